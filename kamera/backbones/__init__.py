@@ -1,0 +1,19 @@
+"""A Hugging Face model behind one interface."""
+
+from kamera.backbones.backbone import Backbone, Description
+from kamera.backbones.chunk import Chunk, Encoded
+from kamera.backbones.media import Clip, load_image, read_video
+from kamera.backbones.prove import Proof, prove_patch, prove_relocation
+
+__all__ = [
+    "Backbone",
+    "Chunk",
+    "Clip",
+    "Description",
+    "Encoded",
+    "Proof",
+    "load_image",
+    "prove_patch",
+    "prove_relocation",
+    "read_video",
+]

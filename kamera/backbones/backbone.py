@@ -1,0 +1,354 @@
+"""A Hugging Face model behind one interface: probe, chunk, prefill, decode, fingerprint, refuse."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from kamera.backbones import cache as model_cache
+from kamera.backbones import encode as encoding
+from kamera.backbones import fingerprint as identity
+from kamera.backbones import positions as positioning
+from kamera.backbones import probe
+from kamera.backbones.build import ChunkBuilder, Content
+from kamera.backbones.chunk import Chunk, Encoded
+from kamera.backbones.meter import Meter, Work
+from kamera.backbones.prompt import Seams
+from kamera.errors import IncompatibleChunk, NotRelocatable, UnsupportedBackbone
+from kamera.ops import KV, LayerKV, Layout, kv_concat
+from kamera.ops.layout import empty_kv
+
+ModelCache = model_cache.ModelCache
+
+
+@dataclass(frozen=True)
+class Description:
+    """What was read off a live model (`Backbone.describe`)."""
+
+    model_class: str
+    model_type: str
+    family: str
+    layers: int
+    kv_layers: int
+    channels: tuple[str, ...]
+    bytes_per_token: int
+    dtype: str
+    devices: tuple[str, ...]
+    attention: str
+    position_axes: int
+    rotary_dim: int
+    pairing: str
+    axis_order: str
+    attention_scaling: float
+    position_limit: int | None
+    limit_reason: str
+    takes_pixels: bool
+    fingerprint: str
+
+
+class Backbone:
+    """A loaded transformers model (and its processor) that Kamera can cut, move and patch.
+
+    Construction probes the model: which layers hold what, how keys carry their position, and proves on
+    a few tokens that moving them is exact. Raises UnsupportedBackbone, with the reason, for a model
+    whose state is no relocatable KV. The model's weights and mode are not changed; hooks that count
+    forwards are added.
+    """
+
+    def __init__(self, model: nn.Module, processor: Any | None = None) -> None:
+        probe.refuse_unsupported(model)
+        self.model: Any = model
+        self.processor = processor
+        self.decoder: Any = probe.find_decoder(model)
+        self.config: Any = probe.text_config(model)
+        self.axes = probe.position_axes(self.decoder)
+        self.limit = probe.position_limit(model)
+        self.builder = ChunkBuilder(model, processor)
+        self.meter = Meter(self.decoder, probe.find_vision_towers(model))
+        self._fingerprint: tuple[Any, str] | None = None
+        self.layout: Layout = ()
+        self._mask_input: str | None = None
+        probed, places = self._probe_tokens(), torch.arange(8).expand(self.axes, -1)
+        with torch.no_grad():
+            cache = self._run(probed, places, None)
+            self._mask_input = encoding.mask_input(
+                self.model, self.decoder, probed.input_ids, places
+            )
+        self.layout = tuple(probe.probe_layout(self.decoder, self.config, cache))
+        self._devices = model_cache.layer_devices(cache)
+        self._like = next(
+            t for layer in model_cache.read(cache, self.layout) for t in layer.values()
+        )[..., :0]
+        self._prove()
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        name: str | Path,
+        *,
+        device: str | None = None,
+        dtype: str | torch.dtype = "auto",
+        **options: Any,
+    ) -> Backbone:
+        """Load a model directory or hub name with its processor.
+
+        ``device`` moves the whole model; ``device_map`` and every other option goes to
+        ``from_pretrained`` of transformers. Raises UnsupportedBackbone when no class loads it.
+        """
+        from kamera.backbones.load import load_model, load_processor
+
+        model = load_model(name, dtype=dtype, **options)
+        if device is not None:
+            model = model.to(device)
+        return cls(model, load_processor(name))
+
+    # -- identity ------------------------------------------------------------------------------
+
+    @property
+    def fingerprint(self) -> str:
+        """Digest of all that decides a chunk's KV; taken anew when a weight was replaced or written."""
+        state = identity.weight_state(self.model)
+        if self._fingerprint is None or self._fingerprint[0] != state:
+            digest = identity.fingerprint(self.model, self.processor, self.layout, self.limit)
+            self._fingerprint = (state, digest)
+        return self._fingerprint[1]
+
+    @property
+    def family(self) -> str:
+        """Attention family of the layers that keep KV: "MHA", "GQA", "MQA", "MLA" or "MLA_EXPANDED"."""
+        return "+".join(sorted({spec.family for spec in self.layout if spec.channels}))
+
+    @property
+    def device(self) -> torch.device:
+        """Where token ids go."""
+        return next(self.model.parameters()).device
+
+    def describe(self) -> Description:
+        """Family, layers, rotary facts, fingerprint, limits."""
+        phased = [c for spec in self.layout for c in spec.channels if c.rope is not None]
+        rope = phased[0].rope
+        assert rope is not None
+        axis_names = "thw" if self.axes == 3 else "p"
+        order = "".join(axis_names[a] for a in rope.axes)
+        size = self._like.element_size()
+        return Description(
+            model_class=type(self.model).__name__,
+            model_type=str(getattr(self.model.config, "model_type", "")),
+            family=self.family,
+            layers=len(self.layout),
+            kv_layers=sum(bool(spec.channels) for spec in self.layout),
+            channels=tuple(
+                f"{c.name}[{c.heads}x{c.dim}]"
+                + (
+                    f" phased {c.rotary_start}:{c.rotary_start + c.rope.rotary_dim}"
+                    if c.rope
+                    else ""
+                )
+                for c in next(spec for spec in self.layout if spec.channels).channels
+            ),
+            bytes_per_token=size * sum(c.features for spec in self.layout for c in spec.channels),
+            dtype=str(self._like.dtype).removeprefix("torch."),
+            devices=tuple(sorted({str(d) for d in self._devices if d is not None})),
+            attention=str(getattr(self.model.config, "_attn_implementation", "")),
+            position_axes=self.axes,
+            rotary_dim=rope.rotary_dim,
+            pairing=rope.pairing,
+            axis_order=order,
+            attention_scaling=rope.attention_scaling,
+            position_limit=None if self.limit is None else self.limit.below,
+            limit_reason="" if self.limit is None else self.limit.reason,
+            takes_pixels=self.builder.takes_pixels,
+            fingerprint=self.fingerprint,
+        )
+
+    def __repr__(self) -> str:
+        return f"Backbone({type(self.model).__name__}, {self.family}, {len(self.layout)} layers)"
+
+    # -- content -------------------------------------------------------------------------------
+
+    def chunk(self, content: Content) -> Chunk:
+        """Build a chunk from a chat content list, an image, frames, a video or image path, or text.
+
+        A list of pictures is a clip; on a processor without a video processor its frames become
+        pictures one after another. Raises UnreadableMedia, EmptyChunk, ModalityNotSupported or
+        ProcessorRequired.
+        """
+        return self.builder.from_content(content, self.fingerprint)
+
+    def chunk_from_tensors(self, input_ids: Any, *, label: str = "", **vision_inputs: Any) -> Chunk:
+        """Build a chunk from token ids and the model's own inputs (pixel_values, image_grid_thw, …)."""
+        return self.builder.from_tensors(input_ids, vision_inputs, self.fingerprint, label)
+
+    def seams(self, system: str | None) -> Seams:
+        """The chat template's text before the first chunk, after a question, and after an answer."""
+        if self.builder.format is None:
+            return Seams(system or "", "", "")
+        return self.builder.format.seams(system)
+
+    def tokenize(self, text: str, *, special: bool = False) -> torch.Tensor:
+        """Token ids of ``text``, int64 ``[tokens]``."""
+        return self.builder.tokenize(text, special=special)
+
+    def detokenize(self, ids: torch.Tensor) -> str | None:
+        """Text of token ids without special tokens; None without a processor."""
+        if self.builder.format is None:
+            return None
+        return str(self.builder.format.tokenizer.decode(ids, skip_special_tokens=True))
+
+    # -- positions -----------------------------------------------------------------------------
+
+    def positions(
+        self, ids: Sequence[torch.Tensor], inputs: Sequence[Mapping[str, torch.Tensor]]
+    ) -> torch.Tensor:
+        """The model's own positions of spans standing one after another: int64 ``[axes, tokens]``."""
+        joined = positioning.join_inputs([int(i.shape[0]) for i in ids], inputs)
+        sequence = torch.cat([torch.empty(0, dtype=torch.int64), *ids])
+        return positioning.model_positions(self.model, self.axes, sequence, joined)
+
+    def check_positions(self, positions: torch.Tensor) -> None:
+        """Raise NotRelocatable when positions reach where this model turns keys in another way."""
+        if self.limit is None or positions.numel() == 0:
+            return
+        highest = int(positions.max())
+        if highest >= self.limit.below:
+            raise NotRelocatable(
+                f"position {highest} reaches this model's limit of {self.limit.below}: "
+                f"{self.limit.reason}; keep the window below it (max_tokens, slide)"
+            )
+
+    # -- prefill and decode --------------------------------------------------------------------
+
+    def encode(self, chunk: Chunk) -> Encoded:
+        """Run the vision tower over a chunk (not at all for text)."""
+        if chunk.fingerprint != self.fingerprint:
+            raise IncompatibleChunk(
+                f"chunk {chunk.id[:12]} was built by backbone {chunk.fingerprint[:12]}, this is "
+                f"{self.fingerprint[:12]}: build it again with this backbone's chunk()"
+            )
+        positions = self.positions([chunk.input_ids], [chunk.position_inputs()])
+        with torch.no_grad():
+            return encoding.encode(self.model, self.decoder, chunk, positions)
+
+    def prefill(
+        self, encoded: Encoded, positions: torch.Tensor, past: ModelCache | None = None
+    ) -> tuple[KV, ModelCache]:
+        """Run a span through the decoder at explicit ``positions`` ``[axes, tokens]`` behind ``past``.
+
+        Extends ``past`` in place. Returns views of the new tokens' KV, and the cache.
+        """
+        self.check_positions(positions)
+        start = 0 if past is None else model_cache.cache_length(past)
+        with torch.no_grad():
+            cache = self._run(encoded, positions, past)
+        return model_cache.read(cache, self.layout, start), cache
+
+    def forward(self, ids: torch.Tensor, positions: torch.Tensor, past: ModelCache) -> torch.Tensor:
+        """Next-token logits ``[vocabulary]`` after text ``ids`` behind ``past``, which is extended."""
+        self.check_positions(positions)
+        with torch.no_grad():
+            out = self.model(
+                input_ids=ids[None].to(self.device),
+                position_ids=encoding.batched(positions).to(self.device),
+                past_key_values=past,
+                use_cache=True,
+                logits_to_keep=1,
+            )
+        logits: torch.Tensor = out.logits[0, -1]
+        return logits
+
+    def generate(
+        self, ids: torch.Tensor, positions: torch.Tensor, past: ModelCache, **options: Any
+    ) -> torch.Tensor:
+        """``model.generate`` over the whole sequence ``ids`` of which ``past`` holds a prefix.
+
+        ``positions`` are those of the whole sequence. Returns new tokens, ``[sequences, new]``.
+        """
+        self.check_positions(positions)
+        rows = max(
+            int(options.get("num_beams") or 1), int(options.get("num_return_sequences") or 1)
+        )
+        sequence = ids[None].to(self.device)
+        with torch.no_grad():
+            out = self.model.generate(
+                input_ids=sequence,
+                attention_mask=torch.ones_like(sequence),
+                position_ids=encoding.batched(positions).to(self.device),
+                past_key_values=model_cache.repeat(past, rows),
+                **options,
+            )
+        tokens = out if isinstance(out, torch.Tensor) else out.sequences
+        return tokens[:, ids.shape[0] :].cpu()
+
+    # -- caches --------------------------------------------------------------------------------
+
+    def cache(self, spans: Sequence[KV]) -> ModelCache:
+        """A live cache that holds ``spans`` one after another (copied when more than one)."""
+        held = [s for s in spans if s]
+        kv = kv_concat(held) if len(held) > 1 else held[0] if held else self.no_kv()
+        return model_cache.build(self.model.config, self.layout, kv)
+
+    def share(self, cache: ModelCache) -> ModelCache:
+        """A cache over the same tensors; what is appended to it leaves ``cache`` as it is."""
+        return model_cache.share(cache, self.model.config, self.layout)
+
+    def no_kv(self) -> tuple[LayerKV, ...]:
+        """The KV of zero tokens."""
+        return self.place(empty_kv(self.layout, self._like))
+
+    def place(self, kv: KV) -> tuple[LayerKV, ...]:
+        """``kv`` with every layer on the device the model keeps it on."""
+        return tuple(
+            {name: t if d is None else t.to(d) for name, t in layer.items()}
+            for layer, d in zip(kv, self._devices, strict=True)
+        )
+
+    @contextmanager
+    def measure(self) -> Iterator[Work]:
+        """Count decoder forwards, their tokens and vision encodes inside the block."""
+        with self.meter.measure() as work:
+            yield work
+
+    # -- inside --------------------------------------------------------------------------------
+
+    def _run(
+        self, encoded: Encoded, positions: torch.Tensor, past: ModelCache | None
+    ) -> ModelCache:
+        cache = model_cache.new_cache(self.model.config) if past is None else past
+        arguments = encoding.decoder_arguments(encoded, self.device)
+        arguments |= {
+            "position_ids": encoding.batched(positions).to(self.device),
+            "past_key_values": cache,
+            "use_cache": True,
+        }
+        kinds = encoded.position_inputs.get(self._mask_input or "")
+        if kinds is not None and encoded.tensors:
+            # The outer model derives the mask from token types over the cached tokens too; image
+            # blocks never cross a chunk, so what stands before counts as text.
+            before = kinds.new_zeros(model_cache.cache_length(cache))
+            arguments[str(self._mask_input)] = torch.cat([before, kinds])[None].to(self.device)
+            self.model.model(**arguments)
+        else:
+            self.decoder(**arguments)
+        return cache
+
+    def _probe_tokens(self, count: int = 8) -> Encoded:
+        size = self.model.get_input_embeddings().weight.shape[0]
+        ids = (torch.arange(count) * 7919 + 11) % size
+        return Encoded(ids, {}, {})
+
+    def _prove(self) -> None:
+        from kamera.backbones.prove import prove_relocation
+
+        proof = prove_relocation(self)
+        if not proof.holds:
+            raise UnsupportedBackbone(
+                f"{type(self.model).__name__}: moving keys does not equal a prefill at the new place "
+                f"(relative error {proof.error:.1e} in {proof.worst}, tolerance {proof.tolerance:.0e}):"
+                " its state is no relocatable KV; Kamera cannot serve it"
+            )

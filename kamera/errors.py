@@ -1,0 +1,66 @@
+"""One exception class per kind of refusal. Every message says what, which value, and the way out."""
+
+from __future__ import annotations
+
+
+class KameraError(Exception):
+    """Base of every refusal Kamera makes on purpose."""
+
+
+class UnsupportedBackbone(KameraError):
+    """The model's state is no relocatable KV cache, or could not be proven to be one."""
+
+
+class NotRelocatable(KameraError):
+    """A chunk's new positions are not its old ones plus one offset per axis."""
+
+
+class IncompatibleChunk(KameraError):
+    """A chunk or record was made by another backbone, anchor, or layout."""
+
+
+class UnknownChunk(KameraError, KeyError):
+    """No chunk of that id is in the store under this backbone and anchor."""
+
+    def __str__(self) -> str:  # KeyError would show the repr of the message
+        return str(self.args[0]) if self.args else ""
+
+
+class UnknownSlot(KameraError, ValueError):
+    """The slot named is not (or no longer) in this window."""
+
+
+class EmptyChunk(KameraError, ValueError):
+    """A chunk must hold at least one token."""
+
+
+class UnreadableMedia(KameraError, ValueError):
+    """An image, frame list or video could not be read or has the wrong form."""
+
+
+class ModalityNotSupported(KameraError, ValueError):
+    """The backbone cannot take this kind of content (images to a text-only model, …)."""
+
+
+class ProcessorRequired(KameraError, ValueError):
+    """Text or chat content was given to a backbone that has no processor."""
+
+
+class WindowFull(KameraError):
+    """The chunk does not fit the window even when every older chunk has left."""
+
+
+class PolicyRefused(KameraError):
+    """The reuse policy's least guarantee cannot be met by what it allows to be done."""
+
+
+class CorruptChunk(KameraError):
+    """A stored object is damaged: it is never served."""
+
+
+class StoreVersionError(KameraError):
+    """The store was written in a format this version cannot read."""
+
+
+class StoreError(KameraError):
+    """The store cannot be opened, or a write to it failed."""

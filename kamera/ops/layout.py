@@ -1,0 +1,148 @@
+"""Layer layouts: which channels a layer's cache holds, and which of them carry a phase.
+
+The layout is data, not code: MHA, GQA, MQA, MLA and DSA differ only in the channels they name, and
+everything above works on "a channel is free or phased" (DESIGN, section 2).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+
+from kamera.ops.kv import KV, LayerKV
+from kamera.ops.rope import RopeSpec, relocate
+
+Family = Literal["MHA", "GQA", "MQA", "MLA", "MLA_EXPANDED", "NONE"]
+CacheTensor = Literal["keys", "values", "indexer_keys"]
+
+
+@dataclass(frozen=True)
+class Channel:
+    """One cached tensor of a layer, ``[heads, tokens, dim]``.
+
+    ``tensor`` is the attribute of the live cache layer that holds it. ``rope`` is None for a free
+    channel; a phased one turns features ``rotary_start : rotary_start + rope.rotary_dim``.
+    """
+
+    name: str
+    tensor: CacheTensor
+    heads: int
+    dim: int
+    rope: RopeSpec | None = None
+    rotary_start: int = 0
+
+    @property
+    def features(self) -> int:
+        """Features per token with heads flattened."""
+        return self.heads * self.dim
+
+
+@dataclass(frozen=True)
+class LayerLayout:
+    """The channels of one decoder layer; none for a layer that reads another layer's KV."""
+
+    family: Family
+    channels: tuple[Channel, ...]
+
+    def channel(self, name: str) -> Channel:
+        """The channel called ``name``."""
+        for channel in self.channels:
+            if channel.name == name:
+                return channel
+        raise ValueError(f"no channel {name!r}: this layer has {[c.name for c in self.channels]}")
+
+
+Layout = Sequence[LayerLayout]
+"""All layers, in decoder order."""
+
+
+def attention_layout(
+    heads: int, query_heads: int, key_dim: int, value_dim: int, rope: RopeSpec | None
+) -> LayerLayout:
+    """MHA, GQA or MQA: phased K, free V."""
+    family: Family = "MHA" if heads == query_heads else "MQA" if heads == 1 else "GQA"
+    return LayerLayout(
+        family,
+        (Channel("k", "keys", heads, key_dim, rope), Channel("v", "values", heads, value_dim)),
+    )
+
+
+def mla_latent_layout(
+    latent_dim: int, rope: RopeSpec, indexer: tuple[int, int, RopeSpec] | None = None
+) -> LayerLayout:
+    """MLA with a latent cache: ``keys`` = free c_kv, ``values`` = phased k_pe.
+
+    ``indexer`` adds the indexer keys of DeepSeek sparse attention: (heads, dim, phase).
+    """
+    channels = [
+        Channel("c_kv", "keys", 1, latent_dim),
+        Channel("k_pe", "values", 1, rope.rotary_dim, rope),
+    ]
+    if indexer is not None:
+        heads, dim, indexer_rope = indexer
+        channels.append(Channel("k_idx", "indexer_keys", heads, dim, indexer_rope))
+    return LayerLayout("MLA", tuple(channels))
+
+
+def mla_expanded_layout(heads: int, nope_dim: int, value_dim: int, rope: RopeSpec) -> LayerLayout:
+    """MLA with expanded K and V in the cache: only the tail of K past ``nope_dim`` is phased."""
+    return LayerLayout(
+        "MLA_EXPANDED",
+        (
+            Channel("k", "keys", heads, nope_dim + rope.rotary_dim, rope, rotary_start=nope_dim),
+            Channel("v", "values", heads, value_dim),
+        ),
+    )
+
+
+def relocate_kv(kv: KV, layout: Layout, offset: Sequence[int]) -> tuple[LayerKV, ...]:
+    """Move a span by ``offset`` positions per axis. Free channels are shared with the input."""
+    check_kv(kv, layout)
+    return tuple(
+        {
+            c.name: layer[c.name]
+            if c.rope is None
+            else relocate(layer[c.name], c.rope, offset, rotary_start=c.rotary_start)
+            for c in spec.channels
+        }
+        for layer, spec in zip(kv, layout, strict=True)
+    )
+
+
+def rotated_bytes(kv: KV, layout: Layout) -> int:
+    """Bytes a relocation of ``kv`` writes: its phased channels."""
+    return sum(
+        layer[c.name].numel() * layer[c.name].element_size()
+        for layer, spec in zip(kv, layout, strict=True)
+        for c in spec.channels
+        if c.rope is not None
+    )
+
+
+def check_kv(kv: KV, layout: Layout) -> None:
+    """Raise ValueError unless ``kv`` has exactly the layers and channels of ``layout``."""
+    if len(kv) != len(layout):
+        raise ValueError(f"KV of {len(kv)} layers does not fit a layout of {len(layout)}")
+    tokens = None
+    for i, (layer, spec) in enumerate(zip(kv, layout, strict=True)):
+        names = {c.name for c in spec.channels}
+        if set(layer) != names:
+            raise ValueError(f"layer {i} has channels {sorted(layer)}, expected {sorted(names)}")
+        for c in spec.channels:
+            shape = tuple(layer[c.name].shape)
+            tokens = shape[1] if tokens is None and len(shape) == 3 else tokens
+            if shape != (c.heads, tokens, c.dim):
+                raise ValueError(
+                    f"layer {i} channel {c.name}: shape {shape}, expected "
+                    f"({c.heads}, {tokens}, {c.dim})"
+                )
+
+
+def empty_kv(layout: Layout, like: torch.Tensor) -> tuple[LayerKV, ...]:
+    """A span of zero tokens with the dtype and device of ``like``."""
+    return tuple(
+        {c.name: like.new_empty(c.heads, 0, c.dim) for c in spec.channels} for spec in layout
+    )

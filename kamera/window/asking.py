@@ -1,0 +1,80 @@
+"""Questions behind a window: positions, logits and answers, leaving the window as it was."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from kamera.backbones import Chunk
+from kamera.backbones.backbone import ModelCache
+from kamera.errors import EmptyChunk
+from kamera.window.serving import Server
+from kamera.window.state import WindowState, text_positions
+
+Question = str | torch.Tensor | Sequence[int]
+"""Text, or token ids ``[tokens]`` taken as they are."""
+
+
+class Asker:
+    """One state of a window, ready for questions. Reads the live cache, never extends it."""
+
+    def __init__(self, server: Server, state: WindowState, live: Callable[[], ModelCache]) -> None:
+        self.server = server
+        self.state = state
+        self._live = live
+
+    def input_ids(self) -> torch.Tensor:
+        """The window's token sequence, int64 ``[tokens]``."""
+        chunks = [r.facts.encoded.input_ids for r in self.state.residents]
+        return torch.cat([self.server.anchor.input_ids, *chunks])
+
+    def position_ids(self) -> torch.Tensor:
+        """Positions of that sequence, int64 ``[axes, tokens]``."""
+        spans = [r.positions for r in self.state.residents]
+        return torch.cat([self.server.anchor.positions, *spans], dim=1)
+
+    def question_ids(self, question: Question) -> torch.Tensor:
+        """Token ids of a question; text gets the chat template's closing."""
+        if isinstance(question, str):
+            ids = self.server.backbone.tokenize(question + self.server.anchor.tail)
+        else:
+            ids = torch.as_tensor(question).to(device="cpu", dtype=torch.int64).reshape(-1)
+        if ids.shape[0] == 0:
+            raise EmptyChunk(f"question {question!r} has no tokens: ask something")
+        return ids
+
+    def question_positions(self, ids: torch.Tensor) -> torch.Tensor:
+        """Positions of question tokens behind the window, ``[axes, tokens]``."""
+        chunks = [r.facts for r in self.state.residents]
+        compact = text_positions(self.server.backbone, self.server.anchor.input_ids, chunks, ids)
+        return compact + torch.tensor(self.state.shift)[:, None]
+
+    def next_token_logits(self, question: Question) -> torch.Tensor:
+        """Logits ``[vocabulary]`` of the first token of an answer."""
+        ids = self.question_ids(question)
+        past = self.server.backbone.share(self._live())
+        return self.server.backbone.forward(ids, self.question_positions(ids), past)
+
+    def answer_ids(self, question: Question, **options: Any) -> torch.Tensor:
+        """New token ids, ``[sequences, new]``, as the model's own ``generate`` gives them."""
+        ids = self.question_ids(question)
+        positions = torch.cat([self.position_ids(), self.question_positions(ids)], dim=1)
+        sequence = torch.cat([self.input_ids(), ids])
+        past = self.server.backbone.share(self._live())
+        return self.server.backbone.generate(sequence, positions, past, **options)
+
+    def exchange(self, question: Question, answer: torch.Tensor) -> Chunk:
+        """Question and answer as one text chunk that leaves the user's turn open again."""
+        backbone = self.server.backbone
+        parts = [self.question_ids(question), answer]
+        reopen = self.server.anchor.reopen
+        if isinstance(question, str) and reopen:
+            closing = backbone.tokenize(reopen)
+            # generate stops at the token that closes a turn, which reopening begins with
+            if answer.shape[0] and int(answer[-1]) == int(closing[0]):
+                closing = closing[1:]
+            parts.append(closing)
+        label = question if isinstance(question, str) else f"{len(parts[0])} question tokens"
+        return backbone.chunk_from_tensors(torch.cat(parts), label=label[:80])

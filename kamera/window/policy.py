@@ -1,0 +1,86 @@
+"""What a slot's KV is worth, and the least of it a window may serve."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+Guarantee = Literal["exact", "patched", "orbit", "survivor", "near", "blind"]
+OnMiss = Literal["form", "prefill", "blind"]
+Archive = Literal["now", "later"]
+PositionRule = Literal["compact", "keep"]
+
+GUARANTEES: tuple[Guarantee, ...] = get_args(Guarantee)
+"""From the strongest to the weakest (DESIGN, section 3)."""
+
+
+def at_least(guarantee: Guarantee, minimum: Guarantee) -> bool:
+    """True when ``guarantee`` is ``minimum`` or stronger."""
+    return GUARANTEES.index(guarantee) <= GUARANTEES.index(minimum)
+
+
+def weakest(guarantees: Iterable[Guarantee]) -> Guarantee:
+    """The weakest of them; "exact" for none."""
+    return max(guarantees, key=GUARANTEES.index, default="exact")
+
+
+def prefilled_behind(antecedents: Guarantee) -> Guarantee:
+    """What a prefill here is worth when the weakest KV it attends to is worth ``antecedents``.
+
+    Only a prefill behind exact KV equals a re-prefill of the window. Behind patched, orbit or
+    surviving KV it is a conditioned forward behind these antecedents: as good as a full-rank patch.
+    Behind near or blind KV it is no better than they are.
+    """
+    if antecedents == "exact":
+        return "exact"
+    return "patched" if at_least(antecedents, "survivor") else antecedents
+
+
+@dataclass(frozen=True)
+class ReusePolicy:
+    """The least guarantee that is served, and what happens when nothing stored reaches it.
+
+    ``minimum`` holds for chunks that arrive at a place (append, recall, reorder). Chunks that stay
+    while others leave (slide, evict) become survivors under every minimum but "exact": keeping them
+    costs no forward, and under "exact" they are prefilled again.
+
+    ``on_miss``: "form" runs a conditioned forward and stores its patch, "prefill" runs it and stores
+    nothing, "blind" serves the canonical without conditioning.
+
+    ``rank`` is the rank of patches that are formed; a stored patch of lower rank is a miss.
+
+    ``max_divergence`` lets a patch of *other* antecedents serve as "near": the largest share of
+    chunks in which the two antecedent sets may differ (0.0 to 1.0; 1.0 takes any patch however
+    stale). None, the default, never does.
+    """
+
+    minimum: Guarantee = "patched"
+    on_miss: OnMiss = "form"
+    rank: int = 32
+    max_divergence: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.minimum not in GUARANTEES:
+            raise ValueError(f"minimum {self.minimum!r} is none of {', '.join(GUARANTEES)}")
+        if self.on_miss not in get_args(OnMiss):
+            raise ValueError(f"on_miss {self.on_miss!r} is none of {', '.join(get_args(OnMiss))}")
+        if self.minimum == "survivor":
+            raise ValueError(
+                'minimum "survivor" names what a chunk becomes when others leave, not how one can arrive: '
+                'use "orbit" or "near"'
+            )
+        if self.minimum == "exact" and self.on_miss == "blind":
+            raise ValueError(
+                'minimum "exact" with on_miss "blind" contradict: use on_miss "form" or "prefill"'
+            )
+        if self.rank < 1:
+            raise ValueError(f"rank {self.rank} must be at least 1")
+        if self.max_divergence is not None and not 0.0 <= self.max_divergence <= 1.0:
+            raise ValueError(f"max_divergence {self.max_divergence} must lie between 0.0 and 1.0")
+        if self.minimum == "near" and self.max_divergence is None:
+            raise ValueError('minimum "near" needs max_divergence: how far antecedents may differ')
+
+    def admits(self, guarantee: Guarantee) -> bool:
+        """True when an arriving chunk may be served so."""
+        return at_least(guarantee, self.minimum)

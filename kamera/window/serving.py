@@ -1,0 +1,343 @@
+"""Serving: bring a chunk to a place in a window, by the best stored means the policy admits."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+
+from kamera.backbones import Backbone, Encoded
+from kamera.backbones.backbone import ModelCache
+from kamera.errors import CorruptChunk, IncompatibleChunk, NotRelocatable, PolicyRefused, UnknownChunk
+from kamera.ops import (
+    KV,
+    Patch,
+    apply_patch,
+    form_patch,
+    kv_map,
+    rotated_bytes,
+    uniform_offset,
+)
+from kamera.store import CanonicalRecord, ChunkStore, Context, ObjectInfo, PatchRecord
+from kamera.window.anchor import Anchor
+from kamera.window.envelope import nearest
+from kamera.window.policy import GUARANTEES, Guarantee, ReusePolicy, at_least, prefilled_behind, weakest
+from kamera.window.report import Tally
+from kamera.window.slots import Copy, Facts, Resident
+
+logger = logging.getLogger(__name__)
+
+
+class Server:
+    """Places chunks: looks patches up, applies them, forms and archives what is missing.
+
+    Holds no window state; what it returns is new, what it is given stays as it was.
+    """
+
+    def __init__(self, backbone: Backbone, store: ChunkStore, anchor: Anchor, policy: ReusePolicy) -> None:
+        self.backbone = backbone
+        self.store = store
+        self.anchor = anchor
+        self.policy = policy
+        self.context = Context(backbone.fingerprint, anchor.digest, store.tenant)
+
+    # -- canonicals ----------------------------------------------------------------------------
+
+    def known(self, chunk_id: str) -> Facts:
+        """Facts of an archived chunk. Raises UnknownChunk, IncompatibleChunk or CorruptChunk."""
+        record = self.store.get_canonical(self.context, chunk_id)
+        if record is not None:
+            return _facts(record)
+        others = self.store.contexts_of(chunk_id)
+        if any(c.fingerprint != self.context.fingerprint for c in others):
+            raise IncompatibleChunk(
+                f"chunk {chunk_id[:12]} was archived by backbone {others[0].fingerprint[:12]}, this is "
+                f"{self.context.fingerprint[:12]}: append its content with this backbone"
+            )
+        if others:
+            raise IncompatibleChunk(
+                f"chunk {chunk_id[:12]} was archived behind another system prompt: append its content "
+                "to this window, or open the window with that prompt"
+            )
+        raise UnknownChunk(
+            f"no chunk {chunk_id!r} in {self.store!r} for this backbone and system prompt: append its "
+            "content first"
+        )
+
+    def archived(self, chunk_id: str) -> Facts | None:
+        """Facts of an archived chunk, or None; a damaged archive is a miss, and said so."""
+        try:
+            record = self.store.get_canonical(self.context, chunk_id)
+        except CorruptChunk as error:
+            logger.warning("a stored canonical was refused: %s", error)
+            return None
+        return None if record is None else _facts(record)
+
+    def as_cheap(self) -> Server:
+        """The same, serving whatever is stored and never running a forward for a miss."""
+        minimum = "patched" if self.policy.minimum == "exact" else self.policy.minimum
+        return self._under(replace(self.policy, minimum=minimum, on_miss="blind"))
+
+    def as_forming(self) -> Server:
+        """The same, prefilling on every miss and keeping the patches."""
+        return self._under(replace(self.policy, on_miss="form"))
+
+    def _under(self, policy: ReusePolicy) -> Server:
+        return Server(self.backbone, self.store, self.anchor, policy)
+
+    def canonical(self, facts: Facts) -> Copy:
+        """The chunk's KV behind the anchor alone; prefilled and stored when it is not archived."""
+        record = self._stored_canonical(facts.chunk_id)
+        if record is not None:
+            return Copy(self.backbone.place(record.kv), record.positions, None, "exact", (), canonical=True)
+        positions = self.alone(facts)
+        kv, _ = self.backbone.prefill(facts.encoded, positions, self._anchor_cache())
+        copy = Copy(_own(kv), positions, None, "exact", (), canonical=True)
+        self.archive(facts, copy)
+        return copy
+
+    def archive(self, facts: Facts, copy: Copy) -> None:
+        """Store a canonical copy."""
+        encoded = facts.encoded
+        self.store.put_canonical(
+            CanonicalRecord(
+                chunk_id=facts.chunk_id,
+                context=self.context,
+                input_ids=encoded.input_ids,
+                positions=copy.positions,
+                kv=tuple(copy.kv),
+                inputs=encoded.position_inputs,
+                embeds=encoded.tensors,
+                info={"label": facts.label},
+            )
+        )
+
+    def alone(self, facts: Facts) -> torch.Tensor:
+        """The model's positions of a chunk right behind the anchor, ``[axes, tokens]``."""
+        positions = self.backbone.positions(
+            [self.anchor.input_ids, facts.encoded.input_ids], [{}, facts.position_inputs]
+        )
+        return positions[:, self.anchor.length :]
+
+    # -- patches -------------------------------------------------------------------------------
+
+    def harvest(self, facts: Facts, conditioned: Copy, formed: Guarantee) -> None:
+        """Store the patch that takes the canonical to ``conditioned``, unless a better one is there.
+
+        ``formed`` is the weakest guarantee among the antecedents it was prefilled behind. A copy
+        conditioned by near or blind KV carries their error and is not harvested.
+        """
+        if not conditioned.antecedents or not at_least(formed, "survivor"):
+            return
+        held = self.store.patch_info(self.context, facts.chunk_id, conditioned.antecedents)
+        if held is not None and held.formed is not None and held.rank is not None:
+            deep_enough = held.rank >= min(self.policy.rank, facts.length)
+            if deep_enough and at_least(_guarantee(held.formed), formed):
+                return
+        canonical = self.canonical(facts)
+        offset = self._offset(facts, canonical.positions, conditioned.positions)
+        patch, energy = form_patch(
+            conditioned.kv, canonical.kv, self.backbone.layout, offset, self.policy.rank
+        )
+        self.store.put_patch(
+            PatchRecord(
+                chunk_id=facts.chunk_id,
+                context=self.context,
+                antecedents=conditioned.antecedents,
+                kind="exact",
+                patch=patch,
+                formed=formed,
+                info={"energy": energy, "asked_rank": self.policy.rank},
+            )
+        )
+
+    # -- placing -------------------------------------------------------------------------------
+
+    def show(self, facts: Facts, copy: Copy, positions: torch.Tensor, tally: Tally) -> KV:
+        """The live KV of ``copy`` at ``positions``: turned, patched, nothing recomputed."""
+        self.backbone.check_positions(positions)
+        offset = self._offset(facts, copy.positions, positions)
+        if any(offset):
+            tally.bytes_rotated += rotated_bytes(copy.kv, self.backbone.layout)
+        if copy.patch is not None:
+            tally.bytes_patched += copy.patch.nbytes
+        return apply_patch(copy.kv, copy.patch, self.backbone.layout, offset)
+
+    def move(self, resident: Resident, positions: torch.Tensor, tally: Tally) -> Resident:
+        """The same chunk at other positions, from the copy the model computed."""
+        if torch.equal(positions, resident.positions):
+            return resident
+        live = self.show(resident.facts, resident.shown, positions, tally)
+        return replace(resident, positions=positions, live=live)
+
+    def bring(
+        self,
+        facts: Facts,
+        before: Sequence[Resident],
+        positions: torch.Tensor,
+        tally: Tally,
+        was: Resident | None = None,
+    ) -> Resident:
+        """A chunk at ``positions`` behind ``before``, by the best means the policy admits.
+
+        ``was`` is the chunk's place so far when it is in the window: a copy prefilled behind the very
+        same exact antecedents serves again as it is.
+        """
+        copy = self._best(facts, before, tally, was)
+        if copy is not None:
+            live = self.show(facts, copy, positions, tally)
+            arrived = Resident(facts, copy, positions, live, copy.guarantee)
+        else:
+            arrived = self.prefill(facts, before, positions)
+            if self.policy.on_miss == "form":
+                self.harvest(facts, arrived.copy, arrived.formed)
+            arrived = replace(arrived, archived=True if was is None else was.archived)
+        return arrived if was is None else replace(arrived, number=was.number)
+
+    def prefill(
+        self,
+        facts: Facts,
+        before: Sequence[Resident],
+        positions: torch.Tensor,
+        cache: ModelCache | None = None,
+    ) -> Resident:
+        """A conditioned forward behind ``before``; nothing is stored.
+
+        ``cache`` (extended in place) is a live cache of ``before`` when the caller has one. Raises
+        PolicyRefused when even that is less than a minimum of "exact".
+        """
+        state = weakest(self.worth(before))
+        guarantee = prefilled_behind(state)
+        if self.policy.minimum == "exact" and guarantee != "exact":
+            raise PolicyRefused(
+                f"the policy's minimum is exact, but the window holds {state} KV before this place: "
+                "switch conditioning on (condition(slot, True)) or lower the policy's minimum"
+            )
+        if cache is None:
+            cache = self.backbone.cache([self.anchor.kv, *[r.live for r in before]])
+        kv, _ = self.backbone.prefill(facts.encoded, positions, cache)
+        antecedents = tuple(r.facts.chunk_id for r in before)
+        copy = Copy(_own(kv), positions, None, guarantee, antecedents, canonical=False)
+        return Resident(facts, copy, positions, copy.kv, guarantee, formed=state, archived=False)
+
+    def worth(self, residents: Sequence[Resident]) -> list[Guarantee]:
+        """The guarantee each resident shows now."""
+        return [r.worth(leading=i == 0) for i, r in enumerate(residents)]
+
+    # -- inside --------------------------------------------------------------------------------
+
+    def _best(
+        self,
+        facts: Facts,
+        before: Sequence[Resident],
+        tally: Tally,
+        was: Resident | None,
+    ) -> Copy | None:
+        """The best stored copy that is good enough; None when the policy wants a forward."""
+        antecedents = tuple(r.facts.chunk_id for r in before)
+        if not before:
+            return self.canonical(facts)
+        now = weakest(self.worth(before))
+        if was is not None and not was.copy.canonical and was.copy.antecedents == antecedents:
+            same_as_now = was.copy.guarantee == "exact" and now == "exact"
+            if same_as_now:
+                return was.copy
+        if self.policy.minimum != "exact":
+            copy = self._patched(facts, antecedents, now, tally)
+            if copy is not None:
+                return copy
+        if self.policy.admits("blind") or self.policy.on_miss == "blind":
+            return replace(self.canonical(facts), guarantee="blind")
+        return None
+
+    def _patched(
+        self, facts: Facts, antecedents: tuple[str, ...], now: Guarantee, tally: Tally
+    ) -> Copy | None:
+        record = self._stored_patch(facts, antecedents, "exact", tally)
+        # A patch formed behind survivors is no worse than a forward now when survivors stand here
+        # now; behind better antecedents it would bring back what has left.
+        if record is not None and at_least(_guarantee(record.formed), weakest((now, "patched"))):
+            return self._with(facts, record.patch, "patched", antecedents)
+        if self.policy.admits("orbit"):
+            record = self._stored_patch(facts, antecedents, "orbit", tally)
+            if record is not None:
+                return self._with(facts, record.patch, "orbit", antecedents)
+        if self.policy.max_divergence is not None and self.policy.admits("near"):
+            info = nearest(
+                self._patches_of(facts),
+                antecedents,
+                self.policy.max_divergence,
+            )
+            if info is not None:
+                record = self._stored_patch(facts, info.antecedents, info.kind, tally)
+                if record is not None:
+                    return self._with(facts, record.patch, "near", info.antecedents)
+        return None
+
+    def _with(self, facts: Facts, patch: Patch, guarantee: Guarantee, antecedents: tuple[str, ...]) -> Copy:
+        canonical = self.canonical(facts)
+        return replace(
+            canonical,
+            patch=patch.truncate(self.policy.rank),
+            guarantee=guarantee,
+            antecedents=antecedents,
+        )
+
+    def _stored_patch(
+        self, facts: Facts, antecedents: tuple[str, ...], kind: str, tally: Tally
+    ) -> PatchRecord | None:
+        try:
+            record = self.store.get_patch(self.context, facts.chunk_id, antecedents, kind)
+        except CorruptChunk as error:
+            logger.warning("a stored patch was refused: %s", error)
+            tally.notes.append(f"patch refused: {error}")
+            return None
+        if record is None:
+            return None
+        asked = int(record.info.get("asked_rank", record.patch.rank))
+        # formed at a lower rank than the policy wants, unless that was all the chunk has
+        return record if asked >= min(self.policy.rank, facts.length) else None
+
+    def _stored_canonical(self, chunk_id: str) -> CanonicalRecord | None:
+        try:
+            return self.store.get_canonical(self.context, chunk_id)
+        except CorruptChunk as error:
+            # the chunk is at hand, so it is prefilled and archived again
+            logger.warning("a stored canonical was refused: %s", error)
+            return None
+
+    def _patches_of(self, facts: Facts) -> list[ObjectInfo]:
+        return [
+            info
+            for info in self.store.ls()
+            if info.kind != "canonical" and info.chunk_id == facts.chunk_id and info.context == self.context
+        ]
+
+    def _offset(self, facts: Facts, old: torch.Tensor, new: torch.Tensor) -> tuple[int, ...]:
+        offset = uniform_offset(old, new)
+        if offset is None:
+            raise NotRelocatable(
+                f"chunk {facts.chunk_id[:12]} does not move as a whole: its tokens shift against each "
+                "other at the new place (a clip cut out of a longer one?); append it anew"
+            )
+        return offset
+
+    def _anchor_cache(self) -> ModelCache:
+        return self.backbone.cache([self.anchor.kv])
+
+
+def _facts(record: CanonicalRecord) -> Facts:
+    encoded = Encoded(record.input_ids, dict(record.inputs), dict(record.embeds))
+    return Facts(record.chunk_id, encoded, str(record.info.get("label", "")))
+
+
+def _own(kv: KV) -> KV:
+    """A copy that does not keep the whole live cache alive."""
+    return kv_map(kv, lambda t: t.detach().clone())
+
+
+def _guarantee(name: str) -> Guarantee:
+    """A stored name as a guarantee; one this version does not know counts as the weakest."""
+    return next((g for g in GUARANTEES if g == name), "blind")

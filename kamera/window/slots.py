@@ -1,0 +1,125 @@
+"""Slots: a chunk's place in a window, as users see it and as the window holds it."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+import torch
+
+from kamera.backbones import Encoded
+from kamera.ops import KV, Patch, kv_bytes
+from kamera.window.policy import Guarantee
+
+_numbers = itertools.count(1)
+
+
+@dataclass(frozen=True)
+class Slot:
+    """A chunk's place in a window, and what its KV there is worth.
+
+    ``start`` is the first token's index in the window's sequence (anchor included), ``position`` its
+    rotary position on the first axis, ``antecedents`` the chunks its KV is conditioned on (for a
+    survivor those of its prefill, departed ones included), ``rank`` that of its patch (None: prefilled,
+    nothing truncated; 0: no conditioning), ``bytes`` those of its live KV. ``number`` names the slot
+    for the life of the window and its forks.
+    """
+
+    chunk_id: str
+    start: int
+    length: int
+    guarantee: Guarantee
+    antecedents: tuple[str, ...]
+    rank: int | None
+    bytes: int
+    number: int
+    position: int
+    conditioned: bool
+    label: str
+
+
+@dataclass(frozen=True, eq=False)
+class Facts:
+    """What a chunk is, apart from any place: enough to prefill it again without its pixels."""
+
+    chunk_id: str
+    encoded: Encoded
+    label: str
+
+    @property
+    def length(self) -> int:
+        """Tokens."""
+        return self.encoded.num_tokens
+
+    @property
+    def position_inputs(self) -> Mapping[str, torch.Tensor]:
+        """What fixes its positions besides token ids."""
+        return self.encoded.position_inputs
+
+
+@dataclass(frozen=True, eq=False)
+class Copy:
+    """A KV the model computed somewhere, never turned since; every move starts from it.
+
+    ``kv`` stands at ``positions`` ``[axes, tokens]``; ``patch`` conditions it when it is a canonical.
+    ``guarantee`` is what it is worth behind exactly ``antecedents``.
+    """
+
+    kv: KV
+    positions: torch.Tensor
+    patch: Patch | None
+    guarantee: Guarantee
+    antecedents: tuple[str, ...]
+    canonical: bool
+
+
+@dataclass(frozen=True, eq=False)
+class Resident:
+    """A chunk in a window. Immutable, so forks share it until one of them changes its own."""
+
+    facts: Facts
+    copy: Copy
+    positions: torch.Tensor
+    live: KV
+    guarantee: Guarantee
+    formed: Guarantee = "exact"  # the weakest KV it was prefilled behind
+    archived: bool = True
+    clean: Copy | None = None  # the canonical shown instead while conditioning is switched off
+    number: int = field(default_factory=lambda: next(_numbers))
+
+    @property
+    def shown(self) -> Copy:
+        """The copy the live KV comes from."""
+        return self.copy if self.clean is None else self.clean
+
+    def worth(self, leading: bool) -> Guarantee:
+        """What the KV it shows is worth; an unconditioned canonical is exact in front, else blind."""
+        if self.shown.canonical and self.shown.patch is None:
+            return "exact" if leading else "blind"
+        return self.guarantee
+
+    def slot(self, start: int, leading: bool) -> Slot:
+        """The public view."""
+        shown = self.shown
+        if shown.patch is not None:
+            rank: int | None = shown.patch.rank
+        else:
+            rank = 0 if shown.canonical and not leading else None
+        return Slot(
+            chunk_id=self.facts.chunk_id,
+            start=start,
+            length=self.facts.length,
+            guarantee=self.worth(leading),
+            antecedents=shown.antecedents,
+            rank=rank,
+            bytes=kv_bytes(self.live),
+            number=self.number,
+            position=int(self.positions[0].min()),
+            conditioned=self.clean is None,
+            label=self.facts.label,
+        )
+
+    def labelled(self, guarantee: Guarantee) -> Resident:
+        """The same KV under another guarantee."""
+        return self if guarantee == self.guarantee else replace(self, guarantee=guarantee)

@@ -1,0 +1,339 @@
+"""`KameraWindow`: a context window that is a deque. Every operation is a cache edit."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from kamera.backbones import Backbone, Chunk
+from kamera.backbones.build import Content
+from kamera.errors import IncompatibleChunk, UnknownSlot, WindowFull
+from kamera.store import ChunkStore
+from kamera.window.anchor import Anchor, prefill_anchor
+from kamera.window.asking import Asker, Question
+from kamera.window.deque import Deque, Move
+from kamera.window.orbit import form_orbit
+from kamera.window.policy import Archive, Guarantee, PositionRule, ReusePolicy, weakest
+from kamera.window.report import Report, Tally, counting
+from kamera.window.serving import Server
+from kamera.window.slots import Facts, Slot
+
+
+class KameraWindow:
+    """The deque of chunks in front of a question.
+
+    ``system`` is the system prompt (text, token ids, or None for the template's own); ``max_tokens``
+    bounds anchor and chunks together: `append` and `recall` slide by themselves when a chunk would
+    not fit, under the rule ``positions``.
+
+    An operation succeeds whole or leaves the window as it was. A window is used from one thread at a
+    time; forks share what they have in common.
+    """
+
+    def __init__(
+        self,
+        backbone: Backbone,
+        store: ChunkStore,
+        system: str | torch.Tensor | Sequence[int] | None = None,
+        *,
+        max_tokens: int | None = None,
+        policy: ReusePolicy | None = None,
+        positions: PositionRule = "compact",
+    ) -> None:
+        _check_rule(positions)
+        anchor = prefill_anchor(backbone, system)
+        if max_tokens is not None and anchor.length >= max_tokens:
+            raise WindowFull(
+                f"max_tokens={max_tokens} leaves no room behind the system prompt's {anchor.length} "
+                "tokens: raise it"
+            )
+        self._server = Server(backbone, store, anchor, policy or ReusePolicy())
+        self._deque = Deque(self._server, max_tokens, positions)
+        self._state = self._deque.empty()
+
+    # -- what it holds -------------------------------------------------------------------------
+
+    @property
+    def backbone(self) -> Backbone:
+        """The model behind it."""
+        return self._server.backbone
+
+    @property
+    def store(self) -> ChunkStore:
+        """Where its chunks are archived."""
+        return self._server.store
+
+    @property
+    def policy(self) -> ReusePolicy:
+        """What it may serve."""
+        return self._server.policy
+
+    @property
+    def anchor(self) -> Anchor:
+        """The tokens it begins with."""
+        return self._server.anchor
+
+    @property
+    def max_tokens(self) -> int | None:
+        """The bound on anchor and chunks, None for none."""
+        return self._deque.max_tokens
+
+    @property
+    def slots(self) -> tuple[Slot, ...]:
+        """The chunks in order, with where they stand and what their KV is worth."""
+        return self._state.slots(self.anchor.length)
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens held, anchor included."""
+        return self.anchor.length + sum(r.facts.length for r in self._state.residents)
+
+    @property
+    def guarantee(self) -> Guarantee:
+        """The weakest guarantee in the window."""
+        return weakest(slot.guarantee for slot in self.slots)
+
+    @property
+    def input_ids(self) -> torch.Tensor:
+        """The whole token sequence, int64 ``[tokens]``."""
+        return self._asker().input_ids()
+
+    @property
+    def position_ids(self) -> torch.Tensor:
+        """Positions of that sequence, int64 ``[axes, tokens]``."""
+        return self._asker().position_ids()
+
+    def __len__(self) -> int:
+        return len(self._state.residents)
+
+    def __repr__(self) -> str:
+        limit = "" if self.max_tokens is None else f" of {self.max_tokens}"
+        return f"KameraWindow({len(self)} chunks, {self.num_tokens}{limit} tokens, {self.guarantee})"
+
+    # -- operations ----------------------------------------------------------------------------
+
+    def append(self, content: Content | Chunk, *, archive: Archive = "now") -> Report:
+        """Put a chunk at the tail; slide first when it would not fit.
+
+        A chunk that is new to the store is encoded and prefilled in context; its canonical is
+        archived with one more forward (``archive="later"`` puts that off until it leaves) and its
+        patch harvested. A stored chunk does what `recall` does. Raises WindowFull for a chunk larger
+        than the window, IncompatibleChunk for one of another backbone, and what `Backbone.chunk`
+        raises.
+        """
+        if archive not in ("now", "later"):
+            raise ValueError(f'archive {archive!r} is neither "now" nor "later"')
+        with self._operation() as tally:
+            chunk = content if isinstance(content, Chunk) else self.backbone.chunk(content)
+            self._check_made_here(chunk)
+            facts = self._server.archived(chunk.id)
+            if facts is not None:
+                move = self._deque.arrive(self._state, facts, tally)
+            else:
+                facts = Facts(chunk.id, self.backbone.encode(chunk), chunk.label)
+                move = self._deque.arrive_new(self._state, facts, tally, archive)
+        return self._commit("append", move, tally)
+
+    def recall(self, chunk_id: str) -> Report:
+        """Rehydrate an archived chunk at the tail: no vision encode, no forward if a patch is stored.
+
+        Raises UnknownChunk, IncompatibleChunk or CorruptChunk when it cannot be had.
+        """
+        with self._operation() as tally:
+            move = self._deque.arrive(self._state, self._server.known(chunk_id), tally)
+        return self._commit("recall", move, tally)
+
+    def slide(self, n: int = 1, *, positions: PositionRule = "compact") -> Report:
+        """The ``n`` oldest chunks leave and the rest survive, with zero forwards.
+
+        ``positions="compact"`` re-rotates the survivors to where a fresh window would have them;
+        ``"keep"`` leaves them where they are and touches nothing. Under the policy minimum "exact"
+        survivors are prefilled again instead.
+        """
+        _check_rule(positions)
+        if not 1 <= n <= len(self):
+            raise ValueError(f"cannot slide {n} chunks out of a window of {len(self)}")
+        with self._operation() as tally:
+            move = self._deque.leave(self._state, range(n), positions, tally)
+        return self._commit("slide", move, tally)
+
+    def evict(self, slot: Slot | int, *, positions: PositionRule = "compact") -> Report:
+        """One chunk leaves, wherever it stands; it stays archived and can be recalled."""
+        _check_rule(positions)
+        index = self._index(slot)
+        with self._operation() as tally:
+            move = self._deque.leave(self._state, [index], positions, tally)
+        return self._commit("evict", move, tally)
+
+    def reorder(self, permutation: Sequence[int]) -> Report:
+        """Put the chunks in another order: ``permutation[i]`` is the present index of the i-th.
+
+        Chunks behind an unchanged prefix stay as they are; the others take the patch stored for
+        their new antecedents (in this order, or the orbit patch of the set when the policy admits
+        it).
+        """
+        order = [int(i) for i in permutation]
+        if sorted(order) != list(range(len(self))):
+            raise ValueError(
+                f"{order} is no permutation of the window's {len(self)} slots: give each index once"
+            )
+        with self._operation() as tally:
+            move = self._deque.reorder(self._state, order, tally)
+        return self._commit("reorder", move, tally)
+
+    def condition(self, slot: Slot | int, on: bool) -> Report:
+        """Switch a chunk to its clean canonical view, and back: exact both ways, zero forwards."""
+        index = self._index(slot)
+        with self._operation() as tally:
+            move = self._deque.condition(self._state, index, on, tally)
+        return self._commit("condition", move, tally)
+
+    def form_orbit(self, slot: Slot | int, *, samples: int = 24, seed: int = 0) -> Report:
+        """Form and store the orbit patch of a chunk over orderings of what stands before it.
+
+        Every ordering for up to four antecedents, ``samples`` random ones above. The window itself
+        does not change.
+        """
+        index = self._index(slot)
+        with self._operation() as tally:
+            residents = self._state.residents
+            before = [r.facts for r in residents[:index]]
+            form_orbit(self._server, residents[index].facts, before, samples=samples, seed=seed)
+        return self._commit("form_orbit", Move(self._state, residents[index]), tally)
+
+    def fork(self) -> KameraWindow:
+        """A branch: the same chunks, nothing copied until one of the two changes its own."""
+        branch = copy.copy(self)
+        branch._deque = copy.copy(self._deque)
+        return branch
+
+    # -- questions -----------------------------------------------------------------------------
+
+    def generate(self, question: Question, *, keep: bool = False, **options: Any) -> Any:
+        """Answer a question; the window is afterwards as it was.
+
+        ``question`` is text, or token ids ``[tokens]`` taken as they are. ``options``
+        (max_new_tokens, do_sample, num_beams, streamer, …) go to ``generate`` of transformers.
+        Returns the answer's text, or token ids ``[new]`` without a processor; a list when several
+        sequences are asked for. ``keep=True`` leaves question and answer in the window as a text
+        chunk.
+        """
+        self._check_backbone()
+        asker = self._asker()
+        rows = asker.answer_ids(question, **options)
+        if keep:
+            self.append(asker.exchange(question, rows[0]))
+        answers = [self._readable(row) for row in rows]
+        return answers[0] if len(answers) == 1 else answers
+
+    def next_token_logits(self, question: Question) -> torch.Tensor:
+        """Logits ``[vocabulary]`` of the first token of an answer; the window is as it was."""
+        self._check_backbone()
+        return self._asker().next_token_logits(question)
+
+    def is_load_bearing(self, slot: Slot | int, question: Question, *, max_new_tokens: int = 16) -> bool:
+        """Would the answer change if this chunk, and what others absorbed from it, were not there?
+
+        First the cheap test (paper, appendix E): without the chunk, later chunks on the best stored
+        view that does not contain it, down to their canonicals. An unchanged answer settles it for
+        the price of a decode. A changed one settles it only if no canonical stood in; otherwise
+        later chunks are prefilled without it, beside the window, and the answers compared.
+        """
+        index = self._index(slot)
+        self._check_backbone()
+        options = {"max_new_tokens": max_new_tokens, "do_sample": False}
+        answer = self._asker().answer_ids(question, **options)
+        cheap = self._without(index, self._server.as_cheap())
+        if torch.equal(cheap.answer_ids(question, **options), answer):
+            return False
+        if "blind" not in self._server.worth(cheap.state.residents)[index:]:
+            return True
+        sure = self._without(index, self._server.as_forming())
+        return not torch.equal(sure.answer_ids(question, **options), answer)
+
+    # -- persistence ---------------------------------------------------------------------------
+
+    def save(self, path: str | Path) -> None:
+        """Write the window to a directory: tensors and JSON, bit for bit."""
+        from kamera.window.persist import save_window
+
+        save_window(Path(path), self._server, self._deque, self._state)
+
+    @classmethod
+    def load(cls, path: str | Path, backbone: Backbone, store: ChunkStore) -> KameraWindow:
+        """Bring a saved window back, bit for bit.
+
+        Raises IncompatibleChunk for another backbone, CorruptChunk for a damaged file.
+        """
+        from kamera.window.persist import load_window
+
+        window = cls.__new__(cls)
+        window._server, window._deque, window._state = load_window(Path(path), backbone, store)
+        return window
+
+    # -- inside --------------------------------------------------------------------------------
+
+    @contextmanager
+    def _operation(self) -> Iterator[Tally]:
+        self._check_backbone()
+        with counting(self.backbone) as tally:
+            yield tally
+
+    def _commit(self, operation: str, move: Move, tally: Tally) -> Report:
+        before = {s.number: s for s in self.slots}
+        self._state = move.state
+        after = self.slots
+        evicted = tuple(before[r.number] for r in move.left)
+        slot = next((s for s in after if move.arrived and s.number == move.arrived.number), None)
+        return tally.report(operation, slot or (evicted[-1] if evicted else None), after, evicted)
+
+    def _asker(self) -> Asker:
+        return Asker(self._server, self._state, lambda: self._deque.live(self._state))
+
+    def _without(self, index: int, server: Server) -> Asker:
+        deque = Deque(server, None, self._deque.rule)
+        state = deque.without(self._state, index, Tally()).state
+        return Asker(server, state, lambda: deque.live(state))
+
+    def _readable(self, row: torch.Tensor) -> Any:
+        text = self.backbone.detokenize(row)
+        return row if text is None else text
+
+    def _index(self, slot: Slot | int) -> int:
+        if isinstance(slot, Slot):
+            for i, resident in enumerate(self._state.residents):
+                if resident.number == slot.number:
+                    return i
+            raise UnknownSlot(
+                f"slot {slot.number} (chunk {slot.chunk_id[:12]}) is not in this window: it has left; "
+                "use recall(chunk_id)"
+            )
+        if not isinstance(slot, int) or isinstance(slot, bool):
+            raise UnknownSlot(f"{slot!r} is no slot: give a Slot of this window or its index")
+        if not -len(self) <= slot < len(self):
+            raise UnknownSlot(f"slot {slot} of a window of {len(self)}: give 0..{len(self) - 1}")
+        return slot % len(self)
+
+    def _check_backbone(self) -> None:
+        if self.backbone.fingerprint != self._server.context.fingerprint:
+            raise IncompatibleChunk(
+                "the backbone's weights have changed since this window was made: its KV is stale; "
+                "make a new window"
+            )
+
+    def _check_made_here(self, chunk: Chunk) -> None:
+        if chunk.fingerprint != self._server.context.fingerprint:
+            raise IncompatibleChunk(
+                f"chunk {chunk.id[:12]} was built by backbone {chunk.fingerprint[:12]}, this window's is "
+                f"{self._server.context.fingerprint[:12]}: build it with window.backbone.chunk()"
+            )
+
+
+def _check_rule(rule: str) -> None:
+    if rule not in ("compact", "keep"):
+        raise ValueError(f'positions {rule!r} is neither "compact" nor "keep"')
