@@ -112,8 +112,11 @@ class Backbone:
 
     @property
     def fingerprint(self) -> str:
-        """Digest of all that decides a chunk's KV; taken anew when a weight was replaced or written."""
-        state = identity.weight_state(self.model)
+        """Digest of all that decides a chunk's KV.
+
+        Taken anew when a weight was replaced or written, or a setting of the processor changed.
+        """
+        state = (identity.weight_state(self.model), identity.settings_state(self.processor))
         if self._fingerprint is None or self._fingerprint[0] != state:
             digest = identity.fingerprint(self.model, self.processor, self.layout, self.limit)
             self._fingerprint = (state, digest)
@@ -231,7 +234,14 @@ class Backbone:
                 f"chunk {chunk.id[:12]} was built by backbone {chunk.fingerprint[:12]}, this is "
                 f"{self.fingerprint[:12]}: build it again with this backbone's chunk()"
             )
-        positions = self.positions([chunk.input_ids], [chunk.position_inputs()])
+        try:
+            positions = self.positions([chunk.input_ids], [chunk.position_inputs()])
+        except (StopIteration, IndexError, RuntimeError, TypeError) as error:
+            # what get_rope_index does with more or fewer pictures than there are grids
+            raise IncompatibleChunk(
+                f"{type(self.model).__name__} has no positions for chunk {chunk.id[:12]}: its tokens and "
+                f"the grids in {sorted(chunk.inputs)} do not belong together"
+            ) from error
         with torch.no_grad():
             return encoding.encode(self.model, self.decoder, chunk, positions)
 

@@ -17,7 +17,7 @@ from kamera.backbones.media import VIDEO_SUFFIXES, Clip, load_clip, load_image
 from kamera.backbones.probe import find_vision_towers
 from kamera.backbones.prompt import PromptFormat
 from kamera.errors import EmptyChunk, ModalityNotSupported, ProcessorRequired, UnreadableMedia
-from kamera.ops.digest import content_id
+from kamera.ops.digest import chunk_id
 
 Content = Any
 """A string, a picture, a path, frames, one chat content item, or a list of items."""
@@ -67,12 +67,12 @@ class ChunkBuilder:
         ids = torch.as_tensor(input_ids)
         if ids.dim() == 2 and ids.shape[0] == 1:
             ids = ids[0]
+        if ids.numel() == 0:
+            raise EmptyChunk("a chunk of no tokens: give at least one token id")
         if ids.dim() != 1 or ids.is_floating_point():
             raise ValueError(
                 f"input_ids of shape {tuple(ids.shape)}, {ids.dtype}: give integer ids [tokens]"
             )
-        if ids.shape[0] == 0:
-            raise EmptyChunk("a chunk of no tokens: give at least one token id")
         ids = ids.to(device="cpu", dtype=torch.int64)
         size = self.model.get_input_embeddings().weight.shape[0]  # type: ignore[operator, union-attr]
         if int(ids.min()) < 0 or int(ids.max()) >= size:
@@ -98,7 +98,7 @@ class ChunkBuilder:
                     )
             tensors[name] = tensor
         tensors.update(self._token_types(ids, tensors))
-        return Chunk(content_id(ids, tensors), ids, tensors, fingerprint, label)
+        return Chunk(chunk_id(ids, tensors), ids, tensors, fingerprint, label)
 
     def tokenize(self, text: str, *, special: bool = False) -> torch.Tensor:
         """Token ids of ``text``, int64 ``[tokens]``; ``special`` lets the tokenizer add its BOS."""

@@ -96,6 +96,8 @@ def build(config: Any, layout: Layout, kv: KV) -> ModelCache:
 
 def share(cache: ModelCache, config: Any, layout: Layout) -> ModelCache:
     """A second cache over the same tensors: what the model appends to it leaves ``cache`` as it is."""
+    if cache_length(cache) == 0:  # planned layers hold no tensors yet
+        return new_cache(config)
     return build(config, layout, read(cache, layout))
 
 

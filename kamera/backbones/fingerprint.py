@@ -12,12 +12,14 @@ import torch
 from torch import nn
 
 from kamera.ops import Layout
+from kamera.ops.digest import tensor_digest
 
 
 def weight_state(model: nn.Module) -> tuple[tuple[int, int], ...]:
     """Cheap witness of the weights: storage address and in-place version of every tensor.
 
-    Changes when a parameter is replaced (adapter loaded, weights swapped) or written in place.
+    Changes when a parameter is replaced (adapter loaded, weights swapped) or written in place. A write
+    through ``tensor.data`` leaves no trace: build a new Backbone after one.
     """
     return tuple(
         (t.data_ptr(), 0 if t.is_inference() else t._version) for _, t in _named_tensors(model)
@@ -38,10 +40,10 @@ def fingerprint(model: nn.Module, processor: Any | None, layout: Layout, limit: 
     _feed(outer, repr(limit).encode())
     names = [name for name, _ in _named_tensors(model)]
     with ThreadPoolExecutor() as pool:  # hashlib releases the GIL
-        digests = pool.map(_tensor_digest, (t for _, t in _named_tensors(model)))
+        digests = pool.map(tensor_digest, (t for _, t in _named_tensors(model)))
         for name, digest in zip(names, digests, strict=True):
             _feed(outer, name.encode())
-            _feed(outer, digest)
+            _feed(outer, digest.encode())
     _feed(outer, _json(processor_settings(processor)))
     return outer.hexdigest()
 
@@ -50,6 +52,19 @@ def processor_settings(processor: Any | None) -> Any:
     """Everything that decides what a processor makes of a picture or a text, JSON-able."""
     if processor is None:
         return None
+    settings = processor_state(processor)
+    tokenizer = getattr(processor, "tokenizer", processor)
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    settings["tokenizer"] = (
+        backend.to_str() if backend is not None else sorted(tokenizer.get_vocab().items())
+    )
+    return settings
+
+
+def processor_state(processor: Any | None) -> dict[str, Any]:
+    """All of `processor_settings` but the vocabulary: cheap enough to look at every time."""
+    if processor is None:
+        return {}
     settings: dict[str, Any] = {"class": type(processor).__name__}
     for part in ("image_processor", "video_processor", "feature_extractor"):
         member = getattr(processor, part, None)
@@ -58,10 +73,7 @@ def processor_settings(processor: Any | None) -> Any:
     if hasattr(processor, "image_processor") is False and hasattr(processor, "to_dict"):
         settings["self"] = processor.to_dict()
     tokenizer = getattr(processor, "tokenizer", processor)
-    backend = getattr(tokenizer, "backend_tokenizer", None)
-    settings["tokenizer"] = (
-        backend.to_str() if backend is not None else sorted(tokenizer.get_vocab().items())
-    )
+    settings["vocabulary"] = len(tokenizer)
     settings["chat_template"] = getattr(processor, "chat_template", None) or getattr(
         tokenizer, "chat_template", None
     )
@@ -73,21 +85,22 @@ def _named_tensors(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
     yield from model.named_buffers(remove_duplicate=False)
 
 
-def _tensor_digest(tensor: torch.Tensor) -> bytes:
-    plain = tensor.detach().cpu().contiguous()
-    digest = hashlib.blake2b(digest_size=32)
-    digest.update(f"{plain.dtype}{tuple(plain.shape)}".encode())
-    digest.update(plain.flatten().view(torch.uint8).numpy().data)
-    return digest.digest()
-
-
 def _config(model: nn.Module) -> Any:
     config: Any = model.config
-    settings = config.to_dict()
-    # where the checkpoint lay and who wrote it decides nothing
-    for name in ("_name_or_path", "transformers_version", "architectures"):
-        settings.pop(name, None)
-    return settings
+    return _without_origin(config.to_dict())
+
+
+def _without_origin(settings: Any) -> Any:
+    # where the checkpoint lay and who wrote it decides nothing; the tensors' own dtype is bound apart
+    if not isinstance(settings, dict):
+        return settings
+    origin = ("_name_or_path", "transformers_version", "architectures", "dtype", "torch_dtype")
+    return {k: _without_origin(v) for k, v in settings.items() if k not in origin}
+
+
+def settings_state(processor: Any | None) -> bytes:
+    """Cheap witness of the processor's settings."""
+    return _json(processor_state(processor))
 
 
 def _json(value: Any) -> bytes:

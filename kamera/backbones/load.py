@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from kamera.backbones.image_only import load_image_only
 from kamera.errors import UnsupportedBackbone
 
 
@@ -44,16 +45,26 @@ def load_model(name: str | Path, *, dtype: str | torch.dtype, **options: Any) ->
 def load_processor(name: str | Path) -> Any | None:
     """The processor, else the tokenizer, else None when the directory has neither.
 
-    Image-only processors that ship with a packaged backbone register themselves here.
+    Where torchvision is missing, Qwen vision models get a processor for pictures only.
     """
     import transformers
 
+    found: Any | None = None
     for loader in (transformers.AutoProcessor, transformers.AutoTokenizer):
         try:
-            return loader.from_pretrained(str(name))
+            found = loader.from_pretrained(str(name))
+            break
         except (OSError, ValueError, ImportError, KeyError, AttributeError):
             continue
-    return None
+    if getattr(getattr(found, "tokenizer", found), "vocab_size", 2) <= 1:
+        found = None  # what transformers makes of a directory without tokenizer files
+    if getattr(found, "image_processor", None) is not None:
+        return found
+    try:
+        config = transformers.AutoConfig.from_pretrained(str(name))
+        return load_image_only(str(name), config.model_type) or found
+    except (OSError, ValueError, ImportError):
+        return found
 
 
 def _thinker(transformers: Any, config: Any) -> Any | None:

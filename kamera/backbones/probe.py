@@ -112,7 +112,7 @@ def probe_rope(decoder: nn.Module, layer_type: str | None) -> RopeSpec:
         axes=tuple(axis.tolist()),
         num_axes=axes,
         pairing="interleaved" if interleaved else "half",
-        attention_scaling=scaling,
+        attention_scaling=round(scaling, 6),  # read through float32 cos and sin
     )
 
 

@@ -75,13 +75,20 @@ class PromptFormat:
         if all(i["type"] == "text" for i in items):
             return "".join(i["text"] for i in items)
         seams = self.seams(None)
-        whole = self._render([{"role": "user", "content": list(items)}], generation=True)
-        if not (whole.startswith(seams.prefix) and whole.endswith(seams.tail)):
+        # A question always follows a chunk, and templates write media with text behind it otherwise
+        # than media alone (LLaVA, SmolVLM): render what will stand there.
+        content = [*items, {"type": "text", "text": _MARK}]
+        whole = self._render([{"role": "user", "content": content}], generation=True)
+        before, _, after = whole.partition(_MARK)
+        pairs = zip(before, seams.prefix, strict=False)
+        shared = next((i for i, (a, b) in enumerate(pairs) if a != b), len(seams.prefix))
+        # whitespace may differ
+        if seams.prefix[shared:].strip() or len(before) < shared or after != seams.tail:
             raise ModalityNotSupported(
                 "the chat template does not keep a user's media and text in one piece: "
                 "build the chunk with chunk_from_tensors"
             )
-        return whole[len(seams.prefix) : len(whole) - len(seams.tail)]
+        return before[shared:]
 
     def _message(self, role: str, text: str) -> dict[str, Any]:
         if self.takes_images:
@@ -89,7 +96,16 @@ class PromptFormat:
         return {"role": role, "content": text}
 
     def _render(self, messages: list[dict[str, Any]], generation: bool) -> str:
-        rendered: str = self.processor.apply_chat_template(
-            messages, tokenize=False, add_generation_prompt=generation
-        )
+        from jinja2 import TemplateError
+
+        try:
+            rendered: str = self.processor.apply_chat_template(
+                messages, tokenize=False, add_generation_prompt=generation
+            )
+        except TemplateError as error:
+            roles = [m["role"] for m in messages]
+            raise ModalityNotSupported(
+                f"the chat template refuses the roles {roles}: {error}; without a system role pass "
+                "system=None and put the instructions into the first chunk"
+            ) from None
         return rendered

@@ -1,4 +1,8 @@
-"""Content digests of tensors and fields: BLAKE2b-256, unambiguous, the same on every device."""
+"""Content digests: BLAKE2b-256 in lower-case hex over length-prefixed fields.
+
+The first field names what is digested (the domain), so neither two field lists nor two kinds of
+thing can meet in one digest by concatenation.
+"""
 
 from __future__ import annotations
 
@@ -8,24 +12,50 @@ from collections.abc import Mapping
 import torch
 
 
-def digest(domain: str, *fields: bytes | str) -> str:
-    """Hex BLAKE2b-256 over length-prefixed ``fields``; ``domain`` keeps kinds of keys apart."""
-    state = hashlib.blake2b(digest_size=32)
-    for field in (domain, *fields):
-        raw = field.encode() if isinstance(field, str) else field
-        state.update(len(raw).to_bytes(8, "little"))
-        state.update(raw)
-    return state.hexdigest()
+def digest(*fields: bytes | str | memoryview) -> str:
+    """BLAKE2b-256 (64 hex digits) over the fields, each behind its length as 8 bytes little-endian.
+
+    Text counts as its UTF-8. The first field should name the domain.
+    """
+    hasher = hashlib.blake2b(digest_size=32)
+    for field in fields:
+        data = field.encode() if isinstance(field, str) else field
+        hasher.update(len(data).to_bytes(8, "little"))
+        hasher.update(data)
+    return hasher.hexdigest()
 
 
-def tensor_digest(tensor: torch.Tensor) -> str:
-    """Digest of dtype, shape and bytes; stride and device do not count."""
-    plain = tensor.detach().cpu().contiguous()
-    raw = plain.flatten().view(torch.uint8).numpy().tobytes()
-    return digest("kamera.tensor", str(plain.dtype), repr(tuple(plain.shape)), raw)
+def tensor_bytes(tensor: torch.Tensor) -> memoryview:
+    """The values of ``tensor`` in row-major order; not copied if it lies so on the CPU."""
+    flat = tensor.detach().cpu().contiguous().reshape(-1)
+    # numpy knows no bfloat16 or float8, but it knows their bytes
+    return flat.view(torch.uint8).numpy().data
 
 
-def content_id(input_ids: torch.Tensor, inputs: Mapping[str, torch.Tensor]) -> str:
-    """Identity of a chunk: token ids ``[tokens]`` and every named model input, pixels included."""
-    named = (part for name in sorted(inputs) for part in (name, tensor_digest(inputs[name])))
-    return digest("kamera.chunk", tensor_digest(input_ids.to(torch.int64)), *named)
+def tensor_digest(tensors: torch.Tensor | Mapping[str, torch.Tensor]) -> str:
+    """Digest of a tensor's dtype, shape and values, or of a mapping of named tensors.
+
+    Device, strides and the order of the names do not matter.
+    """
+    if isinstance(tensors, torch.Tensor):
+        dtype = str(tensors.dtype).removeprefix("torch.")
+        shape = ",".join(map(str, tensors.shape))
+        return digest("kamera.tensor.v1", dtype, shape, tensor_bytes(tensors))
+    fields: list[str] = []
+    for name in sorted(tensors):
+        fields += (name, tensor_digest(tensors[name]))
+    return digest("kamera.tensors.v1", *fields)
+
+
+def chunk_id(input_ids: torch.Tensor, inputs: Mapping[str, torch.Tensor]) -> str:
+    """Content id of a chunk: its token ids ``[S]`` and every named model input it was made from.
+
+    ``inputs`` are the processed inputs (pixels, grids, …); their order does not matter. Raises
+    `ValueError` if ``input_ids`` is no vector of integers.
+    """
+    if input_ids.dim() != 1 or input_ids.is_floating_point() or input_ids.dtype == torch.bool:
+        raise ValueError(
+            f"input_ids must be integers [tokens], got {input_ids.dtype} {tuple(input_ids.shape)}"
+        )
+    ids = tensor_digest(input_ids.to(torch.int64))
+    return digest("kamera.chunk.v1", ids, tensor_digest(inputs))

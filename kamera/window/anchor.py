@@ -33,24 +33,23 @@ class Anchor:
 
 
 def prefill_anchor(backbone: Backbone, system: str | torch.Tensor | Sequence[int] | None) -> Anchor:
-    """Tokenise and prefill a system prompt; token ids are taken as they are.
+    """Tokenise and prefill a system prompt; token ids are taken as they are."""
+    seams = backbone.seams(system if isinstance(system, str) else None)
+    return anchor_of(backbone, anchor_ids(backbone, system), seams.tail, seams.reopen)
+
+
+def anchor_ids(backbone: Backbone, system: str | torch.Tensor | Sequence[int] | None) -> torch.Tensor:
+    """Token ids ``[tokens]`` a window under this system prompt begins with; nothing is prefilled.
 
     Without a processor, None is an anchor of no tokens and text raises ProcessorRequired.
     """
-    text = system is None or isinstance(system, str)
-    seams = backbone.seams(system if isinstance(system, str) else None)
-    if text:
-        templated = backbone.builder.format is not None and backbone.builder.format.has_template
-        plain = backbone.builder.format is None and not seams.prefix
-        # without a template the tokenizer's own BOS opens the sequence
-        ids = (
-            torch.empty(0, dtype=torch.int64)
-            if plain
-            else backbone.tokenize(seams.prefix, special=not templated)
-        )
-    else:
-        ids = torch.as_tensor(system).to(device="cpu", dtype=torch.int64).reshape(-1)
-    return anchor_of(backbone, ids, seams.tail, seams.reopen)
+    if system is not None and not isinstance(system, str):
+        return torch.as_tensor(system).to(device="cpu", dtype=torch.int64).reshape(-1)
+    prefix, template = backbone.seams(system).prefix, backbone.builder.format
+    if template is None and not prefix:
+        return torch.empty(0, dtype=torch.int64)
+    # without a template the tokenizer's own BOS opens the sequence
+    return backbone.tokenize(prefix, special=template is None or not template.has_template)
 
 
 def anchor_of(backbone: Backbone, ids: torch.Tensor, tail: str, reopen: str) -> Anchor:

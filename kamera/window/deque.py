@@ -63,7 +63,7 @@ class Deque:
         """An archived chunk comes to the tail by the best means the policy admits."""
         state, left = self._make_room(state, facts, tally)
         state, positions = self._tail(state, facts, tally)
-        arrived = self.server.bring(facts, state.residents, positions, tally)
+        arrived = self.server.bring(facts, state.residents, positions, tally, gap=any(state.shift))
         return Move(replace(state, residents=(*state.residents, arrived)), arrived, left)
 
     def arrive_new(self, state: WindowState, facts: Facts, tally: Tally, archive: Archive) -> Move:
@@ -75,7 +75,7 @@ class Deque:
             arrived = self.server.bring(facts, (), positions, tally)
             return Move(replace(state, residents=(arrived,)), arrived, left)
         cache = self.server.backbone.share(self.live(state))
-        arrived = self.server.prefill(facts, state.residents, positions, cache)
+        arrived = self.server.prefill(facts, state.residents, positions, cache, gap=any(state.shift))
         if archive == "now":
             arrived = self._archived(arrived)
         new = replace(state, residents=(*state.residents, arrived))
@@ -90,7 +90,8 @@ class Deque:
         first = min(indices)
         staying = [r for i, r in enumerate(state.residents) if i not in set(indices)]
         zero = (0,) * len(state.shift)
-        if rule == "keep" and self.server.policy.minimum != "exact":
+        # a window that everything left has no positions to keep
+        if rule == "keep" and staying and self.server.policy.minimum != "exact":
             survivors = [self._survivor(r) if i >= first else r for i, r in enumerate(staying)]
             shift = self._next_place(state) - self._next_place(WindowState(tuple(survivors), zero))
             kept = tuple(int(s) for s in shift)
@@ -124,12 +125,7 @@ class Deque:
         """Show a chunk clean (its canonical), or conditioned again."""
         resident = state.residents[index]
         if on != (resident.clean is None):
-            if not on:
-                resident = self._archived(resident)
-            clean = None if on else self.server.canonical(resident.facts)
-            resident = replace(resident, clean=clean)
-            live = self.server.show(resident.facts, resident.shown, resident.positions, tally)
-            resident = replace(resident, live=live)
+            resident = self.server.switch(resident if on else self._archived(resident), on, tally)
         residents = list(state.residents)
         residents[index] = resident
         return Move(replace(state, residents=tuple(residents)), resident)

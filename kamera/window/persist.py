@@ -142,7 +142,8 @@ def _get_resident(tensors: Tensors, name: str, chunk: dict[str, Any], server: Se
         server.show(facts, shown, positions, Tally()),
         chunk["guarantee"],
         formed=chunk["formed"],
-        archived=chunk["archived"],
+        # the store may be another than the one it was archived in
+        archived=chunk["archived"] and server.store.has_canonical(server.context, facts.chunk_id),
         clean=copies.get("clean"),
     )
 

@@ -43,7 +43,8 @@ class ReusePolicy:
 
     ``minimum`` holds for chunks that arrive at a place (append, recall, reorder). Chunks that stay
     while others leave (slide, evict) become survivors under every minimum but "exact": keeping them
-    costs no forward, and under "exact" they are prefilled again.
+    costs no forward, and under "exact" they are prefilled again. No chunk arrives as a survivor, so
+    "survivor" asks of arrivals what "orbit" does.
 
     ``on_miss``: "form" runs a conditioned forward and stores its patch, "prefill" runs it and stores
     nothing, "blind" serves the canonical without conditioning.
@@ -52,7 +53,7 @@ class ReusePolicy:
 
     ``max_divergence`` lets a patch of *other* antecedents serve as "near": the largest share of
     chunks in which the two antecedent sets may differ (0.0 to 1.0; 1.0 takes any patch however
-    stale). None, the default, never does.
+    stale). None, the default, never does, whatever ``minimum`` is.
     """
 
     minimum: Guarantee = "patched"
@@ -65,11 +66,6 @@ class ReusePolicy:
             raise ValueError(f"minimum {self.minimum!r} is none of {', '.join(GUARANTEES)}")
         if self.on_miss not in get_args(OnMiss):
             raise ValueError(f"on_miss {self.on_miss!r} is none of {', '.join(get_args(OnMiss))}")
-        if self.minimum == "survivor":
-            raise ValueError(
-                'minimum "survivor" names what a chunk becomes when others leave, not how one can arrive: '
-                'use "orbit" or "near"'
-            )
         if self.minimum == "exact" and self.on_miss == "blind":
             raise ValueError(
                 'minimum "exact" with on_miss "blind" contradict: use on_miss "form" or "prefill"'
@@ -78,8 +74,6 @@ class ReusePolicy:
             raise ValueError(f"rank {self.rank} must be at least 1")
         if self.max_divergence is not None and not 0.0 <= self.max_divergence <= 1.0:
             raise ValueError(f"max_divergence {self.max_divergence} must lie between 0.0 and 1.0")
-        if self.minimum == "near" and self.max_divergence is None:
-            raise ValueError('minimum "near" needs max_divergence: how far antecedents may differ')
 
     def admits(self, guarantee: Guarantee) -> bool:
         """True when an arriving chunk may be served so."""

@@ -23,7 +23,15 @@ from kamera.ops import (
 from kamera.store import CanonicalRecord, ChunkStore, Context, ObjectInfo, PatchRecord
 from kamera.window.anchor import Anchor
 from kamera.window.envelope import nearest
-from kamera.window.policy import GUARANTEES, Guarantee, ReusePolicy, at_least, prefilled_behind, weakest
+from kamera.window.policy import (
+    GUARANTEES,
+    Guarantee,
+    OnMiss,
+    ReusePolicy,
+    at_least,
+    prefilled_behind,
+    weakest,
+)
 from kamera.window.report import Tally
 from kamera.window.slots import Copy, Facts, Resident
 
@@ -51,15 +59,15 @@ class Server:
         if record is not None:
             return _facts(record)
         others = self.store.contexts_of(chunk_id)
-        if any(c.fingerprint != self.context.fingerprint for c in others):
-            raise IncompatibleChunk(
-                f"chunk {chunk_id[:12]} was archived by backbone {others[0].fingerprint[:12]}, this is "
-                f"{self.context.fingerprint[:12]}: append its content with this backbone"
-            )
-        if others:
+        if any(c.fingerprint == self.context.fingerprint for c in others):
             raise IncompatibleChunk(
                 f"chunk {chunk_id[:12]} was archived behind another system prompt: append its content "
                 "to this window, or open the window with that prompt"
+            )
+        if others:
+            raise IncompatibleChunk(
+                f"chunk {chunk_id[:12]} was archived by backbone {others[0].fingerprint[:12]}, this is "
+                f"{self.context.fingerprint[:12]}: append its content with this backbone"
             )
         raise UnknownChunk(
             f"no chunk {chunk_id!r} in {self.store!r} for this backbone and system prompt: append its "
@@ -76,15 +84,17 @@ class Server:
         return None if record is None else _facts(record)
 
     def as_cheap(self) -> Server:
-        """The same, serving whatever is stored and never running a forward for a miss."""
-        minimum = "patched" if self.policy.minimum == "exact" else self.policy.minimum
-        return self._under(replace(self.policy, minimum=minimum, on_miss="blind"))
+        """The same, serving what is stored for these very antecedents and running no forward for a miss."""
+        minimum: Guarantee = "orbit" if self.policy.admits("orbit") else "patched"
+        return self._under(minimum, "blind")
 
     def as_forming(self) -> Server:
         """The same, prefilling on every miss and keeping the patches."""
-        return self._under(replace(self.policy, on_miss="form"))
+        return self._under("exact" if self.policy.minimum == "exact" else "patched", "form")
 
-    def _under(self, policy: ReusePolicy) -> Server:
+    def _under(self, minimum: Guarantee, on_miss: OnMiss) -> Server:
+        # a patch of other antecedents could hold the very chunk whose absence is asked about
+        policy = replace(self.policy, minimum=minimum, on_miss=on_miss, max_divergence=None)
         return Server(self.backbone, self.store, self.anchor, policy)
 
     def canonical(self, facts: Facts) -> Copy:
@@ -179,22 +189,33 @@ class Server:
         positions: torch.Tensor,
         tally: Tally,
         was: Resident | None = None,
+        gap: bool = False,
     ) -> Resident:
         """A chunk at ``positions`` behind ``before``, by the best means the policy admits.
 
         ``was`` is the chunk's place so far when it is in the window: a copy prefilled behind the very
-        same exact antecedents serves again as it is.
+        same exact antecedents serves again as it is, and a clean view stays one. ``gap`` as in
+        `prefill`.
         """
-        copy = self._best(facts, before, tally, was)
+        copy = self._best(facts, before, tally, was, gap)
         if copy is not None:
             live = self.show(facts, copy, positions, tally)
             arrived = Resident(facts, copy, positions, live, copy.guarantee)
         else:
-            arrived = self.prefill(facts, before, positions)
+            arrived = self.prefill(facts, before, positions, gap=gap)
             if self.policy.on_miss == "form":
                 self.harvest(facts, arrived.copy, arrived.formed)
             arrived = replace(arrived, archived=True if was is None else was.archived)
-        return arrived if was is None else replace(arrived, number=was.number)
+        if was is None:
+            return arrived
+        arrived = replace(arrived, number=was.number)
+        return arrived if was.clean is None else self.switch(arrived, False, tally)
+
+    def switch(self, resident: Resident, on: bool, tally: Tally) -> Resident:
+        """The chunk conditioned, or showing its canonical, where it stands."""
+        resident = replace(resident, clean=None if on else self.canonical(resident.facts))
+        live = self.show(resident.facts, resident.shown, resident.positions, tally)
+        return replace(resident, live=live)
 
     def prefill(
         self,
@@ -202,13 +223,15 @@ class Server:
         before: Sequence[Resident],
         positions: torch.Tensor,
         cache: ModelCache | None = None,
+        gap: bool = False,
     ) -> Resident:
         """A conditioned forward behind ``before``; nothing is stored.
 
-        ``cache`` (extended in place) is a live cache of ``before`` when the caller has one. Raises
-        PolicyRefused when even that is less than a minimum of "exact".
+        ``cache`` (extended in place) is a live cache of ``before`` when the caller has one. ``gap``
+        says that positions were left out in front: no re-prefill of the sequence attends across it.
+        Raises PolicyRefused when even that is less than a minimum of "exact".
         """
-        state = weakest(self.worth(before))
+        state = self._footing(before, gap)
         guarantee = prefilled_behind(state)
         if self.policy.minimum == "exact" and guarantee != "exact":
             raise PolicyRefused(
@@ -228,18 +251,24 @@ class Server:
 
     # -- inside --------------------------------------------------------------------------------
 
+    def _footing(self, before: Sequence[Resident], gap: bool) -> Guarantee:
+        """The weakest KV a chunk here attends to; across a gap even exact KV is a survivor's."""
+        footing = weakest(self.worth(before))
+        return weakest((footing, "survivor")) if gap else footing
+
     def _best(
         self,
         facts: Facts,
         before: Sequence[Resident],
         tally: Tally,
         was: Resident | None,
+        gap: bool,
     ) -> Copy | None:
         """The best stored copy that is good enough; None when the policy wants a forward."""
         antecedents = tuple(r.facts.chunk_id for r in before)
         if not before:
             return self.canonical(facts)
-        now = weakest(self.worth(before))
+        now = self._footing(before, gap)
         if was is not None and not was.copy.canonical and was.copy.antecedents == antecedents:
             same_as_now = was.copy.guarantee == "exact" and now == "exact"
             if same_as_now:

@@ -94,9 +94,12 @@ class Resident:
         return self.copy if self.clean is None else self.clean
 
     def worth(self, leading: bool) -> Guarantee:
-        """What the KV it shows is worth; an unconditioned canonical is exact in front, else blind."""
+        """What the KV it shows is worth; an unconditioned canonical is exact at home, else blind.
+
+        Home is right behind the anchor: it attended to the anchor from there.
+        """
         if self.shown.canonical and self.shown.patch is None:
-            return "exact" if leading else "blind"
+            return "exact" if leading and torch.equal(self.positions, self.shown.positions) else "blind"
         return self.guarantee
 
     def slot(self, start: int, leading: bool) -> Slot:

@@ -1,0 +1,27 @@
+"""Position-free, content-addressed storage of canonicals and patches.
+
+``docs/store-format.md`` specifies the files. Tensors of a record that a store returned may be
+shared and must not be written in place.
+"""
+
+from kamera.ops.digest import chunk_id, digest, tensor_digest
+from kamera.store.info import MemoryStats, ObjectInfo, StoreStats, VerifyReport
+from kamera.store.keys import Context, canonical_key, patch_key
+from kamera.store.records import CanonicalRecord, PatchRecord
+from kamera.store.store import ChunkStore
+
+__all__ = [
+    "CanonicalRecord",
+    "ChunkStore",
+    "Context",
+    "MemoryStats",
+    "ObjectInfo",
+    "PatchRecord",
+    "StoreStats",
+    "VerifyReport",
+    "canonical_key",
+    "chunk_id",
+    "digest",
+    "patch_key",
+    "tensor_digest",
+]

@@ -1,0 +1,232 @@
+"""One object, one safetensors file, every byte of it under one digest.
+
+The file is written here and not by the library, because the digest has to stand at a fixed place:
+then it is verified before anything in the file is parsed. `docs/store-format.md` specifies it; any
+safetensors reader reads it. Pickle is never involved.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from typing import Any, BinaryIO
+
+import safetensors.torch
+import torch
+from safetensors import SafetensorError
+
+from kamera.errors import CorruptChunk, StoreVersionError
+from kamera.ops.digest import tensor_bytes
+from kamera.store.info import ObjectInfo
+from kamera.store.keys import KINDS, Context, canonical_key, patch_key
+from kamera.store.records import (
+    CanonicalRecord,
+    Header,
+    PatchRecord,
+    Record,
+    canonical_json,
+)
+
+FORMAT_VERSION = 1
+"""Version of what stands in the header. The envelope (digest at its place) never changes."""
+
+_PREFIX = b'{"__metadata__":{"digest":"'
+_DIGEST = slice(8 + len(_PREFIX), 8 + len(_PREFIX) + 64)
+_MAX_HEADER = 100_000_000  # the limit of the safetensors format
+_DTYPES = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.float8_e4m3fn: "F8_E4M3",
+    torch.float8_e5m2: "F8_E5M2",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
+# What bytes that passed the digest but were not written by `encode` can still provoke. Not
+# RuntimeError or MemoryError: want of memory is no damage.
+_MALFORMED = (
+    SafetensorError,
+    AttributeError,
+    IndexError,
+    KeyError,
+    OverflowError,
+    RecursionError,
+    TypeError,
+    ValueError,
+)
+
+
+def encode(record: Record, created: float) -> bytes:
+    """The file of ``record``: same record and ``created`` (seconds), same bytes.
+
+    Tensors may be on any device, strided, or share memory. Raises `ValueError` for what the format
+    cannot hold (a dtype without a safetensors name, info that is not JSON).
+    """
+    kamera = canonical_json(_complete(record, created))
+    fields: dict[str, Any] = {"__metadata__": {"digest": "0" * 64, "kamera": kamera}}
+    parts: list[memoryview] = []
+    offset = 0
+    tensors = record.tensors()
+    # widest first, so that every tensor starts at a multiple of its element size
+    for name in sorted(tensors, key=lambda n: (-tensors[n].element_size(), n)):
+        tensor = tensors[name]
+        if tensor.dtype not in _DTYPES:
+            raise ValueError(f"tensor {name!r}: {tensor.dtype} cannot be stored")
+        parts.append(tensor_bytes(tensor))
+        end = offset + len(parts[-1])
+        fields[name] = {
+            "dtype": _DTYPES[tensor.dtype],
+            "shape": list(tensor.shape),
+            "data_offsets": [offset, end],
+        }
+        offset = end
+    text = json.dumps(fields, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % 8)
+    if len(text) > _MAX_HEADER:
+        raise ValueError(f"a header of {len(text)} bytes is over the limit of {_MAX_HEADER}")
+    head = bytearray(len(text).to_bytes(8, "little") + text)  # the digest still zeros
+    hasher = hashlib.blake2b(head, digest_size=32)
+    for part in parts:
+        hasher.update(part)
+    head[_DIGEST] = hasher.hexdigest().encode()
+    return b"".join([head, *parts])
+
+
+def decode(data: bytes, expected_key: str, source: str) -> CanonicalRecord | PatchRecord:
+    """The record in ``data``, which must be the object ``expected_key``.
+
+    ``source`` names the bytes in errors. Raises `CorruptChunk` for anything that `encode` did not
+    write for that key, and `StoreVersionError` for an intact object of a newer format.
+    """
+    size = _header_size(data[:8], len(data), source)
+    if data[8 : 8 + len(_PREFIX)] != _PREFIX:
+        raise CorruptChunk(f"{source}: no digest at its place, this is no object of a store")
+    if data[_DIGEST] != _digest(data).encode():
+        raise CorruptChunk(f"{source}: the digest does not match, bytes have changed")
+    header = _header(data[8 : 8 + size], expected_key, source)
+    cls = CanonicalRecord if header["kind"] == "canonical" else PatchRecord
+    try:
+        tensors = safetensors.torch.load(data)
+        record: CanonicalRecord | PatchRecord = cls.from_parts(header, tensors)
+        rebuilt = _complete(record, header["created"])
+        left_over = tensors.keys() - record.tensors().keys()
+        wrong = sorted(n for n in rebuilt.keys() | header.keys() if _differ(n, rebuilt, header))
+    except KeyError as error:
+        raise CorruptChunk(f"{source}: {error} is missing") from error
+    except _MALFORMED as error:
+        raise CorruptChunk(f"{source}: {error}") from error
+    if left_over:
+        raise CorruptChunk(f"{source}: tensors the header does not name: {sorted(left_over)}")
+    if wrong:
+        raise CorruptChunk(f"{source}: header fields {wrong} disagree with the tensors")
+    return record
+
+
+def read_info(file: BinaryIO, size: int, expected_key: str, source: str) -> ObjectInfo:
+    """What the header of an object file of ``size`` bytes says.
+
+    Neither tensors nor digest are read: good for listing, never for serving. Raises as `decode`.
+    """
+    text = file.read(_header_size(file.read(8), size, source))
+    return _info(_header(text, expected_key, source), size)
+
+
+def describe(record: Record, created: float, size: int) -> ObjectInfo:
+    """What `read_info` says of the file that `encode` makes of ``record``."""
+    return _info(_complete(record, created), size)
+
+
+def _info(header: Header, size: int) -> ObjectInfo:
+    return ObjectInfo(
+        key=header["key"],
+        kind=header["kind"],
+        chunk_id=header["chunk_id"],
+        context=Context(**header["context"]),
+        antecedents=tuple(header.get("antecedents", ())),
+        tokens=header["tokens"],
+        rank=header.get("rank"),
+        formed=header.get("formed"),
+        bytes=size,
+        created=header["created"],
+    )
+
+
+def _complete(record: Record, created: float) -> Header:
+    return {"format": FORMAT_VERSION, "created": created, **record.header()}
+
+
+def _differ(name: str, mine: Mapping[str, Any], theirs: Mapping[str, Any]) -> bool:
+    if name not in mine or name not in theirs:
+        return True
+    # as text, because True == 1 == 1.0 in Python
+    return canonical_json(mine[name]) != canonical_json(theirs[name])
+
+
+def _is_count(value: object) -> bool:
+    return type(value) is int and 0 <= value < 2**53
+
+
+def _digest(data: bytes) -> str:
+    view = memoryview(data)
+    hasher = hashlib.blake2b(view[: _DIGEST.start], digest_size=32)
+    hasher.update(b"0" * 64)
+    hasher.update(view[_DIGEST.stop :])
+    return hasher.hexdigest()
+
+
+def _header_size(first: bytes, total: int, source: str) -> int:
+    if total < _DIGEST.stop:
+        raise CorruptChunk(f"{source}: truncated, {total} bytes cannot hold a header")
+    size = int.from_bytes(first, "little")
+    if size > min(total - 8, _MAX_HEADER) or size < _DIGEST.stop - 8:
+        raise CorruptChunk(f"{source}: impossible header length {size} in {total} bytes")
+    return size
+
+
+def _header(text: bytes, expected_key: str, source: str) -> Header:
+    """The Kamera header inside the safetensors header, its version, kind and key checked."""
+    try:
+        metadata = json.loads(text)["__metadata__"]
+        header = json.loads(metadata["kamera"])
+        version = header["format"]
+        if type(version) is not int or version < 1:
+            raise ValueError(f"format version {version!r} is none")
+        if version > FORMAT_VERSION:
+            raise StoreVersionError(
+                f"{source}: written in format {version}, this version reads up to "
+                f"{FORMAT_VERSION}; upgrade kamera to read it"
+            )
+        if canonical_json(header) != metadata["kamera"]:
+            raise ValueError("it is not in canonical form")
+        if header["kind"] not in KINDS:
+            raise ValueError(f"kind {header['kind']!r} is none of {', '.join(KINDS)}")
+        key, info = _key_of(header), _info(header, 0)
+        if key != info.key:
+            raise ValueError(f"key {info.key} is not that of its own fields, {key}")
+        # what a listing shows; whether it is true of the tensors is checked when they are read
+        if not (_is_count(info.tokens) and (info.rank is None or _is_count(info.rank))):
+            raise ValueError(f"tokens {info.tokens!r} and rank {info.rank!r} must be counts")
+        if not (isinstance(info.created, float) or _is_count(info.created)):
+            raise ValueError(f"created must be seconds, got {info.created!r}")
+        if not isinstance(info.formed, str | None):
+            raise ValueError(f"formed must be text, got {info.formed!r}")
+        if key != expected_key:
+            raise ValueError(f"it is of object {key}, expected {expected_key}")
+    except KeyError as error:
+        raise CorruptChunk(f"{source}: the header lacks {error}") from error
+    except _MALFORMED as error:
+        raise CorruptChunk(f"{source}: malformed header: {error}") from error
+    return dict(header)
+
+
+def _key_of(header: Header) -> str:
+    context = Context(**header["context"])
+    if header["kind"] == "canonical":
+        return canonical_key(context, header["chunk_id"])
+    return patch_key(context, header["chunk_id"], header["antecedents"], header["kind"])

@@ -1,0 +1,61 @@
+"""What an object is called: keys that bind everything its KV depends on.
+
+All digests are BLAKE2b-256 in lower-case hex over length-prefixed fields whose first field names
+what is digested (the domain), so neither two field lists nor two kinds of object can meet in one
+key by concatenation. `docs/store-format.md` is the specification.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from kamera.ops.digest import digest
+
+PATCH_KINDS = ("exact", "orbit")
+"""A patch binds the order of the antecedents, or only their set."""
+
+KINDS = ("canonical", *PATCH_KINDS)
+"""Kinds of object: a chunk's canonical KV, and the two kinds of patch."""
+
+_KEY = re.compile(r"[0-9a-f]{64}")
+
+
+@dataclass(frozen=True)
+class Context:
+    """Everything a chunk's KV depends on apart from the chunk itself.
+
+    ``fingerprint`` is the backbone's digest (weights, adapters, dtype, rotary and processor
+    settings), ``anchor`` the digest of the anchor tokens, ``tenant`` whose store it is.
+    """
+
+    fingerprint: str
+    anchor: str
+    tenant: str = ""
+
+
+def canonical_key(context: Context, chunk_id: str) -> str:
+    """Key of a chunk's canonical KV."""
+    return digest("kamera.canonical.v1", *_fields(context), chunk_id)
+
+
+def patch_key(context: Context, chunk_id: str, antecedents: Sequence[str], kind: str) -> str:
+    """Key of the patch of a chunk behind ``antecedents`` (chunk ids).
+
+    ``kind`` is ``"exact"``, where their order matters, or ``"orbit"``, where it does not (a chunk
+    that stands there twice still counts twice). Raises `ValueError` for any other kind.
+    """
+    if kind not in PATCH_KINDS:
+        raise ValueError(f"a patch is of kind 'exact' or 'orbit', not {kind!r}")
+    ordered = sorted(antecedents) if kind == "orbit" else antecedents
+    return digest(f"kamera.patch.{kind}.v1", *_fields(context), chunk_id, *ordered)
+
+
+def is_key(text: str) -> bool:
+    """Whether ``text`` has the form of a key (and so is safe as a file name)."""
+    return _KEY.fullmatch(text) is not None
+
+
+def _fields(context: Context) -> tuple[str, str, str]:
+    return context.fingerprint, context.anchor, context.tenant

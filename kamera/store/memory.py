@@ -1,0 +1,115 @@
+"""The memory tier: decoded records up to a limit of bytes, least recently used out first."""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections import OrderedDict
+from typing import NamedTuple
+
+from kamera.store.info import MemoryStats, ObjectInfo
+from kamera.store.records import CanonicalRecord, PatchRecord
+
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(?:([KMGT]i?)?B)?", re.IGNORECASE)
+
+
+def parse_size(size: int | str) -> int:
+    """Bytes of ``4096``, ``"512MiB"``, ``"4GiB"`` or ``"1GB"``; `ValueError` for anything else."""
+    if isinstance(size, int) and not isinstance(size, bool) and size >= 0:
+        return size
+    match = _SIZE.fullmatch(size.strip()) if isinstance(size, str) else None
+    if match is None:
+        raise ValueError(f"memory limit {size!r} is no size: give bytes, or text such as '4GiB'")
+    number, unit = match.group(1), (match.group(2) or "").upper()
+    base = 1024 if unit.endswith("I") else 1000
+    return int(float(number) * base ** " KMGT".index(unit[:1] or " "))
+
+
+class _Entry(NamedTuple):
+    record: CanonicalRecord | PatchRecord
+    info: ObjectInfo
+    stamp: str
+    nbytes: int
+
+
+class MemoryTier:
+    """Records by key, at most ``limit`` bytes of tensors. Safe to use from several threads.
+
+    A record is valid for one ``stamp`` (of the file it was read from): asked for with another, it
+    is dropped and the look-up is a miss. A record larger than the limit is not kept.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self._entries: OrderedDict[str, _Entry] = OrderedDict()
+        self._lock = threading.Lock()
+        self._bytes = self._hits = self._misses = self._evictions = 0
+
+    def get(self, key: str, stamp: str | None = "") -> CanonicalRecord | PatchRecord | None:
+        """The record kept under ``key`` for ``stamp``, now the most recently used."""
+        with self._lock:
+            entry = self._entries.get(key)
+            if entry is not None and entry.stamp != stamp:
+                self._remove(key)
+                entry = None
+            if entry is None:
+                self._misses += 1
+                return None
+            self._hits += 1
+            self._entries.move_to_end(key)
+            return entry.record
+
+    def put(self, record: CanonicalRecord | PatchRecord, info: ObjectInfo, stamp: str = "") -> None:
+        """Keep ``record`` and make room for it. The caller no longer writes to its tensors."""
+        entry = _Entry(record, info, stamp, record.nbytes)
+        with self._lock:
+            self._remove(info.key)
+            if entry.nbytes > self.limit:
+                return
+            self._entries[info.key] = entry
+            self._bytes += entry.nbytes
+            while self._bytes > self.limit:
+                self._remove(next(iter(self._entries)))
+                self._evictions += 1
+
+    def drop(self, key: str) -> bool:
+        """Forget ``key``; whether it was kept."""
+        with self._lock:
+            return self._remove(key)
+
+    def info(self, key: str) -> ObjectInfo | None:
+        """What is kept under ``key``; no use of it, so neither hit nor miss."""
+        with self._lock:
+            entry = self._entries.get(key)
+            return None if entry is None else entry.info
+
+    def infos(self) -> list[ObjectInfo]:
+        """All that is kept, oldest first."""
+        with self._lock:
+            infos = [entry.info for entry in self._entries.values()]
+        return sorted(infos, key=lambda info: (info.created, info.key))
+
+    def stats(self) -> MemoryStats:
+        """Counters since it was made, and what it holds now."""
+        with self._lock:
+            return MemoryStats(
+                objects=len(self._entries),
+                bytes=self._bytes,
+                limit=self.limit,
+                hits=self._hits,
+                misses=self._misses,
+                evictions=self._evictions,
+            )
+
+    def clear(self) -> None:
+        """Forget everything; the counters stay."""
+        with self._lock:
+            self._entries.clear()
+            self._bytes = 0
+
+    def _remove(self, key: str) -> bool:
+        entry = self._entries.pop(key, None)
+        if entry is None:
+            return False
+        self._bytes -= entry.nbytes
+        return True

@@ -1,0 +1,283 @@
+"""What a store holds: a chunk's canonical KV, and the patches formed for it.
+
+A record turns into a JSON-able header plus flat, named tensors and back; the header alone says
+which tensors there must be. Tensors of a record that a store returned may be shared with other
+callers: they must not be written in place.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol, TypeVar
+
+import torch
+
+from kamera.ops.kv import KV
+from kamera.ops.patch import LowRank, Patch
+from kamera.store.keys import PATCH_KINDS, Context, canonical_key, patch_key
+
+Header = dict[str, Any]
+"""JSON-able description of a record (`docs/store-format.md` lists the fields)."""
+
+
+def _no_tensors() -> Mapping[str, torch.Tensor]:
+    return {}
+
+
+def _no_info() -> Mapping[str, Any]:
+    return {}
+
+
+@dataclass(frozen=True, eq=False)
+class CanonicalRecord:
+    """A chunk's KV behind the anchor alone, at the positions it was computed for.
+
+    ``input_ids`` ``[S]`` int64 · ``positions`` ``[axes, S]`` int64 · ``kv`` per layer and channel
+    ``[heads, S, dim]`` · ``inputs``: small model inputs a window needs again (grids, token types) ·
+    ``embeds``: decoder inputs behind the vision tower, so that it never runs again · ``info``:
+    JSON. Raises `ValueError` when the shapes disagree.
+    """
+
+    chunk_id: str
+    context: Context
+    input_ids: torch.Tensor
+    positions: torch.Tensor
+    kv: KV
+    inputs: Mapping[str, torch.Tensor] = field(default_factory=_no_tensors)
+    embeds: Mapping[str, torch.Tensor] = field(default_factory=_no_tensors)
+    info: Mapping[str, Any] = field(default_factory=_no_info)
+
+    def __post_init__(self) -> None:
+        _check_identity(self.chunk_id, self.context, self.info)
+        for name, dims in (("input_ids", 1), ("positions", 2)):
+            tensor = getattr(self, name)
+            if tensor.dim() != dims or tensor.dtype != torch.int64:
+                raise ValueError(
+                    f"{name} must be int64 with {dims} dimension(s), "
+                    f"got {tensor.dtype} {tuple(tensor.shape)}"
+                )
+        if self.positions.shape[1] != self.tokens:
+            raise ValueError(f"positions for {self.positions.shape[1]} of {self.tokens} tokens")
+        for i, layer in enumerate(self.kv):
+            for channel, tensor in layer.items():
+                if tensor.dim() != 3 or tensor.shape[1] != self.tokens:
+                    raise ValueError(
+                        f"layer {i} channel {channel!r} must be [heads, {self.tokens}, dim], "
+                        f"got {tuple(tensor.shape)}"
+                    )
+
+    @property
+    def kind(self) -> str:
+        """``"canonical"``."""
+        return "canonical"
+
+    @property
+    def key(self) -> str:
+        """Where it is stored."""
+        return canonical_key(self.context, self.chunk_id)
+
+    @property
+    def tokens(self) -> int:
+        """Number of tokens of the chunk."""
+        return self.input_ids.shape[0]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all tensors."""
+        return _bytes(self.tensors())
+
+    def header(self) -> Header:
+        """Everything but the tensors."""
+        return {
+            **_identity(self.kind, self.key, self.chunk_id, self.context, self.tokens, self.info),
+            "layers": [list(layer) for layer in self.kv],
+            "inputs": sorted(self.inputs),
+            "embeds": sorted(self.embeds),
+        }
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """``input_ids``, ``positions``, ``kv/00012/k``, ``inputs/…``, ``embeds/…``; not copied."""
+        flat = {"input_ids": self.input_ids, "positions": self.positions}
+        for i, layer in enumerate(self.kv):
+            flat.update({f"kv/{i:05d}/{channel}": t for channel, t in layer.items()})
+        flat.update({f"inputs/{name}": t for name, t in self.inputs.items()})
+        flat.update({f"embeds/{name}": t for name, t in self.embeds.items()})
+        return flat
+
+    @classmethod
+    def from_parts(cls, header: Header, tensors: Mapping[str, torch.Tensor]) -> CanonicalRecord:
+        """The record of `header` and `tensors`; `KeyError` names a tensor that is missing."""
+        return cls(
+            chunk_id=header["chunk_id"],
+            context=Context(**header["context"]),
+            input_ids=tensors["input_ids"],
+            positions=tensors["positions"],
+            kv=tuple(
+                {channel: tensors[f"kv/{i:05d}/{channel}"] for channel in channels}
+                for i, channels in enumerate(header["layers"])
+            ),
+            inputs={name: tensors[f"inputs/{name}"] for name in header["inputs"]},
+            embeds={name: tensors[f"embeds/{name}"] for name in header["embeds"]},
+            info=header["info"],
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class PatchRecord:
+    """A patch of a chunk behind antecedents, in the canonical frame.
+
+    ``antecedents`` are chunk ids in window order; ``kind`` is ``"exact"`` (this order) or
+    ``"orbit"`` (this set). ``formed`` is the weakest guarantee the antecedents themselves carried
+    when it was formed. Raises `ValueError` when the factors' token counts disagree.
+    """
+
+    chunk_id: str
+    context: Context
+    antecedents: tuple[str, ...]
+    kind: str
+    patch: Patch
+    formed: str
+    info: Mapping[str, Any] = field(default_factory=_no_info)
+
+    def __post_init__(self) -> None:
+        _check_identity(self.chunk_id, self.context, self.info)
+        if self.kind not in PATCH_KINDS:
+            raise ValueError(f"kind must be one of {', '.join(PATCH_KINDS)}, got {self.kind!r}")
+        if not isinstance(self.formed, str):
+            raise ValueError(f"formed must be a guarantee's name, got {self.formed!r}")
+        if not all(isinstance(chunk, str) for chunk in self.antecedents):
+            raise ValueError(f"antecedents must be chunk ids, got {self.antecedents!r}")
+        for i, channel, factors in self._factors():
+            if factors.left.shape[0] != self.tokens:
+                raise ValueError(
+                    f"layer {i} channel {channel!r} corrects {factors.left.shape[0]} tokens, "
+                    f"others {self.tokens}"
+                )
+
+    @property
+    def key(self) -> str:
+        """Where it is stored."""
+        return patch_key(self.context, self.chunk_id, self.antecedents, self.kind)
+
+    @property
+    def tokens(self) -> int:
+        """Number of tokens it corrects (0 when it corrects nothing)."""
+        return self.patch.num_tokens or 0
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all factors."""
+        return _bytes(self.tensors())
+
+    def header(self) -> Header:
+        """Everything but the tensors."""
+        return {
+            **_identity(self.kind, self.key, self.chunk_id, self.context, self.tokens, self.info),
+            "antecedents": list(self.antecedents),
+            "formed": self.formed,
+            "rank": self.patch.rank,
+            "layers": [list(layer) for layer in self.patch.layers],
+        }
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """``patch/00003/v/left`` and ``…/right`` per layer and channel corrected; not copied."""
+        flat = {}
+        for i, channel, factors in self._factors():
+            flat[f"patch/{i:05d}/{channel}/left"] = factors.left
+            flat[f"patch/{i:05d}/{channel}/right"] = factors.right
+        return flat
+
+    @classmethod
+    def from_parts(cls, header: Header, tensors: Mapping[str, torch.Tensor]) -> PatchRecord:
+        """The record of `header` and `tensors`; `KeyError` names a tensor that is missing."""
+
+        def factors(name: str) -> LowRank:
+            return LowRank(tensors[f"{name}/left"], tensors[f"{name}/right"])
+
+        return cls(
+            chunk_id=header["chunk_id"],
+            context=Context(**header["context"]),
+            antecedents=tuple(header["antecedents"]),
+            kind=header["kind"],
+            patch=Patch(
+                tuple(
+                    {channel: factors(f"patch/{i:05d}/{channel}") for channel in channels}
+                    for i, channels in enumerate(header["layers"])
+                )
+            ),
+            formed=header["formed"],
+            info=header["info"],
+        )
+
+    def _factors(self) -> Iterator[tuple[int, str, LowRank]]:
+        for i, layer in enumerate(self.patch.layers):
+            for channel, factors in layer.items():
+                yield i, channel, factors
+
+
+class Record(Protocol):
+    """What format, memory and disk need of a record, whichever it is."""
+
+    @property
+    def kind(self) -> str: ...
+    @property
+    def key(self) -> str: ...
+    @property
+    def nbytes(self) -> int: ...
+    def header(self) -> Header: ...
+    def tensors(self) -> dict[str, torch.Tensor]: ...
+
+
+RecordType = TypeVar("RecordType", CanonicalRecord, PatchRecord)
+
+
+def detached(record: RecordType) -> RecordType:
+    """A copy whose tensors are contiguous, on the CPU, and share memory with nothing.
+
+    What a store keeps must not change when the caller goes on writing into its live cache.
+    """
+
+    def own(tensor: torch.Tensor) -> torch.Tensor:
+        return torch.empty(tensor.shape, dtype=tensor.dtype).copy_(tensor.detach())
+
+    header = json.loads(canonical_json(record.header()))
+    return type(record).from_parts(header, {n: own(t) for n, t in record.tensors().items()})
+
+
+def canonical_json(value: object) -> str:
+    """The one JSON text of ``value``: names sorted, no spaces, ASCII. `ValueError` if none."""
+    try:
+        return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ValueError(f"not JSON: {error}") from error
+
+
+def _identity(
+    kind: str, key: str, chunk_id: str, context: Context, tokens: int, info: Mapping[str, Any]
+) -> Header:
+    return {
+        "kind": kind,
+        "key": key,
+        "chunk_id": chunk_id,
+        "context": {
+            "fingerprint": context.fingerprint,
+            "anchor": context.anchor,
+            "tenant": context.tenant,
+        },
+        "tokens": tokens,
+        "info": dict(info),
+    }
+
+
+def _check_identity(chunk_id: object, context: Context, info: object) -> None:
+    for name, value in {"chunk_id": chunk_id, **vars(context)}.items():
+        if not isinstance(value, str):
+            raise ValueError(f"{name} must be text, got {value!r}")
+    if not isinstance(info, Mapping):
+        raise ValueError(f"info must be a mapping, got {type(info).__name__}")
+
+
+def _bytes(tensors: Mapping[str, torch.Tensor]) -> int:
+    return sum(t.numel() * t.element_size() for t in tensors.values())

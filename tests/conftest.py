@@ -1,0 +1,49 @@
+"""Settings every test runs under: offline, one thread, deterministic examples."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+
+os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+import torch
+from hypothesis import HealthCheck, settings
+
+# Threads change the order of sums, and a test never needs more than one.
+torch.set_num_threads(1)
+
+settings.register_profile(
+    "kamera",
+    derandomize=True,
+    deadline=None,
+    database=None,
+    max_examples=40,
+    suppress_health_check=[HealthCheck.too_slow],
+)
+settings.load_profile("kamera")
+
+_LIBRARIES: list[torch.library.Library] = []
+
+
+def _make_torchvision_importable() -> None:
+    """Let a torchvision built for another torch be imported.
+
+    Registries ship a CUDA-linked torchvision. Beside a CPU torch its C++ operators do not load, and its
+    import fails because it registers fakes for two of them. Its Python transforms are all a processor
+    uses. With a torchvision that fits torch (or none) this does nothing.
+    """
+    if importlib.util.find_spec("torchvision") is None:
+        return
+    try:
+        import torchvision  # noqa: F401
+    except RuntimeError:
+        library = torch.library.Library("torchvision", "DEF")
+        for operator in ("nms", "qnms"):
+            library.define(f"{operator}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+        _LIBRARIES.append(library)  # a library's operators live as long as it does
+
+
+_make_torchvision_importable()

@@ -1,0 +1,1 @@
+"""Tiny random models, inputs and processors that the tests of every room share."""

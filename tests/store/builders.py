@@ -1,0 +1,161 @@
+"""Records to store, drawn or fixed, and files that are wrong in one way but carry a good digest."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import Any
+
+import torch
+from hypothesis import strategies as st
+
+from kamera.ops.patch import LowRank, Patch
+from kamera.store import CanonicalRecord, Context, PatchRecord
+
+CONTEXT = Context("f" * 64, "a" * 64)
+DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.int8)
+
+
+def tensor(shape: tuple[int, ...], dtype: torch.dtype, seed: int = 0) -> torch.Tensor:
+    """Random bits, so NaNs and denormals included."""
+    generator = torch.Generator().manual_seed(seed)
+    numel = torch.Size(shape).numel()
+    raw = torch.randint(0, 256, (numel * dtype.itemsize,), dtype=torch.uint8, generator=generator)
+    return raw.view(dtype).reshape(shape)
+
+
+def canonical(
+    chunk: str = "c" * 64, context: Context = CONTEXT, tokens: int = 3, seed: int = 0, **fields: Any
+) -> CanonicalRecord:
+    kv = (
+        {
+            "k": tensor((2, tokens, 4), torch.bfloat16, seed),
+            "v": tensor((2, tokens, 4), torch.bfloat16, seed + 1),
+        },
+        {},
+    )
+    defaults: dict[str, Any] = {
+        "input_ids": torch.arange(tokens),
+        "positions": torch.arange(tokens).expand(3, tokens),
+        "kv": kv,
+        "inputs": {"image_grid_thw": torch.tensor([[1, 2, 2]])},
+        "embeds": {"inputs_embeds": tensor((tokens, 6), torch.bfloat16, seed + 2)},
+        "info": {"title": "Käfer", "size": [640, 480]},
+    }
+    return CanonicalRecord(chunk_id=chunk, context=context, **(defaults | fields))
+
+
+def patch(
+    chunk: str = "c" * 64,
+    context: Context = CONTEXT,
+    antecedents: tuple[str, ...] = ("x", "y"),
+    kind: str = "exact",
+    rank: int = 2,
+    formed: str = "exact",
+    seed: int = 0,
+) -> PatchRecord:
+    factors = LowRank(
+        tensor((3, rank), torch.float16, seed), tensor((8, rank), torch.float16, seed)
+    )
+    return PatchRecord(chunk, context, antecedents, kind, Patch(({}, {"v": factors})), formed)
+
+
+def assert_same(left: Any, right: Any) -> None:
+    """Equal to the bit, dtype, shape and every field besides."""
+    assert type(left) is type(right)
+    assert left.header() == right.header()
+    mine, theirs = left.tensors(), right.tensors()
+    assert mine.keys() == theirs.keys()
+    for name, one in mine.items():
+        other = theirs[name]
+        assert (one.dtype, one.shape) == (other.dtype, other.shape), name
+        assert bits(one) == bits(other), name
+
+
+def bits(t: torch.Tensor) -> list[int]:
+    return t.contiguous().reshape(-1).view(torch.uint8).tolist()
+
+
+def split(data: bytes) -> tuple[dict[str, Any], dict[str, Any], bytes]:
+    """Safetensors header, Kamera header, and the tensors' bytes, of an object file."""
+    size = int.from_bytes(data[:8], "little")
+    outer = json.loads(data[8 : 8 + size])
+    return outer, json.loads(outer["__metadata__"]["kamera"]), data[8 + size :]
+
+
+def join(outer: dict[str, Any], kamera: Any, rest: bytes) -> bytes:
+    """The inverse of `split`, sealed; ``kamera`` as text is taken literally."""
+    if not isinstance(kamera, str):
+        kamera = json.dumps(kamera, sort_keys=True, separators=(",", ":"))
+    metadata = {"digest": "0" * 64, **outer["__metadata__"], "kamera": kamera}
+    text = json.dumps(outer | {"__metadata__": metadata}, separators=(",", ":")).encode()
+    return seal(len(text).to_bytes(8, "little") + text + rest)
+
+
+def seal(data: bytes) -> bytes:
+    """Put the digest where docs/store-format.md says: over all bytes, its own 64 as zeros."""
+    blank = data[:35] + b"0" * 64 + data[99:]
+    return data[:35] + hashlib.blake2b(blank, digest_size=32).hexdigest().encode() + data[99:]
+
+
+_text = st.text(st.characters(codec="utf-8"), max_size=6)
+_names = st.text(st.characters(codec="utf-8"), min_size=1, max_size=6)
+_json = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | _text,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(_text, inner, max_size=3),
+    max_leaves=6,
+)
+_infos = st.dictionaries(_text, _json, max_size=3)
+contexts = st.builds(Context, _text, _text, st.just(""))
+
+
+@st.composite
+def tensors(draw: st.DrawFn, shape: tuple[int, ...] | None = None) -> torch.Tensor:
+    if shape is None:
+        shape = tuple(draw(st.lists(st.integers(0, 3), max_size=3)))
+    return tensor(shape, draw(st.sampled_from(DTYPES)), draw(st.integers(0, 2**16)))
+
+
+@st.composite
+def canonicals(draw: st.DrawFn) -> CanonicalRecord:
+    tokens = draw(st.integers(0, 4))
+    channel = st.tuples(st.integers(1, 3), st.just(tokens), st.integers(1, 5)).flatmap(tensors)
+    named = st.dictionaries(_names, tensors(), max_size=2)
+    return CanonicalRecord(
+        chunk_id=draw(_text),
+        context=draw(contexts),
+        input_ids=torch.arange(tokens) * 1_000_000_007,
+        positions=torch.arange(tokens).expand(draw(st.integers(1, 3)), tokens),
+        kv=tuple(draw(st.lists(st.dictionaries(_names, channel, max_size=3), max_size=3))),
+        inputs=draw(named),
+        embeds=draw(named),
+        info=draw(_infos),
+    )
+
+
+@st.composite
+def patches(draw: st.DrawFn) -> PatchRecord:
+    tokens = draw(st.integers(1, 4))
+
+    @st.composite
+    def factors(draw: st.DrawFn) -> LowRank:
+        rank, features = draw(st.integers(0, 3)), draw(st.integers(1, 6))
+        return LowRank(draw(tensors((tokens, rank))), draw(tensors((features, rank))))
+
+    layers = draw(st.lists(st.dictionaries(_names, factors(), max_size=2), max_size=3))
+    return PatchRecord(
+        chunk_id=draw(_text),
+        context=draw(contexts),
+        antecedents=tuple(draw(st.lists(_text, max_size=3))),
+        kind=draw(st.sampled_from(("exact", "orbit"))),
+        patch=Patch(tuple(layers)),
+        formed=draw(_text),
+        info=draw(_infos),
+    )
+
+
+records = canonicals() | patches()

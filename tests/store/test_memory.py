@@ -1,0 +1,93 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from kamera.store.format import describe
+from kamera.store.memory import MemoryTier, parse_size
+
+from .builders import canonical
+
+
+def record(name: str) -> tuple[Any, Any]:
+    one = canonical(name)
+    return one, describe(one, 1.0, one.nbytes)
+
+
+SIZE = canonical().nbytes
+A, B, C = record("a"), record("b"), record("c")
+
+
+def test_the_limit_of_bytes_is_never_exceeded_and_the_least_recently_used_leaves() -> None:
+    tier = MemoryTier(2 * SIZE)
+    tier.put(*A)
+    tier.put(*B)
+    assert tier.get(A[1].key) is A[0]
+    tier.put(*C)
+    assert tier.stats().bytes == 2 * SIZE
+    assert tier.stats().evictions == 1
+    assert tier.get(B[1].key) is None
+    assert tier.get(A[1].key) is A[0] and tier.get(C[1].key) is C[0]
+
+
+def test_a_record_larger_than_the_limit_is_not_kept_and_evicts_nothing() -> None:
+    tier = MemoryTier(SIZE)
+    tier.put(*A)
+    large = canonical("large", tokens=9)
+    tier.put(large, describe(large, 1.0, large.nbytes))
+    assert tier.get(large.key) is None
+    assert tier.get(A[1].key) is A[0]
+    assert tier.stats().evictions == 0
+
+
+def test_putting_a_key_again_counts_its_bytes_once() -> None:
+    tier = MemoryTier(3 * SIZE)
+    for _ in range(5):
+        tier.put(*A)
+    assert (tier.stats().objects, tier.stats().bytes, tier.stats().evictions) == (1, SIZE, 0)
+    assert tier.drop(A[1].key) and not tier.drop(A[1].key)
+    assert tier.stats().bytes == 0
+
+
+def test_a_record_of_another_stamp_is_a_miss_and_forgotten() -> None:
+    tier = MemoryTier(SIZE)
+    tier.put(*A, stamp="old")
+    assert tier.get(A[1].key, "new") is None
+    assert tier.get(A[1].key, "old") is None
+    assert tier.stats().bytes == 0
+
+
+def test_hits_and_misses_are_counted_where_they_happen() -> None:
+    tier = MemoryTier(SIZE)
+    tier.get(A[1].key)
+    tier.put(*A)
+    tier.get(A[1].key)
+    tier.get(A[1].key)
+    tier.info(A[1].key)
+    tier.get(B[1].key)
+    assert (tier.stats().hits, tier.stats().misses) == (2, 2)
+
+
+@pytest.mark.parametrize(
+    "text, size",
+    [
+        (0, 0),
+        (123, 123),
+        ("123", 123),
+        ("512MiB", 512 * 2**20),
+        ("4GiB", 4 * 2**30),
+        ("1GB", 10**9),
+        ("1.5 KiB", 1536),
+        ("7 B", 7),
+    ],
+)
+def test_sizes_are_parsed(text: int | str, size: int) -> None:
+    assert parse_size(text) == size
+
+
+@pytest.mark.parametrize("text", ["", "GiB", "4 gigs", "-1", -1, "4G", "4GiBs", True, 1.5, None])
+def test_what_is_no_size_is_refused_with_its_value(text: Any) -> None:
+    with pytest.raises(ValueError, match="memory limit") as caught:
+        parse_size(text)
+    assert repr(text) in str(caught.value)

@@ -1,0 +1,232 @@
+from __future__ import annotations
+
+import ast
+import dataclasses
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+import kamera.store
+from kamera.errors import IncompatibleChunk, StoreError
+from kamera.ops.patch import Patch
+from kamera.store import ChunkStore, Context, PatchRecord
+
+from .builders import CONTEXT, assert_same, canonical, patch
+
+CHUNK = "c" * 64
+
+
+@pytest.fixture(params=["memory", "directory"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[ChunkStore]:
+    url = "memory://" if request.param == "memory" else str(tmp_path / "store")
+    with ChunkStore.open(url) as opened:
+        yield opened
+
+
+def test_what_was_put_comes_back(store: ChunkStore) -> None:
+    assert store.put_canonical(canonical()) == canonical().key
+    assert store.put_patch(patch()) == patch().key
+    assert store.put_patch(patch(kind="orbit", rank=1)) == patch(kind="orbit").key
+    assert_same(store.get_canonical(CONTEXT, CHUNK), canonical())
+    assert_same(store.get_patch(CONTEXT, CHUNK, ("x", "y")), patch())
+    assert_same(store.get_patch(CONTEXT, CHUNK, ("x", "y"), "orbit"), patch(kind="orbit", rank=1))
+
+
+def test_only_the_very_same_question_hits(store: ChunkStore) -> None:
+    store.put_canonical(canonical())
+    store.put_patch(patch())
+    store.put_patch(patch(kind="orbit"))
+    others = [replace(CONTEXT, fingerprint="g"), replace(CONTEXT, anchor="b")]
+    for context in others:
+        assert store.get_canonical(context, CHUNK) is None
+        assert not store.has_canonical(context, CHUNK)
+        for kind in ("exact", "orbit"):
+            assert store.get_patch(context, CHUNK, ("x", "y"), kind) is None
+            assert not store.has_patch(context, CHUNK, ("x", "y"), kind)
+    assert store.get_canonical(CONTEXT, "d" * 64) is None
+    for antecedents in ((), ("x",), ("y", "x"), ("x", "y", "y"), ("xy",)):
+        assert store.get_patch(CONTEXT, CHUNK, antecedents) is None
+    assert store.get_patch(CONTEXT, CHUNK, ("y", "x"), "orbit") is not None
+    for antecedents in (("x",), ("x", "y", "y"), ("x", "x", "y")):
+        assert store.get_patch(CONTEXT, CHUNK, antecedents, "orbit") is None
+
+
+def test_a_patch_is_replaced_and_its_info_follows(store: ChunkStore) -> None:
+    assert store.patch_info(CONTEXT, CHUNK, ("x", "y")) is None
+    store.put_patch(patch(rank=1, formed="survivor"))
+    store.put_patch(patch(rank=3, formed="patched", seed=9))
+    info = store.patch_info(CONTEXT, CHUNK, ("x", "y"))
+    assert info is not None
+    assert (info.rank, info.formed, info.tokens) == (3, "patched", 3)
+    assert (info.antecedents, info.kind) == (("x", "y"), "exact")
+    assert_same(
+        store.get_patch(CONTEXT, CHUNK, ("x", "y")), patch(rank=3, formed="patched", seed=9)
+    )
+    assert len(store.ls()) == 1
+
+
+def test_a_patch_that_corrects_nothing_is_a_hit(store: ChunkStore) -> None:
+    store.put_patch(PatchRecord(CHUNK, CONTEXT, ("x",), "exact", Patch(({}, {})), "exact"))
+    got = store.get_patch(CONTEXT, CHUNK, ("x",))
+    assert got is not None
+    assert (got.patch.rank, len(got.patch.layers), got.nbytes) == (0, 2, 0)
+
+
+def test_what_was_put_does_not_change_with_the_callers_tensors(store: ChunkStore) -> None:
+    live = torch.zeros(2, 10, 4)
+    record = canonical(kv=({"k": live[:, 2:5], "v": live[:, 5:8]},))
+    store.put_canonical(record)
+    live.fill_(7)
+    got = store.get_canonical(CONTEXT, CHUNK)
+    assert got is not None
+    assert not got.kv[0]["k"].any() and not got.kv[0]["v"].any()
+    assert got.nbytes == record.nbytes
+
+
+def test_another_tenants_context_is_refused_everywhere(store: ChunkStore) -> None:
+    you = replace(CONTEXT, tenant="you")
+    calls = [
+        lambda: store.get_canonical(you, CHUNK),
+        lambda: store.put_canonical(canonical(context=you)),
+        lambda: store.get_patch(you, CHUNK, ()),
+        lambda: store.put_patch(patch(context=you)),
+        lambda: store.has_canonical(you, CHUNK),
+        lambda: store.has_patch(you, CHUNK, ()),
+        lambda: store.patch_info(you, CHUNK, ()),
+        lambda: store.chunks(you),
+    ]
+    for call in calls:
+        with pytest.raises(IncompatibleChunk, match="tenant 'you'"):
+            call()
+    assert store.ls() == []
+
+
+def test_tenants_of_one_directory_do_not_see_each_other(tmp_path: Path) -> None:
+    with (
+        ChunkStore.open(tmp_path / "s", tenant="me") as mine,
+        ChunkStore.open(tmp_path / "s", tenant="you") as yours,
+    ):
+        key = mine.put_canonical(canonical(context=replace(CONTEXT, tenant="me")))
+        assert yours.ls() == [] and yours.contexts_of(CHUNK) == []
+        assert yours.stats().canonicals == 0 and yours.stats().bytes == 0
+        assert not yours.delete(key)
+        assert mine.contexts_of(CHUNK) == [replace(CONTEXT, tenant="me")]
+        assert mine.delete(key)
+
+
+def test_contexts_of_tells_made_by_another_backbone_from_never_seen(store: ChunkStore) -> None:
+    other = Context("another backbone", "anchor")
+    store.put_canonical(canonical(context=other))
+    assert store.get_canonical(CONTEXT, CHUNK) is None
+    assert store.contexts_of(CHUNK) == [other]
+    assert store.contexts_of("d" * 64) == []
+
+
+def test_listing_by_kind_and_context(store: ChunkStore) -> None:
+    other = replace(CONTEXT, anchor="b")
+    store.put_canonical(canonical())
+    store.put_canonical(canonical("d" * 64))
+    store.put_canonical(canonical(context=other))
+    store.put_patch(patch())
+    store.put_patch(patch(kind="orbit"))
+    assert {i.chunk_id for i in store.chunks(CONTEXT)} == {CHUNK, "d" * 64}
+    assert [i.context for i in store.chunks(other)] == [other]
+    assert [len(store.ls(kind)) for kind in (None, "canonical", "exact", "orbit")] == [5, 3, 1, 1]
+    with pytest.raises(ValueError, match="'near'"):
+        store.ls("near")
+
+
+def test_delete_removes_one_object(store: ChunkStore) -> None:
+    key = store.put_canonical(canonical())
+    store.put_patch(patch())
+    assert store.delete(key)
+    assert not store.delete(key)
+    assert store.get_canonical(CONTEXT, CHUNK) is None
+    assert [i.kind for i in store.ls()] == ["exact"]
+
+
+@pytest.mark.parametrize("key", ["", "../../kamera-store", "A" * 64, "0" * 63, "0" * 64 + "\n"])
+def test_what_is_no_key_is_refused(store: ChunkStore, key: str) -> None:
+    with pytest.raises(ValueError, match="no key"):
+        store.delete(key)
+
+
+def test_reports_are_json(store: ChunkStore) -> None:
+    store.put_canonical(canonical())
+    store.put_patch(patch())
+    stats = store.stats()
+    assert (stats.canonicals, stats.patches) == (1, 1)
+    assert stats.bytes == sum(i.bytes for i in store.ls()) > 0
+    assert store.verify().ok == store.rebuild_index() == 2
+    for report in (stats, store.verify(), *store.ls()):
+        json.dumps(dataclasses.asdict(report))
+
+
+def test_a_second_look_up_is_served_from_memory(tmp_path: Path) -> None:
+    with ChunkStore.open(tmp_path / "s") as store:
+        store.put_canonical(canonical())
+    with ChunkStore.open(tmp_path / "s") as store:
+        first = store.get_canonical(CONTEXT, CHUNK)
+        assert store.get_canonical(CONTEXT, CHUNK) is first
+        assert (store.stats().memory.hits, store.stats().memory.misses) == (1, 1)
+    with ChunkStore.open(tmp_path / "s", memory_limit=0) as store:
+        assert store.get_canonical(CONTEXT, CHUNK) is not store.get_canonical(CONTEXT, CHUNK)
+        assert store.stats().memory.objects == 0
+
+
+def test_a_memory_store_over_its_limit_forgets_the_oldest(tmp_path: Path) -> None:
+    with ChunkStore.open("memory://", memory_limit=2 * canonical().nbytes) as store:
+        for chunk in "abc":
+            store.put_canonical(canonical(chunk))
+        assert store.get_canonical(CONTEXT, "a") is None
+        assert store.get_canonical(CONTEXT, "c") is not None
+        assert [i.chunk_id for i in store.ls()] == ["b", "c"]
+
+
+def test_urls_and_paths_name_the_same_store(tmp_path: Path) -> None:
+    path = tmp_path / "a store"
+    with ChunkStore.open(path) as store:
+        store.put_canonical(canonical())
+    for url in (str(path), path.as_uri(), f"file://{path}"):
+        with ChunkStore.open(url) as store:
+            assert store.has_canonical(CONTEXT, CHUNK), url
+    assert "a store" in repr(store)
+
+
+@pytest.mark.parametrize("url", ["redis://host", "s3://bucket/x", "memory://x", "file://host/x"])
+def test_another_scheme_is_refused_with_what_is_supported(
+    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(StoreError, match=r"file://.*memory://") as caught:
+        ChunkStore.open(url)
+    assert url in str(caught.value) and "\n" not in str(caught.value)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_bad_memory_limit_opens_nothing(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="4 gigs"):
+        ChunkStore.open(tmp_path / "s", memory_limit="4 gigs")
+    assert not (tmp_path / "s").exists()
+
+
+FORBIDDEN = {"pickle", "cPickle", "dill", "cloudpickle", "joblib", "shelve", "marshal"}
+
+
+@pytest.mark.parametrize(
+    "path", sorted(Path(kamera.store.__file__).parent.glob("**/*.py")), ids=str
+)
+def test_no_pickle_and_only_ops_and_errors_are_imported(path: Path) -> None:
+    tree = ast.parse(path.read_text())
+    names = [a.name for n in ast.walk(tree) if isinstance(n, ast.Import) for a in n.names]
+    names += [n.module or "." for n in ast.walk(tree) if isinstance(n, ast.ImportFrom)]
+    assert not FORBIDDEN & {name.partition(".")[0] for name in names}
+    ours = [n for n in names if n.partition(".")[0] in ("kamera", "", "transformers")]
+    allowed = ("kamera.ops", "kamera.errors", "kamera.store")
+    assert all(n.startswith(allowed) for n in ours), ours
+    calls = [ast.unparse(n.func) for n in ast.walk(tree) if isinstance(n, ast.Call)]
+    assert not {"torch.load", "torch.save", "eval", "exec"} & set(calls)
