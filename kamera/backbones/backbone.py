@@ -62,6 +62,7 @@ class Backbone:
     """
 
     def __init__(self, model: nn.Module, processor: Any | None = None) -> None:
+        model = probe.without_wrapper(model)
         probe.refuse_unsupported(model)
         self.model: Any = model
         self.processor = processor

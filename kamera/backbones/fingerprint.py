@@ -14,15 +14,27 @@ from torch import nn
 from kamera.ops import Layout
 from kamera.ops.digest import tensor_digest
 
+_SWITCHES = ("active_adapters", "disable_adapters", "merged_adapters", "scaling")
 
-def weight_state(model: nn.Module) -> tuple[tuple[int, int], ...]:
-    """Cheap witness of the weights: storage address and in-place version of every tensor.
 
-    Changes when a parameter is replaced (adapter loaded, weights swapped) or written in place. A write
-    through ``tensor.data`` leaves no trace: build a new Backbone after one.
+def weight_state(model: nn.Module) -> tuple[Any, ...]:
+    """Cheap witness of the weights: storage address and in-place version of every tensor, and which
+    adapters are switched on.
+
+    Changes when a parameter is replaced (adapter loaded, weights swapped) or written in place, and
+    when an adapter is activated, disabled or merged. A write of your own through ``tensor.data``
+    leaves no trace: build a new Backbone after one.
     """
+    tensors = ((t.data_ptr(), 0 if t.is_inference() else t._version) for _, t in _named_tensors(model))
+    return (*tensors, *adapter_state(model))
+
+
+def adapter_state(model: nn.Module) -> tuple[str, ...]:
+    """Which adapters act, layer by layer: PEFT switches and merges them without a new tensor."""
     return tuple(
-        (t.data_ptr(), 0 if t.is_inference() else t._version) for _, t in _named_tensors(model)
+        repr([getattr(module, name, None) for name in _SWITCHES])
+        for module in model.modules()
+        if isinstance(getattr(module, "active_adapters", None), list)  # a model's own is a method
     )
 
 
@@ -38,6 +50,7 @@ def fingerprint(model: nn.Module, processor: Any | None, layout: Layout, limit: 
     _feed(outer, _json(_config(model)))
     _feed(outer, repr(layout).encode())
     _feed(outer, repr(limit).encode())
+    _feed(outer, repr(adapter_state(model)).encode())
     names = [name for name, _ in _named_tensors(model)]
     with ThreadPoolExecutor() as pool:  # hashlib releases the GIL
         digests = pool.map(tensor_digest, (t for _, t in _named_tensors(model)))
@@ -82,7 +95,10 @@ def processor_state(processor: Any | None) -> dict[str, Any]:
 
 def _named_tensors(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
     yield from model.named_parameters(remove_duplicate=False)
-    yield from model.named_buffers(remove_duplicate=False)
+    for name, buffer in model.named_buffers(remove_duplicate=False):
+        # bound by the layout, which was probed from them; longrope rewrites its own at every forward
+        if not name.endswith("inv_freq"):
+            yield name, buffer
 
 
 def _config(model: nn.Module) -> Any:

@@ -163,6 +163,22 @@ def _indexer_rope(rope: RopeSpec) -> RopeSpec:
     return RopeSpec(rope.inv_freq, rope.axes, rope.num_axes, "half", rope.attention_scaling)
 
 
+def without_wrapper(model: nn.Module) -> nn.Module:
+    """The transformers model inside a PEFT wrapper, its adapters in place."""
+    wrapper: Any = model
+    adapters = getattr(wrapper, "peft_config", None)
+    if not (isinstance(adapters, dict) and hasattr(wrapper, "get_base_model")):
+        return model
+    learned = [name for name, a in adapters.items() if getattr(a, "is_prompt_learning", False)]
+    if learned:
+        raise UnsupportedBackbone(
+            f"adapters {learned} learn a prompt in front of every input, which no chunk could be moved "
+            "past: use an adapter that changes weights (LoRA, …)"
+        )
+    inner: nn.Module = wrapper.get_base_model()
+    return inner
+
+
 def refuse_unsupported(model: nn.Module) -> None:
     """Raise UnsupportedBackbone for state that is no relocatable KV."""
     config: Any = model.config

@@ -40,8 +40,7 @@ def prove_relocation(
 ) -> Proof:
     """Prefill a span at two places and compare the moved KV with the one computed there."""
     span = encoded or _text(backbone, 12)
-    axes = backbone.axes
-    step = tuple(offset) if offset is not None else (37, 5, 11)[:axes]
+    step = tuple(offset) if offset is not None else _step(backbone, (37, 5, 11))
     base = backbone.positions([span.input_ids], [span.position_inputs])
     moved = base + torch.tensor(step)[:, None]
     here, _ = backbone.prefill(span, base)
@@ -52,8 +51,7 @@ def prove_relocation(
 def prove_patch(backbone: Backbone, offset: Sequence[int] | None = None) -> Proof:
     """Restore a conditioned prefill from the canonical and a full-rank patch, at a third place."""
     antecedent, span = _text(backbone, 10, seed=5), _text(backbone, 12)
-    axes = backbone.axes
-    step = tuple(offset) if offset is not None else (23, 3, 7)[:axes]
+    step = tuple(offset) if offset is not None else _step(backbone, (23, 3, 7))
     whole = backbone.positions([antecedent.input_ids, span.input_ids], [{}, {}])
     alone = backbone.positions([span.input_ids], [{}])
     a, b = whole[:, : antecedent.num_tokens], whole[:, antecedent.num_tokens :]
@@ -69,6 +67,12 @@ def prove_patch(backbone: Backbone, offset: Sequence[int] | None = None) -> Proo
     onward = tuple(x + y for x, y in zip(there, step, strict=True))
     served = apply_patch(canonical, patch, backbone.layout, onward)
     return _compare(backbone, served, expected, onward)
+
+
+def _step(backbone: Backbone, wanted: tuple[int, int, int]) -> tuple[int, ...]:
+    """An offset that stays below the model's position limit."""
+    room = wanted[0] if backbone.limit is None else max(1, backbone.limit.below - 24)
+    return tuple(min(w, room) for w in wanted[: backbone.axes])
 
 
 def _compare(backbone: Backbone, got: KV, expected: KV, offset: tuple[int, ...]) -> Proof:

@@ -135,3 +135,31 @@ def test_what_is_no_model_directory_is_refused_by_name(tmp_path):
         Backbone.from_pretrained(tmp_path)
     with pytest.raises(UnsupportedBackbone, match="no transformers model at '/nowhere'"):
         Backbone.from_pretrained("/nowhere")
+
+
+def test_switching_merging_and_removing_a_real_adapter_is_noticed():
+    peft = pytest.importorskip("peft")
+    model = tiny.build("llava")
+    plain = Backbone(model).fingerprint
+    config = peft.LoraConfig(r=2, target_modules=["q_proj", "v_proj"], init_lora_weights=False)
+    wrapped = peft.get_peft_model(model, config, adapter_name="one")
+    wrapped.add_adapter("two", config)
+    backbone = Backbone(wrapped)  # the wrapper itself is stepped out of
+    seen = {"plain": plain, "one": backbone.fingerprint}
+    wrapped.set_adapter("two")
+    seen["two"] = backbone.fingerprint
+    wrapped.merge_adapter()  # PEFT writes through tensor.data
+    seen["two, merged"] = backbone.fingerprint
+    wrapped.unmerge_adapter()
+    wrapped.set_adapter("one")
+    assert len(set(seen.values())) == len(seen), seen
+    with wrapped.disable_adapter():
+        assert backbone.fingerprint not in seen.values()
+
+
+def test_an_adapter_that_learns_a_prompt_is_refused():
+    peft = pytest.importorskip("peft")
+    config = peft.PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=2)
+    wrapped = peft.get_peft_model(tiny.build("deepseek_v3"), config)
+    with pytest.raises(UnsupportedBackbone, match="learn a prompt"):
+        Backbone(wrapped)
