@@ -78,14 +78,12 @@ class Backbone:
         probed, places = self._probe_tokens(), torch.arange(8).expand(self.axes, -1)
         with torch.no_grad():
             cache = self._run(probed, places, None)
-            self._mask_input = encoding.mask_input(
-                self.model, self.decoder, probed.input_ids, places
-            )
+            self._mask_input = encoding.mask_input(self.model, self.decoder, probed.input_ids, places)
         self.layout = tuple(probe.probe_layout(self.decoder, self.config, cache))
         self._devices = model_cache.layer_devices(cache)
-        self._like = next(
-            t for layer in model_cache.read(cache, self.layout) for t in layer.values()
-        )[..., :0]
+        self._like = next(t for layer in model_cache.read(cache, self.layout) for t in layer.values())[
+            ..., :0
+        ]
         self._prove()
 
     @classmethod
@@ -149,11 +147,7 @@ class Backbone:
             kv_layers=sum(bool(spec.channels) for spec in self.layout),
             channels=tuple(
                 f"{c.name}[{c.heads}x{c.dim}]"
-                + (
-                    f" phased {c.rotary_start}:{c.rotary_start + c.rope.rotary_dim}"
-                    if c.rope
-                    else ""
-                )
+                + (f" phased {c.rotary_start}:{c.rotary_start + c.rope.rotary_dim}" if c.rope else "")
                 for c in next(spec for spec in self.layout if spec.channels).channels
             ),
             bytes_per_token=size * sum(c.features for spec in self.layout for c in spec.channels),
@@ -281,9 +275,7 @@ class Backbone:
         ``positions`` are those of the whole sequence. Returns new tokens, ``[sequences, new]``.
         """
         self.check_positions(positions)
-        rows = max(
-            int(options.get("num_beams") or 1), int(options.get("num_return_sequences") or 1)
-        )
+        rows = max(int(options.get("num_beams") or 1), int(options.get("num_return_sequences") or 1))
         sequence = ids[None].to(self.device)
         with torch.no_grad():
             out = self.model.generate(
@@ -327,9 +319,7 @@ class Backbone:
 
     # -- inside --------------------------------------------------------------------------------
 
-    def _run(
-        self, encoded: Encoded, positions: torch.Tensor, past: ModelCache | None
-    ) -> ModelCache:
+    def _run(self, encoded: Encoded, positions: torch.Tensor, past: ModelCache | None) -> ModelCache:
         cache = model_cache.new_cache(self.model.config) if past is None else past
         arguments = encoding.decoder_arguments(encoded, self.device)
         arguments |= {

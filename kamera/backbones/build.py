@@ -70,10 +70,9 @@ class ChunkBuilder:
         if ids.numel() == 0:
             raise EmptyChunk("a chunk of no tokens: give at least one token id")
         if ids.dim() != 1 or ids.is_floating_point():
-            raise ValueError(
-                f"input_ids of shape {tuple(ids.shape)}, {ids.dtype}: give integer ids [tokens]"
-            )
-        ids = ids.to(device="cpu", dtype=torch.int64)
+            raise ValueError(f"input_ids of shape {tuple(ids.shape)}, {ids.dtype}: give integer ids [tokens]")
+        # the id is a digest: what is digested must not change under a caller's later write
+        ids = ids.to(device="cpu", dtype=torch.int64, copy=True)
         size = self.model.get_input_embeddings().weight.shape[0]  # type: ignore[operator, union-attr]
         if int(ids.min()) < 0 or int(ids.max()) >= size:
             raise ValueError(
@@ -89,13 +88,11 @@ class ChunkBuilder:
                     f"{type(self.model).__name__} takes no {name!r}; it takes "
                     f"{[n for n in self.accepted if 'pixel' in n or 'grid' in n] or 'text only'}"
                 )
-            tensor = torch.as_tensor(value).detach().cpu()
+            tensor = torch.as_tensor(value).detach().to("cpu", copy=True)
             if name in TOKEN_TYPES:
                 tensor = tensor.reshape(-1).to(torch.int64)
                 if tensor.shape != ids.shape:
-                    raise ValueError(
-                        f"{name} has {tensor.shape[0]} entries for {ids.shape[0]} tokens"
-                    )
+                    raise ValueError(f"{name} has {tensor.shape[0]} entries for {ids.shape[0]} tokens")
             tensors[name] = tensor
         tensors.update(self._token_types(ids, tensors))
         return Chunk(chunk_id(ids, tensors), ids, tensors, fingerprint, label)
@@ -110,9 +107,7 @@ class ChunkBuilder:
         ids = self.format.tokenizer(text, add_special_tokens=special)["input_ids"]
         return torch.tensor(ids, dtype=torch.int64)
 
-    def _token_types(
-        self, ids: torch.Tensor, given: Mapping[str, torch.Tensor]
-    ) -> dict[str, torch.Tensor]:
+    def _token_types(self, ids: torch.Tensor, given: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         wanted = [n for n in TOKEN_TYPES if n in self.accepted and n not in given]
         has_media = any(n.startswith("pixel_values") for n in given)
         if not wanted or not has_media:
@@ -155,8 +150,7 @@ class ChunkBuilder:
         images = [load_image(i) for i in items if i["type"] == "image"]
         clips = [_clip(i) for i in items if i["type"] == "video"]
         plain = [
-            {"type": "text", "text": i["text"]} if i["type"] == "text" else {"type": i["type"]}
-            for i in items
+            {"type": "text", "text": i["text"]} if i["type"] == "text" else {"type": i["type"]} for i in items
         ]
         text = self.format.content_text(plain)
         label = "".join(i.get("text", f"<{i['type']}>") for i in items)[:80]

@@ -31,9 +31,7 @@ def foreign_layers(config: Any) -> dict[int, str]:
     Recurrent and convolution states cannot be cut out of a sequence and put elsewhere.
     """
     layers = DynamicCache(config=config).layers
-    return {
-        i: type(layer).__name__ for i, layer in enumerate(layers) if type(layer) not in _RELOCATABLE
-    }
+    return {i: type(layer).__name__ for i, layer in enumerate(layers) if type(layer) not in _RELOCATABLE}
 
 
 def new_cache(config: Any) -> ModelCache:
@@ -58,9 +56,7 @@ def cache_length(cache: ModelCache) -> int:
 
 def raw_shapes(cache: ModelCache) -> list[dict[str, torch.Size]]:
     """Shape of every tensor each layer holds, by attribute name; empty for a layer without KV."""
-    return [
-        {name: tensor.shape for name, tensor in _tensors(layer).items()} for layer in cache.layers
-    ]
+    return [{name: tensor.shape for name, tensor in _tensors(layer).items()} for layer in cache.layers]
 
 
 def read(cache: ModelCache, layout: Layout, start: int = 0, stop: int | None = None) -> KV:

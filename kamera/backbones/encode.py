@@ -26,9 +26,7 @@ class _AtTheDoor(Exception):
     """Stops the full model's forward where its decoder would begin."""
 
 
-def encode(
-    model: nn.Module, decoder: nn.Module, chunk: Chunk, positions: torch.Tensor
-) -> Encoded:
+def encode(model: nn.Module, decoder: nn.Module, chunk: Chunk, positions: torch.Tensor) -> Encoded:
     """Encode a chunk's media.
 
     ``positions`` ``[axes, tokens]`` keep the model from deriving (and remembering) its own.
@@ -108,9 +106,7 @@ def batched(positions: torch.Tensor) -> torch.Tensor:
     return positions if positions.shape[0] == 1 else positions[:, None]
 
 
-def _model_input(
-    name: str, tensor: torch.Tensor, device: torch.device, dtype: torch.dtype
-) -> torch.Tensor:
+def _model_input(name: str, tensor: torch.Tensor, device: torch.device, dtype: torch.dtype) -> torch.Tensor:
     if name in TOKEN_TYPES:
         tensor = tensor[None]
     # pixels follow the weights' dtype; times and sizes keep theirs

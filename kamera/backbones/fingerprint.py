@@ -68,9 +68,7 @@ def processor_settings(processor: Any | None) -> Any:
     settings = processor_state(processor)
     tokenizer = getattr(processor, "tokenizer", processor)
     backend = getattr(tokenizer, "backend_tokenizer", None)
-    settings["tokenizer"] = (
-        backend.to_str() if backend is not None else sorted(tokenizer.get_vocab().items())
-    )
+    settings["tokenizer"] = backend.to_str() if backend is not None else sorted(tokenizer.get_vocab().items())
     return settings
 
 

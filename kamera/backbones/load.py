@@ -20,9 +20,7 @@ def load_model(name: str | Path, *, dtype: str | torch.dtype, **options: Any) ->
     try:
         config = transformers.AutoConfig.from_pretrained(source)
     except (OSError, ValueError, KeyError) as error:
-        raise UnsupportedBackbone(
-            f"no transformers model at {source!r}: {_first_line(error)}"
-        ) from None
+        raise UnsupportedBackbone(f"no transformers model at {source!r}: {_first_line(error)}") from None
     if type(config) in transformers.AutoModelForImageTextToText._model_mapping:
         loader: Any = transformers.AutoModelForImageTextToText
     elif type(config) in transformers.AutoModelForCausalLM._model_mapping:

@@ -44,8 +44,7 @@ def load_image(source: Any) -> Image.Image:
     if isinstance(source, np.ndarray):
         if source.ndim != 3 or source.shape[-1] != 3 or source.dtype != np.uint8:
             raise UnreadableMedia(
-                f"array of shape {source.shape}, {source.dtype} is no picture: "
-                "give uint8 [height, width, 3]"
+                f"array of shape {source.shape}, {source.dtype} is no picture: give uint8 [height, width, 3]"
             )
         return Image.fromarray(source)
     if isinstance(source, str | Path):
@@ -57,9 +56,7 @@ def load_image(source: Any) -> Image.Image:
             raise UnreadableMedia(f"no image at {str(path)!r}: give an existing file") from None
         except (UnidentifiedImageError, OSError) as error:
             raise UnreadableMedia(f"{str(path)!r} cannot be read as an image: {error}") from None
-    raise UnreadableMedia(
-        f"{type(source).__name__} is no image: give a PIL image, a path or a uint8 array"
-    )
+    raise UnreadableMedia(f"{type(source).__name__} is no image: give a PIL image, a path or a uint8 array")
 
 
 def read_video(
@@ -99,9 +96,7 @@ def read_video(
             # A second pass keeps memory at the sampled frames only: long videos do not fit decoded.
             container.seek(0)
             keep = set(wanted)
-            pictures = {
-                i: frame.to_image() for i, frame in enumerate(container.decode(stream)) if i in keep
-            }
+            pictures = {i: frame.to_image() for i, frame in enumerate(container.decode(stream)) if i in keep}
     except av.error.FFmpegError as error:
         raise UnreadableMedia(f"{str(path)!r} cannot be decoded: {error}") from None
     return Clip(
@@ -163,9 +158,7 @@ def load_clip(item: Any) -> Clip:
             rate,
             len(frames),
         )
-    raise UnreadableMedia(
-        f"{type(source).__name__} is no video: give a path, a list of pictures or an array"
-    )
+    raise UnreadableMedia(f"{type(source).__name__} is no video: give a path, a list of pictures or an array")
 
 
 def _budgeted(item: Mapping[str, Any]) -> Image.Image:

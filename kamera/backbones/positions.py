@@ -34,8 +34,7 @@ def join_inputs(
     for name in dict.fromkeys(n for i in inputs for n in i):
         if name in TOKEN_TYPES:
             parts = [
-                i.get(name, torch.zeros(n, dtype=torch.int64))
-                for n, i in zip(lengths, inputs, strict=True)
+                i.get(name, torch.zeros(n, dtype=torch.int64)) for n, i in zip(lengths, inputs, strict=True)
             ]
         else:
             parts = [i[name] for i in inputs if name in i]

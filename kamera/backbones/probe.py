@@ -128,9 +128,7 @@ def probe_ropes(decoder: nn.Module, layers: int) -> list[RopeSpec]:
     return [known[t] for t in types[:layers]]
 
 
-def probe_layout(
-    decoder: nn.Module, config: Any, cache: model_cache.ModelCache
-) -> list[LayerLayout]:
+def probe_layout(decoder: nn.Module, config: Any, cache: model_cache.ModelCache) -> list[LayerLayout]:
     """Name the channels of a cache the model has just written, by shape (never by version)."""
     shapes = model_cache.raw_shapes(cache)
     ropes = probe_ropes(decoder, max(len(shapes), config.num_hidden_layers))
@@ -151,9 +149,7 @@ def probe_layout(
         elif latent and rope_dim and keys[-1] > rope_dim:
             layouts.append(mla_expanded_layout(keys[1], keys[-1] - rope_dim, values[-1], rope))
         else:
-            layouts.append(
-                attention_layout(keys[1], config.num_attention_heads, keys[-1], values[-1], rope)
-            )
+            layouts.append(attention_layout(keys[1], config.num_attention_heads, keys[-1], values[-1], rope))
     layouts += [LayerLayout("NONE", ())] * (config.num_hidden_layers - len(layouts))
     return layouts
 

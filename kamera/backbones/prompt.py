@@ -34,8 +34,7 @@ class PromptFormat:
         self.takes_images = getattr(processor, "image_processor", None) is not None
         self.takes_videos = getattr(processor, "video_processor", None) is not None
         self.has_template = bool(
-            getattr(processor, "chat_template", None)
-            or getattr(self.tokenizer, "chat_template", None)
+            getattr(processor, "chat_template", None) or getattr(self.tokenizer, "chat_template", None)
         )
 
     def seams(self, system: str | None) -> Seams:

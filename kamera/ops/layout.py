@@ -136,13 +136,10 @@ def check_kv(kv: KV, layout: Layout) -> None:
             tokens = shape[1] if tokens is None and len(shape) == 3 else tokens
             if shape != (c.heads, tokens, c.dim):
                 raise ValueError(
-                    f"layer {i} channel {c.name}: shape {shape}, expected "
-                    f"({c.heads}, {tokens}, {c.dim})"
+                    f"layer {i} channel {c.name}: shape {shape}, expected ({c.heads}, {tokens}, {c.dim})"
                 )
 
 
 def empty_kv(layout: Layout, like: torch.Tensor) -> tuple[LayerKV, ...]:
     """A span of zero tokens with the dtype and device of ``like``."""
-    return tuple(
-        {c.name: like.new_empty(c.heads, 0, c.dim) for c in spec.channels} for spec in layout
-    )
+    return tuple({c.name: like.new_empty(c.heads, 0, c.dim) for c in spec.channels} for spec in layout)

@@ -187,14 +187,10 @@ def form_patch(
 
     ``dtype`` is that of the stored factors; default: that of the canonical.
     """
-    return patch_of(
-        deficit(conditioned, canonical, layout, offset), rank, dtype or _dtype(canonical)
-    )
+    return patch_of(deficit(conditioned, canonical, layout, offset), rank, dtype or _dtype(canonical))
 
 
-def patch_of(
-    deltas: Sequence[Mapping[str, torch.Tensor]], rank: int | None, dtype: torch.dtype
-) -> Formed:
+def patch_of(deltas: Sequence[Mapping[str, torch.Tensor]], rank: int | None, dtype: torch.dtype) -> Formed:
     """Factor deficits (as `deficit` gives them) into a patch."""
     layers: list[dict[str, LowRank]] = []
     total = kept = 0.0
@@ -204,9 +200,7 @@ def patch_of(
             low = factor(delta, rank)
             total += float(delta.double().square().sum())
             # both factors carry sqrt(s): column norms multiply to s
-            kept += float(
-                (low.left.double().square().sum(0) * low.right.double().square().sum(0)).sum()
-            )
+            kept += float((low.left.double().square().sum(0) * low.right.double().square().sum(0)).sum())
             if low.rank:
                 factors[name] = LowRank(low.left.to(dtype), low.right.to(dtype))
         layers.append(factors)
@@ -268,9 +262,7 @@ def turn_factors(factors: LowRank, channel: Channel, offset: Sequence[int]) -> L
     return LowRank(factors.left, turned.reshape(rank, channel.features).T)
 
 
-def _add(
-    x: torch.Tensor, factors: LowRank, channel: Channel, offset: Sequence[int]
-) -> torch.Tensor:
+def _add(x: torch.Tensor, factors: LowRank, channel: Channel, offset: Sequence[int]) -> torch.Tensor:
     if factors.left.shape[0] != x.shape[1] or factors.right.shape[0] != channel.features:
         raise ValueError(
             f"patch [{factors.left.shape[0]} tokens, {factors.right.shape[0]} features] does not fit "

@@ -53,9 +53,7 @@ class RopeSpec:
     def angles(self, offset: Sequence[int]) -> torch.Tensor:
         """Angle of every pair for a move by ``offset`` (one entry per axis): float64 ``[pairs]``."""
         if len(offset) != self.num_axes:
-            raise ValueError(
-                f"offset {tuple(offset)} has {len(offset)} axes, the phase has {self.num_axes}"
-            )
+            raise ValueError(f"offset {tuple(offset)} has {len(offset)} axes, the phase has {self.num_axes}")
         steps = torch.tensor([float(offset[a]) for a in self.axes], dtype=torch.float64)
         return steps * torch.tensor(self.inv_freq, dtype=torch.float64)
 
@@ -74,9 +72,7 @@ def relocate(
     """
     stop = rotary_start + spec.rotary_dim
     if x.shape[-1] < stop:
-        raise ValueError(
-            f"tensor has {x.shape[-1]} features, the phase needs {rotary_start}..{stop}"
-        )
+        raise ValueError(f"tensor has {x.shape[-1]} features, the phase needs {rotary_start}..{stop}")
     angles = spec.angles(offset)
     if not any(offset) or spec.rotary_dim == 0:
         return x
@@ -90,9 +86,7 @@ def relocate(
         turned = torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
     else:
         first, second = rotary[..., 0::2], rotary[..., 1::2]
-        turned = torch.stack(
-            (first * cos - second * sin, second * cos + first * sin), dim=-1
-        ).flatten(-2)
+        turned = torch.stack((first * cos - second * sin, second * cos + first * sin), dim=-1).flatten(-2)
     out[..., rotary_start:stop] = turned.to(x.dtype)
     return out
 

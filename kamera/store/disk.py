@@ -176,9 +176,7 @@ class DiskTier:
                     "give an empty or new directory"
                 ) from None
         except (ValueError, KeyError, TypeError, RecursionError) as error:
-            raise StoreError(
-                f"{marker} is damaged ({error}); restore it: {_MARKER_TEXT}"
-            ) from error
+            raise StoreError(f"{marker} is damaged ({error}); restore it: {_MARKER_TEXT}") from error
         else:
             if type(version) is not int or version < 1:
                 raise StoreError(f"{marker} is damaged ({version!r}); restore it: {_MARKER_TEXT}")

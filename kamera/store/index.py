@@ -124,9 +124,7 @@ class Index:
     def _connect(self) -> sqlite3.Connection:
         # made before SQLite opens it, because SQLite would make it readable for everyone
         os.close(os.open(self.path, os.O_CREAT | os.O_RDWR, 0o600))
-        db = sqlite3.connect(
-            self.path, timeout=_BUSY_SECONDS, isolation_level=None, check_same_thread=False
-        )
+        db = sqlite3.connect(self.path, timeout=_BUSY_SECONDS, isolation_level=None, check_same_thread=False)
         try:
             _switch_to_wal(db)
             db.execute("PRAGMA synchronous = NORMAL")

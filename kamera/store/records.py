@@ -55,8 +55,7 @@ class CanonicalRecord:
             tensor = getattr(self, name)
             if tensor.dim() != dims or tensor.dtype != torch.int64:
                 raise ValueError(
-                    f"{name} must be int64 with {dims} dimension(s), "
-                    f"got {tensor.dtype} {tuple(tensor.shape)}"
+                    f"{name} must be int64 with {dims} dimension(s), got {tensor.dtype} {tuple(tensor.shape)}"
                 )
         if self.positions.shape[1] != self.tokens:
             raise ValueError(f"positions for {self.positions.shape[1]} of {self.tokens} tokens")

@@ -219,9 +219,7 @@ class ChunkStore:
         context: Context | None = None,
     ) -> list[ObjectInfo]:
         if self._disk is not None:
-            return self._disk.index.rows(
-                tenant=self.tenant, kind=kind, chunk_id=chunk_id, context=context
-            )
+            return self._disk.index.rows(tenant=self.tenant, kind=kind, chunk_id=chunk_id, context=context)
         return [
             info
             for info in self._memory.infos()

@@ -44,7 +44,7 @@ def anchor_ids(backbone: Backbone, system: str | torch.Tensor | Sequence[int] | 
     Without a processor, None is an anchor of no tokens and text raises ProcessorRequired.
     """
     if system is not None and not isinstance(system, str):
-        return torch.as_tensor(system).to(device="cpu", dtype=torch.int64).reshape(-1)
+        return torch.as_tensor(system).to(device="cpu", dtype=torch.int64, copy=True).reshape(-1)
     prefix, template = backbone.seams(system).prefix, backbone.builder.format
     if template is None and not prefix:
         return torch.empty(0, dtype=torch.int64)

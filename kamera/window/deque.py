@@ -139,6 +139,7 @@ class Deque:
             if i < same:
                 new.append(self.server.move(resident, places[i], tally))
             else:
+                resident = self._archived(resident)  # what its prefill absorbed is harvested first
                 new.append(self.server.bring(resident.facts, new, places[i], tally, was=resident))
         return Move(WindowState(tuple(new), (0,) * self.server.backbone.axes))
 

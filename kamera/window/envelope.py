@@ -19,8 +19,8 @@ def divergence(these: Sequence[str], those: Sequence[str]) -> float:
     return 0.0 if union == 0 else 1.0 - sum((a & b).values()) / union
 
 
-def nearest(patches: Iterable[ObjectInfo], antecedents: Sequence[str], limit: float) -> ObjectInfo | None:
-    """The stored patch whose antecedents diverge least from these, if by no more than ``limit``."""
+def nearest(patches: Iterable[ObjectInfo], antecedents: Sequence[str], limit: float) -> list[ObjectInfo]:
+    """Stored patches whose antecedents diverge from these by at most ``limit``, nearest first."""
     ranked = [(divergence(p.antecedents, antecedents), p) for p in patches]
     within = [pair for pair in ranked if pair[0] <= limit]
-    return min(within, key=lambda pair: (pair[0], -pair[1].created), default=(0.0, None))[1]
+    return [p for _, p in sorted(within, key=lambda pair: (pair[0], -pair[1].created))]

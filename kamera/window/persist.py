@@ -70,7 +70,7 @@ def save_window(path: Path, server: Server, deque: Deque, state: WindowState) ->
 
 def load_window(path: Path, backbone: Backbone, store: ChunkStore) -> tuple[Server, Deque, WindowState]:
     """Read a saved window. The anchor is prefilled again; every chunk comes back as it was."""
-    document = _read_document(path)
+    document = read_document(path)
     if document["fingerprint"] != backbone.fingerprint:
         raise IncompatibleChunk(
             f"the window at {str(path)!r} was made by backbone {document['fingerprint'][:12]}, this is "
@@ -81,7 +81,7 @@ def load_window(path: Path, backbone: Backbone, store: ChunkStore) -> tuple[Serv
             f"the window at {str(path)!r} belongs to tenant {document['tenant']!r}, the store to "
             f"{store.tenant!r}: open the store with that tenant"
         )
-    tensors = _read_tensors(path, document["tensors_sha256"])
+    tensors = read_tensors(path, document["tensors_sha256"])
     anchor = anchor_of(backbone, tensors["anchor/ids"], document["tail"], document["reopen"])
     server = Server(backbone, store, anchor, ReusePolicy(**document["policy"]))
     residents = tuple(
@@ -173,7 +173,8 @@ def _under(tensors: Mapping[str, torch.Tensor], prefix: str) -> Tensors:
     return {k[len(prefix) :]: v for k, v in tensors.items() if k.startswith(prefix)}
 
 
-def _read_document(path: Path) -> dict[str, Any]:
+def read_document(path: Path) -> dict[str, Any]:
+    """The JSON of a saved window, its seal checked. Raises StoreError, CorruptChunk, StoreVersionError."""
     where = path / _JSON
     try:
         sealed = json.loads(where.read_text())
@@ -194,7 +195,8 @@ def _read_document(path: Path) -> dict[str, Any]:
     return document
 
 
-def _read_tensors(path: Path, expected: str) -> Tensors:
+def read_tensors(path: Path, expected: str) -> Tensors:
+    """The tensors of a saved window, whose SHA-256 must be ``expected``. Raises CorruptChunk."""
     where = path / _TENSORS
     try:
         intact = hashlib.sha256(where.read_bytes()).hexdigest() == expected

@@ -294,12 +294,8 @@ class Server:
             if record is not None:
                 return self._with(facts, record.patch, "orbit", antecedents)
         if self.policy.max_divergence is not None and self.policy.admits("near"):
-            info = nearest(
-                self._patches_of(facts),
-                antecedents,
-                self.policy.max_divergence,
-            )
-            if info is not None:
+            near = nearest(self._patches_of(facts), antecedents, self.policy.max_divergence)
+            for info in near:
                 record = self._stored_patch(facts, info.antecedents, info.kind, tally)
                 if record is not None:
                     return self._with(facts, record.patch, "near", info.antecedents)

@@ -135,7 +135,8 @@ class KameraWindow:
             if facts is not None:
                 move = self._deque.arrive(self._state, facts, tally)
             else:
-                facts = Facts(chunk.id, self.backbone.encode(chunk), chunk.label)
+                here = (r.facts for r in self._state.residents if r.facts.chunk_id == chunk.id)
+                facts = next(here, None) or Facts(chunk.id, self.backbone.encode(chunk), chunk.label)
                 move = self._deque.arrive_new(self._state, facts, tally, archive)
         return self._commit("append", move, tally)
 
@@ -221,7 +222,7 @@ class KameraWindow:
         (max_new_tokens, do_sample, num_beams, streamer, …) go to ``generate`` of transformers.
         Returns the answer's text, or token ids ``[new]`` without a processor; a list when several
         sequences are asked for. ``keep=True`` leaves question and answer in the window as a text
-        chunk.
+        chunk; an exchange larger than the window raises WindowFull, and its answer is lost.
         """
         self._check_backbone()
         asker = self._asker()

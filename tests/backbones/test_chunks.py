@@ -155,7 +155,6 @@ def test_every_sampling_stays_inside_the_video():
             indices = sample_indices(total, 5.0, *wanted)
             assert indices
             assert indices == sorted(set(indices))
-    
 
 
 @pytest.mark.parametrize("content", ["", [], [""], {"role": "user", "content": []}])

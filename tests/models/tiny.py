@@ -341,9 +341,7 @@ def ernie() -> nn.Module:
         "mlp_layer_types": ["dense", "sparse", "sparse"],
     }
     vision = {"depth": 2, "hidden_size": 32, "num_heads": 2, "patch_size": 4, "intermediate_size": 48}
-    config = transformers.Ernie4_5_VLMoeConfig(
-        text_config=text, vision_config=vision, **_GLM_TOKENS
-    )
+    config = transformers.Ernie4_5_VLMoeConfig(text_config=text, vision_config=vision, **_GLM_TOKENS)
     return transformers.Ernie4_5_VLMoeForConditionalGeneration(config)
 
 
@@ -370,9 +368,7 @@ def kimi_k25() -> nn.Module:
 
 @supported
 def deepseek_v2() -> nn.Module:
-    return transformers.DeepseekV2ForCausalLM(
-        transformers.DeepseekV2Config(**_v3_text(topk_method="greedy"))
-    )
+    return transformers.DeepseekV2ForCausalLM(transformers.DeepseekV2Config(**_v3_text(topk_method="greedy")))
 
 
 @supported
@@ -490,17 +486,13 @@ def llava_onevision() -> nn.Module:
 
 @supported
 def smolvlm() -> nn.Module:
-    config = transformers.SmolVLMConfig(
-        text_config=_llama(), vision_config=_SIGLIP, image_token_id=IMAGE
-    )
+    config = transformers.SmolVLMConfig(text_config=_llama(), vision_config=_SIGLIP, image_token_id=IMAGE)
     return transformers.SmolVLMForConditionalGeneration(config)
 
 
 @supported
 def idefics3() -> nn.Module:
-    config = transformers.Idefics3Config(
-        text_config=_llama(), vision_config=_SIGLIP, image_token_id=IMAGE
-    )
+    config = transformers.Idefics3Config(text_config=_llama(), vision_config=_SIGLIP, image_token_id=IMAGE)
     return transformers.Idefics3ForConditionalGeneration(config)
 
 
@@ -626,9 +618,7 @@ def mistral_sliding() -> nn.Module:
 @supported
 def llama_mqa() -> nn.Module:
     """One KV head."""
-    return transformers.LlamaForCausalLM(
-        transformers.LlamaConfig(**{**_BASE, "num_key_value_heads": 1})
-    )
+    return transformers.LlamaForCausalLM(transformers.LlamaConfig(**{**_BASE, "num_key_value_heads": 1}))
 
 
 @supported
@@ -646,9 +636,7 @@ LIMIT = 256
 @limited
 def dynamic_ntk() -> nn.Module:
     rope = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 4.0}
-    config = transformers.LlamaConfig(
-        **{**_BASE, "max_position_embeddings": LIMIT, "rope_parameters": rope}
-    )
+    config = transformers.LlamaConfig(**{**_BASE, "max_position_embeddings": LIMIT, "rope_parameters": rope})
     return transformers.LlamaForCausalLM(config)
 
 
@@ -745,9 +733,7 @@ def mllama() -> nn.Module:
         "intermediate_layers_indices": [0],
         "vision_output_dim": 64,
     }
-    config = transformers.MllamaConfig(
-        text_config=text, vision_config=vision, image_token_index=IMAGE
-    )
+    config = transformers.MllamaConfig(text_config=text, vision_config=vision, image_token_index=IMAGE)
     return transformers.MllamaForConditionalGeneration(config)
 
 

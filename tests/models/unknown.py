@@ -130,6 +130,4 @@ class UnknownForCausalLM(nn.Module):
     ) -> CausalLMOutputWithPast:
         cache = DynamicCache() if past_key_values is None else past_key_values
         hidden = self.model(input_ids, position_ids=position_ids, past_key_values=cache, **rest)
-        return CausalLMOutputWithPast(
-            logits=self.lm_head(hidden[:, -logits_to_keep:]), past_key_values=cache
-        )
+        return CausalLMOutputWithPast(logits=self.lm_head(hidden[:, -logits_to_keep:]), past_key_values=cache)

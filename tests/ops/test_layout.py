@@ -37,10 +37,7 @@ LAYOUTS = {
 def span(*layouts: LayerLayout, tokens: int = 5, seed: int = 0, dtype: torch.dtype = torch.float32):
     generator = torch.Generator().manual_seed(seed)
     return tuple(
-        {
-            c.name: torch.randn(c.heads, tokens, c.dim, generator=generator).to(dtype)
-            for c in layout.channels
-        }
+        {c.name: torch.randn(c.heads, tokens, c.dim, generator=generator).to(dtype) for c in layout.channels}
         for layout in layouts
     )
 

@@ -142,9 +142,7 @@ def test_rank_does_not_depend_on_scale(scale, dtype):
 
 @given(st.integers(1, 9), st.integers(1, 9), st.integers(0, 12), st.integers(0, 1000))
 def test_no_factorisation_is_worse_than_the_truncated_svd(tokens, features, rank, seed):
-    delta = torch.randn(
-        tokens, features, dtype=torch.float64, generator=torch.Generator().manual_seed(seed)
-    )
+    delta = torch.randn(tokens, features, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
     low = factor(delta, rank)
     assert low.rank <= min(rank, tokens, features)
     best = torch.linalg.svdvals(delta)[rank:].square().sum().sqrt()
@@ -232,9 +230,7 @@ def test_energy_is_the_share_of_the_deficit_that_the_factors_keep():
     for rank in (1, 2, 6, None):
         formed = patch_of(deltas, rank, torch.float64)
         total = sum(d.square().sum() for layer in deltas for d in layer.values())
-        lost = sum(
-            (d - factor(d, rank).dense()).square().sum() for layer in deltas for d in layer.values()
-        )
+        lost = sum((d - factor(d, rank).dense()).square().sum() for layer in deltas for d in layer.values())
         assert formed.energy == pytest.approx(1 - float(lost / total), abs=1e-9)
         assert "k" not in formed.patch.layers[1]
     assert patch_of(deltas, 1, torch.float64).energy < 0.9

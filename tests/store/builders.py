@@ -54,9 +54,7 @@ def patch(
     formed: str = "exact",
     seed: int = 0,
 ) -> PatchRecord:
-    factors = LowRank(
-        tensor((3, rank), torch.float16, seed), tensor((8, rank), torch.float16, seed)
-    )
+    factors = LowRank(tensor((3, rank), torch.float16, seed), tensor((8, rank), torch.float16, seed))
     return PatchRecord(chunk, context, antecedents, kind, Patch(({}, {"v": factors})), formed)
 
 
@@ -101,11 +99,7 @@ def seal(data: bytes) -> bytes:
 _text = st.text(st.characters(codec="utf-8"), max_size=6)
 _names = st.text(st.characters(codec="utf-8"), min_size=1, max_size=6)
 _json = st.recursive(
-    st.none()
-    | st.booleans()
-    | st.integers()
-    | st.floats(allow_nan=False, allow_infinity=False)
-    | _text,
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | _text,
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(_text, inner, max_size=3),
     max_leaves=6,
 )

@@ -303,9 +303,7 @@ def test_a_write_that_is_interrupted_leaves_the_old_object(
         assert store.get_canonical(CONTEXT, CHUNK) is None
 
 
-def test_the_bytes_are_on_the_disk_before_the_name_is(
-    root: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_bytes_are_on_the_disk_before_the_name_is(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     events: list[str] = []
 
     def spy(name: str) -> Callable[..., Any]:
@@ -423,9 +421,7 @@ def fill(root: Path, me: int, ready: Any) -> None:
             for name in ("shared", f"own{me}"):
                 factors = LowRank(torch.full((3, me), me), torch.full((8, me), me))
                 fixed = Patch(({"v": factors},))
-                store.put_patch(
-                    PatchRecord(f"{name}{i}", Context("f", "a"), (), "exact", fixed, "")
-                )
+                store.put_patch(PatchRecord(f"{name}{i}", Context("f", "a"), (), "exact", fixed, ""))
 
 
 def test_two_processes_make_and_fill_one_store(root: Path) -> None:

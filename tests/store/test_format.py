@@ -50,9 +50,7 @@ def test_any_safetensors_reader_reads_the_file(tmp_path: Path) -> None:
     with safetensors.safe_open(path, framework="pt") as file:
         assert set(file.keys()) == set(record.tensors())
         for name, mine in record.tensors().items():
-            assert torch.equal(
-                file.get_tensor(name).view(torch.uint8), mine.contiguous().view(torch.uint8)
-            )
+            assert torch.equal(file.get_tensor(name).view(torch.uint8), mine.contiguous().view(torch.uint8))
         assert json.loads(file.metadata()["kamera"])["chunk_id"] == record.chunk_id
 
 
@@ -277,9 +275,7 @@ def test_a_missing_and_a_surplus_tensor_are_refused() -> None:
     cut = {n: v for n, v in outer.items() if n != last}
     with pytest.raises(CorruptChunk, match=last):
         read(join(cut, kamera, rest[: outer[last]["data_offsets"][0]]), canonical().key)
-    more = outer | {
-        "extra": {"dtype": "U8", "shape": [2], "data_offsets": [len(rest), len(rest) + 2]}
-    }
+    more = outer | {"extra": {"dtype": "U8", "shape": [2], "data_offsets": [len(rest), len(rest) + 2]}}
     with pytest.raises(CorruptChunk, match="extra"):
         read(join(more, kamera, rest + b"ab"), canonical().key)
 

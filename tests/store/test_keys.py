@@ -53,12 +53,8 @@ def test_different_field_lists_have_different_digests(one: list[str], two: list[
 
 
 def test_exact_key_minds_the_order_of_antecedents_and_the_set_key_does_not() -> None:
-    assert patch_key(CONTEXT, "c", ("a", "b"), "exact") != patch_key(
-        CONTEXT, "c", ("b", "a"), "exact"
-    )
-    assert patch_key(CONTEXT, "c", ("a", "b"), "orbit") == patch_key(
-        CONTEXT, "c", ("b", "a"), "orbit"
-    )
+    assert patch_key(CONTEXT, "c", ("a", "b"), "exact") != patch_key(CONTEXT, "c", ("b", "a"), "exact")
+    assert patch_key(CONTEXT, "c", ("a", "b"), "orbit") == patch_key(CONTEXT, "c", ("b", "a"), "orbit")
 
 
 def test_set_key_keeps_duplicates() -> None:
@@ -96,9 +92,7 @@ def test_patch_key_of_another_kind_is_refused(kind: str) -> None:
         (IDS, {}),
     ],
 )
-def test_another_token_or_input_is_another_chunk(
-    ids: torch.Tensor, inputs: dict[str, torch.Tensor]
-) -> None:
+def test_another_token_or_input_is_another_chunk(ids: torch.Tensor, inputs: dict[str, torch.Tensor]) -> None:
     this = chunk_id(IDS, {"pixel_values": PIXELS, "image_grid_thw": GRID})
     assert chunk_id(ids, inputs) != this
 
@@ -117,9 +111,7 @@ def test_input_ids_that_are_no_vector_of_integers_are_refused(ids: torch.Tensor)
 
 
 @given(tensors(), tensors())
-def test_tensor_digest_tells_dtype_shape_and_bits_apart(
-    one: torch.Tensor, two: torch.Tensor
-) -> None:
+def test_tensor_digest_tells_dtype_shape_and_bits_apart(one: torch.Tensor, two: torch.Tensor) -> None:
     same = (one.dtype, one.shape) == (two.dtype, two.shape) and bool(
         torch.equal(one.reshape(-1).view(torch.uint8), two.reshape(-1).view(torch.uint8))
     )

@@ -63,9 +63,7 @@ def test_a_patch_is_replaced_and_its_info_follows(store: ChunkStore) -> None:
     assert info is not None
     assert (info.rank, info.formed, info.tokens) == (3, "patched", 3)
     assert (info.antecedents, info.kind) == (("x", "y"), "exact")
-    assert_same(
-        store.get_patch(CONTEXT, CHUNK, ("x", "y")), patch(rank=3, formed="patched", seed=9)
-    )
+    assert_same(store.get_patch(CONTEXT, CHUNK, ("x", "y")), patch(rank=3, formed="patched", seed=9))
     assert len(store.ls()) == 1
 
 
@@ -217,9 +215,7 @@ def test_a_bad_memory_limit_opens_nothing(tmp_path: Path) -> None:
 FORBIDDEN = {"pickle", "cPickle", "dill", "cloudpickle", "joblib", "shelve", "marshal"}
 
 
-@pytest.mark.parametrize(
-    "path", sorted(Path(kamera.store.__file__).parent.glob("**/*.py")), ids=str
-)
+@pytest.mark.parametrize("path", sorted(Path(kamera.store.__file__).parent.glob("**/*.py")), ids=str)
 def test_no_pickle_and_only_ops_and_errors_are_imported(path: Path) -> None:
     tree = ast.parse(path.read_text())
     names = [a.name for n in ast.walk(tree) if isinstance(n, ast.Import) for a in n.names]

@@ -1,0 +1,92 @@
+"""A video agent under a small window: watch a long clip, look back at what has left, answer.
+
+    python examples/video_agent.py
+    python examples/video_agent.py --model Qwen/Qwen2.5-VL-7B-Instruct --video clip.mp4 \
+        --question "What was on the desk?" --look-back 3
+
+Without options it films the synthetic world, and runs on the backbone that ships with Kamera.
+"""
+
+import argparse
+import tempfile
+from pathlib import Path
+
+from kamera import Backbone, ChunkStore, KameraWindow, read_video, testbed
+
+
+def film() -> tuple[list, list[str], str, str, list[int]]:
+    """A clip of the synthetic world: frames, captions, a question, its answer, where to look back."""
+    episode = testbed.World(seed=31).episode(0, layout="LIPPLPPP")
+    question = next(q for q in episode.questions if q.bound)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "clip.mp4"
+        testbed.render_video(episode.frames, path)
+        frames = testbed.read_frames(path)
+    captions = [frame.caption for frame in episode.frames]
+    return frames, captions, question.text, question.answer, list(question.frames)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--model", help="model directory or hub name (default: the shipped backbone)")
+    parser.add_argument("--device")
+    parser.add_argument("--dtype", default="auto")
+    parser.add_argument("--video", type=Path, help="a video file (needs --question)")
+    parser.add_argument("--fps", type=float, default=1.0, help="frames per second to watch")
+    parser.add_argument("--question")
+    parser.add_argument(
+        "--look-back", type=int, nargs="*", default=[0], help="frames to recall before answering"
+    )
+    parser.add_argument(
+        "--max-tokens", type=int, help="size of the window (default: about a third of the clip)"
+    )
+    parser.add_argument("--store", default="memory://", help="where frames are archived")
+    args = parser.parse_args()
+    if (args.video is None) != (args.question is None):
+        parser.error("give --video and --question together, or neither")
+
+    if args.model:
+        backbone = Backbone.from_pretrained(args.model, device=args.device, dtype=args.dtype)
+    else:
+        backbone = Backbone(*testbed.load())
+    if args.video:
+        frames = list(read_video(args.video, fps=args.fps).frames)
+        captions = [f"frame {i}\n" for i in range(len(frames))]
+        question, truth, look_back = args.question, None, args.look_back
+    else:
+        frames, captions, question, truth, look_back = film()
+
+    chunks = [
+        backbone.chunk([{"type": "image", "image": frame}, {"type": "text", "text": caption}])
+        for frame, caption in zip(frames, captions, strict=True)
+    ]
+    system = None if args.model else testbed.SYSTEM
+    total = sum(chunk.num_tokens for chunk in chunks)
+    largest = max(chunk.num_tokens for chunk in chunks)
+    # room for a part of the clip, so that early frames have left when the question comes
+    window = KameraWindow(
+        backbone, ChunkStore.open(args.store), system, max_tokens=args.max_tokens or 64 + total // 4 + largest
+    )
+
+    print(f"watching {len(chunks)} frames of {total} tokens through {window.max_tokens}")
+    for number, chunk in enumerate(chunks):
+        report = window.append(chunk)
+        left = f", {len(report.evicted)} left" if report.evicted else ""
+        print(f"  frame {number}: {report.slot.length} tokens, {report.slot.guarantee}{left}")
+
+    print(f"{question}  ->  {window.generate(question, max_new_tokens=16)!r} with what is in view")
+    for number in look_back:
+        report = window.recall(chunks[number].id)
+        print(
+            f"  look back at frame {number}: {report.forwards} forwards, "
+            f"{report.vision_encodes} vision encodes, {report.slot.guarantee}"
+        )
+    answer = window.generate(question, max_new_tokens=16)
+    print(f"{question}  ->  {answer!r} after looking back" + (f" (truth: {truth!r})" if truth else ""))
+    print("window:", ", ".join(f"{slot.label.strip()} ({slot.guarantee})" for slot in window.slots))
+
+
+if __name__ == "__main__":
+    main()

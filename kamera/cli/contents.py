@@ -1,0 +1,146 @@
+"""Read what a store, one of its objects, or a saved window holds, without changing any of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from kamera.errors import CorruptChunk, StoreVersionError
+from kamera.store import CanonicalRecord, Context, canonical_key
+from kamera.store import format as object_format
+from kamera.store.keys import is_key
+from kamera.window import persist
+
+Document = dict[str, Any]
+
+
+def object_files(store: Path) -> list[Path]:
+    """The object files of a store directory."""
+    return [p for p in sorted(store.glob("objects/??/*.safetensors")) if is_key(p.stem)]
+
+
+def read_object(path: Path) -> Document:
+    """One object file: its header, its tensors in short, and whether every byte is as it was written.
+
+    A damaged file is told of (``intact`` false, ``error``) and stays where it is.
+    """
+    data = path.read_bytes()
+    key = path.name.split(".")[0]  # a file in quarantine has the time behind its key
+    found: Document = {"path": str(path), "bytes": len(data), "intact": False}
+    if not is_key(key):
+        return {**found, "error": f"{path.name!r} is no object's name: it should be KEY.safetensors"}
+    try:
+        record = object_format.decode(data, key, str(path))
+        info = object_format.read_info(BytesIO(data), len(data), key, str(path))
+    except (CorruptChunk, StoreVersionError) as error:
+        return {**found, "error": str(error)}
+    header = asdict(info)
+    held = {**found, "intact": True, **header, "info": dict(record.info), "energy": record.info.get("energy")}
+    if isinstance(record, CanonicalRecord):
+        layers = [dict(layer) for layer in record.kv]
+        held["kv_bytes"] = sum(_nbytes(t) for layer in layers for t in layer.values())
+        held["percent_of_kv"] = 100.0
+    else:
+        layers = [_factors(layer) for layer in record.patch.layers]
+        held["kv_bytes"] = None
+        held["percent_of_kv"] = None
+    held["layers"] = len(layers)
+    held["channels"] = _channels(layers)
+    held["tensor_bytes"] = record.nbytes
+    held["dtype"] = next((c["dtype"] for c in held["channels"].values()), None)
+    return held
+
+
+def relate(objects: list[Document], store: Path | None) -> None:
+    """Fill in what each intact patch weighs against its chunk's KV, where the canonical is at hand."""
+    known = {o["key"]: o["kv_bytes"] for o in objects if o["intact"] and o["kind"] == "canonical"}
+    for patch in objects:
+        if not patch["intact"] or patch["kind"] == "canonical":
+            continue
+        key = canonical_key(Context(**patch["context"]), patch["chunk_id"])
+        if key not in known and store is not None:
+            beside = store / "objects" / key[:2] / f"{key}.safetensors"
+            known[key] = read_object(beside).get("kv_bytes") if beside.is_file() else None
+        patch["kv_bytes"] = known.get(key)
+        if patch["kv_bytes"]:
+            patch["percent_of_kv"] = 100.0 * patch["tensor_bytes"] / patch["kv_bytes"]
+
+
+def store_of(path: Path) -> Path | None:
+    """The store directory an object file lies in, if it lies in one."""
+    return path.parents[2] if len(path.parents) > 2 and path.parents[1].name == "objects" else None
+
+
+def read_window(directory: Path) -> Document:
+    """A saved window, verified against its digests. Raises CorruptChunk or StoreVersionError."""
+    saved = persist.read_document(directory)
+    tensors = persist.read_tensors(directory, saved["tensors_sha256"])
+    chunks = []
+    for i, chunk in enumerate(saved["chunks"]):
+        name = f"{i:05d}"
+        copies = {k: {**c, **_copy(tensors, f"{name}/{k}/")} for k, c in chunk["copies"].items()}
+        chunks.append({**chunk, "tokens": tensors[f"{name}/ids"].shape[0], "copies": copies})
+    return {
+        "path": str(directory),
+        "kind": "window",
+        "intact": True,
+        **{k: v for k, v in saved.items() if k != "chunks"},
+        "anchor_tokens": tensors["anchor/ids"].shape[0],
+        "tokens": tensors["anchor/ids"].shape[0] + sum(c["tokens"] for c in chunks),
+        "bytes": sum(_nbytes(t) for t in tensors.values()),
+        "chunks": chunks,
+    }
+
+
+def _copy(tensors: Mapping[str, torch.Tensor], prefix: str) -> Document:
+    kv: dict[int, dict[str, torch.Tensor]] = {}
+    patch: dict[str, torch.Tensor] = {}
+    for layer, name, tensor in _under(tensors, prefix + "kv/"):
+        kv.setdefault(layer, {})[name] = tensor
+    for layer, name, tensor in _under(tensors, prefix + "patch/"):
+        patch[f"{layer}/{name}"] = tensor
+    kv_bytes = sum(_nbytes(t) for held in kv.values() for t in held.values())
+    patch_bytes = sum(_nbytes(t) for t in patch.values())
+    return {
+        "layers": len(kv),
+        "channels": _channels(list(kv.values())),
+        "kv_bytes": kv_bytes,
+        "rank": max((t.shape[1] for t in patch.values()), default=None),
+        "patch_bytes": patch_bytes,
+        "percent_of_kv": 100.0 * patch_bytes / kv_bytes if patch and kv_bytes else None,
+    }
+
+
+def _under(tensors: Mapping[str, torch.Tensor], prefix: str) -> Iterator[tuple[int, str, torch.Tensor]]:
+    for name, tensor in tensors.items():
+        if name.startswith(prefix):
+            layer, _, rest = name[len(prefix) :].partition("/")
+            yield int(layer), rest, tensor
+
+
+def _factors(layer: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+    sides = ("left", "right")
+    return {f"{name}/{side}": getattr(low, side) for name, low in layer.items() for side in sides}
+
+
+def _channels(layers: list[dict[str, torch.Tensor]]) -> dict[str, Document]:
+    """Shapes and dtype of each channel, over the layers that have it."""
+    channels: dict[str, Document] = {}
+    for layer in layers:
+        for name, tensor in layer.items():
+            shape = list(tensor.shape)
+            kind = str(tensor.dtype).removeprefix("torch.")
+            seen = channels.setdefault(name, {"dtype": kind, "shapes": [], "layers": 0})
+            seen["layers"] += 1
+            if shape not in seen["shapes"]:
+                seen["shapes"].append(shape)
+    return channels
+
+
+def _nbytes(tensor: torch.Tensor) -> int:
+    return tensor.numel() * tensor.element_size()

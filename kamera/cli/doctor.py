@@ -1,0 +1,189 @@
+"""``kamera doctor``: does Kamera serve this model, and how is that known?"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from typing import Annotated, Any
+
+import typer
+from rich.table import Table
+
+from kamera.backbones import Backbone, Proof, prove_patch, prove_relocation
+from kamera.cli.models import load_backbone
+from kamera.cli.options import Device, Dtype, File, Form, Format, Model, Precision, Quiet
+from kamera.cli.output import Output, facts, listing
+from kamera.errors import UnsupportedBackbone
+
+_SPAN = 64
+"""More tokens than any proof runs."""
+
+
+@dataclass(frozen=True)
+class _Proven:
+    claim: str
+    proof: Proof
+
+    def document(self) -> dict[str, Any]:
+        proof = self.proof
+        return {
+            "claim": self.claim,
+            "offset": list(proof.offset),
+            "error": proof.error if proof.error == proof.error else None,  # JSON has no nan
+            "tolerance": proof.tolerance,
+            "worst": proof.worst,
+            "holds": proof.holds,
+        }
+
+
+def doctor(
+    model: Model,
+    device: Device = None,
+    dtype: Precision = Dtype.auto,
+    system: Annotated[
+        str | None, typer.Option(help="System prompt to cut the chat template with (default: its own).")
+    ] = None,
+    format: Form = Format.table,
+    output: File = None,
+    quiet: Quiet = False,
+) -> None:
+    """Probe a model, prove relocation and patching on it, and say supported or refused.
+
+    Exit code 0: supported. 1: refused, with the reason.
+    """
+    out = Output(format, output, quiet)
+    try:
+        backbone = load_backbone(model, device, dtype, show_progress=out.shows_progress)
+    except UnsupportedBackbone as error:
+        document = {"model": model, "supported": False, "reason": str(error)}
+        out.write(document, [f"{model}: refused", f"  {error}"])
+        raise typer.Exit(1) from None
+    proofs = []
+    with out.progress(len(_claims(backbone)) + 1, "proof") as bar:
+        for proven in _prove(backbone):
+            proofs.append(proven)
+            bar.update()
+    failed = next((p for p in proofs if not p.proof.holds), None)
+    reason = None
+    if failed is not None:
+        reason = (
+            f"{failed.claim} is off by {failed.proof.error:.1e} at {failed.proof.worst}, over the tolerance "
+            f"of {failed.proof.tolerance:.0e}: its KV cannot be served elsewhere"
+        )
+    document = {
+        "model": model,
+        "supported": failed is None,
+        "reason": reason,
+        "backbone": asdict(backbone.describe()),
+        "processor": _processor(backbone),
+        "modalities": _modalities(backbone),
+        "anchor_tokens": _anchor_tokens(backbone, system),
+        "proofs": [p.document() for p in proofs],
+        "notes": _notes(backbone, proofs),
+    }
+    out.write(document, _tables(document, proofs))
+    if failed is not None:
+        raise typer.Exit(1)
+
+
+def _claims(backbone: Backbone) -> dict[str, tuple[int, ...]]:
+    """Offsets to prove relocation at; a model with a position limit is tried as far as it reaches."""
+    far = 1000 if backbone.limit is None else max(1, min(1000, backbone.limit.below - _SPAN))
+    if backbone.axes == 1:
+        return {"relocation, uniform": (far,)}
+    return {
+        "relocation, uniform": (far,) * backbone.axes,
+        "relocation, time only": (far, *(0,) * (backbone.axes - 1)),
+        "relocation, per axis": (min(500, far), 7, -11)[: backbone.axes],
+    }
+
+
+def _prove(backbone: Backbone) -> Iterator[_Proven]:
+    for claim, offset in _claims(backbone).items():
+        yield _Proven(claim, prove_relocation(backbone, offset=offset))
+    yield _Proven("full-rank patch, moved on", prove_patch(backbone))
+
+
+def _processor(backbone: Backbone) -> dict[str, Any] | None:
+    held = backbone.builder.format
+    if held is None:
+        return None
+    return {
+        "class": type(held.processor).__name__,
+        "chat_template": held.has_template,
+        "images": held.takes_images,
+        "videos": held.takes_videos,
+    }
+
+
+def _modalities(backbone: Backbone) -> list[str]:
+    held = backbone.builder.format
+    if held is None:
+        return []
+    if not (backbone.builder.takes_pixels and held.takes_images):
+        return ["text"]
+    return ["text", "image", "video" if held.takes_videos else "video as images"]
+
+
+def _anchor_tokens(backbone: Backbone, system: str | None) -> int | None:
+    """Tokens every window under this system prompt begins with; None without a processor."""
+    held = backbone.builder.format
+    if held is None:
+        return None
+    return int(backbone.tokenize(backbone.seams(system).prefix, special=not held.has_template).shape[0])
+
+
+def _notes(backbone: Backbone, proofs: list[_Proven]) -> list[str]:
+    notes = []
+    kind = backbone.describe().dtype
+    if kind not in ("float32", "float64"):
+        notes.append(
+            f"in {kind} only the first layer is held to the tolerance, as a second forward differs from "
+            "the first by rounding alone: use --dtype float32 to prove every layer"
+        )
+    if backbone.limit is not None:
+        notes.append(f"windows must stay below position {backbone.limit.below}: {backbone.limit.reason}")
+    if backbone.builder.format is None:
+        notes.append("no processor: chunks come from chunk_from_tensors, questions are token ids")
+    return notes
+
+
+def _tables(document: dict[str, Any], proofs: list[_Proven]) -> Iterator[Table | str]:
+    found, processor = document["backbone"], document["processor"]
+    limit = found["position_limit"]
+    yield facts(
+        document["model"],
+        [
+            ("class", f"{found['model_class']} ({found['model_type']})"),
+            ("family", f"{found['family']}, {found['kv_layers']} of {found['layers']} layers keep KV"),
+            ("channels", ", ".join(found["channels"])),
+            ("bytes per token", found["bytes_per_token"]),
+            ("dtype", f"{found['dtype']} on {', '.join(found['devices'])}, {found['attention']} attention"),
+            ("rotary", f"{found['rotary_dim']} dims, {found['pairing']}, axes {found['axis_order']}"),
+            ("attention scaling", found["attention_scaling"]),
+            ("position limit", "none" if limit is None else f"{limit}: {found['limit_reason']}"),
+            ("processor", "none" if processor is None else processor["class"]),
+            ("modalities", ", ".join(document["modalities"]) or "tensors only"),
+            ("anchor", "" if document["anchor_tokens"] is None else f"{document['anchor_tokens']} tokens"),
+            ("fingerprint", found["fingerprint"]),
+        ],
+    )
+    yield ""
+    yield listing(
+        "",
+        ("proof", "offset", "error", "tolerance", "worst", "holds"),
+        [
+            (
+                p.claim,
+                str(p.proof.offset),
+                f"{p.proof.error:.1e}",
+                f"{p.proof.tolerance:.0e}",
+                p.proof.worst,
+                "yes" if p.proof.holds else "NO",
+            )
+            for p in proofs
+        ],
+    )
+    yield ""
+    yield from (f"note: {note}" for note in document["notes"])
+    yield "supported" if document["supported"] else f"refused: {document['reason']}"

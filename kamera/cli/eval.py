@@ -1,0 +1,90 @@
+"""``kamera eval TASK``: fidelity tables."""
+
+from __future__ import annotations
+
+import math
+import platform
+from dataclasses import asdict
+from typing import Annotated, Any
+
+import torch
+import typer
+
+from kamera.cli.options import File, Form, Format, Quiet
+from kamera.cli.output import Output, listing
+
+evaluate = typer.Typer(help="Measure what reuse loses and what a patch brings back.", no_args_is_help=True)
+
+
+@evaluate.callback()
+def _tasks() -> None:
+    """Measure what reuse loses and what a patch brings back."""
+
+
+@evaluate.command("fidelity")
+def fidelity(
+    items: Annotated[int, typer.Option(min=1, help="Two-hop questions per row.")] = 500,
+    rank: Annotated[int, typer.Option(min=1, help="Rank of the patches.")] = 16,
+    seed: Annotated[int, typer.Option(min=0, help="Which held-out episodes.")] = 0,
+    format: Form = Format.table,
+    output: File = None,
+    quiet: Quiet = False,
+) -> None:
+    """Re-prefill, blind reuse, patch and stale patch after recall, reorder and turnover.
+
+    On the shipped backbone and held-out episodes of its world.
+    """
+    from kamera import Backbone, __version__, testbed
+    from kamera.eval.fidelity import Fidelity, measure
+
+    out = Output(format, output, quiet)
+    backbone = Backbone(*testbed.load())
+    with out.progress(items, "question") as bar:
+        for step in measure(backbone, items=items, rank=rank, seed=seed):
+            if isinstance(step, Fidelity):
+                table = step
+            else:
+                bar.update(step[0] - bar.n)
+    document = _finite(
+        {
+            "command": f"kamera eval fidelity --items {items} --rank {rank} --seed {seed}",
+            "kamera": __version__,
+            "backbone": backbone.fingerprint,
+            "torch": torch.__version__,
+            "machine": f"{platform.machine()}, {torch.get_num_threads()} threads",
+            **asdict(table),
+        }
+    )
+    columns = (
+        *("after", "question", "arm", "n", "accuracy", "95 %"),
+        *("KL", "eta", "agreement", "flip-recover"),
+    )
+    rows = [
+        (
+            s.operation,
+            s.kind,
+            s.arm,
+            s.n,
+            f"{s.accuracy.mean:.3f}",
+            f"{s.accuracy.low:.3f}..{s.accuracy.high:.3f}",
+            f"{s.kl:.1e}",
+            f"{s.eta:.3f}",
+            f"{s.agreement:.3f}",
+            f"{s.flip_recover:.3f}",
+        )
+        for s in table.scores
+    ]
+    title = (
+        f"{table.episodes} episodes, patches of rank {table.rank}: {table.patch_bytes / table.kv_bytes:.1%} "
+        "of the chunk's KV bytes"
+    )
+    out.write(document, [listing(title, columns, rows)])
+
+
+def _finite(value: Any) -> Any:
+    """JSON knows no nan: what is undefined (no gap to close, no flip to recover) is null."""
+    if isinstance(value, dict):
+        return {k: _finite(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(v) for v in value]
+    return None if isinstance(value, float) and math.isnan(value) else value

@@ -1,0 +1,187 @@
+"""``kamera inspect``: what is in a store, in one of its objects, or in a saved window."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.table import Table
+
+from kamera.cli import contents
+from kamera.cli.options import File, Form, Format, Quiet
+from kamera.cli.output import Output, facts, listing, size
+from kamera.errors import StoreError
+from kamera.store.disk import MARKER
+
+_WINDOW = "window.json"
+
+
+def inspect(
+    path: Annotated[
+        Path, typer.Argument(metavar="PATH", help="A store directory, a saved window, or one object file.")
+    ],
+    limit: Annotated[int | None, typer.Option(min=1, help="The first N objects of a store only.")] = None,
+    format: Form = Format.table,
+    output: File = None,
+    quiet: Quiet = False,
+) -> None:
+    """Show what is stored, and verify every byte of it. Changes nothing.
+
+    Exit code 1 when something is damaged, or is nothing of Kamera's.
+    """
+    out = Output(format, output, quiet)
+    if path.is_file():
+        found = contents.read_object(path)
+        contents.relate([found], contents.store_of(path))
+        out.write(found, _object_tables(found))
+        damaged = not found["intact"]
+    elif (path / MARKER).is_file():
+        document = _store(path, limit, out)
+        out.write(document, _store_tables(document))
+        damaged = document["damaged"] > 0
+    elif (path / _WINDOW).is_file():
+        document = contents.read_window(path)
+        out.write(document, _window_tables(document))
+        damaged = False
+    else:
+        raise StoreError(
+            f"{str(path)!r} is no store (no {MARKER}), no saved window (no {_WINDOW}) and no object file: "
+            "give one of these"
+        )
+    if damaged:
+        raise typer.Exit(1)
+
+
+def _store(path: Path, limit: int | None, out: Output) -> dict[str, Any]:
+    files = contents.object_files(path)
+    objects = []
+    with out.progress(len(files[:limit]), "object") as bar:
+        for file in files[:limit]:
+            objects.append(contents.read_object(file))
+            bar.update()
+    contents.relate(objects, path)
+    return {
+        "path": str(path),
+        "kind": "store",
+        "objects": len(files),
+        "inspected": len(objects),
+        "bytes": sum(o["bytes"] for o in objects),
+        "damaged": sum(not o["intact"] for o in objects),
+        "quarantined": len(list((path / "quarantine").glob("*"))),
+        "contents": objects,
+    }
+
+
+def _store_tables(document: dict[str, Any]) -> Iterator[Table | str]:
+    intact = [o for o in document["contents"] if o["intact"]]
+    yield listing(
+        f"{document['path']}: {document['inspected']} of {document['objects']} objects, "
+        f"{size(document['bytes'])}",
+        ("key", "kind", "chunk", "behind", "tokens", "rank", "energy", "dtype", "bytes", "of KV", "context"),
+        [
+            (
+                o["key"][:12],
+                o["kind"],
+                o["chunk_id"][:12],
+                " ".join(a[:8] for a in o["antecedents"]),
+                o["tokens"],
+                o["rank"],
+                _share(o["energy"]),
+                o["dtype"],
+                o["bytes"],
+                _percent(o["percent_of_kv"]),
+                f"{o['context']['fingerprint'][:8]}/{o['context']['anchor'][:8]}",
+            )
+            for o in intact
+        ],
+    )
+    yield from (f"damaged: {o['error']}" for o in document["contents"] if not o["intact"])
+    if document["quarantined"]:
+        yield f"{document['quarantined']} damaged files were set aside earlier, in quarantine/"
+    yield f"verified: {len(intact)} intact, {document['damaged']} damaged"
+
+
+def _object_tables(found: dict[str, Any]) -> Iterator[Table | str]:
+    if not found["intact"]:
+        yield f"damaged: {found['error']}"
+        return
+    context = found["context"]
+    yield facts(
+        found["path"],
+        [
+            ("kind", found["kind"]),
+            ("key", found["key"]),
+            ("chunk", found["chunk_id"]),
+            ("backbone", context["fingerprint"]),
+            ("anchor", context["anchor"]),
+            ("tenant", context["tenant"] or "none"),
+            ("behind", "\n".join(found["antecedents"]) or "the anchor alone"),
+            ("tokens", found["tokens"]),
+            ("rank", "" if found["rank"] is None else found["rank"]),
+            ("energy kept", _share(found["energy"])),
+            ("antecedents were", found["formed"] or ""),
+            ("layers", found["layers"]),
+            ("bytes", f"{found['bytes']} in the file, {found['tensor_bytes']} of tensors"),
+            (
+                "of the chunk's KV",
+                _percent(found["percent_of_kv"]) or "unknown: its canonical is not at hand",
+            ),
+            ("info", found["info"]),
+            ("verified", "every byte is as it was written"),
+        ],
+    )
+    yield ""
+    yield _channel_table(found["channels"])
+
+
+def _window_tables(document: dict[str, Any]) -> Iterator[Table | str]:
+    yield facts(
+        f"{document['path']}: a window of {len(document['chunks'])} chunks",
+        [
+            ("backbone", document["fingerprint"]),
+            ("tenant", document["tenant"] or "none"),
+            ("tokens", f"{document['tokens']} of {document['max_tokens'] or 'any number'}"),
+            ("anchor", f"{document['anchor_tokens']} tokens"),
+            ("policy", document["policy"]),
+            ("bytes", size(document["bytes"])),
+            ("verified", "every byte is as it was written"),
+        ],
+    )
+    yield ""
+    rows = []
+    for chunk in document["chunks"]:
+        for name, copy in chunk["copies"].items():
+            rows.append(
+                (
+                    chunk["chunk_id"][:12],
+                    chunk["label"],
+                    chunk["guarantee"] if name == "copy" else "shown clean",
+                    chunk["tokens"],
+                    copy["rank"],
+                    size(copy["kv_bytes"]),
+                    _percent(copy["percent_of_kv"]),
+                    " ".join(a[:8] for a in copy["antecedents"]),
+                )
+            )
+    yield listing("", ("chunk", "label", "guarantee", "tokens", "rank", "KV", "patch", "behind"), rows)
+    if document["chunks"]:
+        yield ""
+        yield _channel_table(document["chunks"][0]["copies"]["copy"]["channels"])
+
+
+def _channel_table(channels: dict[str, dict[str, Any]]) -> Table:
+    rows = [
+        (name, c["layers"], c["dtype"], " ".join("x".join(map(str, s)) for s in c["shapes"]))
+        for name, c in channels.items()
+    ]
+    return listing("", ("channel", "layers", "dtype", "shape"), rows)
+
+
+def _percent(value: float | None) -> str:
+    return "" if value is None else f"{value:.1f} %"
+
+
+def _share(value: float | None) -> str:
+    return "" if value is None else f"{value:.4f}"

@@ -1,0 +1,25 @@
+"""Load the MODEL a command names."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from kamera.backbones import Backbone
+from kamera.cli.options import Dtype
+
+
+def load_backbone(name: str, device: str | None, dtype: Dtype, *, show_progress: bool) -> Backbone:
+    """A backbone from a directory, a hub name, or ``testbed`` for the one that ships with Kamera.
+
+    Raises UnsupportedBackbone, with the reason, when it does not load or is refused.
+    """
+    from transformers.utils import logging
+
+    if not show_progress:
+        logging.disable_progress_bar()
+    source = name
+    if name == "testbed" and not Path(name).exists():
+        from kamera import testbed
+
+        source = str(testbed.weights_dir())
+    return Backbone.from_pretrained(source, device=device, dtype=dtype.value)

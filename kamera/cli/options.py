@@ -1,0 +1,70 @@
+"""Options that several verbs share."""
+
+from __future__ import annotations
+
+import re
+from enum import Enum
+from pathlib import Path
+from typing import Annotated
+
+import torch
+import typer
+
+
+class Format(str, Enum):
+    """How a result is written."""
+
+    table = "table"
+    json = "json"
+
+
+class Dtype(str, Enum):
+    """What a model's weights are loaded as; ``auto`` is what the checkpoint says."""
+
+    auto = "auto"
+    float32 = "float32"
+    bfloat16 = "bfloat16"
+    float16 = "float16"
+
+
+def _usable(device: str | None) -> str | None:
+    if device is None:
+        return None
+    try:
+        torch.empty(0, device=torch.device(device))
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise typer.BadParameter(f"{device!r} cannot be used here: {reason}") from None
+    return device
+
+
+def _directory(path: Path) -> Path:
+    if re.match(r"[a-z0-9]{2,}:(/|$)", str(path)):  # what Path makes of a url
+        raise typer.BadParameter(f"{str(path)!r} is no directory: only directories outlive this command")
+    return path
+
+
+def _writable(path: Path | None) -> Path | None:
+    if path is not None and not path.parent.is_dir():
+        raise typer.BadParameter(f"no folder {str(path.parent)!r}: make it first")
+    return path
+
+
+Model = Annotated[
+    str, typer.Argument(metavar="MODEL", help="Model directory or hub name; 'testbed' for the shipped one.")
+]
+Device = Annotated[
+    str | None, typer.Option(callback=_usable, help="Where the model goes: cpu, cuda, cuda:1, …")
+]
+Precision = Annotated[Dtype, typer.Option("--dtype", help="What the weights are loaded as.")]
+StoreDirectory = Annotated[
+    Path,
+    typer.Option("--store", file_okay=False, callback=_directory, help="Store directory; made if not there."),
+]
+Tenant = Annotated[str, typer.Option(help="Whose objects: the tenant the store is opened for.")]
+Form = Annotated[Format, typer.Option("--format", help="How the result is written.")]
+File = Annotated[
+    Path | None,
+    typer.Option("--output", dir_okay=False, callback=_writable, help="Write the result to a file instead."),
+]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress bars and no notes on stderr.")]

@@ -1,0 +1,107 @@
+"""Results to stdout or a file, as tables or as one JSON document; progress and notes to stderr."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+from tqdm import tqdm
+
+from kamera.cli.options import Format
+
+_PLAIN_WIDTH = 200
+_UNBROKEN = 24  # cells up to this long are never folded
+
+
+@dataclass(frozen=True)
+class Output:
+    """Where a verb writes, from its ``--format``, ``--output`` and ``--quiet``."""
+
+    format: Format = Format.table
+    file: Path | None = None
+    quiet: bool = False
+
+    @property
+    def shows_progress(self) -> bool:
+        """Whether anyone watches: stderr is a terminal and not asked to be quiet."""
+        return not self.quiet and sys.stderr.isatty()
+
+    def write(self, document: Mapping[str, Any], tables: Iterable[Table | str]) -> None:
+        """The result: ``document`` as JSON, or the same for people as ``tables``."""
+        if self.format is Format.json:
+            self._put(json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+        elif self.file is None:
+            # a pipe has no width: do not fold what grep should find on one line
+            _print(Console(width=None if sys.stdout.isatty() else _PLAIN_WIDTH), tables)
+        else:
+            text = io.StringIO()
+            _print(Console(file=text, width=_PLAIN_WIDTH), tables)
+            self._put(text.getvalue())
+
+    def note(self, text: str) -> None:
+        """A remark for whoever watches."""
+        if not self.quiet:
+            print(text, file=sys.stderr)
+
+    def progress(self, total: int, unit: str) -> tqdm[Any]:
+        """A progress bar; it draws nothing when nobody watches."""
+        return tqdm(total=total, unit=unit, file=sys.stderr, disable=not self.shows_progress)
+
+    def _put(self, text: str) -> None:
+        if self.file is None:
+            sys.stdout.write(text)
+        else:
+            self.file.write_text(text, encoding="utf-8")
+            self.note(f"wrote {self.file}")
+
+
+def facts(title: str, rows: Iterable[tuple[str, object]]) -> Table:
+    """A two-column table of names and values."""
+    table = Table(title=title, title_justify="left", show_header=False, box=None, padding=(0, 2, 0, 0))
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column(overflow="fold")
+    for name, value in rows:
+        table.add_row(name, Text(str(value)))
+    return table
+
+
+def listing(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> Table:
+    """A table of many rows; numbers stand to the right."""
+    cells = [list(row) for row in rows]
+    table = Table(title=title, title_justify="left", box=None, padding=(0, 2, 0, 0))
+    for i, column in enumerate(columns):
+        held = [row[i] for row in cells if row[i] is not None]
+        table.add_column(
+            column,
+            justify="right" if held and all(isinstance(v, int | float) for v in held) else "left",
+            no_wrap=all(len(str(v)) <= _UNBROKEN for v in held),
+            overflow="fold",
+        )
+    for row in cells:
+        table.add_row(*[Text("" if value is None else str(value)) for value in row])
+    return table
+
+
+def size(count: float) -> str:
+    """Bytes for people: ``1.5 MiB``."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if count < 1024:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1024
+    return f"{count:.1f} TiB"
+
+
+def _print(console: Console, tables: Iterable[Table | str]) -> None:
+    for table in tables:
+        if isinstance(table, str):
+            console.print(Text(table), soft_wrap=True)
+        else:
+            console.print(table)

@@ -1,0 +1,189 @@
+"""Plans: which windows to compile, one JSON object a line.
+
+A line is ``{"system": "You watch a camera.", "chunks": [CONTENT, …]}``. CONTENT is text, a chat content
+item or list (``{"image": "a.png"}``, ``{"video": "b.mp4", "fps": 1}``, ``{"text": "…"}``), or
+``{"chunk_id": "…"}`` of a chunk that is already stored. ``system`` may be left out, and means what it
+means to `KameraWindow`. Relative paths are relative to the plan; blank lines are skipped.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from kamera.errors import KameraError
+
+_BUDGET = ("min_pixels", "max_pixels", "resized_height", "resized_width")
+_FIELDS: Mapping[str, tuple[str, ...]] = {
+    "text": (),
+    "image": _BUDGET,
+    "video": ("fps", "nframes", "num_frames", "max_frames"),
+}
+_WAYS = 'give text, {"text": …}, {"image": path}, {"video": path}, {"chunk_id": id}, or a list of these items'
+
+
+class PlanError(KameraError, ValueError):
+    """Lines of a plan that cannot be compiled; ``problems`` are ``file:line: what, and what to do``."""
+
+    def __init__(self, problems: Iterable[str]) -> None:
+        self.problems = tuple(problems)
+        super().__init__("\n".join(self.problems))
+
+
+@dataclass(frozen=True)
+class Described:
+    """A chunk given by its content; ``key`` is equal for equal descriptions."""
+
+    items: tuple[Mapping[str, Any], ...] = field(compare=False)
+    key: str
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A chunk given by the id it is stored under."""
+
+    chunk_id: str
+
+
+ChunkSource = Described | Stored
+
+
+@dataclass(frozen=True)
+class PlannedWindow:
+    """One line: the chunks of a window, in order. ``where`` is ``file:line``."""
+
+    where: str
+    system: str | None
+    chunks: tuple[ChunkSource, ...]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A plan file that was read and checked."""
+
+    path: Path
+    windows: tuple[PlannedWindow, ...]
+
+    @property
+    def stored_ids(self) -> bool:
+        """Whether any chunk is given by id, so that a store has to be asked."""
+        return any(isinstance(c, Stored) for w in self.windows for c in w.chunks)
+
+
+class _Bad(Exception):
+    """What is wrong with the line being read."""
+
+
+def read_plan(path: str | Path) -> Plan:
+    """Read and check a plan without a model: form, names, and that every file is there.
+
+    Raises PlanError naming every bad line, FileNotFoundError (or another OSError) for the plan itself.
+    """
+    path = Path(path)
+    windows: list[PlannedWindow] = []
+    problems: list[str] = []
+    for number, line in enumerate(path.read_bytes().split(b"\n"), start=1):
+        if not line.strip():
+            continue
+        where = f"{path}:{number}"
+        try:
+            windows.append(_window(where, line, path.parent))
+        except _Bad as bad:
+            problems.append(f"{where}: {bad}")
+    if problems:
+        raise PlanError(problems)
+    if not windows:
+        raise PlanError([f"{path}:1: the plan describes no window: give one JSON object a line"])
+    return Plan(path, tuple(windows))
+
+
+def _window(where: str, line: bytes, base: Path) -> PlannedWindow:
+    try:
+        value = json.loads(line.decode("utf-8-sig"))
+    except UnicodeDecodeError as error:
+        raise _Bad(f"not UTF-8 ({error}): save the plan as UTF-8") from None
+    except json.JSONDecodeError as error:
+        raise _Bad(f"not JSON, {error.msg} at column {error.colno}: give one whole object a line") from None
+    except (ValueError, RecursionError) as error:
+        raise _Bad(f"not JSON ({error}): give one object a line") from None
+    if not isinstance(value, dict):
+        raise _Bad(f'{_short(value)} is no object: give {{"system": …, "chunks": […]}}')
+    _known(value, ("system", "chunks"), "a window")
+    system = value.get("system")
+    if system is not None and not isinstance(system, str):
+        raise _Bad(f"system {_short(system)} is no text: give a string, or leave it out")
+    chunks = value.get("chunks")
+    if not isinstance(chunks, list) or not chunks:
+        raise _Bad(f"chunks is {_short(chunks)}: give a list of at least one chunk")
+    sources = []
+    for number, content in enumerate(chunks):
+        try:
+            sources.append(_source(content, base))
+        except _Bad as bad:
+            raise _Bad(f"chunks[{number}]: {bad}") from None
+    return PlannedWindow(where, system, tuple(sources))
+
+
+def _source(content: Any, base: Path) -> ChunkSource:
+    if isinstance(content, dict) and "chunk_id" in content:
+        _known(content, ("chunk_id",), "a stored chunk")
+        chunk_id = content["chunk_id"]
+        if not isinstance(chunk_id, str) or not chunk_id:
+            raise _Bad(f"chunk_id {_short(chunk_id)} is no id: give a stored chunk's (kamera store ls)")
+        return Stored(chunk_id)
+    parts = content if isinstance(content, list) else [content]
+    if not parts:
+        raise _Bad(f"an empty list is no chunk: {_WAYS}")
+    items = tuple(_item(part, base) for part in parts)
+    return Described(items, json.dumps(items, sort_keys=True))
+
+
+def _item(part: Any, base: Path) -> dict[str, Any]:
+    if isinstance(part, str):
+        part = {"text": part}
+    if not isinstance(part, dict):
+        raise _Bad(f"{_short(part)} is no content: {_WAYS}")
+    if "chunk_id" in part:
+        raise _Bad("chunk_id stands for a whole chunk: it cannot be one item of a list")
+    kinds = [kind for kind in _FIELDS if kind in part]
+    kind = part.get("type", kinds[0] if len(kinds) == 1 else None)
+    if not isinstance(kind, str) or kinds != [kind]:
+        raise _Bad(f"item with {sorted(part)} is no content: {_WAYS}")
+    _known(part, ("type", kind, *_FIELDS[kind]), f"{kind} content")
+    options = {name: part[name] for name in _FIELDS[kind] if part.get(name) is not None}
+    for name, number in options.items():
+        if isinstance(number, bool) or not isinstance(number, int | float) or number <= 0:
+            raise _Bad(f"{name} is {_short(number)}: give a positive number")
+    media = part[kind]
+    if kind == "text":
+        if not isinstance(media, str) or not media:
+            raise _Bad(f"text {_short(media)} is empty or no text: give a string")
+        return {"type": "text", "text": media}
+    if kind == "video" and isinstance(media, list):
+        if not media:
+            raise _Bad("a video of no frames: give at least one picture")
+        return {"type": kind, kind: [_file(frame, base, "image") for frame in media], **options}
+    return {"type": kind, kind: _file(media, base, kind), **options}
+
+
+def _file(name: Any, base: Path, kind: str) -> str:
+    if not isinstance(name, str) or not name:
+        raise _Bad(f"{kind} {_short(name)} is no path: give the path of a file")
+    path = base / name.removeprefix("file://")
+    if not path.is_file():
+        raise _Bad(f"no {kind} at {str(path)!r}: paths are relative to the plan's folder")
+    return str(path)
+
+
+def _known(given: Mapping[str, Any], allowed: tuple[str, ...], what: str) -> None:
+    unknown = [name for name in given if name not in allowed]
+    if unknown:
+        raise _Bad(f"unknown key {unknown[0]!r} in {what}: it takes {', '.join(allowed)}")
+
+
+def _short(value: Any) -> str:
+    text = json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= 60 else text[:57] + "…"

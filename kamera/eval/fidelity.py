@@ -1,0 +1,155 @@
+"""The fidelity table: what reuse loses after recall and reorder, and what a patch brings back.
+
+Measured through the public window operations on the shipped backbone, on held-out episodes of the
+synthetic world. The re-prefill is a fresh window that prefills the same frames in the same order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from kamera import testbed
+from kamera.backbones import Backbone, Chunk
+from kamera.eval.items import Item, Score, Scorer, answer_logits
+from kamera.ops import kv_bytes
+from kamera.store import ChunkStore
+from kamera.window import KameraWindow, ReusePolicy
+
+HELD_OUT = 900_000
+"""Seed of the episodes asked here; the backbone was trained on seeds of a million and above."""
+
+KINDS = {"value": "two-hop", "glyph": "one-hop in the frame"}
+
+
+@dataclass(frozen=True)
+class Fidelity:
+    """The table, and what it cost to keep: bytes of the patch against the chunk's KV."""
+
+    scores: tuple[Score, ...]
+    rank: int
+    episodes: int
+    patch_bytes: float
+    kv_bytes: float
+
+
+def measure(
+    backbone: Backbone, *, items: int = 500, rank: int = 16, per_episode: int = 12, seed: int = 0
+) -> Iterator[tuple[int, int] | Fidelity]:
+    """Run until every row has ``items`` two-hop items; yields (done, wanted), at last the result.
+
+    Each episode shows three legends and an items frame whose values they fix, and asks about values
+    that a legend fixes (not defaults). Operations and arms:
+
+    * recall: the items frame leaves and comes back. Blind, the stored patch at ``rank``.
+    * reorder: the legends are reversed, so later ones override others. Blind, patch, and the patch
+      of the old order ("stale patch").
+    * turnover: the items frame comes back behind three other legends. Blind, the patch of the old
+      legends ("stale patch"), a fresh patch.
+    """
+    scorer = Scorer(backbone.tokenize)
+    world = testbed.World(HELD_OUT + seed)
+    done, episode, sizes = 0, 0, []
+    while done < items:
+        run = _Episode(backbone, world.episode(episode, layout="LLLLLLI"), rank, per_episode, episode)
+        for operation, arms, asked in (run.recall(), run.reorder(), run.turnover()):
+            scorer.add(operation, asked, {name: answer_logits(w, asked) for name, w in arms.items()})
+        sizes.append(run.sizes)
+        done += sum(item.kind == KINDS["value"] for item in run.asked)
+        episode += 1
+        yield min(done, items), items
+    patch, kv = np.mean(sizes, axis=0)
+    yield Fidelity(tuple(scorer.scores()), rank, episode, float(patch), float(kv))
+
+
+class _Episode:
+    """One episode's windows. Six legends and an items frame; the first three stand before it."""
+
+    def __init__(self, backbone: Backbone, episode: Any, rank: int, per_episode: int, index: int) -> None:
+        self.backbone = backbone
+        self.policy = ReusePolicy(rank=rank)
+        self.episode = episode
+        self.chunks = [backbone.chunk(frame.content) for frame in episode.frames]
+        self.per_episode = per_episode
+        self.rng = np.random.default_rng([HELD_OUT, index])
+        self.store = ChunkStore.open("memory://")
+        self.window = self._window(self.store, self.policy, [0, 1, 2, 6])
+        self.asked: list[Item] = []
+        self.sizes = self._sizes()
+
+    def recall(self) -> tuple[str, dict[str, KameraWindow], list[Item]]:
+        window = self.window.fork()
+        window.evict(3)
+        window.recall(self.chunks[6].id)
+        self.asked = self._items([0, 1, 2, 6])
+        return "recall", self._arms(window, [0, 1, 2, 6]), self.asked
+
+    def reorder(self) -> tuple[str, dict[str, KameraWindow], list[Item]]:
+        order = [2, 1, 0, 6]
+        stale = self._stale(order)
+        window = self.window.fork()
+        window.reorder([2, 1, 0, 3])
+        # the patch is stored by the first visit; the arm is the second, which runs no forward
+        window.reorder([2, 1, 0, 3])
+        window.reorder([2, 1, 0, 3])
+        return "reorder", self._arms(window, order) | {"stale patch": stale}, self._items(order)
+
+    def turnover(self) -> tuple[str, dict[str, KameraWindow], list[Item]]:
+        order = [3, 4, 5, 6]
+        stale = self._stale(order)
+        window = self._window(self.store, self.policy, [3, 4, 5])
+        window.recall(self.chunks[6].id)
+        window.evict(3)
+        window.recall(self.chunks[6].id)
+        arms = self._arms(window, order) | {"stale patch": stale}
+        return "turnover", arms, self._items(order)
+
+    def _arms(self, window: KameraWindow, order: Sequence[int]) -> dict[str, KameraWindow]:
+        blind = window.fork()
+        blind.condition(3, False)
+        fresh = self._window(ChunkStore.open("memory://"), ReusePolicy(minimum="exact"), order)
+        return {"re-prefill": fresh, "blind reuse": blind, f"patch, rank {self.policy.rank}": window}
+
+    def _stale(self, order: Sequence[int]) -> KameraWindow:
+        """The items frame behind ``order``'s legends under the patch of legends 0, 1, 2."""
+        near = replace(self.policy, minimum="near", on_miss="blind", max_divergence=1.0)
+        window = self._window(self.store, self.policy, order[:3])
+        stale = KameraWindow(self.backbone, self._only_first_patch(), testbed.SYSTEM, policy=near)
+        for chunk_id in (s.chunk_id for s in window.slots):
+            stale.append(self._chunk(chunk_id))
+        stale.append(self.chunks[6])
+        return stale
+
+    def _only_first_patch(self) -> ChunkStore:
+        """A store in which the items frame has one patch: that of the first three legends."""
+        store = ChunkStore.open("memory://")
+        self._window(store, self.policy, [0, 1, 2, 6])
+        return store
+
+    def _window(self, store: ChunkStore, policy: ReusePolicy, order: Sequence[int]) -> KameraWindow:
+        window = KameraWindow(self.backbone, store, testbed.SYSTEM, policy=policy)
+        for i in order:
+            window.append(self.chunks[i])
+        return window
+
+    def _chunk(self, chunk_id: str) -> Chunk:
+        return next(c for c in self.chunks if c.id == chunk_id)
+
+    def _items(self, order: Sequence[int]) -> list[Item]:
+        """Two-hop items whose value a legend in ``order`` fixes, and as many one-hop ones."""
+        asked = [self.episode.ask(*s, order=order) for s in self.episode.subjects(["value"])]
+        bound = [q for q in asked if q.bound]
+        chosen = self.rng.permutation(len(bound))[: self.per_episode]
+        values = [bound[i] for i in chosen]
+        glyphs = [self.episode.ask("glyph", q.subject, order=order) for q in values]
+        return [Item(q.text, q.answer, KINDS[q.kind]) for q in (*values, *glyphs)]
+
+    def _sizes(self) -> tuple[int, int]:
+        (info,) = [i for i in self.store.ls("exact") if i.chunk_id == self.chunks[6].id]
+        record = self.store.get_patch(info.context, info.chunk_id, info.antecedents)
+        canonical = self.store.get_canonical(info.context, info.chunk_id)
+        assert record is not None and canonical is not None
+        return record.patch.nbytes, kv_bytes(canonical.kv)

@@ -1,0 +1,37 @@
+"""A synthetic visual world and the small trained backbone that binds across its frames.
+
+>>> from kamera import testbed
+>>> model, processor = testbed.load()
+>>> episode = testbed.World(seed=0).episode(0, legends=3)
+>>> question = episode.questions[0]
+>>> question.text, question.answer
+('value of tag 54?', 'navy')
+>>> episode.answer(question, order=[3, 0, 1, 2])      # the truth when the legends come too late
+'orange'
+"""
+
+from .frontend import SYSTEM_PROMPTS, ImageOnlyProcessor
+from .video import read_frames, render_video
+from .weights import load, weights_dir
+from .world import COLOURS, GLYPHS, TAGS, Episode, Frame, Question, World, answer
+
+SYSTEM = SYSTEM_PROMPTS[0]
+"""The system prompt the measurements are made with."""
+
+__all__ = [
+    "COLOURS",
+    "GLYPHS",
+    "SYSTEM",
+    "SYSTEM_PROMPTS",
+    "TAGS",
+    "Episode",
+    "Frame",
+    "ImageOnlyProcessor",
+    "Question",
+    "World",
+    "answer",
+    "load",
+    "read_frames",
+    "render_video",
+    "weights_dir",
+]

@@ -1,0 +1,35 @@
+"""Run the program in this process, as a shell would see it."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, NamedTuple
+
+import pytest
+
+from kamera.cli import main
+
+
+class Run(NamedTuple):
+    """Exit code and what was written."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def document(self) -> Any:
+        """stdout as the one JSON document it must be."""
+        return json.loads(self.out, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
+
+
+def kamera(capsys: pytest.CaptureFixture[str], *arguments: object) -> Run:
+    """``kamera ARGUMENTS…``"""
+    capsys.readouterr()
+    code = main([str(a) for a in arguments])
+    return Run(code, *capsys.readouterr())
+
+
+def files(folder) -> dict:
+    """Every file under a folder and its bytes, SQLite's own aside."""
+    return {p: p.read_bytes() for p in folder.rglob("*") if p.is_file() and "sqlite" not in p.name}

@@ -1,0 +1,79 @@
+"""Exit codes, errors in one line, and the two ways in."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import kamera as package
+from kamera.cli import main
+from kamera.errors import CorruptChunk
+from tests.cli.run import kamera
+
+
+def test_python_m_kamera_prints_the_version_and_nothing_else():
+    done = subprocess.run(
+        [sys.executable, "-m", "kamera", "--version"],
+        cwd=Path(__file__).parents[2],
+        capture_output=True,
+        text=True,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, f"kamera {package.__version__}\n", "")
+
+
+def test_every_verb_has_the_common_options(capsys):
+    for verb in (["doctor"], ["compile"], ["inspect"], ["store", "ls"], ["store", "stats"]):
+        done = kamera(capsys, *verb, "--help")
+        assert done.code == 0
+        assert all(option in done.out for option in ("--format", "--output", "--quiet", "-q"))
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["nonsense"],
+        ["doctor"],
+        ["compile", "model"],
+        ["doctor", "model", "--dtype", "int3"],
+        ["doctor", "model", "--device", "nowhere"],
+        ["doctor", "model", "--device", "cuda:97"],
+        ["compile", "model", __file__, "--store", "memory://"],
+        ["compile", "model", __file__, "--store", "s", "--rank", "0"],
+        ["inspect", "x", "--format", "yaml"],
+        ["inspect", "x", "--output", "/no/such/folder/file"],
+        ["store", "ls", "x", "--limit", "0"],
+    ],
+)
+def test_bad_usage_is_two_and_says_so_on_stderr(capsys, arguments):
+    done = kamera(capsys, *arguments)
+    assert done.code == 2
+    assert done.out == ""
+    assert "Error: " in done.err
+    assert "Traceback" not in done.err
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (CorruptChunk("an object\nis damaged"), 1),
+        (PermissionError(13, "Permission denied", "/x"), 1),
+        (ValueError("kind\n'x' is none"), 2),
+    ],
+)
+def test_a_failure_is_one_line_and_no_traceback(capsys, monkeypatch, error, code):
+    def fails(*arguments, **options):
+        raise error
+
+    monkeypatch.setattr("kamera.cli.inspect.contents.read_object", fails)
+    done = kamera(capsys, "inspect", __file__)
+    assert (done.code, done.out) == (code, "")
+    assert done.err == f"error: {' '.join(str(error).split())}\n"
+
+
+def test_our_own_mistakes_are_not_hidden(capsys, monkeypatch):
+    monkeypatch.setattr("kamera.cli.inspect.contents.read_object", lambda path: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        main(["inspect", __file__])

@@ -1,0 +1,109 @@
+"""What doctor proves, and how it refuses."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+
+from kamera import Backbone
+from tests.cli.run import kamera
+from tests.compile.saved import bare_model, vision_backbone, vision_model
+from tests.models import tiny
+
+UNIFORM, TIME, AXES = (1000, 1000, 1000), (1000, 0, 0), (500, 7, -11)
+
+
+def test_a_supported_model_is_described_and_every_proof_shown(capsys):
+    done = kamera(capsys, "doctor", vision_model(), "--system", "You watch.", "--format", "json")
+    document = done.document
+    assert (done.code, document["supported"], document["reason"]) == (0, True, None)
+    relocations = [p for p in document["proofs"] if p["claim"].startswith("relocation")]
+    assert [tuple(p["offset"]) for p in relocations] == [UNIFORM, TIME, AXES]
+    assert len(document["proofs"]) == 4
+    assert all(0 < p["error"] <= p["tolerance"] == 1e-4 and p["holds"] for p in document["proofs"])
+    assert document["backbone"]["fingerprint"] == vision_backbone().fingerprint
+    assert document["processor"]["class"] == type(vision_backbone().processor).__name__
+    assert document["modalities"] == ["text", "image", "video as images"]
+    prefix = vision_backbone().seams("You watch.").prefix
+    assert document["anchor_tokens"] == len(vision_backbone().tokenize(prefix))
+    assert document["notes"] == []
+
+
+def test_the_table_says_the_same(capsys):
+    done = kamera(capsys, "doctor", vision_model())
+    assert done.code == 0
+    assert done.out.rstrip().endswith("\nsupported")
+    for shown in (
+        "GQA, 3 of 3 layers",
+        "relocation, per axis",
+        "(500, 7, -11)",
+        "1e-04",
+        "position limit     none",
+    ):
+        assert shown in done.out
+
+
+def test_in_half_precision_it_says_what_is_held_to_tolerance(capsys):
+    done = kamera(capsys, "doctor", vision_model(), "--dtype", "bfloat16", "--format", "json")
+    (note,) = done.document["notes"]
+    assert done.code == 0
+    assert "only the first layer" in note
+    assert "--dtype float32" in note
+    assert {p["worst"].split(" channel")[0] for p in done.document["proofs"]} == {"layer 0"}
+
+
+def test_a_hybrid_is_refused_with_the_reason(capsys):
+    done = kamera(capsys, "doctor", bare_model("qwen3_5"), "--format", "json")
+    assert done.code == 1
+    assert done.document["supported"] is False
+    assert "hybrid" in done.document["reason"]
+    assert "running state" in done.document["reason"]
+    table = kamera(capsys, "doctor", bare_model("qwen3_5"))
+    assert table.code == 1
+    assert "refused" in table.out
+    assert "hybrid" in table.out
+
+
+def test_no_model_is_refused_with_its_name(capsys, tmp_path):
+    done = kamera(capsys, "doctor", tmp_path / "nothing", "--format", "json")
+    assert done.code == 1
+    assert str(tmp_path / "nothing") in done.document["reason"]
+
+
+def test_a_position_limit_is_told_and_not_crossed(capsys):
+    done = kamera(capsys, "doctor", bare_model("dynamic_ntk"), "--format", "json")
+    document = done.document
+    limit = document["backbone"]["position_limit"]
+    assert done.code == 0
+    assert limit == tiny.backbone("dynamic_ntk").limit.below
+    assert any(str(limit) in note and "dynamic NTK" in note for note in document["notes"])
+    assert max(document["proofs"][0]["offset"]) < limit
+    assert document["processor"] is None
+    assert document["anchor_tokens"] is None
+
+
+def test_a_model_that_turns_keys_otherwise_far_away_is_refused(capsys, monkeypatch):
+    """The proof of construction is near; doctor's is far enough to see it."""
+    model = tiny.build("llama_mqa")
+    rotary = model.model.rotary_emb
+    plain = rotary.forward
+    rotary.forward = lambda x, position_ids: plain(
+        x, torch.where(position_ids > 600, position_ids + position_ids % 7, position_ids)
+    )
+    monkeypatch.setattr("kamera.cli.doctor.load_backbone", lambda *a, **k: Backbone(model))
+    done = kamera(capsys, "doctor", "bent", "--format", "json")
+    assert done.code == 1
+    assert done.document["supported"] is False
+    assert "relocation, uniform" in done.document["reason"]
+    assert [p["holds"] for p in done.document["proofs"]] == [False, True]
+
+
+@pytest.mark.parametrize("format", ["json", "table"])
+def test_the_result_goes_to_a_file(capsys, tmp_path, format):
+    file = tmp_path / "report"
+    done = kamera(capsys, "doctor", vision_model(), "--format", format, "--output", file, "-q")
+    assert (done.code, done.out, done.err) == (0, "", "")
+    text = file.read_text()
+    assert json.loads(text)["supported"] if format == "json" else text.endswith("supported\n")

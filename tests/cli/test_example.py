@@ -1,0 +1,43 @@
+"""The example a user would copy runs as it stands."""
+
+from __future__ import annotations
+
+import re
+import runpy
+import sys
+from pathlib import Path
+
+import pytest
+
+from kamera import testbed
+from tests.compile.saved import pictures, vision_model
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "compile_patches.py"
+
+
+def run(monkeypatch, capsys, *arguments: object) -> str:
+    monkeypatch.setattr(sys, "argv", [str(EXAMPLE), *map(str, arguments)])
+    runpy.run_path(str(EXAMPLE), run_name="__main__")
+    return capsys.readouterr().out
+
+
+def check(out: str, chunks: int) -> None:
+    assert f"compiled {chunks} chunks: {chunks - 1} patches" in out
+    costs = re.findall(r"as (\w+): (\d+) forwards, (\d+) vision encodes", out)
+    assert costs == [("exact", "0", "0")] + [("patched", "0", "0")] * (chunks - 1)
+
+
+def test_it_runs_on_a_model_and_pictures_of_the_users(monkeypatch, capsys, tmp_path):
+    names = [tmp_path / name for name in pictures(tmp_path, 3)]
+    out = run(monkeypatch, capsys, "--model", vision_model(), "--images", *names, "--question", "hm?")
+    check(out, 3)
+    assert out.splitlines()[-1].startswith("hm? ")
+
+
+@pytest.mark.skipif(
+    not (testbed.weights_dir() / "model.safetensors").is_file(), reason="the testbed's weights are not here"
+)
+def test_it_runs_as_it_stands_on_the_shipped_backbone(monkeypatch, capsys):
+    out = run(monkeypatch, capsys)
+    check(out, 3)
+    assert re.search(r"\? \w+ \(truth: \w+\)$", out.strip())

@@ -1,0 +1,339 @@
+"""Running plans: what is formed, that nothing is formed twice, and that it is what a window needs."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+
+import pytest
+import torch
+
+from kamera import ChunkStore, KameraWindow, ReusePolicy
+from kamera.backbones import Backbone
+from kamera.compile import Counts, Job, PlanError, Settings, read_plan, run_plan
+from kamera.compile.lookup import context_of
+from kamera.errors import StoreError
+from tests.backbones.compare import relative
+from tests.compile.saved import SYSTEM, bare_model, pictures, vision_backbone, vision_model, write_plan
+
+QUESTION = "what is it?"
+FULL = Settings(rank=64)  # more than the chunks have tokens
+
+
+@pytest.fixture
+def backbone() -> Backbone:
+    return vision_backbone()
+
+
+@pytest.fixture
+def store(tmp_path):
+    with ChunkStore.open(tmp_path / "store") as opened:
+        yield opened
+
+
+@pytest.fixture
+def frames(tmp_path) -> list[list]:
+    """Four different pictures with captions, as plan content."""
+    return [[{"image": str(tmp_path / name)}, f"picture {name}\n"] for name in pictures(tmp_path, 4)]
+
+
+@contextmanager
+def calls(backbone: Backbone):
+    """Calls of the decoder, of the vision tower and of anything at all, by hooks of our own."""
+    seen = {"decoder": 0, "tower": 0, "any": 0}
+    tower = backbone.model.model.visual
+
+    def count(module, arguments, output):
+        seen["any"] += 1
+        seen["decoder"] += module is backbone.decoder
+        seen["tower"] += module is tower
+
+    hooks = [m.register_forward_hook(count) for m in backbone.model.modules()]
+    try:
+        yield seen
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def patches(store: ChunkStore) -> dict[tuple, torch.Tensor]:
+    """Every patch of a store as one dense vector, by what it is of."""
+    found = {}
+    for info in store.ls():
+        if info.kind != "canonical":
+            record = store.get_patch(info.context, info.chunk_id, info.antecedents, info.kind)
+            dense = [f.dense().flatten() for layer in record.patch.layers for f in layer.values()]
+            found[info.kind, info.chunk_id, info.antecedents] = torch.cat(dense)
+    return found
+
+
+def objects(path) -> dict:
+    return {p.relative_to(path): p.read_bytes() for p in path.rglob("*.safetensors")}
+
+
+# -- what it costs ---------------------------------------------------------------------------------
+
+
+def test_a_second_run_runs_no_module_of_the_model(tmp_path, backbone, store, frames):
+    plan = read_plan(write_plan(tmp_path, frames[:3], [frames[1], frames[0]]))
+    settings = Settings(orbit=True)
+    with calls(backbone) as first:
+        done = run_plan(plan, backbone, store, settings)
+    assert (first["decoder"], first["tower"]) == (done.forwards, done.vision_encodes)
+    assert done.forwards > 0
+    before = objects(tmp_path / "store")
+    with calls(backbone) as second:
+        again = run_plan(plan, backbone, store, settings)
+    assert second["any"] == 0
+    assert (again.forwards, again.tokens, again.vision_encodes, again.bytes_stored) == (0, 0, 0, 0)
+    assert (again.canonicals, again.patches, again.orbits) == (Counts(0, 5), Counts(0, 3), Counts(0, 3))
+    assert objects(tmp_path / "store") == before
+
+
+def test_a_shared_prefix_is_prefilled_once(tmp_path, backbone, store, frames):
+    a, b, c, d = frames
+    plan = read_plan(write_plan(tmp_path, [a, b, c], [a, b, d]))
+    with calls(backbone) as seen:
+        report = run_plan(plan, backbone, store)
+    # the anchor and a leading chunk once; every other chunk in context and behind the anchor alone
+    assert seen["decoder"] == report.forwards == 1 + 1 + 2 + 2 + 2
+    assert seen["tower"] == report.vision_encodes == 4
+    assert report.canonicals == Counts(formed=4, reused=2)
+    assert report.patches == Counts(formed=3, reused=1)
+
+
+def test_a_chunk_new_to_one_window_only_is_encoded_once(tmp_path, backbone, store, frames):
+    a, b, c, _ = frames
+    plan = read_plan(write_plan(tmp_path, [a, b], [c, b], [b, c]))
+    report = run_plan(plan, backbone, store)
+    assert report.vision_encodes == 3
+    assert report.canonicals == Counts(formed=3, reused=3)
+    assert report.patches == Counts(formed=3)
+
+
+def test_the_processor_sees_a_description_once(tmp_path, backbone, store, frames, monkeypatch):
+    a, b, c, _ = frames
+    plan = read_plan(write_plan(tmp_path, [a, b], [b, c], [c, a]))
+    run_plan(plan, backbone, store)
+    processor = type(backbone.processor)
+    plain, seen = processor.__call__, []
+    monkeypatch.setattr(processor, "__call__", lambda self, **given: seen.append(1) or plain(self, **given))
+    run_plan(plan, backbone, store)
+    assert len(seen) == 3
+
+
+def test_the_report_is_what_the_store_grew_by(tmp_path, backbone, store, frames):
+    report = run_plan(read_plan(write_plan(tmp_path, frames)), backbone, store)
+    assert report.bytes_stored == sum(len(data) for data in objects(tmp_path / "store").values()) > 0
+    assert (report.windows, report.chunks, report.failures) == (1, 4, ())
+    assert report.seconds > 0
+
+
+def test_a_limit_compiles_the_first_lines_only(tmp_path, backbone, store, frames):
+    plan = read_plan(write_plan(tmp_path, frames[:1], frames[1:2], frames[2:]))
+    report = run_plan(plan, backbone, store, Settings(limit=2))
+    assert (report.windows, report.chunks) == (2, 2)
+    assert len(store.ls()) == 2
+
+
+# -- what it is worth ------------------------------------------------------------------------------
+
+
+def test_a_window_on_a_compiled_store_fills_without_a_forward_and_answers_as_the_exact_one(
+    tmp_path, backbone, store, frames
+):
+    run_plan(read_plan(write_plan(tmp_path, frames)), backbone, store, FULL)
+    window = KameraWindow(backbone, store, SYSTEM, policy=ReusePolicy(rank=64))
+    fresh = KameraWindow(backbone, ChunkStore.open("memory://"), SYSTEM)
+    with calls(backbone) as seen:
+        for frame in frames:
+            window.append(frame)
+    assert seen["any"] == 0
+    assert [s.guarantee for s in window.slots] == ["exact", "patched", "patched", "patched"]
+    for frame in frames:
+        fresh.append(frame)
+    assert fresh.guarantee == "exact"
+    assert relative(window.next_token_logits(QUESTION), fresh.next_token_logits(QUESTION)) <= 1e-4
+
+
+def test_patches_are_those_of_windows_that_start_from_nothing(tmp_path, backbone, store, frames):
+    """Shared prefixes, rewinding and stored canonicals leave no trace in what is formed."""
+    a, b, c, d = frames
+    windows = [[a, b, c], [a, b, d, c], [a, c], [b, a], [a, b]]
+    # at a low rank, what is formed behind a patched antecedent is not what exact ones give
+    for some in (windows[:1], windows):
+        run_plan(read_plan(write_plan(tmp_path, *some)), backbone, store, Settings(rank=2))
+    want = {}
+    for contents in windows:
+        alone = ChunkStore.open("memory://")
+        window = KameraWindow(backbone, alone, SYSTEM, policy=ReusePolicy(rank=2))
+        for content in contents:
+            window.append(content)
+        want |= patches(alone)
+    got = patches(store)
+    assert got.keys() == want.keys()
+    assert len(want) == 6
+    for key, dense in want.items():
+        assert relative(got[key], dense) <= 1e-5
+    assert {i.formed for i in store.ls("exact")} == {"exact"}
+
+
+def test_a_patch_formed_behind_patched_antecedents_is_formed_anew(tmp_path, backbone, store, frames):
+    a, b, c, _ = frames
+    run_plan(read_plan(write_plan(tmp_path, [a, b])), backbone, store, Settings(rank=2))
+    window = KameraWindow(backbone, store, SYSTEM, policy=ReusePolicy(rank=2))
+    for frame in (a, b, c):
+        window.append(frame)
+    third = window.slots[2]
+
+    def formed() -> str | None:
+        return store.patch_info(store.ls()[0].context, third.chunk_id, third.antecedents).formed
+
+    assert formed() == "patched"
+    report = run_plan(read_plan(write_plan(tmp_path, [a, b, c])), backbone, store, Settings(rank=2))
+    assert report.patches == Counts(formed=1, reused=1)
+    assert report.vision_encodes == 0
+    assert formed() == "exact"
+
+
+@pytest.mark.parametrize(("first", "second", "formed"), [(2, 4, 2), (4, 2, 0), (64, 128, 2), (64, 64, 0)])
+def test_patches_are_formed_anew_only_for_a_higher_rank(
+    tmp_path, backbone, store, frames, first, second, formed
+):
+    plan = read_plan(write_plan(tmp_path, frames[:3]))
+    run_plan(plan, backbone, store, Settings(rank=first, orbit=True))
+    report = run_plan(plan, backbone, store, Settings(rank=second, orbit=True))
+    # patches of 13 tokens have no more than 13 directions: asking for more changes nothing
+    expected = 0 if first > 13 else formed
+    assert report.patches == Counts(formed=expected, reused=2 - expected)
+    assert {i.rank for i in store.ls("exact")} == {min(13, max(first, second))}
+
+
+def test_an_orbit_patch_serves_another_order(tmp_path, backbone, store, frames):
+    a, b, c, _ = frames
+    report = run_plan(read_plan(write_plan(tmp_path, [a, b, c])), backbone, store, Settings(orbit=True))
+    assert report.orbits == Counts(formed=2)
+    window = KameraWindow(backbone, store, SYSTEM, policy=ReusePolicy(minimum="orbit"))
+    window.append(b)
+    window.append(a)
+    done = window.append(c)
+    assert (done.slot.guarantee, done.forwards) == ("orbit", 0)
+    # the same set in another line is the same orbit patch
+    more = run_plan(read_plan(write_plan(tmp_path, [b, a, c])), backbone, store, Settings(orbit=True))
+    assert more.orbits == Counts(formed=1, reused=1)
+
+
+def test_more_orderings_form_an_orbit_patch_anew(tmp_path, backbone, store, frames):
+    plan = read_plan(write_plan(tmp_path, ["one", "two", "three", "four", "five", frames[0]]))
+    first = run_plan(plan, backbone, store, Settings(orbit=True, samples=2))
+    assert first.orbits == Counts(formed=5)
+    same = run_plan(plan, backbone, store, Settings(orbit=True, samples=2))
+    assert (same.orbits, same.forwards) == (Counts(reused=5), 0)
+    more = run_plan(plan, backbone, store, Settings(orbit=True, samples=3))
+    assert more.orbits == Counts(formed=1, reused=4)  # sets of up to four are exhausted
+
+
+# -- what goes wrong -------------------------------------------------------------------------------
+
+
+def test_a_line_with_an_unreadable_picture_fails_alone(tmp_path, backbone, store, frames):
+    (tmp_path / "bad.png").write_bytes(b"no picture")
+    a, b, c, d = frames
+    path = write_plan(tmp_path, [a, b, {"image": "bad.png"}, c], [a, d])
+    job = Job(read_plan(path), backbone, store)
+    steps = [(s.where, s.chunk, s.outcome) for s in job.steps()]
+    report = job.report()
+    (failure,) = report.failures
+    assert failure.where == f"{path}:1"
+    assert failure.error.startswith("chunks[2]: ")
+    assert "bad.png" in failure.error
+    assert steps[2:4] == [(f"{path}:1", 2, "skipped"), (f"{path}:1", 3, "skipped")]
+    assert len(steps) == job.chunks == 6
+    assert report.canonicals == Counts(formed=3, reused=1, skipped=2)
+    assert report.patches == Counts(formed=2, skipped=2)
+    assert len(store.ls("exact")) == 2
+
+
+def test_an_unknown_chunk_id_is_refused_before_any_work(tmp_path, backbone, store, frames):
+    path = write_plan(tmp_path, [frames[0]], [frames[1], {"chunk_id": "f" * 64}])
+    with (
+        calls(backbone) as seen,
+        pytest.raises(PlanError, match=r"plan\.jsonl:2: chunks\[1\]: no chunk 'ffff"),
+    ):
+        run_plan(read_plan(path), backbone, store)
+    assert seen["any"] == 0
+    assert store.ls() == []
+
+
+def test_a_chunk_id_of_another_system_prompt_is_unknown(tmp_path, backbone, store, frames):
+    run_plan(read_plan(write_plan(tmp_path, [frames[0]])), backbone, store)
+    (info,) = store.ls()
+    path = write_plan(tmp_path, [{"chunk_id": info.chunk_id}], system="Another.")
+    with pytest.raises(PlanError, match="for this model and system prompt"):
+        run_plan(read_plan(path), backbone, store)
+
+
+def test_a_stored_chunk_by_its_id_gets_a_patch_without_its_pixels(tmp_path, backbone, store, frames):
+    a, b, _, _ = frames
+    run_plan(read_plan(write_plan(tmp_path, [a], [b])), backbone, store)
+    first, second = (i.chunk_id for i in store.ls())
+    report = run_plan(
+        read_plan(write_plan(tmp_path, [{"chunk_id": first}, {"chunk_id": second}])), backbone, store
+    )
+    assert (report.patches, report.vision_encodes) == (Counts(formed=1), 0)
+    assert store.ls("exact")[0].antecedents == (first,)
+
+
+def test_a_damaged_canonical_is_made_again_on_the_way(tmp_path, backbone, store, frames):
+    a, b, c, _ = frames
+    run_plan(read_plan(write_plan(tmp_path, [a, b])), backbone, store)
+    whole = objects(tmp_path / "store")
+    for info in store.ls("canonical"):
+        (path,) = (tmp_path / "store").rglob(f"{info.key}.safetensors")
+        data = bytearray(path.read_bytes())
+        data[-1] ^= 1
+        path.write_bytes(data)
+    report = run_plan(read_plan(write_plan(tmp_path, [a, b, c])), backbone, store)
+    assert report.failures == ()
+    assert report.patches == Counts(formed=1, reused=1)
+    assert store.verify().quarantined == ()
+    kept = objects(tmp_path / "store")
+    assert {k.name for k in whole} <= {k.name for k in kept}
+
+
+def test_a_store_that_cannot_be_written_ends_the_run(tmp_path, backbone, store, frames):
+    plan = read_plan(write_plan(tmp_path, frames[:1], frames[1:2]))
+    (tmp_path / "store" / "tmp").rmdir()
+    with pytest.raises(StoreError):
+        run_plan(plan, backbone, store)
+    assert store.ls() == []
+
+
+@pytest.mark.parametrize("name", ["rank", "samples", "limit"])
+def test_settings_must_be_counts(name):
+    with pytest.raises(ValueError, match=f"{name} 0"):
+        Settings(**{name: 0})
+
+
+# -- which context ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("system", [SYSTEM, "", None])
+@pytest.mark.parametrize("kind", ["processor", "tokenizer", "template", "none"])
+def test_the_context_is_that_of_a_window_without_its_forward(kind, system):
+    if kind == "processor":
+        b = vision_backbone()
+    elif kind == "none":
+        if system:
+            pytest.skip("text needs a tokenizer")
+        b = Backbone.from_pretrained(bare_model("qwen2_5_vl"), dtype="float32")
+    else:
+        given = Backbone.from_pretrained(vision_model(), dtype="float32")
+        tokenizer = given.processor.tokenizer
+        tokenizer.chat_template = given.processor.chat_template if kind == "template" else None
+        b = Backbone(given.model, tokenizer)
+    store = ChunkStore.open("memory://", tenant="t")
+    with b.measure() as work:
+        context = context_of(b, store, system)
+    assert work.forwards == 0
+    window = KameraWindow(b, store, system)
+    assert context == window._server.context

@@ -1,0 +1,56 @@
+"""Metrics against their definitions, written out."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from kamera.eval.items import Item, Scorer
+from kamera.eval.metrics import bootstrap, eta, kl
+
+
+def test_kl_is_the_sum_written_out_and_zero_for_equal_logits():
+    arm, reference = torch.tensor([0.0, 1.0, 2.0]), torch.tensor([1.0, 1.0, 0.0])
+    p, q = torch.softmax(arm, -1).tolist(), torch.softmax(reference, -1).tolist()
+    expected = sum(a * math.log(a / b) for a, b in zip(p, q, strict=True))
+    assert kl(arm, reference) == pytest.approx(expected, rel=1e-6)
+    assert kl(arm, arm + 3.0) == pytest.approx(0.0, abs=1e-12)
+    assert kl(arm, reference) != pytest.approx(kl(reference, arm))
+
+
+def test_eta_closes_the_gap_at_one_and_is_negative_when_harmful():
+    assert eta([0.0, 0.0], [2.0, 4.0]) == 1.0
+    assert eta([2.0, 4.0], [2.0, 4.0]) == 0.0
+    assert eta([6.0, 6.0], [2.0, 4.0]) == -1.0
+    assert math.isnan(eta([0.0], [0.0]))
+
+
+def test_bootstrap_interval_holds_the_mean_and_narrows_with_items():
+    rng = np.random.default_rng(0)
+    few, many = (bootstrap(rng.integers(2, size=n).tolist()) for n in (20, 2000))
+    for interval in (few, many):
+        assert interval.low <= interval.mean <= interval.high
+    assert many.high - many.low < few.high - few.low
+    assert bootstrap([1.0] * 9) == bootstrap([1.0] * 5)
+
+
+def test_scorer_counts_accuracy_agreement_and_recovered_flips():
+    def one_hot(token):
+        return torch.nn.functional.one_hot(torch.tensor(token), 4).float() * 9
+
+    tokenize = {"a": torch.tensor([0]), "b": torch.tensor([1])}.__getitem__
+    scorer = Scorer(tokenize)
+    items = [Item("q1", "a", "two-hop"), Item("q2", "b", "two-hop")]
+    arms = {
+        "re-prefill": [one_hot(0), one_hot(1)],
+        "blind reuse": [one_hot(2), one_hot(1)],  # flips the first item
+        "patch": [one_hot(0), one_hot(3)],  # recovers it, and breaks the second
+    }
+    scorer.add("recall", items, arms)
+    rows = {row.arm: row for row in scorer.scores()}
+    assert [rows[a].accuracy.mean for a in arms] == [1.0, 0.5, 0.5]
+    assert rows["patch"].flip_recover == 1.0
+    assert rows["blind reuse"].flip_recover == 0.0
+    assert rows["patch"].agreement == 0.5
+    assert rows["re-prefill"].eta == 1.0 and rows["blind reuse"].eta == 0.0

@@ -1,0 +1,48 @@
+"""The examples run as they stand."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+def run(name: str, *arguments: str) -> str:
+    done = subprocess.run(
+        [sys.executable, str(EXAMPLES / name), *arguments],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "2"},
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_video_agent_looks_back_without_encoding_and_answers_right():
+    out = run("video_agent.py")
+    assert out.count("0 vision encodes") == 2
+    answered = next(line for line in out.splitlines() if "after looking back" in line)
+    answer, truth = answered.split("'")[1], answered.split("'")[3]
+    assert answer == truth
+
+
+def test_video_agent_takes_a_model_and_a_video(tmp_path):
+    from kamera import testbed
+
+    clip = tmp_path / "clip.mp4"
+    testbed.render_video(testbed.World(3).episode(0, layout="LIL").frames, clip)
+    out = run(
+        "video_agent.py",
+        *("--model", str(testbed.weights_dir()), "--video", str(clip), "--fps", "2"),
+        *("--question", "value of tag 12?", "--look-back", "0", "2"),
+    )
+    assert "look back at frame 2" in out
+
+
+@pytest.mark.parametrize("name", sorted(p.name for p in EXAMPLES.glob("*.py")))
+def test_every_example_explains_its_options(name):
+    assert "--model" in run(name, "--help")

@@ -1,0 +1,175 @@
+"""Clean views and branches: reversible to the bit, and nobody else's business."""
+
+from __future__ import annotations
+
+import pytest
+
+from kamera import ReusePolicy
+from kamera.errors import PolicyRefused
+from kamera.ops import relocate_kv, uniform_offset
+from tests.window.rig import (
+    Prefilled,
+    Snapshot,
+    distance,
+    guarantees,
+    live,
+    make,
+    rig,
+    rope_index,
+    same_bits,
+    watching,
+)
+
+
+@pytest.mark.parametrize("family", ["qwen2_5_vl", "gemma3", "kimi_k25"])
+def test_conditioning_off_and_on_restores_every_bit(family):
+    backbone, chunks = rig(family)
+    store = make(backbone, None, *chunks[:2]).store
+    window = make(backbone, store, *chunks)  # exact, patched, patched behind it, patched
+    window.slide()
+    window.recall(chunks[0].id)
+    for index in range(len(window)):
+        before = Snapshot.of(window)
+        window.condition(index, False)
+        if index:
+            assert not before.matches(window)
+        assert guarantees(window)[index] == ("blind" if index else "exact")
+        window.condition(index, True)
+        assert before.matches(window)
+
+
+def test_a_clean_view_is_the_canonical_at_the_slots_place():
+    backbone, chunks = rig("qwen2_5_vl")
+    window = make(backbone, None, *chunks[:2])
+    slot = window.condition(1, False).slot
+    assert (slot.guarantee, slot.rank, slot.antecedents, slot.conditioned) == ("blind", 0, (), False)
+    home = rope_index(backbone, [chunks[1]])[:, 4:]
+    offset = uniform_offset(home, window.position_ids[:, slot.start :])
+    canonical = window.store.get_canonical(window._server.context, chunks[1].id)
+    assert same_bits(live(window, 1), relocate_kv(canonical.kv, backbone.layout, offset))
+
+
+def test_conditioning_survives_a_slide_in_between():
+    backbone, chunks = rig("qwen2_5_vl")
+    window = make(backbone, None, *chunks)
+    other = window.fork()
+    window.condition(2, False)
+    for w in (window, other):
+        w.slide()
+    assert [s.conditioned for s in window.slots] == [True, False, True]
+    assert guarantees(window) == ["survivor", "blind", "survivor"]
+    window.condition(1, True)
+    assert Snapshot.of(other).matches(window)
+
+
+@pytest.mark.parametrize("move", ["reorder", "slide", "evict"])
+def test_a_clean_view_stays_clean_when_the_window_is_rearranged(move):
+    backbone, chunks = rig("qwen2_5_vl")
+    window = make(backbone, None, *chunks)
+    slot = window.slots[2]
+    window.condition(slot, False)
+    {
+        "reorder": lambda: window.reorder([3, 1, 0, 2]),
+        "slide": lambda: window.slide(),
+        "evict": lambda: window.evict(1, positions="keep"),
+    }[move]()
+    found = next(s for s in window.slots if s.number == slot.number)
+    assert (found.conditioned, found.guarantee) == (False, "blind")
+    window.condition(found, True)
+    assert next(s for s in window.slots if s.number == slot.number).guarantee != "blind"
+
+
+def test_what_is_prefilled_behind_a_clean_view_is_no_better_than_it():
+    backbone, chunks = rig("qwen2_5_vl")
+    window = make(backbone, None, *chunks[:2])
+    window.condition(1, False)
+    window.append(chunks[2])
+    assert guarantees(window) == ["exact", "blind", "blind"]
+    patches = [i for i in window.store.ls("exact") if i.chunk_id == chunks[2].id]
+    assert patches == []  # what it absorbed is nobody's patch
+    window.condition(1, True)
+    assert guarantees(window) == ["exact", "exact", "blind"]
+    assert distance(window, 2, Prefilled(backbone, chunks[:3])) > 1e-3
+
+
+def test_under_exact_nothing_arrives_behind_a_clean_view():
+    backbone, chunks = rig("qwen2_5_vl")
+    window = make(backbone, None, *chunks[:2], policy=ReusePolicy(minimum="exact"))
+    window.condition(1, False)
+    before = Snapshot.of(window)
+    with pytest.raises(PolicyRefused, match=r"blind.*condition\(slot, True\)"):
+        window.append(chunks[2])
+    assert before.matches(window)
+    window.condition(1, True)
+    window.append(chunks[2])
+    assert guarantees(window) == ["exact"] * 3
+
+
+def test_conditioning_a_chunk_that_was_not_archived_archives_it():
+    backbone, chunks = rig("qwen2_5_vl")
+    window = make(backbone, None, chunks[0])
+    window.append(chunks[1], archive="later")
+    before = Snapshot.of(window)
+    report = window.condition(1, False)
+    assert (report.forwards, report.vision_encodes) == (1, 0)
+    assert window.store.contexts_of(chunks[1].id)
+    assert window.condition(1, True).forwards == 0
+    assert before.matches(window)
+
+
+# -- forks -----------------------------------------------------------------------------------------
+
+
+def test_a_fork_costs_nothing_and_shares_every_tensor():
+    backbone, chunks = rig("qwen2_5_vl")
+    window = make(backbone, None, *chunks)
+    with watching(backbone) as seen:
+        branch = window.fork()
+    assert (seen.forwards, seen.encodes) == (0, 0)
+    for i in range(4):
+        for a, b in zip(live(window, i), live(branch, i), strict=True):
+            assert all(a[n] is b[n] for n in a)
+
+
+OPERATIONS = {
+    "append": lambda w, c: w.append(c[0]),
+    "recall": lambda w, c: w.recall(c[0].id),
+    "slide": lambda w, c: w.slide(),
+    "keep": lambda w, c: w.slide(positions="keep"),
+    "evict": lambda w, c: w.evict(1),
+    "reorder": lambda w, c: w.reorder([2, 1, 0, 3]),
+    "condition": lambda w, c: w.condition(2, False),
+    "generate": lambda w, c: w.generate([3, 4], keep=True, max_new_tokens=2, do_sample=False),
+}
+
+
+@pytest.mark.parametrize("operation", OPERATIONS)
+@pytest.mark.parametrize("changed", ["branch", "window"])
+def test_what_one_branch_does_never_shows_in_the_other(operation, changed):
+    backbone, chunks = rig("qwen2_5_vl")
+    window = make(backbone, None, *chunks)
+    branch = window.fork()
+    moving, resting = (branch, window) if changed == "branch" else (window, branch)
+    before = Snapshot.of(resting)
+    OPERATIONS[operation](moving, chunks)
+    assert not before.matches(moving)
+    assert before.matches(resting)
+
+
+def test_what_a_branch_left_alone_stays_shared():
+    backbone, chunks = rig("qwen2_5_vl")
+    window = make(backbone, None, *chunks)
+    branch = window.fork()
+    branch.evict(3)
+    for i in range(3):
+        for a, b in zip(live(window, i), live(branch, i), strict=True):
+            assert all(a[n] is b[n] for n in a)
+
+
+def test_a_fork_of_a_fork_that_returns_to_its_order_is_the_same_window():
+    backbone, chunks = rig("llava")
+    window = make(backbone, None, *chunks)
+    branch = window.fork().fork()
+    branch.reorder([1, 0, 2, 3])
+    branch.reorder([1, 0, 2, 3])
+    assert [s.number for s in branch.slots] == [s.number for s in window.slots]

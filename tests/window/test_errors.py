@@ -1,0 +1,319 @@
+"""Refusals: named, with the offending value in the message, and nothing changed by them."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from kamera import Backbone, ChunkStore, KameraWindow, ReusePolicy
+from kamera.errors import (
+    CorruptChunk,
+    EmptyChunk,
+    IncompatibleChunk,
+    NotRelocatable,
+    ProcessorRequired,
+    UnknownChunk,
+    UnknownSlot,
+    WindowFull,
+)
+from tests.models import samples, tiny
+from tests.window.rig import (
+    QUESTION,
+    SYSTEM,
+    Prefilled,
+    Snapshot,
+    breaking,
+    distance,
+    guarantees,
+    inventory,
+    is_a_reprefill,
+    make,
+    rig,
+    watching,
+)
+
+FAMILY = "qwen2_5_vl"
+
+
+@pytest.fixture(scope="module")
+def window():
+    backbone, chunks = rig(FAMILY)
+    return make(backbone, None, *chunks, max_tokens=60)
+
+
+@pytest.fixture(scope="module")
+def other():
+    return Backbone(tiny.build(FAMILY, seed=3))
+
+
+def refused(window, error, message, call):
+    before, held = Snapshot.of(window), inventory(window.store)
+    with pytest.raises(error, match=message) as caught:
+        call()
+    assert before.matches(window)
+    assert inventory(window.store) == held
+    return str(caught.value)
+
+
+CALLS = {
+    "unknown chunk": (UnknownChunk, "ab12", lambda w: w.recall("ab12")),
+    "no permutation: twice": (ValueError, r"\[0, 0, 1, 2\].*4 slots", lambda w: w.reorder([0, 0, 1, 2])),
+    "no permutation: short": (ValueError, r"\[1, 0\].*4 slots", lambda w: w.reorder([1, 0])),
+    "no permutation: past": (ValueError, r"\[0, 1, 2, 4\]", lambda w: w.reorder([0, 1, 2, 4])),
+    "slide of too many": (ValueError, "slide 5 .*window of 4", lambda w: w.slide(5)),
+    "slide of none": (ValueError, "slide 0", lambda w: w.slide(0)),
+    "slide of less": (ValueError, "slide -1", lambda w: w.slide(-1)),
+    "slot past the end": (UnknownSlot, "slot 4 of a window of 4", lambda w: w.evict(4)),
+    "slot before the start": (UnknownSlot, "slot -5", lambda w: w.condition(-5, False)),
+    "no slot at all": (UnknownSlot, "'desk'", lambda w: w.evict("desk")),
+    "True is no slot": (UnknownSlot, "True", lambda w: w.condition(True, False)),
+    "empty question": (EmptyChunk, "no tokens", lambda w: w.next_token_logits([])),
+    "empty question to generate": (EmptyChunk, "no tokens", lambda w: w.generate(torch.tensor([]))),
+    "empty question to bear": (EmptyChunk, "no tokens", lambda w: w.is_load_bearing(0, [])),
+    "text without a tokenizer": (ProcessorRequired, "Who", lambda w: w.generate("Who?")),
+    "wrong archive": (ValueError, "'soon'.*now.*later", lambda w: w.append(None, archive="soon")),
+    "wrong positions of slide": (ValueError, "'tight'.*compact.*keep", lambda w: w.slide(positions="tight")),
+    "wrong positions of evict": (ValueError, "'tight'", lambda w: w.evict(0, positions="tight")),
+    "orbit of a leading chunk": (ValueError, "leading", lambda w: w.form_orbit(0)),
+    "orbit of no orderings": (ValueError, "samples 0", lambda w: w.form_orbit(2, samples=0)),
+    "no content": (EmptyChunk, "''", lambda w: w.append("")),
+}
+
+
+@pytest.mark.parametrize("case", CALLS)
+def test_a_wrong_call_is_refused_by_name_and_changes_nothing(window, case):
+    error, message, call = CALLS[case]
+    refused(window, error, message, lambda: call(window))
+
+
+WRONG_POLICIES = {
+    "minimum": ({"minimum": "best"}, "'best'.*exact"),
+    "on_miss": ({"on_miss": "skip"}, "'skip'.*form"),
+    "contradiction": ({"minimum": "exact", "on_miss": "blind"}, "contradict"),
+    "rank": ({"rank": 0}, "rank 0"),
+    "divergence below": ({"max_divergence": -0.1}, "-0.1"),
+    "divergence above": ({"max_divergence": 1.5}, "1.5"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG_POLICIES)
+def test_a_wrong_policy_is_refused_when_it_is_made(case):
+    options, message = WRONG_POLICIES[case]
+    with pytest.raises(ValueError, match=message):
+        ReusePolicy(**options)
+
+
+def test_a_window_of_wrong_positions_or_too_small_is_never_made(window):
+    with pytest.raises(ValueError, match="'tight'"):
+        KameraWindow(window.backbone, window.store, SYSTEM, positions="tight")
+    with pytest.raises(WindowFull, match=r"max_tokens=4.*4 tokens"):
+        KameraWindow(window.backbone, window.store, SYSTEM, max_tokens=4)
+
+
+def test_a_slot_that_left_is_refused_with_its_chunk(window):
+    branch = window.fork()
+    slot = branch.slots[1]
+    branch.evict(slot)
+    for call in (
+        lambda: branch.evict(slot),
+        lambda: branch.condition(slot, False),
+        lambda: branch.is_load_bearing(slot, QUESTION),
+        lambda: branch.form_orbit(slot),
+    ):
+        refused(branch, UnknownSlot, f"{slot.number}.*{slot.chunk_id[:12]}.*recall", call)
+    branch.recall(slot.chunk_id)  # the same chunk, another slot
+    refused(branch, UnknownSlot, "has left", lambda: branch.evict(slot))
+
+
+def test_a_chunk_of_another_backbone_is_refused(window, other):
+    chunk = samples.chunk(other, samples.sample(FAMILY, 20))
+    message = f"{chunk.id[:12]}.*{other.fingerprint[:12]}.*{window.backbone.fingerprint[:12]}"
+    refused(window, IncompatibleChunk, message, lambda: window.append(chunk))
+
+
+def test_a_chunk_archived_by_another_backbone_is_refused_and_says_by_which(window, other):
+    chunk = samples.chunk(other, samples.sample(FAMILY, 21))
+    make(other, window.store, chunk)
+    message = f"{chunk.id[:12]}.*{other.fingerprint[:12]}.*{window.backbone.fingerprint[:12]}"
+    refused(window, IncompatibleChunk, message, lambda: window.recall(chunk.id))
+
+
+def test_a_chunk_archived_behind_another_system_prompt_is_refused(window, other):
+    backbone = window.backbone
+    chunk = samples.chunk(backbone, samples.sample(FAMILY, 22))
+    KameraWindow(backbone, window.store, [8, 7, 6]).append(chunk)
+    message = f"{chunk.id[:12]}.*another system prompt"
+    refused(window, IncompatibleChunk, message, lambda: window.recall(chunk.id))
+    same = samples.chunk(other, samples.sample(FAMILY, 22))
+    assert same.id == chunk.id
+    make(other, window.store, same)  # by another backbone as well: the way out is the same
+    refused(window, IncompatibleChunk, message, lambda: window.recall(chunk.id))
+
+
+def test_a_chunk_larger_than_the_window_is_refused_before_anything_leaves(window):
+    big = window.backbone.chunk_from_tensors(samples.text_ids(57))
+    message = "57 tokens.*room for 56.*max_tokens=60.*anchor 4"
+    with watching(window.backbone) as seen:
+        refused(window, WindowFull, message, lambda: window.append(big))
+    assert seen.forwards == 2  # the two looks of the test itself
+    make(window.backbone, window.store, big)
+    refused(window, WindowFull, message, lambda: window.recall(big.id))
+
+
+def test_a_chunk_as_large_as_the_window_sends_everything_else_away(window):
+    branch = window.fork()
+    report = branch.append(branch.backbone.chunk_from_tensors(samples.text_ids(56)))
+    assert len(branch) == 1 and branch.num_tokens == 60
+    assert [s.number for s in report.evicted] == [s.number for s in window.slots]
+
+
+@pytest.mark.parametrize("rule", ["compact", "keep"])
+def test_a_window_slides_by_itself_by_as_many_as_it_takes(rule):
+    backbone, chunks = rig(FAMILY)
+    window = make(backbone, None, *chunks[:3], max_tokens=4 + 36, positions=rule)
+    numbers = [s.number for s in window.slots]
+    report = window.append(chunks[3])
+    assert [s.number for s in report.evicted] == numbers[:1]
+    assert report.slot == window.slots[-1]
+    report = window.append(backbone.chunk_from_tensors(samples.text_ids(20, 5)))
+    assert [s.number for s in report.evicted] == numbers[1:3]
+    assert window.num_tokens <= 40
+
+
+@pytest.mark.parametrize("after", [0, 1])
+@pytest.mark.parametrize("archive", ["now", "later"])
+def test_an_append_that_fails_after_sliding_leaves_everything_as_it_was(after, archive):
+    backbone, chunks = rig(FAMILY)
+    window = make(backbone, None, *chunks[:3], max_tokens=4 + 36)
+    fresh = samples.chunk(backbone, samples.sample(FAMILY, 30))
+    before, held = Snapshot.of(window), inventory(window.store)
+    if after and archive == "later":
+        after = 0
+    with breaking(backbone, after), pytest.raises(RuntimeError, match="says the test"):
+        window.append(backbone.chunk_from_tensors(samples.text_ids(9, 31)), archive=archive)
+    assert before.matches(window)
+    assert inventory(window.store) == held
+    assert len(window.append(fresh).evicted) == 1  # and it goes on
+
+
+@pytest.mark.parametrize("operation", ["recall", "reorder", "exact slide", "keep an answer"])
+def test_whatever_fails_in_the_model_leaves_the_window_as_it_was(operation):
+    backbone, chunks = rig(FAMILY)
+    policy = ReusePolicy(minimum="exact") if operation == "exact slide" else None
+    store = make(backbone, None, chunks[3]).store
+    window = make(backbone, store, *chunks[:3], policy=policy)
+    before = Snapshot.of(window)
+    calls = {
+        "recall": (0, lambda: window.recall(chunks[3].id)),
+        "reorder": (1, lambda: window.reorder([2, 1, 0])),
+        "exact slide": (0, lambda: window.slide()),
+        "keep an answer": (
+            2,
+            lambda: window.generate(QUESTION, keep=True, max_new_tokens=2, min_new_tokens=2),
+        ),
+    }
+    after, call = calls[operation]
+    with breaking(backbone, after), pytest.raises(RuntimeError, match="says the test"):
+        call()
+    assert before.matches(window)
+
+
+# -- damage ----------------------------------------------------------------------------------------
+
+
+def damage(store: ChunkStore, kind: str, chunk_id: str) -> None:
+    """Flip a byte in the middle of every object of a chunk."""
+    root = store._disk.root
+    hit = 0
+    for info in store.ls(kind):
+        if info.chunk_id == chunk_id:
+            path = root / "objects" / info.key[:2] / f"{info.key}.safetensors"
+            data = bytearray(path.read_bytes())
+            data[-20] ^= 0x10
+            path.write_bytes(data)
+            hit += 1
+    assert hit
+
+
+def test_a_damaged_canonical_is_never_recalled(tmp_path):
+    backbone, chunks = rig(FAMILY)
+    store = ChunkStore.open(tmp_path / "store")
+    window = make(backbone, store, *chunks)
+    window.evict(3)
+    damage(store, "canonical", chunks[3].id)
+    before = Snapshot.of(window)
+    with pytest.raises(CorruptChunk, match=r"\.safetensors"):
+        window.recall(chunks[3].id)
+    assert before.matches(window)
+
+
+def test_a_damaged_canonical_is_made_again_from_content_at_hand(tmp_path):
+    backbone, chunks = rig(FAMILY)
+    store = ChunkStore.open(tmp_path / "store")
+    window = make(backbone, store, *chunks[:2])
+    damage(store, "canonical", chunks[1].id)
+    again = make(backbone, store, chunks[0])
+    with watching(backbone) as seen:
+        again.append(chunks[1])
+    assert seen.encodes == 1  # not stored any more: its pixels are all there is
+    assert guarantees(again) == ["exact", "exact"]
+    assert is_a_reprefill(again, chunks)
+    damage(store, "canonical", chunks[1].id)
+    before = Snapshot.of(window)
+    assert window.condition(1, False).forwards == 1  # the chunk is in the window: no pixels needed
+    window.condition(1, True)
+    assert before.matches(window)
+    assert store.contexts_of(chunks[1].id)
+
+
+def test_a_damaged_patch_costs_a_forward_and_a_note_and_the_answer_is_right(tmp_path):
+    backbone, chunks = rig(FAMILY)
+    store = ChunkStore.open(tmp_path / "store")
+    make(backbone, store, *chunks[:2])
+    damage(store, "exact", chunks[1].id)
+    window = make(backbone, store, chunks[0])
+    with watching(backbone) as seen:
+        report = window.recall(chunks[1].id)
+    assert (seen.forwards, seen.encodes, report.forwards) == (1, 0, 1)
+    (note,) = report.notes
+    assert "patch refused" in note and ".safetensors" in note
+    assert distance(window, 1, Prefilled(backbone, chunks[:2])) <= 1e-4
+    assert make(backbone, store, chunks[0]).recall(chunks[1].id).forwards == 0  # formed again
+
+
+# -- weights that change ---------------------------------------------------------------------------
+
+
+def test_weights_changed_under_a_window_make_it_refuse():
+    backbone = Backbone(tiny.build(FAMILY))
+    chunks = [samples.chunk(backbone, samples.sample(FAMILY, s)) for s in range(2)]
+    window = make(backbone, None, *chunks)
+    slots, held = window.slots, inventory(window.store)
+    with torch.no_grad():
+        backbone.model.lm_head.weight[0, 0] += 1
+    calls = (
+        lambda: window.append(chunks[0]),
+        lambda: window.recall(chunks[0].id),
+        lambda: window.slide(),
+        lambda: window.evict(0),
+        lambda: window.reorder([1, 0]),
+        lambda: window.condition(1, False),
+        lambda: window.form_orbit(1),
+        lambda: window.next_token_logits(QUESTION),
+        lambda: window.generate(QUESTION),
+        lambda: window.is_load_bearing(0, QUESTION),
+    )
+    for call in calls:
+        with pytest.raises(IncompatibleChunk, match="weights have changed"):
+            call()
+    assert window.slots == slots and inventory(window.store) == held
+
+
+def test_a_chunk_past_the_position_limit_is_refused():
+    backbone = tiny.backbone("dynamic_ntk")
+    window = make(backbone, None, backbone.chunk_from_tensors(samples.text_ids(200)))
+    chunk = backbone.chunk_from_tensors(samples.text_ids(60, 1))
+    message = rf"position 263 reaches this model's limit of {tiny.LIMIT}"
+    refused(window, NotRelocatable, message, lambda: window.append(chunk))
+    question = samples.text_ids(60, 2)
+    refused(window, NotRelocatable, "position 263", lambda: window.next_token_logits(question))

@@ -1,0 +1,248 @@
+"""Answers: what transformers' own generate gives on the concatenated prompt, and the window as it was."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+from kamera import Backbone, ChunkStore, KameraWindow, ReusePolicy
+from kamera.errors import WindowFull
+from tests.models import samples, tiny
+from tests.window.rig import (
+    GREEDY,
+    QUESTION,
+    Prefilled,
+    Snapshot,
+    guarantees,
+    is_a_reprefill,
+    make,
+    rig,
+    watching,
+)
+
+FAMILIES = ("qwen2_5_vl", "qwen3_vl", "kimi_k25", "gemma3", "llava")
+EXACT = ReusePolicy(minimum="exact")
+
+OPTIONS = {
+    "greedy": {"do_sample": False, "max_new_tokens": 6},
+    "sampled": {"do_sample": True, "top_k": 20, "temperature": 1.5, "max_new_tokens": 6},
+    "beams": {"do_sample": False, "num_beams": 3, "max_new_tokens": 5},
+    "several beams": {"do_sample": False, "num_beams": 3, "num_return_sequences": 2, "max_new_tokens": 5},
+    "several samples": {"do_sample": True, "num_return_sequences": 3, "max_new_tokens": 5},
+    "penalty on the prompt": {"do_sample": False, "repetition_penalty": 3.0, "max_new_tokens": 6},
+    "as a dictionary": {"do_sample": False, "return_dict_in_generate": True, "max_new_tokens": 3},
+}
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def exact(request):
+    """A window of exact slots that has been rearranged, and the plain model on the same sequence."""
+    backbone, chunks = rig(request.param)
+    window = make(backbone, None, *chunks[:3], policy=EXACT)
+    window.slide()
+    return window, Prefilled(backbone, chunks[1:3])
+
+
+@pytest.mark.parametrize("case", OPTIONS)
+def test_generate_gives_the_tokens_of_the_models_own_generate(exact, case):
+    window, plain = exact
+    options = {"pad_token_id": 0, **OPTIONS[case]}
+    before = Snapshot.of(window)
+    torch.manual_seed(7)
+    got = window.generate(QUESTION, **options)
+    torch.manual_seed(7)
+    want = plain.generate(**{k: v for k, v in options.items() if k != "return_dict_in_generate"})
+    rows = got if isinstance(got, list) else [got]
+    assert len(rows) == options.get("num_return_sequences", 1)
+    for row, expected in zip(rows, want, strict=True):
+        assert torch.equal(row, expected)
+    assert before.matches(window)
+
+
+def test_a_streamer_receives_the_tokens_as_they_come(exact):
+    window, plain = exact
+
+    class Streamer:
+        def __init__(self):
+            self.seen, self.ended = [], False
+
+        def put(self, value):
+            self.seen.append(value.flatten())
+
+        def end(self):
+            self.ended = True
+
+    ours, theirs = Streamer(), Streamer()
+    answer = window.generate(QUESTION, max_new_tokens=4, streamer=ours, **GREEDY)
+    plain.generate(max_new_tokens=4, streamer=theirs, **GREEDY)
+    assert ours.ended
+    assert torch.equal(torch.cat(ours.seen), torch.cat(theirs.seen))
+    assert torch.equal(torch.cat(ours.seen[1:]), answer)
+
+
+def test_generate_encodes_nothing(exact):
+    window, _ = exact
+    with watching(window.backbone) as seen:
+        window.generate(QUESTION, max_new_tokens=4, min_new_tokens=4, **GREEDY)
+    assert (seen.encodes, seen.tokens) == (0, len(QUESTION) + 3)
+
+
+def test_the_same_question_twice_has_the_same_answer(exact):
+    window, _ = exact
+    first = window.generate(QUESTION, max_new_tokens=5, **GREEDY)
+    window.generate([30, 31, 32], max_new_tokens=5, num_beams=2, **GREEDY)
+    assert torch.equal(window.generate(QUESTION, max_new_tokens=5, **GREEDY), first)
+
+
+def test_an_exchange_that_is_kept_becomes_a_chunk(exact):
+    window, _ = exact
+    branch = window.fork()
+    before = Snapshot.of(window)
+    answer = branch.generate(QUESTION, keep=True, max_new_tokens=4, min_new_tokens=4, **GREEDY)
+    assert before.matches(window)
+    assert torch.equal(branch.input_ids, torch.cat([window.input_ids, QUESTION, answer]))
+    assert len(branch) == len(window) + 1
+    assert set(guarantees(branch)) == {"exact"}
+    known = [*rig_chunks(window), branch.backbone.chunk_from_tensors(torch.cat([QUESTION, answer]))]
+    assert is_a_reprefill(branch, known)
+    branch.evict(len(window))
+    assert before.matches(branch)
+
+
+def rig_chunks(window):
+    family = next(f for f in FAMILIES if tiny.backbone(f) is window.backbone)
+    return rig(family)[1]
+
+
+def test_an_exchange_too_long_to_keep_is_refused_and_changes_nothing():
+    backbone, chunks = rig("llava")
+    window = make(backbone, None, chunks[3], max_tokens=4 + 6)
+    before = Snapshot.of(window)
+    with pytest.raises(WindowFull, match=r"7 tokens.*room for 6"):
+        window.generate(QUESTION, keep=True, max_new_tokens=3, min_new_tokens=3, **GREEDY)
+    assert before.matches(window)
+
+
+def test_a_window_of_nothing_but_its_anchor_answers():
+    backbone, _ = rig("qwen2_5_vl")
+    window = make(backbone)
+    plain = Prefilled(backbone, [])
+    got = window.generate(QUESTION, max_new_tokens=4, **GREEDY)
+    assert torch.equal(got, plain.generate(max_new_tokens=4, **GREEDY)[0])
+
+
+def test_a_window_without_an_anchor_answers():
+    backbone, chunks = rig("qwen2_5_vl")
+    window = KameraWindow(backbone, ChunkStore.open("memory://"), policy=EXACT)
+    for chunk in chunks[:2]:
+        window.append(chunk)
+    plain = Prefilled(backbone, chunks[:2], system=samples.text_ids(1))
+    ids = plain.ids[:, 1:]
+    inputs = {n: t[:, 1:] if n == "mm_token_type_ids" else t for n, t in plain.inputs.items()}
+    with torch.no_grad():
+        out = backbone.model.generate(
+            input_ids=ids, attention_mask=torch.ones_like(ids), max_new_tokens=4, **inputs, **GREEDY
+        )
+    got = window.generate(QUESTION, max_new_tokens=4, **GREEDY)
+    assert torch.equal(got, out[0, ids.shape[1] :])
+
+
+# -- text ------------------------------------------------------------------------------------------
+
+TEMPLATE = (
+    "{% for m in messages %}<|{{ m['role'] }}|> {{ m['content'] }} </t> {% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|> {% endif %}"
+)
+WORDS = [
+    "you",
+    "watch",
+    "a",
+    "desk",
+    ".",
+    "the",
+    "cup",
+    "is",
+    "red",
+    "lamp",
+    "blue",
+    "where",
+    "what",
+    "moved",
+    "left",
+    "right",
+    "of",
+]
+
+
+@pytest.fixture(scope="module")
+def spoken():
+    """Qwen2.5-VL with a real, small tokenizer and chat template."""
+    special = ["<pad>", "<s>", "</t>", "<unk>", "<|system|>", "<|user|>", "<|assistant|>"]
+    fillers = [f"w{i}" for i in range(160 - len(special) - len(WORDS))]
+    words = Tokenizer(
+        models.WordLevel({w: i for i, w in enumerate([*special, *WORDS, *fillers])}, unk_token="<unk>")
+    )
+    words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=words, eos_token="</t>", pad_token="<pad>", unk_token="<unk>"
+    )
+    tokenizer.chat_template = TEMPLATE
+    return Backbone(tiny.build("qwen2_5_vl"), tokenizer), tokenizer
+
+
+def prompt(tokenizer, *turns: str) -> torch.Tensor:
+    roles = ["system", *["user", "assistant"] * len(turns)]
+    messages = [{"role": r, "content": t} for r, t in zip(roles, turns, strict=False)]
+    text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    return torch.tensor([tokenizer(text, add_special_tokens=False)["input_ids"]])
+
+
+def test_a_conversation_in_text_is_the_chat_templates_prompt(spoken):
+    backbone, tokenizer = spoken
+    system, facts = "you watch a desk .", ["the cup is red . ", "the lamp is blue . "]
+    window = KameraWindow(backbone, ChunkStore.open("memory://"), system=system, policy=EXACT)
+    for fact in facts:
+        window.append(fact)
+    asked = "where is the cup"
+    ids = prompt(tokenizer, system, "".join(facts) + asked)
+    assert torch.equal(torch.cat([window.input_ids, window._asker().question_ids(asked)]), ids[0])
+    with torch.no_grad():
+        want = backbone.model.generate(
+            input_ids=ids, attention_mask=torch.ones_like(ids), max_new_tokens=5, **GREEDY
+        )[0, ids.shape[1] :]
+    answer = window.generate(asked, max_new_tokens=5, **GREEDY)
+    assert answer == tokenizer.decode(want, skip_special_tokens=True)
+    assert isinstance(answer, str) and answer
+
+    kept = window.generate(asked, keep=True, max_new_tokens=5, **GREEDY)
+    assert kept == answer
+    assert window.slots[-1].label == asked
+    again = "what moved"
+    said = tokenizer.decode(want, skip_special_tokens=False).removesuffix("</t>").strip()
+    ids = prompt(tokenizer, system, "".join(facts) + asked, said, again)
+    assert torch.equal(torch.cat([window.input_ids, window._asker().question_ids(again)]), ids[0])
+    with torch.no_grad():
+        logits = backbone.model(input_ids=ids, attention_mask=torch.ones_like(ids)).logits[0, -1]
+    assert torch.allclose(window.next_token_logits(again), logits, rtol=1e-4, atol=1e-4)
+
+
+def test_several_answers_in_text_are_a_list(spoken):
+    backbone, _ = spoken
+    window = KameraWindow(backbone, ChunkStore.open("memory://"), system="you watch a desk .")
+    window.append("the cup is red .")
+    answers = window.generate("where", max_new_tokens=3, num_beams=3, num_return_sequences=3, **GREEDY)
+    assert len(answers) == 3 and all(isinstance(a, str) for a in answers)
+
+
+def test_a_stop_at_the_end_of_a_turn_is_not_written_twice_when_kept(spoken):
+    backbone, _ = spoken
+    window = KameraWindow(backbone, ChunkStore.open("memory://"), system="you watch a desk .")
+    window.append("the cup is red .")
+    length = window.num_tokens
+    # a bias makes the turn end at once: </t> is token 2
+    window.generate("where", keep=True, max_new_tokens=3, sequence_bias={(2,): 1e4}, **GREEDY)
+    tail = window.input_ids[length:].tolist()
+    asked = window._asker().question_ids("where").tolist()
+    assert tail == [*asked, 2, 5]  # … </t> <|user|>

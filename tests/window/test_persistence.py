@@ -1,0 +1,187 @@
+"""A saved window comes back bit for bit, or is refused by name."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+
+import pytest
+import torch
+
+from kamera import Backbone, ChunkStore, KameraWindow, ReusePolicy
+from kamera.errors import CorruptChunk, IncompatibleChunk, StoreError, StoreVersionError
+from tests.models import tiny
+from tests.window.rig import QUESTION, Snapshot, guarantees, make, rig
+
+
+def mixed(family: str, store: ChunkStore | None = None) -> KameraWindow:
+    """Exact, patched, survivor and switched-off slots, behind a gap."""
+    backbone, chunks = rig(family)
+    policy = ReusePolicy(rank=3, minimum="orbit", max_divergence=0.5)
+    seeded = make(backbone, store, *chunks[:3], policy=policy)
+    window = make(backbone, seeded.store, *chunks, policy=policy, max_tokens=400, positions="keep")
+    window.recall(chunks[0].id)
+    window.evict(1, positions="keep")
+    window.append(chunks[1])
+    window.condition(2, False)
+    return window
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    window = mixed("qwen2_5_vl")
+    path = tmp_path_factory.mktemp("windows") / "saved"
+    window.save(path)
+    return window, path
+
+
+@pytest.fixture
+def copied(saved, tmp_path):
+    window, path = saved
+    shutil.copytree(path, tmp_path / "copy")
+    return window, tmp_path / "copy"
+
+
+@pytest.mark.parametrize("family", ["qwen2_5_vl", "gemma3", "kimi_k25", "deepseek_v32"])
+def test_a_window_comes_back_bit_for_bit(family, tmp_path):
+    window = mixed(family)
+    labels = guarantees(window)
+    assert {"exact", "blind", "survivor"} <= set(labels)
+    assert any(s.rank not in (None, 0) for s in window.slots)
+    window.save(tmp_path / "w")
+    loaded = KameraWindow.load(tmp_path / "w", window.backbone, window.store)
+    assert Snapshot.of(window).matches(loaded, numbers=False)
+    assert (loaded.policy, loaded.max_tokens) == (window.policy, window.max_tokens)
+    for w in (window, loaded):  # and goes on as it would have
+        w.condition(2, True)
+        w.slide(positions="keep")
+        w.slide()
+        w.condition(1, False)
+    assert Snapshot.of(window).matches(loaded, numbers=False)
+
+
+def test_a_window_comes_back_in_half_precision(tmp_path):
+    backbone = tiny.backbone("qwen2_5_vl", torch.bfloat16)
+    chunks = [backbone.chunk_from_tensors(torch.arange(10) + 3 * i) for i in range(3)]
+    window = make(backbone, None, *chunks)
+    window.slide()
+    window.save(tmp_path / "w")
+    assert Snapshot.of(window).matches(
+        KameraWindow.load(tmp_path / "w", backbone, window.store), numbers=False
+    )
+
+
+def test_a_window_loaded_over_another_store_archives_what_leaves(tmp_path):
+    """The other store lacks its canonicals; nobody leaves unarchived."""
+    window = mixed("qwen2_5_vl")
+    window.save(tmp_path / "w")
+    elsewhere = ChunkStore.open("memory://")
+    loaded = KameraWindow.load(tmp_path / "w", window.backbone, elsewhere)
+    gone = loaded.slide().evicted[0].chunk_id
+    assert elsewhere.contexts_of(gone)
+    assert loaded.recall(gone).vision_encodes == 0
+
+
+def test_an_empty_window_comes_back(tmp_path):
+    backbone, _ = rig("llava")
+    window = make(backbone)
+    window.save(tmp_path / "w")
+    loaded = KameraWindow.load(tmp_path / "w", backbone, window.store)
+    assert len(loaded) == 0 and loaded.num_tokens == 4
+    assert torch.equal(loaded.next_token_logits(QUESTION), window.next_token_logits(QUESTION))
+
+
+def test_saving_again_replaces_the_window(saved, tmp_path):
+    window, _ = saved
+    window.save(tmp_path / "w")
+    shorter = window.fork()
+    shorter.slide(2)
+    shorter.save(tmp_path / "w")
+    loaded = KameraWindow.load(tmp_path / "w", window.backbone, window.store)
+    assert Snapshot.of(shorter).matches(loaded, numbers=False)
+    assert sorted(p.name for p in (tmp_path / "w").iterdir()) == ["window.json", "window.safetensors"]
+
+
+@pytest.mark.parametrize("name", ["window.json", "window.safetensors"])
+@pytest.mark.parametrize("where", [0.01, 0.3, 0.6, 0.99])
+def test_a_flipped_byte_is_refused_by_name(copied, name, where):
+    window, path = copied
+    data = bytearray((path / name).read_bytes())
+    data[int(where * len(data))] ^= 0x01
+    (path / name).write_bytes(data)
+    with pytest.raises(CorruptChunk, match=name.replace(".", r"\.")):
+        KameraWindow.load(path, window.backbone, window.store)
+
+
+@pytest.mark.parametrize("name", ["window.json", "window.safetensors"])
+def test_a_file_cut_short_is_refused(copied, name):
+    window, path = copied
+    data = (path / name).read_bytes()
+    (path / name).write_bytes(data[: len(data) // 2])
+    with pytest.raises(CorruptChunk, match=name.replace(".", r"\.")):
+        KameraWindow.load(path, window.backbone, window.store)
+
+
+def test_a_missing_file_is_refused_with_its_name(copied, tmp_path):
+    window, path = copied
+    with pytest.raises(StoreError, match="nowhere"):
+        KameraWindow.load(tmp_path / "nowhere", window.backbone, window.store)
+    (path / "window.safetensors").unlink()
+    with pytest.raises(CorruptChunk, match=r"window\.safetensors"):
+        KameraWindow.load(path, window.backbone, window.store)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{}", "[]", "null", '{"sha256": "", "window": 3}', '{"a": 1}', "\x80PK"]
+)
+def test_a_foreign_file_is_refused(copied, text):
+    window, path = copied
+    (path / "window.json").write_text(text)
+    with pytest.raises(CorruptChunk, match=r"window\.json"):
+        KameraWindow.load(path, window.backbone, window.store)
+
+
+def test_the_tensors_of_another_window_are_refused(copied, tmp_path):
+    window, path = copied
+    other = window.fork()
+    other.slide()
+    other.save(tmp_path / "other")
+    shutil.copy(tmp_path / "other" / "window.safetensors", path)
+    with pytest.raises(CorruptChunk, match="digest"):
+        KameraWindow.load(path, window.backbone, window.store)
+
+
+def test_a_newer_window_is_refused_and_left_as_it_is(copied):
+    window, path = copied
+    sealed = json.loads((path / "window.json").read_text())
+    document = json.loads(sealed["window"]) | {"version": 2, "something": "new"}
+    body = json.dumps(document)
+    text = json.dumps({"sha256": hashlib.sha256(body.encode()).hexdigest(), "window": body})
+    (path / "window.json").write_text(text)
+    with pytest.raises(StoreVersionError, match=r"format 2.*upgrade"):
+        KameraWindow.load(path, window.backbone, window.store)
+    assert (path / "window.json").read_text() == text
+
+
+def test_a_window_of_another_backbone_or_tenant_is_refused(saved, tmp_path):
+    window, path = saved
+    other = Backbone(tiny.build("qwen2_5_vl", seed=5))
+    with pytest.raises(IncompatibleChunk, match=window.backbone.fingerprint[:12]):
+        KameraWindow.load(path, other, window.store)
+    with pytest.raises(IncompatibleChunk, match="bob"):
+        KameraWindow.load(path, window.backbone, ChunkStore.open("memory://", tenant="bob"))
+
+
+def test_no_window_file_is_a_pickle(saved):
+    _, path = saved
+    for file in path.iterdir():
+        assert not file.read_bytes().startswith((b"\x80", b"PK"))
+        assert file.suffix in (".json", ".safetensors")
+
+
+def test_a_window_that_cannot_be_written_says_where(saved, tmp_path):
+    window, _ = saved
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(StoreError, match="file"):
+        window.save(tmp_path / "file")

@@ -1,0 +1,426 @@
+"""What a window may serve: the least guarantee, what a miss does, and whose patch may stand in."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+
+from kamera import ChunkStore, KameraWindow, ReusePolicy
+from kamera.ops import apply_patch, form_patch, uniform_offset
+from kamera.window.envelope import divergence
+from kamera.window.orbit import orderings
+from kamera.window.policy import GUARANTEES, at_least, prefilled_behind, weakest
+from tests.backbones.compare import worst
+from tests.window.rig import (
+    FULL_RANK,
+    QUESTION,
+    Prefilled,
+    Snapshot,
+    chunks_of,
+    distance,
+    guarantees,
+    inventory,
+    live,
+    make,
+    rig,
+    rope_index,
+    same_bits,
+    watching,
+)
+
+FAMILY = "qwen2_5_vl"
+
+
+@pytest.fixture(scope="module")
+def pieces():
+    return rig(FAMILY)
+
+
+def archived(backbone, *chunks) -> ChunkStore:
+    """A store that holds the chunks' canonicals and no patch."""
+    store = ChunkStore.open("memory://")
+    for chunk in chunks:
+        make(backbone, store, chunk)
+    assert not [i for i in store.ls() if i.kind != "canonical"]
+    return store
+
+
+# -- minimum and on_miss ---------------------------------------------------------------------------
+
+MATRIX = [
+    (minimum, on_miss)
+    for minimum, on_miss in itertools.product(
+        ("exact", "patched", "orbit", "near", "blind"), ("form", "prefill", "blind")
+    )
+    if (minimum, on_miss) != ("exact", "blind")
+]
+
+
+@pytest.mark.parametrize(("minimum", "on_miss"), MATRIX)
+def test_minimum_and_on_miss_decide_what_a_recall_does(pieces, minimum, on_miss):
+    backbone, (a, b, *_) = pieces
+    policy = ReusePolicy(
+        minimum=minimum, on_miss=on_miss, rank=4, max_divergence=0.0 if minimum == "near" else None
+    )
+    store = archived(backbone, a, b)
+    blind = minimum == "blind" or on_miss == "blind"
+    stores = on_miss == "form" and not blind
+
+    first = make(backbone, store, a, policy=policy)
+    with watching(backbone) as seen:
+        first.recall(b.id)
+    assert (seen.forwards, seen.encodes) == (0 if blind else 1, 0)
+    assert guarantees(first) == ["exact", "blind" if blind else "exact"]
+    assert len(store.ls("exact")) == (1 if stores else 0)
+
+    again = make(backbone, store, a, policy=policy)
+    with watching(backbone) as seen:
+        again.recall(b.id)
+    served = "blind" if blind else "patched" if stores and minimum != "exact" else "exact"
+    assert guarantees(again) == ["exact", served]
+    assert (seen.forwards, seen.encodes) == (1 if served == "exact" else 0, 0)
+    assert again.guarantee == served
+
+
+def test_a_stored_patch_is_served_before_blind_also_when_blind_is_enough(pieces):
+    backbone, (a, b, *_) = pieces
+    store = make(backbone, None, a, b).store
+    window = make(backbone, store, a, b, policy=ReusePolicy(minimum="blind"))
+    assert guarantees(window) == ["exact", "patched"]
+
+
+def test_a_patch_of_lower_rank_than_the_policys_is_a_miss(pieces):
+    backbone, (a, b, *_) = pieces
+    store = make(backbone, None, a, b, policy=ReusePolicy(rank=2)).store
+    deeper = make(backbone, store, a, policy=ReusePolicy(rank=4))
+    with watching(backbone) as seen:
+        deeper.recall(b.id)
+    assert seen.forwards == 1 and guarantees(deeper) == ["exact", "exact"]
+    (info,) = store.ls("exact")
+    assert info.rank == 4  # the deeper patch took its place
+    for rank in (2, 4):
+        window = make(backbone, store, a, b, policy=ReusePolicy(rank=rank))
+        assert window.slots[1].rank == rank and guarantees(window) == ["exact", "patched"]
+    assert make(backbone, store, a, policy=ReusePolicy(rank=2)).append(b).forwards == 0
+    (info,) = store.ls("exact")
+    assert info.rank == 4  # and no shallower one takes its
+
+
+def test_a_patch_that_holds_all_a_chunk_has_satisfies_every_rank(pieces):
+    backbone, (a, b, *_) = pieces
+    store = make(backbone, None, a, b, policy=ReusePolicy(rank=b.num_tokens)).store
+    assert make(backbone, store, a, policy=ReusePolicy(rank=500)).append(b).forwards == 0
+
+
+# -- whose patch -----------------------------------------------------------------------------------
+
+
+def test_a_patch_of_other_antecedents_or_another_order_is_never_applied(pieces):
+    backbone, (a, b, c, d) = pieces
+    store = make(backbone, None, a, b, c).store
+    store2 = archived(backbone, d)
+    for info in store2.ls():
+        store.put_canonical(store2.get_canonical(info.context, info.chunk_id))
+    for antecedents in ([b, a], [a], [b], [a, b, d], [a, a, b], [d, b]):
+        window = make(backbone, store, *antecedents)
+        with watching(backbone) as seen:
+            window.recall(c.id)
+        assert seen.forwards == 1, [x.label for x in antecedents]
+        plain = Prefilled(backbone, [*antecedents, c])
+        assert distance(window, len(antecedents), plain) <= 1e-4
+
+
+def test_the_patch_of_these_antecedents_is_the_one_that_was_formed(pieces):
+    """The served KV, rebuilt by hand from two plain prefills."""
+    backbone, (a, b, c, _) = pieces
+    policy = ReusePolicy(rank=3)
+    store = make(backbone, None, a, b, c, policy=policy).store
+    window = make(backbone, store, a, b, c, policy=policy)
+    # b's own KV is that of a plain prefill where c's patch was formed: behind exact antecedents
+    conditioned, alone = Prefilled(backbone, [a, b, c]).kv(2), Prefilled(backbone, [c]).kv(0)
+    place = rope_index(backbone, [a, b, c])[:, -c.num_tokens :]
+    offset = uniform_offset(rope_index(backbone, [c])[:, 4:], place)
+    patch = form_patch(conditioned, alone, backbone.layout, offset, 3).patch
+    assert worst(live(window, 2), apply_patch(alone, patch, backbone.layout, offset)) <= 1e-4
+
+
+def test_near_serves_the_nearest_within_reach_and_says_so(pieces):
+    backbone, (a, b, c, d) = pieces
+    store = make(backbone, None, a, b, c, d).store  # d behind (a, b, c)
+    make(backbone, store, b).recall(d.id)  # d behind (b)
+    near = ReusePolicy(minimum="near", max_divergence=0.5)
+    window = make(backbone, store, a, b, policy=near)  # 1/3 from (a, b, c), 1/2 from (b)
+    with watching(backbone) as seen:
+        window.recall(d.id)
+    slot = window.slots[2]
+    assert (seen.forwards, slot.guarantee) == (0, "near")
+    assert slot.antecedents == (a.id, b.id, c.id)
+    strict = ReusePolicy(minimum="near", max_divergence=0.3, rank=FULL_RANK)
+    window = make(backbone, store, a, b, policy=strict)
+    with watching(backbone) as seen:
+        window.recall(d.id)
+    assert (seen.forwards, guarantees(window)) == (1, ["exact", "patched", "patched"])
+
+
+def test_the_same_set_in_another_order_is_near_at_no_distance(pieces):
+    backbone, (a, b, c, _) = pieces
+    store = make(backbone, None, a, b, c).store
+    policy = ReusePolicy(minimum="near", max_divergence=0.0)
+    window = make(backbone, store, b, policy=policy)
+    window.append(a)
+    window.recall(c.id)
+    assert guarantees(window)[2] == "near"
+    assert window.slots[2].antecedents == (a.id, b.id)
+    assert distance(window, 2, Prefilled(backbone, [b, a, c])) > 1e-3
+
+
+def test_without_a_distance_the_policy_serves_nothing_near(pieces):
+    backbone, (a, b, c, _) = pieces
+    for minimum in ("patched", "orbit", "survivor", "near", "blind"):
+        store = make(backbone, None, a, b, c).store
+        window = make(backbone, store, b, policy=ReusePolicy(minimum=minimum))
+        window.recall(c.id)
+        assert guarantees(window)[1] == ("blind" if minimum == "blind" else "exact")
+
+
+def test_a_minimum_above_near_serves_nothing_near_whatever_the_distance(pieces):
+    backbone, (a, b, c, _) = pieces
+    store = make(backbone, None, a, b, c).store
+    window = make(backbone, store, b, policy=ReusePolicy(minimum="patched", max_divergence=1.0))
+    window.recall(c.id)
+    assert guarantees(window)[1] == "exact"
+
+
+def test_a_patch_formed_behind_survivors_is_not_served_behind_exact_antecedents(pieces):
+    backbone, (a, b, c, _) = pieces
+    window = make(backbone, None, a, b)
+    window.slide()
+    window.append(c)  # behind the survivor b, which still knows a
+    assert guarantees(window) == ["survivor", "patched"]
+    (info,) = [i for i in window.store.ls("exact") if i.chunk_id == c.id]
+    assert (info.antecedents, info.formed) == ((b.id,), "survivor")
+    clean = make(backbone, window.store, b)
+    with watching(backbone) as seen:
+        clean.recall(c.id)
+    assert (seen.forwards, guarantees(clean)) == (1, ["exact", "exact"])
+    assert distance(clean, 1, Prefilled(backbone, [b, c])) <= 1e-4
+    (info,) = [i for i in window.store.ls("exact") if i.chunk_id == c.id]
+    assert info.formed == "exact"  # and the better patch took its place
+
+
+def test_a_patch_formed_behind_survivors_is_served_behind_survivors(pieces):
+    backbone, (a, b, c, _) = pieces
+    window = make(backbone, None, a, b)
+    window.slide()
+    branch = window.fork()
+    window.append(c)
+    with watching(backbone) as seen:
+        branch.recall(c.id)
+    assert (seen.forwards, guarantees(branch)) == (0, ["survivor", "patched"])
+    assert worst(live(branch, 1), live(window, 1)) <= 1e-4
+
+
+def test_a_better_patch_is_never_replaced_by_one_formed_behind_survivors(pieces):
+    backbone, (a, b, c, _) = pieces
+    store = make(backbone, None, b, c).store
+    window = make(backbone, store, a, b)
+    window.slide()
+    store.delete(next(i.key for i in store.ls("canonical") if i.chunk_id == c.id))
+    window.append(c)  # new to the store: a forward behind a survivor
+    (info,) = [i for i in store.ls("exact") if i.chunk_id == c.id and i.antecedents == (b.id,)]
+    assert info.formed == "exact"
+
+
+def test_reorder_takes_a_slot_back_that_was_prefilled_behind_the_same_chunks(pieces):
+    backbone, (a, b, c, _) = pieces
+    window = make(backbone, None, a, b, c, policy=ReusePolicy(rank=1))
+    window.evict(0)
+    assert guarantees(window) == ["survivor", "survivor"]
+    window.recall(a.id)
+    window.reorder([2, 0, 1])
+    # b and c stand behind what they were prefilled behind: exact again, though rank 1 is stored
+    assert guarantees(window) == ["exact"] * 3
+    plain = Prefilled(backbone, [a, b, c])
+    assert all(distance(window, i, plain) <= 1e-4 for i in range(3))
+
+
+def test_an_unchanged_prefix_is_not_touched_by_reorder(pieces):
+    backbone, chunks = pieces
+    window = make(backbone, None, *chunks)
+    held = [live(window, i) for i in range(4)]
+    report = window.reorder([0, 1, 3, 2])
+    assert all(same_bits(live(window, i), held[i]) for i in (0, 1))
+    assert report.forwards == 2
+    assert window.reorder([0, 1, 2, 3]).bytes_rotated == 0
+
+
+# -- orbit -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("family", ["qwen2_5_vl", "kimi_k25"])
+def test_the_orbit_patch_is_the_mean_over_all_orderings(family):
+    """Held against a slow loop over plain prefills."""
+    backbone, (a, b, c, d) = rig(family)
+    window = make(backbone, None, a, b, c, d)
+    before = Snapshot.of(window)
+    with watching(backbone) as seen:
+        window.form_orbit(3)
+    assert seen.encodes == 0
+    assert before.matches(window)
+    context = window._server.context
+    patch = window.store.get_patch(context, d.id, [c.id, a.id, b.id], "orbit").patch
+    home = rope_index(backbone, [d])[:, 4:]
+    alone = Prefilled(backbone, [d]).kv(0)
+    total = [{n: torch.zeros_like(t) for n, t in layer.items()} for layer in alone]
+    zero = (0,) * backbone.axes
+    perms = list(itertools.permutations([a, b, c]))
+    for perm in perms:
+        kv = Prefilled(backbone, [*perm, d]).kv(3)
+        place = rope_index(backbone, [*perm, d])[:, -d.num_tokens :]
+        back = uniform_offset(place, home)
+        turned = apply_patch(kv, None, backbone.layout, back)
+        for layer, t, own in zip(total, turned, alone, strict=True):
+            for name in layer:
+                layer[name] += (t[name] - own[name]) / len(perms)
+    want = [{n: t[n] + own[n] for n in t} for t, own in zip(total, alone, strict=True)]
+    assert worst(apply_patch(alone, patch, backbone.layout, zero), want) <= 1e-4
+
+
+def test_reorder_takes_the_orbit_patch_only_if_the_policy_admits_it_and_no_exact_one_is_there(pieces):
+    backbone, (a, b, c, _) = pieces
+    store = make(backbone, None, a, b, c).store
+    make(backbone, store, a, b, c).form_orbit(2)
+    tight, loose = (make(backbone, store, b, a, policy=ReusePolicy(minimum=m)) for m in ("patched", "orbit"))
+    for window, served, forwards in ((loose, "orbit", 0), (tight, "exact", 1)):
+        with watching(backbone) as seen:
+            window.recall(c.id)
+        assert (guarantees(window)[2], seen.forwards) == (served, forwards)
+    # now (b, a) has an exact patch as well, formed by the tight window
+    again = make(backbone, store, b, a, policy=ReusePolicy(minimum="orbit"))
+    again.recall(c.id)
+    assert guarantees(again)[2] == "patched"
+
+
+def test_reorder_under_orbit_runs_nothing_for_any_order(pieces):
+    backbone, (a, b, c, d) = pieces
+    policy = ReusePolicy(minimum="orbit")
+    store = make(backbone, None, a, b, c, d, policy=policy).store
+    make(backbone, store, a, b, c, d, policy=policy).form_orbit(3)
+    for order in itertools.permutations(range(3)):
+        window = make(backbone, store, *[(a, b, c)[i] for i in order], policy=policy)
+        with watching(backbone) as seen:
+            window.recall(d.id)
+        assert seen.forwards == 0
+        assert guarantees(window)[3] == ("patched" if order == (0, 1, 2) else "orbit")
+
+
+def test_no_chunk_arrives_as_a_survivor_so_that_minimum_asks_what_orbit_does(pieces):
+    backbone, (a, b, c, _) = pieces
+    store = make(backbone, None, a, b, c).store
+    make(backbone, store, a, b, c).form_orbit(2)
+    policy = ReusePolicy(minimum="survivor", max_divergence=1.0)
+    window = make(backbone, store, b, a, policy=policy)
+    window.recall(c.id)
+    assert guarantees(window)[2] == "orbit"
+    window = make(backbone, store, a, policy=policy)
+    with watching(backbone) as seen:
+        window.recall(c.id)  # a patch of (a, b) would only be near
+    assert (guarantees(window)[1], seen.forwards) == ("exact", 1)
+
+
+def test_an_orbit_slot_whose_antecedent_leaves_is_near(pieces):
+    backbone, (a, b, c, _) = pieces
+    policy = ReusePolicy(minimum="orbit")
+    store = make(backbone, None, a, b, c, policy=policy).store
+    make(backbone, store, a, b, c, policy=policy).form_orbit(2)
+    window = make(backbone, store, b, a, policy=policy)
+    window.recall(c.id)
+    window.slide()
+    assert guarantees(window) == ["survivor", "near"]
+
+
+def test_orderings_are_all_of_them_up_to_four_and_a_sample_above():
+    for count in range(1, 5):
+        assert orderings(count, 2, 0) == list(itertools.permutations(range(count)))
+    sampled = orderings(6, 24, 7)
+    assert len(sampled) == len(set(sampled)) == 24
+    assert sampled == sorted(sampled) == orderings(6, 24, 7) != orderings(6, 24, 8)
+    assert all(sorted(p) == list(range(6)) for p in sampled)
+    assert len(orderings(5, 1000, 0)) == 120
+
+
+def test_above_four_antecedents_as_many_orderings_run_as_asked_for(pieces):
+    backbone, (a, b, c, d) = pieces
+    texts = [backbone.chunk_from_tensors([40 + i, 50 + i]) for i in range(2)]
+    window = make(backbone, None, a, b, c, *texts, d)
+    window.form_orbit(5, samples=3, seed=1)
+    (info,) = window.store.ls("orbit")
+    record = window.store.get_patch(window._server.context, d.id, info.antecedents, "orbit")
+    assert record.info["orderings"] == 3
+
+
+# -- the order of guarantees -----------------------------------------------------------------------
+
+
+def test_guarantees_are_ordered_from_exact_to_blind():
+    assert GUARANTEES == ("exact", "patched", "orbit", "survivor", "near", "blind")
+    assert at_least("exact", "patched") and not at_least("blind", "near")
+    assert weakest(["exact", "near", "patched"]) == "near" and weakest([]) == "exact"
+    assert [prefilled_behind(g) for g in GUARANTEES] == [
+        "exact",
+        "patched",
+        "patched",
+        "patched",
+        "near",
+        "blind",
+    ]
+
+
+def test_divergence_is_the_share_of_chunks_two_sets_do_not_have_in_common():
+    assert divergence("ab", "ba") == divergence("", "") == 0.0
+    assert divergence("ab", "cd") == divergence("", "a") == 1.0
+    assert divergence("abc", "ab") == pytest.approx(1 / 3)
+    assert divergence("aab", "ab") == pytest.approx(1 / 3)  # a chunk that stands there twice counts twice
+
+
+# -- promise 6: what a key binds -------------------------------------------------------------------
+
+
+def test_another_system_prompt_tenant_dtype_or_weight_is_a_miss(pieces, tmp_path):
+    """A stored chunk and its patch serve the very same model, prompt and tenant; nothing else."""
+    from kamera import Backbone
+    from tests.models import samples, tiny
+    from tests.window.rig import SYSTEM
+
+    def work(backbone, system=SYSTEM, tenant=""):
+        """Forwards of a window of two chunks that this store has seen before, or not."""
+        with ChunkStore.open(tmp_path / "store", tenant=tenant) as store, watching(backbone) as seen:
+            window = KameraWindow(backbone, store, system, policy=ReusePolicy(rank=FULL_RANK))
+            anchor = seen.forwards
+            for seed in range(2):
+                window.append(samples.chunk(backbone, samples.sample(FAMILY, seed)))
+            return seen.forwards - anchor, seen.encodes
+
+    nudged = Backbone(tiny.build(FAMILY))
+    fresh, known = (3, 2), (0, 0)
+    assert work(Backbone(tiny.build(FAMILY))) == fresh
+    assert work(nudged) == known
+    assert work(nudged, system=torch.tensor([5, 6, 7, 9])) == fresh
+    assert work(nudged, tenant="bob") == fresh
+    assert work(Backbone(tiny.build(FAMILY, torch.bfloat16))) == fresh
+    with torch.no_grad():
+        nudged.model.model.language_model.layers[1].mlp.up_proj.weight[3, 3] += 1e-3
+    assert work(nudged) == fresh
+    assert work(Backbone(tiny.build(FAMILY))) == known
+
+
+def test_asking_changes_neither_window_nor_store(pieces):
+    backbone, chunks = pieces
+    window = make(backbone, None, *chunks)
+    before, held = Snapshot.of(window), inventory(window.store)
+    window.generate(QUESTION, max_new_tokens=3, do_sample=False)
+    window.next_token_logits(QUESTION)
+    assert before.matches(window) and inventory(window.store) == held
+    assert [c.id for c in chunks_of(window, chunks)] == [c.id for c in chunks]

@@ -1,0 +1,185 @@
+"""Where slots stand: kept, compacted, moved many times, and past the model's limit."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from kamera import ReusePolicy
+from kamera.ops import relocate_kv, uniform_offset
+from tests.models import samples, tiny
+from tests.window.rig import (
+    QUESTION,
+    Prefilled,
+    Snapshot,
+    chunks_of,
+    distance,
+    guarantees,
+    live,
+    make,
+    rig,
+    rope_index,
+    same_bits,
+    watching,
+)
+
+
+@pytest.mark.parametrize("family", ["qwen2_5_vl", "llava"])
+def test_keeping_positions_touches_nothing(family):
+    backbone, chunks = rig(family)
+    window = make(backbone, None, *chunks)
+    held = [live(window, i) for i in range(4)]
+    stood = window.position_ids
+    for gone in (1, 2):
+        with watching(backbone) as seen:
+            report = window.slide(positions="keep")
+        assert (seen.forwards, report.bytes_rotated, report.bytes_patched) == (0, 0, 0)
+        for i in range(len(window)):
+            for layer, was in zip(live(window, i), held[gone + i], strict=True):
+                assert all(layer[n] is was[n] for n in was)  # the very tensors
+    left = sum(c.num_tokens for c in chunks[:2])
+    assert torch.equal(window.position_ids, torch.cat([stood[:, :4], stood[:, 4 + left :]], dim=1))
+    assert guarantees(window) == ["survivor", "survivor"]
+
+
+@pytest.mark.parametrize("leave", ["slide", "middle", "last"])
+def test_past_a_gap_positions_go_on_as_if_nothing_had_left(leave):
+    backbone, chunks = rig("qwen2_5_vl")
+    window, whole = make(backbone, None, *chunks[:3]), make(backbone, None, *chunks[:3])
+    gone = {"slide": 0, "middle": 1, "last": 2}[leave]
+    window.evict(gone, positions="keep")
+    for w in (window, whole):
+        w.append(chunks[3])
+    assert window.slots[-1].position == whole.slots[-1].position
+    assert torch.equal(window.position_ids[:, -5:], whole.position_ids[:, -5:])
+    here, there = (w._asker().question_positions(QUESTION) for w in (window, whole))
+    assert torch.equal(here, there)
+
+
+def test_a_compact_slide_closes_every_gap():
+    backbone, chunks = rig("qwen2_5_vl")
+    window = make(backbone, None, *chunks)
+    window.evict(1, positions="keep")
+    assert not torch.equal(window.position_ids, rope_index(backbone, chunks_of(window, chunks)))
+    window.slide()
+    assert torch.equal(window.position_ids, rope_index(backbone, chunks_of(window, chunks)))
+
+
+def test_what_arrives_behind_a_gap_never_says_exact():
+    """It attended across the gap: no re-prefill of the sequence computes that, and compaction closes it."""
+    backbone, chunks = rig("qwen2_5_vl")
+    window = make(backbone, None, *chunks[:2])
+    window.evict(1, positions="keep")
+    window.append(chunks[2])
+    assert guarantees(window) == ["exact", "patched"]
+    window.append(chunks[3])
+    window.evict(2)  # compact: the gap closes under chunk 2
+    assert torch.equal(window.position_ids, rope_index(backbone, chunks_of(window, chunks)))
+    assert distance(window, 1, Prefilled(backbone, chunks_of(window, chunks))) > 1e-3
+    assert guarantees(window)[1] != "exact"
+    window.reorder([1, 0])
+    window.reorder([1, 0])
+    plain = Prefilled(backbone, chunks_of(window, chunks))
+    assert all(distance(window, i, plain) <= 1e-4 for i, g in enumerate(guarantees(window)) if g == "exact")
+
+
+def test_a_patch_formed_across_a_gap_is_not_served_where_there_is_none():
+    backbone, chunks = rig("qwen2_5_vl")
+    window = make(backbone, None, *chunks[:2])
+    window.evict(1, positions="keep")
+    window.append(chunks[2])
+    again = make(backbone, window.store, chunks[0])
+    with watching(backbone) as seen:
+        again.append(chunks[2])
+    assert seen.forwards == 1
+    assert distance(again, 1, Prefilled(backbone, chunks_of(again, chunks))) <= 1e-4
+
+
+def test_a_window_that_everything_left_keeps_no_gap():
+    """There is nothing whose position could be kept: the next chunk leads, and is exact."""
+    backbone, chunks = rig("qwen2_5_vl")
+    window = make(backbone, None, *chunks[:2])
+    window.slide(2, positions="keep")
+    window.append(chunks[2])
+    assert guarantees(window) == ["exact"]
+    assert torch.equal(window.position_ids, rope_index(backbone, chunks[2:3]))
+    assert distance(window, 0, Prefilled(backbone, chunks[2:3])) <= 1e-4
+
+
+def test_a_blind_chunk_that_comes_to_lead_across_a_gap_stays_blind():
+    backbone, chunks = rig("qwen2_5_vl")
+    store = make(backbone, None, chunks[1]).store
+    kept, closed = (make(backbone, store, chunks[0], policy=ReusePolicy(minimum="blind")) for _ in "ab")
+    for window, rule in ((kept, "keep"), (closed, "compact")):
+        window.recall(chunks[1].id)
+        window.slide(positions=rule)
+    assert guarantees(kept) == ["blind"]
+    assert guarantees(closed) == ["exact"]
+    assert distance(closed, 0, Prefilled(backbone, chunks[1:2])) <= 1e-4
+
+
+@pytest.mark.parametrize("family", ["qwen2_5_vl", "kimi_k25"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_many_slides_equal_one_move_bit_for_bit(family, dtype):
+    backbone = tiny.backbone(family, dtype)
+    chunks = [
+        samples.chunk(backbone, samples.sample(family, 9)),
+        *(backbone.chunk_from_tensors(samples.text_ids(3, seed)) for seed in range(8)),
+        samples.chunk(backbone, samples.sample(family, 10)),
+    ]
+    window = make(backbone, None, *chunks)
+    original = tuple({n: t.clone() for n, t in layer.items()} for layer in live(window, 9))
+    stood = window.position_ids[:, -chunks[-1].num_tokens :]
+    for _ in range(9):
+        window.slide()
+    (slot,) = window.slots
+    assert slot.guarantee == "survivor"
+    offset = uniform_offset(stood, window.position_ids[:, slot.start :])
+    assert any(offset)
+    assert same_bits(live(window, 0), relocate_kv(original, backbone.layout, offset))
+
+
+def drifting(limit: int):
+    """A LLaVA whose positions end at ``limit``."""
+    model = tiny.build("llava")
+    model.config.get_text_config().max_position_embeddings = limit
+    return model
+
+
+def test_a_window_that_drifts_to_the_last_position_is_compacted():
+    from kamera import Backbone
+
+    backbone = Backbone(drifting(60))
+    chunks = [backbone.chunk_from_tensors(samples.text_ids(9, seed)) for seed in range(8)]
+    window = make(backbone, None, *chunks[:3], max_tokens=4 + 3 * 9, positions="keep")
+    highest = []
+    for chunk in chunks[3:]:
+        window.append(chunk)
+        highest.append(int(window.position_ids.max()))
+        assert window.num_tokens == 31
+        assert len(window) == 3
+    assert highest == [39, 48, 57, 30, 39]  # 66 would be past the end
+    assert torch.equal(window.position_ids[:, :4], torch.arange(4)[None])
+
+
+def test_a_limit_past_which_keys_turn_otherwise_is_never_crossed():
+    """Dynamic NTK: a kept window drifts to the limit, is compacted, and goes on serving."""
+    backbone = tiny.backbone("dynamic_ntk")
+    chunks = [backbone.chunk_from_tensors(samples.text_ids(40, seed)) for seed in range(9)]
+    window = make(backbone, max_tokens=4 + 3 * 40, positions="keep")
+    for chunk in chunks:
+        window.append(chunk)
+        assert int(window.position_ids.max()) < tiny.LIMIT
+    assert len(window) == 3
+    logits = window.next_token_logits(QUESTION)
+    assert torch.isfinite(logits).all()
+
+
+def test_slots_say_where_they_start_in_the_sequence():
+    backbone, chunks = rig("qwen2_5_vl")
+    window = make(backbone, None, *chunks)
+    for slot, chunk in zip(window.slots, chunks, strict=True):
+        assert torch.equal(window.input_ids[slot.start : slot.start + slot.length], chunk.input_ids)
+        assert slot.position == int(window.position_ids[0, slot.start])
+        assert (slot.chunk_id, slot.label) == (chunk.id, chunk.label)
+    assert Snapshot.of(window).matches(window)
