@@ -30,6 +30,10 @@ class UnknownSlot(KameraError, ValueError):
     """The slot named is not (or no longer) in this window."""
 
 
+class InvalidPermutation(KameraError, ValueError):
+    """A reordering does not name each of the window's slots once."""
+
+
 class EmptyChunk(KameraError, ValueError):
     """A chunk must hold at least one token."""
 

@@ -12,7 +12,7 @@ import torch
 
 from kamera.backbones import Backbone, Chunk
 from kamera.backbones.build import Content
-from kamera.errors import IncompatibleChunk, UnknownSlot, WindowFull
+from kamera.errors import IncompatibleChunk, InvalidPermutation, UnknownSlot, WindowFull
 from kamera.store import ChunkStore
 from kamera.window.anchor import Anchor, prefill_anchor
 from kamera.window.asking import Asker, Question
@@ -180,7 +180,7 @@ class KameraWindow:
         """
         order = [int(i) for i in permutation]
         if sorted(order) != list(range(len(self))):
-            raise ValueError(
+            raise InvalidPermutation(
                 f"{order} is no permutation of the window's {len(self)} slots: give each index once"
             )
         with self._operation() as tally:

@@ -10,6 +10,7 @@ from kamera.errors import (
     CorruptChunk,
     EmptyChunk,
     IncompatibleChunk,
+    InvalidPermutation,
     NotRelocatable,
     ProcessorRequired,
     UnknownChunk,
@@ -57,9 +58,13 @@ def refused(window, error, message, call):
 
 CALLS = {
     "unknown chunk": (UnknownChunk, "ab12", lambda w: w.recall("ab12")),
-    "no permutation: twice": (ValueError, r"\[0, 0, 1, 2\].*4 slots", lambda w: w.reorder([0, 0, 1, 2])),
-    "no permutation: short": (ValueError, r"\[1, 0\].*4 slots", lambda w: w.reorder([1, 0])),
-    "no permutation: past": (ValueError, r"\[0, 1, 2, 4\]", lambda w: w.reorder([0, 1, 2, 4])),
+    "no permutation: twice": (
+        InvalidPermutation,
+        r"\[0, 0, 1, 2\].*4 slots",
+        lambda w: w.reorder([0, 0, 1, 2]),
+    ),
+    "no permutation: short": (InvalidPermutation, r"\[1, 0\].*4 slots", lambda w: w.reorder([1, 0])),
+    "no permutation: past": (InvalidPermutation, r"\[0, 1, 2, 4\]", lambda w: w.reorder([0, 1, 2, 4])),
     "slide of too many": (ValueError, "slide 5 .*window of 4", lambda w: w.slide(5)),
     "slide of none": (ValueError, "slide 0", lambda w: w.slide(0)),
     "slide of less": (ValueError, "slide -1", lambda w: w.slide(-1)),
