@@ -11,6 +11,7 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 import torch
 from hypothesis import HealthCheck, settings
+from torch import library as operators
 
 # Threads change the order of sums, and a test never needs more than one.
 torch.set_num_threads(1)
@@ -25,7 +26,7 @@ settings.register_profile(
 )
 settings.load_profile("kamera")
 
-_LIBRARIES: list[torch.library.Library] = []
+_LIBRARIES: list[operators.Library] = []
 
 
 def _make_torchvision_importable() -> None:
@@ -40,7 +41,7 @@ def _make_torchvision_importable() -> None:
     try:
         import torchvision  # noqa: F401
     except RuntimeError:
-        library = torch.library.Library("torchvision", "DEF")
+        library = operators.Library("torchvision", "DEF")
         for operator in ("nms", "qnms"):
             library.define(f"{operator}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
         _LIBRARIES.append(library)  # a library's operators live as long as it does

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from kamera import testbed
-from kamera.backbones import Backbone, Chunk
+from kamera.backbones import Backbone
 from kamera.eval.items import Item, Score, Scorer, answer_logits
 from kamera.ops import kv_bytes
 from kamera.store import ChunkStore
@@ -116,12 +116,7 @@ class _Episode:
     def _stale(self, order: Sequence[int]) -> KameraWindow:
         """The items frame behind ``order``'s legends under the patch of legends 0, 1, 2."""
         near = replace(self.policy, minimum="near", on_miss="blind", max_divergence=1.0)
-        window = self._window(self.store, self.policy, order[:3])
-        stale = KameraWindow(self.backbone, self._only_first_patch(), testbed.SYSTEM, policy=near)
-        for chunk_id in (s.chunk_id for s in window.slots):
-            stale.append(self._chunk(chunk_id))
-        stale.append(self.chunks[6])
-        return stale
+        return self._window(self._only_first_patch(), near, order)
 
     def _only_first_patch(self) -> ChunkStore:
         """A store in which the items frame has one patch: that of the first three legends."""
@@ -134,9 +129,6 @@ class _Episode:
         for i in order:
             window.append(self.chunks[i])
         return window
-
-    def _chunk(self, chunk_id: str) -> Chunk:
-        return next(c for c in self.chunks if c.id == chunk_id)
 
     def _items(self, order: Sequence[int]) -> list[Item]:
         """Two-hop items whose value a legend in ``order`` fixes, and as many one-hop ones."""

@@ -47,7 +47,7 @@ def other():
     return Backbone(tiny.build(FAMILY, seed=3))
 
 
-def refused(window, error, message, call):
+def assert_refused(window, error, message, call):
     before, held = Snapshot.of(window), inventory(window.store)
     with pytest.raises(error, match=message) as caught:
         call()
@@ -88,7 +88,7 @@ CALLS = {
 @pytest.mark.parametrize("case", CALLS)
 def test_a_wrong_call_is_refused_by_name_and_changes_nothing(window, case):
     error, message, call = CALLS[case]
-    refused(window, error, message, lambda: call(window))
+    assert_refused(window, error, message, lambda: call(window))
 
 
 WRONG_POLICIES = {
@@ -125,22 +125,22 @@ def test_a_slot_that_left_is_refused_with_its_chunk(window):
         lambda: branch.is_load_bearing(slot, QUESTION),
         lambda: branch.form_orbit(slot),
     ):
-        refused(branch, UnknownSlot, f"{slot.number}.*{slot.chunk_id[:12]}.*recall", call)
+        assert_refused(branch, UnknownSlot, f"{slot.number}.*{slot.chunk_id[:12]}.*recall", call)
     branch.recall(slot.chunk_id)  # the same chunk, another slot
-    refused(branch, UnknownSlot, "has left", lambda: branch.evict(slot))
+    assert_refused(branch, UnknownSlot, "has left", lambda: branch.evict(slot))
 
 
 def test_a_chunk_of_another_backbone_is_refused(window, other):
     chunk = samples.chunk(other, samples.sample(FAMILY, 20))
     message = f"{chunk.id[:12]}.*{other.fingerprint[:12]}.*{window.backbone.fingerprint[:12]}"
-    refused(window, IncompatibleChunk, message, lambda: window.append(chunk))
+    assert_refused(window, IncompatibleChunk, message, lambda: window.append(chunk))
 
 
 def test_a_chunk_archived_by_another_backbone_is_refused_and_says_by_which(window, other):
     chunk = samples.chunk(other, samples.sample(FAMILY, 21))
     make(other, window.store, chunk)
     message = f"{chunk.id[:12]}.*{other.fingerprint[:12]}.*{window.backbone.fingerprint[:12]}"
-    refused(window, IncompatibleChunk, message, lambda: window.recall(chunk.id))
+    assert_refused(window, IncompatibleChunk, message, lambda: window.recall(chunk.id))
 
 
 def test_a_chunk_archived_behind_another_system_prompt_is_refused(window, other):
@@ -148,21 +148,21 @@ def test_a_chunk_archived_behind_another_system_prompt_is_refused(window, other)
     chunk = samples.chunk(backbone, samples.sample(FAMILY, 22))
     KameraWindow(backbone, window.store, [8, 7, 6]).append(chunk)
     message = f"{chunk.id[:12]}.*another system prompt"
-    refused(window, IncompatibleChunk, message, lambda: window.recall(chunk.id))
+    assert_refused(window, IncompatibleChunk, message, lambda: window.recall(chunk.id))
     same = samples.chunk(other, samples.sample(FAMILY, 22))
     assert same.id == chunk.id
     make(other, window.store, same)  # by another backbone as well: the way out is the same
-    refused(window, IncompatibleChunk, message, lambda: window.recall(chunk.id))
+    assert_refused(window, IncompatibleChunk, message, lambda: window.recall(chunk.id))
 
 
 def test_a_chunk_larger_than_the_window_is_refused_before_anything_leaves(window):
     big = window.backbone.chunk_from_tensors(samples.text_ids(57))
     message = "57 tokens.*room for 56.*max_tokens=60.*anchor 4"
     with watching(window.backbone) as seen:
-        refused(window, WindowFull, message, lambda: window.append(big))
+        assert_refused(window, WindowFull, message, lambda: window.append(big))
     assert seen.forwards == 2  # the two looks of the test itself
     make(window.backbone, window.store, big)
-    refused(window, WindowFull, message, lambda: window.recall(big.id))
+    assert_refused(window, WindowFull, message, lambda: window.recall(big.id))
 
 
 def test_a_chunk_as_large_as_the_window_sends_everything_else_away(window):
@@ -319,6 +319,6 @@ def test_a_chunk_past_the_position_limit_is_refused():
     window = make(backbone, None, backbone.chunk_from_tensors(samples.text_ids(200)))
     chunk = backbone.chunk_from_tensors(samples.text_ids(60, 1))
     message = rf"position 263 reaches this model's limit of {tiny.LIMIT}"
-    refused(window, NotRelocatable, message, lambda: window.append(chunk))
+    assert_refused(window, NotRelocatable, message, lambda: window.append(chunk))
     question = samples.text_ids(60, 2)
-    refused(window, NotRelocatable, "position 263", lambda: window.next_token_logits(question))
+    assert_refused(window, NotRelocatable, "position 263", lambda: window.next_token_logits(question))
