@@ -7,6 +7,7 @@ Pillow only, so these models can still see: a clip's frames become pictures.
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 from kamera.errors import ModalityNotSupported
@@ -24,10 +25,21 @@ def load_image_only(name: str, model_type: str) -> Any | None:
     if model_type not in _PROCESSORS:
         return None
     import transformers
-    from transformers import AutoImageProcessor, AutoTokenizer
-    from transformers.processing_utils import ProcessorMixin
 
-    stock: Any = getattr(transformers, _PROCESSORS[model_type])
+    stock = getattr(transformers, _PROCESSORS[model_type])
+    tokenizer = transformers.AutoTokenizer.from_pretrained(name)
+    pictures = transformers.AutoImageProcessor.from_pretrained(name)
+    return image_only(stock)(pictures, tokenizer, chat_template=tokenizer.chat_template)
+
+
+@functools.cache
+def image_only(stock: Any) -> Any:
+    """The class of a Qwen vision processor without its video part.
+
+    It refuses a video, and a video placeholder in the text, which the stock class would leave at one
+    token without a word.
+    """
+    from transformers.processing_utils import ProcessorMixin
 
     def __init__(
         self: Any, image_processor: Any = None, tokenizer: Any = None, chat_template: Any = None, **_: Any
@@ -39,15 +51,12 @@ def load_image_only(name: str, model_type: str) -> Any | None:
         ProcessorMixin.__init__(self, image_processor, tokenizer, chat_template=chat_template)
 
     def __call__(self: Any, images: Any = None, text: Any = None, videos: Any = None, **kwargs: Any) -> Any:
-        if videos is not None:
+        texts = [text] if isinstance(text, str) else (text or [])
+        if videos is not None or any(self.video_token in str(t) for t in texts):
             raise ModalityNotSupported(
-                "videos need torchvision's video processors: install a torchvision that fits torch, or "
-                "give the frames as pictures"
+                "this processor takes pictures, not videos: give the frames as pictures (kamera.read_video), "
+                "or install a torchvision that fits torch for the model's own video processor"
             )
         return stock.__call__(self, images=images, text=text, **kwargs)
 
-    image_only = type(f"ImageOnly{stock.__name__}", (stock,), {"__init__": __init__, "__call__": __call__})
-    tokenizer = AutoTokenizer.from_pretrained(name)
-    return image_only(
-        AutoImageProcessor.from_pretrained(name), tokenizer, chat_template=tokenizer.chat_template
-    )
+    return type(f"ImageOnly{stock.__name__}", (stock,), {"__init__": __init__, "__call__": __call__})

@@ -10,7 +10,7 @@
 'orange'
 """
 
-from .frontend import SYSTEM_PROMPTS, ImageOnlyProcessor
+from .frontend import SYSTEM_PROMPTS
 from .video import read_frames, render_video
 from .weights import load, weights_dir
 from .world import COLOURS, GLYPHS, TAGS, Episode, Frame, Question, World, answer
@@ -26,7 +26,6 @@ __all__ = [
     "TAGS",
     "Episode",
     "Frame",
-    "ImageOnlyProcessor",
     "Question",
     "World",
     "answer",

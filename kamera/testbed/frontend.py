@@ -8,7 +8,8 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 from transformers.models.qwen2_5_vl.processing_qwen2_5_vl import Qwen2_5_VLProcessor
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
-from transformers.processing_utils import ProcessorMixin
+
+from kamera.backbones.image_only import image_only
 
 from .render import CELL
 from .world import COLOURS, GLYPHS, KINDS, TAGS, question_text
@@ -43,35 +44,6 @@ CHAT_TEMPLATE = (
     "{%- endfor -%}"
     "{%- if add_generation_prompt -%}{{ '<|im_start|>assistant\\n' }}{%- endif -%}"
 )
-
-
-class ImageOnlyProcessor(Qwen2_5_VLProcessor):
-    """`Qwen2_5_VLProcessor` for pictures and text; needs Pillow, not torchvision.
-
-    A video raises ValueError: give its frames as pictures (`testbed.read_frames`).
-    """
-
-    def __init__(
-        self,
-        image_processor: Any = None,
-        tokenizer: Any = None,
-        chat_template: str | None = None,
-        **kwargs: Any,
-    ) -> None:
-        self.image_token, self.video_token = "<|image_pad|>", "<|video_pad|>"
-        self.image_token_id = tokenizer.convert_tokens_to_ids(self.image_token)
-        self.video_token_id = tokenizer.convert_tokens_to_ids(self.video_token)
-        ProcessorMixin.__init__(self, image_processor, tokenizer, chat_template=chat_template)
-
-    def __call__(self, images: Any = None, text: Any = None, videos: Any = None, **kwargs: Any) -> Any:
-        """Token ids and patches for pictures and text; ValueError for a video."""
-        texts = [text] if isinstance(text, str) else (text or [])
-        if videos is not None or any(self.video_token in str(one) for one in texts):
-            raise ValueError(
-                "the testbed's processor takes pictures, not videos: decode the video with "
-                "kamera.testbed.read_frames and give the frames as pictures"
-            )
-        return super().__call__(images=images, text=text, **kwargs)
 
 
 def _corpus() -> list[str]:
@@ -111,7 +83,7 @@ def build_tokenizer() -> PreTrainedTokenizerFast:
     )
 
 
-def build_processor() -> ImageOnlyProcessor:
+def build_processor() -> Any:
     """The processor whose vision token is one cell of a frame: patches of 8 pixels, merged 2 x 2."""
     image_processor = Qwen2VLImageProcessorPil(
         patch_size=CELL // 2,
@@ -119,4 +91,4 @@ def build_processor() -> ImageOnlyProcessor:
         temporal_patch_size=2,
         size={"shortest_edge": CELL * CELL, "longest_edge": (64 * CELL) ** 2},
     )
-    return ImageOnlyProcessor(image_processor, build_tokenizer(), chat_template=CHAT_TEMPLATE)
+    return image_only(Qwen2_5_VLProcessor)(image_processor, build_tokenizer(), chat_template=CHAT_TEMPLATE)

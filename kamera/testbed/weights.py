@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import copy
 from pathlib import Path
+from typing import Any
 
 import torch
 from transformers import GenerationConfig, Qwen2_5_VLForConditionalGeneration
 
-from .frontend import ImageOnlyProcessor
+from kamera.backbones.load import load_processor
 
 
 def weights_dir() -> Path:
@@ -16,7 +17,7 @@ def weights_dir() -> Path:
     return Path(__file__).parent / "backbone"
 
 
-def export(model: Qwen2_5_VLForConditionalGeneration, processor: ImageOnlyProcessor, directory: Path) -> None:
+def export(model: Qwen2_5_VLForConditionalGeneration, processor: Any, directory: Path) -> None:
     """Write model (bf16) and processor as a Hugging Face model directory."""
     small = Qwen2_5_VLForConditionalGeneration(copy.deepcopy(model.config))
     small.load_state_dict(model.state_dict())
@@ -33,9 +34,8 @@ def export(model: Qwen2_5_VLForConditionalGeneration, processor: ImageOnlyProces
 
 def load(
     directory: Path | str | None = None, dtype: torch.dtype = torch.float32
-) -> tuple[Qwen2_5_VLForConditionalGeneration, ImageOnlyProcessor]:
+) -> tuple[Qwen2_5_VLForConditionalGeneration, Any]:
     """The trained backbone in eval mode and its processor; no network, no torchvision."""
     directory = weights_dir() if directory is None else Path(directory)
     model = Qwen2_5_VLForConditionalGeneration.from_pretrained(directory, dtype=dtype, local_files_only=True)
-    processor = ImageOnlyProcessor.from_pretrained(directory, local_files_only=True)
-    return model.eval(), processor
+    return model.eval(), load_processor(directory)

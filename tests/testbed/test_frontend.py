@@ -2,14 +2,15 @@
 
 import pytest
 
+from kamera import Backbone
 from kamera.backbones.load import load_processor
-from kamera.testbed import COLOURS, GLYPHS, SYSTEM, World, weights_dir
-from kamera.testbed.frontend import ImageOnlyProcessor, build_tokenizer
+from kamera.testbed import COLOURS, GLYPHS, SYSTEM, World, load, weights_dir
+from kamera.testbed.frontend import build_processor, build_tokenizer
 
 
 @pytest.fixture(scope="module")
 def processor():
-    return ImageOnlyProcessor.from_pretrained(weights_dir(), local_files_only=True)
+    return load_processor(weights_dir())
 
 
 def chat(frames, text):
@@ -65,7 +66,17 @@ def test_a_video_is_refused_by_name(processor):
         processor(text="<|vision_start|><|video_pad|><|vision_end|>")
 
 
-def test_auto_processor_finds_the_class(processor):
-    loaded = load_processor(weights_dir())
-    assert loaded.image_processor.to_dict() == processor.image_processor.to_dict()
-    assert loaded.chat_template == processor.chat_template
+def test_the_packaged_processor_is_the_one_the_code_builds(processor):
+    built = build_processor()
+    assert type(processor) is type(built)
+    assert processor.chat_template == built.chat_template
+    picture = World(0).episode(0).frames[0].image
+    shown = [
+        p(images=[picture], text="<|vision_start|><|image_pad|><|vision_end|>") for p in (processor, built)
+    ]
+    assert (shown[0]["pixel_values"] == shown[1]["pixel_values"]).all()
+
+
+def test_a_backbone_by_load_and_one_by_directory_share_their_archive():
+    by_load = Backbone(*load())
+    assert Backbone.from_pretrained(weights_dir(), dtype="float32").fingerprint == by_load.fingerprint
