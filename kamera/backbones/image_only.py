@@ -28,7 +28,8 @@ def load_image_only(name: str, model_type: str) -> Any | None:
 
     stock = getattr(transformers, _PROCESSORS[model_type])
     tokenizer = transformers.AutoTokenizer.from_pretrained(name)
-    pictures = transformers.AutoImageProcessor.from_pretrained(name)
+    # Pillow's resize, whether or not torchvision is there: the two differ, and with them the chunks' ids
+    pictures = transformers.AutoImageProcessor.from_pretrained(name, backend="pil")
     return image_only(stock)(pictures, tokenizer, chat_template=tokenizer.chat_template)
 
 
