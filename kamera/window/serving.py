@@ -76,11 +76,7 @@ class Server:
 
     def archived(self, chunk_id: str) -> Facts | None:
         """Facts of an archived chunk, or None; a damaged archive is a miss, and said so."""
-        try:
-            record = self.store.get_canonical(self.context, chunk_id)
-        except CorruptChunk as error:
-            logger.warning("a stored canonical was refused: %s", error)
-            return None
+        record = self._stored_canonical(chunk_id)
         return None if record is None else _facts(record)
 
     def as_cheap(self) -> Server:
@@ -269,10 +265,9 @@ class Server:
         if not before:
             return self.canonical(facts)
         now = self._footing(before, gap)
-        if was is not None and not was.copy.canonical and was.copy.antecedents == antecedents:
-            same_as_now = was.copy.guarantee == "exact" and now == "exact"
-            if same_as_now:
-                return was.copy
+        prefilled = None if was is None or was.copy.canonical else was.copy
+        if prefilled and prefilled.antecedents == antecedents and prefilled.guarantee == now == "exact":
+            return prefilled
         if self.policy.minimum != "exact":
             copy = self._patched(facts, antecedents, now, tally)
             if copy is not None:
