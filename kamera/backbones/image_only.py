@@ -1,4 +1,4 @@
-"""Qwen processors for pictures and text where there is no torchvision.
+"""Processors for pictures and text where there is no torchvision.
 
 The stock classes insist on a video processor, and every video processor of transformers needs
 torchvision; without it `AutoProcessor` hands back the bare tokenizer, without a word. Pictures need
@@ -21,7 +21,11 @@ _PROCESSORS = {
 
 
 def load_image_only(name: str, model_type: str) -> Any | None:
-    """A processor without a video part for a Qwen vision model, or None for another family."""
+    """A processor without a video part for a Qwen or Kimi vision model, or None for another family."""
+    if model_type == "kimi_k25":
+        from kamera.backbones.kimi_pictures import load_kimi_pictures
+
+        return load_kimi_pictures(name)
     if model_type not in _PROCESSORS:
         return None
     import transformers

@@ -10,16 +10,19 @@
 'orange'
 """
 
+from .directories import load, weights_dir
+from .families import FAMILIES
+from .frames import COLOURS, GLYPHS, TAGS, Frame
 from .frontend import SYSTEM_PROMPTS
 from .video import read_frames, render_video
-from .weights import load, weights_dir
-from .world import COLOURS, GLYPHS, TAGS, Episode, Frame, Question, World, answer
+from .world import Episode, Question, World, answer
 
 SYSTEM = SYSTEM_PROMPTS[0]
 """The system prompt the measurements are made with."""
 
 __all__ = [
     "COLOURS",
+    "FAMILIES",
     "GLYPHS",
     "SYSTEM",
     "SYSTEM_PROMPTS",

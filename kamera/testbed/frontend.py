@@ -1,4 +1,4 @@
-"""Tokenizer and processor: the world's English as tokens, frames as patches."""
+"""Tokenizer and chat templates: the world's English as tokens, one vocabulary for all families."""
 
 from __future__ import annotations
 
@@ -6,13 +6,10 @@ from typing import Any
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
-from transformers.models.qwen2_5_vl.processing_qwen2_5_vl import Qwen2_5_VLProcessor
-from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
-from kamera.backbones.image_only import image_only
-
-from .render import CELL
-from .world import COLOURS, GLYPHS, KINDS, TAGS, question_text
+from .families import Family, family
+from .frames import COLOURS, GLYPHS, KINDS, TAGS, Fact, sentence
+from .world import question_text
 
 SPECIAL = (
     "<|endoftext|>",
@@ -22,6 +19,12 @@ SPECIAL = (
     "<|vision_end|>",
     "<|image_pad|>",
     "<|video_pad|>",
+    "<|media_begin|>",
+    "<|media_content|>",
+    "<|media_end|>",
+    "<|media_pad|>",
+    "<|kimi_k25_video_placeholder|>",
+    "<image>",
 )
 SYSTEM_PROMPTS = (
     "You watch a camera.",
@@ -32,12 +35,12 @@ SYSTEM_PROMPTS = (
 )
 """The system prompts of the training windows; the first one is the testbed's default."""
 
-CHAT_TEMPLATE = (
+_TEMPLATE = (
     "{%- for message in messages -%}"
     "<|im_start|>{{ message['role'] + '\\n' }}"
     "{%- if message['content'] is string -%}{{ message['content'] }}"
     "{%- else -%}{%- for part in message['content'] -%}"
-    "{%- if part['type'] == 'image' -%}<|vision_start|><|image_pad|><|vision_end|>"
+    "{%- if part['type'] == 'image' -%}PICTURE"
     "{%- elif part['type'] == 'video' -%}<|vision_start|><|video_pad|><|vision_end|>"
     "{%- else -%}{{ part['text'] }}{%- endif -%}"
     "{%- endfor -%}{%- endif -%}{{ '<|im_end|>\\n' }}"
@@ -46,18 +49,26 @@ CHAT_TEMPLATE = (
 )
 
 
+def chat_template(of: Family) -> str:
+    """ChatML with the family's own picture wrapper."""
+    return _TEMPLATE.replace("PICTURE", f"{of.before}{of.placeholder}{of.after}")
+
+
 def _corpus() -> list[str]:
-    lines = [
-        question_text(kind, subject)
-        for kind in ("value", "glyph", "colour")
-        for subject in range(len(GLYPHS if kind == "colour" else TAGS))
-    ]
-    words = [*GLYPHS, *COLOURS, *TAGS]
+    glyphs, everything = range(len(GLYPHS)), []
+    for kind, count in (("value", len(TAGS)), ("glyph", len(TAGS)), ("colour", len(GLYPHS))):
+        everything += [question_text(kind, subject) for subject in range(count)]
+    for colour in range(len(COLOURS)):
+        everything.append(sentence("legend", Fact(colour, colour=colour)))
+    for glyph in glyphs:
+        everything.append(sentence("rename", Fact(glyph, target=glyph)))
+    for tag in range(len(TAGS)):
+        everything.append(sentence("items", Fact(tag % len(GLYPHS), tag=tag)))
+    words = [*GLYPHS, *COLOURS, *TAGS, "image"]
     roles = ["system\n", "user\n", "assistant\n"]
     captions = [f"{kind}\n" for kind in KINDS.values()]
-    return 20 * [*lines, *words, *(f" {word}" for word in words), *roles, *captions] + 20 * list(
-        SYSTEM_PROMPTS
-    )
+    everything += [*words, *(f" {word}" for word in words), *roles, *captions]
+    return 20 * everything + 20 * list(SYSTEM_PROMPTS)
 
 
 def build_tokenizer() -> PreTrainedTokenizerFast:
@@ -83,12 +94,7 @@ def build_tokenizer() -> PreTrainedTokenizerFast:
     )
 
 
-def build_processor() -> Any:
-    """The processor whose vision token is one cell of a frame: patches of 8 pixels, merged 2 x 2."""
-    image_processor = Qwen2VLImageProcessorPil(
-        patch_size=CELL // 2,
-        merge_size=2,
-        temporal_patch_size=2,
-        size={"shortest_edge": CELL * CELL, "longest_edge": (64 * CELL) ** 2},
-    )
-    return image_only(Qwen2_5_VLProcessor)(image_processor, build_tokenizer(), chat_template=CHAT_TEMPLATE)
+def build_processor(name: str = "gqa") -> Any:
+    """The family's processor: its vision token is one cell of a frame."""
+    of = family(name)
+    return of.processor(build_tokenizer(), chat_template(of))

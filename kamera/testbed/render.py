@@ -1,7 +1,7 @@
-"""Frames as pixels: glyphs, colours and tag plates, 8 x 8 modules of 2 pixels to a cell.
+"""Frames as pixels: glyphs, colours and plates, 8 x 8 modules of 2 pixels to a cell.
 
-Rows 0-4 of a cell hold a mirror-symmetric glyph, rows 6-7 a 16-module tag plate whose code words
-differ in at least five modules, so a decoded video still reads.
+Rows 0-4 of a cell hold a mirror-symmetric glyph, rows 6-7 a 16-module plate: an item's tag, or the
+glyph that is renamed. Code words differ in at least five modules, so a decoded video still reads.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from functools import lru_cache
 import numpy as np
 from PIL import Image
 
-from .world import BLANK, GLYPHS, TAGS, Frame
+from .frames import BLANK, GLYPHS, TAGS, Frame
 
 MODULE = 2
 CELL = 8 * MODULE
@@ -58,25 +58,26 @@ def _code_words(bits: int, count: int, distance: int, weight: range) -> np.ndarr
 
 @lru_cache(maxsize=1)
 def stamps() -> tuple[np.ndarray, np.ndarray]:
-    """Masks of glyphs `[glyphs + 1, 8, 8]` and tag plates `[tags + 1, 8, 8]`; the last is blank."""
+    """Masks of glyphs `[glyphs + 1, 8, 8]` and plates `[tags + glyphs + 1, 8, 8]`; the last is blank."""
     glyphs = np.zeros((len(GLYPHS) + 1, 8, 8), dtype=bool)
     half = _code_words(15, len(GLYPHS), 5, range(6, 11)).reshape(-1, 5, 3)
     glyphs[:-1, 0:5, 1:7] = np.concatenate([half, half[:, :, ::-1]], axis=2)
-    plates = np.zeros((len(TAGS) + 1, 8, 8), dtype=bool)
-    plates[:-1, 6:8] = _code_words(16, len(TAGS), 5, range(4, 13)).reshape(-1, 2, 8)
+    codes = len(TAGS) + len(GLYPHS)
+    plates = np.zeros((codes + 1, 8, 8), dtype=bool)
+    plates[:-1, 6:8] = _code_words(16, codes, 5, range(4, 13)).reshape(-1, 2, 8)
     return glyphs, plates
 
 
-def paint(glyphs: np.ndarray, colours: np.ndarray, tags: np.ndarray) -> np.ndarray:
+def paint(glyphs: np.ndarray, colours: np.ndarray, plates: np.ndarray) -> np.ndarray:
     """Pixels of cell grids.
 
     All arguments are `[n, rows, columns]` of indices, `BLANK` for none; a glyph without a colour
-    is white. Returns `[n, rows * 16, columns * 16, 3]` uint8.
+    is white; plates are tags, then glyphs. Returns `[n, rows * 16, columns * 16, 3]` uint8.
     """
     glyph_masks, plate_masks = stamps()
     ink = np.where((colours == BLANK)[..., None], WHITE, RGB[colours])[..., None, None, :]
     modules = np.where(glyph_masks[glyphs][..., None], ink, BACKGROUND)
-    modules = np.where(plate_masks[tags][..., None], PLATE, modules)
+    modules = np.where(plate_masks[plates][..., None], PLATE, modules)
     return _enlarge(modules)
 
 
@@ -96,14 +97,16 @@ def _texture(seed: int, rows: int, columns: int) -> np.ndarray:
 
 def pixels(frames: Sequence[Frame]) -> np.ndarray:
     """Pixels of frames of one kind and size, `[n, height, width, 3]` uint8."""
-    if frames[0].kind == "picture":
-        rows, columns = len(frames[0].glyphs), len(frames[0].glyphs[0])
+    kind = frames[0].kind
+    if kind == "picture":
+        rows, columns = len(frames[0].cells), len(frames[0].cells[0])
         return np.concatenate([_texture(frame.texture, rows, columns) for frame in frames])
-    return paint(
-        np.array([frame.glyphs for frame in frames]),
-        np.array([frame.colours for frame in frames]),
-        np.array([frame.tags for frame in frames]),
+    glyphs, colours, tags, targets = (
+        np.array([frame.at_cells(name) for frame in frames]) for name in ("glyph", "colour", "tag", "target")
     )
+    if kind == "rename":
+        return paint(targets, colours, np.where(glyphs == BLANK, BLANK, glyphs + len(TAGS)))
+    return paint(glyphs, colours, tags)
 
 
 def draw(frame: Frame) -> Image.Image:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import torch
-from transformers import PreTrainedTokenizerBase, Qwen2_5_VLForConditionalGeneration
+from transformers import PreTrainedTokenizerBase
 
-from .batches import Batch, additive, embed, pack
+from .batches import Batch, additive, pack, vision_inputs
+from .families import Family
 from .frontend import SYSTEM_PROMPTS
 from .world import Episode, Question
 
@@ -27,63 +29,66 @@ def some_questions(
 
 
 @torch.no_grad()
-def answer_logits(
-    model: Qwen2_5_VLForConditionalGeneration,
-    batch: Batch,
-    mask: torch.Tensor,
-    embeddings: torch.Tensor | None = None,
-) -> torch.Tensor:
+def answer_logits(family: Family, model: Any, batch: Batch, mask: torch.Tensor) -> torch.Tensor:
     """Logits where the answers are read, `[b, q, vocabulary]`."""
-    hidden = model.model.language_model(
-        inputs_embeds=embed(model, batch) if embeddings is None else embeddings,
-        position_ids=batch.positions.expand(-1, len(batch.episodes), -1),
+    return torch.as_tensor(model.lm_head(decode(family, model, batch, mask)[:, batch.read]))
+
+
+def decode(
+    family: Family, model: Any, batch: Batch, mask: torch.Tensor, generator: torch.Generator | None = None
+) -> torch.Tensor:
+    """Last hidden states `[b, s, hidden]` of the whole model under a boolean mask."""
+    positions = batch.positions.unsqueeze(1).expand(-1, len(batch.episodes), -1)
+    outputs = model.model(
+        input_ids=batch.input_ids,
+        position_ids=positions if family.axes > 1 else positions[0],
         attention_mask=additive(mask),
         use_cache=False,
-    ).last_hidden_state
-    return model.lm_head(hidden[:, batch.read])
+        **vision_inputs(family, batch, generator),
+    )
+    return torch.as_tensor(outputs.last_hidden_state)
 
 
 def kind_of(question: Question) -> str:
-    """`value` questions whose answer a legend gave are counted apart, as `bound`."""
+    """`value` questions are counted by their hops, those that fall back to the default apart."""
     if question.kind == "value":
-        return "bound" if question.bound else "default"
+        return f"{question.hops} hops" if question.bound else "default"
     return question.kind
 
 
 def accuracy(
-    model: Qwen2_5_VLForConditionalGeneration,
+    family: Family,
+    model: Any,
     tokenizer: PreTrainedTokenizerBase,
     episodes: Sequence[Episode],
     masks: dict[str, MaskOf],
     *,
     questions: int = 24,
     seed: int = 0,
-    batch_size: int = 12,
+    batch_size: int = 8,
 ) -> dict[str, dict[str, float]]:
     """Share of right answers, `{mask name: {kind: accuracy}}`, with `n` questions per kind.
 
-    Episodes share a layout. The answer is the most likely of all tokens. Kinds are `bound` and
-    `default` (together `value`, the two-hop questions), `glyph` and `colour`.
+    Episodes share a layout. The answer is the most likely of all tokens. Kinds are `2 hops`,
+    `3 hops` and `default` (together `value`), `glyph` and `colour`.
     """
     rng = np.random.default_rng(seed)
     right: dict[str, Counter[str]] = {name: Counter() for name in masks}
     total: Counter[str] = Counter()
-    kinds, shares = ("value", "glyph", "colour"), (0.5, 0.25, 0.25)
+    kinds, shares = ("value", "glyph", "colour"), (0.6, 0.2, 0.2)
     for first in range(0, len(episodes), batch_size):
         group = episodes[first : first + batch_size]
         asked = [some_questions(episode, questions, rng, kinds, shares) for episode in group]
-        batch = pack(model, tokenizer, group, asked, SYSTEM_PROMPTS[0])
-        with torch.no_grad():
-            embeddings = embed(model, batch)
-        names = [kind_of(question) for row in asked for question in row]
-        total.update(names)
-        for name, mask_of in masks.items():
-            logits = answer_logits(model, batch, mask_of(batch), embeddings)
+        batch = pack(family, model, tokenizer, group, asked, SYSTEM_PROMPTS[0])
+        names = [(question.kind, kind_of(question)) for row in asked for question in row]
+        for kind, name in names:
+            total.update({kind, name})
+        for mask, mask_of in masks.items():
+            logits = answer_logits(family, model, batch, mask_of(batch))
             hits = (logits.argmax(-1) == batch.answers).flatten().tolist()
-            right[name].update(kind for kind, hit in zip(names, hits, strict=True) if hit)
-    result: dict[str, dict[str, float]] = {"n": dict(total)}
-    for name, hits_by_kind in right.items():
-        result[name] = {kind: hits_by_kind[kind] / count for kind, count in total.items()}
-        two_hop = hits_by_kind["bound"] + hits_by_kind["default"]
-        result[name]["value"] = two_hop / max(total["bound"] + total["default"], 1)
-    return result
+            for (kind, name), hit in zip(names, hits, strict=True):
+                right[mask].update({kind, name} if hit else ())
+    scores = {
+        mask: {kind: hits[kind] / count for kind, count in total.items()} for mask, hits in right.items()
+    }
+    return {"n": dict(total), **scores}

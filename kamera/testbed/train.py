@@ -1,4 +1,4 @@
-"""Train the backbone from scratch: `python -m kamera.testbed.train --out DIR --seed 0`."""
+"""Train a backbone from scratch: `python -m kamera.testbed.train --family gqa --out DIR --seed 0`."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ import torch
 from tqdm import tqdm
 
 from .batches import hide_from_questions, isolate
-from .frontend import build_processor
-from .model import build_config, build_model
+from .directories import export, load
+from .families import FAMILIES, family
+from .frontend import build_tokenizer
 from .recipe import Recipe
 from .scoring import accuracy
-from .weights import export, load
 from .world import World
 
 PROGRESS_EPISODES = 24
@@ -27,8 +27,9 @@ PROGRESS_EPISODES = 24
 class Schedule:
     """Length and pace of a training run; `every` steps the model is scored and, if best, written."""
 
+    family: str = "gqa"
     seed: int = 0
-    steps: int = 1200
+    steps: int = 900
     peak: float = 1.5e-3
     warmup: int = 100
     every: int = 100
@@ -44,21 +45,21 @@ class Schedule:
 def train(out: Path, schedule: Schedule, init: Path | None = None) -> None:
     """Write the best checkpoint and `training.json` to `out`; from random weights without `init`."""
     torch.manual_seed(schedule.seed)
-    processor = build_processor()
-    tokenizer = processor.tokenizer
-    model = build_model(build_config(tokenizer))
+    of = family(schedule.family)
+    tokenizer = build_tokenizer()
+    model = of.build(of.config(tokenizer))
     if init:
-        model.load_state_dict(load(init)[0].state_dict())
-    recipe = Recipe(model, tokenizer, schedule.seed)
+        model.load_state_dict(load(schedule.family, init)[0].state_dict())
+    recipe = Recipe(of, model, tokenizer, schedule.seed)
     optimizer = torch.optim.AdamW(model.parameters(), betas=(0.9, 0.98), weight_decay=0.01)
-    watched = [World(0).episode(index) for index in range(PROGRESS_EPISODES)]
+    watched = [World(0).episode(index, layout="LLRI") for index in range(PROGRESS_EPISODES)]
     masks = {
         "full": lambda batch: batch.mask,
         "evicted": lambda batch: hide_from_questions(batch, range(3)),
         "blind": lambda batch: isolate(batch, [3]),
     }
     history, started, best = [], time.time(), -1.0
-    bar = tqdm(range(schedule.steps), desc="training", mininterval=5)
+    bar = tqdm(range(schedule.steps), desc=f"training {of.name}", mininterval=5)
     for step in bar:
         for group in optimizer.param_groups:
             group["lr"] = schedule.rate(step)
@@ -73,12 +74,12 @@ def train(out: Path, schedule: Schedule, init: Path | None = None) -> None:
         if (step + 1) % schedule.every and step + 1 != schedule.steps:
             continue
         model.eval()
-        scores = accuracy(model, tokenizer, watched, masks)
+        scores = accuracy(of, model, tokenizer, watched, masks)
         history.append({"step": step + 1, "seconds": round(time.time() - started), **scores})
         tqdm.write(json.dumps(history[-1]))
         if (reached := scores["evicted"]["value"] + scores["full"]["value"]) >= best:
             best = reached
-            export(model, processor, out)
+            export(model, schedule.family, out)
         report = json.dumps({**asdict(schedule), "history": history}, indent=1)
         (out / "training.json").write_text(report + "\n")
 
@@ -88,6 +89,7 @@ def main() -> None:
     default = Schedule()
     parser = argparse.ArgumentParser(description="train the testbed backbone")
     parser.add_argument("--out", type=Path, required=True, help="model directory to write")
+    parser.add_argument("--family", choices=list(FAMILIES), default=default.family)
     parser.add_argument("--seed", type=int, default=default.seed)
     parser.add_argument("--steps", type=int, default=default.steps)
     parser.add_argument("--peak", type=float, default=default.peak, help="peak learning rate")
@@ -98,7 +100,9 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     options.out.mkdir(parents=True, exist_ok=True)
-    schedule = Schedule(options.seed, options.steps, options.peak, options.warmup, options.every)
+    schedule = Schedule(
+        options.family, options.seed, options.steps, options.peak, options.warmup, options.every
+    )
     train(options.out, schedule, options.init)
 
 

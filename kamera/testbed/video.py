@@ -11,7 +11,7 @@ import av
 import numpy as np
 from PIL import Image
 
-from .world import Frame
+from .frames import Frame
 
 
 def render_video(

@@ -1,10 +1,11 @@
-"""The synthetic world: frames that bind across chunks, questions about them, and the truth.
+"""The synthetic world: episodes of frames that bind across chunks, questions, and the truth.
 
-A *legend* frame shows glyphs painted in colours. An *items* frame shows white glyphs, each with a
-two-digit tag. The value of an item is the colour of its glyph in the latest legend shown before
-the items frame, or the glyph's default colour if no legend before it shows the glyph. So the
-meaning of an items frame depends on its antecedents and on their order, which is what a KV cache
-that was computed out of context cannot know. A *picture* frame is a distractor.
+The value of an item is the colour of its glyph in the latest frame before the items frame that says
+something of the glyph: a legend gives the colour itself; a rename gives the colour its target had
+in the latest legend before the *rename* (three hops, carried through two antecedents). If nothing
+before it speaks of the glyph, it has its default colour. So the meaning of an items frame depends
+on its antecedents and on their order, which is what a KV cache that was computed out of context
+cannot know, and blind reuse answers fluently and wrongly.
 
 Everything is drawn from `numpy.random.default_rng([seed, index])`: the same seed and index give
 the same episode, bit for bit.
@@ -15,100 +16,25 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-if TYPE_CHECKING:
-    from PIL.Image import Image
-
-GLYPHS: tuple[str, ...] = (
-    *("alpha", "beta", "gamma", "delta", "epsilon", "zeta", "eta", "theta"),
-    *("iota", "kappa", "lambda", "mu", "nu", "xi", "omicron", "pi"),
-    *("rho", "sigma", "tau", "upsilon", "phi", "chi", "psi", "omega"),
-)
-COLOURS: tuple[str, ...] = (
-    *("red", "green", "blue", "yellow", "cyan", "magenta", "orange", "purple"),
-    *("pink", "brown", "lime", "teal", "navy", "olive", "salmon", "gray"),
-)
-TAGS: tuple[str, ...] = tuple(str(number) for number in range(10, 100))
-DEFAULTS: tuple[int, ...] = tuple((5 * glyph + 3) % len(COLOURS) for glyph in range(len(GLYPHS)))
-"""The colour of each glyph when no legend shows it."""
-
-LEGEND_GRID, LEGEND_GLYPHS, LEGEND_REPEAT = 6, 12, 3
-ITEMS_GRID, ITEM_SIDE, ITEMS_SHOWN = 12, 2, 30
-PICTURE_GRID = 6
-MAX_ITEMS_FRAMES = len(TAGS) // ITEMS_SHOWN
-BLANK = -1
+from .frames import COLOURS, DEFAULTS, GLYPHS, ITEMS_SHOWN, KINDS, TAGS, Frame, draw_frame
 
 TRAINING_SEEDS = 1_000_000
 """Worlds with a seed at or above this one were trained on; every seed below is held out."""
 
-Cells = tuple[tuple[int, ...], ...]
-KINDS = {"L": "legend", "I": "items", "P": "picture"}
-
-
-@dataclass(frozen=True)
-class Frame:
-    """One picture of the world.
-
-    `glyphs`, `colours` and `tags` are `[rows][columns]` of indices into `GLYPHS`, `COLOURS` and
-    `TAGS`, `BLANK` where a cell has none. One cell is one vision token of the backbone.
-    """
-
-    kind: str
-    glyphs: Cells
-    colours: Cells
-    tags: Cells
-    texture: int = 0
-
-    @property
-    def caption(self) -> str:
-        """The text that follows the picture in its chunk, its newline included."""
-        return f"{self.kind}\n"
-
-    @cached_property
-    def image(self) -> Image:
-        """The frame as an RGB picture, 16 pixels to a cell."""
-        from .render import draw
-
-        return draw(self)
-
-    @property
-    def content(self) -> list[dict[str, Any]]:
-        """The frame as a chat content list: the picture, then its caption."""
-        return [{"type": "image", "image": self.image}, {"type": "text", "text": self.caption}]
-
-    @cached_property
-    def colour_of(self) -> dict[int, int]:
-        """Legend: glyph to colour. Empty for other frames."""
-        if self.kind != "legend":
-            return {}
-        return {
-            glyph: colour
-            for glyphs, colours in zip(self.glyphs, self.colours, strict=True)
-            for glyph, colour in zip(glyphs, colours, strict=True)
-        }
-
-    @cached_property
-    def glyph_of(self) -> dict[int, int]:
-        """Items frame: tag to glyph. Empty for other frames."""
-        return {
-            tag: glyph
-            for tags, glyphs in zip(self.tags, self.glyphs, strict=True)
-            for tag, glyph in zip(tags, glyphs, strict=True)
-            if tag != BLANK
-        }
+LETTERS = (*KINDS, "l", "r", "i")
 
 
 @dataclass(frozen=True)
 class Question:
     """A question with its answer in the order of frames it was asked about.
 
-    `kind` is `value` (two hops: tag to glyph in an items frame, glyph to colour in a legend),
+    `kind` is `value` (tag to glyph in an items frame, glyph to colour in what stood before it),
     `glyph` (one hop in an items frame) or `colour` (one hop in a legend). `frames` are the indices
-    of the frames the answer was read from: a `value` question with one frame fell back to the
-    default. `answer` is one token of the testbed's tokenizer.
+    of the frames the answer was read from, the items frame last: a `value` question with one frame
+    fell back to the default. `answer` is one token of the testbed's tokenizer.
     """
 
     text: str
@@ -116,16 +42,12 @@ class Question:
     kind: str
     subject: int
     frames: tuple[int, ...]
-
-    @property
-    def hops(self) -> int:
-        """2 for `value`, 1 for `glyph` and `colour`."""
-        return 2 if self.kind == "value" else 1
+    hops: int
 
     @property
     def bound(self) -> bool:
-        """Whether the answer of a two-hop question came from a legend, not from the default."""
-        return self.kind == "value" and len(self.frames) == 2
+        """Whether the answer of a `value` question came from other frames, not from the default."""
+        return self.kind == "value" and len(self.frames) > 1
 
 
 _TEXTS = {"value": "value of tag {}?", "glyph": "glyph of tag {}?", "colour": "colour of glyph {}?"}
@@ -136,33 +58,43 @@ def question_text(kind: str, subject: int) -> str:
     return _TEXTS[kind].format((GLYPHS if kind == "colour" else TAGS)[subject])
 
 
-def _latest(frames: Sequence[Frame], glyph: int) -> int | None:
+def legend_of(frames: Sequence[Frame], glyph: int) -> int | None:
     """Index of the last of `frames` that is a legend with this glyph."""
+    return next((i for i in range(len(frames) - 1, -1, -1) if glyph in frames[i].colour_of), None)
+
+
+def value_of(frames: Sequence[Frame], glyph: int) -> tuple[int, tuple[int, ...], int]:
+    """The colour of a glyph behind `frames`, the frames it was read from, and the hops it took."""
     for index in range(len(frames) - 1, -1, -1):
-        if glyph in frames[index].colour_of:
-            return index
-    return None
+        frame = frames[index]
+        if glyph in frame.colour_of:
+            return frame.colour_of[glyph], (index,), 1
+        if glyph in frame.target_of:
+            target = frame.target_of[glyph]
+            legend = legend_of(frames[:index], target)
+            if legend is None:
+                return DEFAULTS[target], (index,), 1
+            return frames[legend].colour_of[target], (legend, index), 2
+    return DEFAULTS[glyph], (), 0
 
 
-def resolve(frames: Sequence[Frame], kind: str, subject: int) -> tuple[str, tuple[int, ...]] | None:
-    """Answer and the frames it was read from, for frames shown in this order.
+def resolve(frames: Sequence[Frame], kind: str, subject: int) -> tuple[str, tuple[int, ...], int] | None:
+    """Answer, the frames it was read from and its hops, for frames shown in this order.
 
     Returns None if nothing in the window shows the subject. Of two items frames with the same tag
     the later one counts.
     """
     if kind == "colour":
-        legend = _latest(frames, subject)
-        return None if legend is None else (COLOURS[frames[legend].colour_of[subject]], (legend,))
+        legend = legend_of(frames, subject)
+        return None if legend is None else (COLOURS[frames[legend].colour_of[subject]], (legend,), 1)
     for index in range(len(frames) - 1, -1, -1):
         glyph = frames[index].glyph_of.get(subject)
         if glyph is None:
             continue
         if kind == "glyph":
-            return GLYPHS[glyph], (index,)
-        legend = _latest(frames[:index], glyph)
-        if legend is None:
-            return COLOURS[DEFAULTS[glyph]], (index,)
-        return COLOURS[frames[legend].colour_of[glyph]], (legend, index)
+            return GLYPHS[glyph], (index,), 1
+        colour, through, hops = value_of(frames[:index], glyph)
+        return COLOURS[colour], (*through, index), 1 + max(hops, 1)
     return None
 
 
@@ -194,8 +126,8 @@ class Episode:
         text = question_text(kind, subject)
         if found is None:
             raise ValueError(f"no frame of {list(order)} answers {text!r}")
-        answer, frames = found
-        return Question(text, answer, kind, subject, tuple(order[i] for i in frames))
+        answer, frames, hops = found
+        return Question(text, answer, kind, subject, tuple(order[i] for i in frames), hops)
 
     def answer(self, question: Question, order: Sequence[int] | None = None) -> str | None:
         """Truth for the frames `order` (indices, any order and subset) in the window.
@@ -225,55 +157,20 @@ class World:
     ) -> Episode:
         """The `index`-th episode: `legends` legends, then pictures, then items frames.
 
-        `layout` names the frames one by one instead, e.g. `"LILP"`: L legend, I items, P picture.
-        Tags are unique in an episode, so at most `MAX_ITEMS_FRAMES` frames show items.
+        `layout` names the frames one by one instead, e.g. `"LRIP"`: L legend, R rename, I items,
+        B a large items frame, P picture; l, r and i are their text twins. Tags are unique in an
+        episode, so at most `len(TAGS)` items can be shown.
         """
         layout = layout or "L" * legends + "P" * pictures + "I" * items
-        if set(layout) - set(KINDS):
-            raise ValueError(f"layout {layout!r} has letters other than L, I and P")
-        if layout.count("I") > MAX_ITEMS_FRAMES:
-            raise ValueError(f"layout {layout!r} has more than {MAX_ITEMS_FRAMES} items frames")
+        if unknown := sorted(set(layout) - set(LETTERS)):
+            raise ValueError(f"layout {layout!r} has {unknown}: letters are {', '.join(LETTERS)}")
+        shown = sum(ITEMS_SHOWN.get(KINDS[letter.upper()], 0) for letter in layout)
+        if shown > len(TAGS):
+            raise ValueError(f"layout {layout!r} shows {shown} items, there are {len(TAGS)} tags")
         rng = np.random.default_rng([self.seed, index])
         tags = rng.permutation(len(TAGS))
         frames = []
         for letter in layout:
-            if letter == "L":
-                frames.append(_legend(rng))
-            elif letter == "I":
-                frames.append(_items(rng, tags[:ITEMS_SHOWN]))
-                tags = tags[ITEMS_SHOWN:]
-            else:
-                frames.append(_picture(rng))
+            frames.append(draw_frame(letter, rng, tags))
+            tags = tags[len(frames[-1].glyph_of) :]
         return Episode(tuple(frames), index)
-
-
-def _cells(cells: np.ndarray) -> Cells:
-    return tuple(map(tuple, cells.tolist()))
-
-
-def _legend(rng: np.random.Generator) -> Frame:
-    shown = rng.permutation(len(GLYPHS))[:LEGEND_GLYPHS]
-    painted = rng.integers(len(COLOURS), size=LEGEND_GLYPHS)
-    place = rng.permutation(np.repeat(np.arange(LEGEND_GLYPHS), LEGEND_REPEAT))
-    place = place.reshape(LEGEND_GRID, LEGEND_GRID)
-    blank = _cells(np.full_like(place, BLANK))
-    return Frame("legend", _cells(shown[place]), _cells(painted[place]), blank)
-
-
-def _items(rng: np.random.Generator, tags: np.ndarray) -> Frame:
-    slots = (ITEMS_GRID // ITEM_SIDE) ** 2
-    side = ITEMS_GRID // ITEM_SIDE
-    tag = np.full(slots, BLANK)
-    glyph = np.full(slots, BLANK)
-    used = rng.permutation(slots)[: len(tags)]
-    tag[used] = tags
-    glyph[used] = rng.integers(len(GLYPHS), size=len(tags))
-    block = np.ones((ITEM_SIDE, ITEM_SIDE), dtype=int)
-    glyphs = np.kron(glyph.reshape(side, side), block)
-    tagged = np.kron(tag.reshape(side, side), block)
-    return Frame("items", _cells(glyphs), _cells(np.full_like(glyphs, BLANK)), _cells(tagged))
-
-
-def _picture(rng: np.random.Generator) -> Frame:
-    blank = _cells(np.full((PICTURE_GRID, PICTURE_GRID), BLANK))
-    return Frame("picture", blank, blank, blank, texture=int(rng.integers(2**31)))

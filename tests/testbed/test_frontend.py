@@ -1,83 +1,87 @@
-"""Tokenizer and processor: real classes, no torchvision, videos refused."""
+"""Tokenizer and processors: real classes, no torchvision, videos refused."""
 
 import numpy as np
 import pytest
+import torch
 
 from kamera import Backbone
 from kamera.backbones.load import load_processor
-from kamera.testbed import COLOURS, GLYPHS, SYSTEM, World, load, weights_dir
+from kamera.testbed import COLOURS, FAMILIES, GLYPHS, SYSTEM, World, load, weights_dir
+from kamera.testbed.batches import chunk_ids, pack, vision_inputs
 from kamera.testbed.frontend import build_processor, build_tokenizer
+
+every_family = pytest.mark.parametrize("family", FAMILIES.values(), ids=list(FAMILIES))
 
 
 @pytest.fixture(scope="module")
-def processor():
-    return load_processor(weights_dir())
-
-
-def chat(frames, text):
-    content = [part for frame in frames for part in frame.content]
-    content.append({"type": "text", "text": text})
-    return [{"role": "system", "content": SYSTEM}, {"role": "user", "content": content}]
+def tokenizer():
+    return build_tokenizer()
 
 
 @pytest.mark.parametrize("text", ["value of tag 17?", "héllo, wörld 漢字 🙂\n\t  x", "<|im_end|>", ""])
-def test_any_text_survives_the_tokenizer(processor, text):
-    assert processor.tokenizer.decode(processor.tokenizer(text).input_ids) == text
+def test_any_text_survives_the_tokenizer(tokenizer, text):
+    assert tokenizer.decode(tokenizer(text).input_ids) == text
 
 
-def test_every_answer_is_one_token(processor):
-    assert {len(processor.tokenizer(word).input_ids) for word in (*COLOURS, *GLYPHS)} == {1}
+def test_every_answer_is_one_token(tokenizer):
+    assert {len(tokenizer(word).input_ids) for word in (*COLOURS, *GLYPHS)} == {1}
 
 
-def test_questions_about_everything_have_one_length(processor):
+def test_questions_about_everything_have_one_length(tokenizer):
     questions = World(0).episode(0).questions
-    assert {len(processor.tokenizer(question.text).input_ids) for question in questions} == {5}
+    assert {len(tokenizer(question.text).input_ids) for question in questions} == {5}
 
 
-def test_the_packaged_tokenizer_is_the_one_the_code_builds(processor):
-    assert build_tokenizer().get_vocab() == processor.tokenizer.get_vocab()
-
-
-def test_a_chunk_of_text_has_the_same_tokens_alone_and_in_the_window(processor):
-    frames = World(0).episode(0).frames
-    question = "value of tag 17?"
-    template = processor.apply_chat_template
-    whole = template(chat(frames, question), add_generation_prompt=True, tokenize=True)[0]
-    tokenizer = processor.tokenizer
-    parts = list(tokenizer(f"<|im_start|>system\n{SYSTEM}<|im_end|>\n<|im_start|>user\n").input_ids)
-    for frame in frames:
-        cells = len(frame.glyphs) * len(frame.glyphs[0])
-        wrapped = f"<|vision_start|>{'<|image_pad|>' * cells}<|vision_end|>{frame.caption}"
-        parts += tokenizer(wrapped).input_ids
-    parts += tokenizer(f"{question}<|im_end|>\n<|im_start|>assistant\n").input_ids
-    assert list(whole) == parts
-
-
-def test_chunks_of_items_are_as_long_as_promised(processor):
-    for frame, low, high in zip(World(0).episode(0).frames, [36] * 3 + [128], [100] * 3 + [256], strict=True):
-        inputs = processor(images=[frame.image], text="<|vision_start|><|image_pad|><|vision_end|>")
-        assert low <= len(inputs["input_ids"][0]) <= high
-
-
-def test_a_video_is_refused_by_name(processor):
-    messages = [{"role": "user", "content": [{"type": "video", "video": "clip.mp4"}]}]
-    with pytest.raises(ValueError, match="not videos"):
-        processor.apply_chat_template(messages, tokenize=True)
-    with pytest.raises(ValueError, match="not videos"):
-        processor(text="<|vision_start|><|video_pad|><|vision_end|>")
-
-
-def test_the_packaged_processor_is_the_one_the_code_builds(processor):
-    built = build_processor()
-    assert type(processor) is type(built)
-    assert processor.chat_template == built.chat_template
+@every_family
+def test_the_packaged_processor_is_the_one_the_code_builds(family):
+    packaged, built = load_processor(weights_dir(family.name)), build_processor(family.name)
+    assert packaged.tokenizer.get_vocab() == built.tokenizer.get_vocab()
+    assert type(packaged) is type(built)
+    assert packaged.chat_template == built.chat_template
     picture = World(0).episode(0).frames[0].image
-    shown = [
-        p(images=[picture], text="<|vision_start|><|image_pad|><|vision_end|>") for p in (processor, built)
-    ]
-    assert np.array_equal(shown[0]["pixel_values"], shown[1]["pixel_values"])
+    text = f"{family.before}{family.placeholder}{family.after}"
+    shown = [p(images=[picture], text=text) for p in (packaged, built)]
+    assert np.array_equal(np.array(shown[0]["pixel_values"]), np.array(shown[1]["pixel_values"]))
 
 
-def test_a_backbone_by_load_and_one_by_directory_share_their_archive():
-    by_load = Backbone(*load())
-    assert Backbone.from_pretrained(weights_dir(), dtype="float32").fingerprint == by_load.fingerprint
+@every_family
+def test_training_sees_what_the_processor_gives(family):
+    """Token ids and pixels of a packed window are those of the window's chunks."""
+    model, processor = load(family.name)
+    backbone = Backbone(model, processor)
+    episode = World(0).episode(0, layout="LRiPI")
+    chunks = [backbone.chunk(frame.content) for frame in episode.frames]
+    for chunk, frame in zip(chunks, episode.frames, strict=True):
+        assert chunk.input_ids.tolist() == chunk_ids(family, processor.tokenizer, frame)
+    batch = pack(family, model, processor.tokenizer, [episode], [episode.questions[:1]], SYSTEM)
+    drawn = vision_inputs(family, batch)["pixel_values"]
+    shown = [chunk.inputs["pixel_values"] for chunk in chunks if "pixel_values" in chunk.inputs]
+    if family.name == "mha":  # pictures of one window are padded to the largest
+        drawn = [one[:, : s.shape[-2], : s.shape[-1]] for one, s in zip(drawn, shown, strict=True)]
+        drawn, shown = torch.cat([d.flatten() for d in drawn]), [s.flatten() for s in shown]
+    assert (torch.cat(shown) - drawn).abs().max() < 1e-5
+
+
+def test_small_frames_have_64_tokens_and_items_144_or_256(tokenizer):
+    lengths = {}
+    for letter in "LRPIB":
+        frame = World(0).episode(0, layout=letter).frames[0]
+        ids = chunk_ids(FAMILIES["gqa"], tokenizer, frame)
+        lengths[letter] = ids.count(tokenizer.get_vocab()["<|image_pad|>"])
+    assert lengths == {"L": 64, "R": 64, "P": 64, "I": 144, "B": 256}
+
+
+@pytest.mark.parametrize("name", ["gqa", "deepstack", "mla"])
+def test_a_video_is_refused_by_name(name):
+    processor = load_processor(weights_dir(name))
+    with pytest.raises(ValueError, match="not videos"):
+        processor(text=f"{processor.video_token}")
+    with pytest.raises(ValueError, match="not videos"):
+        processor(text="x", videos=[np.zeros((2, 32, 32, 3), dtype=np.uint8)])
+
+
+@every_family
+def test_a_backbone_by_load_and_one_by_directory_share_their_archive(family):
+    by_load = Backbone(*load(family.name))
+    by_directory = Backbone.from_pretrained(weights_dir(family.name), dtype="float32")
+    assert by_directory.fingerprint == by_load.fingerprint
