@@ -12,8 +12,9 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from kamera import Backbone, ChunkStore, KameraWindow
+from kamera import Backbone, ChunkStore, KameraWindow, ReusePolicy
 from kamera.compile import Settings, read_plan, run_plan
+from kamera.eval.certify import certify
 
 SYSTEM = "You watch a camera."
 
@@ -45,12 +46,14 @@ def main() -> None:
         folder = Path(name)
         if arguments.model:
             backbone = Backbone.from_pretrained(arguments.model)
+            certificate = None  # one is looked for: `kamera certify MODEL`, once, lets windows reuse KV
             contents = [[{"image": str(image.resolve())}] for image in arguments.images]
             question, truth = arguments.question, None
         else:
             from kamera import testbed
 
             backbone = Backbone(*testbed.load())
+            certificate = certify(backbone, probe="world", items=48, rank=arguments.rank)
             contents, question, truth = testbed_frames(folder)
 
         # A plan is JSON lines, a window each; `kamera compile MODEL plan.jsonl --store DIR` does the same.
@@ -63,8 +66,9 @@ def main() -> None:
             f"{report.vision_encodes} vision encodes, {report.bytes_stored / 2**20:.1f} MiB"
         )
 
-        # From here on the frames cost neither the vision tower nor the decoder.
-        window = KameraWindow(backbone, store, SYSTEM)
+        # From here on the frames of a certified backbone cost neither the vision tower nor the decoder.
+        policy = ReusePolicy(rank=arguments.rank)
+        window = KameraWindow(backbone, store, SYSTEM, policy=policy, certificate=certificate)
         for content in contents:
             done = window.append(content)
             assert done.slot is not None

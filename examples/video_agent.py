@@ -12,6 +12,7 @@ import tempfile
 from pathlib import Path
 
 from kamera import Backbone, ChunkStore, KameraWindow, read_video, testbed
+from kamera.eval.certify import certify
 
 
 def film() -> tuple[list, list[str], str, str, list[int]]:
@@ -65,9 +66,16 @@ def main() -> None:
     system = None if args.model else testbed.SYSTEM
     total = sum(chunk.num_tokens for chunk in chunks)
     largest = max(chunk.num_tokens for chunk in chunks)
+    # A window serves reused KV on a certified backbone only. `kamera certify MODEL` certifies yours, once,
+    # and windows find it; without one they prefill every frame exactly and say so.
+    certificate = None if args.model else certify(backbone, probe="world", items=48)
     # room for a part of the clip, so that early frames have left when the question comes
     window = KameraWindow(
-        backbone, ChunkStore.open(args.store), system, max_tokens=args.max_tokens or 64 + total // 4 + largest
+        backbone,
+        ChunkStore.open(args.store),
+        system,
+        max_tokens=args.max_tokens or 64 + total // 4 + largest,
+        certificate=certificate,
     )
 
     print(f"watching {len(chunks)} frames of {total} tokens through {window.max_tokens}")

@@ -5,12 +5,13 @@ from kamera.backbones import Backbone, Chunk, Clip, read_video
 from kamera.errors import KameraError
 from kamera.ops import Patch
 from kamera.store import ChunkStore
-from kamera.window import KameraWindow, Report, ReusePolicy, Slot
+from kamera.window import Certificate, KameraWindow, Report, ReusePolicy, Slot
 
 __version__ = "0.1.0"
 
 __all__ = [
     "Backbone",
+    "Certificate",
     "Chunk",
     "ChunkStore",
     "Clip",

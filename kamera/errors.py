@@ -58,6 +58,18 @@ class PolicyRefused(KameraError):
     """The reuse policy's least guarantee cannot be met by what it allows to be done."""
 
 
+class InvalidCertificate(KameraError):
+    """A certificate cannot be read, was edited by hand, or is of a format this version does not know."""
+
+
+class CertificateMismatch(KameraError):
+    """A certificate that was given by name does not let this backbone serve under this policy."""
+
+
+class UncertifiedBackbone(UserWarning):
+    """No certificate lets this backbone serve reused KV: the window prefills every chunk exactly."""
+
+
 class CorruptChunk(KameraError):
     """A stored object is damaged: it is never served."""
 
@@ -68,3 +80,7 @@ class StoreVersionError(KameraError):
 
 class StoreError(KameraError):
     """The store cannot be opened, or a write to it failed."""
+
+
+class TaskDataError(KameraError):
+    """A benchmark's files are not there, or not laid out as published."""

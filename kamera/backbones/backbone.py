@@ -131,6 +131,11 @@ class Backbone:
         """Where token ids go."""
         return next(self.model.parameters()).device
 
+    @property
+    def masks_by_type(self) -> bool:
+        """Whether the model makes its mask from token types: pictures that see their own later tokens."""
+        return self._mask_input is not None
+
     def describe(self) -> Description:
         """Family, layers, rotary facts, fingerprint, limits."""
         phased = [c for spec in self.layout for c in spec.channels if c.rope is not None]
@@ -265,6 +270,26 @@ class Backbone:
                 logits_to_keep=1,
             )
         logits: torch.Tensor = out.logits[0, -1]
+        return logits
+
+    def forward_batch(self, ids: torch.Tensor, positions: torch.Tensor, past: ModelCache) -> torch.Tensor:
+        """Next-token logits ``[rows, vocabulary]`` after each row of text ``ids`` ``[rows, tokens]``.
+
+        Every row stands at the same ``positions`` behind the same ``past``, which must not be used again.
+        """
+        self.check_positions(positions)
+        rows = ids.shape[0]
+        places = encoding.batched(positions)
+        places = places.expand(*places.shape[:-2], rows, -1)
+        with torch.no_grad():
+            out = self.model(
+                input_ids=ids.to(self.device),
+                position_ids=places.to(self.device),
+                past_key_values=model_cache.spread(past, rows),
+                use_cache=True,
+                logits_to_keep=1,
+            )
+        logits: torch.Tensor = out.logits[:, -1]
         return logits
 
     def generate(

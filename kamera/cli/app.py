@@ -8,10 +8,13 @@ from typing import Annotated
 
 import typer
 
+from kamera.cli.certify import certify
 from kamera.cli.compile import compile_plan
 from kamera.cli.demo import demo
 from kamera.cli.doctor import doctor
 from kamera.cli.eval import evaluate
+from kamera.cli.eval_paper import paper
+from kamera.cli.eval_tasks import add_benchmarks
 from kamera.cli.inspect import inspect
 from kamera.cli.store import store
 from kamera.compile import PlanError
@@ -26,9 +29,12 @@ app = typer.Typer(
 )
 app.command("demo")(demo)
 app.command("doctor")(doctor)
+app.command("certify")(certify)
 app.command("compile")(compile_plan)
 app.command("inspect")(inspect)
 app.add_typer(store, name="store")
+add_benchmarks(evaluate)
+evaluate.command("paper")(paper)
 app.add_typer(evaluate, name="eval")
 
 

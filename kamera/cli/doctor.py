@@ -14,6 +14,8 @@ from kamera.cli.models import load_backbone
 from kamera.cli.options import Device, Dtype, File, Form, Format, Model, Precision, Quiet
 from kamera.cli.output import Output, facts, listing
 from kamera.errors import UnsupportedBackbone
+from kamera.window import ReusePolicy
+from kamera.window.certified import find_certificate, folders
 
 _SPAN = 64
 """More tokens than any proof runs."""
@@ -79,6 +81,7 @@ def doctor(
         "modalities": _modalities(backbone),
         "anchor_tokens": _anchor_tokens(backbone, system),
         "proofs": [p.document() for p in proofs],
+        "certificate": _certificate(backbone),
         "notes": _notes(backbone, proofs),
     }
     out.write(document, _tables(document, proofs))
@@ -133,6 +136,15 @@ def _anchor_tokens(backbone: Backbone, system: str | None) -> int | None:
     return int(backbone.tokenize(backbone.seams(system).prefix, special=not held.has_template).shape[0])
 
 
+def _certificate(backbone: Backbone) -> str:
+    """Whether a window with the default policy would serve reused KV here, and if not why."""
+    found = find_certificate(backbone.fingerprint, ReusePolicy.rank, folders())
+    held = found.certificate
+    if held is None:
+        return f"none that serves ({found.refusal}); run kamera certify"
+    return f"safe at rank {held.rank}, by the probe {held.probe!r} on {held.created}"
+
+
 def _notes(backbone: Backbone, proofs: list[_Proven]) -> list[str]:
     notes = []
     kind = backbone.describe().dtype
@@ -166,6 +178,7 @@ def _tables(document: dict[str, Any], proofs: list[_Proven]) -> Iterator[Table |
             ("modalities", ", ".join(document["modalities"]) or "tensors only"),
             ("anchor", "" if document["anchor_tokens"] is None else f"{document['anchor_tokens']} tokens"),
             ("fingerprint", found["fingerprint"]),
+            ("certificate", document["certificate"]),
         ],
     )
     yield ""

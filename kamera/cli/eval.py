@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import math
 import platform
 from dataclasses import asdict
-from typing import Annotated, Any
+from typing import Annotated
 
 import torch
 import typer
 
 from kamera.cli.options import File, Form, Format, Quiet
-from kamera.cli.output import Output, listing
+from kamera.cli.output import Output, finite, listing
 
 evaluate = typer.Typer(help="Measure what reuse loses and what a patch brings back.", no_args_is_help=True)
 
@@ -45,7 +44,7 @@ def fidelity(
                 table = step
             else:
                 bar.update(step[0] - bar.n)
-    document = _finite(
+    document = finite(
         {
             "command": f"kamera eval fidelity --items {items} --rank {rank} --seed {seed}",
             "kamera": __version__,
@@ -79,12 +78,3 @@ def fidelity(
         "of the chunk's KV bytes"
     )
     out.write(document, [listing(title, columns, rows)])
-
-
-def _finite(value: Any) -> Any:
-    """JSON knows no nan: what is undefined (no gap to close, no flip to recover) is null."""
-    if isinstance(value, dict):
-        return {k: _finite(v) for k, v in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(v) for v in value]
-    return None if isinstance(value, float) and math.isnan(value) else value

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import math
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -51,8 +52,8 @@ class Output:
         if not self.quiet:
             print(text, file=sys.stderr)
 
-    def progress(self, total: int, unit: str) -> tqdm[Any]:
-        """A progress bar; it draws nothing when nobody watches."""
+    def progress(self, total: int | None, unit: str) -> tqdm[Any]:
+        """A progress bar (``total`` None: a count); it draws nothing when nobody watches."""
         return tqdm(total=total, unit=unit, file=sys.stderr, disable=not self.shows_progress)
 
     def _put(self, text: str) -> None:
@@ -88,6 +89,15 @@ def listing(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]]
     for row in cells:
         table.add_row(*[Text("" if value is None else str(value)) for value in row])
     return table
+
+
+def finite(value: Any) -> Any:
+    """JSON knows no nan: what is undefined (no gap to close, no flip to recover) is null."""
+    if isinstance(value, dict):
+        return {k: finite(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(v) for v in value]
+    return None if isinstance(value, float) and math.isnan(value) else value
 
 
 def size(count: float) -> str:

@@ -22,6 +22,8 @@ LAYOUT = "LLILIL"
 
 ARMS = ("re-prefill", "blind reuse", "kamera")
 RANK = 16
+POLICY = ReusePolicy(rank=RANK, certified=False)
+"""Uncertified: what a certificate would vouch for is what is shown here, next to the re-prefill."""
 
 
 @dataclass(frozen=True)
@@ -109,7 +111,7 @@ class _Walk:
             for frame, picture in zip(episode.frames, pictures, strict=True)
         ]
         self.store = ChunkStore.open("memory://")
-        self.window = KameraWindow(backbone, self.store, testbed.SYSTEM, policy=ReusePolicy(rank=RANK))
+        self.window = KameraWindow(backbone, self.store, testbed.SYSTEM, policy=POLICY)
         anchor = self.window.num_tokens
         # room for all but the first frame: the last append slides by itself
         room = anchor + sum(c.num_tokens for c in self.chunks[1:])
@@ -117,7 +119,7 @@ class _Walk:
             backbone,
             self.store,
             testbed.SYSTEM,
-            policy=ReusePolicy(rank=RANK),
+            policy=POLICY,
             max_tokens=room,
         )
 

@@ -54,7 +54,7 @@ def measure(
     world = testbed.World(HELD_OUT + seed)
     done, episode, sizes = 0, 0, []
     while done < items:
-        run = _Episode(backbone, world.episode(episode, layout="LLLLLLI"), rank, per_episode, episode)
+        run = _Episode(backbone, world.episode(episode, layout="LRLLRLI"), rank, per_episode, episode)
         for operation, arms, asked in (run.recall(), run.reorder(), run.turnover()):
             scorer.add(operation, asked, {name: answer_logits(w, asked) for name, w in arms.items()})
         sizes.append(run.sizes)
@@ -70,7 +70,8 @@ class _Episode:
 
     def __init__(self, backbone: Backbone, episode: Any, rank: int, per_episode: int, index: int) -> None:
         self.backbone = backbone
-        self.policy = ReusePolicy(rank=rank)
+        # uncertified: what a certificate would vouch for is what is measured
+        self.policy = ReusePolicy(rank=rank, certified=False)
         self.episode = episode
         self.chunks = [backbone.chunk(frame.content) for frame in episode.frames]
         self.per_episode = per_episode

@@ -6,14 +6,30 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 import torch
+
+Items = npt.NDArray[np.float64]
+"""One value per item, in the order the items were asked."""
 
 
 def kl(arm: torch.Tensor, reference: torch.Tensor) -> float:
     """KL(arm ‖ reference) in nats of two next-token distributions given as logits ``[vocabulary]``."""
+    return float(kl_items(arm[None], reference[None])[0])
+
+
+def kl_items(arm: torch.Tensor, reference: torch.Tensor) -> Items:
+    """`kl` of every row of logits ``[items, vocabulary]``."""
     log_p = torch.log_softmax(arm.double(), -1)
     log_q = torch.log_softmax(reference.double(), -1)
-    return float((log_p.exp() * (log_p - log_q)).sum().clamp_min(0.0))
+    values: Items = (log_p.exp() * (log_p - log_q)).sum(-1).clamp_min(0.0).cpu().numpy()
+    return values
+
+
+def agreement(arm: torch.Tensor, reference: torch.Tensor) -> Items:
+    """1.0 where an arm's best token is that of re-prefill, per row of logits ``[items, vocabulary]``."""
+    same: Items = (arm.argmax(-1) == reference.argmax(-1)).double().cpu().numpy()
+    return same
 
 
 def eta(arm: Sequence[float], blind: Sequence[float]) -> float:
@@ -37,9 +53,46 @@ class Interval:
 def bootstrap(values: Sequence[float], seed: int = 0, rounds: int = 1000) -> Interval:
     """Percentile bootstrap of the mean over items."""
     if not len(values):
-        return Interval(float("nan"), float("nan"), float("nan"))
+        return _UNKNOWN
     data = np.asarray(values, dtype=np.float64)
     rng = np.random.default_rng(seed)
     means = data[rng.integers(len(data), size=(rounds, len(data)))].mean(1)
     low, high = np.percentile(means, [2.5, 97.5])
     return Interval(float(data.mean()), float(low), float(high))
+
+
+def flip_recover(arm: Sequence[float] | Items, blind: Sequence[float] | Items, seed: int = 0) -> Interval:
+    """Of the items where blind reuse flips the re-prefill's answer, the share an arm restores.
+
+    Both are `agreement` with re-prefill per item; nan when blind flips none (paper, section 4).
+    """
+    kept, base = _paired(arm, blind)
+    return bootstrap(kept[base == 0.0].tolist(), seed)
+
+
+def eta_interval(
+    arm: Sequence[float] | Items, blind: Sequence[float] | Items, seed: int = 0, rounds: int = 1000
+) -> Interval:
+    """`eta` of per-item KLs, with items drawn in pairs; ``mean`` is η of all items.
+
+    Draws in which blind loses nothing have no η and are left out.
+    """
+    ours, base = _paired(arm, blind)
+    if not base.sum() > 0:
+        return _UNKNOWN
+    rng = np.random.default_rng(seed)
+    drawn = rng.integers(len(base), size=(rounds, len(base)))
+    gaps = base[drawn].mean(1)
+    values = 1.0 - ours[drawn].mean(1)[gaps > 0] / gaps[gaps > 0]
+    low, high = np.percentile(values, [2.5, 97.5])
+    return Interval(eta(ours.tolist(), base.tolist()), float(low), float(high))
+
+
+_UNKNOWN = Interval(float("nan"), float("nan"), float("nan"))
+
+
+def _paired(arm: Sequence[float] | Items, blind: Sequence[float] | Items) -> tuple[Items, Items]:
+    ours, base = np.asarray(arm, dtype=np.float64), np.asarray(blind, dtype=np.float64)
+    if ours.shape != base.shape:
+        raise ValueError(f"{ours.shape[0]} items of the arm and {base.shape[0]} of blind: ask both the same")
+    return ours, base

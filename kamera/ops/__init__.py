@@ -1,5 +1,7 @@
 """Tensors in, tensors out: the algebra of position-free KV. Imports nothing else of the package."""
 
+from kamera.ops.allocate import allocate, bought
+from kamera.ops.compress import compress
 from kamera.ops.kv import KV, LayerKV, kv_bytes, kv_concat, kv_map, kv_slice, kv_tokens
 from kamera.ops.layout import (
     Channel,
@@ -12,38 +14,49 @@ from kamera.ops.layout import (
     relocate_kv,
     rotated_bytes,
 )
+from kamera.ops.lowrank import Deltas, Factor, Formed, LowRank, Patch, factor, floats, kept_energy
 from kamera.ops.merge import AttentionState, merge_states
 from kamera.ops.patch import (
-    Formed,
-    LowRank,
-    Patch,
     apply_patch,
     deficit,
-    factor,
     form_patch,
     mean_deficit,
     patch_of,
     turn_factors,
 )
+from kamera.ops.quantize import Bits, Codes, Quantized, quantize
+from kamera.ops.readers import Metric, Readers
 from kamera.ops.rope import RopeSpec, relocate, uniform_offset
 
 __all__ = [
     "KV",
     "AttentionState",
+    "Bits",
     "Channel",
+    "Codes",
+    "Deltas",
+    "Factor",
     "Formed",
     "LayerKV",
     "LayerLayout",
     "Layout",
     "LowRank",
+    "Metric",
     "Patch",
+    "Quantized",
+    "Readers",
     "RopeSpec",
+    "allocate",
     "apply_patch",
     "attention_layout",
+    "bought",
     "check_kv",
+    "compress",
     "deficit",
     "factor",
+    "floats",
     "form_patch",
+    "kept_energy",
     "kv_bytes",
     "kv_concat",
     "kv_map",
@@ -54,6 +67,7 @@ __all__ = [
     "mla_expanded_layout",
     "mla_latent_layout",
     "patch_of",
+    "quantize",
     "relocate",
     "relocate_kv",
     "rotated_bytes",

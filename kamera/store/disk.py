@@ -26,7 +26,7 @@ from kamera.store.records import CanonicalRecord, PatchRecord
 logger = logging.getLogger(__name__)
 
 MARKER = "kamera-store.json"
-_MARKER_TEXT = json.dumps({"format": object_format.FORMAT_VERSION})
+_MARKER_TEXT = json.dumps({"format": object_format.DIRECTORY_VERSION})
 
 
 class DiskTier:
@@ -180,10 +180,10 @@ class DiskTier:
         else:
             if type(version) is not int or version < 1:
                 raise StoreError(f"{marker} is damaged ({version!r}); restore it: {_MARKER_TEXT}")
-            if version > object_format.FORMAT_VERSION:
+            if version > object_format.DIRECTORY_VERSION:
                 raise StoreVersionError(
                     f"{self.root} is a store of format {version}, this version reads up to "
-                    f"{object_format.FORMAT_VERSION}; upgrade kamera to open it"
+                    f"{object_format.DIRECTORY_VERSION}; upgrade kamera to open it"
                 )
             return
         self.root.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -28,8 +28,14 @@ from kamera.store.records import (
     canonical_json,
 )
 
-FORMAT_VERSION = 1
-"""Version of what stands in the header. The envelope (digest at its place) never changes."""
+FORMAT_VERSION = 2
+"""Newest version of what stands in an object's header; each is written in the oldest that can say it.
+
+The envelope (digest at its place) never changes.
+"""
+
+DIRECTORY_VERSION = 1
+"""Version of how a store's folder is laid out."""
 
 _PREFIX = b'{"__metadata__":{"digest":"'
 _DIGEST = slice(8 + len(_PREFIX), 8 + len(_PREFIX) + 64)
@@ -158,7 +164,7 @@ def _info(header: Header, size: int) -> ObjectInfo:
 
 
 def _complete(record: Record, created: float) -> Header:
-    return {"format": FORMAT_VERSION, "created": created, **record.header()}
+    return {"format": record.format, "created": created, **record.header()}
 
 
 def _differ(name: str, mine: Mapping[str, Any], theirs: Mapping[str, Any]) -> bool:

@@ -15,7 +15,7 @@ from typing import Any, Protocol, TypeVar
 import torch
 
 from kamera.ops.kv import KV
-from kamera.ops.patch import LowRank, Patch
+from kamera.ops.lowrank import LowRank, Patch
 from kamera.store.keys import PATCH_KINDS, Context, canonical_key, patch_key
 
 Header = dict[str, Any]
@@ -66,6 +66,11 @@ class CanonicalRecord:
                         f"layer {i} channel {channel!r} must be [heads, {self.tokens}, dim], "
                         f"got {tuple(tensor.shape)}"
                     )
+
+    @property
+    def format(self) -> int:
+        """The oldest format that can say it."""
+        return 1
 
     @property
     def kind(self) -> str:
@@ -156,6 +161,11 @@ class PatchRecord:
                 )
 
     @property
+    def format(self) -> int:
+        """The oldest format that can say it: 2 when a factor is held in codes."""
+        return 2 if any(set(f.tensors()) - {"left", "right"} for _, _, f in self._factors()) else 1
+
+    @property
     def key(self) -> str:
         """Where it is stored."""
         return patch_key(self.context, self.chunk_id, self.antecedents, self.kind)
@@ -172,28 +182,36 @@ class PatchRecord:
 
     def header(self) -> Header:
         """Everything but the tensors."""
-        return {
+        header = {
             **_identity(self.kind, self.key, self.chunk_id, self.context, self.tokens, self.info),
             "antecedents": list(self.antecedents),
             "formed": self.formed,
             "rank": self.patch.rank,
             "layers": [list(layer) for layer in self.patch.layers],
         }
+        if self.format > 1:
+            held = [{name: sorted(f.tensors()) for name, f in layer.items()} for layer in self.patch.layers]
+            header["factors"] = held
+        return header
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        """``patch/00003/v/left`` and ``…/right`` per layer and channel corrected; not copied."""
-        flat = {}
-        for i, channel, factors in self._factors():
-            flat[f"patch/{i:05d}/{channel}/left"] = factors.left
-            flat[f"patch/{i:05d}/{channel}/right"] = factors.right
-        return flat
+        """``patch/00003/v/left`` and ``…/right`` per layer and channel corrected; not copied.
+
+        A factor in codes is ``…/left_codes`` and ``…/left_scales`` instead.
+        """
+        return {
+            f"patch/{i:05d}/{channel}/{name}": tensor
+            for i, channel, factors in self._factors()
+            for name, tensor in factors.tensors().items()
+        }
 
     @classmethod
     def from_parts(cls, header: Header, tensors: Mapping[str, torch.Tensor]) -> PatchRecord:
         """The record of `header` and `tensors`; `KeyError` names a tensor that is missing."""
 
-        def factors(name: str) -> LowRank:
-            return LowRank(tensors[f"{name}/left"], tensors[f"{name}/right"])
+        def factors(i: int, channel: str) -> LowRank:
+            held = header["factors"][i][channel] if "factors" in header else ("left", "right")
+            return LowRank.from_tensors({n: tensors[f"patch/{i:05d}/{channel}/{n}"] for n in held})
 
         return cls(
             chunk_id=header["chunk_id"],
@@ -202,7 +220,7 @@ class PatchRecord:
             kind=header["kind"],
             patch=Patch(
                 tuple(
-                    {channel: factors(f"patch/{i:05d}/{channel}") for channel in channels}
+                    {channel: factors(i, channel) for channel in channels}
                     for i, channels in enumerate(header["layers"])
                 )
             ),
@@ -219,6 +237,8 @@ class PatchRecord:
 class Record(Protocol):
     """What format, memory and disk need of a record, whichever it is."""
 
+    @property
+    def format(self) -> int: ...
     @property
     def kind(self) -> str: ...
     @property

@@ -121,6 +121,12 @@ class Deque:
             same += 1
         return self._arranged([state.residents[i] for i in order], same, tally)
 
+    def exactly(self, state: WindowState, tally: Tally) -> WindowState:
+        """The same chunks under a minimum of "exact": from the first that is less on, brought anew."""
+        less = (i for i, r in enumerate(state.residents) if r.guarantee != "exact")
+        first = next(less, None)
+        return state if first is None else self._arranged(state.residents, first, tally).state
+
     def condition(self, state: WindowState, index: int, on: bool, tally: Tally) -> Move:
         """Show a chunk clean (its canonical), or conditioned again."""
         resident = state.residents[index]

@@ -19,6 +19,8 @@ from kamera.errors import CorruptChunk, IncompatibleChunk, StoreError, StoreVers
 from kamera.ops import KV, LowRank, Patch
 from kamera.store import ChunkStore
 from kamera.window.anchor import anchor_of
+from kamera.window.certificate import Certificate
+from kamera.window.certified import Terms, agree
 from kamera.window.deque import Deque
 from kamera.window.policy import ReusePolicy
 from kamera.window.report import Tally
@@ -32,8 +34,10 @@ _JSON, _TENSORS = "window.json", "window.safetensors"
 Tensors = dict[str, torch.Tensor]
 
 
-def save_window(path: Path, server: Server, deque: Deque, state: WindowState) -> None:
+def save_window(path: Path, server: Server, deque: Deque, state: WindowState, asked: ReusePolicy) -> None:
     """Write ``path``/window.json and ``path``/window.safetensors, each replaced atomically.
+
+    ``asked`` is the policy the window was opened with, whatever a certificate let it serve.
 
     The JSON holds the SHA-256 of the tensors and is written last: a killed save leaves the old
     window, or one that is refused.
@@ -44,7 +48,7 @@ def save_window(path: Path, server: Server, deque: Deque, state: WindowState) ->
         "version": VERSION,
         "fingerprint": server.context.fingerprint,
         "tenant": server.context.tenant,
-        "policy": asdict(server.policy),
+        "policy": asdict(asked),
         "max_tokens": deque.max_tokens,
         "positions": deque.rule,
         "tail": server.anchor.tail,
@@ -68,8 +72,14 @@ def save_window(path: Path, server: Server, deque: Deque, state: WindowState) ->
         raise StoreError(f"the window cannot be saved at {str(path)!r}: {error}") from None
 
 
-def load_window(path: Path, backbone: Backbone, store: ChunkStore) -> tuple[Server, Deque, WindowState]:
-    """Read a saved window. The anchor is prefilled again; every chunk comes back as it was."""
+def load_window(
+    path: Path,
+    backbone: Backbone,
+    store: ChunkStore,
+    certificate: Certificate | str | os.PathLike[str] | None = None,
+) -> tuple[Terms, Server, Deque, WindowState]:
+    """Read a saved window. The anchor is prefilled again; every chunk comes back as it was, or exact
+    where nothing certifies any more what it was."""
     document = read_document(path)
     if document["fingerprint"] != backbone.fingerprint:
         raise IncompatibleChunk(
@@ -83,12 +93,14 @@ def load_window(path: Path, backbone: Backbone, store: ChunkStore) -> tuple[Serv
         )
     tensors = read_tensors(path, document["tensors_sha256"])
     anchor = anchor_of(backbone, tensors["anchor/ids"], document["tail"], document["reopen"])
-    server = Server(backbone, store, anchor, ReusePolicy(**document["policy"]))
+    terms = agree(backbone, store, ReusePolicy(**document["policy"]), certificate)
+    server = Server(backbone, store, anchor, terms.served)
     residents = tuple(
         _get_resident(tensors, f"{i:05d}", chunk, server) for i, chunk in enumerate(document["chunks"])
     )
     state = WindowState(residents, tuple(document["shift"]))
-    return server, Deque(server, document["max_tokens"], document["positions"]), state
+    deque = Deque(server, document["max_tokens"], document["positions"])
+    return terms, server, deque, deque.exactly(state, Tally()) if terms.withheld else state
 
 
 def _put_resident(tensors: Tensors, name: str, resident: Resident) -> dict[str, Any]:
@@ -115,8 +127,8 @@ def _put_copy(tensors: Tensors, name: str, copy: Copy) -> dict[str, Any]:
     if copy.patch is not None:
         for i, factors in enumerate(copy.patch.layers):
             for channel, low in factors.items():
-                tensors[f"{name}/patch/{i:05d}/{channel}/left"] = low.left
-                tensors[f"{name}/patch/{i:05d}/{channel}/right"] = low.right
+                where = f"{name}/patch/{i:05d}/{channel}"
+                tensors |= {f"{where}/{factor}": t for factor, t in low.tensors().items()}
     return {
         "guarantee": copy.guarantee,
         "antecedents": list(copy.antecedents),
@@ -157,7 +169,7 @@ def _get_copy(tensors: Tensors, name: str, copy: dict[str, Any], server: Server)
         for i in layers:
             held = _under(tensors, f"{name}/patch/{i:05d}/")
             channels = sorted({k.rsplit("/", 1)[0] for k in held})
-            factors.append({c: LowRank(held[f"{c}/left"], held[f"{c}/right"]) for c in channels})
+            factors.append({c: LowRank.from_tensors(_under(held, f"{c}/")) for c in channels})
         patch = Patch(tuple(factors))
     return Copy(
         server.backbone.place(kv),

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Literal, get_args
 
 Guarantee = Literal["exact", "patched", "orbit", "survivor", "near", "blind"]
@@ -37,6 +38,19 @@ def prefilled_behind(antecedents: Guarantee) -> Guarantee:
     return "patched" if at_least(antecedents, "survivor") else antecedents
 
 
+def certified_by_default() -> bool:
+    """Whether a policy asks for a certificate when its maker does not say.
+
+    Yes, except under ``KAMERA_CERTIFIED=0``, and except in a pytest session (which sets
+    ``PYTEST_VERSION`` for exactly this question): tests of one's own code are about what is served,
+    not about who may. ``KAMERA_CERTIFIED=1`` asks for certificates there too.
+    """
+    said = os.environ.get("KAMERA_CERTIFIED", "")
+    if said not in ("", "0", "1"):
+        raise ValueError(f'KAMERA_CERTIFIED={said!r} is neither "0" nor "1"')
+    return said == "1" if said else "PYTEST_VERSION" not in os.environ
+
+
 @dataclass(frozen=True)
 class ReusePolicy:
     """The least guarantee that is served, and what happens when nothing stored reaches it.
@@ -54,12 +68,18 @@ class ReusePolicy:
     ``max_divergence`` lets a patch of *other* antecedents serve as "near": the largest share of
     chunks in which the two antecedent sets may differ (0.0 to 1.0; 1.0 takes any patch however
     stale). None, the default, never does, whatever ``minimum`` is.
+
+    ``certified`` serves less than "exact" only on a backbone whose certificate says that it is safe
+    (`kamera certify MODEL`); without one every chunk is prefilled exactly, as if ``minimum`` were
+    "exact", and `UncertifiedBackbone` is warned once. The default is True outside pytest
+    (`certified_by_default`).
     """
 
     minimum: Guarantee = "patched"
     on_miss: OnMiss = "form"
     rank: int = 32
     max_divergence: float | None = None
+    certified: bool = field(default_factory=certified_by_default)
 
     def __post_init__(self) -> None:
         if self.minimum not in GUARANTEES:
@@ -78,3 +98,7 @@ class ReusePolicy:
     def admits(self, guarantee: Guarantee) -> bool:
         """True when an arriving chunk may be served so."""
         return at_least(guarantee, self.minimum)
+
+    def exactly(self) -> ReusePolicy:
+        """What is left of the policy on a backbone that may not serve less than exact KV."""
+        return replace(self, minimum="exact", on_miss="prefill" if self.on_miss == "blind" else self.on_miss)

@@ -231,8 +231,9 @@ class Server:
         guarantee = prefilled_behind(state)
         if self.policy.minimum == "exact" and guarantee != "exact":
             raise PolicyRefused(
-                f"the policy's minimum is exact, but the window holds {state} KV before this place: "
-                "switch conditioning on (condition(slot, True)) or lower the policy's minimum"
+                f"the window serves exact KV only, but holds {state} KV before this place: switch "
+                "conditioning on (condition(slot, True)), or let it serve less (the policy's minimum; "
+                "kamera certify)"
             )
         if cache is None:
             cache = self.backbone.cache([self.anchor.kv, *[r.live for r in before]])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,6 +17,8 @@ from kamera.errors import IncompatibleChunk, InvalidPermutation, UnknownSlot, Wi
 from kamera.store import ChunkStore
 from kamera.window.anchor import Anchor, prefill_anchor
 from kamera.window.asking import Asker, Question
+from kamera.window.certificate import Certificate
+from kamera.window.certified import agree
 from kamera.window.deque import Deque, Move
 from kamera.window.orbit import form_orbit
 from kamera.window.policy import Archive, Guarantee, PositionRule, ReusePolicy, weakest
@@ -31,6 +34,10 @@ class KameraWindow:
     bounds anchor and chunks together: `append` and `recall` slide by themselves when a chunk would
     not fit, under the rule ``positions``.
 
+    ``certificate`` (one, or its file) lets the backbone serve less than exact KV; without it one is
+    looked for beside the store and in the user's directory, once, here. See `ReusePolicy.certified`.
+    Raises CertificateMismatch or InvalidCertificate for a given one that does not serve.
+
     An operation succeeds whole or leaves the window as it was. A window is used from one thread at a
     time; forks share what they have in common.
     """
@@ -44,15 +51,17 @@ class KameraWindow:
         max_tokens: int | None = None,
         policy: ReusePolicy | None = None,
         positions: PositionRule = "compact",
+        certificate: Certificate | str | os.PathLike[str] | None = None,
     ) -> None:
         _check_rule(positions)
+        self._terms = agree(backbone, store, policy, certificate)
         anchor = prefill_anchor(backbone, system)
         if max_tokens is not None and anchor.length >= max_tokens:
             raise WindowFull(
                 f"max_tokens={max_tokens} leaves no room behind the system prompt's {anchor.length} "
                 "tokens: raise it"
             )
-        self._server = Server(backbone, store, anchor, policy or ReusePolicy())
+        self._server = Server(backbone, store, anchor, self._terms.served)
         self._deque = Deque(self._server, max_tokens, positions)
         self._state = self._deque.empty()
 
@@ -70,8 +79,13 @@ class KameraWindow:
 
     @property
     def policy(self) -> ReusePolicy:
-        """What it may serve."""
+        """What it may serve: the policy it was given, or the exact part of it without a certificate."""
         return self._server.policy
+
+    @property
+    def certificate(self) -> Certificate | None:
+        """The certificate it serves less than exact KV under; None when it needs none or has none."""
+        return self._terms.certificate
 
     @property
     def anchor(self) -> Anchor:
@@ -243,17 +257,19 @@ class KameraWindow:
         First the cheap test (paper, appendix E): without the chunk, later chunks on the best stored
         view that does not contain it, down to their canonicals. An unchanged answer settles it for
         the price of a decode. A changed one settles it only if no canonical stood in; otherwise
-        later chunks are prefilled without it, beside the window, and the answers compared.
+        later chunks are prefilled without it, beside the window, and the answers compared. A window
+        that lacks the certificate it needs does that at once.
         """
         index = self._index(slot)
         self._check_backbone()
         options = {"max_new_tokens": max_new_tokens, "do_sample": False}
         answer = self._asker().answer_ids(question, **options)
-        cheap = self._without(index, self._server.as_cheap())
-        if torch.equal(cheap.answer_ids(question, **options), answer):
-            return False
-        if "blind" not in self._server.worth(cheap.state.residents)[index:]:
-            return True
+        if not self._terms.withheld:
+            cheap = self._without(index, self._server.as_cheap())
+            if torch.equal(cheap.answer_ids(question, **options), answer):
+                return False
+            if "blind" not in self._server.worth(cheap.state.residents)[index:]:
+                return True
         sure = self._without(index, self._server.as_forming())
         return not torch.equal(sure.answer_ids(question, **options), answer)
 
@@ -263,18 +279,28 @@ class KameraWindow:
         """Write the window to a directory: tensors and JSON, bit for bit."""
         from kamera.window.persist import save_window
 
-        save_window(Path(path), self._server, self._deque, self._state)
+        save_window(Path(path), self._server, self._deque, self._state, self._terms.asked)
 
     @classmethod
-    def load(cls, path: str | Path, backbone: Backbone, store: ChunkStore) -> KameraWindow:
+    def load(
+        cls,
+        path: str | Path,
+        backbone: Backbone,
+        store: ChunkStore,
+        *,
+        certificate: Certificate | str | os.PathLike[str] | None = None,
+    ) -> KameraWindow:
         """Bring a saved window back, bit for bit.
 
-        Raises IncompatibleChunk for another backbone, CorruptChunk for a damaged file.
+        Where its policy needs a certificate and there is none any more, chunks that were less than
+        exact are prefilled again. Raises IncompatibleChunk for another backbone, CorruptChunk for a
+        damaged file, and for ``certificate`` what the constructor raises.
         """
         from kamera.window.persist import load_window
 
         window = cls.__new__(cls)
-        window._server, window._deque, window._state = load_window(Path(path), backbone, store)
+        loaded = load_window(Path(path), backbone, store, certificate)
+        window._terms, window._server, window._deque, window._state = loaded
         return window
 
     # -- inside --------------------------------------------------------------------------------

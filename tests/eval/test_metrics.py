@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from kamera.eval.items import Item, Scorer
-from kamera.eval.metrics import bootstrap, eta, kl
+from kamera.eval.metrics import agreement, bootstrap, eta, eta_interval, flip_recover, kl, kl_items
 
 
 def test_kl_is_the_sum_written_out_and_zero_for_equal_logits():
@@ -54,3 +54,32 @@ def test_scorer_counts_accuracy_agreement_and_recovered_flips():
     assert rows["blind reuse"].flip_recover == 0.0
     assert rows["patch"].agreement == 0.5
     assert rows["re-prefill"].eta == 1.0 and rows["blind reuse"].eta == 0.0
+
+
+def test_values_per_item_are_those_of_each_item_alone():
+    generator = torch.Generator().manual_seed(0)
+    arm, reference = (torch.randn(6, 9, generator=generator) for _ in range(2))
+    pairs = list(zip(arm, reference, strict=True))
+    assert kl_items(arm, reference).tolist() == [kl(a, r) for a, r in pairs]
+    assert agreement(arm, reference).tolist() == [float(a.argmax() == r.argmax()) for a, r in pairs]
+    assert agreement(arm, arm).all()
+
+
+def test_flip_recover_looks_only_at_items_that_blind_flips():
+    blind = [0.0, 0.0, 0.0, 0.0, 1.0, 1.0]
+    assert flip_recover([1.0, 1.0, 1.0, 0.0, 0.0, 0.0], blind).mean == 0.75
+    assert flip_recover(blind, blind).mean == 0.0
+    assert math.isnan(flip_recover([0.0], [1.0]).mean)
+    with pytest.raises(ValueError, match="2 items of the arm and 6"):
+        flip_recover([1.0, 1.0], blind)
+
+
+def test_eta_interval_draws_arm_and_blind_of_an_item_together():
+    rng = np.random.default_rng(1)
+    blind = rng.exponential(2.0, size=300)
+    half = eta_interval(0.5 * blind, blind)  # every item closes half: no draw can differ
+    assert half.low == pytest.approx(0.5) and half.high == pytest.approx(0.5)
+    noisy = eta_interval(rng.permutation(blind), blind)
+    assert noisy.low < noisy.mean < noisy.high
+    assert noisy.mean == pytest.approx(0.0)  # the same losses on other items close nothing
+    assert math.isnan(eta_interval([0.0, 1.0], [0.0, 0.0]).mean)

@@ -46,3 +46,12 @@ def test_video_agent_takes_a_model_and_a_video(tmp_path):
 @pytest.mark.parametrize("name", sorted(p.name for p in EXAMPLES.glob("*.py")))
 def test_every_example_explains_its_options(name):
     assert "--model" in run(name, "--help")
+
+
+@pytest.mark.parametrize("name", ["eval_mm_niah.py", "eval_milebench.py"])
+def test_a_benchmark_runs_as_it_stands_and_shows_gap_and_repair(name):
+    rows = {line.split()[0]: line.split() for line in run(name, "--limit", "4").splitlines()}
+    score = {arm: float(row[2]) for arm, row in rows.items()}
+    agreement = {arm: float(row[-1]) for arm, row in rows.items()}
+    assert score["reprefill"] > score["blind"] + 0.2
+    assert agreement["patch@16"] > agreement["blind"]

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from hypothesis import strategies as st
 
-from kamera.ops.patch import LowRank, Patch
+from kamera.ops import Codes, LowRank, Patch
 from kamera.store import CanonicalRecord, Context, PatchRecord
 
 CONTEXT = Context("f" * 64, "a" * 64)
@@ -56,6 +56,24 @@ def patch(
 ) -> PatchRecord:
     factors = LowRank(tensor((3, rank), torch.float16, seed), tensor((8, rank), torch.float16, seed))
     return PatchRecord(chunk, context, antecedents, kind, Patch(({}, {"v": factors})), formed)
+
+
+def codes(rows: int, columns: int, bits: int, seed: int = 0) -> Codes:
+    """Random bits in codes and scales."""
+    held = columns if bits == 8 else -(-columns // 2)
+    dtype = torch.int8 if bits == 8 else torch.uint8
+    return Codes(tensor((rows, held), dtype, seed), tensor((columns,), torch.float32, seed))
+
+
+def coded_patch(bits: int = 8, rank: int = 3, chunk: str = "c" * 64) -> PatchRecord:
+    """One channel in codes on both sides, one with only the left factor in codes, one in floats."""
+    left, right = codes(3, rank, bits, 1), codes(8, rank, bits, 2)
+    layer = {
+        "k": LowRank(left, right),
+        "v": LowRank(left, tensor((8, rank), torch.bfloat16, 3)),
+        "x": LowRank(tensor((3, 2), torch.float16, 4), tensor((5, 2), torch.float16, 5)),
+    }
+    return PatchRecord(chunk, CONTEXT, ("x", "y"), "exact", Patch(({}, layer)), "exact")
 
 
 def assert_same(left: Any, right: Any) -> None:
@@ -138,7 +156,13 @@ def patches(draw: st.DrawFn) -> PatchRecord:
     @st.composite
     def factors(draw: st.DrawFn) -> LowRank:
         rank, features = draw(st.integers(0, 3)), draw(st.integers(1, 6))
-        return LowRank(draw(tensors((tokens, rank))), draw(tensors((features, rank))))
+
+        def side(rows: int) -> torch.Tensor | Codes:
+            if draw(st.booleans()):
+                return codes(rows, rank, draw(st.sampled_from((4, 8))), draw(st.integers(0, 2**16)))
+            return draw(tensors((rows, rank)))
+
+        return LowRank(side(tokens), side(features))
 
     layers = draw(st.lists(st.dictionaries(_names, factors(), max_size=2), max_size=3))
     return PatchRecord(

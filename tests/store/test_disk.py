@@ -226,7 +226,7 @@ def test_verify_reads_everything_and_quarantines_what_is_damaged(root: Path) -> 
         outer, header, rest = split(encode(record, 7.0))
         newer = file_of(root, record.key)
         newer.parent.mkdir(exist_ok=True)
-        newer.write_bytes(join(outer, header | {"format": 2}, rest))
+        newer.write_bytes(join(outer, header | {"format": 3}, rest))
         report = store.verify()
         assert report.ok == 1
         assert [bad in line for line in report.quarantined] == [True]
@@ -239,9 +239,9 @@ def test_an_object_of_a_newer_format_is_refused_and_left_in_place(root: Path) ->
     with ChunkStore.open(root) as store:
         path = file_of(root, store.put_canonical(canonical()))
         outer, header, rest = split(path.read_bytes())
-        path.write_bytes(join(outer, header | {"format": 2}, rest))
+        path.write_bytes(join(outer, header | {"format": 3}, rest))
         for _ in range(2):
-            with pytest.raises(StoreVersionError, match="format 2"):
+            with pytest.raises(StoreVersionError, match="format 3"):
                 store.get_canonical(CONTEXT, CHUNK)
         assert path.exists() and not list((root / "quarantine").iterdir())
 

@@ -17,7 +17,18 @@ from kamera.ops.patch import LowRank, Patch
 from kamera.store import PatchRecord
 from kamera.store.format import decode, describe, encode, read_info
 
-from .builders import CONTEXT, assert_same, canonical, join, patch, records, seal, split, tensor
+from .builders import (
+    CONTEXT,
+    assert_same,
+    canonical,
+    coded_patch,
+    join,
+    patch,
+    records,
+    seal,
+    split,
+    tensor,
+)
 
 HERE = "objects/aa/file"
 REFUSALS = (CorruptChunk, StoreVersionError)
@@ -41,6 +52,48 @@ def test_a_record_comes_back_bit_for_bit(record: Any) -> None:
 @given(records)
 def test_the_same_record_gives_the_same_bytes(record: Any) -> None:
     assert encode(record, 7) == encode(record, 7)
+
+
+@pytest.mark.parametrize("bits", [8, 4])
+@pytest.mark.parametrize("rank", [1, 2, 3])
+def test_a_patch_in_codes_comes_back_and_says_so_in_its_header(bits: int, rank: int) -> None:
+    record = coded_patch(bits, rank)
+    data = encode(record, 7)
+    _, header, _ = split(data)
+    assert header["format"] == 2
+    assert header["factors"][1]["v"] == ["left_codes", "left_scales", "right"]
+    assert header["rank"] == max(rank, 2)
+    back = read(data, record.key)
+    assert_same(back, record)
+    assert back.nbytes == record.patch.nbytes == sum(t.nbytes for t in record.tensors().values())
+    for name, factors in record.patch.layers[1].items():
+        mine, theirs = factors.dense(), back.patch.layers[1][name].dense()
+        assert torch.equal(mine.nan_to_num(), theirs.nan_to_num())
+
+
+def test_what_an_older_version_can_read_is_written_for_it() -> None:
+    for record in (canonical(), patch()):
+        _, header, _ = split(encode(record, 7))
+        assert header["format"] == 1 and "factors" not in header
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"format": 1}, "disagree"),
+        ({"factors": None}, "object"),
+        ({"factors": [{}, {}]}, "missing"),
+        ({"factors": [{}, {c: ["left", "right"] for c in "kvx"}]}, "missing"),
+        (
+            {"factors": [{}, {"k": ["left_codes", "right_codes", "right_scales"], "v": [], "x": []}]},
+            "missing",
+        ),
+    ],
+)
+def test_a_header_that_lies_about_codes_is_damage(change: dict[str, Any], says: str) -> None:
+    record = coded_patch()
+    with pytest.raises(CorruptChunk, match=says):
+        read(forge(record, **change), record.key)
 
 
 def test_any_safetensors_reader_reads_the_file(tmp_path: Path) -> None:
@@ -288,8 +341,8 @@ def test_missing_metadata_is_refused() -> None:
 
 
 def test_an_intact_object_of_a_newer_format_names_both_versions() -> None:
-    data = forge(canonical(), format=2, layers={"some": "thing new"})
-    with pytest.raises(StoreVersionError, match=r"format 2.*up to 1"):
+    data = forge(canonical(), format=3, layers={"some": "thing new"})
+    with pytest.raises(StoreVersionError, match=r"format 3.*up to 2"):
         read(data, canonical().key)
     damaged = data[:-1] + bytes([data[-1] ^ 1])
     with pytest.raises(CorruptChunk):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
+from dataclasses import replace
 
 import pytest
 import torch
@@ -185,3 +186,23 @@ def test_a_window_that_cannot_be_written_says_where(saved, tmp_path):
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(StoreError, match="file"):
         window.save(tmp_path / "file")
+
+
+@pytest.mark.parametrize("bits", [8, 4])
+def test_a_patch_in_codes_is_served_saved_and_comes_back(bits, tmp_path):
+    window = mixed("qwen2_5_vl")
+    (record,) = [
+        window.store.get_patch(i.context, i.chunk_id, i.antecedents)
+        for i in window.store.ls("exact")
+        if i.chunk_id == window.slots[-1].chunk_id
+    ][:1]
+    window.store.put_patch(replace(record, patch=record.patch.quantize(bits)))
+    backbone, chunks = rig("qwen2_5_vl")
+    again = make(backbone, window.store, policy=window.policy)
+    for name in (*record.antecedents, record.chunk_id):
+        again.append(next(c for c in chunks if c.id == name))
+    (held,) = [r.copy.patch for r in again._state.residents if r.facts.chunk_id == record.chunk_id]
+    assert held.nbytes == record.patch.quantize(bits).nbytes < record.patch.nbytes
+    again.save(tmp_path / "w")
+    loaded = KameraWindow.load(tmp_path / "w", backbone, again.store)
+    assert Snapshot.of(again).matches(loaded, numbers=False)

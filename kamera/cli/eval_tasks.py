@@ -1,0 +1,229 @@
+"""``kamera eval mm-niah|milebench|muirbench|video-mme|egoschema``: published benchmarks under reuse."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable
+from enum import Enum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from kamera.cli.options import Device, Dtype, File, Form, Format, Precision, Quiet
+from kamera.cli.output import Output, finite, listing
+
+if TYPE_CHECKING:
+    from kamera.eval.tasks.report import Results
+
+Data = Annotated[
+    Path, typer.Option("--data", exists=True, file_okay=False, help="The benchmark's folder, as published.")
+]
+Out = Annotated[
+    Path,
+    typer.Option("--out", file_okay=False, help="Answers and predictions; the same command goes on there."),
+]
+ModelName = Annotated[
+    str, typer.Option("--model", help="Model directory or hub name; 'testbed' for the shipped one.")
+]
+Arms = Annotated[str, typer.Option(help="What answers every item: reprefill, blind, patch@RANK.")]
+Limit = Annotated[int | None, typer.Option(min=1, help="At most so many samples of each annotation file.")]
+Subtasks = Annotated[
+    list[str] | None, typer.Option("--subtask", help="Only this subtask; give it again for more.")
+]
+MaxTokens = Annotated[
+    int | None, typer.Option(min=1, help="Longest prompt in tokens [default: what the model was made for].")
+]
+System = Annotated[str | None, typer.Option(help="System prompt [default: the chat template's own].")]
+Resume = Annotated[bool, typer.Option(help="Go on with the run in --out, or refuse a folder that has one.")]
+Frames = Annotated[int | None, typer.Option("--frames", min=1, help="Frames of a video, evenly spaced.")]
+Rate = Annotated[float | None, typer.Option("--fps", min=0.001, help="Frames of a video per second.")]
+Clips = Annotated[int, typer.Option(min=1, help="Chunks that a video is cut into.")]
+Options = dict[str, Any]
+ARMS = "reprefill,blind,patch@16"
+
+
+class Split(str, Enum):
+    """MM-NIAH's splits; the labels of ``test`` are private."""
+
+    val = "val"
+    test = "test"
+
+
+class Prompt(str, Enum):
+    """Whose prompt and answer extraction."""
+
+    official = "official"
+    lmms_eval = "lmms-eval"
+
+
+_verbs: list[tuple[str, Callable[..., None], str | None]] = []
+
+
+def add_benchmarks(evaluate: typer.Typer) -> None:
+    """Give ``kamera eval`` a verb for each benchmark."""
+    for name, verb, text in _verbs:
+        evaluate.command(name, help=text)(verb)
+
+
+def _verb(name: str) -> Callable[[Callable[..., Options]], Callable[..., Options]]:
+    """Make a function of a benchmark's own options a verb that takes `_run`'s options too."""
+
+    def register(own: Callable[..., Options]) -> Callable[..., Options]:
+        mine, shared = (inspect.signature(f, eval_str=True).parameters for f in (own, _run))
+        joined = [*mine.values(), *(p for n, p in shared.items() if n not in ("name", "options"))]
+
+        def verb(**given: Any) -> None:
+            _run(name, own(**{n: given.pop(n) for n in mine}), **given)
+
+        keyword = inspect.Parameter.KEYWORD_ONLY
+        verb.__signature__ = inspect.Signature([p.replace(kind=keyword) for p in joined])  # type: ignore[attr-defined]
+        verb.__annotations__ = {p.name: p.annotation for p in joined}
+        _verbs.append((name, verb, own.__doc__))
+        return own
+
+    return register
+
+
+def _run(
+    name: str,
+    options: Options,
+    data: Data,
+    out: Out,
+    model: ModelName = "testbed",
+    arms: Arms = ARMS,
+    limit: Limit = None,
+    max_tokens: MaxTokens = None,
+    system: System = None,
+    resume: Resume = True,
+    device: Device = None,
+    dtype: Precision = Dtype.auto,
+    format: Form = Format.table,
+    output: File = None,
+    quiet: Quiet = False,
+) -> None:
+    """Run a benchmark and write its tables."""
+    from kamera.cli.models import load_backbone
+    from kamera.eval.tasks.arms import parse_arms
+    from kamera.eval.tasks.registry import make_task
+    from kamera.eval.tasks.run import run_task
+
+    written = Output(format, output, quiet)
+    task = make_task(name, **options)
+    names = [arm.strip() for arm in arms.split(",")]
+    parse_arms(names)  # before minutes of loading
+    backbone = load_backbone(model, device, dtype, show_progress=written.shows_progress)
+    with written.progress(None, "sample") as bar:
+        results = run_task(
+            backbone,
+            task,
+            data,
+            out,
+            arms=names,
+            limit=limit,
+            max_tokens=max_tokens,
+            system=system,
+            resume=resume,
+            on_item=bar.update,
+        )
+    for problem in results.problems:
+        written.note(str(problem))
+    document = {"model": model, "backbone": backbone.fingerprint, "options": options, **results.document()}
+    written.write(finite(document), [*_tables(results), f"predictions and items: {out}"])
+
+
+@_verb("mm-niah")
+def mm_niah(
+    subtask: Subtasks = None,
+    split: Annotated[Split, typer.Option(help="Labels of test are private: predictions only.")] = Split.val,
+    bare: Annotated[bool, typer.Option("--bare", help="Leave the answer instruction out.")] = False,
+) -> Options:
+    """MM-NIAH: needles in long documents of text and images.
+
+    --bare is for models that follow no instructions, as the shipped one; such scores do not compare
+    with published ones.
+    """
+    return {"subtasks": tuple(subtask or ()), "split": split.value, "bare": bare}
+
+
+@_verb("milebench")
+def milebench(subtask: Subtasks = None) -> Options:
+    """MileBench: long contexts of many images. A subtask is a dataset or a code such as T-1."""
+    return {"subtasks": tuple(subtask or ())}
+
+
+@_verb("muirbench")
+def muirbench(
+    subtask: Subtasks = None,
+    prompt: Annotated[Prompt, typer.Option(help="Whose prompt and answer extraction.")] = Prompt.official,
+) -> Options:
+    """MuirBench: multiple choice over several images."""
+    return {"subtasks": tuple(subtask or ()), "form": prompt.value}
+
+
+@_verb("video-mme")
+def video_mme(subtask: Subtasks = None, frames: Frames = None, fps: Rate = None, clips: Clips = 4) -> Options:
+    """Video-MME: multiple choice over videos, without and with subtitles."""
+    return {"subtasks": tuple(subtask or ()), "num_frames": frames, "fps": fps, "clips": clips}
+
+
+@_verb("egoschema")
+def egoschema(subtask: Subtasks = None, frames: Frames = None, fps: Rate = None, clips: Clips = 4) -> Options:
+    """EgoSchema: multiple choice over three-minute videos."""
+    return {"subtasks": tuple(subtask or ()), "num_frames": frames, "fps": fps, "clips": clips}
+
+
+def _tables(results: Results) -> list[Any]:
+    columns = (
+        *("arm", "n", "official", "mean", "95 %", "agreement", "flip-recover"),
+        *("forwards", "tokens recomputed", "patch bytes", "window s", "answer s"),
+    )
+    rows = [
+        (
+            row.arm,
+            row.summary.n,
+            _number(row.summary.official),
+            _number(row.summary.mean),
+            "" if math.isnan(row.interval.mean) else f"{row.interval.low:.3f}..{row.interval.high:.3f}",
+            _number(row.agreement),
+            _number(row.flip_recover),
+            f"{row.forwards:.1f}",
+            f"{row.tokens_recomputed:.0f}",
+            f"{row.kv_share:.1%}",
+            f"{row.seconds:.3f}",
+            f"{row.answer_seconds:.3f}",
+        )
+        for row in results.arms
+    ]
+    noted = "; ".join(f"{count} {note} under {arm}" for arm, note, count in results.notes)
+    title = (
+        f"{results.task}: {results.items} items, {results.labelled} labelled, {results.skipped} skipped"
+        f"{'; ' + noted if noted else ''}\nofficial: {results.arms[0].summary.how}"
+    )
+    return [listing(title, columns, rows), *_groups(results)]
+
+
+def _groups(results: Results) -> list[Any]:
+    """One table for each grouping: a row per cell, a column per arm."""
+    tables = []
+    cells: dict[str, dict[str, dict[str, Any]]] = {}
+    for row in results.arms:
+        for group in row.summary.groups:
+            cells.setdefault(group.by, {}).setdefault(group.label, {})[row.arm] = group
+    names = [row.arm for row in results.arms]
+    for by, labels in cells.items():
+        rows = [
+            (
+                label,
+                max(group.n for group in found.values()),
+                *(_number(found[arm].score) if arm in found else "" for arm in names),
+            )
+            for label, found in labels.items()
+        ]
+        tables.append(listing(f"\nby {by}", (by, "n", *names), rows))
+    return tables
+
+
+def _number(value: float) -> str:
+    return "" if math.isnan(value) else f"{value:.3f}"

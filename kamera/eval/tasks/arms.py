@@ -1,0 +1,124 @@
+"""The arms of a benchmark run, each a real `KameraWindow` over the same chunks and the same store."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from kamera.backbones import Backbone, Chunk
+from kamera.errors import StoreError
+from kamera.store import ChunkStore
+from kamera.window import KameraWindow, ReusePolicy
+from kamera.window.policy import Guarantee, OnMiss
+from kamera.window.report import Report
+
+REFERENCE = "reprefill"
+BLIND = "blind"
+KNOWN = f"{REFERENCE}, {BLIND}, patch@RANK"
+_KEPT = "64GiB"  # one sample's canonicals and patches at a time
+
+
+@dataclass(frozen=True)
+class Arm:
+    """``reprefill``, ``blind``, or ``patch@RANK`` (then ``rank`` is set)."""
+
+    name: str
+    rank: int | None = None
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What it took to have the window ready, question and answer aside.
+
+    ``bytes`` are those of the patches added, ``kv_bytes`` those of the chunks' live KV.
+    """
+
+    seconds: float
+    forwards: int
+    tokens_recomputed: int
+    bytes: int
+    kv_bytes: int
+
+
+def parse_arms(names: Sequence[str]) -> tuple[Arm, ...]:
+    """Arms by name. Raises ValueError, with the list, for an unknown one, and for one given twice."""
+    arms = tuple(_parse(name) for name in names)
+    if not arms or len(set(arms)) < len(arms):
+        raise ValueError(f"arms {', '.join(names) or '(none)'}: give each of {KNOWN} at most once")
+    return arms
+
+
+def _parse(name: str) -> Arm:
+    if name in (REFERENCE, BLIND):
+        return Arm(name)
+    match = re.fullmatch(r"patch@([1-9]\d*)", name)
+    if match is None:
+        raise ValueError(f"arm {name!r} is none of {KNOWN}")
+    return Arm(name, int(match[1]))
+
+
+class Windows:
+    """One sample's chunks under every arm.
+
+    The store is shared, so pixels are encoded once; each chunk's canonical is archived before any arm
+    is measured. `window` must be asked for blind before the first patch: stored patches would serve.
+    """
+
+    def __init__(self, backbone: Backbone, chunks: Sequence[Chunk], system: str | None) -> None:
+        self.backbone = backbone
+        self.chunks = chunks
+        self.system = system
+        self.store = ChunkStore.open("memory://", memory_limit=_KEPT)
+        self._formed = 0
+        alone = self._empty(_policy("exact"))
+        for chunk in chunks:
+            alone.append(chunk)
+            alone.evict(0)
+
+    def window(self, arm: Arm, rank: int) -> tuple[KameraWindow, Cost]:
+        """The window of an arm, and its cost. Patches are formed at ``rank``, the run's highest.
+
+        Raises StoreError when a reusing arm had to run a forward (the store lost something).
+        """
+        if arm.name == REFERENCE:
+            return self._filled(_policy("exact", "prefill"))
+        if arm.rank is None:
+            return self._reused(_policy("blind", "blind"))
+        if self._formed < rank:
+            self._filled(_policy("exact", "form", rank))
+            self._formed = rank
+        window, cost = self._reused(_policy("patched", "blind", arm.rank))
+        if window.guarantee == "blind":
+            raise StoreError(f"a patch of arm {arm.name} was not stored: the sample outgrew {_KEPT}")
+        return window, cost
+
+    def _reused(self, policy: ReusePolicy) -> tuple[KameraWindow, Cost]:
+        window, cost = self._filled(policy)
+        if cost.forwards:
+            raise StoreError(f"{cost.forwards} chunks were not stored: the sample outgrew {_KEPT}")
+        return window, cost
+
+    def _filled(self, policy: ReusePolicy) -> tuple[KameraWindow, Cost]:
+        window = self._empty(policy)
+        reports = [window.append(chunk) for chunk in self.chunks]
+        return window, _cost(reports, sum(slot.bytes for slot in window.slots))
+
+    def _empty(self, policy: ReusePolicy) -> KameraWindow:
+        return KameraWindow(self.backbone, self.store, self.system, policy=policy)
+
+
+def _policy(minimum: Guarantee, on_miss: OnMiss = "form", rank: int = 1) -> ReusePolicy:
+    # an evaluation is what a certificate is made from, so it cannot ask for one
+    return ReusePolicy(minimum=minimum, on_miss=on_miss, rank=rank, certified=False)
+
+
+def _cost(reports: Sequence[Report], kv_bytes: int) -> Cost:
+    total: dict[str, Any] = {
+        name: sum(getattr(report, name) for report in reports)
+        for name in ("seconds", "forwards", "tokens_recomputed", "bytes_patched")
+    }
+    return Cost(
+        total["seconds"], total["forwards"], total["tokens_recomputed"], total["bytes_patched"], kv_bytes
+    )

@@ -1,0 +1,185 @@
+"""EgoSchema: five-way questions over three-minute first-person videos.
+
+Layouts: the repository's (``questions.json``, ``subset_answers.json``, ``videos/{q_uid}.mp4``), or
+the Hugging Face mirror's that lmms-eval reads (``Subset/`` and ``MC/`` ``test-*.parquet`` beside
+``videos/``; its GENERATION and MC_PPL configs are other tasks and are not read). The benchmark
+publishes no prompt: prompt and extraction are lmms-eval's in both.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from kamera.errors import TaskDataError, UnreadableMedia
+from kamera.eval.tasks.clips import Sampling, find_video
+from kamera.eval.tasks.letters import LETTERS, first_letter, unread
+from kamera.eval.tasks.parquet import rows
+from kamera.eval.tasks.sample import Answered, Group, Problem, Sample, Summary, mean
+
+SUBTASKS = ("subset", "full")
+"""The 500 questions with public answers, and all 5031, whose answers only the server knows."""
+
+OPTIONS = 5
+
+_Found = tuple[str, str, Any, Any, Any]
+"""Place, uid, and as they stand there question, options and answer of one item."""
+
+_SUFFIXES = (".mp4", ".MP4")
+_POST = "\nAnswer with the option's letter from the given choices directly."
+
+
+class EgoSchema:
+    """``subtasks``: ``subset`` (default) or ``full``, which holds the subset; the rest as in `Sampling`."""
+
+    name = "egoschema"
+    overlong: Literal["left", "refuse"] = "refuse"
+
+    def __init__(
+        self,
+        subtasks: Sequence[str] | None = None,
+        num_frames: int | None = None,
+        fps: float | None = None,
+        clips: int = 4,
+    ) -> None:
+        unknown = sorted(set(subtasks or ()) - set(SUBTASKS))
+        if unknown:
+            raise ValueError(f"task {unknown} is none of EgoSchema's: {', '.join(SUBTASKS)}")
+        self.full = "full" in (subtasks or ())
+        self.sampling = Sampling(num_frames, fps, clips)
+
+    def load(self, data: Path, limit: int | None = None) -> Iterator[Sample | Problem]:
+        """Samples in file order; without a public answer ``answer`` is None. See `Task.load`."""
+        seen: set[str] = set()
+        for found in self._repository(data) if (data / "questions.json").is_file() else self._mirror(data):
+            if limit is not None and len(seen) >= limit:
+                return
+            made = found if isinstance(found, Problem) else self._sample(data, *found)
+            if isinstance(made, Sample):
+                if made.meta["q_uid"] in seen:
+                    made = Problem(made.where, f"q_uid {made.meta['q_uid']!r} stands there twice")
+                else:
+                    seen.add(made.meta["q_uid"])
+            yield made
+
+    def max_new_tokens(self, sample: Sample) -> int:
+        """16, as lmms-eval has it."""
+        return 16
+
+    def score(self, response: str, sample: Sample) -> float:
+        """1.0 where the extracted option is the answer; a response without a letter is wrong."""
+        return float(str(_index(response, sample)) == str(sample.answer))
+
+    def summarize(self, answered: Sequence[Answered]) -> Summary:
+        """Accuracy over the samples with public answers."""
+        scores = [a.score for a in answered if a.score is not None]
+        overall = mean(scores)
+        groups = (Group("task", "subset", overall, len(scores)),) if scores else ()
+        lost = unread(answered, lambda a: first_letter(a.response, a.sample.choices))
+        return Summary(overall, "accuracy on the public subset", overall, len(scores), groups + lost)
+
+    def write_predictions(self, answered: Sequence[Answered], folder: Path) -> list[Path]:
+        """``egoschema.json`` for the server, ``{q_uid: 0 to 4}``; responses without a letter are left out."""
+        path = folder / "egoschema.json"
+        chosen = {a.sample.meta["q_uid"]: _index(a.response, a.sample) for a in answered}
+        submission = {uid: index for uid, index in chosen.items() if index is not None}
+        path.write_text(json.dumps(submission, indent=4) + "\n", encoding="utf-8")
+        return [path]
+
+    def _repository(self, data: Path) -> Iterator[Problem | _Found]:
+        path, answers = data / "questions.json", data / "subset_answers.json"
+        records = _read(path, list)
+        if records and not any(isinstance(r, dict) and "question" in r for r in records):
+            raise TaskDataError(
+                f"{path}: no record has a question: a published snapshot of this file lacks them all; "
+                "download another version"
+            )
+        if not answers.is_file() and not self.full:
+            raise TaskDataError(f"{answers}: no such file, so nothing to score: give it, or the task 'full'")
+        labels = _read(answers, dict) if answers.is_file() else {}
+        if not labels:
+            yield Problem(str(answers), "no such file, or no answer in it: nothing is scored", skipped=False)
+        known = {str(r.get("q_uid")) for r in records if isinstance(r, dict)}
+        yield from (Problem(str(answers), f"no question {uid!r}") for uid in labels if uid not in known)
+        for number, record in enumerate(records):
+            where = f"{path}:record {number}"
+            uid = record.get("q_uid") if isinstance(record, dict) else None
+            if not isinstance(uid, str):
+                yield Problem(where, f"no q_uid in {str(record)[:60]!r}")
+                continue
+            if self.full or uid in labels:
+                options = [record.get(f"option {i}") for i in range(OPTIONS)]
+                lettered = [f"{LETTERS[i]}. {o}" if isinstance(o, str) else o for i, o in enumerate(options)]
+                yield where, uid, record.get("question"), lettered, labels.get(uid)
+
+    def _mirror(self, data: Path) -> Iterator[Problem | _Found]:
+        config = "MC" if self.full else "Subset"
+        shards = sorted((data / config).glob("test-*.parquet"))
+        if not shards:
+            raise TaskDataError(
+                f"{data}: neither questions.json nor {config}/test-*.parquet: give EgoSchema as published"
+            )
+        for shard in shards:
+            for number, row in rows(shard, ("video_idx", "question", "option", "answer")):
+                answer = row["answer"]
+                if self.full and not _is_label(answer):
+                    answer = None
+                elif not self.full and answer is None:
+                    yield Problem(
+                        f"{shard}:row {number}", "no answer, in the subset where answers are public"
+                    )
+                    continue
+                yield f"{shard}:row {number}", str(row["video_idx"]), row["question"], row["option"], answer
+
+    def _sample(
+        self, data: Path, where: str, uid: str, question: Any, options: Any, answer: Any
+    ) -> Sample | Problem:
+        if not isinstance(question, str) or not question:
+            return Problem(where, f"question of {uid} is {question!r}, no text")
+        if not options or len(options) != OPTIONS or not all(isinstance(option, str) for option in options):
+            return Problem(where, f"options of {uid} are {options!r}, not {OPTIONS} texts")
+        if answer is not None and not _is_label(answer):
+            return Problem(where, f"answer {answer!r} of {uid} is no number 0 to {OPTIONS - 1}")
+        path = find_video(data / "videos", uid, _SUFFIXES)
+        if path is None:
+            return Problem(where, f"no video {data / 'videos' / uid}.mp4")
+        try:
+            clips = self.sampling.read(path)
+        except UnreadableMedia as error:
+            return Problem(where, str(error))
+        return Sample(
+            id=f"egoschema/{uid}",
+            task="full" if answer is None else "subset",
+            parts=self.sampling.parts(clips),
+            question="\n".join((question, *options)) + _POST,
+            answer=None if answer is None else int(answer),
+            choices=tuple(options),
+            meta={"q_uid": uid},
+            where=where,
+        )
+
+
+def _index(response: str, sample: Sample) -> int | None:
+    letter = first_letter(response, sample.choices)
+    return None if letter is None else LETTERS.index(letter)
+
+
+def _is_label(answer: Any) -> bool:
+    """The repository writes numbers, the mirror numbers as text."""
+    return not isinstance(answer, bool) and str(answer) in ("0", "1", "2", "3", "4")
+
+
+def _read(path: Path, kind: type) -> Any:
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except json.JSONDecodeError as error:
+        raise TaskDataError(f"{path}:{error.lineno}: broken JSON ({error.msg}): download it again") from None
+    except UnicodeDecodeError as error:
+        raise TaskDataError(f"{path}: not UTF-8 at byte {error.start}: download it again") from None
+    if not isinstance(value, kind):
+        raise TaskDataError(
+            f"{path}: a {type(value).__name__}, not a {kind.__name__}: give the set as published"
+        )
+    return value

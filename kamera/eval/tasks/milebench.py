@@ -1,0 +1,240 @@
+"""MileBench (FreedomIntelligence): 29 long-context tasks over many images, as published.
+
+``DIR/{Task}/{Task}.json`` beside ``DIR/{Task}/images/``; the archives' top folder ``MileBench``
+(``MLBench`` in old snapshots) may be ``DIR`` or lie in it. The combined-image and adversarial
+variants are not read: they leave one image, and no context to reuse.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from kamera.errors import TaskDataError
+from kamera.eval.tasks.milebench_files import quantity, write_predictions
+from kamera.eval.tasks.milebench_score import Metric, metric_of, process, score_response
+from kamera.eval.tasks.sample import (
+    Answered,
+    Group,
+    Part,
+    Picture,
+    Problem,
+    Sample,
+    Summary,
+    Text,
+    grouped,
+    mean,
+)
+
+CODES = {
+    "T-1": ("ActionLocalization", "ActionPrediction", "ActionSequence"),
+    "T-2": ("ObjectExistence", "ObjectInteraction", "MovingAttribute", "ObjectShuffle"),
+    "T-3": ("EgocentricNavigation", "MovingDirection"),
+    "T-4": ("CounterfactualInference", "StateChange", "CharacterOrder", "SceneTransition"),
+    "S-1": ("WebQA", "TQA", "MultiModalQA", "WikiVQA"),
+    "S-2": ("SlideVQA", "OCR-VQA", "DocVQA"),
+    "S-3": ("Spot-the-Diff", "CLEVR-Change", "IEdit"),
+    "S-4": ("MMCoQA", "ALFRED"),
+    "S-5": ("nuscenes",),
+    "NH": ("TextNeedleInAHaystack", "ImageNeedleInAHaystack"),
+    "IR": ("GPR1200",),
+}
+"""The benchmark's task codes and their datasets."""
+
+SUBTASKS = tuple(name for names in CODES.values() for name in names)
+_CODE_OF = {name: code for code, names in CODES.items() for name in names}
+_PLACEHOLDER = re.compile(r"\{(?:image|table)#(\d+)\}")
+
+
+class MileBench:
+    """All datasets that are there, or ``subtasks`` (dataset names or codes such as ``T-1``).
+
+    Raises ValueError for a subtask that does not exist.
+    """
+
+    name = "milebench"
+    overlong: Literal["left", "refuse"] = "left"
+
+    def __init__(self, subtasks: Sequence[str] = ()) -> None:
+        for name in subtasks:
+            if name not in _CODE_OF and name not in CODES:
+                raise ValueError(
+                    f"MileBench has no dataset {name!r}: {', '.join(SUBTASKS)}; or a code: {', '.join(CODES)}"
+                )
+        self.subtasks = tuple(dict.fromkeys(n for name in subtasks for n in CODES.get(name, (name,))))
+
+    # -- loading -------------------------------------------------------------------------------
+
+    def load(self, data: Path, limit: int | None = None) -> Iterator[Sample | Problem]:
+        """Samples in file order, at most ``limit`` of each dataset; see `Task.load`."""
+        roots = [root for root in (data, data / "MileBench", data / "MLBench") if _datasets(root)]
+        if not roots:
+            raise TaskDataError(
+                f"no MileBench datasets in {str(data)!r}: expected TQA/TQA.json and the like, or a folder "
+                "MileBench of them"
+            )
+        there = _datasets(roots[0])
+        unknown = [name for name in there if name not in SUBTASKS]
+        yield from (Problem(str(roots[0] / name), "unknown task") for name in unknown)
+        for name in self.subtasks or SUBTASKS:
+            if name in there:
+                yield from self._read(roots[0] / name, limit)
+            elif self.subtasks:
+                yield Problem(str(roots[0] / name / f"{name}.json"), "no such file")
+        absent = [name for name in SUBTASKS if name not in there]
+        if absent and not self.subtasks:
+            yield Problem(str(roots[0]), f"not there: {', '.join(absent)}", skipped=False)
+
+    def _read(self, folder: Path, limit: int | None) -> Iterator[Sample | Problem]:
+        file = folder / f"{folder.name}.json"
+        document = _document(file)
+        if isinstance(document, Problem):
+            yield document
+            return
+        head = document["meta_data"]
+        try:
+            metric = metric_of(folder.name, head.get("question_type"))
+        except ValueError as error:
+            yield Problem(str(file), str(error))
+            return
+        taken = 0
+        for number, record in enumerate(document["data"]):
+            if taken == limit:
+                return
+            made = _sample(folder, f"{file}:data[{number}]", record, head["task_instruction"], metric)
+            for item in made:
+                taken += isinstance(item, Sample)
+                yield item
+
+    # -- answering and scoring -----------------------------------------------------------------
+
+    def max_new_tokens(self, sample: Sample) -> int:
+        """512, as the official configuration has it."""
+        return 512
+
+    def score(self, response: str, sample: Sample) -> float:
+        """The benchmark's own score of a response."""
+        return score_response(response, sample.answer, sample.choices, sample.meta["metric"])
+
+    def summarize(self, answered: Sequence[Answered]) -> Summary:
+        """Official: the mean over task codes of their datasets' means."""
+        scored = [(a.sample, a.score) for a in answered if a.score is not None]
+        datasets = grouped("dataset", ((s.task, score) for s, score in scored))
+        codes: dict[str, list[Group]] = defaultdict(list)
+        for dataset in datasets:
+            codes[_CODE_OF[dataset.label]].append(dataset)
+        by_code = tuple(
+            Group("code", code, mean([d.score for d in codes[code]]), sum(d.n for d in codes[code]))
+            for code in CODES
+            if code in codes
+        )
+        return Summary(
+            official=mean([group.score for group in by_code]),
+            how=f"mean of {len(by_code)} of {len(CODES)} task codes, each the mean of its datasets",
+            mean=mean([score for _, score in scored]),
+            n=len(scored),
+            groups=(
+                *by_code,
+                *datasets,
+                *grouped("images", ((quantity(s), score) for s, score in scored)),
+            ),
+        )
+
+    def write_predictions(self, answered: Sequence[Answered], folder: Path) -> list[Path]:
+        """``{Dataset}/pred.json`` as the official tools read it, their ``eval.json`` and item scores."""
+        return write_predictions(answered, folder)
+
+
+def _datasets(root: Path) -> list[str]:
+    return sorted(file.parent.name for file in root.glob("*/*.json") if file.stem == file.parent.name)
+
+
+def _document(file: Path) -> dict[str, Any] | Problem:
+    try:
+        document = json.loads(file.read_text(encoding="utf-8"))
+    except json.JSONDecodeError as error:
+        return Problem(f"{file}:{error.lineno}", f"no JSON, the file is truncated or damaged ({error.msg})")
+    except (UnicodeDecodeError, RecursionError) as error:
+        return Problem(str(file), f"no JSON ({error})")
+    head = document.get("meta_data") if isinstance(document, dict) else None
+    if not isinstance(head, dict) or not isinstance(head.get("task_instruction"), list):
+        return Problem(str(file), "no meta_data with task_instruction")
+    if not isinstance(document.get("data"), list):
+        return Problem(str(file), "no list of samples under 'data'")
+    return dict(document)
+
+
+def _sample(
+    folder: Path, where: str, record: Any, instructions: Sequence[str], metric: Metric
+) -> Iterator[Sample | Problem]:
+    """One record's sample, a remark before it where there is one, or what is wrong with it."""
+    wrong = _wrong(record, instructions, metric)
+    if wrong:
+        yield Problem(where, wrong)
+        return
+    instance = record["task_instance"]
+    context, paths = instance["context"], instance["images_path"]
+    named = [int(number) for number in _PLACEHOLDER.findall(context)]
+    missing = [paths[k - 1] for k in named if not (folder / "images" / paths[k - 1]).is_file()]
+    if missing:
+        yield Problem(where, f"missing image {missing[0]!r} ({folder / 'images'})")
+        return
+    if len(named) != len(paths):
+        yield Problem(where, f"{len(named)} placeholders for {len(paths)} images", skipped=False)
+    choices = tuple(str(choice) for choice in instance.get("choice_list") or ())
+    instruction = instructions[record["task_instruction_id"]] + "\n"
+    pieces = _PLACEHOLDER.split(context + _listed(folder.name, choices))
+    parts: list[Part] = [Text(instruction)]
+    for text, number in zip(pieces[::2], pieces[1::2], strict=False):
+        parts += [Text(text)] if text else []
+        parts.append(Picture(folder / "images" / paths[int(number) - 1]))
+    yield Sample(
+        id=f"{folder.name}/{record['sample_id']}",
+        task=folder.name,
+        parts=tuple(parts),
+        question=pieces[-1],
+        answer=None if record.get("response") is None else str(record["response"]),
+        choices=choices,
+        meta={"sample_id": int(record["sample_id"]), "images_path": tuple(paths), "metric": metric},
+        where=where,
+        head=1,
+    )
+
+
+def _wrong(record: Any, instructions: Sequence[str], metric: Metric) -> str:
+    """Why a record cannot be asked; "" when it can."""
+    instance = record.get("task_instance") if isinstance(record, dict) else None
+    if not isinstance(instance, dict) or not isinstance(instance.get("context"), str):
+        return "no task_instance with a context"
+    if not str(record.get("sample_id")).isdecimal():
+        return f"sample_id {record.get('sample_id')!r} is no number"
+    chosen = record.get("task_instruction_id")
+    if not isinstance(chosen, int) or not 0 <= chosen < len(instructions):
+        return f"task_instruction_id {chosen!r} of {len(instructions)} instructions"
+    paths = instance.get("images_path")
+    if not isinstance(paths, list) or not all(isinstance(path, str) for path in paths):
+        return "images_path is no list of file names"
+    for number in _PLACEHOLDER.findall(instance["context"]):
+        if not 1 <= int(number) <= len(paths):
+            return f"placeholder {number} for {len(paths)} images"
+    if metric == "choice":
+        choices = instance.get("choice_list")
+        if not isinstance(choices, list) or not choices:
+            return "a multi-choice sample without choice_list"
+        truth = record.get("response")
+        if truth is not None and process(str(truth)) not in [process(str(c)) for c in choices]:
+            return f"response {truth!r} is none of its choices"
+    return ""
+
+
+def _listed(task: str, choices: Sequence[str]) -> str:
+    """The options as the prompt lists them; GPR1200 has too many for letters."""
+    if not choices:
+        return ""
+    letters = ["" if task == "GPR1200" else f"{chr(ord('A') + i)}. " for i in range(len(choices))]
+    lines = "\n".join(letter + choice for letter, choice in zip(letters, choices, strict=True))
+    return f"\nChoice list: \n{lines}\nYour answer is: "

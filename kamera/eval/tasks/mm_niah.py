@@ -1,0 +1,300 @@
+"""MM-NIAH (OpenGVLab): needles in long documents of text and images, as published.
+
+``DIR/mm_niah_val/annotations/{subtask}.jsonl`` beside the images of the tarball, or ``mm_niah_test``.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from kamera.errors import TaskDataError
+from kamera.eval.tasks.mm_niah_score import DEPTHS, LABELS, Place, bin_scores, place, score_response
+from kamera.eval.tasks.sample import (
+    Answered,
+    Group,
+    Part,
+    Picture,
+    Problem,
+    Sample,
+    Summary,
+    Text,
+    grouped,
+    mean,
+)
+
+SUBTASKS = (
+    *("retrieval-text", "retrieval-image", "counting-text", "counting-image"),
+    *("reasoning-text", "reasoning-image"),
+)
+IMAGE = "<image>"
+_FIELDS: dict[str, Any] = {
+    "id": (int, str),
+    "images_list": list,
+    "context": str,
+    "question": str,
+    "meta": dict,
+}
+_LETTER = "\nAnswer with the option's letter from the given choices directly."
+_PHRASE = "\nAnswer the question using a single word or phrase."
+
+
+class MMNiah:
+    """The benchmark's ``split``, all subtasks that are there or ``subtasks``.
+
+    ``bare`` leaves the answer instruction out, for models that follow none; scores taken so do not
+    compare with published ones. Raises ValueError for a split or subtask that does not exist.
+    """
+
+    name = "mm-niah"
+    overlong: Literal["left", "refuse"] = "refuse"  # official runs answer "None" when out of memory
+
+    def __init__(self, subtasks: Sequence[str] = (), split: str = "val", bare: bool = False) -> None:
+        if split not in ("val", "test"):
+            raise ValueError(f"MM-NIAH has no split {split!r}: val or test")
+        for name in subtasks:
+            if name not in SUBTASKS:
+                raise ValueError(f"MM-NIAH has no subtask {name!r}: {', '.join(SUBTASKS)}")
+        self.subtasks = tuple(subtasks)
+        self.split = split
+        self.bare = bare
+
+    # -- loading -------------------------------------------------------------------------------
+
+    def load(self, data: Path, limit: int | None = None) -> Iterator[Sample | Problem]:
+        """Samples in file order, at most ``limit`` of each subtask; see `Task.load`."""
+        folder = data / f"mm_niah_{self.split}" / "annotations"
+        files = {name: folder / f"{name}.jsonl" for name in self.subtasks or SUBTASKS}
+        if not any(file.is_file() for file in files.values()):
+            wanted = ", ".join(file.name for file in files.values())
+            raise TaskDataError(f"no MM-NIAH annotations in {str(folder)!r}: expected {wanted}")
+        for other in sorted(folder.glob("*.jsonl")):
+            if other.stem not in SUBTASKS:
+                yield Problem(str(other), "unknown subtask")
+        for name, file in files.items():
+            if file.is_file():
+                yield from self._read(data, name, file, limit)
+            elif self.subtasks:
+                yield Problem(str(file), "no such file")
+        absent = [name for name, file in files.items() if not file.is_file()]
+        if absent and not self.subtasks:
+            yield Problem(str(folder), f"not there: {', '.join(absent)}", skipped=False)
+
+    def _read(self, data: Path, name: str, file: Path, limit: int | None) -> Iterator[Sample | Problem]:
+        images: Path | None = None
+        taken = unlabelled = 0
+        for number, line in _lines(file):
+            if taken == limit:
+                break
+            where = f"{file}:{number}"
+            record = _parsed(line, name)
+            if isinstance(record, str):
+                yield Problem(where, record)
+                continue
+            if images is None and record["images_list"]:
+                images = self._images(data, record["images_list"][0])
+            missing = [i for i in _pictures(record) if images is None or not (images / i).is_file()]
+            if missing:
+                at = "no image folder" if images is None else str(images)
+                yield Problem(where, f"missing image {missing[0]!r} ({at})")
+                continue
+            if _only_first_is_pattern(name, record["images_list"]):
+                yield Problem(where, "the pattern stands first in images_list, not last", skipped=False)
+            taken += 1
+            unlabelled += record.get("answer") is None
+            yield self._sample(name, record, images, where)
+        if unlabelled:
+            what = f"{unlabelled} samples have private labels: predictions only"
+            yield Problem(str(file), what, skipped=False)
+
+    def _images(self, data: Path, first: str) -> Path | None:
+        """The image folder; the val tarball extracts to ``mm_niah_dev``, wherever that was done."""
+        top = f"mm_niah_{self.split}"
+        inside = "mm_niah_dev" if self.split == "val" else top
+        roots = [data / top / "images", data / top / inside / "images", data / inside / "images"]
+        found = [root for root in roots if (root / first).is_file()]
+        there = found or [root for root in roots if root.is_dir()]
+        return there[0] if there else None
+
+    def _sample(self, name: str, record: Mapping[str, Any], images: Path | None, where: str) -> Sample:
+        meta, subtask = record["meta"], f"{name}-{self.split}"
+        pictures = [Picture(images / i) for i in _pictures(record)] if images is not None else []
+        *parts, question = _interleave([record["context"] + "\n", self._question(record)], pictures)
+        return Sample(
+            id=f"{subtask}/{record['id']}",
+            task=subtask,
+            parts=tuple(parts),
+            question=question.text if isinstance(question, Text) else "",
+            answer=_answer(name, record.get("answer")),
+            choices=tuple(meta.get("choices") or meta.get("choices_image_path") or ()),
+            meta={
+                "question_id": record["id"],
+                "question": record["question"],
+                "context_length": meta["context_length"],
+                "placed_depth": meta["placed_depth"],
+            },
+            where=where,
+        )
+
+    def _question(self, record: Mapping[str, Any]) -> str:
+        meta = record["meta"]
+        options = meta.get("choices") or [IMAGE for _ in meta.get("choices_image_path") or ()]
+        lettered = "".join(f"\n{chr(ord('A') + i)}. {option}" for i, option in enumerate(options))
+        instruction = "" if self.bare else _LETTER if options else _PHRASE
+        return f"{record['question']}{lettered}{instruction}"
+
+    # -- answering and scoring -----------------------------------------------------------------
+
+    def max_new_tokens(self, sample: Sample) -> int:
+        """32 for lists of counts, else 16."""
+        return 32 if sample.task.startswith("counting") else 16
+
+    def score(self, response: str, sample: Sample) -> float:
+        """The benchmark's own score of a response."""
+        return score_response(response, sample.answer)
+
+    def summarize(self, answered: Sequence[Answered]) -> Summary:
+        """Official: the mean over eleven context lengths of subtasks' means over five depths."""
+        placed = _placed(answered)
+        bins = {task: bin_scores((at, score) for at, score in scored) for task, scored in placed.items()}
+        overall = [mean(column) for column in zip(*bins.values(), strict=True)]
+        count = Counter(at.column for scored in placed.values() for at, _ in scored)
+        by_cell: dict[Place, list[float]] = defaultdict(list)
+        for scored in placed.values():
+            for at, score in scored:
+                by_cell[at].append(score)
+        labelled = [(a, a.score) for a in answered if a.score is not None]
+        short = sum(n for column, n in count.items() if column < 0)
+        how = "mean of 11 length bins, each of 5 depth rows; empty rows count 0"
+        return Summary(
+            official=mean(overall) if any(count[i] for i in range(len(LABELS))) else float("nan"),
+            how=f"{how}; {short} below 1k tokens do not count" if short else how,
+            mean=mean([score for _, score in labelled]),
+            n=len(labelled),
+            groups=(
+                *grouped("subtask", ((a.sample.task, score) for a, score in labelled)),
+                *(
+                    Group("context length (official)", LABELS[i], score, count[i])
+                    for i, score in enumerate(overall)
+                    if count[i]
+                ),
+                *(
+                    Group("length and depth", _cell(at), mean(scores), len(scores))
+                    for at, scores in sorted(by_cell.items())
+                ),
+            ),
+        )
+
+    def write_predictions(self, answered: Sequence[Answered], folder: Path) -> list[Path]:
+        """``{arm}_{subtask}.jsonl`` as the official scorer reads them, and its ``scores_{split}.json``."""
+        folder.mkdir(parents=True, exist_ok=True)
+        lines: dict[str, list[str]] = defaultdict(list)
+        for a in answered:
+            meta = a.sample.meta
+            line = {key: meta[key] for key in ("question_id", "question")}
+            line |= {"answer": a.sample.answer, "response": a.response}
+            line |= {key: meta[key] for key in ("context_length", "placed_depth")}
+            lines[a.sample.task].append(json.dumps(line, ensure_ascii=False) + "\n")
+        written = []
+        for task, rows in sorted(lines.items()):
+            written.append(folder / f"{folder.name}_{task}.jsonl")
+            written[-1].write_text("".join(rows), encoding="utf-8")
+        bins: dict[str, list[Any]] = {task: bin_scores(scored) for task, scored in _placed(answered).items()}
+        if len(bins) == len(SUBTASKS):
+            bins["overall"] = [round(mean(column), 6) for column in zip(*bins.values(), strict=True)]
+        if bins:
+            (folder / "results").mkdir(exist_ok=True)
+            written.append(folder / "results" / f"scores_{self.split}.json")
+            written[-1].write_text(json.dumps({**bins, "context_ranges": LABELS}, indent=1), encoding="utf-8")
+        return written
+
+
+def _lines(file: Path) -> Iterator[tuple[int, str]]:
+    with file.open(encoding="utf-8", errors="replace") as stream:
+        yield from ((number, line) for number, line in enumerate(stream, 1) if line.strip())
+
+
+def _parsed(line: str, name: str) -> dict[str, Any] | str:
+    """The record of a line, or what is wrong with it."""
+    try:
+        record = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        return f"no JSON, the line is truncated or damaged ({error})"
+    if not isinstance(record, dict):
+        return f"a {type(record).__name__} where a record belongs"
+    for key, kinds in _FIELDS.items():
+        if not isinstance(record.get(key), kinds):
+            return f"{key!r} is missing or of the wrong type"
+    meta = record["meta"]
+    depths = meta.get("placed_depth")
+    depths = depths if isinstance(depths, list) else [depths]
+    if not depths or not all(isinstance(d, int | float) and 0.0 <= d <= 1.0 for d in depths):
+        return f"placed_depth {meta.get('placed_depth')!r} is no depth between 0 and 1"
+    if not isinstance(meta.get("context_length"), int | float):
+        return f"context_length {meta.get('context_length')!r} is no number"
+    for key in ("choices", "choices_image_path"):
+        if not _all_text(meta.get(key) or []):
+            return f"{key} {meta[key]!r} is no list of text"
+    if not _all_text(record["images_list"]):
+        return "images_list holds other things than file names"
+    if meta.get("choices") and meta.get("choices_image_path"):
+        return "choices and choices_image_path are both given"
+    marks = record["context"].count(IMAGE) + record["question"].count(IMAGE)
+    if marks != len(record["images_list"]):
+        return f"{marks} <image> placeholders for {len(record['images_list'])} images"
+    try:
+        answer = _answer(name, record.get("answer"))
+    except ValueError:
+        return f"answer {record['answer']!r} is no list of counts"
+    if answer is not None and not isinstance(answer, int | list | str):
+        return f"answer {answer!r} is no choice, list or text"
+    return record
+
+
+def _all_text(items: Any) -> bool:
+    return isinstance(items, list) and all(isinstance(item, str) for item in items)
+
+
+def _pictures(record: Mapping[str, Any]) -> list[str]:
+    """Context, then question, then choices: the order of their placeholders."""
+    return [*record["images_list"], *(record["meta"].get("choices_image_path") or ())]
+
+
+def _answer(name: str, answer: Any) -> Any:
+    """Counting answers may be lists written as text."""
+    return json.loads(answer) if name.startswith("counting") and isinstance(answer, str) else answer
+
+
+def _only_first_is_pattern(name: str, pictures: Sequence[str]) -> bool:
+    patterns = ["abnormal_pic" in picture for picture in pictures]
+    return name == "counting-image" and len(patterns) > 1 and patterns[0] and not any(patterns[1:])
+
+
+def _interleave(texts: Sequence[str], pictures: Sequence[Picture]) -> list[Part]:
+    """The texts one after another, pictures in the places of their marks; ends with text."""
+    left = iter(pictures)
+    parts: list[Part] = []
+    for text in texts:
+        first, *rest = text.split(IMAGE)
+        parts.append(Text(first))
+        for piece in rest:
+            parts += [next(left), Text(piece)]
+    *chunks, question = parts
+    return [*(p for p in chunks if p != Text("")), question]
+
+
+def _placed(answered: Sequence[Answered]) -> dict[str, list[tuple[Place, float]]]:
+    placed: dict[str, list[tuple[Place, float]]] = defaultdict(list)
+    for a in answered:
+        if a.score is not None:
+            where = place(a.sample.meta["context_length"], a.sample.meta["placed_depth"])
+            placed[a.sample.task].append((where, a.score))
+    return dict(sorted(placed.items()))
+
+
+def _cell(at: Place) -> str:
+    length = LABELS[at.column] if at.column >= 0 else "<1k"
+    return f"{length}, depth {at.row / DEPTHS:.1f}-{(at.row + 1) / DEPTHS:.1f}"

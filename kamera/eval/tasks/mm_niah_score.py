@@ -1,0 +1,88 @@
+"""MM-NIAH's scorer: choices, soft accuracy of lists, words in text; and scores by length and depth.
+
+Follows the benchmark's ``calculate_scores``; its quirks (what counts as a letter, that empty rows of
+the depth axis count as zero) are kept, so that numbers compare.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from kamera.eval.tasks.vqa_text import holds_word, normalize
+
+LENGTHS = (1000, 2000, 4000, 8000, 12000, 16000, 24000, 32000, 40000, 48000, 64000)
+"""Lower edges, in tokens, of the context lengths that are scored; shorter contexts are discarded."""
+LABELS = tuple(f"{edge // 1000}k" for edge in LENGTHS)
+DEPTHS = 5
+
+
+class Place(NamedTuple):
+    """Column and row of a sample in the heat map; column -1 is shorter than the first edge."""
+
+    column: int
+    row: int
+
+
+def score_response(response: str, answer: Any) -> float:
+    """0.0 to 1.0 by the type of ``answer``: index of a choice, list of counts, or words."""
+    stripped = response.strip(".")
+    if isinstance(answer, int):
+        return float(_chosen(stripped) == answer)
+    if isinstance(answer, list):
+        return _soft_accuracy(stripped, answer)
+    return float(holds_word(normalize(stripped), normalize(str(answer))))
+
+
+def place(context_length: float, placed_depth: float | Sequence[float]) -> Place:
+    """Where a sample counts; ``placed_depth`` (0 to 1) of several needles is their mean."""
+    depths = [placed_depth] if isinstance(placed_depth, int | float) else list(placed_depth)
+    depth = sum(depths) / len(depths)
+    row = int((0.99 if depth == 1.0 else depth) / 0.2)
+    return Place(int(np.digitize(context_length, LENGTHS)) - 1, row)
+
+
+def bin_scores(scored: Iterable[tuple[Place, float]]) -> list[float]:
+    """One subtask's eleven scores: the mean over five depths of cell means, an empty cell being 0."""
+    cells: dict[Place, list[float]] = defaultdict(list)
+    for where, score in scored:
+        cells[where].append(score)
+    means = {where: sum(scores) / len(scores) for where, scores in cells.items()}
+    return [
+        round(sum(means.get(Place(column, row), 0.0) for row in range(DEPTHS)) / DEPTHS, 6)
+        for column in range(len(LENGTHS))
+    ]
+
+
+def _chosen(text: str) -> int | None:
+    """The choice a response names, or None."""
+    if text.isdigit():
+        return int(text) if text.isdecimal() else None
+    text = text.lower().replace("the answer is", "").replace("*", "")
+    if "." in text:
+        text = text.split(".")[0].replace(",", "")
+    text = text.strip()
+    if "the camera is moving left" in text:
+        text = "a"
+    elif "the camera is moving right" in text:
+        text = "b"
+    return ord(text) - ord("a") if len(text) == 1 else None
+
+
+def _soft_accuracy(text: str, answer: list[Any]) -> float:
+    """The share of positions that agree; items beyond the answer's length do not count."""
+    try:
+        given = json.loads(text.replace("json", "").replace("```", "").strip())
+    except (ValueError, RecursionError):
+        return 0.0
+    if isinstance(given, dict):
+        if not all(isinstance(value, list) for value in given.values()):
+            return 0.0
+        given = [item for value in given.values() for item in value]
+    if not isinstance(given, list) or not answer:
+        return 0.0
+    return sum(a == b for a, b in zip(given, answer, strict=False)) / len(answer)

@@ -1,0 +1,187 @@
+"""MuirBench: multiple-choice questions over several pictures, in 12 tasks.
+
+Layout: the parquet files of the Hugging Face set, ``data/test-*.parquet``. Prompts: the benchmark's
+own, or lmms-eval's (``form="lmms-eval"``), each with its own answer extraction.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from kamera.errors import TaskDataError
+from kamera.eval.tasks.letters import LETTERS, last_letter, leading_letter, unread
+from kamera.eval.tasks.parquet import picture, rows
+from kamera.eval.tasks.sample import Answered, Group, Part, Picture, Problem, Sample, Summary, Text, mean
+
+TASKS = (
+    "Geographic Understanding",
+    "Diagram Understanding",
+    "Scene Understanding",
+    "Action Understanding",
+    "Cartoon Understanding",
+    "Image-Text Matching",
+    "Difference Spotting",
+    "Visual Retrieval",
+    "Counting",
+    "Attribute Similarity",
+    "Visual Grounding",
+    "Ordering",
+)
+NONE_FITS = "None of the choices provided"
+"""The right option of an unanswerable item; each has an answerable counterpart."""
+
+_COLUMNS = (
+    *("idx", "task", "image_relation", "image_type", "question", "options", "answer", "image_list"),
+    "counterpart_idx",
+)
+
+
+class MuirBench:
+    """``subtasks`` names the tasks to ask (default all 12), ``form`` the prompt and its extraction."""
+
+    name = "muirbench"
+    overlong: Literal["left", "refuse"] = "refuse"
+
+    def __init__(
+        self,
+        subtasks: Sequence[str] | None = None,
+        form: Literal["official", "lmms-eval"] = "official",
+    ) -> None:
+        unknown = sorted(set(subtasks or ()) - set(TASKS))
+        if unknown:
+            raise ValueError(f"task {unknown} is none of MuirBench's: {', '.join(TASKS)}")
+        if form not in ("official", "lmms-eval"):
+            raise ValueError(f"form {form!r} is none of official, lmms-eval")
+        self.subtasks = tuple(subtasks or TASKS)
+        self.form = form
+
+    def load(self, data: Path, limit: int | None = None) -> Iterator[Sample | Problem]:
+        """Samples in file order, ``limit`` over all shards. See `Task.load`."""
+        shards = sorted((data / "data").glob("test-*.parquet"))
+        if not shards:
+            raise TaskDataError(f"{data}: no data/test-*.parquet: give the MuirBench folder as published")
+        seen: set[str] = set()
+        left = limit
+        for shard in shards:
+            for number, row in rows(shard, _COLUMNS):
+                if left == 0:
+                    return
+                made = self._sample(row, f"{shard}:row {number}")
+                if isinstance(made, Sample):
+                    if made.task not in self.subtasks:
+                        continue
+                    if made.id in seen:
+                        yield Problem(made.where, f"idx {made.meta['idx']!r} stands there twice")
+                        continue
+                    seen.add(made.id)
+                    left = None if left is None else left - 1
+                yield made
+
+    def max_new_tokens(self, sample: Sample) -> int:
+        """16, as lmms-eval has it; the benchmark's own code does not say."""
+        return 16
+
+    def score(self, response: str, sample: Sample) -> float:
+        """1.0 where the extracted letter is the answer; a response without a letter is wrong."""
+        found = self._find(response, sample)
+        return float(found is not None and found.strip().lower() == sample.answer.lower())
+
+    def summarize(self, answered: Sequence[Answered]) -> Summary:
+        """Accuracy over all samples, per task, and of unanswerable items and their counterparts."""
+        scored = [(a.sample, a.score) for a in answered if a.score is not None]
+        groups = [_group("task", task, [s for q, s in scored if q.task == task]) for task in TASKS]
+        for label, fits in (("answerable", True), ("unanswerable", False)):
+            groups.append(_group("kind", label, [s for q, s in scored if q.meta["answerable"] is fits]))
+        groups.append(_group("kind", "both of a pair", _pairs(scored)))
+        overall = mean([s for _, s in scored])
+        lost = unread(answered, lambda a: self._find(a.response, a.sample))
+        filled = tuple(g for g in groups if g.n)
+        return Summary(overall, "accuracy over all samples", overall, len(scored), filled + lost)
+
+    def write_predictions(self, answered: Sequence[Answered], folder: Path) -> list[Path]:
+        """``muirbench.jsonl``: lmms-eval's per-item fields, and the response they come from."""
+        path = folder / "muirbench.jsonl"
+        with path.open("w", encoding="utf-8") as file:
+            for a in answered:
+                kept = {k: a.sample.meta[k] for k in ("idx", "task", "image_relation", "image_type")}
+                found = self._find(a.response, a.sample)
+                line = {**kept, "answer": a.sample.answer, "pred": found, "response": a.response}
+                file.write(json.dumps(line, ensure_ascii=False) + "\n")
+        return [path]
+
+    def _find(self, response: str, sample: Sample) -> str | None:
+        return last_letter(response, sample.choices) if self.form == "official" else leading_letter(response)
+
+    def _sample(self, row: dict[str, Any], where: str) -> Sample | Problem:
+        for field in ("idx", "counterpart_idx"):  # numbers or text: the set's card does not fix it
+            row[field] = None if row[field] is None else str(row[field])
+        bad = _fault(row)
+        if bad:
+            return Problem(where, bad)
+        try:
+            pictures = [picture(cell) for cell in row["image_list"]]
+        except ValueError as error:
+            return Problem(where, f"image_list holds {error}")
+        options = tuple(row["options"])
+        pieces = self._prompt(row["question"], options).split("<image>")
+        if len(pieces) - 1 != len(pictures):
+            return Problem(
+                where, f"{len(pieces) - 1} <image> in question and options, {len(pictures)} images"
+            )
+        parts: list[Part] = []
+        for text, image in zip(pieces, pictures, strict=False):
+            parts += [Text(text)] * bool(text)
+            parts.append(Picture(image))
+        meta = {k: row[k] for k in ("idx", "task", "image_relation", "image_type", "counterpart_idx")}
+        meta["answerable"] = options[LETTERS.index(row["answer"])].strip() != NONE_FITS
+        return Sample(
+            f"muirbench/{row['idx']}",
+            row["task"],
+            tuple(parts),
+            pieces[-1],
+            row["answer"],
+            options,
+            meta,
+            where,
+        )
+
+    def _prompt(self, question: str, options: Sequence[str]) -> str:
+        lettered = list(zip(LETTERS, options, strict=False))
+        if self.form == "lmms-eval":
+            choices = "\n".join(f"{letter}. {option}" for letter, option in lettered)
+            return f"{question}\n{choices}\nAnswer with the option's letter from the given choices directly."
+        choices = "\n".join(f"({letter}) {option}" for letter, option in lettered)
+        hint = "Please provide the correct option letter, such as A, B, C, D, directly."
+        return f"Question: {question}\nChoices:\n{choices}\nHint: {hint}\nAnswer:"
+
+
+def _fault(row: dict[str, Any]) -> str:
+    """What is wrong with a row's fields, or nothing."""
+    for field in ("idx", "task", "question", "answer"):
+        if not isinstance(row[field], str) or not row[field]:
+            return f"{field} is {row[field]!r}, no text"
+    if row["task"] not in TASKS:
+        return f"unknown task {row['task']!r}"
+    options, images = row["options"], row["image_list"]
+    if not options or not all(isinstance(option, str) for option in options):
+        return f"options are {options!r}"
+    if row["answer"] not in LETTERS[: len(options)]:
+        return f"answer {row['answer']!r} is none of the {len(options)} options"
+    return "" if images else "image_list is empty"
+
+
+def _pairs(scored: Sequence[tuple[Sample, float]]) -> list[float]:
+    """For every item whose counterpart was asked too: 1.0 where both are right. Each pair once."""
+    by_idx = {q.meta["idx"]: (q.meta["counterpart_idx"], s) for q, s in scored}
+    return [
+        min(score, by_idx[other][1])
+        for idx, (other, score) in by_idx.items()
+        if other in by_idx and (by_idx[other][0] != idx or str(idx) < str(other))
+    ]
+
+
+def _group(by: str, label: str, scores: Sequence[float]) -> Group:
+    return Group(by, label, mean(scores), len(scores))

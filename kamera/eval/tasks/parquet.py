@@ -1,0 +1,56 @@
+"""Rows of a parquet file, one by one, as dicts: the container of the Hugging Face sets."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+from PIL import Image, UnidentifiedImageError
+
+from kamera.errors import TaskDataError
+
+_BATCH = 16  # rows in memory at once: a MuirBench row holds its pictures
+
+
+def rows(path: Path, columns: Sequence[str]) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Number (from 0) and the ``columns`` of every row, streamed.
+
+    Raises TaskDataError for a file that cannot be read, for columns it lacks, and without pyarrow.
+    """
+    try:
+        import pyarrow as pa
+        from pyarrow.parquet import ParquetFile
+    except ImportError:
+        raise TaskDataError(f"{path}: reading parquet needs pyarrow: pip install 'kamera[eval]'") from None
+    try:
+        with ParquetFile(path) as file:
+            missing = sorted(set(columns) - set(file.schema_arrow.names))
+            if missing:
+                raise TaskDataError(
+                    f"{path}: no column {missing}, it has {file.schema_arrow.names}: "
+                    "give the set as published"
+                )
+            number = 0
+            for batch in file.iter_batches(batch_size=_BATCH, columns=list(columns)):
+                for row in batch.to_pylist():
+                    yield number, row
+                    number += 1
+    except (pa.ArrowException, OSError) as error:
+        raise TaskDataError(f"{path}: not a readable parquet file ({error}): download it again") from None
+
+
+def picture(cell: Any) -> Image.Image:
+    """The RGB picture in a Hugging Face image cell ``{"bytes": …, "path": …}``.
+
+    Raises ValueError, saying what the cell holds instead.
+    """
+    data = cell.get("bytes") if isinstance(cell, dict) else None
+    if not data:
+        raise ValueError(f"no picture bytes ({type(cell).__name__})" if data is None else "an empty picture")
+    try:
+        with Image.open(BytesIO(data)) as image:
+            return image.convert("RGB")
+    except (UnidentifiedImageError, Image.DecompressionBombError, OSError, SyntaxError) as error:
+        raise ValueError(f"a picture that cannot be read: {error}") from None

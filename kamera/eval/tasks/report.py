@@ -1,0 +1,113 @@
+"""What a benchmark run found: scores beside fidelity to the re-prefill, costs, and what was wrong."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from kamera.eval.metrics import Interval, bootstrap
+from kamera.eval.tasks.arms import BLIND, REFERENCE
+from kamera.eval.tasks.journal import Line
+from kamera.eval.tasks.sample import Answered, Problem, Summary, Task, mean
+
+
+@dataclass(frozen=True)
+class ArmResult:
+    """One arm over all items.
+
+    ``summary`` holds the official score and the plain mean, ``interval`` the mean's 95 % bootstrap
+    interval. ``agreement`` is the share of items answered as the re-prefill answers them;
+    ``flip_recover`` that share among the items where blind reuse answers otherwise (nan without such
+    items, or without these arms). Costs are means over items of getting the window ready from stored
+    canonicals: ``kv_share`` is bytes of patches to bytes of the chunks' KV.
+    """
+
+    arm: str
+    summary: Summary
+    interval: Interval
+    agreement: float
+    flip_recover: float
+    seconds: float
+    answer_seconds: float
+    forwards: float
+    tokens_recomputed: float
+    kv_share: float
+
+
+@dataclass(frozen=True)
+class Results:
+    """A finished run: one row per arm, and everything that was wrong with the data.
+
+    ``notes`` counts the items that were cut, over-length or out of memory, by arm and note.
+    """
+
+    task: str
+    items: int
+    labelled: int
+    arms: tuple[ArmResult, ...]
+    notes: tuple[tuple[str, str, int], ...]
+    problems: tuple[Problem, ...]
+
+    @property
+    def skipped(self) -> int:
+        """Samples and files that were left out."""
+        return sum(problem.skipped for problem in self.problems)
+
+    def document(self) -> dict[str, Any]:
+        """Plain values for JSON, nan where something is undefined."""
+        return {
+            "task": self.task,
+            "items": self.items,
+            "labelled": self.labelled,
+            "skipped": self.skipped,
+            "arms": [asdict(arm) for arm in self.arms],
+            "notes": [{"arm": arm, "note": note, "items": count} for arm, note, count in self.notes],
+            "problems": [asdict(problem) for problem in self.problems],
+        }
+
+    def arm(self, name: str) -> ArmResult:
+        """The row of an arm. Raises KeyError."""
+        return {row.arm: row for row in self.arms}[name]
+
+
+def collect(
+    task: Task,
+    answered: Mapping[str, Sequence[Answered]],
+    lines: Sequence[Line],
+    problems: Sequence[Problem],
+) -> Results:
+    """The results of a run from every arm's answers (in the same order) and the lines of all items."""
+    said = {arm: [a.response.strip() for a in of_arm] for arm, of_arm in answered.items()}
+    ideal = said.get(REFERENCE)
+    flipped = [i for i, b in enumerate(said[BLIND]) if b != ideal[i]] if ideal and BLIND in said else []
+    rows = []
+    for arm, of_arm in answered.items():
+        own = [line for line in lines if line.arm == arm]
+        same = [float(a == b) for a, b in zip(said[arm], ideal, strict=True)] if ideal else []
+        kv_bytes = sum(line.kv_bytes for line in own)
+        rows.append(
+            ArmResult(
+                arm=arm,
+                summary=task.summarize(of_arm),
+                interval=bootstrap([a.score for a in of_arm if a.score is not None]),
+                agreement=mean(same),
+                flip_recover=mean([same[i] for i in flipped]),
+                seconds=mean([line.seconds for line in own]),
+                answer_seconds=mean([line.answer_seconds for line in own]),
+                forwards=mean([line.forwards for line in own]),
+                tokens_recomputed=mean([line.tokens_recomputed for line in own]),
+                kv_share=sum(line.bytes for line in own) / kv_bytes if kv_bytes else 0.0,
+            )
+        )
+    first = next(iter(answered.values()))
+    notes = Counter((line.arm, line.note) for line in lines if line.note)
+    return Results(
+        task=task.name,
+        items=len(first),
+        labelled=sum(a.score is not None for a in first),
+        arms=tuple(rows),
+        notes=tuple((*key, count) for key, count in sorted(notes.items())),
+        problems=tuple(problems),
+    )

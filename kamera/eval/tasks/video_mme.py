@@ -1,0 +1,178 @@
+"""Video-MME: multiple-choice questions over videos of seconds to an hour, without and with subtitles.
+
+Layout: ``videomme/test-00000-of-00001.parquet``, ``data/{videoID}.mp4`` (.MP4, .mkv) and
+``subtitle/{videoID}.srt`` of the Hugging Face set, its archives unpacked.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from kamera.backbones.media import Clip
+from kamera.errors import TaskDataError, UnreadableMedia
+from kamera.eval.tasks.clips import Sampling, find_video
+from kamera.eval.tasks.letters import first_abcd, unread
+from kamera.eval.tasks.parquet import rows
+from kamera.eval.tasks.sample import Answered, Group, Problem, Sample, Summary, mean
+from kamera.eval.tasks.subtitles import on_screen, read_srt
+
+SETTINGS = ("without-subtitles", "with-subtitles")
+DURATIONS = ("short", "medium", "long")
+SUFFIXES = (".mp4", ".MP4", ".mkv")
+
+_OF_VIDEO = ("video_id", "duration", "domain", "sub_category")
+_TEXTS = (*_OF_VIDEO, "videoID", "question_id", "task_type", "question", "answer")
+_GROUPED_BY = ("duration", "domain", "sub_category", "task_type")
+_ASK = (
+    "Select the best answer to the following multiple-choice question based on the video. "
+    "Respond with only the letter (A, B, C, or D) of the correct option."
+)
+
+
+class VideoMME:
+    """``subtasks`` are of `SETTINGS` (default: without subtitles); the rest as in `Sampling`."""
+
+    name = "video-mme"
+    overlong: Literal["left", "refuse"] = "refuse"
+
+    def __init__(
+        self,
+        subtasks: Sequence[str] | None = None,
+        num_frames: int | None = None,
+        fps: float | None = None,
+        clips: int = 4,
+    ) -> None:
+        unknown = sorted(set(subtasks or ()) - set(SETTINGS))
+        if unknown:
+            raise ValueError(f"task {unknown} is none of Video-MME's: {', '.join(SETTINGS)}")
+        self.settings = tuple(s for s in SETTINGS if s in (subtasks or SETTINGS[:1]))
+        self.sampling = Sampling(num_frames, fps, clips)
+
+    def load(self, data: Path, limit: int | None = None) -> Iterator[Sample | Problem]:
+        """Every question once per setting, ``limit`` questions at most. See `Task.load`."""
+        table = data / "videomme" / "test-00000-of-00001.parquet"
+        if not table.is_file():
+            raise TaskDataError(f"{table}: no such file: give the Video-MME folder as published")
+        if "with-subtitles" in self.settings and not (data / "subtitle").is_dir():
+            raise TaskDataError(f"{data / 'subtitle'}: no such folder: unpack subtitle.zip")
+        seen: set[str] = set()
+        shown: tuple[str, tuple[Clip, ...] | str] = ("", ())  # a video's questions follow one another
+        for number, row in rows(table, (*_TEXTS, "options")):
+            if limit is not None and len(seen) >= limit:
+                return
+            where = f"{table}:row {number}"
+            bad = _fault(row) or ("question_id stands there twice" if row["question_id"] in seen else "")
+            if not bad and shown[0] != row["videoID"]:
+                shown = (row["videoID"], self._video(data / "data", row["videoID"]))
+            if bad or isinstance(shown[1], str):
+                yield Problem(where, bad or str(shown[1]))
+                continue
+            seen.add(row["question_id"])
+            for setting in self.settings:
+                yield from self._samples(row, shown[1], setting, data / "subtitle", where)
+
+    def max_new_tokens(self, sample: Sample) -> int:
+        """16, as lmms-eval has it; the benchmark's own page does not say."""
+        return 16
+
+    def score(self, response: str, sample: Sample) -> float:
+        """1.0 where the first capital A to D is the answer; a response without one is wrong."""
+        return float(first_abcd(response) == sample.answer)
+
+    def summarize(self, answered: Sequence[Answered]) -> Summary:
+        """Accuracy overall and by duration, domain, sub-category and task type, for each setting."""
+        scored = [(a.sample, a.score) for a in answered if a.score is not None]
+        groups: list[Group] = []
+        for setting in SETTINGS:
+            of = [(q, s) for q, s in scored if q.task == setting]
+            if of:
+                groups.append(Group("overall", setting, mean([s for _, s in of]), len(of)))
+            for key in _GROUPED_BY:
+                labels = dict.fromkeys(q.meta[key] for q, _ in of)
+                for label in DURATIONS if key == "duration" else labels:
+                    cell = [s for q, s in of if q.meta[key] == label]
+                    if cell:
+                        groups.append(Group(f"{key}, {setting}", label, mean(cell), len(cell)))
+        overall = mean([s for _, s in scored])
+        head = groups[0] if groups else Group("overall", SETTINGS[0], overall, 0)
+        lost = unread(answered, lambda a: first_abcd(a.response))
+        how = f"accuracy {head.label.replace('-', ' ')}"
+        return Summary(head.score, how, overall, len(scored), (*groups, *lost))
+
+    def write_predictions(self, answered: Sequence[Answered], folder: Path) -> list[Path]:
+        """``video-mme-{setting}.json`` for each setting, as the benchmark's result template has it."""
+        paths = []
+        for setting in SETTINGS:
+            videos: dict[str, dict[str, Any]] = {}
+            for a in answered:
+                if a.sample.task != setting:
+                    continue
+                meta = a.sample.meta
+                video = {**{k: meta[k] for k in _OF_VIDEO}, "questions": []}
+                asked = {k: meta[k] for k in ("question_id", "task_type", "question")}
+                answers = {"options": list(a.sample.choices), "answer": a.sample.answer}
+                videos.setdefault(meta["video_id"], video)["questions"].append(
+                    {**asked, **answers, "response": a.response}
+                )
+            if videos:
+                path = folder / f"video-mme-{setting}.json"
+                text = json.dumps(list(videos.values()), ensure_ascii=False, indent=4)
+                path.write_text(text + "\n", encoding="utf-8")
+                paths.append(path)
+        return paths
+
+    def _video(self, folder: Path, video_id: str) -> tuple[Clip, ...] | str:
+        """The video's clips, or what is wrong with it."""
+        path = find_video(folder, video_id, SUFFIXES)
+        if path is None:
+            return f"no video {folder / video_id} with any of {', '.join(SUFFIXES)}"
+        try:
+            return self.sampling.read(path)
+        except UnreadableMedia as error:
+            return str(error)
+
+    def _samples(
+        self, row: dict[str, Any], clips: Sequence[Clip], setting: str, subtitles: Path, where: str
+    ) -> Iterator[Sample | Problem]:
+        """The question in one setting. A video without a subtitle file is asked without subtitles."""
+        lines: list[str] = []
+        if setting == "with-subtitles":
+            path = subtitles / f"{row['videoID']}.srt"
+            if path.is_file():
+                try:
+                    lines = on_screen(read_srt(path), [t for clip in clips for t in clip.seconds])
+                except ValueError as error:
+                    yield Problem(where, str(error))
+                    return
+            elif row["duration"] == "long":
+                yield Problem(where, f"no {path}: every long video has one; asked without", skipped=False)
+        options = tuple(row["options"])
+        listed = "".join(f"{line}\n" for line in lines)
+        before = f"This video's subtitles are listed below:\n{listed}" if lines else ""
+        question = f"{before}{_ASK}\n" + "\n".join((row["question"], *options, "The best answer is:"))
+        yield Sample(
+            id=f"{setting}/{row['question_id']}",
+            task=setting,
+            parts=self.sampling.parts(clips),
+            question=question,
+            answer=row["answer"],
+            choices=options,
+            meta={k: row[k] for k in _TEXTS if k != "answer"},
+            where=where,
+        )
+
+
+def _fault(row: dict[str, Any]) -> str:
+    """What is wrong with a row's fields, or nothing."""
+    for field in _TEXTS:
+        if not isinstance(row[field], str) or not row[field]:
+            return f"{field} is {row[field]!r}, no text"
+    if row["duration"] not in DURATIONS:
+        return f"duration {row['duration']!r} is none of {', '.join(DURATIONS)}"
+    options = row["options"]
+    if not options or len(options) != 4 or not all(isinstance(option, str) for option in options):
+        return f"options are {options!r}, not four texts"
+    return "" if row["answer"] in ("A", "B", "C", "D") else f"answer {row['answer']!r} is no letter A to D"

@@ -1,0 +1,225 @@
+"""Low-rank factors of a deficit: plain or weighted by what reads it, in floats or in codes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+
+from kamera.ops.quantize import Bits, Codes, quantize
+from kamera.ops.readers import Metric
+
+Factor = torch.Tensor | Codes
+"""One factor of a direction set: floats ``[rows, m]``, or codes of such a matrix."""
+
+Deltas = Sequence[Mapping[str, torch.Tensor]]
+"""A deficit: per layer, channel -> ``[tokens, features]``."""
+
+# Directions weaker than this share of the strongest one are rounding, not signal. A Gram matrix in
+# float64 squares the singular values, so it resolves them only to the root of its precision.
+_NOISE = 1e-10
+_GRAM_NOISE = 1e-7
+
+
+@dataclass(frozen=True, eq=False)
+class LowRank:
+    """Factors of one channel's deficit: Δ ≈ ``left @ right.T``.
+
+    ``left`` is ``[tokens, m]``, ``right`` ``[features, m]`` (heads flattened), each in floats or as
+    `Codes`. Columns are ordered by the energy they carry, so a prefix of them is the best approximation
+    of its rank (of the weighted deficit, when it was factored under a `Metric`).
+    """
+
+    left: Factor
+    right: Factor
+
+    def __post_init__(self) -> None:
+        shapes = tuple(self.left.shape), tuple(self.right.shape)
+        if len(shapes[0]) != 2 or len(shapes[1]) != 2:
+            raise ValueError(f"factors must be matrices, got {shapes[0]}, {shapes[1]}")
+        if shapes[0][1] != shapes[1][1]:
+            raise ValueError(f"left has rank {shapes[0][1]} and right {shapes[1][1]}: must be equal")
+
+    @property
+    def rank(self) -> int:
+        """Number of directions."""
+        return self.left.shape[1]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of both factors, scales of codes included."""
+        return sum(t.numel() * t.element_size() for t in self.tensors().values())
+
+    def dense(self) -> torch.Tensor:
+        """``[tokens, features]`` in float32 (float64 for float64 factors)."""
+        left, right = floats(self.left), floats(self.right)
+        work = torch.promote_types(left.dtype, torch.float32)
+        return left.to(work) @ right.to(work).T
+
+    def truncate(self, rank: int) -> LowRank:
+        """The ``rank`` strongest directions (all of them when there are fewer)."""
+        if rank < 0:
+            raise ValueError(f"rank {rank} is negative")
+        return LowRank(_prefix(self.left, rank), _prefix(self.right, rank))
+
+    def rerank(self, rank: int | None = None) -> LowRank:
+        """Re-order arbitrary factors by energy, and keep ``rank``: the SVD of ``left @ right.T``.
+
+        Costs a QR of each factor and an SVD of ``[m, m]``; Δ itself is never formed. Codes become
+        float32.
+        """
+        work = torch.float64
+        left, right = floats(self.left), floats(self.right)
+        q_left, r_left = torch.linalg.qr(left.to(work))
+        q_right, r_right = torch.linalg.qr(right.to(work))
+        u, s, vh = torch.linalg.svd(r_left @ r_right.T)
+        keep = significant(s, rank, _NOISE)
+        root = s[:keep].sqrt()
+        return LowRank(
+            (q_left @ u[:, :keep] * root).to(left.dtype),
+            (q_right @ vh[:keep].T * root).to(right.dtype),
+        )
+
+    def quantize(self, bits: Bits = 8) -> LowRank:
+        """Both factors as codes of ``bits`` bits, one scale per column."""
+        return LowRank(quantize(floats(self.left), bits).codes, quantize(floats(self.right), bits).codes)
+
+    def cast(self, dtype: torch.dtype) -> LowRank:
+        """Both factors as floats of ``dtype``."""
+        return LowRank(floats(self.left).to(dtype), floats(self.right).to(dtype))
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """What to store: ``left``, ``right``; of a coded factor ``left_codes`` and ``left_scales``."""
+        held: dict[str, torch.Tensor] = {}
+        for side, factor in (("left", self.left), ("right", self.right)):
+            if isinstance(factor, Codes):
+                held |= {f"{side}_codes": factor.codes, f"{side}_scales": factor.scales}
+            else:
+                held[side] = factor
+        return held
+
+    @classmethod
+    def from_tensors(cls, tensors: Mapping[str, torch.Tensor]) -> LowRank:
+        """The factors that `tensors` gave; `KeyError` names one that is missing."""
+
+        def side(name: str) -> Factor:
+            if f"{name}_codes" in tensors:
+                return Codes(tensors[f"{name}_codes"], tensors[f"{name}_scales"])
+            return tensors[name]
+
+        return cls(side("left"), side("right"))
+
+
+@dataclass(frozen=True, eq=False)
+class Patch:
+    """Low-rank factors for every layer and channel of one chunk behind given antecedents.
+
+    A channel that is not named is not corrected (layer 0 never needs it: no attention precedes it).
+    """
+
+    layers: tuple[Mapping[str, LowRank], ...]
+
+    @property
+    def rank(self) -> int:
+        """The largest rank of any channel."""
+        return max((f.rank for layer in self.layers for f in layer.values()), default=0)
+
+    @property
+    def num_tokens(self) -> int | None:
+        """Tokens of the chunk it corrects, or None when it corrects nothing."""
+        for layer in self.layers:
+            for factors in layer.values():
+                return factors.left.shape[0]
+        return None
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all factors."""
+        return sum(f.nbytes for layer in self.layers for f in layer.values())
+
+    def truncate(self, rank: int) -> Patch:
+        """Keep the ``rank`` strongest directions of every channel; rank 0 corrects nothing."""
+        return self._map(lambda f: f.truncate(rank))
+
+    def rerank(self, rank: int | None = None) -> Patch:
+        """`LowRank.rerank` on every channel."""
+        return self._map(lambda f: f.rerank(rank))
+
+    def quantize(self, bits: Bits = 8) -> Patch:
+        """`LowRank.quantize` on every channel."""
+        return self._map(lambda f: f.quantize(bits))
+
+    def _map(self, function: Callable[[LowRank], LowRank]) -> Patch:
+        layers = []
+        for layer in self.layers:
+            mapped = {name: function(f) for name, f in layer.items()}
+            layers.append({name: f for name, f in mapped.items() if f.rank})
+        return Patch(tuple(layers))
+
+
+class Formed(NamedTuple):
+    """A patch and the share of the deficit's energy it kept (1.0 when there was no deficit)."""
+
+    patch: Patch
+    energy: float
+
+
+def factor(delta: torch.Tensor, rank: int | None = None, metric: Metric | None = None) -> LowRank:
+    """The best rank-``rank`` factors of ``delta`` ``[tokens, features]``; all of them for None.
+
+    Best in the Frobenius norm, or with a metric M in that of Δ M^½: what is left out is then what the
+    channel's readers see least. Truncated SVD by way of the smaller Gram matrix in float64. Directions
+    without energy are dropped, so the rank of the result can be smaller than asked, down to 0.
+    """
+    if delta.dim() != 2:
+        raise ValueError(f"delta must be [tokens, features], got {tuple(delta.shape)}")
+    if rank is not None and rank < 0:
+        raise ValueError(f"rank {rank} is negative")
+    wide = delta.to(torch.float64)
+    seen = wide if metric is None else metric.apply(wide)
+    tokens, features = wide.shape
+    gram = seen @ seen.T if tokens <= features else seen.T @ seen
+    energies, vectors = torch.linalg.eigh(gram)
+    s = energies.clamp_min(0).sqrt().flip(0)
+    vectors = vectors.flip(1)
+    keep = significant(s, rank, _GRAM_NOISE)
+    root = s[:keep].sqrt()
+    basis = vectors[:, :keep]
+    if tokens <= features:
+        left, right = basis * root, seen.T @ basis / root
+    else:
+        left, right = seen @ basis / root, basis * root
+    if metric is not None:
+        right = metric.undo(right.T).T
+    return LowRank(left.to(delta.dtype), right.to(delta.dtype))
+
+
+def kept_energy(deltas: Deltas, patch: Patch) -> float:
+    """Share of the deficit's energy that the patch brings back: 1 − ‖Δ − patch‖² / ‖Δ‖², at least 0."""
+    total = lost = 0.0
+    for deltas_here, factors in zip(deltas, patch.layers, strict=True):
+        for name, delta in deltas_here.items():
+            wide = delta.to(torch.float64)
+            total += float(wide.square().sum())
+            left = wide - factors[name].dense().to(wide) if name in factors else wide
+            lost += float(left.square().sum())
+    return 1.0 if total == 0.0 else max(0.0, 1.0 - lost / total)
+
+
+def floats(factor: Factor) -> torch.Tensor:
+    """A factor in floats: itself, or its codes times their scales."""
+    return factor.dense() if isinstance(factor, Codes) else factor
+
+
+def significant(s: torch.Tensor, rank: int | None, noise: float) -> int:
+    """How many of the descending singular values ``s`` carry signal, at most ``rank``."""
+    if s.numel() == 0 or float(s[0]) == 0.0:
+        return 0
+    count = int((s > s[0] * noise).sum())
+    return count if rank is None else min(count, rank)
+
+
+def _prefix(factor: Factor, rank: int) -> Factor:
+    return factor.truncate(rank) if isinstance(factor, Codes) else factor[:, :rank]

@@ -1,0 +1,90 @@
+"""What reads a channel: the weights under which a deficit should be truncated.
+
+An error in a cached feature matters as far as something reads it. `Readers` holds, per layer, channel and
+head, the second moment M = E[g gᵀ] of what reads it: to first order a deficit that is off by E costs
+tr(E M Eᵀ). Moments of all channels are in one unit, so they also say what a direction of one channel is
+worth against one of another. How they are measured on a live model is `kamera.backbones.readers`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+
+from kamera.ops.layout import Layout
+
+# No direction is quite unread: what the measured readers never looked at, others may. Shares of the
+# channel's own mean, and of the mean over all channels.
+_DAMPING = 1e-2
+_FLOOR = 1e-4
+
+
+@dataclass(frozen=True, eq=False)
+class Metric:
+    """M^½ and its inverse for one channel, ``[heads, dim, dim]`` each, float64."""
+
+    root: torch.Tensor
+    inverse: torch.Tensor
+
+    def apply(self, x: torch.Tensor) -> torch.Tensor:
+        """Rows ``[n, features]`` as their readers see them: x M^½."""
+        return _per_head(x, self.root)
+
+    def undo(self, x: torch.Tensor) -> torch.Tensor:
+        """Back again: x M^-½."""
+        return _per_head(x, self.inverse)
+
+
+@dataclass(frozen=True, eq=False)
+class Readers:
+    """Second moments of what reads each channel, in the canonical frame.
+
+    Per layer, channel -> ``[heads, dim, dim]``, symmetric and positive semidefinite; heads do not mix,
+    as the queries and the output projection of a head group read that head alone.
+    """
+
+    layers: tuple[Mapping[str, torch.Tensor], ...]
+
+    def check(self, layout: Layout) -> None:
+        """Raise ValueError unless there is a finite moment of the right shape for every channel."""
+        if len(self.layers) != len(layout):
+            raise ValueError(f"readers of {len(self.layers)} layers, layout of {len(layout)}")
+        for i, (layer, spec) in enumerate(zip(self.layers, layout, strict=True)):
+            for c in spec.channels:
+                shape = tuple(layer[c.name].shape) if c.name in layer else None
+                if shape != (c.heads, c.dim, c.dim):
+                    raise ValueError(
+                        f"layer {i} channel {c.name}: readers {shape}, expected "
+                        f"{(c.heads, c.dim, c.dim)}: measure them on this backbone"
+                    )
+                if not bool(layer[c.name].isfinite().all()):
+                    raise ValueError(f"layer {i} channel {c.name}: readers are not finite; measure them anew")
+
+    def metric(self, layer: int, channel: str) -> Metric | None:
+        """The weights of one channel; None when nothing reads anything (all moments are zero)."""
+        moment = self.layers[layer][channel].to(torch.float64)
+        floor = _DAMPING * _mean(moment) + _FLOOR * self._overall
+        if floor <= 0.0:
+            return None
+        eye = torch.eye(moment.shape[-1], dtype=torch.float64, device=moment.device)
+        values, vectors = torch.linalg.eigh(moment + floor * eye)
+        root = values.clamp_min(floor).sqrt().unsqueeze(-2)
+        return Metric((vectors * root) @ vectors.mT, (vectors / root) @ vectors.mT)
+
+    @property
+    def _overall(self) -> float:
+        means = [_mean(m) for layer in self.layers for m in layer.values()]
+        return sum(means) / len(means) if means else 0.0
+
+
+def _mean(moment: torch.Tensor) -> float:
+    """Mean reading of a feature: trace over features."""
+    return float(moment.to(torch.float64).diagonal(dim1=-2, dim2=-1).mean())
+
+
+def _per_head(x: torch.Tensor, blocks: torch.Tensor) -> torch.Tensor:
+    heads, dim, _ = blocks.shape
+    split = x.to(torch.float64).reshape(x.shape[0], heads, dim)
+    return torch.einsum("nhd,hde->nhe", split, blocks.to(x.device)).reshape(x.shape)

@@ -1,0 +1,146 @@
+"""Sets made from the synthetic world in the layouts of MM-NIAH and MileBench.
+
+They give the trained backbone something it can answer, so a benchmark's whole path runs: from files
+to a table with a gap and its repair. One-hop questions are read in one frame and survive blind reuse;
+multi-hop ones bind a frame to what was shown before it. Same arguments, same files, bit for bit.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from .render import CELL
+from .world import Episode, Question, World
+
+HELD_OUT = 800_000
+"""Seed of the episodes shown; the backbone was trained on seeds of a million and above."""
+
+
+@dataclass(frozen=True)
+class _Shown:
+    """One episode on disk: its frames' files, relative to the image folder, and what is asked."""
+
+    index: int
+    episode: Episode
+    files: list[str]
+    one_hop: list[Question]
+    multi_hop: list[Question]
+
+
+def write_mm_niah(
+    folder: Path | str,
+    *,
+    episodes: int = 4,
+    questions: int = 4,
+    layouts: Sequence[str] = ("LLI", "LLLI"),
+    seed: int = 0,
+) -> Path:
+    """Write ``mm_niah_val/``: ``retrieval-text`` (one hop) and ``reasoning-text`` (several).
+
+    ``questions`` of each for every episode; returns ``folder``.
+    """
+    top = Path(folder) / "mm_niah_val"
+    lines: dict[str, list[str]] = {"retrieval-text": [], "reasoning-text": []}
+    for shown in _show(top / "images", "world", episodes, questions, layouts, seed):
+        for name, asked in (("retrieval-text", shown.one_hop), ("reasoning-text", shown.multi_hop)):
+            for question in asked:
+                record = _mm_niah_record(len(lines[name]), shown, question, name)
+                lines[name].append(json.dumps(record) + "\n")
+    (top / "annotations").mkdir(parents=True, exist_ok=True)
+    for name, rows in lines.items():
+        (top / "annotations" / f"{name}.jsonl").write_text("".join(rows), encoding="utf-8")
+    return Path(folder)
+
+
+def write_milebench(
+    folder: Path | str,
+    *,
+    episodes: int = 4,
+    questions: int = 4,
+    layouts: Sequence[str] = ("LLI", "LLLI"),
+    seed: int = 0,
+) -> Path:
+    """Write ``MileBench/``: ``ImageNeedleInAHaystack`` (one hop) and ``MMCoQA`` (several).
+
+    ``questions`` of each for every episode; returns ``folder``.
+    """
+    top = Path(folder) / "MileBench"
+    data: dict[str, list[dict[str, Any]]] = {"ImageNeedleInAHaystack": [], "MMCoQA": []}
+    for name, samples in data.items():
+        for shown in _show(top / name / "images", "", episodes, questions, layouts, seed):
+            asked = shown.one_hop if name == "ImageNeedleInAHaystack" else shown.multi_hop
+            samples += [_milebench_record(len(samples) + i, shown, q) for i, q in enumerate(asked)]
+        head = {
+            "dataset": name,
+            "split": "core",
+            "num_sample": len(samples),
+            "task_instruction": [""],  # the backbone reads questions, not instructions
+            "question_type": "open-ended",
+        }
+        text = json.dumps({"meta_data": head, "data": samples}, indent=1)
+        (top / name / f"{name}.json").write_text(text + "\n", encoding="utf-8")
+    return Path(folder)
+
+
+def _show(
+    images: Path, below: str, episodes: int, questions: int, layouts: Sequence[str], seed: int
+) -> Iterator[_Shown]:
+    (images / below).mkdir(parents=True, exist_ok=True)
+    world = World(HELD_OUT + seed)
+    for index in range(episodes):
+        episode = world.episode(index, layout=layouts[index % len(layouts)])
+        files = []
+        for number, frame in enumerate(episode.frames):
+            files.append(str(Path(below) / f"{index}-{number}.png"))
+            frame.image.save(images / files[-1])
+        rng = np.random.default_rng([HELD_OUT + seed, index])
+        every = [episode.ask(*subject) for subject in episode.subjects()]
+        mixed = [every[i] for i in rng.permutation(len(every))]
+        one_hop = [q for q in mixed if q.hops == 1][:questions]
+        # a value that fell back to its default is read in one frame: nothing is bound
+        multi_hop = [q for q in mixed if q.hops > 1 and len(q.frames) > 1][:questions]
+        yield _Shown(index, episode, files, one_hop, multi_hop)
+
+
+def _mm_niah_record(number: int, shown: _Shown, question: Question, name: str) -> dict[str, Any]:
+    frames = shown.episode.frames
+    # the caption's newline is what MM-NIAH puts between context and question
+    context = "".join(f"<image>{frame.caption}" for frame in frames).removesuffix("\n")
+    tokens = sum((f.image.width // CELL) * (f.image.height // CELL) for f in frames)
+    words = len(context.replace("<image>", " ").split())
+    return {
+        "id": number,
+        "images_list": shown.files,
+        "context": context,
+        "question": question.text,
+        "answer": question.answer,
+        "meta": {
+            "placed_depth": [round(frame / len(frames), 3) for frame in question.frames],
+            "context_length": tokens + words,
+            "context_length_text": words,
+            "context_length_image": tokens,
+            "num_images": len(frames),
+            "needles": [shown.files[frame] for frame in question.frames],
+            "choices": None,
+            "choices_image_path": None,
+            "category": "find-text" if name == "retrieval-text" else "infer-choose",
+        },
+    }
+
+
+def _milebench_record(number: int, shown: _Shown, question: Question) -> dict[str, Any]:
+    frames = shown.episode.frames
+    context = "".join(f"{{image#{i}}}{frame.caption}" for i, frame in enumerate(frames, 1))
+    return {
+        "sample_id": number,
+        "task_instruction_id": 0,
+        "task_instance": {"context": context + question.text, "images_path": shown.files},
+        "response": question.answer,
+        "image_quantity_level": "Few" if len(frames) < 6 else "Medium",
+    }

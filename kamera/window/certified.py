@@ -1,0 +1,133 @@
+"""May this backbone serve less than exact KV here? Find its certificate, or say once that there is none."""
+
+from __future__ import annotations
+
+import os
+import sys
+import warnings
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from kamera.backbones import Backbone
+from kamera.errors import CertificateMismatch, InvalidCertificate, UncertifiedBackbone
+from kamera.store import ChunkStore
+from kamera.window.certificate import Certificate
+from kamera.window.policy import ReusePolicy
+
+_said: set[str] = set()
+"""Warnings this process has given: a thousand windows of one backbone say it once."""
+
+
+@dataclass(frozen=True)
+class Terms:
+    """What a window was asked to serve, what it serves, and the certificate that lets it."""
+
+    asked: ReusePolicy
+    served: ReusePolicy
+    certificate: Certificate | None = None
+
+    @property
+    def withheld(self) -> bool:
+        """Whether approximate guarantees were asked for and are not served."""
+        return self.asked != self.served
+
+
+@dataclass(frozen=True)
+class Search:
+    """A look through directories: the certificate found, or one line on why there is none."""
+
+    certificate: Certificate | None
+    refusal: str
+
+
+def agree(
+    backbone: Backbone,
+    store: ChunkStore,
+    policy: ReusePolicy | None,
+    certificate: Certificate | str | os.PathLike[str] | None,
+) -> Terms:
+    """The terms of a new window. Looks no further than ``certificate`` when one is given.
+
+    Raises CertificateMismatch or InvalidCertificate for a given certificate that does not serve here;
+    warns `UncertifiedBackbone`, once per process and reason, when none is found and one is needed.
+    """
+    policy = policy or ReusePolicy()
+    if certificate is not None:
+        held = certificate if isinstance(certificate, Certificate) else Certificate.read(certificate)
+        why = held.refusal(backbone.fingerprint, policy.rank)
+        if why is not None:
+            raise CertificateMismatch(
+                f"the certificate of {held.model} does not serve here: {why}; run kamera certify again, or "
+                "leave it out"
+            )
+        return Terms(policy, policy, held)
+    if not policy.certified or policy.minimum == "exact":
+        return Terms(policy, policy)
+    found = find_certificate(backbone.fingerprint, policy.rank, folders(store))
+    if found.certificate is not None:
+        return Terms(policy, policy, found.certificate)
+    _say(backbone, policy.rank, found.refusal)
+    return Terms(policy, policy.exactly())
+
+
+def find_certificate(fingerprint: str, rank: int, places: Iterable[Path]) -> Search:
+    """The certificate in these directories that lets a backbone serve patches of ``rank``.
+
+    Only files named for the fingerprint are read. An "unsafe" verdict on this backbone, under these
+    versions and at this rank outweighs a "safe" one of another probe.
+    """
+    safe: Certificate | None = None
+    refusals: list[str] = []
+    places = list(places)
+    for path in (p for place in places for p in sorted(place.glob(f"{fingerprint[:16]}-*.json"))):
+        try:
+            held = Certificate.read(path)
+        except InvalidCertificate as error:
+            refusals.append(str(error))
+            continue
+        why = held.refusal(fingerprint, rank)
+        if why is None:
+            safe = safe or held
+        elif held.verdict == "unsafe" and held.difference(fingerprint, rank) is None:
+            return Search(None, f"{path.name}: {why}")
+        else:
+            refusals.append(f"{path.name}: {why}")
+    if safe is not None:
+        return Search(safe, "")
+    nothing = f"none of fingerprint {fingerprint[:12]} in {', '.join(str(p) for p in places)}"
+    return Search(None, "; ".join(refusals) or nothing)
+
+
+def folders(store: ChunkStore | None = None) -> tuple[Path, ...]:
+    """Where certificates are looked for: beside the objects of a store directory, then `home`."""
+    beside = () if store is None or "://" in store.url else (Path(store.url) / "certificates",)
+    return (*beside, home())
+
+
+def home() -> Path:
+    """Where `kamera certify` writes: ``KAMERA_CERTIFICATES``, else the user's data directory."""
+    said = os.environ.get("KAMERA_CERTIFICATES")
+    if said:
+        return Path(said)
+    if sys.platform == "win32":
+        data = os.environ.get("LOCALAPPDATA") or "~/AppData/Local"
+    elif sys.platform == "darwin":
+        data = "~/Library/Application Support"
+    else:
+        data = os.environ.get("XDG_DATA_HOME") or "~/.local/share"
+    # a user without a home (a container's) has no certificates there, and no error
+    return Path(os.path.expanduser(data)) / "kamera" / "certificates"
+
+
+def _say(backbone: Backbone, rank: int, refusal: str) -> None:
+    config = backbone.model.config
+    name = getattr(config, "_name_or_path", "") or "MODEL"
+    command = f"kamera certify {name}" + ("" if rank == ReusePolicy.rank else f" --rank {rank}")
+    message = (
+        f"no certificate lets {type(backbone.model).__name__} serve reused KV: {refusal}. Every chunk is "
+        f"prefilled exactly, as without Kamera. Run `{command}`, or pass ReusePolicy(certified=False)"
+    )
+    if message not in _said:
+        _said.add(message)
+        warnings.warn(message, UncertifiedBackbone, stacklevel=4)

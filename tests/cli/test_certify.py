@@ -1,0 +1,86 @@
+"""``kamera certify`` writes what it found, and windows and doctor go by it."""
+
+from __future__ import annotations
+
+import pytest
+
+from kamera import Backbone, Certificate, ChunkStore, KameraWindow, ReusePolicy, testbed
+from kamera.errors import UncertifiedBackbone
+from tests.cli.run import files, kamera
+from tests.compile.saved import bare_model, vision_backbone, vision_model
+from tests.window.certificates import certificate
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path, monkeypatch):
+    """The directory certificates go to and are looked for in."""
+    monkeypatch.setenv("KAMERA_CERTIFICATES", str(tmp_path / "certificates"))
+    return tmp_path / "certificates"
+
+
+def looked_back(policy: ReusePolicy) -> tuple[int, str]:
+    """Forwards of the second recall of the last frame, and its guarantee."""
+    backbone = Backbone(*testbed.load())
+    frames = [backbone.chunk(frame.content) for frame in testbed.World(3).episode(0, layout="LI").frames]
+    window = KameraWindow(backbone, ChunkStore.open("memory://"), testbed.SYSTEM, policy=policy)
+    for frame in frames:
+        window.append(frame)
+    window.evict(1)
+    report = window.recall(frames[1].id)
+    return report.forwards, report.slot.guarantee
+
+
+def test_a_safe_model_is_certified_and_windows_find_it(capsys, folder):
+    policy = ReusePolicy(rank=16, certified=True)
+    with pytest.warns(UncertifiedBackbone, match="--rank 16"):
+        assert looked_back(policy) == (1, "exact")
+    options = ("--items", 42, "--rank", 16, "--dtype", "float32", "--format", "json")
+    done = kamera(capsys, "certify", "testbed", *options)
+    assert done.code == 0, done.err
+    document = done.document
+    path = document.pop("path")
+    assert list(files(folder)) == [folder / path.rpartition("/")[2]]
+    held = Certificate.read(path)
+    assert (held.verdict, held.probe, held.rank, held.n) == ("safe", "world", 16, 42)
+    assert document["patched"]["mean"] == held.patched.mean
+    assert looked_back(policy) == (0, "patched")
+
+
+def test_a_model_too_weak_to_read_gets_cannot_tell_and_exit_code_1(capsys, folder, tmp_path):
+    done = kamera(capsys, "certify", vision_model(), "--items", 3, "--output", tmp_path / "elsewhere")
+    assert done.code == 1
+    (path,) = files(tmp_path / "elsewhere")
+    held = Certificate.read(path)
+    assert (held.verdict, held.probe, held.rank) == ("cannot tell", "pages", ReusePolicy.rank)
+    for shown in (
+        "cannot tell",
+        "re-prefill answers",
+        "fingerprint",
+        "nothing to win back",
+        "pages, 3 questions",
+    ):
+        assert shown in done.out
+    assert not folder.exists()
+
+
+def test_a_model_that_cannot_be_shown_a_picture_is_refused_and_nothing_written(capsys, folder):
+    done = kamera(capsys, "certify", bare_model("qwen2_5_vl"))
+    assert (done.code, done.out) == (1, "")
+    assert done.err.startswith("error:")
+    assert not folder.exists()
+
+
+@pytest.mark.parametrize("wrong", [("--rank", "0"), ("--items", "0"), ("--probe", "leaves")])
+def test_bad_options_are_refused_before_anything_is_loaded(capsys, wrong):
+    assert kamera(capsys, "certify", "no-such-model", *wrong).code == 2
+
+
+def test_doctor_says_whether_a_certificate_serves(capsys, folder):
+    assert "certificate        none that serves" in kamera(capsys, "doctor", vision_model()).out
+    certificate(vision_backbone(), ReusePolicy.rank).write(folder)
+    done = kamera(capsys, "doctor", vision_model(), "--format", "json")
+    assert done.document["certificate"] == (
+        "safe at rank 32, by the probe 'by hand' on 2026-01-01T00:00:00+00:00"
+    )
+    certificate(vision_backbone(), ReusePolicy.rank, verdict="unsafe", reason="it lies").write(folder)
+    assert "it lies" in kamera(capsys, "doctor", vision_model()).out

@@ -1,0 +1,201 @@
+"""EgoSchema in both layouts: guard, prompt, scores of the public subset, submission file."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kamera.errors import TaskDataError
+from kamera.eval.tasks.egoschema import EgoSchema
+from kamera.eval.tasks.sample import Answered, Problem, Sample, Video
+from tests.eval.tasks.fixtures.make_choice_sets import (
+    HERE,
+    MIRROR,
+    UIDS,
+    ego_record,
+    egoschema,
+    mirror_row,
+    write_table,
+)
+
+SET, MIRRORED = HERE / "egoschema", HERE / "egoschema_mirror"
+
+
+def samples(data: Path = SET, limit: int | None = None, **options: Any) -> list[Sample]:
+    return [s for s in EgoSchema(**options).load(data, limit) if isinstance(s, Sample)]
+
+
+def problems(data: Path, **options: Any) -> list[str]:
+    return [str(p) for p in EgoSchema(**options).load(data) if isinstance(p, Problem)]
+
+
+def changed(tmp_path: Path, records: Any = None, answers: Any = None) -> Path:
+    """The committed set with other questions or answers (where any are given)."""
+    shutil.copytree(SET, tmp_path, dirs_exist_ok=True)
+    if records is not None:
+        (tmp_path / "questions.json").write_text(json.dumps(records))
+    if answers is not None:
+        (tmp_path / "subset_answers.json").write_text(json.dumps(answers))
+    return tmp_path
+
+
+@pytest.mark.parametrize("data", [SET, MIRRORED], ids=["repository", "mirror"])
+def test_both_layouts_ask_the_same_in_lmms_evals_words(data: Path) -> None:
+    sample = samples(data)[0]
+    assert sample.prompt == (
+        "<video><video><video><video>What is c doing? (0)\n"
+        "A. C cooks\nB. C cleans\nC. C reads\nD. C paints\nE. C sleeps\n"
+        "Answer with the option's letter from the given choices directly."
+    )
+    assert (sample.answer, sample.meta["q_uid"], sample.task) == (3, UIDS[0], "subset")
+    assert EgoSchema().max_new_tokens(sample) == 16
+
+
+@pytest.mark.parametrize("data", [SET, MIRRORED], ids=["repository", "mirror"])
+def test_the_subset_has_labels_and_the_full_set_asks_every_question(data: Path) -> None:
+    assert [s.answer for s in samples(data)] == [3, 4]
+    assert [s.meta["q_uid"] for s in samples(data, subtasks=["full"])] == list(UIDS)
+    assert len(samples(data, subtasks=["full"], limit=2)) == 2
+
+
+def test_only_the_public_subset_of_the_full_set_is_labelled() -> None:
+    assert [(s.answer, s.task) for s in samples(subtasks=["full"])] == [
+        (3, "subset"),
+        (4, "subset"),
+        (None, "full"),
+    ]
+
+
+def test_frames_are_spread_over_the_video_of_the_questions_uid() -> None:
+    clips = [p.source for p in samples(num_frames=4, clips=2)[1].parts if isinstance(p, Video)]
+    assert [clip.indices for clip in clips] == [(0, 2), (5, 7)]
+
+
+def test_the_first_letter_is_the_answer_and_none_is_wrong() -> None:
+    task, sample = EgoSchema(), samples()[0]  # the answer is D
+    right = ["D", "(D)", "D. C paints", "D or E", "I would say D"]
+    wrong = ["E", "A or D", "d", "", "None", "painting"]
+    assert [task.score(r, sample) for r in right + wrong] == [1.0] * 5 + [0.0] * 6
+
+
+def test_accuracy_is_over_the_public_subset_alone() -> None:
+    task = EgoSchema(subtasks=["full"])
+    said = ["D", "hm", "A"]
+    answered = [
+        Answered(s, r, None if s.answer is None else task.score(r, s))
+        for s, r in zip(samples(subtasks=["full"]), said, strict=True)
+    ]
+    summary = task.summarize(answered)
+    assert (summary.official, summary.mean, summary.n) == (0.5, 0.5, 2)
+    assert [(g.by, g.label, g.score, g.n) for g in summary.groups] == [
+        ("task", "subset", 0.5, 2),
+        ("extraction", "no option letter (counted wrong)", 0.0, 1),
+    ]
+    assert task.summarize(answered[2:]).n == 0
+
+
+def test_the_submission_maps_uids_to_numbers_and_leaves_out_what_has_no_letter(tmp_path: Path) -> None:
+    asked = samples(subtasks=["full"])
+    answered = [Answered(s, r, None) for s, r in zip(asked, ["E", "hm", "(A)"], strict=True)]
+    (path,) = EgoSchema(subtasks=["full"]).write_predictions(answered, tmp_path)
+    assert json.loads(path.read_text()) == {UIDS[0]: 4, UIDS[2]: 0}
+
+
+def test_a_snapshot_without_any_question_is_refused_as_the_one_it_is(tmp_path: Path) -> None:
+    records = [ego_record(i) for i in range(3)]
+    for record in records:
+        del record["question"]
+    data = changed(tmp_path, records)
+    with pytest.raises(TaskDataError, match=r"questions\.json: no record has a question: a published snap"):
+        list(EgoSchema().load(data))
+
+
+@pytest.mark.parametrize(
+    ("record", "what"),
+    [
+        (ego_record(question=None), f"question of {UIDS[0]} is None, no text"),
+        (ego_record(q_uid=None), "no q_uid in \"{'q_uid': None"),
+        (["not", "a", "record"], "no q_uid in \"['not', 'a', 'record']\""),
+        (ego_record(**{"option 4": None}), f"options of {UIDS[0]} are ['A. C cooks', "),
+        (ego_record(1), f"q_uid '{UIDS[1]}' stands there twice"),
+        (ego_record(q_uid="gone"), "no video {videos}/gone.mp4"),
+    ],
+)
+def test_a_bad_record_is_named_and_skipped_and_the_others_are_asked(
+    tmp_path: Path, record: Any, what: str
+) -> None:
+    data = changed(tmp_path, [ego_record(1), record, ego_record(2)])
+    found = problems(data, subtasks=["full"])
+    where = f"{data / 'questions.json'}:record 1: "
+    (named,) = [f for f in found if f.startswith(where)]
+    assert named.removeprefix(where).startswith(what.replace("{videos}", str(data / "videos")))
+    assert named.endswith("; skipped")
+    assert [s.meta["q_uid"] for s in samples(data, subtasks=["full"])] == [UIDS[1], UIDS[2]]
+
+
+def test_an_answer_out_of_range_or_to_no_question_is_named(tmp_path: Path) -> None:
+    data = changed(tmp_path, answers={UIDS[0]: 5, UIDS[1]: 4, "gone": 1})
+    assert problems(data) == [
+        f"{data / 'subset_answers.json'}: no question 'gone'; skipped",
+        f"{data / 'questions.json'}:record 0: answer 5 of {UIDS[0]} is no number 0 to 4; skipped",
+    ]
+
+
+def test_a_video_that_cannot_be_decoded_is_named(tmp_path: Path) -> None:
+    data = changed(tmp_path)
+    (data / "videos" / f"{UIDS[0]}.mp4").write_bytes(b"no video")
+    (problem,) = problems(data)
+    assert f"{UIDS[0]}.mp4' cannot be decoded" in problem
+    assert len(samples(data)) == 1
+
+
+def test_without_public_answers_only_the_full_set_is_asked_for_predictions(tmp_path: Path) -> None:
+    data = changed(tmp_path)
+    (data / "subset_answers.json").unlink()
+    with pytest.raises(TaskDataError, match=r"subset_answers\.json: no such file, so nothing to score"):
+        list(EgoSchema().load(data))
+    (remark,) = problems(data, subtasks=["full"])
+    assert remark == f"{data / 'subset_answers.json'}: no such file, or no answer in it: nothing is scored"
+    assert [s.answer for s in samples(data, subtasks=["full"])] == [None] * 3
+
+
+def test_the_mirrors_subset_without_a_label_is_named(tmp_path: Path) -> None:
+    rows = [mirror_row(0, None), mirror_row(1, "7"), mirror_row(2, "0")]
+    write_table(tmp_path / "Subset/test-00000-of-00001.parquet", rows, MIRROR)
+    shutil.copytree(MIRRORED / "videos", tmp_path / "videos")
+    table = tmp_path / "Subset/test-00000-of-00001.parquet"
+    assert problems(tmp_path) == [
+        f"{table}:row 0: no answer, in the subset where answers are public; skipped",
+        f"{table}:row 1: answer '7' of {UIDS[1]} is no number 0 to 4; skipped",
+    ]
+    assert [s.answer for s in samples(tmp_path)] == [0]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('[{"q_uid":\n"x", ', r"questions\.json:2: broken JSON"),
+        ('{"q_uid": "x"}', r"questions\.json: a dict, not a list"),
+    ],
+)
+def test_a_broken_or_foreign_file_is_refused_with_its_line(tmp_path: Path, text: str, message: str) -> None:
+    data = changed(tmp_path)
+    (data / "questions.json").write_text(text)
+    with pytest.raises(TaskDataError, match=message):
+        list(EgoSchema().load(data))
+
+
+def test_a_folder_in_another_layout_and_an_unknown_task_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(TaskDataError, match=r"neither questions\.json nor Subset/test-\*\.parquet"):
+        list(EgoSchema().load(tmp_path))
+    with pytest.raises(ValueError, match=r"\['MC_PPL'\] is none of EgoSchema's: subset, full"):
+        EgoSchema(subtasks=["MC_PPL"])
+
+
+def test_the_committed_set_is_what_its_script_writes(tmp_path: Path) -> None:
+    egoschema(tmp_path)
+    for name in ("questions.json", "subset_answers.json"):
+        assert (SET / name).read_text() == (tmp_path / name).read_text()
+    assert len(samples(tmp_path, subtasks=["full"])) == 3

@@ -1,0 +1,50 @@
+"""SubRip files as they come, and the subtitles of given times."""
+
+from pathlib import Path
+
+import pytest
+
+from kamera.eval.tasks.subtitles import Cue, on_screen, read_srt
+
+
+def write(path: Path, text: str) -> Path:
+    path.write_bytes(text.encode())
+    return path
+
+
+def test_cues_keep_their_times_and_lose_tags_numbers_and_line_ends(tmp_path: Path) -> None:
+    text = (
+        "1\n01:02:03,500 --> 01:02:04,25\n<i>Two</i>\nlines\n\n2\n0:0:5.001 --> 0:0:6,000\n{\\an8}12\n\n3\n"
+    )
+    text += "00:00:07,000 --> 00:00:08,000\n\n"
+    expected = (Cue(3723.5, 3724.25, "Two lines"), Cue(5.001, 6.0, "12"))
+    assert read_srt(write(tmp_path / "a.srt", text)) == expected
+    assert read_srt(write(tmp_path / "b.srt", "\ufeff" + text.replace("\n", "\r\n"))) == expected
+    unnumbered = "\ufeff00:00:01,000 --> 00:00:02,000\nHi\n"
+    assert read_srt(write(tmp_path / "c.srt", unnumbered)) == (Cue(1.0, 2.0, "Hi"),)
+    assert read_srt(write(tmp_path / "empty.srt", "\n")) == ()
+
+
+def test_only_cues_on_the_screen_at_a_sampled_time_are_taken_each_once() -> None:
+    cues = [Cue(0, 2, "first"), Cue(2, 3, "between"), Cue(3, 5, "last"), Cue(3.5, 5, "too")]
+    assert on_screen(cues, [0.0, 1.5, 4.0]) == ["first", "last", "too"]
+    assert on_screen(cues, [2.0]) == ["between"]  # from its start up to, not including, its end
+    assert on_screen(cues, [5.0]) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("1\n00:00 --> 00:01\nx\n", r"bad\.srt:2: time '00:00 --> 00:01'"),
+        ("just words\n", r"bad\.srt: no line with '-->'"),
+    ],
+)
+def test_a_broken_file_is_named_with_its_line(tmp_path: Path, text: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        read_srt(write(tmp_path / "bad.srt", text))
+
+
+def test_text_that_is_not_utf8_is_named_with_its_byte(tmp_path: Path) -> None:
+    (tmp_path / "bad.srt").write_bytes(b"1\n00:00:00,000 --> 00:00:01,000\ncaf\xe9\n")
+    with pytest.raises(ValueError, match=r"bad\.srt: not UTF-8 at byte 35"):
+        read_srt(tmp_path / "bad.srt")

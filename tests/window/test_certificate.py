@@ -1,0 +1,287 @@
+"""Less than exact KV is served under a certificate that matches, and under nothing else."""
+
+from __future__ import annotations
+
+import json
+import warnings
+
+import pytest
+import torch
+
+from kamera import Backbone, Certificate, ChunkStore, KameraWindow, ReusePolicy
+from kamera.errors import CertificateMismatch, InvalidCertificate, UncertifiedBackbone
+from kamera.window.certificate import library_versions
+from kamera.window.certified import home
+from kamera.window.policy import certified_by_default
+from tests.models import samples, tiny
+from tests.window.certificates import certificate, reseal
+from tests.window.rig import QUESTION, Snapshot, guarantees, is_a_reprefill, make, rig, watching
+
+FAMILY = "qwen2_5_vl"
+RANK = 5
+CERTIFIED = ReusePolicy(rank=RANK, certified=True)
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path, monkeypatch):
+    """The only directory certificates are looked for in."""
+    monkeypatch.setenv("KAMERA_CERTIFICATES", str(tmp_path))
+    return tmp_path
+
+
+@pytest.fixture(scope="module")
+def pieces():
+    return rig(FAMILY)
+
+
+def fallback(backbone: Backbone, match: str, **options) -> KameraWindow:
+    """A window that says, in the words of ``match``, that it serves exact KV only."""
+    with pytest.warns(UncertifiedBackbone, match=match):
+        window = make(backbone, policy=CERTIFIED, **options)
+    assert window.certificate is None
+    assert window.policy.minimum == "exact"
+    return window
+
+
+# -- without one -----------------------------------------------------------------------------------
+
+
+def test_without_a_certificate_every_operation_answers_as_a_plain_prefill(pieces):
+    backbone, chunks = pieces
+    a, b, c, d = chunks
+    window = fallback(backbone, "kamera certify .* --rank 5")
+    for chunk in (a, b, c, d):
+        window.append(chunk)
+    assert is_a_reprefill(window, chunks)
+    for step in (
+        lambda: window.slide(),
+        lambda: window.recall(a.id),
+        lambda: window.reorder([2, 0, 3, 1]),
+        lambda: window.evict(1),
+        lambda: window.slide(positions="keep"),
+    ):
+        report = step()
+        assert (report.forwards > 0, report.vision_encodes) == (True, 0)
+        assert is_a_reprefill(window, chunks)
+        assert set(guarantees(window)) == {"exact"}
+
+
+def test_it_is_said_once_however_many_windows_there_are(pieces):
+    backbone, (a, b, *_) = pieces
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        for _ in range(3):
+            window = make(backbone, None, a, b, policy=CERTIFIED)
+            window.recall(a.id)
+            window.slide()
+    ours = [w for w in told if issubclass(w.category, UncertifiedBackbone)]
+    assert len(ours) == 1
+    assert ours[0].filename.endswith("rig.py"), "it points at who opened the window"
+    assert type(backbone.model).__name__ in str(ours[0].message)
+
+
+def test_policies_that_need_none_look_for_none(pieces):
+    backbone, (a, b, *_) = pieces
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UncertifiedBackbone)
+        exact = make(backbone, None, a, b, policy=ReusePolicy(minimum="exact", certified=True))
+        free = make(backbone, None, a, b, policy=ReusePolicy(rank=RANK, certified=False))
+    free.slide()
+    assert (guarantees(exact), guarantees(free)) == (["exact", "exact"], ["survivor"])
+
+
+def test_what_is_asked_for_by_name_is_done_without_a_certificate(pieces):
+    backbone, (a, b, *_) = pieces
+    window = fallback(backbone, "no certificate")
+    window.append(a)
+    window.append(b)
+    report = window.condition(1, False)
+    assert (report.forwards, guarantees(window)) == (0, ["exact", "blind"])
+    window.condition(1, True)
+    assert is_a_reprefill(window, [a, b])
+
+
+def test_what_is_load_bearing_is_not_settled_by_uncertified_kv(pieces):
+    backbone, (a, b, c, _) = pieces
+    store = ChunkStore.open("memory://")
+    make(backbone, store, b, c, policy=ReusePolicy(rank=RANK, certified=False))  # the patch of c behind b
+
+    def prefills(window: KameraWindow) -> bool:
+        for chunk in (a, b, c):
+            window.append(chunk)
+        with watching(backbone) as seen:
+            window.is_load_bearing(0, QUESTION, max_new_tokens=1)
+        return c.num_tokens in seen.spans
+
+    held = certificate(backbone, RANK)
+    assert not prefills(make(backbone, store, policy=CERTIFIED, certificate=held))
+    assert prefills(fallback(backbone, "no certificate", store=store))
+
+
+# -- with one --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("given", ["found", "value", "file"])
+def test_under_a_certificate_recall_slide_and_reorder_run_no_forward(pieces, folder, given):
+    backbone, (a, b, c, _) = pieces
+    held = certificate(backbone, RANK)
+    path = held.write(folder if given == "found" else folder / "elsewhere")
+    options = {} if given == "found" else {"certificate": held if given == "value" else path}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UncertifiedBackbone)
+        window = make(backbone, None, a, b, c, policy=CERTIFIED, **options)
+    assert window.certificate == held
+    assert window.fork().certificate == held
+    window.reorder([0, 2, 1])  # its patches are formed once
+    window.reorder([0, 2, 1])
+    with watching(backbone) as seen:
+        window.evict(2)
+        window.recall(c.id)
+        window.reorder([0, 2, 1])
+        window.slide()
+    assert (seen.forwards, seen.encodes) == (0, 0)
+    assert set(guarantees(window)) == {"survivor"}
+
+
+def test_a_certificate_beside_the_store_is_found(pieces, tmp_path):
+    backbone, (a, b, *_) = pieces
+    with ChunkStore.open(tmp_path / "store"):
+        pass
+    held = certificate(backbone, RANK)
+    held.write(tmp_path / "store" / "certificates")
+    with ChunkStore.open(tmp_path / "store") as store:
+        assert make(backbone, store, a, b, policy=CERTIFIED).certificate == held
+        assert store.verify().quarantined == ()
+
+
+def test_a_probe_that_found_harm_outweighs_one_that_did_not(pieces, folder):
+    backbone, _ = pieces
+    certificate(backbone, RANK).write(folder)
+    other = certificate(backbone, RANK, probe="pages", verdict="cannot tell", reason="too weak")
+    other.write(folder)
+    assert make(backbone, policy=CERTIFIED).certificate is not None
+    certificate(backbone, RANK, probe="pages", verdict="unsafe", reason="it lies").write(folder)
+    fallback(backbone, 'its verdict is "unsafe": it lies')
+
+
+# -- refused ---------------------------------------------------------------------------------------
+
+REFUSED = {
+    "rank": ({"rank": 6}, "patches of rank 6, the policy's rank is 5"),
+    "torch": ({"versions": {**library_versions(), "torch": "1.0"}}, "with torch 1.0, this is torch 2"),
+    "kamera": ({"versions": {**library_versions(), "kamera": "0.0"}}, "with kamera 0.0, this is kamera"),
+    "library": ({"versions": {}}, "with kamera None, this is kamera"),
+    "unsafe": ({"verdict": "unsafe", "reason": "it lies"}, 'its verdict is "unsafe": it lies'),
+    "cannot tell": ({"verdict": "cannot tell", "reason": "too weak"}, '"cannot tell": too weak'),
+}
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_a_certificate_that_differs_serves_nothing_and_says_what_differs(pieces, folder, what):
+    backbone, _ = pieces
+    changes, line = REFUSED[what]
+    held = certificate(backbone, RANK, **changes)
+    assert not held.matches(backbone.fingerprint, RANK)
+    with pytest.raises(CertificateMismatch, match=line) as refusal:
+        make(backbone, policy=CERTIFIED, certificate=held)
+    assert "\n" not in str(refusal.value)
+    held.write(folder)
+    fallback(backbone, line)
+
+
+def test_one_changed_weight_refuses_the_certificate(folder):
+    backbone = Backbone(tiny.build(FAMILY))
+    chunk = samples.chunk(backbone, samples.sample(FAMILY))
+    held = certificate(backbone, RANK)
+    held.write(folder)
+    assert make(backbone, None, chunk, policy=CERTIFIED).certificate == held
+    with torch.no_grad():
+        next(backbone.model.parameters()).view(-1)[7] += 1e-3
+    with pytest.raises(CertificateMismatch, match=f"for backbone {held.fingerprint[:12]}, this is .*weights"):
+        make(backbone, policy=CERTIFIED, certificate=held)
+    fallback(backbone, "none of fingerprint")
+
+
+def test_an_edited_certificate_is_refused_by_name_and_a_forged_version_by_what_differs(pieces, folder):
+    backbone, _ = pieces
+    path = certificate(backbone, RANK, verdict="unsafe", reason="it lies").write(folder)
+    assert Certificate.read(path).verdict == "unsafe"
+    path.write_text(path.read_text().replace('"verdict": "unsafe"', '"verdict": "safe"'))
+    with pytest.raises(InvalidCertificate, match="changed after it was written"):
+        make(backbone, policy=CERTIFIED, certificate=path)
+    fallback(backbone, f"{path.name}.*changed after it was written")
+    reseal(path, versions={**library_versions(), "transformers": "4.0"})
+    with pytest.raises(CertificateMismatch, match=r"with transformers 4\.0"):
+        make(backbone, policy=CERTIFIED, certificate=path)
+
+
+def test_what_is_no_certificate_is_refused_by_name(pieces, folder):
+    path = certificate(pieces[0], RANK).write(folder)
+    document = json.loads(path.read_text())
+    for text, match in (
+        ("", "is no certificate"),
+        ("[1]", "is no certificate"),
+        ("{}", "is no certificate"),
+        (json.dumps({**document, "format": 2}), "certificate format 2"),
+    ):
+        path.write_text(text)
+        with pytest.raises(InvalidCertificate, match=match):
+            Certificate.read(path)
+    path.write_text(json.dumps(document))
+    reseal(path, extra=1)
+    with pytest.raises(InvalidCertificate, match="its fields are not"):
+        Certificate.read(path)
+    path.write_text(json.dumps(document))
+    reseal(path, verdict="fine")
+    with pytest.raises(InvalidCertificate, match="verdict 'fine' is none of"):
+        Certificate.read(path)
+    with pytest.raises(InvalidCertificate, match="no certificate at"):
+        Certificate.read(folder / "missing.json")
+
+
+# -- saved windows ---------------------------------------------------------------------------------
+
+
+def test_a_saved_window_comes_back_as_it_was_under_its_certificate_and_exact_without(pieces, folder):
+    backbone, (a, b, c, _) = pieces
+    path = certificate(backbone, RANK).write(folder)
+    store = ChunkStore.open("memory://")
+    window = make(backbone, store, a, b, c, policy=CERTIFIED)
+    window.slide()
+    saved = Snapshot.of(window)
+    window.save(folder / "window")
+    again = KameraWindow.load(folder / "window", backbone, store)
+    assert again.certificate is not None
+    assert saved.matches(again, numbers=False)
+    path.unlink()
+    with pytest.warns(UncertifiedBackbone):
+        lacking = KameraWindow.load(folder / "window", backbone, store)
+    assert guarantees(lacking) == ["exact", "exact"]
+    assert is_a_reprefill(lacking, [b, c])
+    lacking.save(folder / "window")  # what was asked is kept: a later certificate serves it again
+    held = certificate(backbone, RANK)
+    assert KameraWindow.load(folder / "window", backbone, store, certificate=held).policy == CERTIFIED
+
+
+# -- the default -----------------------------------------------------------------------------------
+
+
+def test_certificates_are_asked_for_outside_pytest(monkeypatch):
+    assert ReusePolicy().certified is False
+    monkeypatch.setenv("KAMERA_CERTIFIED", "1")
+    assert ReusePolicy().certified is True
+    monkeypatch.delenv("PYTEST_VERSION")
+    monkeypatch.setenv("KAMERA_CERTIFIED", "0")
+    assert ReusePolicy().certified is False
+    monkeypatch.delenv("KAMERA_CERTIFIED")
+    assert ReusePolicy().certified is True
+    monkeypatch.setenv("KAMERA_CERTIFIED", "maybe")
+    with pytest.raises(ValueError, match="'maybe' is neither"):
+        certified_by_default()
+
+
+def test_certificates_are_kept_in_the_users_directory(monkeypatch):
+    monkeypatch.delenv("KAMERA_CERTIFICATES")
+    monkeypatch.setenv("XDG_DATA_HOME", "/somewhere")
+    monkeypatch.setattr("sys.platform", "linux")
+    assert home().as_posix() == "/somewhere/kamera/certificates"
