@@ -50,6 +50,7 @@ class BestPatch(_AtRank):
     """The patch `compress` makes of the same bytes: spread over layers and channels, in few bits."""
 
     kind = "best"
+    coded = True  # integers: its bytes are the same behind a cache of any dtype
 
     def serve(self, scene: Scene, question: torch.Tensor | None = None) -> Served:
         """Canonical plus what the budget buys of Δ."""

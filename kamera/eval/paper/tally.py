@@ -153,7 +153,7 @@ def _row(
         int(chosen.sum()),
         bootstrap(ours["right"][chosen].tolist()),
         bootstrap(kl.tolist()),
-        eta_interval(base["kl"][chosen], kl),
+        eta_interval(kl, base["kl"][chosen]),
         flip_recover(agree, base["agree"][chosen]),
         bootstrap(agree.tolist()),
         *(float(np.mean([getattr(j, n) for j in group.judged])) for n in _PRICES),
