@@ -1,6 +1,6 @@
 """What makes a patch small: each way of spending bytes alone, and all together, at equal bytes.
 
-``python -m kamera.eval.patchlab --output docs/results/patches.json`` makes the table of `docs/patches.md`.
+``python -m kamera.eval.patchlab --output patches.json`` makes the first table of `docs/patches.md`.
 The fitted parts (readers, shared basis) are measured on other episodes than those that are scored.
 """
 

@@ -90,6 +90,7 @@ def test_a_video_is_refused_by_name():
 @pytest.mark.video
 @pytest.mark.parametrize(("width", "height"), [(32, 32), (40, 24), (17, 49)])
 def test_patches_are_those_of_the_stock_processor(width, height):
+    pytest.importorskip("torchvision")
     from transformers.models.kimi_k25.image_processing_kimi_k25 import Kimi_K25ImageProcessor
 
     image = picture(width, height)
