@@ -123,7 +123,9 @@ def home() -> Path:
 def _say(backbone: Backbone, rank: int, refusal: str) -> None:
     config = backbone.model.config
     name = getattr(config, "_name_or_path", "") or "MODEL"
-    command = f"kamera certify {name}" + ("" if rank == ReusePolicy.rank else f" --rank {rank}")
+    # the fingerprint binds the dtype, and the command would take the checkpoint's by itself
+    command = f"kamera certify {name} --dtype {backbone.describe().dtype}"
+    command += "" if rank == ReusePolicy.rank else f" --rank {rank}"
     message = (
         f"no certificate lets {type(backbone.model).__name__} serve reused KV: {refusal}. Every chunk is "
         f"prefilled exactly, as without Kamera. Run `{command}`, or pass ReusePolicy(certified=False)"

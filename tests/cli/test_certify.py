@@ -32,7 +32,7 @@ def looked_back(policy: ReusePolicy) -> tuple[int, str]:
 
 def test_a_safe_model_is_certified_and_windows_find_it(capsys, folder):
     policy = ReusePolicy(rank=16, certified=True)
-    with pytest.warns(UncertifiedBackbone, match="--rank 16"):
+    with pytest.warns(UncertifiedBackbone, match="--dtype float32 --rank 16"):
         assert looked_back(policy) == (1, "exact")
     options = ("--items", 42, "--rank", 16, "--dtype", "float32", "--format", "json")
     done = kamera(capsys, "certify", "testbed", *options)
