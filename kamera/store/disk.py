@@ -17,7 +17,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from kamera.errors import CorruptChunk, StoreError, StoreVersionError
-from kamera.store import format as object_format
+from kamera.store.codec import Codec
+from kamera.store.format import DIRECTORY_VERSION
 from kamera.store.index import Index, Stamped
 from kamera.store.info import ObjectInfo, VerifyReport
 from kamera.store.keys import is_key
@@ -26,18 +27,20 @@ from kamera.store.records import CanonicalRecord, PatchRecord
 logger = logging.getLogger(__name__)
 
 MARKER = "kamera-store.json"
-_MARKER_TEXT = json.dumps({"format": object_format.DIRECTORY_VERSION})
+_MARKER_TEXT = json.dumps({"format": DIRECTORY_VERSION})
 
 
 class DiskTier:
     """Objects under one directory. Safe to use from several threads and processes.
 
-    Every key it is given must satisfy `keys.is_key`. Raises `StoreError` when the operating system
-    refuses, `StoreVersionError` for a directory of a newer format (which is left untouched).
+    Every key it is given is a name of its ``codec`` and satisfies `keys.is_key`. Raises `StoreError`
+    when the operating system refuses, `StoreVersionError` for a directory of a newer format (which is
+    left untouched).
     """
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, codec: Codec) -> None:
         self.root = root
+        self.codec = codec
         with self._translated("open"):
             self._claim()
             for name in ("objects", "tmp", "quarantine"):
@@ -72,8 +75,8 @@ class DiskTier:
                 self._forget(key)
                 return None
         with self._quarantining(key, stamp):
-            record = object_format.decode(data, key, str(path))
-            info = object_format.read_info(io.BytesIO(data), len(data), key, str(path))
+            record = self.codec.decode(data, key, str(path))
+            info = self.codec.read_info(io.BytesIO(data), len(data), key, str(path))
         self._repair(info, stamp)
         return record, (info, stamp)
 
@@ -98,11 +101,11 @@ class DiskTier:
         When this returns, the object survives a loss of power. Whatever interrupts it, the old
         object is there or the new one.
         """
-        key = record.key
+        key = self.codec.name(record.key)
         path = self._path(key)
         created = round(time.time(), 3)
-        data = object_format.encode(record, created)
-        info = object_format.describe(record, created, len(data))
+        data = self.codec.encode(record, created)
+        info = self.codec.describe(record, created, len(data))
         aside = self.root / "tmp" / f"{key}.{os.getpid()}.{secrets.token_hex(8)}"
         with self._translated("write"):
             try:
@@ -180,10 +183,10 @@ class DiskTier:
         else:
             if type(version) is not int or version < 1:
                 raise StoreError(f"{marker} is damaged ({version!r}); restore it: {_MARKER_TEXT}")
-            if version > object_format.DIRECTORY_VERSION:
+            if version > DIRECTORY_VERSION:
                 raise StoreVersionError(
                     f"{self.root} is a store of format {version}, this version reads up to "
-                    f"{object_format.DIRECTORY_VERSION}; upgrade kamera to open it"
+                    f"{DIRECTORY_VERSION}; upgrade kamera to open it"
                 )
             return
         self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -212,7 +215,7 @@ class DiskTier:
             try:
                 with open(path, "rb") as file:
                     status = os.fstat(file.fileno())
-                    info = object_format.read_info(file, status.st_size, path.stem, str(path))
+                    info = self.codec.read_info(file, status.st_size, path.stem, str(path))
             except FileNotFoundError:
                 return None
         return info, _stamp(status)

@@ -10,7 +10,7 @@ from types import TracebackType
 from urllib.parse import unquote, urlsplit
 
 from kamera.errors import IncompatibleChunk, StoreError
-from kamera.store import format as object_format
+from kamera.store.codec import Codec
 from kamera.store.disk import DiskTier
 from kamera.store.info import ObjectInfo, StoreStats, VerifyReport
 from kamera.store.keys import KINDS, Context, canonical_key, is_key, patch_key
@@ -31,9 +31,12 @@ class ChunkStore:
     newer format, `StoreError` when the operating system or the index refuses.
     """
 
-    def __init__(self, url: str, disk: DiskTier | None, memory: MemoryTier, tenant: str) -> None:
+    def __init__(
+        self, url: str, disk: DiskTier | None, memory: MemoryTier, tenant: str, codec: Codec
+    ) -> None:
         self.url = url
         self.tenant = tenant
+        self._codec = codec
         self._disk = disk
         self._memory = memory
 
@@ -50,14 +53,15 @@ class ChunkStore:
         """
         memory = MemoryTier(parse_size(memory_limit))
         path = _path_of(url)
+        codec = Codec()
         if path is None:
-            return cls("memory://", None, memory, tenant)
-        return cls(str(path), DiskTier(path), memory, tenant)
+            return cls("memory://", None, memory, tenant, codec)
+        return cls(str(path), DiskTier(path, codec), memory, tenant, codec)
 
     def get_canonical(self, context: Context, chunk_id: str) -> CanonicalRecord | None:
         """The canonical of a chunk under ``context``; None is a miss."""
         self._check(context)
-        record = self._get(canonical_key(context, chunk_id))
+        record = self._get(self._codec.name(canonical_key(context, chunk_id)))
         assert record is None or isinstance(record, CanonicalRecord)
         return record
 
@@ -70,7 +74,7 @@ class ChunkStore:
     ) -> PatchRecord | None:
         """The patch of a chunk behind ``antecedents``: this order, or for ``"orbit"`` this set."""
         self._check(context)
-        record = self._get(patch_key(context, chunk_id, antecedents, kind))
+        record = self._get(self._codec.name(patch_key(context, chunk_id, antecedents, kind)))
         assert record is None or isinstance(record, PatchRecord)
         return record
 
@@ -81,21 +85,21 @@ class ChunkStore:
     def has_canonical(self, context: Context, chunk_id: str) -> bool:
         """Whether `get_canonical` would find an object; nothing is read or verified."""
         self._check(context)
-        return self._has(canonical_key(context, chunk_id))
+        return self._has(self._codec.name(canonical_key(context, chunk_id)))
 
     def has_patch(
         self, context: Context, chunk_id: str, antecedents: Sequence[str], kind: str = "exact"
     ) -> bool:
         """Whether `get_patch` would find an object; nothing is read or verified."""
         self._check(context)
-        return self._has(patch_key(context, chunk_id, antecedents, kind))
+        return self._has(self._codec.name(patch_key(context, chunk_id, antecedents, kind)))
 
     def patch_info(
         self, context: Context, chunk_id: str, antecedents: Sequence[str], kind: str = "exact"
     ) -> ObjectInfo | None:
         """Rank, ``formed`` and size of a stored patch, without its tensors."""
         self._check(context)
-        key = patch_key(context, chunk_id, antecedents, kind)
+        key = self._codec.name(patch_key(context, chunk_id, antecedents, kind))
         return (self._disk or self._memory).info(key)
 
     def contexts_of(self, chunk_id: str) -> list[Context]:
@@ -196,13 +200,13 @@ class ChunkStore:
 
     def _put(self, record: RecordType, *, replace: bool) -> str:
         self._check(record.context)
-        key = record.key
+        key = self._codec.name(record.key)
         if not replace and self._has(key):
             return key
         own = detached(record)
         if self._disk is None:
             created = round(time.time(), 3)
-            self._memory.put(own, object_format.describe(own, created, own.nbytes))
+            self._memory.put(own, self._codec.describe(own, created, own.nbytes))
         else:
             self._memory.put(own, *self._disk.write(own))
         return key

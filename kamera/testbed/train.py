@@ -29,7 +29,7 @@ class Schedule:
 
     family: str = "gqa"
     seed: int = 0
-    steps: int = 900
+    steps: int = 1300
     peak: float = 1.5e-3
     warmup: int = 100
     every: int = 100

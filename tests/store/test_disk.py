@@ -17,6 +17,7 @@ from kamera.errors import CorruptChunk, StoreError, StoreVersionError
 from kamera.ops.patch import LowRank, Patch
 from kamera.store import ChunkStore, Context, PatchRecord
 from kamera.store import disk as disk_module
+from kamera.store import format as object_format
 from kamera.store.format import decode, encode
 
 from .builders import CONTEXT, assert_same, canonical, join, patch, split
@@ -344,7 +345,7 @@ def test_a_slow_reader_does_not_bring_back_the_row_of_the_old_file(
             store.put_patch(patch(rank=2))
             return decode(*arguments)
 
-        monkeypatch.setattr(disk_module.object_format, "decode", overtaken)
+        monkeypatch.setattr(object_format, "decode", overtaken)
         got = store.get_patch(CONTEXT, CHUNK, ("x", "y"))
         assert got is not None and got.patch.rank == 1
         assert [i.rank for i in store.ls()] == [2]
@@ -361,7 +362,7 @@ def test_a_damaged_file_that_was_just_replaced_is_not_quarantined(
             store.put_patch(patch(rank=2))
             return decode(*arguments)
 
-        monkeypatch.setattr(disk_module.object_format, "decode", overtaken)
+        monkeypatch.setattr(object_format, "decode", overtaken)
         with pytest.raises(CorruptChunk):
             store.get_patch(CONTEXT, CHUNK, ("x", "y"))
         got = store.get_patch(CONTEXT, CHUNK, ("x", "y"))

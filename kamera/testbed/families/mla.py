@@ -25,6 +25,8 @@ def _config(tokenizer: PreTrainedTokenizerBase) -> Any:
         qk_rope_head_dim=32,
         qk_nope_head_dim=32,
         v_head_dim=HEAD_DIM,
+        # queries and keys pass two thin matrices: at .05 they start too flat to look anything up
+        initializer_range=0.07,
         # every layer dense: routing would only make a model of this size harder to train
         first_k_dense_replace=LAYERS,
         n_routed_experts=4,
