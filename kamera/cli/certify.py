@@ -12,7 +12,7 @@ import typer
 from rich.table import Table
 
 from kamera.cli.models import load_backbone
-from kamera.cli.options import Device, Dtype, Form, Format, Model, Precision, Quiet
+from kamera.cli.options import Device, Dtype, Form, Format, Model, PatchBytes, Precision, Quiet
 from kamera.cli.output import Output, facts
 from kamera.eval.certify import ITEMS, run_probe
 from kamera.window import Certificate, ReusePolicy
@@ -32,6 +32,7 @@ def certify(
     rank: Annotated[
         int, typer.Option(min=1, help="Rank of the patches; the certificate serves policies of this rank.")
     ] = ReusePolicy.rank,
+    patch_bytes: PatchBytes = ReusePolicy.patch_bytes or 0.0,
     probe: Annotated[
         Probe | None, typer.Option(help="What is asked (default: pages; world for 'testbed').")
     ] = None,
@@ -59,7 +60,10 @@ def certify(
     )
     backbone = load_backbone(model, device, dtype, show_progress=out.shows_progress)
     with out.progress(items, "question") as bar:
-        for step in run_probe(backbone, probe=chosen.value, items=items, rank=rank, model=model):
+        steps = run_probe(
+            backbone, probe=chosen.value, items=items, rank=rank, patch_bytes=patch_bytes or None, model=model
+        )
+        for step in steps:
             if isinstance(step, Certificate):
                 certificate = step
             else:
@@ -71,12 +75,14 @@ def certify(
 
 
 def _tables(certificate: Certificate, path: Path) -> Iterator[Table | str]:
+    share = certificate.patch_bytes
     yield facts(
         certificate.model,
         [
             ("fingerprint", certificate.fingerprint),
             ("versions", ", ".join(f"{name} {version}" for name, version in certificate.versions.items())),
             ("rank", certificate.rank),
+            ("patch bytes", "as the rank takes" if share is None else f"at most {share:.3g} of the KV's"),
             ("probe", f"{certificate.probe}, {certificate.n} questions, chance {certificate.chance:.2f}"),
             ("re-prefill", _share(certificate.reprefill)),
             ("blind reuse", _share(certificate.blind)),

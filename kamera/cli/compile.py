@@ -17,6 +17,7 @@ from kamera.cli.options import (
     Form,
     Format,
     Model,
+    PatchBytes,
     Precision,
     Quiet,
     StoreDirectory,
@@ -25,6 +26,7 @@ from kamera.cli.options import (
 from kamera.cli.output import Output, facts, size
 from kamera.compile import CompileReport, Counts, Job, Plan, Settings, read_plan
 from kamera.store import ChunkStore
+from kamera.window import ReusePolicy
 
 _SHOWN = 10
 
@@ -42,6 +44,7 @@ def compile_plan(
     ],
     store: StoreDirectory,
     rank: Annotated[int, typer.Option(min=1, help="Directions a patch keeps per layer and channel.")] = 32,
+    patch_bytes: PatchBytes = ReusePolicy.patch_bytes or 0.0,
     orbit: Annotated[
         bool, typer.Option("--orbit", help="Also one patch for all orders of what stands before a chunk.")
     ] = False,
@@ -62,7 +65,7 @@ def compile_plan(
     a line failed on its way (the others are done), 2 when the plan is bad (nothing is done).
     """
     out = Output(format, output, quiet)
-    settings = Settings(rank=rank, orbit=orbit, samples=samples, limit=limit)
+    settings = Settings(rank=rank, patch_bytes=patch_bytes or None, orbit=orbit, samples=samples, limit=limit)
     planned = read_plan(plan)
     fresh = not (store.is_dir() and any(store.iterdir()))
     if not fresh:

@@ -138,7 +138,7 @@ def _anchor_tokens(backbone: Backbone, system: str | None) -> int | None:
 
 def _certificate(backbone: Backbone) -> str:
     """Whether a window with the default policy would serve reused KV here, and if not why."""
-    found = find_certificate(backbone.fingerprint, ReusePolicy.rank, folders())
+    found = find_certificate(backbone.fingerprint, ReusePolicy(certified=False).budget, folders())
     held = found.certificate
     if held is None:
         return f"none that serves ({found.refusal}); run kamera certify"

@@ -68,3 +68,9 @@ File = Annotated[
     typer.Option("--output", dir_okay=False, callback=_writable, help="Write the result to a file instead."),
 ]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress bars and no notes on stderr.")]
+PatchBytes = Annotated[
+    float,
+    typer.Option(
+        min=0.0, max=1.0, help="Share of a chunk's KV bytes a patch may take; 0 for whatever the rank takes."
+    ),
+]

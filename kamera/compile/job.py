@@ -19,6 +19,7 @@ from kamera.compile.lookup import Lookup, context_of
 from kamera.compile.plan import ChunkSource, Described, Plan, PlanError, PlannedWindow, Stored
 from kamera.compile.report import CompileReport, Counts, Failure
 from kamera.errors import CorruptChunk, KameraError, StoreError, StoreVersionError, UnreadableMedia
+from kamera.ops import PatchBudget
 from kamera.store import ChunkStore
 from kamera.window import KameraWindow, ReusePolicy
 
@@ -40,13 +41,15 @@ class Step:
 
 @dataclass(frozen=True)
 class Settings:
-    """What to form: patches of ``rank``; with ``orbit`` also one per antecedent set.
+    """What to form: patches within ``rank`` and ``patch_bytes`` (as in `ReusePolicy`); with ``orbit``
+    also one per antecedent set.
 
     ``samples`` orderings are averaged for more than four antecedents, drawn from ``seed``; ``limit``
     compiles the first lines only.
     """
 
-    rank: int = 32
+    rank: int = ReusePolicy.rank
+    patch_bytes: float | None = ReusePolicy.patch_bytes
     orbit: bool = False
     samples: int = 24
     seed: int = 0
@@ -57,6 +60,12 @@ class Settings:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"{name} {value} must be at least 1")
+        _ = self.budget  # it refuses what is no budget
+
+    @property
+    def budget(self) -> PatchBudget:
+        """How large a patch may be."""
+        return PatchBudget(self.rank, self.patch_bytes)
 
 
 def run_plan(
@@ -201,7 +210,12 @@ class Job:
     def _open(self, system: str | None) -> KameraWindow:
         if self._window is None or self._window[0] != system:
             self._window = None  # let go of the old KV first
-            policy = ReusePolicy(minimum="exact", on_miss="form", rank=self.settings.rank)
+            policy = ReusePolicy(
+                minimum="exact",
+                on_miss="form",
+                rank=self.settings.rank,
+                patch_bytes=self.settings.patch_bytes,
+            )
             with self._measured():
                 self._window = (system, KameraWindow(self.backbone, self.store, system, policy=policy))
         return self._window[1]
@@ -233,7 +247,7 @@ class Job:
     def _lookup(self, system: str | None) -> Lookup:
         if system not in self._lookups:
             context = context_of(self.backbone, self.store, system)
-            self._lookups[system] = Lookup(self.store, context, self.settings.rank, self.settings.samples)
+            self._lookups[system] = Lookup(self.store, context, self.settings.budget, self.settings.samples)
         return self._lookups[system]
 
     def _check_ids(self) -> None:

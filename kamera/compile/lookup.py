@@ -6,8 +6,10 @@ from collections.abc import Sequence
 from math import factorial
 
 from kamera.backbones import Backbone
+from kamera.errors import CorruptChunk
+from kamera.ops import PatchBudget
 from kamera.ops.digest import tensor_digest
-from kamera.store import ChunkStore, Context
+from kamera.store import ChunkStore, Context, PatchRecord
 from kamera.window.anchor import anchor_ids
 from kamera.window.orbit import EXHAUSTIVE
 
@@ -21,10 +23,10 @@ def context_of(backbone: Backbone, store: ChunkStore, system: str | None) -> Con
 class Lookup:
     """Presence of what a job makes, under one context. A file is not read where its row will do."""
 
-    def __init__(self, store: ChunkStore, context: Context, rank: int, samples: int) -> None:
+    def __init__(self, store: ChunkStore, context: Context, budget: PatchBudget, samples: int) -> None:
         self.store = store
         self.context = context
-        self.rank = rank
+        self.budget = budget
         self.samples = samples
 
     def has_canonical(self, chunk_id: str) -> bool:
@@ -32,26 +34,34 @@ class Lookup:
         return self.store.has_canonical(self.context, chunk_id)
 
     def has_patch(self, chunk_id: str, antecedents: Sequence[str]) -> bool:
-        """Whether a patch of at least the rank, formed behind exact antecedents, is stored."""
+        """Whether a patch of at least the budget, formed behind exact antecedents, is stored."""
         info = self.store.patch_info(self.context, chunk_id, antecedents)
-        if info is None or info.formed != "exact":
-            return False
-        if (info.rank or 0) >= min(self.rank, info.tokens):
-            return True
-        # a deficit of low rank gives a patch of low rank, whatever was asked for
-        return self._asked(chunk_id, antecedents, "exact", "asked_rank") >= self.rank
+        return (
+            info is not None and info.formed == "exact" and self._large_enough(chunk_id, antecedents, "exact")
+        )
 
     def has_orbit(self, chunk_id: str, antecedents: Sequence[str]) -> bool:
-        """Whether the set's orbit patch is stored, of at least the rank and over enough orderings."""
+        """Whether the set's orbit patch is stored, of at least the budget and over enough orderings."""
         if not self.store.has_patch(self.context, chunk_id, antecedents, "orbit"):
             return False
         count = len(antecedents)
         wanted = factorial(count) if count <= EXHAUSTIVE else min(self.samples, factorial(count))
-        return (
-            self._asked(chunk_id, antecedents, "orbit", "asked_rank") >= self.rank
-            and self._asked(chunk_id, antecedents, "orbit", "orderings") >= wanted
-        )
+        record = self._patch(chunk_id, antecedents, "orbit")
+        if record is None or int(record.info.get("orderings", 0)) < wanted:
+            return False
+        return self._large_enough(chunk_id, antecedents, "orbit")
 
-    def _asked(self, chunk_id: str, antecedents: Sequence[str], kind: str, name: str) -> int:
-        record = self.store.get_patch(self.context, chunk_id, antecedents, kind)
-        return 0 if record is None else int(record.info.get(name, 0))
+    def _large_enough(self, chunk_id: str, antecedents: Sequence[str], kind: str) -> bool:
+        # what a patch was formed under stands in the record only: its rank says nothing of the bytes
+        record = self._patch(chunk_id, antecedents, kind)
+        if record is None:
+            return False
+        filled = PatchBudget.from_info(record.info, record.patch.rank)
+        # by its rank where it corrects nothing, and so does not know its tokens
+        return self.budget.met_by(filled, record.tokens or self.budget.rank)
+
+    def _patch(self, chunk_id: str, antecedents: Sequence[str], kind: str) -> PatchRecord | None:
+        try:
+            return self.store.get_patch(self.context, chunk_id, antecedents, kind)
+        except CorruptChunk:  # it is set aside now, and made again
+            return None

@@ -26,10 +26,13 @@ def certify(
     probe: str = "pages",
     items: int = ITEMS,
     rank: int = ReusePolicy.rank,
+    patch_bytes: float | None = ReusePolicy.patch_bytes,
     model: str = "",
 ) -> Certificate:
     """Run a probe to its end. Raises what `run_probe` raises."""
-    for step in run_probe(backbone, probe=probe, items=items, rank=rank, model=model):
+    for step in run_probe(
+        backbone, probe=probe, items=items, rank=rank, patch_bytes=patch_bytes, model=model
+    ):
         if isinstance(step, Certificate):
             return step
     raise AssertionError("a probe ends with its certificate")
@@ -41,11 +44,13 @@ def run_probe(
     probe: str = "pages",
     items: int = ITEMS,
     rank: int = ReusePolicy.rank,
+    patch_bytes: float | None = ReusePolicy.patch_bytes,
     model: str = "",
 ) -> Iterator[tuple[int, int] | Certificate]:
     """Ask ``items`` questions; yields (asked, wanted), at last the certificate.
 
-    ``rank`` is that of the patches, and of the policies the certificate will serve; ``model`` is a name
+    ``rank`` and ``patch_bytes`` bound the patches, and are those of the policies the certificate will
+    serve; ``model`` is a name
     for it (default: the class's). Raises ValueError for an unknown probe, ModalityNotSupported or
     ProcessorRequired for a backbone that cannot be shown a picture.
     """
@@ -53,13 +58,15 @@ def run_probe(
         raise ValueError(f"probe {probe!r} is none of {', '.join(PROBES)}")
     if items < 1:
         raise ValueError(f"items {items} must be at least 1")
+    # uncertified: whether this may be served is what is found out
+    policy = ReusePolicy(rank=rank, patch_bytes=patch_bytes, certified=False)
     outcomes: list[Outcome] = []
     shown: list[ProbeScene] = []
     chances: list[float] = []
     for scene in PROBES[probe]():
         wanted = scene.queries[: items - len(outcomes)]
         shown.append(scene)
-        for query, outcome in zip(wanted, _ask(backbone, scene, wanted, rank), strict=True):
+        for query, outcome in zip(wanted, _ask(backbone, scene, wanted, policy), strict=True):
             outcomes.append(outcome)
             chances.append(1.0 / len(query.options))
             yield len(outcomes), items
@@ -73,7 +80,7 @@ def run_probe(
         digest=digest_of(probe, shown),
         n=items,
         chance=chance,
-        rank=rank,
+        policy=policy,
         model=model or type(backbone.model).__name__,
     )
 
@@ -86,14 +93,15 @@ def _certificate(
     digest: str,
     n: int,
     chance: float,
-    rank: int,
+    policy: ReusePolicy,
     model: str,
 ) -> Certificate:
     return Certificate(
         fingerprint=backbone.fingerprint,
         model=model,
         versions=library_versions(),
-        rank=rank,
+        rank=policy.rank,
+        patch_bytes=policy.patch_bytes,
         probe=probe,
         probe_digest=digest,
         n=n,
@@ -103,13 +111,13 @@ def _certificate(
     )
 
 
-def _ask(backbone: Backbone, scene: ProbeScene, queries: tuple[Query, ...], rank: int) -> Iterator[Outcome]:
+def _ask(
+    backbone: Backbone, scene: ProbeScene, queries: tuple[Query, ...], policy: ReusePolicy
+) -> Iterator[Outcome]:
     """The scene's questions: half of them once its last chunk has left and come back, the others once
     its first chunk has slid out too."""
     chunks = [backbone.chunk(content) for content in scene.contents]
     store = ChunkStore.open("memory://")
-    # uncertified: whether this may be served is what is found out
-    policy = ReusePolicy(rank=rank, certified=False)
     window = KameraWindow(backbone, store, scene.system, policy=policy)
     for chunk in chunks:
         window.append(chunk)

@@ -1,6 +1,7 @@
 """Tensors in, tensors out: the algebra of position-free KV. Imports nothing else of the package."""
 
 from kamera.ops.allocate import allocate, bought
+from kamera.ops.budget import PatchBudget
 from kamera.ops.compress import compress
 from kamera.ops.kv import KV, LayerKV, kv_bytes, kv_concat, kv_map, kv_slice, kv_tokens
 from kamera.ops.layout import (
@@ -25,6 +26,7 @@ from kamera.ops.patch import (
     turn_factors,
 )
 from kamera.ops.quantize import Bits, Codes, Quantized, quantize
+from kamera.ops.quantize_kv import CodedChannel, CodedKV, KVCodec, Loss, code_kv
 from kamera.ops.readers import Metric, Readers
 from kamera.ops.rope import RopeSpec, relocate, uniform_offset
 
@@ -33,16 +35,21 @@ __all__ = [
     "AttentionState",
     "Bits",
     "Channel",
+    "CodedChannel",
+    "CodedKV",
     "Codes",
     "Deltas",
     "Factor",
     "Formed",
+    "KVCodec",
     "LayerKV",
     "LayerLayout",
     "Layout",
+    "Loss",
     "LowRank",
     "Metric",
     "Patch",
+    "PatchBudget",
     "Quantized",
     "Readers",
     "RopeSpec",
@@ -51,6 +58,7 @@ __all__ = [
     "attention_layout",
     "bought",
     "check_kv",
+    "code_kv",
     "compress",
     "deficit",
     "factor",

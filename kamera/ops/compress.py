@@ -36,14 +36,15 @@ def compress(
     readers: Readers | None = None,
     widths: Sequence[Bits] = WIDTHS,
     dtype: torch.dtype = torch.float32,
+    rank: int | None = None,
 ) -> Formed:
     """The best patch of at most ``budget`` bytes for deficits as `deficit` gives them.
 
     ``readers`` say what a direction is worth; without them it is worth its energy. Factors are coded in
     the one of ``widths`` bits that leaves the least behind (twice the directions at half the bits pay at
-    small budgets); an empty ``widths`` stores floats of ``dtype``. A budget below the cost of any
-    direction gives the empty patch. Raises ValueError for a negative budget, and for deficits or readers
-    that do not fit the layout.
+    small budgets); an empty ``widths`` stores floats of ``dtype``. ``rank`` bounds the directions of a
+    channel. A budget below the cost of any direction gives the empty patch. Raises ValueError for a
+    negative budget, and for deficits or readers that do not fit the layout.
     """
     if budget < 0:
         raise ValueError(f"a budget of {budget} bytes is negative")
@@ -57,7 +58,8 @@ def compress(
             delta = deltas[i][c.name]
             metric = None if readers is None else readers.metric(i, c.name)
             most = budget // min((_cost(delta, bits, dtype) for bits in widths or (None,)), default=1)
-            whole[i, c.name] = _Whole(delta, metric, factor(delta, 2 * most, metric))
+            kept = 2 * most if rank is None else min(2 * most, rank)
+            whole[i, c.name] = _Whole(delta, metric, factor(delta, kept, metric))
     choices = [_spend(whole, len(layout), budget, bits, dtype) for bits in widths or (None,)]
     patch = min(choices, key=lambda choice: _left_behind(whole, choice))
     return Formed(patch, kept_energy(deltas, patch))

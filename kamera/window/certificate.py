@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from kamera.errors import InvalidCertificate, StoreError
+from kamera.ops import PatchBudget
 
-FORMAT = 1
+FORMAT = 2
 Verdict = Literal["safe", "unsafe", "cannot tell"]
 
 
@@ -29,7 +30,8 @@ class Certificate:
     """The outcome of one probe of one backbone under one set of library versions.
 
     ``model`` is a name for people; what counts is ``fingerprint``. ``n`` questions were asked, whose
-    answers a guess hits with probability ``chance``. ``reprefill``, ``blind`` and ``patched`` are
+    answers a guess hits with probability ``chance``; patches were bounded by ``rank`` and ``patch_bytes``
+    as a policy's are. ``reprefill``, ``blind`` and ``patched`` are
     accuracies; ``eta`` and ``flip_recover`` are None when blind reuse lost nothing that could be
     won back. ``reason`` says in one line what the verdict rests on; ``created`` is UTC, ISO 8601.
     """
@@ -38,6 +40,7 @@ class Certificate:
     model: str
     versions: dict[str, str]
     rank: int
+    patch_bytes: float | None
     probe: str
     probe_digest: str
     n: int
@@ -51,7 +54,7 @@ class Certificate:
     reason: str
     created: str
 
-    def difference(self, fingerprint: str, rank: int) -> str | None:
+    def difference(self, fingerprint: str, budget: PatchBudget) -> str | None:
         """What here is not as it was measured, in one line; None when all is."""
         if self.fingerprint != fingerprint:
             return (
@@ -63,25 +66,28 @@ class Certificate:
             then, now = self.versions.get(name), running.get(name)
             if then != now:
                 return f"it was measured with {name} {then}, this is {name} {now}"
-        if self.rank != rank:
-            return f"it was measured with patches of rank {self.rank}, the policy's rank is {rank}"
+        if self.rank != budget.rank:
+            return f"it was measured with patches of rank {self.rank}, the policy's rank is {budget.rank}"
+        if self.patch_bytes != budget.share:
+            return f"it was measured with patch_bytes {self.patch_bytes}, the policy's is {budget.share}"
         return None
 
-    def refusal(self, fingerprint: str, rank: int) -> str | None:
-        """Why it does not let a backbone serve patches of ``rank`` here, in one line; None if it does."""
-        why = self.difference(fingerprint, rank)
+    def refusal(self, fingerprint: str, budget: PatchBudget) -> str | None:
+        """Why it does not let a backbone serve patches of ``budget`` here, in one line; None if it does."""
+        why = self.difference(fingerprint, budget)
         if why is None and self.verdict != "safe":
             return f'its verdict is "{self.verdict}": {self.reason}'
         return why
 
-    def matches(self, fingerprint: str, rank: int) -> bool:
-        """Whether it lets this backbone serve patches of this rank under the libraries that run now."""
-        return self.refusal(fingerprint, rank) is None
+    def matches(self, fingerprint: str, budget: PatchBudget) -> bool:
+        """Whether it lets this backbone serve patches of this budget under the libraries that run now."""
+        return self.refusal(fingerprint, budget) is None
 
     @property
     def file_name(self) -> str:
-        """Its name in a directory: one probe of one backbone at one rank replaces its last run."""
-        return f"{self.fingerprint[:16]}-rank{self.rank}-{self.probe}.json"
+        """Its name in a directory: one probe of one backbone at one budget replaces its last run."""
+        bytes_too = "" if self.patch_bytes is None else f"-bytes{self.patch_bytes:g}"
+        return f"{self.fingerprint[:16]}-rank{self.rank}{bytes_too}-{self.probe}.json"
 
     def write(self, folder: str | os.PathLike[str]) -> Path:
         """Write it into a directory (made if need be), atomically; returns the file.

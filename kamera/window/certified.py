@@ -11,6 +11,7 @@ from pathlib import Path
 
 from kamera.backbones import Backbone
 from kamera.errors import CertificateMismatch, InvalidCertificate, UncertifiedBackbone
+from kamera.ops import PatchBudget
 from kamera.store import ChunkStore
 from kamera.window.certificate import Certificate
 from kamera.window.policy import ReusePolicy
@@ -55,7 +56,7 @@ def agree(
     policy = policy or ReusePolicy()
     if certificate is not None:
         held = certificate if isinstance(certificate, Certificate) else Certificate.read(certificate)
-        why = held.refusal(backbone.fingerprint, policy.rank)
+        why = held.refusal(backbone.fingerprint, policy.budget)
         if why is not None:
             raise CertificateMismatch(
                 f"the certificate of {held.model} does not serve here: {why}; run kamera certify again, or "
@@ -64,18 +65,18 @@ def agree(
         return Terms(policy, policy, held)
     if not policy.certified or policy.minimum == "exact":
         return Terms(policy, policy)
-    found = find_certificate(backbone.fingerprint, policy.rank, folders(store))
+    found = find_certificate(backbone.fingerprint, policy.budget, folders(store))
     if found.certificate is not None:
         return Terms(policy, policy, found.certificate)
-    _say(backbone, policy.rank, found.refusal)
+    _say(backbone, policy.budget, found.refusal)
     return Terms(policy, policy.exactly())
 
 
-def find_certificate(fingerprint: str, rank: int, places: Iterable[Path]) -> Search:
-    """The certificate in these directories that lets a backbone serve patches of ``rank``.
+def find_certificate(fingerprint: str, budget: PatchBudget, places: Iterable[Path]) -> Search:
+    """The certificate in these directories that lets a backbone serve patches of ``budget``.
 
     Only files named for the fingerprint are read. An "unsafe" verdict on this backbone, under these
-    versions and at this rank outweighs a "safe" one of another probe.
+    versions and at this budget outweighs a "safe" one of another probe.
     """
     safe: Certificate | None = None
     refusals: list[str] = []
@@ -86,10 +87,10 @@ def find_certificate(fingerprint: str, rank: int, places: Iterable[Path]) -> Sea
         except InvalidCertificate as error:
             refusals.append(str(error))
             continue
-        why = held.refusal(fingerprint, rank)
+        why = held.refusal(fingerprint, budget)
         if why is None:
             safe = safe or held
-        elif held.verdict == "unsafe" and held.difference(fingerprint, rank) is None:
+        elif held.verdict == "unsafe" and held.difference(fingerprint, budget) is None:
             return Search(None, f"{path.name}: {why}")
         else:
             refusals.append(f"{path.name}: {why}")
@@ -120,12 +121,14 @@ def home() -> Path:
     return Path(os.path.expanduser(data)) / "kamera" / "certificates"
 
 
-def _say(backbone: Backbone, rank: int, refusal: str) -> None:
+def _say(backbone: Backbone, budget: PatchBudget, refusal: str) -> None:
     config = backbone.model.config
     name = getattr(config, "_name_or_path", "") or "MODEL"
     # the fingerprint binds the dtype, and the command would take the checkpoint's by itself
     command = f"kamera certify {name} --dtype {backbone.describe().dtype}"
-    command += "" if rank == ReusePolicy.rank else f" --rank {rank}"
+    command += "" if budget.rank == ReusePolicy.rank else f" --rank {budget.rank}"
+    if budget.share != ReusePolicy.patch_bytes:
+        command += f" --patch-bytes {budget.share or 0:g}"
     message = (
         f"no certificate lets {type(backbone.model).__name__} serve reused KV: {refusal}. Every chunk is "
         f"prefilled exactly, as without Kamera. Run `{command}`, or pass ReusePolicy(certified=False)"

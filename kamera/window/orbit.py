@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import torch
 
 from kamera.backbones.backbone import ModelCache
-from kamera.ops import Formed, deficit, mean_deficit, patch_of, uniform_offset
+from kamera.ops import Formed, deficit, mean_deficit, uniform_offset
 from kamera.store import PatchRecord
 from kamera.window.serving import Server
 from kamera.window.slots import Facts
@@ -46,8 +46,8 @@ def form_orbit(
         raise ValueError("a leading chunk absorbs nothing: it needs no orbit patch")
     perms = orderings(len(antecedents), samples, seed)
     mean = mean_deficit(_deficits(server, target, antecedents, perms))
-    kinds = [t.dtype for layer in server.canonical(target).kv for t in layer.values()]
-    formed = patch_of(mean, server.policy.rank, kinds[0])
+    budget, layout = server.policy.budget, server.backbone.layout
+    formed, filled = budget.form(mean, layout, server.canonical(target).kv)
     server.store.put_patch(
         PatchRecord(
             chunk_id=target.chunk_id,
@@ -56,11 +56,7 @@ def form_orbit(
             kind="orbit",
             patch=formed.patch,
             formed="exact",
-            info={
-                "energy": formed.energy,
-                "asked_rank": server.policy.rank,
-                "orderings": len(perms),
-            },
+            info={"energy": formed.energy, **filled.to_info(), "orderings": len(perms)},
         )
     )
     return formed

@@ -7,6 +7,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Literal, get_args
 
+from kamera.ops import PatchBudget
+
 Guarantee = Literal["exact", "patched", "orbit", "survivor", "near", "blind"]
 OnMiss = Literal["form", "prefill", "blind"]
 Archive = Literal["now", "later"]
@@ -63,7 +65,9 @@ class ReusePolicy:
     ``on_miss``: "form" runs a conditioned forward and stores its patch, "prefill" runs it and stores
     nothing, "blind" serves the canonical without conditioning.
 
-    ``rank`` is the rank of patches that are formed; a stored patch of lower rank is a miss.
+    ``rank`` and ``patch_bytes`` bound the patches that are formed: so many directions per layer and
+    channel at most, and that share of the chunk's KV bytes (`kamera.ops.budget`, docs/patches.md; None:
+    whatever the rank takes). A stored patch that was held shorter is a miss.
 
     ``max_divergence`` lets a patch of *other* antecedents serve as "near": the largest share of
     chunks in which the two antecedent sets may differ (0.0 to 1.0; 1.0 takes any patch however
@@ -78,6 +82,7 @@ class ReusePolicy:
     minimum: Guarantee = "patched"
     on_miss: OnMiss = "form"
     rank: int = 32
+    patch_bytes: float | None = 0.03
     max_divergence: float | None = None
     certified: bool = field(default_factory=certified_by_default)
 
@@ -90,14 +95,18 @@ class ReusePolicy:
             raise ValueError(
                 'minimum "exact" with on_miss "blind" contradict: use on_miss "form" or "prefill"'
             )
-        if self.rank < 1:
-            raise ValueError(f"rank {self.rank} must be at least 1")
+        _ = self.budget  # it refuses what is no budget
         if self.max_divergence is not None and not 0.0 <= self.max_divergence <= 1.0:
             raise ValueError(f"max_divergence {self.max_divergence} must lie between 0.0 and 1.0")
 
     def admits(self, guarantee: Guarantee) -> bool:
         """True when an arriving chunk may be served so."""
         return at_least(guarantee, self.minimum)
+
+    @property
+    def budget(self) -> PatchBudget:
+        """How large a patch may be."""
+        return PatchBudget(self.rank, self.patch_bytes)
 
     def exactly(self) -> ReusePolicy:
         """What is left of the policy on a backbone that may not serve less than exact KV."""

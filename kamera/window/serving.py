@@ -14,8 +14,9 @@ from kamera.errors import CorruptChunk, IncompatibleChunk, NotRelocatable, Polic
 from kamera.ops import (
     KV,
     Patch,
+    PatchBudget,
     apply_patch,
-    form_patch,
+    deficit,
     kv_map,
     rotated_bytes,
     uniform_offset,
@@ -137,16 +138,13 @@ class Server:
         """
         if not conditioned.antecedents or not at_least(formed, "survivor"):
             return
-        held = self.store.patch_info(self.context, facts.chunk_id, conditioned.antecedents)
-        if held is not None and held.formed is not None and held.rank is not None:
-            deep_enough = held.rank >= min(self.policy.rank, facts.length)
-            if deep_enough and at_least(_guarantee(held.formed), formed):
-                return
+        held = self._stored_patch(facts, conditioned.antecedents, "exact", Tally())
+        if held is not None and at_least(_guarantee(held.formed), formed):
+            return
         canonical = self.canonical(facts)
         offset = self._offset(facts, canonical.positions, conditioned.positions)
-        patch, energy = form_patch(
-            conditioned.kv, canonical.kv, self.backbone.layout, offset, self.policy.rank
-        )
+        deltas = deficit(conditioned.kv, canonical.kv, self.backbone.layout, offset)
+        (patch, energy), filled = self.policy.budget.form(deltas, self.backbone.layout, canonical.kv)
         self.store.put_patch(
             PatchRecord(
                 chunk_id=facts.chunk_id,
@@ -155,7 +153,7 @@ class Server:
                 kind="exact",
                 patch=patch,
                 formed=formed,
-                info={"energy": energy, "asked_rank": self.policy.rank},
+                info={"energy": energy, **filled.to_info()},
             )
         )
 
@@ -317,9 +315,9 @@ class Server:
             return None
         if record is None:
             return None
-        asked = int(record.info.get("asked_rank", record.patch.rank))
-        # formed at a lower rank than the policy wants, unless that was all the chunk has
-        return record if asked >= min(self.policy.rank, facts.length) else None
+        filled = PatchBudget.from_info(record.info, record.patch.rank)
+        # held shorter than the policy wants, unless that was all the chunk has
+        return record if self.policy.budget.met_by(filled, facts.length) else None
 
     def _stored_canonical(self, chunk_id: str) -> CanonicalRecord | None:
         try:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from kamera import Backbone, Certificate
+from kamera import Backbone, Certificate, ReusePolicy
 from kamera.window.certificate import Estimate, library_versions
 
 
@@ -19,6 +19,7 @@ def certificate(backbone: Backbone, of_rank: int, **changes: Any) -> Certificate
         model="tiny",
         versions=library_versions(),
         rank=of_rank,
+        patch_bytes=ReusePolicy.patch_bytes,
         probe="by hand",
         probe_digest="0" * 64,
         n=100,

@@ -168,6 +168,8 @@ def test_a_probe_that_found_harm_outweighs_one_that_did_not(pieces, folder):
 
 REFUSED = {
     "rank": ({"rank": 6}, "patches of rank 6, the policy's rank is 5"),
+    "bytes": ({"patch_bytes": 0.02}, "with patch_bytes 0.02, the policy's is 0.03"),
+    "any bytes": ({"patch_bytes": None}, "with patch_bytes None, the policy's is 0.03"),
     "torch": ({"versions": {**library_versions(), "torch": "1.0"}}, "with torch 1.0, this is torch 2"),
     "kamera": ({"versions": {**library_versions(), "kamera": "0.0"}}, "with kamera 0.0, this is kamera"),
     "library": ({"versions": {}}, "with kamera None, this is kamera"),
@@ -181,7 +183,7 @@ def test_a_certificate_that_differs_serves_nothing_and_says_what_differs(pieces,
     backbone, _ = pieces
     changes, line = REFUSED[what]
     held = certificate(backbone, RANK, **changes)
-    assert not held.matches(backbone.fingerprint, RANK)
+    assert not held.matches(backbone.fingerprint, CERTIFIED.budget)
     with pytest.raises(CertificateMismatch, match=line) as refusal:
         make(backbone, policy=CERTIFIED, certificate=held)
     assert "\n" not in str(refusal.value)
@@ -222,7 +224,7 @@ def test_what_is_no_certificate_is_refused_by_name(pieces, folder):
         ("", "is no certificate"),
         ("[1]", "is no certificate"),
         ("{}", "is no certificate"),
-        (json.dumps({**document, "format": 2}), "certificate format 2"),
+        (json.dumps({**document, "format": 99}), "certificate format 99"),
     ):
         path.write_text(text)
         with pytest.raises(InvalidCertificate, match=match):

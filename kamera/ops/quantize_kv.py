@@ -1,0 +1,272 @@
+"""A span's KV in few bits: codes of 8 or 4 bits between the least and the largest value of a group.
+
+Keys have channels that are large at every token, so keys are grouped per channel, over tokens: a large
+channel does not coarsen its neighbours. Values have none, and attention reads few tokens at a time, so
+values are grouped per token: an error stays with the token that made it (KIVI, 2024; KVQuant, 2024, for
+the keys).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, get_args, overload
+
+import torch
+
+from kamera.ops.kv import KV, LayerKV
+
+KVCodec = Literal["int8", "int4"]
+KV_CODECS: tuple[KVCodec, ...] = get_args(KVCodec)
+
+Axis = Literal["tokens", "features"]
+"""What a group runs along: a channel's tokens, or a token's features (of one head)."""
+
+_DIM: dict[Axis, int] = {"tokens": 1, "features": 2}
+_LARGEST = torch.finfo(torch.float32).max / 4  # beyond it, code times step could overflow
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Bits of a code (8 or 4), and how many values share a step and a low; 0: all along the axis."""
+
+    bits: int
+    group: int
+
+    def __post_init__(self) -> None:
+        if type(self.bits) is not int or type(self.group) is not int:
+            raise ValueError(f"bits {self.bits!r} and group {self.group!r} must be whole numbers")
+        if self.bits not in (4, 8) or self.group < 0:
+            raise ValueError(f"bits {self.bits} must be 4 or 8, group {self.group} at least 0")
+
+    @property
+    def levels(self) -> int:
+        """The largest code."""
+        return (1 << self.bits) - 1
+
+    def groups(self, length: int) -> int:
+        """How many groups an axis of ``length`` has."""
+        return -(-length // (self.group or max(length, 1)))
+
+
+GRIDS: Mapping[KVCodec, Grid] = {"int8": Grid(8, 0), "int4": Grid(4, 32)}
+"""What a codec means. Part of the keys of what is stored in it: a change takes another name."""
+
+
+def axis_of(channel: str) -> Axis:
+    """How the channel called ``channel`` is grouped: keys (k, k_pe, k_idx) over tokens, others per token."""
+    return "tokens" if channel.startswith("k") else "features"
+
+
+@dataclass(frozen=True, eq=False)
+class CodedChannel:
+    """One channel ``[heads, tokens, dim]``: value = code · step + low, all of its group.
+
+    ``codes`` is uint8 ``[heads, tokens, dim]``, or ``[heads, ⌈tokens / 2⌉, dim]`` for 4 bits: token
+    ``2t`` in the low half of a byte, ``2t + 1`` in the high half. ``steps`` and ``lows`` have the dtype
+    of the values and their shape, but for ``axis``, which has one entry per group. Raises ValueError for
+    tensors that are not of this form.
+    """
+
+    codes: torch.Tensor
+    steps: torch.Tensor
+    lows: torch.Tensor
+    tokens: int
+    axis: Axis
+    grid: Grid
+
+    def __post_init__(self) -> None:
+        if self.axis not in _DIM:
+            raise ValueError(f"axis {self.axis!r} is none of {', '.join(_DIM)}")
+        held = self.tokens if self.grid.bits == 8 else -(-self.tokens // 2)
+        codes = self.codes
+        if codes.dtype != torch.uint8 or codes.dim() != 3 or codes.shape[1] != held:
+            raise ValueError(
+                f"{self.grid.bits}-bit codes of {self.tokens} tokens must be uint8 [heads, {held}, dim], "
+                f"got {codes.dtype} {tuple(codes.shape)}"
+            )
+        grouped = list(self.shape)
+        grouped[_DIM[self.axis]] = self.grid.groups(grouped[_DIM[self.axis]])
+        for name, tensor in (("steps", self.steps), ("lows", self.lows)):
+            if list(tensor.shape) != grouped:
+                raise ValueError(f"{name} must be {grouped}, got {list(tensor.shape)}")
+        if self.steps.dtype != self.lows.dtype or not _codable(self.steps.dtype):
+            raise ValueError(f"steps of {self.steps.dtype} with lows of {self.lows.dtype}")
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """(heads, tokens, dim) of the channel that is meant."""
+        return self.codes.shape[0], self.tokens, self.codes.shape[2]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of codes, steps and lows."""
+        return sum(t.numel() * t.element_size() for t in (self.codes, self.steps, self.lows))
+
+    def dense(self) -> torch.Tensor:
+        """The values ``[heads, tokens, dim]`` in their own dtype, on the codes' device."""
+        dtype = self.steps.dtype
+        wide = torch.promote_types(dtype, torch.float32)
+        steps, lows = (self._spread(t.to(wide)) for t in (self.steps, self.lows))
+        largest = torch.finfo(dtype).max  # the last code may lie a part of a step above it
+        return self._integers().to(wide).mul_(steps).add_(lows).clamp_(-largest, largest).to(dtype)
+
+    def _integers(self) -> torch.Tensor:
+        if self.grid.bits == 8:
+            return self.codes
+        halves = torch.stack((self.codes & 15, self.codes >> 4), dim=2)
+        return halves.flatten(1, 2)[:, : self.tokens]
+
+    def _spread(self, grouped: torch.Tensor) -> torch.Tensor:
+        if not self.grid.group:
+            return grouped  # one group: it broadcasts
+        dim = _DIM[self.axis]
+        return grouped.repeat_interleave(self.grid.group, dim).narrow(dim, 0, self.shape[dim])
+
+
+@dataclass(frozen=True)
+class Loss:
+    """What coding a KV cost: relative error (Frobenius norm) of all and by channel; largest of any value."""
+
+    relative: float
+    largest: float
+    channels: Mapping[str, float]
+
+    def __post_init__(self) -> None:
+        for value in (self.relative, self.largest, *self.channels.values()):
+            if not isinstance(value, float | int) or not 0.0 <= value < math.inf:
+                raise ValueError(f"a loss must be a number of at least 0, got {value!r}")
+
+
+@dataclass(frozen=True, eq=False)
+class CodedKV(Sequence[LayerKV]):
+    """A KV in codes. As a `KV` its layers hold the decoded values, decoded anew each time they are read.
+
+    Whoever reads it more than once takes ``tuple(dict(layer) for layer in kv)`` first.
+    """
+
+    layers: tuple[Mapping[str, CodedChannel], ...]
+    loss: Loss
+
+    def __len__(self) -> int:
+        return len(self.layers)
+
+    @overload
+    def __getitem__(self, index: int) -> LayerKV: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[LayerKV]: ...
+    def __getitem__(self, index: int | slice) -> LayerKV | Sequence[LayerKV]:
+        if isinstance(index, slice):
+            return tuple(_Layer(layer) for layer in self.layers[index])
+        return _Layer(self.layers[index])
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all channels as they are held."""
+        return sum(channel.nbytes for layer in self.layers for channel in layer.values())
+
+
+class _Layer(Mapping[str, torch.Tensor]):
+    def __init__(self, channels: Mapping[str, CodedChannel]) -> None:
+        self._channels = channels
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        return self._channels[name].dense()
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._channels)
+
+    def __len__(self) -> int:
+        return len(self._channels)
+
+
+def code_kv(kv: KV, codec: KVCodec) -> CodedKV:
+    """``kv`` in codes, on the CPU, and what that cost. The same values give the same codes anywhere.
+
+    No value is off by more than half a step of its group, and a step is the group's range / 255 (int8)
+    or / 15 (int4), rounded up in the values' dtype. Raises ValueError, naming layer and channel, for
+    values that are not finite (codes would make numbers of them) or of a dtype without codes.
+    """
+    if codec not in GRIDS:
+        raise ValueError(f"codec {codec!r} is none of {', '.join(KV_CODECS)}")
+    layers: list[dict[str, CodedChannel]] = []
+    energy: dict[str, float] = {}
+    missed: dict[str, float] = {}
+    largest = 0.0
+    for i, layer in enumerate(kv):
+        coded: dict[str, CodedChannel] = {}
+        for name, tensor in layer.items():
+            try:
+                coded[name] = code_channel(tensor, axis_of(name), GRIDS[codec])
+            except ValueError as error:
+                raise ValueError(f"layer {i} channel {name!r} {error}; store it as it is") from None
+            wide = _wide(tensor)
+            off = _wide(coded[name].dense()).sub_(wide)
+            energy[name] = energy.get(name, 0.0) + _energy(wide)
+            missed[name] = missed.get(name, 0.0) + _energy(off)
+            largest = max(largest, float(off.abs_().max()) if off.numel() else 0.0)
+        layers.append(coded)
+    overall = _relative(sum(missed.values()), sum(energy.values()))
+    each = {name: _relative(missed[name], energy[name]) for name in energy}
+    return CodedKV(tuple(layers), Loss(overall, _short(largest), each))
+
+
+def code_channel(x: torch.Tensor, axis: Axis, grid: Grid) -> CodedChannel:
+    """``x`` ``[heads, tokens, dim]`` in codes; raises as `code_kv`, which names the channel."""
+    if not _codable(x.dtype):
+        raise ValueError(f"of {x.dtype} has no codes")
+    wide = _wide(x)
+    dim = _DIM[axis]
+    # NaN compares false; an empty channel has no largest value
+    if wide.numel() and not float(wide.abs().max()) <= _LARGEST:
+        raise ValueError("holds values that are not finite, or too large for codes")
+    length = wide.shape[dim]
+    group, count = grid.group or max(length, 1), grid.groups(length)
+    if count * group > length:  # repeat the last, which changes neither least nor largest
+        last = wide.narrow(dim, length - 1, 1)
+        wide = torch.cat((wide, *[last] * (count * group - length)), dim)
+    grouped = wide.unflatten(dim, (count, group))
+    lows, highs = grouped.amin(dim + 1), grouped.amax(dim + 1)
+    steps = _rounded_up((highs - lows) / grid.levels, x.dtype)
+    divisor = steps.to(wide.dtype)
+    divisor = torch.where(divisor > 0, divisor, torch.ones_like(divisor)).unsqueeze(dim + 1)
+    exact = (grouped - lows.unsqueeze(dim + 1)).div_(divisor)
+    codes = exact.round_().clamp_(0, grid.levels).to(torch.uint8)
+    codes = codes.flatten(dim, dim + 1).narrow(dim, 0, length).contiguous()
+    packed = codes if grid.bits == 8 else _pack(codes)
+    return CodedChannel(packed, steps, lows.to(x.dtype), x.shape[1], axis, grid)
+
+
+def _codable(dtype: torch.dtype) -> bool:
+    return dtype.is_floating_point and dtype.itemsize >= 2
+
+
+def _rounded_up(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """The least values of ``dtype`` that are not below ``x`` (at least 0, of a wider dtype or the same)."""
+    near = x.to(dtype)
+    bits = {2: torch.int16, 4: torch.int32, 8: torch.int64}[dtype.itemsize]
+    above = (near.view(bits) + 1).view(dtype)  # the next positive float
+    return torch.where(near.to(x.dtype) < x, above, near)
+
+
+def _wide(x: torch.Tensor) -> torch.Tensor:
+    return x.detach().to("cpu", torch.promote_types(x.dtype, torch.float32))
+
+
+def _energy(x: torch.Tensor) -> float:
+    return float(torch.linalg.vector_norm(x, dtype=torch.float64)) ** 2
+
+
+def _pack(codes: torch.Tensor) -> torch.Tensor:
+    if codes.shape[1] % 2:
+        codes = torch.cat((codes, torch.zeros_like(codes[:, :1])), dim=1)
+    return codes[:, 0::2] | (codes[:, 1::2] << 4)
+
+
+def _relative(missed: float, energy: float) -> float:
+    return _short(math.sqrt(missed / energy)) if energy else 0.0
+
+
+def _short(value: float) -> float:
+    return float(f"{value:.4g}")
