@@ -74,12 +74,36 @@ class CorruptChunk(KameraError):
     """A stored object is damaged: it is never served."""
 
 
+class ForeignObject(CorruptChunk):
+    """An intact object lies in a sealed store, but nobody who holds its secret wrote it."""
+
+
+class WrongKey(KameraError):
+    """An object is encrypted under a key that was not given; it is left where it is."""
+
+
 class StoreVersionError(KameraError):
     """The store was written in a format this version cannot read."""
 
 
 class StoreError(KameraError):
     """The store cannot be opened, or a write to it failed."""
+
+
+class PinsFull(StoreError):
+    """More bytes would be pinned than the store's cap allows."""
+
+
+class RemoteUnavailable(StoreError):
+    """The remote behind a store does not answer, or refuses; reads through the store are misses then."""
+
+
+class TraceError(KameraError, ValueError):
+    """A file is no record of window operations."""
+
+
+class ClusterError(KameraError):
+    """The workers of a job cannot be had, disagree, or keep dying."""
 
 
 class TaskDataError(KameraError):

@@ -40,6 +40,11 @@ class ChunkBuilder:
         self.image_token = _first(config, "image_token_id", "image_token_index")
         self.video_token = _first(config, "video_token_id", "video_token_index")
 
+    @property
+    def vision_tokens(self) -> tuple[int, ...]:
+        """Ids of the tokens in whose places picture and clip features stand."""
+        return tuple(token for token in (self.image_token, self.video_token) if token is not None)
+
     def from_content(self, content: Content, fingerprint: str) -> Chunk:
         """Build a chunk from chat content, an image, frames, a video file or text."""
         items = self._items(content)

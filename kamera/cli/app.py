@@ -16,7 +16,11 @@ from kamera.cli.eval import evaluate
 from kamera.cli.eval_paper import paper
 from kamera.cli.eval_tasks import add_benchmarks
 from kamera.cli.inspect import inspect
+from kamera.cli.plan import plan_from_trace
 from kamera.cli.store import store
+from kamera.cli.store_bundle import export_bundle, import_bundle
+from kamera.cli.store_keep import forget, gc, pin, quarantine, unpin
+from kamera.cli.store_rotate import rotate
 from kamera.compile import PlanError
 from kamera.errors import KameraError
 
@@ -31,7 +35,16 @@ app.command("demo")(demo)
 app.command("doctor")(doctor)
 app.command("certify")(certify)
 app.command("compile")(compile_plan)
+app.command("plan")(plan_from_trace)
 app.command("inspect")(inspect)
+store.command("gc")(gc)
+store.command("pin")(pin)
+store.command("unpin")(unpin)
+store.command("quarantine")(quarantine)
+store.command("forget")(forget)
+store.command("export")(export_bundle)
+store.command("import")(import_bundle)
+store.command("rotate")(rotate)
 app.add_typer(store, name="store")
 add_benchmarks(evaluate)
 evaluate.command("paper")(paper)

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.table import Table
 
+from kamera.backbones import Backbone
 from kamera.cli.models import load_backbone
 from kamera.cli.options import (
     Device,
@@ -16,6 +20,8 @@ from kamera.cli.options import (
     File,
     Form,
     Format,
+    Held,
+    KVHeld,
     Model,
     PatchBytes,
     Precision,
@@ -24,7 +30,10 @@ from kamera.cli.options import (
     Tenant,
 )
 from kamera.cli.output import Output, facts, size
-from kamera.compile import CompileReport, Counts, Job, Plan, Settings, read_plan
+from kamera.compile import CompileReport, Counts, Here, Job, Plan, Settings, Team, read_plan
+from kamera.compile.cluster import Cluster, RayTeam
+from kamera.compile.job import refuse_ids
+from kamera.compile.plan import Stored
 from kamera.store import ChunkStore
 from kamera.window import ReusePolicy
 
@@ -52,6 +61,15 @@ def compile_plan(
         int, typer.Option(min=1, help="Orderings an orbit patch averages, above four antecedents.")
     ] = 24,
     limit: Annotated[int | None, typer.Option(min=1, help="Compile the first N lines only.")] = None,
+    cluster: Annotated[
+        str | None,
+        typer.Option(
+            metavar="WHERE",
+            help="Compile on Ray: local, local:N (N workers here), ray (this machine's cluster) or "
+            "ray://HOST:PORT. Model, store and media must be reachable from its workers.",
+        ),
+    ] = None,
+    kv: KVHeld = Held.as_is,
     device: Device = None,
     dtype: Precision = Dtype.auto,
     tenant: Tenant = "",
@@ -66,25 +84,50 @@ def compile_plan(
     """
     out = Output(format, output, quiet)
     settings = Settings(rank=rank, patch_bytes=patch_bytes or None, orbit=orbit, samples=samples, limit=limit)
+    where = None if cluster is None else Cluster.parse(cluster)
     planned = read_plan(plan)
-    fresh = not (store.is_dir() and any(store.iterdir()))
-    if not fresh:
+    if store.is_dir() and any(store.iterdir()):
         ChunkStore.open(store, tenant=tenant).close()  # refuse a stranger's folder before loading a model
-    backbone = load_backbone(model, device, dtype, show_progress=out.shows_progress)
-    if planned.stored_ids and fresh:
-        with ChunkStore.open("memory://", tenant=tenant) as nothing:
-            Job(planned, backbone, nothing, settings)  # refuses the ids, and leaves no store behind
-    with ChunkStore.open(store, tenant=tenant) as opened:
-        job = Job(planned, backbone, opened, settings)
-        with out.progress(job.chunks, "chunk") as bar:
+    else:
+        _refuse_any_id(planned, settings, store)  # a store that is not there yet holds no chunk
+    load = partial(load_backbone, model, device, dtype, show_progress=out.shows_progress and where is None)
+    reach = partial(ChunkStore.open, store.absolute(), tenant=tenant, kv=kv.form)
+    with _team(where, load, reach, settings, gpu=(device or "").startswith("cuda")) as (team, opened):
+        job = Job(planned, team, opened, settings)
+        with out.progress(job.units, "part") as bar:
             for step in job.steps():
-                bar.set_postfix_str(f"{step.where} {step.outcome}", refresh=False)
-                bar.update()
+                bar.set_postfix_str(step.doing, refresh=False)
+                bar.update(step.units)
         report = job.report()
     heading = {"model": model, "plan": str(plan), "store": str(store), "rank": rank}
     out.write({**heading, **asdict(report)}, _tables(planned, store, report))
     if report.failures:
         raise typer.Exit(1)
+
+
+@contextmanager
+def _team(
+    cluster: Cluster | None,
+    load: partial[Backbone],
+    reach: partial[ChunkStore],
+    settings: Settings,
+    *,
+    gpu: bool,
+) -> Iterator[tuple[Team, ChunkStore]]:
+    """Who does the work, and the store; a model that does not load leaves no store behind."""
+    if cluster is None:
+        backbone = load()
+        with reach() as store:
+            yield Here(backbone, store, settings), store
+    else:
+        with RayTeam(cluster, load, reach, settings, gpu=gpu) as team, reach() as store:
+            yield team, store
+
+
+def _refuse_any_id(plan: Plan, settings: Settings, store: Path) -> None:
+    windows = plan.windows[: settings.limit]
+    ids = {(w.system, c.chunk_id) for w in windows for c in w.chunks if isinstance(c, Stored)}
+    refuse_ids(windows, ids, str(store))
 
 
 def _tables(plan: Plan, store: Path, report: CompileReport) -> list[Table | str]:
@@ -98,11 +141,20 @@ def _tables(plan: Plan, store: Path, report: CompileReport) -> list[Table | str]
         ("vision encodes", report.vision_encodes),
         ("stored", size(report.bytes_stored)),
         ("seconds", f"{report.seconds:.1f}"),
+        ("repaid after", _repaid(report)),
     ]
+    if report.workers > 1 or report.reruns:
+        rows.append(("workers", f"{report.workers}, {report.reruns} tasks done again"))
     lines = [f"failed: {f.where}: {f.error}" for f in report.failures[:_SHOWN]]
     if len(report.failures) > _SHOWN:
         lines.append(f"… and {len(report.failures) - _SHOWN} more (--format json lists them all)")
     return [facts(f"{plan.path} → {store}", rows), *lines]
+
+
+def _repaid(report: CompileReport) -> str:
+    if report.break_even_reuses is None:
+        return "nothing to repay"
+    return f"{report.break_even_reuses:.1f} reuses of each patch ({report.saved_tokens} tokens saved by one)"
 
 
 def _counted(counts: Counts) -> str:

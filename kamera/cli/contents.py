@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from kamera.errors import CorruptChunk, StoreVersionError
+from kamera.ops import CodedKV
 from kamera.store import CanonicalRecord, Context, canonical_key
 from kamera.store import format as object_format
 from kamera.store.keys import is_key
@@ -44,7 +45,9 @@ def read_object(path: Path) -> Document:
     if isinstance(record, CanonicalRecord):
         layers = [dict(layer) for layer in record.kv]
         held["kv_bytes"] = sum(_nbytes(t) for layer in layers for t in layer.values())
-        held["percent_of_kv"] = 100.0
+        coded = record.kv.nbytes if isinstance(record.kv, CodedKV) else held["kv_bytes"]
+        held["percent_of_kv"] = 100.0 * coded / held["kv_bytes"] if held["kv_bytes"] else 100.0
+        held["loss"] = None if record.loss is None else asdict(record.loss)
     else:
         layers = [_factors(layer) for layer in record.patch.layers]
         held["kv_bytes"] = None

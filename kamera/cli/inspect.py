@@ -123,6 +123,7 @@ def _object_tables(found: dict[str, Any]) -> Iterator[Table | str]:
             ("energy kept", _share(found["energy"])),
             ("antecedents were", found["formed"] or ""),
             ("layers", found["layers"]),
+            ("KV held", _form(context["kv"], found.get("loss"))),
             ("bytes", f"{found['bytes']} in the file, {found['tensor_bytes']} of tensors"),
             (
                 "of the chunk's KV",
@@ -177,6 +178,10 @@ def _channel_table(channels: dict[str, dict[str, Any]]) -> Table:
         for name, c in channels.items()
     ]
     return listing("", ("channel", "layers", "dtype", "shape"), rows)
+
+
+def _form(kv: str, loss: dict[str, Any] | None) -> str:
+    return kv if loss is None else f"{kv}: relative error {loss['relative']}, at most {loss['largest']}"
 
 
 def _percent(value: float | None) -> str:

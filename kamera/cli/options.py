@@ -10,6 +10,8 @@ from typing import Annotated
 import torch
 import typer
 
+from kamera.store.keys import KV_FORMS, KVForm
+
 
 class Format(str, Enum):
     """How a result is written."""
@@ -25,6 +27,19 @@ class Dtype(str, Enum):
     float32 = "float32"
     bfloat16 = "bfloat16"
     float16 = "float16"
+
+
+class Held(str, Enum):
+    """How a store keeps canonicals: `kamera.store.keys.KV_FORMS`."""
+
+    as_is = "as-is"
+    int8 = "int8"
+    int4 = "int4"
+
+    @property
+    def form(self) -> KVForm:
+        """As `ChunkStore.open` takes it."""
+        return next(form for form in KV_FORMS if form == self.value)
 
 
 def _usable(device: str | None) -> str | None:
@@ -50,6 +65,12 @@ def _writable(path: Path | None) -> Path | None:
     return path
 
 
+KVHeld = Annotated[
+    Held,
+    typer.Option(
+        "--kv", help="How the store keeps chunks' KV: as it is, or in codes, which are never exact."
+    ),
+]
 Model = Annotated[
     str, typer.Argument(metavar="MODEL", help="Model directory or hub name; 'testbed' for the shipped one.")
 ]

@@ -6,7 +6,8 @@ import io
 import json
 import math
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -55,6 +56,17 @@ class Output:
     def progress(self, total: int | None, unit: str) -> tqdm[Any]:
         """A progress bar (``total`` None: a count); it draws nothing when nobody watches."""
         return tqdm(total=total, unit=unit, file=sys.stderr, disable=not self.shows_progress)
+
+    @contextmanager
+    def counted(self, unit: str) -> Iterator[Callable[[int, int], None]]:
+        """A progress bar to be called with how many are done, and of how many."""
+        with self.progress(None, unit) as bar:
+
+            def show(done: int, total: int) -> None:
+                bar.total = total
+                bar.update(done - bar.n)
+
+            yield show
 
     def _put(self, text: str) -> None:
         if self.file is None:

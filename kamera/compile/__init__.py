@@ -1,19 +1,23 @@
 """Patch compilation as a job: read a plan, form and store what is missing, report."""
 
-from kamera.compile.job import Job, Settings, Step, run_plan
+from kamera.compile.job import Job, Step, run_plan
 from kamera.compile.plan import Plan, PlanError, PlannedWindow, read_plan
 from kamera.compile.report import CompileReport, Counts, Failure
+from kamera.compile.settings import Settings
+from kamera.compile.team import Here, Team
 
 __all__ = [
     "CompileReport",
     "Counts",
     "Failure",
+    "Here",
     "Job",
     "Plan",
     "PlanError",
     "PlannedWindow",
     "Settings",
     "Step",
+    "Team",
     "read_plan",
     "run_plan",
 ]

@@ -17,7 +17,7 @@ from kamera.window.orbit import EXHAUSTIVE
 def context_of(backbone: Backbone, store: ChunkStore, system: str | None) -> Context:
     """The context of a window under ``system``: its anchor is tokenised, not prefilled."""
     ids = anchor_ids(backbone, system)
-    return Context(backbone.fingerprint, tensor_digest(ids), store.tenant)
+    return Context(backbone.fingerprint, tensor_digest(ids), store.tenant, store.kv)
 
 
 class Lookup:

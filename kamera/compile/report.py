@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
+
+Outcome = Literal["formed", "reused", "skipped"]
 
 
 @dataclass(frozen=True)
@@ -31,6 +34,14 @@ class CompileReport:
     stands in two windows counts twice. ``forwards``, ``tokens`` (run through the decoder) and
     ``vision_encodes`` are counted by hooks on the model. ``bytes_stored`` is what the store grew by,
     ``seconds`` wall time.
+
+    ``work_seconds`` is the time workers spent (all of them together), ``decoder_seconds`` that part of
+    it inside the decoder. ``saved_tokens`` are what one reuse of every patch formed here does not
+    prefill. ``break_even_reuses`` is how often each of them has to be reused until the run is repaid:
+    ``work_seconds`` against ``saved_tokens`` at this run's seconds per decoder token; None when no
+    patch was formed.
+
+    ``workers`` is the size of the team, ``reruns`` the tasks done again because a worker died.
     """
 
     windows: int
@@ -43,4 +54,10 @@ class CompileReport:
     vision_encodes: int
     bytes_stored: int
     seconds: float
+    work_seconds: float
+    decoder_seconds: float
+    saved_tokens: int
+    break_even_reuses: float | None
+    workers: int
+    reruns: int
     failures: tuple[Failure, ...]

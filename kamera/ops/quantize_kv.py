@@ -50,7 +50,7 @@ class Grid:
         return -(-length // (self.group or max(length, 1)))
 
 
-GRIDS: Mapping[KVCodec, Grid] = {"int8": Grid(8, 0), "int4": Grid(4, 32)}
+GRIDS: Mapping[str, Grid] = {"int8": Grid(8, 0), "int4": Grid(4, 32)}
 """What a codec means. Part of the keys of what is stored in it: a change takes another name."""
 
 
@@ -147,7 +147,15 @@ class CodedKV(Sequence[LayerKV]):
     """
 
     layers: tuple[Mapping[str, CodedChannel], ...]
+    grid: Grid
     loss: Loss
+
+    def __post_init__(self) -> None:
+        axes: dict[str, Axis] = {}
+        for i, layer in enumerate(self.layers):
+            for name, channel in layer.items():
+                if channel.grid != self.grid or channel.axis != axes.setdefault(name, channel.axis):
+                    raise ValueError(f"layer {i} channel {name!r} is coded in another way than the others")
 
     def __len__(self) -> int:
         return len(self.layers)
@@ -209,7 +217,7 @@ def code_kv(kv: KV, codec: KVCodec) -> CodedKV:
         layers.append(coded)
     overall = _relative(sum(missed.values()), sum(energy.values()))
     each = {name: _relative(missed[name], energy[name]) for name in energy}
-    return CodedKV(tuple(layers), Loss(overall, _short(largest), each))
+    return CodedKV(tuple(layers), GRIDS[codec], Loss(overall, _short(largest), each))
 
 
 def code_channel(x: torch.Tensor, axis: Axis, grid: Grid) -> CodedChannel:

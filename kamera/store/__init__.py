@@ -5,18 +5,28 @@ shared and must not be written in place.
 """
 
 from kamera.ops.digest import chunk_id, digest, tensor_digest
+from kamera.store.bundle import Exported, Imported
+from kamera.store.forget import Forgotten
 from kamera.store.info import MemoryStats, ObjectInfo, StoreStats, VerifyReport
 from kamera.store.keys import Context, canonical_key, patch_key
 from kamera.store.records import CanonicalRecord, PatchRecord
+from kamera.store.rotate import Rotated
+from kamera.store.search import Hit, NearDuplicate
 from kamera.store.store import ChunkStore
 
 __all__ = [
     "CanonicalRecord",
     "ChunkStore",
     "Context",
+    "Exported",
+    "Forgotten",
+    "Hit",
+    "Imported",
     "MemoryStats",
+    "NearDuplicate",
     "ObjectInfo",
     "PatchRecord",
+    "Rotated",
     "StoreStats",
     "VerifyReport",
     "canonical_key",

@@ -2,62 +2,79 @@
 
 A file appears whole or not at all (written aside, synced, renamed), and its row follows it. So the
 files are always right, and the index is repaired whenever the two disagree.
+
+Order of locks, so that nobody waits in a circle: an object's claim (`claims`), then the index's own
+lock between threads, then SQLite's between processes. Readers claim nothing, and nobody claims an
+object while holding the index.
 """
 
 from __future__ import annotations
 
 import contextlib
 import io
-import json
 import logging
-import os
+import re
 import secrets
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import BinaryIO, NoReturn
 
-from kamera.errors import CorruptChunk, StoreError, StoreVersionError
+from kamera.errors import CorruptChunk, KameraError, StoreError
+from kamera.store.bookkeeping import LEFT_IN_PLACE, Bookkeeping, rows_of
+from kamera.store.claims import LOCK, claim
 from kamera.store.codec import Codec
-from kamera.store.format import DIRECTORY_VERSION
+from kamera.store.files import ObjectFiles, Part
+from kamera.store.folder import Folder, NotAFile, stamp_of
 from kamera.store.index import Index, Stamped
-from kamera.store.info import ObjectInfo, VerifyReport
-from kamera.store.keys import is_key
+from kamera.store.info import ObjectInfo, Quarantined, VerifyReport
+from kamera.store.marker import ASIDE, MARKER, open_directory
+from kamera.store.quarantine import Quarantine
 from kamera.store.records import CanonicalRecord, PatchRecord
+
+__all__ = ["MARKER", "DiskTier"]
 
 logger = logging.getLogger(__name__)
 
-MARKER = "kamera-store.json"
-_MARKER_TEXT = json.dumps({"format": DIRECTORY_VERSION})
+_PART, _GONE = ".part", ".gone"
+_OURS = re.compile(r"([0-9a-f]{64})\.(part|lock|[0-9a-f]+\.gone)")
+_CLAIM_SECONDS = 60.0
+_STALE_SECONDS = 3600.0  # of files that do not tell whether their writer lives
 
 
 class DiskTier:
     """Objects under one directory. Safe to use from several threads and processes.
 
-    Every key it is given is a name of its ``codec`` and satisfies `keys.is_key`. Raises `StoreError`
-    when the operating system refuses, `StoreVersionError` for a directory of a newer format (which is
-    left untouched).
+    Every key it is given is a name of its ``codec``; `ValueError` for what is none (`keys.is_key`).
+    Raises `StoreError` when the operating system refuses, `StoreVersionError` for a directory of a
+    newer format (which is left untouched).
     """
 
     def __init__(self, root: Path, codec: Codec) -> None:
         self.root = root
         self.codec = codec
         with self._translated("open"):
-            self._claim()
-            for name in ("objects", "tmp", "quarantine"):
-                (root / name).mkdir(mode=0o700, exist_ok=True)
-            _sync_directory(root)
-        self.index = Index(root / "index.sqlite")
+            self._root = open_directory(root, codec.marker)
+            self._files = ObjectFiles(self._root.sub("objects", make=True), codec)
+            self._tmp = self._root.sub("tmp", make=True)
+            self._quarantine = Quarantine(self._root.sub("quarantine", make=True))
+            self._root.sync()
+            self._root.refuse_links()  # SQLite would follow one
+        self.index = Index(root / "index.sqlite", self._rows_of_files, codec.veil, codec.unveil)
+        self._books = Bookkeeping(self._files, self.index)
         if not self.index.complete:
             self.rebuild_index()
+        self.collect()
 
     def stamp(self, key: str) -> str | None:
         """A text that changes whenever the object's file does.
 
         None when there is no such file; a row that claims otherwise is dropped.
         """
-        stamp = self._look(key)
-        if stamp is None:
-            self._forget(key)
+        with self._translated("read"):
+            stamp = self._files.stamp(key)
+            if stamp is None:
+                self._books.forget(key)
         return stamp
 
     def read(self, key: str) -> tuple[CanonicalRecord | PatchRecord, Stamped] | None:
@@ -65,20 +82,37 @@ class DiskTier:
 
         A damaged file goes to ``quarantine/`` and `CorruptChunk` is raised. None if there is none.
         """
-        path = self._path(key)
+        found = self.read_file(key)
+        return None if found is None else found[:2]
+
+    def read_file(self, key: str) -> tuple[CanonicalRecord | PatchRecord, Stamped, bytes] | None:
+        """`read`, with the bytes of the file."""
+        found = self.load(key)
+        with self._translated("read"):
+            if found is None:
+                self._books.forget(key)
+                return None
+            data, stamp = found
+            source = str(self._files.path(key))
+            with self._quarantining(key, stamp):
+                record = self.codec.decode(data, key, source)
+                info = self.codec.read_info(io.BytesIO(data), len(data), key, source)
+            self._books.repair(info, stamp)
+        return record, (info, stamp), data
+
+    def load(self, key: str) -> tuple[bytes, str] | None:
+        """The file of ``key`` as it lies there, unverified, and its stamp; None if there is none."""
         with self._translated("read"):
             try:
-                with open(path, "rb") as file:
-                    stamp = _stamp(os.fstat(file.fileno()))
-                    data = file.read()
-            except FileNotFoundError:
-                self._forget(key)
-                return None
-        with self._quarantining(key, stamp):
-            record = self.codec.decode(data, key, str(path))
-            info = self.codec.read_info(io.BytesIO(data), len(data), key, str(path))
-        self._repair(info, stamp)
-        return record, (info, stamp)
+                return self._files.load(key)
+            except NotAFile as error:
+                self._set_aside(key, self._files.stamp(key), CorruptChunk(str(error)))
+
+    def part(self, key: str, take: Callable[[BinaryIO], Part]) -> tuple[Part | None, str] | None:
+        """What ``take`` reads of the file, unverified, and its stamp; None if there is no such file."""
+        with self._translated("read"), contextlib.suppress(NotAFile):
+            return self._files.part(key, take)
+        return None
 
     def info(self, key: str) -> ObjectInfo | None:
         """What ``key`` is: from its row, or from its file's header if the row is of another."""
@@ -88,160 +122,243 @@ class DiskTier:
         row = self.index.get(key)
         if row is not None and row[1] == stamp:
             return row[0]
-        with self._quarantining(key, stamp):
-            fresh = self._peek(self._path(key))
-        if fresh is None:
-            return None
-        self._repair(*fresh)
+        with self._translated("read"):
+            with self._quarantining(key, stamp):
+                fresh = self._files.peek(key)
+            if fresh is None:
+                return None
+            self._books.repair(*fresh)
         return fresh[0]
 
-    def write(self, record: CanonicalRecord | PatchRecord) -> Stamped:
+    def names(self) -> list[str]:
+        """All objects, by their files."""
+        with self._translated("list the objects"):
+            return self._files.names()
+
+    def header(self, key: str) -> ObjectInfo | None:
+        """What the file of ``key`` says in its header, unverified. Raises as the codec; nothing is moved."""
+        with self._translated("read"):
+            found = self._files.peek(key)
+        return None if found is None else found[0]
+
+    def holds(self, key: str) -> bool:
+        """Whether ``key`` is there for good and, as far as can be told without reading it, intact.
+
+        A file that was written to since its row was made, or whose header is damaged, is not. What
+        cannot be told without reading: bytes that the disk itself changed behind its header.
+        """
+        with self._translated("read"):
+            # a claim: in the middle of a write, whose name may not be on the disk yet
+            return self._books.agrees(key) and self._tmp.status(key + LOCK) is None
+
+    def write(self, record: CanonicalRecord | PatchRecord, *, replace: bool = True) -> Stamped | None:
         """Store ``record``, in place of the object under its key; its row and stamp.
 
         When this returns, the object survives a loss of power. Whatever interrupts it, the old
-        object is there or the new one.
+        object is there or the new one. Without ``replace`` an object that is there and intact stays,
+        and None is returned; of several that write it at once, one does.
         """
-        key = self.codec.name(record.key)
-        path = self._path(key)
         created = round(time.time(), 3)
         data = self.codec.encode(record, created)
         info = self.codec.describe(record, created, len(data))
-        aside = self.root / "tmp" / f"{key}.{os.getpid()}.{secrets.token_hex(8)}"
-        with self._translated("write"):
-            try:
-                stamp = _write_synced(aside, data)
-                path.parent.mkdir(mode=0o700, exist_ok=True)
-                _sync_directory(path.parent.parent)  # whoever made the folder may have died since
-                with self.index.writing():
-                    os.replace(aside, path)
-                    self.index.put(info, stamp)
-                _sync_directory(path.parent)
-            finally:
-                aside.unlink(missing_ok=True)
-        return info, stamp
+        stamp = self._place(info, data, replace=replace)
+        return None if stamp is None else (info, stamp)
+
+    def adopt(self, info: ObjectInfo, data: bytes) -> str | None:
+        """Store the file of an object that was written elsewhere; its stamp.
+
+        None if there is an intact object under its key, which stays as it is.
+        """
+        return self._place(info, data, replace=False)
+
+    def exchange(self, info: ObjectInfo, data: bytes, stamp: str) -> bool:
+        """Put the file ``data`` in the place of the one of ``stamp``; False if that one is not there."""
+        return self._place(info, data, replace=True, instead_of=stamp) is not None
 
     def delete(self, key: str) -> bool:
         """Remove the object ``key``; whether there was one."""
-        path = self._path(key)
         with self._translated("delete"):
-            with self.index.writing():
-                existed = path.exists()
-                path.unlink(missing_ok=True)
-                self.index.drop(key)
-            if existed:
-                _sync_directory(path.parent)
-        return existed
+            if not self._remove(key, None):
+                return False
+            self._files.sync(key)
+        return True
 
-    def verify(self) -> VerifyReport:
-        """Read every object once; damaged ones go to quarantine."""
-        ok = 0
+    def evict(self, key: str, stamp: str) -> bool:
+        """Remove the object ``key`` if its file still is the one of ``stamp``; whether it was."""
+        with self._translated("evict"):
+            return self._remove(key, stamp)
+
+    def verify(
+        self, *, rebuild: bool = False, progress: Callable[[int, int], None] = lambda done, total: None
+    ) -> VerifyReport:
+        """Read every object once; damaged ones go to quarantine, the index follows.
+
+        ``rebuild``: make all rows anew first. What writers left behind that died is collected.
+        ``progress`` is called with objects done and in all.
+        """
+        stale = self.collect()
+        self.index.check()  # opening it reads only the first pages
+        with self._translated("verify"):
+            names = self._files.names()
+            listed = {row.key for row in self.index.weighed()}
+            lost = {key for key in listed.difference(names) if self._files.stamp(key) is None}
+        if rebuild:
+            self.rebuild_index()
+        ok = unlisted = 0
         quarantined: list[str] = []
         refused: list[str] = []
-        for path in self._files():
+        for done, key in enumerate(names, 1):
+            progress(done, len(names))
             try:
-                ok += self.read(path.stem) is not None
+                found = self.read(key) is not None
+                ok += found
+                unlisted += found and key not in listed
             except CorruptChunk as error:
                 quarantined.append(str(error))
-            except StoreVersionError as error:
+            except LEFT_IN_PLACE as error:
                 refused.append(str(error))
-        return VerifyReport(ok, tuple(quarantined), tuple(refused))
+        for key in lost:
+            self.stamp(key)  # drops the row
+        return VerifyReport(ok, tuple(quarantined), tuple(refused), unlisted, len(lost), stale)
+
+    def collect(self) -> int:
+        """Clear up behind writers that died; how many files of theirs are gone."""
+        before = time.time() - _STALE_SECONDS
+        with self._translated("clear up"):
+            removed = self._quarantine.collect(before)
+            for key in {copy.name for copy in self._quarantine.copies()}:
+                self._books.forget(key)
+            for folder, prefix in ((self._tmp, ""), (self._root, ASIDE)):
+                for name in folder.names():
+                    if name.startswith(prefix):
+                        removed += self._collected(folder, name, before)
+        return removed
 
     def rebuild_index(self) -> int:
         """Make the rows anew from the files' headers; how many there are."""
+        return self.index.rebuild(self._rows_of_files())
 
-        def headers() -> Iterator[Stamped]:
-            for path in self._files():
-                try:
-                    found = self._peek(path)
-                except (CorruptChunk, StoreVersionError) as error:
-                    # it stays where it is: reading it by key tells what is wrong with it
-                    logger.warning("not indexed: %s", error)
-                    continue
-                if found is not None:
-                    yield found
+    def quarantined(self) -> list[Quarantined]:
+        """The damaged objects that were set aside."""
+        with self._translated("list the quarantine"):
+            return self._quarantine.copies()
 
-        return self.index.rebuild(headers())
+    def drop_quarantined(self, name: str) -> int:
+        """Delete one copy (by its ``file``) or all copies of the object ``name``; how many."""
+        with self._translated("delete"):
+            return self._quarantine.drop(name)
 
     def close(self) -> None:
         """Close the index; the objects are already safe."""
         self.index.close()
 
-    def _claim(self) -> None:
-        """Check the directory's format version, or make an empty or absent one a store."""
-        marker = self.root / MARKER
+    def _rows_of_files(self) -> Iterator[Stamped]:
+        with self._translated("list the objects"):
+            yield from rows_of(self._files)
+
+    def _intact(self, key: str) -> bool:
+        """Whether the object is there and may stay; if it is damaged it is set aside."""
         try:
-            version = json.loads(marker.read_bytes())["format"]
-        except FileNotFoundError:
-            others = self.root.iterdir() if self.root.exists() else ()
-            if any(not path.name.startswith(".kamera") for path in others):
-                raise StoreError(
-                    f"{self.root} is not empty and no kamera store (no {MARKER}): "
-                    "give an empty or new directory"
-                ) from None
-        except (ValueError, KeyError, TypeError, RecursionError) as error:
-            raise StoreError(f"{marker} is damaged ({error}); restore it: {_MARKER_TEXT}") from error
-        else:
-            if type(version) is not int or version < 1:
-                raise StoreError(f"{marker} is damaged ({version!r}); restore it: {_MARKER_TEXT}")
-            if version > DIRECTORY_VERSION:
-                raise StoreVersionError(
-                    f"{self.root} is a store of format {version}, this version reads up to "
-                    f"{DIRECTORY_VERSION}; upgrade kamera to open it"
-                )
-            return
-        self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
-        # the marker comes first, so that a store half made is never taken for a stranger's folder
-        aside = self.root / f".kamera.{os.getpid()}.{secrets.token_hex(8)}"
-        try:
-            _write_synced(aside, _MARKER_TEXT.encode())
-            os.replace(aside, marker)
-            _sync_directory(self.root.parent)
-        finally:
-            aside.unlink(missing_ok=True)
+            return self._books.agrees(key) or self.read(key) is not None
+        except CorruptChunk:
+            return False
+        except LEFT_IN_PLACE:
+            return True
 
-    def _path(self, key: str) -> Path:
-        assert is_key(key), key
-        return self.root / "objects" / key[:2] / f"{key}.safetensors"
-
-    def _files(self) -> Iterator[Path]:
-        """Object files; anything else that lies there is not ours to judge."""
-        for path in sorted(self.root.glob("objects/??/*.safetensors")):
-            if is_key(path.stem) and path.stem.startswith(path.parent.name):
-                yield path
-
-    def _peek(self, path: Path) -> Stamped | None:
-        """Row of a file from its header, unverified but for the key."""
-        with self._translated("read"):
-            try:
-                with open(path, "rb") as file:
-                    status = os.fstat(file.fileno())
-                    info = self.codec.read_info(file, status.st_size, path.stem, str(path))
-            except FileNotFoundError:
+    def _place(
+        self, info: ObjectInfo, data: bytes, *, replace: bool, instead_of: str | None = None
+    ) -> str | None:
+        key = info.key
+        with self._translated("write"), self._claimed(key):
+            if not replace and self._intact(key):
                 return None
-        return info, _stamp(status)
-
-    def _look(self, key: str) -> str | None:
-        with self._translated("read"):
-            try:
-                return _stamp(os.stat(self._path(key)))
-            except FileNotFoundError:
-                return None
-
-    # Both look twice: at the row without holding the index, as nearly always there is nothing to
-    # do; and at the file while holding it, as another writer may just have brought a newer one.
-
-    def _repair(self, info: ObjectInfo, stamp: str) -> None:
-        row = self.index.get(info.key)
-        if row is None or row[1] != stamp:
-            with self.index.writing():
-                if self._look(info.key) == stamp:
+            with self._files.prepare(key) as shard:
+                stamp = stamp_of(self._tmp.create(key + _PART, data))
+                with self.index.writing():
+                    if instead_of is not None and self._files.stamp(key) != instead_of:
+                        self._tmp.remove(key + _PART)
+                        return None
+                    self._files.bring(self._tmp, key + _PART, shard, key)
                     self.index.put(info, stamp)
+                shard.sync()
+        return stamp
 
-    def _forget(self, key: str) -> None:
-        if self.index.get(key) is not None:
+    def _remove(self, key: str, stamp: str | None) -> bool:
+        """Remove the object ``key``, if it has ``stamp`` (None: any); whether it is gone by this."""
+        gone = f"{key}.{secrets.token_hex(8)}{_GONE}"
+        try:
             with self.index.writing():
-                if self._look(key) is None:
-                    self.index.drop(key)
+                if stamp is not None and self._files.stamp(key) != stamp:
+                    return False
+                # aside first: should this be interrupted, the file tells `collect` to drop the row
+                moved = self._files.take(key, self._tmp, gone)
+                self.index.drop(key)
+        except BaseException:
+            with contextlib.suppress(OSError, KameraError):
+                self._books.settle(key)
+                self._tmp.remove(gone)
+            raise
+        if moved:
+            self._tmp.remove(gone)
+        return moved
+
+    @contextlib.contextmanager
+    def _claimed(self, key: str) -> Iterator[None]:
+        """Inside, nobody else writes ``key``; what an interrupted writer left is cleared up."""
+        mine = claim(self._tmp, key, _CLAIM_SECONDS)
+        if mine is None:
+            raise StoreError(
+                f"store {self.root}: object {key} has been in another writer's hands for "
+                f"{_CLAIM_SECONDS:.0f} s: see which process holds {self._tmp.path / (key + LOCK)}"
+            )
+        try:
+            try:
+                if mine.interrupted:
+                    self._clear(key)
+                yield
+            except BaseException:
+                # should this fail too, the claim's file tells the next one
+                with contextlib.suppress(OSError, KameraError):
+                    self._clear(key)
+                    mine.settle()
+                raise
+            mine.settle()
+        finally:
+            mine.close()
+
+    def _clear(self, key: str) -> None:
+        """After an interrupted write: no half file, the name on the disk, and the row right."""
+        self._tmp.remove(key + _PART)
+        self._files.sync(key)
+        self._books.settle(key)
+
+    def _collected(self, folder: Folder, name: str, before: float) -> bool:
+        match = _OURS.fullmatch(name)
+        if match is None:  # of a marker, or of a version that did not lock: only its age can tell
+            status = folder.status(name)
+            return status is not None and status.st_mtime < before and folder.remove(name)
+        key = match.group(1)
+        if name.endswith(_GONE):
+            self._books.settle(key)
+            return folder.remove(name)
+        mine = claim(folder, key, 0)
+        if mine is None:  # its writer lives
+            return False
+        try:
+            self._clear(key)
+            mine.settle()
+        finally:
+            mine.close()
+        return True
+
+    def _set_aside(self, key: str, stamp: str | None, error: CorruptChunk) -> NoReturn:
+        with self._translated("quarantine"), self.index.writing():
+            if stamp is None or self._files.stamp(key) != stamp:  # no longer the file that was read
+                raise error
+            place = self._quarantine.take(self._files, key, str(error))
+            self.index.drop(key)
+        logger.warning("damaged object %s moved to %s", key, place)
+        raise type(error)(f"{error}; moved to {place}") from error
 
     @contextlib.contextmanager
     def _quarantining(self, key: str, stamp: str) -> Iterator[None]:
@@ -249,14 +366,7 @@ class DiskTier:
         try:
             yield
         except CorruptChunk as error:
-            place = self.root / "quarantine" / f"{key}.{time.time_ns()}.safetensors"
-            with self._translated("quarantine"), self.index.writing():
-                if self._look(key) != stamp:  # no longer the file that was read
-                    raise
-                os.replace(self._path(key), place)
-                self.index.drop(key)
-            logger.warning("damaged object %s moved to %s", key, place)
-            raise CorruptChunk(f"{error}; moved to {place}") from error
+            self._set_aside(key, stamp, error)
 
     @contextlib.contextmanager
     def _translated(self, verb: str) -> Iterator[None]:
@@ -264,24 +374,3 @@ class DiskTier:
             yield
         except OSError as error:
             raise StoreError(f"store {self.root}: cannot {verb}: {error}") from error
-
-
-def _stamp(status: os.stat_result) -> str:
-    return f"{status.st_ino}-{status.st_size}-{status.st_mtime_ns}"
-
-
-def _write_synced(path: Path, data: bytes) -> str:
-    """Write a new file that only its owner may read, down to the disk; its stamp."""
-    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-        return _stamp(os.fstat(file.fileno()))
-
-
-def _sync_directory(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -8,15 +8,16 @@ safetensors reader reads it. Pickle is never involved.
 from __future__ import annotations
 
 import hashlib
+import hmac
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, BinaryIO
 
 import safetensors.torch
 import torch
 from safetensors import SafetensorError
 
-from kamera.errors import CorruptChunk, StoreVersionError
+from kamera.errors import CorruptChunk, ForeignObject, StoreVersionError
 from kamera.ops.digest import tensor_bytes
 from kamera.store.info import ObjectInfo
 from kamera.store.keys import KINDS, Context, canonical_key, patch_key
@@ -28,7 +29,7 @@ from kamera.store.records import (
     canonical_json,
 )
 
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
 """Newest version of what stands in an object's header; each is written in the oldest that can say it.
 
 The envelope (digest at its place) never changes.
@@ -37,10 +38,13 @@ The envelope (digest at its place) never changes.
 DIRECTORY_VERSION = 1
 """Version of how a store's folder is laid out."""
 
+Naming = Callable[[str], str]
+"""What an object is called, given its key; `str` when it is called what its key is."""
+
 _PREFIX = b'{"__metadata__":{"digest":"'
 _DIGEST = slice(8 + len(_PREFIX), 8 + len(_PREFIX) + 64)
 _MAX_HEADER = 100_000_000  # the limit of the safetensors format
-_DTYPES = {
+DTYPES = {
     torch.float64: "F64",
     torch.float32: "F32",
     torch.float16: "F16",
@@ -68,54 +72,40 @@ _MALFORMED = (
 )
 
 
-def encode(record: Record, created: float) -> bytes:
+def encode(record: Record, created: float, mac: bytes = b"") -> bytes:
     """The file of ``record``: same record and ``created`` (seconds), same bytes.
 
-    Tensors may be on any device, strided, or share memory. Raises `ValueError` for what the format
-    cannot hold (a dtype without a safetensors name, info that is not JSON).
+    ``mac`` (up to 64 bytes) keys the digest: nobody without it writes a file that passes. Tensors may
+    be on any device, strided, or share memory. Raises `ValueError` for what the format cannot hold (a
+    dtype without a safetensors name, info that is not JSON).
     """
-    kamera = canonical_json(_complete(record, created))
-    fields: dict[str, Any] = {"__metadata__": {"digest": "0" * 64, "kamera": kamera}}
-    parts: list[memoryview] = []
-    offset = 0
-    tensors = record.tensors()
-    # widest first, so that every tensor starts at a multiple of its element size
-    for name in sorted(tensors, key=lambda n: (-tensors[n].element_size(), n)):
-        tensor = tensors[name]
-        if tensor.dtype not in _DTYPES:
-            raise ValueError(f"tensor {name!r}: {tensor.dtype} cannot be stored")
-        parts.append(tensor_bytes(tensor))
-        end = offset + len(parts[-1])
-        fields[name] = {
-            "dtype": _DTYPES[tensor.dtype],
-            "shape": list(tensor.shape),
-            "data_offsets": [offset, end],
-        }
-        offset = end
-    text = json.dumps(fields, separators=(",", ":"), ensure_ascii=False).encode()
-    text += b" " * (-len(text) % 8)
-    if len(text) > _MAX_HEADER:
-        raise ValueError(f"a header of {len(text)} bytes is over the limit of {_MAX_HEADER}")
+    text, tensors = _layout(record, created)
     head = bytearray(len(text).to_bytes(8, "little") + text)  # the digest still zeros
-    hasher = hashlib.blake2b(head, digest_size=32)
+    parts = [tensor_bytes(tensor) for tensor in tensors]
+    hasher = hashlib.blake2b(head, digest_size=32, key=mac)
     for part in parts:
         hasher.update(part)
     head[_DIGEST] = hasher.hexdigest().encode()
     return b"".join([head, *parts])
 
 
-def decode(data: bytes, expected_key: str, source: str) -> CanonicalRecord | PatchRecord:
-    """The record in ``data``, which must be the object ``expected_key``.
+def decode(
+    data: bytes, expected: str, source: str, mac: bytes = b"", name: Naming = str, *, verify: bool = True
+) -> CanonicalRecord | PatchRecord:
+    """The record in ``data``, whose key is called ``expected`` by ``name``.
 
-    ``source`` names the bytes in errors. Raises `CorruptChunk` for anything that `encode` did not
-    write for that key, and `StoreVersionError` for an intact object of a newer format.
+    ``source`` names the bytes in errors; ``mac`` is the one `encode` had. Raises `CorruptChunk` for
+    anything that `encode` did not write for that key, and `StoreVersionError` for an intact object of
+    a newer format. Without ``verify`` changed tensors go unnoticed: for measurements only.
     """
     size = _header_size(data[:8], len(data), source)
     if data[8 : 8 + len(_PREFIX)] != _PREFIX:
         raise CorruptChunk(f"{source}: no digest at its place, this is no object of a store")
-    if data[_DIGEST] != _digest(data).encode():
+    if verify and not hmac.compare_digest(data[_DIGEST], _digest(data, mac).encode()):
+        if mac and data[_DIGEST] == _digest(data).encode():
+            raise ForeignObject(f"{source}: an intact object, but written without this store's secret")
         raise CorruptChunk(f"{source}: the digest does not match, bytes have changed")
-    header = _header(data[8 : 8 + size], expected_key, source)
+    header = _header(data[8 : 8 + size], expected, source, name)
     cls = CanonicalRecord if header["kind"] == "canonical" else PatchRecord
     try:
         tensors = safetensors.torch.load(data)
@@ -123,6 +113,7 @@ def decode(data: bytes, expected_key: str, source: str) -> CanonicalRecord | Pat
         rebuilt = _complete(record, header["created"])
         left_over = tensors.keys() - record.tensors().keys()
         wrong = sorted(n for n in rebuilt.keys() | header.keys() if _differ(n, rebuilt, header))
+        text, _ = _layout(record, header["created"])
     except KeyError as error:
         raise CorruptChunk(f"{source}: {error} is missing") from error
     except _MALFORMED as error:
@@ -131,16 +122,19 @@ def decode(data: bytes, expected_key: str, source: str) -> CanonicalRecord | Pat
         raise CorruptChunk(f"{source}: tensors the header does not name: {sorted(left_over)}")
     if wrong:
         raise CorruptChunk(f"{source}: header fields {wrong} disagree with the tensors")
+    # one record, one file: what two readers could take for two different things is none
+    if data[8 : _DIGEST.start] + b"0" * 64 + data[_DIGEST.stop : 8 + size] != text:
+        raise CorruptChunk(f"{source}: the header is not laid out as it is written")
     return record
 
 
-def read_info(file: BinaryIO, size: int, expected_key: str, source: str) -> ObjectInfo:
+def read_info(file: BinaryIO, size: int, expected: str, source: str, name: Naming = str) -> ObjectInfo:
     """What the header of an object file of ``size`` bytes says.
 
     Neither tensors nor digest are read: good for listing, never for serving. Raises as `decode`.
     """
     text = file.read(_header_size(file.read(8), size, source))
-    return _info(_header(text, expected_key, source), size)
+    return _info(_header(text, expected, source, name), size)
 
 
 def describe(record: Record, created: float, size: int) -> ObjectInfo:
@@ -163,6 +157,32 @@ def _info(header: Header, size: int) -> ObjectInfo:
     )
 
 
+def _layout(record: Record, created: float) -> tuple[bytes, list[torch.Tensor]]:
+    """The header of the file with zeros for the digest, and the tensors in the order of the file."""
+    kamera = canonical_json(_complete(record, created))
+    fields: dict[str, Any] = {"__metadata__": {"digest": "0" * 64, "kamera": kamera}}
+    offset = 0
+    tensors = record.tensors()
+    # widest first, so that every tensor starts at a multiple of its element size
+    names = sorted(tensors, key=lambda n: (-tensors[n].element_size(), n))
+    for name in names:
+        tensor = tensors[name]
+        if tensor.dtype not in DTYPES:
+            raise ValueError(f"tensor {name!r}: {tensor.dtype} cannot be stored")
+        end = offset + tensor.numel() * tensor.element_size()
+        fields[name] = {
+            "dtype": DTYPES[tensor.dtype],
+            "shape": list(tensor.shape),
+            "data_offsets": [offset, end],
+        }
+        offset = end
+    text = json.dumps(fields, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % 8)
+    if len(text) > _MAX_HEADER:
+        raise ValueError(f"a header of {len(text)} bytes is over the limit of {_MAX_HEADER}")
+    return text, [tensors[name] for name in names]
+
+
 def _complete(record: Record, created: float) -> Header:
     return {"format": record.format, "created": created, **record.header()}
 
@@ -178,9 +198,9 @@ def _is_count(value: object) -> bool:
     return type(value) is int and 0 <= value < 2**53
 
 
-def _digest(data: bytes) -> str:
+def _digest(data: bytes, mac: bytes = b"") -> str:
     view = memoryview(data)
-    hasher = hashlib.blake2b(view[: _DIGEST.start], digest_size=32)
+    hasher = hashlib.blake2b(view[: _DIGEST.start], digest_size=32, key=mac)
     hasher.update(b"0" * 64)
     hasher.update(view[_DIGEST.stop :])
     return hasher.hexdigest()
@@ -195,7 +215,7 @@ def _header_size(first: bytes, total: int, source: str) -> int:
     return size
 
 
-def _header(text: bytes, expected_key: str, source: str) -> Header:
+def _header(text: bytes, expected: str, source: str, name: Naming) -> Header:
     """The Kamera header inside the safetensors header, its version, kind and key checked."""
     try:
         metadata = json.loads(text)["__metadata__"]
@@ -222,8 +242,8 @@ def _header(text: bytes, expected_key: str, source: str) -> Header:
             raise ValueError(f"created must be seconds, got {info.created!r}")
         if not isinstance(info.formed, str | None):
             raise ValueError(f"formed must be text, got {info.formed!r}")
-        if key != expected_key:
-            raise ValueError(f"it is of object {key}, expected {expected_key}")
+        if name(key) != expected:
+            raise ValueError(f"it is of object {name(key)}, expected {expected}")
     except KeyError as error:
         raise CorruptChunk(f"{source}: the header lacks {error}") from error
     except _MALFORMED as error:

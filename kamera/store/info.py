@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from kamera.store.keys import Context
@@ -28,6 +29,33 @@ class ObjectInfo:
 
 
 @dataclass(frozen=True)
+class KindCount:
+    """Objects of one kind, and their bytes as stored."""
+
+    objects: int
+    bytes: int
+
+
+@dataclass(frozen=True)
+class Census:
+    """What a tenant has: counts by kind, and of how many chunks under how many contexts."""
+
+    kinds: dict[str, KindCount]
+    chunks: int
+    contexts: int
+
+    @classmethod
+    def of(cls, objects: Sequence[ObjectInfo], kinds: Iterable[str]) -> Census:
+        """The census of ``objects``, which are all of these ``kinds``."""
+        held = {kind: [info.bytes for info in objects if info.kind == kind] for kind in kinds}
+        return cls(
+            kinds={kind: KindCount(len(sizes), sum(sizes)) for kind, sizes in held.items()},
+            chunks=len({info.chunk_id for info in objects}),
+            contexts=len({info.context for info in objects}),
+        )
+
+
+@dataclass(frozen=True)
 class MemoryStats:
     """The memory tier: what it holds (bytes), and how its look-ups went since it was opened."""
 
@@ -40,6 +68,30 @@ class MemoryStats:
 
 
 @dataclass(frozen=True)
+class RemoteStats:
+    """The remote tier since it was opened.
+
+    ``reads`` and ``writes`` say how they go: ``closed`` (they work), ``failing`` (the last one did not),
+    ``open`` (the remote is left alone) or ``half-open`` (about to be tried). ``refused``: objects that
+    were not what they should be. ``stored``: objects sent. ``calls`` were made, ``failures`` of them in
+    vain, ``skipped`` ones not made because it was down. ``pending``: objects that wait to be sent.
+    """
+
+    url: str
+    reads: str
+    writes: str
+    hits: int
+    misses: int
+    refused: int
+    stored: int
+    calls: int
+    failures: int
+    skipped: int
+    last_error: str
+    pending: int = 0
+
+
+@dataclass(frozen=True)
 class StoreStats:
     """This tenant's share of a store, and the memory tier in front of it."""
 
@@ -48,6 +100,47 @@ class StoreStats:
     patches: int
     bytes: int
     memory: MemoryStats
+    remote: RemoteStats | None = None
+
+
+@dataclass(frozen=True)
+class Removed:
+    """An object that `ChunkStore.gc` let go: its name, size, value (see `kamera.store.gc`), and why."""
+
+    key: str
+    kind: str
+    bytes: int
+    value: float
+    reason: str
+
+
+@dataclass(frozen=True)
+class Collected:
+    """What `ChunkStore.gc` found, and what it let go; after a dry run, what it would let go.
+
+    ``leftovers``: files of dead writers that were removed. ``quarantined``: copies in quarantine that
+    were removed, which is only done when asked for.
+    """
+
+    objects_before: int
+    bytes_before: int
+    objects_after: int
+    bytes_after: int
+    removed: tuple[Removed, ...]
+    leftovers: int = 0
+    quarantined: int = 0
+
+
+@dataclass(frozen=True)
+class FlushReport:
+    """What the remote does not have yet, by name. Nothing in either: all that was put is safe there.
+
+    ``unsaved`` waits: in the cache directory, where it survives and is sent when the store is next
+    opened, or, without one, in memory only. ``dropped`` found no room in memory and is lost.
+    """
+
+    unsaved: tuple[str, ...]
+    dropped: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -56,9 +149,30 @@ class VerifyReport:
 
     ``ok``: objects whose every byte is as it was written. ``quarantined``: one line per damaged
     object, now out of the store. ``refused``: one line per object that was left in place because
-    this version cannot read it.
+    this version, or who asked, cannot read it. ``orphan_files``: objects the index did not list, and
+    lists now. ``orphan_rows``: rows without an object, now gone. ``stale``: files of writers that
+    died, now gone. ``embeddings``: one line per context whose search rows were mended.
     """
 
     ok: int
     quarantined: tuple[str, ...]
     refused: tuple[str, ...]
+    orphan_files: int = 0
+    orphan_rows: int = 0
+    stale: int = 0
+    embeddings: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Quarantined:
+    """A damaged object that was set aside.
+
+    ``file`` is the copy's own name, ``name`` that of the object it was, ``bytes`` its size, ``when``
+    it was set aside (seconds since 1970, UTC), ``reason`` what was wrong with it.
+    """
+
+    file: str
+    name: str
+    bytes: int
+    when: float
+    reason: str

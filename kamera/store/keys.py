@@ -10,14 +10,20 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal, get_args
 
 from kamera.ops.digest import digest
+from kamera.ops.quantize_kv import KVCodec
 
 PATCH_KINDS = ("exact", "orbit")
 """A patch binds the order of the antecedents, or only their set."""
 
 KINDS = ("canonical", *PATCH_KINDS)
 """Kinds of object: a chunk's canonical KV, and the two kinds of patch."""
+
+KVForm = Literal["as-is", KVCodec]
+KV_FORMS: tuple[KVForm, ...] = get_args(KVForm)
+"""How canonicals are held: as the model computed them, or in codes (`ops.quantize_kv`)."""
 
 _KEY = re.compile(r"[0-9a-f]{64}")
 
@@ -27,17 +33,34 @@ class Context:
     """Everything a chunk's KV depends on apart from the chunk itself.
 
     ``fingerprint`` is the backbone's digest (weights, adapters, dtype, rotary and processor
-    settings), ``anchor`` the digest of the anchor tokens, ``tenant`` whose store it is.
+    settings), ``anchor`` the digest of the anchor tokens, ``tenant`` whose store it is, ``kv`` the form
+    canonicals are held in: as a dtype, it is part of what a KV is, and patches are formed against one of
+    them. Raises `ValueError` for a form that is none of `KV_FORMS`.
     """
 
     fingerprint: str
     anchor: str
     tenant: str = ""
+    kv: str = "as-is"
+
+    def __post_init__(self) -> None:
+        check_form(self.kv)
+
+    @property
+    def lossy(self) -> bool:
+        """Whether canonicals here are not quite what the model computed."""
+        return self.kv != "as-is"
+
+
+def check_form(kv: str) -> None:
+    """Raise `ValueError` unless ``kv`` is one of `KV_FORMS`."""
+    if kv not in KV_FORMS:
+        raise ValueError(f"kv {kv!r} is none of {', '.join(KV_FORMS)}")
 
 
 def canonical_key(context: Context, chunk_id: str) -> str:
     """Key of a chunk's canonical KV."""
-    return digest("kamera.canonical.v1", *_fields(context), chunk_id)
+    return digest(_domain("canonical", context), *_fields(context), chunk_id)
 
 
 def patch_key(context: Context, chunk_id: str, antecedents: Sequence[str], kind: str) -> str:
@@ -49,12 +72,17 @@ def patch_key(context: Context, chunk_id: str, antecedents: Sequence[str], kind:
     if kind not in PATCH_KINDS:
         raise ValueError(f"a patch is of kind 'exact' or 'orbit', not {kind!r}")
     ordered = sorted(antecedents) if kind == "orbit" else antecedents
-    return digest(f"kamera.patch.{kind}.v1", *_fields(context), chunk_id, *ordered)
+    return digest(_domain(f"patch.{kind}", context), *_fields(context), chunk_id, *ordered)
 
 
 def is_key(text: str) -> bool:
     """Whether ``text`` has the form of a key (and so is safe as a file name)."""
     return _KEY.fullmatch(text) is not None
+
+
+def _domain(what: str, context: Context) -> str:
+    # the form stands here and not among the fields, so that keys of KV as it is are those of format 1
+    return f"kamera.{what}.{context.kv}.v1" if context.lossy else f"kamera.{what}.v1"
 
 
 def _fields(context: Context) -> tuple[str, str, str]:

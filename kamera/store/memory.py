@@ -1,12 +1,15 @@
-"""The memory tier: decoded records up to a limit of bytes, least recently used out first."""
+"""The memory tier: decoded records up to a limit of bytes, least recently used out first; pins stay."""
 
 from __future__ import annotations
 
 import re
 import threading
+import time
 from collections import OrderedDict
+from collections.abc import Callable
 from typing import NamedTuple
 
+from kamera.errors import PinsFull
 from kamera.store.info import MemoryStats, ObjectInfo
 from kamera.store.records import CanonicalRecord, PatchRecord
 
@@ -32,18 +35,37 @@ class _Entry(NamedTuple):
     nbytes: int
 
 
+def _nothing(name: str) -> bool:
+    return False
+
+
 class MemoryTier:
     """Records by key, at most ``limit`` bytes of tensors. Safe to use from several threads.
 
     A record is valid for one ``stamp`` (of the file it was read from): asked for with another, it
-    is dropped and the look-up is a miss. A record larger than the limit is not kept.
+    is dropped and the look-up is a miss. What is pinned, or ``held`` (a question about a key, asked
+    with the tier locked), is not evicted; a record for which that leaves no room is not kept.
+    ``clock`` tells seconds.
     """
 
-    def __init__(self, limit: int) -> None:
+    def __init__(
+        self,
+        limit: int,
+        held: Callable[[str], bool] = _nothing,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self.limit = limit
+        self._held = held
+        self._clock = clock
+        self._pins: dict[str, float] = {}
         self._entries: OrderedDict[str, _Entry] = OrderedDict()
         self._lock = threading.Lock()
         self._bytes = self._hits = self._misses = self._evictions = 0
+
+    @property
+    def pin_limit(self) -> int:
+        """Most bytes that may be pinned: half of ``limit``, so that the rest goes on working."""
+        return self.limit // 2
 
     def get(self, key: str, stamp: str | None = "") -> CanonicalRecord | PatchRecord | None:
         """The record kept under ``key`` for ``stamp``, now the most recently used."""
@@ -59,23 +81,66 @@ class MemoryTier:
             self._entries.move_to_end(key)
             return entry.record
 
-    def put(self, record: CanonicalRecord | PatchRecord, info: ObjectInfo, stamp: str = "") -> None:
-        """Keep ``record`` and make room for it. The caller no longer writes to its tensors."""
+    def put(self, record: CanonicalRecord | PatchRecord, info: ObjectInfo, stamp: str = "") -> bool:
+        """Keep ``record`` and make room for it; whether it is kept.
+
+        The caller no longer writes to its tensors.
+        """
         entry = _Entry(record, info, stamp, record.nbytes)
         with self._lock:
             self._remove(info.key)
-            if entry.nbytes > self.limit:
-                return
+            excess = self._bytes + entry.nbytes - self.limit
+            victims = []
+            for key, other in self._entries.items():
+                if excess <= 0:
+                    break
+                if not (self._is_pinned(key) or self._held(key)):
+                    victims.append(key)
+                    excess -= other.nbytes
+            if excess > 0:
+                return False
+            for key in victims:
+                self._remove(key)
+            self._evictions += len(victims)
             self._entries[info.key] = entry
             self._bytes += entry.nbytes
-            while self._bytes > self.limit:
-                self._remove(next(iter(self._entries)))
-                self._evictions += 1
+            return True
+
+    def pin(self, key: str, ttl: float | None = None) -> bool:
+        """Do not evict ``key``, for ``ttl`` seconds or until `unpin`; whether it is kept at all.
+
+        Raises `PinsFull` when the pinned bytes would exceed `pin_limit`.
+        """
+        with self._lock:
+            entry = self._entries.get(key)
+            if entry is None:
+                return False
+            pinned = [other.nbytes for k, other in self._entries.items() if k != key and self._is_pinned(k)]
+            if sum(pinned) + entry.nbytes > self.pin_limit:
+                raise PinsFull(
+                    f"{sum(pinned) + entry.nbytes} bytes would be pinned in memory, over half of its "
+                    f"{self.limit}: unpin something, or open the store with a larger memory_limit"
+                )
+            self._pins[key] = float("inf") if ttl is None else self._clock() + ttl
+            return True
+
+    def unpin(self, key: str) -> bool:
+        """Let ``key`` be evicted again; whether it was pinned."""
+        with self._lock:
+            was = self._is_pinned(key)
+            self._pins.pop(key, None)
+            return was
 
     def drop(self, key: str) -> bool:
         """Forget ``key``; whether it was kept."""
         with self._lock:
             return self._remove(key)
+
+    def peek(self, key: str) -> tuple[CanonicalRecord | PatchRecord, ObjectInfo] | None:
+        """What is kept under ``key``, and what it is; no use of it, so neither hit nor miss."""
+        with self._lock:
+            entry = self._entries.get(key)
+            return None if entry is None else (entry.record, entry.info)
 
     def info(self, key: str) -> ObjectInfo | None:
         """What is kept under ``key``; no use of it, so neither hit nor miss."""
@@ -106,6 +171,9 @@ class MemoryTier:
         with self._lock:
             self._entries.clear()
             self._bytes = 0
+
+    def _is_pinned(self, key: str) -> bool:
+        return self._pins.get(key, float("-inf")) > self._clock()
 
     def _remove(self, key: str) -> bool:
         entry = self._entries.pop(key, None)

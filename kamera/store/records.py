@@ -8,14 +8,16 @@ callers: they must not be written in place.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, TypeVar
 
 import torch
 
 from kamera.ops.kv import KV
 from kamera.ops.lowrank import LowRank, Patch
+from kamera.ops.quantize_kv import GRIDS, KV_CODECS, CodedChannel, CodedKV, Loss, code_kv
+from kamera.store.coded import coded_header, coded_kv, coded_tensors
 from kamera.store.keys import PATCH_KINDS, Context, canonical_key, patch_key
 
 Header = dict[str, Any]
@@ -35,9 +37,10 @@ class CanonicalRecord:
     """A chunk's KV behind the anchor alone, at the positions it was computed for.
 
     ``input_ids`` ``[S]`` int64 · ``positions`` ``[axes, S]`` int64 · ``kv`` per layer and channel
-    ``[heads, S, dim]`` · ``inputs``: small model inputs a window needs again (grids, token types) ·
-    ``embeds``: decoder inputs behind the vision tower, so that it never runs again · ``info``:
-    JSON. Raises `ValueError` when the shapes disagree.
+    ``[heads, S, dim]``, a `CodedKV` once it is held in codes · ``inputs``: small model inputs a window
+    needs again (grids, token types) · ``embeds``: decoder inputs behind the vision tower, so that it
+    never runs again · ``info``: JSON. Raises `ValueError` when the shapes disagree, or codes are not of
+    the context's form.
     """
 
     chunk_id: str
@@ -59,18 +62,25 @@ class CanonicalRecord:
                 )
         if self.positions.shape[1] != self.tokens:
             raise ValueError(f"positions for {self.positions.shape[1]} of {self.tokens} tokens")
-        for i, layer in enumerate(self.kv):
+        for i, layer in enumerate(_held(self.kv)):
             for channel, tensor in layer.items():
-                if tensor.dim() != 3 or tensor.shape[1] != self.tokens:
+                if len(tensor.shape) != 3 or tensor.shape[1] != self.tokens:
                     raise ValueError(
                         f"layer {i} channel {channel!r} must be [heads, {self.tokens}, dim], "
                         f"got {tuple(tensor.shape)}"
                     )
+        if isinstance(self.kv, CodedKV) and self.kv.grid != GRIDS.get(self.context.kv):
+            raise ValueError(f"KV in {self.kv.grid.bits}-bit codes under a context of kv={self.context.kv!r}")
+
+    @property
+    def loss(self) -> Loss | None:
+        """What codes cost this KV; None for one that is as the model computed it."""
+        return self.kv.loss if isinstance(self.kv, CodedKV) else None
 
     @property
     def format(self) -> int:
-        """The oldest format that can say it."""
-        return 1
+        """The oldest format that can say it: 3 for a KV in codes."""
+        return 3 if self.context.lossy else 1
 
     @property
     def kind(self) -> str:
@@ -93,19 +103,30 @@ class CanonicalRecord:
         return _bytes(self.tensors())
 
     def header(self) -> Header:
-        """Everything but the tensors."""
-        return {
+        """Everything but the tensors. Raises `ValueError` for a KV that is not yet as it is `kept`."""
+        if self.context.lossy and not isinstance(self.kv, CodedKV):
+            raise ValueError(f"KV as it is under a context of kv={self.context.kv!r}: it is not coded yet")
+        header = {
             **_identity(self.kind, self.key, self.chunk_id, self.context, self.tokens, self.info),
             "layers": [list(layer) for layer in self.kv],
             "inputs": sorted(self.inputs),
             "embeds": sorted(self.embeds),
         }
+        return header | ({"coded": coded_header(self.kv)} if isinstance(self.kv, CodedKV) else {})
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        """``input_ids``, ``positions``, ``kv/00012/k``, ``inputs/…``, ``embeds/…``; not copied."""
+        """``input_ids``, ``positions``, ``kv/00012/k``, ``inputs/…``, ``embeds/…``; not copied.
+
+        A channel in codes is ``kv/00012/k/codes``, ``…/steps`` and ``…/lows`` instead.
+        """
         flat = {"input_ids": self.input_ids, "positions": self.positions}
-        for i, layer in enumerate(self.kv):
-            flat.update({f"kv/{i:05d}/{channel}": t for channel, t in layer.items()})
+        for i, layer in enumerate(_held(self.kv)):
+            for channel, held in layer.items():
+                name = f"kv/{i:05d}/{channel}"
+                if isinstance(held, CodedChannel):
+                    flat.update({f"{name}/{part}": t for part, t in coded_tensors(held)})
+                else:
+                    flat[name] = held
         flat.update({f"inputs/{name}": t for name, t in self.inputs.items()})
         flat.update({f"embeds/{name}": t for name, t in self.embeds.items()})
         return flat
@@ -113,12 +134,15 @@ class CanonicalRecord:
     @classmethod
     def from_parts(cls, header: Header, tensors: Mapping[str, torch.Tensor]) -> CanonicalRecord:
         """The record of `header` and `tensors`; `KeyError` names a tensor that is missing."""
+        context = Context(**header["context"])
         return cls(
             chunk_id=header["chunk_id"],
-            context=Context(**header["context"]),
+            context=context,
             input_ids=tensors["input_ids"],
             positions=tensors["positions"],
-            kv=tuple(
+            kv=coded_kv(header["coded"], header["layers"], tensors, tensors["input_ids"].shape[0])
+            if context.lossy
+            else tuple(
                 {channel: tensors[f"kv/{i:05d}/{channel}"] for channel in channels}
                 for i, channels in enumerate(header["layers"])
             ),
@@ -162,8 +186,8 @@ class PatchRecord:
 
     @property
     def format(self) -> int:
-        """The oldest format that can say it: 2 when a factor is held in codes."""
-        return 2 if any(set(f.tensors()) - {"left", "right"} for _, _, f in self._factors()) else 1
+        """The oldest format that can say it: 2 when a factor is held in codes, 3 when the canonical is."""
+        return 3 if self.context.lossy else 2 if self._coded else 1
 
     @property
     def key(self) -> str:
@@ -189,7 +213,7 @@ class PatchRecord:
             "rank": self.patch.rank,
             "layers": [list(layer) for layer in self.patch.layers],
         }
-        if self.format > 1:
+        if self._coded:
             held = [{name: sorted(f.tensors()) for name, f in layer.items()} for layer in self.patch.layers]
             header["factors"] = held
         return header
@@ -228,6 +252,10 @@ class PatchRecord:
             info=header["info"],
         )
 
+    @property
+    def _coded(self) -> bool:
+        return any(set(f.tensors()) - {"left", "right"} for _, _, f in self._factors())
+
     def _factors(self) -> Iterator[tuple[int, str, LowRank]]:
         for i, layer in enumerate(self.patch.layers):
             for channel, factors in layer.items():
@@ -252,11 +280,24 @@ class Record(Protocol):
 RecordType = TypeVar("RecordType", CanonicalRecord, PatchRecord)
 
 
-def detached(record: RecordType) -> RecordType:
-    """A copy whose tensors are contiguous, on the CPU, and share memory with nothing.
+def kept(record: CanonicalRecord) -> CanonicalRecord:
+    """What a store keeps of ``record``, and so what it gives back: the KV in the form of its context.
 
-    What a store keeps must not change when the caller goes on writing into its live cache.
+    Raises `ValueError` for a KV that has no codes, naming layer and channel.
     """
+    codec = next((c for c in KV_CODECS if c == record.context.kv), None)
+    if codec is None or isinstance(record.kv, CodedKV):
+        return record
+    return replace(record, kv=code_kv(record.kv, codec))
+
+
+def detached(record: RecordType) -> RecordType:
+    """What a store keeps of ``record``: `kept`, contiguous, on the CPU, sharing memory with nothing.
+
+    It must not change when the caller goes on writing into its live cache.
+    """
+    if isinstance(record, CanonicalRecord):
+        record = kept(record)
 
     def own(tensor: torch.Tensor) -> torch.Tensor:
         return torch.empty(tensor.shape, dtype=tensor.dtype).copy_(tensor.detach())
@@ -284,10 +325,16 @@ def _identity(
             "fingerprint": context.fingerprint,
             "anchor": context.anchor,
             "tenant": context.tenant,
+            **({"kv": context.kv} if context.lossy else {}),
         },
         "tokens": tokens,
         "info": dict(info),
     }
+
+
+def _held(kv: KV) -> Sequence[Mapping[str, torch.Tensor | CodedChannel]]:
+    """The channels as they are held, none decoded."""
+    return kv.layers if isinstance(kv, CodedKV) else kv
 
 
 def _check_identity(chunk_id: object, context: Context, info: object) -> None:

@@ -1,24 +1,44 @@
-"""`ChunkStore`: a memory tier in front of a directory, addressed by what a KV depends on."""
+"""`ChunkStore`: objects in memory, a directory and a remote, addressed by what a KV depends on."""
 
 from __future__ import annotations
 
 import os
-import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from urllib.parse import unquote, urlsplit
 
+import numpy as np
+
 from kamera.errors import IncompatibleChunk, StoreError
+from kamera.store.bundle import Exported, Imported, Progress, export_bundle, import_bundle
 from kamera.store.codec import Codec
 from kamera.store.disk import DiskTier
-from kamera.store.info import ObjectInfo, StoreStats, VerifyReport
-from kamera.store.keys import KINDS, Context, canonical_key, is_key, patch_key
-from kamera.store.memory import MemoryTier, parse_size
-from kamera.store.records import CanonicalRecord, PatchRecord, RecordType, detached
+from kamera.store.info import (
+    FlushReport,
+    ObjectInfo,
+)
+from kamera.store.keys import (
+    Context,
+    KVForm,
+    canonical_key,
+    check_form,
+    patch_key,
+)
+from kamera.store.layers import Layer
+from kamera.store.memory import parse_size
+from kamera.store.metrics import Metrics, Silent
+from kamera.store.prefetch import Prefetch
+from kamera.store.records import CanonicalRecord, PatchRecord, RecordType
+from kamera.store.remote import SCHEMES, is_remote
+from kamera.store.search import Hit, NearDuplicate, Query, open_search
+from kamera.store.tenants import codec_of, directory_of
+from kamera.store.tiers import Tiers, open_tiers
+from kamera.store.upkeep import Upkeep, check_kind
 
 
-class ChunkStore:
+class ChunkStore(Upkeep):
     """Canonicals and patches of one tenant. Open it with `ChunkStore.open`.
 
     What it returns is verified to the last byte and lies on the CPU; the tensors may be shared with
@@ -32,55 +52,107 @@ class ChunkStore:
     """
 
     def __init__(
-        self, url: str, disk: DiskTier | None, memory: MemoryTier, tenant: str, codec: Codec
+        self,
+        url: str,
+        tiers: Tiers,
+        tenant: str,
+        codec: Codec,
+        kv: KVForm = "as-is",
+        metrics: Silent | None = None,
     ) -> None:
         self.url = url
+        self.kv = kv
         self.tenant = tenant
+        self.metrics = Silent() if metrics is None else metrics
         self._codec = codec
-        self._disk = disk
-        self._memory = memory
+        self._tiers = tiers
+        self._disk = tiers.disk
+        self._memory = tiers.memory
+        self._search = open_search(tiers, codec, tenant)
+        self.metrics.watch(self)
 
     @classmethod
     def open(
-        cls, url: str | os.PathLike[str], *, memory_limit: int | str = "4GiB", tenant: str = ""
+        cls,
+        url: str | os.PathLike[str],
+        *,
+        memory_limit: int | str = "4GiB",
+        tenant: str = "",
+        secret: bytes | str | None = None,
+        keys: Sequence[bytes] = (),
+        cache: str | os.PathLike[str] | None = None,
+        disk_limit: int | str | None = None,
+        verify_reads: bool = True,
+        kv: KVForm = "as-is",
+        metrics: Metrics | None = None,
     ) -> ChunkStore:
-        """Open, or make, the store at a directory, ``file://…`` or ``memory://``.
+        """Open, or make, the store at a directory, ``file://…``, ``memory://`` or a remote.
+
+        Remotes are ``redis://``, ``rediss://``, ``valkey://``, ``redis+unix://``, ``s3://``, ``gs://``
+        and ``obstore+file://`` (`docs/tiers.md`). One that is down makes misses, and what is put waits:
+        in memory, or in the directory ``cache``, which also keeps what was fetched, up to
+        ``disk_limit`` bytes.
 
         ``memory_limit`` bounds the records kept decoded, in bytes or as ``"512MiB"``; for
-        ``memory://`` it bounds the store itself, and what is evicted is a miss. Raises `StoreError`
+        ``memory://`` it bounds the store itself, and what is evicted is a miss. With a ``secret`` (16
+        bytes or more) the tenant's objects have names and digests that nobody else can make, in a
+        directory of their own; ``keys`` (32 bytes each, the one to write with first) encrypt them:
+        `docs/security.md`. ``verify_reads=False`` leaves out the digest of plain objects, and with it
+        all safety against damage: only to measure what it costs. ``kv`` is the form in which windows on
+        this store keep canonicals: in codes of 8 or 4 bits they take a half or a third of their bf16
+        bytes, and are never served as ``exact`` (docs/store-format.md). ``metrics`` counts for
+        Prometheus what becomes of look-ups (docs/operations.md). Raises `StoreError`
         for another scheme or a directory that holds something else, `StoreVersionError` for a newer
-        store (left untouched), `ValueError` for a limit that is no size.
+        store (left untouched), `ValueError` for a limit that is no size, or a secret or keys too short.
         """
-        memory = MemoryTier(parse_size(memory_limit))
+        check_form(kv)
+        memory = parse_size(memory_limit)
+        codec = replace(codec_of(tenant, secret, keys), verify_reads=verify_reads)
+        if isinstance(url, str) and is_remote(url):
+            tiers = open_tiers(url, codec, tenant, memory, cache, disk_limit)
+            return cls(tiers.url, tiers, tenant, codec, kv, metrics)
+        if cache is not None or disk_limit is not None:
+            raise ValueError(f"cache and disk_limit are for a remote store, and {str(url)!r} is none")
         path = _path_of(url)
-        codec = Codec()
-        if path is None:
-            return cls("memory://", None, memory, tenant, codec)
-        return cls(str(path), DiskTier(path, codec), memory, tenant, codec)
+        disk = None if path is None else DiskTier(directory_of(path, codec), codec)
+        tiers = Tiers(codec, tenant, memory, disk)
+        return cls("memory://" if path is None else str(path), tiers, tenant, codec, kv, metrics)
 
     def get_canonical(self, context: Context, chunk_id: str) -> CanonicalRecord | None:
         """The canonical of a chunk under ``context``; None is a miss."""
         self._check(context)
-        record = self._get(self._codec.name(canonical_key(context, chunk_id)))
+        record = self._look_up(self._codec.name(canonical_key(context, chunk_id)))
         assert record is None or isinstance(record, CanonicalRecord)
         return record
 
+    def read_layer(self, context: Context, chunk_id: str, layer: int) -> Layer | None:
+        """One layer of a chunk's canonical, ``[heads, tokens, dim]`` by channel; None is a miss.
+
+        Of a directory only that layer is read, once its file was read and verified as a whole. Raises
+        `ValueError` if there is no such layer, and as `get_canonical`.
+        """
+        self._check(context)
+        return self._tiers.layer(self._codec.name(canonical_key(context, chunk_id)), layer)
+
     def put_canonical(self, record: CanonicalRecord) -> str:
-        """Store a canonical and return its key. One that is there already is not written again."""
-        return self._put(record, replace=False)
+        """Store a canonical in its context's form and return its key. One that is there is not written again.
+
+        Raises `ValueError` for a KV that has no codes (not finite), where its context asks for them.
+        """
+        return self.metrics.write(lambda: self._put(record, replace=False))
 
     def get_patch(
         self, context: Context, chunk_id: str, antecedents: Sequence[str], kind: str = "exact"
     ) -> PatchRecord | None:
         """The patch of a chunk behind ``antecedents``: this order, or for ``"orbit"`` this set."""
         self._check(context)
-        record = self._get(self._codec.name(patch_key(context, chunk_id, antecedents, kind)))
+        record = self._look_up(self._codec.name(patch_key(context, chunk_id, antecedents, kind)))
         assert record is None or isinstance(record, PatchRecord)
         return record
 
     def put_patch(self, record: PatchRecord) -> str:
         """Store a patch, in place of the one under the same key, and return the key."""
-        return self._put(record, replace=True)
+        return self.metrics.write(lambda: self._put(record, replace=True))
 
     def has_canonical(self, context: Context, chunk_id: str) -> bool:
         """Whether `get_canonical` would find an object; nothing is read or verified."""
@@ -100,7 +172,7 @@ class ChunkStore:
         """Rank, ``formed`` and size of a stored patch, without its tensors."""
         self._check(context)
         key = self._codec.name(patch_key(context, chunk_id, antecedents, kind))
-        return (self._disk or self._memory).info(key)
+        return self._tiers.info(key)
 
     def contexts_of(self, chunk_id: str) -> list[Context]:
         """Under which contexts of this tenant a chunk's canonical is stored.
@@ -114,51 +186,102 @@ class ChunkStore:
         self._check(context)
         return self._rows(kind="canonical", context=context)
 
-    def ls(self, kind: str | None = None) -> list[ObjectInfo]:
-        """This tenant's objects, oldest first; ``kind`` is one of `keys.KINDS`, or None for all."""
-        if kind is not None and kind not in KINDS:
-            raise ValueError(f"kind {kind!r} is none of {', '.join(KINDS)}")
-        return self._rows(kind=kind)
+    def ls(
+        self,
+        kind: str | None = None,
+        *,
+        chunk_id: str | None = None,
+        limit: int | None = None,
+        offset: int = 0,
+    ) -> list[ObjectInfo]:
+        """This tenant's objects, oldest first; ``kind`` is one of `keys.KINDS`, or None for all.
 
-    def stats(self) -> StoreStats:
-        """Counts and bytes of this tenant's objects, and the memory tier's counters."""
-        rows = self._rows()
-        canonicals = sum(row.kind == "canonical" for row in rows)
-        return StoreStats(
-            url=self.url,
-            canonicals=canonicals,
-            patches=len(rows) - canonicals,
-            bytes=sum(row.bytes for row in rows),
-            memory=self._memory.stats(),
-        )
+        Of one chunk with ``chunk_id``; ``limit`` of them behind the first ``offset``.
+        """
+        check_kind(kind)
+        return self._rows(kind=kind, chunk_id=chunk_id, limit=limit, offset=offset)
 
     def delete(self, key: str) -> bool:
         """Remove one object of this tenant; whether there was one. `ValueError` if it is no key."""
-        if not is_key(key):
-            raise ValueError(f"{key!r} is no key: 64 lower-case hex digits")
-        info = (self._disk or self._memory).info(key)
-        if info is None or info.context.tenant != self.tenant:
+        info = self._own_info(key)
+        if info is None:
             return False
-        dropped = self._memory.drop(key)
-        return dropped if self._disk is None else self._disk.delete(key)
+        dropped = self._tiers.delete(key)
+        self.unpin([key])
+        if info.kind == "canonical":
+            self._search.drop([key])
+        return dropped
 
-    def verify(self) -> VerifyReport:
-        """Read every object of the directory, whoever's it is; damaged ones go to quarantine."""
-        if self._disk is None:
-            return VerifyReport(ok=len(self._memory.infos()), quarantined=(), refused=())
-        return self._disk.verify()
+    def prefetch(self, keys: Iterable[str]) -> Prefetch:
+        """Begin to bring objects (by the keys that a put returns) into memory; returns at once."""
+        return self._tiers.prefetch(keys)
 
-    def rebuild_index(self) -> int:
-        """Make the directory's index anew from the files; how many objects it lists."""
-        if self._disk is None:
-            return len(self._memory.infos())
-        return self._disk.rebuild_index()
+    def prefetch_chunks(self, context: Context, chunks: Iterable[str]) -> Prefetch:
+        """`prefetch` of chunks' canonicals, by their ids."""
+        self._check(context)
+        return self.prefetch(self._codec.name(canonical_key(context, chunk)) for chunk in chunks)
+
+    def flush(self, timeout: float | None = None) -> FlushReport:
+        """Wait until the remote has all that was put, at most ``timeout`` seconds; what it has not got.
+
+        A store without a remote has nothing to wait for. `close` does this too, for a few seconds.
+        """
+        return self._tiers.flush(timeout)
+
+    def search(self, query: Query, k: int = 5, *, context: Context) -> list[Hit]:
+        """The ``k`` stored chunks under ``context`` whose pictures look most like ``query``, best first.
+
+        ``query`` is a stored chunk or its id (which is then no hit), or a vector of vision features.
+        Raises `UnknownChunk` for a chunk without a stored embedding, `ValueError` for a vector that
+        does not fit, `StoreError` without FAISS (``kamera[search]``). See docs/search.md.
+        """
+        self._check(context)
+        return self._search.ask(context, query, k)
+
+    def near_duplicates(self, context: Context, threshold: float = 0.995) -> list[NearDuplicate]:
+        """Pairs of stored pictures with a cosine of at least ``threshold``, the most alike first."""
+        self._check(context)
+        return self._search.pairs(context, threshold)
+
+    def embedding(self, context: Context, chunk_id: str) -> np.ndarray | None:
+        """Mean vision features of a stored chunk, ``[width]`` at length 1; None without pictures."""
+        self._check(context)
+        return self._search.embedding(context, chunk_id)
+
+    def export_bundle(
+        self,
+        path: str | os.PathLike[str],
+        chunks: Sequence[str] | None = None,
+        *,
+        certificates: bool = True,
+        progress: Progress = lambda done, total: None,
+    ) -> Exported:
+        """Write this tenant's objects to one file, in plain; of ``chunks`` (ids) only, if given.
+
+        Then patches go along whose antecedents are all among ``chunks``. ``certificates``: those of the
+        backbones concerned. ``progress`` is called with objects done and in all. Raises `UnknownChunk`
+        for a chunk that is not here, `StoreError` when the file cannot be written.
+        """
+        return export_bundle(self, path, chunks, certificates, progress)
+
+    def import_bundle(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        certificates: bool = True,
+        progress: Progress = lambda done, total: None,
+    ) -> Imported:
+        """Take in a bundle as this tenant's objects; what is here already stays as it is.
+
+        Every object is verified first; those that are refused are told in the report, the others are
+        taken in. Raises `StoreError`, `CorruptChunk` or `StoreVersionError` when nothing can be.
+        """
+        return import_bundle(self, path, certificates, progress)
 
     def close(self) -> None:
         """Let go of memory and index; the store must not be used afterwards."""
-        self._memory.clear()
-        if self._disk is not None:
-            self._disk.close()
+        self._tiers.close()
+        self._search.close()
 
     def __enter__(self) -> ChunkStore:
         return self
@@ -173,7 +296,8 @@ class ChunkStore:
 
     def __repr__(self) -> str:
         tenant = f", tenant={self.tenant!r}" if self.tenant else ""
-        return f"ChunkStore({self.url!r}, memory_limit={self._memory.limit}{tenant})"
+        kv = "" if self.kv == "as-is" else f", kv={self.kv!r}"
+        return f"ChunkStore({self.url!r}, memory_limit={self._memory.limit}{tenant}{kv})"
 
     def _check(self, context: Context) -> None:
         if context.tenant != self.tenant:
@@ -182,55 +306,29 @@ class ChunkStore:
                 f"open the store with tenant={context.tenant!r}"
             )
 
+    def _look_up(self, key: str) -> CanonicalRecord | PatchRecord | None:
+        return self.metrics.lookup(lambda: self._get(key), self._remote_is_down)
+
+    def _remote_is_down(self) -> bool:
+        remote = self._tiers.remote_stats()
+        return remote is not None and remote.reads != "closed"
+
     def _get(self, key: str) -> CanonicalRecord | PatchRecord | None:
-        if self._disk is None:
-            return self._memory.get(key)
-        # asking the file each time costs microseconds, and makes a replacement or deletion by
-        # another process visible at once
-        stamp = self._disk.stamp(key)
-        kept = self._memory.get(key, stamp)
-        if kept is not None or stamp is None:
-            return kept
-        found = self._disk.read(key)
-        if found is None:
-            return None
-        record, (info, stamp) = found
-        self._memory.put(record, info, stamp)
+        record = self._tiers.get(key)
+        if self._tiers.remote is not None and isinstance(record, CanonicalRecord):
+            self._search.met(key, record)
         return record
 
     def _put(self, record: RecordType, *, replace: bool) -> str:
         self._check(record.context)
         key = self._codec.name(record.key)
-        if not replace and self._has(key):
-            return key
-        own = detached(record)
-        if self._disk is None:
-            created = round(time.time(), 3)
-            self._memory.put(own, self._codec.describe(own, created, own.nbytes))
-        else:
-            self._memory.put(own, *self._disk.write(own))
+        own = self._tiers.put(key, record, overwrite=replace)
+        if isinstance(own, CanonicalRecord):
+            self._search.add(key, own)
         return key
 
     def _has(self, key: str) -> bool:
-        if self._disk is None:
-            return self._memory.info(key) is not None
-        return self._disk.stamp(key) is not None
-
-    def _rows(
-        self,
-        kind: str | None = None,
-        chunk_id: str | None = None,
-        context: Context | None = None,
-    ) -> list[ObjectInfo]:
-        if self._disk is not None:
-            return self._disk.index.rows(tenant=self.tenant, kind=kind, chunk_id=chunk_id, context=context)
-        return [
-            info
-            for info in self._memory.infos()
-            if kind in (None, info.kind)
-            and chunk_id in (None, info.chunk_id)
-            and context in (None, info.context)
-        ]
+        return self._tiers.has(key)
 
 
 def _path_of(url: str | os.PathLike[str]) -> Path | None:
@@ -243,5 +341,8 @@ def _path_of(url: str | os.PathLike[str]) -> Path | None:
         return Path(url)
     parts = urlsplit(url)
     if parts.scheme != "file" or parts.netloc not in ("", "localhost") or not parts.path:
-        raise StoreError(f"cannot open {url!r}: give a directory, file:///directory or memory://")
+        raise StoreError(
+            f"cannot open {url!r}: give a directory, file:///directory, memory://, or one of "
+            + ", ".join(f"{scheme}://" for scheme in SCHEMES)
+        )
     return Path(unquote(parts.path))

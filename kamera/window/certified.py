@@ -102,7 +102,7 @@ def find_certificate(fingerprint: str, budget: PatchBudget, places: Iterable[Pat
 
 def folders(store: ChunkStore | None = None) -> tuple[Path, ...]:
     """Where certificates are looked for: beside the objects of a store directory, then `home`."""
-    beside = () if store is None or "://" in store.url else (Path(store.url) / "certificates",)
+    beside = () if store is None else store.certificates
     return (*beside, home())
 
 

@@ -28,7 +28,7 @@ from kamera.window.serving import Server
 from kamera.window.slots import Copy, Facts, Resident
 from kamera.window.state import WindowState
 
-VERSION = 1
+VERSION = 2
 _JSON, _TENSORS = "window.json", "window.safetensors"
 
 Tensors = dict[str, torch.Tensor]
@@ -45,7 +45,8 @@ def save_window(path: Path, server: Server, deque: Deque, state: WindowState, as
     tensors: Tensors = {"anchor/ids": server.anchor.input_ids}
     chunks = [_put_resident(tensors, f"{i:05d}", resident) for i, resident in enumerate(state.residents)]
     document = {
-        "version": VERSION,
+        # what a reader of version 1 does not know of must not be taken for exact
+        "version": VERSION if any(c["lossy"] for k in chunks for c in k["copies"].values()) else 1,
         "fingerprint": server.context.fingerprint,
         "tenant": server.context.tenant,
         "policy": asdict(asked),
@@ -133,6 +134,7 @@ def _put_copy(tensors: Tensors, name: str, copy: Copy) -> dict[str, Any]:
         "guarantee": copy.guarantee,
         "antecedents": list(copy.antecedents),
         "canonical": copy.canonical,
+        "lossy": copy.lossy,
         "patched": copy.patch is not None,
     }
 
@@ -178,6 +180,7 @@ def _get_copy(tensors: Tensors, name: str, copy: dict[str, Any], server: Server)
         copy["guarantee"],
         tuple(copy["antecedents"]),
         copy["canonical"],
+        copy.get("lossy", False),
     )
 
 

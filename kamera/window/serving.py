@@ -10,7 +10,14 @@ import torch
 
 from kamera.backbones import Backbone, Encoded
 from kamera.backbones.backbone import ModelCache
-from kamera.errors import CorruptChunk, IncompatibleChunk, NotRelocatable, PolicyRefused, UnknownChunk
+from kamera.errors import (
+    CorruptChunk,
+    IncompatibleChunk,
+    NotRelocatable,
+    PolicyRefused,
+    UnknownChunk,
+    WrongKey,
+)
 from kamera.ops import (
     KV,
     Patch,
@@ -22,8 +29,10 @@ from kamera.ops import (
     uniform_offset,
 )
 from kamera.store import CanonicalRecord, ChunkStore, Context, ObjectInfo, PatchRecord
+from kamera.store.embedding import VISION_TOKENS
+from kamera.store.records import kept
 from kamera.window.anchor import Anchor
-from kamera.window.envelope import nearest
+from kamera.window.envelope import likeness, nearest
 from kamera.window.policy import (
     GUARANTEES,
     Guarantee,
@@ -50,16 +59,20 @@ class Server:
         self.store = store
         self.anchor = anchor
         self.policy = policy
-        self.context = Context(backbone.fingerprint, anchor.digest, store.tenant)
+        self.context = Context(backbone.fingerprint, anchor.digest, store.tenant, store.kv)
 
     # -- canonicals ----------------------------------------------------------------------------
 
     def known(self, chunk_id: str) -> Facts:
         """Facts of an archived chunk. Raises UnknownChunk, IncompatibleChunk or CorruptChunk."""
         record = self.store.get_canonical(self.context, chunk_id)
+        others = self.store.contexts_of(chunk_id) if record is None else []
+        for other in others:
+            # kept in another form its KV is none for this window, but its encoding is the same
+            if record is None and replace(other, kv=self.context.kv) == self.context:
+                record = self.store.get_canonical(other, chunk_id)
         if record is not None:
             return _facts(record)
-        others = self.store.contexts_of(chunk_id)
         if any(c.fingerprint == self.context.fingerprint for c in others):
             raise IncompatibleChunk(
                 f"chunk {chunk_id[:12]} was archived behind another system prompt: append its content "
@@ -95,20 +108,22 @@ class Server:
         return Server(self.backbone, self.store, self.anchor, policy)
 
     def canonical(self, facts: Facts) -> Copy:
-        """The chunk's KV behind the anchor alone; prefilled and stored when it is not archived."""
-        record = self._stored_canonical(facts.chunk_id)
-        if record is not None:
-            return Copy(self.backbone.place(record.kv), record.positions, None, "exact", (), canonical=True)
-        positions = self.alone(facts)
-        kv, _ = self.backbone.prefill(facts.encoded, positions, self._anchor_cache())
-        copy = Copy(_own(kv), positions, None, "exact", (), canonical=True)
-        self.archive(facts, copy)
-        return copy
+        """The chunk's KV behind the anchor alone, as the store keeps it; prefilled when it does not yet.
 
-    def archive(self, facts: Facts, copy: Copy) -> None:
-        """Store a canonical copy."""
+        Patches are formed against this and applied to it, so that they match: in a store of codes they
+        make up for what the codes lost, too.
+        """
+        record = self._stored_canonical(facts.chunk_id)
+        if record is None:
+            copy, record = self._computed(facts)
+            if record.loss is None:
+                return copy
+        return self._out_of(record)
+
+    def archive(self, facts: Facts, copy: Copy) -> CanonicalRecord:
+        """Store a canonical copy; what the store keeps of it."""
         encoded = facts.encoded
-        self.store.put_canonical(
+        record = kept(
             CanonicalRecord(
                 chunk_id=facts.chunk_id,
                 context=self.context,
@@ -117,9 +132,11 @@ class Server:
                 kv=tuple(copy.kv),
                 inputs=encoded.position_inputs,
                 embeds=encoded.tensors,
-                info={"label": facts.label},
+                info={"label": facts.label, VISION_TOKENS: [*self.backbone.builder.vision_tokens]},
             )
         )
+        self.store.put_canonical(record)
+        return record
 
     def alone(self, facts: Facts) -> torch.Tensor:
         """The model's positions of a chunk right behind the anchor, ``[axes, tokens]``."""
@@ -200,6 +217,7 @@ class Server:
             if self.policy.on_miss == "form":
                 self.harvest(facts, arrived.copy, arrived.formed)
             arrived = replace(arrived, archived=True if was is None else was.archived)
+        self.store.metrics.served(arrived.guarantee, computed=copy is None)
         if was is None:
             return arrived
         arrived = replace(arrived, number=was.number)
@@ -262,7 +280,7 @@ class Server:
         """The best stored copy that is good enough; None when the policy wants a forward."""
         antecedents = tuple(r.facts.chunk_id for r in before)
         if not before:
-            return self.canonical(facts)
+            return self._leading(facts)
         now = self._footing(before, gap)
         prefilled = None if was is None or was.copy.canonical else was.copy
         if prefilled and prefilled.antecedents == antecedents and prefilled.guarantee == now == "exact":
@@ -274,6 +292,23 @@ class Server:
         if self.policy.admits("blind") or self.policy.on_miss == "blind":
             return replace(self.canonical(facts), guarantee="blind")
         return None
+
+    def _leading(self, facts: Facts) -> Copy | None:
+        """The canonical, which out of codes is no more than patched."""
+        record = self._stored_canonical(facts.chunk_id)
+        copy = self._computed(facts)[0] if record is None else self._out_of(record)
+        return copy if self.policy.admits(copy.guarantee) else None
+
+    def _computed(self, facts: Facts) -> tuple[Copy, CanonicalRecord]:
+        """The chunk prefilled behind the anchor alone, and what the store now keeps of it."""
+        positions = self.alone(facts)
+        kv, _ = self.backbone.prefill(facts.encoded, positions, self._anchor_cache())
+        copy = Copy(_own(kv), positions, None, "exact", (), canonical=True)
+        return copy, self.archive(facts, copy)
+
+    def _out_of(self, record: CanonicalRecord) -> Copy:
+        kv, lossy = self.backbone.place(record.kv), record.loss is not None
+        return Copy(kv, record.positions, None, "patched" if lossy else "exact", (), True, lossy)
 
     def _patched(
         self, facts: Facts, antecedents: tuple[str, ...], now: Guarantee, tally: Tally
@@ -288,10 +323,11 @@ class Server:
             if record is not None:
                 return self._with(facts, record.patch, "orbit", antecedents)
         if self.policy.max_divergence is not None and self.policy.admits("near"):
-            near = nearest(self._patches_of(facts), antecedents, self.policy.max_divergence)
-            for info in near:
+            limit, alike = self.policy.max_divergence, likeness(self.store, self.context)
+            for distance, info in nearest(self._patches_of(facts), antecedents, limit, alike):
                 record = self._stored_patch(facts, info.antecedents, info.kind, tally)
                 if record is not None:
+                    tally.notes.append(f"near: a patch of other antecedents, divergence {distance:.2f}")
                     return self._with(facts, record.patch, "near", info.antecedents)
         return None
 
@@ -309,7 +345,7 @@ class Server:
     ) -> PatchRecord | None:
         try:
             record = self.store.get_patch(self.context, facts.chunk_id, antecedents, kind)
-        except CorruptChunk as error:
+        except (CorruptChunk, WrongKey) as error:
             logger.warning("a stored patch was refused: %s", error)
             tally.notes.append(f"patch refused: {error}")
             return None
@@ -322,7 +358,7 @@ class Server:
     def _stored_canonical(self, chunk_id: str) -> CanonicalRecord | None:
         try:
             return self.store.get_canonical(self.context, chunk_id)
-        except CorruptChunk as error:
+        except (CorruptChunk, WrongKey) as error:
             # the chunk is at hand, so it is prefilled and archived again
             logger.warning("a stored canonical was refused: %s", error)
             return None
@@ -330,8 +366,8 @@ class Server:
     def _patches_of(self, facts: Facts) -> list[ObjectInfo]:
         return [
             info
-            for info in self.store.ls()
-            if info.kind != "canonical" and info.chunk_id == facts.chunk_id and info.context == self.context
+            for info in self.store.ls(chunk_id=facts.chunk_id)
+            if info.kind != "canonical" and info.context == self.context
         ]
 
     def _offset(self, facts: Facts, old: torch.Tensor, new: torch.Tensor) -> tuple[int, ...]:

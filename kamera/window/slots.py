@@ -63,7 +63,8 @@ class Copy:
     """A KV the model computed somewhere, never turned since; every move starts from it.
 
     ``kv`` stands at ``positions`` ``[axes, tokens]``; ``patch`` conditions it when it is a canonical.
-    ``guarantee`` is what it is worth behind exactly ``antecedents``.
+    ``guarantee`` is what it is worth behind exactly ``antecedents``. ``lossy`` says that it came out of
+    codes: it is close to what the model computed, never equal.
     """
 
     kv: KV
@@ -72,6 +73,7 @@ class Copy:
     guarantee: Guarantee
     antecedents: tuple[str, ...]
     canonical: bool
+    lossy: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -96,10 +98,12 @@ class Resident:
     def worth(self, leading: bool) -> Guarantee:
         """What the KV it shows is worth; an unconditioned canonical is exact at home, else blind.
 
-        Home is right behind the anchor: it attended to the anchor from there.
+        Home is right behind the anchor: it attended to the anchor from there. Out of codes it is
+        patched there: nothing is missing, and it is not quite equal.
         """
         if self.shown.canonical and self.shown.patch is None:
-            return "exact" if leading and torch.equal(self.positions, self.shown.positions) else "blind"
+            at_home = leading and torch.equal(self.positions, self.shown.positions)
+            return ("patched" if self.shown.lossy else "exact") if at_home else "blind"
         return self.guarantee
 
     def slot(self, start: int, leading: bool) -> Slot:

@@ -14,17 +14,19 @@ import torch
 from kamera.backbones import Backbone, Chunk
 from kamera.backbones.build import Content
 from kamera.errors import IncompatibleChunk, InvalidPermutation, UnknownSlot, WindowFull
-from kamera.store import ChunkStore
+from kamera.store import ChunkStore, Hit
 from kamera.window.anchor import Anchor, prefill_anchor
 from kamera.window.asking import Asker, Question
 from kamera.window.certificate import Certificate
 from kamera.window.certified import agree
 from kamera.window.deque import Deque, Move
+from kamera.window.lookback import MIN_SCORE, candidates, chosen, note_duplicate
 from kamera.window.orbit import form_orbit
 from kamera.window.policy import Archive, Guarantee, PositionRule, ReusePolicy, weakest
 from kamera.window.report import Report, Tally, counting
 from kamera.window.serving import Server
 from kamera.window.slots import Facts, Slot
+from kamera.window.trace import Trace
 
 
 class KameraWindow:
@@ -37,6 +39,9 @@ class KameraWindow:
     ``certificate`` (one, or its file) lets the backbone serve less than exact KV; without it one is
     looked for beside the store and in the user's directory, once, here. See `ReusePolicy.certified`.
     Raises CertificateMismatch or InvalidCertificate for a given one that does not serve.
+
+    ``trace`` is a file to which each operation is written, ids and times only: `kamera plan` makes a
+    plan of it.
 
     An operation succeeds whole or leaves the window as it was. A window is used from one thread at a
     time; forks share what they have in common.
@@ -52,8 +57,10 @@ class KameraWindow:
         policy: ReusePolicy | None = None,
         positions: PositionRule = "compact",
         certificate: Certificate | str | os.PathLike[str] | None = None,
+        trace: str | os.PathLike[str] | None = None,
     ) -> None:
         _check_rule(positions)
+        self._trace = None if trace is None else Trace(trace)
         self._terms = agree(backbone, store, policy, certificate)
         anchor = prefill_anchor(backbone, system)
         if max_tokens is not None and anchor.length >= max_tokens:
@@ -131,14 +138,17 @@ class KameraWindow:
 
     # -- operations ----------------------------------------------------------------------------
 
-    def append(self, content: Content | Chunk, *, archive: Archive = "now") -> Report:
+    def append(
+        self, content: Content | Chunk, *, archive: Archive = "now", near_duplicate: float | None = None
+    ) -> Report:
         """Put a chunk at the tail; slide first when it would not fit.
 
         A chunk that is new to the store is encoded and prefilled in context; its canonical is
         archived with one more forward (``archive="later"`` puts that off until it leaves) and its
-        patch harvested. A stored chunk does what `recall` does. Raises WindowFull for a chunk larger
-        than the window, IncompatibleChunk for one of another backbone, and what `Backbone.chunk`
-        raises.
+        patch harvested. A stored chunk does what `recall` does. With ``near_duplicate`` the notes name
+        an archived chunk whose pictures look like these by that cosine or more (docs/search.md). Raises
+        WindowFull for a chunk larger than the window, IncompatibleChunk for one of another backbone,
+        and what `Backbone.chunk` raises.
         """
         if archive not in ("now", "later"):
             raise ValueError(f'archive {archive!r} is neither "now" nor "later"')
@@ -152,16 +162,32 @@ class KameraWindow:
                 here = (r.facts for r in self._state.residents if r.facts.chunk_id == chunk.id)
                 facts = next(here, None) or Facts(chunk.id, self.backbone.encode(chunk), chunk.label)
                 move = self._deque.arrive_new(self._state, facts, tally, archive)
+            if near_duplicate is not None:
+                note_duplicate(self._server, facts, near_duplicate, tally)
         return self._commit("append", move, tally)
 
-    def recall(self, chunk_id: str) -> Report:
+    def recall(
+        self,
+        chunk_id: str | None = None,
+        *,
+        like: Content | Chunk | None = None,
+        min_score: float = MIN_SCORE,
+    ) -> Report:
         """Rehydrate an archived chunk at the tail: no vision encode, no forward if a patch is stored.
 
-        Raises UnknownChunk, IncompatibleChunk or CorruptChunk when it cannot be had.
+        ``like`` a picture, for one vision encode: of the chunks not in the window the one that looks
+        most like it, if by a cosine of ``min_score``. Raises UnknownChunk, IncompatibleChunk or
+        CorruptChunk when it cannot be had.
         """
         with self._operation() as tally:
-            move = self._deque.arrive(self._state, self._server.known(chunk_id), tally)
+            chunk = chosen(self._server, self._state.residents, chunk_id, like, min_score, tally)
+            move = self._deque.arrive(self._state, self._server.known(chunk), tally)
         return self._commit("recall", move, tally)
+
+    def search(self, like: Content | Chunk, k: int = 5) -> list[Hit]:
+        """The ``k`` archived chunks that look most like a picture: one vision encode, no forward."""
+        self._check_backbone()
+        return candidates(self._server, like, k)
 
     def slide(self, n: int = 1, *, positions: PositionRule = "compact") -> Report:
         """The ``n`` oldest chunks leave and the rest survive, with zero forwards.
@@ -289,18 +315,20 @@ class KameraWindow:
         store: ChunkStore,
         *,
         certificate: Certificate | str | os.PathLike[str] | None = None,
+        trace: str | os.PathLike[str] | None = None,
     ) -> KameraWindow:
         """Bring a saved window back, bit for bit.
 
         Where its policy needs a certificate and there is none any more, chunks that were less than
         exact are prefilled again. Raises IncompatibleChunk for another backbone, CorruptChunk for a
-        damaged file, and for ``certificate`` what the constructor raises.
+        damaged file, and for ``certificate`` what the constructor raises. ``trace`` as there.
         """
         from kamera.window.persist import load_window
 
         window = cls.__new__(cls)
         loaded = load_window(Path(path), backbone, store, certificate)
         window._terms, window._server, window._deque, window._state = loaded
+        window._trace = None if trace is None else Trace(trace)
         return window
 
     # -- inside --------------------------------------------------------------------------------
@@ -312,9 +340,12 @@ class KameraWindow:
             yield tally
 
     def _commit(self, operation: str, move: Move, tally: Tally) -> Report:
-        before = {s.number: s for s in self.slots}
+        old = self.slots
+        before = {s.number: s for s in old}
         self._state = move.state
         after = self.slots
+        if self._trace is not None:
+            self._trace.record(operation, self.anchor.digest, old, after)
         evicted = tuple(before[r.number] for r in move.left)
         slot = next((s for s in after if move.arrived and s.number == move.arrived.number), None)
         return tally.report(operation, slot or (evicted[-1] if evicted else None), after, evicted)

@@ -117,3 +117,28 @@ def test_a_model_that_does_not_load_fails_and_makes_no_store(capsys, tmp_path, p
     assert done.code == 1
     assert done.err.startswith("error: no transformers model at")
     assert not (tmp_path / "s").exists()
+
+
+def test_what_a_run_costs_is_set_against_what_a_reuse_saves(capsys, tmp_path, plan):
+    arguments = ("compile", vision_model(), plan, "--store", tmp_path / "s")
+    first = kamera(capsys, *arguments)
+    assert "reuses of each patch" in first.out
+    again = kamera(capsys, *arguments, "--format", "json").document
+    assert (again["saved_tokens"], again["break_even_reuses"]) == (0, None)
+    assert (again["workers"], again["reruns"]) == (1, 0)
+
+
+def test_a_cluster_that_is_none_is_a_usage_error(capsys, tmp_path, plan):
+    done = kamera(capsys, "compile", "never-loaded", plan, "--store", tmp_path / "s", "--cluster", "slurm")
+    assert done.code == 2
+    assert done.err == "error: cluster 'slurm' is none of local, local:N, ray, ray://HOST:PORT\n"
+    assert not (tmp_path / "s").exists()
+
+
+def test_ids_are_unknown_to_a_store_that_is_not_there_before_the_model_is_loaded(capsys, tmp_path):
+    path = tmp_path / "plan.jsonl"
+    path.write_text('{"chunks": ["a", {"chunk_id": "0123"}]}\n')
+    done = kamera(capsys, "compile", "never-loaded", path, "--store", tmp_path / "s")
+    assert done.code == 2
+    assert done.err.startswith(f"error: {path}:1: chunks[1]: no chunk '0123'")
+    assert not (tmp_path / "s").exists()

@@ -9,7 +9,7 @@ import torch
 
 from kamera import ChunkStore, KameraWindow, ReusePolicy
 from kamera.backbones import Backbone
-from kamera.compile import Counts, Job, PlanError, Settings, read_plan, run_plan
+from kamera.compile import Counts, Here, Job, PlanError, Settings, read_plan, run_plan
 from kamera.compile.lookup import context_of
 from kamera.errors import StoreError
 from tests.backbones.compare import relative
@@ -239,16 +239,17 @@ def test_a_line_with_an_unreadable_picture_fails_alone(tmp_path, backbone, store
     (tmp_path / "bad.png").write_bytes(b"no picture")
     a, b, c, d = frames
     path = write_plan(tmp_path, [a, b, {"image": "bad.png"}, c], [a, d])
-    job = Job(read_plan(path), backbone, store)
-    steps = [(s.where, s.chunk, s.outcome) for s in job.steps()]
+    settings = Settings()
+    job = Job(read_plan(path), Here(backbone, store, settings), store, settings)
+    units = sum(step.units for step in job.steps())
     report = job.report()
     (failure,) = report.failures
     assert failure.where == f"{path}:1"
     assert failure.error.startswith("chunks[2]: ")
     assert "bad.png" in failure.error
-    assert steps[2:4] == [(f"{path}:1", 2, "skipped"), (f"{path}:1", 3, "skipped")]
-    assert len(steps) == job.chunks == 6
-    assert report.canonicals == Counts(formed=3, reused=1, skipped=2)
+    assert units == job.units == 5 + job.chunks == 11  # different chunks, and places
+    # what can be read has its canonical; nothing is formed behind what cannot
+    assert report.canonicals == Counts(formed=4, reused=1, skipped=1)
     assert report.patches == Counts(formed=2, skipped=2)
     assert len(store.ls("exact")) == 2
 

@@ -55,3 +55,8 @@ def test_a_benchmark_runs_as_it_stands_and_shows_gap_and_repair(name):
     agreement = {arm: float(row[-1]) for arm, row in rows.items()}
     assert score["reprefill"] > score["blind"] + 0.2
     assert agreement["patch@16"] > agreement["blind"]
+
+
+def test_look_back_finds_the_frame_that_was_seen_again():
+    out = run("look_back.py")
+    assert "recalled frame 0: 1 vision encode" in out

@@ -11,9 +11,7 @@ TOKENS, FEATURES, LAYERS = 320, 64, 4
 
 def _layout():
     return tuple(
-        LayerLayout(
-            "GQA", (Channel("k", "keys", 2, FEATURES // 2), Channel("v", "values", 2, FEATURES // 2))
-        )
+        LayerLayout("GQA", (Channel("k", "keys", 2, FEATURES // 2), Channel("v", "values", 2, FEATURES // 2)))
         for _ in range(LAYERS)
     )
 

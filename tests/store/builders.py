@@ -104,7 +104,9 @@ def join(outer: dict[str, Any], kamera: Any, rest: bytes) -> bytes:
     if not isinstance(kamera, str):
         kamera = json.dumps(kamera, sort_keys=True, separators=(",", ":"))
     metadata = {"digest": "0" * 64, **outer["__metadata__"], "kamera": kamera}
-    text = json.dumps(outer | {"__metadata__": metadata}, separators=(",", ":")).encode()
+    fields = outer | {"__metadata__": metadata}
+    text = json.dumps(fields, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % 8)
     return seal(len(text).to_bytes(8, "little") + text + rest)
 
 

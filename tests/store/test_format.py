@@ -341,8 +341,8 @@ def test_missing_metadata_is_refused() -> None:
 
 
 def test_an_intact_object_of_a_newer_format_names_both_versions() -> None:
-    data = forge(canonical(), format=3, layers={"some": "thing new"})
-    with pytest.raises(StoreVersionError, match=r"format 3.*up to 2"):
+    data = forge(canonical(), format=4, layers={"some": "thing new"})
+    with pytest.raises(StoreVersionError, match=r"format 4.*up to 3"):
         read(data, canonical().key)
     damaged = data[:-1] + bytes([data[-1] ^ 1])
     with pytest.raises(CorruptChunk):

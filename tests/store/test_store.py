@@ -195,7 +195,7 @@ def test_urls_and_paths_name_the_same_store(tmp_path: Path) -> None:
     assert "a store" in repr(store)
 
 
-@pytest.mark.parametrize("url", ["redis://host", "s3://bucket/x", "memory://x", "file://host/x"])
+@pytest.mark.parametrize("url", ["ftp://host", "http://bucket/x", "memory://x", "file://host/x"])
 def test_another_scheme_is_refused_with_what_is_supported(
     url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

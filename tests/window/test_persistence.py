@@ -12,6 +12,7 @@ import torch
 
 from kamera import Backbone, ChunkStore, KameraWindow, ReusePolicy
 from kamera.errors import CorruptChunk, IncompatibleChunk, StoreError, StoreVersionError
+from kamera.window.persist import VERSION
 from tests.models import tiny
 from tests.window.rig import QUESTION, Snapshot, guarantees, make, rig
 
@@ -156,11 +157,11 @@ def test_the_tensors_of_another_window_are_refused(copied, tmp_path):
 def test_a_newer_window_is_refused_and_left_as_it_is(copied):
     window, path = copied
     sealed = json.loads((path / "window.json").read_text())
-    document = json.loads(sealed["window"]) | {"version": 2, "something": "new"}
+    document = json.loads(sealed["window"]) | {"version": VERSION + 1, "something": "new"}
     body = json.dumps(document)
     text = json.dumps({"sha256": hashlib.sha256(body.encode()).hexdigest(), "window": body})
     (path / "window.json").write_text(text)
-    with pytest.raises(StoreVersionError, match=r"format 2.*upgrade"):
+    with pytest.raises(StoreVersionError, match=rf"format {VERSION + 1}.*upgrade"):
         KameraWindow.load(path, window.backbone, window.store)
     assert (path / "window.json").read_text() == text
 

@@ -1,0 +1,1 @@
+"""Programs that print the figures of ``docs/results``. No part of the installed package."""

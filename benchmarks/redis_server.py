@@ -1,0 +1,100 @@
+"""A redis-server of one's own, that can be killed, stopped in its tracks, and filled up."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+
+import redis
+
+BINARY = shutil.which("redis-server") or shutil.which("valkey-server")
+MISSING = "no redis-server on the PATH: install it from the distribution's packages"
+
+_START_SECONDS = 30.0
+
+
+class RedisServer:
+    """Serves a unix socket in a new directory under the system's temporary one, and keeps nothing.
+
+    What it held is gone after `kill`. Raises `RuntimeError` if it does not start.
+    """
+
+    def __init__(self, *arguments: str) -> None:
+        if BINARY is None:
+            raise RuntimeError(MISSING)
+        # not below pytest's directory: the path of a socket is short
+        self._folder = Path(tempfile.mkdtemp(prefix="kamera-redis-"))
+        self._arguments: Sequence[str] = arguments
+        self._process: subprocess.Popen[bytes] | None = None
+        self.socket = self._folder / "socket"
+        self.start()
+
+    def url(self, query: str = "timeout=0.3&retries=0") -> str:
+        """The url of a store in it; impatient, so that a test is over soon."""
+        return f"redis+unix://{self.socket}?{query}"
+
+    def client(self) -> redis.Redis:
+        """A connection past Kamera, to look at what is there and to damage it."""
+        return redis.Redis(unix_socket_path=str(self.socket))
+
+    def start(self) -> None:
+        """Start it, empty, and wait until it answers."""
+        assert BINARY is not None
+        command = [
+            BINARY,
+            "--port",
+            "0",
+            "--unixsocket",
+            str(self.socket),
+            "--save",
+            "",
+            "--appendonly",
+            "no",
+        ]
+        command += ["--dir", str(self._folder), *self._arguments]
+        self._process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        deadline = time.monotonic() + _START_SECONDS
+        while time.monotonic() < deadline and self._process.poll() is None:
+            try:
+                self.client().ping()
+                return
+            except redis.ConnectionError:
+                time.sleep(0.02)
+        raise RuntimeError(f"{BINARY} did not start (exit code {self._process.poll()})")
+
+    def kill(self) -> None:
+        """SIGKILL, as when the machine dies."""
+        self._send(signal.SIGKILL)
+        if self._process is not None:
+            self._process.wait()
+            self._process = None
+
+    def pause(self) -> None:
+        """It accepts connections (the system does), and never answers."""
+        self._send(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """It answers again."""
+        self._send(signal.SIGCONT)
+
+    def __enter__(self) -> RedisServer:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.kill()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _send(self, number: int) -> None:
+        if self._process is not None and self._process.poll() is None:
+            self._process.send_signal(number)

@@ -1,0 +1,54 @@
+"""Look back by likeness: a frame is seen again, and what the window forgot of it comes back.
+
+    python examples/look_back.py
+    python examples/look_back.py --model Qwen/Qwen2.5-VL-7B-Instruct --frames desk.jpg hall.jpg desk_again.jpg
+
+Without options it watches frames of the synthetic world; the last frame given is the one seen again.
+"""
+
+import argparse
+import io
+
+from PIL import Image
+
+from kamera import Backbone, ChunkStore, KameraWindow, ReusePolicy, testbed
+
+
+def film() -> list[Image.Image]:
+    """A legend, distractors and other frames, then the legend again as another camera would store it."""
+    frames = [frame.image for frame in testbed.World(seed=31).episode(0, layout="LPPRPI").frames]
+    file = io.BytesIO()
+    frames[0].save(file, "JPEG", quality=85)
+    return [*frames, Image.open(file).convert("RGB")]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--model", help="model directory or hub name (default: the shipped backbone)")
+    parser.add_argument("--device")
+    parser.add_argument("--frames", nargs="+", help="picture files in the order they were seen")
+    parser.add_argument("--store", default="memory://", help="where frames are archived")
+    args = parser.parse_args()
+
+    if args.model:
+        backbone = Backbone.from_pretrained(args.model, device=args.device)
+    else:
+        backbone = Backbone(*testbed.load())
+    *frames, again = [Image.open(name) for name in args.frames] if args.frames else film()
+
+    system = None if args.model else testbed.SYSTEM
+    # "exact" needs no certificate: what comes back is prefilled, from its stored encoding
+    policy = ReusePolicy(minimum="exact")
+    window = KameraWindow(backbone, ChunkStore.open(args.store), system, policy=policy)
+    seen = [window.append(frame).slot.chunk_id for frame in frames]
+    window.slide(len(frames))  # all of it leaves
+    for hit in window.search(again, k=3):
+        print(f"frame {seen.index(hit.chunk_id)} looks like it: {hit.score:.3f}")
+    report = window.recall(like=again)
+    print(f"recalled frame {seen.index(report.slot.chunk_id)}: {report.vision_encodes} vision encode")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,245 @@
+"""A team on Ray: workers load the model once each, pull tasks, and write to a store they all reach.
+
+A worker that dies is replaced and its task done again; the store tells the new one what is left of it.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from types import TracebackType
+from typing import Any
+
+import torch
+
+from kamera.backbones import Backbone
+from kamera.compile.settings import Settings
+from kamera.compile.team import Result, Task
+from kamera.compile.worker import Worker
+from kamera.errors import ClusterError
+from kamera.store import ChunkStore
+
+logger = logging.getLogger(__name__)
+
+DEATHS = 3
+"""Workers a task may cost before the job is given up: what kills them all is the task."""
+
+_OBJECTS = 80 * 2**20  # bytes of Ray's own object store: tasks and results are ids and counts
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """Where workers run: a Ray ``address`` (None: Ray started here for the job), and how many."""
+
+    address: str | None
+    workers: int | None
+
+    @classmethod
+    def parse(cls, text: str) -> Cluster:
+        """``local``, ``local:N`` (this machine), ``ray`` (the cluster it is part of) or ``ray://HOST:PORT``.
+
+        Raises ValueError for anything else.
+        """
+        local = re.fullmatch(r"local(?::([1-9][0-9]*))?", text)
+        if local:
+            return cls(None, int(local.group(1)) if local.group(1) else max(2, torch.cuda.device_count()))
+        if text == "ray":
+            return cls("auto", None)
+        if re.fullmatch(r"ray://[^/\s]+:[0-9]+", text):
+            return cls(text, None)
+        raise ValueError(f"cluster {text!r} is none of local, local:N, ray, ray://HOST:PORT")
+
+
+class _Actor:
+    """What runs in a worker's process. The model is loaded with the first task, and kept."""
+
+    def __init__(
+        self,
+        load: Callable[[], Backbone],
+        open_store: Callable[[], ChunkStore],
+        settings: Settings,
+        threads: int,
+    ) -> None:
+        self._make = partial(self._worker_of, load, open_store, settings, threads)
+        self._worker: Worker | None = None
+
+    def do(self, work: Callable[[Worker, Any], Any], task: Any) -> tuple[str, Any]:
+        """The backbone's fingerprint, and what ``work`` makes of ``task``."""
+        worker = self._ready()
+        return worker.backbone.fingerprint, work(worker, task)
+
+    def introduce(self) -> tuple[int, str]:
+        """Process id and fingerprint."""
+        return os.getpid(), self._ready().backbone.fingerprint
+
+    def _ready(self) -> Worker:
+        if self._worker is None:
+            self._worker = self._make()
+        return self._worker
+
+    @staticmethod
+    def _worker_of(
+        load: Callable[[], Backbone],
+        open_store: Callable[[], ChunkStore],
+        settings: Settings,
+        threads: int,
+    ) -> Worker:
+        torch.set_num_threads(threads)  # Ray allows one; their number may change the last bit of a sum
+        return Worker(load(), open_store(), settings)
+
+
+class RayTeam:
+    """Workers on Ray. A context manager: leaving it ends them (and Ray, where it was started here).
+
+    ``load`` and ``open_store`` are called by every worker, so they are functions Ray can send: a
+    `functools.partial` of `Backbone.from_pretrained` and of `ChunkStore.open`, say. What they name
+    (model, store, the plan's files) has to be reachable where workers run. Each worker takes a GPU when
+    ``gpu`` is true. ``threads`` (default: as many as torch uses here) are those of one worker.
+
+    Raises ClusterError when Ray is not installed or not reached, for workers that load different
+    models, and when a task has killed three workers; and whatever loading raises.
+    """
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        load: Callable[[], Backbone],
+        open_store: Callable[[], ChunkStore],
+        settings: Settings,
+        *,
+        gpu: bool = False,
+        threads: int | None = None,
+    ) -> None:
+        try:
+            import ray
+        except ImportError as error:
+            raise ClusterError(f"a cluster needs Ray ({error}): pip install 'kamera[ray]'") from None
+        self._ray = ray
+        self._owns = not ray.is_initialized()
+        if self._owns:
+            self._connect(cluster)
+        self.reruns = 0
+        self._fingerprint: str | None = None
+        count = cluster.workers or self._room(gpu)
+        actor = ray.remote(_Actor).options(num_cpus=1, num_gpus=1 if gpu else 0)
+        given = (load, open_store, settings, threads or torch.get_num_threads())
+        self._new: Callable[[], Any] = lambda: actor.remote(*given)
+        self._actors: list[Any] = [self._new() for _ in range(count)]
+        try:
+            met = [self._result(a.introduce.remote()) for a in self._actors]
+            for _, fingerprint in met:
+                self._check(fingerprint)
+        except BaseException:
+            self.close()
+            raise
+        self.pids = tuple(pid for pid, _ in met)
+
+    @property
+    def size(self) -> int:
+        """How many workers there are."""
+        return len(self._actors)
+
+    def run(
+        self, work: Callable[[Worker, Task], Result], tasks: Sequence[Task]
+    ) -> Iterator[tuple[Task, Result]]:
+        """Idle workers pull the next task; results come as they are done."""
+        waiting = deque((task, 0) for task in tasks)
+        idle = list(range(self.size))
+        busy: dict[Any, tuple[int, Task, int]] = {}
+
+        def send() -> None:
+            while waiting and idle:
+                i, (task, deaths) = idle.pop(), waiting.popleft()
+                busy[self._actors[i].do.remote(work, task)] = (i, task, deaths)
+
+        send()
+        while busy:
+            (done,), _ = self._ray.wait(list(busy), num_returns=1)
+            i, task, deaths = busy.pop(done)
+            idle.append(i)
+            try:
+                fingerprint, result = self._result(done)
+            except self._ray.exceptions.RayActorError as error:
+                self._replace(i, deaths + 1, error)
+                waiting.appendleft((task, deaths + 1))
+                send()
+                continue
+            self._check(fingerprint)
+            send()  # nobody waits while the result is looked at
+            yield task, result
+
+    def close(self) -> None:
+        """End the workers."""
+        for actor in self._actors:
+            self._ray.kill(actor)
+        self._actors = []
+        if self._owns:
+            self._ray.shutdown()
+
+    def __enter__(self) -> RayTeam:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    # -- inside --------------------------------------------------------------------------------
+
+    def _connect(self, cluster: Cluster) -> None:
+        options: dict[str, Any] = {"log_to_driver": False, "configure_logging": False}
+        if cluster.address is None:
+            options |= {"num_cpus": cluster.workers, "include_dashboard": False}
+            options |= {"object_store_memory": _OBJECTS}
+        else:
+            options |= {"address": cluster.address}
+        try:
+            self._ray.init(**options)
+        except Exception as error:  # a node that does not start in time is a plain Exception
+            first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+            raise ClusterError(
+                f"no Ray at {cluster.address or 'this machine'}: {first}; start one with ray start --head, "
+                "or use --cluster local"
+            ) from error
+
+    def _room(self, gpu: bool) -> int:
+        """A worker for every GPU of the cluster, or for every machine."""
+        if gpu:
+            count = int(self._ray.cluster_resources().get("GPU", 0))
+            if count < 1:
+                raise ClusterError("the cluster has no GPU: give --device cpu, or machines that have one")
+            return count
+        return max(1, sum(node["Alive"] for node in self._ray.nodes()))
+
+    def _result(self, reference: Any) -> Any:
+        try:
+            return self._ray.get(reference)
+        except self._ray.exceptions.RayTaskError as error:
+            raise error.cause from error  # what the worker raised, as it would be raised here
+
+    def _replace(self, i: int, deaths: int, error: Exception) -> None:
+        reason = " ".join(str(error).split())[:200]
+        if deaths >= DEATHS:
+            raise ClusterError(
+                f"one task has ended {deaths} workers ({reason}): what is stored stays; give workers more "
+                "memory, or run with --limit to find the window that does it"
+            ) from error
+        logger.warning("a worker died, its task is done again: %s", reason)
+        self.reruns += 1
+        self._actors[i] = self._new()
+
+    def _check(self, fingerprint: str) -> None:
+        self._fingerprint = self._fingerprint or fingerprint
+        if fingerprint != self._fingerprint:
+            raise ClusterError(
+                f"workers loaded different models ({self._fingerprint[:12]} and {fingerprint[:12]}): give "
+                "one directory all of them see, or the same files on every machine"
+            )

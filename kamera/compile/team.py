@@ -1,0 +1,49 @@
+"""A team of workers: who does a job's tasks, and in which order the results come back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Protocol, TypeVar
+
+from kamera.backbones import Backbone
+from kamera.compile.settings import Settings
+from kamera.compile.worker import Worker
+from kamera.store import ChunkStore
+
+Task = TypeVar("Task")
+Result = TypeVar("Result")
+
+
+class Team(Protocol):
+    """What a job needs of its workers.
+
+    ``size`` is how many there are, ``reruns`` how many tasks were done again because a worker died.
+    """
+
+    @property
+    def size(self) -> int: ...
+    @property
+    def reruns(self) -> int: ...
+
+    def run(
+        self, work: Callable[[Worker, Task], Result], tasks: Sequence[Task]
+    ) -> Iterator[tuple[Task, Result]]:
+        """Do each task on some worker; results come as they are done."""
+        ...
+
+
+class Here:
+    """A team of one, in this process; its window stays open from task to task."""
+
+    size = 1
+    reruns = 0
+
+    def __init__(self, backbone: Backbone, store: ChunkStore, settings: Settings) -> None:
+        self._worker = Worker(backbone, store, settings)
+
+    def run(
+        self, work: Callable[[Worker, Task], Result], tasks: Sequence[Task]
+    ) -> Iterator[tuple[Task, Result]]:
+        """Do the tasks in their order."""
+        for task in tasks:
+            yield task, work(self._worker, task)

@@ -1,0 +1,213 @@
+"""The file of a bundle: a zip without compression, every member of it accounted for in a manifest.
+
+No member is ever extracted to a path: what is read is looked up by a name of the store's own making.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import re
+import secrets
+import stat
+import struct
+import zipfile
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from kamera.errors import CorruptChunk, StoreError, StoreVersionError
+from kamera.store.records import canonical_json
+
+BUNDLE_VERSION = 1
+MANIFEST = "manifest.json"
+OBJECT = re.compile(r"objects/([0-9a-f]{64})\.safetensors")
+CERTIFICATE = re.compile(r"certificates/([0-9a-f]{16}-[A-Za-z0-9._-]{1,150}\.json)")
+
+_MANIFEST_LIMIT = 2**29
+# what `zipfile` raises for bytes that are no zip, or not all of one
+_UNREADABLE = (zipfile.BadZipFile, EOFError, NotImplementedError, RuntimeError, ValueError, struct.error)
+
+
+class Unfit(Exception):
+    """Why a member is not taken in."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One member as the manifest has it: its size in bytes and the BLAKE2b-256 of them."""
+
+    file: str
+    bytes: int
+    digest: str
+
+
+class ArchiveWriter:
+    """Members go in with `add`; the manifest is written by `written` at the end."""
+
+    def __init__(self, archive: zipfile.ZipFile) -> None:
+        self.entries: list[Entry] = []
+        self._archive = archive
+
+    def add(self, name: str, data: bytes) -> None:
+        """One more member."""
+        self.entries.append(Entry(name, len(data), _digest(data)))
+        self._write(name, data)
+
+    def finish(self) -> None:
+        """The manifest, behind everything it lists."""
+        body = canonical_json({"format": BUNDLE_VERSION, "members": [asdict(e) for e in self.entries]})
+        self._write(MANIFEST, json.dumps({"digest": _digest(body.encode()), "manifest": body}).encode())
+
+    def _write(self, name: str, data: bytes) -> None:
+        info = zipfile.ZipInfo(name)  # of 1980: the same objects make the same bundle
+        info.external_attr = (stat.S_IFREG | 0o600) << 16
+        self._archive.writestr(info, data)
+
+
+@contextlib.contextmanager
+def written(path: Path) -> Iterator[ArchiveWriter]:
+    """A new archive; it stands at ``path`` only when all of it is on the disk. Raises `StoreError`."""
+    with new_file(path) as file, zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
+        writer = ArchiveWriter(archive)
+        yield writer
+        writer.finish()
+
+
+@contextlib.contextmanager
+def new_file(path: Path) -> Iterator[Any]:
+    """A binary file for its owner alone, written aside and renamed. Raises `StoreError`."""
+    aside = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+    try:
+        try:
+            with open(os.open(aside, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600), "w+b") as file:
+                yield file
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(aside, path)
+            folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+            try:
+                os.fsync(folder)
+            finally:
+                os.close(folder)
+        finally:
+            aside.unlink(missing_ok=True)
+    except OSError as error:
+        raise StoreError(f"cannot write {str(path)!r}: {error}") from error
+
+
+class Archive:
+    """A bundle's file to read from. Open it with `opened`.
+
+    ``entries``: what the manifest lists, by name. ``refused``: members that no bundle has, or that the
+    manifest does not list, with the reason; none of them is ever read.
+    """
+
+    def __init__(self, archive: zipfile.ZipFile, path: Path) -> None:
+        self._archive = archive
+        self._members = {info.filename: info for info in archive.infolist()}
+        self.refused = _unfit(archive, path.stat().st_size)
+        self.entries = self._manifest(path)
+        for name in self._members.keys() - self.entries.keys() - {MANIFEST}:
+            self.refused.setdefault(name, "the manifest does not list it")
+
+    def read(self, name: str) -> bytes:
+        """The bytes the manifest speaks of. Raises `Unfit`."""
+        entry = self.entries[name]
+        if name in self.refused:
+            raise Unfit(self.refused[name])
+        if name not in self._members:
+            raise Unfit("it is missing")
+        if self._members[name].file_size != entry.bytes:
+            raise Unfit(f"{self._members[name].file_size} bytes, and the manifest says {entry.bytes}")
+        data = self._bytes(name)
+        if _digest(data) != entry.digest:
+            raise Unfit("damaged: not the bytes the manifest speaks of")
+        return data
+
+    def _manifest(self, path: Path) -> dict[str, Entry]:
+        try:
+            if MANIFEST in self.refused:
+                raise Unfit(self.refused[MANIFEST])
+            if self._members[MANIFEST].file_size > _MANIFEST_LIMIT:
+                raise Unfit(f"it is over {_MANIFEST_LIMIT} bytes")
+            sealed = json.loads(self._bytes(MANIFEST))
+            body = sealed["manifest"]
+            if _digest(body.encode()) != sealed["digest"]:
+                raise Unfit("its digest does not match")
+            manifest = json.loads(body)
+            version = manifest["format"]
+            if type(version) is int and version > BUNDLE_VERSION:
+                raise StoreVersionError(
+                    f"{str(path)!r} is a bundle of format {version}, this version reads up to "
+                    f"{BUNDLE_VERSION}: upgrade kamera"
+                )
+            return _entries(manifest["members"])
+        except (Unfit, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            raise CorruptChunk(f"{str(path)!r}: no manifest, or a damaged one: {error}") from None
+
+    def _bytes(self, name: str) -> bytes:
+        try:
+            return self._archive.read(self._members[name])
+        except (*_UNREADABLE, OSError) as error:
+            raise Unfit(f"damaged: {error}") from None
+
+
+@contextlib.contextmanager
+def opened(path: Path) -> Iterator[Archive]:
+    """The bundle at ``path``.
+
+    Raises `StoreError` when it cannot be read, `CorruptChunk` for what is no bundle or has a damaged
+    manifest, `StoreVersionError` for one of a newer format.
+    """
+    try:
+        archive = zipfile.ZipFile(path)
+    except OSError as error:
+        raise StoreError(f"cannot read the bundle {str(path)!r}: {error}") from error
+    except _UNREADABLE as error:
+        raise CorruptChunk(f"{str(path)!r} is no bundle, or not all of one: {error}") from error
+    with archive:
+        yield Archive(archive, path)
+
+
+def _entries(members: list[Mapping[str, Any]]) -> dict[str, Entry]:
+    entries = {member["file"]: Entry(**member) for member in members}
+    for e in entries.values():
+        if not (isinstance(e.file, str) and type(e.bytes) is int and isinstance(e.digest, str)):
+            raise Unfit(f"an entry makes no sense: {e}")
+        if not (OBJECT.fullmatch(e.file) or CERTIFICATE.fullmatch(e.file)):
+            raise Unfit(f"it lists {e.file!r}, which no bundle has")
+    if len(entries) != len(members):
+        raise Unfit("it lists a member twice")
+    return entries
+
+
+def _unfit(archive: zipfile.ZipFile, total: int) -> dict[str, str]:
+    """Members that no bundle has, by name."""
+    counts = Counter(info.filename for info in archive.infolist())
+    return {
+        info.filename: why
+        for info in archive.infolist()
+        if (why := "there is more than one" if counts[info.filename] > 1 else _why_unfit(info, total))
+    }
+
+
+def _why_unfit(info: zipfile.ZipInfo, total: int) -> str | None:
+    name = info.orig_filename
+    if name != MANIFEST and not OBJECT.fullmatch(name) and not CERTIFICATE.fullmatch(name):
+        return "no bundle has a member of this name"
+    if stat.S_IFMT(info.external_attr >> 16) not in (0, stat.S_IFREG):
+        return "it is a link or no file"
+    if info.compress_type != zipfile.ZIP_STORED or info.flag_bits & 1:
+        return "it is compressed or encrypted, and no member of a bundle is"
+    if info.file_size != info.compress_size or info.file_size > total:
+        return f"it claims {info.file_size} bytes, more than there are"
+    return None
+
+
+def _digest(data: bytes) -> str:
+    return hashlib.blake2b(data, digest_size=32).hexdigest()

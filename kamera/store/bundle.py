@@ -1,0 +1,203 @@
+"""Bundles: chunks, patches and certificates in one file, verified piece by piece on the way in.
+
+The objects of a bundle are plain and of no tenant, whoever exported them. A store takes them in under
+its own tenant, names, secret and keys. `docs/store-format.md` specifies the file.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from kamera.errors import CorruptChunk, StoreVersionError, UnknownChunk, WrongKey
+from kamera.store import format as object_format
+from kamera.store.archive import CERTIFICATE, OBJECT, Archive, Unfit, new_file, opened, written
+from kamera.store.info import ObjectInfo
+from kamera.store.records import CanonicalRecord, PatchRecord
+
+if TYPE_CHECKING:
+    from kamera.store.store import ChunkStore
+
+Progress = Callable[[int, int], None]
+"""Told how many objects are done, and of how many."""
+
+_CERTIFICATE_LIMIT = 2**20  # bytes
+
+
+@dataclass(frozen=True)
+class Exported:
+    """What a bundle holds, and one line for each object that could not be read and is not in it."""
+
+    path: str
+    bytes: int
+    canonicals: int
+    patches: int
+    certificates: int
+    refused: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Imported:
+    """What became of a bundle's members.
+
+    ``canonicals``, ``patches``, ``certificates``: how many are new here. ``present``: how many were here
+    already and stayed as they were. ``refused``: one line, member and reason, for each other one.
+    """
+
+    canonicals: int
+    patches: int
+    certificates: int
+    present: int
+    refused: tuple[str, ...]
+
+
+def export_bundle(
+    store: ChunkStore,
+    path: str | os.PathLike[str],
+    chunks: Sequence[str] | None,
+    certificates: bool,
+    progress: Progress,
+) -> Exported:
+    """`ChunkStore.export_bundle`."""
+    chosen = _chosen(store, chunks)
+    refused: list[str] = []
+    counts: Counter[str] = Counter()
+    with written(Path(path)) as bundle:
+        for done, info in enumerate(chosen, 1):
+            try:
+                record = _get(store, info)
+            except (CorruptChunk, StoreVersionError, WrongKey) as error:
+                refused.append(str(error))
+                record = None
+            if record is not None:  # it may have been deleted since it was listed
+                record = _of_tenant(record, "")
+                data = object_format.encode(record, info.created)
+                bundle.add(f"objects/{record.key}.safetensors", data)
+                counts[_plural(record)] += 1
+            progress(done, len(chosen))
+        if certificates:
+            for name, data in _certificates(store, {info.context.fingerprint for info in chosen}):
+                bundle.add(f"certificates/{name}", data)
+                counts["certificates"] += 1
+    return Exported(
+        path=str(path),
+        bytes=os.stat(path).st_size,
+        canonicals=counts["canonicals"],
+        patches=counts["patches"],
+        certificates=counts["certificates"],
+        refused=tuple(refused),
+    )
+
+
+def import_bundle(
+    store: ChunkStore, path: str | os.PathLike[str], certificates: bool, progress: Progress
+) -> Imported:
+    """`ChunkStore.import_bundle`."""
+    counts: Counter[str] = Counter()
+    with opened(Path(path)) as bundle:
+        refused = dict(bundle.refused)
+        objects = [name for name in bundle.entries if OBJECT.fullmatch(name)]
+        for done, name in enumerate(objects, 1):
+            try:
+                counts[_put(store, _record(bundle, name))] += 1
+            except (CorruptChunk, StoreVersionError, Unfit) as error:
+                refused[name] = str(error).removeprefix(f"{name}: ")
+            progress(done, len(objects))
+        for name in bundle.entries if certificates else ():
+            match = CERTIFICATE.fullmatch(name)
+            try:
+                if match is not None:
+                    counts[_put_certificate(store, match.group(1), bundle.read(name))] += 1
+            except Unfit as error:
+                refused[name] = str(error)
+    return Imported(
+        canonicals=counts["canonicals"],
+        patches=counts["patches"],
+        certificates=counts["certificates"],
+        present=counts["present"],
+        # a name from outside may hold anything
+        refused=tuple(f"{name!r}: {why}" for name, why in sorted(refused.items())),
+    )
+
+
+def _chosen(store: ChunkStore, chunks: Sequence[str] | None) -> list[ObjectInfo]:
+    """All objects; or of some chunks the canonicals, and the patches behind no other chunk."""
+    listed = store.ls()
+    if chunks is None:
+        return listed
+    wanted = set(chunks)
+    missing = wanted - {info.chunk_id for info in listed if info.kind == "canonical"}
+    if missing:
+        raise UnknownChunk(f"no chunk {min(missing)!r} in {store!r}: nothing was exported")
+    return [i for i in listed if i.chunk_id in wanted and wanted.issuperset(i.antecedents)]
+
+
+def _get(store: ChunkStore, info: ObjectInfo) -> CanonicalRecord | PatchRecord | None:
+    if info.kind == "canonical":
+        return store.get_canonical(info.context, info.chunk_id)
+    return store.get_patch(info.context, info.chunk_id, info.antecedents, info.kind)
+
+
+def _record(bundle: Archive, name: str) -> CanonicalRecord | PatchRecord:
+    data = bundle.read(name)
+    record = object_format.decode(data, name.partition("/")[2].partition(".")[0], name)
+    if record.context.tenant:
+        raise Unfit("foreign: it is of a tenant, and the objects of a bundle are of none")
+    return record
+
+
+def _put(store: ChunkStore, record: CanonicalRecord | PatchRecord) -> str:
+    """What to count: an object that is here is never replaced by one from outside."""
+    record = _of_tenant(record, store.tenant)
+    if isinstance(record, CanonicalRecord):
+        if store.has_canonical(record.context, record.chunk_id):
+            return "present"
+        store.put_canonical(record)
+    else:
+        if store.has_patch(record.context, record.chunk_id, record.antecedents, record.kind):
+            return "present"
+        store.put_patch(record)
+    return _plural(record)
+
+
+def _of_tenant(record: CanonicalRecord | PatchRecord, tenant: str) -> CanonicalRecord | PatchRecord:
+    return replace(record, context=replace(record.context, tenant=tenant))
+
+
+def _plural(record: CanonicalRecord | PatchRecord) -> str:
+    return "canonicals" if isinstance(record, CanonicalRecord) else "patches"
+
+
+def _certificates(store: ChunkStore, fingerprints: set[str]) -> Iterator[tuple[str, bytes]]:
+    """Certificates of these backbones that lie beside the store; a link is none."""
+    backbones = {fingerprint[:16] for fingerprint in fingerprints}
+    seen: set[str] = set()
+    for path in (path for folder in store.certificates for path in sorted(folder.glob("*.json"))):
+        fits = CERTIFICATE.fullmatch(f"certificates/{path.name}") and not path.is_symlink()
+        if fits and path.name[:16] in backbones and path.name not in seen:
+            seen.add(path.name)
+            yield path.name, path.read_bytes()
+
+
+def _put_certificate(store: ChunkStore, name: str, data: bytes) -> str:
+    """Lay it where windows look for it; whether it serves is judged there, when it is used."""
+    if len(data) > _CERTIFICATE_LIMIT:
+        raise Unfit(f"{len(data)} bytes are no certificate")
+    if not store.certificates:
+        raise Unfit("this store has no folder for certificates")
+    target = store.certificates[0] / name
+    try:
+        target.parent.mkdir(mode=0o700, exist_ok=True)
+        if not target.exists():
+            with new_file(target) as file:
+                file.write(data)
+            return "certificates"
+        if target.read_bytes() == data:
+            return "present"
+    except OSError as error:
+        raise Unfit(f"it cannot be written: {error}") from None
+    raise Unfit("another certificate of this name is here")

@@ -1,0 +1,92 @@
+"""A directory in front of a remote: what of it may leave, and when."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Collection
+
+from kamera.errors import StoreError
+from kamera.store.disk import DiskTier
+from kamera.store.index import Weighed
+from kamera.store.ledger import LEDGER, Ledger
+
+logger = logging.getLogger(__name__)
+
+_SLACK = 0.9  # of the limit is left after a trim, so that not every object causes one
+
+
+class DiskCache:
+    """Keeps ``disk`` below ``limit`` bytes (None: no limit). Safe to use from threads and processes.
+
+    Only what the remote ``url`` confirmed leaves, and nothing that ``pinned`` names. Raises
+    `StoreError` if the directory is the cache of another remote.
+    """
+
+    def __init__(
+        self, disk: DiskTier, url: str, limit: int | None, pinned: Callable[[], Collection[str]]
+    ) -> None:
+        self._disk = disk
+        self._limit = limit
+        self._pinned = pinned
+        self._ledger = Ledger(disk.root / LEDGER, url)
+        self._lock = threading.Lock()
+        self._bytes = 0
+        self._stuck = False  # nothing more may leave until the remote has more
+        self._trim()
+
+    def unsent(self, tenant: str) -> list[str]:
+        """The tenant's objects whose files the remote did not confirm, oldest first."""
+        sent = self._ledger.stamps()
+        rows = [row for row in self._disk.index.weighed(tenant) if sent.get(row.key) != row.stamp]
+        return [row.key for row in sorted(rows, key=lambda row: (row.created, row.key))]
+
+    def sent(self, name: str, stamp: str) -> None:
+        """The remote has the file of ``stamp``."""
+        self._ledger.add(name, stamp)
+        with self._lock:
+            self._stuck = False
+
+    def gone(self, name: str) -> None:
+        """The file was deleted."""
+        self._ledger.drop(name)
+
+    def grew(self, count: int) -> None:
+        """``count`` bytes were written to the disk: evict what may go, if it is too much now."""
+        with self._lock:
+            self._bytes += count
+            if self._limit is None or self._bytes <= self._limit or self._stuck:
+                return
+        self._trim()
+
+    def close(self) -> None:
+        """Close the ledger."""
+        self._ledger.close()
+
+    def _trim(self) -> None:
+        limit = self._limit
+        if limit is None:
+            return
+        with self._lock:
+            try:
+                rows = list(self._disk.index.weighed())  # other processes write here too
+                self._bytes = sum(row.bytes for row in rows)
+                if self._bytes > limit:
+                    self._evict(rows, int(limit * _SLACK))
+                    self._stuck = self._bytes > limit
+            except StoreError as error:  # one that is too large still serves
+                logger.warning("the cache %s is not trimmed: %s", self._disk.root, error)
+
+    def _evict(self, rows: list[Weighed], target: int) -> None:
+        sent, pinned = self._ledger.stamps(), self._pinned()
+        for row in sorted(rows, key=_last_use):
+            if self._bytes <= target:
+                return
+            if sent.get(row.key) == row.stamp and row.key not in pinned:
+                if self._disk.evict(row.key, row.stamp):
+                    self._bytes -= row.bytes
+                self._ledger.drop(row.key)
+
+
+def _last_use(row: Weighed) -> float:
+    return row.created if row.used is None else row.used

@@ -1,0 +1,68 @@
+"""Claims: one writer at a time for each object, and a trace of whoever dies with one.
+
+A claim is a locked file in ``tmp/``. The system frees the lock with the process, however it ends;
+the file stays, and tells the next one to set the object's row right.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import time
+
+from kamera.store.folder import Folder
+
+LOCK = ".lock"
+"""What the name of a claim's file ends in, behind the object's name."""
+
+_LONGEST_PAUSE = 0.05  # seconds between two tries
+
+
+class Claim:
+    """The right to write one object; ``interrupted`` if whoever had it before never let go."""
+
+    def __init__(self, folder: Folder, file: str, descriptor: int, interrupted: bool) -> None:
+        self.interrupted = interrupted
+        self._folder = folder
+        self._file = file
+        self._descriptor = descriptor
+
+    def settle(self) -> None:
+        """The object and its row agree: nobody has to look after them. Before `close`."""
+        self._folder.remove(self._file)
+
+    def close(self) -> None:
+        """Let the next one in."""
+        try:
+            # in words, as a process forked meanwhile holds the descriptor too
+            fcntl.flock(self._descriptor, fcntl.LOCK_UN)
+        finally:
+            os.close(self._descriptor)
+
+
+def claim(folder: Folder, name: str, seconds: float) -> Claim | None:
+    """Claim the object ``name``; None if another has it for longer than ``seconds``.
+
+    Excludes threads as well as processes, and the same thread twice. Raises `OSError`.
+    """
+    file = f"{name}{LOCK}"
+    deadline = time.monotonic() + seconds
+    pause = 0.001
+    while True:
+        descriptor, made = folder.lockable(file)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            mine, there = os.fstat(descriptor), folder.status(file)
+            if there is not None and (there.st_dev, there.st_ino) == (mine.st_dev, mine.st_ino):
+                taken, descriptor = descriptor, -1
+                return Claim(folder, file, taken, interrupted=not made)
+            # whoever had it is done, and took its file away while this one waited
+            continue
+        except BlockingIOError:
+            if time.monotonic() >= deadline:
+                return None
+        finally:
+            if descriptor >= 0:
+                os.close(descriptor)
+        time.sleep(pause)
+        pause = min(2 * pause, _LONGEST_PAUSE)

@@ -1,0 +1,192 @@
+"""Forgetting a chunk: everything that was made of it leaves, and a second look says what is left.
+
+Both looks read the headers of the files themselves, not the index, which could be wrong about them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import NamedTuple
+
+from kamera.errors import CorruptChunk, StoreVersionError, WrongKey
+from kamera.store.codec import Codec
+from kamera.store.disk import DiskTier
+from kamera.store.folder import Folder, NotAFile
+from kamera.store.info import ObjectInfo
+from kamera.store.keys import Context, canonical_key
+from kamera.store.pins import PINS, Pins
+from kamera.store.remote import RemoteTier
+from kamera.store.search import Search
+from kamera.store.tiers import Tiers
+
+_UNREADABLE = (CorruptChunk, StoreVersionError, WrongKey)
+
+
+@dataclass(frozen=True)
+class Forgotten:
+    """What left with a chunk, and what of it is left.
+
+    ``removed``: names of the objects that are gone. ``copies``: how many damaged copies left the
+    quarantine. ``left``: one line for each place that still holds the chunk, or may hold it because
+    what lies there cannot be read. Empty: this store holds nothing of it.
+    """
+
+    chunk_id: str
+    removed: tuple[str, ...]
+    copies: int
+    left: tuple[str, ...]
+
+
+class _Trace(NamedTuple):
+    """A place where the chunk is, or may be: then nothing is removed (``remove`` is None)."""
+
+    where: str
+    name: str
+    remove: Callable[[], object] | None
+    is_copy: bool = False
+
+
+def forget(tiers: Tiers, search: Search, codec: Codec, tenant: str, chunk_id: str) -> Forgotten:
+    """Remove a chunk's canonicals and patches, and the patches of other chunks formed behind it.
+
+    Raises `RemoteUnavailable` when a remote does not answer; run it again then.
+    """
+    look = _Look(tiers, search, codec, tenant, chunk_id)
+    found = [trace for trace in look.traces() if trace.remove is not None]
+    for trace in found:
+        assert trace.remove is not None
+        trace.remove()
+    # by name as well: of a copy or an embedding the header may be gone
+    names = look.names | {trace.name for trace in found}
+    search.drop(names)
+    if tiers.disk is not None:
+        Pins(tiers.disk.root / PINS).unpin(names)
+        tiers.disk.index.scrub()
+    look = _Look(tiers, search, codec, tenant, chunk_id, names)
+    return Forgotten(
+        chunk_id=chunk_id,
+        removed=tuple(sorted({trace.name for trace in found if not trace.is_copy})),
+        copies=sum(trace.is_copy for trace in found),
+        left=tuple(dict.fromkeys(trace.where for trace in look.traces())),
+    )
+
+
+class _Look:
+    """One look through all places.
+
+    ``names``: what the chunk's objects are called, as far as is known: those found, and its canonicals
+    under every context that the store has anything of.
+    """
+
+    def __init__(
+        self,
+        tiers: Tiers,
+        search: Search,
+        codec: Codec,
+        tenant: str,
+        chunk_id: str,
+        names: Iterable[str] = (),
+    ) -> None:
+        self.names = set(names)
+        self._tiers = tiers
+        self._search = search
+        self._codec = codec
+        self._tenant = tenant
+        self._chunk_id = chunk_id
+        self._contexts: set[Context] = set()
+
+    def traces(self) -> Iterator[_Trace]:
+        """Where it is, the objects first: what they are called tells more about the rest."""
+        yield from self._in_memory()
+        if self._tiers.remote is not None:
+            yield from self._in_remote(self._tiers.remote)
+        if self._tiers.disk is not None:
+            yield from self._on_disk(self._tiers.disk)
+        for name in self._search.kept(self.names):
+            yield _Trace(f"the embedding of {name}", name, partial(self._search.drop, [name]))
+
+    def _in_memory(self) -> Iterator[_Trace]:
+        for info in self._tiers.memory.infos():
+            if self._is_of(info):
+                yield self._object(f"object {info.key} in memory", info.key)
+
+    def _on_disk(self, disk: DiskTier) -> Iterator[_Trace]:
+        disk.collect()  # what writers that died left aside
+        for name in disk.names():
+            try:
+                info = disk.header(name)
+            except CorruptChunk:
+                with contextlib.suppress(*_UNREADABLE):
+                    disk.read(name)  # sets it aside: it is looked at there
+            except (StoreVersionError, WrongKey) as error:
+                yield _Trace(f"object {name} cannot be read: {error}", name, None)
+            else:
+                if info is not None and self._is_of(info):
+                    yield self._object(f"object {name}", name)
+        for row in disk.index.iterate(tenant=self._tenant):
+            if self._is_of(row):
+                yield _Trace(f"the row of {row.key}", row.key, partial(disk.index.drop, row.key))
+        with Folder.at(disk.root) as root:
+            with root.sub("quarantine") as folder:
+                for copy in disk.quarantined():
+                    mine = self._header(folder, copy.file, copy.name)
+                    drop = partial(disk.drop_quarantined, copy.file)
+                    if mine:
+                        yield _Trace(f"quarantine/{copy.file}", copy.name, drop, is_copy=True)
+                    elif mine is None:
+                        yield _Trace(f"quarantine/{copy.file} cannot be read", copy.name, None)
+            with root.sub("tmp") as folder:
+                for file in folder.names():
+                    name = file.partition(".")[0]
+                    if self._header(folder, file, name):
+                        yield _Trace(f"tmp/{file}, which is being written", name, None)
+
+    def _in_remote(self, remote: RemoteTier) -> Iterator[_Trace]:
+        readable = {info.key: info for info in remote.infos()}
+        for name in remote.names():
+            info = readable.get(name)
+            if info is None:
+                yield _Trace(f"object {name} of {remote.url} cannot be read", name, None)
+            elif self._is_of(info):
+                yield self._object(f"object {name} of {remote.url}", name)
+        for copy in remote.quarantined():
+            name = copy.partition(".")[0]
+            held = remote.quarantined_info(copy)
+            where = f"{remote.url} quarantine/{copy}"
+            if name in self.names or (held is not None and self._is_of(held)):
+                yield _Trace(where, name, partial(remote.purge, copy), is_copy=True)
+            elif held is None:
+                yield _Trace(f"{where} cannot be read", name, None)
+
+    def _object(self, where: str, name: str) -> _Trace:
+        return _Trace(where, name, partial(self._tiers.delete, name))
+
+    def _header(self, folder: Folder, file: str, name: str) -> bool | None:
+        """Whether a file that lies aside is of the chunk; None if that cannot be read."""
+        if name in self.names:
+            return True
+        try:
+            with (
+                folder.reading(file) as (descriptor, status),
+                open(descriptor, "rb", closefd=False) as opened,
+            ):
+                info = self._codec.read_info(opened, status.st_size, name, file)
+        except FileNotFoundError:
+            return False
+        except (*_UNREADABLE, NotAFile):
+            return None
+        return self._is_of(info)
+
+    def _is_of(self, info: ObjectInfo) -> bool:
+        if info.context.tenant != self._tenant:
+            return False
+        if info.context not in self._contexts:
+            self._contexts.add(info.context)
+            self.names.add(self._codec.name(canonical_key(info.context, self._chunk_id)))
+        if self._chunk_id not in (info.chunk_id, *info.antecedents):
+            return False
+        self.names.add(info.key)
+        return True

@@ -1,0 +1,209 @@
+"""Which objects leave when a store has to become smaller: those that save the least recompute per byte.
+
+The value of an object is what it saves when it is used, times how much it is used:
+
+    saved = tokens × 1.5   a canonical: the forward behind the anchor, and the vision tower (half of one)
+            tokens × 1     a patch: the conditioned forward
+    used  = 2^(−age / half-life) + Σ over its uses of 2^(−(time since) / half-life)
+    value = saved × used
+
+A patch serves only together with its canonical, so a canonical can leave only with all its patches;
+it is weighed with them: Σ value / Σ bytes. Whatever has the least value per byte leaves first, until
+the rest fits. A patch without its canonical is worth nothing and leaves always. What is pinned stays,
+and so does the canonical of a pinned patch.
+"""
+
+from __future__ import annotations
+
+import heapq
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+
+from kamera.store.disk import DiskTier
+from kamera.store.index import Weighed, decayed
+from kamera.store.info import Collected, Removed
+from kamera.store.pins import PINS, Pins
+
+CANONICAL_COST = 1.5
+"""Forwards of the language model per token that a canonical saves; the vision tower counts as half."""
+
+PATCH_COST = 1.0
+"""The same of a patch."""
+
+
+class Victim(NamedTuple):
+    """An object that is to leave, and why."""
+
+    object: Weighed
+    reason: str
+
+
+def value(found: Weighed, now: float) -> float:
+    """Tokens whose recompute an object saves, weighted by its use up to ``now`` (seconds since 1970)."""
+    saved = found.tokens * (CANONICAL_COST if found.kind == "canonical" else PATCH_COST)
+    used = decayed(1.0, found.created, now)
+    if found.used is not None:
+        used += decayed(found.uses, found.used, now)
+    return saved * used
+
+
+def choose(
+    objects: Iterable[Weighed], pinned: Collection[str], max_bytes: int | None, now: float
+) -> Iterator[Victim]:
+    """The objects that leave, in order, so that the rest is at most ``max_bytes`` (None: any number).
+
+    ``pinned``: names that stay. Less than that is not reached when what is pinned is larger.
+    """
+    groups: dict[tuple[str, ...], _Group] = {}
+    total = 0
+    for found in objects:
+        key = (found.chunk_id, found.fingerprint, found.anchor, found.tenant, found.kv)
+        groups.setdefault(key, _Group()).add(found, found.key in pinned, now)
+        total += found.bytes
+    for group in groups.values():
+        if group.canonical is None:
+            for orphan in group.loose():
+                group.take(orphan)
+                total -= orphan.bytes
+                yield Victim(orphan, "its canonical is gone")
+    if max_bytes is None:
+        return
+    queue = list(_offers(groups.values()))
+    heapq.heapify(queue)
+    while total > max_bytes and queue:
+        offer = heapq.heappop(queue)
+        group = offer.group
+        if offer.patch is None:
+            if offer.size != len(group.values):
+                continue  # a patch has left since: it was offered anew
+            # the canonical last: whoever is interrupted leaves no patch without one
+            leaving = sorted(group.objects.values(), key=lambda found: found.kind == "canonical")
+        elif offer.patch.key in group.objects:
+            leaving = [offer.patch]
+        else:
+            continue
+        for found in leaving:
+            group.take(found)
+            total -= found.bytes
+            yield Victim(found, "least value per byte")
+        if group.objects and not group.kept:
+            heapq.heappush(queue, group.offer())
+
+
+def clean(
+    disk: DiskTier,
+    tenant: str | None,
+    max_bytes: int | None,
+    quarantine_age: float | None = None,
+    dry_run: bool = False,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> Collected:
+    """Collect a tenant's objects (None: everyone's), files of dead writers, and old quarantine copies.
+
+    ``quarantine_age`` in seconds; None leaves every copy where it is. ``progress`` is called with
+    objects gone and to go.
+    """
+    now = time.time()
+    pinned = {pin.name for pin in Pins(disk.root / PINS).list()}
+    found = list(disk.index.weighed(tenant))
+    report = collect(found, pinned, max_bytes, lambda o: dry_run or disk.evict(o.key, o.stamp), now, progress)
+    if quarantine_age is None:
+        old = []
+    else:
+        old = [copy.file for copy in disk.quarantined() if copy.when < now - quarantine_age]
+    return replace(
+        report,
+        leftovers=0 if dry_run else disk.collect(),
+        quarantined=len(old) if dry_run else sum(disk.drop_quarantined(file) for file in old),
+    )
+
+
+def collect(
+    objects: list[Weighed],
+    pinned: Collection[str],
+    max_bytes: int | None,
+    evict: Callable[[Weighed], bool],
+    now: float,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> Collected:
+    """Let what `choose` chooses leave by ``evict`` (False: it was replaced meanwhile and stays)."""
+    removed = []
+    victims = list(choose(objects, pinned, max_bytes, now))
+    for done, (found, reason) in enumerate(victims, 1):
+        if evict(found):
+            removed.append(Removed(found.key, found.kind, found.bytes, value(found, now), reason))
+        progress(done, len(victims))
+    before = sum(found.bytes for found in objects)
+    return Collected(
+        objects_before=len(objects),
+        bytes_before=before,
+        objects_after=len(objects) - len(removed),
+        bytes_after=before - sum(gone.bytes for gone in removed),
+        removed=tuple(removed),
+    )
+
+
+class _Offer(NamedTuple):
+    """A patch, or a canonical with all its ``size`` - 1 patches, and what it is worth per byte."""
+
+    density: float
+    created: float
+    name: str
+    size: int
+    group: _Group
+    patch: Weighed | None
+
+    def __lt__(self, other: tuple[object, ...]) -> bool:
+        return self[:4] < other[:4]
+
+
+@dataclass
+class _Group:
+    """A canonical and its patches."""
+
+    canonical: Weighed | None = None
+    kept: bool = False  # something of it is pinned
+    objects: dict[str, Weighed] = field(default_factory=dict)
+    values: dict[str, float] = field(default_factory=dict)
+    pinned: set[str] = field(default_factory=set)
+    bytes: int = 0
+    value: float = 0.0
+
+    def add(self, found: Weighed, pinned: bool, now: float) -> None:
+        if found.kind == "canonical":
+            self.canonical = found
+        if pinned:
+            self.kept = True
+            self.pinned.add(found.key)
+        self.objects[found.key] = found
+        self.values[found.key] = value(found, now)
+        self.bytes += found.bytes
+        self.value += self.values[found.key]
+
+    def take(self, found: Weighed) -> None:
+        del self.objects[found.key]
+        self.bytes -= found.bytes
+        self.value -= self.values.pop(found.key)
+
+    def loose(self) -> list[Weighed]:
+        """Patches that may leave alone."""
+        return [o for o in self.objects.values() if o.kind != "canonical" and o.key not in self.pinned]
+
+    def offer(self) -> _Offer:
+        """All of it."""
+        assert self.canonical is not None
+        density = self.value / max(1, self.bytes)
+        return _Offer(density, self.canonical.created, self.canonical.key, len(self.objects), self, None)
+
+
+def _offers(groups: Iterable[_Group]) -> Iterator[_Offer]:
+    for group in groups:
+        if group.canonical is None:
+            continue
+        for patch in group.loose():
+            density = group.values[patch.key] / max(1, patch.bytes)
+            yield _Offer(density, patch.created, patch.key, 1, group, patch)
+        if not group.kept:
+            yield group.offer()

@@ -1,0 +1,75 @@
+"""The file that makes a directory a store, and says what kind of store."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import secrets
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from kamera.errors import StoreError, StoreVersionError
+from kamera.store.folder import Folder
+
+MARKER = "kamera-store.json"
+ASIDE = ".kamera."
+"""What the name of a marker that is being written starts with."""
+
+
+def open_directory(root: Path, wanted: Mapping[str, Any]) -> Folder:
+    """The store directory ``root``, whose marker says ``wanted``; made if it is empty or absent.
+
+    Raises `StoreError` for a directory of anything else, `StoreVersionError` for one of a newer
+    format; both are left untouched. `OSError` as the system does.
+    """
+    with contextlib.suppress(FileNotFoundError):
+        folder = Folder.at(root)
+        try:
+            _check(root, folder.read(MARKER)[0], wanted)
+            return folder
+        except FileNotFoundError:
+            strangers = [name for name in folder.names() if not name.startswith(".kamera")]
+        if strangers:
+            raise StoreError(
+                f"{root} is not empty and no kamera store (no {MARKER}): give an empty or new directory"
+            )
+    root.mkdir(mode=0o700, parents=True, exist_ok=True)
+    folder = Folder.at(root)
+    # the marker comes first, so that a store half made is never taken for a stranger's folder
+    aside = f"{ASIDE}{os.getpid()}.{secrets.token_hex(8)}"
+    try:
+        folder.create(aside, _text(wanted))
+        folder.move(aside, folder, MARKER)
+    finally:
+        folder.remove(aside)
+    folder.sync()
+    with Folder.at(root.parent) as parent:
+        parent.sync()
+    return folder
+
+
+def _check(root: Path, text: bytes, wanted: Mapping[str, Any]) -> None:
+    place = root / MARKER
+    try:
+        found = json.loads(text)
+        version = found["format"]
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise StoreError(f"{place} is damaged ({error}); restore it: {_text(wanted).decode()}") from error
+    if type(version) is not int or version < 1:
+        raise StoreError(f"{place} is damaged ({version!r}); restore it: {_text(wanted).decode()}")
+    if version > wanted["format"]:
+        raise StoreVersionError(
+            f"{root} is a store of format {version}, this version reads up to {wanted['format']} here; "
+            "upgrade kamera, or give the secret the store was made with"
+        )
+    if found != dict(wanted):
+        raise StoreError(
+            f"{root} was made as {json.dumps(found)}, not as {json.dumps(dict(wanted))}: "
+            "open it as it was made"
+        )
+
+
+def _text(wanted: Mapping[str, Any]) -> bytes:
+    return json.dumps(dict(wanted)).encode()

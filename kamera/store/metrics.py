@@ -1,0 +1,193 @@
+"""What a store counts for Prometheus, when it is asked to; `docs/operations.md` says what to watch.
+
+Nothing is counted without a `Metrics`, and no label holds an id, a text or a path below the store's.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+from kamera.errors import CorruptChunk, ForeignObject, KameraError, StoreError, StoreVersionError, WrongKey
+from kamera.store.info import StoreStats
+
+if TYPE_CHECKING:
+    from prometheus_client import CollectorRegistry
+    from prometheus_client.metrics_core import Metric
+
+Found = TypeVar("Found")
+Done = TypeVar("Done")
+
+MISSES = ("absent", "corrupt", "foreign", "wrong_key", "newer_format", "remote_dead", "failed")
+"""Why a look-up had nothing to serve. ``remote_dead``: it may be in the remote, which does not answer."""
+
+_REFUSALS: dict[type[KameraError], str] = {
+    ForeignObject: "foreign",
+    CorruptChunk: "corrupt",
+    WrongKey: "wrong_key",
+    StoreVersionError: "newer_format",
+}
+_SECONDS = (0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
+
+
+class Watched(Protocol):
+    """What tells of its tiers: a `ChunkStore`."""
+
+    url: str
+
+    def stats(self) -> StoreStats: ...
+
+
+class Silent:
+    """Counts nothing: what a store has unless it is given a `Metrics`."""
+
+    def lookup(self, get: Callable[[], Found], remote_down: Callable[[], bool]) -> Found:
+        """The outcome of ``get`` (None: a miss), counted and timed."""
+        return get()
+
+    def write(self, put: Callable[[], Done]) -> Done:
+        """The outcome of ``put``, timed."""
+        return put()
+
+    def served(self, guarantee: str, computed: bool) -> None:
+        """A chunk was brought into a window with this guarantee; ``computed``: by a forward."""
+
+    def watch(self, store: Watched) -> None:
+        """Tell of ``store``'s tiers too, as long as it is open."""
+
+
+class Metrics(Silent):
+    """Counters and histograms in a Prometheus registry (default: the global one).
+
+    One may be given to several stores. Raises `StoreError` without ``prometheus-client``
+    (``kamera[metrics]``), `ValueError` for a registry that has Kamera's metrics already.
+    """
+
+    def __init__(self, registry: CollectorRegistry | None = None) -> None:
+        try:
+            import prometheus_client as prometheus
+        except ImportError:
+            raise StoreError("metrics need prometheus-client: pip install 'kamera[metrics]'") from None
+        registry = prometheus.REGISTRY if registry is None else registry
+        counter, histogram = prometheus.Counter, prometheus.Histogram
+        self._served = counter(
+            "kamera_chunks_served",
+            "Chunks brought to a place in a window, by guarantee: from a copy, or by a forward there",
+            ["guarantee", "source"],
+            registry=registry,
+        )
+        self._hits = counter(
+            "kamera_store_hits", "Objects found and verified, by kind", ["kind"], registry=registry
+        )
+        self._misses = counter(
+            "kamera_store_misses", "Look-ups with nothing to serve, by reason", ["reason"], registry=registry
+        )
+        self._refusals = counter(
+            "kamera_store_integrity_refusals",
+            "Objects that were there and refused, by reason",
+            ["reason"],
+            registry=registry,
+        )
+        self._get = histogram(
+            "kamera_store_get_seconds", "Look-ups", ["outcome"], buckets=_SECONDS, registry=registry
+        )
+        self._put = histogram("kamera_store_put_seconds", "Writes", buckets=_SECONDS, registry=registry)
+        for reason in MISSES:  # a rate needs a zero to start from
+            self._misses.labels(reason)
+        for reason in _REFUSALS.values():
+            self._refusals.labels(reason)
+        self._tiers = _Tiers()
+        collector: Any = self._tiers  # theirs is a base class, and importing it would need the extra
+        registry.register(collector)
+
+    def lookup(self, get: Callable[[], Found], remote_down: Callable[[], bool]) -> Found:
+        """See `Silent`."""
+        start = time.perf_counter()
+        try:
+            found = get()
+        except KameraError as error:
+            reason = next((name for kind, name in _REFUSALS.items() if isinstance(error, kind)), None)
+            if reason is not None:
+                self._refusals.labels(reason).inc()
+            self._missed(reason or "failed", start)
+            raise
+        if found is None:
+            self._missed("remote_dead" if remote_down() else "absent", start)
+        else:
+            self._hits.labels(getattr(found, "kind", "")).inc()
+            self._get.labels("hit").observe(time.perf_counter() - start)
+        return found
+
+    def write(self, put: Callable[[], Done]) -> Done:
+        """See `Silent`."""
+        with self._put.time():
+            return put()
+
+    def served(self, guarantee: str, computed: bool) -> None:
+        """See `Silent`."""
+        self._served.labels(guarantee, "forward" if computed else "copy").inc()
+
+    def watch(self, store: Watched) -> None:
+        """See `Silent`."""
+        self._tiers.watch(store)
+
+    def _missed(self, reason: str, start: float) -> None:
+        self._misses.labels(reason).inc()
+        self._get.labels("miss").observe(time.perf_counter() - start)
+
+
+class _Tiers:
+    """Asks the open stores for their counts whenever Prometheus asks."""
+
+    def __init__(self) -> None:
+        self._stores: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._lock = threading.Lock()
+
+    def watch(self, store: Watched) -> None:
+        with self._lock:
+            self._stores.add(store)
+
+    def collect(self) -> Iterator[Metric]:
+        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
+        size = GaugeMetricFamily("kamera_store_bytes", "Bytes held", labels=["store", "tier"])
+        objects = GaugeMetricFamily("kamera_store_objects", "Objects held", labels=["store", "tier"])
+        memory = CounterMetricFamily(
+            "kamera_store_memory", "What became of look-ups in memory", labels=["store", "event"]
+        )
+        remote = CounterMetricFamily("kamera_remote", "What became of the remote", labels=["store", "event"])
+        up = GaugeMetricFamily(
+            "kamera_remote_up", "1: it answers, 0: it is left alone", labels=["store", "direction"]
+        )
+        pending = GaugeMetricFamily(
+            "kamera_remote_pending_uploads", "Objects that wait to be sent", labels=["store"]
+        )
+        for url, stats in self._stats():
+            held = stats.memory
+            size.add_metric([url, "memory"], held.bytes)
+            objects.add_metric([url, "memory"], held.objects)
+            for event in ("hits", "misses", "evictions"):
+                memory.add_metric([url, event], getattr(held, event))
+            if url != "memory://":
+                size.add_metric([url, "disk"], stats.bytes)
+                objects.add_metric([url, "disk"], stats.canonicals + stats.patches)
+            far = stats.remote
+            if far is not None:
+                for event in ("calls", "failures", "skipped", "hits", "misses", "refused", "stored"):
+                    remote.add_metric([url, event], getattr(far, event))
+                for direction in ("reads", "writes"):
+                    up.add_metric([url, direction], float(getattr(far, direction) == "closed"))
+                pending.add_metric([url], far.pending)
+        yield from (size, objects, memory, remote, up, pending)
+
+    def _stats(self) -> Iterator[tuple[str, StoreStats]]:
+        with self._lock:
+            stores = list(self._stores)
+        for store in stores:
+            try:
+                yield store.url, store.stats()
+            except StoreError:  # closed, or its disk is away: the other stores are told of all the same
+                continue

@@ -1,0 +1,86 @@
+"""The place for damaged objects: never served, never deleted unasked, each with the reason beside it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import re
+import stat
+import time
+from pathlib import Path
+
+from kamera.store.files import ObjectFiles
+from kamera.store.folder import Folder, NotAFile
+from kamera.store.info import Quarantined
+from kamera.store.keys import is_key
+
+logger = logging.getLogger(__name__)
+
+_COPY = re.compile(r"([0-9a-f]{64})\.(\d{1,20})\.safetensors")
+_REASON = re.compile(r"([0-9a-f]{64}\.\d{1,20})\.json")
+
+
+class Quarantine:
+    """Copies called ``NAME.TIME.safetensors`` (time in ns) with ``NAME.TIME.json`` beside them."""
+
+    def __init__(self, folder: Folder) -> None:
+        self._folder = folder
+
+    def take(self, files: ObjectFiles, name: str, reason: str) -> Path:
+        """Move the damaged object ``name`` out of ``files``; where to."""
+        copy = f"{name}.{time.time_ns()}"
+        text = json.dumps({"reason": reason}).encode()
+        try:
+            self._folder.create(f"{copy}.json", text, sync=False)
+        except OSError as error:  # a full disk must not keep damage in its place
+            logger.warning("no reason written for %s: %s", copy, error)
+        files.take(name, self._folder, f"{copy}.safetensors")
+        return self._folder.path / f"{copy}.safetensors"
+
+    def copies(self) -> list[Quarantined]:
+        """What lies here, by name and time."""
+        found = []
+        for file in self._folder.names():
+            match = _COPY.fullmatch(file)
+            status = self._folder.status(file)
+            if match is None or status is None:
+                continue
+            name, nanoseconds = match.groups()
+            held = status.st_size if stat.S_ISREG(status.st_mode) else 0
+            found.append(Quarantined(file, name, held, int(nanoseconds) / 1e9, self._reason(file)))
+        return found
+
+    def drop(self, name: str) -> int:
+        """Delete a copy, or all copies of the object ``name``; how many."""
+        if not (is_key(name) or _COPY.fullmatch(name)):
+            raise ValueError(f"{name!r} is neither an object's name nor that of a copy in quarantine")
+        dropped = 0
+        for file in self._folder.names():
+            if _COPY.fullmatch(file) and (file == name or file.startswith(f"{name}.")):
+                dropped += self._folder.remove(file)
+                self._folder.remove(_reason_of(file))
+        if dropped:
+            self._folder.sync()
+        return dropped
+
+    def collect(self, before: float) -> int:
+        """Delete reasons older than ``before`` (seconds since 1970) whose copy never came; how many."""
+        names = set(self._folder.names())
+        removed = 0
+        for file in names:
+            match = _REASON.fullmatch(file)
+            if match and f"{match.group(1)}.safetensors" not in names:
+                status = self._folder.status(file)
+                if status is not None and status.st_mtime < before:
+                    removed += self._folder.remove(file)
+        return removed
+
+    def _reason(self, file: str) -> str:
+        with contextlib.suppress(FileNotFoundError, NotAFile, ValueError, KeyError, TypeError):
+            return str(json.loads(self._folder.read(_reason_of(file))[0])["reason"])
+        return "not recorded"
+
+
+def _reason_of(copy: str) -> str:
+    return copy.removesuffix(".safetensors") + ".json"

@@ -1,0 +1,185 @@
+"""Between a store and a remote that may be dead, slow or out of room: a circuit breaker, and counters.
+
+Time-outs and retries are the drivers' (their libraries have them). What is left is to stop asking a
+remote that does not answer, to try it again after a while, and to say so once.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Literal, TypeVar
+
+from kamera.errors import RemoteUnavailable
+from kamera.store.remote.blobs import Blobs, Head
+
+logger = logging.getLogger(__name__)
+
+FAILURES = 2
+"""So many calls in a row must fail before the remote is left alone."""
+COOLDOWN = 15.0
+"""Seconds it is left alone; then one call tries it."""
+
+Answer = TypeVar("Answer")
+State = Literal["closed", "open", "half-open"]
+
+
+class Breaker:
+    """Whether a call may be made: ``closed`` yes, ``open`` no, ``half-open`` one, which decides.
+
+    ``clock`` tells seconds. Safe to use from several threads.
+    """
+
+    def __init__(
+        self,
+        failures: int = FAILURES,
+        cooldown: float = COOLDOWN,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._limit = failures
+        self._cooldown = cooldown
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._failed = 0
+        self._opened = 0.0
+        self._probing = False
+
+    @property
+    def state(self) -> State:
+        """What it is now."""
+        with self._lock:
+            return self._state()
+
+    def allow(self) -> bool:
+        """Whether to go ahead. Who may, must tell `success` or `failure` afterwards."""
+        with self._lock:
+            state = self._state()
+            if state == "half-open" and not self._probing:
+                self._probing = True
+                return True
+            return state == "closed"
+
+    def success(self) -> None:
+        """The remote answered."""
+        with self._lock:
+            self._failed = 0
+            self._probing = False
+
+    def failure(self) -> None:
+        """The remote did not answer."""
+        with self._lock:
+            self._failed += 1
+            self._probing = False
+            self._opened = self._clock()
+
+    def _state(self) -> State:
+        if self._failed < self._limit:
+            return "closed"
+        return "half-open" if self._clock() - self._opened >= self._cooldown else "open"
+
+
+class Guard:
+    """Blobs whose every failure is `RemoteUnavailable`; a remote that is down costs no time.
+
+    Reading and writing have a breaker each: a remote without room or permission to write still
+    serves what it has.
+    """
+
+    def __init__(self, blobs: Blobs, breaker: Callable[[], Breaker] = Breaker) -> None:
+        self.url = blobs.url
+        self.reads = _Line(blobs, "reads", breaker())
+        self.writes = _Line(blobs, "writes", breaker())
+        self._blobs = blobs
+
+    def get(self, name: str) -> bytes | None:
+        """See `Blobs`."""
+        return self.reads.call(lambda: self._blobs.get(name))
+
+    def heads(self, names: Sequence[str], length: int) -> list[Head | None]:
+        """See `Blobs`."""
+        return self.reads.call(lambda: self._blobs.heads(names, length))
+
+    def put(self, name: str, data: bytes) -> None:
+        """See `Blobs`."""
+        self.writes.call(lambda: self._blobs.put(name, data))
+
+    def delete(self, name: str) -> bool:
+        """See `Blobs`."""
+        return self.writes.call(lambda: self._blobs.delete(name))
+
+    def set_aside(self, name: str, data: bytes, place: str) -> bool:
+        """See `Blobs`."""
+        return self.writes.call(lambda: self._blobs.set_aside(name, data, place))
+
+    def names(self) -> list[str]:
+        """See `Blobs`."""
+        return self.reads.call(self._blobs.names)
+
+    def close(self) -> None:
+        """See `Blobs`."""
+        self._blobs.close()
+
+
+class _Line:
+    """The calls of one kind: their breaker, their counters, and what was last wrong."""
+
+    def __init__(self, blobs: Blobs, kind: str, breaker: Breaker) -> None:
+        self.breaker = breaker
+        self.counts: Counter[str] = Counter()
+        """``calls``, ``failures``, and ``skipped``: not made, the breaker being open."""
+        self.last_error = ""
+        self._blobs = blobs
+        self._kind = kind
+        self._lock = threading.Lock()
+        self._down = False
+
+    @property
+    def state(self) -> str:
+        """What the breaker is, or ``failing``: it is closed still, but the last call failed."""
+        state = self.breaker.state
+        return "failing" if state == "closed" and self._down else state
+
+    def call(self, action: Callable[[], Answer]) -> Answer:
+        if not self.breaker.allow():
+            self._count("skipped")
+            raise RemoteUnavailable(f"{self._blobs.url} is left alone for a while: {self.last_error}")
+        self._count("calls")
+        try:
+            answer = action()
+        except self._blobs.errors as error:
+            self.breaker.failure()
+            raise RemoteUnavailable(f"{self._blobs.url} fails {self._kind}: {self._failed(error)}") from error
+        except BaseException:
+            self.breaker.failure()  # a probe must not stay under way for ever
+            raise
+        self.breaker.success()
+        self._recovered()
+        return answer
+
+    def _failed(self, error: Exception) -> str:
+        text = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:300]}"
+        with self._lock:
+            self.counts["failures"] += 1
+            self.last_error = text
+            news, self._down = not self._down, True
+        if news:
+            logger.warning(
+                "remote %s fails %s (%s): objects only it has are misses, uploads wait",
+                self._blobs.url,
+                self._kind,
+                text,
+            )
+        return text
+
+    def _recovered(self) -> None:
+        with self._lock:
+            news, self._down = self._down, False
+        if news:
+            logger.warning("remote %s serves %s again", self._blobs.url, self._kind)
+
+    def _count(self, what: str) -> None:
+        with self._lock:
+            self.counts[what] += 1

@@ -1,0 +1,121 @@
+"""From a store's url to its remote tier; the drivers' libraries are imported only when they are needed."""
+
+from __future__ import annotations
+
+from math import inf
+from typing import NamedTuple
+from urllib.parse import parse_qsl, urlencode, urlsplit
+
+from kamera.errors import StoreError
+from kamera.ops.digest import digest
+from kamera.store.codec import Codec
+from kamera.store.remote.blobs import Blobs
+from kamera.store.remote.guard import COOLDOWN, Breaker
+from kamera.store.remote.tier import RemoteTier
+
+# the scheme as given, and as the driver's library calls it
+_REDIS = {
+    "redis": "redis",
+    "rediss": "rediss",
+    "valkey": "redis",
+    "valkeys": "rediss",
+    "redis+unix": "unix",
+}
+_OBJECTS = {"s3": "s3", "gs": "gs", "obstore+file": "file", "obstore+memory": "memory"}
+
+SCHEMES = (*_REDIS, *_OBJECTS)
+TIMEOUT = 2.0
+"""Seconds a remote may take for one answer, unless the url says ``?timeout=``."""
+RETRIES = 1
+"""How often a call is made again, unless the url says ``?retries=``."""
+_LIMITS = {"timeout": TIMEOUT, "retries": RETRIES, "cooldown": COOLDOWN}
+
+
+class _Place(NamedTuple):
+    url: str  # for the driver
+    shown: str  # without credentials
+    prefix: str
+    timeout: float
+    retries: int
+    cooldown: float
+
+
+def is_remote(url: str) -> bool:
+    """Whether a store's url names a remote."""
+    return url.partition("://")[0] in SCHEMES and "://" in url
+
+
+def open_remote(url: str, codec: Codec, tenant: str) -> RemoteTier:
+    """The remote tier of ``tenant`` at ``url``; nobody is asked yet, so a remote that is down opens too.
+
+    ``redis://…``, ``rediss://…``, ``valkey://…``, ``redis+unix:///socket`` (with ``?prefix=kamera``),
+    ``s3://bucket/path``, ``gs://bucket/path``, ``obstore+file:///path``, ``obstore+memory://``; all
+    with ``?timeout=seconds``, ``?retries=n``, and ``?cooldown=seconds`` for which one that is down is
+    left alone. Raises `StoreError` when the library for it is
+    missing or takes the url for none.
+    """
+    scheme = urlsplit(url).scheme
+    place = _place(url, {**_REDIS, **_OBJECTS}[scheme], "kamera/" if scheme in _REDIS else "")
+    # through the codec, so that a sealed store does not show its tenant's name to who guesses it
+    owner = codec.name(digest("kamera.tenant.v1", tenant))
+    place = place._replace(prefix=f"{place.prefix}v1/{owner}/")
+    try:
+        blobs = _redis(place) if scheme in _REDIS else _objects(place)
+    except ImportError as error:
+        raise StoreError(
+            f"{scheme}:// needs a library that is not installed ({error}): pip install 'kamera[remote]'"
+        ) from error
+    except Exception as error:  # of whatever class the library has for a url it cannot take
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise StoreError(f"cannot open {place.shown}: {reason}") from error
+    return RemoteTier(blobs, codec, tenant, lambda: Breaker(cooldown=place.cooldown))
+
+
+def _redis(place: _Place) -> Blobs:
+    from kamera.store.remote.redis import RedisBlobs
+
+    return RedisBlobs(
+        place.url, place.prefix, timeout=place.timeout, retries=place.retries, shown=place.shown
+    )
+
+
+def _objects(place: _Place) -> Blobs:
+    from kamera.store.remote.objects import ObjectBlobs
+
+    return ObjectBlobs.open(
+        place.url, place.prefix, timeout=place.timeout, retries=place.retries, shown=place.shown
+    )
+
+
+def _place(url: str, scheme: str, prefix: str) -> _Place:
+    parts = urlsplit(url)
+    query = dict(parse_qsl(parts.query, keep_blank_values=True))
+    limits = {name: query.pop(name, str(default)) for name, default in _LIMITS.items()}
+    try:
+        timeout, cooldown, retries = (
+            float(limits["timeout"]),
+            float(limits["cooldown"]),
+            int(limits["retries"]),
+        )
+    except ValueError:
+        timeout, cooldown, retries = -1.0, -1.0, -1
+    if not (0 < timeout < inf and 0 < cooldown < inf and retries >= 0):
+        raise ValueError(
+            f"{urlencode(limits)}: give seconds above 0 for timeout and cooldown, 0 or more retries"
+        )
+    chosen = {"prefix": query.pop("prefix")} if "prefix" in query else {}
+    if chosen:
+        prefix = chosen["prefix"].rstrip("/") + "/"
+    host = parts.netloc.rpartition("@")[2]
+    return _Place(
+        url=_joined(scheme, parts.netloc + parts.path, query),
+        shown=_joined(parts.scheme, host + parts.path, chosen),
+        prefix=prefix,
+        timeout=timeout,
+        retries=retries,
+        cooldown=cooldown,
+    )
+
+
+def _joined(scheme: str, place: str, query: dict[str, str]) -> str:
+    return f"{scheme}://{place}{'?' if query else ''}{urlencode(query)}"

@@ -1,0 +1,95 @@
+"""Key rotation: every encrypted object written again under the first key, one at a time."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from kamera.errors import CorruptChunk, StoreError, StoreVersionError, WrongKey
+from kamera.store.codec import Codec
+from kamera.store.disk import DiskTier
+from kamera.store.remote import RemoteTier
+
+
+@dataclass(frozen=True)
+class Rotated:
+    """How many files were ``rewritten``, how many were under the first key already (``current``).
+
+    ``refused``: one line for each file that could not be read, and so stays under whatever key it is.
+    While that is empty, the other keys are needed no more.
+    """
+
+    rewritten: int
+    current: int
+    refused: tuple[str, ...]
+
+
+def rotate(codec: Codec, disk: DiskTier | None, remote: RemoteTier | None) -> Rotated:
+    """Bring every object under the codec's first key.
+
+    A file is replaced in one step, and only while it still is the one that was read; whoever is
+    interrupted runs it again. `StoreError` for a store that is not encrypted, `RemoteUnavailable` for a
+    remote that does not answer.
+    """
+    renewed = getattr(codec, "renewed", None)
+    if renewed is None:
+        raise StoreError("only an encrypted store has keys to rotate: open it with keys=[new, old]")
+    run = _Run(codec, renewed)
+    if disk is not None:
+        run.over_disk(disk)
+    if remote is not None:
+        run.over_remote(remote)
+    return Rotated(run.rewritten, run.current, tuple(run.refused))
+
+
+class _Run:
+    def __init__(self, codec: Codec, renewed: Callable[[bytes, str, str], bytes | None]) -> None:
+        self.rewritten = self.current = 0
+        self.refused: list[str] = []
+        self._codec = codec
+        self._renewed = renewed
+
+    def over_disk(self, disk: DiskTier) -> None:
+        for name in disk.names():
+            try:
+                while not self._renew(disk, name):
+                    pass  # someone wrote it meanwhile
+            except CorruptChunk as error:
+                self.refused.append(str(error))
+                with contextlib.suppress(CorruptChunk):
+                    disk.read(name)  # sets it aside
+            except (StoreVersionError, WrongKey) as error:
+                self.refused.append(str(error))
+
+    def _renew(self, disk: DiskTier, name: str) -> bool:
+        """Whether the file is under the first key by now, or gone."""
+        found = disk.load(name)
+        if found is None:
+            return True
+        data = self._renewed(found[0], name, name)
+        if data is None:
+            self.current += 1
+            return True
+        info = self._codec.read_info(io.BytesIO(data), len(data), name, name)
+        if not disk.exchange(info, data, found[1]):
+            return False
+        self.rewritten += 1
+        return True
+
+    def over_remote(self, remote: RemoteTier) -> None:
+        for name in remote.names():
+            try:
+                found = remote.get(name)
+                if found is None:
+                    continue
+                data = self._renewed(found.data, name, name)
+            except (CorruptChunk, StoreVersionError, WrongKey) as error:
+                self.refused.append(str(error))
+                continue
+            if data is None:
+                self.current += 1
+            else:
+                remote.put(name, data)
+                self.rewritten += 1

@@ -1,0 +1,94 @@
+"""Sealed objects: names and digests that only the holder of a tenant's secret can make.
+
+Without the secret nobody can say what an object is called, so nobody can ask for it; and nobody can
+write a file that this tenant would take for its own. `docs/security.md` says what that protects from.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, field, replace
+from typing import Any, BinaryIO
+
+from kamera.errors import WrongKey
+from kamera.store import format as object_format
+from kamera.store.codec import Codec
+from kamera.store.info import ObjectInfo
+from kamera.store.records import CanonicalRecord, PatchRecord
+
+MINIMUM_SECRET = 16
+"""Bytes. A secret is not stretched as a password would be: take `secrets.token_bytes(32)`."""
+
+ENCRYPTED = b"KAMERA\x00\x01"
+"""How an encrypted object begins; as the length of a safetensors header it would be over the limit."""
+
+SEALED_VERSION = 2
+"""Version of a directory of sealed objects: a version of kamera that knows no seals refuses it."""
+
+
+@dataclass(frozen=True)
+class Sealed(Codec):
+    """Objects of one tenant that holds a secret. Make it with `Sealed.of`.
+
+    An object is called what BLAKE2b makes of its key under the tenant's own key, and so is its digest.
+    """
+
+    root: bytes = field(repr=False)
+
+    @classmethod
+    def of(cls, tenant: str, secret: bytes | str) -> Sealed:
+        """The objects of ``tenant``. `ValueError` for a secret under 16 bytes."""
+        return cls(root_key(tenant, secret))
+
+    def key_for(self, purpose: str, size: int = 32) -> bytes:
+        """A key of ``size`` bytes (up to 64) for one purpose only; it tells nothing of the others."""
+        return hashlib.blake2b(purpose.encode(), key=self.root, digest_size=size).digest()
+
+    @property
+    def folder(self) -> str:
+        """What the tenant's directory is called."""
+        return self.key_for("kamera.folder.v1").hex()
+
+    def name(self, key: str) -> str:
+        """The keyed digest of ``key``."""
+        return hashlib.blake2b(key.encode(), key=self.key_for("kamera.name.v1"), digest_size=32).hexdigest()
+
+    def encode(self, record: CanonicalRecord | PatchRecord, created: float) -> bytes:
+        """As the plain codec, under a keyed digest."""
+        return object_format.encode(record, created, mac=self._mac)
+
+    def decode(self, data: bytes, name: str, source: str) -> CanonicalRecord | PatchRecord:
+        """As the plain codec; `ForeignObject` for an intact object written without the secret, `WrongKey`
+        for an encrypted one."""
+        if data[:8] == ENCRYPTED:
+            raise WrongKey(f"{source}: it is encrypted: open the store with keys=")
+        return object_format.decode(data, name, source, mac=self._mac, name=self.name)
+
+    def read_info(self, file: BinaryIO, size: int, name: str, source: str) -> ObjectInfo:
+        """As the plain codec; its ``key`` is the name."""
+        return replace(object_format.read_info(file, size, name, source, self.name), key=name)
+
+    def describe(self, record: CanonicalRecord | PatchRecord, created: float, size: int) -> ObjectInfo:
+        """As the plain codec; its ``key`` is the name."""
+        return replace(object_format.describe(record, created, size), key=self.name(record.key))
+
+    @property
+    def marker(self) -> dict[str, Any]:
+        """Says that the directory is sealed, so that nobody opens it as a plain one."""
+        return {"format": SEALED_VERSION, "sealed": "digests"}
+
+    @property
+    def _mac(self) -> bytes:
+        return self.key_for("kamera.digest.v1", 64)
+
+
+def root_key(tenant: str, secret: bytes | str) -> bytes:
+    """What every key of a tenant is derived from (32 bytes). `ValueError` for a secret under 16 bytes."""
+    data = secret.encode() if isinstance(secret, str) else secret
+    if not isinstance(data, bytes) or len(data) < MINIMUM_SECRET:
+        # the message names no value: it would be the secret
+        raise ValueError(
+            f"secret must be at least {MINIMUM_SECRET} bytes nobody guesses: take secrets.token_bytes(32)"
+        )
+    extracted = hashlib.blake2b(data, digest_size=64, person=b"kamera-secret").digest()
+    return hashlib.blake2b(tenant.encode(), key=extracted, digest_size=32, person=b"kamera-tenant").digest()

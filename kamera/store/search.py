@@ -1,0 +1,309 @@
+"""Look-back search: which stored pictures look like this one (`docs/search.md`).
+
+Every canonical with pictures has an embedding (`kamera.store.embedding`), kept in rows that all
+processes share (`kamera.store.vectors`); a process that searches holds a FAISS index of them
+(`kamera.store.nearest`) and brings it up to date first. The objects of the store are the truth: a
+row without its object is never a hit, and an object without its row gets one.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+
+from kamera.errors import CorruptChunk, StoreError, StoreVersionError, UnknownChunk, WrongKey
+from kamera.ops.digest import digest
+from kamera.store.codec import Codec
+from kamera.store.embedding import embedding_of, unit
+from kamera.store.keys import Context, canonical_key, is_key
+from kamera.store.nearest import Nearest
+from kamera.store.records import CanonicalRecord, PatchRecord
+from kamera.store.tiers import Tiers
+from kamera.store.vectors import DiskVectors, MemoryVectors, Row, Vectors
+
+logger = logging.getLogger(__name__)
+
+
+class HasId(Protocol):
+    """A chunk, to the store."""
+
+    @property
+    def id(self) -> str: ...
+
+
+Query = str | HasId | torch.Tensor | np.ndarray | Sequence[float]
+"""A stored chunk's id, a stored chunk, or a vector ``[width]`` of any length."""
+
+
+@dataclass(frozen=True)
+class Hit:
+    """A stored chunk, and the cosine of its embedding and the query's: 1.0 is the same direction."""
+
+    chunk_id: str
+    score: float
+
+
+@dataclass(frozen=True)
+class NearDuplicate:
+    """Two stored chunks that look alike, the one stored first in front, and their cosine."""
+
+    chunk_id: str
+    other: str
+    score: float
+
+
+@dataclass(frozen=True)
+class Objects:
+    """What search asks of the store whose objects it is about.
+
+    ``name`` of a chunk's canonical, whether it ``has`` an object, the names of all ``canonicals``,
+    and an object to ``read``.
+    """
+
+    name: Callable[[Context, str], str]
+    has: Callable[[str], bool]
+    canonicals: Callable[[Context], Iterable[str]]
+    read: Callable[[str], CanonicalRecord | PatchRecord | None]
+
+
+class Search:
+    """The embeddings of one store. Safe to use from several threads and processes.
+
+    ``vectors`` opens the place where rows are kept, given what to call when that was emptied; in it
+    the rows of a context are called ``veil`` of its digest. `add`, `drop` and `embedding` need no
+    FAISS; the others raise `StoreError` without it.
+    """
+
+    def __init__(
+        self,
+        objects: Objects,
+        vectors: Callable[[Callable[[], None]], Vectors],
+        veil: Callable[[str], str],
+    ) -> None:
+        self._objects = objects
+        self._open = vectors
+        self._veil = veil
+        self._held: Vectors | None = None
+        self._known: dict[Context, Nearest] = {}
+        self._lock = threading.RLock()
+
+    # -- questions -----------------------------------------------------------------------------
+
+    def ask(self, context: Context, query: Query, k: int) -> list[Hit]:
+        """The ``k`` stored chunks most like ``query``, best first; a chunk is no hit for itself.
+
+        Raises `UnknownChunk` for a chunk without a stored embedding, `ValueError` for a vector that
+        has no direction or another width than the store's, or a ``k`` below 1.
+        """
+        if k < 1:
+            raise ValueError(f"k {k} must be at least 1")
+        chunk = query if isinstance(query, str) else getattr(query, "id", None)
+        if not isinstance(chunk, str):
+            return self._nearest(context, _direction(query), k)
+        vector = self.embedding(context, chunk)
+        if vector is None:
+            raise UnknownChunk(
+                f"no embedding of chunk {chunk[:12]!r} is stored in this context: it is not there, or holds "
+                "no picture; give a stored picture's chunk, or ask window.search, which encodes"
+            )
+        return [hit for hit in self._nearest(context, vector, k + 1) if hit.chunk_id != chunk][:k]
+
+    def pairs(self, context: Context, threshold: float) -> list[NearDuplicate]:
+        """Pairs of stored chunks with a cosine of at least ``threshold``, the most alike first."""
+        if not -1.0 <= threshold <= 1.0:
+            raise ValueError(f"threshold {threshold} is no cosine: give -1.0 to 1.0")
+        with self._lock:
+            known = self._caught_up(context)
+            there = {row.name: self._objects.has(row.name) for row in known.rows.values()}
+            found = [
+                NearDuplicate(one.chunk_id, other.chunk_id, score)
+                for one, other, score in known.pairs(threshold)
+                if there[one.name] and there[other.name]
+            ]
+        return sorted(found, key=lambda pair: (-pair.score, pair.chunk_id, pair.other))
+
+    def embedding(self, context: Context, chunk_id: str) -> np.ndarray | None:
+        """Unit vector ``[width]`` of a stored chunk; None for one without pictures, or not stored."""
+        name = self._objects.name(context, chunk_id)
+        if not self._objects.has(name):
+            return None
+        row = self._vectors.get(name)
+        return self._make(name)[1] if row is None else row.vector
+
+    # -- keeping up with the store -------------------------------------------------------------
+
+    def add(self, name: str, record: CanonicalRecord) -> None:
+        """Keep the embedding of a canonical that was just stored.
+
+        Where that fails the object is stored all the same, and the next search makes the row.
+        """
+        try:
+            self._put(name, record)
+        except (StoreError, OSError) as error:
+            logger.warning("no embedding kept of %s: %s", name, error)
+
+    def met(self, name: str, record: CanonicalRecord) -> None:
+        """`add`, for an object that came from elsewhere and may have its row already."""
+        if not self._vectors.has(name):
+            self.add(name, record)
+
+    def drop(self, names: Iterable[str]) -> None:
+        """Forget embeddings: afterwards they are neither on the disk nor in this process."""
+        self._vectors.drop(names)
+        with self._lock:
+            for context, known in list(self._known.items()):
+                self._follow(known, context)
+
+    def kept(self, names: Iterable[str]) -> list[str]:
+        """Those of ``names`` whose embedding is kept."""
+        return [name for name in names if self._vectors.has(name)]
+
+    def check(self, contexts: Iterable[Context]) -> list[str]:
+        """Hold every row against the store and mend what differs; one line per kind of difference."""
+        told = []
+        problem = self._vectors.check() if isinstance(self._vectors, DiskVectors) else None
+        if problem is not None:
+            told.append(f"embeddings unreadable ({problem}): made anew from the objects")
+        for context in contexts:
+            rows = self._vectors.after(self._space(context), 0)
+            damaged = [row for row in rows if not isinstance(row, Row)]
+            self._vectors.discard(damaged)
+            made, dropped = self._reconcile(context)
+            if made or dropped:
+                where = f"{context.fingerprint[:12]}/{context.anchor[:12]}"
+                told.append(
+                    f"embeddings of context {where}: {made} made anew ({len(damaged)} were damaged), "
+                    f"{dropped} without their object dropped"
+                )
+        return told
+
+    def close(self) -> None:
+        """Let go of the rows; nothing works afterwards."""
+        with self._lock:
+            self._known.clear()
+            if isinstance(self._held, DiskVectors):
+                self._held.close()
+
+    # -- inside --------------------------------------------------------------------------------
+
+    @property
+    def _vectors(self) -> Vectors:
+        with self._lock:
+            if self._held is None:
+                self._held = self._open(self._known.clear)
+            return self._held
+
+    def _space(self, context: Context) -> str:
+        fields = (context.fingerprint, context.anchor, context.tenant, context.kv)
+        return self._veil(digest("kamera.search.v1", *fields))
+
+    def _nearest(self, context: Context, query: np.ndarray, k: int) -> list[Hit]:
+        with self._lock:
+            while True:
+                found = self._caught_up(context).nearest(query, k)
+                gone = [row.name for row, _ in found if not self._objects.has(row.name)]
+                if not gone:
+                    return [Hit(row.chunk_id, score) for row, score in found]
+                self._vectors.drop(gone)
+
+    def _caught_up(self, context: Context) -> Nearest:
+        """This process's index of a context, with all that is stored in it by now."""
+        while True:
+            known = self._known.get(context)
+            if known is None:
+                known = Nearest(self._vectors.state(self._space(context)).epoch)
+                made, dropped = self._reconcile(context)
+                if made or dropped:
+                    logger.warning("embeddings: %d made anew, %d without their object", made, dropped)
+                self._known[context] = known
+            self._follow(known, context)
+            if self._known.get(context) is known:  # else the rows were lost on the way
+                return known
+
+    def _follow(self, known: Nearest, context: Context) -> None:
+        space = self._space(context)
+        state = self._vectors.state(space)
+        if state.epoch != known.epoch:
+            self._known.pop(context, None)
+            return
+        if state.last > known.last:
+            damaged = known.take(self._vectors.after(space, known.last))
+            if damaged:
+                logger.warning("%d damaged embeddings are made anew from their objects", len(damaged))
+                self._vectors.discard(damaged)
+                self._reconcile(context)
+                self._follow(known, context)
+                return
+        if len(known.rows) != state.rows:
+            known.keep(set(self._vectors.names(space).values()))
+            if len(known.rows) != state.rows and self._vectors.state(space) == state:
+                self._vectors.damaged(f"{len(known.rows)} rows of {state.rows} can be read")
+
+    def _reconcile(self, context: Context) -> tuple[int, int]:
+        """Make the rows that are missing, drop those without an object; how many of each."""
+        held = self._vectors.names(self._space(context)).keys()
+        stored = set(self._objects.canonicals(context))
+        # a name may be damaged, too
+        gone = [name for name in held - stored if not (is_key(name) and self._objects.has(name))]
+        if gone:
+            self._vectors.drop(gone)
+        made = sum(self._make(name)[0] for name in sorted(stored - held))
+        return made, len(gone)
+
+    def _make(self, name: str) -> tuple[bool, np.ndarray | None]:
+        """Write the row of a stored object; whether it could, and the embedding."""
+        try:
+            record = self._objects.read(name)
+        except (CorruptChunk, StoreVersionError, WrongKey) as error:
+            logger.warning("not searchable: %s", error)
+            return False, None
+        if not isinstance(record, CanonicalRecord):
+            return False, None
+        return True, self._put(name, record)
+
+    def _put(self, name: str, record: CanonicalRecord) -> np.ndarray | None:
+        vector = embedding_of(record)
+        self._vectors.put(self._space(record.context), name, record.chunk_id, vector)
+        return vector
+
+
+def _direction(query: Any) -> np.ndarray:
+    try:
+        values = torch.as_tensor(query).detach().to(device="cpu", dtype=torch.float64).numpy()
+    except (TypeError, ValueError, RuntimeError):
+        raise ValueError(f"{type(query).__name__} is no query: give a chunk, its id, or a vector") from None
+    vector = unit(values) if values.ndim == 1 else None
+    if vector is None:
+        raise ValueError(
+            f"a query of shape {tuple(values.shape)} has no direction: give one finite vector, not all zeros"
+        )
+    return vector
+
+
+def open_search(tiers: Tiers, codec: Codec, tenant: str) -> Search:
+    """Search over what is here; of a remote's objects over those that were put or read here."""
+    disk, here = tiers.disk, tiers.memory
+
+    def canonicals(context: Context) -> Iterable[str]:
+        if disk is not None:
+            return (i.key for i in disk.index.iterate(tenant=tenant, kind="canonical", context=context))
+        return (i.key for i in here.infos() if i.kind == "canonical" and i.context == context)
+
+    def vectors(emptied: Callable[[], None]) -> Vectors:
+        if disk is None:
+            return MemoryVectors(tiers.has)
+        return DiskVectors(disk.root / "search" / "vectors.sqlite", codec, emptied)
+
+    objects = Objects(
+        name=lambda context, chunk: codec.name(canonical_key(context, chunk)),
+        has=tiers.has,
+        canonicals=canonicals,
+        read=tiers.get,
+    )
+    return Search(objects, vectors, codec.veil)

@@ -1,0 +1,48 @@
+"""Which objects a store is opened for: plain ones, those of a secret, or encrypted ones; and where.
+
+A tenant that holds a secret has a directory of its own, called by a keyed digest of its name. Nothing
+that anybody else does in the store touches a file or a row of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from kamera.errors import StoreError
+from kamera.store.codec import Codec
+from kamera.store.marker import open_directory
+from kamera.store.seal import Sealed
+
+TENANTS = "tenants"
+"""Folder of a store directory in which the directories of tenants with a secret lie."""
+
+
+def codec_of(tenant: str, secret: bytes | str | None, keys: Sequence[bytes]) -> Codec:
+    """How the objects of ``tenant`` become files. `ValueError` for a secret or keys that cannot be used."""
+    if secret is None:
+        if keys:
+            raise ValueError("keys encrypt what a secret names: give secret= as well")
+        return Codec()
+    if not keys:
+        return Sealed.of(tenant, secret)
+    from kamera.store.encryption import Encrypted  # needs an extra
+
+    return Encrypted.under(tenant, secret, keys)
+
+
+def directory_of(root: Path, codec: Codec) -> Path:
+    """Where a codec's objects lie below ``root``, which is made a store directory first.
+
+    Raises `StoreError` and `StoreVersionError` as `marker.open_directory`.
+    """
+    if not isinstance(codec, Sealed):
+        return root
+    try:
+        with open_directory(root, Codec().marker) as store, store.sub(TENANTS, make=True) as tenants:
+            store.sync()
+            tenants.sub(codec.folder, make=True).close()
+            tenants.sync()
+    except OSError as error:
+        raise StoreError(f"store {root}: cannot open: {error}") from error
+    return root / TENANTS / codec.folder

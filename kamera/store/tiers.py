@@ -1,0 +1,345 @@
+"""How memory, disk and remote make one store: read through, promoted on the way, written back.
+
+get   memory → disk → remote; what is found is kept in the tiers before it
+put   with a disk (or no remote): there when it returns; the remote gets it in the background
+      without a disk: there when the remote has it, or kept in memory as pending
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import replace
+from pathlib import Path
+
+from kamera.errors import CorruptChunk, RemoteUnavailable, StoreError
+from kamera.store.cache import DiskCache
+from kamera.store.codec import Codec
+from kamera.store.disk import DiskTier
+from kamera.store.flights import Flights
+from kamera.store.info import FlushReport, ObjectInfo, RemoteStats, VerifyReport
+from kamera.store.layers import Layer, Layers
+from kamera.store.memory import MemoryTier, parse_size
+from kamera.store.pins import PINS, Pins
+from kamera.store.prefetch import Prefetch, Prefetcher
+from kamera.store.records import CanonicalRecord, PatchRecord, RecordType, detached
+from kamera.store.remote import RemoteTier, open_remote
+from kamera.store.tenants import directory_of
+from kamera.store.uploads import Uploads
+
+logger = logging.getLogger(__name__)
+
+CLOSE_SECONDS = 10.0
+"""How long `Tiers.close` waits for what the remote does not have yet."""
+
+
+def open_tiers(
+    url: str,
+    codec: Codec,
+    tenant: str,
+    memory_limit: int,
+    cache: str | os.PathLike[str] | None,
+    disk_limit: int | str | None,
+) -> Tiers:
+    """The tiers of a remote store: memory, the directory ``cache`` if one is given, and ``url``.
+
+    Raises `StoreError` for a cache that belongs to another remote, `ValueError` for a ``disk_limit``
+    that is no size, or without a ``cache``.
+    """
+    if cache is None:
+        if disk_limit is not None:
+            raise ValueError(f"disk_limit={disk_limit!r} bounds a cache: give cache=DIRECTORY as well")
+        return Tiers(codec, tenant, memory_limit, None, open_remote(url, codec, tenant))
+    limit = None if disk_limit is None else parse_size(disk_limit)
+    remote = open_remote(url, codec, tenant)
+    disk = DiskTier(directory_of(Path(cache), codec), codec)
+    pins = Pins(disk.root / PINS)
+    return Tiers(codec, tenant, memory_limit, disk, remote, limit, lambda: {pin.name for pin in pins.list()})
+
+
+class Tiers:
+    """Objects of one tenant by name, in one to three tiers. Safe to use from several threads.
+
+    ``disk_limit`` (bytes) bounds the disk, and only in front of a remote: what the remote has and
+    ``pinned`` does not name leaves, least recently used first. Raises as the tiers do, but for the
+    remote: one that is down, slow or refuses makes misses, and puts that wait (`flush`).
+    """
+
+    def __init__(
+        self,
+        codec: Codec,
+        tenant: str,
+        memory_limit: int,
+        disk: DiskTier | None = None,
+        remote: RemoteTier | None = None,
+        disk_limit: int | None = None,
+        pinned: Callable[[], Collection[str]] = frozenset,
+    ) -> None:
+        self.disk = disk
+        self.remote = remote
+        self.url = "" if remote is None else remote.url
+        self._codec = codec
+        self._tenant = tenant
+        self._flights: Flights[CanonicalRecord | PatchRecord | None] = Flights()
+        self._uploads = Uploads(self._send)
+        self._dropped: dict[str, None] = {}
+        # with a disk, memory may forget what waits: it is read again
+        held = self._uploads.is_pending
+        self.memory = MemoryTier(memory_limit, held) if disk is None else MemoryTier(memory_limit)
+        self._prefetcher = Prefetcher(lambda name: self.get(name) is not None)
+        self._layers = None if disk is None else Layers(disk)
+        self._cache: DiskCache | None = None
+        if disk is not None and remote is not None:
+            self._cache = DiskCache(disk, remote.url, disk_limit, pinned)
+            for name in self._cache.unsent(tenant):  # of a process that was killed, or offline
+                self._uploads.add(name)
+
+    def get(self, name: str) -> CanonicalRecord | PatchRecord | None:
+        """The object ``name`` from the nearest tier that has it."""
+        if self.remote is None:
+            return self._local(name)
+        remote = self.remote
+        try:
+            found = self._local(name)
+        except CorruptChunk:
+            # set aside by now; the remote may have a good one
+            found = self._flights.share(name, lambda: self._fetch(name, remote))
+            if found is None:
+                raise
+            return found
+        if found is not None:
+            return found
+        return self._flights.share(name, lambda: self._fetch(name, remote))
+
+    def layer(self, name: str, index: int) -> Layer | None:
+        """One layer of the canonical ``name``; from the disk without the rest, once it was read whole.
+
+        `ValueError` if it has no such layer.
+        """
+        # what is in memory, or not here, needs no note
+        layers = None if self.memory.info(name) is not None else self._layers
+        stamp = None if self.disk is None or layers is None else self.disk.stamp(name)
+        if layers is not None and stamp is not None:
+            found = layers.read(name, index)
+            if found is not None:
+                return found
+        record = self.get(name)
+        if not isinstance(record, CanonicalRecord):
+            return None
+        if not 0 <= index < len(record.kv):
+            raise ValueError(f"layer {index} of a canonical of {len(record.kv)} layers")
+        # one that was replaced meanwhile has another stamp, and does not match when it is read
+        if layers is not None and stamp is not None:
+            layers.note(name, stamp, record)
+        return record.kv[index]
+
+    def put(self, name: str, record: RecordType, *, overwrite: bool) -> RecordType | None:
+        """Store a copy of ``record``, and return it; None if there was one that stays."""
+        if not overwrite and self._holds(name):
+            return None
+        own = detached(record)
+        with self._flights.alone(name):
+            if self.disk is None:
+                self._put_without_disk(name, own)
+                return own
+            stamped = self.disk.write(own, replace=overwrite)
+            if stamped is None:
+                return None
+            self.memory.put(own, *stamped)
+            if self._cache is not None:
+                self._uploads.add(name)
+                self._cache.grew(stamped[0].bytes)
+        return own
+
+    def has(self, name: str) -> bool:
+        """Whether `get` would find an object, as far as can be told without reading it."""
+        if self._has_here(name):
+            return True
+        try:
+            return self.remote is not None and self.remote.has(name)
+        except RemoteUnavailable:
+            return False
+
+    def info(self, name: str, *, certain: bool = False) -> ObjectInfo | None:
+        """What the object ``name`` is. ``certain``: `RemoteUnavailable` rather than a guess."""
+        info = (self.disk or self.memory).info(name)
+        if info is not None or self.remote is None:
+            return info
+        try:
+            return self.remote.info(name)
+        except RemoteUnavailable:
+            if certain:
+                raise
+            return None
+
+    def infos(self) -> list[ObjectInfo]:
+        """All objects, oldest first; of a remote that is down, those that are here."""
+        here = self.memory.infos() if self.disk is None else self.disk.index.rows(tenant=self._tenant)
+        if self.remote is None:
+            return here
+        found = {info.key: info for info in here}
+        try:
+            for info in self.remote.infos():
+                found.setdefault(info.key, info)
+        except RemoteUnavailable as error:
+            logger.debug("only what is here is listed: %s", error)
+        return sorted(found.values(), key=lambda info: (info.created, info.key))
+
+    def delete(self, name: str) -> bool:
+        """Remove ``name`` from every tier; whether there was one.
+
+        Raises `RemoteUnavailable`, and then nothing was removed: what is gone must be gone everywhere.
+        """
+        with self._flights.alone(name):
+            gone = self.remote is not None and self.remote.delete(name)
+            self._uploads.discard(name)
+            if self._cache is not None:
+                self._cache.gone(name)
+            if self._layers is not None:
+                self._layers.drop(name)
+            gone = (self.disk is not None and self.disk.delete(name)) or gone
+            return self.memory.drop(name) or gone
+
+    def prefetch(self, names: Iterable[str]) -> Prefetch:
+        """Begin to bring objects into memory; returns at once."""
+        return self._prefetcher.start(names)
+
+    def verify(self, *, rebuild: bool, progress: Callable[[int, int], None]) -> VerifyReport:
+        """Read every object of disk and remote once; ``rebuild`` and ``progress`` as `DiskTier.verify`."""
+        if self.disk is None:
+            here = VerifyReport(0 if self.remote else len(self.memory.infos()), (), ())
+        else:
+            here = self.disk.verify(rebuild=rebuild, progress=progress)
+        if self.remote is None:
+            return here
+        there = self.remote.verify()
+        return replace(
+            here,
+            ok=here.ok + there.ok,
+            quarantined=here.quarantined + there.quarantined,
+            refused=here.refused + there.refused,
+        )
+
+    def remote_stats(self) -> RemoteStats | None:
+        """The remote's counters and what waits for it; None without one."""
+        return None if self.remote is None else replace(self.remote.stats(), pending=len(self.pending()))
+
+    def pending(self) -> tuple[str, ...]:
+        """Names of what still has to reach the remote."""
+        return self._uploads.names()
+
+    def flush(self, timeout: float | None) -> FlushReport:
+        """Wait until the remote has everything, at most ``timeout`` seconds (None: for ever)."""
+        return FlushReport(self._uploads.flush(timeout), tuple(self._dropped))
+
+    def close(self) -> None:
+        """Send what waits, unless the remote is down, and let go of everything."""
+        self._prefetcher.close()
+        unsaved = self._uploads.flush(CLOSE_SECONDS, patient=False)
+        self._uploads.close()
+        if unsaved and self.disk is None:
+            logger.error("closed with %d objects that never reached the remote: they are lost", len(unsaved))
+        elif unsaved:
+            logger.warning("%d objects will be uploaded when the store is next opened", len(unsaved))
+        self.memory.clear()
+        if self._cache is not None:
+            self._cache.close()
+        if self._layers is not None:
+            self._layers.close()
+        if self.remote is not None:
+            self.remote.close()
+        if self.disk is not None:
+            self.disk.close()
+
+    def _local(self, name: str) -> CanonicalRecord | PatchRecord | None:
+        if self.disk is None:
+            return self.memory.get(name)
+        # asking the file each time costs microseconds, and makes a replacement or deletion by
+        # another process visible at once
+        stamp = self.disk.stamp(name)
+        kept = self.memory.get(name, stamp)
+        if stamp is not None:
+            self.disk.index.used(name)
+        if kept is not None or stamp is None:
+            return kept
+        found = self.disk.read(name)
+        if found is None:
+            return None
+        record, (info, stamp) = found
+        self.memory.put(record, info, stamp)
+        return record
+
+    def _holds(self, name: str) -> bool:
+        # not asked of the remote: what it says is there may still turn out damaged
+        return self.memory.info(name) is not None if self.disk is None else self.disk.holds(name)
+
+    def _has_here(self, name: str) -> bool:
+        if self.disk is None:
+            return self.memory.info(name) is not None
+        return self.disk.stamp(name) is not None
+
+    def _fetch(self, name: str, remote: RemoteTier) -> CanonicalRecord | PatchRecord | None:
+        if self._has_here(name):  # brought while this one waited
+            return self._local(name)
+        try:
+            found = remote.get(name)
+        except RemoteUnavailable:
+            return None
+        if found is not None:
+            self._keep(name, found.record, found.info, found.data)
+        return None if found is None else found.record
+
+    def _keep(self, name: str, record: CanonicalRecord | PatchRecord, info: ObjectInfo, data: bytes) -> None:
+        if self.disk is None or self._cache is None:
+            self.memory.put(record, info)
+            return
+        try:
+            stamp = self.disk.adopt(info, data)
+        except StoreError as error:  # no room, say: it is served all the same
+            logger.warning("%s is not cached: %s", name, error)
+            return
+        if stamp is not None:
+            self._cache.sent(name, stamp)
+            self._cache.grew(len(data))
+            self.memory.put(record, info, stamp)
+
+    def _put_without_disk(self, name: str, record: CanonicalRecord | PatchRecord) -> None:
+        """To the remote, or into memory until it can be sent; without a remote, into memory."""
+        created = round(time.time(), 3)
+        if self.remote is None:
+            self.memory.put(record, self._codec.describe(record, created, record.nbytes))
+            return
+        data = self._codec.encode(record, created)
+        info = self._codec.describe(record, created, len(data))
+        self._dropped.pop(name, None)
+        try:
+            self.remote.put(name, data)
+        except RemoteUnavailable as error:
+            self._uploads.add(name)  # before it is in memory, so that it is held from the start
+            if not self.memory.put(record, info):
+                self._uploads.discard(name)
+                self._dropped[name] = None
+                logger.error("%s is not kept, memory is full of what waits for the remote (%s)", name, error)
+        else:
+            self._uploads.discard(name)
+            self.memory.put(record, info)
+
+    def _send(self, name: str) -> None:
+        """Bring one object to the remote. Raises `RemoteUnavailable`, `CorruptChunk`, `StoreError`."""
+        assert self.remote is not None
+        with self._flights.alone(name):
+            if self.disk is None:
+                kept = self.memory.peek(name)
+                if kept is not None:
+                    record, info = kept
+                    self.remote.put(name, self._codec.encode(record, info.created))
+                return
+            assert self._cache is not None
+            found = self.disk.read_file(name)  # verified, so that no damage travels
+            if found is not None:
+                _, (_, stamp), data = found
+                self.remote.put(name, data)
+                self._cache.sent(name, stamp)
+                self._cache.grew(0)  # what may leave now may have been waited for

@@ -1,0 +1,119 @@
+"""Write-back: objects that were put here and still have to reach the remote."""
+
+from __future__ import annotations
+
+import logging
+import random
+import threading
+from collections import OrderedDict
+from collections.abc import Callable
+
+from kamera.errors import CorruptChunk, RemoteUnavailable
+
+logger = logging.getLogger(__name__)
+
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 10.0  # seconds
+
+
+class Uploads:
+    """Names of objects that wait, and one thread that sends them. Safe to use from several threads.
+
+    ``send`` brings one object to the remote and raises `RemoteUnavailable` if that failed: then it
+    goes on waiting, and the thread pauses for a time drawn at random below a bound that doubles (full
+    jitter). The thread starts with the first name.
+    """
+
+    def __init__(self, send: Callable[[str], None]) -> None:
+        self._send = send
+        self._pending: OrderedDict[str, int] = OrderedDict()  # to how often it was added
+        self._added = self._failures = 0
+        self._failed_in_a_row = 0
+        self._hurry = self._closing = False
+        self._changed = threading.Condition()
+        self._thread: threading.Thread | None = None
+
+    def add(self, name: str) -> None:
+        """Send ``name``; again, if it is being sent at this moment."""
+        with self._changed:
+            self._added += 1
+            self._pending[name] = self._added
+            if self._thread is None and not self._closing:
+                self._thread = threading.Thread(target=self._run, name="kamera-uploads", daemon=True)
+                self._thread.start()
+            self._changed.notify_all()
+
+    def discard(self, name: str) -> None:
+        """Do not send ``name`` any more."""
+        with self._changed:
+            self._pending.pop(name, None)
+            self._changed.notify_all()
+
+    def is_pending(self, name: str) -> bool:
+        """Whether ``name`` still has to reach the remote."""
+        return name in self._pending
+
+    def names(self) -> tuple[str, ...]:
+        """What still has to reach the remote."""
+        with self._changed:
+            return tuple(self._pending)
+
+    def flush(self, timeout: float | None, *, patient: bool = True) -> tuple[str, ...]:
+        """Send what waits now, and return what still does after ``timeout`` seconds (None: for ever).
+
+        Unless ``patient``, one failure ends the wait.
+        """
+        with self._changed:
+            self._hurry = True
+            self._changed.notify_all()
+            before = self._failures
+            self._changed.wait_for(
+                lambda: not self._pending or not (patient or self._failures == before), timeout
+            )
+            return tuple(self._pending)
+
+    def close(self) -> None:
+        """Stop sending; waits for the object under way."""
+        with self._changed:
+            self._closing = True
+            self._changed.notify_all()
+        if self._thread is not None:
+            self._thread.join()
+
+    def _run(self) -> None:
+        while (work := self._next()) is not None:
+            name, version = work
+            try:
+                self._send(name)
+            except CorruptChunk as error:  # damaged here, and set aside: there is nothing to send
+                logger.warning("not uploaded: %s", error)
+                self._done(name, version)
+            except RemoteUnavailable:
+                self._pause(name, version)
+            except Exception:  # the thread must live: others' objects wait behind this one
+                logger.exception("upload of %s failed", name)
+                self._pause(name, version)
+            else:
+                self._failed_in_a_row = 0
+                self._done(name, version)
+
+    def _next(self) -> tuple[str, int] | None:
+        with self._changed:
+            self._changed.wait_for(lambda: self._pending or self._closing)
+            return None if self._closing else next(iter(self._pending.items()))
+
+    def _done(self, name: str, version: int) -> None:
+        with self._changed:
+            if self._pending.get(name) == version:
+                del self._pending[name]
+            self._changed.notify_all()
+
+    def _pause(self, name: str, version: int) -> None:
+        self._failed_in_a_row += 1
+        bound = min(_LONGEST_PAUSE, _FIRST_PAUSE * 2**self._failed_in_a_row)
+        with self._changed:
+            self._failures += 1
+            if self._pending.get(name) == version:
+                self._pending.move_to_end(name)  # one that is refused must not block the others
+            self._changed.notify_all()
+            self._changed.wait_for(lambda: self._hurry or self._closing, random.uniform(0, bound))
+            self._hurry = False

@@ -1,0 +1,220 @@
+"""Where embeddings are kept: a small row beside each canonical, so that no search reads the objects.
+
+Rows repeat what the objects say. Whoever loses them computes them again from the objects.
+"""
+
+from __future__ import annotations
+
+import base64
+import itertools
+import secrets
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+import numpy as np
+
+from kamera.errors import KameraError
+from kamera.store.codec import Codec
+from kamera.store.database import Database
+from kamera.store.embedding import pack, unpack
+
+_SCHEMA = 1
+_TABLES = """
+CREATE TABLE IF NOT EXISTS vectors (
+    seq INTEGER PRIMARY KEY AUTOINCREMENT, name TEXT NOT NULL UNIQUE, space TEXT NOT NULL,
+    row TEXT NOT NULL
+);
+CREATE INDEX IF NOT EXISTS by_space ON vectors (space, seq);
+CREATE TABLE IF NOT EXISTS epoch (id TEXT NOT NULL);
+"""
+# as bytes: what is no text any more must not stop the reading of the others
+_COLUMNS = "seq, CAST(name AS BLOB), CAST(row AS BLOB)"
+_PAGE = 500
+
+
+class Row(NamedTuple):
+    """One embedding: ``seq`` grows with every row written; ``vector`` is None without pictures."""
+
+    seq: int
+    name: str
+    chunk_id: str
+    vector: np.ndarray | None
+
+
+class State(NamedTuple):
+    """How far a space has come. ``epoch`` changes when the file was made anew and counts from 1."""
+
+    epoch: str
+    rows: int
+    last: int
+
+
+class Vectors(Protocol):
+    """Embeddings by object name, in spaces whose members can be compared."""
+
+    def put(self, space: str, name: str, chunk_id: str, vector: np.ndarray | None) -> None:
+        """Write the row of ``name``, in place of the one that is there."""
+
+    def drop(self, names: Iterable[str]) -> None:
+        """Delete rows, their bytes included."""
+
+    def discard(self, seqs: Iterable[int]) -> None:
+        """Delete rows by number."""
+
+    def get(self, name: str) -> Row | None:
+        """The row of ``name``; None, too, when it is damaged."""
+
+    def has(self, name: str) -> bool:
+        """Whether there is a row of ``name``, damaged or not."""
+
+    def names(self, space: str) -> dict[str, int]:
+        """Name and ``seq`` of every row of a space, damaged ones included."""
+
+    def state(self, space: str) -> State:
+        """Enough to see whether anything has changed."""
+
+    def after(self, space: str, seq: int) -> Iterator[Row | int]:
+        """Rows written after ``seq``, in order; of a damaged one the number alone."""
+
+    def damaged(self, why: str) -> None:
+        """Say that the rows contradict each other: they all go."""
+
+
+class MemoryVectors:
+    """Embeddings of a store that lives in memory, and lets objects go without a word: ``has`` tells."""
+
+    def __init__(self, has: Callable[[str], bool]) -> None:
+        self._has = has
+        self._rows: dict[str, tuple[str, Row]] = {}
+        self._seq = itertools.count(1)
+        self._full = _PAGE
+        self._lock = threading.Lock()
+
+    def put(self, space: str, name: str, chunk_id: str, vector: np.ndarray | None) -> None:
+        with self._lock:
+            self._rows.pop(name, None)  # rows stay in the order of their numbers
+            self._rows[name] = space, Row(next(self._seq), name, chunk_id, vector)
+            if len(self._rows) > self._full:
+                self._rows = {name: held for name, held in self._rows.items() if self._has(name)}
+                self._full = max(_PAGE, 2 * len(self._rows))
+
+    def drop(self, names: Iterable[str]) -> None:
+        with self._lock:
+            for name in names:
+                self._rows.pop(name, None)
+
+    def discard(self, seqs: Iterable[int]) -> None:
+        gone = set(seqs)
+        with self._lock:
+            self._rows = {name: held for name, held in self._rows.items() if held[1].seq not in gone}
+
+    def get(self, name: str) -> Row | None:
+        return self._rows.get(name, ("", None))[1]
+
+    def has(self, name: str) -> bool:
+        return name in self._rows
+
+    def names(self, space: str) -> dict[str, int]:
+        return {row.name: row.seq for row in self._of(space)}
+
+    def state(self, space: str) -> State:
+        rows = self._of(space)
+        return State("", len(rows), rows[-1].seq if rows else 0)
+
+    def after(self, space: str, seq: int) -> Iterator[Row | int]:
+        yield from (row for row in self._of(space) if row.seq > seq)
+
+    def damaged(self, why: str) -> None:
+        raise AssertionError(why)
+
+    def _of(self, space: str) -> list[Row]:
+        with self._lock:
+            return [row for where, row in self._rows.values() if where == space]
+
+
+class DiskVectors:
+    """Embeddings in one SQLite file. Safe to use from several threads and processes.
+
+    In a sealed store (`codec`) rows are veiled like the ids of its index. Raises `StoreError` when
+    SQLite fails; a damaged file is replaced by an empty one and ``emptied`` called.
+    """
+
+    def __init__(self, path: Path, codec: Codec, emptied: Callable[[], None]) -> None:
+        self._codec = codec
+        self._emptied = emptied
+        path.parent.mkdir(mode=0o700, exist_ok=True)
+        self._db = Database(path, _SCHEMA, _TABLES, self._begin)
+        if self._db.version != _SCHEMA:
+            self._begin()
+
+    def put(self, space: str, name: str, chunk_id: str, vector: np.ndarray | None) -> None:
+        text = self._codec.veil(base64.b64encode(pack(name, chunk_id, vector)).decode())
+        sql = "INSERT OR REPLACE INTO vectors (name, space, row) VALUES (?, ?, ?)"
+        self._db.execute(sql, (name, space, text))
+
+    def drop(self, names: Iterable[str]) -> None:
+        self._delete("name", names)
+
+    def discard(self, seqs: Iterable[int]) -> None:
+        self._delete("seq", seqs)
+
+    def get(self, name: str) -> Row | None:
+        rows = self._db.execute(f"SELECT {_COLUMNS} FROM vectors WHERE name = ?", (name,))
+        found = self._read(*rows[0]) if rows else None
+        return found if isinstance(found, Row) else None
+
+    def has(self, name: str) -> bool:
+        return bool(self._db.execute("SELECT 1 FROM vectors WHERE name = ?", (name,)))
+
+    def names(self, space: str) -> dict[str, int]:
+        rows = self._db.execute("SELECT CAST(name AS BLOB), seq FROM vectors WHERE space = ?", (space,))
+        return {name.decode(errors="replace"): seq for name, seq in rows}
+
+    def state(self, space: str) -> State:
+        sql = "SELECT (SELECT id FROM epoch), COUNT(*), COALESCE(MAX(seq), 0) FROM vectors WHERE space = ?"
+        [[epoch, rows, last]] = self._db.execute(sql, (space,))
+        return State(str(epoch), int(rows), int(last))
+
+    def after(self, space: str, seq: int) -> Iterator[Row | int]:
+        sql = f"SELECT {_COLUMNS} FROM vectors WHERE space = ? AND seq > ? ORDER BY seq LIMIT {_PAGE}"
+        while page := self._db.execute(sql, (space, seq)):
+            yield from (self._read(*columns) for columns in page)
+            seq = page[-1][0]
+
+    def damaged(self, why: str) -> None:
+        self._db.damaged(why)
+
+    def check(self) -> str | None:
+        """Read the whole file; what is wrong with it is told, and it is empty afterwards."""
+        problem = str(self._db.execute("PRAGMA quick_check(1)")[0][0])
+        if problem == "ok":
+            return None
+        self._db.damaged(problem)
+        return problem
+
+    def close(self) -> None:
+        """Close the file; nothing works afterwards."""
+        self._db.close()
+
+    def _begin(self) -> None:
+        with self._db.writing():
+            if self._db.version != _SCHEMA:  # another process may have been faster
+                self._db.execute("INSERT INTO epoch VALUES (?)", (secrets.token_hex(8),))
+                self._db.execute(f"PRAGMA user_version = {_SCHEMA}")
+        self._emptied()
+
+    def _delete(self, column: str, values: Iterable[object]) -> None:
+        with self._db.writing():
+            self._db.execute_many(f"DELETE FROM vectors WHERE {column} = ?", ((v,) for v in values))
+        # the log would keep the deleted bytes until it is written over
+        self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+
+    def _read(self, seq: int, raw: bytes, text: bytes) -> Row | int:
+        try:
+            name = raw.decode()
+            data = base64.b64decode(self._codec.unveil(text.decode()), validate=True)
+            return Row(seq, name, *unpack(name, data))
+        except (KameraError, AttributeError, TypeError, ValueError):
+            return seq

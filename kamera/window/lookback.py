@@ -1,0 +1,90 @@
+"""Looking back by likeness: which archived chunk looks like this picture (`docs/search.md`)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import torch
+
+from kamera.backbones import Chunk
+from kamera.backbones.build import Content
+from kamera.errors import UnknownChunk
+from kamera.store import Hit
+from kamera.store.embedding import mean_features
+from kamera.window.report import Tally
+from kamera.window.serving import Server
+from kamera.window.slots import Facts, Resident
+
+MIN_SCORE = 0.9
+"""Cosine below which `KameraWindow.recall` takes nothing for a look-alike, unless it is told otherwise."""
+
+
+def candidates(server: Server, like: Content | Chunk, k: int) -> list[Hit]:
+    """The ``k`` chunks archived behind the server's anchor that look most like ``like``, best first.
+
+    One vision encode, none for a chunk that is archived itself; no decoder forward. Raises `ValueError`
+    for content without a picture, and what `Backbone.chunk` and `ChunkStore.search` raise.
+    """
+    return server.store.search(_features(server, like), k, context=server.context)
+
+
+def chosen(
+    server: Server,
+    residents: Sequence[Resident],
+    chunk_id: str | None,
+    like: Content | Chunk | None,
+    min_score: float,
+    tally: Tally,
+) -> str:
+    """The chunk that a recall by id or by likeness is about, told in the notes when it was found.
+
+    By likeness: of those that are not in the window the one that looks most like ``like``. Raises
+    UnknownChunk when there is none, or none with a cosine of ``min_score``, `ValueError` unless exactly
+    one of ``chunk_id`` and ``like`` is given.
+    """
+    if (chunk_id is None) == (like is None):
+        raise ValueError("recall takes a chunk id or like=PICTURE: give one of the two")
+    if chunk_id is not None:
+        return chunk_id
+    here = {resident.facts.chunk_id for resident in residents}
+    hits = candidates(server, like, len(here) + 1)
+    best = next((hit for hit in hits if hit.chunk_id not in here), None)
+    if best is None:
+        raise UnknownChunk(
+            f"no picture is archived outside this window in {server.store!r} for this backbone and system "
+            "prompt: nothing to recall; append the picture"
+        )
+    if best.score < min_score:
+        raise UnknownChunk(
+            f"the archived chunk most like it, {best.chunk_id[:12]}, has a cosine of {best.score:.3f}, below "
+            f"min_score={min_score}: append the picture, or recall that chunk by its id"
+        )
+    tally.notes.append(f"recalled {best.chunk_id}, which looks like it at a cosine of {best.score:.3f}")
+    return best.chunk_id
+
+
+def note_duplicate(server: Server, facts: Facts, threshold: float, tally: Tally) -> None:
+    """Tell in the notes of an archived chunk that looks like this one; nothing else comes of it."""
+    vector = _mean(server, facts.encoded.input_ids, facts.encoded.tensors)
+    if vector is None:
+        return
+    hits = server.store.search(vector, 2, context=server.context)
+    other = next((hit for hit in hits if hit.chunk_id != facts.chunk_id), None)
+    if other is not None and other.score >= threshold:
+        tally.notes.append(f"looks like chunk {other.chunk_id}: cosine {other.score:.3f}")
+
+
+def _features(server: Server, like: Content | Chunk) -> np.ndarray:
+    chunk = like if isinstance(like, Chunk) else server.backbone.chunk(like)
+    vector = server.store.embedding(server.context, chunk.id)
+    if vector is None:
+        encoded = server.backbone.encode(chunk)
+        vector = _mean(server, encoded.input_ids, encoded.tensors)
+    if vector is None:
+        raise ValueError(f"{chunk!r} holds no picture to look for: give one, or recall by chunk id")
+    return vector
+
+
+def _mean(server: Server, input_ids: torch.Tensor, tensors: Mapping[str, torch.Tensor]) -> np.ndarray | None:
+    return mean_features(input_ids, tensors, server.backbone.builder.vision_tokens)

@@ -1,0 +1,56 @@
+"""A record of what windows did: chunk ids, token counts and times, never content."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from kamera.window.slots import Slot
+
+logger = logging.getLogger(__name__)
+
+
+class Trace:
+    """Appends a JSON line to a file for each operation of the windows that were given it.
+
+    ``time`` (seconds since 1970), ``operation``, ``anchor`` (digest of the anchor tokens), ``chunks`` (ids
+    in the window afterwards, in order), ``tokens`` (of each), and ``placed``: chunks from this index on
+    came to their place by this operation, so each of them wanted a patch for those before it.
+
+    Any number of windows, threads and processes may write one file. A file that cannot be written costs
+    a warning and the line, never the operation.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = Path(path)
+
+    def record(self, operation: str, anchor: str, before: Sequence[Slot], after: Sequence[Slot]) -> None:
+        """Write the line of an operation that led from ``before`` to ``after``."""
+        line = {
+            "time": round(time.time(), 3),
+            "operation": operation,
+            "anchor": anchor,
+            "chunks": [slot.chunk_id for slot in after],
+            "tokens": [slot.length for slot in after],
+            "placed": _placed(operation, before, after),
+        }
+        data = json.dumps(line, separators=(",", ":")).encode() + b"\n"
+        try:
+            with open(os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600), "ab", 0) as file:
+                file.write(data)  # whole: a short append is one write
+        except OSError as error:
+            logger.warning("an operation is missing from the trace: %s", error)
+
+
+def _placed(operation: str, before: Sequence[Slot], after: Sequence[Slot]) -> int:
+    """Index of the first chunk that is at its place anew; those that merely survive are not."""
+    if operation in ("append", "recall"):
+        return len(after) - 1
+    if operation == "reorder":
+        stayed = (old.number == new.number for old, new in zip(before, after, strict=True))
+        return next((i for i, same in enumerate(stayed) if not same), len(after))
+    return len(after)

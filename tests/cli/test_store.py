@@ -1,0 +1,202 @@
+"""kamera store: what it shows is what is there, what it removes is what it says."""
+
+from __future__ import annotations
+
+import json
+import time
+
+import pytest
+
+from kamera.store import ChunkStore
+from tests.cli.run import files, kamera
+from tests.store.builders import CONTEXT, canonical, patch
+
+NAMES = "abc"
+
+
+@pytest.fixture
+def root(tmp_path):
+    with ChunkStore.open(tmp_path / "s") as store:
+        for name in NAMES:
+            store.put_canonical(canonical(name * 64))
+            store.put_patch(patch(name * 64))
+    return tmp_path / "s"
+
+
+def objects(root, **more):
+    with ChunkStore.open(root, **more) as store:
+        return store.ls()
+
+
+def keys(root):
+    return {info.key for info in objects(root)}
+
+
+def spoil(root, chunk):
+    """Damage a chunk's canonical; its key."""
+    info = next(i for i in objects(root) if i.chunk_id == chunk * 64 and i.kind == "canonical")
+    path = root / "objects" / info.key[:2] / f"{info.key}.safetensors"
+    path.write_bytes(path.read_bytes()[:-1] + b"!")
+    return info.key
+
+
+def as_json(capsys, *arguments):
+    done = kamera(capsys, "store", *arguments, "--format", "json")
+    return done.code, done.document
+
+
+def test_verify_passes_a_sound_store_and_changes_nothing(capsys, root):
+    before = files(root)
+    assert as_json(capsys, "verify", root) == (
+        0,
+        {"store": str(root), "ok": 6, "quarantined": [], "refused": [], "embeddings": []}
+        | {"orphan_files": 0, "orphan_rows": 0, "stale": 0},
+    )
+    assert files(root) == before
+    table = kamera(capsys, "store", "verify", root)
+    assert (table.code, table.err) == (0, "") and "intact" in table.out
+
+
+def test_verify_sets_damage_aside_says_so_and_fails(capsys, root):
+    key = spoil(root, "b")
+    code, document = as_json(capsys, "verify", root)
+    assert (code, document["ok"]) == (1, 5)
+    assert [key in line for line in document["quarantined"]] == [True]
+    code, document = as_json(capsys, "quarantine", root)
+    assert code == 0
+    (copy,) = document["copies"]
+    assert copy["name"] == key and "digest" in copy["reason"]
+    assert as_json(capsys, "verify", root)[0] == 0
+    assert as_json(capsys, "stats", root)[1]["quarantined"]["copies"] == 1
+
+
+def test_verify_rebuild_makes_the_index_anew(capsys, root):
+    before = objects(root)
+    with ChunkStore.open(root) as store:
+        store._disk.index._db.execute("DELETE FROM objects WHERE kind = 'exact'")
+    assert len(objects(root)) == 3
+    assert as_json(capsys, "verify", root, "--rebuild")[0] == 0
+    assert objects(root) == before
+
+
+def test_quarantined_copies_go_only_on_demand(capsys, root):
+    for chunk in "ab":
+        spoil(root, chunk)
+    kamera(capsys, "store", "verify", root)
+    copies = as_json(capsys, "quarantine", root)[1]["copies"]
+    assert len(copies) == 2
+    assert as_json(capsys, "quarantine", root, "--older", "1h")[1]["dropped"] == 0
+    _, document = as_json(capsys, "quarantine", root, "--drop", copies[0]["file"])
+    assert (document["dropped"], document["copies"]) == (1, copies[1:])
+    assert as_json(capsys, "gc", root, "--quarantine-older", "1h")[1]["quarantined"] == 0
+    time.sleep(0.01)
+    assert as_json(capsys, "quarantine", root, "--older", "0s")[1]["dropped"] == 1
+    wrong = kamera(capsys, "store", "quarantine", root, "--drop", "../x")
+    assert (wrong.code, len(wrong.err.splitlines())) == (2, 1)
+
+
+def test_gc_removes_down_to_the_budget_and_keeps_what_is_pinned(capsys, root):
+    total = sum(info.bytes for info in objects(root))
+    of_a = sum(info.bytes for info in objects(root) if info.chunk_id == "a" * 64)
+    code, document = as_json(capsys, "pin", root, "a" * 64, "--ttl", "7d")
+    assert (code, sum(pin["bytes"] for pin in document["pins"])) == (0, of_a)
+    assert all(abs(pin["expires"] - time.time() - 7 * 86_400) < 60 for pin in document["pins"])
+    code, dry = as_json(capsys, "gc", root, "--max-bytes", of_a, "--dry-run")
+    assert (code, dry["dry_run"], dry["bytes_before"], dry["bytes_after"]) == (0, True, total, of_a)
+    assert len(objects(root)) == 6
+    code, document = as_json(capsys, "gc", root, "--max-bytes", of_a)
+    assert (code, document["fits"]) == (0, True)
+    assert [r["key"] for r in document["removed"]] == [r["key"] for r in dry["removed"]]
+    assert {info.chunk_id for info in objects(root)} == {"a" * 64}
+    code, document = as_json(capsys, "gc", root, "--max-bytes", "0")
+    assert (code, document["fits"], document["bytes_after"]) == (1, False, of_a)
+    assert as_json(capsys, "unpin", root, "a" * 64) == (0, {"store": str(root), "unpinned": 2, "pinned": 0})
+    assert as_json(capsys, "gc", root, "--max-bytes", "0")[0] == 0
+    assert objects(root) == []
+
+
+def test_gc_without_a_budget_takes_patches_that_lost_their_canonical(capsys, root):
+    spoil(root, "c")
+    kamera(capsys, "store", "verify", root)
+    code, document = as_json(capsys, "gc", root)
+    assert code == 0
+    assert [(r["kind"], r["reason"]) for r in document["removed"]] == [("exact", "its canonical is gone")]
+    table = kamera(capsys, "store", "gc", root)
+    assert (table.code, "4 objects" in table.out) == (0, True)
+
+
+def test_pins_are_named_by_the_start_of_a_key_or_chunk(capsys, root):
+    key = objects(root)[0].key
+    code, document = as_json(capsys, "pin", root, key[:16], "bbbbbbbb")
+    assert (code, {p["name"] for p in document["pins"]}) == (
+        0,
+        {key} | {info.key for info in objects(root) if info.chunk_id == "b" * 64},
+    )
+    assert as_json(capsys, "pin", root)[1] == document  # only shows
+    for target, part in (("ffff", "neither here"), ("", "fits several")):
+        wrong = kamera(capsys, "store", "pin", root, target)
+        assert (wrong.code, wrong.out, part in wrong.err) == (2, "", True)
+    assert as_json(capsys, "pin", root)[1] == document
+
+
+def test_the_cap_on_pins_holds_until_it_is_lifted(capsys, root):
+    over = kamera(capsys, "store", "pin", root, "a" * 64, "--cap", "1kB")
+    assert (over.code, over.out) == (1, "") and "over the cap of 1000" in over.err
+    code, document = as_json(capsys, "pin", root)
+    assert (code, document["cap"], document["pins"]) == (0, 1000, [])
+    code, document = as_json(capsys, "pin", root, "a" * 64, "--no-cap")
+    assert (code, document["cap"], len(document["pins"])) == (0, None, 2)
+    assert as_json(capsys, "stats", root)[1]["pinned"]["objects"] == 2
+
+
+def test_forget_removes_a_chunk_and_proves_it(capsys, root):
+    code, document = as_json(capsys, "forget", root, "a" * 64)
+    assert (code, len(document["removed"]), document["left"]) == (0, 2, [])
+    assert {info.chunk_id for info in objects(root)} == {"b" * 64, "c" * 64}
+
+
+def test_a_secret_comes_from_a_file_and_shows_what_it_names(capsys, tmp_path):
+    secret = tmp_path / "secret"
+    secret.write_bytes(b"x" * 32)
+    root = tmp_path / "s"
+    context = type(CONTEXT)(CONTEXT.fingerprint, CONTEXT.anchor, "acme")
+    with ChunkStore.open(root, tenant="acme", secret=secret.read_bytes()) as store:
+        store.put_canonical(canonical(context=context))
+    mine = ("--tenant", "acme", "--secret-file", secret)
+    assert as_json(capsys, "ls", root, *mine)[1]["objects"] == 1
+    assert as_json(capsys, "ls", root, "--tenant", "acme")[1]["objects"] == 0
+    code, document = as_json(capsys, "gc", root, "--max-bytes", "0", *mine)
+    assert (code, document["objects_before"], document["objects_after"]) == (0, 1, 0)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("gc", "--max-bytes", "much"),
+        ("gc", "--quarantine-older", "soon"),
+        ("pin", "a" * 64, "--ttl", "0s"),
+        ("pin", "a" * 64, "--cap", "1kB", "--no-cap"),
+        ("unpin",),
+        ("forget",),
+    ],
+)
+def test_bad_usage_changes_nothing(capsys, root, arguments):
+    before = files(root)
+    done = kamera(capsys, "store", arguments[0], root, *arguments[1:])
+    assert (done.code, done.out) == (2, "")
+    assert files(root) == before and len(objects(root)) == 6
+
+
+@pytest.mark.parametrize("verb", ["verify", "gc", "pin", "quarantine", "stats"])
+def test_a_folder_that_is_no_store_is_one_line_and_stays_as_it_is(capsys, tmp_path, verb):
+    done = kamera(capsys, "store", verb, tmp_path)
+    assert (done.code, done.out, len(done.err.splitlines())) == (1, "", 1)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_results_go_to_a_file(capsys, root, tmp_path):
+    for verb in ("ls", "stats", "verify", "gc", "pin", "quarantine"):
+        target = tmp_path / f"{verb}.json"
+        done = kamera(capsys, "store", verb, root, "--format", "json", "--output", target, "-q")
+        assert (done.code, done.out, done.err) == (0, "", "")
+        assert json.loads(target.read_text())["store"] == str(root)

@@ -1,0 +1,87 @@
+"""kamera store export, import and rotate: from store to store, with secrets from files."""
+
+from __future__ import annotations
+
+import pytest
+
+from kamera.store import ChunkStore
+from tests.cli.run import kamera
+from tests.store.builders import CONTEXT, assert_same, canonical, patch
+
+A, B = "a" * 64, "b" * 64
+
+
+@pytest.fixture
+def root(tmp_path):
+    with ChunkStore.open(tmp_path / "s") as store:
+        for chunk in (A, B):
+            store.put_canonical(canonical(chunk))
+            store.put_patch(patch(chunk, antecedents=(A,)))
+    return tmp_path / "s"
+
+
+def test_what_is_exported_is_imported_under_a_secret_and_a_key(capsys, root, tmp_path):
+    (tmp_path / "secret").write_bytes(b"0123456789abcdef")
+    (tmp_path / "key").write_bytes(b"k" * 32)
+    out = kamera(capsys, "store", "export", root, tmp_path / "b", "--format", "json")
+    assert (out.code, out.document["canonicals"], out.document["patches"]) == (0, 2, 2)
+    assert out.document["bytes"] == (tmp_path / "b").stat().st_size
+    sealed = ("--secret-file", tmp_path / "secret", "--key-file", tmp_path / "key")
+    into = kamera(capsys, "store", "import", tmp_path / "t", tmp_path / "b", *sealed, "--format", "json")
+    assert (into.code, into.document["canonicals"], into.document["refused"]) == (0, 2, [])
+    with ChunkStore.open(tmp_path / "t", secret=b"0123456789abcdef", keys=[b"k" * 32]) as store:
+        assert_same(store.get_canonical(CONTEXT, A), canonical(A))
+    again = kamera(capsys, "store", "import", tmp_path / "t", tmp_path / "b", *sealed)
+    assert again.code == 0 and "here already" in again.out and "4" in again.out
+
+
+def test_chunks_are_chosen_and_an_unknown_one_is_an_error_without_a_file(capsys, root, tmp_path):
+    done = kamera(capsys, "store", "export", root, tmp_path / "b", "--chunk", B, "--format", "json")
+    assert (done.document["canonicals"], done.document["patches"]) == (1, 0)
+    wrong = kamera(capsys, "store", "export", root, tmp_path / "c", "--chunk", "f" * 64)
+    assert wrong.code == 1 and "nothing was exported" in wrong.err and wrong.err.count("\n") == 1
+    assert not (tmp_path / "c").exists()
+
+
+def test_a_directory_that_is_no_store_is_not_made_by_an_export(capsys, tmp_path):
+    done = kamera(capsys, "store", "export", tmp_path / "no", tmp_path / "b")
+    assert done.code == 1 and "no kamera store" in done.err
+    assert not (tmp_path / "no").exists() and not (tmp_path / "b").exists()
+
+
+def test_a_damaged_object_fails_the_export_and_a_damaged_bundle_the_import(capsys, root, tmp_path):
+    kamera(capsys, "store", "export", root, tmp_path / "b")
+    data = bytearray((tmp_path / "b").read_bytes())
+    data[500] ^= 1
+    (tmp_path / "b").write_bytes(data)
+    into = kamera(capsys, "store", "import", tmp_path / "t", tmp_path / "b", "--format", "json")
+    assert into.code == 1 and len(into.document["refused"]) == 1
+    path = next(root.glob("objects/*/*"))
+    path.write_bytes(path.read_bytes()[:-1] + b"!")
+    out = kamera(capsys, "store", "export", root, tmp_path / "c", "--format", "json")
+    assert out.code == 1 and path.stem in out.document["refused"][0]
+    (tmp_path / "b").write_text("no bundle")
+    none = kamera(capsys, "store", "import", tmp_path / "t", tmp_path / "b")
+    assert none.code == 1 and "no bundle" in none.err
+
+
+def test_rotate_brings_a_store_under_the_first_key(capsys, tmp_path):
+    files = {"secret": b"0123456789abcdef", "new": b"n" * 32, "old": b"o" * 32, "stray": b"s" * 32}
+    for name, data in files.items():
+        (tmp_path / name).write_bytes(data)
+    with ChunkStore.open(tmp_path / "s", secret=files["secret"], keys=[files["old"]]) as store:
+        store.put_canonical(canonical(A))
+    secret = ("--secret-file", tmp_path / "secret")
+
+    def rotate(*names):
+        keys = [part for name in names for part in ("--key-file", tmp_path / name)]
+        return kamera(capsys, "store", "rotate", tmp_path / "s", *secret, *keys, "--format", "json")
+
+    short = rotate("new", "stray")
+    assert short.code == 1 and len(short.document["refused"]) == 1
+    done = rotate("new", "old")
+    assert (done.code, done.document["rewritten"], done.document["refused"]) == (0, 1, [])
+    with ChunkStore.open(tmp_path / "s", secret=files["secret"], keys=[files["new"]]) as store:
+        assert store.verify().ok == 1
+    plain = kamera(capsys, "store", "rotate", tmp_path / "s")
+    assert plain.code == 1 and "only an encrypted store" in plain.err

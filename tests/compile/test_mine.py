@@ -1,0 +1,125 @@
+"""Plans from traces: what recurred, what it saves, and nothing that is not in the file."""
+
+from __future__ import annotations
+
+import json
+from itertools import chain, permutations
+
+import pytest
+
+from kamera.compile import read_plan
+from kamera.compile.mine import Mined, mine, plan_text
+from kamera.compile.plan import Stored
+from kamera.errors import TraceError
+
+TOKENS = {"a": 10, "b": 20, "c": 30, "d": 40, "e": 50}
+
+
+def line(chunks: str, placed: int | None = None, operation: str = "append", anchor: str = "a0") -> dict:
+    return {
+        "time": 1.0,
+        "operation": operation,
+        "anchor": anchor,
+        "chunks": list(chunks),
+        "tokens": [TOKENS[c] for c in chunks],
+        "placed": len(chunks) - 1 if placed is None else placed,
+    }
+
+
+@pytest.fixture
+def trace(tmp_path):
+    def write(*lines: dict):
+        path = tmp_path / "trace.jsonl"
+        path.write_text("".join(json.dumps(each) + "\n" for each in lines))
+        return path
+
+    return write
+
+
+def filled(chunks: str) -> list[dict]:
+    """A window that was filled chunk by chunk."""
+    return [line(chunks[: i + 1]) for i in range(len(chunks))]
+
+
+def test_what_recurred_is_a_window_and_its_worth_is_its_arrivals(trace):
+    path = trace(*filled("abc"), *filled("abc"), *filled("abd"))
+    # b came behind a three times, c behind ab twice, d behind ab once
+    assert mine(path) == [Mined(("a", "b", "c"), 2, saved_tokens=3 * 20 + 2 * 30, forming_tokens=50)]
+    assert [m.chunks for m in mine(path, times=1)] == [tuple("abc"), tuple("abd")]
+    assert mine(path, times=3) == [Mined(("a", "b"), 3, 60, 20)]
+    assert mine(path, times=4) == []
+
+
+def test_what_a_window_brings_with_it_is_not_counted_again(trace):
+    path = trace(*filled("abc"), *filled("abc"), *filled("abd"), *filled("abd"))
+    first, second = mine(path)
+    assert first == Mined(tuple("abd"), 2, saved_tokens=4 * 20 + 2 * 40, forming_tokens=60)
+    assert second == Mined(tuple("abc"), 2, saved_tokens=2 * 30, forming_tokens=30)
+
+
+def test_survivors_and_leading_chunks_want_no_patch(trace):
+    slid = [line("bc", 2, "slide"), line("b", 1, "evict")]
+    assert mine(trace(*slid, *slid, line("a"), line("a"))) == []
+
+
+def test_a_reorder_wants_patches_from_the_first_moved_chunk_on(trace):
+    moved = line("acb", 1, "reorder")
+    assert mine(trace(moved, moved)) == [Mined(tuple("acb"), 2, saved_tokens=100, forming_tokens=50)]
+
+
+def test_the_most_saving_windows_are_chosen_within_the_budget(trace):
+    lines = [each for chunks in ("ab", "cd", "de") for each in filled(chunks) * 2]
+    assert [m.chunks for m in mine(trace(*lines))] == [tuple("de"), tuple("cd"), tuple("ab")]
+    assert [m.chunks for m in mine(trace(*lines), top=2)] == [tuple("de"), tuple("cd")]
+    assert [m.chunks for m in mine(trace(*lines), tokens=70)] == [tuple("de"), tuple("ab")]
+
+
+def test_the_plan_does_not_depend_on_the_order_of_the_lines(trace):
+    runs = [filled("abc"), filled("abc"), filled("abd"), filled("abd"), filled("ae")]
+    plans = {tuple(mine(trace(*chain.from_iterable(order)))) for order in permutations(runs)}
+    assert len(plans) == 1
+
+
+def test_a_window_ends_where_a_chunk_is_gone(trace):
+    path = trace(*filled("abc") * 2)
+    assert mine(path, held={"a", "b"}) == [Mined(("a", "b"), 2, 40, 20)]
+    assert mine(path, held={"b", "c"}) == []
+
+
+def test_several_prompts_have_to_be_told_apart(trace):
+    path = trace(*filled("ab") * 2, line("cd", anchor="b7"), line("cd", anchor="b7"))
+    with pytest.raises(ValueError, match=r"chooses 2 system prompts .* a0 \(4 operations\), b7 \(2"):
+        mine(path)
+    assert [m.chunks for m in mine(path, anchor="b")] == [tuple("cd")]
+    with pytest.raises(ValueError, match="'zz' chooses 0"):
+        mine(path, anchor="zz")
+
+
+@pytest.mark.parametrize("bad", ["{}", "7", "no json", '{"chunks": ["a"]}', "wrong"])
+def test_a_file_that_is_no_trace_is_refused_by_line(trace, bad):
+    path = trace(line("a"))
+    spoilt = json.dumps({**line("ab"), "tokens": [1]}) if bad == "wrong" else bad
+    path.write_text(path.read_text() + spoilt + "\n" + json.dumps(line("a")) + "\n")
+    with pytest.raises(TraceError, match=r"trace\.jsonl:2: no operation"):
+        mine(path)
+
+
+def test_a_line_that_is_being_written_is_left_out(trace):
+    path = trace(*filled("ab") * 2)
+    path.write_text(path.read_text() + '{"time": 1.0, "oper')
+    assert [m.chunks for m in mine(path)] == [tuple("ab")]
+
+
+def test_the_plan_reads_as_one(trace, tmp_path):
+    path = tmp_path / "plan.jsonl"
+    path.write_text(plan_text(mine(trace(*filled("ab") * 2)), "You watch a camera."))
+    (window,) = read_plan(path).windows
+    assert (window.system, window.chunks) == ("You watch a camera.", (Stored("a"), Stored("b")))
+    path.write_text(plan_text(mine(trace(*filled("ab") * 2)), None))
+    assert read_plan(path).windows[0].system is None
+
+
+@pytest.mark.parametrize("name", ["times", "top", "tokens"])
+def test_limits_must_be_counts(trace, name):
+    with pytest.raises(ValueError, match=f"{name} 0"):
+        mine(trace(line("a")), **{name: 0})

@@ -1,0 +1,121 @@
+"""From what windows did to a plan, and back: the traffic that recurs then runs no forward."""
+
+from __future__ import annotations
+
+import json
+import logging
+import stat
+
+import pytest
+
+from kamera import ChunkStore, KameraWindow, ReusePolicy
+from kamera.compile import Counts, read_plan, run_plan
+from kamera.compile.mine import mine, plan_text
+from tests.cli.run import kamera
+from tests.compile.saved import SYSTEM, pictures, vision_backbone, vision_model, write_plan
+
+SECRET = "the code is 4711"
+BLIND = ReusePolicy(on_miss="prefill")
+
+
+@pytest.fixture
+def frames(tmp_path) -> list[list]:
+    return [[{"image": str(tmp_path / n)}, f"{SECRET} {n}\n"] for n in pictures(tmp_path, 4)]
+
+
+def lines(path) -> list[dict]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_every_operation_is_a_line_of_ids_and_nothing_of_the_content(tmp_path, frames):
+    path = tmp_path / "trace.jsonl"
+    with ChunkStore.open("memory://") as store:
+        window = KameraWindow(vision_backbone(), store, SYSTEM, trace=path)
+        appended = [window.append(frame).slot for frame in frames[:3]]
+        a, b, c = (slot.chunk_id for slot in appended)
+        window.reorder([0, 2, 1])
+        window.condition(2, False)
+        window.slide()
+        window.recall(a)
+        window.evict(0)
+        branch = window.fork()
+        branch.append(frames[3])
+        window.save(tmp_path / "saved")
+        loaded = KameraWindow.load(tmp_path / "saved", vision_backbone(), store, trace=path)
+        loaded.recall(c)
+        window.generate("what is it?", max_new_tokens=1)
+        d = branch.slots[-1].chunk_id
+    found = [(x["operation"], x["chunks"], x["placed"]) for x in lines(path)]
+    assert found == [
+        ("append", [a], 0),
+        ("append", [a, b], 1),
+        ("append", [a, b, c], 2),
+        ("reorder", [a, c, b], 1),
+        ("condition", [a, c, b], 3),
+        ("slide", [c, b], 2),
+        ("recall", [c, b, a], 2),
+        ("evict", [b, a], 2),
+        ("append", [b, a, d], 2),
+        ("recall", [b, a, c], 2),
+    ]
+    assert {x["anchor"] for x in lines(path)} == {window.anchor.digest}
+    assert lines(path)[2]["tokens"] == [slot.length for slot in appended]
+    text = path.read_text()
+    assert SECRET not in text
+    assert SYSTEM not in text
+    assert set(lines(path)[0]) == {"time", "operation", "anchor", "chunks", "tokens", "placed"}
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
+def test_an_append_that_slides_by_itself_wants_one_patch(tmp_path, frames):
+    path = tmp_path / "trace.jsonl"
+    with ChunkStore.open("memory://") as store:
+        window = KameraWindow(vision_backbone(), store, SYSTEM, trace=path)
+        length = window.append(frames[0]).slot.length
+        tight = window.anchor.length + 2 * length + 2
+        window = KameraWindow(vision_backbone(), store, SYSTEM, max_tokens=tight, trace=path)
+        ids = [window.append(frame).slot.chunk_id for frame in frames[:3]]
+    assert [(x["chunks"], x["placed"]) for x in lines(path)[-2:]] == [(ids[:2], 1), (ids[1:], 1)]
+
+
+def test_a_trace_that_cannot_be_written_costs_a_warning_not_the_operation(tmp_path, frames, caplog):
+    with ChunkStore.open("memory://") as store:
+        window = KameraWindow(vision_backbone(), store, SYSTEM, trace=tmp_path / "no" / "trace.jsonl")
+        with caplog.at_level(logging.WARNING, logger="kamera.window.trace"):
+            window.append(frames[0])
+    assert len(window) == 1
+    assert "missing from the trace" in caplog.text
+
+
+def test_traffic_that_recurs_runs_no_forward_once_its_plan_is_compiled(tmp_path, frames, capsys):
+    a, b, c, d = frames
+    trace, plan, folder = tmp_path / "trace.jsonl", tmp_path / "plan.jsonl", tmp_path / "s"
+    windows = [[a, b, c], [a, b, c], [a, b, d], [d, a]]
+
+    def traffic(store, **given) -> int:
+        forwards = 0
+        for contents in windows:
+            window = KameraWindow(vision_backbone(), store, SYSTEM, policy=BLIND, **given)
+            forwards += sum(window.append(content).forwards for content in contents)
+        return forwards
+
+    with ChunkStore.open(folder) as store:
+        # canonicals only: nothing is archived with a patch
+        run_plan(read_plan(write_plan(tmp_path, [a], [b], [c], [d])), vision_backbone(), store)
+        assert traffic(store, trace=trace) == 7
+        (mined,) = mine(trace)
+        length = {i.chunk_id: i.tokens for i in store.ls("canonical")}
+        assert len(mined.chunks) == 3
+        assert mined.saved_tokens == 3 * length[mined.chunks[1]] + 2 * length[mined.chunks[2]]
+    done = kamera(capsys, "plan", trace, plan, "--system", SYSTEM, "--store", folder, "--format", "json")
+    assert done.code == 0
+    assert done.document["windows"][0]["saved_tokens"] == mined.saved_tokens
+    assert plan.read_text() == plan_text([mined], SYSTEM)
+    done = kamera(capsys, "compile", vision_model(), plan, "--store", folder, "--format", "json")
+    assert done.document["patches"] == {"formed": 2, "reused": 0, "skipped": 0}
+    assert done.document["saved_tokens"] == mined.forming_tokens
+    with ChunkStore.open(folder) as store:
+        # five arrivals of the mined window are served; d behind ab and a behind d did not recur
+        assert traffic(store) == 2
+        report = run_plan(read_plan(plan), vision_backbone(), store)
+        assert report.patches == Counts(reused=2)

@@ -1,0 +1,249 @@
+"""What gc keeps: what is pinned, then what saves the most recompute per byte; and nothing half."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kamera.errors import CorruptChunk, StoreError
+from kamera.store import ChunkStore, Context
+from kamera.store.gc import choose, collect, value
+from kamera.store.index import HALF_LIFE, Weighed
+
+from .builders import CONTEXT, canonical, patch
+
+NOW = 1e9
+
+
+def weighed(key: str, kind: str = "canonical", chunk: str = "c", **fields: object) -> Weighed:
+    base = Weighed(key, kind, chunk, "f", "a", "", 100, 1000, NOW, "stamp", 0.0, None)
+    return base._replace(**fields)
+
+
+@st.composite
+def stores(draw: st.DrawFn) -> list[Weighed]:
+    objects = []
+    for chunk in range(draw(st.integers(0, 6))):
+        kinds = draw(st.lists(st.sampled_from(("exact", "orbit")), max_size=4))
+        if draw(st.integers(0, 5)):  # some patches have lost their canonical
+            kinds.append("canonical")
+        for i, kind in enumerate(kinds):
+            used = draw(st.none() | st.floats(NOW - 1e7, NOW))
+            objects.append(
+                weighed(
+                    f"{chunk}-{i}",
+                    kind,
+                    f"chunk{chunk}",
+                    tokens=draw(st.integers(0, 500)),
+                    bytes=draw(st.integers(1, 10_000)),
+                    created=draw(st.floats(NOW - 1e8, NOW)),
+                    uses=0.0 if used is None else draw(st.floats(0.01, 100)),
+                    used=used,
+                )
+            )
+    return objects
+
+
+@given(stores(), st.data())
+def test_the_rest_fits_or_is_pinned_and_no_patch_stands_alone(
+    objects: list[Weighed], data: st.DataObject
+) -> None:
+    names = [found.key for found in objects]
+    pinned = set(data.draw(st.lists(st.sampled_from(names), unique=True))) if names else set()
+    budget = data.draw(st.integers(0, 60_000))
+    gone: list[str] = []
+    report = collect(objects, pinned, budget, lambda found: gone.append(found.key) is None, NOW)
+    left = [found for found in objects if found.key not in gone]
+    assert len(gone) == len(set(gone))
+    assert pinned.isdisjoint(gone)
+    homes = {found.chunk_id for found in left if found.kind == "canonical"}
+    assert all(found.kind == "canonical" or found.chunk_id in homes or found.key in pinned for found in left)
+    # what is left over budget is pinned, or the canonical of something pinned
+    kept_for = {found.chunk_id for found in left if found.key in pinned}
+    free = [f for f in left if f.key not in pinned and (f.kind != "canonical" or f.chunk_id not in kept_for)]
+    assert sum(found.bytes for found in left) <= budget or not free
+    assert report.bytes_before - report.bytes_after == sum(removed.bytes for removed in report.removed)
+    assert report.bytes_after == sum(found.bytes for found in left)
+    assert report.objects_after == len(left) and {removed.key for removed in report.removed} == set(gone)
+
+
+@given(stores(), st.integers(0, 60_000))
+def test_nothing_leaves_without_need(objects: list[Weighed], budget: int) -> None:
+    victims = list(choose(objects, (), budget, NOW))
+    needed = [victim for victim in victims if victim.reason != "its canonical is gone"]
+    if needed:
+        before_last = sum(f.bytes for f in objects) - sum(
+            v.object.bytes for v in victims[: -len(last(needed))]
+        )
+        assert before_last > budget
+    homes = {found.chunk_id for found in objects if found.kind == "canonical"}
+    assert {v.object.key for v in victims if v not in needed} == {
+        found.key for found in objects if found.chunk_id not in homes
+    }
+
+
+def last(victims: list) -> list:
+    """The object, or canonical with its patches, that left last."""
+    if victims[-1].object.kind != "canonical":
+        return victims[-1:]
+    # its patches left just before it; those that had left alone before are not told apart, so at most these
+    chunk = victims[-1].object.chunk_id
+    start = len(victims) - 1
+    while start and victims[start - 1].object.chunk_id == chunk:
+        start -= 1
+    return victims[start:]
+
+
+def test_without_a_budget_only_the_worthless_leaves() -> None:
+    objects = [weighed("home"), weighed("p", "exact"), weighed("lost", "exact", "other")]
+    assert [v.object.key for v in choose(objects, (), None, NOW)] == ["lost"]
+    assert list(choose(objects, {"lost"}, None, NOW)) == []
+
+
+def test_what_is_used_stays_and_what_is_not_leaves() -> None:
+    objects = [
+        weighed("never", chunk="1"),
+        weighed("long ago", chunk="2", uses=3.0, used=NOW - 20 * HALF_LIFE),
+        weighed("once", chunk="3", uses=1.0, used=NOW),
+        weighed("often", chunk="4", uses=9.0, used=NOW),
+        weighed("old", chunk="5", created=NOW - HALF_LIFE),
+    ]
+    order = [v.object.key for v in choose(objects, (), 0, NOW)]
+    assert order == ["old", "never", "long ago", "once", "often"]
+
+
+def test_more_recompute_per_byte_stays_longer() -> None:
+    objects = [
+        weighed("large", chunk="1", bytes=4000),
+        weighed("small", chunk="2", bytes=500),
+        weighed("short", chunk="3", tokens=10),
+        weighed("long", chunk="4", tokens=300),
+    ]
+    assert [v.object.key for v in choose(objects, (), 0, NOW)] == ["short", "large", "small", "long"]
+    assert value(weighed("c"), NOW) == 1.5 * value(weighed("p", "exact"), NOW) == 150.0
+
+
+def test_a_patch_leaves_before_its_canonical_when_it_is_worth_less_per_byte() -> None:
+    home = weighed("home", bytes=1000, uses=5.0, used=NOW)
+    good = weighed("good", "exact", bytes=100, uses=5.0, used=NOW)
+    poor = weighed("poor", "exact", bytes=900)
+    order = [v.object.key for v in choose([home, good, poor], (), 0, NOW)]
+    assert order == ["poor", "good", "home"]
+    assert [v.object.key for v in choose([home, good, poor], (), 1100, NOW)] == ["poor"]
+
+
+def test_a_poor_canonical_is_held_by_its_good_patches() -> None:
+    home = weighed("home", chunk="1", bytes=1000)
+    patches = [weighed(f"p{i}", "exact", "1", bytes=50, uses=9.0, used=NOW) for i in range(4)]
+    other = weighed("other", chunk="2", bytes=1000, uses=1.0, used=NOW)
+    assert value(home, NOW) < value(other, NOW)
+    assert [v.object.key for v in choose([home, *patches, other], (), 1300, NOW)] == ["other"]
+
+
+def test_the_canonical_of_a_pinned_patch_stays_and_its_other_patches_may_leave() -> None:
+    objects = [weighed("home"), weighed("kept", "exact"), weighed("other", "orbit")]
+    assert [v.object.key for v in choose(objects, {"kept"}, 0, NOW)] == ["other"]
+
+
+# -- on a real store -------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    return tmp_path / "store"
+
+
+def test_gc_removes_files_and_rows_and_says_so(root: Path) -> None:
+    with ChunkStore.open(root) as store:
+        for name in "abcd":
+            store.put_canonical(canonical(name * 64))
+            store.put_patch(patch(name * 64))
+        for _ in range(3):
+            assert store.get_canonical(CONTEXT, "b" * 64) is not None
+            assert store.get_patch(CONTEXT, "b" * 64, ("x", "y")) is not None
+        total = store.stats().bytes
+        of_b = sum(info.bytes for info in store.ls(chunk_id="b" * 64))
+        dry = store.gc(of_b, dry_run=True)
+        assert (dry.bytes_before, dry.bytes_after) == (total, of_b)
+        assert store.stats().bytes == total and store.verify().ok == 8
+        done = store.gc(of_b)
+        assert dataclasses.replace(done, removed=()) == dataclasses.replace(dry, removed=())
+        assert [gone.key for gone in done.removed] == [gone.key for gone in dry.removed]
+        assert {info.chunk_id for info in store.ls()} == {"b" * 64}
+        assert store.stats().bytes == of_b
+        assert len(list(root.glob("objects/??/*"))) == 2
+        assert store.get_canonical(CONTEXT, "a" * 64) is None
+        assert store.get_patch(CONTEXT, "b" * 64, ("x", "y")) is not None
+
+
+def test_gc_takes_sizes_as_text_and_refuses_what_is_none(root: Path) -> None:
+    with ChunkStore.open(root) as store:
+        store.put_canonical(canonical())
+        assert store.gc("1MiB").removed == ()
+        with pytest.raises(ValueError, match="size"):
+            store.gc("much")
+        with pytest.raises(ValueError):
+            store.gc(-1)
+        assert len(store.ls()) == 1
+
+
+def test_gc_leaves_other_tenants_alone_unless_asked(root: Path) -> None:
+    acme = Context(CONTEXT.fingerprint, CONTEXT.anchor, "acme")
+    with ChunkStore.open(root) as store, ChunkStore.open(root, tenant="acme") as other:
+        store.put_canonical(canonical())
+        other.put_canonical(canonical(context=acme))
+        assert len(store.gc(0).removed) == 1
+        assert (len(store.ls()), len(other.ls())) == (0, 1)
+        assert len(store.gc(0, every_tenant=True).removed) == 1
+        assert other.ls() == []
+
+
+def test_an_object_replaced_after_it_was_weighed_stays(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with ChunkStore.open(root) as store:
+        store.put_canonical(canonical())
+        store.put_patch(patch(rank=1))
+        weigh = store._disk.index.weighed  # type: ignore[union-attr]
+
+        def overtaken(tenant: str | None) -> list[Weighed]:
+            found = list(weigh(tenant))
+            store.put_patch(patch(rank=3))
+            return found
+
+        monkeypatch.setattr(store._disk.index, "weighed", overtaken)  # type: ignore[union-attr]
+        store.gc(0)
+        monkeypatch.undo()
+        assert [info.rank for info in store.ls()] == [3]
+        assert [gone.reason for gone in store.gc().removed] == ["its canonical is gone"]
+
+
+def test_old_copies_in_quarantine_leave_only_when_asked(root: Path) -> None:
+    with ChunkStore.open(root, memory_limit=0) as store:
+        key = store.put_canonical(canonical())
+        path = root / "objects" / key[:2] / f"{key}.safetensors"
+        path.write_bytes(path.read_bytes()[:-1])
+        with pytest.raises(CorruptChunk):
+            store.get_canonical(CONTEXT, "c" * 64)
+        assert store.gc(0).quarantined == 0
+        assert store.gc(quarantine_age=3600).quarantined == 0
+        assert store.gc(quarantine_age=0, dry_run=True).quarantined == 1
+        assert len(store.quarantined()) == 1
+        assert store.gc(quarantine_age=0).quarantined == 1
+        assert store.quarantined() == []
+
+
+def test_the_cache_of_a_remote_is_not_collected(tmp_path: Path) -> None:
+    (tmp_path / "far").mkdir()
+    url = f"obstore+file://{tmp_path / 'far'}"
+    with ChunkStore.open(url, cache=tmp_path / "near") as store:
+        key = store.put_canonical(canonical())
+        store.flush(30)
+        with pytest.raises(StoreError, match="disk_limit"):
+            store.gc(0)
+    with ChunkStore.open(tmp_path / "near") as store:
+        with pytest.raises(StoreError, match="disk_limit"):
+            store.gc(0)
+        assert [info.key for info in store.ls()] == [key]

@@ -1,0 +1,344 @@
+"""The index repeats the files, whatever happens to it, and does not slow down as it grows."""
+
+from __future__ import annotations
+
+import dataclasses
+import multiprocessing
+import os
+import sqlite3
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kamera.errors import StoreError
+from kamera.store import ChunkStore, Context, ObjectInfo
+from kamera.store.index import HALF_LIFE, Index, Stamped, decayed
+
+from .builders import CONTEXT, canonical, patch
+
+CHUNK = "c" * 64
+
+
+def info(number: int, kind: str = "canonical", tenant: str = "", **fields: Any) -> ObjectInfo:
+    defaults: dict[str, Any] = {
+        "key": f"{number:064x}",
+        "kind": kind,
+        "chunk_id": f"chunk{number % 50}",
+        "context": Context("f" * 64, "a" * 64, tenant),
+        "antecedents": ("x", "y"),
+        "tokens": 10 + number,
+        "rank": None if kind == "canonical" else 4,
+        "formed": None if kind == "canonical" else "exact",
+        "bytes": 100 + number,
+        "created": 1000.0 + number // 3,  # some at the same moment
+    }
+    return ObjectInfo(**(defaults | fields))
+
+
+class Clock:
+    now = 1e9
+
+    def __call__(self) -> float:
+        return self.now
+
+
+CLOCK = Clock()
+
+
+def filled(path: Path, rows: list[ObjectInfo], clock: Callable[[], float] = CLOCK) -> Index:
+    def files() -> Iterator[Stamped]:
+        return ((row, "stamp") for row in rows)
+
+    index = Index(path, files, clock=clock)
+    if not index.complete:
+        index.rebuild(files())
+    return index
+
+
+def plan_of(index: Index, sql: str, *values: str) -> str:
+    rows = index._db.execute(f"EXPLAIN QUERY PLAN {sql}", values)
+    return " / ".join(row[3] for row in rows)
+
+
+def overwrite(path: Path, start: int, data: bytes) -> None:
+    with open(path, "r+b") as file:
+        file.seek(start)
+        file.write(data)
+
+
+ROWS = [info(i, kind=("canonical", "exact", "orbit")[i % 3]) for i in range(2500)]
+
+
+def test_rows_come_in_order_and_in_parts_that_make_the_whole(tmp_path: Path) -> None:
+    index = filled(tmp_path / "i", ROWS)
+    expected = sorted(ROWS, key=lambda row: (row.created, row.key))
+    assert index.rows(tenant="") == expected
+    parts = [index.rows(tenant="", limit=700, offset=at) for at in range(0, 3000, 700)]
+    assert [row for part in parts for row in part] == expected
+    assert [len(part) for part in parts] == [700, 700, 700, 400, 0]
+    exact = [row for row in expected if row.kind == "exact"]
+    assert index.rows(tenant="", kind="exact") == exact
+    assert index.rows(tenant="", kind="exact", limit=3, offset=5) == exact[5:8]
+    assert index.rows(tenant="", chunk_id="chunk7") == [r for r in expected if r.chunk_id == "chunk7"]
+    assert index.rows(tenant="other") == []
+
+
+def test_a_row_that_comes_while_the_list_is_read_neither_doubles_nor_hides_one(tmp_path: Path) -> None:
+    index = filled(tmp_path / "i", ROWS)
+    listed = index.iterate(tenant="")
+    first = [next(listed) for _ in range(10)]
+    index.put(info(9999, created=0.0), "stamp")  # before everything listed so far
+    for gone in first[2:8]:
+        index.drop(gone.key)
+    assert first + list(listed) == sorted(ROWS, key=lambda row: (row.created, row.key))
+
+
+def test_counts_equal_those_of_the_rows(tmp_path: Path) -> None:
+    rows = [*ROWS, info(5000, tenant="acme"), info(5001, context=Context("g" * 64, "a" * 64))]
+    index = filled(tmp_path / "i", rows)
+    mine = [row for row in rows if row.context.tenant == ""]
+    for kind in (None, "canonical", "exact", "orbit"):
+        shown = [row for row in mine if kind in (None, row.kind)]
+        census = index.census("", kind)
+        assert census.chunks == len({row.chunk_id for row in shown})
+        assert census.contexts == len({row.context for row in shown})
+        assert sum(held.objects for held in census.kinds.values()) == len(shown)
+        assert sum(held.bytes for held in census.kinds.values()) == sum(row.bytes for row in shown)
+        assert set(census.kinds) == ({kind} if kind else {"canonical", "exact", "orbit"})
+    assert [held.objects for held in index.kinds("acme").values()] == [1, 0, 0]
+
+
+def test_no_lookup_or_listing_walks_the_table(tmp_path: Path) -> None:
+    index = filled(tmp_path / "i", ROWS)
+    plans = [
+        plan_of(index, "SELECT * FROM objects WHERE key = ?", "k"),
+        plan_of(
+            index,
+            "SELECT * FROM objects WHERE tenant = ? AND kind = ? AND chunk_id = ? ORDER BY created, key",
+            *("", "canonical", CHUNK),
+        ),
+        plan_of(index, "SELECT * FROM objects WHERE tenant = ? ORDER BY created, key LIMIT 10", ""),
+        plan_of(index, "SELECT kind, COUNT(*), SUM(bytes) FROM objects WHERE tenant = ? GROUP BY kind", ""),
+    ]
+    wanted = ["PRIMARY KEY", "by_chunk", "by_age", "COVERING INDEX by_kind"]
+    for plan, name in zip(plans, wanted, strict=True):
+        assert name in plan and "SCAN" not in plan and "TEMP B-TREE" not in plan
+
+
+def test_opening_reads_as_little_of_a_large_index_as_of_a_small_one(tmp_path: Path) -> None:
+    read = []
+    for count in (20, 2500):
+        path = tmp_path / str(count)
+        filled(path, ROWS[:count]).close()
+        before = int(Path("/proc/self/io").read_text().split("rchar: ")[1].split()[0])
+        Index(path, lambda: ()).close()
+        read.append(int(Path("/proc/self/io").read_text().split("rchar: ")[1].split()[0]) - before)
+    assert os.path.getsize(tmp_path / "2500") > 20 * os.path.getsize(tmp_path / "20")
+    assert read[1] <= read[0] + 3 * 4096
+
+
+# -- damage ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("damage", ["a page", "every page but the first", "half", "all", "a row", "a table"])
+def test_damage_met_in_use_is_repaired_from_the_files(tmp_path: Path, damage: str) -> None:
+    path = tmp_path / "i"
+    filled(path, ROWS).close()
+    size = path.stat().st_size
+    if damage == "a page":
+        overwrite(path, 10 * 4096, b"\xff" * 4096)
+    elif damage == "every page but the first":
+        overwrite(path, 4096, b"\xa5" * (size - 4096))
+    elif damage == "half":
+        os.truncate(path, size // 2)
+    elif damage == "all":
+        path.write_bytes(b"no database " * 1000)
+    elif damage == "a row":
+        with sqlite3.connect(path) as db:
+            db.execute("UPDATE objects SET antecedents = 'no json' WHERE key = ?", (ROWS[5].key,))
+        db.close()
+    else:
+        with sqlite3.connect(path) as db:
+            db.execute("DROP TABLE objects")
+        db.close()
+    index = filled(path, ROWS)
+    assert index.rows(tenant="") == sorted(ROWS, key=lambda row: (row.created, row.key))
+    assert sum(held.objects for held in index.kinds("").values()) == len(ROWS)
+
+
+def test_a_write_that_meets_damage_is_not_lost(tmp_path: Path) -> None:
+    root = tmp_path / "store"
+    with ChunkStore.open(root) as store:
+        for i in range(60):
+            store.put_patch(patch(antecedents=(str(i),)))
+    path = root / "index.sqlite"
+    overwrite(path, 4096, b"\xff" * (path.stat().st_size - 4096))
+    with ChunkStore.open(root) as store:
+        store.put_canonical(canonical())
+        assert len(store.ls()) == 61
+        assert store.get_canonical(CONTEXT, CHUNK) is not None
+
+
+def test_check_finds_what_reading_has_not_met_yet(tmp_path: Path) -> None:
+    path = tmp_path / "i"
+    filled(path, ROWS).close()
+    overwrite(path, path.stat().st_size - 4096, b"\xff" * 4096)
+    index = filled(path, ROWS)
+    assert index.check() is not None
+    assert index.check() is None
+    assert len(index.rows(tenant="")) == len(ROWS)
+
+
+def test_verify_finds_damage_of_the_index_too(tmp_path: Path) -> None:
+    root = tmp_path / "store"
+    with ChunkStore.open(root) as store:
+        for i in range(60):
+            store.put_patch(patch(antecedents=(str(i),)))
+    path = root / "index.sqlite"
+    overwrite(path, path.stat().st_size - 4096, b"\xff" * 4096)
+    with ChunkStore.open(root) as store:
+        store.verify()
+        assert store._disk.index.check() is None  # type: ignore[union-attr]
+        assert len(store.ls()) == 60
+
+
+def test_a_process_that_holds_the_file_that_was_replaced_follows(tmp_path: Path) -> None:
+    rows = ROWS[:5]
+    mine, other = filled(tmp_path / "i", rows), filled(tmp_path / "i", rows)
+    assert len(mine.rows(tenant="")) == len(other.rows(tenant="")) == 5
+    other._db.damaged("said so")
+    rows = ROWS[:6]
+    with mine.writing():
+        mine.put(ROWS[5], "stamp")
+    assert len(other.rows(tenant="")) == len(mine.rows(tenant="")) == 6
+    mine.close()
+    with other.writing():
+        other.put(ROWS[6], "stamp")
+    other.close()
+    assert len(filled(tmp_path / "i", rows).rows(tenant="")) == 7
+
+
+def test_an_index_deleted_under_a_living_process_is_filled_again(tmp_path: Path) -> None:
+    index = filled(tmp_path / "i", ROWS[:7])
+    for path in tmp_path.glob("i*"):
+        path.unlink()
+    assert len(index.rows(tenant="")) == 7
+
+
+def test_a_repair_that_was_interrupted_is_done_again(tmp_path: Path) -> None:
+    broken = True
+
+    def files() -> Iterator[Stamped]:
+        yield ROWS[0], "stamp"
+        if broken:
+            raise StoreError("the disk is away")
+        yield ROWS[1], "stamp"
+
+    index = filled(tmp_path / "i", ROWS[:2])
+    index._files = files
+    with pytest.raises(StoreError, match="the disk is away"):
+        index._db.damaged("said so")
+    with pytest.raises(StoreError, match="the disk is away"):  # and never an empty list
+        index.rows(tenant="")
+    broken = False
+    assert len(index.rows(tenant="")) == 2
+
+
+def test_an_index_of_the_schema_before_is_made_anew(tmp_path: Path) -> None:
+    root = tmp_path / "store"
+    with ChunkStore.open(root) as store:
+        store.put_canonical(canonical())
+        before = store.ls()
+    with sqlite3.connect(root / "index.sqlite") as db:
+        db.executescript("DROP TABLE uses; DROP INDEX by_age; PRAGMA user_version = 1")
+    db.close()
+    with ChunkStore.open(root) as store:
+        assert store.ls() == before
+
+
+def replace_often(path: Path, ready: Any) -> None:
+    index = filled(path, ROWS[:200])
+    ready.wait()
+    for _ in range(10):
+        index._db.damaged("said so")
+    index.close()
+
+
+def test_processes_that_replace_and_read_one_index_always_see_it_whole(tmp_path: Path) -> None:
+    path = tmp_path / "i"
+    filled(path, ROWS[:200]).close()
+    fork = multiprocessing.get_context("fork")
+    ready = fork.Barrier(3)
+    others = [fork.Process(target=replace_often, args=(path, ready)) for _ in range(2)]
+    for other in others:
+        other.start()
+    index = filled(path, ROWS[:200])
+    ready.wait()
+    while any(other.is_alive() for other in others):
+        assert len(index.rows(tenant="")) == 200
+    assert [other.exitcode for other in others] == [0, 0]
+
+
+# -- uses ------------------------------------------------------------------------------------------
+
+
+def uses(index: Index) -> dict[str, tuple[float, float | None]]:
+    return {w.key: (w.uses, w.used) for w in index.weighed("")}
+
+
+def test_uses_are_counted_and_fade(tmp_path: Path) -> None:
+    clock = Clock()
+    index = filled(tmp_path / "i", ROWS[:3], clock)
+    for _ in range(3):
+        index.used(ROWS[1].key)
+    index.used("f" * 64)  # of nothing here
+    assert uses(index) == {ROWS[0].key: (0, None), ROWS[1].key: (3, 1e9), ROWS[2].key: (0, None)}
+    clock.now += HALF_LIFE
+    index.used(ROWS[1].key)
+    assert uses(index)[ROWS[1].key] == (2.5, clock.now)
+    assert decayed(2.5, clock.now, clock.now + 2 * HALF_LIFE) == 0.625
+    assert decayed(2.5, clock.now, clock.now - 5) == 2.5  # a clock that was set back
+
+
+def test_reads_write_no_row_each(tmp_path: Path) -> None:
+    with ChunkStore.open(tmp_path / "store") as store:
+        store.put_canonical(canonical())
+        for i in range(40):
+            store.put_patch(patch(antecedents=(str(i),)))
+        log = tmp_path / "store" / "index.sqlite-wal"
+        before = log.stat().st_size
+        for _ in range(5):
+            assert store.get_canonical(CONTEXT, CHUNK) is not None
+            for i in range(40):
+                assert store.get_patch(CONTEXT, CHUNK, (str(i),)) is not None
+        assert log.stat().st_size == before
+    with ChunkStore.open(tmp_path / "store") as store:
+        counted = [w.uses for w in store._disk.index.weighed("")]  # type: ignore[union-attr]
+    assert len(counted) == 41 and all(abs(count - 5) < 1e-3 for count in counted)
+
+
+def test_uses_survive_a_rebuild_and_go_with_their_object(tmp_path: Path) -> None:
+    index = filled(tmp_path / "i", ROWS[:3])
+    for row in ROWS[:3]:
+        index.used(row.key)
+    index.flush_uses()
+    index.drop(ROWS[0].key)
+    index.put(dataclasses.replace(ROWS[1], bytes=7), "newer")
+    index.rebuild([(ROWS[0], "stamp"), (ROWS[1], "stamp")])
+    assert {key: count for key, (count, _) in uses(index).items()} == {ROWS[0].key: 0, ROWS[1].key: 1}
+
+
+def test_a_reader_does_not_wait_for_a_writer_to_count_a_use(tmp_path: Path) -> None:
+    mine, other = filled(tmp_path / "i", ROWS[:3]), filled(tmp_path / "i", ROWS[:3])
+    with other.writing():
+        mine.used(ROWS[0].key)
+        flushing = threading.Thread(target=mine.flush_uses)
+        flushing.start()
+        flushing.join(30)
+        assert not flushing.is_alive()
+    assert uses(mine)[ROWS[0].key] == (0, None)
+    mine.used(ROWS[0].key)
+    assert uses(mine)[ROWS[0].key][0] == 1

@@ -1,0 +1,165 @@
+"""What is counted is what happened; without metrics nothing is, and prometheus-client is not needed."""
+
+from __future__ import annotations
+
+import gc
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from kamera import KameraWindow, ReusePolicy
+from kamera.errors import CorruptChunk, StoreVersionError
+from kamera.store import ChunkStore
+from kamera.store.format import encode
+from kamera.store.metrics import Metrics
+from tests.models import samples, tiny
+
+from .builders import CONTEXT, canonical, join, patch, split
+
+prometheus = pytest.importorskip("prometheus_client")
+
+CHUNK = "c" * 64
+
+
+@pytest.fixture
+def registry():
+    return prometheus.CollectorRegistry()
+
+
+@pytest.fixture
+def store(tmp_path: Path, registry):
+    with ChunkStore.open(tmp_path / "s", memory_limit=100_000, metrics=Metrics(registry)) as opened:
+        yield opened
+
+
+def misses(registry) -> dict[str, float]:
+    """Reasons that were met, and how often."""
+    (family,) = [f for f in registry.collect() if f.name == "kamera_store_misses"]
+    return {s.labels["reason"]: s.value for s in family.samples if s.name.endswith("_total") and s.value}
+
+
+def file_of(store: ChunkStore, key: str) -> Path:
+    return Path(store.url) / "objects" / key[:2] / f"{key}.safetensors"
+
+
+def test_hits_are_counted_by_kind_and_misses_by_reason(store, registry) -> None:
+    assert store.get_canonical(CONTEXT, CHUNK) is None
+    store.put_canonical(canonical())
+    store.put_patch(patch())
+    for _ in range(3):
+        store.get_canonical(CONTEXT, CHUNK)
+    store.get_patch(CONTEXT, CHUNK, ("x", "y"))
+    store.get_patch(CONTEXT, CHUNK, ("y", "x"))
+    assert registry.get_sample_value("kamera_store_hits_total", {"kind": "canonical"}) == 3
+    assert registry.get_sample_value("kamera_store_hits_total", {"kind": "exact"}) == 1
+    assert misses(registry) == {"absent": 2}
+    assert registry.get_sample_value("kamera_store_get_seconds_count", {"outcome": "hit"}) == 4
+    assert registry.get_sample_value("kamera_store_get_seconds_count", {"outcome": "miss"}) == 2
+    assert registry.get_sample_value("kamera_store_put_seconds_count") == 2
+
+
+def test_what_is_refused_is_a_miss_with_its_reason(store, registry) -> None:
+    path = file_of(store, store.put_canonical(canonical()))
+    path.write_bytes(path.read_bytes()[:-1] + b"!")
+    with pytest.raises(CorruptChunk):
+        store.get_canonical(CONTEXT, CHUNK)
+    assert store.get_canonical(CONTEXT, CHUNK) is None
+    outer, header, rest = split(encode(patch(), 7.0))
+    newer = file_of(store, patch().key)
+    newer.parent.mkdir(exist_ok=True)
+    newer.write_bytes(join(outer, header | {"format": 999}, rest))
+    with pytest.raises(StoreVersionError):
+        store.get_patch(CONTEXT, CHUNK, ("x", "y"))
+    assert misses(registry) == {"corrupt": 1, "absent": 1, "newer_format": 1}
+    for reason, count in (("corrupt", 1), ("newer_format", 1), ("foreign", 0), ("wrong_key", 0)):
+        value = registry.get_sample_value("kamera_store_integrity_refusals_total", {"reason": reason})
+        assert value == count, reason
+
+
+def test_a_foreign_object_is_a_reason_of_its_own(tmp_path, registry) -> None:
+    secret = b"s" * 32
+    with ChunkStore.open(tmp_path / "s", secret=secret, metrics=Metrics(registry), memory_limit=0) as store:
+        path = file_of(store, store.put_canonical(canonical()))
+        path = path if path.exists() else next((tmp_path / "s").rglob("objects/??/*.safetensors"))
+        path.write_bytes(encode(canonical(), 7.0))  # intact, but nobody with the secret wrote it
+        with pytest.raises(CorruptChunk):
+            store.get_canonical(CONTEXT, CHUNK)
+    assert misses(registry) == {"foreign": 1}
+
+
+def test_bytes_are_told_by_tier_while_the_store_lives(tmp_path, registry) -> None:
+    metrics = Metrics(registry)
+    store = ChunkStore.open(tmp_path / "s", memory_limit="1MiB", metrics=metrics)
+    store.put_canonical(canonical())
+    store.get_canonical(CONTEXT, CHUNK)
+    where = {"store": store.url}
+    stats = store.stats()
+    for tier, held in (("disk", stats.bytes), ("memory", stats.memory.bytes)):
+        assert registry.get_sample_value("kamera_store_bytes", where | {"tier": tier}) == held > 0
+        assert registry.get_sample_value("kamera_store_objects", where | {"tier": tier}) == 1
+    assert registry.get_sample_value("kamera_store_memory_total", where | {"event": "hits"}) == 1
+    store.close()
+    assert registry.get_sample_value("kamera_store_bytes", where | {"tier": "disk"}) is None
+    prometheus.generate_latest(registry)  # a closed store breaks no scrape
+    del store
+    gc.collect()
+    assert registry.get_sample_value("kamera_store_hits_total", {"kind": "canonical"}) == 1
+
+
+def test_two_stores_share_one_set_of_metrics(tmp_path, registry) -> None:
+    metrics = Metrics(registry)
+    with (
+        ChunkStore.open(tmp_path / "a", metrics=metrics) as a,
+        ChunkStore.open(tmp_path / "b", metrics=metrics) as b,
+    ):
+        for store in (a, b):
+            store.put_canonical(canonical())
+            store.get_canonical(CONTEXT, CHUNK)
+        assert registry.get_sample_value("kamera_store_hits_total", {"kind": "canonical"}) == 2
+        urls = {
+            s.labels["store"] for f in registry.collect() if f.name == "kamera_store_bytes" for s in f.samples
+        }
+        assert urls == {a.url, b.url}
+
+
+def test_a_window_counts_the_guarantee_of_every_chunk_it_brings(registry) -> None:
+    backbone = tiny.backbone("llama_mqa")
+    a, b = (backbone.chunk_from_tensors(samples.text_ids(9, seed)) for seed in (1, 2))
+    system = torch.tensor([5, 6, 7, 8])
+    with ChunkStore.open("memory://", metrics=Metrics(registry)) as store:
+        policy = ReusePolicy(rank=64, certified=False)
+        KameraWindow(backbone, store, system, policy=policy).append(a)
+        first = KameraWindow(backbone, store, system, policy=policy)
+        first.recall(a.id)  # leading: as it is stored
+        first.append(b)
+        again = KameraWindow(backbone, store, system, policy=policy)
+        again.recall(a.id)
+        again.recall(b.id)  # by the patch that was formed
+        other = KameraWindow(backbone, store, system, policy=policy)
+        other.recall(b.id)
+        other.recall(a.id)  # no patch of this order
+        wanted = [slot.guarantee for window in (again, other) for slot in window.slots]
+
+    def served(guarantee: str, source: str) -> float | None:
+        labels = {"guarantee": guarantee, "source": source}
+        return registry.get_sample_value("kamera_chunks_served_total", labels)
+
+    assert wanted == ["exact", "patched", "exact", "exact"]
+    # leading: a appended and twice recalled, b once recalled
+    assert (served("exact", "copy"), served("exact", "forward"), served("patched", "copy")) == (4, 1, 1)
+
+
+def test_a_store_without_metrics_needs_no_prometheus(tmp_path) -> None:
+    program = (
+        "import sys; sys.modules['prometheus_client'] = None\n"
+        "from kamera.store import ChunkStore\n"
+        "from kamera.store.metrics import Metrics\n"
+        f"ChunkStore.open({str(tmp_path / 's')!r}).close()\n"
+        "try: Metrics()\n"
+        "except Exception as error: print(type(error).__name__, error)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout == "StoreError metrics need prometheus-client: pip install 'kamera[metrics]'\n"

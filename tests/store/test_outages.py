@@ -1,0 +1,32 @@
+"""The figures of `benchmarks.reliability.remote` on a small scale, and that they would show a fault."""
+
+from __future__ import annotations
+
+import pytest
+
+from benchmarks.redis_server import BINARY, MISSING
+from benchmarks.reliability import remote, rig
+from kamera.store.uploads import Uploads
+
+pytestmark = pytest.mark.skipif(BINARY is None, reason=MISSING)
+
+
+def test_nothing_wrong_is_served_and_nothing_acknowledged_is_lost() -> None:
+    found = remote.run(360, seed=1)
+    assert (found["wrong"], found["lost"]) == (0, 0)
+    cases = {name: figures for name, figures in found.items() if isinstance(figures, dict)}
+    assert len(cases) == 6
+    for name, figures in cases.items():
+        assert figures["troubles"] and figures["puts"] and figures["served"], name
+    assert cases["lying"]["refused"]
+
+
+def test_a_wrong_version_would_be_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rig, "version_of", lambda found: 10**6)
+    assert remote.run(60, seed=1)["wrong"]
+
+
+def test_a_lost_object_would_be_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(remote, "_TROUBLE", 0.5)
+    monkeypatch.setattr(Uploads, "add", lambda self, name: None)
+    assert remote.run(120, seed=1)["lost"]

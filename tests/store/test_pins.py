@@ -1,0 +1,188 @@
+"""Pins hold until they are over, within their cap, and outlive the index."""
+
+from __future__ import annotations
+
+import multiprocessing
+import stat
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kamera.errors import PinsFull, StoreError
+from kamera.store import ChunkStore
+from kamera.store.pins import Pin, Pins
+
+from .builders import canonical, patch
+
+
+class Clock:
+    now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def pins(tmp_path: Path, clock: Clock) -> Pins:
+    return Pins(tmp_path / "pins.sqlite", clock)
+
+
+def test_a_pin_holds_until_its_time_is_over(pins: Pins, clock: Clock) -> None:
+    pins.pin([("a", 10), ("b", 20)], ttl=60)
+    pins.pin([("c", 30)])
+    clock.now += 59.9
+    assert pins.list() == [Pin("a", 10, 1060.0), Pin("b", 20, 1060.0), Pin("c", 30, None)]
+    assert pins.is_pinned("a")
+    clock.now += 0.1
+    assert pins.list() == [Pin("c", 30, None)]
+    assert not pins.is_pinned("a") and pins.is_pinned("c")
+
+
+def test_pinning_again_sets_the_time_anew(pins: Pins, clock: Clock) -> None:
+    pins.pin([("a", 10)], ttl=60)
+    clock.now += 30
+    pins.pin([("a", 10)], ttl=60)
+    clock.now += 45
+    assert pins.is_pinned("a")
+    pins.pin([("a", 10)])
+    clock.now += 1e9
+    assert pins.is_pinned("a")
+
+
+def test_unpinning_lets_go_and_counts(pins: Pins, clock: Clock) -> None:
+    assert pins.unpin(["a"]) == 0
+    pins.pin([("a", 10), ("b", 10)])
+    assert pins.unpin(["a", "x"]) == 1
+    assert [pin.name for pin in pins.list()] == ["b"]
+
+
+def test_a_pin_over_the_cap_is_refused_and_changes_nothing(pins: Pins, clock: Clock) -> None:
+    assert pins.cap is None
+    pins.set_cap(100)
+    pins.pin([("a", 60)], ttl=50)
+    with pytest.raises(PinsFull, match="140 bytes would be pinned, over the cap of 100"):
+        pins.pin([("b", 20), ("c", 60)])
+    assert [pin.name for pin in pins.list()] == ["a"]
+    pins.pin([("a", 90)], ttl=50)  # once, not 60 and 90
+    clock.now += 50
+    pins.pin([("b", 100)])  # what is over weighs nothing
+    assert [pin.name for pin in pins.list()] == ["b"]
+    pins.set_cap(None)
+    pins.pin([("c", 1000)])
+    assert pins.cap is None and len(pins.list()) == 2
+
+
+@pytest.mark.parametrize("ttl", [0, -1, float("nan")])
+def test_a_time_that_is_none_is_bad_usage(pins: Pins, ttl: float) -> None:
+    with pytest.raises(ValueError, match="more than 0 seconds"):
+        pins.pin([("a", 1)], ttl)
+    with pytest.raises(ValueError, match="number of bytes"):
+        pins.set_cap(-1)
+
+
+def test_looking_makes_no_file_and_the_file_is_the_owners(pins: Pins) -> None:
+    assert (pins.list(), pins.is_pinned("a"), pins.cap) == ([], False, None)
+    assert not pins.path.exists()
+    pins.pin([("a", 1)])
+    assert {stat.S_IMODE(path.stat().st_mode) for path in pins.path.parent.iterdir()} == {0o600}
+
+
+def test_damaged_pins_are_an_error_and_never_nothing_pinned(tmp_path: Path) -> None:
+    with ChunkStore.open(tmp_path / "s") as store:
+        key = store.put_canonical(canonical())
+        store.pin([key])
+        store.pins.path.write_bytes(b"no database " * 1000)
+        for use in (store.pins.list, lambda: store.gc(0), lambda: store.pins.is_pinned(key)):
+            with pytest.raises(StoreError, match="pins"):
+                use()
+        assert [info.key for info in store.ls()] == [key]
+
+
+def test_pins_outlive_the_index_and_the_process(tmp_path: Path) -> None:
+    root = tmp_path / "s"
+    with ChunkStore.open(root) as store:
+        kept, gone = store.put_canonical(canonical()), store.put_canonical(canonical("d" * 64))
+        store.pin([kept])
+    for path in root.glob("index.sqlite*"):
+        path.unlink()
+    with ChunkStore.open(root) as store:
+        assert [removed.key for removed in store.gc(0).removed] == [gone]
+        assert [info.key for info in store.ls()] == [kept]
+        assert store.unpin([kept]) == 1
+        assert [removed.key for removed in store.gc(0).removed] == [kept]
+
+
+def test_what_is_not_there_or_not_ours_cannot_be_pinned(tmp_path: Path) -> None:
+    root = tmp_path / "s"
+    with ChunkStore.open(root) as store, ChunkStore.open(root, tenant="acme") as other:
+        key = store.put_patch(patch())
+        for keys in ([key, "0" * 64], ["0" * 64]):
+            with pytest.raises(StoreError, match="nothing was pinned"):
+                store.pin(keys)
+        with pytest.raises(StoreError):
+            other.pin([key])
+        with pytest.raises(ValueError, match="no key"):
+            store.pin(["../pins"])
+        assert store.pins.list() == []
+        store.pin([key])
+        assert other.unpin([key]) == 0
+        assert store.pins.is_pinned(key)
+    with ChunkStore.open("memory://") as memory, pytest.raises(StoreError, match="memory://"):
+        memory.gc(0)
+
+
+def test_a_pin_ends_with_its_object_and_one_that_outlived_it_can_be_let_go(tmp_path: Path) -> None:
+    root = tmp_path / "s"
+    with ChunkStore.open(root) as store:
+        key, lost = store.put_canonical(canonical()), store.put_canonical(canonical("d" * 64))
+        store.pin([key, lost])
+        assert store.delete(key)
+        assert [pin.name for pin in store.pins.list()] == [lost]
+        (root / "objects" / lost[:2] / f"{lost}.safetensors").unlink()
+        assert store.unpin([lost]) == 1
+        assert store.pins.list() == []
+
+
+def test_in_memory_a_pin_keeps_an_object_from_being_evicted() -> None:
+    size = canonical().nbytes
+    with ChunkStore.open("memory://", memory_limit=3 * size) as store:
+        first = store.put_canonical(canonical("0" * 64))
+        store.pin([first])
+        for name in "123456":
+            store.put_canonical(canonical(name * 64))
+        assert first in [info.key for info in store.ls()]
+        assert store.unpin([first]) == 1
+        for name in "789":
+            store.put_canonical(canonical(name * 64))
+        assert first not in [info.key for info in store.ls()]
+        with pytest.raises(StoreError, match="nothing was pinned"):
+            store.pin(["0" * 64])
+
+
+def take(path: Path, me: int, ready: Any) -> None:
+    ready.wait()
+    pins = Pins(path)
+    for i in range(10):
+        try:
+            pins.pin([(f"{me}-{i}", 10)])
+        except PinsFull:
+            return
+
+
+def test_processes_that_pin_at_once_keep_the_cap(pins: Pins) -> None:
+    pins.set_cap(105)
+    fork = multiprocessing.get_context("fork")
+    ready = fork.Barrier(3)
+    takers = [fork.Process(target=take, args=(pins.path, me, ready)) for me in range(3)]
+    for taker in takers:
+        taker.start()
+    for taker in takers:
+        taker.join(60)
+    assert [taker.exitcode for taker in takers] == [0, 0, 0]
+    assert sum(pin.bytes for pin in pins.list()) == 100

@@ -1,0 +1,205 @@
+from __future__ import annotations
+
+import os
+import stat
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kamera.errors import CorruptChunk, StoreError
+from kamera.store import ChunkStore
+from kamera.store.folder import Folder
+
+from .builders import CONTEXT, canonical, patch
+from .test_disk import CHUNK, file_of, flip
+
+KEY = canonical().key
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    return tmp_path / "store"
+
+
+def damage(store: ChunkStore, root: Path, times: int = 1) -> None:
+    for _ in range(times):
+        flip(file_of(root, store.put_canonical(canonical())))
+        with pytest.raises(CorruptChunk):
+            store.get_canonical(CONTEXT, CHUNK)
+
+
+def files(root: Path) -> list[Path]:
+    return sorted((root / "quarantine").iterdir())
+
+
+def test_a_copy_tells_what_it_was_how_large_when_and_why(root: Path) -> None:
+    start = time.time()
+    with ChunkStore.open(root) as store:
+        damage(store, root)
+        [copy] = store.quarantined()
+    held = root / "quarantine" / copy.file
+    assert (copy.name, copy.bytes) == (KEY, held.stat().st_size)
+    assert start - 1 < copy.when < time.time() + 1
+    assert "digest does not match" in copy.reason
+    assert {stat.S_IMODE(path.stat().st_mode) for path in files(root)} == {0o600}
+
+
+def test_one_copy_or_all_of_an_object_can_be_dropped(root: Path) -> None:
+    with ChunkStore.open(root) as store:
+        damage(store, root, 3)
+        flip(file_of(root, store.put_patch(patch())))
+        store.verify()
+        first, *others = store.quarantined()
+        assert len(others) == 3
+        assert store.drop_quarantined(first.file) == 1
+        assert store.drop_quarantined(first.file) == 0
+        assert store.drop_quarantined(KEY) == len([c for c in others if c.name == KEY])
+        assert store.drop_quarantined(patch().key) == len([c for c in others if c.name != KEY])
+        assert store.quarantined() == [] and files(root) == []
+
+
+@pytest.mark.parametrize("name", ["", "..", "../objects", "/etc/passwd", "*", KEY[:-1], f"{KEY}.json"])
+def test_no_other_name_reaches_a_file(root: Path, name: str) -> None:
+    with ChunkStore.open(root) as store:
+        damage(store, root)
+        before = files(root)
+        with pytest.raises(ValueError, match="neither"):
+            store.drop_quarantined(name)
+        assert files(root) == before
+
+
+def test_a_reason_that_cannot_be_written_keeps_no_damage_in_place(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = Folder.create
+
+    def full(self: Folder, name: str, data: bytes, **options: Any) -> Any:
+        if name.endswith(".json"):
+            raise OSError(28, "No space left on device")
+        return real(self, name, data, **options)
+
+    with ChunkStore.open(root) as store:
+        monkeypatch.setattr(Folder, "create", full)
+        damage(store, root)
+        [copy] = store.quarantined()
+        assert copy.reason == "not recorded" and not file_of(root, KEY).exists()
+
+
+@pytest.mark.parametrize("text", [b"", b"{", b"[]", b'{"why": 1}'])
+def test_a_damaged_reason_is_no_reason_to_fail(root: Path, text: bytes) -> None:
+    with ChunkStore.open(root) as store:
+        damage(store, root)
+        [reason] = (root / "quarantine").glob("*.json")
+        reason.write_bytes(text)
+        assert [copy.reason for copy in store.quarantined()] == ["not recorded"]
+
+
+def test_a_reason_whose_copy_never_came_goes_after_an_hour(root: Path) -> None:
+    with ChunkStore.open(root) as store:
+        stray = root / "quarantine" / f"{KEY}.17.json"
+        stray.write_bytes(b"{}")
+        assert store.verify().stale == 0
+        os.utime(stray, (1, 1))
+        assert store.verify().stale == 1 and files(root) == []
+
+
+def test_the_switch_for_benchmarks_serves_what_is_damaged_and_nothing_else_does(root: Path) -> None:
+    with ChunkStore.open(root) as store:
+        flip(file_of(root, store.put_canonical(canonical())))
+    with ChunkStore.open(root, verify_reads=False) as store:
+        assert store.get_canonical(CONTEXT, CHUNK) is not None
+    with ChunkStore.open(root) as store, pytest.raises(CorruptChunk):
+        store.get_canonical(CONTEXT, CHUNK)
+
+
+def link_object(root: Path, elsewhere: Path) -> None:
+    os.replace(file_of(root, KEY), elsewhere)
+    file_of(root, KEY).symlink_to(elsewhere)
+
+
+def test_a_link_in_the_place_of_an_object_is_refused_and_set_aside(root: Path, tmp_path: Path) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    with ChunkStore.open(root, memory_limit=0) as store:
+        store.put_canonical(canonical())
+        link_object(root, elsewhere)
+        intact = elsewhere.read_bytes()
+        with pytest.raises(CorruptChunk, match=r"link.*quarantine"):
+            store.get_canonical(CONTEXT, CHUNK)
+        assert store.get_canonical(CONTEXT, CHUNK) is None
+        assert [copy.bytes for copy in store.quarantined()] == [0]
+        store.put_canonical(canonical())
+        assert not file_of(root, KEY).is_symlink()
+        assert store.drop_quarantined(KEY) == 1
+        assert elsewhere.read_bytes() == intact
+
+
+def test_verify_and_rebuild_follow_no_link(root: Path, tmp_path: Path) -> None:
+    with ChunkStore.open(root) as store:
+        store.put_canonical(canonical())
+        link_object(root, tmp_path / "elsewhere")
+        assert store.rebuild_index() == 0
+        report = store.verify()
+        assert report.ok == 0 and "link" in report.quarantined[0]
+
+
+def test_a_pipe_in_the_place_of_an_object_is_not_waited_on(root: Path) -> None:
+    with ChunkStore.open(root, memory_limit=0) as store:
+        store.put_canonical(canonical())
+        file_of(root, KEY).unlink()
+        os.mkfifo(file_of(root, KEY))
+        with pytest.raises(CorruptChunk, match="no file"):
+            store.get_canonical(CONTEXT, CHUNK)
+
+
+@pytest.mark.parametrize(
+    "name", ["objects", "tmp", "quarantine", "index.sqlite", "pins.sqlite", "kamera-store.json"]
+)
+def test_a_store_with_a_link_in_it_is_not_opened(root: Path, tmp_path: Path, name: str) -> None:
+    with ChunkStore.open(root) as store:
+        store.put_canonical(canonical())
+    elsewhere = tmp_path / "elsewhere"
+    if name == "pins.sqlite":
+        (root / name).touch()
+    os.replace(root / name, elsewhere)
+    (root / name).symlink_to(elsewhere)
+    with pytest.raises(StoreError, match=rf"{name}.*link"):
+        ChunkStore.open(root)
+
+
+def test_a_folder_of_objects_that_became_a_link_is_refused(root: Path, tmp_path: Path) -> None:
+    with ChunkStore.open(root) as store:
+        key = store.put_canonical(canonical())
+        shard, elsewhere = file_of(root, key).parent, tmp_path / "elsewhere"
+        os.replace(shard, elsewhere)
+        shard.symlink_to(elsewhere)
+        before = {path.name: path.read_bytes() for path in elsewhere.iterdir()}
+        for refused in (
+            lambda: store.get_canonical(CONTEXT, CHUNK),
+            lambda: store.put_canonical(canonical()),
+            lambda: store.delete(key),
+            store.verify,
+        ):
+            with pytest.raises(StoreError, match="link"):
+                refused()
+        assert {path.name: path.read_bytes() for path in elsewhere.iterdir()} == before
+
+
+def test_a_store_may_be_reached_through_a_link(root: Path, tmp_path: Path) -> None:
+    ChunkStore.open(root).close()
+    (tmp_path / "link").symlink_to(root)
+    with ChunkStore.open(tmp_path / "link") as store:
+        store.put_canonical(canonical())
+    assert file_of(root, KEY).is_file()
+
+
+@pytest.mark.parametrize("key", ["", "..", "../" + KEY, KEY.upper(), KEY + "/x", "\0" * 64])
+def test_no_path_is_made_of_what_is_no_name(root: Path, key: str) -> None:
+    with ChunkStore.open(root) as store:
+        disk = store._disk
+        assert disk is not None
+        for use in (disk.read, disk.stamp, disk.info, disk.delete, disk.load):
+            with pytest.raises(ValueError, match="name"):
+                use(key)
+        assert not disk.holds(key)

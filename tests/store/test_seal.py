@@ -1,0 +1,389 @@
+"""Sealed and encrypted objects: only the secret's holder can name, write or read them."""
+
+from __future__ import annotations
+
+import io
+import os
+import stat
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kamera.errors import CorruptChunk, ForeignObject, StoreError, StoreVersionError, WrongKey
+from kamera.store import ChunkStore
+from kamera.store import encryption as encryption_module
+from kamera.store.disk import DiskTier
+from kamera.store.encryption import Encrypted
+from kamera.store.format import encode
+from kamera.store.seal import Sealed
+
+from .builders import CONTEXT, assert_same, canonical, patch, records
+
+SECRET = b"a secret of acme, 32 bytes long!"
+OLD, NEW, STRAY = (bytes([i]) * 32 for i in (1, 2, 3))
+ACME = replace(CONTEXT, tenant="acme")
+CHUNK = "c" * 64
+SEALED = Sealed.of("acme", SECRET)
+ENCRYPTED = Encrypted.under("acme", SECRET, [OLD])
+CODECS = pytest.mark.parametrize("codec", [SEALED, ENCRYPTED], ids=["sealed", "encrypted"])
+
+
+def opened(root: Path, *keys: bytes, **changed: Any) -> ChunkStore:
+    options: dict[str, Any] = {"tenant": "acme", "secret": SECRET, "memory_limit": 0, **changed}
+    return ChunkStore.open(root, keys=keys, **options)
+
+
+def folder_of(root: Path) -> Path:
+    [folder] = (root / "tenants").iterdir()
+    return folder
+
+
+def objects_of(root: Path) -> dict[str, Path]:
+    return {path.stem: path for path in folder_of(root).glob("objects/*/*")}
+
+
+def fill(store: ChunkStore, count: int = 3) -> None:
+    store.put_canonical(canonical(context=ACME))
+    for i in range(count - 1):
+        store.put_patch(patch(context=ACME, antecedents=(str(i),)))
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    return tmp_path / "store"
+
+
+@pytest.mark.parametrize("keys", [(), (NEW, OLD)], ids=["sealed", "encrypted"])
+def test_what_was_put_is_there_after_reopening_and_after_a_lost_index(root: Path, keys: Any) -> None:
+    with opened(root, *keys) as store:
+        store.put_canonical(canonical(context=ACME))
+        store.put_patch(patch(context=ACME, formed="survivor"))
+        before = store.ls()
+    for path in folder_of(root).glob("index.sqlite*"):
+        path.unlink()
+    with opened(root, *keys) as store:
+        assert_same(store.get_canonical(ACME, CHUNK), canonical(context=ACME))
+        assert_same(store.get_patch(ACME, CHUNK, ("x", "y")), patch(context=ACME, formed="survivor"))
+        assert store.ls() == before
+        assert store.contexts_of(CHUNK) == [ACME]
+        assert store.verify().ok == 2
+
+
+@CODECS
+@settings(max_examples=60, deadline=None)
+@given(record=records)
+def test_every_record_survives_the_codec(codec: Sealed, record: Any) -> None:
+    name = codec.name(record.key)
+    data = codec.encode(record, 7.5)
+    assert_same(codec.decode(data, name, "here"), record)
+    info = codec.read_info(io.BytesIO(data), len(data), name, "here")
+    assert info == codec.describe(record, 7.5, len(data))
+    assert (info.key, info.bytes, info.context) == (name, len(data), record.context)
+
+
+@CODECS
+@settings(max_examples=150, deadline=None)
+@given(data=st.data())
+def test_a_flipped_bit_anywhere_is_refused(codec: Sealed, data: st.DataObject) -> None:
+    sound = codec.encode(patch(context=ACME), 1.0)
+    damaged = bytearray(sound)
+    damaged[data.draw(st.integers(0, len(sound) - 1))] ^= 1 << data.draw(st.integers(0, 7))
+    with pytest.raises(CorruptChunk):
+        codec.decode(bytes(damaged), codec.name(patch(context=ACME).key), "here")
+
+
+@CODECS
+def test_every_truncation_and_an_added_byte_are_refused(codec: Sealed) -> None:
+    sound = codec.encode(patch(context=ACME), 1.0)
+    name = codec.name(patch(context=ACME).key)
+    for wrong in (*(sound[:i] for i in range(0, len(sound), 7)), sound[:-1], sound + b"\0"):
+        with pytest.raises(CorruptChunk):
+            codec.decode(wrong, name, "here")
+
+
+@CODECS
+def test_an_object_under_the_name_of_another_is_refused(codec: Sealed) -> None:
+    data = codec.encode(patch(context=ACME), 1.0)
+    other = codec.name(canonical(context=ACME).key)
+    with pytest.raises(CorruptChunk):
+        codec.decode(data, other, "here")
+    with pytest.raises(CorruptChunk):
+        codec.read_info(io.BytesIO(data), len(data), other, "here")
+
+
+def test_the_header_of_one_write_does_not_fit_the_tensors_of_another() -> None:
+    record = patch(context=ACME)
+    name = ENCRYPTED.name(record.key)
+    one, two = ENCRYPTED.encode(record, 1.0), ENCRYPTED.encode(record, 1.0)
+    assert one != two and len(one) == len(two)  # fresh nonces each time
+    cut = 88 + int.from_bytes(one[48:56], "little")
+    with pytest.raises(CorruptChunk, match="tensors cannot be decrypted"):
+        ENCRYPTED.decode(one[:cut] + two[cut:], name, "here")
+    with pytest.raises(CorruptChunk, match="head cannot be decrypted"):
+        ENCRYPTED.decode(one[:88] + two[88:cut] + one[cut:], name, "here")
+
+
+def test_a_listing_reads_and_decrypts_the_header_alone() -> None:
+    record = canonical(context=ACME, tokens=500)
+    data = ENCRYPTED.encode(record, 1.0)
+    file = io.BytesIO(data)
+    info = ENCRYPTED.read_info(file, len(data), ENCRYPTED.name(record.key), "here")
+    assert info.tokens == 500
+    assert file.tell() < 0.2 * len(data)
+
+
+def test_nobody_without_the_secret_can_name_an_object() -> None:
+    key = canonical(context=ACME).key
+    codecs = [SEALED, Sealed.of("beta", SECRET), Sealed.of("acme", b"another secret, also long enough")]
+    names = {key, *(codec.name(key) for codec in codecs)}
+    folders = {codec.folder for codec in codecs}
+    assert len(names) == 4 and len(folders) == 3
+    assert Sealed.of("acme", SECRET.decode()).name(key) == SEALED.name(key)  # text is its UTF-8
+
+
+@pytest.mark.parametrize("keys", [(), (OLD,)], ids=["sealed", "encrypted"])
+def test_an_intact_object_written_without_the_secret_is_foreign_and_set_aside(root: Path, keys: Any) -> None:
+    with opened(root, *keys) as store:
+        name = store.put_canonical(canonical(context=ACME))
+        objects_of(root)[name].write_bytes(encode(canonical(context=ACME, seed=5), 1.0))
+        with pytest.raises(ForeignObject, match=r"without this store's secret.*quarantine"):
+            store.get_canonical(ACME, CHUNK)
+        assert store.get_canonical(ACME, CHUNK) is None
+        store.put_canonical(canonical(context=ACME))
+        assert_same(store.get_canonical(ACME, CHUNK), canonical(context=ACME))
+
+
+@pytest.mark.parametrize("keys", [(), (OLD,)], ids=["sealed", "encrypted"])
+def test_an_object_written_with_another_secret_is_refused(root: Path, keys: Any) -> None:
+    with opened(root, *keys) as store:
+        name = store.put_canonical(canonical(context=ACME))
+        secret = b"another secret, also long enough"
+        stranger = Encrypted.under("acme", secret, keys) if keys else Sealed.of("acme", secret)
+        objects_of(root)[name].write_bytes(stranger.encode(canonical(context=ACME, seed=5), 1.0))
+        with pytest.raises(CorruptChunk):
+            store.get_canonical(ACME, CHUNK)
+        assert store.get_canonical(ACME, CHUNK) is None
+
+
+def test_another_key_is_refused_by_name_and_the_object_stays(root: Path) -> None:
+    with opened(root, OLD) as store:
+        name = store.put_canonical(canonical(context=ACME))
+    with opened(root, STRAY, NEW) as store:
+        assert [info.chunk_id for info in store.ls()] == [CHUNK]
+        for _ in range(2):
+            with pytest.raises(WrongKey, match="keys="):
+                store.get_canonical(ACME, CHUNK)
+        report = store.verify()
+        assert (report.ok, report.quarantined, len(report.refused)) == (0, (), 1)
+        assert store.put_canonical(canonical(context=ACME)) == name  # it may be sound: left alone
+    with opened(root, OLD) as store:
+        assert_same(store.get_canonical(ACME, CHUNK), canonical(context=ACME))
+
+
+def test_what_is_and_what_is_not_encrypted_are_not_mistaken_for_damage() -> None:
+    """As they meet in a remote, which has no marker that says how it is sealed."""
+    record = patch(context=ACME)
+    name = SEALED.name(record.key)
+    assert name == ENCRYPTED.name(record.key)
+    with pytest.raises(WrongKey, match="keys="):
+        SEALED.decode(ENCRYPTED.encode(record, 1.0), name, "here")
+    with pytest.raises(WrongKey, match="without encryption"):
+        ENCRYPTED.decode(SEALED.encode(record, 1.0), name, "here")
+
+
+def test_nothing_of_an_encrypted_object_stands_on_the_disk_in_the_clear(root: Path) -> None:
+    chunk, behind = "d" * 64, "e" * 64
+    record = canonical(chunk, ACME, tokens=40, info={"label": "a red door, 4 pm"})
+    fixed = patch(chunk, ACME, antecedents=(behind,))
+    with opened(root, OLD) as store:
+        store.put_canonical(record)
+        store.put_patch(fixed)
+        assert {info.chunk_id for info in store.ls()} == {chunk}
+        assert [info.antecedents for info in store.ls("exact")] == [(behind,)]
+    held = b"".join(path.read_bytes() for path in root.rglob("*") if path.is_file())
+    kv = record.kv[0]["k"].contiguous().view(-1).view(dtype=record.input_ids.dtype).numpy().tobytes()
+    ids = [chunk, behind, ACME.fingerprint, ACME.anchor, record.key, fixed.key]
+    for secret in [
+        *(i.encode() for i in ids),
+        *(bytes.fromhex(i) for i in ids),
+        kv[:64],
+        b"red door",
+        b"acme",
+    ]:
+        assert secret not in held
+    assert len(held) > 3000 and SEALED.name(record.key).encode() in held  # it was really looked at
+
+
+@pytest.mark.parametrize("keys", [(), (OLD,)], ids=["sealed", "encrypted"])
+def test_files_and_folders_are_the_owners_alone(root: Path, keys: Any) -> None:
+    old = os.umask(0)
+    try:
+        with opened(root, *keys) as store:
+            fill(store)
+            modes = {path: stat.S_IMODE(path.stat().st_mode) for path in [root, *root.rglob("*")]}
+    finally:
+        os.umask(old)
+    assert {mode for path, mode in modes.items() if path.is_file()} == {0o600}
+    assert {mode for path, mode in modes.items() if path.is_dir()} == {0o700}
+
+
+def test_a_sealed_directory_opens_only_as_it_was_made(tmp_path: Path) -> None:
+    for root, keys in ((tmp_path / "a", ()), (tmp_path / "b", (OLD,))):
+        with opened(root, *keys) as store:
+            fill(store)
+        before = {path: path.read_bytes() for path in root.rglob("*.*")}
+        with pytest.raises(StoreError, match="open it as it was made"):
+            opened(root, *(() if keys else (OLD,)))
+        with pytest.raises(StoreVersionError, match="secret"):
+            ChunkStore.open(folder_of(root))
+        assert {path: path.read_bytes() for path in root.rglob("*.*")} == before
+
+
+@pytest.mark.parametrize("keys", [(), (OLD,)], ids=["sealed", "encrypted"])
+def test_a_store_in_memory_is_sealed_alike(keys: Any) -> None:
+    with ChunkStore.open("memory://", tenant="acme", secret=SECRET, keys=keys) as store:
+        assert store.put_canonical(canonical(context=ACME)) == SEALED.name(canonical(context=ACME).key)
+        assert_same(store.get_canonical(ACME, CHUNK), canonical(context=ACME))
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        ({"secret": b"fifteen bytes.."}, "at least 16 bytes"),
+        ({"secret": ""}, "at least 16 bytes"),
+        ({"secret": 12345678901234567}, "at least 16 bytes"),
+        ({"keys": [OLD]}, "secret="),
+        ({"secret": SECRET, "keys": [OLD, b"short"]}, "32 bytes"),
+        ({"secret": SECRET, "keys": ["k" * 32]}, "32 bytes"),
+        ({"secret": SECRET, "keys": [OLD, OLD]}, "differ"),
+    ],
+)
+def test_secrets_and_keys_that_cannot_be_used_are_refused_without_being_shown(
+    root: Path, options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message) as caught:
+        ChunkStore.open(root, tenant="acme", **options)
+    assert "fifteen" not in str(caught.value) and "short" not in str(caught.value)
+    assert not root.exists()
+
+
+def test_neither_codec_nor_store_shows_a_secret_or_a_key(root: Path) -> None:
+    with opened(root, OLD) as store:
+        shown = f"{store!r} {SEALED!r} {ENCRYPTED!r} {store.stats()}"
+    hidden = [SECRET, SEALED.root, OLD, *ENCRYPTED.keys.values()]
+    assert not any(repr(value)[2:-1] in shown or value.hex() in shown for value in hidden)
+
+
+def test_an_object_too_large_to_encrypt_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(encryption_module, "_LIMIT", 100)
+    with pytest.raises(ValueError, match="too large to be encrypted"):
+        ENCRYPTED.encode(canonical(context=ACME, tokens=50), 1.0)
+
+
+def test_without_the_library_the_extra_is_named(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "cryptography", None)
+    monkeypatch.setitem(sys.modules, "cryptography.exceptions", None)
+    monkeypatch.delitem(sys.modules, "kamera.store.encryption")
+    with pytest.raises(StoreError, match=r"kamera\[encryption\]"):
+        opened(root, OLD)
+    with opened(root) as store:  # a secret alone needs no library
+        fill(store)
+
+
+# -- rotation ----------------------------------------------------------------------------------
+
+
+def test_rotation_brings_every_object_under_the_first_key(root: Path) -> None:
+    with opened(root, OLD) as store:
+        fill(store, 4)
+        before = store.ls()
+    with opened(root, NEW, OLD) as store:
+        store.put_canonical(canonical("d" * 64, ACME))
+        done = store.rotate()
+        assert (done.rewritten, done.current, done.refused) == (4, 1, ())
+        assert store.ls()[:4] == before
+    with opened(root, NEW) as store:
+        assert store.verify().ok == 5
+        assert_same(store.get_canonical(ACME, CHUNK), canonical(context=ACME))
+        assert (store.rotate().rewritten, store.rotate().current) == (0, 5)
+
+
+def test_a_rotation_that_is_interrupted_loses_nothing_and_goes_on(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with opened(root, OLD) as store:
+        fill(store, 5)
+    exchange: Callable[..., bool] = DiskTier.exchange
+    calls: list[str] = []
+
+    def dies(self: DiskTier, info: Any, data: bytes, stamp: str) -> bool:
+        calls.append(info.key)
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        return exchange(self, info, data, stamp)
+
+    with opened(root, NEW, OLD) as store:
+        monkeypatch.setattr(DiskTier, "exchange", dies)
+        with pytest.raises(KeyboardInterrupt):
+            store.rotate()
+        monkeypatch.undo()
+        assert store.verify().ok == 5
+        assert (store.rotate().rewritten, store.verify().ok) == (3, 5)
+    with opened(root, NEW) as store:
+        assert store.verify().ok == 5
+
+
+def test_a_patch_written_during_a_rotation_is_not_overwritten(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with opened(root, OLD) as store:
+        store.put_patch(patch(context=ACME, rank=1))
+    with opened(root, NEW, OLD) as store, opened(root, NEW, OLD) as other:
+        renewed = Encrypted.renewed
+
+        def overtaken(self: Encrypted, *arguments: Any) -> bytes | None:
+            data = renewed(self, *arguments)
+            monkeypatch.undo()
+            other.put_patch(patch(context=ACME, rank=3))
+            return data
+
+        monkeypatch.setattr(Encrypted, "renewed", overtaken)
+        done = store.rotate()
+        assert (done.rewritten, done.current) == (0, 1)
+        assert_same(store.get_patch(ACME, CHUNK, ("x", "y")), patch(context=ACME, rank=3))
+
+
+def test_a_rotation_says_which_objects_still_need_another_key(root: Path) -> None:
+    with opened(root, STRAY) as store:
+        stray = store.put_canonical(canonical(context=ACME))
+    with opened(root, NEW, OLD) as store:
+        store.put_patch(patch(context=ACME))
+        done = store.rotate()
+        assert (done.rewritten, done.current, len(done.refused)) == (0, 1, 1)
+        assert stray in done.refused[0] and stray in objects_of(root)
+    with opened(root, NEW, STRAY) as store:
+        done = store.rotate()
+        assert (done.rewritten, done.refused) == (1, ())
+
+
+def test_a_damaged_object_under_an_old_key_is_set_aside_by_a_rotation(root: Path) -> None:
+    with opened(root, OLD) as store:
+        fill(store, 2)
+        bad = store.put_patch(patch(context=ACME))
+    path = objects_of(root)[bad]
+    path.write_bytes(path.read_bytes()[:-1] + b"?")
+    with opened(root, NEW, OLD) as store:
+        done = store.rotate()
+        assert (done.rewritten, len(done.refused)) == (2, 1)
+        assert bad not in objects_of(root) and len(store.quarantined()) == 1
+
+
+def test_only_an_encrypted_store_has_keys_to_rotate(root: Path) -> None:
+    with opened(root) as store, pytest.raises(StoreError, match="keys="):
+        store.rotate()

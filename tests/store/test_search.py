@@ -1,0 +1,324 @@
+"""Search: the same answers as going through all objects, whatever happened to the rows it keeps."""
+
+from __future__ import annotations
+
+import base64
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kamera.errors import IncompatibleChunk, StoreError, UnknownChunk
+from kamera.store import CanonicalRecord, ChunkStore, Context
+from kamera.store.embedding import mean_features, pack, unpack
+from tests.store.builders import CONTEXT, canonical, patch
+
+WIDTH = 8
+PICTURE = 9  # the id of picture tokens here
+OTHER = Context(CONTEXT.fingerprint, "b" * 64)  # the same backbone behind another anchor
+
+
+def picture(seed: int, context: Context = CONTEXT, like: int | None = None) -> CanonicalRecord:
+    """A chunk: text, three picture tokens, text. ``like`` another one, it differs from it a little."""
+    tokens = torch.tensor([1, PICTURE, PICTURE, PICTURE, 2])
+    embeds = torch.randn(1, 5, WIDTH, generator=torch.Generator().manual_seed(seed if like is None else like))
+    if like is not None:
+        embeds = embeds + 0.02 * torch.randn(1, 5, WIDTH, generator=torch.Generator().manual_seed(seed))
+    return canonical(
+        f"{seed:064x}",
+        context,
+        tokens=5,
+        input_ids=tokens,
+        embeds={"inputs_embeds": embeds},
+        info={"vision_tokens": [PICTURE]},
+    )
+
+
+def text(seed: int) -> CanonicalRecord:
+    return canonical(f"{seed:064x}", tokens=3, embeds={}, info={})
+
+
+def reference(records: Sequence[CanonicalRecord]) -> dict[str, np.ndarray]:
+    """Chunk id -> unit mean of the picture tokens' features, in float64."""
+    out = {}
+    for record in records:
+        if record.embeds:
+            mean = record.embeds["inputs_embeds"][0, record.input_ids == PICTURE].double().mean(0).numpy()
+            out[record.chunk_id] = mean / np.linalg.norm(mean)
+    return out
+
+
+def assert_as_reference(store: ChunkStore, records: Sequence[CanonicalRecord], context=CONTEXT) -> None:
+    """The store ranks ``records`` for three queries as a scan of all of them does."""
+    vectors = reference(records)
+    for seed in range(3):
+        query = np.random.default_rng(seed).standard_normal(WIDTH)
+        cosines = {chunk: float(v @ query / np.linalg.norm(query)) for chunk, v in vectors.items()}
+        hits = store.search(query, k=len(vectors) + 3, context=context)
+        assert {hit.chunk_id for hit in hits} == cosines.keys()
+        scores = [hit.score for hit in hits]
+        assert scores == sorted(scores, reverse=True)
+        # rows are held in half precision
+        assert scores == pytest.approx([cosines[hit.chunk_id] for hit in hits], abs=2e-3)
+
+
+@contextmanager
+def folder() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory() as name:
+        yield Path(name) / "store"
+
+
+def filled(root: Path, count: int = 6) -> list[CanonicalRecord]:
+    records = [picture(seed) for seed in range(count)]
+    with ChunkStore.open(root) as store:
+        for record in records:
+            store.put_canonical(record)
+    return records
+
+
+def rows_file(root: Path) -> Path:
+    return root / "search" / "vectors.sqlite"
+
+
+# -- embeddings ------------------------------------------------------------------------------------
+
+
+def test_an_embedding_is_the_unit_mean_of_the_picture_tokens_alone():
+    ids = torch.tensor([1, 9, 2, 10])
+    features = torch.tensor([[[50.0, 50], [3, 0], [50, 50], [3, 8]]], dtype=torch.bfloat16)
+    deep = {"deepstack_visual_embeds.0": torch.full((2, 2), 99.0)}
+    found = mean_features(ids, {"inputs_embeds": features, **deep}, (9, 10))
+    assert found.dtype == np.float32 and found.tolist() == pytest.approx([0.6, 0.8])
+
+
+@pytest.mark.parametrize("tokens", [(), (7,)])
+def test_a_chunk_without_picture_tokens_has_no_embedding(tokens):
+    assert mean_features(torch.tensor([1, 2]), {"inputs_embeds": torch.ones(1, 2, 4)}, tokens) is None
+
+
+@pytest.mark.parametrize("value", [0.0, float("nan"), float("inf")])
+def test_features_without_a_direction_make_no_embedding(value):
+    embeds = {"inputs_embeds": torch.full((1, 2, 4), value)}
+    assert mean_features(torch.tensor([9, 9]), embeds, (9,)) is None
+
+
+def test_a_packed_embedding_belongs_to_its_name_and_every_byte_of_it_counts():
+    vector = np.linspace(-1, 1, 5, dtype=np.float32)
+    data = pack("n", "Käfer", vector)
+    chunk, held = unpack("n", data)
+    assert chunk == "Käfer" and held.tolist() == pytest.approx(vector.tolist(), abs=1e-3)
+    with pytest.raises(ValueError, match="digest"):
+        unpack("m", data)
+    for i in range(len(data)):
+        with pytest.raises(ValueError):
+            unpack("n", data[:i] + bytes([data[i] ^ 1]) + data[i + 1 :])
+        with pytest.raises(ValueError):
+            unpack("n", data[:i])
+
+
+# -- answers ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("url", ["memory", "disk"])
+def test_a_stored_picture_finds_those_most_like_it_but_not_itself(url, tmp_path):
+    with ChunkStore.open("memory://" if url == "memory" else tmp_path) as store:
+        for record in [*(picture(seed) for seed in range(5)), picture(70, like=3), text(99)]:
+            store.put_canonical(record)
+        best, *others = store.search(f"{3:064x}", k=3, context=CONTEXT)
+        assert best.chunk_id == f"{70:064x}" and best.score > 0.99 > others[0].score
+        assert len(others) == 2 and f"{3:064x}" not in {hit.chunk_id for hit in others}
+        assert_as_reference(store, [*(picture(seed) for seed in range(5)), picture(70, like=3)])
+
+
+def test_what_is_archived_behind_another_anchor_is_no_hit(tmp_path):
+    with ChunkStore.open(tmp_path) as store:
+        for record in (picture(1), picture(2, OTHER), picture(3, OTHER)):
+            store.put_canonical(record)
+        assert_as_reference(store, [picture(1)])
+        assert_as_reference(store, [picture(2), picture(3)], OTHER)
+
+
+def test_near_duplicates_are_the_pairs_a_scan_finds_the_older_first(tmp_path):
+    records = [picture(seed) for seed in range(120)] + [picture(400 + i, like=i) for i in range(5)]
+    with ChunkStore.open(tmp_path) as store:
+        for record in records:
+            store.put_canonical(record)
+        found = {(p.chunk_id, p.other): p.score for p in store.near_duplicates(CONTEXT, 0.98)}
+        vectors = reference(records)
+        matrix = np.stack(list(vectors.values()))
+        ids, cosines = list(vectors), matrix @ matrix.T
+        sure = {(ids[i], ids[j]) for i, j in zip(*np.where(np.triu(cosines, 1) > 0.981), strict=True)}
+        possible = {(ids[i], ids[j]) for i, j in zip(*np.where(np.triu(cosines, 1) > 0.979), strict=True)}
+        assert sure <= found.keys() <= possible and len(sure) >= 5
+        scores = [pair.score for pair in store.near_duplicates(CONTEXT, 0.98)]
+        assert scores == sorted(scores, reverse=True)
+        # one of a pair goes: the pair goes
+        store.delete(records[0].key)
+        assert all(
+            records[0].chunk_id not in (p.chunk_id, p.other) for p in store.near_duplicates(CONTEXT, 0.5)
+        )
+
+
+def test_an_empty_store_has_no_hits_and_no_duplicates(tmp_path):
+    with ChunkStore.open(tmp_path) as store:
+        assert store.search([1.0, 0.0], context=CONTEXT) == []
+        assert store.near_duplicates(CONTEXT) == []
+
+
+# -- refusals --------------------------------------------------------------------------------------
+
+
+def refused(call, error, match):
+    with pytest.raises(error, match=match):
+        call()
+
+
+def test_wrong_questions_are_refused_by_name(tmp_path):
+    records = filled(tmp_path, 2)
+    with ChunkStore.open(tmp_path) as store:
+        store.put_canonical(text(50))
+        ask = store.search
+        refused(lambda: ask("ab12", context=CONTEXT), UnknownChunk, "ab12.*window.search")
+        refused(lambda: ask(f"{50:064x}", context=CONTEXT), UnknownChunk, "no picture")
+        refused(lambda: ask(np.zeros(WIDTH), context=CONTEXT), ValueError, "no direction")
+        refused(lambda: ask([1.0, float("nan")], context=CONTEXT), ValueError, "no direction")
+        refused(lambda: ask(np.ones((2, 4)), context=CONTEXT), ValueError, r"\(2, 4\)")
+        refused(lambda: ask(np.ones(3), context=CONTEXT), ValueError, "width 8")
+        refused(lambda: ask({"a": 1}, context=CONTEXT), ValueError, "dict is no query")
+        refused(lambda: ask(np.ones(WIDTH), 0, context=CONTEXT), ValueError, "k 0")
+        refused(lambda: store.near_duplicates(CONTEXT, 1.5), ValueError, "1.5")
+        foreign = Context(CONTEXT.fingerprint, CONTEXT.anchor, "acme")
+        refused(lambda: ask(np.ones(WIDTH), context=foreign), IncompatibleChunk, "acme")
+        assert_as_reference(store, records)
+
+
+def test_without_faiss_chunks_are_stored_as_ever_and_a_search_names_the_extra(tmp_path, monkeypatch):
+    with monkeypatch.context() as without:
+        without.setitem(sys.modules, "faiss", None)
+        records = filled(tmp_path)
+        with ChunkStore.open(tmp_path) as store:
+            assert store.get_canonical(CONTEXT, records[0].chunk_id) is not None
+            assert store.embedding(CONTEXT, records[0].chunk_id) is not None
+            refused(lambda: store.search(np.ones(WIDTH), context=CONTEXT), StoreError, r"kamera\[search\]")
+    with ChunkStore.open(tmp_path) as store:
+        assert_as_reference(store, records)
+
+
+# -- growing, shrinking, lost ----------------------------------------------------------------------
+
+_steps = st.lists(
+    st.tuples(st.sampled_from(("put", "delete", "reopen", "elsewhere", "lose rows")), st.integers(0, 5)),
+    max_size=12,
+)
+
+
+@settings(max_examples=15)
+@given(_steps)
+def test_after_any_puts_deletes_and_reopens_search_equals_a_scan(steps):
+    held: dict[int, CanonicalRecord] = {}
+    with folder() as root:
+        store, elsewhere = ChunkStore.open(root), ChunkStore.open(root)
+        for step, seed in steps:
+            where = elsewhere if step == "elsewhere" else store
+            if step == "delete" or (step == "elsewhere" and seed in held):
+                assert where.delete(picture(seed).key) == (held.pop(seed, None) is not None)
+            elif step in ("put", "elsewhere"):
+                held[seed] = picture(seed)
+                where.put_canonical(held[seed])
+            elif step == "reopen":
+                store.close()
+                store = ChunkStore.open(root)
+            else:
+                shutil.rmtree(root / "search", ignore_errors=True)
+                store.close()
+                elsewhere.close()
+                store, elsewhere = ChunkStore.open(root), ChunkStore.open(root)
+            assert_as_reference(store, list(held.values()))
+        assert_as_reference(elsewhere, list(held.values()))
+        store.close()
+        elsewhere.close()
+
+
+def test_an_object_that_leaves_by_another_way_is_no_hit_any_more(tmp_path):
+    records = filled(tmp_path)
+    with ChunkStore.open(tmp_path) as store:
+        assert_as_reference(store, records)
+        next(tmp_path.glob(f"objects/*/{records[2].key}.safetensors")).unlink()
+        assert_as_reference(store, [*records[:2], *records[3:]])
+        assert store.embedding(CONTEXT, records[2].chunk_id) is None
+
+
+def test_a_memory_store_never_answers_with_what_it_let_go():
+    records = [picture(seed) for seed in range(8)]
+    with ChunkStore.open("memory://", memory_limit=3 * records[0].nbytes) as store:
+        for record in records:
+            store.put_canonical(record)
+        assert_as_reference(store, records[-3:])
+
+
+def test_a_deleted_chunks_embedding_is_nowhere_on_the_disk(tmp_path):
+    records = filled(tmp_path)
+    with ChunkStore.open(tmp_path) as store:
+        store.search(np.ones(WIDTH), context=CONTEXT)
+        chunk = records[1].chunk_id
+        key = records[1].key.encode()
+        assert any(key in f.read_bytes() for f in (tmp_path / "search").iterdir())
+        row = store._search._vectors.get(records[1].key)
+        assert row is not None and row.chunk_id == chunk
+        store.delete(records[1].key)
+        assert not any(key in f.read_bytes() for f in (tmp_path / "search").iterdir())
+    assert not any(key in f.read_bytes() for f in (tmp_path / "search").iterdir())
+
+
+def test_an_encrypted_store_shows_nothing_of_an_embedding_and_searches_all_the_same(tmp_path):
+    context = Context(CONTEXT.fingerprint, CONTEXT.anchor, "acme")
+    records = [picture(seed, context) for seed in range(4)]
+
+    def kept(root: Path, **options) -> tuple[bytes, list[bytes]]:
+        """All bytes of a store, and what a row says of each record."""
+        with ChunkStore.open(root, tenant="acme", **options) as store:
+            keys = [store.put_canonical(record) for record in records]
+            held = [store.embedding(context, record.chunk_id) for record in records]
+        rows = [pack(key, r.chunk_id, vector) for key, r, vector in zip(keys, records, held, strict=True)]
+        whole = b"".join(file.read_bytes() for file in root.rglob("*") if file.is_file())
+        return whole, [base64.b64encode(row) for row in rows]
+
+    whole, rows = kept(tmp_path / "plain")
+    assert all(row in whole for row in rows)
+    options = {"secret": "a secret that nobody guesses", "keys": [bytes(range(32))]}
+    whole, rows = kept(tmp_path / "sealed", **options)
+    assert not any(row in whole or row[60:] in whole for row in rows)
+    assert not any(record.chunk_id.encode() in whole for record in records)
+    with ChunkStore.open(tmp_path / "sealed", tenant="acme", **options) as store:
+        assert store.verify().embeddings == ()  # the rows are readable, none was made anew
+        assert_as_reference(store, records, context)
+
+
+def test_in_front_of_a_remote_search_finds_what_was_put_or_read_here(tmp_path):
+    url = f"obstore+file://{tmp_path / 'remote'}"
+    records = [picture(seed) for seed in range(4)]
+    with ChunkStore.open(url) as there:
+        for record in records:
+            there.put_canonical(record)
+        assert_as_reference(there, records)
+    with ChunkStore.open(url) as here, ChunkStore.open(url, cache=tmp_path / "cache") as cached:
+        for store in (here, cached):
+            assert store.get_canonical(CONTEXT, records[0].chunk_id) is not None
+            assert_as_reference(store, records[:1])
+            assert store.get_canonical(CONTEXT, records[2].chunk_id) is not None
+            assert_as_reference(store, [records[0], records[2]])
+
+
+def test_patches_have_no_rows(tmp_path):
+    with ChunkStore.open(tmp_path) as store:
+        key = store.put_patch(patch())
+        assert store._search._vectors.get(key) is None and not list(store.search([1.0], context=CONTEXT))
+        assert store.delete(key)

@@ -1,0 +1,257 @@
+"""Tenants, in pairs: what one must not see, and that the same question by its owner is answered."""
+
+from __future__ import annotations
+
+import sqlite3
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.reliability import tenants
+from kamera.errors import CorruptChunk, IncompatibleChunk, StoreError
+from kamera.store import ChunkStore, Context
+
+from .builders import CONTEXT, assert_same, canonical, patch
+
+SECRET, OTHER_SECRET = b"a secret of acme, 32 bytes long!", b"another secret, also long enough"
+KEY = b"k" * 32
+CHUNK = "c" * 64
+
+Open = Callable[..., ChunkStore]
+
+STRANGERS: dict[str, dict[str, Any]] = {
+    "another tenant": {"tenant": "beta", "secret": SECRET},
+    "another tenant with its own secret": {"tenant": "beta", "secret": OTHER_SECRET},
+    "another tenant without a secret": {"tenant": "beta"},
+    "the tenant's name with another secret": {"tenant": "acme", "secret": OTHER_SECRET},
+    "the tenant's name without a secret": {"tenant": "acme"},
+    "nobody": {},
+}
+OWNERS: dict[str, dict[str, Any]] = {
+    "secret": {"tenant": "acme", "secret": SECRET},
+    "encrypted": {"tenant": "acme", "secret": SECRET, "keys": [KEY]},
+}
+pairs = pytest.mark.parametrize("stranger", STRANGERS.values(), ids=STRANGERS)
+owners = pytest.mark.parametrize("owner", OWNERS.values(), ids=OWNERS)
+
+
+def context_of(store: ChunkStore) -> Context:
+    return replace(CONTEXT, tenant=store.tenant)
+
+
+def fill(store: ChunkStore) -> str:
+    context = context_of(store)
+    store.put_patch(patch(context=context))
+    return store.put_canonical(canonical(context=context))
+
+
+QUESTIONS: dict[str, Callable[[ChunkStore], Any]] = {
+    "get_canonical": lambda s: s.get_canonical(context_of(s), CHUNK),
+    "get_patch": lambda s: s.get_patch(context_of(s), CHUNK, ("x", "y")),
+    "has_canonical": lambda s: s.has_canonical(context_of(s), CHUNK),
+    "has_patch": lambda s: s.has_patch(context_of(s), CHUNK, ("x", "y")),
+    "patch_info": lambda s: s.patch_info(context_of(s), CHUNK, ("x", "y")),
+    "contexts_of": lambda s: s.contexts_of(CHUNK),
+    "chunks": lambda s: s.chunks(context_of(s)),
+    "ls": lambda s: s.ls(),
+    "stats": lambda s: s.stats().bytes,
+    "census": lambda s: s.census().chunks,
+    "verify": lambda s: s.verify().ok,
+    "rebuild_index": lambda s: s.rebuild_index(),
+    "forget": lambda s: s.forget(CHUNK).removed,
+}
+
+
+@owners
+@pairs
+def test_a_stranger_misses_in_every_way_and_the_owner_hits(
+    tmp_path: Path, owner: dict[str, Any], stranger: dict[str, Any]
+) -> None:
+    with ChunkStore.open(tmp_path, **owner) as mine, ChunkStore.open(tmp_path, **stranger) as theirs:
+        fill(mine)
+        for question, ask in QUESTIONS.items():
+            assert not ask(theirs), question
+            assert ask(mine), question
+
+
+@owners
+@pairs
+def test_a_stranger_who_learns_a_name_cannot_delete_the_object_and_the_owner_can(
+    tmp_path: Path, owner: dict[str, Any], stranger: dict[str, Any]
+) -> None:
+    with ChunkStore.open(tmp_path, **owner) as mine, ChunkStore.open(tmp_path, **stranger) as theirs:
+        name = fill(mine)
+        assert not theirs.delete(name)
+        assert theirs.forget(CHUNK).removed == ()
+        assert_same(mine.get_canonical(context_of(mine), CHUNK), canonical(context=context_of(mine)))
+        assert mine.delete(name) and not mine.has_canonical(context_of(mine), CHUNK)
+
+
+@owners
+@pairs
+def test_a_bundle_of_a_stranger_is_empty_and_the_owners_is_not(
+    tmp_path: Path, owner: dict[str, Any], stranger: dict[str, Any]
+) -> None:
+    root = tmp_path / "s"
+    with ChunkStore.open(root, **owner) as mine, ChunkStore.open(root, **stranger) as theirs:
+        fill(mine)
+        assert theirs.export_bundle(tmp_path / "theirs").canonicals == 0
+        assert mine.export_bundle(tmp_path / "mine").canonicals == 1
+
+
+@owners
+@pairs
+def test_the_same_chunk_of_two_tenants_is_two_objects(
+    tmp_path: Path, owner: dict[str, Any], stranger: dict[str, Any]
+) -> None:
+    with ChunkStore.open(tmp_path, **owner) as mine, ChunkStore.open(tmp_path, **stranger) as theirs:
+        one = mine.put_canonical(canonical(context=context_of(mine), seed=1))
+        two = theirs.put_canonical(canonical(context=context_of(theirs), seed=2))
+        assert one != two
+        assert_same(mine.get_canonical(context_of(mine), CHUNK), canonical(context=context_of(mine), seed=1))
+        assert_same(
+            theirs.get_canonical(context_of(theirs), CHUNK), canonical(context=context_of(theirs), seed=2)
+        )
+        assert theirs.delete(two)
+        assert mine.has_canonical(context_of(mine), CHUNK)
+
+
+@owners
+def test_another_tenants_context_is_refused(tmp_path: Path, owner: dict[str, Any]) -> None:
+    beta = replace(CONTEXT, tenant="beta")
+    with ChunkStore.open(tmp_path, **owner) as store, pytest.raises(IncompatibleChunk, match="'beta'"):
+        store.get_canonical(beta, CHUNK)
+
+
+@pytest.mark.parametrize("which", ["tenants", "the tenant's"])
+def test_a_link_in_the_place_of_a_tenants_directory_is_refused(tmp_path: Path, which: str) -> None:
+    root, elsewhere = tmp_path / "s", tmp_path / "elsewhere"
+    with ChunkStore.open(root, tenant="acme", secret=SECRET) as store:
+        fill(store)
+    [own] = (root / "tenants").iterdir()
+    link = root / "tenants" if which == "tenants" else own
+    link.rename(elsewhere)
+    link.symlink_to(elsewhere)
+    with pytest.raises(StoreError, match="link"):
+        ChunkStore.open(root, tenant="acme", secret=SECRET)
+    link.unlink()
+    elsewhere.rename(link)
+    with ChunkStore.open(root, tenant="acme", secret=SECRET) as store:
+        assert store.verify().ok == 2
+
+
+def test_a_file_of_one_tenant_in_the_place_of_anothers_is_refused(tmp_path: Path) -> None:
+    """Both know one secret; the directory of one was mixed up with the other's."""
+    with ChunkStore.open(tmp_path, tenant="acme", secret=SECRET) as mine:
+        fill(mine)
+        [acme] = (tmp_path / "tenants").iterdir()
+        with ChunkStore.open(tmp_path, tenant="beta", secret=SECRET) as theirs:
+            name = fill(theirs)
+            [own] = (tmp_path / "tenants").glob(f"*/objects/*/{name}.safetensors")
+            [other] = [p for p in acme.glob("objects/*/*") if p.stat().st_size == own.stat().st_size]
+            own.write_bytes(other.read_bytes())
+            with pytest.raises(CorruptChunk):
+                theirs.get_canonical(context_of(theirs), CHUNK)
+        assert mine.verify().ok == 2
+
+
+# -- timing ------------------------------------------------------------------------------------
+
+
+def calls_of(action: Callable[[], Any]) -> list[str]:
+    """Every call into C, those of the operating system and of SQLite among them, in order.
+
+    `sys.setprofile` sees them all. What takes the same steps takes no telling time.
+    """
+    seen: list[str] = []
+
+    def watch(frame: Any, event: str, argument: Any) -> None:
+        if event == "c_call":
+            owner = getattr(argument, "__self__", None)
+            seen.append(f"{type(owner).__name__}.{argument.__name__}")
+
+    sys.setprofile(watch)
+    try:
+        action()
+    finally:
+        sys.setprofile(None)
+    return seen
+
+
+def lookups(store: ChunkStore, name: str) -> dict[str, list[str]]:
+    """What each question costs, asked once before so that nothing is done for the first time."""
+    questions = {**QUESTIONS, "delete": lambda s: s.delete(name)}
+    for skipped in ("verify", "rebuild_index", "forget"):  # of one's own directory only, and they list it
+        del questions[skipped]
+    for ask in questions.values():
+        ask(store)
+    return {question: calls_of(lambda ask=ask: ask(store)) for question, ask in questions.items()}
+
+
+@pairs
+def test_a_foreign_look_up_takes_the_same_steps_whether_or_not_the_object_is_there(
+    tmp_path: Path, stranger: dict[str, Any]
+) -> None:
+    steps = []
+    for root, chunk in ((tmp_path / "has it", CHUNK), (tmp_path / "has another", "d" * 64)):
+        with ChunkStore.open(root, tenant="acme", secret=SECRET) as mine:
+            context = context_of(mine)
+            mine.put_canonical(canonical(chunk, context))
+            mine.put_patch(patch(chunk, context))
+            name = mine._codec.name(canonical(context=context).key)
+            with ChunkStore.open(root, **stranger) as theirs:
+                steps.append(lookups(theirs, name))
+    assert steps[0] == steps[1]
+    assert {"Connection.execute"} <= {step for calls in steps[0].values() for step in calls}
+
+
+def test_the_steps_of_the_owner_do_tell_so_the_test_above_can_fail(tmp_path: Path) -> None:
+    steps = []
+    for root, chunk in ((tmp_path / "has it", CHUNK), (tmp_path / "has another", "d" * 64)):
+        with ChunkStore.open(root, tenant="acme", secret=SECRET, memory_limit=0) as mine:
+            mine.put_canonical(canonical(chunk, context_of(mine)))
+            steps.append(calls_of(lambda mine=mine: mine.get_canonical(context_of(mine), CHUNK)))
+    assert steps[0] != steps[1]
+
+
+def test_the_index_of_one_tenant_has_no_row_of_another(tmp_path: Path) -> None:
+    for tenant in ("acme", "beta"):
+        with ChunkStore.open(tmp_path, tenant=tenant, secret=SECRET) as store:
+            fill(store)
+    tables = [*(tmp_path / "tenants").glob("*/index.sqlite")]
+    assert len(tables) == 2
+    for table in tables:
+        with sqlite3.connect(table) as db:
+            tenants = {tenant for [tenant] in db.execute("SELECT tenant FROM objects")}
+        db.close()
+        assert len(tenants) == 1
+
+
+# -- one remote for all --------------------------------------------------------------------------
+
+
+@owners
+@pairs
+def test_a_stranger_at_the_same_remote_misses_and_disturbs_nothing_and_the_owner_hits(
+    tmp_path: Path, owner: dict[str, Any], stranger: dict[str, Any]
+) -> None:
+    pytest.importorskip("obstore")
+    url = f"obstore+file://{tmp_path / 'remote'}"
+    with ChunkStore.open(url, **owner) as mine, ChunkStore.open(url, **stranger) as theirs:
+        fill(mine)
+        for question in ("get_canonical", "has_patch", "ls", "contexts_of", "stats", "verify", "forget"):
+            assert not QUESTIONS[question](theirs), question
+    with ChunkStore.open(url, **owner) as mine:  # nothing in memory
+        assert_same(mine.get_canonical(context_of(mine), CHUNK), canonical(context=context_of(mine)))
+        assert (mine.verify().ok, mine.verify().quarantined) == (2, ())
+
+
+def test_the_benchmark_finds_no_answer_to_a_stranger_and_every_one_to_an_owner() -> None:
+    found = tenants.run(4, seed=0)
+    assert (found["answered to strangers"], found["deleted by strangers"]) == (0, 0)
+    assert found["answered to owners"] == found["questions by owners"] > 50
+    assert found["look-ups whose steps told"] == 0 < found["look-ups compared step by step"]

@@ -1,0 +1,544 @@
+"""Memory, a cache directory and a remote as one store: what is where, and what is never lost."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from benchmarks.redis_server import RedisServer
+from kamera.errors import CorruptChunk, PinsFull, RemoteUnavailable, StoreError
+from kamera.store import ChunkStore
+from kamera.store.disk import DiskTier
+from kamera.store.flights import Flights
+from kamera.store.prefetch import BOUND
+from kamera.store.remote.redis import RedisBlobs
+from kamera.store.uploads import Uploads
+
+from .builders import CONTEXT, assert_same, canonical, patch
+
+QUICK = "timeout=5&retries=0&cooldown=0.05"
+CHUNK = "c" * 64
+KEY = canonical().key
+FILE = f"objects/{KEY[:2]}/{KEY}.safetensors"
+
+
+@pytest.fixture
+def opened(server: RedisServer, tmp_path: Path) -> Iterator[Callable[..., ChunkStore]]:
+    """Opens a store with a cache in front of the server."""
+    with contextlib.ExitStack() as stack:
+
+        def open(cache: str = "cache", **options: object) -> ChunkStore:
+            store = ChunkStore.open(server.url(QUICK), cache=tmp_path / cache, **options)  # type: ignore
+            return stack.enter_context(store)
+
+        yield open
+
+
+# -- read through ----------------------------------------------------------------------------------
+
+
+def test_what_the_remote_has_is_kept_nearer(opened: Callable[..., ChunkStore], tmp_path: Path) -> None:
+    with opened("one") as store:
+        store.put_canonical(canonical())
+        store.put_patch(patch())
+    with opened("two") as store:
+        assert_same(store.get_canonical(CONTEXT, CHUNK), canonical())
+        assert_same(store.get_patch(CONTEXT, CHUNK, ("x", "y")), patch())
+        assert not store.flush(0).unsaved  # what came from there need not go there
+        assert store.stats().remote.stored == 0  # type: ignore[union-attr]
+    assert (tmp_path / "two" / FILE).read_bytes() == (tmp_path / "one" / FILE).read_bytes()
+    with opened("two") as store:
+        assert_same(store.get_canonical(CONTEXT, CHUNK), canonical())
+        assert store.stats().remote.calls == 0  # type: ignore[union-attr]
+
+
+def test_many_who_want_one_object_fetch_it_once(
+    opened: Callable[..., ChunkStore], server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with opened("one") as store:
+        store.put_canonical(canonical())
+    fetched = []
+    get = RedisBlobs.get
+
+    def slow(self: RedisBlobs, name: str) -> bytes | None:
+        fetched.append(name)
+        time.sleep(0.2)
+        return get(self, name)
+
+    monkeypatch.setattr(RedisBlobs, "get", slow)
+    for options in ({"cache": None}, {"cache": server.socket.parent / "cache"}):
+        fetched.clear()
+        with ChunkStore.open(server.url(QUICK), **options) as store, ThreadPoolExecutor(8) as pool:
+            found = list(pool.map(lambda _: store.get_canonical(CONTEXT, CHUNK), range(8)))
+        assert all(record is not None for record in found)
+        assert len(fetched) == 1
+
+
+def test_a_damaged_file_is_healed_from_the_remote(opened: Callable[..., ChunkStore], tmp_path: Path) -> None:
+    with opened() as store:
+        store.put_canonical(canonical())
+    path = tmp_path / "cache" / FILE
+    path.write_bytes(path.read_bytes()[:-1])
+    with opened() as store:
+        assert_same(store.get_canonical(CONTEXT, CHUNK), canonical())
+        assert len(store.quarantined()) == 1
+        assert_same(store.get_canonical(CONTEXT, CHUNK), canonical())
+
+
+def test_a_damaged_file_that_nobody_else_has_is_refused(
+    opened: Callable[..., ChunkStore], tmp_path: Path, server: RedisServer
+) -> None:
+    with opened() as store:
+        store.put_canonical(canonical())
+        assert not store.flush(30).unsaved
+    server.client().flushall()
+    path = tmp_path / "cache" / FILE
+    path.write_bytes(path.read_bytes()[:-1])
+    with opened() as store:
+        with pytest.raises(CorruptChunk, match="moved to"):
+            store.get_canonical(CONTEXT, CHUNK)
+        assert store.get_canonical(CONTEXT, CHUNK) is None
+
+
+def test_a_cache_that_cannot_be_written_still_serves(
+    opened: Callable[..., ChunkStore], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    with opened("one") as store:
+        store.put_canonical(canonical())
+
+    def full(*_: object, **__: object) -> None:
+        raise StoreError("no space left on device")
+
+    with opened("two") as store:
+        monkeypatch.setattr(DiskTier, "adopt", full)
+        assert_same(store.get_canonical(CONTEXT, CHUNK), canonical())
+        assert "no space left" in caplog.text
+
+
+def test_a_listing_is_of_both_without_repetition(opened: Callable[..., ChunkStore]) -> None:
+    with opened("one") as store:
+        store.put_canonical(canonical("a"))
+        store.put_canonical(canonical("b"))
+    with opened("two") as store:
+        assert store.get_canonical(CONTEXT, "a") is not None
+        store.put_canonical(canonical("d"))
+        assert [i.chunk_id for i in store.ls()] == ["a", "b", "d"]
+        assert [i.chunk_id for i in store.ls(limit=1, offset=1)] == ["b"]
+        assert store.census().chunks == 3
+
+
+# -- write back ------------------------------------------------------------------------------------
+
+
+def test_a_put_is_on_the_disk_when_it_returns_and_in_the_remote_soon(
+    opened: Callable[..., ChunkStore], server: RedisServer, tmp_path: Path
+) -> None:
+    store = opened()
+    server.pause()
+    store.put_canonical(canonical())
+    assert (tmp_path / "cache" / FILE).exists()
+    assert store.flush(0.05).unsaved == (KEY,)
+    assert store.stats().remote.pending == 1  # type: ignore[union-attr]
+    server.resume()
+    assert not store.flush(30).unsaved
+    with ChunkStore.open(server.url(QUICK)) as other:
+        assert_same(other.get_canonical(CONTEXT, CHUNK), canonical())
+
+
+_CHILD = """
+import os, signal, sys
+from kamera.store import ChunkStore
+from tests.store.builders import canonical
+store = ChunkStore.open(sys.argv[1], cache=sys.argv[2])
+print(*[store.put_canonical(canonical(name)) for name in "abc"], flush=True)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_what_a_killed_process_had_acknowledged_is_uploaded_by_the_next(
+    server: RedisServer, tmp_path: Path
+) -> None:
+    url, cache = server.url(QUICK), tmp_path / "cache"
+    server.kill()
+    child = subprocess.run(
+        [sys.executable, "-c", _CHILD, url, str(cache)], stdout=subprocess.PIPE, text=True, check=False
+    )
+    assert child.returncode == -signal.SIGKILL
+    names = child.stdout.split()
+    assert len(names) == 3
+    server.start()
+    with ChunkStore.open(url, cache=cache) as store:
+        assert not store.flush(30).unsaved
+        assert store.stats().remote.stored == 3  # type: ignore[union-attr]
+    with ChunkStore.open(url) as other:
+        for name in "abc":
+            assert_same(other.get_canonical(CONTEXT, name), canonical(name))
+    with ChunkStore.open(url, cache=cache) as store:
+        assert store.flush(0).unsaved == ()
+        assert store.stats().remote.stored == 0  # type: ignore[union-attr]
+
+
+def test_a_sealed_tenants_cache_is_uploaded_sealed_by_the_next_who_opens_it(
+    opened: Callable[..., ChunkStore], server: RedisServer, tmp_path: Path
+) -> None:
+    context, sealed = replace(CONTEXT, tenant="acme"), {"tenant": "acme", "secret": "a secret of many bytes"}
+    server.kill()
+    with opened(**sealed) as store:
+        store.put_canonical(canonical(context=context))
+    server.start()
+    with opened(**sealed) as store:
+        assert not store.flush(30).unsaved
+        assert store.stats().remote.stored == 1  # type: ignore[union-attr]
+    [key] = server.client().keys("*")
+    assert canonical(context=context).key.encode() not in key
+    with ChunkStore.open(server.url(QUICK), **sealed) as other:  # type: ignore[arg-type]
+        assert_same(other.get_canonical(context, CHUNK), canonical(context=context))
+
+
+def test_a_directory_that_was_a_store_by_itself_is_uploaded(
+    opened: Callable[..., ChunkStore], server: RedisServer, tmp_path: Path
+) -> None:
+    with ChunkStore.open(tmp_path / "cache") as plain:
+        plain.put_canonical(canonical())
+    with opened() as store:
+        assert not store.flush(30).unsaved
+        plain = ChunkStore.open(tmp_path / "cache")
+        plain.put_patch(patch())  # behind the cache's back
+        plain.close()
+    with opened() as store:
+        assert not store.flush(30).unsaved
+    with ChunkStore.open(server.url(QUICK)) as other:
+        assert len(other.ls()) == 2
+
+
+def test_the_last_patch_put_is_what_the_remote_ends_up_with(
+    opened: Callable[..., ChunkStore], server: RedisServer
+) -> None:
+    store = opened()
+    for seed in range(20):
+        store.put_patch(patch(seed=seed))
+    assert not store.flush(30).unsaved
+    with ChunkStore.open(server.url(QUICK)) as other:
+        assert_same(other.get_patch(CONTEXT, CHUNK, ("x", "y")), patch(seed=19))
+    assert_same(store.get_patch(CONTEXT, CHUNK, ("x", "y")), patch(seed=19))
+
+
+def test_what_is_fetched_never_covers_what_was_put_meanwhile(
+    opened: Callable[..., ChunkStore], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with opened("one") as store:
+        store.put_patch(patch(seed=1))
+    get = RedisBlobs.get
+    store = opened("two")
+    fetched, put = threading.Event(), threading.Event()
+
+    def held(self: RedisBlobs, name: str) -> bytes | None:
+        data = get(self, name)
+        fetched.set()
+        put.wait(1.0)  # a put of this very object waits for the fetch; one of another process would not
+        return data
+
+    monkeypatch.setattr(RedisBlobs, "get", held)
+    reader = threading.Thread(target=store.get_patch, args=(CONTEXT, CHUNK, ("x", "y")))
+    reader.start()
+    assert fetched.wait(10)
+    with ChunkStore.open(store._disk.root) as other:  # type: ignore[union-attr]
+        other.put_patch(patch(seed=2))
+    put.set()
+    reader.join()
+    assert_same(store.get_patch(CONTEXT, CHUNK, ("x", "y")), patch(seed=2))
+
+
+def test_what_is_deleted_while_it_waits_does_not_come_back(
+    opened: Callable[..., ChunkStore], server: RedisServer
+) -> None:
+    store = opened()
+    server.client().config_set("maxmemory-policy", "noeviction")
+    server.client().config_set("maxmemory", "1mb")
+    store.put_canonical(canonical())
+    assert store.flush(0.2).unsaved == (KEY,)
+    server.client().config_set("maxmemory", "0")
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline:  # until writes are tried again
+        with contextlib.suppress(RemoteUnavailable):
+            assert store.delete(KEY)
+            break
+        time.sleep(0.02)
+    assert store.flush(30).unsaved == ()
+    assert store.get_canonical(CONTEXT, CHUNK) is None
+    with ChunkStore.open(server.url(QUICK)) as other:
+        assert other.get_canonical(CONTEXT, CHUNK) is None
+
+
+def test_a_delete_that_the_remote_does_not_confirm_removes_nothing(
+    opened: Callable[..., ChunkStore], server: RedisServer
+) -> None:
+    store = opened()
+    store.put_canonical(canonical())
+    assert not store.flush(30).unsaved
+    server.kill()
+    with pytest.raises(RemoteUnavailable):
+        store.delete(KEY)
+    assert_same(store.get_canonical(CONTEXT, CHUNK), canonical())
+
+
+def test_collecting_leaves_a_cache_alone(opened: Callable[..., ChunkStore], server: RedisServer) -> None:
+    store = opened()
+    server.kill()
+    store.put_canonical(canonical())
+    with pytest.raises(StoreError, match="disk_limit"):
+        store.gc(0)
+    assert store.get_canonical(CONTEXT, CHUNK) is not None
+
+
+# -- the cache's limit -----------------------------------------------------------------------------
+
+
+def size_of(store: ChunkStore) -> int:
+    return max(info.bytes for info in store.ls())
+
+
+def test_a_cache_over_its_limit_lets_go_what_was_not_used_for_longest(
+    opened: Callable[..., ChunkStore], tmp_path: Path
+) -> None:
+    with opened() as store:
+        for name in "abcde":
+            store.put_canonical(canonical(name))
+            time.sleep(0.002)  # times are kept to the millisecond
+        assert not store.flush(30).unsaved
+        one = size_of(store)
+    with opened() as store:
+        for name in "ca":
+            assert store.get_canonical(CONTEXT, name) is not None
+    with opened(disk_limit=int(3.5 * one)) as store:
+        here = {info.chunk_id for info in store._disk.index.rows(tenant="")}  # type: ignore[union-attr]
+        assert here == {"a", "c", "e"}
+        assert len(store.ls()) == 5
+        for name in "abcde":
+            assert_same(store.get_canonical(CONTEXT, name), canonical(name))
+        files = list((tmp_path / "cache").glob("objects/*/*.safetensors"))
+        assert len(files) <= 3
+
+
+def test_what_the_remote_does_not_have_never_leaves_the_cache(
+    opened: Callable[..., ChunkStore], server: RedisServer
+) -> None:
+    with opened(disk_limit=1) as store:
+        server.kill()
+        for name in "abc":
+            store.put_canonical(canonical(name))
+        assert [store.get_canonical(CONTEXT, name) is not None for name in "abc"] == [True] * 3
+        server.start()
+        assert not store.flush(30).unsaved
+        store.put_canonical(canonical("d"))
+        assert not store.flush(30).unsaved
+        assert len(store._disk.index.rows(tenant="")) <= 1  # type: ignore[union-attr]
+        assert [store.get_canonical(CONTEXT, name) is not None for name in "abcd"] == [True] * 4
+
+
+def test_what_is_pinned_never_leaves_the_cache(
+    opened: Callable[..., ChunkStore], server: RedisServer
+) -> None:
+    with opened(disk_limit=1, memory_limit=0) as store:
+        server.pause()
+        key = store.put_canonical(canonical("a"))
+        store.pin([key])
+        store.put_canonical(canonical("b"))
+        server.resume()
+        assert not store.flush(30).unsaved
+        store.put_canonical(canonical("d"))
+        assert not store.flush(30).unsaved
+        server.kill()
+        assert store.get_canonical(CONTEXT, "a") is not None
+        assert store.get_canonical(CONTEXT, "b") is None
+
+
+def test_a_directory_without_a_remote_keeps_everything(tmp_path: Path) -> None:
+    with ChunkStore.open(tmp_path / "s", memory_limit=0) as store:
+        for name in "abc":
+            store.put_canonical(canonical(name))
+        assert [store.get_canonical(CONTEXT, name) is not None for name in "abc"] == [True] * 3
+        assert store.flush() == store.flush(0) and store.flush(0).unsaved == ()
+
+
+def test_the_cache_of_another_remote_is_refused(opened: Callable[..., ChunkStore], tmp_path: Path) -> None:
+    opened().close()
+    with pytest.raises(StoreError, match=r"is the cache of redis.*directory of its own"):
+        ChunkStore.open(f"obstore+{(tmp_path / 'o').as_uri()}", cache=tmp_path / "cache")
+    opened().close()
+
+
+# -- ahead of time ---------------------------------------------------------------------------------
+
+
+def test_what_was_prefetched_is_at_hand(opened: Callable[..., ChunkStore], server: RedisServer) -> None:
+    with opened("one") as store:
+        keys = [store.put_canonical(canonical(name)) for name in "abc"]
+        keys.append(store.put_patch(patch()))
+    with ChunkStore.open(server.url(QUICK)) as store:
+        fetching = store.prefetch([*keys, "0" * 64])
+        assert fetching.wait(30) and fetching.found == 4 and fetching.skipped == 0
+        server.kill()
+        assert all(store.get_canonical(CONTEXT, name) is not None for name in "abc")
+        assert store.get_patch(CONTEXT, CHUNK, ("x", "y")) is not None
+        server.start()
+    with opened("two") as store:
+        assert store.prefetch_chunks(CONTEXT, ["a", "nowhere"]).wait(30)
+
+
+def test_prefetching_is_bounded_and_ends_with_the_store(
+    opened: Callable[..., ChunkStore], server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked, go = [], threading.Event()
+
+    def stuck(self: RedisBlobs, name: str) -> bytes | None:
+        asked.append(name)
+        go.wait(10)
+        return None
+
+    monkeypatch.setattr(RedisBlobs, "get", stuck)
+    store = ChunkStore.open(server.url(QUICK))
+    fetching = store.prefetch(f"{i:064x}" for i in range(BOUND + 5))
+    assert fetching.skipped == 5
+    assert not fetching.wait(0.05)
+    fetching.cancel()
+    go.set()
+    store.close()
+    assert fetching.wait(0) and len(asked) < 20 and fetching.found == 0
+
+
+def test_damage_met_while_prefetching_is_told_to_who_asks(tmp_path: Path) -> None:
+    with ChunkStore.open(tmp_path / "s") as store:
+        key = store.put_canonical(canonical())
+    path = tmp_path / "s" / FILE
+    path.write_bytes(b"x")
+    with ChunkStore.open(tmp_path / "s") as store:
+        fetching = store.prefetch([key])
+        assert fetching.wait(30) and fetching.found == 0
+        assert len(store.quarantined()) == 1
+
+
+# -- flights and uploads by themselves -------------------------------------------------------------
+
+
+def test_a_failure_is_shared_and_the_next_one_tries_again() -> None:
+    flights: Flights[int] = Flights()
+    inside, go, calls = threading.Event(), threading.Event(), []
+
+    def fail() -> int:
+        calls.append(1)
+        inside.set()
+        go.wait(10)
+        raise ValueError("no")
+
+    def ask() -> str:
+        try:
+            return str(flights.share("a", fail))
+        except ValueError as error:
+            return str(error)
+
+    with ThreadPoolExecutor(4) as pool:
+        first = pool.submit(ask)
+        assert inside.wait(10)
+        others = [pool.submit(ask) for _ in range(3)]
+        time.sleep(0.05)
+        go.set()
+        assert [first.result(), *(f.result() for f in others)] == ["no"] * 4
+    assert len(calls) == 1
+    assert flights.share("a", lambda: 7) == 7
+
+
+def test_alone_keeps_everybody_else_out() -> None:
+    flights: Flights[int] = Flights()
+    inside, most = [0], [0]
+    lock = threading.Lock()
+
+    def enter() -> int:
+        with lock:
+            inside[0] += 1
+            most[0] = max(most[0], inside[0])
+        time.sleep(0.001)
+        with lock:
+            inside[0] -= 1
+        return 0
+
+    def work(i: int) -> None:
+        for _ in range(10):
+            if i % 2:
+                flights.share("a", enter)
+            else:
+                with flights.alone("a"):
+                    enter()
+
+    with ThreadPoolExecutor(6) as pool:
+        list(pool.map(work, range(6)))
+    assert most[0] == 1 and not flights._up
+
+
+def test_one_object_that_is_refused_does_not_hold_up_the_others(caplog: pytest.LogCaptureFixture) -> None:
+    sent = []
+
+    def send(name: str) -> None:
+        if name == "bad":
+            raise RemoteUnavailable("too large")
+        if name == "odd":
+            raise KeyError("unforeseen")
+        if name == "damaged":
+            raise CorruptChunk("moved to quarantine")
+        sent.append(name)
+
+    uploads = Uploads(send)
+    with caplog.at_level(logging.ERROR):
+        for name in ("bad", "odd", "damaged", "a", "b"):
+            uploads.add(name)
+        deadline = time.monotonic() + 30
+        while len(sent) < 2 and time.monotonic() < deadline:
+            uploads.flush(0.05)
+    assert sent == ["a", "b"]
+    assert set(uploads.names()) == {"bad", "odd"}
+    assert "unforeseen" in caplog.text
+    uploads.close()
+
+
+def test_what_is_put_while_it_is_sent_is_sent_again() -> None:
+    inside, go, versions = threading.Event(), threading.Event(), []
+
+    def send(name: str) -> None:
+        versions.append(len(versions))
+        inside.set()
+        go.wait(10)
+
+    uploads = Uploads(send)
+    uploads.add("a")
+    assert inside.wait(10)
+    uploads.add("a")
+    go.set()
+    assert uploads.flush(30) == ()
+    assert versions == [0, 1]
+    uploads.close()
+
+
+# -- memory ----------------------------------------------------------------------------------------
+
+
+def test_pins_fill_half_the_memory_at_most(server: RedisServer) -> None:
+    with ChunkStore.open(server.url(QUICK), memory_limit=4 * canonical("a").nbytes) as store:
+        keys = [store.put_canonical(canonical(name)) for name in "abcd"]
+        memory = store._memory
+        assert memory.pin(keys[0]) and memory.pin(keys[1]) and memory.pin(keys[0])
+        with pytest.raises(PinsFull, match="memory_limit"):
+            memory.pin(keys[2])
+        assert not memory.pin("0" * 64)
+        assert memory.unpin(keys[1]) and not memory.unpin(keys[1])
+        assert memory.pin(keys[2])

@@ -1,0 +1,207 @@
+"""Looking back by likeness, on real tiny models with real pictures and on the backbone that binds."""
+
+from __future__ import annotations
+
+import io
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from kamera import Backbone, ChunkStore, KameraWindow, ReusePolicy, testbed
+from kamera.errors import IncompatibleChunk, UnknownChunk
+from tests.models import processors, samples, tiny
+from tests.window.rig import Snapshot, inventory, make, pictures, watching
+
+TOKENS_OF_PICTURES = (150, 151)  # in every tiny family
+
+
+def features(backbone: Backbone, chunk) -> torch.Tensor:
+    """The reference: mean of the rows that the vision tower filled, from a run of the whole model's front."""
+    encoded = backbone.encode(chunk)
+    table = backbone.model.get_input_embeddings()
+    rows = encoded.tensors["inputs_embeds"][0]
+    placed = [i for i, token in enumerate(chunk.input_ids.tolist()) if token in TOKENS_OF_PICTURES]
+    assert not torch.allclose(rows[placed], table(chunk.input_ids[placed]))  # no text embeddings among them
+    mean = rows[placed].double().mean(0)
+    return mean / mean.norm()
+
+
+@pytest.mark.parametrize("family", samples.PICTURED)
+def test_every_family_has_embeddings_of_its_picture_tokens(family):
+    backbone = tiny.backbone(family)
+    chunks = pictures(backbone, family, 3)
+    window = make(backbone, None, *chunks)
+    for chunk in chunks:
+        held = window.store.embedding(window._server.context, chunk.id)
+        assert held is not None and held == pytest.approx(features(backbone, chunk).numpy(), abs=1e-3)
+    # the picture finds itself, from the store, without the vision tower
+    with watching(backbone) as seen:
+        best = window.search(chunks[1], k=3)[0]
+    assert best.chunk_id == chunks[1].id and best.score > 0.999 and seen.encodes == seen.forwards == 0
+
+
+# -- real pictures through a real processor --------------------------------------------------------
+
+
+def painted(seed: int) -> Image.Image:
+    """Blocks of colour."""
+    blocks = np.random.default_rng(seed).integers(0, 256, (4, 4, 3), dtype=np.uint8)
+    return Image.fromarray(blocks).resize((32, 32), Image.Resampling.NEAREST)
+
+
+def recompressed(image: Image.Image, quality: int = 85) -> Image.Image:
+    """The same picture as another file: no pixel need be what it was."""
+    file = io.BytesIO()
+    image.save(file, "JPEG", quality=quality)
+    return Image.open(file).convert("RGB")
+
+
+@pytest.fixture(scope="module")
+def backbone():
+    return Backbone(processors.matching_model(), processors.picture_processor())
+
+
+@pytest.fixture
+def watched(backbone):
+    """A window that saw five pictures, and of which the first three have left."""
+    window = KameraWindow(
+        backbone, ChunkStore.open("memory://"), "You watch.", policy=ReusePolicy(rank=64, patch_bytes=None)
+    )
+    seen = [window.append(painted(seed)).slot.chunk_id for seed in range(5)]
+    window.slide(3)
+    return window, seen
+
+
+def test_recall_like_a_picture_brings_back_what_recall_by_id_would(watched):
+    window, seen = watched
+    window.fork().recall(seen[1])  # forms the patch that both take
+    by_id, by_look = window.fork(), window.fork()
+    expected = by_id.recall(seen[1])
+    with watching(window.backbone) as work:
+        report = by_look.recall(like=recompressed(painted(1)))
+    assert report.slot.chunk_id == seen[1] == expected.slot.chunk_id
+    # one look at the new picture; the rest is the recall's own
+    assert report.vision_encodes == work.encodes == 1 and expected.vision_encodes == 0
+    assert report.forwards == work.forwards == expected.forwards == 0
+    assert seen[1] in report.notes[0] and "cosine" in report.notes[0]
+    assert torch.equal(by_look.next_token_logits("What?"), by_id.next_token_logits("What?"))
+
+
+def test_what_is_in_the_window_is_not_recalled_again(watched):
+    window, seen = watched
+    assert window.search(painted(4))[0].chunk_id == seen[4]
+    report = window.recall(like=painted(4), min_score=-1.0)
+    assert report.slot.chunk_id in seen[:3] and report.vision_encodes == 0
+
+
+def test_search_ranks_every_archived_picture_and_changes_nothing(watched):
+    window, seen = watched
+    before = Snapshot.of(window)
+    hits = window.search(
+        [{"type": "image", "image": recompressed(painted(2))}, {"type": "text", "text": "x"}], 9
+    )
+    assert hits[0].chunk_id == seen[2] and {hit.chunk_id for hit in hits} == set(seen)
+    assert before.matches(window)
+
+
+@pytest.mark.parametrize(
+    ("ask", "error", "message"),
+    [
+        (
+            lambda w: w.recall(like=painted(77), min_score=0.9999),
+            UnknownChunk,
+            "cosine of .*min_score=0.9999",
+        ),
+        (lambda w: w.recall(), ValueError, "one of the two"),
+        (lambda w: w.recall("ab", like=painted(1)), ValueError, "one of the two"),
+        (lambda w: w.recall(like="the desk"), ValueError, "no picture"),
+        (lambda w: w.search("the desk"), ValueError, "no picture"),
+        (lambda w: w.search(painted(1), 0), ValueError, "k 0"),
+    ],
+)
+def test_refusals_say_why_and_leave_the_window_as_it_was(watched, ask, error, message):
+    window, _ = watched
+    before, held = Snapshot.of(window), inventory(window.store)
+    with pytest.raises(error, match=message):
+        ask(window)
+    assert before.matches(window) and inventory(window.store) == held
+
+
+def test_an_empty_store_has_nothing_to_recall(backbone):
+    window = KameraWindow(backbone, ChunkStore.open("memory://"))
+    with pytest.raises(UnknownChunk, match="append the picture"):
+        window.recall(like=painted(0))
+    assert len(window) == 0
+
+
+def test_pictures_archived_behind_another_prompt_are_not_found(backbone, watched):
+    window, _ = watched
+    other = KameraWindow(backbone, window.store, "You are a robot.")
+    with pytest.raises(UnknownChunk):
+        other.recall(like=painted(1))
+
+
+def test_a_chunk_of_another_backbone_is_refused(watched):
+    window, _ = watched
+    foreign = Backbone(processors.matching_model(seed=5), processors.picture_processor()).chunk(painted(9))
+    with pytest.raises(IncompatibleChunk):
+        window.recall(like=foreign)
+
+
+def test_append_names_a_look_alike_when_it_is_asked_to_and_still_serves_what_it_was_given(watched):
+    window, seen = watched
+    copy = recompressed(painted(0))
+    told = window.append(copy, near_duplicate=0.99)
+    assert told.slot.chunk_id not in seen and seen[0] in told.notes[-1]
+    assert window.append(recompressed(painted(0), 70)).notes == ()
+    assert window.append(painted(50), near_duplicate=0.9999).notes == ()
+    assert window.append("words", near_duplicate=0.0).notes == ()
+    pairs = window.store.near_duplicates(window._server.context, 0.99)
+    assert (seen[0], told.slot.chunk_id) in {(pair.chunk_id, pair.other) for pair in pairs}
+
+
+def test_a_patch_behind_a_look_alike_is_near_within_the_limit_and_never_without_one(backbone):
+    store = ChunkStore.open("memory://")
+    first = KameraWindow(backbone, store, "You watch.", policy=ReusePolicy(rank=64, patch_bytes=None))
+    for picture in (painted(0), painted(1)):
+        first.append(picture)
+    for limit, served in ((0.7, "near"), (0.0, "exact"), (None, "exact")):
+        policy = ReusePolicy("near", "prefill", rank=64, patch_bytes=None, max_divergence=limit)
+        window = KameraWindow(backbone, store, "You watch.", policy=policy)
+        window.append(recompressed(painted(0)))  # no chunk in common with what the patch was formed behind
+        report = window.append(painted(1))
+        assert report.slot.guarantee == served and (report.forwards == 0) == (served == "near")
+        assert any("divergence" in note for note in report.notes) == (served == "near")
+
+
+# -- the backbone that binds -----------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def film():
+    """A legend, then distractors and other legends, then items that the first legend explains."""
+    return testbed.World(seed=31).episode(3, layout="LPPRPI")
+
+
+def test_a_frame_seen_again_brings_back_the_evicted_one_among_distractors_and_the_answer_with_it(
+    film, tmp_path
+):
+    backbone = Backbone(*testbed.load())
+    with ChunkStore.open(tmp_path) as store:
+        window = KameraWindow(backbone, store, testbed.SYSTEM)
+        seen = [window.append(frame.content).slot.chunk_id for frame in film.frames]
+        window.slide(len(seen) - 1)
+        by_id, by_look = window.fork(), window.fork()
+        by_id.recall(seen[0])
+        again = [
+            {"type": "image", "image": recompressed(film.frames[0].image)},
+            {"type": "text", "text": "?"},
+        ]
+        report = by_look.recall(like=again)
+        assert report.slot.chunk_id == seen[0] and report.vision_encodes == 1
+        for question in film.questions[:4]:
+            assert by_look.generate(question.text) == by_id.generate(question.text)
+        colour = next(q for q in film.questions if q.kind == "colour")
+        assert by_look.generate(colour.text) == colour.answer

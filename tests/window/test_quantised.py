@@ -1,0 +1,212 @@
+"""Windows on a store of codes: what came out of codes says so, and a patch makes up for it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from kamera import Backbone, ChunkStore, KameraWindow, ReusePolicy, testbed
+from kamera.errors import PolicyRefused
+from kamera.ops.quantize_kv import KV_CODECS
+from kamera.store import Context
+from kamera.window.persist import read_document
+from tests.backbones.compare import relative, worst
+from tests.window.rig import (
+    FULL_RANK,
+    QUESTION,
+    SYSTEM,
+    Prefilled,
+    guarantees,
+    is_a_reprefill,
+    live,
+    make,
+    rig,
+    same_bits,
+    watching,
+)
+
+CODECS = pytest.mark.parametrize("codec", KV_CODECS)
+FAMILIES = ("qwen2_5_vl", "kimi_k25")
+EXACT = ReusePolicy(minimum="exact")
+
+
+def opened(codec: str, place: object = "memory://") -> ChunkStore:
+    return ChunkStore.open(place, kv=codec)  # type: ignore[arg-type]
+
+
+@pytest.fixture(scope="module")
+def pieces():
+    return rig("qwen2_5_vl")
+
+
+@CODECS
+@pytest.mark.parametrize("family", FAMILIES)
+def test_what_comes_out_of_codes_is_patched_at_best_and_a_patch_repairs_it(family, codec):
+    """Both chunks are patched: the leading one as codes lost a little, the other as its patch says.
+
+    At full rank that patch takes the *decoded* canonical to the KV the model computed in context, so
+    nothing of what the codes lost is left in it.
+    """
+    backbone, chunks = rig(family)
+    store = opened(codec)
+    first = make(backbone, store, *chunks[:2])
+    assert guarantees(first) == ["exact", "exact"] and is_a_reprefill(first, chunks)
+    window = make(backbone, store)
+    with watching(backbone) as seen:
+        for chunk in chunks[:2]:
+            window.recall(chunk.id)
+    assert (seen.forwards, seen.encodes) == (0, 0)
+    assert guarantees(window) == ["patched", "patched"]
+    plain = Prefilled(backbone, chunks[:2])
+    loss = store.get_canonical(window._server.context, chunks[0].id).loss.relative
+    off = worst(live(window, 0), plain.kv(0))
+    assert loss / 5 < off < 5 * loss
+    assert worst(live(window, 1), plain.kv(1)) < 1e-4 < loss
+    assert relative(window.next_token_logits(QUESTION), plain.logits) < 50 * loss
+
+
+@CODECS
+def test_an_orbit_patch_is_formed_against_what_the_codes_give_back(pieces, codec):
+    backbone, chunks = pieces
+    store = opened(codec)
+    policy = ReusePolicy(minimum="orbit", rank=FULL_RANK, patch_bytes=None)
+    window = make(backbone, store, *chunks[:2], policy=policy)
+    window.form_orbit(1)
+    (patch,) = store.ls("exact")
+    store.delete(patch.key)
+    window = make(backbone, store, policy=policy)
+    for chunk in chunks[:2]:
+        window.recall(chunk.id)
+    assert guarantees(window) == ["patched", "orbit"]
+    # one antecedent has one order, so the mean over orders is that of a re-prefill
+    assert worst(live(window, 1), Prefilled(backbone, chunks[:2]).kv(1)) < 1e-4
+
+
+@CODECS
+def test_under_a_minimum_of_exact_a_coded_canonical_is_a_miss_that_runs_no_vision_tower(pieces, codec):
+    backbone, chunks = pieces
+    store = opened(codec)
+    make(backbone, store, *chunks[:2])
+    window = make(backbone, store, policy=EXACT)
+    for i, chunk in enumerate(chunks[:2]):
+        with watching(backbone) as seen:
+            window.append(chunk) if i else window.recall(chunk.id)
+        assert (seen.forwards, seen.tokens, seen.encodes) == (1, chunk.num_tokens, 0)
+    assert guarantees(window) == ["exact", "exact"]
+    assert is_a_reprefill(window, chunks)
+    window.slide()
+    assert guarantees(window) == ["exact"] and is_a_reprefill(window, chunks)
+
+
+@CODECS
+def test_a_new_leading_chunk_is_exact_where_it_was_computed_and_patched_where_it_comes_back(pieces, codec):
+    backbone, chunks = pieces
+    store = opened(codec)
+    with watching(backbone) as seen:
+        window = make(backbone, store, chunks[0])
+    assert seen.spans == [SYSTEM.shape[0], chunks[0].num_tokens]  # no forward more than in a plain store
+    assert guarantees(window) == ["exact"]
+    assert guarantees(make(backbone, store, chunks[0])) == ["patched"]
+
+
+@CODECS
+def test_a_prefill_behind_a_decoded_canonical_is_not_exact(pieces, codec):
+    backbone, chunks = pieces
+    store = opened(codec)
+    make(backbone, store, chunks[0])
+    window = make(backbone, store, chunks[0])
+    assert window.append(chunks[1]).slot.guarantee == "patched"
+    (info,) = store.ls("exact")
+    assert info.formed == "patched" and info.context.kv == codec
+
+
+@CODECS
+def test_a_clean_view_is_the_decoded_canonical_and_says_so_and_back_is_back(pieces, codec):
+    backbone, chunks = pieces
+    window = make(backbone, opened(codec), *chunks[:2])
+    before = [live(window, i) for i in range(2)]
+    assert window.condition(0, False).slot.guarantee == "patched"
+    assert not same_bits(live(window, 0), before[0])
+    assert window.condition(1, False).slot.guarantee == "blind"
+    for i in range(2):
+        assert window.condition(i, True).slot.guarantee == "exact"
+        assert same_bits(live(window, i), before[i])
+    strict = make(backbone, opened(codec), chunks[0], policy=EXACT)
+    strict.condition(0, False)
+    with pytest.raises(PolicyRefused, match="holds patched KV"):
+        strict.append(chunks[1])
+
+
+def test_a_patch_of_one_form_is_never_applied_to_the_canonical_of_another(pieces, tmp_path):
+    """One directory: whoever asks for another form finds the chunk's encoding, and none of its KV."""
+    backbone, chunks = pieces
+    make(backbone, ChunkStore.open(tmp_path), *chunks[:2])
+    for kv, behind in (("int8", []), ("int4", ["int8"])):
+        store = opened(kv, tmp_path)
+        window = make(backbone, store)
+        context = window._server.context
+        assert context == replace(Context(backbone.fingerprint, context.anchor), kv=kv)
+        with watching(backbone) as seen:
+            window.recall(chunks[0].id)
+            window.recall(chunks[1].id)
+        assert seen.encodes == 0 and seen.forwards == 3  # two prefills, and a canonical for the patch
+        assert guarantees(window) == ["exact", "exact"] and is_a_reprefill(window, chunks)
+        assert {i.context.kv for i in store.ls()} == {"as-is", kv, *behind}
+    plain = make(backbone, ChunkStore.open(tmp_path))
+    with watching(backbone) as seen:
+        plain.recall(chunks[0].id)
+        plain.recall(chunks[1].id)
+    assert seen.forwards == 0
+    assert guarantees(plain) == ["exact", "patched"]
+    assert worst(live(plain, 1), Prefilled(backbone, chunks[:2]).kv(1)) < 1e-4
+
+
+@CODECS
+def test_a_saved_window_keeps_saying_that_it_came_out_of_codes(pieces, codec, tmp_path):
+    backbone, chunks = pieces
+    store = opened(codec)
+    window = make(backbone, store, chunks[0])
+    window.save(tmp_path / "exact")
+    assert read_document(tmp_path / "exact")["version"] == 1
+    coded = make(backbone, store, chunks[0])
+    coded.save(tmp_path / "coded")
+    # a version that would take it for exact must refuse it
+    assert read_document(tmp_path / "coded")["version"] == 2
+    loaded = KameraWindow.load(tmp_path / "coded", backbone, store)
+    assert guarantees(loaded) == ["patched"]
+    assert same_bits(live(loaded, 0), live(coded, 0))
+    assert guarantees(KameraWindow.load(tmp_path / "exact", backbone, store)) == ["exact"]
+    text = json.dumps(read_document(tmp_path / "coded"))
+    assert '"lossy": true' in text
+
+
+@pytest.mark.parametrize("family", ["gqa", pytest.param("mla", marks=pytest.mark.slow)])
+def test_on_a_trained_backbone_a_patched_chunk_out_of_codes_answers_as_a_reprefill(family):
+    """Legends, then an items frame that comes back out of codes: its values need the legends."""
+    backbone = Backbone(*testbed.load(family))
+    episode = testbed.World(910_000).episode(0, layout="LRI")
+    chunks = [backbone.chunk(frame.content) for frame in episode.frames]
+    asked = [q for q in (episode.ask(*s) for s in episode.subjects(["value"])) if q.bound][:3]
+    policy = ReusePolicy(rank=32, patch_bytes=None)
+    answers: dict[str, list[int]] = {}
+    off: dict[str, float] = {}
+    for kv in ("as-is", *KV_CODECS):
+        window = KameraWindow(backbone, opened(kv), testbed.SYSTEM, policy=policy)
+        for chunk in chunks:
+            window.append(chunk)
+        truth = live(window, 2)
+        if kv == "as-is":
+            answers["re-prefill"] = [int(window.next_token_logits(q.text).argmax()) for q in asked]
+        window.evict(2)
+        window.recall(chunks[2].id)
+        assert guarantees(window) == ["exact", "exact", "patched"]
+        record = window.store.get_canonical(window._server.context, chunks[2].id)
+        lost = 0.0 if record.loss is None else max(record.loss.channels.values())
+        off[kv] = worst(live(window, 2), truth)
+        # what the patch leaves out, and of what the codes lost no more than there was
+        assert off[kv] < off["as-is"] + 1.5 * lost + 1e-6
+        answers[kv] = [int(window.next_token_logits(q.text).argmax()) for q in asked]
+    assert off["as-is"] < off["int8"] < off["int4"]
+    assert asked and all(said == answers["re-prefill"] for said in answers.values())
