@@ -6,7 +6,7 @@ A held-out episode is two legends, a distractor and a frame of items behind them
 frame is formed behind twelve variants of what stands there and served behind the original; its KL to
 the re-prefill, over the questions that bind, is held against what `kamera.window.envelope` says
 of the two sets: the plain set distance, and the one in which pictures that look alike count as partly
-the same, with the order of the chunks to break ties.
+the same, without and with the order of the chunks.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ def summary(rows: Sequence[Row]) -> dict[str, Any]:
     orders = {
         "plain": [(row["plain"],) for row in rows],
         "alike": [(row["alike"],) for row in rows],
-        "alike, then order": [(row["alike"], row["disorder"]) for row in rows],
+        "alike and order": [(1 - (1 - row["alike"]) * (1 - row["disorder"] / 2),) for row in rows],
     }
     measures = {}
     for name, keys in orders.items():

@@ -32,6 +32,8 @@ class Walk:
     def places(self, window: Sequence[str]) -> tuple[int, ...]:
         """The node of each chunk of a window that the walk was made of."""
         path = tuple(window)
+        if not path:  # its first chunk cannot be had, and there may be no path at all
+            return ()
         first = bisect_left(self.paths, path)  # nothing sorts between a prefix and what it begins
         return self.nodes[first][: len(path)]
 

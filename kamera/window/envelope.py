@@ -53,14 +53,14 @@ def nearest(
 ) -> list[Near]:
     """Stored patches whose antecedents diverge from these by at most ``limit``, nearest first.
 
-    Of equally near ones those that were formed in the better order (an orbit patch has none), then the
-    latest.
+    For the ranking alone, not for the limit, an order all reversed takes half of what the sets have in
+    common (an orbit patch has no order). Of equally near ones the latest comes first.
     """
 
     def rank(near: Near) -> tuple[float, float, float]:
         patch = near.patch
         order = 0.0 if patch.kind == "orbit" else disorder(patch.antecedents, antecedents)
-        return near.divergence, order, -patch.created
+        return 1.0 - (1.0 - near.divergence) * (1.0 - order / 2), near.divergence, -patch.created
 
     found = (Near(divergence(p.antecedents, antecedents, alike), p) for p in patches)
     return sorted((near for near in found if near.divergence <= limit), key=rank)

@@ -60,6 +60,11 @@ def test_places_have_one_node_exactly_where_chunk_and_antecedents_are_equal(wind
     assert len(nodes) == len(set(nodes.values())) == len(prefixes(windows))
 
 
+def test_a_window_of_which_no_chunk_can_be_had_has_no_places():
+    assert walk([()]).paths == ()
+    assert walk([()]).places(()) == walk([tuple("ab")]).places(()) == ()
+
+
 @given(WINDOWS)
 def test_a_node_belongs_to_one_path(windows):
     walked = walk(windows)

@@ -55,10 +55,12 @@ def test_disorder_is_the_share_of_pairs_that_changed_places(these, those):
     assert disorder(these, those) == (turned / len(pairs) if pairs else 0.0)
 
 
-def test_the_nearest_comes_first_then_the_better_order_then_the_latest():
+def test_the_nearest_comes_first_and_another_order_counts_against_a_patch_but_not_against_the_limit():
     stored = [patch("acb", 1), patch("cba", 2), patch("acb", 3), patch("abx", 4), patch("xyz", 5)]
     assert [n.patch.created for n in nearest(stored, "abc", 1.0)] == [3, 1, 2, 4, 5]
     assert [n.patch.created for n in nearest(stored, "abc", 0.0)] == [3, 1, 2]
+    twin = [patch("cba"), patch("ab" + "d")]  # c and d look half alike: nearer than all reversed
+    assert nearest(twin, "abc", 0.5, alike)[0].patch.antecedents == ("a", "b", "d")
     assert nearest([patch("cba", 1, "orbit"), patch("acb", 2)], "abc", 0.0)[0].patch.kind == "orbit"
     assert [n.divergence for n in nearest([patch("ab")], "aa", 1.0, alike)] == pytest.approx([1 - 1.9 / 2.1])
 
