@@ -7,12 +7,13 @@ import itertools
 import numpy as np
 import pytest
 
-from kamera import Backbone, testbed
+from kamera import Backbone, ReusePolicy, testbed
 from kamera.errors import ModalityNotSupported, ProcessorRequired
 from kamera.eval.certify import certify, run_probe
 from kamera.eval.pages import ENTRIES, draw_scene
 from kamera.eval.probe import PER_SCENE, PROBE_SEED, PROBES, Query, digest_of, page_scenes
 from kamera.eval.verdict import FLIPS, MARGIN, Outcome, judge, loss, wilson
+from kamera.ops import PatchBudget
 from kamera.window.certificate import library_versions
 from tests.models import processors, tiny
 
@@ -39,14 +40,14 @@ def test_the_trained_backbone_is_safe_at_a_sufficient_rank(trained):
     assert made.flip_recover.low >= FLIPS
     assert (made.n, made.rank, made.probe, made.model) == (42, 32, "world", "testbed")
     assert (made.fingerprint, made.versions) == (trained.fingerprint, library_versions())
-    assert made.matches(trained.fingerprint, 32)
+    assert made.matches(trained.fingerprint, PatchBudget(32, ReusePolicy.patch_bytes))
 
 
 def test_the_trained_backbone_is_unsafe_at_rank_1(trained):
     made = certify(trained, probe="world", items=12, rank=1)
     assert made.verdict == "unsafe", made.reason
     assert made.patched.mean < made.reprefill.mean - MARGIN
-    assert not made.matches(trained.fingerprint, 1)
+    assert not made.matches(trained.fingerprint, PatchBudget(1, ReusePolicy.patch_bytes))
 
 
 def test_too_few_questions_are_never_safe(trained):
@@ -61,7 +62,7 @@ def test_a_random_model_gets_cannot_tell(untrained):
     assert made.verdict == "cannot tell"
     assert "re-prefill answers" in made.reason
     assert made.chance == pytest.approx(1 / ENTRIES)
-    assert not made.matches(untrained.fingerprint, 16)
+    assert not made.matches(untrained.fingerprint, PatchBudget(16, ReusePolicy.patch_bytes))
 
 
 def test_what_cannot_be_asked_is_refused_by_name(untrained):
