@@ -197,7 +197,8 @@ class RayTeam:
     def _connect(self, cluster: Cluster) -> None:
         options: dict[str, Any] = {"log_to_driver": False, "configure_logging": False}
         if cluster.address is None:
-            options |= {"num_cpus": cluster.workers, "include_dashboard": False}
+            # "local" by name: without it Ray joins whatever cluster it finds here, and refuses num_cpus
+            options |= {"address": "local", "num_cpus": cluster.workers, "include_dashboard": False}
             options |= {"object_store_memory": _OBJECTS}
         else:
             options |= {"address": cluster.address}

@@ -279,3 +279,18 @@ def _switch_to_wal(db: sqlite3.Connection) -> None:
             if not _is_busy(error) or time.monotonic() > deadline:
                 raise
             time.sleep(0.02)
+
+
+@contextlib.contextmanager
+def reachable(path: Path) -> Iterator[None]:
+    """What the operating system refuses about ``path`` as a `StoreError`."""
+    try:
+        yield
+    except OSError as error:
+        raise StoreError(f"{path} cannot be reached: {error}") from error
+
+
+def exists(path: Path) -> bool:
+    """Whether there is such a file. Raises StoreError when the operating system will not tell."""
+    with reachable(path):
+        return path.exists()

@@ -19,7 +19,7 @@ import torch
 
 from kamera.ops.digest import tensor_digest
 from kamera.store.codec import Codec
-from kamera.store.database import Database
+from kamera.store.database import Database, exists
 from kamera.store.disk import DiskTier
 from kamera.store.format import DTYPES
 from kamera.store.records import CanonicalRecord, PatchRecord
@@ -82,7 +82,7 @@ class Layers:
             self._opened.close()
 
     def _exists(self) -> bool:
-        return self._opened is not None or (self._disk.root / _FILE).exists()
+        return self._opened is not None or exists(self._disk.root / _FILE)
 
     def _database(self) -> Database:
         with self._lock:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kamera.errors import PinsFull, StoreError
+from kamera.store.database import exists
 
 PINS = "pins.sqlite"
 """What the file is called in a store directory."""
@@ -67,7 +68,7 @@ class Pins:
 
     def unpin(self, names: Iterable[str]) -> int:
         """Let objects go; how many of them were pinned."""
-        if not self.path.exists():
+        if not exists(self.path):
             return 0
         with self._changing() as db:
             gone = [db.execute("DELETE FROM pins WHERE name = ?", (name,)).rowcount for name in names]
@@ -89,7 +90,7 @@ class Pins:
     @property
     def cap(self) -> int | None:
         """Most bytes that may be pinned at once; None for no such limit."""
-        if not self.path.exists():
+        if not exists(self.path):
             return None
         with self._opened() as db:
             return _cap(db)
@@ -104,7 +105,7 @@ class Pins:
                 db.execute("INSERT INTO cap VALUES (?)", (cap,))
 
     def _read(self, sql: str, *values: str) -> Sequence[tuple[str, int, float | None]]:
-        if not self.path.exists():  # looking makes no file
+        if not exists(self.path):  # looking makes no file
             return []
         with self._opened() as db:
             return db.execute(sql, (*values, self._clock())).fetchall()

@@ -9,6 +9,7 @@ from pathlib import Path
 from kamera.errors import StoreError
 from kamera.store.bundle import Progress
 from kamera.store.codec import Codec
+from kamera.store.database import exists
 from kamera.store.disk import DiskTier
 from kamera.store.forget import Forgotten, forget
 from kamera.store.gc import clean
@@ -113,7 +114,7 @@ class Upkeep:
         `StoreError` for ``memory://`` and remotes, which have limits of their own.
         """
         disk = self._directory("collect")
-        if self._tiers.remote is not None or (disk.root / LEDGER).exists():
+        if self._tiers.remote is not None or exists(disk.root / LEDGER):
             raise StoreError(f"{disk.root} is the cache of a remote: bound it by opening it with disk_limit=")
         limit = None if max_bytes is None else parse_size(max_bytes)
         report = clean(disk, None if every_tenant else self.tenant, limit, quarantine_age, dry_run, progress)

@@ -17,7 +17,7 @@ import numpy as np
 
 from kamera.errors import KameraError
 from kamera.store.codec import Codec
-from kamera.store.database import Database
+from kamera.store.database import Database, reachable
 from kamera.store.embedding import pack, unpack
 
 _SCHEMA = 1
@@ -144,7 +144,8 @@ class DiskVectors:
     def __init__(self, path: Path, codec: Codec, emptied: Callable[[], None]) -> None:
         self._codec = codec
         self._emptied = emptied
-        path.parent.mkdir(mode=0o700, exist_ok=True)
+        with reachable(path.parent):
+            path.parent.mkdir(mode=0o700, exist_ok=True)
         self._db = Database(path, _SCHEMA, _TABLES, self._begin)
         if self._db.version != _SCHEMA:
             self._begin()

@@ -102,6 +102,18 @@ def test_no_call_that_fails_loses_anything() -> None:
     assert found["short writes"]["whole"] == len(faults.KEPT) < found["short writes"]["writes"]
 
 
+def test_every_call_of_a_deletion_fails_by_name():
+    """Pins, layers and rows are let go with the object: none of their files may fail without a name."""
+    operation, errno = faults.OPERATIONS["delete"], faults.ERRORS[0]
+    counted = faults.Injector()
+    faults.attempt(operation, counted, Counter(), [])
+    tally, unexpected = Counter(), []
+    for at in range(1, len(counted.calls) + 1):
+        faults.attempt(operation, faults.Injector(at, errno), tally, unexpected)
+    assert unexpected == []
+    assert tally["named errors"] > 10 and tally["torn"] == tally["lost"] == tally["stuck"] == 0
+
+
 @pytest.mark.slow
 def test_every_call_may_fail() -> None:
     found = faults.run(0, seed=0)
