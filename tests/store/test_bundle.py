@@ -246,7 +246,7 @@ def compressed(name: str) -> zipfile.ZipInfo:
 STRAY = f"objects/{'0' * 64}.safetensors"
 ADDED: dict[str, tuple[Any, bytes]] = {
     "../../escaped": ("../../escaped", b"x"),
-    "/tmp/escaped": ("/tmp/escaped", b"x"),
+    "/outside/escaped": ("/outside/escaped", b"x"),
     "objects/../../escaped": ("objects/../../escaped", b"x"),
     "certificates/../escaped.json": ("certificates/../escaped.json", b"x"),
     "a folder": (f"objects/{'0' * 64}.safetensors/", b""),
