@@ -128,6 +128,22 @@ def test_no_lookup_or_listing_walks_the_table(tmp_path: Path) -> None:
         assert name in plan and "SCAN" not in plan and "TEMP B-TREE" not in plan
 
 
+@pytest.mark.parametrize("tenant", ["", None])
+def test_what_gc_reads_comes_in_pages_that_sort_nothing(
+    tmp_path: Path, tenant: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    index = filled(tmp_path / "index.sqlite", [info(number) for number in range(20)])
+    asked: list[tuple[str, tuple[str, ...]]] = []
+    execute = index._db.execute
+    monkeypatch.setattr(index._db, "execute", lambda sql, v=(): asked.append((sql, v)) or execute(sql, v))
+    assert len(list(index.weighed(tenant))) == 20
+    monkeypatch.undo()
+    pages = [(sql, values) for sql, values in asked if "LIMIT" in sql]
+    assert len(pages) == 2
+    for sql, values in pages:
+        assert "TEMP B-TREE" not in plan_of(index, sql, *values)
+
+
 def test_opening_reads_as_little_of_a_large_index_as_of_a_small_one(tmp_path: Path) -> None:
     read = []
     for count in (20, 2500):
