@@ -21,7 +21,7 @@ def context_of(backbone: Backbone, store: ChunkStore, system: str | None) -> Con
 
 
 class Lookup:
-    """Presence of what a job makes, under one context. A file is not read where its row will do."""
+    """Presence of what a job makes, under one context. Patches are read; canonicals are only looked for."""
 
     def __init__(self, store: ChunkStore, context: Context, budget: PatchBudget, samples: int) -> None:
         self.store = store
@@ -35,32 +35,27 @@ class Lookup:
 
     def has_patch(self, chunk_id: str, antecedents: Sequence[str]) -> bool:
         """Whether a patch of at least the budget, formed behind exact antecedents, is stored."""
-        info = self.store.patch_info(self.context, chunk_id, antecedents)
-        return (
-            info is not None and info.formed == "exact" and self._large_enough(chunk_id, antecedents, "exact")
-        )
+        record = self._patch(chunk_id, antecedents, "exact")
+        return record is not None and record.formed == "exact" and self._large_enough(record)
 
     def has_orbit(self, chunk_id: str, antecedents: Sequence[str]) -> bool:
         """Whether the set's orbit patch is stored, of at least the budget and over enough orderings."""
-        if not self.store.has_patch(self.context, chunk_id, antecedents, "orbit"):
-            return False
+        record = self._patch(chunk_id, antecedents, "orbit")
         count = len(antecedents)
         wanted = factorial(count) if count <= EXHAUSTIVE else min(self.samples, factorial(count))
-        record = self._patch(chunk_id, antecedents, "orbit")
-        if record is None or int(record.info.get("orderings", 0)) < wanted:
-            return False
-        return self._large_enough(chunk_id, antecedents, "orbit")
+        return (
+            record is not None
+            and int(record.info.get("orderings", 0)) >= wanted
+            and self._large_enough(record)
+        )
 
-    def _large_enough(self, chunk_id: str, antecedents: Sequence[str], kind: str) -> bool:
-        # what a patch was formed under stands in the record only: its rank says nothing of the bytes
-        record = self._patch(chunk_id, antecedents, kind)
-        if record is None:
-            return False
+    def _large_enough(self, record: PatchRecord) -> bool:
         filled = PatchBudget.from_info(record.info, record.patch.rank)
         # by its rank where it corrects nothing, and so does not know its tokens
         return self.budget.met_by(filled, record.tokens or self.budget.rank)
 
     def _patch(self, chunk_id: str, antecedents: Sequence[str], kind: str) -> PatchRecord | None:
+        # what a patch was formed under stands in the record only: its row says nothing of the bytes
         try:
             return self.store.get_patch(self.context, chunk_id, antecedents, kind)
         except CorruptChunk:  # it is set aside now, and made again
