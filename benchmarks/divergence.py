@@ -27,7 +27,7 @@ from kamera.eval.metrics import kl_items
 from kamera.eval.scene import Scene
 from kamera.ops import patch_of
 from kamera.store import CanonicalRecord, Context
-from kamera.store.embedding import VISION_TOKENS
+from kamera.store.search.embedding import VISION_TOKENS
 from kamera.window.anchor import prefill_anchor
 from kamera.window.envelope import disorder, divergence, likeness
 

@@ -27,8 +27,8 @@ import torch
 from kamera.ops.lowrank import LowRank, Patch
 from kamera.store import CanonicalRecord, ChunkStore, Context, PatchRecord
 from kamera.store.codec import Codec
-from kamera.store.folder import stamp_of
-from kamera.store.index import Stamped
+from kamera.store.disk.folder import stamp_of
+from kamera.store.disk.index import Stamped
 
 SIZE = 100_000
 

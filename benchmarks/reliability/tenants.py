@@ -8,6 +8,7 @@ compared between a directory where the owner has the chunk and one where it has 
 
 from __future__ import annotations
 
+import gc
 import random
 import sys
 import tempfile
@@ -104,23 +105,29 @@ def _same_steps(kind: str, rng: random.Random) -> tuple[int, int]:
             for ask in quick.values():  # nothing for the first time
                 ask(theirs, _context(theirs), asked)
             seen.append(
-                [_steps(lambda ask=ask: ask(theirs, _context(theirs), asked)) for ask in quick.values()]
+                [steps_of(lambda ask=ask: ask(theirs, _context(theirs), asked)) for ask in quick.values()]
             )
     return len(seen[0]), sum(one != other for one, other in zip(*seen, strict=True))
 
 
-def _steps(action: Callable[[], Any]) -> list[str]:
+def steps_of(action: Callable[[], Any]) -> list[str]:
+    """Every call into C, those of the operating system and of SQLite among them, in order.
+
+    `sys.setprofile` sees them all. What takes the same steps takes no telling time.
+    """
     steps: list[str] = []
 
     def watch(frame: Any, event: str, argument: Any) -> None:
         if event == "c_call":
             steps.append(f"{type(getattr(argument, '__self__', None)).__name__}.{argument.__name__}")
 
+    gc.disable()  # the collector may finalize some object of another test in the middle of a look-up
     sys.setprofile(watch)
     try:
         action()
     finally:
         sys.setprofile(None)
+        gc.enable()
     return steps
 
 

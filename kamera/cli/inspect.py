@@ -13,7 +13,7 @@ from kamera.cli import contents
 from kamera.cli.options import File, Form, Format, Quiet
 from kamera.cli.output import Output, facts, listing, size
 from kamera.errors import StoreError
-from kamera.store.disk import MARKER
+from kamera.store.disk.tier import MARKER
 
 _WINDOW = "window.json"
 

@@ -14,7 +14,7 @@ import typer
 
 from kamera.errors import StoreError
 from kamera.store import ChunkStore
-from kamera.store.disk import MARKER
+from kamera.store.disk.tier import MARKER
 
 SecretFile = Annotated[
     Path | None,

@@ -105,7 +105,7 @@ class StoreStats:
 
 @dataclass(frozen=True)
 class Removed:
-    """An object that `ChunkStore.gc` let go: its name, size, value (see `kamera.store.gc`), and why."""
+    """An object that `ChunkStore.gc` let go: its name, size, value (`upkeep.gc`), and why."""
 
     key: str
     kind: str

@@ -12,9 +12,9 @@ from urllib.parse import unquote, urlsplit
 import numpy as np
 
 from kamera.errors import IncompatibleChunk, StoreError
-from kamera.store.bundle import Exported, Imported, Progress, export_bundle, import_bundle
 from kamera.store.codec import Codec
-from kamera.store.disk import DiskTier
+from kamera.store.disk.layers import Layer
+from kamera.store.disk.tier import DiskTier
 from kamera.store.info import (
     FlushReport,
     ObjectInfo,
@@ -26,16 +26,16 @@ from kamera.store.keys import (
     check_form,
     patch_key,
 )
-from kamera.store.layers import Layer
 from kamera.store.memory import parse_size
 from kamera.store.metrics import Metrics, Silent
 from kamera.store.prefetch import Prefetch
 from kamera.store.records import CanonicalRecord, PatchRecord, RecordType
 from kamera.store.remote import SCHEMES, is_remote
-from kamera.store.search import Hit, NearDuplicate, Query, open_search
-from kamera.store.tenants import codec_of, directory_of
+from kamera.store.seal.tenants import codec_of, directory_of
+from kamera.store.search.lookback import Hit, NearDuplicate, Query, open_search
 from kamera.store.tiers import Tiers, open_tiers
-from kamera.store.upkeep import Upkeep, check_kind
+from kamera.store.upkeep.bundle import Exported, Imported, Progress, export_bundle, import_bundle
+from kamera.store.upkeep.upkeep import Upkeep, check_kind
 
 
 class ChunkStore(Upkeep):

@@ -15,19 +15,19 @@ from dataclasses import replace
 from pathlib import Path
 
 from kamera.errors import CorruptChunk, RemoteUnavailable, StoreError
-from kamera.store.cache import DiskCache
 from kamera.store.codec import Codec
-from kamera.store.disk import DiskTier
+from kamera.store.disk.layers import Layer, Layers
+from kamera.store.disk.tier import DiskTier
 from kamera.store.flights import Flights
 from kamera.store.info import FlushReport, ObjectInfo, RemoteStats, VerifyReport
-from kamera.store.layers import Layer, Layers
 from kamera.store.memory import MemoryTier, parse_size
-from kamera.store.pins import PINS, Pins
 from kamera.store.prefetch import Prefetch, Prefetcher
 from kamera.store.records import CanonicalRecord, PatchRecord, RecordType, detached
 from kamera.store.remote import RemoteTier, open_remote
-from kamera.store.tenants import directory_of
-from kamera.store.uploads import Uploads
+from kamera.store.remote.cache import DiskCache
+from kamera.store.remote.uploads import Uploads
+from kamera.store.seal.tenants import directory_of
+from kamera.store.upkeep.pins import PINS, Pins
 
 logger = logging.getLogger(__name__)
 

@@ -11,7 +11,7 @@ from kamera.backbones import Chunk
 from kamera.backbones.build import Content
 from kamera.errors import UnknownChunk
 from kamera.store import Hit
-from kamera.store.embedding import mean_features
+from kamera.store.search.embedding import mean_features
 from kamera.window.report import Tally
 from kamera.window.serving import Server
 from kamera.window.slots import Facts, Resident

@@ -29,8 +29,8 @@ from kamera.ops import (
     uniform_offset,
 )
 from kamera.store import CanonicalRecord, ChunkStore, Context, ObjectInfo, PatchRecord
-from kamera.store.embedding import VISION_TOKENS
 from kamera.store.records import kept
+from kamera.store.search.embedding import VISION_TOKENS
 from kamera.window.anchor import Anchor
 from kamera.window.envelope import likeness, nearest
 from kamera.window.policy import (

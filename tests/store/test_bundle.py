@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 
 from kamera.errors import CorruptChunk, KameraError, StoreError, StoreVersionError, UnknownChunk
 from kamera.store import ChunkStore, Context
-from kamera.store import archive as archive_module
 from kamera.store.format import encode
+from kamera.store.upkeep import archive as archive_module
 
 from .builders import CONTEXT, assert_same, canonical, coded_patch, join, patch, split
 

@@ -12,9 +12,9 @@ import pytest
 
 from kamera.errors import StoreError
 from kamera.store import ChunkStore
-from kamera.store import disk as disk_module
-from kamera.store.claims import Claim, claim
-from kamera.store.folder import Folder
+from kamera.store.disk import tier as disk_module
+from kamera.store.disk.claims import Claim, claim
+from kamera.store.disk.folder import Folder
 
 from .builders import CONTEXT, assert_same, canonical, patch
 from .test_disk import CHUNK, file_of, flip

@@ -17,7 +17,7 @@ from kamera.errors import CorruptChunk, StoreError, StoreVersionError
 from kamera.ops.patch import LowRank, Patch
 from kamera.store import ChunkStore, Context, PatchRecord
 from kamera.store import format as object_format
-from kamera.store.files import ObjectFiles
+from kamera.store.disk.files import ObjectFiles
 from kamera.store.format import FORMAT_VERSION, decode, encode
 
 from .builders import CONTEXT, assert_same, canonical, join, patch, split

@@ -12,7 +12,7 @@ import torch
 
 from kamera.errors import RemoteUnavailable
 from kamera.store import ChunkStore, Context
-from kamera.store.disk import DiskTier
+from kamera.store.disk.tier import DiskTier
 from kamera.store.format import encode
 from kamera.store.remote import RemoteTier
 

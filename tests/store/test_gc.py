@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from kamera.errors import CorruptChunk, StoreError
 from kamera.store import ChunkStore, Context
-from kamera.store.gc import choose, collect, value
-from kamera.store.index import HALF_LIFE, Weighed
+from kamera.store.disk.index import HALF_LIFE, Weighed
+from kamera.store.upkeep.gc import choose, collect, value
 
 from .builders import CONTEXT, canonical, patch
 

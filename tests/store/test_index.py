@@ -15,7 +15,7 @@ import pytest
 
 from kamera.errors import StoreError
 from kamera.store import ChunkStore, Context, ObjectInfo
-from kamera.store.index import HALF_LIFE, Index, Stamped, decayed
+from kamera.store.disk.index import HALF_LIFE, Index, Stamped, decayed
 
 from .builders import CONTEXT, canonical, patch
 

@@ -12,7 +12,7 @@ import torch
 
 from kamera.errors import CorruptChunk
 from kamera.store import ChunkStore
-from kamera.store.disk import DiskTier
+from kamera.store.disk.tier import DiskTier
 
 from .builders import CONTEXT, bits, canonical, tensor
 

@@ -6,7 +6,7 @@ import pytest
 
 from benchmarks.redis_server import BINARY, MISSING
 from benchmarks.reliability import remote, rig
-from kamera.store.uploads import Uploads
+from kamera.store.remote.uploads import Uploads
 
 pytestmark = pytest.mark.skipif(BINARY is None, reason=MISSING)
 

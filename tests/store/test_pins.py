@@ -11,7 +11,7 @@ import pytest
 
 from kamera.errors import PinsFull, StoreError
 from kamera.store import ChunkStore
-from kamera.store.pins import Pin, Pins
+from kamera.store.upkeep.pins import Pin, Pins
 
 from .builders import canonical, patch
 

@@ -10,7 +10,7 @@ import pytest
 
 from kamera.errors import CorruptChunk, StoreError
 from kamera.store import ChunkStore
-from kamera.store.folder import Folder
+from kamera.store.disk.folder import Folder
 
 from .builders import CONTEXT, canonical, patch
 from .test_disk import CHUNK, file_of, flip

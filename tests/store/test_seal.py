@@ -17,11 +17,11 @@ from hypothesis import strategies as st
 
 from kamera.errors import CorruptChunk, ForeignObject, StoreError, StoreVersionError, WrongKey
 from kamera.store import ChunkStore
-from kamera.store import encryption as encryption_module
-from kamera.store.disk import DiskTier
-from kamera.store.encryption import Encrypted
+from kamera.store.disk.tier import DiskTier
 from kamera.store.format import encode
-from kamera.store.seal import Sealed
+from kamera.store.seal import encryption as encryption_module
+from kamera.store.seal.codec import Sealed
+from kamera.store.seal.encryption import Encrypted
 
 from .builders import CONTEXT, assert_same, canonical, patch, records
 
@@ -289,7 +289,7 @@ def test_an_object_too_large_to_encrypt_is_refused(monkeypatch: pytest.MonkeyPat
 def test_without_the_library_the_extra_is_named(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "cryptography", None)
     monkeypatch.setitem(sys.modules, "cryptography.exceptions", None)
-    monkeypatch.delitem(sys.modules, "kamera.store.encryption")
+    monkeypatch.delitem(sys.modules, "kamera.store.seal.encryption")
     with pytest.raises(StoreError, match=r"kamera\[encryption\]"):
         opened(root, OLD)
     with opened(root) as store:  # a secret alone needs no library

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from kamera.errors import IncompatibleChunk, StoreError, UnknownChunk
 from kamera.store import CanonicalRecord, ChunkStore, Context
-from kamera.store.embedding import mean_features, pack, unpack
+from kamera.store.search.embedding import mean_features, pack, unpack
 from tests.store.builders import CONTEXT, canonical, patch
 
 WIDTH = 8

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sqlite3
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -162,26 +161,6 @@ def test_a_file_of_one_tenant_in_the_place_of_anothers_is_refused(tmp_path: Path
 # -- timing ------------------------------------------------------------------------------------
 
 
-def calls_of(action: Callable[[], Any]) -> list[str]:
-    """Every call into C, those of the operating system and of SQLite among them, in order.
-
-    `sys.setprofile` sees them all. What takes the same steps takes no telling time.
-    """
-    seen: list[str] = []
-
-    def watch(frame: Any, event: str, argument: Any) -> None:
-        if event == "c_call":
-            owner = getattr(argument, "__self__", None)
-            seen.append(f"{type(owner).__name__}.{argument.__name__}")
-
-    sys.setprofile(watch)
-    try:
-        action()
-    finally:
-        sys.setprofile(None)
-    return seen
-
-
 def lookups(store: ChunkStore, name: str) -> dict[str, list[str]]:
     """What each question costs, asked once before so that nothing is done for the first time."""
     questions = {**QUESTIONS, "delete": lambda s: s.delete(name)}
@@ -189,7 +168,7 @@ def lookups(store: ChunkStore, name: str) -> dict[str, list[str]]:
         del questions[skipped]
     for ask in questions.values():
         ask(store)
-    return {question: calls_of(lambda ask=ask: ask(store)) for question, ask in questions.items()}
+    return {question: tenants.steps_of(lambda ask=ask: ask(store)) for question, ask in questions.items()}
 
 
 @pairs
@@ -214,7 +193,7 @@ def test_the_steps_of_the_owner_do_tell_so_the_test_above_can_fail(tmp_path: Pat
     for root, chunk in ((tmp_path / "has it", CHUNK), (tmp_path / "has another", "d" * 64)):
         with ChunkStore.open(root, tenant="acme", secret=SECRET, memory_limit=0) as mine:
             mine.put_canonical(canonical(chunk, context_of(mine)))
-            steps.append(calls_of(lambda mine=mine: mine.get_canonical(context_of(mine), CHUNK)))
+            steps.append(tenants.steps_of(lambda mine=mine: mine.get_canonical(context_of(mine), CHUNK)))
     assert steps[0] != steps[1]
 
 

@@ -19,11 +19,11 @@ import pytest
 from benchmarks.redis_server import RedisServer
 from kamera.errors import CorruptChunk, PinsFull, RemoteUnavailable, StoreError
 from kamera.store import ChunkStore
-from kamera.store.disk import DiskTier
+from kamera.store.disk.tier import DiskTier
 from kamera.store.flights import Flights
 from kamera.store.prefetch import BOUND
 from kamera.store.remote.redis import RedisBlobs
-from kamera.store.uploads import Uploads
+from kamera.store.remote.uploads import Uploads
 
 from .builders import CONTEXT, assert_same, canonical, patch
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kamera.store import Context, ObjectInfo
-from kamera.store.embedding import unit
+from kamera.store.search.embedding import unit
 from kamera.window.envelope import ALIKE_ABOVE, disorder, divergence, likeness, nearest
 
 sets = st.lists(st.sampled_from("abcdef"), max_size=5)

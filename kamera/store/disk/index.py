@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from kamera.errors import StoreError
-from kamera.store.database import Database
+from kamera.store.disk.database import Database
 from kamera.store.info import Census, KindCount, ObjectInfo
 from kamera.store.keys import KINDS, Context
 

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING
 
 from kamera.errors import CorruptChunk, StoreVersionError, UnknownChunk, WrongKey
 from kamera.store import format as object_format
-from kamera.store.archive import CERTIFICATE, OBJECT, Archive, Unfit, new_file, opened, written
 from kamera.store.info import ObjectInfo
 from kamera.store.records import CanonicalRecord, PatchRecord
+from kamera.store.upkeep.archive import CERTIFICATE, OBJECT, Archive, Unfit, new_file, opened, written
 
 if TYPE_CHECKING:
     from kamera.store.store import ChunkStore

@@ -10,8 +10,8 @@ from typing import BinaryIO, TypeVar
 
 from kamera.errors import CorruptChunk
 from kamera.store.codec import Codec
-from kamera.store.folder import Folder, NotAFile, stamp_of
-from kamera.store.index import Stamped
+from kamera.store.disk.folder import Folder, NotAFile, stamp_of
+from kamera.store.disk.index import Stamped
 from kamera.store.keys import is_key
 
 _SUFFIX = ".safetensors"

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kamera.errors import PinsFull, StoreError
-from kamera.store.database import exists
+from kamera.store.disk.database import exists
 
 PINS = "pins.sqlite"
 """What the file is called in a store directory."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from kamera.errors import StoreError
-from kamera.store.database import Database
+from kamera.store.disk.database import Database
 
 LEDGER = "uploads.sqlite"
 """What the file is called in a cache directory."""

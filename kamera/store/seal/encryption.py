@@ -18,7 +18,7 @@ from kamera.errors import CorruptChunk, StoreError, WrongKey
 from kamera.store import format as object_format
 from kamera.store.info import ObjectInfo
 from kamera.store.records import CanonicalRecord, PatchRecord
-from kamera.store.seal import ENCRYPTED, SEALED_VERSION, Sealed, root_key
+from kamera.store.seal.codec import ENCRYPTED, SEALED_VERSION, Sealed, root_key
 
 try:
     from cryptography.exceptions import InvalidTag

@@ -10,7 +10,7 @@ import fcntl
 import os
 import time
 
-from kamera.store.folder import Folder
+from kamera.store.disk.folder import Folder
 
 LOCK = ".lock"
 """What the name of a claim's file ends in, behind the object's name."""

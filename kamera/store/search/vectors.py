@@ -17,8 +17,8 @@ import numpy as np
 
 from kamera.errors import KameraError
 from kamera.store.codec import Codec
-from kamera.store.database import Database, reachable
-from kamera.store.embedding import pack, unpack
+from kamera.store.disk.database import Database, reachable
+from kamera.store.search.embedding import pack, unpack
 
 _SCHEMA = 1
 _TABLES = """

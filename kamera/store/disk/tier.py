@@ -21,15 +21,15 @@ from pathlib import Path
 from typing import BinaryIO, NoReturn
 
 from kamera.errors import CorruptChunk, KameraError, StoreError
-from kamera.store.bookkeeping import LEFT_IN_PLACE, Bookkeeping, rows_of
-from kamera.store.claims import LOCK, claim
 from kamera.store.codec import Codec
-from kamera.store.files import ObjectFiles, Part
-from kamera.store.folder import Folder, NotAFile, stamp_of
-from kamera.store.index import Index, Stamped
+from kamera.store.disk.bookkeeping import LEFT_IN_PLACE, Bookkeeping, rows_of
+from kamera.store.disk.claims import LOCK, claim
+from kamera.store.disk.files import ObjectFiles, Part
+from kamera.store.disk.folder import Folder, NotAFile, stamp_of
+from kamera.store.disk.index import Index, Stamped
+from kamera.store.disk.marker import ASIDE, MARKER, open_directory
+from kamera.store.disk.quarantine import Quarantine
 from kamera.store.info import ObjectInfo, Quarantined, VerifyReport
-from kamera.store.marker import ASIDE, MARKER, open_directory
-from kamera.store.quarantine import Quarantine
 from kamera.store.records import CanonicalRecord, PatchRecord
 
 __all__ = ["MARKER", "DiskTier"]

@@ -19,8 +19,8 @@ import torch
 
 from kamera.ops.digest import tensor_digest
 from kamera.store.codec import Codec
-from kamera.store.database import Database, exists
-from kamera.store.disk import DiskTier
+from kamera.store.disk.database import Database, exists
+from kamera.store.disk.tier import DiskTier
 from kamera.store.format import DTYPES
 from kamera.store.records import CanonicalRecord, PatchRecord
 

@@ -7,12 +7,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from kamera.errors import StoreError
-from kamera.store.bundle import Progress
 from kamera.store.codec import Codec
-from kamera.store.database import exists
-from kamera.store.disk import DiskTier
-from kamera.store.forget import Forgotten, forget
-from kamera.store.gc import clean
+from kamera.store.disk.database import exists
+from kamera.store.disk.tier import DiskTier
 from kamera.store.info import (
     Census,
     Collected,
@@ -27,12 +24,15 @@ from kamera.store.keys import (
     Context,
     is_key,
 )
-from kamera.store.ledger import LEDGER
 from kamera.store.memory import MemoryTier, parse_size
-from kamera.store.pins import PINS, Pins
-from kamera.store.rotate import Rotated, rotate
-from kamera.store.search import Search
+from kamera.store.remote.ledger import LEDGER
+from kamera.store.seal.rotate import Rotated, rotate
+from kamera.store.search.lookback import Search
 from kamera.store.tiers import Tiers
+from kamera.store.upkeep.bundle import Progress
+from kamera.store.upkeep.forget import Forgotten, forget
+from kamera.store.upkeep.gc import clean
+from kamera.store.upkeep.pins import PINS, Pins
 
 
 class Upkeep:
@@ -107,7 +107,7 @@ class Upkeep:
     ) -> Collected:
         """Make this tenant's objects take at most ``max_bytes``, also as ``"20GiB"``.
 
-        What is pinned stays; of the rest goes what saves the least recompute per byte (`kamera.store.gc`),
+        What is pinned stays; of the rest goes what saves the least recompute per byte (`upkeep.gc`),
         and always a patch whose canonical is gone. ``every_tenant``: all objects of the directory, within
         one budget. ``quarantine_age``: also copies in quarantine that are older (seconds), whoever's.
         ``dry_run``: only say what would go. ``progress`` is called with objects gone and to go. Raises

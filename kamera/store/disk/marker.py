@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from kamera.errors import StoreError, StoreVersionError
-from kamera.store.folder import Folder
+from kamera.store.disk.folder import Folder
 
 MARKER = "kamera-store.json"
 ASIDE = ".kamera."

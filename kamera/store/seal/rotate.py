@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from kamera.errors import CorruptChunk, StoreError, StoreVersionError, WrongKey
 from kamera.store.codec import Codec
-from kamera.store.disk import DiskTier
+from kamera.store.disk.tier import DiskTier
 from kamera.store.remote import RemoteTier
 
 

@@ -7,9 +7,9 @@ import threading
 from collections.abc import Callable, Collection
 
 from kamera.errors import StoreError
-from kamera.store.disk import DiskTier
-from kamera.store.index import Weighed
-from kamera.store.ledger import LEDGER, Ledger
+from kamera.store.disk.index import Weighed
+from kamera.store.disk.tier import DiskTier
+from kamera.store.remote.ledger import LEDGER, Ledger
 
 logger = logging.getLogger(__name__)
 

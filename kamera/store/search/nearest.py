@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from kamera.errors import StoreError
-from kamera.store.vectors import Row
+from kamera.store.search.vectors import Row
 
 logger = logging.getLogger(__name__)
 

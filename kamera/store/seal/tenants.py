@@ -11,8 +11,8 @@ from pathlib import Path
 
 from kamera.errors import StoreError
 from kamera.store.codec import Codec
-from kamera.store.marker import open_directory
-from kamera.store.seal import Sealed
+from kamera.store.disk.marker import open_directory
+from kamera.store.seal.codec import Sealed
 
 TENANTS = "tenants"
 """Folder of a store directory in which the directories of tenants with a secret lie."""
@@ -26,7 +26,7 @@ def codec_of(tenant: str, secret: bytes | str | None, keys: Sequence[bytes]) -> 
         return Codec()
     if not keys:
         return Sealed.of(tenant, secret)
-    from kamera.store.encryption import Encrypted  # needs an extra
+    from kamera.store.seal.encryption import Encrypted  # needs an extra
 
     return Encrypted.under(tenant, secret, keys)
 

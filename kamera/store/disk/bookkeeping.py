@@ -6,8 +6,8 @@ import logging
 from collections.abc import Iterator
 
 from kamera.errors import CorruptChunk, StoreVersionError, WrongKey
-from kamera.store.files import ObjectFiles
-from kamera.store.index import Index, Stamped
+from kamera.store.disk.files import ObjectFiles
+from kamera.store.disk.index import Index, Stamped
 from kamera.store.info import ObjectInfo
 
 logger = logging.getLogger(__name__)

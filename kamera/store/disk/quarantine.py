@@ -10,8 +10,8 @@ import stat
 import time
 from pathlib import Path
 
-from kamera.store.files import ObjectFiles
-from kamera.store.folder import Folder, NotAFile
+from kamera.store.disk.files import ObjectFiles
+from kamera.store.disk.folder import Folder, NotAFile
 from kamera.store.info import Quarantined
 from kamera.store.keys import is_key
 

@@ -13,14 +13,14 @@ from typing import NamedTuple
 
 from kamera.errors import CorruptChunk, StoreVersionError, WrongKey
 from kamera.store.codec import Codec
-from kamera.store.disk import DiskTier
-from kamera.store.folder import Folder, NotAFile
+from kamera.store.disk.folder import Folder, NotAFile
+from kamera.store.disk.tier import DiskTier
 from kamera.store.info import ObjectInfo
 from kamera.store.keys import Context, canonical_key
-from kamera.store.pins import PINS, Pins
 from kamera.store.remote import RemoteTier
-from kamera.store.search import Search
+from kamera.store.search.lookback import Search
 from kamera.store.tiers import Tiers
+from kamera.store.upkeep.pins import PINS, Pins
 
 _UNREADABLE = (CorruptChunk, StoreVersionError, WrongKey)
 

@@ -1,8 +1,8 @@
 """Look-back search: which stored pictures look like this one (`docs/search.md`).
 
-Every canonical with pictures has an embedding (`kamera.store.embedding`), kept in rows that all
-processes share (`kamera.store.vectors`); a process that searches holds a FAISS index of them
-(`kamera.store.nearest`) and brings it up to date first. The objects of the store are the truth: a
+Every canonical with pictures has an embedding (`kamera.store.search.embedding`), kept in rows that all
+processes share (`kamera.store.search.vectors`); a process that searches holds a FAISS index of them
+(`kamera.store.search.nearest`) and brings it up to date first. The objects of the store are the truth: a
 row without its object is never a hit, and an object without its row gets one.
 """
 
@@ -20,12 +20,12 @@ import torch
 from kamera.errors import CorruptChunk, StoreError, StoreVersionError, UnknownChunk, WrongKey
 from kamera.ops.digest import digest
 from kamera.store.codec import Codec
-from kamera.store.embedding import embedding_of, unit
 from kamera.store.keys import Context, canonical_key, is_key
-from kamera.store.nearest import Nearest
 from kamera.store.records import CanonicalRecord, PatchRecord
+from kamera.store.search.embedding import embedding_of, unit
+from kamera.store.search.nearest import Nearest
+from kamera.store.search.vectors import DiskVectors, MemoryVectors, Row, Vectors
 from kamera.store.tiers import Tiers
-from kamera.store.vectors import DiskVectors, MemoryVectors, Row, Vectors
 
 logger = logging.getLogger(__name__)
 

@@ -1,0 +1,1 @@
+"""Whose objects they are: keyed names, encryption, tenants, and the rotation of their keys."""

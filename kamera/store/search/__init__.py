@@ -1,0 +1,1 @@
+"""Look-back search: embeddings of stored pictures, and the nearest of them (`docs/search.md`)."""

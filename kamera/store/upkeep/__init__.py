@@ -1,0 +1,1 @@
+"""What stays and what goes: gc, pins, forgetting, bundles."""
