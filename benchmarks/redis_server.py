@@ -25,9 +25,10 @@ class RedisServer:
     What it held is gone after `kill`. Raises `RuntimeError` if it does not start.
     """
 
-    def __init__(self, *arguments: str) -> None:
-        if BINARY is None:
+    def __init__(self, *arguments: str, binary: str | None = BINARY) -> None:
+        if binary is None:
             raise RuntimeError(MISSING)
+        self._binary = binary
         # not below pytest's directory: the path of a socket is short
         self._folder = Path(tempfile.mkdtemp(prefix="kamera-redis-"))
         self._arguments: Sequence[str] = arguments
@@ -45,9 +46,8 @@ class RedisServer:
 
     def start(self) -> None:
         """Start it, empty, and wait until it answers."""
-        assert BINARY is not None
         command = [
-            BINARY,
+            self._binary,
             "--port",
             "0",
             "--unixsocket",
@@ -66,7 +66,7 @@ class RedisServer:
                 return
             except redis.ConnectionError:
                 time.sleep(0.02)
-        raise RuntimeError(f"{BINARY} did not start (exit code {self._process.poll()})")
+        raise RuntimeError(f"{self._binary} did not start (exit code {self._process.poll()})")
 
     def kill(self) -> None:
         """SIGKILL, as when the machine dies."""

@@ -103,6 +103,10 @@ def _contents(store: ChunkStore) -> dict[str, bytes]:
     return found
 
 
+def _rounded(reuses: float | None) -> float | None:
+    return None if reuses is None else round(reuses, 1)
+
+
 def _taken(report: CompileReport) -> dict[str, Any]:
     return {
         "forwards": report.forwards,
@@ -112,5 +116,5 @@ def _taken(report: CompileReport) -> dict[str, Any]:
         "patches reused": report.patches.reused,
         "failures": len(report.failures),
         "seconds": round(report.seconds, 1),
-        "break-even reuses": None if report.break_even_reuses is None else round(report.break_even_reuses, 1),
+        "break-even reuses": _rounded(None if report.break_even is None else report.break_even.compiled),
     }

@@ -11,18 +11,18 @@ from typing import Any
 import torch
 from torch import nn
 
+from kamera.backbones import batch, probe
 from kamera.backbones import cache as model_cache
 from kamera.backbones import encode as encoding
 from kamera.backbones import fingerprint as identity
 from kamera.backbones import positions as positioning
-from kamera.backbones import probe
 from kamera.backbones.build import ChunkBuilder, Content
 from kamera.backbones.chunk import Chunk, Encoded
 from kamera.backbones.meter import Meter, Work
 from kamera.backbones.prompt import Seams
+from kamera.backbones.witness import Witness
 from kamera.errors import IncompatibleChunk, NotRelocatable, UnsupportedBackbone
-from kamera.ops import KV, LayerKV, Layout, kv_concat
-from kamera.ops.layout import empty_kv
+from kamera.ops import KV, CodedKV, LayerKV, Layout, kv_concat
 
 ModelCache = model_cache.ModelCache
 
@@ -72,6 +72,7 @@ class Backbone:
         self.limit = probe.position_limit(model)
         self.builder = ChunkBuilder(model, processor)
         self.meter = Meter(self.decoder, probe.find_vision_towers(model))
+        self._witness = Witness(model)
         self._fingerprint: tuple[Any, str] | None = None
         self.layout: Layout = ()
         self._mask_input: str | None = None
@@ -115,7 +116,7 @@ class Backbone:
 
         Taken anew when a weight was replaced or written, or a setting of the processor changed.
         """
-        state = (identity.weight_state(self.model), identity.settings_state(self.processor))
+        state = (self._witness.state(), identity.settings_state(self.processor))
         if self._fingerprint is None or self._fingerprint[0] != state:
             digest = identity.fingerprint(self.model, self.processor, self.layout, self.limit)
             self._fingerprint = (state, digest)
@@ -132,6 +133,11 @@ class Backbone:
         return next(self.model.parameters()).device
 
     @property
+    def bytes_per_token(self) -> int:
+        """Bytes of a token's KV, all layers."""
+        return self._like.element_size() * sum(c.features for spec in self.layout for c in spec.channels)
+
+    @property
     def masks_by_type(self) -> bool:
         """Whether the model makes its mask from token types: pictures that see their own later tokens."""
         return self._mask_input is not None
@@ -143,7 +149,6 @@ class Backbone:
         assert rope is not None
         axis_names = "thw" if self.axes == 3 else "p"
         order = "".join(axis_names[a] for a in rope.axes)
-        size = self._like.element_size()
         return Description(
             model_class=type(self.model).__name__,
             model_type=str(getattr(self.model.config, "model_type", "")),
@@ -155,7 +160,7 @@ class Backbone:
                 + (f" phased {c.rotary_start}:{c.rotary_start + c.rope.rotary_dim}" if c.rope else "")
                 for c in next(spec for spec in self.layout if spec.channels).channels
             ),
-            bytes_per_token=size * sum(c.features for spec in self.layout for c in spec.channels),
+            bytes_per_token=self.bytes_per_token,
             dtype=str(self._like.dtype).removeprefix("torch."),
             devices=tuple(sorted({str(d) for d in self._devices if d is not None})),
             attention=str(getattr(self.model.config, "_attn_implementation", "")),
@@ -258,6 +263,12 @@ class Backbone:
             cache = self._run(encoded, positions, past)
         return model_cache.read(cache, self.layout, start), cache
 
+    def prefill_batch(
+        self, spans: Sequence[Encoded], positions: Sequence[torch.Tensor], past: KV
+    ) -> tuple[KV, ...]:
+        """`prefill` of spans that share a `batch.form`, in one forward, each behind ``past`` alone."""
+        return batch.prefill(self, spans, positions, past)
+
     def forward(self, ids: torch.Tensor, positions: torch.Tensor, past: ModelCache) -> torch.Tensor:
         """Next-token logits ``[vocabulary]`` after text ``ids`` behind ``past``, which is extended."""
         self.check_positions(positions)
@@ -325,12 +336,37 @@ class Backbone:
         """A cache over the same tensors; what is appended to it leaves ``cache`` as it is."""
         return model_cache.share(cache, self.model.config, self.layout)
 
+    def room(self, tokens: int) -> tuple[LayerKV, ...]:
+        """Uninitialised KV of ``tokens`` tokens, every layer on the device the model keeps it on."""
+        return tuple(
+            {c.name: self._like.new_empty(c.heads, tokens, c.dim, device=d) for c in spec.channels}
+            for spec, d in zip(self.layout, self._devices, strict=True)
+        )
+
+    @contextmanager
+    def growing(self, room: KV, start: int, stop: int) -> Iterator[ModelCache]:
+        """A cache of the tokens ``start:stop`` of ``room`` that grows in place behind them, in the block."""
+        cache = model_cache.growing(self.model.config, self.layout, room, start, stop)
+        try:
+            yield cache
+        finally:
+            model_cache.detach(cache)
+
     def no_kv(self) -> tuple[LayerKV, ...]:
         """The KV of zero tokens."""
-        return self.place(empty_kv(self.layout, self._like))
+        return self.room(0)
 
-    def place(self, kv: KV) -> tuple[LayerKV, ...]:
-        """``kv`` with every layer on the device the model keeps it on."""
+    def place(self, kv: KV) -> KV:
+        """``kv`` with every layer on the device the model keeps it on: itself when it is there already.
+
+        Codes stay codes.
+        """
+        if isinstance(kv, CodedKV):
+            return kv.to(self._devices)
+        if all(
+            d is None or t.device == d for x, d in zip(kv, self._devices, strict=True) for t in x.values()
+        ):
+            return kv
         return tuple(
             {name: t if d is None else t.to(d) for name, t in layer.items()}
             for layer, d in zip(kv, self._devices, strict=True)

@@ -59,12 +59,12 @@ def raw_shapes(cache: ModelCache) -> list[dict[str, torch.Size]]:
     return [{name: tensor.shape for name, tensor in _tensors(layer).items()} for layer in cache.layers]
 
 
-def read(cache: ModelCache, layout: Layout, start: int = 0, stop: int | None = None) -> KV:
-    """Views of the tokens ``start:stop`` of a batch-1 cache."""
+def read(cache: ModelCache, layout: Layout, start: int = 0, stop: int | None = None, row: int = 0) -> KV:
+    """Views of the tokens ``start:stop`` of one sequence of a cache."""
     out: list[LayerKV] = []
     for layer, spec in zip(cache.layers, layout, strict=False):
         tensors = _tensors(layer)
-        out.append({c.name: _canonical(tensors[c.tensor])[:, start:stop] for c in spec.channels})
+        out.append({c.name: _canonical(tensors[c.tensor], row)[:, start:stop] for c in spec.channels})
     out.extend({} for _ in layout[len(out) :])
     return tuple(out)
 
@@ -88,6 +88,90 @@ def build(config: Any, layout: Layout, kv: KV) -> ModelCache:
             layer.lazy_initialization_indexer(index)
             layer.indexer_keys = index
     return cache
+
+
+def growing(config: Any, layout: Layout, room: KV, start: int, stop: int) -> ModelCache:
+    """A batch-1 cache of the tokens ``start:stop`` of ``room`` that grows into the room behind them.
+
+    ``room`` holds every layer's channels ``[heads, capacity, dim]``. What the model appends is written there
+    in place; a cache that outgrows the room, or becomes several sequences, goes on by concatenation.
+    `detach` ends it: from then on it never writes into the room again.
+    """
+    cache = new_cache(config)
+    if start == stop:
+        return cache
+    for i, (tensors, spec) in enumerate(zip(room, layout, strict=True)):
+        while len(cache.layers) <= i:
+            cache.layers.append(DynamicLayer())
+        if not spec.channels:
+            continue
+        held: dict[str, torch.Tensor] = {c.tensor: tensors[c.name][None, :, start:] for c in spec.channels}
+        kind = _InPlaceIndexed if "indexer_keys" in held else _InPlace
+        cache.layers[i] = kind(held, stop - start)
+    return cache
+
+
+def detach(cache: ModelCache) -> None:
+    """End the life of a cache that grew in a room: the room may be written by others."""
+    for layer in cache.layers:
+        if isinstance(layer, _InPlace):
+            layer.room = None
+
+
+class _InPlace(DynamicLayer):
+    """A layer whose tokens are the first of ``room``; updates write the next ones."""
+
+    def __init__(self, room: dict[str, torch.Tensor], length: int) -> None:
+        super().__init__()
+        self.lazy_initialization(room["keys"], room["values"])
+        self.room: dict[str, torch.Tensor] | None = room
+        self.keys = room["keys"][:, :, :length]
+        self.values = room["values"][:, :, :length]
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """As of a `DynamicLayer`, without the concatenation while there is room."""
+        keys = _written(self.room, "keys", self.keys, key_states)
+        values = _written(self.room, "values", self.values, value_states)
+        if keys is None or values is None:
+            return super().update(key_states, value_states, *args, **kwargs)
+        self.keys, self.values = keys, values
+        return keys, values
+
+
+class _InPlaceIndexed(_InPlace, DynamicIndexedLayer):
+    """The same, with the keys of an indexer."""
+
+    def __init__(self, room: dict[str, torch.Tensor], length: int) -> None:
+        super().__init__(room, length)
+        self.lazy_initialization_indexer(room["indexer_keys"])
+        self.indexer_keys = room["indexer_keys"][0, :, :length]
+
+    def update_indexer(self, indexer_key_states: torch.Tensor) -> torch.Tensor:
+        """As of a `DynamicIndexedLayer`, without the concatenation while there is room."""
+        assert self.indexer_keys is not None
+        held = self.indexer_keys[:, None]
+        keys = _written(self.room, "indexer_keys", held, indexer_key_states[:, None])
+        if keys is None:
+            return super().update_indexer(indexer_key_states)
+        self.indexer_keys = keys[:, 0]
+        return self.indexer_keys
+
+
+def _written(
+    rooms: dict[str, torch.Tensor] | None, name: str, held: torch.Tensor | None, new: torch.Tensor
+) -> torch.Tensor | None:
+    """``held`` with ``new`` behind it in the room, or None where it does not stand or fit there."""
+    if rooms is None or held is None:
+        return None
+    room = rooms[name]
+    stop = held.shape[2] + new.shape[2]
+    # beam search and several sequences leave the room: their tensors are others
+    if new.shape[0] != 1 or held.data_ptr() != room.data_ptr() or stop > room.shape[2]:
+        return None
+    room[:, :, held.shape[2] : stop] = new
+    return room[:, :, :stop]
 
 
 def share(cache: ModelCache, config: Any, layout: Layout) -> ModelCache:
@@ -167,9 +251,9 @@ def _tensors(layer: Any) -> dict[str, torch.Tensor]:
     return held
 
 
-def _canonical(tensor: torch.Tensor) -> torch.Tensor:
-    """``[1, heads, tokens, dim]`` or the indexer's ``[1, tokens, dim]`` to ``[heads, tokens, dim]``."""
-    return tensor if tensor.dim() == 3 else tensor[0]
+def _canonical(tensor: torch.Tensor, row: int) -> torch.Tensor:
+    """``[rows, heads, tokens, dim]`` or the indexer's ``[rows, tokens, dim]`` to ``[heads, tokens, dim]``."""
+    return tensor[row : row + 1] if tensor.dim() == 3 else tensor[row]
 
 
 def layer_devices(cache: ModelCache) -> Sequence[torch.device | None]:

@@ -11,44 +11,9 @@ from typing import Any
 import torch
 from torch import nn
 
+from kamera.backbones.witness import adapter_state
 from kamera.ops import Layout
 from kamera.ops.digest import tensor_digest
-
-_SWITCHES = ("active_adapters", "disable_adapters", "merged_adapters", "scaling")
-
-
-def weight_state(model: nn.Module) -> tuple[Any, ...]:
-    """Cheap witness of the weights: storage address and in-place version of every tensor, and which
-    adapters are switched on.
-
-    Changes when a parameter is replaced (adapter loaded, weights swapped) or written in place, and
-    when an adapter is activated, disabled or merged. A write of your own through ``tensor.data``
-    leaves no trace: build a new Backbone after one.
-    """
-    state: list[Any] = []
-    modules = [model]
-    while modules:  # by hand: named_parameters() costs ten times as much, and this runs before every move
-        module = modules.pop()
-        modules.extend(child for child in module._modules.values() if child is not None)
-        for held in (module._parameters, module._buffers):
-            for name, tensor in held.items():
-                if tensor is not None and not name.endswith("inv_freq"):
-                    state.append(tensor.data_ptr())
-                    state.append(0 if tensor.is_inference() else tensor._version)
-        if hasattr(type(module), "active_adapters"):
-            state.append(_switches(module))
-    return tuple(state)
-
-
-def adapter_state(model: nn.Module) -> tuple[str, ...]:
-    """Which adapters act, layer by layer: PEFT switches and merges them without a new tensor."""
-    return tuple(_switches(m) for m in model.modules() if hasattr(type(m), "active_adapters"))
-
-
-def _switches(module: nn.Module) -> str:
-    if not isinstance(module.active_adapters, list):  # a whole model's own is a method
-        return ""
-    return repr([getattr(module, name, None) for name in _SWITCHES])
 
 
 def fingerprint(model: nn.Module, processor: Any | None, layout: Layout, limit: Any) -> str:

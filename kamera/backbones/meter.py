@@ -42,7 +42,7 @@ class Meter:
         given = kwargs.get("inputs_embeds")
         if given is None:
             given = kwargs.get("input_ids", args[0] if args else None)
-        tokens = 0 if given is None else int(given.shape[1])
+        tokens = 0 if given is None else int(given.shape[0] * given.shape[1])
         for work in self._open:
             work.forwards += 1
             work.tokens += tokens

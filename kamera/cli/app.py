@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from kamera.cli.bench import bench
 from kamera.cli.certify import certify
 from kamera.cli.compile import compile_plan
 from kamera.cli.demo import demo
@@ -34,6 +35,7 @@ app = typer.Typer(
 app.command("demo")(demo)
 app.command("doctor")(doctor)
 app.command("certify")(certify)
+app.command("bench")(bench)
 app.command("compile")(compile_plan)
 app.command("plan")(plan_from_trace)
 app.command("inspect")(inspect)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from functools import partial
@@ -26,10 +27,11 @@ from kamera.cli.options import (
     PatchBytes,
     Precision,
     Quiet,
-    StoreDirectory,
     Tenant,
 )
 from kamera.cli.output import Output, facts, size
+from kamera.cli.place import Place, StoreUrl
+from kamera.cli.sealed import KeyFiles, SecretFile
 from kamera.compile import CompileReport, Counts, Here, Job, Plan, Settings, Team, read_plan
 from kamera.compile.cluster import Cluster, RayTeam
 from kamera.compile.job import refuse_ids
@@ -51,9 +53,13 @@ def compile_plan(
             help='JSON lines, a window each: {"system": …, "chunks": [text, {"image": path}, …]}.',
         ),
     ],
-    store: StoreDirectory,
+    store: StoreUrl,
     rank: Annotated[int, typer.Option(min=1, help="Directions a patch keeps per layer and channel.")] = 32,
     patch_bytes: PatchBytes = ReusePolicy.patch_bytes or 0.0,
+    layers: Annotated[
+        str | None,
+        typer.Option(metavar="A:B", help="Layers a patch corrects, from A up to B - 1, or A,B,…; else all."),
+    ] = None,
     orbit: Annotated[
         bool, typer.Option("--orbit", help="Also one patch for all orders of what stands before a chunk.")
     ] = False,
@@ -61,6 +67,9 @@ def compile_plan(
         int, typer.Option(min=1, help="Orderings an orbit patch averages, above four antecedents.")
     ] = 24,
     limit: Annotated[int | None, typer.Option(min=1, help="Compile the first N lines only.")] = None,
+    batch: Annotated[
+        int, typer.Option(min=1, help="Canonicals that may share a forward, where that changes no bit.")
+    ] = Settings.batch,
     cluster: Annotated[
         str | None,
         typer.Option(
@@ -73,6 +82,8 @@ def compile_plan(
     device: Device = None,
     dtype: Precision = Dtype.auto,
     tenant: Tenant = "",
+    secret_file: SecretFile = None,
+    key_file: KeyFiles = None,
     format: Form = Format.table,
     output: File = None,
     quiet: Quiet = False,
@@ -83,24 +94,34 @@ def compile_plan(
     a line failed on its way (the others are done), 2 when the plan is bad (nothing is done).
     """
     out = Output(format, output, quiet)
-    settings = Settings(rank=rank, patch_bytes=patch_bytes or None, orbit=orbit, samples=samples, limit=limit)
+    settings = Settings(
+        rank=rank,
+        patch_bytes=patch_bytes or None,
+        layers=_layers(layers),
+        orbit=orbit,
+        samples=samples,
+        limit=limit,
+        batch=batch,
+    )
     where = None if cluster is None else Cluster.parse(cluster)
     planned = read_plan(plan)
-    if store.is_dir() and any(store.iterdir()):
-        ChunkStore.open(store, tenant=tenant).close()  # refuse a stranger's folder before loading a model
+    secret = None if secret_file is None else secret_file.absolute()
+    keys = tuple(path.absolute() for path in key_file or ())
+    place = Place(store, tenant, secret, keys, kv.form)
+    if place.there:
+        place.open_answering().close()  # refuse a stranger's folder before loading a model
     else:
-        _refuse_any_id(planned, settings, store)  # a store that is not there yet holds no chunk
+        _refuse_any_id(planned, settings, place)  # a store that is not there yet holds no chunk
     load = partial(load_backbone, model, device, dtype, show_progress=out.shows_progress and where is None)
-    reach = partial(ChunkStore.open, store.absolute(), tenant=tenant, kv=kv.form)
-    with _team(where, load, reach, settings, gpu=(device or "").startswith("cuda")) as (team, opened):
+    with _team(where, load, place, settings, gpu=(device or "").startswith("cuda")) as (team, opened):
         job = Job(planned, team, opened, settings)
         with out.progress(job.units, "part") as bar:
             for step in job.steps():
                 bar.set_postfix_str(step.doing, refresh=False)
                 bar.update(step.units)
-        report = job.report()
-    heading = {"model": model, "plan": str(plan), "store": str(store), "rank": rank}
-    out.write({**heading, **asdict(report)}, _tables(planned, store, report))
+        report, shown = job.report(), opened.url
+    heading = {"model": model, "plan": str(plan), "store": shown, "rank": rank}
+    out.write({**heading, **asdict(report)}, _tables(planned, shown, report))
     if report.failures:
         raise typer.Exit(1)
 
@@ -109,7 +130,7 @@ def compile_plan(
 def _team(
     cluster: Cluster | None,
     load: partial[Backbone],
-    reach: partial[ChunkStore],
+    place: Place,
     settings: Settings,
     *,
     gpu: bool,
@@ -117,32 +138,41 @@ def _team(
     """Who does the work, and the store; a model that does not load leaves no store behind."""
     if cluster is None:
         backbone = load()
-        with reach() as store:
+        with place.open() as store:
             yield Here(backbone, store, settings), store
     else:
-        with RayTeam(cluster, load, reach, settings, gpu=gpu) as team, reach() as store:
+        with RayTeam(cluster, load, place.open, settings, gpu=gpu) as team, place.open() as store:
             yield team, store
 
 
-def _refuse_any_id(plan: Plan, settings: Settings, store: Path) -> None:
+def _layers(text: str | None) -> Sequence[int] | str | None:
+    """``A:B`` as it is, ``A,B,…`` as numbers."""
+    if text is None or not re.fullmatch(r"[0-9]{1,6}(,[0-9]{1,6})*", text):
+        return text
+    return [int(number) for number in text.split(",")]
+
+
+def _refuse_any_id(plan: Plan, settings: Settings, place: Place) -> None:
     windows = plan.windows[: settings.limit]
     ids = {(w.system, c.chunk_id) for w in windows for c in w.chunks if isinstance(c, Stored)}
-    refuse_ids(windows, ids, str(store))
+    refuse_ids(windows, ids, place.url)
 
 
-def _tables(plan: Plan, store: Path, report: CompileReport) -> list[Table | str]:
+def _tables(plan: Plan, store: str, report: CompileReport) -> list[Table | str]:
     rows: list[tuple[str, object]] = [
         ("windows", f"{report.windows}, {len(report.failures)} failed"),
         ("chunks", report.chunks),
         ("canonicals", _counted(report.canonicals)),
         ("patches", _counted(report.patches)),
         ("orbit patches", _counted(report.orbits)),
-        ("forwards", f"{report.forwards} ({report.tokens} tokens)"),
+        ("forwards", f"{report.forwards} ({report.tokens} tokens){_shared(report)}"),
         ("vision encodes", report.vision_encodes),
         ("stored", size(report.bytes_stored)),
-        ("seconds", f"{report.seconds:.1f}"),
-        ("repaid after", _repaid(report)),
+        ("seconds", f"{report.seconds:.1f} ({report.clock})"),
+        *_repaid(report),
     ]
+    if report.refused:
+        rows.append(("refused", f"{report.refused} stored objects were not taken"))
     if report.workers > 1 or report.reruns:
         rows.append(("workers", f"{report.workers}, {report.reruns} tasks done again"))
     lines = [f"failed: {f.where}: {f.error}" for f in report.failures[:_SHOWN]]
@@ -151,10 +181,24 @@ def _tables(plan: Plan, store: Path, report: CompileReport) -> list[Table | str]
     return [facts(f"{plan.path} → {store}", rows), *lines]
 
 
-def _repaid(report: CompileReport) -> str:
-    if report.break_even_reuses is None:
-        return "nothing to repay"
-    return f"{report.break_even_reuses:.1f} reuses of each patch ({report.saved_tokens} tokens saved by one)"
+def _shared(report: CompileReport) -> str:
+    batches = report.batches
+    if not batches.trials:
+        return ""
+    return f"; {batches.canonicals} canonicals shared one, {batches.equal} of {batches.trials} trials equal"
+
+
+def _repaid(report: CompileReport) -> list[tuple[str, object]]:
+    even = report.break_even
+    if even is None:
+        return [("repaid", "nothing to repay")]
+    if even.harvested is None or even.compiled is None:
+        return [("repaid", "never: serving a patch takes as long as the forward it saves")]
+    each = "reuses of each patch"
+    return [
+        ("repaid, harvested", f"{even.harvested:.1f} {each}, where its prefill in context happens anyway"),
+        ("repaid, compiled", f"{even.compiled:.1f} {each}, all work of this run counted"),
+    ]
 
 
 def _counted(counts: Counts) -> str:

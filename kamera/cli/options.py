@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from enum import Enum
 from pathlib import Path
 from typing import Annotated
@@ -53,12 +52,6 @@ def _usable(device: str | None) -> str | None:
     return device
 
 
-def _directory(path: Path) -> Path:
-    if re.match(r"[a-z0-9]{2,}:(/|$)", str(path)):  # what Path makes of a url
-        raise typer.BadParameter(f"{str(path)!r} is no directory: only directories outlive this command")
-    return path
-
-
 def _writable(path: Path | None) -> Path | None:
     if path is not None and not path.parent.is_dir():
         raise typer.BadParameter(f"no folder {str(path.parent)!r}: make it first")
@@ -78,10 +71,6 @@ Device = Annotated[
     str | None, typer.Option(callback=_usable, help="Where the model goes: cpu, cuda, cuda:1, …")
 ]
 Precision = Annotated[Dtype, typer.Option("--dtype", help="What the weights are loaded as.")]
-StoreDirectory = Annotated[
-    Path,
-    typer.Option("--store", file_okay=False, callback=_directory, help="Store directory; made if not there."),
-]
 Tenant = Annotated[str, typer.Option(help="Whose objects: the tenant the store is opened for.")]
 Form = Annotated[Format, typer.Option("--format", help="How the result is written.")]
 File = Annotated[

@@ -10,8 +10,9 @@ import typer
 
 from kamera.cli.options import File, Form, Format, Quiet, Tenant
 from kamera.cli.output import Output, listing
+from kamera.cli.place import Place, StoreAsked
+from kamera.cli.sealed import KeyFiles, SecretFile
 from kamera.compile.mine import mine, plan_text
-from kamera.store import ChunkStore
 
 
 def plan_from_trace(
@@ -33,20 +34,22 @@ def plan_from_trace(
     times: Annotated[int, typer.Option(min=1, help="Arrivals that make a chunk's place recurrent.")] = 2,
     top: Annotated[int | None, typer.Option(min=1, help="At most N windows.")] = None,
     tokens: Annotated[int | None, typer.Option(min=1, help="At most N tokens to prefill for them.")] = None,
-    store: Annotated[
-        Path | None,
-        typer.Option(exists=True, file_okay=False, help="End windows where this store lacks a chunk."),
-    ] = None,
+    store: StoreAsked = None,
     tenant: Tenant = "",
+    secret_file: SecretFile = None,
+    key_file: KeyFiles = None,
     format: Form = Format.table,
     output: File = None,
     quiet: Quiet = False,
 ) -> None:
-    """Make a plan of the windows that recurred, the most saving first."""
+    """Make a plan of the windows that recurred, the most saving first.
+
+    With a store, windows end before a chunk it does not hold.
+    """
     out = Output(format, output, quiet)
     held = None
     if store is not None:
-        with ChunkStore.open(store, tenant=tenant) as opened:
+        with Place(store, tenant, secret_file, tuple(key_file or ())).open_answering() as opened:
             held = {info.chunk_id for info in opened.ls("canonical")}
     mined = mine(trace, anchor=anchor, times=times, top=top, tokens=tokens, held=held)
     plan.write_text(plan_text(mined, system), encoding="utf-8")

@@ -2,11 +2,13 @@
 
 from kamera.compile.job import Job, Step, run_plan
 from kamera.compile.plan import Plan, PlanError, PlannedWindow, read_plan
-from kamera.compile.report import CompileReport, Counts, Failure
+from kamera.compile.report import Batches, BreakEven, CompileReport, Counts, Failure
 from kamera.compile.settings import Settings
 from kamera.compile.team import Here, Team
 
 __all__ = [
+    "Batches",
+    "BreakEven",
     "CompileReport",
     "Counts",
     "Failure",

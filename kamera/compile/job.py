@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from kamera.backbones import Backbone
 from kamera.compile.ledger import Ledger, System
 from kamera.compile.plan import Plan, PlanError, PlannedWindow, Stored
-from kamera.compile.report import CompileReport
+from kamera.compile.report import Batches, BreakEven, CompileReport
 from kamera.compile.settings import Settings
 from kamera.compile.tasks import Cost, Sources
 from kamera.compile.team import Here, Team
@@ -64,20 +64,23 @@ class Job:
     """One run of a plan by a team; `steps` does the work as it is iterated, `report` tells where it stands.
 
     ``store`` is the one the team writes to. Raises PlanError, before anything is stored, for a chunk id
-    it does not hold. A line that fails for its own reasons (unreadable media, a position limit) is
-    reported and the rest goes on; StoreError ends the run.
+    it does not hold and for layers the model does not have. A line that fails for its own reasons
+    (unreadable media, a position limit) is reported and the rest goes on; StoreError ends the run.
     """
 
     def __init__(self, plan: Plan, team: Team, store: ChunkStore, settings: Settings) -> None:
         self.plan = plan
         self.team = team
         self.store = store
+        self.settings = settings
         self.windows = plan.windows[: settings.limit]
-        self._ledger = Ledger(self.windows, settings.orbit)
+        self._ledger = Ledger(self.windows, settings)
         self._cost = Cost()
         self._check_ids()
+        ((_, about),) = team.run(Worker.about, [Sources(None, ())])
+        self._clock = about.clock
+        self._check_layers(about.layers)
         self._started = time.perf_counter()
-        self._bytes = store.stats().bytes
 
     @property
     def chunks(self) -> int:
@@ -101,22 +104,24 @@ class Job:
         """What has been done so far."""
         ledger, cost = self._ledger, self._cost
         saved = ledger.formed_tokens()
-        spared = saved * cost.decoder_seconds / cost.tokens if cost.tokens else 0.0
         return CompileReport(
             windows=len(self.windows),
             chunks=self.chunks,
             canonicals=ledger.canonicals(),
             patches=ledger.patches(),
             orbits=ledger.orbits(),
+            refused=cost.refused,
             forwards=cost.forwards,
             tokens=cost.tokens,
             vision_encodes=cost.vision_encodes,
-            bytes_stored=max(0, self.store.stats().bytes - self._bytes),
+            batches=Batches(cost.batched, cost.trials, cost.trials_equal),
+            bytes_stored=cost.bytes,
             seconds=time.perf_counter() - self._started,
             work_seconds=cost.seconds,
             decoder_seconds=cost.decoder_seconds,
+            clock=self._clock,
             saved_tokens=saved,
-            break_even_reuses=cost.seconds / spared if spared else None,
+            break_even=BreakEven.of(cost, saved) if saved else None,
             workers=self.team.size,
             reruns=self.team.reruns,
             failures=ledger.failures(),
@@ -144,6 +149,16 @@ class Job:
     def _parts(self) -> int:
         """Tasks to cut a system's work into; 0 for one for each chunk and window."""
         return 0 if self.team.size == 1 else _PARTS * self.team.size
+
+    def _check_layers(self, depth: int) -> None:
+        problems = []
+        for planned in self.windows:
+            try:
+                self.settings.budget_of(planned).check(depth)
+            except ValueError as error:
+                problems.append(f"{planned.where}: {error}")
+        if problems:
+            raise PlanError(problems)
 
     def _check_ids(self) -> None:
         tasks = []

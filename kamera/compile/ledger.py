@@ -4,23 +4,31 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Hashable, Iterator, Sequence
+from typing import TypeVar
 
 from kamera.compile.ordering import Path, Walk, shards, walk
 from kamera.compile.plan import ChunkSource, PlannedWindow
 from kamera.compile.report import Counts, Failure, Outcome
+from kamera.compile.settings import Settings
 from kamera.compile.tasks import Branch, Found, Grown, Sources
+from kamera.ops import PatchBudget
 
 System = str | None
 Node = tuple[System, int]
 """A chunk behind its antecedents, numbered by the walk of its system prompt."""
 
+_BATCHES = 8
+"""Batches of canonicals that a task may fill, where one worker does them all."""
+
+Key = TypeVar("Key", bound=Hashable)
+
 
 class Ledger:
     """Books of one run. Results are entered in any order, and the counts do not depend on it."""
 
-    def __init__(self, windows: Sequence[PlannedWindow], orbit: bool) -> None:
+    def __init__(self, windows: Sequence[PlannedWindow], settings: Settings) -> None:
         self.windows = windows
-        self.orbit = orbit
+        self._settings = settings
         sources: dict[System, dict[ChunkSource, None]] = {}
         for planned in windows:
             sources.setdefault(planned.system, {}).update(dict.fromkeys(planned.chunks))
@@ -28,6 +36,7 @@ class Ledger:
         self._found: dict[tuple[System, ChunkSource], Found] = {}
         self._canonicals: set[tuple[System, str]] = set()
         self._walks: dict[System, Walk] = {}
+        self._budgets: dict[Node, PatchBudget] = {}
         self._orbit_of: dict[Node, Node] = {}
         self._places: Counter[Node] = Counter()
         self._patches: dict[Node, Outcome] = {}
@@ -38,39 +47,55 @@ class Ledger:
     # -- what there is to do -------------------------------------------------------------------
 
     def locating(self, system: System, parts: int) -> list[Sources]:
-        """The system's different chunks, in about ``parts`` tasks (0: one each)."""
+        """The system's different chunks, in about ``parts`` tasks (0: enough in each to fill batches)."""
         sources = self.sources[system]
-        size = -(-len(sources) // parts) if parts else 1
+        size = -(-len(sources) // parts) if parts else _BATCHES * self._settings.batch
         return [Sources(system, sources[i : i + size]) for i in range(0, len(sources), size)]
 
     def compiling(self, system: System, parts: int) -> list[tuple[Branch, ...]]:
         """The system's windows as branches of its trie, in about ``parts`` tasks (0: one each).
 
-        Every chunk must have been entered. An orbit patch is owed by the first branch whose set it is,
-        so that who forms it, and from which order, does not depend on the order of the plan.
+        Every chunk must have been entered. A patch that several lines want is formed within the least
+        budget that meets them all, as one is stored for each place. An orbit patch is owed by the first
+        branch whose set it is, so that who forms it, and from which order, does not depend on the order
+        of the plan.
         """
         windows = [planned for planned in self.windows if planned.system == system]
         walked = self._walks[system] = walk(self._ids(planned) for planned in windows)
+        orbits: dict[Node, PatchBudget] = {}
         for planned in windows:
-            self._places.update((system, n) for n in walked.places(self._ids(planned)))
+            budget = self._settings.budget_of(planned)
+            nodes = self._nodes(planned)
+            self._places.update(nodes)
+            for node in nodes:
+                _join(self._budgets, node, budget)
+                if self._settings.orbit_of(planned):
+                    _join(orbits, node, budget)
         found = {f.chunk_id: f for (s, _), f in self._found.items() if s == system and f.error is None}
         tokens = {chunk_id: f.tokens for chunk_id, f in found.items()}
+        sets: dict[tuple[str, Path], PatchBudget] = {}
+        for path, numbers in zip(walked.paths, walked.nodes, strict=True):
+            for i, n in enumerate(numbers):
+                if (system, n) in orbits:
+                    _join(sets, (path[i], tuple(sorted(path[:i]))), orbits[system, n])
         owner: dict[tuple[str, Path], Node] = {}
         branches = []
-        for index, (path, nodes, first) in enumerate(
+        for index, (path, numbers, first) in enumerate(
             zip(walked.paths, walked.nodes, walked.shared, strict=True)
         ):
-            orbits: set[int] = set()
+            owed: dict[int, PatchBudget] = {}
             for i in range(max(first, 1), len(path)):
-                node = (system, nodes[i])
+                node = (system, numbers[i])
                 self._tokens[node] = tokens[path[i]]
-                if self.orbit:
-                    kept = owner.setdefault((path[i], tuple(sorted(path[:i]))), node)
+                if node in orbits:
+                    over = (path[i], tuple(sorted(path[:i])))
+                    kept = owner.setdefault(over, node)
                     self._orbit_of[node] = kept
                     if kept == node:
-                        orbits.add(i)
+                        owed[i] = sets[over]
             sources = tuple(found[chunk_id].source for chunk_id in path)
-            branches.append(Branch(system, index, path, sources, first, frozenset(orbits)))
+            budgets = tuple(self._budgets[system, n] for n in numbers)
+            branches.append(Branch(system, index, path, sources, first, budgets, owed))
         whole = sum(self._tokens[system, n] for s, n in self._tokens if s == system)
         return [
             tuple(branches[run.start : run.stop])
@@ -120,12 +145,14 @@ class Ledger:
 
     def patches(self) -> Counts:
         """Of every settled place that has antecedents."""
-        return _counted([(node, outcome) for node, outcome in self._settled()])
+        return _counted([(node, outcome) for _, node, outcome in self._settled()])
 
     def orbits(self) -> Counts:
-        """As `patches`, of orbit patches."""
+        """As `patches`, of orbit patches, at the places of lines that want them."""
         outcomes: list[tuple[Hashable, Outcome]] = []
-        for node, outcome in self._settled() if self.orbit else ():
+        for planned, node, outcome in self._settled():
+            if not self._settings.orbit_of(planned):
+                continue
             kept = None if node is None else self._orbit_of[node]
             if kept is None or "skipped" in (outcome, self._patches.get(kept)):
                 outcomes.append((node, "skipped"))
@@ -162,15 +189,15 @@ class Ledger:
         nodes = self._walks[planned.system].places(self._ids(planned))
         return [(planned.system, n) for n in nodes]
 
-    def _settled(self) -> Iterator[tuple[Node | None, Outcome]]:
+    def _settled(self) -> Iterator[tuple[PlannedWindow, Node | None, Outcome]]:
         """Places that have antecedents, done or given up; without a node where a chunk cannot be had."""
         for planned in self.windows:
             if planned.system not in self._walks:
                 continue
             nodes = self._nodes(planned)
-            yield from ((n, self._patches[n]) for n in nodes[1:] if n in self._patches)
+            yield from ((planned, n, self._patches[n]) for n in nodes[1:] if n in self._patches)
             for _ in range(max(1, len(nodes)), len(planned.chunks)):
-                yield None, "skipped"
+                yield planned, None, "skipped"
 
     def _problem(self, planned: PlannedWindow) -> tuple[int, str] | None:
         if planned.system not in self._walks:
@@ -183,6 +210,11 @@ class Ledger:
             return None
         error = self._found[planned.system, planned.chunks[len(nodes)]].error
         return len(nodes), error or ""
+
+
+def _join(budgets: dict[Key, PatchBudget], key: Key, budget: PatchBudget) -> None:
+    """The least budget that meets what was asked before and this too."""
+    budgets[key] = budgets[key].joined(budget) if key in budgets else budget
 
 
 def _counted(outcomes: Sequence[tuple[Hashable, Outcome]]) -> Counts:

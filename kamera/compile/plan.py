@@ -3,7 +3,9 @@
 A line is ``{"system": "You watch a camera.", "chunks": [CONTENT, …]}``. CONTENT is text, a chat content
 item or list (``{"image": "a.png"}``, ``{"video": "b.mp4", "fps": 1}``, ``{"text": "…"}``), or
 ``{"chunk_id": "…"}`` of a chunk that is already stored. ``system`` may be left out, and means what it
-means to `KameraWindow`. Relative paths are relative to the plan; blank lines are skipped.
+means to `KameraWindow`. ``rank``, ``layers`` (numbers, or ``"a:b"``) and ``orbit`` (true, false) say what
+to form for this line, where that is not what the job forms. Relative paths are relative to the plan; blank
+lines are skipped.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from kamera.errors import KameraError
+from kamera.ops import layers_of
 
 _BUDGET = ("min_pixels", "max_pixels", "resized_height", "resized_width")
 _FIELDS: Mapping[str, tuple[str, ...]] = {
@@ -53,11 +56,17 @@ ChunkSource = Described | Stored
 
 @dataclass(frozen=True)
 class PlannedWindow:
-    """One line: the chunks of a window, in order. ``where`` is ``file:line``."""
+    """One line: the chunks of a window, in order, and what it asks to be formed (None: it does not say).
+
+    ``where`` is ``file:line``.
+    """
 
     where: str
     system: str | None
     chunks: tuple[ChunkSource, ...]
+    rank: int | None = None
+    layers: tuple[int, ...] | None = None
+    orbit: bool | None = None
 
 
 @dataclass(frozen=True)
@@ -111,7 +120,7 @@ def _window(where: str, line: bytes, base: Path) -> PlannedWindow:
         raise _Bad(f"not JSON ({error}): give one object a line") from None
     if not isinstance(value, dict):
         raise _Bad(f'{_short(value)} is no object: give {{"system": …, "chunks": […]}}')
-    _known(value, ("system", "chunks"), "a window")
+    _known(value, ("system", "chunks", "rank", "layers", "orbit"), "a window")
     system = value.get("system")
     if system is not None and not isinstance(system, str):
         raise _Bad(f"system {_short(system)} is no text: give a string, or leave it out")
@@ -124,7 +133,21 @@ def _window(where: str, line: bytes, base: Path) -> PlannedWindow:
             sources.append(_source(content, base))
         except _Bad as bad:
             raise _Bad(f"chunks[{number}]: {bad}") from None
-    return PlannedWindow(where, system, tuple(sources))
+    return PlannedWindow(where, system, tuple(sources), *_wishes(value))
+
+
+def _wishes(value: Mapping[str, Any]) -> tuple[int | None, tuple[int, ...] | None, bool | None]:
+    rank, layers, orbit = value.get("rank"), value.get("layers"), value.get("orbit")
+    if rank is not None and (type(rank) is not int or rank < 1):
+        raise _Bad(f"rank is {_short(rank)}: give a whole number from 1 on")
+    if orbit is not None and not isinstance(orbit, bool):
+        raise _Bad(f"orbit is {_short(orbit)}: give true or false")
+    if layers is not None and not isinstance(layers, list | str):
+        raise _Bad(f'layers is {_short(layers)}: give a list of numbers, or "a:b"')
+    try:
+        return rank, layers_of(layers), orbit
+    except ValueError as error:
+        raise _Bad(str(error)) from None
 
 
 def _source(content: Any, base: Path) -> ChunkSource:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from kamera.compile.tasks import Cost
+
 Outcome = Literal["formed", "reused", "skipped"]
 
 
@@ -26,20 +28,68 @@ class Failure:
 
 
 @dataclass(frozen=True)
+class BreakEven:
+    """How often each patch formed in a run has to be reused until it is repaid; seconds by the run's clock.
+
+    ``context_seconds`` is what the forwards in context took of the chunks whose patches were formed, and
+    so what a window without them would spend again; ``serving_seconds`` what serving all of them from
+    memory takes, measured on some. Their difference is what one reuse of each saves. None where it saves
+    nothing.
+
+    ``harvested``: for a window that prefills these chunks anyway, extra are the canonicals that were not
+    stored (``canonical_seconds``) and making the patches (``forming_seconds``). ``compiled``: ahead of
+    any window, all the work of the run is extra: antecedents, media and orbit patches too.
+    """
+
+    harvested: float | None
+    compiled: float | None
+    context_seconds: float
+    serving_seconds: float
+    canonical_seconds: float
+    forming_seconds: float
+
+    @classmethod
+    def of(cls, cost: Cost, tokens: int) -> BreakEven:
+        """From the work of a run that formed patches of ``tokens`` tokens."""
+        serving = tokens * cost.applied_seconds / cost.applied_tokens if cost.applied_tokens else 0.0
+        saved = cost.context_seconds - serving
+        extra = cost.canonical_seconds + cost.forming_seconds
+        return cls(
+            harvested=extra / saved if saved > 0 else None,
+            compiled=cost.seconds / saved if saved > 0 else None,
+            context_seconds=cost.context_seconds,
+            serving_seconds=serving,
+            canonical_seconds=cost.canonical_seconds,
+            forming_seconds=cost.forming_seconds,
+        )
+
+
+@dataclass(frozen=True)
+class Batches:
+    """Canonicals that shared a forward (`compile.canonicals`), and what it took to know that they may.
+
+    ``trials`` batches were run once more than needed, to compare rows; ``equal`` of them in every bit.
+    """
+
+    canonicals: int
+    trials: int
+    equal: int
+
+
+@dataclass(frozen=True)
 class CompileReport:
     """Outcome and cost of compiling a plan. JSON-able by `dataclasses.asdict`.
 
     ``windows`` and ``chunks`` are those of the plan (of its first lines, under a limit);
     ``canonicals``, ``patches`` and ``orbits`` count every place a chunk has in a window, so a chunk that
-    stands in two windows counts twice. ``forwards``, ``tokens`` (run through the decoder) and
-    ``vision_encodes`` are counted by hooks on the model. ``bytes_stored`` is what the store grew by,
-    ``seconds`` wall time.
+    stands in two windows counts twice. ``refused`` objects were there and not taken: damaged ones were
+    made again, those under a key that was not given fail their windows. ``forwards``, ``tokens`` (run
+    through the decoder) and ``vision_encodes`` are counted by hooks on the model. ``bytes_stored`` are
+    those of the objects that were formed, as stored.
 
-    ``work_seconds`` is the time workers spent (all of them together), ``decoder_seconds`` that part of
-    it inside the decoder. ``saved_tokens`` are what one reuse of every patch formed here does not
-    prefill. ``break_even_reuses`` is how often each of them has to be reused until the run is repaid:
-    ``work_seconds`` against ``saved_tokens`` at this run's seconds per decoder token; None when no
-    patch was formed.
+    ``seconds`` is wall time, ``work_seconds`` what workers spent by their ``clock`` (all of them
+    together), ``decoder_seconds`` that part of it inside the decoder. ``saved_tokens`` are what one
+    reuse of every patch formed here does not prefill; ``break_even`` is None when none was formed.
 
     ``workers`` is the size of the team, ``reruns`` the tasks done again because a worker died.
     """
@@ -49,15 +99,18 @@ class CompileReport:
     canonicals: Counts
     patches: Counts
     orbits: Counts
+    refused: int
     forwards: int
     tokens: int
     vision_encodes: int
+    batches: Batches
     bytes_stored: int
     seconds: float
     work_seconds: float
     decoder_seconds: float
+    clock: str
     saved_tokens: int
-    break_even_reuses: float | None
+    break_even: BreakEven | None
     workers: int
     reruns: int
     failures: tuple[Failure, ...]

@@ -2,36 +2,51 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from kamera.ops import PatchBudget
+from kamera.compile.plan import PlannedWindow
+from kamera.ops import PatchBudget, layers_of
 from kamera.window import ReusePolicy
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What to form: patches within ``rank`` and ``patch_bytes`` (as in `ReusePolicy`); with ``orbit``
-    also one per antecedent set.
+    """What to form where a line of the plan does not say: patches within ``rank``, ``patch_bytes`` and
+    ``layers`` (as in `ReusePolicy`); with ``orbit`` also one per antecedent set.
 
     ``samples`` orderings are averaged for more than four antecedents, drawn from ``seed``; ``limit``
-    compiles the first lines only.
+    compiles the first lines only. At most ``batch`` canonicals share a forward (`compile.canonicals`).
     """
 
     rank: int = ReusePolicy.rank
     patch_bytes: float | None = ReusePolicy.patch_bytes
+    layers: Sequence[int] | str | None = None
     orbit: bool = False
     samples: int = 24
     seed: int = 0
     limit: int | None = None
+    batch: int = 8
 
     def __post_init__(self) -> None:
-        for name in ("rank", "samples", "limit"):
+        for name in ("rank", "samples", "limit", "batch"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"{name} {value} must be at least 1")
+        object.__setattr__(self, "layers", layers_of(self.layers))
         _ = self.budget  # it refuses what is no budget
 
     @property
     def budget(self) -> PatchBudget:
         """How large a patch may be."""
-        return PatchBudget(self.rank, self.patch_bytes)
+        return PatchBudget(self.rank, self.patch_bytes, layers_of(self.layers))
+
+    def budget_of(self, line: PlannedWindow) -> PatchBudget:
+        """How large a patch of this line may be."""
+        rank = self.rank if line.rank is None else line.rank
+        layers = self.layers if line.layers is None else line.layers
+        return PatchBudget(rank, self.patch_bytes, layers_of(layers))
+
+    def orbit_of(self, line: PlannedWindow) -> bool:
+        """Whether orbit patches are formed for this line."""
+        return self.orbit if line.orbit is None else line.orbit

@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from kamera.compile.ordering import Path
 from kamera.compile.plan import ChunkSource
+from kamera.ops import PatchBudget
 
 
 @dataclass(eq=False)
 class Cost:
-    """Work done: counts by hooks on the model, seconds where it was waited for.
+    """Work done: counts by hooks on the model, seconds by the worker's `Clock`.
 
-    ``decoder_seconds`` are those inside the decoder, ``seconds`` all of the task's.
+    ``seconds`` is all of a task's. Of that: ``decoder_seconds`` inside the decoder; ``canonical_seconds``
+    forming and archiving canonicals; ``context_seconds`` prefilling, in context, the chunks whose patches
+    were formed; ``forming_seconds`` making those patches of it and storing them.
+    ``applied_seconds`` is what serving ``applied`` of those patches, of ``applied_tokens`` tokens, took.
+
+    ``batched`` canonicals came out of a forward of several; ``trials`` forwards were spent to see whether
+    that is right, and was for ``trials_equal`` of them. ``bytes`` are those of the objects that were
+    formed, as stored. ``refused`` stored objects were not taken.
     """
 
     forwards: int = 0
@@ -20,11 +29,30 @@ class Cost:
     vision_encodes: int = 0
     seconds: float = 0.0
     decoder_seconds: float = 0.0
+    canonical_seconds: float = 0.0
+    context_seconds: float = 0.0
+    forming_seconds: float = 0.0
+    applied_seconds: float = 0.0
+    applied: int = 0
+    applied_tokens: int = 0
+    batched: int = 0
+    trials: int = 0
+    trials_equal: int = 0
+    bytes: int = 0
+    refused: int = 0
 
     def add(self, other: Cost) -> None:
         """Count ``other`` too."""
         for name, value in vars(other).items():
             setattr(self, name, getattr(self, name) + value)
+
+
+@dataclass(frozen=True)
+class About:
+    """Layers of a worker's model, and the name of its clock."""
+
+    layers: int
+    clock: str
 
 
 @dataclass(frozen=True)
@@ -51,7 +79,8 @@ class Branch:
     """A window to compile: path ``index`` of a walk, its chunk ids, and where each is from.
 
     The chunks before ``first`` belong to another branch: they are prefilled, and no more is owed.
-    Orbit patches are owed for those in ``orbits``.
+    ``budgets`` are those of every chunk's patch; orbit patches are owed for the places in ``orbits``,
+    within the budgets there.
     """
 
     system: str | None
@@ -59,7 +88,8 @@ class Branch:
     path: Path
     sources: tuple[ChunkSource, ...]
     first: int
-    orbits: frozenset[int]
+    budgets: tuple[PatchBudget, ...]
+    orbits: Mapping[int, PatchBudget]
 
 
 @dataclass(frozen=True)

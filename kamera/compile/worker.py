@@ -7,50 +7,61 @@ same objects are stored.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import partial
 
-import torch
-
-from kamera.backbones import Backbone, Chunk
-from kamera.backbones.backbone import ModelCache
+from kamera.backbones import Backbone
+from kamera.compile.canonicals import Canonicals
+from kamera.compile.clock import Clock
+from kamera.compile.locating import Locator, NotStored, not_stored
 from kamera.compile.lookup import Lookup, context_of
 from kamera.compile.ordering import Path, common
-from kamera.compile.plan import ChunkSource, Described, Stored
+from kamera.compile.plan import Stored
 from kamera.compile.settings import Settings
-from kamera.compile.tasks import Branch, Compiled, Cost, Found, Grown, Located, Sources
+from kamera.compile.tasks import About, Branch, Compiled, Cost, Found, Grown, Located, Sources
+from kamera.compile.trial import time_serving
 from kamera.errors import (
     CorruptChunk,
     KameraError,
     StoreError,
     StoreVersionError,
     UnknownChunk,
-    UnreadableMedia,
+    WrongKey,
 )
-from kamera.store import ChunkStore
+from kamera.ops import PatchBudget
+from kamera.store import ChunkStore, ObjectInfo
 from kamera.window import ReusePolicy
 from kamera.window.anchor import prefill_anchor
+from kamera.window.deque import Deque
 from kamera.window.orbit import form_orbit
 from kamera.window.report import Tally
 from kamera.window.serving import Server
-from kamera.window.slots import Facts, Resident
-from kamera.window.state import compact_positions
+from kamera.window.slots import Facts
+from kamera.window.state import WindowState
 
-
-class NotStored(KameraError):
-    """What was archived is not in the store afterwards."""
+FLUSH_SECONDS = 60.0
+"""How long a remote may take for what a task has put."""
 
 
 @dataclass(eq=False)
 class _Open:
-    """The window at hand: what stands in it, all exact, and its live cache while that is still whole."""
+    """The window at hand: what stands in it, all exact. Branches that share a beginning share its KV."""
 
     system: str | None
-    server: Server
-    residents: list[Resident] = field(default_factory=list)
-    cache: ModelCache | None = None
+    deque: Deque
+    state: WindowState
+
+    @property
+    def server(self) -> Server:
+        """What forms and stores."""
+        return self.deque.server
+
+    def within(self, budget: PatchBudget) -> Server:
+        """The same, forming patches of another budget."""
+        server = self.server
+        return Server(server.backbone, server.store, server.anchor, _policy(budget))
 
 
 class Worker:
@@ -62,9 +73,15 @@ class Worker:
         self.backbone = backbone
         self.store = store
         self.settings = settings
+        self.clock = Clock(backbone.device)
+        self._locator = Locator(backbone, store, Canonicals(settings.batch, self.clock))
         self._lookups: dict[str | None, Lookup] = {}
         self._open: _Open | None = None
         self._broken: dict[tuple[str | None, Path], str] = {}
+
+    def about(self, task: Sources) -> About:
+        """What a job has to know of its model and clock."""
+        return About(len(self.backbone.layout), self.clock.name)
 
     def missing(self, task: Sources) -> list[str]:
         """Which of the chunks given by id are not stored."""
@@ -75,59 +92,24 @@ class Worker:
     def locate(self, task: Sources) -> Located:
         """Know each chunk by its id, and form its canonical where that is not stored."""
         cost = Cost()
-        with self._measured(cost):
+        with self._measured(task.system, cost):
             try:
                 lookup = self._lookup(task.system)
             except KameraError as error:  # no such prompt for this model
                 return Located(tuple(Found(source, error=str(error)) for source in task.sources), cost)
-            stored = any(isinstance(source, Stored) for source in task.sources)
-            tokens = {i.chunk_id: i.tokens for i in self.store.chunks(lookup.context)} if stored else {}
-            found = tuple(self._located(lookup, task.system, source, tokens) for source in task.sources)
+            found = self._locator.locate(lookup, partial(self._server, task.system), task, cost)
         return Located(found, cost)
 
     def compile(self, branches: Sequence[Branch]) -> Compiled:
         """Form the patches of each branch that are not stored."""
         cost = Cost()
-        with self._measured(cost):
-            grown = tuple(self._grow(branch) for branch in branches)
+        with self._measured(branches[0].system, cost):
+            grown = tuple(self._grow(branch, cost) for branch in branches)
         return Compiled(grown, cost)
-
-    # -- canonicals ----------------------------------------------------------------------------
-
-    def _located(
-        self, lookup: Lookup, system: str | None, source: ChunkSource, stored: dict[str, int]
-    ) -> Found:
-        try:
-            if isinstance(source, Stored):
-                if source.chunk_id not in stored:
-                    raise UnknownChunk(f"chunk {source.chunk_id[:12]} has left {self.store.url!r}")
-                return Found(source, source.chunk_id, stored[source.chunk_id])
-            chunk = self._build(source)
-            formed = not lookup.has_canonical(chunk.id)
-            if formed:
-                self._server(system).canonical(self._facts(chunk))
-                if not lookup.has_canonical(chunk.id):
-                    raise NotStored(_not_stored(chunk.id, self.store))
-            return Found(source, chunk.id, chunk.num_tokens, formed)
-        except (StoreError, StoreVersionError):
-            raise
-        except KameraError as error:
-            return Found(source, error=str(error))
-
-    def _build(self, source: Described) -> Chunk:
-        try:
-            return self.backbone.chunk([dict(item) for item in source.items])
-        except KameraError:
-            raise
-        except ValueError as error:  # a processor's own refusal: a picture too narrow, say
-            raise UnreadableMedia(f"{source.key[:80]} was refused by the processor: {error}") from error
-
-    def _facts(self, chunk: Chunk) -> Facts:
-        return Facts(chunk.id, self.backbone.encode(chunk), chunk.label)
 
     # -- patches -------------------------------------------------------------------------------
 
-    def _grow(self, branch: Branch) -> Grown:
+    def _grow(self, branch: Branch, cost: Cost) -> Grown:
         lookup = self._lookup(branch.system)
         patches: set[int] = set()
         orbits: set[int] = set()
@@ -138,16 +120,20 @@ class Worker:
                 self._check_unbroken(branch, i)
                 if i < branch.first:
                     continue
-                wanted = i not in patches and not lookup.has_patch(chunk_id, before)
+                wanted = i not in patches and not lookup.has_patch(chunk_id, before, branch.budgets[i])
                 if wanted:
-                    self._reach(lookup, branch, i, patches)
-                if i in branch.orbits and not lookup.has_orbit(chunk_id, before):
-                    opened = self._reach(lookup, branch, i, patches)
-                    facts = [r.facts for r in opened.residents]
-                    settings = self.settings
+                    self._reach(lookup, branch, i, patches, cost)
+                if i in branch.orbits and not lookup.has_orbit(chunk_id, before, branch.orbits[i]):
+                    opened = self._reach(lookup, branch, i, patches, cost)
+                    facts = [r.facts for r in opened.state.residents]
                     form_orbit(
-                        opened.server, facts[i], facts[:i], samples=settings.samples, seed=settings.seed
+                        opened.within(branch.orbits[i]),
+                        facts[i],
+                        facts[:i],
+                        samples=self.settings.samples,
+                        seed=self.settings.seed,
                     )
+                    cost.bytes += self._kept(lookup, chunk_id, before, "orbit").bytes
                     orbits.add(i)
         except (StoreError, StoreVersionError):
             raise
@@ -161,101 +147,110 @@ class Worker:
         if error is not None:  # it failed in a branch before this one, and would again
             raise KameraError(error)
 
-    def _reach(self, lookup: Lookup, branch: Branch, i: int, formed: set[int]) -> _Open:
+    def _reach(self, lookup: Lookup, branch: Branch, i: int, formed: set[int], cost: Cost) -> _Open:
         """Make the open window hold the branch up to chunk ``i``; patches formed on the way are noted.
 
         What it has in common with what stands there stays.
         """
         opened = self._opened(branch.system)
-        held = [r.facts.chunk_id for r in opened.residents]
-        same = common(held, branch.path[: i + 1])
-        if same < len(held):
-            del opened.residents[same:]
-            opened.cache = None
+        same = common(opened.state.chunk_ids, branch.path[: i + 1])
+        opened.state = WindowState.of(opened.state.residents[:same], self.backbone.axes)
         for place in range(same, i + 1):
-            self._append(opened, self._facts_of(opened.server, branch, place))
-            if place and not lookup.has_patch(branch.path[place], branch.path[:place]):
-                arrived = opened.residents[place]
-                opened.server.harvest(arrived.facts, arrived.copy, arrived.formed)
+            facts = self._facts_of(lookup, opened.server, branch, place)
+            prefill = Cost()
+            with self.clock.adding(prefill, "context_seconds"):
+                opened.state = opened.deque.arrive_new(opened.state, facts, Tally(), "later").state
+            chunk_id, before, budget = branch.path[place], branch.path[:place], branch.budgets[place]
+            if place and not lookup.has_patch(chunk_id, before, budget):
+                cost.add(prefill)
+                arrived = opened.state.residents[place]
+                server = opened.within(budget)
+                with self.clock.adding(cost, "forming_seconds"):
+                    server.harvest(arrived.facts, arrived.copy, arrived.formed)
                 formed.add(place)
-                if not self.store.has_patch(lookup.context, branch.path[place], branch.path[:place]):
-                    raise NotStored(_not_stored(branch.path[place], self.store))
+                cost.bytes += self._kept(lookup, chunk_id, before, "exact").bytes
+                time_serving(server, arrived, self.clock, cost)
         return opened
 
-    def _append(self, opened: _Open, facts: Facts) -> None:
-        """One more chunk at the tail, exact; the live cache grows with it."""
-        server, residents = opened.server, opened.residents
-        chunks = [*(r.facts for r in residents), facts]
-        positions = compact_positions(self.backbone, server.anchor.input_ids, chunks)[-1]
-        if not residents:
-            residents.append(server.bring(facts, (), positions, Tally()))
-            return
-        cache, opened.cache = opened.cache, None
-        if cache is None:
-            cache = self.backbone.cache([server.anchor.kv, *(r.live for r in residents)])
-        residents.append(server.prefill(facts, residents, positions, cache))
-        opened.cache = cache
+    def _kept(self, lookup: Lookup, chunk_id: str, before: Path, kind: str) -> ObjectInfo:
+        """What the store holds of a patch that was put. Raises NotStored when that is nothing."""
+        info = self.store.patch_info(lookup.context, chunk_id, before, kind)
+        if info is None:
+            raise NotStored(not_stored(chunk_id, self.store))
+        return info
 
-    def _facts_of(self, server: Server, branch: Branch, place: int) -> Facts:
-        """A chunk from its archive; made again from its content where that is damaged or gone."""
+    def _facts_of(self, lookup: Lookup, server: Server, branch: Branch, place: int) -> Facts:
+        """A chunk from its archive; made again from its content where that is damaged or gone.
+
+        Raises WrongKey for an archive under a key that was not given: it stays, and so no patch would
+        have its canonical.
+        """
         source = branch.sources[place]
         try:
             return server.known(branch.path[place])
-        except (CorruptChunk, UnknownChunk):
+        except WrongKey as error:
+            lookup.refuse(error)
+            raise
+        except (CorruptChunk, UnknownChunk) as error:
+            if isinstance(error, CorruptChunk):
+                lookup.refuse(error)
             if isinstance(source, Stored):
                 raise
-            facts = self._facts(self._build(source))
+            facts = self._locator.facts(source)
             server.canonical(facts)
             return facts
 
     # -- inside --------------------------------------------------------------------------------
 
-    def _server(self, system: str | None) -> Server:
-        return self._opened(system).server
-
     def _opened(self, system: str | None) -> _Open:
         if self._open is None or self._open.system != system:
             self._open = None  # let go of the old KV first
-            policy = ReusePolicy(
-                minimum="exact",
-                on_miss="form",
-                rank=self.settings.rank,
-                patch_bytes=self.settings.patch_bytes,
-            )
             anchor = prefill_anchor(self.backbone, system)
-            self._open = _Open(system, Server(self.backbone, self.store, anchor, policy))
+            policy = _policy(self.settings.budget)
+            deque = Deque(Server(self.backbone, self.store, anchor, policy), None, "compact")
+            self._open = _Open(system, deque, deque.empty())
         return self._open
+
+    def _server(self, system: str | None) -> Server:
+        return self._opened(system).server
 
     def _lookup(self, system: str | None) -> Lookup:
         if system not in self._lookups:
             context = context_of(self.backbone, self.store, system)
-            self._lookups[system] = Lookup(self.store, context, self.settings.budget, self.settings.samples)
+            self._lookups[system] = Lookup(self.store, context, self.settings.samples)
         return self._lookups[system]
 
     @contextmanager
-    def _measured(self, cost: Cost) -> Iterator[None]:
-        started = time.perf_counter()
+    def _measured(self, system: str | None, cost: Cost) -> Iterator[None]:
+        """Count and time the block, and see that what it has put is where it belongs."""
+        started = self.clock.now()
+        before = self._refused(system)
         with self.backbone.measure() as work, self._timing_the_decoder(cost):
             yield
+        flushed = self.store.flush(FLUSH_SECONDS)
+        if lost := (*flushed.unsaved, *flushed.dropped):
+            raise StoreError(
+                f"{self.store.url} has not taken {len(lost)} objects: what it holds stays, and is not formed "
+                "again when this is run again"
+            )
         cost.forwards, cost.tokens = work.forwards, work.tokens
         cost.vision_encodes = work.vision_encodes
-        cost.seconds = time.perf_counter() - started
+        cost.refused += self._refused(system) - before
+        cost.seconds = self.clock.now() - started
+
+    def _refused(self, system: str | None) -> int:
+        return self._lookups[system].refused if system in self._lookups else 0
 
     @contextmanager
     def _timing_the_decoder(self, cost: Cost) -> Iterator[None]:
         started = 0.0
 
-        def now() -> float:
-            if self.backbone.device.type == "cuda":
-                torch.cuda.synchronize(self.backbone.device)  # a kernel is launched, not waited for
-            return time.perf_counter()
-
         def begin(*_: object) -> None:
             nonlocal started
-            started = now()
+            started = self.clock.now()
 
         def end(*_: object) -> None:
-            cost.decoder_seconds += now() - started
+            cost.decoder_seconds += self.clock.now() - started
 
         decoder = self.backbone.decoder
         hooks = [decoder.register_forward_pre_hook(begin), decoder.register_forward_hook(end)]
@@ -266,8 +261,11 @@ class Worker:
                 hook.remove()
 
 
-def _not_stored(chunk_id: str, store: ChunkStore) -> str:
-    return (
-        f"chunk {chunk_id[:12]} was prefilled but {store!r} does not hold what came of it: a memory store "
-        "let go of it; give the store more room"
+def _policy(budget: PatchBudget) -> ReusePolicy:
+    return ReusePolicy(
+        minimum="exact",
+        on_miss="form",
+        rank=budget.rank,
+        patch_bytes=budget.share,
+        layers=budget.layers,
     )

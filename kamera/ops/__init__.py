@@ -1,8 +1,9 @@
 """Tensors in, tensors out: the algebra of position-free KV. Imports nothing else of the package."""
 
 from kamera.ops.allocate import allocate, bought
-from kamera.ops.budget import PatchBudget
+from kamera.ops.budget import PatchBudget, layers_of
 from kamera.ops.compress import compress
+from kamera.ops.factoring import factor, kept_energy
 from kamera.ops.kv import KV, LayerKV, kv_bytes, kv_concat, kv_map, kv_slice, kv_tokens
 from kamera.ops.layout import (
     Channel,
@@ -15,7 +16,7 @@ from kamera.ops.layout import (
     relocate_kv,
     rotated_bytes,
 )
-from kamera.ops.lowrank import Deltas, Factor, Formed, LowRank, Patch, factor, floats, kept_energy
+from kamera.ops.lowrank import Deltas, Factor, Formed, LowRank, Patch, floats
 from kamera.ops.merge import AttentionState, merge_states
 from kamera.ops.patch import (
     apply_patch,
@@ -70,6 +71,7 @@ __all__ = [
     "kv_map",
     "kv_slice",
     "kv_tokens",
+    "layers_of",
     "mean_deficit",
     "merge_states",
     "mla_expanded_layout",

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from kamera.ops.compress import compress
+from kamera.ops.factoring import kept_energy
 from kamera.ops.kv import KV, kv_bytes
 from kamera.ops.layout import Layout
 from kamera.ops.lowrank import Deltas, Formed
@@ -28,23 +30,73 @@ class PatchBudget:
     """At most ``rank`` directions per layer and channel, and at most ``share`` of the chunk's KV bytes.
 
     ``share`` None leaves the bytes to the rank. No patch is cut below `SMALL` bytes for the share's sake.
-    Raises ValueError for a rank below 1 and a share that is not above 0 and at most 1.
+    ``layers`` are the only ones that are corrected (ascending; None: all).
+    Raises ValueError for a rank below 1, a share that is not above 0 and at most 1, and for layers that
+    are none, or not as `layers_of` gives them.
     """
 
     rank: int
     share: float | None = None
+    layers: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
         if self.rank < 1:
             raise ValueError(f"rank {self.rank} must be at least 1")
         if self.share is not None and not 0.0 < self.share <= 1.0:
             raise ValueError(f"patch_bytes {self.share} must be a share of the KV bytes above 0.0, up to 1.0")
+        if self.layers != layers_of(self.layers):
+            raise ValueError(f"layers {self.layers} are not a tuple in ascending order")
 
     def form(self, deltas: Deltas, layout: Layout, canonical: KV) -> Sized:
         """The best patch within the budget for deficits as `deficit` gives them.
 
         The plain one, in the canonical's dtype, where that fits; otherwise `compress` spends the bytes.
+        Raises ValueError for layers the layout does not have.
         """
+        self.check(len(layout))
+        if self.layers is None:
+            return self._formed(deltas, layout, canonical)
+        wanted = set(self.layers)
+        some = tuple(delta if i in wanted else {} for i, delta in enumerate(deltas))
+        spent = tuple(s if i in wanted else replace(s, channels=()) for i, s in enumerate(layout))
+        (patch, _), budget = self._formed(some, spent, canonical)
+        return Sized(Formed(patch, kept_energy(deltas, patch)), budget)  # what is left out counts as lost
+
+    def check(self, depth: int) -> None:
+        """Raise ValueError for layers that a model of ``depth`` layers does not have."""
+        if self.layers is not None and self.layers[-1] >= depth:
+            raise ValueError(
+                f"layer {self.layers[-1]} of a model of {depth} layers: give layers from 0 to {depth - 1}"
+            )
+
+    def met_by(self, other: PatchBudget, tokens: int) -> bool:
+        """Whether a patch of a ``tokens``-token chunk formed under ``other`` is as good as this asks for."""
+        if min(other.rank, tokens) < min(self.rank, tokens):
+            return False
+        if other.layers is not None and (self.layers is None or not set(self.layers) <= set(other.layers)):
+            return False
+        return other.share is None or (self.share is not None and other.share >= self.share)
+
+    def joined(self, other: PatchBudget) -> PatchBudget:
+        """The least budget that meets both."""
+        share = None if self.share is None or other.share is None else max(self.share, other.share)
+        both = None
+        if self.layers is not None and other.layers is not None:
+            both = layers_of((*self.layers, *other.layers))
+        return PatchBudget(max(self.rank, other.rank), share, both)
+
+    def to_info(self) -> dict[str, Any]:
+        """As it stands in a record's ``info``."""
+        layers = {} if self.layers is None else {"asked_layers": list(self.layers)}
+        return {"asked_rank": self.rank, "asked_share": self.share, **layers}
+
+    @classmethod
+    def from_info(cls, info: Mapping[str, Any], rank: int) -> PatchBudget:
+        """The budget of a stored patch; ``rank`` is its own, for records that do not say."""
+        layers = layers_of(info.get("asked_layers"))
+        return cls(max(1, int(info.get("asked_rank", rank))), info.get("asked_share"), layers)
+
+    def _formed(self, deltas: Deltas, layout: Layout, canonical: KV) -> Sized:
         dtype = next(t.dtype for layer in canonical for t in layer.values())
         if self.share is None:
             return Sized(patch_of(deltas, self.rank, dtype), self)
@@ -55,20 +107,23 @@ class PatchBudget:
         )
         allowed = max(int(self.share * kv_bytes(canonical)), min(SMALL, plain))
         if plain <= allowed:
-            return Sized(patch_of(deltas, self.rank, dtype), PatchBudget(self.rank))
+            return Sized(patch_of(deltas, self.rank, dtype), PatchBudget(self.rank, None, self.layers))
         return Sized(compress(deltas, layout, allowed, rank=self.rank), self)
 
-    def met_by(self, other: PatchBudget, tokens: int) -> bool:
-        """Whether a patch of a ``tokens``-token chunk formed under ``other`` is as good as this asks for."""
-        if min(other.rank, tokens) < min(self.rank, tokens):
-            return False
-        return other.share is None or (self.share is not None and other.share >= self.share)
 
-    def to_info(self) -> dict[str, Any]:
-        """As it stands in a record's ``info``."""
-        return {"asked_rank": self.rank, "asked_share": self.share}
+def layers_of(given: Sequence[int] | str | None) -> tuple[int, ...] | None:
+    """Layer numbers in ascending order, of a list or of ``"a:b"`` (from a up to b - 1); None for all.
 
-    @classmethod
-    def from_info(cls, info: Mapping[str, Any], rank: int) -> PatchBudget:
-        """The budget of a stored patch; ``rank`` is its own, for records that do not say."""
-        return cls(max(1, int(info.get("asked_rank", rank))), info.get("asked_share"))
+    Raises ValueError for anything else, for a negative number and for no layer.
+    """
+    if given is None:
+        return None
+    numbers: Sequence[int] = ()
+    if isinstance(given, str):
+        span = re.fullmatch(r"(\d{1,6}):(\d{1,6})", given)
+        numbers = range(int(span.group(1)), int(span.group(2))) if span else numbers
+    else:
+        numbers = given
+    if not numbers or any(type(n) is not int or n < 0 for n in numbers):
+        raise ValueError(f'layers {given!r}: give numbers from 0 on, as a list or as "a:b" with a below b')
+    return tuple(sorted(set(numbers)))

@@ -6,26 +6,31 @@ they buy most, factors are stored in few bits, and what is kept is what the read
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import torch
 
 from kamera.ops.allocate import allocate
+from kamera.ops.factoring import kept_energy, left_behind, share_kept, stacks
 from kamera.ops.layout import Layout
-from kamera.ops.lowrank import Deltas, Formed, LowRank, Patch, factor, floats, kept_energy
-from kamera.ops.quantize import Bits, coded_bytes
+from kamera.ops.lowrank import Deltas, Factor, Formed, LowRank, Patch
+from kamera.ops.quantize import Bits, Codes, coded_bytes, encode
 from kamera.ops.readers import Metric, Readers
+from kamera.ops.spectrum import strongest
 
 WIDTHS: tuple[Bits, ...] = (8, 4)
 
+Key = tuple[int, str]  # layer, channel
 
-class _Whole(NamedTuple):
-    """One channel before truncation: its deficit, the weights it is judged by, all that may be kept."""
 
-    delta: torch.Tensor
-    metric: Metric | None
+class _Offer(NamedTuple):
+    """All directions that may be kept of one channel, as they would be stored in one width."""
+
     low: LowRank
+    gains: torch.Tensor  # what each group of directions buys
+    cost: int  # bytes of one group
+    behind: list[float]  # energy, as the readers see it, that the first k directions leave behind
 
 
 def compress(
@@ -52,34 +57,96 @@ def compress(
         raise ValueError(f"deficits of {len(deltas)} layers, layout of {len(layout)}")
     if readers is not None:
         readers.check(layout)
-    whole: dict[tuple[int, str], _Whole] = {}
-    for i, spec in enumerate(layout):
-        for c in spec.channels:
-            delta = deltas[i][c.name]
-            metric = None if readers is None else readers.metric(i, c.name)
-            most = budget // min((_cost(delta, bits, dtype) for bits in widths or (None,)), default=1)
-            kept = 2 * most if rank is None else min(2 * most, rank)
-            whole[i, c.name] = _Whole(delta, metric, factor(delta, kept, metric))
-    choices = [_spend(whole, len(layout), budget, bits, dtype) for bits in widths or (None,)]
-    patch = min(choices, key=lambda choice: _left_behind(whole, choice))
-    return Formed(patch, kept_energy(deltas, patch))
+    channels = [
+        {c.name: delta[c.name] for c in spec.channels} for delta, spec in zip(deltas, layout, strict=True)
+    ]
+    choices: tuple[Bits | None, ...] = tuple(widths) or (None,)
+    offers: dict[Bits | None, dict[Key, _Offer]] = {bits: {} for bits in choices}
+    for keys, x in stacks(channels):
+        metrics = [None if readers is None else readers.metric(i, name) for i, name in keys]
+        cheapest = min(_cost(x.shape[1:], bits, dtype) for bits in choices)
+        kept = 2 * (budget // max(1, cheapest))
+        made = _offers(x, metrics, kept if rank is None else min(kept, rank), choices, dtype)
+        for bits, some in zip(choices, made, strict=True):
+            offers[bits].update(zip(keys, some, strict=True))
+    spent = {bits: _spend(some, budget, _group(bits)) for bits, some in offers.items()}
+    lost = {bits: sum(offers[bits][key].behind[k] for key, k in spent[bits].items()) for bits in choices}
+    best = min(choices, key=lambda bits: lost[bits])
+    patch = _patch(offers[best], spent[best], len(layout))
+    if readers is not None:
+        return Formed(patch, kept_energy(channels, patch))
+    return Formed(patch, share_kept(sum(offer.behind[0] for offer in offers[best].values()), lost[best]))
 
 
-def _spend(
-    whole: dict[tuple[int, str], _Whole], layers: int, budget: int, bits: Bits | None, dtype: torch.dtype
-) -> Patch:
-    """The patch of one width: a rank for every channel, by what its directions buy per byte."""
-    group = _group(bits)
+def _offers(
+    x: torch.Tensor,
+    metrics: Sequence[Metric | None],
+    kept: int,
+    choices: Sequence[Bits | None],
+    dtype: torch.dtype,
+) -> Iterator[list[_Offer]]:
+    """For every width, what a stack of channels ``x`` has to offer; factored once for all widths."""
+    seen = x
+    if any(metric is not None for metric in metrics):
+        pairs = zip(metrics, x, strict=True)
+        seen = torch.stack([d.to(torch.float64) if m is None else m.apply(d) for m, d in pairs])
+    found = strongest(seen, kept)
+    right = found.right
+    if seen is not x:
+        pairs = zip(metrics, right, strict=True)
+        right = torch.stack([r if m is None else m.undo(r.mT).mT for m, r in pairs])
+    energies = found.values.square()
+    for bits in choices:
+        lefts, rights = (_coded(side.to(x.dtype), bits, dtype) for side in (found.left, right))
+        shown = rights[0]
+        if seen is not x:
+            pairs = zip(metrics, shown, strict=True)
+            shown = torch.stack([r.to(torch.float64) if m is None else m.apply(r.mT).mT for m, r in pairs])
+        behind = left_behind(seen, lefts[0], shown).tolist()
+        gains, cost = _pooled(energies, _group(bits)), _cost(x.shape[1:], bits, dtype)
+        yield [
+            _Offer(LowRank(left, right).truncate(count), gain, cost, rest)
+            for left, right, count, gain, rest in zip(
+                lefts[1], rights[1], found.counts, gains, behind, strict=True
+            )
+        ]
+
+
+def _coded(
+    side: torch.Tensor, bits: Bits | None, dtype: torch.dtype
+) -> tuple[torch.Tensor, Sequence[Factor]]:
+    """Factors ``[n, rows, m]`` as they would be stored: what they mean, and each by itself."""
+    if bits is None:
+        stored = side.to(dtype)
+        return stored, list(stored)
+    # columns have scales of their own, so those of all channels are coded side by side; of 4 bits a pair
+    # shares its bytes, which no two channels may do
+    count, rows, wanted = side.shape
+    side = torch.nn.functional.pad(side, (0, wanted % 2))
+    m = side.shape[2]
+    whole = encode(side.transpose(0, 1).reshape(rows, count * m), bits)
+    held = whole.codes.reshape(rows, count, -1)
+    each = [Codes(held[:, n], whole.scales[n * m : (n + 1) * m]).truncate(wanted) for n in range(count)]
+    return whole.dense().reshape(rows, count, m).transpose(0, 1)[:, :, :wanted], each
+
+
+def _spend(offers: Mapping[Key, _Offer], budget: int, group: int) -> dict[Key, int]:
+    """How many directions of each channel to keep, by what they buy per byte."""
     ranks = allocate(
-        {key: _pooled(channel.low, group) for key, channel in whole.items()},
-        {key: _cost(channel.delta, bits, dtype) for key, channel in whole.items()},
+        {key: offer.gains for key, offer in offers.items()},
+        {key: offer.cost for key, offer in offers.items()},
         budget,
     )
+    return {key: min(group * rank, offers[key].low.rank) for key, rank in ranks.items()}
+
+
+def _patch(offers: Mapping[Key, _Offer], ranks: Mapping[Key, int], layers: int) -> Patch:
     out: list[dict[str, LowRank]] = [{} for _ in range(layers)]
     for (i, name), rank in ranks.items():
-        kept = whole[i, name].low.truncate(group * rank)
-        if kept.rank:
-            out[i][name] = kept.cast(dtype) if bits is None else kept.quantize(bits)
+        if rank:
+            low = offers[i, name].low.truncate(rank)
+            # copies: a prefix would keep the columns of the whole stack alive
+            out[i][name] = LowRank.from_tensors({part: t.clone() for part, t in low.tensors().items()})
     return Patch(tuple(out))
 
 
@@ -88,28 +155,14 @@ def _group(bits: Bits | None) -> int:
     return 2 if bits == 4 else 1
 
 
-def _cost(delta: torch.Tensor, bits: Bits | None, dtype: torch.dtype) -> int:
-    """Bytes of one group of directions."""
+def _cost(shape: Sequence[int], bits: Bits | None, dtype: torch.dtype) -> int:
+    """Bytes of one group of directions of a channel ``[tokens, features]``."""
     if bits is None:
-        return sum(delta.shape) * dtype.itemsize
-    return sum(coded_bytes(rows, _group(bits), bits) for rows in delta.shape)
+        return sum(shape) * dtype.itemsize
+    return sum(coded_bytes(rows, _group(bits), bits) for rows in shape)
 
 
-def _pooled(low: LowRank, group: int) -> torch.Tensor:
+def _pooled(energies: torch.Tensor, group: int) -> torch.Tensor:
     """What each group of directions buys: the energy, as its readers see it, that it brings back."""
-    # the left factor carries the root of each singular value, under a metric too
-    energies = floats(low.left).to(torch.float64).square().sum(0).square()
-    spare = -energies.shape[0] % group
-    return torch.nn.functional.pad(energies, (0, spare)).reshape(-1, group).sum(1)
-
-
-def _left_behind(whole: dict[tuple[int, str], _Whole], patch: Patch) -> float:
-    """Energy of the deficit, as its readers see it, that the patch does not bring back."""
-    lost = 0.0
-    for (i, name), channel in whole.items():
-        error = channel.delta.to(torch.float64)
-        if name in patch.layers[i]:
-            error = error - patch.layers[i][name].dense().to(error)
-        seen = error if channel.metric is None else channel.metric.apply(error)
-        lost += float(seen.square().sum())
-    return lost
+    spare = -energies.shape[1] % group
+    return torch.nn.functional.pad(energies, (0, spare)).unflatten(1, (-1, group)).sum(2)

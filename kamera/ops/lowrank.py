@@ -1,4 +1,4 @@
-"""Low-rank factors of a deficit: plain or weighted by what reads it, in floats or in codes."""
+"""Low-rank factors of a deficit, in floats or in codes, and patches of them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from typing import NamedTuple
 import torch
 
 from kamera.ops.quantize import Bits, Codes, quantize
-from kamera.ops.readers import Metric
 
 Factor = torch.Tensor | Codes
 """One factor of a direction set: floats ``[rows, m]``, or codes of such a matrix."""
@@ -17,10 +16,7 @@ Factor = torch.Tensor | Codes
 Deltas = Sequence[Mapping[str, torch.Tensor]]
 """A deficit: per layer, channel -> ``[tokens, features]``."""
 
-# Directions weaker than this share of the strongest one are rounding, not signal. A Gram matrix in
-# float64 squares the singular values, so it resolves them only to the root of its precision.
-_NOISE = 1e-10
-_GRAM_NOISE = 1e-7
+_NOISE = 1e-10  # directions weaker than this share of the strongest one are rounding, not signal
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,7 +71,7 @@ class LowRank:
         q_left, r_left = torch.linalg.qr(left.to(work))
         q_right, r_right = torch.linalg.qr(right.to(work))
         u, s, vh = torch.linalg.svd(r_left @ r_right.T)
-        keep = significant(s, rank, _NOISE)
+        keep = _significant(s, rank)
         root = s[:keep].sqrt()
         return LowRank(
             (q_left @ u[:, :keep] * root).to(left.dtype),
@@ -166,58 +162,16 @@ class Formed(NamedTuple):
     energy: float
 
 
-def factor(delta: torch.Tensor, rank: int | None = None, metric: Metric | None = None) -> LowRank:
-    """The best rank-``rank`` factors of ``delta`` ``[tokens, features]``; all of them for None.
-
-    Best in the Frobenius norm, or with a metric M in that of Δ M^½: what is left out is then what the
-    channel's readers see least. Truncated SVD by way of the smaller Gram matrix in float64. Directions
-    without energy are dropped, so the rank of the result can be smaller than asked, down to 0.
-    """
-    if delta.dim() != 2:
-        raise ValueError(f"delta must be [tokens, features], got {tuple(delta.shape)}")
-    if rank is not None and rank < 0:
-        raise ValueError(f"rank {rank} is negative")
-    wide = delta.to(torch.float64)
-    seen = wide if metric is None else metric.apply(wide)
-    tokens, features = wide.shape
-    gram = seen @ seen.T if tokens <= features else seen.T @ seen
-    energies, vectors = torch.linalg.eigh(gram)
-    s = energies.clamp_min(0).sqrt().flip(0)
-    vectors = vectors.flip(1)
-    keep = significant(s, rank, _GRAM_NOISE)
-    root = s[:keep].sqrt()
-    basis = vectors[:, :keep]
-    if tokens <= features:
-        left, right = basis * root, seen.T @ basis / root
-    else:
-        left, right = seen @ basis / root, basis * root
-    if metric is not None:
-        right = metric.undo(right.T).T
-    return LowRank(left.to(delta.dtype), right.to(delta.dtype))
-
-
-def kept_energy(deltas: Deltas, patch: Patch) -> float:
-    """Share of the deficit's energy that the patch brings back: 1 − ‖Δ − patch‖² / ‖Δ‖², at least 0."""
-    total = lost = 0.0
-    for deltas_here, factors in zip(deltas, patch.layers, strict=True):
-        for name, delta in deltas_here.items():
-            wide = delta.to(torch.float64)
-            total += float(wide.square().sum())
-            left = wide - factors[name].dense().to(wide) if name in factors else wide
-            lost += float(left.square().sum())
-    return 1.0 if total == 0.0 else max(0.0, 1.0 - lost / total)
-
-
 def floats(factor: Factor) -> torch.Tensor:
     """A factor in floats: itself, or its codes times their scales."""
     return factor.dense() if isinstance(factor, Codes) else factor
 
 
-def significant(s: torch.Tensor, rank: int | None, noise: float) -> int:
+def _significant(s: torch.Tensor, rank: int | None) -> int:
     """How many of the descending singular values ``s`` carry signal, at most ``rank``."""
     if s.numel() == 0 or float(s[0]) == 0.0:
         return 0
-    count = int((s > s[0] * noise).sum())
+    count = int((s > s[0] * _NOISE).sum())
     return count if rank is None else min(count, rank)
 
 

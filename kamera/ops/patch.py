@@ -12,10 +12,12 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 
+from kamera.ops.factoring import left_behind, share_kept, stacks
 from kamera.ops.kv import KV, LayerKV
 from kamera.ops.layout import Channel, Layout, check_kv, relocate_kv
-from kamera.ops.lowrank import Deltas, Formed, LowRank, Patch, factor, floats, kept_energy
+from kamera.ops.lowrank import Deltas, Formed, LowRank, Patch, floats
 from kamera.ops.rope import relocate
+from kamera.ops.spectrum import strongest
 
 
 def deficit(
@@ -51,12 +53,18 @@ def form_patch(
 
 def patch_of(deltas: Deltas, rank: int | None, dtype: torch.dtype) -> Formed:
     """Factor deficits (as `deficit` gives them) into a patch of one rank for all channels."""
-    layers: list[dict[str, LowRank]] = []
-    for layer in deltas:
-        factored = {name: factor(delta, rank).cast(dtype) for name, delta in layer.items()}
-        layers.append({name: low for name, low in factored.items() if low.rank})
-    patch = Patch(tuple(layers))
-    return Formed(patch, kept_energy(deltas, patch))
+    layers: list[dict[str, LowRank]] = [{} for _ in deltas]
+    total = lost = 0.0
+    for keys, x in stacks(deltas):
+        found = strongest(x, rank)
+        left, right = found.left.to(dtype), found.right.to(dtype)
+        behind = left_behind(x, left, right)
+        total += float(behind[:, 0].sum())
+        lost += float(behind[:, -1].sum())
+        for n, (i, name) in enumerate(keys):
+            if keep := found.counts[n]:
+                layers[i][name] = LowRank(left[n, :, :keep].clone(), right[n, :, :keep].clone())
+    return Formed(Patch(tuple(layers)), share_kept(total, lost))
 
 
 def mean_deficit(
@@ -84,24 +92,33 @@ def apply_patch(
     """Serve a chunk at ``offset`` from its canonical place: R(δ)·canonical + U (R(δ) V)ᵀ (eq. 1).
 
     Without a patch this is blind reuse. Sums are done in float32 and cast last. Free channels that
-    need no correction are shared with the input, so the result must not be written in place.
+    need no correction are shared with the input, so the result must not be written in place. The slow
+    reference of `kamera.ops.kernels.serve`, which writes into a buffer that is there already.
     """
-    moved = relocate_kv(canonical, layout, offset)
+    check_kv(canonical, layout)
     if patch is None:
-        return moved
+        return relocate_kv(canonical, layout, offset)
     if len(patch.layers) != len(layout):
         raise ValueError(f"patch of {len(patch.layers)} layers, layout of {len(layout)}")
     out = []
-    for layer, factors, spec in zip(moved, patch.layers, layout, strict=True):
+    for layer, factors, spec in zip(canonical, patch.layers, layout, strict=True):
         unknown = set(factors) - set(layer)
         if unknown:
             raise ValueError(f"patch names channels {sorted(unknown)} the layout does not have")
-        served = dict(layer)
-        for c in spec.channels:
-            if c.name in factors:
-                served[c.name] = _add(layer[c.name], factors[c.name], c, offset)
-        out.append(served)
+        out.append(
+            {c.name: apply_channel(layer[c.name], factors.get(c.name), c, offset) for c in spec.channels}
+        )
     return tuple(out)
+
+
+def apply_channel(
+    x: torch.Tensor, factors: LowRank | None, channel: Channel, offset: Sequence[int]
+) -> torch.Tensor:
+    """`apply_patch` of one channel ``[heads, tokens, dim]``."""
+    wide = x if factors is None else _wide(x)  # one rounding, after the sum
+    if channel.rope is not None:
+        wide = relocate(wide, channel.rope, offset, rotary_start=channel.rotary_start)
+    return wide if factors is None else _add(wide, factors, channel, offset).to(x.dtype)
 
 
 def turn_factors(factors: LowRank, channel: Channel, offset: Sequence[int]) -> LowRank:

@@ -88,6 +88,15 @@ def quantize(x: torch.Tensor, bits: Bits = 8) -> Quantized:
     (4 bits). Raises ValueError for entries that are not finite (codes would make numbers of them) and
     for other widths.
     """
+    codes = encode(x, bits)
+    wide = x.to(torch.float64)
+    norm = float(wide.norm())
+    error = float((wide - codes.dense().to(torch.float64)).norm())
+    return Quantized(codes, 0.0 if norm == 0.0 else error / norm)
+
+
+def encode(x: torch.Tensor, bits: Bits = 8) -> Codes:
+    """As `quantize`, for a caller who does not ask for the error."""
     if bits not in _LEVELS:
         raise ValueError(f"bits {bits} is none of {sorted(_LEVELS)}")
     if x.dim() != 2:
@@ -101,10 +110,7 @@ def quantize(x: torch.Tensor, bits: Bits = 8) -> Quantized:
     step = scales.to(torch.float64)
     step = torch.where(step > 0, step, torch.ones_like(step))
     integers = (wide / step).round().clamp(-levels, levels).to(torch.int8)
-    codes = Codes(integers if bits == 8 else _pack(integers), scales)
-    norm = float(wide.norm())
-    error = float((wide - codes.dense().to(torch.float64)).norm())
-    return Quantized(codes, 0.0 if norm == 0.0 else error / norm)
+    return Codes(integers if bits == 8 else _pack(integers), scales)
 
 
 def coded_bytes(rows: int, columns: int, bits: Bits) -> int:

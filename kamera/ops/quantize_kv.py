@@ -104,6 +104,13 @@ class CodedChannel:
         """Bytes of codes, steps and lows."""
         return sum(t.numel() * t.element_size() for t in (self.codes, self.steps, self.lows))
 
+    def to(self, device: torch.device) -> CodedChannel:
+        """The same on another device; itself when it is there."""
+        if self.codes.device == device:
+            return self
+        codes, steps, lows = (t.to(device) for t in (self.codes, self.steps, self.lows))
+        return CodedChannel(codes, steps, lows, self.tokens, self.axis, self.grid)
+
     def dense(self) -> torch.Tensor:
         """The values ``[heads, tokens, dim]`` in their own dtype, on the codes' device."""
         dtype = self.steps.dtype
@@ -168,6 +175,17 @@ class CodedKV(Sequence[LayerKV]):
         if isinstance(index, slice):
             return tuple(_Layer(layer) for layer in self.layers[index])
         return _Layer(self.layers[index])
+
+    def to(self, devices: Sequence[torch.device | None]) -> CodedKV:
+        """The codes of every layer on its device (None: where they are); itself when they are there."""
+        layers = tuple(
+            {name: c if d is None else c.to(d) for name, c in layer.items()}
+            for layer, d in zip(self.layers, devices, strict=True)
+        )
+        same = all(
+            new[name] is old[name] for new, old in zip(layers, self.layers, strict=True) for name in new
+        )
+        return self if same else CodedKV(layers, self.grid, self.loss)
 
     @property
     def nbytes(self) -> int:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Literal
 
 import torch
@@ -50,12 +51,30 @@ class RopeSpec:
         """Number of features that carry phase."""
         return 2 * len(self.inv_freq)
 
-    def angles(self, offset: Sequence[int]) -> torch.Tensor:
-        """Angle of every pair for a move by ``offset`` (one entry per axis): float64 ``[pairs]``."""
+    def check_offset(self, offset: Sequence[int]) -> None:
+        """Raise ValueError unless ``offset`` has one entry per axis."""
         if len(offset) != self.num_axes:
             raise ValueError(f"offset {tuple(offset)} has {len(offset)} axes, the phase has {self.num_axes}")
+
+    def angles(self, offset: Sequence[int]) -> torch.Tensor:
+        """Angle of every pair for a move by ``offset`` (one entry per axis): float64 ``[pairs]``."""
+        self.check_offset(offset)
         steps = torch.tensor([float(offset[a]) for a in self.axes], dtype=torch.float64)
         return steps * torch.tensor(self.inv_freq, dtype=torch.float64)
+
+
+@lru_cache(maxsize=128)
+def turn_table(
+    spec: RopeSpec, offset: tuple[int, ...], dtype: torch.dtype, device: torch.device
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Cosine and sine of `RopeSpec.angles`, cast last: two ``[pairs]`` that nobody may write to.
+
+    The layers of a model share one phase, and every layer of a chunk moves by the same offset: the
+    table is made once for all of them.
+    """
+    with torch.inference_mode(False):  # a table made in inference mode would not serve outside of it
+        angles = spec.angles(offset)
+        return angles.cos().to(device=device, dtype=dtype), angles.sin().to(device=device, dtype=dtype)
 
 
 def relocate(
@@ -73,12 +92,11 @@ def relocate(
     stop = rotary_start + spec.rotary_dim
     if x.shape[-1] < stop:
         raise ValueError(f"tensor has {x.shape[-1]} features, the phase needs {rotary_start}..{stop}")
-    angles = spec.angles(offset)
+    spec.check_offset(offset)
     if not any(offset) or spec.rotary_dim == 0:
         return x
     work = torch.float64 if x.dtype == torch.float64 else torch.float32
-    cos = angles.cos().to(device=x.device, dtype=work)
-    sin = angles.sin().to(device=x.device, dtype=work)
+    cos, sin = turn_table(spec, tuple(offset), work, x.device)
     out = x.clone()
     rotary = x[..., rotary_start:stop].to(work)
     if spec.pairing == "half":

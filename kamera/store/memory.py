@@ -57,6 +57,8 @@ class MemoryTier:
         self.limit = limit
         self._held = held
         self._clock = clock
+        self.pin_cap: int | None = None
+        """Bound what may be pinned further."""
         self._pins: dict[str, float] = {}
         self._entries: OrderedDict[str, _Entry] = OrderedDict()
         self._lock = threading.Lock()
@@ -64,8 +66,9 @@ class MemoryTier:
 
     @property
     def pin_limit(self) -> int:
-        """Most bytes that may be pinned: half of ``limit``, so that the rest goes on working."""
-        return self.limit // 2
+        """Most bytes that may be pinned: half of ``limit``, so that the rest works on, or `pin_cap`."""
+        half = self.limit // 2
+        return half if self.pin_cap is None else min(half, self.pin_cap)
 
     def get(self, key: str, stamp: str | None = "") -> CanonicalRecord | PatchRecord | None:
         """The record kept under ``key`` for ``stamp``, now the most recently used."""
@@ -123,6 +126,15 @@ class MemoryTier:
                 )
             self._pins[key] = float("inf") if ttl is None else self._clock() + ttl
             return True
+
+    def pinned(self) -> list[tuple[str, int, float | None]]:
+        """Key, bytes and seconds left (None: for good) of all that is pinned and kept."""
+        with self._lock:
+            now = self._clock()
+            held = [
+                (k, e.nbytes, self._pins[k] - now) for k, e in self._entries.items() if self._is_pinned(k)
+            ]
+        return [(key, size, None if left == float("inf") else left) for key, size, left in held]
 
     def unpin(self, key: str) -> bool:
         """Let ``key`` be evicted again; whether it was pinned."""

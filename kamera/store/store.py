@@ -174,6 +174,11 @@ class ChunkStore(Upkeep):
         key = self._codec.name(patch_key(context, chunk_id, antecedents, kind))
         return self._tiers.info(key)
 
+    def canonical_info(self, context: Context, chunk_id: str) -> ObjectInfo | None:
+        """Tokens and size of a stored canonical, without its tensors; nothing is verified."""
+        self._check(context)
+        return self._tiers.info(self._codec.name(canonical_key(context, chunk_id)))
+
     def contexts_of(self, chunk_id: str) -> list[Context]:
         """Under which contexts of this tenant a chunk's canonical is stored.
 

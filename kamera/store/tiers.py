@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -155,12 +155,16 @@ class Tiers:
 
     def has(self, name: str) -> bool:
         """Whether `get` would find an object, as far as can be told without reading it."""
-        if self._has_here(name):
-            return True
+        return bool(self.present([name]))
+
+    def present(self, names: Sequence[str]) -> set[str]:
+        """Those of ``names`` that `get` would find; the remote is asked once, for all that are not here."""
+        found = {name for name in names if self._has_here(name)}
+        away = [name for name in names if name not in found]
         try:
-            return self.remote is not None and self.remote.has(name)
+            return found | self.remote.present(away) if self.remote is not None and away else found
         except RemoteUnavailable:
-            return False
+            return found
 
     def info(self, name: str, *, certain: bool = False) -> ObjectInfo | None:
         """What the object ``name`` is. ``certain``: `RemoteUnavailable` rather than a guess."""
@@ -173,6 +177,15 @@ class Tiers:
             if certain:
                 raise
             return None
+
+    def infos_of(self, names: Sequence[str]) -> list[ObjectInfo | None]:
+        """What these objects are; the remote is asked once. Raises `RemoteUnavailable`."""
+        near = self.disk or self.memory
+        found = {name: near.info(name) for name in names}
+        away = [name for name, info in found.items() if info is None]
+        if self.remote is not None and away:
+            found.update(zip(away, self.remote.infos_of(away), strict=True))
+        return [found[name] for name in names]
 
     def infos(self) -> list[ObjectInfo]:
         """All objects, oldest first; of a remote that is down, those that are here."""
@@ -194,13 +207,40 @@ class Tiers:
         """
         with self._flights.alone(name):
             gone = self.remote is not None and self.remote.delete(name)
-            self._uploads.discard(name)
-            if self._cache is not None:
-                self._cache.gone(name)
-            if self._layers is not None:
-                self._layers.drop(name)
-            gone = (self.disk is not None and self.disk.delete(name)) or gone
-            return self.memory.drop(name) or gone
+            return self._delete_here(name) or gone
+
+    def discard(self, names: Sequence[str]) -> None:
+        """`delete` of many, of which the remote is told at once."""
+        if self.remote is not None and names:
+            self.remote.discard(names)
+        for name in names:
+            with self._flights.alone(name):
+                self._delete_here(name)
+
+    def adopt(self, info: ObjectInfo, data: bytes) -> bool:
+        """Put the file of an object into the directory, unless a sound one stands there; whether it was."""
+        assert self.disk is not None
+        with self._flights.alone(info.key):
+            if self.disk.adopt(info, data) is None:
+                return False
+        if self._cache is not None:
+            self._uploads.add(info.key)
+            self._cache.grew(len(data))
+        return True
+
+    def renewed(self, name: str, old: str, new: str) -> None:
+        """The file of stamp ``old`` was written again as that of ``new``; the remote is brought on itself."""
+        if self._cache is not None:
+            self._cache.renewed(name, old, new)
+
+    def scrub(self) -> None:
+        """Leave no trace of deleted rows in any file beside the objects."""
+        if self.disk is not None:
+            self.disk.index.scrub()
+        if self._layers is not None:
+            self._layers.scrub()
+        if self._cache is not None:
+            self._cache.scrub()
 
     def prefetch(self, names: Iterable[str]) -> Prefetch:
         """Begin to bring objects into memory; returns at once."""
@@ -214,7 +254,7 @@ class Tiers:
             here = self.disk.verify(rebuild=rebuild, progress=progress)
         if self.remote is None:
             return here
-        there = self.remote.verify()
+        there = self.remote.verify(progress)
         return replace(
             here,
             ok=here.ok + there.ok,
@@ -270,6 +310,16 @@ class Tiers:
         record, (info, stamp) = found
         self.memory.put(record, info, stamp)
         return record
+
+    def _delete_here(self, name: str) -> bool:
+        """Remove ``name`` from all but the remote; whether there was one."""
+        self._uploads.discard(name)
+        if self._cache is not None:
+            self._cache.gone(name)
+        if self._layers is not None:
+            self._layers.drop(name)
+        gone = self.disk is not None and self.disk.delete(name)
+        return self.memory.drop(name) or gone
 
     def _holds(self, name: str) -> bool:
         # not asked of the remote: what it says is there may still turn out damaged

@@ -2,28 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from kamera.backbones import Chunk
-from kamera.backbones.backbone import ModelCache
 from kamera.errors import EmptyChunk
-from kamera.window.serving import Server
+from kamera.window.report import Tally
+from kamera.window.serving import Behind, Server
+from kamera.window.slots import moved
 from kamera.window.state import WindowState, text_positions
+
+ANSWER = 256
+"""Tokens an answer is expected to have when nobody says."""
 
 Question = str | torch.Tensor | Sequence[int]
 """Text, or token ids ``[tokens]`` taken as they are."""
 
 
 class Asker:
-    """One state of a window, ready for questions. Reads the live cache, never extends it."""
+    """One state of a window, ready for questions. What it appends to the live cache is forgotten."""
 
-    def __init__(self, server: Server, state: WindowState, live: Callable[[], ModelCache]) -> None:
+    def __init__(self, server: Server, state: WindowState, behind: Behind) -> None:
         self.server = server
         self.state = state
-        self._live = live
+        self._behind = behind
 
     def input_ids(self) -> torch.Tensor:
         """The window's token sequence, int64 ``[tokens]``."""
@@ -32,7 +36,8 @@ class Asker:
 
     def position_ids(self) -> torch.Tensor:
         """Positions of that sequence, int64 ``[axes, tokens]``."""
-        spans = [r.positions for r in self.state.residents]
+        back = [-f for f in self.state.frame]
+        spans = [moved(r.positions, back) for r in self.state.residents]
         return torch.cat([self.server.anchor.positions, *spans], dim=1)
 
     def question_ids(self, question: Question) -> torch.Tensor:
@@ -54,16 +59,19 @@ class Asker:
     def next_token_logits(self, question: Question) -> torch.Tensor:
         """Logits ``[vocabulary]`` of the first token of an answer."""
         ids = self.question_ids(question)
-        past = self.server.backbone.share(self._live())
-        return self.server.backbone.forward(ids, self.question_positions(ids), past)
+        positions = moved(self.question_positions(ids), self.state.frame)
+        with self._behind(self.state, ids.shape[0], Tally()) as past:
+            return self.server.backbone.forward(ids, positions, past)
 
     def answer_ids(self, question: Question, **options: Any) -> torch.Tensor:
         """New token ids, ``[sequences, new]``, as the model's own ``generate`` gives them."""
         ids = self.question_ids(question)
         positions = torch.cat([self.position_ids(), self.question_positions(ids)], dim=1)
         sequence = torch.cat([self.input_ids(), ids])
-        past = self.server.backbone.share(self._live())
-        return self.server.backbone.generate(sequence, positions, past, **options)
+        expected = ids.shape[0] + int(options.get("max_new_tokens") or ANSWER)
+        with self._behind(self.state, expected, Tally()) as past:
+            framed = moved(positions, self.state.frame)
+            return self.server.backbone.generate(sequence, framed, past, **options)
 
     def exchange(self, question: Question, answer: torch.Tensor) -> Chunk:
         """Question and answer as one text chunk that leaves the user's turn open again."""

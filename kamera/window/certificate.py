@@ -70,6 +70,8 @@ class Certificate:
             return f"it was measured with patches of rank {self.rank}, the policy's rank is {budget.rank}"
         if self.patch_bytes != budget.share:
             return f"it was measured with patch_bytes {self.patch_bytes}, the policy's is {budget.share}"
+        if budget.layers is not None:
+            return "it was measured with patches of all layers, the policy corrects some of them only"
         return None
 
     def refusal(self, fingerprint: str, budget: PatchBudget) -> str | None:

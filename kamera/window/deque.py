@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import copy
+import weakref
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -10,11 +14,17 @@ import torch
 
 from kamera.backbones.backbone import ModelCache
 from kamera.errors import NotRelocatable, WindowFull
+from kamera.ops import uniform_offset
+from kamera.window.live import LiveCache
 from kamera.window.policy import Archive, Guarantee, PositionRule
 from kamera.window.report import Tally
 from kamera.window.serving import Server
-from kamera.window.slots import Facts, Resident
+from kamera.window.slots import Facts, Resident, Span, moved
 from kamera.window.state import WindowState, compact_positions, text_positions
+
+DRIFT = 4096
+"""How far a frame may drift before the keys are turned home. The model computes its angles in float32, which
+are the coarser the farther out a position is; 4096 positions cost no more than a window of that length."""
 
 _WHEN_AN_ANTECEDENT_LEAVES: dict[Guarantee, Guarantee] = {
     "exact": "survivor",
@@ -35,82 +45,93 @@ class Move(NamedTuple):
 
 
 class Deque:
-    """Computes moves for one window. Remembers the live cache of the last state it assembled.
+    """Computes moves for one window, and holds its live cache.
 
-    Never changes a state or a cache it was given: live caches are shared before they grow.
+    Never changes a state it was given. The live cache shows the last state it was asked for, and is brought
+    to another one by what they differ in.
     """
 
     def __init__(self, server: Server, max_tokens: int | None, rule: PositionRule) -> None:
         self.server = server
         self.max_tokens = max_tokens
         self.rule = rule
-        self._live: tuple[WindowState, ModelCache] | None = None
+        self.live = LiveCache(server.backbone)
+        self._spans: weakref.WeakKeyDictionary[Resident, Span] = weakref.WeakKeyDictionary()
 
     def empty(self) -> WindowState:
         """A window of nothing but the anchor."""
-        return WindowState((), (0,) * self.server.backbone.axes)
+        return WindowState.of((), self.server.backbone.axes)
 
-    def live(self, state: WindowState) -> ModelCache:
-        """The state's KV as one cache, to read or share, never to extend."""
-        if self._live is None or self._live[0] is not state:
-            spans = [self.server.anchor.kv, *[r.live for r in state.residents]]
-            self._live = (state, self.server.backbone.cache(spans))
-        return self._live[1]
+    def fork(self) -> Deque:
+        """The same for a branch, which shares the live cache until one of the two writes."""
+        branch = copy.copy(self)
+        branch.live = self.live.fork()
+        branch._spans = weakref.WeakKeyDictionary(self._spans)
+        return branch
+
+    def hold(self, state: WindowState, tally: Tally, behind: int = 0) -> None:
+        """Make the live cache show ``state``, with room for ``behind`` more tokens."""
+        spans = [self.server.anchored(state.frame), *map(self._span, state.residents)]
+        self.live.hold(spans, tally, behind)
+
+    @contextmanager
+    def behind(self, state: WindowState, tokens: int, tally: Tally) -> Iterator[ModelCache]:
+        """The state's KV as one cache to grow by ``tokens``; what is appended is forgotten afterwards."""
+        self.hold(state, tally, tokens)
+        with self.live.lent() as cache:
+            yield cache
 
     # -- arriving ------------------------------------------------------------------------------
 
     def arrive(self, state: WindowState, facts: Facts, tally: Tally) -> Move:
         """An archived chunk comes to the tail by the best means the policy admits."""
         state, left = self._make_room(state, facts, tally)
-        state, positions = self._tail(state, facts, tally)
-        arrived = self.server.bring(facts, state.residents, positions, tally, gap=any(state.shift))
+        state, positions = self._tail(state, facts)
+        arrived = self.server.bring(facts, state, positions, tally, self.behind)
         return Move(replace(state, residents=(*state.residents, arrived)), arrived, left)
 
     def arrive_new(self, state: WindowState, facts: Facts, tally: Tally, archive: Archive) -> Move:
         """A chunk nobody has seen is prefilled in context; archived and harvested now or later."""
         state, left = self._make_room(state, facts, tally)
-        state, positions = self._tail(state, facts, tally)
+        state, positions = self._tail(state, facts)
         if not state.residents:
             # leading: what it computes behind the anchor is the canonical itself
-            arrived = self.server.bring(facts, (), positions, tally)
+            arrived = self.server.bring(facts, state, positions, tally, self.behind)
             return Move(replace(state, residents=(arrived,)), arrived, left)
-        cache = self.server.backbone.share(self.live(state))
-        arrived = self.server.prefill(facts, state.residents, positions, cache, gap=any(state.shift))
+        with self.behind(state, facts.length, tally) as cache:
+            arrived = self.server.prefill(facts, state, positions, cache)
         if archive == "now":
             arrived = self._archived(arrived)
-        new = replace(state, residents=(*state.residents, arrived))
-        self._live = (new, cache)
-        return Move(new, arrived, left)
+        return Move(replace(state, residents=(*state.residents, arrived)), arrived, left)
 
     # -- leaving -------------------------------------------------------------------------------
 
     def leave(self, state: WindowState, indices: Sequence[int], rule: PositionRule, tally: Tally) -> Move:
-        """Chunks leave; those behind them survive, relocated (or not even that, under "keep")."""
+        """Chunks leave; those behind them survive, relocated (or not even that, under "keep").
+
+        The frame moves with the larger part of what stays, so that its keys are not turned.
+        """
         left = tuple(self._archived(state.residents[i]) for i in indices)
         first = min(indices)
         staying = [r for i, r in enumerate(state.residents) if i not in set(indices)]
-        zero = (0,) * len(state.shift)
         # a window that everything left has no positions to keep
         if rule == "keep" and staying and self.server.policy.minimum != "exact":
             survivors = [self._survivor(r) if i >= first else r for i, r in enumerate(staying)]
-            shift = self._next_place(state) - self._next_place(WindowState(tuple(survivors), zero))
-            kept = tuple(int(s) for s in shift)
-            return Move(WindowState(tuple(survivors), kept), None, left)
+            compact = WindowState.of(survivors, self.server.backbone.axes)
+            kept = tuple(int(s) for s in self._next_place(state) - self._next_place(compact))
+            return Move(WindowState(tuple(survivors), kept, state.frame), None, left)
+        if self.server.policy.minimum == "exact":
+            return Move(self._arranged(state, staying, first, tally).state, None, left)
         places = self._compact([r.facts for r in staying])
-        new: list[Resident] = []
-        for i, resident in enumerate(staying):
-            if i < first:
-                new.append(self.server.move(resident, places[i], tally))
-            elif self.server.policy.minimum == "exact":
-                new.append(self.server.bring(resident.facts, new, places[i], tally, was=resident))
-            else:
-                new.append(self._survivor(self.server.move(resident, places[i], tally)))
-        return Move(WindowState(tuple(new), zero), None, left)
+        frame = self._frame(state, staying, places)
+        new = [self.server.move(r, moved(p, frame)) for r, p in zip(staying, places, strict=True)]
+        residents = (*new[:first], *map(self._survivor, new[first:]))
+        return Move(WindowState(residents, (0,) * len(frame), frame), None, left)
 
     def without(self, state: WindowState, index: int, tally: Tally) -> Move:
         """As if a chunk had never been there: those behind it are brought anew, not kept."""
         staying = [r for i, r in enumerate(state.residents) if i != index]
-        return self._arranged(staying, index, tally)
+        return self._arranged(state, staying, index, tally)
 
     # -- rearranging ---------------------------------------------------------------------------
 
@@ -119,35 +140,67 @@ class Deque:
         same = 0
         while same < len(order) and order[same] == same:
             same += 1
-        return self._arranged([state.residents[i] for i in order], same, tally)
+        return self._arranged(state, [state.residents[i] for i in order], same, tally)
 
     def exactly(self, state: WindowState, tally: Tally) -> WindowState:
         """The same chunks under a minimum of "exact": from the first that is less on, brought anew."""
         less = (i for i, r in enumerate(state.residents) if r.guarantee != "exact")
         first = next(less, None)
-        return state if first is None else self._arranged(state.residents, first, tally).state
+        return state if first is None else self._arranged(state, state.residents, first, tally).state
 
-    def condition(self, state: WindowState, index: int, on: bool, tally: Tally) -> Move:
+    def condition(self, state: WindowState, index: int, on: bool) -> Move:
         """Show a chunk clean (its canonical), or conditioned again."""
         resident = state.residents[index]
         if on != (resident.clean is None):
-            resident = self.server.switch(resident if on else self._archived(resident), on, tally)
+            resident = self.server.switch(resident if on else self._archived(resident), on)
         residents = list(state.residents)
         residents[index] = resident
         return Move(replace(state, residents=tuple(residents)), resident)
 
     # -- inside --------------------------------------------------------------------------------
 
-    def _arranged(self, residents: Sequence[Resident], same: int, tally: Tally) -> Move:
+    def _arranged(self, state: WindowState, residents: Sequence[Resident], same: int, tally: Tally) -> Move:
+        """``residents`` where the model would have them; from ``same`` on they are brought anew."""
         places = self._compact([r.facts for r in residents])
-        new: list[Resident] = []
-        for i, resident in enumerate(residents):
-            if i < same:
-                new.append(self.server.move(resident, places[i], tally))
-            else:
-                resident = self._archived(resident)  # what its prefill absorbed is harvested first
-                new.append(self.server.bring(resident.facts, new, places[i], tally, was=resident))
-        return Move(WindowState(tuple(new), (0,) * self.server.backbone.axes))
+        frame = self._frame(state, residents[:same], places)
+        stay = [self.server.move(r, moved(p, frame)) for r, p in zip(residents[:same], places, strict=False)]
+        new = WindowState(tuple(stay), (0,) * len(frame), frame)
+        for resident, place in zip(residents[same:], places[same:], strict=True):
+            resident = self._archived(resident)  # what its prefill absorbed is harvested first
+            there = moved(place, frame)
+            arrived = self.server.bring(resident.facts, new, there, tally, self.behind, was=resident)
+            new = replace(new, residents=(*new.residents, arrived))
+        return Move(new)
+
+    def _frame(
+        self, state: WindowState, staying: Sequence[Resident], places: Sequence[torch.Tensor]
+    ) -> tuple[int, ...]:
+        """The frame in which the most tokens stay where they are; none where it would reach too far out.
+
+        ``places`` are the compact ones, of ``staying`` and of what comes behind it.
+        """
+        home = (0,) * len(state.frame)
+        votes = Counter({state.frame: self.server.anchor.length})
+        for resident, place in zip(staying, places, strict=False):
+            offset = uniform_offset(place, resident.positions)
+            if offset is not None:
+                votes[offset] += resident.facts.length
+        frame = votes.most_common(1)[0][0]
+        extent = max((int(p.max()) for p in places if p.numel()), default=0)
+        return home if not staying or min(frame) < 0 or self._far(frame, extent) else frame
+
+    def _far(self, frame: tuple[int, ...], extent: int) -> bool:
+        """Whether a frame takes positions up to ``extent`` too far out.
+
+        Half of the positions there are is left to questions and answers: no frame takes them any.
+        """
+        return max(frame) > DRIFT or (any(frame) and extent + max(frame) > self._last_position() // 2)
+
+    def _span(self, resident: Resident) -> Span:
+        span = self._spans.get(resident)
+        if span is None:
+            span = self._spans[resident] = self.server.span(resident)
+        return span
 
     def _make_room(
         self, state: WindowState, facts: Facts, tally: Tally
@@ -171,17 +224,18 @@ class Deque:
         moved = self.leave(state, list(range(n)), self.rule, tally)
         return moved.state, moved.left
 
-    def _tail(self, state: WindowState, facts: Facts, tally: Tally) -> tuple[WindowState, torch.Tensor]:
+    def _tail(self, state: WindowState, facts: Facts) -> tuple[WindowState, torch.Tensor]:
         """Where the next chunk goes; a window that drifted to the position limit is compacted."""
         places = self._compact([*[r.facts for r in state.residents], facts])
-        shift = torch.tensor(state.shift)[:, None]
-        positions = places[-1] + shift
+        positions = moved(places[-1], state.shift)
         if any(state.shift) and int(positions.max()) >= self._last_position():
-            residents = tuple(
-                self.server.move(r, p, tally) for r, p in zip(state.residents, places[:-1], strict=True)
-            )
-            state = WindowState(residents, (0,) * len(state.shift))
-            positions = places[-1]
+            residents = [self.server.move(r, p) for r, p in zip(state.residents, places[:-1], strict=True)]
+            state, positions = WindowState.of(residents, len(state.shift)), places[-1]
+        elif self._far(state.frame, int(positions.max())):
+            back = [-f for f in state.frame]
+            residents = [self.server.move(r, moved(r.positions, back)) for r in state.residents]
+            state = WindowState(tuple(residents), state.shift, (0,) * len(back))
+        positions = moved(positions, state.frame)
         self.server.backbone.check_positions(positions)
         return state, positions
 

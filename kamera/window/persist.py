@@ -28,7 +28,7 @@ from kamera.window.serving import Server
 from kamera.window.slots import Copy, Facts, Resident
 from kamera.window.state import WindowState
 
-VERSION = 2
+VERSION = 3
 _JSON, _TENSORS = "window.json", "window.safetensors"
 
 Tensors = dict[str, torch.Tensor]
@@ -45,8 +45,8 @@ def save_window(path: Path, server: Server, deque: Deque, state: WindowState, as
     tensors: Tensors = {"anchor/ids": server.anchor.input_ids}
     chunks = [_put_resident(tensors, f"{i:05d}", resident) for i, resident in enumerate(state.residents)]
     document = {
-        # what a reader of version 1 does not know of must not be taken for exact
-        "version": VERSION if any(c["lossy"] for k in chunks for c in k["copies"].values()) else 1,
+        # what a reader does not know of must not be served: a frame by one of version 2, codes by one of 1
+        "version": 3 if any(state.frame) else 2 if _lossy(chunks) else 1,
         "fingerprint": server.context.fingerprint,
         "tenant": server.context.tenant,
         "policy": asdict(asked),
@@ -55,6 +55,7 @@ def save_window(path: Path, server: Server, deque: Deque, state: WindowState, as
         "tail": server.anchor.tail,
         "reopen": server.anchor.reopen,
         "shift": list(state.shift),
+        "frame": list(state.frame),
         "chunks": chunks,
     }
     try:
@@ -99,9 +100,14 @@ def load_window(
     residents = tuple(
         _get_resident(tensors, f"{i:05d}", chunk, server) for i, chunk in enumerate(document["chunks"])
     )
-    state = WindowState(residents, tuple(document["shift"]))
+    shift = tuple(document["shift"])
+    state = WindowState(residents, shift, tuple(document.get("frame", (0,) * len(shift))))
     deque = Deque(server, document["max_tokens"], document["positions"])
     return terms, server, deque, deque.exactly(state, Tally()) if terms.withheld else state
+
+
+def _lossy(chunks: list[dict[str, Any]]) -> bool:
+    return any(copy["lossy"] for chunk in chunks for copy in chunk["copies"].values())
 
 
 def _put_resident(tensors: Tensors, name: str, resident: Resident) -> dict[str, Any]:
@@ -147,13 +153,10 @@ def _get_resident(tensors: Tensors, name: str, chunk: dict[str, Any], server: Se
     )
     facts = Facts(chunk["chunk_id"], encoded, chunk["label"])
     copies = {k: _get_copy(tensors, f"{name}/{k}", c, server) for k, c in chunk["copies"].items()}
-    shown = copies.get("clean", copies["copy"])
-    positions = tensors[f"{name}/positions"]
     return Resident(
         facts,
         copies["copy"],
-        positions,
-        server.show(facts, shown, positions, Tally()),
+        tensors[f"{name}/positions"],
         chunk["guarantee"],
         formed=chunk["formed"],
         # the store may be another than the one it was archived in

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal, get_args
 
-from kamera.ops import PatchBudget
+from kamera.ops import PatchBudget, layers_of
 
 Guarantee = Literal["exact", "patched", "orbit", "survivor", "near", "blind"]
 OnMiss = Literal["form", "prefill", "blind"]
@@ -67,7 +67,8 @@ class ReusePolicy:
 
     ``rank`` and ``patch_bytes`` bound the patches that are formed: so many directions per layer and
     channel at most, and that share of the chunk's KV bytes (`kamera.ops.budget`, docs/patches.md; None:
-    whatever the rank takes). A stored patch that was held shorter is a miss.
+    whatever the rank takes). ``layers`` are the only ones that are corrected (a list or ``"a:b"``; None:
+    all). A stored patch that was held shorter, or corrects fewer layers, is a miss.
 
     ``max_divergence`` lets a patch of *other* antecedents serve as "near": the largest share of
     chunks in which the two antecedent sets may differ (0.0 to 1.0; 1.0 takes any patch however
@@ -83,6 +84,7 @@ class ReusePolicy:
     on_miss: OnMiss = "form"
     rank: int = 32
     patch_bytes: float | None = 0.03
+    layers: Sequence[int] | str | None = None
     max_divergence: float | None = None
     certified: bool = field(default_factory=certified_by_default)
 
@@ -95,6 +97,7 @@ class ReusePolicy:
             raise ValueError(
                 'minimum "exact" with on_miss "blind" contradict: use on_miss "form" or "prefill"'
             )
+        object.__setattr__(self, "layers", layers_of(self.layers))
         _ = self.budget  # it refuses what is no budget
         if self.max_divergence is not None and not 0.0 <= self.max_divergence <= 1.0:
             raise ValueError(f"max_divergence {self.max_divergence} must lie between 0.0 and 1.0")
@@ -106,7 +109,7 @@ class ReusePolicy:
     @property
     def budget(self) -> PatchBudget:
         """How large a patch may be."""
-        return PatchBudget(self.rank, self.patch_bytes)
+        return PatchBudget(self.rank, self.patch_bytes, layers_of(self.layers))
 
     def exactly(self) -> ReusePolicy:
         """What is left of the policy on a backbone that may not serve less than exact KV."""

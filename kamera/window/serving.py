@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 
 import torch
@@ -22,10 +23,8 @@ from kamera.ops import (
     KV,
     Patch,
     PatchBudget,
-    apply_patch,
     deficit,
     kv_map,
-    rotated_bytes,
     uniform_offset,
 )
 from kamera.store import CanonicalRecord, ChunkStore, Context, ObjectInfo, PatchRecord
@@ -43,7 +42,11 @@ from kamera.window.policy import (
     weakest,
 )
 from kamera.window.report import Tally
-from kamera.window.slots import Copy, Facts, Resident
+from kamera.window.slots import Copy, Facts, Resident, Span
+from kamera.window.state import WindowState
+
+Behind = Callable[[WindowState, int, Tally], AbstractContextManager[ModelCache]]
+"""A state's KV as one cache, with room for so many tokens behind it, while the block lasts."""
 
 logger = logging.getLogger(__name__)
 
@@ -60,6 +63,7 @@ class Server:
         self.anchor = anchor
         self.policy = policy
         self.context = Context(backbone.fingerprint, anchor.digest, store.tenant, store.kv)
+        self._anchor_copy = Copy(anchor.kv, anchor.positions, None, "exact", (), canonical=True)
 
     # -- canonicals ----------------------------------------------------------------------------
 
@@ -176,44 +180,46 @@ class Server:
 
     # -- placing -------------------------------------------------------------------------------
 
-    def show(self, facts: Facts, copy: Copy, positions: torch.Tensor, tally: Tally) -> KV:
-        """The live KV of ``copy`` at ``positions``: turned, patched, nothing recomputed."""
-        self.backbone.check_positions(positions)
-        offset = self._offset(facts, copy.positions, positions)
-        if any(offset):
-            tally.bytes_rotated += rotated_bytes(copy.kv, self.backbone.layout)
-        if copy.patch is not None:
-            tally.bytes_patched += copy.patch.nbytes
-        return apply_patch(copy.kv, copy.patch, self.backbone.layout, offset)
+    def anchored(self, frame: Sequence[int]) -> Span:
+        """The anchor, to stand ``frame`` from where it was prefilled."""
+        return Span(self._anchor_copy, tuple(frame))
 
-    def move(self, resident: Resident, positions: torch.Tensor, tally: Tally) -> Resident:
-        """The same chunk at other positions, from the copy the model computed."""
+    def span(self, resident: Resident) -> Span:
+        """A resident's copy, to stand where it says. Raises NotRelocatable where it cannot."""
+        self.backbone.check_positions(resident.positions)
+        shown = resident.shown
+        return Span(shown, self._offset(resident.facts, shown.positions, resident.positions))
+
+    def move(self, resident: Resident, positions: torch.Tensor) -> Resident:
+        """The same chunk at other positions. Raises NotRelocatable where it cannot stand there."""
         if torch.equal(positions, resident.positions):
             return resident
-        live = self.show(resident.facts, resident.shown, positions, tally)
-        return replace(resident, positions=positions, live=live)
+        there = replace(resident, positions=positions)
+        self.span(there)
+        return there
 
     def bring(
         self,
         facts: Facts,
-        before: Sequence[Resident],
+        before: WindowState,
         positions: torch.Tensor,
         tally: Tally,
+        behind: Behind,
         was: Resident | None = None,
-        gap: bool = False,
     ) -> Resident:
         """A chunk at ``positions`` behind ``before``, by the best means the policy admits.
 
-        ``was`` is the chunk's place so far when it is in the window: a copy prefilled behind the very
-        same exact antecedents serves again as it is, and a clean view stays one. ``gap`` as in
-        `prefill`.
+        ``behind`` gives the live cache of ``before`` if a forward has to be run. ``was`` is the chunk's
+        place so far when it is in the window: a copy prefilled behind the very same exact antecedents
+        serves again as it is, and a clean view stays one.
         """
-        copy = self._best(facts, before, tally, was, gap)
+        copy = self._best(facts, before, tally, was)
         if copy is not None:
-            live = self.show(facts, copy, positions, tally)
-            arrived = Resident(facts, copy, positions, live, copy.guarantee)
+            arrived = Resident(facts, copy, positions, copy.guarantee)
+            self.span(arrived)
         else:
-            arrived = self.prefill(facts, before, positions, gap=gap)
+            with behind(before, facts.length, tally) as cache:
+                arrived = self.prefill(facts, before, positions, cache)
             if self.policy.on_miss == "form":
                 self.harvest(facts, arrived.copy, arrived.formed)
             arrived = replace(arrived, archived=True if was is None else was.archived)
@@ -221,29 +227,26 @@ class Server:
         if was is None:
             return arrived
         arrived = replace(arrived, number=was.number)
-        return arrived if was.clean is None else self.switch(arrived, False, tally)
+        return arrived if was.clean is None else self.switch(arrived, False)
 
-    def switch(self, resident: Resident, on: bool, tally: Tally) -> Resident:
+    def switch(self, resident: Resident, on: bool) -> Resident:
         """The chunk conditioned, or showing its canonical, where it stands."""
-        resident = replace(resident, clean=None if on else self.canonical(resident.facts))
-        live = self.show(resident.facts, resident.shown, resident.positions, tally)
-        return replace(resident, live=live)
+        switched = replace(resident, clean=None if on else self.canonical(resident.facts))
+        self.span(switched)
+        return switched
 
     def prefill(
         self,
         facts: Facts,
-        before: Sequence[Resident],
+        before: WindowState,
         positions: torch.Tensor,
-        cache: ModelCache | None = None,
-        gap: bool = False,
+        cache: ModelCache,
     ) -> Resident:
-        """A conditioned forward behind ``before``; nothing is stored.
+        """A conditioned forward behind ``before``, whose live cache is extended; nothing is stored.
 
-        ``cache`` (extended in place) is a live cache of ``before`` when the caller has one. ``gap``
-        says that positions were left out in front: no re-prefill of the sequence attends across it.
         Raises PolicyRefused when even that is less than a minimum of "exact".
         """
-        state = self._footing(before, gap)
+        state = self._footing(before)
         guarantee = prefilled_behind(state)
         if self.policy.minimum == "exact" and guarantee != "exact":
             raise PolicyRefused(
@@ -251,37 +254,33 @@ class Server:
                 "conditioning on (condition(slot, True)), or let it serve less (the policy's minimum; "
                 "kamera certify)"
             )
-        if cache is None:
-            cache = self.backbone.cache([self.anchor.kv, *[r.live for r in before]])
         kv, _ = self.backbone.prefill(facts.encoded, positions, cache)
-        antecedents = tuple(r.facts.chunk_id for r in before)
-        copy = Copy(_own(kv), positions, None, guarantee, antecedents, canonical=False)
-        return Resident(facts, copy, positions, copy.kv, guarantee, formed=state, archived=False)
-
-    def worth(self, residents: Sequence[Resident]) -> list[Guarantee]:
-        """The guarantee each resident shows now."""
-        return [r.worth(leading=i == 0) for i, r in enumerate(residents)]
+        copy = Copy(_own(kv), positions, None, guarantee, before.chunk_ids, canonical=False)
+        return Resident(facts, copy, positions, guarantee, formed=state, archived=False)
 
     # -- inside --------------------------------------------------------------------------------
 
-    def _footing(self, before: Sequence[Resident], gap: bool) -> Guarantee:
-        """The weakest KV a chunk here attends to; across a gap even exact KV is a survivor's."""
-        footing = weakest(self.worth(before))
-        return weakest((footing, "survivor")) if gap else footing
+    def _footing(self, before: WindowState) -> Guarantee:
+        """The weakest KV a chunk here attends to.
+
+        Across a gap, where positions were left out in front, even exact KV is a survivor's: no re-prefill
+        of the sequence attends across it.
+        """
+        footing = weakest(before.worths)
+        return weakest((footing, "survivor")) if any(before.shift) else footing
 
     def _best(
         self,
         facts: Facts,
-        before: Sequence[Resident],
+        before: WindowState,
         tally: Tally,
         was: Resident | None,
-        gap: bool,
     ) -> Copy | None:
         """The best stored copy that is good enough; None when the policy wants a forward."""
-        antecedents = tuple(r.facts.chunk_id for r in before)
-        if not before:
+        antecedents = before.chunk_ids
+        if not antecedents:
             return self._leading(facts)
-        now = self._footing(before, gap)
+        now = self._footing(before)
         prefilled = None if was is None or was.copy.canonical else was.copy
         if prefilled and prefilled.antecedents == antecedents and prefilled.guarantee == now == "exact":
             return prefilled

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 import torch
 
 from kamera.backbones import Encoded
-from kamera.ops import KV, Patch, kv_bytes
+from kamera.ops import KV, Patch
 from kamera.window.policy import Guarantee
 
 _numbers = itertools.count(1)
@@ -76,14 +77,33 @@ class Copy:
     lossy: bool = False
 
 
+class Span(NamedTuple):
+    """A copy and how far from its own positions (per axis) it is to stand."""
+
+    copy: Copy
+    offset: tuple[int, ...]
+
+    @property
+    def length(self) -> int:
+        """Tokens."""
+        return self.copy.positions.shape[1]
+
+    def same_source(self, other: Span) -> bool:
+        """Whether both are written from the same tensors."""
+        return self.copy.kv is other.copy.kv and self.copy.patch is other.copy.patch
+
+
 @dataclass(frozen=True, eq=False)
 class Resident:
-    """A chunk in a window. Immutable, so forks share it until one of them changes its own."""
+    """A chunk in a window. Immutable, so forks share it until one of them changes its own.
+
+    ``positions`` ``[axes, tokens]`` are where its live KV stands: those of the window, moved by the
+    state's frame.
+    """
 
     facts: Facts
     copy: Copy
     positions: torch.Tensor
-    live: KV
     guarantee: Guarantee
     formed: Guarantee = "exact"  # the weakest KV it was prefilled behind
     archived: bool = True
@@ -92,21 +112,22 @@ class Resident:
 
     @property
     def shown(self) -> Copy:
-        """The copy the live KV comes from."""
+        """The copy the live KV is written from."""
         return self.copy if self.clean is None else self.clean
 
-    def worth(self, leading: bool) -> Guarantee:
+    def worth(self, leading: bool, frame: Sequence[int]) -> Guarantee:
         """What the KV it shows is worth; an unconditioned canonical is exact at home, else blind.
 
         Home is right behind the anchor: it attended to the anchor from there. Out of codes it is
         patched there: nothing is missing, and it is not quite equal.
         """
         if self.shown.canonical and self.shown.patch is None:
-            at_home = leading and torch.equal(self.positions, self.shown.positions)
+            home = moved(self.shown.positions, frame)
+            at_home = leading and torch.equal(self.positions, home)
             return ("patched" if self.shown.lossy else "exact") if at_home else "blind"
         return self.guarantee
 
-    def slot(self, start: int, leading: bool) -> Slot:
+    def slot(self, start: int, leading: bool, frame: Sequence[int], bytes_per_token: int) -> Slot:
         """The public view."""
         shown = self.shown
         if shown.patch is not None:
@@ -117,12 +138,12 @@ class Resident:
             chunk_id=self.facts.chunk_id,
             start=start,
             length=self.facts.length,
-            guarantee=self.worth(leading),
+            guarantee=self.worth(leading, frame),
             antecedents=shown.antecedents,
             rank=rank,
-            bytes=kv_bytes(self.live),
+            bytes=self.facts.length * bytes_per_token,
             number=self.number,
-            position=int(self.positions[0].min()),
+            position=int(self.positions[0].min()) - frame[0],
             conditioned=self.clean is None,
             label=self.facts.label,
         )
@@ -130,3 +151,8 @@ class Resident:
     def labelled(self, guarantee: Guarantee) -> Resident:
         """The same KV under another guarantee."""
         return self if guarantee == self.guarantee else replace(self, guarantee=guarantee)
+
+
+def moved(positions: torch.Tensor, offset: Sequence[int]) -> torch.Tensor:
+    """Positions ``[axes, tokens]`` all moved by one offset per axis."""
+    return positions + torch.tensor(offset, dtype=positions.dtype)[:, None] if any(offset) else positions

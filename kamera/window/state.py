@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from kamera.backbones import Backbone
+from kamera.window.policy import Guarantee
 from kamera.window.slots import Facts, Resident, Slot
 
 
@@ -17,16 +18,37 @@ class WindowState:
 
     ``shift`` (per axis) is how far past its compact place the next chunk goes: zero unless a slide
     kept positions and so left a gap in front.
+
+    ``frame`` (per axis) is how far the live KV of anchor and chunks, and the questions behind it, stand
+    from the window's own positions. Attention sees differences of positions only, so a frame changes
+    nothing but which keys have to be turned: when the oldest chunk leaves, the anchor moves up to the
+    survivors, and none of them moves.
     """
 
     residents: tuple[Resident, ...]
     shift: tuple[int, ...]
+    frame: tuple[int, ...]
 
-    def slots(self, anchor_length: int) -> tuple[Slot, ...]:
+    @classmethod
+    def of(cls, residents: Sequence[Resident], axes: int) -> WindowState:
+        """Chunks where the model would have them: no gap, no frame."""
+        return cls(tuple(residents), (0,) * axes, (0,) * axes)
+
+    @property
+    def chunk_ids(self) -> tuple[str, ...]:
+        """The chunks in order."""
+        return tuple(r.facts.chunk_id for r in self.residents)
+
+    @property
+    def worths(self) -> list[Guarantee]:
+        """The guarantee each chunk shows now."""
+        return [r.worth(leading=i == 0, frame=self.frame) for i, r in enumerate(self.residents)]
+
+    def slots(self, anchor_length: int, bytes_per_token: int) -> tuple[Slot, ...]:
         """The public view, in order."""
         start, out = anchor_length, []
         for i, resident in enumerate(self.residents):
-            out.append(resident.slot(start, leading=i == 0))
+            out.append(resident.slot(start, i == 0, self.frame, bytes_per_token))
             start += resident.facts.length
         return tuple(out)
 

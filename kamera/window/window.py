@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import copy
 import os
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -107,7 +106,7 @@ class KameraWindow:
     @property
     def slots(self) -> tuple[Slot, ...]:
         """The chunks in order, with where they stand and what their KV is worth."""
-        return self._state.slots(self.anchor.length)
+        return self._state.slots(self.anchor.length, self.backbone.bytes_per_token)
 
     @property
     def num_tokens(self) -> int:
@@ -152,7 +151,8 @@ class KameraWindow:
         """
         if archive not in ("now", "later"):
             raise ValueError(f'archive {archive!r} is neither "now" nor "later"')
-        with self._operation() as tally:
+
+        def arrive(tally: Tally) -> Move:
             chunk = content if isinstance(content, Chunk) else self.backbone.chunk(content)
             self._check_made_here(chunk)
             facts = self._server.archived(chunk.id)
@@ -164,7 +164,9 @@ class KameraWindow:
                 move = self._deque.arrive_new(self._state, facts, tally, archive)
             if near_duplicate is not None:
                 note_duplicate(self._server, facts, near_duplicate, tally)
-        return self._commit("append", move, tally)
+            return move
+
+        return self._perform("append", arrive)
 
     def recall(
         self,
@@ -179,10 +181,12 @@ class KameraWindow:
         most like it, if by a cosine of ``min_score``. Raises UnknownChunk, IncompatibleChunk or
         CorruptChunk when it cannot be had.
         """
-        with self._operation() as tally:
+
+        def arrive(tally: Tally) -> Move:
             chunk = chosen(self._server, self._state.residents, chunk_id, like, min_score, tally)
-            move = self._deque.arrive(self._state, self._server.known(chunk), tally)
-        return self._commit("recall", move, tally)
+            return self._deque.arrive(self._state, self._server.known(chunk), tally)
+
+        return self._perform("recall", arrive)
 
     def search(self, like: Content | Chunk, k: int = 5) -> list[Hit]:
         """The ``k`` archived chunks that look most like a picture: one vision encode, no forward."""
@@ -199,17 +203,13 @@ class KameraWindow:
         _check_rule(positions)
         if not 1 <= n <= len(self):
             raise ValueError(f"cannot slide {n} chunks out of a window of {len(self)}")
-        with self._operation() as tally:
-            move = self._deque.leave(self._state, range(n), positions, tally)
-        return self._commit("slide", move, tally)
+        return self._perform("slide", lambda t: self._deque.leave(self._state, range(n), positions, t))
 
     def evict(self, slot: Slot | int, *, positions: PositionRule = "compact") -> Report:
         """One chunk leaves, wherever it stands; it stays archived and can be recalled."""
         _check_rule(positions)
         index = self._index(slot)
-        with self._operation() as tally:
-            move = self._deque.leave(self._state, [index], positions, tally)
-        return self._commit("evict", move, tally)
+        return self._perform("evict", lambda t: self._deque.leave(self._state, [index], positions, t))
 
     def reorder(self, permutation: Sequence[int]) -> Report:
         """Put the chunks in another order: ``permutation[i]`` is the present index of the i-th.
@@ -223,16 +223,12 @@ class KameraWindow:
             raise InvalidPermutation(
                 f"{order} is no permutation of the window's {len(self)} slots: give each index once"
             )
-        with self._operation() as tally:
-            move = self._deque.reorder(self._state, order, tally)
-        return self._commit("reorder", move, tally)
+        return self._perform("reorder", lambda t: self._deque.reorder(self._state, order, t))
 
     def condition(self, slot: Slot | int, on: bool) -> Report:
         """Switch a chunk to its clean canonical view, and back: exact both ways, zero forwards."""
         index = self._index(slot)
-        with self._operation() as tally:
-            move = self._deque.condition(self._state, index, on, tally)
-        return self._commit("condition", move, tally)
+        return self._perform("condition", lambda _: self._deque.condition(self._state, index, on))
 
     def form_orbit(self, slot: Slot | int, *, samples: int = 24, seed: int = 0) -> Report:
         """Form and store the orbit patch of a chunk over orderings of what stands before it.
@@ -241,16 +237,19 @@ class KameraWindow:
         does not change.
         """
         index = self._index(slot)
-        with self._operation() as tally:
-            residents = self._state.residents
+        residents = self._state.residents
+
+        def form(_: Tally) -> Move:
             before = [r.facts for r in residents[:index]]
             form_orbit(self._server, residents[index].facts, before, samples=samples, seed=seed)
-        return self._commit("form_orbit", Move(self._state, residents[index]), tally)
+            return Move(self._state, residents[index])
+
+        return self._perform("form_orbit", form)
 
     def fork(self) -> KameraWindow:
         """A branch: the same chunks, nothing copied until one of the two changes its own."""
         branch = copy.copy(self)
-        branch._deque = copy.copy(self._deque)
+        branch._deque = self._deque.fork()
         return branch
 
     # -- questions -----------------------------------------------------------------------------
@@ -294,7 +293,7 @@ class KameraWindow:
             cheap = self._without(index, self._server.as_cheap())
             if torch.equal(cheap.answer_ids(question, **options), answer):
                 return False
-            if "blind" not in self._server.worth(cheap.state.residents)[index:]:
+            if "blind" not in cheap.state.worths[index:]:
                 return True
         sure = self._without(index, self._server.as_forming())
         return not torch.equal(sure.answer_ids(question, **options), answer)
@@ -333,13 +332,12 @@ class KameraWindow:
 
     # -- inside --------------------------------------------------------------------------------
 
-    @contextmanager
-    def _operation(self) -> Iterator[Tally]:
+    def _perform(self, operation: str, edit: Callable[[Tally], Move]) -> Report:
+        """One operation, from the present state to the next; an error leaves the present one."""
         self._check_backbone()
         with counting(self.backbone) as tally:
-            yield tally
-
-    def _commit(self, operation: str, move: Move, tally: Tally) -> Report:
+            move = edit(tally)
+            self._deque.hold(move.state, tally)
         old = self.slots
         before = {s.number: s for s in old}
         self._state = move.state
@@ -351,12 +349,12 @@ class KameraWindow:
         return tally.report(operation, slot or (evicted[-1] if evicted else None), after, evicted)
 
     def _asker(self) -> Asker:
-        return Asker(self._server, self._state, lambda: self._deque.live(self._state))
+        return Asker(self._server, self._state, self._deque.behind)
 
     def _without(self, index: int, server: Server) -> Asker:
         deque = Deque(server, None, self._deque.rule)
         state = deque.without(self._state, index, Tally()).state
-        return Asker(server, state, lambda: deque.live(state))
+        return Asker(server, state, deque.behind)
 
     def _readable(self, row: torch.Tensor) -> Any:
         text = self.backbone.detokenize(row)

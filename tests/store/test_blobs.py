@@ -1,8 +1,9 @@
-"""What every driver does alike, on real services: redis-server, a directory and memory behind obstore."""
+"""What every driver does alike, on real services: redis-server, an S3 server, a directory, memory."""
 
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -10,20 +11,29 @@ import obstore.store
 import pytest
 
 from benchmarks.redis_server import RedisServer
+from kamera.errors import StoreError
 from kamera.store.remote.blobs import Blobs, Head
 from kamera.store.remote.objects import ObjectBlobs
 from kamera.store.remote.redis import RedisBlobs
 
+from .s3_server import BUCKET, S3Server
+
 Opener = Callable[[str], Blobs]
 
 
-@pytest.fixture(params=["redis", "file", "memory"])
+@pytest.fixture(params=["redis", "valkey", "s3", "file", "memory"])
 def opener(request: pytest.FixtureRequest, tmp_path: Path) -> Opener:
     """Opens the blobs under a prefix, of one service."""
-    if request.param == "redis":
-        server: RedisServer = request.getfixturevalue("server")
+    if request.param in ("redis", "valkey"):
+        name = "server" if request.param == "redis" else "valkey"
+        server: RedisServer = request.getfixturevalue(name)
         return lambda prefix: RedisBlobs(
             f"unix://{server.socket}", prefix, timeout=5, retries=1, shown="r://"
+        )
+    if request.param == "s3":
+        request.getfixturevalue("s3")
+        return lambda prefix: ObjectBlobs.open(
+            f"s3://{BUCKET}", f"folder/{prefix}", timeout=10, retries=1, shown="s3://"
         )
     if request.param == "file":
         return lambda prefix: ObjectBlobs.open(
@@ -53,7 +63,7 @@ def test_what_was_put_comes_back_byte_for_byte(blobs: Blobs) -> None:
 
 
 def test_the_front_of_many_blobs_in_one_call(blobs: Blobs) -> None:
-    names = [f"objects/{i:03d}" for i in range(300)]
+    names = [f"objects/{i:03d}" for i in range(270)]
     for i, name in enumerate(names):
         blobs.put(name, bytes([i % 256]) * (i + 1))
     heads = blobs.heads([*names, "objects/none"], 10)
@@ -61,6 +71,8 @@ def test_the_front_of_many_blobs_in_one_call(blobs: Blobs) -> None:
     for i, head in enumerate(heads[:-1]):
         assert head == Head(bytes([i % 256]) * min(i + 1, 10), i + 1)
     assert blobs.heads([], 10) == []
+    assert blobs.present([*names, "objects/none"]) == [True] * 270 + [False]
+    assert blobs.present([]) == []
 
 
 def test_names_are_those_under_the_prefix_and_no_others(opener: Opener) -> None:
@@ -68,8 +80,9 @@ def test_names_are_those_under_the_prefix_and_no_others(opener: Opener) -> None:
     first.put("objects/x", b"1")
     first.put("quarantine/x.1", b"2")
     second.put("objects/y", b"3")
-    assert sorted(first.names()) == ["objects/x", "quarantine/x.1"]
-    assert second.names() == ["objects/y"]
+    assert sorted(first.listed("")) == ["objects/x", "quarantine/x.1"]
+    assert list(first.listed("quarantine/")) == ["quarantine/x.1"]
+    assert list(second.listed("objects/")) == ["objects/y"] and not second.listed("pins/")
     assert first.get("objects/y") is None
     first.close()
     second.close()
@@ -79,7 +92,80 @@ def test_deleting_tells_whether_there_was_something(blobs: Blobs) -> None:
     blobs.put("objects/a", b"1")
     assert blobs.delete("objects/a")
     assert not blobs.delete("objects/a")
-    assert blobs.get("objects/a") is None and blobs.names() == []
+    assert blobs.get("objects/a") is None and not blobs.listed("")
+
+
+def test_many_are_removed_at_once_those_that_are_there(blobs: Blobs) -> None:
+    for i in range(30):
+        blobs.put(f"objects/{i}", b"1")
+    blobs.discard([f"objects/{i}" for i in range(10, 40)])
+    assert sorted(blobs.listed("")) == sorted(f"objects/{i}" for i in range(10))
+    blobs.discard([])
+    assert len(blobs.listed("")) == 10
+
+
+def test_a_mark_changes_with_its_blob_and_only_then(blobs: Blobs) -> None:
+    blobs.put("objects/a", b"1")
+    blobs.put("objects/b", b"1")
+    before = blobs.listed("objects/")
+    assert blobs.listed("objects/") == before
+    blobs.put("objects/a", b"2")
+    after = blobs.listed("objects/")
+    assert after["objects/b"] == before["objects/b"]
+    # a service without marks says so, and is asked for the front instead
+    assert after["objects/a"] is None or after["objects/a"] != before["objects/a"]
+
+
+def test_what_is_created_never_replaces(blobs: Blobs) -> None:
+    assert blobs.create("objects/a", b"first")
+    assert not blobs.create("objects/a", b"second")
+    assert blobs.get("objects/a") == b"first" and list(blobs.listed("")) == ["objects/a"]
+
+
+def can_exchange(blobs: Blobs) -> bool:
+    return not blobs.url.startswith("f://")
+
+
+def test_an_exchange_is_for_the_very_blob_that_was_read(blobs: Blobs) -> None:
+    blobs.put("objects/a", b"old")
+    if not can_exchange(blobs):
+        with pytest.raises(StoreError, match="export it to a bundle"):
+            blobs.exchange("objects/a", b"old", b"new")
+        assert blobs.get("objects/a") == b"old"
+        return
+    assert blobs.exchange("objects/a", b"old", b"new")
+    assert not blobs.exchange("objects/a", b"old", b"newer")
+    assert not blobs.exchange("objects/none", b"old", b"new")
+    assert blobs.get("objects/a") == b"new" and list(blobs.listed("")) == ["objects/a"]
+
+
+def test_exchanges_at_once_lose_nothing(blobs: Blobs) -> None:
+    if not can_exchange(blobs):
+        pytest.skip("it exchanges nothing")
+    blobs.put("objects/a", b"0")
+
+    def count(times: int) -> None:
+        while times:
+            held = blobs.get("objects/a") or b""
+            times -= blobs.exchange("objects/a", held, str(int(held) + 1).encode())
+
+    counters = [threading.Thread(target=count, args=(8,)) for _ in range(3)]
+    for counter in counters:
+        counter.start()
+    for counter in counters:
+        counter.join()
+    assert blobs.get("objects/a") == b"24"
+
+
+def test_a_service_that_heeds_no_condition_is_not_relied_on(s3: S3Server) -> None:
+    blobs = ObjectBlobs.open(f"s3://{BUCKET}", "p/", timeout=10, retries=0, shown="s3://")
+    blobs.put("objects/a", b"old")
+    s3.heeds_conditions = False
+    for use in (lambda: blobs.create("objects/a", b"x"), lambda: blobs.exchange("objects/a", b"old", b"x")):
+        with pytest.raises(StoreError, match="If-Match"):
+            use()
+    assert blobs.get("objects/a") == b"old" and list(blobs.listed("")) == ["objects/a"]
+    blobs.close()
 
 
 def test_only_the_very_blob_is_set_aside(blobs: Blobs) -> None:
@@ -87,7 +173,7 @@ def test_only_the_very_blob_is_set_aside(blobs: Blobs) -> None:
     assert not blobs.set_aside("objects/a", b"other", "quarantine/a.1")
     assert blobs.get("objects/a") == b"bad"
     assert blobs.set_aside("objects/a", b"bad", "quarantine/a.1")
-    assert blobs.names() == ["quarantine/a.1"]
+    assert list(blobs.listed("")) == ["quarantine/a.1"]
     assert blobs.get("quarantine/a.1") == b"bad"
     assert not blobs.set_aside("objects/a", b"bad", "quarantine/a.2")
 

@@ -268,7 +268,7 @@ def test_a_remote_that_is_down_is_an_error_and_nothing_is_removed(
         store.flush()
         before = {info.key for info in store.ls()}
 
-        def down(self: RemoteTier) -> Any:
+        def down(self: RemoteTier, **_: bool) -> Any:
             raise RemoteUnavailable("down")
 
         monkeypatch.setattr(RemoteTier, "infos", down)

@@ -319,10 +319,10 @@ def test_a_rotation_that_is_interrupted_loses_nothing_and_goes_on(
 ) -> None:
     with opened(root, OLD) as store:
         fill(store, 5)
-    exchange: Callable[..., bool] = DiskTier.exchange
+    exchange: Callable[..., str | None] = DiskTier.exchange
     calls: list[str] = []
 
-    def dies(self: DiskTier, info: Any, data: bytes, stamp: str) -> bool:
+    def dies(self: DiskTier, info: Any, data: bytes, stamp: str) -> str | None:
         calls.append(info.key)
         if len(calls) == 3:
             raise KeyboardInterrupt

@@ -351,9 +351,9 @@ def test_what_is_pinned_never_leaves_the_cache(
     opened: Callable[..., ChunkStore], server: RedisServer
 ) -> None:
     with opened(disk_limit=1, memory_limit=0) as store:
-        server.pause()
         key = store.put_canonical(canonical("a"))
         store.pin([key])
+        server.pause()
         store.put_canonical(canonical("b"))
         server.resume()
         assert not store.flush(30).unsaved

@@ -11,7 +11,8 @@ import torch
 from transformers import DeepseekV32Config, DeepseekV32ForCausalLM, DynamicCache
 
 from kamera import Backbone, Chunk, ChunkStore, KameraWindow, ReusePolicy
-from kamera.ops import KV
+from kamera.ops import KV, kv_map, relocate_kv
+from kamera.window.report import Tally
 from tests.backbones.compare import relative, worst
 from tests.models import samples, tiny
 
@@ -128,8 +129,23 @@ def rope_index(backbone: Backbone, chunks: Sequence[Chunk]) -> torch.Tensor:
 
 
 def live(window: KameraWindow, index: int) -> KV:
-    """The KV a slot shows the model."""
-    return window._state.residents[index].live
+    """The KV a slot shows the model, turned to the window's own positions."""
+    state = window._state
+    window._deque.hold(state, Tally())
+    kv = window._deque.live.kv(index + 1)  # behind the anchor
+    home = [-f for f in state.frame]
+    return relocate_kv(kv_map(kv, torch.clone), window.backbone.layout, home)
+
+
+def addresses(window: KameraWindow, index: int) -> list[int]:
+    """Where in memory a slot's KV stands, channel by channel."""
+    window._deque.hold(window._state, Tally())
+    return [t.data_ptr() for layer in window._deque.live.kv(index + 1) for t in layer.values()]
+
+
+def shares(a: KameraWindow, b: KameraWindow, index: int) -> bool:
+    """Whether two windows show the model the very same memory for a slot."""
+    return addresses(a, index) == addresses(b, index)
 
 
 def chunks_of(window: KameraWindow, known: Sequence[Chunk]) -> list[Chunk]:

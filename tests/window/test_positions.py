@@ -5,13 +5,18 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kamera import ReusePolicy
-from kamera.ops import relocate_kv, uniform_offset
+from kamera import Backbone, ReusePolicy
+from kamera.ops import kv_map, uniform_offset
+from kamera.ops.kernels import serve
+from kamera.window import deque
+from kamera.window.state import WindowState, compact_positions
+from tests.backbones.compare import relative, worst
 from tests.models import samples, tiny
 from tests.window.rig import (
     QUESTION,
     Prefilled,
     Snapshot,
+    addresses,
     chunks_of,
     distance,
     guarantees,
@@ -28,15 +33,16 @@ from tests.window.rig import (
 def test_keeping_positions_touches_nothing(family):
     backbone, chunks = rig(family)
     window = make(backbone, None, *chunks)
-    held = [live(window, i) for i in range(4)]
+    held = [addresses(window, i) for i in range(4)]
+    values = [live(window, i) for i in range(4)]
     stood = window.position_ids
     for gone in (1, 2):
         with watching(backbone) as seen:
             report = window.slide(positions="keep")
         assert (seen.forwards, report.bytes_rotated, report.bytes_patched) == (0, 0, 0)
         for i in range(len(window)):
-            for layer, was in zip(live(window, i), held[gone + i], strict=True):
-                assert all(layer[n] is was[n] for n in was)  # the very tensors
+            assert addresses(window, i) == held[gone + i]
+            assert same_bits(live(window, i), values[gone + i])
     left = sum(c.num_tokens for c in chunks[:2])
     assert torch.equal(window.position_ids, torch.cat([stood[:, :4], stood[:, 4 + left :]], dim=1))
     assert guarantees(window) == ["survivor", "survivor"]
@@ -120,7 +126,8 @@ def test_a_blind_chunk_that_comes_to_lead_across_a_gap_stays_blind():
 
 @pytest.mark.parametrize("family", ["qwen2_5_vl", "kimi_k25"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_many_slides_equal_one_move_bit_for_bit(family, dtype):
+def test_many_slides_equal_one_move_bit_for_bit(family, dtype, monkeypatch):
+    monkeypatch.setattr(deque, "DRIFT", 0)  # so that every slide turns every survivor
     backbone = tiny.backbone(family, dtype)
     chunks = [
         samples.chunk(backbone, samples.sample(family, 9)),
@@ -136,7 +143,79 @@ def test_many_slides_equal_one_move_bit_for_bit(family, dtype):
     assert slot.guarantee == "survivor"
     offset = uniform_offset(stood, window.position_ids[:, slot.start :])
     assert any(offset)
-    assert same_bits(live(window, 0), relocate_kv(original, backbone.layout, offset))
+    once = kv_map(original, torch.empty_like)
+    serve(once, original, None, backbone.layout, offset)
+    assert same_bits(live(window, 0), once)
+
+
+@pytest.mark.parametrize("family", ["qwen2_5_vl", "gemma3", "kimi_k25", "deepseek_v32"])
+def test_a_slide_moves_the_anchor_instead_of_the_survivors(family):
+    backbone, chunks = rig(family)
+    window = make(backbone, None, *chunks)
+    stood = [addresses(window, i) for i in range(4)]
+    turned = make(backbone, None, *chunks)
+    for gone in (1, 2, 3):
+        report = window.slide()
+        assert [addresses(window, i) for i in range(len(window))] == stood[gone:]
+        assert report.bytes_rotated == 4 * phased_bytes(backbone)
+        assert torch.equal(window.position_ids, rope_index(backbone, chunks_of(window, chunks)))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(deque, "DRIFT", 0)
+        report = turned.slide(3)
+        assert report.bytes_rotated >= turned.slots[0].length * phased_bytes(backbone)
+    assert worst(live(window, 0), live(turned, 0)) <= 1e-5
+    logits = [w.next_token_logits(QUESTION) for w in (window, turned)]
+    assert relative(*logits) <= 1e-5
+    assert window._state.frame != turned._state.frame == (0,) * backbone.axes
+
+
+def phased_bytes(backbone) -> int:
+    """Bytes of a token's channels that carry a phase."""
+    size = backbone.bytes_per_token // sum(c.features for spec in backbone.layout for c in spec.channels)
+    return size * sum(c.features for spec in backbone.layout for c in spec.channels if c.rope is not None)
+
+
+def test_a_window_that_slides_for_ever_turns_its_keys_home_now_and_then(monkeypatch):
+    """A frame never drifts out of bounds, and no answer tells where it stands."""
+    monkeypatch.setattr(deque, "DRIFT", 40)
+    backbone = tiny.backbone("llava")
+    chunks = [backbone.chunk_from_tensors(samples.text_ids(9, seed)) for seed in range(14)]
+    window = make(backbone, None, *chunks[:3], max_tokens=4 + 3 * 9)
+    frames, turned = [], []
+    for chunk in chunks[3:]:
+        report = window.append(chunk)
+        frames.append(window._state.frame[0])
+        turned.append(report.bytes_rotated > 4 * phased_bytes(backbone))
+        again = window.fork()
+        home = zip(window._state.residents, compact(window), strict=True)
+        again._state = WindowState.of([window._server.move(r, p) for r, p in home], 1)
+        assert relative(window.next_token_logits(QUESTION), again.next_token_logits(QUESTION)) <= 1e-5
+        del again  # which shares the room
+    assert frames == [9, 18, 27, 36, 0, 9, 18, 27, 36, 0, 9]
+    assert turned == [f == 0 for f in frames]
+
+
+def compact(window):
+    return compact_positions(
+        window.backbone, window.anchor.input_ids, [r.facts for r in window._state.residents]
+    )
+
+
+def test_a_frame_never_brings_a_question_to_the_last_position():
+    backbone = Backbone(drifting(60))
+    chunks = [backbone.chunk_from_tensors(samples.text_ids(9, seed)) for seed in range(8)]
+    window = make(backbone, None, *chunks[:2], max_tokens=4 + 2 * 9)
+    for chunk in chunks[2:7]:
+        window.append(chunk)
+        # 22 positions and their frame leave half of the 60 to question and answer
+        assert window._state.frame[0] + 21 <= 30
+        assert int(window.position_ids.max()) == 21
+    window.slide(positions="keep")
+    gap = window.position_ids
+    assert window._state.frame != (0,)
+    window.append(chunks[0])
+    assert torch.equal(window.position_ids[:, : gap.shape[1]], gap)  # the frame goes home, the gap stays
+    assert window._state.frame == (0,)
 
 
 def drifting(limit: int):
@@ -147,8 +226,6 @@ def drifting(limit: int):
 
 
 def test_a_window_that_drifts_to_the_last_position_is_compacted():
-    from kamera import Backbone
-
     backbone = Backbone(drifting(60))
     chunks = [backbone.chunk_from_tensors(samples.text_ids(9, seed)) for seed in range(8)]
     window = make(backbone, None, *chunks[:3], max_tokens=4 + 3 * 9, positions="keep")

@@ -14,6 +14,7 @@ from tests.window.rig import (
     chunks_of,
     guarantees,
     is_a_reprefill,
+    live,
     make,
     watching,
 )
@@ -78,7 +79,7 @@ def test_half_precision_says_and_costs_what_single_precision_does(family, policy
     assert said == expected
     logits = window.next_token_logits(QUESTION)
     assert logits.dtype == torch.bfloat16 and bool(torch.isfinite(logits).all())
-    kinds = {t.dtype for r in window._state.residents for layer in r.live for t in layer.values()}
+    kinds = {t.dtype for i in range(len(window)) for layer in live(window, i) for t in layer.values()}
     assert kinds == {torch.bfloat16}
     assert window.generate(QUESTION, max_new_tokens=3, min_new_tokens=3, **GREEDY).shape == (3,)
     assert torch.equal(window.position_ids, reference.position_ids)

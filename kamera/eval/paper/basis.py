@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from kamera.eval.paper.draw import MAIN, Stage
 from kamera.eval.paper.tally import Tally
-from kamera.ops import LowRank, Patch
-from kamera.ops.lowrank import floats, kept_energy
+from kamera.ops import LowRank, Patch, floats, kept_energy
 
 NAME = "basis"
 RANKS = (4, 8, 16, 32)

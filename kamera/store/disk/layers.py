@@ -76,6 +76,11 @@ class Layers:
         if self._exists():
             self._database().execute("DELETE FROM layers WHERE name = ?", (name,))
 
+    def scrub(self) -> None:
+        """Leave no trace of deleted rows, in the log either."""
+        if self._exists():
+            self._database().execute("PRAGMA wal_checkpoint(TRUNCATE)")
+
     def close(self) -> None:
         """Close the database; nothing works afterwards."""
         if self._opened is not None:

@@ -171,9 +171,9 @@ class DiskTier:
         """
         return self._place(info, data, replace=False)
 
-    def exchange(self, info: ObjectInfo, data: bytes, stamp: str) -> bool:
-        """Put the file ``data`` in the place of the one of ``stamp``; False if that one is not there."""
-        return self._place(info, data, replace=True, instead_of=stamp) is not None
+    def exchange(self, info: ObjectInfo, data: bytes, stamp: str) -> str | None:
+        """Put the file ``data`` in the place of the one of ``stamp``; its own, or None if that is gone."""
+        return self._place(info, data, replace=True, instead_of=stamp)
 
     def delete(self, key: str) -> bool:
         """Remove the object ``key``; whether there was one."""

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple, Protocol
-
-from kamera.store.keys import is_key
 
 OBJECTS = "objects/"
 QUARANTINE = "quarantine/"
+PINS = "pins/"
 
 
 class Head(NamedTuple):
@@ -21,8 +20,9 @@ class Head(NamedTuple):
 class Blobs(Protocol):
     """Blobs by name, each there whole or not at all. Safe to use from several threads.
 
-    A name is `OBJECTS` or `QUARANTINE` and a name of the store's making, so never input from
-    outside. A call ends within bounded time, and raises one of ``errors`` or nothing.
+    A name is `OBJECTS`, `QUARANTINE` or `PINS` and a name of the store's making, so never input from
+    outside. A call ends within bounded time, and raises one of ``errors``, `StoreError` for what this
+    kind of service cannot do, or nothing.
     """
 
     url: str
@@ -38,28 +38,44 @@ class Blobs(Protocol):
         """The first ``length`` bytes of each blob, or all of a shorter one."""
         ...
 
+    def present(self, names: Sequence[str]) -> list[bool]:
+        """Whether there is such a blob, for each of ``names``; nothing of it is read."""
+        ...
+
     def put(self, name: str, data: bytes) -> None:
         """Store a blob, in place of the one of that name; it is there when this returns."""
+        ...
+
+    def create(self, name: str, data: bytes) -> bool:
+        """Store a blob unless there is one of that name, which then stays; whether it was stored."""
+        ...
+
+    def exchange(self, name: str, old: bytes, new: bytes) -> bool:
+        """Store ``new`` in place of the blob ``name`` if that still is ``old``; whether it was.
+
+        Whatever anybody else writes meanwhile stays: it is compared and replaced in one step.
+        """
         ...
 
     def delete(self, name: str) -> bool:
         """Remove a blob; whether there was one."""
         ...
 
+    def discard(self, names: Sequence[str]) -> None:
+        """Remove many blobs, as far as they are there."""
+        ...
+
     def set_aside(self, name: str, data: bytes, place: str) -> bool:
         """Rename the blob ``name`` to ``place`` if it still is ``data``; whether it was."""
         ...
 
-    def names(self) -> list[str]:
-        """Names of all blobs, without order."""
+    def listed(self, folder: str) -> Mapping[str, str | None]:
+        """Names of all blobs that begin with ``folder``, without order, each with its mark.
+
+        A mark is a text that changes whenever the blob does; None where the service tells none.
+        """
         ...
 
     def close(self) -> None:
         """Let go of connections; nothing works afterwards."""
         ...
-
-
-def object_names(names: Sequence[str]) -> list[str]:
-    """The objects among blobs' names, without their folder, sorted; anything else is not ours to judge."""
-    found = (name[len(OBJECTS) :] for name in names if name.startswith(OBJECTS))
-    return sorted(name for name in found if is_key(name))

@@ -51,6 +51,14 @@ class DiskCache:
         """The file was deleted."""
         self._ledger.drop(name)
 
+    def renewed(self, name: str, old: str, new: str) -> None:
+        """The file of stamp ``old`` was written again under another key, as that of ``new``."""
+        self._ledger.renew(name, old, new)
+
+    def scrub(self) -> None:
+        """Leave no trace of what was deleted."""
+        self._ledger.scrub()
+
     def grew(self, count: int) -> None:
         """``count`` bytes were written to the disk: evict what may go, if it is too much now."""
         with self._lock:

@@ -10,10 +10,10 @@ import logging
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Literal, TypeVar
 
-from kamera.errors import RemoteUnavailable
+from kamera.errors import KameraError, RemoteUnavailable
 from kamera.store.remote.blobs import Blobs, Head
 
 logger = logging.getLogger(__name__)
@@ -102,21 +102,37 @@ class Guard:
         """See `Blobs`."""
         return self.reads.call(lambda: self._blobs.heads(names, length))
 
+    def present(self, names: Sequence[str]) -> list[bool]:
+        """See `Blobs`."""
+        return self.reads.call(lambda: self._blobs.present(names))
+
     def put(self, name: str, data: bytes) -> None:
         """See `Blobs`."""
         self.writes.call(lambda: self._blobs.put(name, data))
+
+    def create(self, name: str, data: bytes) -> bool:
+        """See `Blobs`."""
+        return self.writes.call(lambda: self._blobs.create(name, data))
+
+    def exchange(self, name: str, old: bytes, new: bytes) -> bool:
+        """See `Blobs`."""
+        return self.writes.call(lambda: self._blobs.exchange(name, old, new))
 
     def delete(self, name: str) -> bool:
         """See `Blobs`."""
         return self.writes.call(lambda: self._blobs.delete(name))
 
+    def discard(self, names: Sequence[str]) -> None:
+        """See `Blobs`."""
+        self.writes.call(lambda: self._blobs.discard(names))
+
     def set_aside(self, name: str, data: bytes, place: str) -> bool:
         """See `Blobs`."""
         return self.writes.call(lambda: self._blobs.set_aside(name, data, place))
 
-    def names(self) -> list[str]:
+    def listed(self, folder: str) -> Mapping[str, str | None]:
         """See `Blobs`."""
-        return self.reads.call(self._blobs.names)
+        return self.reads.call(lambda: self._blobs.listed(folder))
 
     def close(self) -> None:
         """See `Blobs`."""
@@ -152,6 +168,9 @@ class _Line:
         except self._blobs.errors as error:
             self.breaker.failure()
             raise RemoteUnavailable(f"{self._blobs.url} fails {self._kind}: {self._failed(error)}") from error
+        except KameraError:  # what this kind of remote cannot do: that is no outage
+            self.breaker.success()
+            raise
         except BaseException:
             self.breaker.failure()  # a probe must not stay under way for ever
             raise

@@ -6,10 +6,12 @@ twice, and never an object.
 
 from __future__ import annotations
 
+import contextlib
+import sqlite3
 from pathlib import Path
 
 from kamera.errors import StoreError
-from kamera.store.disk.database import Database
+from kamera.store.disk.database import Database, exists
 
 LEDGER = "uploads.sqlite"
 """What the file is called in a cache directory."""
@@ -19,6 +21,18 @@ _TABLES = """
 CREATE TABLE IF NOT EXISTS sent (name TEXT PRIMARY KEY, stamp TEXT NOT NULL) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS remote (url TEXT NOT NULL);
 """
+
+
+def remote_of(directory: Path) -> str | None:
+    """The url (without credentials) of the remote that ``directory`` is the cache of; None if of none."""
+    path = directory / LEDGER
+    if not exists(path):
+        return None
+    try:
+        with contextlib.closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)) as db:
+            return str(db.execute("SELECT url FROM remote").fetchone()[0])
+    except (sqlite3.Error, TypeError):  # it is made anew by whoever opens the remote
+        return "a remote"
 
 
 class Ledger:
@@ -51,6 +65,14 @@ class Ledger:
     def stamps(self) -> dict[str, str]:
         """Name and stamp of every file that was confirmed; some may be gone or replaced since."""
         return dict(self._db.execute("SELECT name, stamp FROM sent"))
+
+    def renew(self, name: str, old: str, new: str) -> None:
+        """What is known of the file of stamp ``old`` is true of that of ``new``."""
+        self._db.execute("UPDATE sent SET stamp = ? WHERE name = ? AND stamp = ?", (new, name, old))
+
+    def scrub(self) -> None:
+        """Leave no trace of deleted rows: the file has none (`secure_delete`), the log is emptied."""
+        self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
 
     def close(self) -> None:
         """Close the database; nothing works afterwards."""

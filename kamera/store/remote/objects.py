@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+import secrets
+import threading
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
@@ -11,12 +13,14 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 import obstore
-from obstore.exceptions import BaseError
+from obstore.exceptions import AlreadyExistsError, BaseError, PreconditionError
 from obstore.store import LocalStore, MemoryStore, from_url
 
+from kamera.errors import StoreError
 from kamera.store.remote.blobs import Head
 
 _WORKERS = 8  # look-ups under way at once while listing
+_TAKEN = (AlreadyExistsError, PreconditionError)  # the condition of a write did not hold
 
 
 class ObjectBlobs:
@@ -33,6 +37,8 @@ class ObjectBlobs:
         self.url = shown
         self._store = store
         self._prefix = prefix
+        self._proving = threading.Lock()
+        self._proven = False
         self._pool = ThreadPoolExecutor(_WORKERS, thread_name_prefix="kamera-heads")
 
     @classmethod
@@ -78,9 +84,42 @@ class ObjectBlobs:
         """See `Blobs`; several at once."""
         return list(self._pool.map(lambda name: self._head(name, length), names))
 
+    def present(self, names: Sequence[str]) -> list[bool]:
+        """See `Blobs`; several at once."""
+        return list(self._pool.map(self._is_present, names))
+
     def put(self, name: str, data: bytes) -> None:
         """See `Blobs`."""
         obstore.put(self._store, self._path(name), data)
+
+    def create(self, name: str, data: bytes) -> bool:
+        """See `Blobs`."""
+        self._prove_conditions()
+        try:
+            obstore.put(self._store, self._path(name), data, mode="create")
+        except _TAKEN:
+            return False
+        return True
+
+    def exchange(self, name: str, old: bytes, new: bytes) -> bool:
+        """See `Blobs`; a shared file system cannot compare before it replaces, and is refused."""
+        if isinstance(self._store, LocalStore):
+            raise StoreError(
+                f"{self.url} lies in files, which cannot be compared and replaced in one step: export it to "
+                "a bundle and import that into a store of its own"
+            )
+        self._prove_conditions()
+        path = self._path(name)
+        try:
+            found = obstore.get(self._store, path)
+            meta: Mapping[str, Any] = dict(found.meta)
+            if bytes(found.bytes()) != old:
+                return False
+            mode: Any = {what: meta[what] for what in ("e_tag", "version") if meta.get(what)}
+            obstore.put(self._store, path, new, mode=mode)
+        except (FileNotFoundError, *_TAKEN):
+            return False
+        return True
 
     def delete(self, name: str) -> bool:
         """See `Blobs`."""
@@ -90,6 +129,13 @@ class ObjectBlobs:
         except FileNotFoundError:
             return False
         return True
+
+    def discard(self, names: Sequence[str]) -> None:
+        """See `Blobs`; many in one request where the service can."""
+        if isinstance(self._store, LocalStore):  # it knows no bulk, and minds what is gone already
+            list(self._pool.map(self.delete, names))
+        elif names:
+            obstore.delete(self._store, [self._path(name) for name in names])
 
     def set_aside(self, name: str, data: bytes, place: str) -> bool:
         """See `Blobs`, and the class for what it does not promise."""
@@ -101,11 +147,11 @@ class ObjectBlobs:
             return False
         return True
 
-    def names(self) -> list[str]:
-        """See `Blobs`."""
+    def listed(self, folder: str) -> Mapping[str, str | None]:
+        """See `Blobs`; a mark is the entity tag."""
         start = len(self._prefix)
-        listed = obstore.list(self._store, self._prefix.rstrip("/"), chunk_size=1000)
-        return [found["path"][start:] for chunk in listed for found in chunk]
+        chunks = obstore.list(self._store, (self._prefix + folder).rstrip("/"), chunk_size=1000)
+        return {found["path"][start:]: found["e_tag"] for chunk in chunks for found in chunk}
 
     def close(self) -> None:
         """See `Blobs`."""
@@ -114,12 +160,49 @@ class ObjectBlobs:
     def _head(self, name: str, length: int) -> Head | None:
         path = self._path(name)
         try:
-            size = int(obstore.head(self._store, path)["size"])
-            if size == 0:
+            try:
+                found = obstore.get(self._store, path, options={"range": (0, length)})
+                return Head(bytes(found.bytes()), int(found.meta["size"]))
+            except BaseError:  # no byte of an empty blob can be asked for
+                if obstore.head(self._store, path)["size"] != 0:
+                    raise
                 return Head(b"", 0)
-            return Head(bytes(obstore.get_range(self._store, path, start=0, length=length)), size)
         except FileNotFoundError:
             return None
+
+    def _is_present(self, name: str) -> bool:
+        try:
+            obstore.head(self._store, self._path(name))
+        except FileNotFoundError:
+            return False
+        return True
+
+    def _prove_conditions(self) -> None:
+        """Some services take a condition and do not heed it: have two refused before relying on any."""
+        with self._proving:
+            if self._proven:
+                return
+            path = self._path(f"probe/{secrets.token_hex(16)}")
+            obstore.put(self._store, path, b"1")
+            try:
+                wrong: list[Any] = ["create"]
+                if not isinstance(self._store, LocalStore):
+                    wrong.append({"e_tag": '"0123456789abcdef0123456789abcdef"'})
+                for mode in wrong:
+                    self._refuses(path, mode)
+            finally:
+                obstore.delete(self._store, path)
+            self._proven = True
+
+    def _refuses(self, path: str, mode: Any) -> None:
+        try:
+            obstore.put(self._store, path, b"2", mode=mode)
+        except _TAKEN:
+            return
+        raise StoreError(
+            f"{self.url} replaces a blob although it was told on which condition (If-Match, If-None-Match): "
+            "nothing can be exchanged there while others may write; export it, and import it elsewhere"
+        )
 
     def _path(self, name: str) -> str:
         return self._prefix + name

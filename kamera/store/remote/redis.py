@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any
 
@@ -15,7 +15,8 @@ from kamera.store.remote.blobs import Head
 MAX_BYTES = 512 * 2**20
 """The longest value the server takes unless it is configured otherwise (``proto-max-bulk-len``)."""
 
-_PIPELINE = 256
+_TRIP = 8 * 2**20  # bytes asked for in one round trip, about
+_PIPELINE = (256, 4096)  # names in one, at least and at most
 _GLOB = {ord(c): f"\\{c}" for c in "*?[]\\"}
 
 
@@ -48,8 +49,8 @@ class RedisBlobs:
     def heads(self, names: Sequence[str], length: int) -> list[Head | None]:
         """See `Blobs`; many in one round trip."""
         found: list[Head | None] = []
-        left = iter(names)
-        while batch := list(islice(left, _PIPELINE)):
+        least, most = _PIPELINE
+        for batch in _batches(names, min(most, max(least, _TRIP // length))):
             pipeline = self._client.pipeline(transaction=True)  # both halves of one version
             for name in batch:
                 pipeline.getrange(self._key(name), 0, length - 1).strlen(self._key(name))
@@ -57,40 +58,78 @@ class RedisBlobs:
             found += [Head(data, size) if size else None for data, size in zip(answers, answers, strict=True)]
         return found
 
+    def present(self, names: Sequence[str]) -> list[bool]:
+        """See `Blobs`; many in one round trip."""
+        found: list[bool] = []
+        for batch in _batches(names, _PIPELINE[1]):
+            pipeline = self._client.pipeline(transaction=False)
+            for name in batch:
+                pipeline.exists(self._key(name))
+            found += map(bool, pipeline.execute())
+        return found
+
     def put(self, name: str, data: bytes) -> None:
         """See `Blobs`."""
-        if len(data) > MAX_BYTES:
-            raise ValueError(f"{len(data)} bytes are more than the {MAX_BYTES} that Redis takes in one value")
-        self._client.set(self._key(name), data)
+        self._client.set(self._key(name), _fitting(data))
+
+    def create(self, name: str, data: bytes) -> bool:
+        """See `Blobs`."""
+        return bool(self._client.set(self._key(name), _fitting(data), nx=True))
+
+    def exchange(self, name: str, old: bytes, new: bytes) -> bool:
+        """See `Blobs`; nobody comes between the look and the writing."""
+        key = self._key(name)
+        return self._if_still(key, old, lambda pipeline: pipeline.set(key, _fitting(new)))
 
     def delete(self, name: str) -> bool:
         """See `Blobs`."""
         return bool(self._client.delete(self._key(name)))
 
+    def discard(self, names: Sequence[str]) -> None:
+        """See `Blobs`; many in one round trip."""
+        for batch in _batches(names, _PIPELINE[1]):
+            self._client.unlink(*map(self._key, batch))
+
     def set_aside(self, name: str, data: bytes, place: str) -> bool:
         """See `Blobs`; nobody comes between the look and the renaming."""
         key = self._key(name)
+        return self._if_still(key, data, lambda pipeline: pipeline.rename(key, self._key(place)))
+
+    def listed(self, folder: str) -> Mapping[str, str | None]:
+        """See `Blobs`; in steps, so that the server serves others meanwhile. There are no marks."""
+        pattern = (self._prefix + folder).translate(_GLOB) + "*"
+        keys: set[bytes] = set(self._client.scan_iter(match=pattern, count=1000))
+        return dict.fromkeys(key.decode(errors="replace")[len(self._prefix) :] for key in keys)
+
+    def close(self) -> None:
+        """See `Blobs`."""
+        self._client.close()
+
+    def _if_still(self, key: str, data: bytes, change: Callable[[Any], object]) -> bool:
+        """Queue ``change`` and have it done if ``key`` holds ``data`` at that very moment."""
         with self._client.pipeline() as pipeline:
             pipeline.watch(key)
             if pipeline.get(key) != data:
                 return False
             pipeline.multi()
-            pipeline.rename(key, self._key(place))
+            change(pipeline)
             try:
                 pipeline.execute()
             except redis.WatchError:
                 return False
         return True
 
-    def names(self) -> list[str]:
-        """See `Blobs`; in steps, so that the server serves others meanwhile."""
-        pattern = self._prefix.translate(_GLOB) + "*"
-        keys: set[bytes] = set(self._client.scan_iter(match=pattern, count=1000))
-        return [key.decode(errors="replace")[len(self._prefix) :] for key in keys]
-
-    def close(self) -> None:
-        """See `Blobs`."""
-        self._client.close()
-
     def _key(self, name: str) -> str:
         return self._prefix + name
+
+
+def _batches(names: Sequence[str], size: int) -> Iterator[list[str]]:
+    left = iter(names)
+    while batch := list(islice(left, size)):
+        yield batch
+
+
+def _fitting(data: bytes) -> bytes:
+    if len(data) > MAX_BYTES:
+        raise ValueError(f"{len(data)} bytes are more than the {MAX_BYTES} that Redis takes in one value")
+    return data

@@ -4,23 +4,27 @@ from __future__ import annotations
 
 import io
 import logging
+import re
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import BinaryIO, NamedTuple, cast
 
 from kamera.errors import CorruptChunk, RemoteUnavailable, StoreVersionError, WrongKey
 from kamera.store.codec import Codec
-from kamera.store.info import ObjectInfo, RemoteStats, VerifyReport
+from kamera.store.info import ObjectInfo, Quarantined, RemoteStats, VerifyReport
+from kamera.store.keys import is_key
 from kamera.store.records import CanonicalRecord, PatchRecord
-from kamera.store.remote.blobs import OBJECTS, QUARANTINE, Blobs, Head, object_names
+from kamera.store.remote.blobs import OBJECTS, QUARANTINE, Blobs, Head
 from kamera.store.remote.guard import Breaker, Guard
+from kamera.store.remote.listing import Listing
+from kamera.store.remote.pins import RemotePins
 
 logger = logging.getLogger(__name__)
 
 _HEAD = 32 * 1024  # bytes; the header of most objects is within
-_BATCH = 256  # headers listed at a time
+_COPY = re.compile(r"([0-9a-f]{64})\.(\d{1,20})")
 
 
 class Fetched(NamedTuple):
@@ -43,6 +47,8 @@ class RemoteTier:
     ) -> None:
         self.url = blobs.url
         self._blobs = Guard(blobs, breaker)
+        self.pins = RemotePins(self._blobs)
+        self._listing = self._lister()
         self._codec = codec
         self._tenant = tenant
         self._lock = threading.Lock()
@@ -70,63 +76,105 @@ class RemoteTier:
         self._count("hits")
         return Fetched(record, info, data)
 
+    def reach(self) -> None:
+        """Ask for something, to see whether it answers."""
+        self._blobs.present([OBJECTS])
+
     def has(self, name: str) -> bool:
         """Whether there is a blob called ``name``; it is not verified."""
-        return self._blobs.heads([OBJECTS + name], 1)[0] is not None
+        return bool(self.present([name]))
+
+    def present(self, names: Sequence[str]) -> set[str]:
+        """Those of ``names`` of which there is a blob, unverified."""
+        found = self._blobs.present([OBJECTS + name for name in names])
+        return {name for name, is_there in zip(names, found, strict=True) if is_there}
 
     def info(self, name: str) -> ObjectInfo | None:
         """What the header of ``name`` says, unverified; None if there is none, or none that can be read."""
-        return self._info(name, self._blobs.heads([OBJECTS + name], _HEAD)[0])
+        return self.infos_of([name])[0]
 
-    def infos(self) -> Iterator[ObjectInfo]:
-        """What the headers of all objects say, by name, unverified; unreadable ones are left out."""
-        names = object_names(self._blobs.names())
-        for i in range(0, len(names), _BATCH):
-            batch = names[i : i + _BATCH]
-            heads = self._blobs.heads([OBJECTS + name for name in batch], _HEAD)
-            for name, head in zip(batch, heads, strict=True):
-                info = self._info(name, head)
-                if info is not None and info.context.tenant == self._tenant:
-                    yield info
+    def infos_of(self, names: Sequence[str]) -> list[ObjectInfo | None]:
+        """`info` of many."""
+        return self._listing.of(list(names))
+
+    def infos(self, *, afresh: bool = False) -> Iterator[ObjectInfo]:
+        """What the headers of all objects say, by name, unverified; unreadable ones are left out.
+
+        A header is read once and again when its blob has changed; ``afresh``: now.
+        """
+        yield from (self._lister() if afresh else self._listing)()
 
     def names(self) -> list[str]:
         """All objects."""
-        return object_names(self._blobs.names())
+        return self._listing.names()
 
     def put(self, name: str, data: bytes) -> None:
         """Store ``data``, which `Codec.encode` made, in place of the object ``name``."""
         self._blobs.put(OBJECTS + name, data)
         self._count("stored")
 
+    def exchange(self, name: str, old: bytes, new: bytes) -> bool:
+        """Put ``new`` in place of the object ``name`` if that still is ``old``; whether it was.
+
+        `StoreError` where that cannot be one step.
+        """
+        return self._blobs.exchange(OBJECTS + name, old, new)
+
+    def create(self, name: str, data: bytes) -> bool:
+        """Store ``data`` unless there is something called ``name``; whether it was stored."""
+        return self._blobs.create(OBJECTS + name, data)
+
     def delete(self, name: str) -> bool:
         """Remove the object ``name``; whether there was one."""
         return self._blobs.delete(OBJECTS + name)
 
-    def quarantined(self) -> list[str]:
+    def discard(self, names: Sequence[str]) -> None:
+        """Remove objects, as far as they are there."""
+        self._blobs.discard([OBJECTS + name for name in names])
+
+    def copies(self) -> list[str]:
         """Names (object, dot, nanoseconds since 1970) of what was set aside."""
-        return sorted(name[len(QUARANTINE) :] for name in self._blobs.names() if name.startswith(QUARANTINE))
+        found = (name[len(QUARANTINE) :] for name in self._blobs.listed(QUARANTINE))
+        return sorted(name for name in found if _COPY.fullmatch(name))
 
-    def quarantined_info(self, quarantined: str) -> ObjectInfo | None:
-        """What the header of one of `quarantined` says; None if it cannot be read."""
-        blob = QUARANTINE + quarantined
-        return self._info(quarantined.partition(".")[0], self._blobs.heads([blob], _HEAD)[0], blob)
+    def quarantined(self) -> list[Quarantined]:
+        """`copies`, with their sizes; why they were set aside is written nowhere."""
+        copies = self.copies()
+        heads = self._blobs.heads([QUARANTINE + copy for copy in copies], 1) if copies else []
+        found = []
+        for copy, head in zip(copies, heads, strict=True):
+            name, _, nanoseconds = copy.partition(".")
+            if head is not None:
+                found.append(Quarantined(copy, name, head.size, int(nanoseconds) / 1e9, "not recorded"))
+        return found
 
-    def purge(self, quarantined: str) -> bool:
-        """Remove one of `quarantined` for good; whether it was there."""
-        return self._blobs.delete(QUARANTINE + quarantined)
+    def copy_info(self, copy: str) -> ObjectInfo | None:
+        """What the header of one of `copies` says; None if it cannot be read."""
+        blob = QUARANTINE + copy
+        return self._info(copy.partition(".")[0], self._blobs.heads([blob], _HEAD)[0], blob)
 
-    def verify(self) -> VerifyReport:
-        """Read every object once; damaged ones go to quarantine."""
+    def read_copy(self, copy: str) -> bytes | None:
+        """The bytes of one of `copies`, as they are."""
+        return self._blobs.get(QUARANTINE + copy)
+
+    def purge(self, copy: str) -> bool:
+        """Remove one of `copies` for good; whether it was there."""
+        return self._blobs.delete(QUARANTINE + copy)
+
+    def verify(self, progress: Callable[[int, int], None] = lambda done, total: None) -> VerifyReport:
+        """Read every object once; damaged ones go to quarantine. ``progress``: objects done and in all."""
         ok = 0
         quarantined: list[str] = []
         refused: list[str] = []
-        for name in object_names(self._blobs.names()):
+        names = self.names()
+        for done, name in enumerate(names, 1):
             try:
                 ok += self.get(name) is not None
             except CorruptChunk as error:
                 quarantined.append(str(error))
             except (StoreVersionError, WrongKey) as error:
                 refused.append(str(error))
+            progress(done, len(names))
         return VerifyReport(ok, tuple(quarantined), tuple(refused))
 
     def stats(self) -> RemoteStats:
@@ -151,6 +199,13 @@ class RemoteTier:
     def close(self) -> None:
         """Let go of connections."""
         self._blobs.close()
+
+    def _lister(self) -> Listing[ObjectInfo]:
+        return Listing(self._blobs, OBJECTS, is_key, _HEAD, self._own_info)
+
+    def _own_info(self, name: str, head: Head) -> ObjectInfo | None:
+        info = self._info(name, head)
+        return None if info is None or info.context.tenant != self._tenant else info
 
     def _info(self, name: str, head: Head | None, blob: str | None = None) -> ObjectInfo | None:
         if head is None:

@@ -11,6 +11,7 @@ from kamera.errors import CorruptChunk, StoreError, StoreVersionError, WrongKey
 from kamera.store.codec import Codec
 from kamera.store.disk.tier import DiskTier
 from kamera.store.remote import RemoteTier
+from kamera.store.tiers import Tiers
 
 
 @dataclass(frozen=True)
@@ -26,35 +27,38 @@ class Rotated:
     refused: tuple[str, ...]
 
 
-def rotate(codec: Codec, disk: DiskTier | None, remote: RemoteTier | None) -> Rotated:
+def rotate(codec: Codec, tiers: Tiers) -> Rotated:
     """Bring every object under the codec's first key.
 
-    A file is replaced in one step, and only while it still is the one that was read; whoever is
-    interrupted runs it again. `StoreError` for a store that is not encrypted, `RemoteUnavailable` for a
-    remote that does not answer.
+    A file or blob is replaced in one step, and only while it still is the one that was read; whoever is
+    interrupted runs it again. `StoreError` for a store that is not encrypted, or a remote that cannot
+    compare before it replaces, `RemoteUnavailable` for one that does not answer.
     """
     renewed = getattr(codec, "renewed", None)
     if renewed is None:
         raise StoreError("only an encrypted store has keys to rotate: open it with keys=[new, old]")
-    run = _Run(codec, renewed)
-    if disk is not None:
-        run.over_disk(disk)
-    if remote is not None:
-        run.over_remote(remote)
+    run = _Run(codec, tiers, renewed)
+    if tiers.disk is not None:
+        run.over_disk(tiers.disk)
+    if tiers.remote is not None:
+        run.over_remote(tiers.remote)
     return Rotated(run.rewritten, run.current, tuple(run.refused))
 
 
 class _Run:
-    def __init__(self, codec: Codec, renewed: Callable[[bytes, str, str], bytes | None]) -> None:
+    def __init__(
+        self, codec: Codec, tiers: Tiers, renewed: Callable[[bytes, str, str], bytes | None]
+    ) -> None:
         self.rewritten = self.current = 0
         self.refused: list[str] = []
         self._codec = codec
+        self._tiers = tiers
         self._renewed = renewed
 
     def over_disk(self, disk: DiskTier) -> None:
         for name in disk.names():
             try:
-                while not self._renew(disk, name):
+                while not self._renew_file(disk, name):
                     pass  # someone wrote it meanwhile
             except CorruptChunk as error:
                 self.refused.append(str(error))
@@ -63,7 +67,7 @@ class _Run:
             except (StoreVersionError, WrongKey) as error:
                 self.refused.append(str(error))
 
-    def _renew(self, disk: DiskTier, name: str) -> bool:
+    def _renew_file(self, disk: DiskTier, name: str) -> bool:
         """Whether the file is under the first key by now, or gone."""
         found = disk.load(name)
         if found is None:
@@ -73,23 +77,30 @@ class _Run:
             self.current += 1
             return True
         info = self._codec.read_info(io.BytesIO(data), len(data), name, name)
-        if not disk.exchange(info, data, found[1]):
+        stamp = disk.exchange(info, data, found[1])
+        if stamp is None:
             return False
+        self._tiers.renewed(name, found[1], stamp)
         self.rewritten += 1
         return True
 
     def over_remote(self, remote: RemoteTier) -> None:
         for name in remote.names():
             try:
-                found = remote.get(name)
-                if found is None:
-                    continue
-                data = self._renewed(found.data, name, name)
+                while not self._renew_blob(remote, name):
+                    pass  # someone wrote it meanwhile
             except (CorruptChunk, StoreVersionError, WrongKey) as error:
                 self.refused.append(str(error))
-                continue
-            if data is None:
-                self.current += 1
-            else:
-                remote.put(name, data)
-                self.rewritten += 1
+
+    def _renew_blob(self, remote: RemoteTier, name: str) -> bool:
+        """Whether the blob is under the first key by now, or gone."""
+        found = remote.get(name)
+        if found is None:
+            return True
+        data = self._renewed(found.data, name, name)
+        if data is None:
+            self.current += 1
+            return True
+        renewed = remote.exchange(name, found.data, data)
+        self.rewritten += renewed
+        return renewed

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -62,12 +62,12 @@ class NearDuplicate:
 class Objects:
     """What search asks of the store whose objects it is about.
 
-    ``name`` of a chunk's canonical, whether it ``has`` an object, the names of all ``canonicals``,
-    and an object to ``read``.
+    ``name`` of a chunk's canonical, which objects of some are ``present`` (asked for all at once: it
+    may be a remote that is asked), the names of all ``canonicals``, and an object to ``read``.
     """
 
     name: Callable[[Context, str], str]
-    has: Callable[[str], bool]
+    present: Callable[[Sequence[str]], Collection[str]]
     canonicals: Callable[[Context], Iterable[str]]
     read: Callable[[str], CanonicalRecord | PatchRecord | None]
 
@@ -120,18 +120,20 @@ class Search:
             raise ValueError(f"threshold {threshold} is no cosine: give -1.0 to 1.0")
         with self._lock:
             known = self._caught_up(context)
-            there = {row.name: self._objects.has(row.name) for row in known.rows.values()}
+            pairs = list(known.pairs(threshold))
+            named = {row.name for one, other, _ in pairs for row in (one, other)}
+            there = self._objects.present(sorted(named))
             found = [
                 NearDuplicate(one.chunk_id, other.chunk_id, score)
-                for one, other, score in known.pairs(threshold)
-                if there[one.name] and there[other.name]
+                for one, other, score in pairs
+                if one.name in there and other.name in there
             ]
         return sorted(found, key=lambda pair: (-pair.score, pair.chunk_id, pair.other))
 
     def embedding(self, context: Context, chunk_id: str) -> np.ndarray | None:
         """Unit vector ``[width]`` of a stored chunk; None for one without pictures, or not stored."""
         name = self._objects.name(context, chunk_id)
-        if not self._objects.has(name):
+        if not self._objects.present([name]):
             return None
         row = self._vectors.get(name)
         return self._make(name)[1] if row is None else row.vector
@@ -207,7 +209,8 @@ class Search:
         with self._lock:
             while True:
                 found = self._caught_up(context).nearest(query, k)
-                gone = [row.name for row, _ in found if not self._objects.has(row.name)]
+                there = self._objects.present([row.name for row, _ in found])
+                gone = [row.name for row, _ in found if row.name not in there]
                 if not gone:
                     return [Hit(row.chunk_id, score) for row, score in found]
                 self._vectors.drop(gone)
@@ -249,8 +252,9 @@ class Search:
         """Make the rows that are missing, drop those without an object; how many of each."""
         held = self._vectors.names(self._space(context)).keys()
         stored = set(self._objects.canonicals(context))
-        # a name may be damaged, too
-        gone = [name for name in held - stored if not (is_key(name) and self._objects.has(name))]
+        loose = held - stored
+        there = self._objects.present([name for name in loose if is_key(name)])  # a name may be damaged, too
+        gone = [name for name in loose if name not in there]
         if gone:
             self._vectors.drop(gone)
         made = sum(self._make(name)[0] for name in sorted(stored - held))
@@ -297,12 +301,12 @@ def open_search(tiers: Tiers, codec: Codec, tenant: str) -> Search:
 
     def vectors(emptied: Callable[[], None]) -> Vectors:
         if disk is None:
-            return MemoryVectors(tiers.has)
+            return MemoryVectors(tiers.present)
         return DiskVectors(disk.root / "search" / "vectors.sqlite", codec, emptied)
 
     objects = Objects(
         name=lambda context, chunk: codec.name(canonical_key(context, chunk)),
-        has=tiers.has,
+        present=tiers.present,
         canonicals=canonicals,
         read=tiers.get,
     )

@@ -9,7 +9,7 @@ import base64
 import itertools
 import secrets
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
@@ -83,10 +83,10 @@ class Vectors(Protocol):
 
 
 class MemoryVectors:
-    """Embeddings of a store that lives in memory, and lets objects go without a word: ``has`` tells."""
+    """Embeddings of a store that lets objects go without a word: ``present`` tells which are there."""
 
-    def __init__(self, has: Callable[[str], bool]) -> None:
-        self._has = has
+    def __init__(self, present: Callable[[Sequence[str]], Collection[str]]) -> None:
+        self._present = present
         self._rows: dict[str, tuple[str, Row]] = {}
         self._seq = itertools.count(1)
         self._full = _PAGE
@@ -97,7 +97,8 @@ class MemoryVectors:
             self._rows.pop(name, None)  # rows stay in the order of their numbers
             self._rows[name] = space, Row(next(self._seq), name, chunk_id, vector)
             if len(self._rows) > self._full:
-                self._rows = {name: held for name, held in self._rows.items() if self._has(name)}
+                there = self._present(list(self._rows))
+                self._rows = {name: held for name, held in self._rows.items() if name in there}
                 self._full = max(_PAGE, 2 * len(self._rows))
 
     def drop(self, names: Iterable[str]) -> None:

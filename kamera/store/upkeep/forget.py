@@ -11,16 +11,17 @@ from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
 
-from kamera.errors import CorruptChunk, StoreVersionError, WrongKey
+from kamera.errors import CorruptChunk, StoreError, StoreVersionError, WrongKey
 from kamera.store.codec import Codec
 from kamera.store.disk.folder import Folder, NotAFile
 from kamera.store.disk.tier import DiskTier
 from kamera.store.info import ObjectInfo
 from kamera.store.keys import Context, canonical_key
 from kamera.store.remote import RemoteTier
+from kamera.store.remote.ledger import remote_of
 from kamera.store.search.lookback import Search
 from kamera.store.tiers import Tiers
-from kamera.store.upkeep.pins import PINS, Pins
+from kamera.store.upkeep.pinbooks import book_of
 
 _UNREADABLE = (CorruptChunk, StoreVersionError, WrongKey)
 
@@ -52,8 +53,15 @@ class _Trace(NamedTuple):
 def forget(tiers: Tiers, search: Search, codec: Codec, tenant: str, chunk_id: str) -> Forgotten:
     """Remove a chunk's canonicals and patches, and the patches of other chunks formed behind it.
 
-    Raises `RemoteUnavailable` when a remote does not answer; run it again then.
+    Raises `RemoteUnavailable` when a remote does not answer; run it again then. `StoreError` for the
+    cache of a remote that was opened without it.
     """
+    behind = None if tiers.disk is None or tiers.remote is not None else remote_of(tiers.disk.root)
+    if tiers.disk is not None and behind is not None:
+        raise StoreError(
+            f"{tiers.disk.root} is the cache of {behind}, which may hold the chunk as well: open that with "
+            "cache= and forget it there"
+        )
     look = _Look(tiers, search, codec, tenant, chunk_id)
     found = [trace for trace in look.traces() if trace.remove is not None]
     for trace in found:
@@ -62,9 +70,8 @@ def forget(tiers: Tiers, search: Search, codec: Codec, tenant: str, chunk_id: st
     # by name as well: of a copy or an embedding the header may be gone
     names = look.names | {trace.name for trace in found}
     search.drop(names)
-    if tiers.disk is not None:
-        Pins(tiers.disk.root / PINS).unpin(names)
-        tiers.disk.index.scrub()
+    book_of(tiers).unpin(names)
+    tiers.scrub()
     look = _Look(tiers, search, codec, tenant, chunk_id, names)
     return Forgotten(
         chunk_id=chunk_id,
@@ -145,16 +152,16 @@ class _Look:
                         yield _Trace(f"tmp/{file}, which is being written", name, None)
 
     def _in_remote(self, remote: RemoteTier) -> Iterator[_Trace]:
-        readable = {info.key: info for info in remote.infos()}
+        readable = {info.key: info for info in remote.infos(afresh=True)}
         for name in remote.names():
             info = readable.get(name)
             if info is None:
                 yield _Trace(f"object {name} of {remote.url} cannot be read", name, None)
             elif self._is_of(info):
                 yield self._object(f"object {name} of {remote.url}", name)
-        for copy in remote.quarantined():
+        for copy in remote.copies():
             name = copy.partition(".")[0]
-            held = remote.quarantined_info(copy)
+            held = remote.copy_info(copy)
             where = f"{remote.url} quarantine/{copy}"
             if name in self.names or (held is not None and self._is_of(held)):
                 yield _Trace(where, name, partial(remote.purge, copy), is_copy=True)

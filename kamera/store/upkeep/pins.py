@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 from kamera.errors import PinsFull, StoreError
 from kamera.store.disk.database import exists
@@ -36,6 +37,55 @@ class Pin:
     expires: float | None
 
 
+class PinBook(Protocol):
+    """Where the pins of a store are kept. Safe to use from several threads."""
+
+    def pin(self, objects: Iterable[tuple[str, int]], ttl: float | None = None) -> None:
+        """Pin objects (name, bytes), all or none; those pinned already get the new ``ttl`` (seconds).
+
+        Raises `PinsFull` when the pinned bytes would exceed `cap`, `ValueError` for a ``ttl`` that is none.
+        """
+        ...
+
+    def unpin(self, names: Iterable[str]) -> int:
+        """Let objects go; how many of them were pinned."""
+        ...
+
+    def is_pinned(self, name: str) -> bool:
+        """Whether ``name`` is pinned now."""
+        ...
+
+    def list(self) -> list[Pin]:
+        """All pins that hold now, by name."""
+        ...
+
+    @property
+    def cap(self) -> int | None:
+        """Most bytes that may be pinned at once; None for no such limit."""
+        ...
+
+    def set_cap(self, cap: int | None) -> None:
+        """Bound the bytes of future pins; what is pinned stays. `ValueError` for what is no size."""
+        ...
+
+
+def check_ttl(ttl: float | None) -> None:
+    """`ValueError` for a time that no pin can last."""
+    if ttl is not None and not ttl > 0:
+        raise ValueError(f"a pin lasts more than 0 seconds, got {ttl}")
+
+
+def check_cap(cap: int | None) -> None:
+    """`ValueError` for what is no number of bytes."""
+    if cap is not None and cap < 0:
+        raise ValueError(f"a cap is a number of bytes, got {cap}")
+
+
+def over_cap(held: int, cap: int) -> PinsFull:
+    """The refusal of pins that would make ``held`` bytes."""
+    return PinsFull(f"{held} bytes would be pinned, over the cap of {cap}: unpin something, or raise the cap")
+
+
 class Pins:
     """The pins of one store directory, for all its tenants. Safe to use from threads and processes.
 
@@ -48,12 +98,8 @@ class Pins:
         self._clock = clock
 
     def pin(self, objects: Iterable[tuple[str, int]], ttl: float | None = None) -> None:
-        """Pin objects (name, bytes), all or none; those pinned already get the new ``ttl`` (seconds).
-
-        Raises `PinsFull` when the pinned bytes would exceed `cap`.
-        """
-        if ttl is not None and not ttl > 0:
-            raise ValueError(f"a pin lasts more than 0 seconds, got {ttl}")
+        """See `PinBook`."""
+        check_ttl(ttl)
         expires = None if ttl is None else self._clock() + ttl
         rows = [(name, size, expires) for name, size in objects]
         with self._changing() as db:
@@ -62,9 +108,7 @@ class Pins:
             [[held]] = db.execute("SELECT COALESCE(SUM(bytes), 0) FROM pins")
             cap = _cap(db)
             if cap is not None and held > cap:
-                raise PinsFull(
-                    f"{held} bytes would be pinned, over the cap of {cap}: unpin something, or raise the cap"
-                )
+                raise over_cap(held, cap)
 
     def unpin(self, names: Iterable[str]) -> int:
         """Let objects go; how many of them were pinned."""
@@ -96,9 +140,8 @@ class Pins:
             return _cap(db)
 
     def set_cap(self, cap: int | None) -> None:
-        """Bound the bytes of future pins, for every process; what is pinned stays."""
-        if cap is not None and cap < 0:
-            raise ValueError(f"a cap is a number of bytes, got {cap}")
+        """See `PinBook`; for every process."""
+        check_cap(cap)
         with self._changing() as db:
             db.execute("DELETE FROM cap")
             if cap is not None:
@@ -131,6 +174,7 @@ class Pins:
                 sqlite3.connect(self.path, timeout=_BUSY_SECONDS, isolation_level=None)
             ) as db:
                 db.execute("PRAGMA synchronous = FULL")
+                db.execute("PRAGMA secure_delete = ON")  # what was forgotten leaves no name behind
                 db.executescript(_TABLES)
                 yield db
         except (sqlite3.Error, OSError) as error:

@@ -8,7 +8,6 @@ from pathlib import Path
 
 from kamera.errors import StoreError
 from kamera.store.codec import Codec
-from kamera.store.disk.database import exists
 from kamera.store.disk.tier import DiskTier
 from kamera.store.info import (
     Census,
@@ -25,14 +24,17 @@ from kamera.store.keys import (
     is_key,
 )
 from kamera.store.memory import MemoryTier, parse_size
-from kamera.store.remote.ledger import LEDGER
+from kamera.store.remote.ledger import remote_of
 from kamera.store.seal.rotate import Rotated, rotate
 from kamera.store.search.lookback import Search
 from kamera.store.tiers import Tiers
 from kamera.store.upkeep.bundle import Progress
 from kamera.store.upkeep.forget import Forgotten, forget
 from kamera.store.upkeep.gc import clean
-from kamera.store.upkeep.pins import PINS, Pins
+from kamera.store.upkeep.gc_remote import clean_remote
+from kamera.store.upkeep.pinbooks import book_of
+from kamera.store.upkeep.pins import PinBook
+from kamera.store.upkeep.release import Judged, Ward
 
 
 class Upkeep:
@@ -70,31 +72,31 @@ class Upkeep:
     def pin(self, keys: Iterable[str], ttl: float | None = None) -> None:
         """Keep objects of this tenant through `gc`, for ``ttl`` seconds or for good; all or none.
 
-        Raises `PinsFull` over the store's cap (`Pins.set_cap`), `StoreError` for an object that is not
-        stored. Without a directory they are kept in this process's memory, one after the other.
+        Raises `PinsFull` over the store's cap (`pins`), `StoreError` for an object that is not stored,
+        `RemoteUnavailable`. Pins of a remote are beside its objects, and every client's `gc` honours them;
+        in ``memory://`` they are this process's.
         """
-        found = {key: self._own_info(key) for key in keys}
-        missing = [key for key, info in found.items() if info is None]
-        if missing:
-            raise StoreError(f"{self.url} has no object {missing[0]!r} of this tenant: nothing was pinned")
-        if self._disk is None:
-            for key in found:
-                if not self._memory.pin(key, ttl):
-                    raise StoreError(f"{key} is not in memory: get it first")
-            return
-        self.pins.pin([(key, info.bytes) for key, info in found.items() if info is not None], ttl)
+        names = list(dict.fromkeys(keys))
+        found = self._own_infos(names)
+        self.pins.pin([(key, info.bytes) for key, info in found.items()], ttl)
+        remote = self._tiers.remote
+        if remote is not None:  # someone may have collected it before the pin was there
+            gone = set(names) - remote.present(names) - set(self._tiers.pending())
+            if gone:
+                self.pins.unpin(names)
+                raise StoreError(f"{self.url} has lost {min(gone)} meanwhile: nothing was pinned")
 
     def unpin(self, keys: Iterable[str]) -> int:
         """Let objects of this tenant, or that are gone, leave again; how many of them were pinned."""
-        mine = [key for key in keys if self._own_info(key) is not None or self._tiers.info(key) is None]
-        if self._disk is None:
-            return sum(self._memory.unpin(key) for key in mine)
+        mine = list(dict.fromkeys(keys))
+        if self._disk is not None and self._tiers.remote is None:  # a directory's pins are of all tenants
+            mine = [key for key in mine if self._own_info(key) is not None or self._tiers.info(key) is None]
         return self.pins.unpin(mine)
 
     @property
-    def pins(self) -> Pins:
-        """The directory's pins, of all tenants. Raises `StoreError` for ``memory://``."""
-        return Pins(self._directory("pin").root / PINS)
+    def pins(self) -> PinBook:
+        """The store's pins: of a directory all tenants', of a remote its own, else this process's."""
+        return book_of(self._tiers)
 
     def gc(
         self,
@@ -110,14 +112,28 @@ class Upkeep:
         What is pinned stays; of the rest goes what saves the least recompute per byte (`upkeep.gc`),
         and always a patch whose canonical is gone. ``every_tenant``: all objects of the directory, within
         one budget. ``quarantine_age``: also copies in quarantine that are older (seconds), whoever's.
-        ``dry_run``: only say what would go. ``progress`` is called with objects gone and to go. Raises
-        `StoreError` for ``memory://`` and remotes, which have limits of their own.
+        ``dry_run``: only say what would go. ``progress`` is called with objects gone and to go. Of a remote
+        all its objects are weighed, none by its use, as nobody counts those there. Raises `StoreError` for
+        ``memory://``, which has a limit of its own, and for a remote's cache opened without the remote.
         """
-        disk = self._directory("collect")
-        if self._tiers.remote is not None or exists(disk.root / LEDGER):
-            raise StoreError(f"{disk.root} is the cache of a remote: bound it by opening it with disk_limit=")
         limit = None if max_bytes is None else parse_size(max_bytes)
-        report = clean(disk, None if every_tenant else self.tenant, limit, quarantine_age, dry_run, progress)
+        remote, disk = self._tiers.remote, self._disk
+        if remote is not None:
+            if every_tenant:
+                raise StoreError(f"{self.url} keeps tenants apart: collect for each of them")
+            report = clean_remote(self._tiers, remote, limit, quarantine_age, dry_run, progress)
+        elif disk is None:
+            raise StoreError(f"cannot collect in {self.url}: bound it by opening it with memory_limit=")
+        else:
+            behind = remote_of(disk.root)
+            if behind is not None:
+                raise StoreError(
+                    f"{disk.root} is the cache of {behind}: collect there, or bound the cache by opening it "
+                    "with disk_limit="
+                )
+            report = clean(
+                disk, None if every_tenant else self.tenant, limit, quarantine_age, dry_run, progress
+            )
         if not dry_run:
             self._search.drop([gone.key for gone in report.removed if gone.kind == "canonical"])
             for gone in report.removed:
@@ -137,7 +153,7 @@ class Upkeep:
 
         Raises `StoreError` for a store that is not encrypted.
         """
-        return rotate(self._codec, self._disk, self._tiers.remote)
+        return rotate(self._codec, self._tiers)
 
     @property
     def certificates(self) -> tuple[Path, ...]:
@@ -166,24 +182,49 @@ class Upkeep:
         return self._disk.rebuild_index()
 
     def quarantined(self) -> list[Quarantined]:
-        """The damaged objects of the directory that were set aside, whoever's they are."""
-        return [] if self._disk is None else self._disk.quarantined()
+        """The damaged objects that were set aside: all of a directory, this tenant's of a remote."""
+        return self._ward.copies()
 
     def drop_quarantined(self, name: str) -> int:
         """Delete one copy in quarantine (by its ``file``) or all of one object; how many."""
-        return 0 if self._disk is None else self._disk.drop_quarantined(name)
+        return self._ward.drop(name)
+
+    def judge_quarantined(self, file: str) -> Judged:
+        """Read a copy in quarantine again, every byte of it; nothing is changed."""
+        return self._ward.judge(file)
+
+    def release_quarantined(self, file: str) -> Judged:
+        """Put a copy in quarantine (by its ``file``) back, if it is sound and nothing stands in its place.
+
+        Otherwise it stays, and ``reason`` says why. Raises `StoreError` if there is no such copy.
+        """
+        return self._ward.release(file, self._search)
+
+    def reach(self) -> None:
+        """Raise `RemoteUnavailable` if there is a remote and it does not answer."""
+        if self._tiers.remote is not None:
+            self._tiers.remote.reach()
+
+    @property
+    def _ward(self) -> Ward:
+        return Ward(self._tiers, self._codec, self.tenant)
 
     def _own_info(self, key: str) -> ObjectInfo | None:
         """What ``key`` is if it is this tenant's. `ValueError` if it is no key."""
-        if not is_key(key):
-            raise ValueError(f"{key!r} is no key: 64 lower-case hex digits")
+        check_key(key)
         info = self._tiers.info(key, certain=True)
         return None if info is None or info.context.tenant != self.tenant else info
 
-    def _directory(self, verb: str) -> DiskTier:
-        if self._disk is None:
-            raise StoreError(f"cannot {verb} in {self.url}: only a store directory has pins and a collector")
-        return self._disk
+    def _own_infos(self, keys: list[str]) -> dict[str, ObjectInfo]:
+        """What these are. Raises `StoreError` unless all of them are this tenant's objects."""
+        for key in keys:
+            check_key(key)
+        found = {}
+        for key, info in zip(keys, self._tiers.infos_of(keys), strict=True):
+            if info is None or info.context.tenant != self.tenant:
+                raise StoreError(f"{self.url} has no object {key!r} of this tenant: nothing was pinned")
+            found[key] = info
+        return found
 
     def _rows(
         self,
@@ -210,3 +251,8 @@ class Upkeep:
 def check_kind(kind: str | None) -> None:
     if kind is not None and kind not in KINDS:
         raise ValueError(f"kind {kind!r} is none of {', '.join(KINDS)}")
+
+
+def check_key(key: str) -> None:
+    if not is_key(key):
+        raise ValueError(f"{key!r} is no key: 64 lower-case hex digits")

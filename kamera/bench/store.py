@@ -1,0 +1,73 @@
+"""``kamera bench store``: from disk to attention, and how long it takes to find a chunk among many."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from kamera.bench.lookups import fill, lookups
+from kamera.bench.presets import preset
+from kamera.bench.settings import Settings, Step, unwatched
+from kamera.bench.table import Result, Row, Section, model_facts, result
+from kamera.bench.tiers import chunk_rows
+from kamera.bench.timing import Spread
+
+NOTES = (
+    "get: a whole canonical, verified; recall: a window's own operation, from reading to the written slot",
+    "memory: the store's own tier; page cache: read before, not kept by the store; cold: the system was told to "
+    "forget the file (posix_fadvise) just before",
+    "dd: the same file, as cold, read in blocks of 1 MiB; direct: past the page cache",
+    "share of dd: how fast against dd (cold), or against read() of the same file (page cache)",
+)
+
+
+def run(settings: Settings, step: Step = unwatched) -> Result:
+    """Measure stores of ``stored`` small chunks, and one chunk of every length in each tier."""
+    chosen = preset(settings.preset)
+    backbone = chosen.build(settings.layers, dtype=settings.dtype, device=settings.device)
+    total = len(settings.stored) + len(settings.lengths)
+    found: list[Row] = []
+    read: list[Row] = []
+    with tempfile.TemporaryDirectory(prefix="kamera-store-") as folder:
+        held = 0
+        for done, count in enumerate(sorted(settings.stored)):
+            step(done, total)
+            fill(Path(folder) / "small", held, count)
+            found += lookups(Path(folder) / "small", count)
+            held = count
+        for done, tokens in enumerate(settings.lengths, len(settings.stored)):
+            step(done, total)
+            read += chunk_rows(Path(folder) / f"of-{tokens}", backbone, chosen, tokens, settings)
+    step(total, total)
+    sections = [
+        Section("Look-ups", tuple(found)),
+        Section("One chunk from each tier", tuple(read)),
+        Section("Goals", tuple(goals(found, read, max(settings.stored), max(settings.lengths)))),
+    ]
+    return result("store", settings, model_facts(chosen, backbone), sections, NOTES)
+
+
+def goals(found: Sequence[Row], read: Sequence[Row], stored: int, tokens: int) -> list[Row]:
+    """The goals this benchmark has figures for: the largest store, the longest chunk."""
+    slowest = max(float(row["p99 ms"]) for row in found if row["chunks"] == stored)  # type: ignore[arg-type]
+    out: list[Row] = [
+        {
+            "goal": f"look-ups p99 among {stored} chunks, ms",
+            "at most": 1.0,
+            "is": slowest,
+            "met": slowest < 1.0,
+        }
+    ]
+    longest = {row["what"]: row for row in read if row["tokens"] == tokens}
+    ratio = longest["recall: page cache"]["times memory"]
+    assert isinstance(ratio, Spread)
+    out.append(
+        {"goal": "recall, page cache against memory", "at most": 1.5, "is": ratio, "met": ratio.median <= 1.5}
+    )
+    share = longest.get("get: cold", {}).get("share of dd")
+    if isinstance(share, Spread):
+        out.append(
+            {"goal": "cold read, share of dd", "at least": 0.8, "is": share, "met": share.median >= 0.8}
+        )
+    return out

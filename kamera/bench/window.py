@@ -1,0 +1,172 @@
+"""``kamera bench window``: every operation of a window, against the bytes it must move and a re-prefill.
+
+Windows of every length and number of chunks asked for, over stored chunks of noise. Each operation is
+timed in turn with plain copies of as many bytes as it must move; then again together with the question
+behind it, so that work which an operation puts off shows; last, two forwards of a chunk's length, behind
+the anchor and behind the full window, say what a re-prefill of the changed chunks would take (between
+them its cost grows linearly).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from time import perf_counter
+
+from kamera import Backbone, ChunkStore
+from kamera.bench.content import words
+from kamera.bench.forks import FORKS, forks
+from kamera.bench.machine import copy_arm
+from kamera.bench.moves import Deck, Move
+from kamera.bench.presets import Preset, preset
+from kamera.bench.settings import Settings, Step, unwatched
+from kamera.bench.stock import Stock
+from kamera.bench.table import Result, Row, Section, model_facts, result
+from kamera.bench.timing import Measured, Spread, measure
+
+NOTES = (
+    "must move: canonical (or the survivors' keys) read once and written once; times a copy: against a plain "
+    "copy of as many bytes in the same rounds, for slide keep of the survivors' keys, for fork of the window",
+    "with the next question: operation and first question, against a question to a window that has settled; "
+    "put off: what of it the operation alone does not show",
+    "re-prefill: of the chunks whose place or antecedents changed, from two measured forwards (behind the "
+    "anchor, behind the full window), embeddings given",
+)
+MEMORY = "16GiB"
+SUSTAINED = 2
+"""How often the whole window is replaced in the run of recalls and slides."""
+
+
+def run(settings: Settings, step: Step = unwatched) -> Result:
+    """Measure. Raises AssertionError where an operation ran a forward that is promised to run none."""
+    chosen = preset(settings.preset)
+    backbone = chosen.build(settings.layers, dtype=settings.dtype, device=settings.device)
+    sizes = [(tokens, chunks) for tokens in settings.lengths for chunks in settings.chunks]
+    rows: list[Row] = []
+    steady: list[Row] = []
+    branches: list[Row] = []
+    stock: Stock | None = None
+    for done, (tokens, chunks) in enumerate(sizes):
+        step(done, len(sizes))
+        if stock is None or stock.tokens != tokens:
+            stock = _stock(backbone, chosen, tokens)
+        deck = Deck(stock, chunks)
+        rows += operations(deck, settings)
+        steady.append(sustained(deck))
+        if chunks == max(settings.chunks):
+            branches += [{"tokens": tokens, "chunks": chunks, **row} for row in forks(deck)]
+        assert deck.forwards == 0, f"{deck.forwards} forwards in moves that are promised to run none"
+    step(len(sizes), len(sizes))
+    sections = [
+        Section("Window operations", tuple(rows)),
+        Section("Recall and slide, over and over", tuple(steady)),
+        Section(f"{FORKS} forks", tuple(branches)),
+        Section("Goals", tuple(goals(rows, branches))),
+    ]
+    return result("window", settings, model_facts(chosen, backbone), sections, NOTES)
+
+
+def operations(deck: Deck, settings: Settings) -> list[Row]:
+    """One row for every operation on the deck's window."""
+    moves = deck.moves()
+    copies = {f"copy {m.moved}": m.moved for m in moves}
+    device = settings.device
+    timed = measure(
+        [*[deck.arm(m) for m in moves], *[copy_arm(n, b, device) for n, b in copies.items()]],
+        device,
+        rounds=settings.rounds,
+        min_rounds=settings.min_rounds,
+        seconds=settings.seconds,
+    )
+    asked = measure(
+        [deck.question_arm(), *[deck.arm(m, question=True) for m in moves]],
+        device,
+        rounds=settings.rounds,
+        min_rounds=min(settings.rounds, settings.min_rounds),
+        seconds=settings.seconds,
+    )
+    alone, full = prefill_seconds(deck)
+    return [_row(deck, m, timed, asked, prefill_of(m.changed, deck.chunks, alone, full)) for m in moves]
+
+
+def prefill_seconds(deck: Deck) -> tuple[float, float]:
+    """Seconds of a forward of a chunk's length behind the anchor alone, and behind the full window."""
+    span = words(deck.stock.backbone, deck.stock.tokens, seed=1)
+    empty = deck.stock.window()
+    deck.ready(deck.chunks)
+    deck.ask()
+    deck.ask(empty)
+    taken = []
+    for window in (empty, deck.window):
+        began = perf_counter()
+        window.next_token_logits(span).sum().item()
+        taken.append(perf_counter() - began)
+    return taken[0], taken[1]
+
+
+def prefill_of(places: range, chunks: int, alone: float, full: float) -> float:
+    """Seconds a re-prefill of the chunks at ``places`` takes: attention grows with what stands before."""
+    return sum(alone + (full - alone) * place / chunks for place in places)
+
+
+def sustained(deck: Deck) -> Row:
+    """A recall and a slide, as long as it takes to replace the window `SUSTAINED` times over."""
+    deck.ready(deck.chunks)
+    taken = []
+    for _ in range(SUSTAINED * deck.chunks):
+        spare = deck.spare().id
+        began = perf_counter()
+        reports = deck.window.recall(spare), deck.window.slide()
+        taken.append(perf_counter() - began)
+        deck.forwards += sum(r.forwards for r in reports)
+    return {
+        "tokens": deck.stock.tokens,
+        "chunks": deck.chunks,
+        "steps": len(taken),
+        "ms": Spread.of(taken).times(1e3),
+        "mean ms": 1e3 * sum(taken) / len(taken),
+        "worst ms": 1e3 * max(taken),
+    }
+
+
+def goals(rows: Sequence[Row], branches: Sequence[Row]) -> list[Row]:
+    """The goals this benchmark has figures for, at the largest window."""
+    last = {str(row["operation"]): row for row in rows}
+    out: list[Row] = []
+    for name, limit in (("slide, compact", 1.2), ("slide, keep", 0.01)):
+        ratio = last[name]["times a copy"]
+        assert isinstance(ratio, Spread)
+        met = ratio.median <= limit
+        out.append(
+            {
+                "goal": f"{name}: of the time to copy the survivors' keys",
+                "at most": limit,
+                "is": ratio,
+                "met": met,
+            }
+        )
+    share = branches[-2]["added % of the window"]
+    assert isinstance(share, float)
+    out.append({"goal": f"{FORKS} forks: added memory, %", "at most": 5.0, "is": share, "met": share < 5.0})
+    return out
+
+
+def _row(deck: Deck, move: Move, timed: Measured, asked: Measured, prefill: float) -> Row:
+    took = timed.spread(move.name)
+    with_question = asked.spread(f"{move.name}, then a question").median
+    question = asked.spread("question").median
+    return {
+        "tokens": deck.stock.tokens,
+        "chunks": deck.chunks,
+        "operation": move.name,
+        "ms": took.times(1e3),
+        "must move MB": 0.0 if move.idle else move.moved / 1e6,
+        "times a copy": timed.ratio(move.name, f"copy {move.moved}"),
+        "times as fast as a re-prefill": prefill / took.median,
+        "with the next question": asked.ratio(f"{move.name}, then a question", "question"),
+        "put off ms": 1e3 * (with_question - question - took.median),
+        "forwards": deck.forwards,
+    }
+
+
+def _stock(backbone: Backbone, chosen: Preset, tokens: int) -> Stock:
+    return Stock(backbone, chosen, ChunkStore.open("memory://", memory_limit=MEMORY), tokens)

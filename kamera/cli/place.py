@@ -1,0 +1,107 @@
+"""Where a store is, for verbs that take any store that outlives them, and for workers that open it too."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+from urllib.parse import unquote, urlsplit
+
+import typer
+
+from kamera.errors import StoreError
+from kamera.store import ChunkStore, Context
+from kamera.store.disk.tier import MARKER
+from kamera.store.keys import KVForm
+from kamera.store.remote import is_remote
+
+
+def _lasting(url: str | None) -> str | None:
+    """The url of a remote, or the absolute path of a directory."""
+    if url is None:
+        return None
+    parts = urlsplit(url)
+    if parts.scheme in ("memory", "obstore+memory"):
+        raise typer.BadParameter(f"{url!r} ends with this command: give a directory or a remote")
+    if is_remote(url):
+        return url
+    if "://" in url and parts.scheme != "file":
+        raise typer.BadParameter(
+            f"{parts.scheme}:// is no store: give a directory, file://, redis://, s3://, gs://"
+        )
+    path = Path(unquote(parts.path) if "://" in url else url).absolute()
+    if path.exists() and not path.is_dir():
+        raise typer.BadParameter(f"{str(path)!r} is a file: give a directory or a remote")
+    return str(path)
+
+
+StoreUrl = Annotated[
+    str,
+    typer.Option(
+        "--store",
+        metavar="STORE",
+        envvar="KAMERA_STORE",
+        callback=_lasting,
+        help="A directory (made if not there) or a remote: redis://, s3://, gs://, obstore+file://.",
+    ),
+]
+"""A url with a password belongs into the environment, which other users of the machine cannot read."""
+
+StoreAsked = Annotated[
+    str | None,
+    typer.Option("--store", metavar="STORE", callback=_lasting, help="A store directory, or a remote."),
+]
+
+
+@dataclass(frozen=True)
+class Place:
+    """A store to be opened, by whoever works on it: ``url`` is a remote's or a directory.
+
+    Secret and keys are files, read where the store is opened.
+    """
+
+    url: str
+    tenant: str = ""
+    secret_file: Path | None = None
+    key_files: tuple[Path, ...] = ()
+    kv: KVForm = "as-is"
+
+    @property
+    def remote(self) -> bool:
+        """Whether it is on another machine, or may be."""
+        return is_remote(self.url)
+
+    @property
+    def there(self) -> bool:
+        """Whether there is something to open; a remote is taken to be there."""
+        return self.remote or (Path(self.url).is_dir() and any(Path(self.url).iterdir()))
+
+    def open(self) -> ChunkStore:
+        """Open the store; a directory is made if need be. Raises what `ChunkStore.open` raises."""
+        return ChunkStore.open(
+            self.url,
+            tenant=self.tenant,
+            secret=None if self.secret_file is None else self.secret_file.read_bytes(),
+            keys=[path.read_bytes() for path in self.key_files],
+            kv=self.kv,
+        )
+
+    def open_answering(self) -> ChunkStore:
+        """Open a store that is there. Raises StoreError for a directory that is none, or a silent remote.
+
+        Elsewhere a remote that is down makes misses; who lists it, or fills it for hours, wants to know.
+        """
+        if not self.remote and not (Path(self.url) / MARKER).is_file():
+            raise StoreError(
+                f"{self.url!r} is no kamera store (it has no {MARKER}): give a store's directory"
+            )
+        store = self.open()
+        try:
+            store.get_canonical(Context("", "", self.tenant, self.kv), "")  # a miss, if anybody answers
+            remote = store.stats().remote
+            if remote is not None and remote.reads != "closed":
+                raise StoreError(f"{store.url} does not answer: {remote.last_error}")
+        except BaseException:
+            store.close()
+            raise
+        return store

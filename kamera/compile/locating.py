@@ -1,0 +1,133 @@
+"""Chunks of a plan, known by their ids; what the store lacks of their canonicals is formed on the way."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+
+from kamera.backbones import Backbone, Chunk
+from kamera.compile.canonicals import Canonicals
+from kamera.compile.lookup import Lookup
+from kamera.compile.plan import ChunkSource, Described, Stored
+from kamera.compile.tasks import Cost, Found, Sources
+from kamera.errors import KameraError, StoreError, StoreVersionError, UnknownChunk, UnreadableMedia
+from kamera.store import ChunkStore
+from kamera.window.serving import Server
+from kamera.window.slots import Facts
+
+
+class NotStored(KameraError):
+    """What was archived is not in the store afterwards."""
+
+
+class Locator:
+    """Locates chunks for one worker. Chunks of one form wait for each other until they fill a forward."""
+
+    def __init__(self, backbone: Backbone, store: ChunkStore, canonicals: Canonicals) -> None:
+        self._backbone = backbone
+        self._store = store
+        self._canonicals = canonicals
+
+    def locate(
+        self, lookup: Lookup, server: Callable[[], Server], task: Sources, cost: Cost
+    ) -> tuple[Found, ...]:
+        """Every source of ``task``, in order; errors of a chunk's own are in what is found.
+
+        ``server`` is asked for when something has to be formed, as it prefills the anchor. Raises
+        StoreError and StoreVersionError.
+        """
+        seen: list[Found | Facts] = []
+        groups: dict[Hashable, list[Facts]] = {}
+        begun: set[str] = set()
+        why: dict[str, str] = {}  # what could not be formed
+        for i, source in enumerate(task.sources):
+            seen.append(there := self._look(lookup, server, source))
+            if isinstance(there, Found) or there.chunk_id in begun:
+                continue
+            begun.add(there.chunk_id)
+            shape = self._canonicals.form_of(server(), there)
+            group = groups.setdefault(shape, [])
+            group.append(there)
+            if shape is None or len(group) == self._canonicals.rows(there):
+                more = len(task.sources) - i - 1
+                why |= self._form(lookup, server(), groups.pop(shape), shape, more, cost)
+        for group in groups.values():
+            why |= self._form(lookup, server(), group, None, 0, cost)
+        return tuple(_found(s, there, why) for s, there in zip(task.sources, seen, strict=True))
+
+    def facts(self, source: Described) -> Facts:
+        """A chunk from its content, encoded. Raises UnreadableMedia, and what making a chunk raises."""
+        return self._encoded(self._built(source))
+
+    def _look(self, lookup: Lookup, server: Callable[[], Server], source: ChunkSource) -> Found | Facts:
+        """A chunk that is stored, or cannot be had; or the facts of one that is to be formed."""
+        try:
+            if isinstance(source, Stored):
+                info = self._store.canonical_info(lookup.context, source.chunk_id)
+                if info is None:
+                    raise UnknownChunk(f"chunk {source.chunk_id[:12]} has left {self._store.url!r}")
+                return Found(source, source.chunk_id, info.tokens)
+            chunk = self._built(source)
+            if lookup.has_canonical(chunk.id):
+                return Found(source, chunk.id, chunk.num_tokens)
+            facts = self._encoded(chunk)
+            self._backbone.check_positions(server().alone(facts))
+            return facts
+        except (StoreError, StoreVersionError):
+            raise
+        except KameraError as error:
+            return Found(source, error=str(error))
+
+    def _built(self, source: Described) -> Chunk:
+        try:
+            return self._backbone.chunk([dict(item) for item in source.items])
+        except KameraError:
+            raise
+        except ValueError as error:  # a processor's own refusal: a picture too narrow, say
+            raise UnreadableMedia(f"{source.key[:80]} was refused by the processor: {error}") from error
+
+    def _encoded(self, chunk: Chunk) -> Facts:
+        return Facts(chunk.id, self._backbone.encode(chunk), chunk.label)
+
+    def _form(
+        self,
+        lookup: Lookup,
+        server: Server,
+        group: Sequence[Facts],
+        shape: Hashable | None,
+        more: int,
+        cost: Cost,
+    ) -> dict[str, str]:
+        """Form the canonicals of a group; why those could not be that could not, by chunk id."""
+        try:
+            self._canonicals.archive(server, group, shape, more, cost)
+        except (StoreError, StoreVersionError):
+            raise
+        except KameraError as error:
+            if len(group) == 1:
+                return {group[0].chunk_id: str(error)}
+            each = [self._form(lookup, server, [facts], None, 0, cost) for facts in group]
+            return {chunk_id: why for one in each for chunk_id, why in one.items()}
+        lost: dict[str, str] = {}
+        for facts in group:
+            info = self._store.canonical_info(lookup.context, facts.chunk_id)
+            if info is None:
+                lost[facts.chunk_id] = not_stored(facts.chunk_id, self._store)
+            else:
+                cost.bytes += info.bytes
+        return lost
+
+
+def not_stored(chunk_id: str, store: ChunkStore) -> str:
+    """The message of a `NotStored`."""
+    return (
+        f"chunk {chunk_id[:12]} was prefilled but {store!r} does not hold what came of it: a memory store "
+        "let go of it; give the store more room"
+    )
+
+
+def _found(source: ChunkSource, there: Found | Facts, why: dict[str, str]) -> Found:
+    if isinstance(there, Found):
+        return there
+    if there.chunk_id in why:
+        return Found(source, error=why[there.chunk_id])
+    return Found(source, there.chunk_id, there.length, formed=True)

@@ -1,0 +1,137 @@
+"""`serve`: check everything, then write, by the fastest path that can run here."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from functools import cache
+from importlib.util import find_spec
+from types import ModuleType
+from typing import Literal
+
+import torch
+
+from kamera.ops.kernels import torch_path
+from kamera.ops.kernels.place import stored_layers
+from kamera.ops.kv import KV
+from kamera.ops.layout import Channel, Layout
+from kamera.ops.lowrank import LowRank, Patch
+
+Path = Literal["torch", "triton"]
+"""Which implementation wrote."""
+
+
+def serve(
+    into: KV,
+    source: KV,
+    patch: Patch | None,
+    layout: Layout,
+    offset: Sequence[int],
+    *,
+    phased_only: bool = False,
+) -> Path:
+    """Write R(δ)(source + patch) into ``into``, in place: what `apply_patch` gives, in fewer passes.
+
+    ``into`` and ``source`` hold ``[heads, tokens, dim]`` per layer and channel; ``into`` is usually views
+    of a preallocated live buffer (any strides, any dtype) and must not share memory with ``source``.
+    ``source`` is floats or a `CodedKV`, which is decoded on the way. ``offset`` holds one integer per
+    position axis. ``phased_only`` writes only the phased channels, where the free ones stand already (a
+    slide); neither KV then needs the free ones.
+
+    Sums are done in float32 (float64 where source or factors are) and cast last. A zero offset without
+    a patch keeps the source's bits. Returns the path that ran. Raises ValueError, before anything is
+    written, for shapes, channels or an offset that do not fit the layout.
+    """
+    _check(into, source, patch, layout, offset, phased_only)
+    if (fused := _fused(into)) is not None and fused.can_write(
+        into, source, patch, layout, phased_only=phased_only
+    ):
+        try:
+            fused.write(into, source, patch, layout, offset, phased_only=phased_only)
+            return "triton"
+        except torch.cuda.OutOfMemoryError:
+            raise
+        except Exception as error:  # no compiler for triton's launcher, an unknown chip, a broken install
+            _broken.append(error)
+            warnings.warn(f"the triton path cannot run here, torch serves instead: {error}", stacklevel=2)
+    torch_path.write(into, source, patch, layout, offset, phased_only=phased_only)
+    return "torch"
+
+
+_broken: list[Exception] = []
+"""Why the fused path failed in this process; it is not tried again."""
+
+
+def _fused(into: KV) -> ModuleType | None:
+    """The fused path, if targets lie on a GPU and it can be imported."""
+    target = next((t for layer in into for t in layer.values()), None)
+    return _triton() if target is not None and target.is_cuda and not _broken else None
+
+
+@cache
+def _triton() -> ModuleType | None:
+    if find_spec("triton") is None:
+        return None
+    from kamera.ops.kernels import triton_path
+
+    return triton_path
+
+
+def _check(
+    into: KV,
+    source: KV,
+    patch: Patch | None,
+    layout: Layout,
+    offset: Sequence[int],
+    phased_only: bool,
+) -> None:
+    factors = patch.layers if patch is not None else ({},) * len(layout)
+    for what, layers in (("target", into), ("source", source), ("patch", factors)):
+        if len(layers) != len(layout):
+            raise ValueError(f"{what} of {len(layers)} layers, layout of {len(layout)}")
+    stored = stored_layers(source)
+    tokens: int | None = None
+    for i, spec in enumerate(layout):
+        names = {c.name for c in spec.channels}
+        for what, layer in (("target", into[i]), ("source", stored[i]), ("patch", factors[i])):
+            unknown = set(layer) - names
+            if unknown:
+                raise ValueError(f"{what} layer {i} has channels {sorted(unknown)}, layout: {sorted(names)}")
+        for c in spec.channels:
+            if c.rope is None and phased_only:
+                continue
+            for what, held in (("source", stored[i]), ("target", into[i])):
+                if c.name not in held:
+                    raise ValueError(f"{what} layer {i} lacks channel {c.name}")
+                shape = tuple(held[c.name].shape)
+                tokens = shape[1] if tokens is None and len(shape) == 3 else tokens
+                if shape != (c.heads, tokens, c.dim):
+                    raise ValueError(
+                        f"{what} layer {i} channel {c.name}: shape {shape}, "
+                        f"expected ({c.heads}, {tokens}, {c.dim})"
+                    )
+            _check_channel(c, factors[i].get(c.name), tokens, offset, i)
+
+
+def _check_channel(
+    channel: Channel, factors: LowRank | None, tokens: int | None, offset: Sequence[int], layer: int
+) -> None:
+    if channel.rope is not None:
+        if len(offset) != channel.rope.num_axes:
+            raise ValueError(
+                f"offset {tuple(offset)} has {len(offset)} axes, "
+                f"the phase of layer {layer} channel {channel.name} has {channel.rope.num_axes}"
+            )
+        stop = channel.rotary_start + channel.rope.rotary_dim
+        if channel.dim < stop:
+            raise ValueError(
+                f"layer {layer} channel {channel.name} has {channel.dim} features, "
+                f"its phase needs {channel.rotary_start}..{stop}"
+            )
+    if factors is not None:
+        shape = (factors.left.shape[0], factors.right.shape[0])
+        if shape != (tokens, channel.features):
+            raise ValueError(
+                f"patch [{shape[0]} tokens, {shape[1]} features] does not fit layer {layer} "
+                f"channel {channel.name} [{tokens} tokens, {channel.features} features]"
+            )

@@ -1,0 +1,157 @@
+"""The Triton kernel of the fused operator. Import it only where triton is installed."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def _values(
+    source, steps, lows, head, rows, cols, mask, s_head, s_token, g_head, g_token, g_feature, largest,
+    BITS: tl.constexpr, TOKEN_GROUP: tl.constexpr, FEATURE_GROUP: tl.constexpr,
+):  # fmt: skip
+    """A tile of the source in float32, decoded if it is codes. A group of 0 runs along the whole axis."""
+    if BITS == 0:
+        at = head * s_head + rows[:, None] * s_token + cols[None, :]
+        x = tl.load(source + at, mask=mask, other=0).to(tl.float32)
+    else:
+        if BITS == 8:
+            at = head * s_head + rows[:, None] * s_token + cols[None, :]
+            code = tl.load(source + at, mask=mask, other=0).to(tl.int32)
+        else:  # two tokens to a byte
+            at = head * s_head + (rows // 2)[:, None] * s_token + cols[None, :]
+            code = (tl.load(source + at, mask=mask, other=0).to(tl.int32) >> ((rows % 2) * 4)[:, None]) & 15
+        token = rows
+        if TOKEN_GROUP != 1:
+            token = rows // TOKEN_GROUP if TOKEN_GROUP else rows * 0
+        feature = cols
+        if FEATURE_GROUP != 1:
+            feature = cols // FEATURE_GROUP if FEATURE_GROUP else cols * 0
+        at = head * g_head + token[:, None] * g_token + feature[None, :] * g_feature
+        step = tl.load(steps + at, mask=mask, other=0).to(tl.float32)
+        low = tl.load(lows + at, mask=mask, other=0).to(tl.float32)
+        x = tl.minimum(tl.maximum(code.to(tl.float32) * step + low, -largest), largest)
+    return x
+
+
+@triton.jit
+def _corrected(
+    x, left, right, rank, rows, features, row_mask, feature_mask,
+    BLOCK_R: tl.constexpr, WIDEN: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """``x + left @ right.T`` at the tile's rows and features; both factors are row-major ``[., rank]``."""
+    for first in range(0, rank, BLOCK_R):
+        k = first + tl.arange(0, BLOCK_R)
+        some = k < rank
+        u = tl.load(left + rows[:, None] * rank + k[None, :], mask=row_mask[:, None] & some[None, :], other=0)
+        v = tl.load(
+            right + features[None, :] * rank + k[:, None],
+            mask=some[:, None] & feature_mask[None, :],
+            other=0,
+        )
+        if WIDEN:
+            x += tl.dot(u.to(tl.float32), v.to(tl.float32), input_precision=PRECISION)
+        else:
+            x += tl.dot(u, v, input_precision=PRECISION)
+    return x
+
+
+@triton.jit
+def serve_kernel(
+    table, cos, sin, tokens, s_head, s_token, y_head, y_token, g_head, g_token, g_feature, largest,
+    SOURCE: tl.constexpr, STEP: tl.constexpr, TARGET: tl.constexpr, FACTOR: tl.constexpr,
+    DIM: tl.constexpr, START: tl.constexpr, PAIRS: tl.constexpr, INTERLEAVED: tl.constexpr,
+    BITS: tl.constexpr, TOKEN_GROUP: tl.constexpr, FEATURE_GROUP: tl.constexpr, PLAIN: tl.constexpr,
+    BLOCK_T: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_R: tl.constexpr,
+    WIDEN: tl.constexpr, PRECISION: tl.constexpr, ALIGNED: tl.constexpr,
+):  # fmt: skip
+    """A tile of tokens (grid axis 0) of one head (axis 1) of one channel (axis 2).
+
+    A line of ``table`` holds seven int64: the addresses of source (or codes), steps, lows, target, left
+    factor and right factor, and the rank. ``BLOCK_R`` 0 means that no channel is patched, ``PAIRS`` 0 that
+    nothing turns, ``PLAIN`` that bits are copied as they are.
+    """
+    line = table + tl.program_id(2) * 7
+    source = tl.load(line).to(tl.pointer_type(SOURCE))
+    steps = tl.load(line + 1).to(tl.pointer_type(STEP))
+    lows = tl.load(line + 2).to(tl.pointer_type(STEP))
+    target = tl.load(line + 3).to(tl.pointer_type(TARGET))
+    left = tl.load(line + 4).to(tl.pointer_type(FACTOR))
+    right = tl.load(line + 5).to(tl.pointer_type(FACTOR))
+    rank = tl.load(line + 6).to(tl.int32)
+    if ALIGNED:
+        source = tl.multiple_of(source, 16)
+        target = tl.multiple_of(target, 16)
+    head = tl.program_id(1).to(tl.int64)
+    rows = tl.program_id(0) * BLOCK_T + tl.arange(0, BLOCK_T)
+    row_mask = rows < tokens
+    out = target + head * y_head + rows[:, None] * y_token
+
+    if PAIRS > 0:
+        pair = tl.arange(0, BLOCK_P)
+        c = tl.load(cos + pair, mask=pair < PAIRS, other=0)[None, :]
+        s = tl.load(sin + pair, mask=pair < PAIRS, other=0)[None, :]
+        if INTERLEAVED:
+            both = tl.arange(0, 2 * BLOCK_P)
+            some = both < 2 * PAIRS
+            cols = START + both
+            mask = row_mask[:, None] & some[None, :]
+            x = _values(
+                source, steps, lows, head, rows, cols, mask, s_head, s_token, g_head, g_token, g_feature,
+                largest, BITS, TOKEN_GROUP, FEATURE_GROUP,
+            )  # fmt: skip
+            if BLOCK_R > 0:
+                x = _corrected(
+                    x, left, right, rank, rows, head * DIM + cols, row_mask, some, BLOCK_R, WIDEN, PRECISION
+                )
+            a, b = tl.split(tl.reshape(x, [BLOCK_T, BLOCK_P, 2]))
+            y = tl.reshape(tl.join(a * c - b * s, b * c + a * s), [BLOCK_T, 2 * BLOCK_P])
+            tl.store(out + cols[None, :], y.to(TARGET), mask=mask)
+        else:
+            some = pair < PAIRS
+            first = START + pair
+            second = START + PAIRS + pair
+            mask = row_mask[:, None] & some[None, :]
+            a = _values(
+                source, steps, lows, head, rows, first, mask, s_head, s_token, g_head, g_token, g_feature,
+                largest, BITS, TOKEN_GROUP, FEATURE_GROUP,
+            )  # fmt: skip
+            b = _values(
+                source, steps, lows, head, rows, second, mask, s_head, s_token, g_head, g_token, g_feature,
+                largest, BITS, TOKEN_GROUP, FEATURE_GROUP,
+            )  # fmt: skip
+            if BLOCK_R > 0:
+                a = _corrected(
+                    a, left, right, rank, rows, head * DIM + first, row_mask, some, BLOCK_R, WIDEN, PRECISION
+                )
+                b = _corrected(
+                    b, left, right, rank, rows, head * DIM + second, row_mask, some, BLOCK_R, WIDEN, PRECISION
+                )
+            tl.store(out + first[None, :], (a * c - b * s).to(TARGET), mask=mask)
+            tl.store(out + second[None, :], (b * c + a * s).to(TARGET), mask=mask)
+
+    REST: tl.constexpr = DIM - 2 * PAIRS
+    for block in tl.static_range(0, REST, BLOCK_D):
+        index = block + tl.arange(0, BLOCK_D)
+        some = index < REST
+        if START == 0:
+            cols = 2 * PAIRS + index
+        elif START == REST:
+            cols = index
+        else:
+            cols = tl.where(index < START, index, index + 2 * PAIRS)
+        mask = row_mask[:, None] & some[None, :]
+        if PLAIN:
+            at = head * s_head + rows[:, None] * s_token + cols[None, :]
+            tl.store(out + cols[None, :], tl.load(source + at, mask=mask, other=0), mask=mask)
+        else:
+            x = _values(
+                source, steps, lows, head, rows, cols, mask, s_head, s_token, g_head, g_token, g_feature,
+                largest, BITS, TOKEN_GROUP, FEATURE_GROUP,
+            )  # fmt: skip
+            if BLOCK_R > 0:
+                x = _corrected(
+                    x, left, right, rank, rows, head * DIM + cols, row_mask, some, BLOCK_R, WIDEN, PRECISION
+                )
+            tl.store(out + cols[None, :], x.to(TARGET), mask=mask)

@@ -1,0 +1,142 @@
+"""The strongest directions of many matrices of one shape at once.
+
+Two ways to the same factors. *Exact*: all eigenvectors of the smaller Gram matrix, in float64. *Sketched*,
+for ranks far below the smaller side: subspace iteration from a fixed random start, a few passes over the
+matrices and eigenvectors of small Gram matrices only. After each pass it is bounded how much energy the
+next ones could still find; what stays above `TOLERANCE` goes the exact way.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+
+# Directions weaker than this share of the strongest one are rounding, not signal. A Gram matrix in float64
+# squares the singular values, so it resolves them only to the root of its precision; a pass over entries of
+# less precision finds nothing below a few of their own roundings.
+_GRAM_NOISE = 1e-7
+_ROUNDINGS = 16.0
+
+SEED = 0
+"""Of the random start: the same deficit has the same factors, whoever factors it."""
+
+PASSES = 6
+"""Passes over the matrices at most, before the exact way."""
+
+TOLERANCE = 5e-5
+"""Share of the kept energy that a sketch may miss."""
+
+_FAINT = (
+    1e-6  # the same of the mean energy of all matrices: one that is rounding beside the others is no signal
+)
+
+
+class Directions(NamedTuple):
+    """Matrices ≈ ``left @ right.mT``, ``[n, tokens, m]`` and ``[n, features, m]``, strongest first.
+
+    The columns of each side are orthogonal, and a singular value is split evenly between its two.
+    ``values`` ``[n, m]`` are the singular values in float64. ``counts`` says how many directions of each
+    matrix carry signal; the columns and values beyond are zero.
+    """
+
+    left: torch.Tensor
+    right: torch.Tensor
+    values: torch.Tensor
+    counts: list[int]
+
+
+class _Found(NamedTuple):
+    """As `Directions`, nothing dropped: columns of ``unit`` are of length one, of ``image`` of ``values``."""
+
+    unit: torch.Tensor
+    image: torch.Tensor
+    values: torch.Tensor
+    tokens_first: bool  # unit stands on the token side
+
+
+def strongest(x: torch.Tensor, rank: int | None = None) -> Directions:
+    """The best factors of rank ``rank`` (all directions for None) of each of ``x`` ``[n, tokens, features]``.
+
+    Together the sketched ones keep all but `TOLERANCE` of the energy that the best factors keep.
+    Deterministic; in the dtype of ``x``.
+    """
+    smaller = min(x.shape[1:])
+    rank = smaller if rank is None else min(rank, smaller)
+    width = max(2 * rank, rank + 16)
+    if rank == 0 or 0 in x.shape or 4 * width > smaller:
+        return _directions(_exact(x, rank), _GRAM_NOISE, x.dtype)
+    found, sure = _sketched(x, rank, width)
+    noise = max(_GRAM_NOISE, _ROUNDINGS * torch.finfo(found.unit.dtype).eps)
+    sketched = _directions(found, noise, x.dtype)
+    again = [i for i, good in enumerate(sure.tolist()) if not good]
+    if not again:
+        return sketched
+    exact = _directions(_exact(x[again], rank), _GRAM_NOISE, x.dtype)
+    counts = list(sketched.counts)
+    for mine, theirs in zip(sketched[:3], exact[:3], strict=True):
+        mine[again] = theirs
+    for i, count in zip(again, exact.counts, strict=True):
+        counts[i] = count
+    return sketched._replace(counts=counts)
+
+
+def _directions(found: _Found, noise: float, dtype: torch.dtype) -> Directions:
+    values = found.values
+    signal = values > noise * values[:, :1]
+    values = torch.where(signal, values, 0.0)
+    root = values.sqrt().to(found.unit.dtype).unsqueeze(1)
+    unit = (found.unit * root).to(dtype)
+    image = (found.image * torch.where(root > 0, 1.0 / root, 0.0)).to(dtype)
+    left, right = (unit, image) if found.tokens_first else (image, unit)
+    return Directions(left, right, values, signal.sum(1).tolist())
+
+
+def _exact(x: torch.Tensor, rank: int) -> _Found:
+    wide = x.to(torch.float64)
+    tokens_first = x.shape[1] <= x.shape[2]
+    if not tokens_first:
+        wide = wide.mT
+    energies, vectors = torch.linalg.eigh(wide @ wide.mT)
+    values = energies.flip(1)[:, :rank].clamp_min(0.0).sqrt()
+    unit = vectors.flip(2)[:, :, :rank]
+    return _Found(unit, wide.mT @ unit, values, tokens_first)
+
+
+def _sketched(x: torch.Tensor, rank: int, width: int) -> tuple[_Found, torch.Tensor]:
+    """Directions by subspace iteration, and for which matrices ``[n]`` they keep enough energy."""
+    work = x.to(torch.promote_types(x.dtype, torch.float32))
+    draw = torch.randn(x.shape[2], width, generator=torch.Generator().manual_seed(SEED), dtype=torch.float64)
+    image = (work @ draw.to(work)).to(torch.float64)
+    values, axes = _axes(image)
+    energy = torch.linalg.vector_norm(work, dim=(1, 2), dtype=torch.float64).square()
+    kept, sure = torch.zeros_like(energy), energy == 0.0
+    turn = 0
+    for turn in range(PASSES):
+        unit = image @ (axes * _inverse(values).unsqueeze(1))
+        image = ((work.mT, work)[turn % 2] @ unit.to(work)).to(torch.float64)
+        values, axes = _axes(image)
+        gained, kept = -kept, values[:, :rank].square().sum(1)
+        gained += kept
+        if turn == 0:
+            continue
+        # An error in a wanted direction shrinks in every pass by the energy of what lies beyond the sketch
+        # over its own. Half way out stands for "beyond": the outermost directions are found last.
+        shrink = (values[:, (rank + width) // 2] * _inverse(values[:, rank - 1])).square().clamp_max(0.999)
+        missed = gained.clamp_min(0.0) * shrink / (1.0 - shrink)
+        allowed = TOLERANCE * kept + _FAINT * energy.mean()
+        sure = missed <= allowed
+        if not bool((missed * shrink ** (PASSES - 1 - turn) <= allowed).all()) or bool(sure.all()):
+            break
+    axes = axes[:, :, :rank]
+    return _Found(unit @ axes, image @ axes, values[:, :rank], turn % 2 == 0), sure
+
+
+def _axes(image: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Singular values, descending, and right singular vectors of thin matrices ``[n, rows, width]``."""
+    energies, axes = torch.linalg.eigh(image.mT @ image)
+    return energies.flip(1).clamp_min(0.0).sqrt(), axes.flip(2)
+
+
+def _inverse(values: torch.Tensor) -> torch.Tensor:
+    return torch.where(values > 0.0, 1.0 / values, 0.0)

@@ -1,0 +1,87 @@
+"""`gc` of a remote: the same choice as in a directory, over what the headers there say.
+
+Nobody counts uses in a remote, so an object is worth what it saves and how young it is. Every client
+honours the pins of every other: they are looked at once more before each batch leaves.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from kamera.store.disk.index import Weighed
+from kamera.store.info import Collected, ObjectInfo, Removed
+from kamera.store.remote import RemoteTier
+from kamera.store.tiers import Tiers
+from kamera.store.upkeep.gc import Victim, choose, value
+
+BATCH = 256
+"""Objects that leave at a time, in one round trip where the service can."""
+
+
+def clean_remote(
+    tiers: Tiers,
+    remote: RemoteTier,
+    max_bytes: int | None,
+    quarantine_age: float | None,
+    dry_run: bool,
+    progress: Callable[[int, int], None],
+) -> Collected:
+    """Collect the objects of ``remote``, also from the tiers before it; as `gc.clean`.
+
+    Raises `RemoteUnavailable`: what is gone by then is gone, run it again.
+    """
+    now = time.time()
+    objects = [_weighed(info) for info in remote.infos()]
+    victims = list(choose(objects, {pin.name for pin in remote.pins.list()}, max_bytes, now))
+    removed: list[Removed] = []
+    for i in range(0, len(victims), BATCH):
+        batch = victims[i : i + BATCH]
+        leaving = batch if dry_run else _still_free(remote, batch)
+        if not dry_run:
+            names = [found.key for found, _ in leaving]
+            tiers.discard(names)
+            remote.pins.unpin(names)  # those whose time was over
+        removed += [Removed(o.key, o.kind, o.bytes, value(o, now), reason) for o, reason in leaving]
+        progress(i + len(batch), len(victims))
+    copies = [] if quarantine_age is None else remote.quarantined()
+    old = [copy.file for copy in copies if copy.when < now - (quarantine_age or 0)]
+    before = sum(found.bytes for found in objects)
+    return Collected(
+        objects_before=len(objects),
+        bytes_before=before,
+        objects_after=len(objects) - len(removed),
+        bytes_after=before - sum(gone.bytes for gone in removed),
+        removed=tuple(removed),
+        quarantined=len(old) if dry_run else sum(remote.purge(copy) for copy in old),
+    )
+
+
+def _still_free(remote: RemoteTier, batch: list[Victim]) -> list[Victim]:
+    """Those of a batch that nobody has pinned since, nor anything of their chunk."""
+    pinned = remote.pins.pinned([found.key for found, _ in batch])
+    kept = {_group(found) for found, _ in batch if found.key in pinned}
+    return [victim for victim in batch if _group(victim.object) not in kept]
+
+
+def _group(found: Weighed) -> tuple[str, ...]:
+    return found.chunk_id, found.fingerprint, found.anchor, found.kv
+
+
+def _weighed(info: ObjectInfo) -> Weighed:
+    context = info.context
+    return Weighed(
+        key=info.key,
+        kind=info.kind,
+        chunk_id=info.chunk_id,
+        fingerprint=context.fingerprint,
+        anchor=context.anchor,
+        tenant=context.tenant,
+        tokens=info.tokens,
+        bytes=info.bytes,
+        created=info.created,
+        stamp="",
+        uses=0.0,
+        used=None,
+        kv=context.kv,
+    )

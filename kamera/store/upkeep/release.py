@@ -1,0 +1,123 @@
+"""Copies in quarantine: seen, judged anew, put back if they are sound, deleted on demand.
+
+A bad read of a good file (memory, cable, controller) sets it aside like a bad file. When the machine is
+mended the copy is as good as ever, and so is one that only the version before this could not read.
+"""
+
+from __future__ import annotations
+
+import io
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+from kamera.errors import CorruptChunk, StoreError, StoreVersionError, WrongKey
+from kamera.store.codec import Codec
+from kamera.store.disk.folder import Folder, NotAFile
+from kamera.store.info import ObjectInfo, Quarantined
+from kamera.store.records import CanonicalRecord, PatchRecord
+from kamera.store.search.lookback import Search
+from kamera.store.tiers import Tiers
+
+REMOTE = "remote/"
+"""How the ``file`` of a copy begins that lies in a remote."""
+
+
+@dataclass(frozen=True)
+class Judged:
+    """A copy in quarantine, read again to the last byte.
+
+    ``sound``: it is what it should be. ``reason``: what is wrong with it now, or why it stays all the
+    same. ``info``: what it is, where it is sound. ``released``: it is an object again.
+    """
+
+    copy: Quarantined
+    sound: bool
+    reason: str = ""
+    info: ObjectInfo | None = None
+    released: bool = False
+
+
+class _Read(NamedTuple):
+    data: bytes
+    record: CanonicalRecord | PatchRecord
+    info: ObjectInfo
+
+
+class Ward:
+    """The quarantine of one store, that of its remote included."""
+
+    def __init__(self, tiers: Tiers, codec: Codec, tenant: str) -> None:
+        self._tiers = tiers
+        self._codec = codec
+        self._tenant = tenant
+
+    def copies(self) -> list[Quarantined]:
+        """All of them: those of the directory, whoever's, then this tenant's in the remote."""
+        disk, remote = self._tiers.disk, self._tiers.remote
+        near = [] if disk is None else disk.quarantined()
+        far = [] if remote is None else remote.quarantined()
+        return near + [replace(copy, file=REMOTE + copy.file) for copy in far]
+
+    def drop(self, name: str) -> int:
+        """Delete one copy (by its ``file``) or all of the object ``name``; how many."""
+        disk, remote = self._tiers.disk, self._tiers.remote
+        near = 0 if disk is None or name.startswith(REMOTE) else disk.drop_quarantined(name)
+        far = [] if remote is None else remote.copies()
+        gone = [copy for copy in far if name in (REMOTE + copy, copy.partition(".")[0])]
+        return near + sum(remote is not None and remote.purge(copy) for copy in gone)
+
+    def judge(self, file: str) -> Judged:
+        """Read one copy again; nothing is changed. `StoreError` if there is none."""
+        return self._judged(file)[0]
+
+    def release(self, file: str, search: Search) -> Judged:
+        """Put one copy back if it is sound, this tenant's, and nothing sound stands in its place.
+
+        `StoreError` if there is no such copy.
+        """
+        judged, found = self._judged(file)
+        if found is None:
+            return judged
+        owner = found.info.context.tenant
+        if owner != self._tenant:
+            return replace(judged, reason=f"it is of tenant {owner!r}: open the store for that one")
+        if not self._bring(judged.copy, found):
+            return replace(judged, reason="an object stands in its place, which may be newer: drop the copy")
+        self.drop(file)
+        if isinstance(found.record, CanonicalRecord):
+            search.add(found.info.key, found.record)
+        return replace(judged, released=True)
+
+    def _judged(self, file: str) -> tuple[Judged, _Read | None]:
+        copy = next((copy for copy in self.copies() if copy.file == file), None)
+        if copy is None:
+            raise StoreError(f"no copy {file!r} is in quarantine: list them to see which are")
+        try:
+            data = self._bytes(copy)
+            record = self._codec.decode(data, copy.name, file)
+            info = self._codec.read_info(io.BytesIO(data), len(data), copy.name, file)
+        except (CorruptChunk, StoreVersionError, WrongKey, NotAFile) as error:
+            return Judged(copy, sound=False, reason=str(error)), None
+        return Judged(copy, sound=True, info=info), _Read(data, record, info)
+
+    def _bytes(self, copy: Quarantined) -> bytes:
+        disk, remote = self._tiers.disk, self._tiers.remote
+        if remote is not None and copy.file.startswith(REMOTE):
+            data = remote.read_copy(copy.file.removeprefix(REMOTE))
+            if data is None:
+                raise CorruptChunk(f"{copy.file}: it was deleted meanwhile")
+            return data
+        assert disk is not None
+        try:
+            with Folder.at(disk.root) as root, root.sub("quarantine") as folder:
+                return folder.read(copy.file)[0]
+        except NotAFile:
+            raise
+        except OSError as error:
+            raise StoreError(f"store {disk.root}: cannot read {copy.file}: {error}") from error
+
+    def _bring(self, copy: Quarantined, found: _Read) -> bool:
+        """Whether it is in its place now; what stands there stays."""
+        if self._tiers.remote is not None and copy.file.startswith(REMOTE):
+            return self._tiers.remote.create(copy.name, found.data)
+        return self._tiers.adopt(found.info, found.data)

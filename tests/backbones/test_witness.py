@@ -1,0 +1,126 @@
+"""The witness of the weights: as sharp as a walk over every module, and far cheaper."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from kamera.backbones.witness import Witness
+from tests.models import tiny
+
+Change = Callable[[Any], None]
+
+
+def _layer(model: Any) -> Any:
+    return model.model.language_model.layers[1].mlp
+
+
+def _written(model: Any) -> None:
+    with torch.no_grad():
+        _layer(model).up_proj.weight[0, 0] += 1
+
+
+def _replaced(model: Any) -> None:
+    _layer(model).up_proj.weight = nn.Parameter(_layer(model).up_proj.weight.detach().clone())
+
+
+def _other_storage(model: Any) -> None:
+    _layer(model).up_proj.weight.data = _layer(model).up_proj.weight.detach().clone()
+
+
+def _added(model: Any) -> None:
+    _layer(model).register_parameter("lora_A", nn.Parameter(torch.zeros(2)))
+
+
+def _removed(model: Any) -> None:
+    _layer(model).up_proj.register_parameter("weight", None)
+
+
+def _buffer_added(model: Any) -> None:
+    _layer(model).act_fn.register_buffer("scale", torch.ones(1))
+
+
+def _module_replaced(model: Any) -> None:
+    _layer(model).act_fn = nn.GELU()
+
+
+def _module_added_deep(model: Any) -> None:
+    _layer(model).up_proj.add_module("extra", nn.Linear(2, 2))
+
+
+def _class_swapped(model: Any) -> None:
+    class Other(type(_layer(model))):  # type: ignore[misc]
+        pass
+
+    _layer(model).__class__ = Other
+
+
+def _dict_swapped(model: Any) -> None:
+    up = _layer(model).up_proj
+    up._parameters = {n: nn.Parameter(p.detach() + 1) for n, p in up._parameters.items() if p is not None}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        _written,
+        _replaced,
+        _other_storage,
+        _added,
+        _removed,
+        _buffer_added,
+        _module_replaced,
+        _module_added_deep,
+        _class_swapped,
+        _dict_swapped,
+    ],
+)
+def test_a_change_is_seen_once_and_the_next_one_too(change: Change):
+    model = tiny.build("qwen2_5_vl")
+    witness = Witness(model)
+    before = witness.state()
+    assert witness.state() == before
+    change(model)
+    after = witness.state()
+    assert after != before
+    assert witness.state() == after
+    with torch.no_grad():
+        model.lm_head.weight.mul_(2)
+    assert witness.state() != after
+
+
+def test_a_new_parameter_at_an_old_ones_address_is_seen():
+    model = tiny.build("qwen2_5_vl")
+    witness, linear = Witness(model), _layer(model).up_proj
+    seen = [witness.state()]
+    for value in range(20):  # the allocator hands the freed block out again
+        shape = linear.weight.shape
+        del linear.weight
+        linear.weight = nn.Parameter(torch.full(shape, float(value)))
+        seen.append(witness.state())
+    assert all(a != b for a, b in itertools.pairwise(seen))
+
+
+def test_rotary_buffers_may_be_rewritten_as_some_models_do_at_every_forward():
+    model = tiny.build("qwen2_5_vl")
+    witness = Witness(model)
+    before = witness.state()
+    rotary = model.model.language_model.rotary_emb
+    rotary.register_buffer("inv_freq", rotary.inv_freq * 2, persistent=False)
+    assert witness.state() == before
+
+
+def test_a_module_shared_twice_and_inference_tensors_are_witnessed():
+    with torch.inference_mode():
+        frozen = nn.Linear(3, 3)
+    model = nn.Sequential(frozen, nn.ReLU(), frozen)
+    witness = Witness(model)
+    before = witness.state()
+    assert witness.state() == before
+    model[2] = nn.Linear(3, 3)
+    assert witness.state() != before
