@@ -1,7 +1,8 @@
 """A Hugging Face model behind one interface."""
 
-from kamera.backbones.backbone import Backbone, Description
+from kamera.backbones.backbone import Backbone
 from kamera.backbones.chunk import Chunk, Encoded
+from kamera.backbones.describe import Description
 from kamera.backbones.media import Clip, load_image, read_video
 from kamera.backbones.prove import Proof, prove_patch, prove_relocation
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,8 @@ from kamera.backbones import fingerprint as identity
 from kamera.backbones import positions as positioning
 from kamera.backbones.build import ChunkBuilder, Content
 from kamera.backbones.chunk import Chunk, Encoded
+from kamera.backbones.describe import Description, describe
+from kamera.backbones.extent import Extents
 from kamera.backbones.meter import Meter, Work
 from kamera.backbones.prompt import Seams
 from kamera.backbones.witness import Witness
@@ -25,31 +26,6 @@ from kamera.errors import IncompatibleChunk, NotRelocatable, UnsupportedBackbone
 from kamera.ops import KV, CodedKV, LayerKV, Layout, kv_concat
 
 ModelCache = model_cache.ModelCache
-
-
-@dataclass(frozen=True)
-class Description:
-    """What was read off a live model (`Backbone.describe`)."""
-
-    model_class: str
-    model_type: str
-    family: str
-    layers: int
-    kv_layers: int
-    channels: tuple[str, ...]
-    bytes_per_token: int
-    dtype: str
-    devices: tuple[str, ...]
-    attention: str
-    position_axes: int
-    rotary_dim: int
-    pairing: str
-    axis_order: str
-    attention_scaling: float
-    position_limit: int | None
-    limit_reason: str
-    takes_pixels: bool
-    fingerprint: str
 
 
 class Backbone:
@@ -73,6 +49,7 @@ class Backbone:
         self.builder = ChunkBuilder(model, processor)
         self.meter = Meter(self.decoder, probe.find_vision_towers(model))
         self._witness = Witness(model)
+        self.extents = Extents(self.positions)
         self._fingerprint: tuple[Any, str] | None = None
         self.layout: Layout = ()
         self._mask_input: str | None = None
@@ -144,36 +121,7 @@ class Backbone:
 
     def describe(self) -> Description:
         """Family, layers, rotary facts, fingerprint, limits."""
-        phased = [c for spec in self.layout for c in spec.channels if c.rope is not None]
-        rope = phased[0].rope
-        assert rope is not None
-        axis_names = "thw" if self.axes == 3 else "p"
-        order = "".join(axis_names[a] for a in rope.axes)
-        return Description(
-            model_class=type(self.model).__name__,
-            model_type=str(getattr(self.model.config, "model_type", "")),
-            family=self.family,
-            layers=len(self.layout),
-            kv_layers=sum(bool(spec.channels) for spec in self.layout),
-            channels=tuple(
-                f"{c.name}[{c.heads}x{c.dim}]"
-                + (f" phased {c.rotary_start}:{c.rotary_start + c.rope.rotary_dim}" if c.rope else "")
-                for c in next(spec for spec in self.layout if spec.channels).channels
-            ),
-            bytes_per_token=self.bytes_per_token,
-            dtype=str(self._like.dtype).removeprefix("torch."),
-            devices=tuple(sorted({str(d) for d in self._devices if d is not None})),
-            attention=str(getattr(self.model.config, "_attn_implementation", "")),
-            position_axes=self.axes,
-            rotary_dim=rope.rotary_dim,
-            pairing=rope.pairing,
-            axis_order=order,
-            attention_scaling=rope.attention_scaling,
-            position_limit=None if self.limit is None else self.limit.below,
-            limit_reason="" if self.limit is None else self.limit.reason,
-            takes_pixels=self.builder.takes_pixels,
-            fingerprint=self.fingerprint,
-        )
+        return describe(self, self._like, self._devices)
 
     def __repr__(self) -> str:
         return f"Backbone({type(self.model).__name__}, {self.family}, {len(self.layout)} layers)"

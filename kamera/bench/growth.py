@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from kamera import ChunkStore
-from kamera.bench.lookups import fill, lookups
+from kamera.bench.lookups import LOOKUPS, fill, lookups
 from kamera.bench.moves import Deck
 from kamera.bench.presets import preset
 from kamera.bench.profile import profiled
@@ -23,13 +23,15 @@ from kamera.bench.stock import Stock
 from kamera.bench.table import Result, Row, Section, model_facts, result
 from kamera.bench.timing import Spread, measure
 
+WINDOWS, STORES = "Window operations, ms", "Store look-ups, p50 ms"
+"""Titles of the sections that are drawn."""
 PROFILED = ("recall", "slide, compact", "slide, keep")
 STEPS = 8
 """Steps of a profile that are shown."""
 
 NOTES = (
     "grows as: the exponent that fits the medians by least squares; 0 is flat, 1 proportional to the size",
-    "profiles: a step is a function of Kamera with what it calls outside of it; the profiler's cost is in them",
+    "profiles: a step is a function of Kamera with what it calls outside of it, under the profiler",
 )
 
 
@@ -52,12 +54,12 @@ def run(settings: Settings, step: Step = unwatched) -> Result:
         for done, count in enumerate(sorted(settings.stored), len(settings.chunks)):
             step(done, total)
             fill(Path(folder) / "store", held, count)
-            stores += lookups(Path(folder) / "store", count)
+            stores += lookups(Path(folder) / "store", count, LOOKUPS * settings.rounds)
             held = count
     step(total, total)
     sections = [
-        Section("Window operations, ms", tuple(pivot(windows, "operation", "chunks", "ms"))),
-        Section("Store look-ups, p50 ms", tuple(pivot(stores, "look-up", "chunks", "p50 ms"))),
+        Section(WINDOWS, tuple(pivot(windows, "operation", "chunks", "ms"))),
+        Section(STORES, tuple(pivot(stores, "look-up", "chunks", "p50 ms"))),
         Section("Store look-ups, p99 ms", tuple(pivot(stores, "look-up", "chunks", "p99 ms"))),
         *profiles,
     ]

@@ -105,13 +105,11 @@ class Deck:
     def arm(self, move: Move, *, question: bool = False) -> Arm:
         """The move as an arm; with ``question`` the next question is part of it.
 
-        Patches it needs are stored, and for a question the window was asked before, off the clock.
+        Patches it needs are stored off the clock. What the moves before it put off, it pays for.
         """
 
         def before() -> Callable[[], object]:
             self.ready(self.chunks + move.start)
-            if question:
-                self.ask()
             return move.prepare(self)
 
         def run(act: Callable[[], object]) -> object:

@@ -78,7 +78,7 @@ class Preset:
         Rotary buffers stay float32, as ``from_pretrained`` leaves them.
         """
         kind: Any = getattr(transformers, f"{self.model}Config")
-        made = kind(**self._cut(layers), tie_word_embeddings=False)
+        made = kind(**self.cut(layers), tie_word_embeddings=False)
         before = torch.get_default_dtype()
         torch.set_default_dtype(dtype)
         try:
@@ -89,7 +89,8 @@ class Preset:
         fill(model, seed)
         return Backbone(model.requires_grad_(False))
 
-    def _cut(self, layers: int | None) -> dict[str, Any]:
+    def cut(self, layers: int | None) -> dict[str, Any]:
+        """The arguments of the config class with depth and vocabulary cut; as they are for None."""
         config = {**self.config, "text_config": dict(self.text), "vision_config": dict(self.vision)}
         if layers is None:
             return config

@@ -45,7 +45,7 @@ def run(settings: Settings, step: Step = unwatched) -> Result:
     rows: list[Row] = []
     for done, length in enumerate(settings.lengths):
         step(done, len(settings.lengths))
-        rows += _Scene(shape, backbone, length).measured(settings)
+        rows += Scene(shape, backbone, length).measured(settings)
     step(len(settings.lengths), len(settings.lengths))
     title = f"First token of an answer to {QUESTION} tokens behind a window that has just changed"
     notes = (
@@ -73,7 +73,7 @@ def page(documents: Sequence[Mapping[str, Any]]) -> Iterator[Section]:
         yield Section(change.capitalize(), tuple(lines))
 
 
-class _Scene:
+class Scene:
     """One length: a window through the public interface, and the bare prefills beside it."""
 
     def __init__(self, shape: Preset, backbone: Backbone, length: int) -> None:
@@ -97,22 +97,20 @@ class _Scene:
     def measured(self, settings: Settings) -> list[Row]:
         changes = {
             BACK: [
-                Arm("kamera", self._recall, self._away),
-                Arm("re-prefill", self._reprefill, self._behind_context),
-                Arm("full recompute", self._full, self._behind_context),
-                Arm("15 % recompute", self._some),
-                Arm("question alone", lambda window: window.next_token_logits(self.question), self._here),
+                Arm("kamera", self.recall, self.away),
+                Arm("re-prefill", self.reprefill, self.behind_context),
+                Arm("full recompute", self.full, self.behind_context),
+                Arm("15 % recompute", self.some),
+                Arm("question alone", lambda window: window.next_token_logits(self.question), self.here),
             ],
             GONE: [
-                Arm(
-                    "kamera, slide", self._slide("compact"), lambda: self._stored(self.context, self.segment)
-                ),
+                Arm("kamera, slide", self.slide("compact"), self.both),
                 Arm(
                     "kamera, slide in place",
-                    self._slide("keep"),
-                    lambda: self._stored(self.context, self.segment),
+                    self.slide("keep"),
+                    self.both,
                 ),
-                Arm("prefix cache", self._after_anchor, lambda: self.backbone.cache([self.anchor])),
+                Arm("prefix cache", self.after_anchor, lambda: self.backbone.cache([self.anchor])),
             ],
         }
         timed = measure(
@@ -152,25 +150,29 @@ class _Scene:
         window.next_token_logits(self.question)
         return window
 
-    def _away(self) -> KameraWindow:
+    def both(self) -> KameraWindow:
+        """A window of its own with context and segment, asked before."""
+        return self._stored(self.context, self.segment)
+
+    def away(self) -> KameraWindow:
         """The window as it is before the segment comes back."""
         if len(self.window) == 2:
             self.window.evict(1)
         self.window.next_token_logits(self.question)
         return self.window
 
-    def _here(self) -> KameraWindow:
+    def here(self) -> KameraWindow:
         """The window with the segment in it, asked before."""
         if len(self.window) == 1:
             self.window.recall(self.segment.id)
         self.window.next_token_logits(self.question)
         return self.window
 
-    def _recall(self, window: KameraWindow) -> torch.Tensor:
+    def recall(self, window: KameraWindow) -> torch.Tensor:
         window.recall(self.segment.id)
         return window.next_token_logits(self.question)
 
-    def _slide(self, rule: PositionRule) -> Callable[[KameraWindow], torch.Tensor]:
+    def slide(self, rule: PositionRule) -> Callable[[KameraWindow], torch.Tensor]:
         def slide(window: KameraWindow) -> torch.Tensor:
             window.slide(positions=rule)
             return window.next_token_logits(self.question)
@@ -179,20 +181,20 @@ class _Scene:
 
     # -- the others ----------------------------------------------------------------------------
 
-    def _behind_context(self) -> ModelCache:
+    def behind_context(self) -> ModelCache:
         return self.backbone.cache([self.before])
 
-    def _reprefill(self, cache: ModelCache) -> torch.Tensor:
+    def reprefill(self, cache: ModelCache) -> torch.Tensor:
         segment, question = self.back
         self.backbone.prefill(self.encoded, segment, cache)
         return self.backbone.forward(self.question, question, cache)
 
-    def _full(self, cache: ModelCache) -> torch.Tensor:
+    def full(self, cache: ModelCache) -> torch.Tensor:
         segment, question = self.back
         self.backbone.prefill(self.backbone.encode(self.segment), segment, cache)
         return self.backbone.forward(self.question, question, cache)
 
-    def _some(self) -> torch.Tensor:
+    def some(self) -> torch.Tensor:
         """The canonical moved to its place, some of its tokens computed again there."""
         backbone, (segment, question) = self.backbone, self.back
         count = math.ceil(RECOMPUTED * self.length)
@@ -202,7 +204,7 @@ class _Scene:
         mixed = recompute(backbone, self.encoded, segment, self.before, held, rows)
         return backbone.forward(self.question, question, backbone.cache([self.before, mixed.kv]))
 
-    def _after_anchor(self, cache: ModelCache) -> torch.Tensor:
+    def after_anchor(self, cache: ModelCache) -> torch.Tensor:
         segment, question = self.gone
         self.backbone.prefill(self.encoded, segment, cache)
         return self.backbone.forward(self.question, question, cache)

@@ -6,7 +6,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from kamera.bench.lookups import fill, lookups
+from kamera.bench.lookups import LOOKUPS, fill, lookups
 from kamera.bench.presets import preset
 from kamera.bench.settings import Settings, Step, unwatched
 from kamera.bench.table import Result, Row, Section, model_facts, result
@@ -15,8 +15,8 @@ from kamera.bench.timing import Spread
 
 NOTES = (
     "get: a whole canonical, verified; recall: a window's own operation, from reading to the written slot",
-    "memory: the store's own tier; page cache: read before, not kept by the store; cold: the system was told to "
-    "forget the file (posix_fadvise) just before",
+    "memory: the store's own tier; page cache: read before, not kept by the store; cold: the system was "
+    "told to forget the file (posix_fadvise) just before",
     "dd: the same file, as cold, read in blocks of 1 MiB; direct: past the page cache",
     "share of dd: how fast against dd (cold), or against read() of the same file (page cache)",
 )
@@ -34,7 +34,7 @@ def run(settings: Settings, step: Step = unwatched) -> Result:
         for done, count in enumerate(sorted(settings.stored)):
             step(done, total)
             fill(Path(folder) / "small", held, count)
-            found += lookups(Path(folder) / "small", count)
+            found += lookups(Path(folder) / "small", count, LOOKUPS * settings.rounds)
             held = count
         for done, tokens in enumerate(settings.lengths, len(settings.stored)):
             step(done, total)

@@ -80,12 +80,11 @@ def operations(deck: Deck, settings: Settings) -> list[Row]:
     asked = measure(
         [deck.question_arm(), *[deck.arm(m, question=True) for m in moves]],
         device,
-        rounds=settings.rounds,
-        min_rounds=min(settings.rounds, settings.min_rounds),
-        seconds=settings.seconds,
+        rounds=settings.min_rounds,
+        min_rounds=settings.min_rounds,
     )
     alone, full = prefill_seconds(deck)
-    return [_row(deck, m, timed, asked, prefill_of(m.changed, deck.chunks, alone, full)) for m in moves]
+    return [row(deck, m, timed, asked, prefill_of(m.changed, deck.chunks, alone, full)) for m in moves]
 
 
 def prefill_seconds(deck: Deck) -> tuple[float, float]:
@@ -150,7 +149,7 @@ def goals(rows: Sequence[Row], branches: Sequence[Row]) -> list[Row]:
     return out
 
 
-def _row(deck: Deck, move: Move, timed: Measured, asked: Measured, prefill: float) -> Row:
+def row(deck: Deck, move: Move, timed: Measured, asked: Measured, prefill: float) -> Row:
     took = timed.spread(move.name)
     with_question = asked.spread(f"{move.name}, then a question").median
     question = asked.spread("question").median

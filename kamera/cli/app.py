@@ -20,7 +20,8 @@ from kamera.cli.inspect import inspect
 from kamera.cli.plan import plan_from_trace
 from kamera.cli.store import store
 from kamera.cli.store_bundle import export_bundle, import_bundle
-from kamera.cli.store_keep import forget, gc, pin, quarantine, unpin
+from kamera.cli.store_keep import forget, gc, pin, unpin
+from kamera.cli.store_quarantine import quarantine
 from kamera.cli.store_rotate import rotate
 from kamera.compile import PlanError
 from kamera.errors import KameraError
@@ -42,7 +43,7 @@ app.command("inspect")(inspect)
 store.command("gc")(gc)
 store.command("pin")(pin)
 store.command("unpin")(unpin)
-store.command("quarantine")(quarantine)
+store.add_typer(quarantine, name="quarantine")
 store.command("forget")(forget)
 store.command("export")(export_bundle)
 store.command("import")(import_bundle)

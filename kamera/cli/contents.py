@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
 from io import BytesIO
 from pathlib import Path
@@ -10,10 +10,10 @@ from typing import Any
 
 import torch
 
-from kamera.errors import CorruptChunk, StoreVersionError
+from kamera.errors import CorruptChunk, StoreVersionError, WrongKey
 from kamera.ops import CodedKV
 from kamera.store import CanonicalRecord, Context, canonical_key
-from kamera.store import format as object_format
+from kamera.store.codec import Codec
 from kamera.store.keys import is_key
 from kamera.window import persist
 
@@ -32,13 +32,20 @@ def read_object(path: Path) -> Document:
     """
     data = path.read_bytes()
     key = path.name.split(".")[0]  # a file in quarantine has the time behind its key
-    found: Document = {"path": str(path), "bytes": len(data), "intact": False}
     if not is_key(key):
-        return {**found, "error": f"{path.name!r} is no object's name: it should be KEY.safetensors"}
+        error = f"{path.name!r} is no object's name: it should be KEY.safetensors"
+        return {"path": str(path), "bytes": len(data), "intact": False, "error": error}
+    return describe(data, key, str(path))
+
+
+def describe(data: bytes, name: str, path: str, codec: Codec | None = None) -> Document:
+    """The same of the bytes of the object ``name``, as ``codec`` (None: the plain one) reads them."""
+    found: Document = {"path": path, "bytes": len(data), "intact": False}
+    codec = Codec() if codec is None else codec
     try:
-        record = object_format.decode(data, key, str(path))
-        info = object_format.read_info(BytesIO(data), len(data), key, str(path))
-    except (CorruptChunk, StoreVersionError) as error:
+        record = codec.decode(data, name, path)
+        info = codec.read_info(BytesIO(data), len(data), name, path)
+    except (CorruptChunk, StoreVersionError, WrongKey) as error:
         return {**found, "error": str(error)}
     header = asdict(info)
     held = {**found, "intact": True, **header, "info": dict(record.info), "energy": record.info.get("energy")}
@@ -59,13 +66,16 @@ def read_object(path: Path) -> Document:
     return held
 
 
-def relate(objects: list[Document], store: Path | None) -> None:
-    """Fill in what each intact patch weighs against its chunk's KV, where the canonical is at hand."""
+def relate(objects: list[Document], store: Path | None, name: Callable[[str], str] = str) -> None:
+    """Fill in what each intact patch weighs against its chunk's KV, where the canonical is at hand.
+
+    ``name``: what the object of a key is called.
+    """
     known = {o["key"]: o["kv_bytes"] for o in objects if o["intact"] and o["kind"] == "canonical"}
     for patch in objects:
         if not patch["intact"] or patch["kind"] == "canonical":
             continue
-        key = canonical_key(Context(**patch["context"]), patch["chunk_id"])
+        key = name(canonical_key(Context(**patch["context"]), patch["chunk_id"]))
         if key not in known and store is not None:
             beside = store / "objects" / key[:2] / f"{key}.safetensors"
             known[key] = read_object(beside).get("kv_bytes") if beside.is_file() else None

@@ -10,8 +10,11 @@ import typer
 from rich.table import Table
 
 from kamera.cli import contents
-from kamera.cli.options import File, Form, Format, Quiet
+from kamera.cli.options import File, Form, Format, Quiet, Tenant
 from kamera.cli.output import Output, facts, listing, size
+from kamera.cli.place import Place
+from kamera.cli.sealed import KeyFiles, SecretFile
+from kamera.cli.store_options import store_url
 from kamera.errors import StoreError
 from kamera.store.disk.tier import MARKER
 
@@ -19,10 +22,17 @@ _WINDOW = "window.json"
 
 
 def inspect(
-    path: Annotated[
-        Path, typer.Argument(metavar="PATH", help="A store directory, a saved window, or one object file.")
+    where: Annotated[
+        str,
+        typer.Argument(
+            metavar="PATH",
+            help="A store (a directory, or a remote's url), a saved window, or an object file.",
+        ),
     ],
     limit: Annotated[int | None, typer.Option(min=1, help="The first N objects of a store only.")] = None,
+    tenant: Tenant = "",
+    secret_file: SecretFile = None,
+    key_file: KeyFiles = None,
     format: Form = Format.table,
     output: File = None,
     quiet: Quiet = False,
@@ -32,7 +42,16 @@ def inspect(
     Exit code 1 when something is damaged, or is nothing of Kamera's.
     """
     out = Output(format, output, quiet)
-    if path.is_file():
+    url = where if where.startswith("@") or "://" in where else None
+    place = None if url is None else Place(store_url(url), tenant, secret_file, tuple(key_file or ()))
+    if place is None and (tenant or secret_file or key_file):
+        raise ValueError(f"{where!r} is read file by file, and plain: --tenant, secret and keys are for urls")
+    path = Path(where if place is None else place.url)
+    if place is not None and place.remote:
+        document = _remote(place, limit, out)
+        out.write(document, _store_tables(document))
+        damaged = document["damaged"] > 0
+    elif path.is_file():
         found = contents.read_object(path)
         contents.relate([found], contents.store_of(path))
         out.write(found, _object_tables(found))
@@ -70,6 +89,31 @@ def _store(path: Path, limit: int | None, out: Output) -> dict[str, Any]:
         "bytes": sum(o["bytes"] for o in objects),
         "damaged": sum(not o["intact"] for o in objects),
         "quarantined": len(list((path / "quarantine").glob("*"))),
+        "contents": objects,
+    }
+
+
+def _remote(place: Place, limit: int | None, out: Output) -> dict[str, Any]:
+    """As `_store`: every blob read as it lies there, and none moved."""
+    objects = []
+    with place.open_answering() as store:
+        names = store.names()
+        with out.progress(len(names[:limit]), "object") as bar:
+            for name in names[:limit]:
+                data = store.raw(name)
+                if data is not None:  # else it was deleted since it was listed
+                    objects.append(contents.describe(data, name, f"{store.url} {name}", store.codec))
+                bar.update()
+        set_aside = len(store.quarantined())
+    contents.relate(objects, None, store.codec.name)
+    return {
+        "path": store.url,
+        "kind": "store",
+        "objects": len(names),
+        "inspected": len(objects),
+        "bytes": sum(o["bytes"] for o in objects),
+        "damaged": sum(not o["intact"] for o in objects),
+        "quarantined": set_aside,
         "contents": objects,
     }
 

@@ -10,16 +10,14 @@ from urllib.parse import unquote, urlsplit
 import typer
 
 from kamera.errors import StoreError
-from kamera.store import ChunkStore, Context
+from kamera.store import ChunkStore
 from kamera.store.disk.tier import MARKER
 from kamera.store.keys import KVForm
 from kamera.store.remote import is_remote
 
 
-def _lasting(url: str | None) -> str | None:
-    """The url of a remote, or the absolute path of a directory."""
-    if url is None:
-        return None
+def lasting(url: str) -> str:
+    """The url of a remote, or the absolute path of a directory; `typer.BadParameter` for anything else."""
     parts = urlsplit(url)
     if parts.scheme in ("memory", "obstore+memory"):
         raise typer.BadParameter(f"{url!r} ends with this command: give a directory or a remote")
@@ -33,6 +31,10 @@ def _lasting(url: str | None) -> str | None:
     if path.exists() and not path.is_dir():
         raise typer.BadParameter(f"{str(path)!r} is a file: give a directory or a remote")
     return str(path)
+
+
+def _lasting(url: str | None) -> str | None:
+    return None if url is None else lasting(url)
 
 
 StoreUrl = Annotated[
@@ -57,7 +59,8 @@ StoreAsked = Annotated[
 class Place:
     """A store to be opened, by whoever works on it: ``url`` is a remote's or a directory.
 
-    Secret and keys are files, read where the store is opened.
+    Secret and keys are files, read where the store is opened; ``cache`` is a directory in front of a
+    remote.
     """
 
     url: str
@@ -65,6 +68,7 @@ class Place:
     secret_file: Path | None = None
     key_files: tuple[Path, ...] = ()
     kv: KVForm = "as-is"
+    cache: Path | None = None
 
     @property
     def remote(self) -> bool:
@@ -84,10 +88,11 @@ class Place:
             secret=None if self.secret_file is None else self.secret_file.read_bytes(),
             keys=[path.read_bytes() for path in self.key_files],
             kv=self.kv,
+            cache=self.cache,
         )
 
     def open_answering(self) -> ChunkStore:
-        """Open a store that is there. Raises StoreError for a directory that is none, or a silent remote.
+        """Open a store that is there. Raises `StoreError` for a directory that is none, or a silent remote.
 
         Elsewhere a remote that is down makes misses; who lists it, or fills it for hours, wants to know.
         """
@@ -97,10 +102,7 @@ class Place:
             )
         store = self.open()
         try:
-            store.get_canonical(Context("", "", self.tenant, self.kv), "")  # a miss, if anybody answers
-            remote = store.stats().remote
-            if remote is not None and remote.reads != "closed":
-                raise StoreError(f"{store.url} does not answer: {remote.last_error}")
+            store.reach()
         except BaseException:
             store.close()
             raise

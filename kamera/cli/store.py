@@ -1,40 +1,28 @@
-"""``kamera store``: what a store directory holds, and whether it is sound."""
+"""``kamera store``: what a store holds, and whether it is sound."""
 
 from __future__ import annotations
 
 from dataclasses import asdict
-from datetime import datetime, timezone
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from kamera.cli.options import File, Form, Format, Quiet, Tenant
-from kamera.cli.output import Output, facts, listing, size
-from kamera.cli.sealed import KeyFiles, SecretFile, opened
-from kamera.store import ChunkStore
-from kamera.store.keys import KINDS
+from kamera.cli.output import facts, listing, size
+from kamera.cli.store_options import Asked, Kind, moment, on_store
+from kamera.errors import StoreError
 
-store = typer.Typer(help="What a store directory holds, and its upkeep.", no_args_is_help=True)
-
-Directory = Annotated[Path, typer.Argument(metavar="DIR", help="A store directory.")]
+store = typer.Typer(help="What a store holds, and its upkeep.", no_args_is_help=True)
 
 
 @store.command("ls")
+@on_store
 def ls(
-    directory: Directory,
-    kind: Annotated[str | None, typer.Option(help=f"Only objects of a kind: {', '.join(KINDS)}.")] = None,
+    asked: Asked,
+    kind: Kind = None,
     limit: Annotated[int | None, typer.Option(min=1, help="The newest N only.")] = None,
-    tenant: Tenant = "",
-    secret_file: SecretFile = None,
-    key_file: KeyFiles = None,
-    format: Form = Format.table,
-    output: File = None,
-    quiet: Quiet = False,
 ) -> None:
     """List a store's objects, oldest first."""
-    out = Output(format, output, quiet)
-    with opened(directory, tenant, secret_file, key_file) as held:
+    with asked.opened() as held:
         count = sum(counted.objects for counted in held.census(kind).kinds.values())
         shown = held.ls(kind, offset=0 if limit is None else max(0, count - limit))
     rows = [
@@ -53,33 +41,25 @@ def ls(
         for i in shown
     ]
     columns = ("key", "kind", "kv", "chunk", "tokens", "rank", "formed", "antecedents", "bytes", "created")
-    title = f"{directory}: {count} objects" + (f", the newest {len(shown)}" if len(shown) < count else "")
-    document = {"store": str(directory), "objects": count, "listed": [asdict(i) for i in shown]}
-    out.write(document, [listing(title, columns, rows)])
+    title = f"{held.url}: {count} objects" + (f", the newest {len(shown)}" if len(shown) < count else "")
+    document = {"store": held.url, "objects": count, "listed": [asdict(i) for i in shown]}
+    asked.out.write(document, [listing(title, columns, rows)])
 
 
 @store.command("stats")
-def stats(
-    directory: Directory,
-    kind: Annotated[str | None, typer.Option(help=f"Only objects of a kind: {', '.join(KINDS)}.")] = None,
-    tenant: Tenant = "",
-    secret_file: SecretFile = None,
-    key_file: KeyFiles = None,
-    format: Form = Format.table,
-    output: File = None,
-    quiet: Quiet = False,
-) -> None:
+@on_store
+def stats(asked: Asked, kind: Kind = None) -> None:
     """Count a store's objects, bytes, chunks and contexts, its pins and its damaged copies."""
-    out = Output(format, output, quiet)
-    with opened(directory, tenant, secret_file, key_file) as held:
+    with asked.opened() as held:
         census = held.census(kind)
         pins, cap = held.pins.list(), held.pins.cap
         damaged = held.quarantined()
+        remote = held.stats().remote
     objects = sum(counted.objects for counted in census.kinds.values())
     total = sum(counted.bytes for counted in census.kinds.values())
     pinned = sum(pin.bytes for pin in pins)
     document = {
-        "store": str(directory),
+        "store": held.url,
         "objects": objects,
         "bytes": total,
         "chunks": census.chunks,
@@ -98,28 +78,27 @@ def stats(
         ("pinned", f"{len(pins)} objects, {size(pinned)}{of}"),
         ("in quarantine", f"{len(damaged)} copies, {size(sum(copy.bytes for copy in damaged))}"),
     ]
-    out.write(document, [facts(str(directory), rows)])
+    if remote is not None:
+        document["remote"] = {"url": remote.url, "pending": remote.pending}
+        rows.append(("waiting to be sent", f"{remote.pending} objects"))
+    asked.out.write(document, [facts(held.url, rows)])
 
 
 @store.command("verify")
+@on_store
 def verify(
-    directory: Directory,
+    asked: Asked,
     rebuild: Annotated[
         bool, typer.Option("--rebuild", help="Make the index anew from the files first.")
     ] = False,
-    tenant: Tenant = "",
-    secret_file: SecretFile = None,
-    key_file: KeyFiles = None,
-    format: Form = Format.table,
-    output: File = None,
-    quiet: Quiet = False,
 ) -> None:
     """Read every byte of every object; damaged ones go to quarantine, index and files agree afterwards.
 
     Exit code 1 when something was damaged or cannot be read.
     """
-    out = Output(format, output, quiet)
-    with opened(directory, tenant, secret_file, key_file) as held, out.counted("object") as progress:
+    with asked.opened() as held, asked.out.counted("object") as progress:
+        if rebuild and asked.place.remote and asked.place.cache is None:
+            raise StoreError(f"{held.url} has no index to make anew: verify it without --rebuild")
         report = held.verify(rebuild=rebuild, progress=progress)
     rows: list[tuple[str, object]] = [
         ("intact", report.ok),
@@ -131,33 +110,9 @@ def verify(
     ]
     lines = [f"damaged: {line}" for line in report.quarantined]
     lines += [f"unreadable: {line}" for line in report.refused]
-    out.write(
-        {"store": str(directory), **asdict(report)},
-        [facts(str(directory), rows), *lines, *report.embeddings],
+    asked.out.write(
+        {"store": held.url, **asdict(report)},
+        [facts(held.url, rows), *lines, *report.embeddings],
     )
     if report.quarantined or report.refused:
         raise typer.Exit(1)
-
-
-def moment(seconds: float | None) -> str:
-    """A time in UTC for people; empty for none."""
-    if seconds is None:
-        return ""
-    return datetime.fromtimestamp(seconds, timezone.utc).strftime("%Y-%m-%d %H:%M:%S")
-
-
-def keys_of(held: ChunkStore, targets: list[str]) -> list[str]:
-    """Keys of the objects that ``targets`` name: a key, a chunk's id (all its objects), or the start of one.
-
-    Raises `ValueError` for a start that fits several, or none.
-    """
-    objects = held.ls()
-    found: list[str] = []
-    for target in targets:
-        keys = [i.key for i in objects if i.key.startswith(target)]
-        chunks = {i.chunk_id for i in objects if i.chunk_id.startswith(target)}
-        if len(keys) + len(chunks) != 1:
-            many = "fits several objects or chunks: give more of it" if keys or chunks else "is neither here"
-            raise ValueError(f"{target!r} names an object by its key or a chunk by its id, and {many}")
-        found += keys or [i.key for i in objects if i.chunk_id in chunks]
-    return list(dict.fromkeys(found))

@@ -6,30 +6,20 @@ from dataclasses import asdict
 
 import typer
 
-from kamera.cli.options import File, Form, Format, Quiet, Tenant
-from kamera.cli.output import Output, facts
-from kamera.cli.sealed import KeyFiles, SecretFile, opened
-from kamera.cli.store_bundle import Directory
+from kamera.cli.output import facts
+from kamera.cli.store_options import Asked, on_store
 
 
-def rotate(
-    directory: Directory,
-    tenant: Tenant = "",
-    secret_file: SecretFile = None,
-    key_file: KeyFiles = None,
-    format: Form = Format.table,
-    output: File = None,
-    quiet: Quiet = False,
-) -> None:
+@on_store
+def rotate(asked: Asked) -> None:
     """Write every object of a tenant again under the first key; the others are read with.
 
     Exit code 1 when some could not be read: then the older keys are still needed.
     """
-    out = Output(format, output, quiet)
-    with opened(directory, tenant, secret_file, key_file) as store:
+    with asked.opened() as store:
         done = store.rotate()
     rows: list[tuple[str, object]] = [("written again", done.rewritten), ("as they were", done.current)]
     rows += [("refused", line) for line in done.refused]
-    out.write({"store": str(directory), **asdict(done)}, [facts(str(directory), rows)])
+    asked.out.write({"store": store.url, **asdict(done)}, [facts(store.url, rows)])
     if done.refused:
         raise typer.Exit(1)

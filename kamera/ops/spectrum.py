@@ -21,15 +21,15 @@ _ROUNDINGS = 16.0
 SEED = 0
 """Of the random start: the same deficit has the same factors, whoever factors it."""
 
-PASSES = 6
+PASSES = 8
 """Passes over the matrices at most, before the exact way."""
 
 TOLERANCE = 5e-5
 """Share of the kept energy that a sketch may miss."""
 
-_FAINT = (
-    1e-6  # the same of the mean energy of all matrices: one that is rounding beside the others is no signal
-)
+# The same of the mean energy of all: a matrix that is float32 rounding beside the others has no directions
+# to be found, and none that matter.
+_FAINT = 1e-9
 
 
 class Directions(NamedTuple):
@@ -126,7 +126,8 @@ def _sketched(x: torch.Tensor, rank: int, width: int) -> tuple[_Found, torch.Ten
         missed = gained.clamp_min(0.0) * shrink / (1.0 - shrink)
         allowed = TOLERANCE * kept + _FAINT * energy.mean()
         sure = missed <= allowed
-        if not bool((missed * shrink ** (PASSES - 1 - turn) <= allowed).all()) or bool(sure.all()):
+        hopeful = missed * shrink ** (PASSES - 1 - turn) <= allowed
+        if not bool((hopeful & ~sure).any()):
             break
     axes = axes[:, :, :rank]
     return _Found(unit @ axes, image @ axes, values[:, :rank], turn % 2 == 0), sure

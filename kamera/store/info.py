@@ -93,7 +93,7 @@ class RemoteStats:
 
 @dataclass(frozen=True)
 class StoreStats:
-    """This tenant's share of a store, and the memory tier in front of it."""
+    """This tenant's share of a store's ``directory`` (else of its memory), and the memory tier in front."""
 
     url: str
     canonicals: int
@@ -101,6 +101,7 @@ class StoreStats:
     bytes: int
     memory: MemoryStats
     remote: RemoteStats | None = None
+    directory: bool = False
 
 
 @dataclass(frozen=True)

@@ -44,16 +44,23 @@ class Watched(Protocol):
 class Silent:
     """Counts nothing: what a store has unless it is given a `Metrics`."""
 
-    def lookup(self, get: Callable[[], Found], remote_down: Callable[[], bool]) -> Found:
-        """The outcome of ``get`` (None: a miss), counted and timed."""
+    def lookup(self, get: Callable[[], Found], remote_down: Callable[[], bool], kind: str = "") -> Found:
+        """The outcome of ``get`` (None: a miss), counted and timed; ``kind`` of what has none itself."""
         return get()
+
+    def asked(self, look: Callable[[], Found], remote_down: Callable[[], bool]) -> Found:
+        """The outcome of ``look`` (falsy: it is not there), counted; nothing was read."""
+        return look()
 
     def write(self, put: Callable[[], Done]) -> Done:
         """The outcome of ``put``, timed."""
         return put()
 
-    def served(self, guarantee: str, computed: bool) -> None:
-        """A chunk was brought into a window with this guarantee; ``computed``: by a forward."""
+    def served(self, guarantee: str, computed: bool, new: bool = False) -> None:
+        """A chunk came to a place in a window with this guarantee; ``computed``: by a forward.
+
+        ``new``: nobody had seen it, so nothing could have been at hand.
+        """
 
     def watch(self, store: Watched) -> None:
         """Tell of ``store``'s tiers too, as long as it is open."""
@@ -75,7 +82,7 @@ class Metrics(Silent):
         counter, histogram = prometheus.Counter, prometheus.Histogram
         self._served = counter(
             "kamera_chunks_served",
-            "Chunks brought to a place in a window, by guarantee: from a copy, or by a forward there",
+            "Chunks that came to a place in a window, by guarantee: from a copy, or by a forward there",
             ["guarantee", "source"],
             registry=registry,
         )
@@ -84,6 +91,12 @@ class Metrics(Silent):
         )
         self._misses = counter(
             "kamera_store_misses", "Look-ups with nothing to serve, by reason", ["reason"], registry=registry
+        )
+        self._asked = counter(
+            "kamera_store_asked",
+            "Questions whether an object is there, by answer",
+            ["answer"],
+            registry=registry,
         )
         self._refusals = counter(
             "kamera_store_integrity_refusals",
@@ -103,7 +116,7 @@ class Metrics(Silent):
         collector: Any = self._tiers  # theirs is a base class, and importing it would need the extra
         registry.register(collector)
 
-    def lookup(self, get: Callable[[], Found], remote_down: Callable[[], bool]) -> Found:
+    def lookup(self, get: Callable[[], Found], remote_down: Callable[[], bool], kind: str = "") -> Found:
         """See `Silent`."""
         start = time.perf_counter()
         try:
@@ -117,8 +130,14 @@ class Metrics(Silent):
         if found is None:
             self._missed("remote_dead" if remote_down() else "absent", start)
         else:
-            self._hits.labels(getattr(found, "kind", "")).inc()
+            self._hits.labels(getattr(found, "kind", kind)).inc()
             self._get.labels("hit").observe(time.perf_counter() - start)
+        return found
+
+    def asked(self, look: Callable[[], Found], remote_down: Callable[[], bool]) -> Found:
+        """See `Silent`."""
+        found = look()
+        self._asked.labels("there" if found else "remote_dead" if remote_down() else "absent").inc()
         return found
 
     def write(self, put: Callable[[], Done]) -> Done:
@@ -126,9 +145,9 @@ class Metrics(Silent):
         with self._put.time():
             return put()
 
-    def served(self, guarantee: str, computed: bool) -> None:
+    def served(self, guarantee: str, computed: bool, new: bool = False) -> None:
         """See `Silent`."""
-        self._served.labels(guarantee, "forward" if computed else "copy").inc()
+        self._served.labels(guarantee, "new" if new else "forward" if computed else "copy").inc()
 
     def watch(self, store: Watched) -> None:
         """See `Silent`."""
@@ -171,7 +190,7 @@ class _Tiers:
             objects.add_metric([url, "memory"], held.objects)
             for event in ("hits", "misses", "evictions"):
                 memory.add_metric([url, event], getattr(held, event))
-            if url != "memory://":
+            if stats.directory:
                 size.add_metric([url, "disk"], stats.bytes)
                 objects.add_metric([url, "disk"], stats.canonicals + stats.patches)
             far = stats.remote

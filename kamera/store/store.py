@@ -132,7 +132,8 @@ class ChunkStore(Upkeep):
         `ValueError` if there is no such layer, and as `get_canonical`.
         """
         self._check(context)
-        return self._tiers.layer(self._codec.name(canonical_key(context, chunk_id)), layer)
+        key = self._codec.name(canonical_key(context, chunk_id))
+        return self.metrics.lookup(lambda: self._tiers.layer(key, layer), self._remote_is_down, "layer")
 
     def put_canonical(self, record: CanonicalRecord) -> str:
         """Store a canonical in its context's form and return its key. One that is there is not written again.
@@ -172,12 +173,12 @@ class ChunkStore(Upkeep):
         """Rank, ``formed`` and size of a stored patch, without its tensors."""
         self._check(context)
         key = self._codec.name(patch_key(context, chunk_id, antecedents, kind))
-        return self._tiers.info(key)
+        return self._info(key)
 
     def canonical_info(self, context: Context, chunk_id: str) -> ObjectInfo | None:
         """Tokens and size of a stored canonical, without its tensors; nothing is verified."""
         self._check(context)
-        return self._tiers.info(self._codec.name(canonical_key(context, chunk_id)))
+        return self._info(self._codec.name(canonical_key(context, chunk_id)))
 
     def contexts_of(self, chunk_id: str) -> list[Context]:
         """Under which contexts of this tenant a chunk's canonical is stored.
@@ -333,7 +334,10 @@ class ChunkStore(Upkeep):
         return key
 
     def _has(self, key: str) -> bool:
-        return self._tiers.has(key)
+        return self.metrics.asked(lambda: self._tiers.has(key), self._remote_is_down)
+
+    def _info(self, key: str) -> ObjectInfo | None:
+        return self.metrics.asked(lambda: self._tiers.info(key), self._remote_is_down)
 
 
 def _path_of(url: str | os.PathLike[str]) -> Path | None:

@@ -100,6 +100,7 @@ class Deque:
             return Move(replace(state, residents=(arrived,)), arrived, left)
         with self.behind(state, facts.length, tally) as cache:
             arrived = self.server.prefill(facts, state, positions, cache)
+        self.server.store.metrics.served(arrived.guarantee, computed=True, new=True)
         if archive == "now":
             arrived = self._archived(arrived)
         return Move(replace(state, residents=(*state.residents, arrived)), arrived, left)
@@ -123,8 +124,7 @@ class Deque:
         if self.server.policy.minimum == "exact":
             return Move(self._arranged(state, staying, first, tally).state, None, left)
         places = self._compact([r.facts for r in staying])
-        frame = self._frame(state, staying, places)
-        new = [self.server.move(r, moved(p, frame)) for r, p in zip(staying, places, strict=True)]
+        frame, new = self._settled(state, staying, places)
         residents = (*new[:first], *map(self._survivor, new[first:]))
         return Move(WindowState(residents, (0,) * len(frame), frame), None, left)
 
@@ -162,8 +162,7 @@ class Deque:
     def _arranged(self, state: WindowState, residents: Sequence[Resident], same: int, tally: Tally) -> Move:
         """``residents`` where the model would have them; from ``same`` on they are brought anew."""
         places = self._compact([r.facts for r in residents])
-        frame = self._frame(state, residents[:same], places)
-        stay = [self.server.move(r, moved(p, frame)) for r, p in zip(residents[:same], places, strict=False)]
+        frame, stay = self._settled(state, residents[:same], places)
         new = WindowState(tuple(stay), (0,) * len(frame), frame)
         for resident, place in zip(residents[same:], places[same:], strict=True):
             resident = self._archived(resident)  # what its prefill absorbed is harvested first
@@ -172,22 +171,31 @@ class Deque:
             new = replace(new, residents=(*new.residents, arrived))
         return Move(new)
 
-    def _frame(
+    def _settled(
         self, state: WindowState, staying: Sequence[Resident], places: Sequence[torch.Tensor]
-    ) -> tuple[int, ...]:
-        """The frame in which the most tokens stay where they are; none where it would reach too far out.
+    ) -> tuple[tuple[int, ...], list[Resident]]:
+        """The frame in which the most tokens stay where they are, and ``staying`` in it.
 
-        ``places`` are the compact ones, of ``staying`` and of what comes behind it.
+        ``places`` are the compact ones, of ``staying`` and of what comes behind it. There is no frame where
+        it would reach too far out.
         """
         home = (0,) * len(state.frame)
+        if not staying:
+            return home, []
+        here = list(places[: len(staying)])
+        extent = int(torch.cat(list(places), dim=1).max())
+        # all at once: what slides and does not turn should cost nothing for each chunk
+        together = uniform_offset(torch.cat(here, dim=1), torch.cat([r.positions for r in staying], dim=1))
+        if together is not None and min(together) >= 0 and not self._far(together, extent):
+            return together, list(staying)
         votes = Counter({state.frame: self.server.anchor.length})
-        for resident, place in zip(staying, places, strict=False):
+        for resident, place in zip(staying, here, strict=True):
             offset = uniform_offset(place, resident.positions)
             if offset is not None:
                 votes[offset] += resident.facts.length
         frame = votes.most_common(1)[0][0]
-        extent = max((int(p.max()) for p in places if p.numel()), default=0)
-        return home if not staying or min(frame) < 0 or self._far(frame, extent) else frame
+        frame = home if min(frame) < 0 or self._far(frame, extent) else frame
+        return frame, [self.server.move(r, moved(p, frame)) for r, p in zip(staying, here, strict=True)]
 
     def _far(self, frame: tuple[int, ...], extent: int) -> bool:
         """Whether a frame takes positions up to ``extent`` too far out.

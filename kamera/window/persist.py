@@ -16,8 +16,9 @@ from safetensors.torch import load_file, save_file
 
 from kamera.backbones import Backbone, Encoded
 from kamera.errors import CorruptChunk, IncompatibleChunk, StoreError, StoreVersionError
-from kamera.ops import KV, LowRank, Patch
+from kamera.ops import KV, CodedKV, LowRank, Patch
 from kamera.store import ChunkStore
+from kamera.store.coded import coded_header, coded_kv, coded_tensors
 from kamera.window.anchor import anchor_of
 from kamera.window.certificate import Certificate
 from kamera.window.certified import Terms, agree
@@ -45,8 +46,8 @@ def save_window(path: Path, server: Server, deque: Deque, state: WindowState, as
     tensors: Tensors = {"anchor/ids": server.anchor.input_ids}
     chunks = [_put_resident(tensors, f"{i:05d}", resident) for i, resident in enumerate(state.residents)]
     document = {
-        # what a reader does not know of must not be served: a frame by one of version 2, codes by one of 1
-        "version": 3 if any(state.frame) else 2 if _lossy(chunks) else 1,
+        # what a reader does not know of must not be served: neither frames nor codes by one of version 1
+        "version": VERSION if any(state.frame) or _lossy(chunks) else 1,
         "fingerprint": server.context.fingerprint,
         "tenant": server.context.tenant,
         "policy": asdict(asked),
@@ -129,7 +130,11 @@ def _put_resident(tensors: Tensors, name: str, resident: Resident) -> dict[str, 
 
 def _put_copy(tensors: Tensors, name: str, copy: Copy) -> dict[str, Any]:
     tensors[f"{name}/positions"] = copy.positions
-    for i, layer in enumerate(copy.kv):
+    coded = copy.kv if isinstance(copy.kv, CodedKV) else None
+    for i, held in enumerate(() if coded is None else coded.layers):
+        for channel, codes in held.items():
+            tensors |= {f"{name}/kv/{i:05d}/{channel}/{part}": t for part, t in coded_tensors(codes)}
+    for i, layer in enumerate(copy.kv if coded is None else ()):
         tensors |= {f"{name}/kv/{i:05d}/{channel}": t for channel, t in layer.items()}
     if copy.patch is not None:
         for i, factors in enumerate(copy.patch.layers):
@@ -141,6 +146,7 @@ def _put_copy(tensors: Tensors, name: str, copy: Copy) -> dict[str, Any]:
         "antecedents": list(copy.antecedents),
         "canonical": copy.canonical,
         "lossy": copy.lossy,
+        "coded": None if coded is None else coded_header(coded),
         "patched": copy.patch is not None,
     }
 
@@ -166,19 +172,23 @@ def _get_resident(tensors: Tensors, name: str, chunk: dict[str, Any], server: Se
 
 
 def _get_copy(tensors: Tensors, name: str, copy: dict[str, Any], server: Server) -> Copy:
-    layers = range(len(server.backbone.layout))
-    kv: KV = tuple(_under(tensors, f"{name}/kv/{i:05d}/") for i in layers)
+    layers, positions = range(len(server.backbone.layout)), tensors[f"{name}/positions"]
+    if copy.get("coded") is None:
+        kv: KV = tuple(_under(tensors, f"{name}/kv/{i:05d}/") for i in layers)
+    else:
+        channels = [[c.name for c in spec.channels] for spec in server.backbone.layout]
+        kv = coded_kv(copy["coded"], channels, _under(tensors, f"{name}/"), positions.shape[1])
     patch = None
     if copy["patched"]:
         factors = []
         for i in layers:
             held = _under(tensors, f"{name}/patch/{i:05d}/")
-            channels = sorted({k.rsplit("/", 1)[0] for k in held})
-            factors.append({c: LowRank.from_tensors(_under(held, f"{c}/")) for c in channels})
+            patched = sorted({k.rsplit("/", 1)[0] for k in held})
+            factors.append({c: LowRank.from_tensors(_under(held, f"{c}/")) for c in patched})
         patch = Patch(tuple(factors))
     return Copy(
         server.backbone.place(kv),
-        tensors[f"{name}/positions"],
+        positions,
         patch,
         copy["guarantee"],
         tuple(copy["antecedents"]),

@@ -32,6 +32,7 @@ from kamera.store.records import kept
 from kamera.store.search.embedding import VISION_TOKENS
 from kamera.window.anchor import Anchor
 from kamera.window.envelope import likeness, nearest
+from kamera.window.forming import Forming
 from kamera.window.policy import (
     GUARANTEES,
     Guarantee,
@@ -57,11 +58,20 @@ class Server:
     Holds no window state; what it returns is new, what it is given stays as it was.
     """
 
-    def __init__(self, backbone: Backbone, store: ChunkStore, anchor: Anchor, policy: ReusePolicy) -> None:
+    def __init__(
+        self,
+        backbone: Backbone,
+        store: ChunkStore,
+        anchor: Anchor,
+        policy: ReusePolicy,
+        forming: Forming | None = None,
+    ) -> None:
+        policy.budget.check(len(backbone.layout))
         self.backbone = backbone
         self.store = store
         self.anchor = anchor
         self.policy = policy
+        self.forming = forming or Forming()
         self.context = Context(backbone.fingerprint, anchor.digest, store.tenant, store.kv)
         self._anchor_copy = Copy(anchor.kv, anchor.positions, None, "exact", (), canonical=True)
 
@@ -109,7 +119,7 @@ class Server:
     def _under(self, minimum: Guarantee, on_miss: OnMiss) -> Server:
         # a patch of other antecedents could hold the very chunk whose absence is asked about
         policy = replace(self.policy, minimum=minimum, on_miss=on_miss, max_divergence=None)
-        return Server(self.backbone, self.store, self.anchor, policy)
+        return Server(self.backbone, self.store, self.anchor, policy, self.forming)
 
     def canonical(self, facts: Facts) -> Copy:
         """The chunk's KV behind the anchor alone, as the store keeps it; prefilled when it does not yet.
@@ -165,18 +175,16 @@ class Server:
         canonical = self.canonical(facts)
         offset = self._offset(facts, canonical.positions, conditioned.positions)
         deltas = deficit(conditioned.kv, canonical.kv, self.backbone.layout, offset)
-        (patch, energy), filled = self.policy.budget.form(deltas, self.backbone.layout, canonical.kv)
-        self.store.put_patch(
-            PatchRecord(
-                chunk_id=facts.chunk_id,
-                context=self.context,
-                antecedents=conditioned.antecedents,
-                kind="exact",
-                patch=patch,
-                formed=formed,
-                info={"energy": energy, **filled.to_info()},
-            )
-        )
+
+        def form() -> Patch:
+            (patch, energy), filled = self.policy.budget.form(deltas, self.backbone.layout, canonical.kv)
+            info = {"energy": energy, **filled.to_info()}
+            behind = conditioned.antecedents
+            record = PatchRecord(facts.chunk_id, self.context, behind, "exact", patch, formed, info)
+            self.store.put_patch(record)
+            return patch
+
+        self.forming.submit(facts.chunk_id, deltas, form)
 
     # -- placing -------------------------------------------------------------------------------
 
@@ -342,6 +350,7 @@ class Server:
     def _stored_patch(
         self, facts: Facts, antecedents: tuple[str, ...], kind: str, tally: Tally
     ) -> PatchRecord | None:
+        self.forming.settle(facts.chunk_id)
         try:
             record = self.store.get_patch(self.context, facts.chunk_id, antecedents, kind)
         except (CorruptChunk, WrongKey) as error:
@@ -363,6 +372,7 @@ class Server:
             return None
 
     def _patches_of(self, facts: Facts) -> list[ObjectInfo]:
+        self.forming.settle(facts.chunk_id)
         return [
             info
             for info in self.store.ls(chunk_id=facts.chunk_id)

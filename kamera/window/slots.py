@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import NamedTuple
 
 import torch
@@ -110,6 +111,10 @@ class Resident:
     clean: Copy | None = None  # the canonical shown instead while conditioning is switched off
     number: int = field(default_factory=lambda: next(_numbers))
 
+    @cached_property
+    def _lowest(self) -> int:
+        return int(self.positions[0].min())
+
     @property
     def shown(self) -> Copy:
         """The copy the live KV is written from."""
@@ -122,8 +127,7 @@ class Resident:
         patched there: nothing is missing, and it is not quite equal.
         """
         if self.shown.canonical and self.shown.patch is None:
-            home = moved(self.shown.positions, frame)
-            at_home = leading and torch.equal(self.positions, home)
+            at_home = leading and torch.equal(self.positions, moved(self.shown.positions, frame))
             return ("patched" if self.shown.lossy else "exact") if at_home else "blind"
         return self.guarantee
 
@@ -143,7 +147,7 @@ class Resident:
             rank=rank,
             bytes=self.facts.length * bytes_per_token,
             number=self.number,
-            position=int(self.positions[0].min()) - frame[0],
+            position=self._lowest - frame[0],
             conditioned=self.clean is None,
             label=self.facts.label,
         )

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 import torch
 
 from kamera.backbones import Backbone
+from kamera.backbones.extent import Extent, behind, standing
+from kamera.errors import UnknownSlot
 from kamera.window.policy import Guarantee
 from kamera.window.slots import Facts, Resident, Slot
 
@@ -52,11 +54,31 @@ class WindowState:
             start += resident.facts.length
         return tuple(out)
 
+    def index(self, slot: Slot | int) -> int:
+        """Where a slot stands among the chunks. Raises UnknownSlot for one that does not."""
+        count = len(self.residents)
+        if isinstance(slot, Slot):
+            for i, resident in enumerate(self.residents):
+                if resident.number == slot.number:
+                    return i
+            raise UnknownSlot(
+                f"slot {slot.number} (chunk {slot.chunk_id[:12]}) is not in this window: it has left; "
+                "use recall(chunk_id)"
+            )
+        if not isinstance(slot, int) or isinstance(slot, bool):
+            raise UnknownSlot(f"{slot!r} is no slot: give a Slot of this window or its index")
+        if not -count <= slot < count:
+            raise UnknownSlot(f"slot {slot} of a window of {count}: give 0..{count - 1}")
+        return slot % count
+
 
 def compact_positions(
     backbone: Backbone, anchor_ids: torch.Tensor, chunks: Sequence[Facts]
 ) -> list[torch.Tensor]:
     """The model's own positions of chunks standing behind the anchor, each ``[axes, tokens]``."""
+    extents = _extents(backbone, chunks)
+    if extents is not None:
+        return standing(anchor_ids.shape[0], extents)
     ids = [anchor_ids, *[c.encoded.input_ids for c in chunks]]
     inputs = [{}, *[c.position_inputs for c in chunks]]
     whole = backbone.positions(ids, inputs)
@@ -67,6 +89,21 @@ def text_positions(
     backbone: Backbone, anchor_ids: torch.Tensor, chunks: Sequence[Facts], text: torch.Tensor
 ) -> torch.Tensor:
     """The model's own positions of ``text`` ids behind anchor and chunks, ``[axes, tokens]``."""
+    extents = _extents(backbone, chunks)
+    if extents is not None:
+        start = behind(anchor_ids.shape[0], extents)
+        return start.expand(backbone.axes, 1) + torch.arange(text.shape[0])
     ids = [anchor_ids, *[c.encoded.input_ids for c in chunks], text]
     inputs = [{}, *[c.position_inputs for c in chunks], {}]
     return backbone.positions(ids, inputs)[:, -text.shape[0] :]
+
+
+def _extents(backbone: Backbone, chunks: Sequence[Facts]) -> list[Extent] | None:
+    """What each chunk adds to positions; None when one of them has no such sum."""
+    found = []
+    for chunk in chunks:
+        extent = backbone.extents.of(chunk.chunk_id, chunk.encoded.input_ids, chunk.position_inputs)
+        if extent is None:
+            return None
+        found.append(extent)
+    return found

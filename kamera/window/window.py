@@ -12,19 +12,21 @@ import torch
 
 from kamera.backbones import Backbone, Chunk
 from kamera.backbones.build import Content
-from kamera.errors import IncompatibleChunk, InvalidPermutation, UnknownSlot, WindowFull
+from kamera.errors import IncompatibleChunk, InvalidPermutation, WindowFull
 from kamera.store import ChunkStore, Hit
 from kamera.window.anchor import Anchor, prefill_anchor
 from kamera.window.asking import Asker, Question
 from kamera.window.certificate import Certificate
 from kamera.window.certified import agree
 from kamera.window.deque import Deque, Move
+from kamera.window.forming import FormingRule, forming_of
 from kamera.window.lookback import MIN_SCORE, candidates, chosen, note_duplicate
 from kamera.window.orbit import form_orbit
 from kamera.window.policy import Archive, Guarantee, PositionRule, ReusePolicy, weakest
 from kamera.window.report import Report, Tally, counting
 from kamera.window.serving import Server
 from kamera.window.slots import Facts, Slot
+from kamera.window.state import WindowState
 from kamera.window.trace import Trace
 
 
@@ -42,6 +44,9 @@ class KameraWindow:
     ``trace`` is a file to which each operation is written, ids and times only: `kamera plan` makes a
     plan of it.
 
+    ``forming`` "background" factors and stores patches on a thread of its own while the window goes on;
+    `flush` waits for them. What is served is the same either way.
+
     An operation succeeds whole or leaves the window as it was. A window is used from one thread at a
     time; forks share what they have in common.
     """
@@ -57,6 +62,7 @@ class KameraWindow:
         positions: PositionRule = "compact",
         certificate: Certificate | str | os.PathLike[str] | None = None,
         trace: str | os.PathLike[str] | None = None,
+        forming: FormingRule = "now",
     ) -> None:
         _check_rule(positions)
         self._trace = None if trace is None else Trace(trace)
@@ -67,9 +73,11 @@ class KameraWindow:
                 f"max_tokens={max_tokens} leaves no room behind the system prompt's {anchor.length} "
                 "tokens: raise it"
             )
-        self._server = Server(backbone, store, anchor, self._terms.served)
+        self._server = Server(backbone, store, anchor, self._terms.served, forming_of(forming))
         self._deque = Deque(self._server, max_tokens, positions)
         self._state = self._deque.empty()
+
+    _shown: tuple[WindowState, tuple[Slot, ...]] | None = None  # the slots of the state last asked for
 
     # -- what it holds -------------------------------------------------------------------------
 
@@ -106,7 +114,10 @@ class KameraWindow:
     @property
     def slots(self) -> tuple[Slot, ...]:
         """The chunks in order, with where they stand and what their KV is worth."""
-        return self._state.slots(self.anchor.length, self.backbone.bytes_per_token)
+        state = self._state
+        if self._shown is None or self._shown[0] is not state:
+            self._shown = (state, state.slots(self.anchor.length, self.backbone.bytes_per_token))
+        return self._shown[1]
 
     @property
     def num_tokens(self) -> int:
@@ -208,7 +219,7 @@ class KameraWindow:
     def evict(self, slot: Slot | int, *, positions: PositionRule = "compact") -> Report:
         """One chunk leaves, wherever it stands; it stays archived and can be recalled."""
         _check_rule(positions)
-        index = self._index(slot)
+        index = self._state.index(slot)
         return self._perform("evict", lambda t: self._deque.leave(self._state, [index], positions, t))
 
     def reorder(self, permutation: Sequence[int]) -> Report:
@@ -227,7 +238,7 @@ class KameraWindow:
 
     def condition(self, slot: Slot | int, on: bool) -> Report:
         """Switch a chunk to its clean canonical view, and back: exact both ways, zero forwards."""
-        index = self._index(slot)
+        index = self._state.index(slot)
         return self._perform("condition", lambda _: self._deque.condition(self._state, index, on))
 
     def form_orbit(self, slot: Slot | int, *, samples: int = 24, seed: int = 0) -> Report:
@@ -236,7 +247,7 @@ class KameraWindow:
         Every ordering for up to four antecedents, ``samples`` random ones above. The window itself
         does not change.
         """
-        index = self._index(slot)
+        index = self._state.index(slot)
         residents = self._state.residents
 
         def form(_: Tally) -> Move:
@@ -285,7 +296,7 @@ class KameraWindow:
         later chunks are prefilled without it, beside the window, and the answers compared. A window
         that lacks the certificate it needs does that at once.
         """
-        index = self._index(slot)
+        index = self._state.index(slot)
         self._check_backbone()
         options = {"max_new_tokens": max_new_tokens, "do_sample": False}
         answer = self._asker().answer_ids(question, **options)
@@ -300,10 +311,15 @@ class KameraWindow:
 
     # -- persistence ---------------------------------------------------------------------------
 
+    def flush(self) -> None:
+        """Wait until patches formed in the background are stored; raises what kept one from it."""
+        self._server.forming.flush()
+
     def save(self, path: str | Path) -> None:
         """Write the window to a directory: tensors and JSON, bit for bit."""
         from kamera.window.persist import save_window
 
+        self.flush()
         save_window(Path(path), self._server, self._deque, self._state, self._terms.asked)
 
     @classmethod
@@ -359,21 +375,6 @@ class KameraWindow:
     def _readable(self, row: torch.Tensor) -> Any:
         text = self.backbone.detokenize(row)
         return row if text is None else text
-
-    def _index(self, slot: Slot | int) -> int:
-        if isinstance(slot, Slot):
-            for i, resident in enumerate(self._state.residents):
-                if resident.number == slot.number:
-                    return i
-            raise UnknownSlot(
-                f"slot {slot.number} (chunk {slot.chunk_id[:12]}) is not in this window: it has left; "
-                "use recall(chunk_id)"
-            )
-        if not isinstance(slot, int) or isinstance(slot, bool):
-            raise UnknownSlot(f"{slot!r} is no slot: give a Slot of this window or its index")
-        if not -len(self) <= slot < len(self):
-            raise UnknownSlot(f"slot {slot} of a window of {len(self)}: give 0..{len(self) - 1}")
-        return slot % len(self)
 
     def _check_backbone(self) -> None:
         if self.backbone.fingerprint != self._server.context.fingerprint:

@@ -62,7 +62,7 @@ def test_verify_sets_damage_aside_says_so_and_fails(capsys, root):
     code, document = as_json(capsys, "verify", root)
     assert (code, document["ok"]) == (1, 5)
     assert [key in line for line in document["quarantined"]] == [True]
-    code, document = as_json(capsys, "quarantine", root)
+    code, document = as_json(capsys, "quarantine", "ls", root)
     assert code == 0
     (copy,) = document["copies"]
     assert copy["name"] == key and "digest" in copy["reason"]
@@ -83,16 +83,38 @@ def test_quarantined_copies_go_only_on_demand(capsys, root):
     for chunk in "ab":
         spoil(root, chunk)
     kamera(capsys, "store", "verify", root)
-    copies = as_json(capsys, "quarantine", root)[1]["copies"]
+    copies = as_json(capsys, "quarantine", "ls", root)[1]["copies"]
     assert len(copies) == 2
-    assert as_json(capsys, "quarantine", root, "--older", "1h")[1]["dropped"] == 0
-    _, document = as_json(capsys, "quarantine", root, "--drop", copies[0]["file"])
+    assert as_json(capsys, "quarantine", "drop", root, "--older", "1h")[1]["dropped"] == 0
+    _, document = as_json(capsys, "quarantine", "drop", root, copies[0]["file"])
     assert (document["dropped"], document["copies"]) == (1, copies[1:])
     assert as_json(capsys, "gc", root, "--quarantine-older", "1h")[1]["quarantined"] == 0
     time.sleep(0.01)
-    assert as_json(capsys, "quarantine", root, "--older", "0s")[1]["dropped"] == 1
-    wrong = kamera(capsys, "store", "quarantine", root, "--drop", "../x")
+    assert as_json(capsys, "quarantine", "drop", root, "--older", "0s")[1]["dropped"] == 1
+    wrong = kamera(capsys, "store", "quarantine", "drop", root, "../x")
     assert (wrong.code, len(wrong.err.splitlines())) == (2, 1)
+
+
+def test_a_copy_that_is_sound_again_is_released_and_one_that_is_not_stays(capsys, root):
+    good, key = files(root), spoil(root, "a")
+    spoil(root, "b")
+    kamera(capsys, "store", "verify", root)
+    copies = as_json(capsys, "quarantine", "ls", root)[1]["copies"]
+    mended, damaged = sorted(copies, key=lambda copy: copy["name"] != key)
+    (root / "quarantine" / mended["file"]).write_bytes(
+        good[root / "objects" / key[:2] / f"{key}.safetensors"]
+    )
+    code, shown = as_json(capsys, "quarantine", "show", root, mended["file"])
+    assert (code, shown["sound"], shown["info"]["chunk_id"]) == (0, True, "a" * 64)
+    code, shown = as_json(capsys, "quarantine", "show", root, damaged["file"])
+    assert (code, shown["sound"]) == (1, False) and "digest" in shown["reason"]
+    code, done = as_json(capsys, "quarantine", "release", root, mended["file"], damaged["file"])
+    assert code == 1 and [copy["released"] for copy in done["copies"]] == [True, False]
+    assert "digest" in done["copies"][1]["reason"]
+    assert key in keys(root) and as_json(capsys, "verify", root)[0] == 0
+    assert as_json(capsys, "quarantine", "ls", root)[1]["copies"] == [damaged]
+    nothing = kamera(capsys, "store", "quarantine", "drop", root)
+    assert (nothing.code, len(nothing.err.splitlines())) == (2, 1)
 
 
 def test_gc_removes_down_to_the_budget_and_keeps_what_is_pinned(capsys, root):
@@ -187,16 +209,16 @@ def test_bad_usage_changes_nothing(capsys, root, arguments):
     assert files(root) == before and len(objects(root)) == 6
 
 
-@pytest.mark.parametrize("verb", ["verify", "gc", "pin", "quarantine", "stats"])
+@pytest.mark.parametrize("verb", ["verify", "gc", "pin", "quarantine ls", "stats"])
 def test_a_folder_that_is_no_store_is_one_line_and_stays_as_it_is(capsys, tmp_path, verb):
-    done = kamera(capsys, "store", verb, tmp_path)
+    done = kamera(capsys, "store", *verb.split(), tmp_path)
     assert (done.code, done.out, len(done.err.splitlines())) == (1, "", 1)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_results_go_to_a_file(capsys, root, tmp_path):
-    for verb in ("ls", "stats", "verify", "gc", "pin", "quarantine"):
+    for verb in ("ls", "stats", "verify", "gc", "pin", "quarantine ls"):
         target = tmp_path / f"{verb}.json"
-        done = kamera(capsys, "store", verb, root, "--format", "json", "--output", target, "-q")
+        done = kamera(capsys, "store", *verb.split(), root, "--format", "json", "--output", target, "-q")
         assert (done.code, done.out, done.err) == (0, "", "")
         assert json.loads(target.read_text())["store"] == str(root)

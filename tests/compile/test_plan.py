@@ -39,6 +39,13 @@ BAD = {
     "id_no_text": ('{"chunks": [{"chunk_id": 1}]}', "chunk_id 1"),
     "id_and_more": ('{"chunks": [{"chunk_id": "ab", "text": "a"}]}', "'text'"),
     "id_in_a_list": ('{"chunks": [["a", {"chunk_id": "ab"}]]}', "one item of a list"),
+    "rank_zero": ('{"chunks": ["a"], "rank": 0}', "rank is 0"),
+    "rank_true": ('{"chunks": ["a"], "rank": true}', "rank is true"),
+    "orbit_text": ('{"chunks": ["a"], "orbit": "yes"}', 'orbit is "yes"'),
+    "layers_number": ('{"chunks": ["a"], "layers": 4}', "layers is 4"),
+    "layers_backwards": ('{"chunks": ["a"], "layers": "4:2"}', "layers '4:2'"),
+    "layers_negative": ('{"chunks": ["a"], "layers": [-1]}', "layers [-1]"),
+    "basis": ('{"chunks": ["a"], "basis": "b"}', "unknown key 'basis'"),
     "deeply_nested": ('{"chunks": ' + "[" * 100_000, "not JSON"),
 }
 
@@ -137,3 +144,11 @@ def test_equal_descriptions_are_one_chunk_and_options_tell_them_apart(tmp_path):
     )
     assert one == same
     assert one != other
+
+
+def test_a_line_says_what_is_formed_for_it(tmp_path):
+    path = tmp_path / "plan.jsonl"
+    lines = [{}, {"rank": 4, "layers": "1:3", "orbit": True}, {"layers": [5, 0], "orbit": False}]
+    path.write_text("".join(json.dumps({"chunks": ["a"], **line}) + "\n" for line in lines))
+    got = [(w.rank, w.layers, w.orbit) for w in read_plan(path).windows]
+    assert got == [(None, None, None), (4, (1, 2), True), (None, (0, 5), False)]

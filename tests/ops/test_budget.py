@@ -3,7 +3,17 @@
 import pytest
 import torch
 
-from kamera.ops import Channel, LayerLayout, PatchBudget, compress, deficit, kv_bytes, patch_of
+from kamera.ops import (
+    Channel,
+    LayerLayout,
+    Patch,
+    PatchBudget,
+    compress,
+    deficit,
+    kv_bytes,
+    layers_of,
+    patch_of,
+)
 from kamera.ops.budget import SMALL
 
 TOKENS, FEATURES, LAYERS = 320, 64, 4
@@ -95,7 +105,7 @@ def test_a_stored_patch_serves_who_asks_for_no_more(asked, held, tokens, met):
 
 
 def test_a_budget_reads_back_and_old_records_were_cut_by_rank_alone():
-    for budget in (PatchBudget(8, 0.25), PatchBudget(3)):
+    for budget in (PatchBudget(8, 0.25), PatchBudget(3), PatchBudget(3, 0.1, (0, 2))):
         assert PatchBudget.from_info(budget.to_info(), 1) == budget
     assert PatchBudget.from_info({"asked_rank": 16}, 5) == PatchBudget(16, None)
     assert PatchBudget.from_info({}, 5) == PatchBudget(5, None)
@@ -105,6 +115,70 @@ def test_a_budget_reads_back_and_old_records_were_cut_by_rank_alone():
 def test_what_is_no_budget_is_refused(rank, share):
     with pytest.raises(ValueError, match=r"rank 0 must be|patch_bytes .* must be a share"):
         PatchBudget(rank, share)
+
+
+@pytest.mark.parametrize("share", [None, 0.04])
+def test_only_the_layers_asked_for_are_corrected(share, monkeypatch):
+    monkeypatch.setattr("kamera.ops.budget.SMALL", 0)
+    canonical, deltas = scene(tokens=1024)
+    (all_of_it, _), _ = PatchBudget(40, share).form(deltas, _layout(), canonical)
+    (patch, energy), filled = PatchBudget(40, share, (1, 2)).form(deltas, _layout(), canonical)
+    assert [sorted(layer) for layer in patch.layers] == [[], ["k", "v"], ["k", "v"], []]
+    assert filled.layers == (1, 2) and filled.share == share
+    # what is left out counts as lost: nearly all energy is in layer 0
+    assert energy == pytest.approx(1 - error(deltas, patch) / error(deltas, Patch(({},) * LAYERS)))
+    assert energy < 0.1
+    if share is None:
+        assert all(torch.equal(all_of_it.layers[1][n].left, patch.layers[1][n].left) for n in "kv")
+    else:  # the bytes that layer 0 does not take are spent on the others
+        assert error(deltas[1:3], Patch(patch.layers[1:3])) < error(deltas[1:3], Patch(all_of_it.layers[1:3]))
+
+
+@pytest.mark.parametrize(
+    ("asked", "held", "met"),
+    [
+        (None, None, True),
+        ((1, 2), None, True),
+        ((1, 2), (1, 2), True),
+        ((1, 2), (0, 1, 2), True),
+        ((1, 2), (1, 3), False),
+        (None, (0, 1, 2, 3), False),  # it does not say that these are all
+    ],
+)
+def test_a_patch_of_fewer_layers_does_not_serve(asked, held, met):
+    assert PatchBudget(4, None, asked).met_by(PatchBudget(4, None, held), 100) is met
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [((4, None, (1,)), (8, 0.1, (2, 3))), ((4, 0.2, None), (8, 0.1, (2,))), ((4, 0.2), (4, 0.1))],
+)
+def test_a_joined_budget_meets_both(one, other):
+    one, other = PatchBudget(*one), PatchBudget(*other)
+    both = one.joined(other)
+    assert both == other.joined(one)
+    assert one.met_by(both, 100) and other.met_by(both, 100)
+    assert both.rank == max(one.rank, other.rank)
+
+
+@pytest.mark.parametrize(
+    ("given", "layers"), [(None, None), ("2:5", (2, 3, 4)), ([3, 1, 3], (1, 3)), ("0:1", (0,))]
+)
+def test_layers_are_numbers_or_a_range(given, layers):
+    assert layers_of(given) == layers
+
+
+@pytest.mark.parametrize("given", ["", "3", "5:2", "2:2", ":4", "-1:3", [], [-1], [1.0], [True], ["1"]])
+def test_what_names_no_layers_is_refused(given):
+    with pytest.raises(ValueError, match="give numbers from 0 on"):
+        layers_of(given)
+
+
+def test_a_layer_the_model_does_not_have_is_refused():
+    canonical, deltas = scene()
+    with pytest.raises(ValueError, match="layer 4 of a model of 4 layers"):
+        PatchBudget(4, None, (0, 4)).form(deltas, _layout(), canonical)
+    PatchBudget(4, None, (0, 3)).check(4)
 
 
 def test_deficits_come_from_the_ops_that_serve_them():

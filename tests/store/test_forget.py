@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -10,7 +11,8 @@ from typing import Any
 import pytest
 import torch
 
-from kamera.errors import RemoteUnavailable
+from benchmarks.redis_server import RedisServer
+from kamera.errors import RemoteUnavailable, StoreError
 from kamera.store import ChunkStore, Context
 from kamera.store.disk.tier import DiskTier
 from kamera.store.format import encode
@@ -276,3 +278,39 @@ def test_a_remote_that_is_down_is_an_error_and_nothing_is_removed(
             store.forget(GONE)
         monkeypatch.undo()
         assert {info.key for info in store.ls()} == before
+
+
+def test_what_waited_to_be_sent_leaves_no_name_behind(server: RedisServer, tmp_path: Path) -> None:
+    """Neither in the list of uploads nor in any other file: freed pages are overwritten."""
+    cache = tmp_path / "cache"
+    with ChunkStore.open(server.url("timeout=5&cooldown=0.01"), cache=cache) as store:
+        sent = store.put_canonical(canonical(GONE))
+        store.pin([sent])
+        assert not store.flush(30).unsaved
+        store.read_layer(CONTEXT, GONE, 0)
+        server.kill()
+        waiting = store.put_patch(patch(GONE))
+        assert store.stats().remote.pending == 1  # type: ignore[union-attr]
+        with pytest.raises(RemoteUnavailable):
+            store.forget(GONE)
+        assert store.stats().remote.pending == 1  # type: ignore[union-attr]
+        server.start()
+        time.sleep(0.02)
+        store.flush(30)
+        assert any(name.encode() in bytes_below(cache) for name in (sent, waiting))
+        assert store.forget(GONE).left == ()
+        assert store.stats().remote.pending == 0  # type: ignore[union-attr]
+        for name in (GONE, sent, waiting):
+            assert name.encode() not in bytes_below(cache)
+            assert not [key for key in server.client().keys("*") if name in key.decode()]
+
+
+def test_a_cache_does_not_claim_to_forget_for_its_remote(tmp_path: Path) -> None:
+    url = f"obstore+file://{tmp_path / 'remote'}"
+    with ChunkStore.open(url, cache=tmp_path / "cache") as store:
+        key = store.put_canonical(canonical(GONE))
+        store.flush(30)
+    with ChunkStore.open(tmp_path / "cache") as store:
+        with pytest.raises(StoreError, match=r"cache of obstore\+file.*open that"):
+            store.forget(GONE)
+        assert [info.key for info in store.ls()] == [key]

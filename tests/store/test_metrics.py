@@ -5,11 +5,13 @@ from __future__ import annotations
 import gc
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 import torch
 
+from benchmarks.redis_server import RedisServer
 from kamera import KameraWindow, ReusePolicy
 from kamera.errors import CorruptChunk, StoreVersionError
 from kamera.store import ChunkStore
@@ -150,6 +152,102 @@ def test_a_window_counts_the_guarantee_of_every_chunk_it_brings(registry) -> Non
     assert wanted == ["exact", "patched", "exact", "exact"]
     # leading: a appended and twice recalled, b once recalled
     assert (served("exact", "copy"), served("exact", "forward"), served("patched", "copy")) == (4, 1, 1)
+    assert served("exact", "new") == 1  # b, when it was appended behind a
+
+
+def served_by(registry) -> dict[tuple[str, str], float]:
+    (family,) = [f for f in registry.collect() if f.name == "kamera_chunks_served"]
+    counts = (s for s in family.samples if s.name.endswith("_total") and s.value)
+    return {(s.labels["guarantee"], s.labels["source"]): s.value for s in counts}
+
+
+def test_every_way_to_a_place_is_counted_once(registry) -> None:
+    """Appending what is new, recalling, appending what is stored, reordering; a slide brings nothing."""
+    backbone = tiny.backbone("llama_mqa")
+    a, b = (backbone.chunk_from_tensors(samples.text_ids(9, seed)) for seed in (1, 2))
+    with ChunkStore.open("memory://", metrics=Metrics(registry)) as store:
+        window = KameraWindow(
+            backbone, store, torch.tensor([5, 6, 7, 8]), policy=ReusePolicy(rank=64, certified=False)
+        )
+        ways = {
+            "append a": (lambda: window.append(a), {("exact", "copy"): 1}),  # leading: its canonical
+            "append b": (lambda: window.append(b), {("exact", "new"): 1}),
+            "evict b": (lambda: window.evict(window.slots[1]), {}),
+            "recall b": (lambda: window.recall(b.id), {("patched", "copy"): 1}),
+            "slide": (lambda: window.slide(1), {}),
+            # behind what is not exact itself
+            "append a, stored": (lambda: window.append(a), {("patched", "forward"): 1}),
+            "reorder": (lambda: window.reorder([1, 0]), {("exact", "copy"): 1, ("patched", "copy"): 1}),
+        }
+        for name, (move, counted) in ways.items():
+            before = served_by(registry)
+            move()
+            after = served_by(registry)
+            grown = {
+                key: after[key] - before.get(key, 0) for key in after if after[key] != before.get(key, 0)
+            }
+            assert grown == counted, name
+
+
+def test_questions_and_layers_are_counted_apart_from_look_ups(store, registry) -> None:
+    def sample(name: str, **labels: str) -> float:
+        return registry.get_sample_value(name, labels) or 0
+
+    assert not store.has_canonical(CONTEXT, CHUNK)
+    store.put_canonical(canonical())
+    store.put_patch(patch())
+    assert store.has_canonical(CONTEXT, CHUNK) and store.has_patch(CONTEXT, CHUNK, ("x", "y"))
+    assert store.patch_info(CONTEXT, CHUNK, ("x", "y")) and not store.patch_info(CONTEXT, CHUNK, ("z",))
+    assert store.canonical_info(CONTEXT, CHUNK)
+    assert sample("kamera_store_asked_total", answer="there") == 4
+    assert sample("kamera_store_asked_total", answer="absent") == 2
+    assert misses(registry) == {} and sample("kamera_store_get_seconds_count", outcome="hit") == 0
+    assert store.read_layer(CONTEXT, CHUNK, 0) and store.read_layer(CONTEXT, "d" * 64, 0) is None
+    assert sample("kamera_store_hits_total", kind="layer") == 1 and misses(registry) == {"absent": 1}
+
+
+def test_a_remote_that_dies_shows_in_every_metric_of_it(server: RedisServer, registry) -> None:
+    url = server.url("timeout=0.3&retries=0&cooldown=0.05")
+    with ChunkStore.open(url) as other:
+        other.put_canonical(canonical("e" * 64))
+    with ChunkStore.open(url, metrics=Metrics(registry)) as store:
+
+        def of_remote(name: str, **labels: str) -> float | None:
+            return registry.get_sample_value(name, {"store": store.url, **labels})
+
+        def events() -> dict[str, float]:
+            (family,) = [f for f in registry.collect() if f.name == "kamera_remote"]
+            return {s.labels["event"]: s.value for s in family.samples}
+
+        store.put_canonical(canonical())
+        assert store.get_canonical(CONTEXT, "e" * 64) is not None
+        assert store.get_canonical(CONTEXT, "f" * 64) is None
+        alive = events()
+        assert (alive["hits"], alive["misses"], alive["stored"]) == (1, 1, 1)
+        assert (alive["failures"], alive["skipped"], alive["refused"]) == (0, 0, 0)
+        assert {of_remote("kamera_remote_up", direction=way) for way in ("reads", "writes")} == {1}
+        assert misses(registry) == {"absent": 1}
+        assert of_remote("kamera_store_bytes", tier="disk") is None  # it has none
+        server.kill()
+        for _ in range(3):  # the third is not even tried
+            assert store.get_canonical(CONTEXT, "f" * 64) is None
+        assert not store.has_canonical(CONTEXT, "f" * 64)
+        assert misses(registry) == {"absent": 1, "remote_dead": 3}
+        assert registry.get_sample_value("kamera_store_asked_total", {"answer": "remote_dead"}) == 1
+        store.put_canonical(canonical("d" * 64))
+        assert store.flush(0.05).unsaved
+        dead = events()
+        assert dead["failures"] >= 3 and dead["skipped"] >= 1 and dead["stored"] == 1
+        assert {of_remote("kamera_remote_up", direction=way) for way in ("reads", "writes")} == {0}
+        assert of_remote("kamera_remote_pending_uploads") == 1
+        server.start()
+        assert not store.flush(30).unsaved
+        time.sleep(0.06)
+        assert store.get_canonical(CONTEXT, "e" * 64) is not None  # it is in memory
+        assert store.get_canonical(CONTEXT, "f" * 64) is None  # tries it, and is answered
+        assert {of_remote("kamera_remote_up", direction=way) for way in ("reads", "writes")} == {1}
+        assert of_remote("kamera_remote_pending_uploads") == 0 and events()["stored"] == 2
+        assert misses(registry) == {"absent": 2, "remote_dead": 3}
 
 
 def test_a_store_without_metrics_needs_no_prometheus(tmp_path) -> None:

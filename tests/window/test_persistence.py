@@ -12,7 +12,7 @@ import torch
 
 from kamera import Backbone, ChunkStore, KameraWindow, ReusePolicy
 from kamera.errors import CorruptChunk, IncompatibleChunk, StoreError, StoreVersionError
-from kamera.window.persist import VERSION
+from kamera.window.persist import VERSION, read_document
 from tests.models import tiny
 from tests.window.rig import QUESTION, Snapshot, guarantees, make, rig
 
@@ -43,6 +43,22 @@ def copied(saved, tmp_path):
     window, path = saved
     shutil.copytree(path, tmp_path / "copy")
     return window, tmp_path / "copy"
+
+
+@pytest.mark.parametrize("family", ["qwen2_5_vl", "gemma3", "kimi_k25", "deepseek_v32"])
+def test_a_window_that_slid_comes_back_bit_for_bit(family, tmp_path):
+    """Its keys stand a frame away from the window's own positions."""
+    backbone, chunks = rig(family)
+    window = make(backbone, None, *chunks)
+    window.slide()
+    assert any(window._state.frame)
+    window.save(tmp_path / "w")
+    assert read_document(tmp_path / "w")["version"] == VERSION  # an older reader would not know
+    loaded = KameraWindow.load(tmp_path / "w", window.backbone, window.store)
+    assert Snapshot.of(window).matches(loaded, numbers=False)
+    for w in (window, loaded):
+        w.recall(chunks[0].id)
+    assert Snapshot.of(window).matches(loaded, numbers=False)
 
 
 @pytest.mark.parametrize("family", ["qwen2_5_vl", "gemma3", "kimi_k25", "deepseek_v32"])

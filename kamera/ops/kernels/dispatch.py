@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import cache
 from importlib.util import find_spec
 from types import ModuleType
@@ -11,13 +11,13 @@ from typing import Literal
 
 import torch
 
-from kamera.ops.kernels import torch_path
+from kamera.ops.kernels import native_path, torch_path
 from kamera.ops.kernels.place import stored_layers
 from kamera.ops.kv import KV
 from kamera.ops.layout import Channel, Layout
 from kamera.ops.lowrank import LowRank, Patch
 
-Path = Literal["torch", "triton"]
+Path = Literal["torch", "native", "triton"]
 """Which implementation wrote."""
 
 
@@ -43,29 +43,32 @@ def serve(
     written, for shapes, channels or an offset that do not fit the layout.
     """
     _check(into, source, patch, layout, offset, phased_only)
-    if (fused := _fused(into)) is not None and fused.can_write(
-        into, source, patch, layout, phased_only=phased_only
-    ):
+    for path, fused in _candidates(into):
+        if not fused.can_write(into, source, patch, layout, phased_only=phased_only):
+            continue
         try:
             fused.write(into, source, patch, layout, offset, phased_only=phased_only)
-            return "triton"
-        except torch.cuda.OutOfMemoryError:
+            return path
+        except (MemoryError, torch.OutOfMemoryError):
             raise
-        except Exception as error:  # no compiler for triton's launcher, an unknown chip, a broken install
-            _broken.append(error)
-            warnings.warn(f"the triton path cannot run here, torch serves instead: {error}", stacklevel=2)
+        except Exception as error:  # triton has no compiler for its launcher, or does not know the chip
+            _broken[path] = error
+            warnings.warn(f"the {path} path cannot run here, torch serves instead: {error}", stacklevel=2)
     torch_path.write(into, source, patch, layout, offset, phased_only=phased_only)
     return "torch"
 
 
-_broken: list[Exception] = []
-"""Why the fused path failed in this process; it is not tried again."""
+_broken: dict[Path, Exception] = {}
+"""Paths that failed in this process, and why; they are not tried again."""
 
 
-def _fused(into: KV) -> ModuleType | None:
-    """The fused path, if targets lie on a GPU and it can be imported."""
-    target = next((t for layer in into for t in layer.values()), None)
-    return _triton() if target is not None and target.is_cuda and not _broken else None
+def _candidates(into: KV) -> Iterator[tuple[Path, ModuleType]]:
+    """The fused paths for the device the targets lie on."""
+    device = next((t.device.type for layer in into for t in layer.values()), None)
+    if device == "cpu" and "native" not in _broken:
+        yield "native", native_path
+    if device == "cuda" and "triton" not in _broken and (triton_path := _triton()) is not None:
+        yield "triton", triton_path
 
 
 @cache

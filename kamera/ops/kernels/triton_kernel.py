@@ -1,4 +1,5 @@
 """The Triton kernel of the fused operator. Import it only where triton is installed."""
+# mypy: disable-error-code="no-untyped-def,untyped-decorator"
 
 from __future__ import annotations
 
@@ -8,10 +9,11 @@ import triton.language as tl
 
 @triton.jit
 def _values(
-    source, steps, lows, head, rows, cols, mask, s_head, s_token, g_head, g_token, g_feature, largest,
-    BITS: tl.constexpr, TOKEN_GROUP: tl.constexpr, FEATURE_GROUP: tl.constexpr,
+    source, steps, lows, head, rows, cols, row_mask, some, s_head, s_token, g_head, g_token, g_feature,
+    largest, BITS: tl.constexpr, TOKEN_GROUP: tl.constexpr, FEATURE_GROUP: tl.constexpr,
 ):  # fmt: skip
     """A tile of the source in float32, decoded if it is codes. A group of 0 runs along the whole axis."""
+    mask = row_mask[:, None] & some[None, :]
     if BITS == 0:
         at = head * s_head + rows[:, None] * s_token + cols[None, :]
         x = tl.load(source + at, mask=mask, other=0).to(tl.float32)
@@ -22,15 +24,18 @@ def _values(
         else:  # two tokens to a byte
             at = head * s_head + (rows // 2)[:, None] * s_token + cols[None, :]
             code = (tl.load(source + at, mask=mask, other=0).to(tl.int32) >> ((rows % 2) * 4)[:, None]) & 15
-        token = rows
-        if TOKEN_GROUP != 1:
-            token = rows // TOKEN_GROUP if TOKEN_GROUP else rows * 0
-        feature = cols
-        if FEATURE_GROUP != 1:
-            feature = cols // FEATURE_GROUP if FEATURE_GROUP else cols * 0
-        at = head * g_head + token[:, None] * g_token + feature[None, :] * g_feature
-        step = tl.load(steps + at, mask=mask, other=0).to(tl.float32)
-        low = tl.load(lows + at, mask=mask, other=0).to(tl.float32)
+        if TOKEN_GROUP == 0:  # one step per feature
+            grid = head * g_head + cols[None, :] * g_feature
+            known = some[None, :]
+        elif FEATURE_GROUP == 0:  # one step per token
+            grid = head * g_head + rows[:, None] * g_token
+            known = row_mask[:, None]
+        else:
+            grid = head * g_head + (rows // TOKEN_GROUP)[:, None] * g_token
+            grid += (cols // FEATURE_GROUP)[None, :] * g_feature
+            known = mask
+        step = tl.load(steps + grid, mask=known, other=0).to(tl.float32)
+        low = tl.load(lows + grid, mask=known, other=0).to(tl.float32)
         x = tl.minimum(tl.maximum(code.to(tl.float32) * step + low, -largest), largest)
     return x
 
@@ -64,13 +69,15 @@ def serve_kernel(
     DIM: tl.constexpr, START: tl.constexpr, PAIRS: tl.constexpr, INTERLEAVED: tl.constexpr,
     BITS: tl.constexpr, TOKEN_GROUP: tl.constexpr, FEATURE_GROUP: tl.constexpr, PLAIN: tl.constexpr,
     BLOCK_T: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_R: tl.constexpr,
-    WIDEN: tl.constexpr, PRECISION: tl.constexpr, ALIGNED: tl.constexpr,
+    WIDEN: tl.constexpr, PRECISION: tl.constexpr, ALIGNED: tl.constexpr, EVEN: tl.constexpr,
 ):  # fmt: skip
     """A tile of tokens (grid axis 0) of one head (axis 1) of one channel (axis 2).
 
     A line of ``table`` holds seven int64: the addresses of source (or codes), steps, lows, target, left
     factor and right factor, and the rank. ``BLOCK_R`` 0 means that no channel is patched, ``PAIRS`` 0 that
-    nothing turns, ``PLAIN`` that bits are copied as they are.
+    nothing turns, ``PLAIN`` that bits are copied as they are; ``ALIGNED`` that rows of source and target
+    start at multiples of 16 bytes, ``EVEN`` that those of the factors do and that every rank divides by 8:
+    loads can then be wide.
     """
     line = table + tl.program_id(2) * 7
     source = tl.load(line).to(tl.pointer_type(SOURCE))
@@ -83,6 +90,10 @@ def serve_kernel(
     if ALIGNED:
         source = tl.multiple_of(source, 16)
         target = tl.multiple_of(target, 16)
+    if EVEN:
+        left = tl.multiple_of(left, 16)
+        right = tl.multiple_of(right, 16)
+        rank = tl.multiple_of(rank, 8)
     head = tl.program_id(1).to(tl.int64)
     rows = tl.program_id(0) * BLOCK_T + tl.arange(0, BLOCK_T)
     row_mask = rows < tokens
@@ -98,8 +109,8 @@ def serve_kernel(
             cols = START + both
             mask = row_mask[:, None] & some[None, :]
             x = _values(
-                source, steps, lows, head, rows, cols, mask, s_head, s_token, g_head, g_token, g_feature,
-                largest, BITS, TOKEN_GROUP, FEATURE_GROUP,
+                source, steps, lows, head, rows, cols, row_mask, some, s_head, s_token, g_head, g_token,
+                g_feature, largest, BITS, TOKEN_GROUP, FEATURE_GROUP,
             )  # fmt: skip
             if BLOCK_R > 0:
                 x = _corrected(
@@ -114,12 +125,12 @@ def serve_kernel(
             second = START + PAIRS + pair
             mask = row_mask[:, None] & some[None, :]
             a = _values(
-                source, steps, lows, head, rows, first, mask, s_head, s_token, g_head, g_token, g_feature,
-                largest, BITS, TOKEN_GROUP, FEATURE_GROUP,
+                source, steps, lows, head, rows, first, row_mask, some, s_head, s_token, g_head, g_token,
+                g_feature, largest, BITS, TOKEN_GROUP, FEATURE_GROUP,
             )  # fmt: skip
             b = _values(
-                source, steps, lows, head, rows, second, mask, s_head, s_token, g_head, g_token, g_feature,
-                largest, BITS, TOKEN_GROUP, FEATURE_GROUP,
+                source, steps, lows, head, rows, second, row_mask, some, s_head, s_token, g_head, g_token,
+                g_feature, largest, BITS, TOKEN_GROUP, FEATURE_GROUP,
             )  # fmt: skip
             if BLOCK_R > 0:
                 a = _corrected(
@@ -147,8 +158,8 @@ def serve_kernel(
             tl.store(out + cols[None, :], tl.load(source + at, mask=mask, other=0), mask=mask)
         else:
             x = _values(
-                source, steps, lows, head, rows, cols, mask, s_head, s_token, g_head, g_token, g_feature,
-                largest, BITS, TOKEN_GROUP, FEATURE_GROUP,
+                source, steps, lows, head, rows, cols, row_mask, some, s_head, s_token, g_head, g_token,
+                g_feature, largest, BITS, TOKEN_GROUP, FEATURE_GROUP,
             )  # fmt: skip
             if BLOCK_R > 0:
                 x = _corrected(

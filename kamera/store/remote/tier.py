@@ -76,6 +76,10 @@ class RemoteTier:
         self._count("hits")
         return Fetched(record, info, data)
 
+    def raw(self, name: str) -> bytes | None:
+        """What lies under ``name``, unverified and no use of it."""
+        return self._blobs.get(OBJECTS + name)
+
     def reach(self) -> None:
         """Ask for something, to see whether it answers."""
         self._blobs.present([OBJECTS])

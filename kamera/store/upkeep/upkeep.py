@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
-from kamera.errors import StoreError
+from kamera.errors import RemoteUnavailable, StoreError
 from kamera.store.codec import Codec
 from kamera.store.disk.tier import DiskTier
 from kamera.store.info import (
@@ -67,6 +67,7 @@ class Upkeep:
             bytes=sum(held.bytes for held in kinds.values()),
             memory=self._memory.stats(),
             remote=self._tiers.remote_stats(),
+            directory=disk is not None,
         )
 
     def pin(self, keys: Iterable[str], ttl: float | None = None) -> None:
@@ -200,10 +201,31 @@ class Upkeep:
         """
         return self._ward.release(file, self._search)
 
+    def names(self) -> list[str]:
+        """All objects by name, readable or not; of a directory whoever's. Raises `RemoteUnavailable`."""
+        disk, remote = self._disk, self._tiers.remote
+        here = [info.key for info in self._memory.infos()] if disk is None else disk.names()
+        return sorted({*here, *([] if remote is None else remote.names())})
+
+    def raw(self, name: str) -> bytes | None:
+        """The bytes of an object as they lie in directory or remote, unverified; None if there is none."""
+        found = None if self._disk is None else self._disk.load(name)
+        if found is not None or self._tiers.remote is None:
+            return None if found is None else found[0]
+        return self._tiers.remote.raw(name)
+
+    @property
+    def codec(self) -> Codec:
+        """What makes objects of bytes here, and tells which are none."""
+        return self._codec
+
     def reach(self) -> None:
         """Raise `RemoteUnavailable` if there is a remote and it does not answer."""
-        if self._tiers.remote is not None:
-            self._tiers.remote.reach()
+        try:
+            if self._tiers.remote is not None:
+                self._tiers.remote.reach()
+        except RemoteUnavailable as error:
+            raise RemoteUnavailable(f"{self.url} does not answer: {error}") from error
 
     @property
     def _ward(self) -> Ward:

@@ -1,0 +1,166 @@
+"""What the verbs of ``kamera store`` have in common: which store, whose it is, how the result is written."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from kamera.cli.options import File, Form, Format, Quiet, Tenant
+from kamera.cli.output import Output
+from kamera.cli.place import Place, lasting
+from kamera.cli.sealed import KeyFiles, SecretFile
+from kamera.errors import RemoteUnavailable
+from kamera.store import ChunkStore
+from kamera.store.keys import KINDS
+from kamera.store.memory import parse_size
+
+_DURATION = re.compile(r"(\d+(?:\.\d+)?)([smhdw]?)")
+_SECONDS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
+
+
+def _duration(text: str) -> float:
+    match = _DURATION.fullmatch(text)
+    if match is None:
+        raise typer.BadParameter(f"{text!r} is no time: give seconds, or 30m, 12h, 7d, 4w")
+    return float(match.group(1)) * _SECONDS[match.group(2)]
+
+
+def _size(text: str) -> int:
+    try:
+        return parse_size(text)
+    except ValueError:
+        raise typer.BadParameter(f"{text!r} is no size: give bytes, or 512MiB, 20GiB") from None
+
+
+def store_url(text: str) -> str:
+    """As `lasting`; ``@FILE``: what the file says, for a url with a password in it."""
+    if text.startswith("@"):
+        try:
+            text = Path(text[1:]).read_text(encoding="utf-8").strip()
+        except OSError as error:
+            raise typer.BadParameter(f"no url can be read from it: {error}") from None
+    return lasting(text)
+
+
+Store = Annotated[
+    str,
+    typer.Argument(
+        metavar="STORE",
+        callback=store_url,
+        help="A directory, file://, redis://, rediss://, s3://, gs://, obstore+file://; @FILE: its text.",
+    ),
+]
+Cache = Annotated[
+    Path | None,
+    typer.Option("--cache", metavar="DIR", file_okay=False, help="The directory in front of a remote."),
+]
+Kind = Annotated[str | None, typer.Option(help=f"Only objects of a kind: {', '.join(KINDS)}.")]
+Targets = Annotated[
+    list[str],
+    typer.Argument(metavar="OBJECT…", help="Keys, or ids of chunks for all their objects; starts suffice."),
+]
+Older = Annotated[
+    float | None, typer.Option(metavar="TIME", parser=_duration, help="Copies set aside longer ago, as 30d.")
+]
+Lasting = Annotated[
+    float | None,
+    typer.Option(metavar="TIME", parser=_duration, help="How long, as 12h or 7d (default: for good)."),
+]
+MaxBytes = Annotated[
+    int | None, typer.Option(metavar="SIZE", parser=_size, help="What the objects may take, as 20GiB.")
+]
+Cap = Annotated[
+    int | None,
+    typer.Option(metavar="SIZE", parser=_size, help="First bound what may be pinned in this store."),
+]
+Certificates = Annotated[
+    bool,
+    typer.Option("--certificates/--no-certificates", help="Certificates of the backbones concerned, too."),
+]
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What was asked of which store, and where the answer goes."""
+
+    place: Place
+    out: Output
+
+    @contextmanager
+    def opened(self, *, make: bool = False) -> Iterator[ChunkStore]:
+        """The store; unless it is to ``make``, it must be there: looking makes none.
+
+        A remote that stops answering on the way is an error (`RemoteUnavailable`): what it has would be
+        missing from the answer without a word.
+        """
+        with self.place.open() if make else self.place.open_answering() as store:
+            if make:
+                store.reach()
+            yield store
+            remote = store.stats().remote
+            if remote is not None and remote.reads != "closed":
+                raise RemoteUnavailable(f"{store.url} stopped answering: {remote.last_error}")
+
+
+def on_store(verb: Callable[..., None]) -> Callable[..., None]:
+    """``verb(asked, …)`` as a command: STORE first, then its own parameters, then what all verbs take."""
+    _, *own = inspect.signature(verb, eval_str=True).parameters.values()
+    where, *shared = inspect.signature(_asked, eval_str=True).parameters.values()
+    taken = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in (where, *own, *shared)]
+
+    def command(**given: Any) -> None:
+        mine = {p.name: given.pop(p.name) for p in own}
+        verb(_asked(**given), **mine)
+
+    functools.update_wrapper(command, verb, assigned=("__module__", "__name__", "__qualname__", "__doc__"))
+    del command.__wrapped__  # type: ignore[attr-defined]  # typer is to see this one's parameters
+    command.__signature__ = inspect.Signature(taken)  # type: ignore[attr-defined]
+    command.__annotations__ = {p.name: p.annotation for p in taken}
+    return command
+
+
+def _asked(
+    store: Store,
+    cache: Cache = None,
+    tenant: Tenant = "",
+    secret_file: SecretFile = None,
+    key_file: KeyFiles = None,
+    format: Form = Format.table,
+    output: File = None,
+    quiet: Quiet = False,
+) -> Asked:
+    place = Place(store, tenant, secret_file, tuple(key_file or ()), cache=cache)
+    return Asked(place, Output(format, output, quiet))
+
+
+def moment(seconds: float | None) -> str:
+    """A time in UTC for people; empty for none."""
+    if seconds is None:
+        return ""
+    return datetime.fromtimestamp(seconds, timezone.utc).strftime("%Y-%m-%d %H:%M:%S")
+
+
+def keys_of(held: ChunkStore, targets: list[str]) -> list[str]:
+    """Keys of the objects that ``targets`` name: a key, a chunk's id (all its objects), or the start of one.
+
+    Raises `ValueError` for a start that fits several, or none.
+    """
+    objects = held.ls() if targets else []
+    found: list[str] = []
+    for target in targets:
+        keys = [i.key for i in objects if i.key.startswith(target)]
+        chunks = {i.chunk_id for i in objects if i.chunk_id.startswith(target)}
+        if len(keys) + len(chunks) != 1:
+            many = "fits several objects or chunks: give more of it" if keys or chunks else "is neither here"
+            raise ValueError(f"{target!r} names an object by its key or a chunk by its id, and {many}")
+        found += keys or [i.key for i in objects if i.chunk_id in chunks]
+    return list(dict.fromkeys(found))

@@ -1,0 +1,101 @@
+"""``kamera store quarantine``: the damaged copies that were set aside."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import asdict
+from typing import Annotated
+
+import typer
+
+from kamera.cli.output import facts, listing
+from kamera.cli.store_options import Asked, Older, moment, on_store
+from kamera.store import ChunkStore
+from kamera.store.info import Quarantined
+
+quarantine = typer.Typer(
+    help="The damaged copies that were set aside; never served, deleted only on demand.",
+    no_args_is_help=True,
+)
+
+Copies = Annotated[list[str], typer.Argument(metavar="COPY…", help="Copies, by what `ls` calls their file.")]
+
+
+@quarantine.command("ls")
+@on_store
+def ls(asked: Asked) -> None:
+    """List the copies, and why they were set aside."""
+    with asked.opened() as held:
+        copies = held.quarantined()
+    _write(asked, held, copies, 0)
+
+
+@quarantine.command("show")
+@on_store
+def show(
+    asked: Asked, copy: Annotated[str, typer.Argument(metavar="COPY", help="What `ls` calls its file.")]
+) -> None:
+    """Read a copy again, every byte of it, and say what it is and whether it is sound now.
+
+    Changes nothing. Exit code 1 when it is damaged.
+    """
+    with asked.opened() as held:
+        judged = held.judge_quarantined(copy)
+    rows: list[tuple[str, object]] = [
+        ("object", judged.copy.name),
+        ("bytes", judged.copy.bytes),
+        ("set aside (UTC)", moment(judged.copy.when)),
+        ("because", judged.copy.reason),
+        ("now", "sound: it can be released" if judged.sound else judged.reason),
+    ]
+    if judged.info is not None:
+        rows += [("kind", judged.info.kind), ("chunk", judged.info.chunk_id), ("tokens", judged.info.tokens)]
+    asked.out.write({"store": held.url, **asdict(judged)}, [facts(copy, rows)])
+    if not judged.sound:
+        raise typer.Exit(1)
+
+
+@quarantine.command("release")
+@on_store
+def release(asked: Asked, copies: Copies) -> None:
+    """Put copies back that are sound, where nothing stands in their place. The others stay, and say why.
+
+    Exit code 1 when one stays.
+    """
+    with asked.opened() as held:
+        judged = [held.release_quarantined(copy) for copy in copies]
+    rows = [(j.copy.file, "released" if j.released else "stays", j.reason) for j in judged]
+    asked.out.write(
+        {"store": held.url, "copies": [asdict(j) for j in judged]},
+        [listing(held.url, ("file", "now", "why"), rows)],
+    )
+    if not all(j.released for j in judged):
+        raise typer.Exit(1)
+
+
+@quarantine.command("drop")
+@on_store
+def drop(
+    asked: Asked,
+    names: Annotated[
+        list[str], typer.Argument(metavar="NAME…", help="Copies by their file, or objects for all of theirs.")
+    ] = [],  # noqa: B006 (typer reads it, nobody writes it)
+    older: Older = None,
+) -> None:
+    """Delete copies for good, by name or by age."""
+    if not names and older is None:
+        raise ValueError("nothing to delete: give names, or --older TIME")
+    with asked.opened() as held:
+        wanted = list(names)
+        if older is not None:
+            wanted += [copy.file for copy in held.quarantined() if copy.when < time.time() - older]
+        dropped = sum(held.drop_quarantined(name) for name in dict.fromkeys(wanted))
+        copies = held.quarantined()
+    _write(asked, held, copies, dropped)
+
+
+def _write(asked: Asked, held: ChunkStore, copies: list[Quarantined], dropped: int) -> None:
+    rows = [(copy.file, copy.bytes, moment(copy.when), copy.reason) for copy in copies]
+    title = f"{held.url}: {len(copies)} damaged copies" + (f", {dropped} deleted" if dropped else "")
+    document = {"store": held.url, "dropped": dropped, "copies": [asdict(copy) for copy in copies]}
+    asked.out.write(document, [listing(title, ("file", "bytes", "set aside (UTC)", "why"), rows)])

@@ -1,0 +1,102 @@
+"""The compiled CPU kernel: built once on the machine it runs on, when a C compiler is there.
+
+Nothing is built at installation and nothing is required: without a compiler, with one that fails, or with
+``KAMERA_NATIVE=0`` in the environment there is no library, and the torch path serves.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import logging
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+from functools import cache
+from pathlib import Path
+
+_SOURCE = Path(__file__).with_name("serve.c")
+_TUNED = {
+    "x86_64": ["-march=native", "-mprefer-vector-width=512"],
+    "aarch64": ["-mcpu=native"],
+    "arm64": ["-mcpu=native"],
+}
+_SECONDS = 60
+
+_log = logging.getLogger(__name__)
+
+
+class Launch(ctypes.Structure):
+    """``struct launch`` of serve.c."""
+
+    _fields_ = [
+        (name, ctypes.c_int64)
+        for names in (
+            ("table", "lines", "heads", "tokens", "dim", "start", "pairs", "interleaved", "cos", "sin"),
+            ("source_kind", "target_kind", "s_head", "s_token", "y_head", "y_token", "g_head", "g_token"),
+            ("token_group", "feature_group", "largest"),
+        )
+        for name in names
+    ]
+
+
+@cache
+def library() -> ctypes.CDLL | None:
+    """The kernel, or None where it cannot be built. Builds it on the first call of a machine (a second)."""
+    compiler = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
+    if compiler is None or os.environ.get("KAMERA_NATIVE") == "0":
+        return None
+    try:
+        built = ctypes.CDLL(str(_built(compiler)))
+    except (OSError, subprocess.SubprocessError) as error:
+        detail = getattr(error, "stderr", None) or error
+        _log.info("no compiled CPU kernel, torch serves instead: %s", detail)
+        return None
+    built.kamera_serve.argtypes = [ctypes.POINTER(Launch), ctypes.c_int64]
+    built.kamera_serve.restype = ctypes.c_int
+    built.kamera_half.restype = ctypes.c_int
+    return built
+
+
+def _built(compiler: str) -> Path:
+    """The shared library for this source, compiler and processor, from the user's cache or built now."""
+    flags = ["-O3", *_TUNED.get(platform.machine(), []), "-fno-strict-aliasing", "-fno-math-errno"]
+    version = _run([compiler, "--version"])
+    named = "\0".join((_SOURCE.read_text(), *flags, compiler, version, _processor()))
+    path = _cache() / f"{hashlib.sha256(named.encode()).hexdigest()[:32]}.so"
+    if not path.exists():
+        part = path.with_suffix(f".{os.getpid()}.part")  # another process may build the same
+        try:
+            _run([compiler, *flags, "-shared", "-fPIC", "-pthread", "-o", str(part), str(_SOURCE)])
+            os.replace(part, path)
+        finally:
+            part.unlink(missing_ok=True)
+    return path
+
+
+def _run(command: list[str]) -> str:
+    return subprocess.run(command, check=True, capture_output=True, text=True, timeout=_SECONDS).stdout
+
+
+def _cache() -> Path:
+    """A directory that only this user writes to; a fresh one where the home has no place for it."""
+    home = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
+    path = Path(home) / "kamera" / "kernels"
+    try:
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if os.access(path, os.W_OK):
+            return path
+    except OSError:
+        pass
+    return Path(tempfile.mkdtemp(prefix="kamera-kernels-"))
+
+
+def _processor() -> str:
+    """What the library was tuned for: it must not be loaded on a lesser machine that shares the home."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return f"{platform.machine()} {platform.processor()}"
+    return "\n".join(sorted({x for x in lines if x.startswith(("model name", "flags", "Features"))}))

@@ -1,0 +1,186 @@
+"""Compiling into a Redis: what a directory would hold, and nobody is told that what was lost is there."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import pytest
+
+from benchmarks.redis_server import BINARY, MISSING, RedisServer
+from kamera import ChunkStore, KameraWindow
+from kamera.cli.place import Place
+from kamera.compile import Counts, Here, Job, Settings, read_plan, run_plan
+from kamera.compile import worker as working
+from kamera.errors import StoreError
+from tests.cli.run import kamera
+from tests.compile.same import contents
+from tests.compile.saved import SYSTEM, pictures, vision_backbone, vision_model, write_plan
+from tests.compile.test_cluster import needs_ray
+
+SECRET, KEY = b"a secret of acme, 32 bytes long!", b"k" * 32
+SETTINGS = Settings(rank=4)
+
+
+@pytest.fixture
+def server() -> Iterator[RedisServer]:
+    if BINARY is None:
+        pytest.skip(MISSING)
+    with RedisServer() as running:
+        yield running
+
+
+@pytest.fixture
+def frames(tmp_path) -> list[list]:
+    return [[{"image": str(tmp_path / name)}, f"picture {name}\n"] for name in pictures(tmp_path, 4)]
+
+
+@pytest.fixture
+def plan(tmp_path, frames):
+    return write_plan(tmp_path, frames[:3], [frames[1], frames[3]])
+
+
+def directory(folder, plan) -> dict[str, bytes]:
+    with ChunkStore.open(folder) as store:
+        run_plan(read_plan(plan), vision_backbone(), store, SETTINGS)
+        return contents(store)
+
+
+def test_a_redis_gets_what_a_directory_gets_and_a_window_fills_from_it(tmp_path, server, plan, frames):
+    want = directory(tmp_path / "s", plan)
+    with ChunkStore.open(server.url()) as store:
+        report = run_plan(read_plan(plan), vision_backbone(), store, SETTINGS)
+        assert store.stats().remote.pending == 0
+    with ChunkStore.open(server.url()) as store:
+        assert contents(store) == want
+        assert report.bytes_stored == sum(info.bytes for info in store.ls()) > 0
+        again = run_plan(read_plan(plan), vision_backbone(), store, SETTINGS)
+        assert (again.forwards, again.patches, again.bytes_stored) == (0, Counts(reused=3), 0)
+    with ChunkStore.open(server.url()) as store, vision_backbone().measure() as work:
+        window = KameraWindow(vision_backbone(), store, SYSTEM)
+        for frame in frames[:3]:
+            window.append(frame)
+        ids = [{"chunk_id": info.chunk_id} for info in store.ls("canonical")]
+    assert work.forwards == 3  # its rank is the policy's own, higher one, but no canonical is missing
+    assert work.vision_encodes == 0
+    with ChunkStore.open(server.url()) as store:
+        path = write_plan(tmp_path, ids, name="ids.jsonl")
+        report = run_plan(read_plan(path), vision_backbone(), store, SETTINGS)
+    assert (report.failures, report.vision_encodes) == ((), 0)
+
+
+def test_a_redis_that_dies_on_the_way_ends_the_job_and_the_next_run_completes_it(
+    tmp_path, server, plan, monkeypatch
+):
+    monkeypatch.setattr(working, "FLUSH_SECONDS", 0.1)
+    want = directory(tmp_path / "s", plan)
+    with ChunkStore.open(server.url("timeout=0.3&retries=0&cooldown=0.1")) as store:
+        job = Job(read_plan(plan), Here(vision_backbone(), store, SETTINGS), store, SETTINGS)
+        steps = job.steps()
+        assert next(steps).doing == "canonicals"
+        server.kill()
+        with pytest.raises(StoreError, match=r"has not taken . objects: .* when this is run again"):
+            list(steps)
+        server.start()  # empty
+    with ChunkStore.open(server.url()) as store:
+        run_plan(read_plan(plan), vision_backbone(), store, SETTINGS)
+        assert contents(store) == want
+
+
+# -- the program -----------------------------------------------------------------------------------
+
+
+def test_the_program_compiles_into_a_redis_and_plans_from_it(
+    capsys, tmp_path, server, plan, frames, monkeypatch
+):
+    url = server.url("timeout=5")
+    done = kamera(capsys, "compile", vision_model(), plan, "--store", url, "--rank", "4", "--format", "json")
+    assert (done.code, done.err) == (0, "")
+    assert done.document["patches"]["formed"] == 3
+    with ChunkStore.open(url) as store:
+        assert contents(store) == directory(tmp_path / "s", plan)
+    trace = tmp_path / "trace.jsonl"
+    for _ in range(2):
+        window = KameraWindow(vision_backbone(), ChunkStore.open("memory://"), SYSTEM, trace=trace)
+        for frame in frames[:3]:
+            window.append(frame)
+    mined = tmp_path / "mined.jsonl"
+    given = ("plan", trace, mined, "--system", SYSTEM, "--store", url, "--format", "json")
+    assert [len(w["chunks"]) for w in kamera(capsys, *given).document["windows"]] == [3]
+    server.client().flushall()
+    assert kamera(capsys, *given).document["windows"] == []
+    # and the url may stand where other users of the machine do not see it
+    monkeypatch.setenv("KAMERA_STORE", url)
+    done = kamera(capsys, "compile", vision_model(), plan, "--rank", "4", "--format", "json")
+    assert done.document["patches"]["formed"] == 3
+    assert "timeout" not in done.document["store"]
+
+
+def test_a_redis_that_does_not_answer_is_named_before_the_model_is_loaded(capsys, tmp_path, server, plan):
+    server.kill()
+    password = server.url().replace("redis+unix://", "redis+unix://:hunter2@")
+    for given in (
+        ("compile", "never-loaded", plan, "--store", password),
+        ("plan", plan, tmp_path / "p", "--store", password),
+    ):
+        done = kamera(capsys, *given)
+        assert done.code == 1
+        (line,) = done.err.splitlines()
+        assert "does not answer" in line
+        assert "hunter2" not in line
+    assert not (tmp_path / "p").exists()
+
+
+@pytest.mark.parametrize(
+    ("url", "says"),
+    [
+        ("memory://", "ends with this command"),
+        ("obstore+memory://x", "ends with this command"),
+        ("ftp://host/path", "ftp:// is no store"),
+        (__file__, "is a file"),
+    ],
+)
+@pytest.mark.parametrize("verb", ["compile", "plan"])
+def test_what_does_not_outlive_the_command_is_a_usage_error(capsys, tmp_path, plan, verb, url, says):
+    given = ("never-loaded", plan) if verb == "compile" else (plan, tmp_path / "p")
+    done = kamera(capsys, verb, *given, "--store", url)
+    assert done.code == 2
+    assert says in done.err
+    assert not (tmp_path / "p").exists()
+
+
+def test_a_file_url_is_the_directory_it_names(capsys, tmp_path, plan):
+    folder = tmp_path / "a folder"
+    url = folder.as_uri()
+    done = kamera(capsys, "compile", vision_model(), plan, "--store", url, "--rank", "4", "--format", "json")
+    assert done.document["store"] == str(folder)
+    with ChunkStore.open(folder) as store:
+        assert contents(store) == directory(tmp_path / "s", plan)
+
+
+def test_a_directory_that_is_no_store_is_not_planned_from(capsys, tmp_path, plan):
+    done = kamera(capsys, "plan", plan, tmp_path / "p", "--store", tmp_path / "gone")
+    assert done.code == 1
+    assert "is no kamera store" in done.err
+    assert not (tmp_path / "gone").exists()
+
+
+# -- on a cluster ----------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@needs_ray
+def test_workers_open_the_redis_themselves(capsys, tmp_path, server, plan):
+    (tmp_path / "key").write_bytes(KEY)
+    (tmp_path / "secret").write_bytes(SECRET)
+    url = server.url("timeout=5")
+    sealed = ("--tenant", "acme", "--secret-file", tmp_path / "secret", "--key-file", tmp_path / "key")
+    given = ("--store", url, "--rank", "4", *sealed, "--format", "json", "--dtype", "float32")
+    done = kamera(capsys, "compile", vision_model(), plan, *given, "--cluster", "local:2")
+    assert done.code == 0, done.err
+    assert (done.document["workers"], done.document["patches"]["formed"]) == (2, 3)
+    place = Place(url, "acme", tmp_path / "secret", (tmp_path / "key",))
+    with place.open_answering() as store, ChunkStore.open(tmp_path / "one", tenant="acme") as alone:
+        run_plan(read_plan(plan), vision_backbone(), alone, SETTINGS)
+        assert contents(store) == contents(alone)
+    assert os.environ.get("KAMERA_STORE") is None

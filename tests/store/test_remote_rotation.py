@@ -1,0 +1,127 @@
+"""Keys rotated in a remote while others write: nothing gives way to older bytes."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.redis_server import RedisServer
+from kamera.errors import StoreError, WrongKey
+from kamera.store import ChunkStore
+from kamera.store.remote.tier import Fetched, RemoteTier
+
+from .builders import CONTEXT, assert_same, canonical, patch
+
+pytest.importorskip("cryptography")
+
+ACME = replace(CONTEXT, tenant="acme")
+SECRET, OLD, NEW = b"s" * 32, b"o" * 32, b"n" * 32
+CHUNK = "c" * 64
+
+
+@pytest.fixture(params=["redis", "s3"])
+def url(request: pytest.FixtureRequest) -> str:
+    name = "server" if request.param == "redis" else "s3"
+    return str(request.getfixturevalue(name).url("timeout=10"))
+
+
+def opened(url: str, *keys: bytes, **options: Any) -> ChunkStore:
+    return ChunkStore.open(url, tenant="acme", secret=SECRET, keys=keys, **options)
+
+
+def test_every_object_of_a_remote_comes_under_the_first_key(url: str) -> None:
+    with opened(url, OLD) as store:
+        store.put_canonical(canonical(context=ACME))
+        store.put_patch(patch(context=ACME))
+    with opened(url, NEW, OLD) as store:
+        store.put_canonical(canonical("d" * 64, ACME))
+        done = store.rotate()
+        assert (done.rewritten, done.current, done.refused) == (2, 1, ())
+        assert (store.rotate().rewritten, store.rotate().current) == (0, 3)
+    with opened(url, OLD) as store, pytest.raises(WrongKey):
+        store.get_canonical(ACME, CHUNK)
+    with opened(url, NEW) as store:
+        assert_same(store.get_canonical(ACME, CHUNK), canonical(context=ACME))
+        assert_same(store.get_patch(ACME, CHUNK, ("x", "y")), patch(context=ACME))
+
+
+def test_what_is_written_between_the_look_and_the_writing_stays(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    newer = patch(context=ACME, rank=3, seed=7)
+    get = RemoteTier.get
+    written = []
+    with opened(url, OLD) as store:
+        store.put_patch(patch(context=ACME, rank=1))
+
+    with opened(url, NEW, OLD) as store, opened(url, NEW, OLD) as writer:
+
+        def overtaken(self: RemoteTier, name: str) -> Fetched | None:
+            found = get(self, name)
+            if not written:
+                written.append(writer.put_patch(newer))
+            return found
+
+        with monkeypatch.context() as patched:
+            patched.setattr(RemoteTier, "get", overtaken)
+            done = store.rotate()
+        assert (done.rewritten, done.current) == (0, 1)
+    with opened(url, NEW) as store:
+        assert_same(store.get_patch(ACME, CHUNK, ("x", "y")), newer)
+
+
+def test_a_writer_at_work_all_the_while_never_sees_an_older_patch(server: RedisServer) -> None:
+    """Each version it wrote is there until it writes the next, whatever the rotations do."""
+    url = server.url("timeout=10")
+    stop = threading.Event()
+    wrong: list[tuple[int, str | None]] = []
+
+    def write() -> None:
+        with opened(url, OLD, NEW, memory_limit=0) as store:
+            for version in range(40):
+                store.put_patch(patch(context=ACME, formed=str(version), seed=version))
+                held = store.get_patch(ACME, CHUNK, ("x", "y"))
+                if held is None or held.formed != str(version):
+                    wrong.append((version, None if held is None else held.formed))
+        stop.set()
+
+    writer = threading.Thread(target=write)
+    rewritten = 0
+    writer.start()
+    with opened(url, NEW, OLD) as store:
+        while not stop.is_set():
+            rewritten += store.rotate().rewritten
+    writer.join()
+    assert wrong == [] and rewritten > 0
+
+
+def test_files_that_cannot_be_compared_are_refused_and_stay(tmp_path: Path) -> None:
+    url = f"obstore+{(tmp_path / 'far').as_uri()}"
+    with opened(url, OLD) as store:
+        store.put_canonical(canonical(context=ACME))
+    with opened(url, NEW, OLD) as store:
+        with pytest.raises(StoreError, match="export it to a bundle"):
+            store.rotate()
+        assert store.stats().remote.writes == "closed"  # type: ignore[union-attr]
+    with opened(url, OLD) as store:
+        assert_same(store.get_canonical(ACME, CHUNK), canonical(context=ACME))
+
+
+def test_a_rotated_cache_sends_nothing_that_the_remote_has_newer(server: RedisServer, tmp_path: Path) -> None:
+    url, cache = server.url("timeout=10"), tmp_path / "cache"
+    newer = patch(context=ACME, rank=3, seed=7)
+    with opened(url, OLD, cache=cache) as store:
+        store.put_patch(patch(context=ACME, rank=1))
+        assert not store.flush(30).unsaved
+    with opened(url, NEW, OLD) as other:
+        other.put_patch(newer)
+    with opened(url, NEW, OLD, cache=cache) as store:
+        assert store.rotate().rewritten == 1  # of the two, the cache's
+    with opened(url, NEW, cache=cache) as store:
+        assert not store.flush(30).unsaved and store.stats().remote.stored == 0  # type: ignore[union-attr]
+    with opened(url, NEW) as other:
+        assert_same(other.get_patch(ACME, CHUNK, ("x", "y")), newer)

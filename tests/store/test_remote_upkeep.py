@@ -1,0 +1,394 @@
+"""Upkeep of a remote: pins that every client honours, gc, listings that read little, quarantine."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.redis_server import RedisServer
+from kamera.errors import CorruptChunk, PinsFull, RemoteUnavailable, StoreError
+from kamera.store import ChunkStore
+from kamera.store.remote.pins import RemotePins
+from kamera.store.remote.tier import RemoteTier
+from kamera.store.upkeep.pins import Pin
+
+from .builders import CONTEXT, assert_same, canonical, patch
+from .s3_server import S3Server
+
+
+@pytest.fixture(params=["redis", "s3", "obstore"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    if request.param == "obstore":
+        return f"obstore+{(tmp_path / 'objects').as_uri()}"
+    name = "server" if request.param == "redis" else "s3"
+    return str(request.getfixturevalue(name).url("timeout=10"))
+
+
+@pytest.fixture
+def two(url: str) -> Iterator[tuple[ChunkStore, ChunkStore]]:
+    """Two machines with one remote."""
+    with ChunkStore.open(url) as one, ChunkStore.open(url) as other:
+        yield one, other
+
+
+def bytes_of(store: ChunkStore) -> int:
+    return sum(info.bytes for info in store.ls())
+
+
+# -- pins ------------------------------------------------------------------------------------------
+
+
+def test_what_one_client_pinned_another_does_not_collect(two: tuple[ChunkStore, ChunkStore]) -> None:
+    one, other = two
+    kept, gone = (one.put_canonical(canonical(c * 64)) for c in "ab")
+    loose = one.put_patch(patch("b" * 64))
+    one.pin([kept])
+    assert other.pins.is_pinned(kept) and not other.pins.is_pinned(gone)
+    assert [pin.name for pin in other.pins.list()] == [kept]
+    done = other.gc(0)
+    assert {removed.key for removed in done.removed} == {gone, loose}
+    assert [info.key for info in other.ls()] == [kept]
+    assert (done.objects_before, done.objects_after, done.bytes_after) == (3, 1, bytes_of(other))
+    assert other.unpin([kept]) == 1 and other.unpin([kept]) == 0
+    assert [removed.key for removed in one.gc(0).removed] == [kept]
+    assert other.ls() == [] and one.get_canonical(CONTEXT, "a" * 64) is None
+
+
+def test_a_pin_in_a_remote_is_over_after_its_time_for_everybody(server: RedisServer) -> None:
+    with ChunkStore.open(server.url("timeout=10")) as store:
+        key = store.put_canonical(canonical())
+        now = [1000.0]
+        pins = RemotePins(remote_of(store)._blobs, lambda: now[0])
+        pins.pin([(key, 10)], ttl=60)
+        now[0] += 59.9
+        assert pins.list() == [Pin(key, 10, 1060.0)] and pins.is_pinned(key)
+        now[0] += 0.2
+        assert pins.list() == [] and not pins.is_pinned(key) and pins.unpin([key]) == 0
+        pins.pin([(key, 10)])
+        now[0] += 1e9
+        assert pins.list() == [Pin(key, 10, None)]
+
+
+def test_the_cap_holds_for_every_client_and_a_refused_pin_changes_nothing(
+    two: tuple[ChunkStore, ChunkStore],
+) -> None:
+    one, other = two
+    a, b, c = (one.put_canonical(canonical(x * 64)) for x in "abc")
+    size = one.ls()[0].bytes
+    assert one.pins.cap is None
+    one.pins.set_cap(2 * size)
+    assert other.pins.cap == 2 * size
+    other.pin([a], ttl=500)
+    before = other.pins.list()
+    with pytest.raises(PinsFull, match=f"over the cap of {2 * size}"):
+        one.pin([b, c, a])
+    assert other.pins.list() == before  # the time of the one that was pinned is as before, too
+    one.pin([b])
+    other.pins.set_cap(None)
+    one.pin([c])
+    assert {pin.name for pin in other.pins.list()} == {a, b, c}
+    for wrong in (lambda: one.pin([a], ttl=0), lambda: one.pins.set_cap(-1)):
+        with pytest.raises(ValueError):
+            wrong()
+
+
+def test_what_is_not_there_cannot_be_pinned(two: tuple[ChunkStore, ChunkStore]) -> None:
+    one, _ = two
+    key = one.put_canonical(canonical())
+    with pytest.raises(StoreError, match="nothing was pinned"):
+        one.pin([key, "0" * 64])
+    with pytest.raises(ValueError, match="no key"):
+        one.pin(["../x"])
+    assert one.pins.list() == []
+
+
+def test_a_pin_that_came_too_late_is_told_and_let_go(
+    two: tuple[ChunkStore, ChunkStore], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, other = two
+    key = one.put_canonical(canonical())
+    pin = RemotePins.pin
+
+    def overtaken(self: RemotePins, *arguments: Any) -> None:
+        other.delete(key)
+        pin(self, *arguments)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(RemotePins, "pin", overtaken)
+        with pytest.raises(StoreError, match="lost"):
+            one.pin([key])
+    assert one.pins.list() == []
+
+
+def test_a_pin_set_while_gc_is_at_work_is_honoured_by_the_next_batch(
+    two: tuple[ChunkStore, ChunkStore], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, other = two
+    key = one.put_canonical(canonical())
+    one.put_patch(patch())
+    names = RemotePins.list
+
+    def then_pinned(self: RemotePins) -> list[Pin]:
+        found = names(self)
+        monkeypatch.undo()
+        other.pin([key])
+        return found
+
+    monkeypatch.setattr(RemotePins, "list", then_pinned)
+    assert one.gc(0).removed == ()
+    assert len(one.ls()) == 2
+
+
+def test_a_pin_that_cannot_be_read_holds(server: RedisServer) -> None:
+    with ChunkStore.open(server.url("timeout=10")) as store:
+        key = store.put_canonical(canonical())
+        store.pin([key], ttl=0.001)
+        [pin] = [k for k in server.client().keys("*/pins/*") if key in k.decode()]
+        for damage in (b"", b"x y", b"10 nan", b"-1 5", b"\xff\xff"):
+            server.client().set(pin, damage or b"\0")
+            assert store.gc(0).removed == () and store.pins.is_pinned(key)
+
+
+def test_in_memory_pins_are_this_processs_with_cap_and_time() -> None:
+    size = canonical().nbytes
+    with ChunkStore.open("memory://", memory_limit=6 * size) as store:
+        a, b, c = (store.put_canonical(canonical(x * 64)) for x in "abc")
+        stored = {info.key: info.bytes for info in store.ls()}
+        assert store.pins.cap == 3 * size
+        store.pin([a], ttl=500)
+        [pin] = store.pins.list()
+        assert (pin.name, pin.bytes) == (a, stored[a]) and pin.expires is not None
+        assert 0 < pin.expires - time.time() <= 500
+        store.pins.set_cap(size)
+        with pytest.raises(PinsFull):
+            store.pin([b])
+        store.pins.set_cap(None)
+        store.pin([b])
+        with pytest.raises(StoreError, match="nothing was pinned"):
+            store.pin([c, "0" * 64])
+        assert [p.name for p in store.pins.list()] == sorted([a, b])
+        assert store.unpin([a, c]) == 1 and not store.pins.is_pinned(a)
+
+
+# -- gc --------------------------------------------------------------------------------------------
+
+
+def test_gc_reaches_the_budget_dry_and_for_real_and_a_cache_follows(url: str, tmp_path: Path) -> None:
+    with ChunkStore.open(url, cache=tmp_path / "cache") as store:
+        for name in "abcd":
+            store.put_canonical(canonical(name * 64))
+        store.put_patch(patch("e" * 64))  # its canonical is nowhere
+        assert not store.flush(30).unsaved
+        size = store.ls("canonical")[0].bytes
+        dry = store.gc(2 * size, dry_run=True)
+        assert len(store.ls()) == 5
+        done = store.gc(2 * size)
+        assert [r.key for r in done.removed] == [r.key for r in dry.removed] and len(done.removed) == 3
+        assert (done.bytes_after, len(store.ls())) == (2 * size, 2)
+        assert store._disk is not None and len(store._disk.names()) == 2
+        for removed in done.removed:
+            assert not list((tmp_path / "cache").rglob(f"{removed.key}*"))
+        with pytest.raises(StoreError, match="keeps tenants apart"):
+            store.gc(0, every_tenant=True)
+
+
+def test_gc_of_a_dead_remote_is_an_error_and_removes_nothing(server: RedisServer) -> None:
+    with ChunkStore.open(server.url("timeout=0.3&retries=0&cooldown=0.01")) as store:
+        store.put_canonical(canonical())
+        server.pause()
+        with pytest.raises(RemoteUnavailable):
+            store.gc(0)
+        with pytest.raises(RemoteUnavailable):
+            store.pin([canonical().key])
+        server.resume()
+        time.sleep(0.02)
+        assert len(store.ls()) == 1 and store.pins.list() == []
+
+
+# -- listings --------------------------------------------------------------------------------------
+
+
+def remote_of(store: ChunkStore) -> RemoteTier:
+    assert store._tiers.remote is not None
+    return store._tiers.remote
+
+
+def test_a_listing_is_read_once_and_again_where_something_changed(
+    two: tuple[ChunkStore, ChunkStore],
+) -> None:
+    one, other = two
+    for name in "abc":
+        one.put_canonical(canonical(name * 64))
+    one.put_patch(patch(rank=1))
+    first = other.ls()
+    assert other.ls() == first == one.ls()
+    one.put_patch(patch(rank=3, seed=5))  # of the same name
+    one.delete(canonical("a" * 64).key)
+    one.put_canonical(canonical("d" * 64))
+    with ChunkStore.open(one.url) as fresh:
+        assert other.ls() == fresh.ls() != first
+    assert [info.rank for info in other.ls("exact")] == [3]
+
+
+def test_a_listing_that_finds_nothing_new_reads_no_blob_of_an_object_store(s3: S3Server) -> None:
+    with ChunkStore.open(s3.url()) as store:
+        for i in range(20):
+            store.put_canonical(canonical(f"{i:064x}"))
+    with ChunkStore.open(s3.url()) as store:
+        s3.requests.clear()
+        assert len(store.ls()) == 20
+        assert sum(s3.requests.values()) == 1 + 20
+        s3.requests.clear()
+        assert len(store.ls()) == 20
+        assert s3.requests == {"GET": 1}
+
+
+def test_a_listing_asks_redis_for_little_of_what_it_knows(server: RedisServer) -> None:
+    with ChunkStore.open(server.url("timeout=10")) as store:
+        for i in range(40):
+            store.put_canonical(canonical(f"{i:064x}", info={"title": "x" * 3000}))
+
+        def sent() -> int:
+            before = int(server.client().info("stats")["total_net_output_bytes"])
+            assert len(store.ls()) == 40
+            return int(server.client().info("stats")["total_net_output_bytes"]) - before
+
+        first, second = sent(), sent()
+        assert first > 40 * 3000 and second < first / 5
+
+
+def test_what_is_remembered_of_a_listing_is_bounded(server: RedisServer) -> None:
+    with ChunkStore.open(server.url("timeout=10")) as store:
+        for i in range(6):
+            store.put_canonical(canonical(f"{i:064x}"))
+        remote = remote_of(store)
+        small = remote._lister()
+        small._bound = 4
+        for _ in range(2):
+            assert sorted(info.key for info in small()) == sorted(info.key for info in store.ls())
+            assert len(small._known) == 4
+        store.gc(0)
+        assert list(small()) == [] and not small._known
+
+
+def test_hits_of_a_search_are_asked_for_all_at_once(server: RedisServer) -> None:
+    pytest.importorskip("faiss")
+    embedded = [pictured(i) for i in range(12)]
+    with ChunkStore.open(server.url("timeout=10"), memory_limit=0) as store:
+        for record in embedded:
+            store.put_canonical(record)
+        store.search(embedded[0].chunk_id, k=3, context=CONTEXT)
+        calls = [remote_of(store).stats().calls]
+        for k in (1, 10):
+            assert len(store.search(embedded[0].chunk_id, k=k, context=CONTEXT)) == k
+            calls.append(remote_of(store).stats().calls)
+        # one for the chunk that is asked with, one for all that were found
+        assert [after - before for before, after in itertools.pairwise(calls)] == [2, 2]
+        store._tiers.remote.delete(embedded[1].key)  # type: ignore[union-attr]
+        found = {hit.chunk_id for hit in store.search(embedded[0].chunk_id, k=11, context=CONTEXT)}
+        assert found == {record.chunk_id for record in embedded[2:]}
+
+
+def pictured(i: int) -> Any:
+    import torch
+
+    width = 6
+    embeds = torch.nn.functional.one_hot(torch.tensor([i % width, (i * 5 + 1) % width, 2]), width).float()
+    return canonical(
+        f"{i:064x}",
+        input_ids=torch.tensor([7, 7, 7]),
+        embeds={"inputs_embeds": embeds + 0.01 * i},
+        info={"vision_tokens": [7]},
+    )
+
+
+# -- quarantine ------------------------------------------------------------------------------------
+
+
+def objects_of(tmp_path: Path, folder: str = "objects") -> list[Path]:
+    return [path for path in (tmp_path / "far").rglob("*") if path.parent.name == folder]
+
+
+@pytest.fixture
+def far(tmp_path: Path) -> str:
+    return f"obstore+{(tmp_path / 'far').as_uri()}"
+
+
+def test_a_copy_that_turns_out_sound_is_served_again(
+    far: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from kamera.store.codec import Codec
+
+    with ChunkStore.open(far) as store:
+        key = store.put_canonical(canonical())
+
+    def misread(self: Codec, data: bytes, name: str, source: str) -> Any:
+        raise CorruptChunk(f"{source}: a bad bit on the way")
+
+    with ChunkStore.open(far) as store:
+        with monkeypatch.context() as patched:
+            patched.setattr(Codec, "decode", misread)
+            with pytest.raises(CorruptChunk):
+                store.get_canonical(CONTEXT, "c" * 64)
+        assert store.get_canonical(CONTEXT, "c" * 64) is None
+        [copy] = store.quarantined()
+        assert copy.name == key and copy.bytes > 0 and copy.file.startswith("remote/")
+        assert store.judge_quarantined(copy.file).sound and len(store.quarantined()) == 1
+        done = store.release_quarantined(copy.file)
+        assert done.released and done.reason == ""
+        assert_same(store.get_canonical(CONTEXT, "c" * 64), canonical())
+        assert store.quarantined() == []
+
+
+def test_a_copy_that_is_damaged_stays_and_says_why(far: str, tmp_path: Path) -> None:
+    with ChunkStore.open(far) as store:
+        key = store.put_canonical(canonical())
+    [blob] = objects_of(tmp_path)
+    good = blob.read_bytes()
+    blob.write_bytes(good[:-1] + bytes([good[-1] ^ 1]))
+    with ChunkStore.open(far) as store:
+        assert len(store.verify().quarantined) == 1
+        [copy] = store.quarantined()
+        done = store.release_quarantined(copy.file)
+        assert (done.released, done.sound) == (False, False) and "digest" in done.reason
+        assert store.quarantined() == [copy] and store.get_canonical(CONTEXT, "c" * 64) is None
+        [lying] = objects_of(tmp_path, "quarantine")
+        lying.write_bytes(good)  # the medium was mended
+        put = store.put_canonical(canonical(info={"newer": True}))
+        assert put == key
+        kept = store.release_quarantined(copy.file)
+        assert (kept.released, kept.sound) == (False, True) and "stands in its place" in kept.reason
+        assert_same(store.get_canonical(CONTEXT, "c" * 64), canonical(info={"newer": True}))
+        with pytest.raises(StoreError, match="no copy"):
+            store.release_quarantined("remote/../x")
+        assert store.drop_quarantined(copy.file) == 1 and store.quarantined() == []
+
+
+def test_old_copies_of_a_remote_leave_with_gc_when_it_is_asked_to(far: str, tmp_path: Path) -> None:
+    with ChunkStore.open(far) as store:
+        store.put_canonical(canonical())
+        [blob] = objects_of(tmp_path)
+        blob.write_bytes(b"damaged")
+        store.verify()
+        assert store.gc().quarantined == 0
+        assert store.gc(quarantine_age=3600).quarantined == 0
+        time.sleep(0.01)
+        assert store.gc(quarantine_age=0, dry_run=True).quarantined == 1 == len(store.quarantined())
+        assert store.gc(quarantine_age=0).quarantined == 1 and store.quarantined() == []
+
+
+def test_tenants_keep_their_pins_apart(url: str) -> None:
+    with ChunkStore.open(url, tenant="me") as mine, ChunkStore.open(url, tenant="you") as yours:
+        record = canonical(context=replace(CONTEXT, tenant="me"))
+        key = mine.put_canonical(record)
+        mine.pin([key])
+        assert yours.pins.list() == [] and yours.unpin([key]) == 0
+        with pytest.raises(StoreError):
+            yours.pin([key])
+        assert mine.pins.is_pinned(key)
