@@ -32,6 +32,9 @@ from kamera.window.policy import PositionRule
 ANCHOR, CONTEXT, QUESTION = 16, 512, 32
 """Tokens of the system prompt, of the chunk that stands there, and of the question."""
 
+MEMORY = "64GiB"
+"""More than any preset's chunks take: nothing leaves the store."""
+
 RECOMPUTED = 0.15
 """Share of the tokens that CacheBlend (arXiv:2405.16444) computes again."""
 
@@ -81,7 +84,7 @@ class Scene:
         self.context = picture_chunk(backbone, shape, CONTEXT, seed=1)
         self.segment = picture_chunk(backbone, shape, length, seed=2)
         self.system, self.question = words(backbone, ANCHOR, seed=3), words(backbone, QUESTION, seed=4)
-        self.store = ChunkStore.open("memory://")
+        self.store = ChunkStore.open("memory://", memory_limit=MEMORY)
         first = self._window()
         first.append(self.context)
         first.append(self.segment)
@@ -105,11 +108,7 @@ class Scene:
             ],
             GONE: [
                 Arm("kamera, slide", self.slide("compact"), self.both),
-                Arm(
-                    "kamera, slide in place",
-                    self.slide("keep"),
-                    self.both,
-                ),
+                Arm("kamera, slide in place", self.slide("keep"), self.both),
                 Arm("prefix cache", self.after_anchor, lambda: self.backbone.cache([self.anchor])),
             ],
         }

@@ -57,7 +57,7 @@ def test_a_window_that_slid_comes_back_bit_for_bit(family, tmp_path):
     loaded = KameraWindow.load(tmp_path / "w", window.backbone, window.store)
     assert Snapshot.of(window).matches(loaded, numbers=False)
     for w in (window, loaded):
-        w.recall(chunks[0].id)
+        w.slide()
     assert Snapshot.of(window).matches(loaded, numbers=False)
 
 

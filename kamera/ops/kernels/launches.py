@@ -10,7 +10,8 @@ import torch
 from kamera.ops.kernels.place import Stored, beside, stored_layers, value_dtype
 from kamera.ops.kv import KV
 from kamera.ops.layout import Layout
-from kamera.ops.lowrank import LowRank, Patch
+from kamera.ops.lowrank import Factor, LowRank, Patch
+from kamera.ops.quantize import Codes
 from kamera.ops.rope import RopeSpec
 
 
@@ -90,6 +91,16 @@ def servable(
                 if y.stride(2) != 1 or y.dtype not in dtypes or value_dtype(stored[c.name]) not in dtypes:
                     return False
     return len(devices) == 1
+
+
+def factor_dtypes(patch: Patch | None) -> set[torch.dtype]:
+    """The dtypes of a patch's factors; codes decode to float32."""
+
+    def dtype(side: Factor) -> torch.dtype:
+        return torch.float32 if isinstance(side, Codes) else side.dtype
+
+    layers = patch.layers if patch is not None else ()
+    return {dtype(side) for layer in layers for f in layer.values() for side in (f.left, f.right)}
 
 
 def _read(

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import torch
 
-from kamera.ops.kernels.launches import Line, Shape, launches, servable
+from kamera.ops.kernels.launches import Line, Shape, factor_dtypes, launches, servable
 from kamera.ops.kernels.native import Launch, library
 from kamera.ops.kv import KV
 from kamera.ops.layout import Layout
@@ -26,12 +26,7 @@ def can_write(into: KV, source: KV, patch: Patch | None, layout: Layout, *, phas
     if built is None:
         return False
     known = frozenset(_KINDS) if built.kamera_half() else frozenset(_KINDS) - {torch.float16}
-    wide = patch is not None and any(
-        torch.float64 in (floats(f.left).dtype, floats(f.right).dtype)
-        for layer in patch.layers
-        for f in layer.values()
-    )
-    return not wide and servable(into, source, layout, known, phased_only=phased_only)
+    return factor_dtypes(patch) <= known and servable(into, source, layout, known, phased_only=phased_only)
 
 
 def write(
@@ -60,8 +55,8 @@ def _launch(shape: Shape, lines: list[Line], offset: tuple[int, ...]) -> None:
     tokens = lines[0].target.shape[1]
     if not served or not tokens:
         return
-    held = [_floats(line) for line in served]  # alive until the kernel returns
-    table = torch.tensor([_addresses(*pair) for pair in zip(served, held, strict=True)], dtype=torch.int64)
+    held = [_held(line) for line in served]  # alive until the kernel returns
+    table = torch.tensor([_entries(*pair) for pair in zip(served, held, strict=True)], dtype=torch.int64)
     cos = sin = None
     if shape.rope is not None:
         cos, sin = turn_table(shape.rope, offset, torch.float32, torch.device("cpu"))
@@ -96,19 +91,18 @@ def _launch(shape: Shape, lines: list[Line], offset: tuple[int, ...]) -> None:
         raise MemoryError(f"no memory for {threads} threads' scratch of {shape.dim} features")
 
 
-def _floats(line: Line) -> tuple[torch.Tensor | None, ...]:
-    """Steps, lows and factors in float32: the left one ``[tokens, rank]``, the right ``[heads, rank, dim]``."""
+def _held(line: Line) -> tuple[torch.Tensor | None, ...]:
+    """Steps, lows, left and right factor as the kernel reads them; only the right one may be narrow."""
     steps, lows = (None if t is None else t.float() for t in (line.steps, line.lows))
     if line.factors is None:
         return steps, lows, None, None
-    left, right = (floats(f).to("cpu", torch.float32) for f in (line.factors.left, line.factors.right))
-    heads = line.target.shape[0]
-    right = right.T.reshape(-1, heads, line.target.shape[2]).transpose(0, 1)
-    return steps, lows, left.contiguous(), right.contiguous()
+    left, right = (floats(f).to("cpu").contiguous() for f in (line.factors.left, line.factors.right))
+    return steps, lows, left.float(), right
 
 
-def _addresses(line: Line, held: tuple[torch.Tensor | None, ...]) -> list[int]:
+def _entries(line: Line, held: tuple[torch.Tensor | None, ...]) -> list[int]:
     """A line of the kernel's table."""
     steps, lows, left, right = held
     tensors = (line.source, steps, lows, line.target, left, right)
-    return [0 if t is None else t.data_ptr() for t in tensors] + [0 if left is None else left.shape[1]]
+    addresses = [0 if t is None else t.data_ptr() for t in tensors]
+    return [*addresses, 0, 0] if right is None else [*addresses, right.shape[1], _KINDS[right.dtype]]

@@ -21,6 +21,8 @@
 #define ROWS 16       /* tokens of a block in the cache */
 #define BLOCKS 8      /* blocks of a unit of work */
 #define MAX_THREADS 64
+/* source, steps, lows, target, left [tokens, rank] in float, right [heads * dim, rank], rank, kind of right */
+#define LINE 8
 
 typedef float vec __attribute__((vector_size(4 * WIDTH), aligned(4), may_alias));
 
@@ -28,7 +30,7 @@ enum kind { F32, BF16, F16, CODES8, CODES4 };
 
 /* All int64, so that no padding hides between what Python fills in (native.py, _Launch). */
 struct launch {
-    int64_t table;                         /* lines of 7: source, steps, lows, target, left, right, rank */
+    int64_t table;                         /* lines of LINE int64, see there */
     int64_t lines, heads, tokens, dim;
     int64_t start, pairs, interleaved;     /* pairs 0: nothing turns */
     int64_t cos, sin;
@@ -95,16 +97,29 @@ static void widen(const struct launch *l, const int64_t *line, int64_t head, int
     }
 }
 
-/* x[rows, dim] += u[rows, rank] v[rank, dim], in registers; rows of v lie v_row apart. */
+/* A head's rows of the right factor, as v[rank, dim]. */
+static void transpose(const int64_t *line, int64_t head, int64_t dim, float *restrict v)
+{
+    const int64_t rank = line[6], kind = line[7];
+#define CASE(KIND)                                                                                           \
+    if (kind == KIND)                                                                                        \
+        for (int64_t j = 0; j < dim; j++)                                                                    \
+            for (int64_t r = 0; r < rank; r++)                                                               \
+                v[r * dim + j] = get((const void *)line[5], KIND, (head * dim + j) * rank + r);
+    CASE(F32) CASE(BF16) CASE(F16)
+#undef CASE
+}
+
+/* x[rows, dim] += u[rows, rank] v[rank, dim], in registers. */
 #define PATCH_ROWS(N)                                                                                        \
-    static void patch_##N(float *x, int64_t dim, const float *u, const float *v, int64_t v_row, int64_t rank)\
+    static void patch_##N(float *x, int64_t dim, const float *u, const float *v, int64_t rank)\
     {                                                                                                        \
         vec a[N][COLUMNS];                                                                                   \
         for (int i = 0; i < N; i++)                                                                          \
             for (int c = 0; c < COLUMNS; c++) a[i][c] = *(const vec *)(x + i * dim + c * WIDTH);             \
         for (int64_t r = 0; r < rank; r++) {                                                                 \
             vec b[COLUMNS];                                                                                  \
-            for (int c = 0; c < COLUMNS; c++) b[c] = *(const vec *)(v + r * v_row + c * WIDTH);              \
+            for (int c = 0; c < COLUMNS; c++) b[c] = *(const vec *)(v + r * dim + c * WIDTH);              \
             for (int i = 0; i < N; i++)                                                                      \
                 for (int c = 0; c < COLUMNS; c++) a[i][c] += u[i * rank + r] * b[c];                         \
         }                                                                                                    \
@@ -114,18 +129,18 @@ static void widen(const struct launch *l, const int64_t *line, int64_t head, int
 PATCH_ROWS(4)
 PATCH_ROWS(1)
 
-static void patch(float *x, int64_t rows, int64_t dim, const float *u, const float *v, int64_t v_row, int64_t rank)
+static void patch(float *x, int64_t rows, int64_t dim, const float *u, const float *v, int64_t rank)
 {
     int64_t j = 0;
     for (; j + COLUMNS * WIDTH <= dim; j += COLUMNS * WIDTH) {
         int64_t i = 0;
-        for (; i + 4 <= rows; i += 4) patch_4(x + i * dim + j, dim, u + i * rank, v + j, v_row, rank);
-        for (; i < rows; i++) patch_1(x + i * dim + j, dim, u + i * rank, v + j, v_row, rank);
+        for (; i + 4 <= rows; i += 4) patch_4(x + i * dim + j, dim, u + i * rank, v + j, rank);
+        for (; i < rows; i++) patch_1(x + i * dim + j, dim, u + i * rank, v + j, rank);
     }
     for (int64_t i = 0; i < rows && j < dim; i++)
         for (int64_t r = 0; r < rank; r++) {
             const float s = u[i * rank + r];
-            for (int64_t k = j; k < dim; k++) x[i * dim + k] += s * v[r * v_row + k];
+            for (int64_t k = j; k < dim; k++) x[i * dim + k] += s * v[r * dim + k];
         }
 }
 
@@ -177,6 +192,7 @@ static void emit(const struct launch *l, const void *x, int from, void *y)
     CASE(F32, F32) CASE(F32, BF16) CASE(F32, F16)
     CASE(BF16, F32) CASE(BF16, BF16) CASE(BF16, F16)
     CASE(F16, F32) CASE(F16, BF16) CASE(F16, F16)
+#undef CASE
 }
 
 static void *work(void *given)
@@ -184,23 +200,31 @@ static void *work(void *given)
     struct share *share = given;
     const struct launch *l = share->job;
     const int64_t unit = ROWS * BLOCKS, units = (l->tokens + unit - 1) / unit;
+    int64_t most = 0, of_v = -1;
+    for (int64_t i = 0; i < l->lines; i++) {
+        const int64_t rank = ((const int64_t *)l->table)[LINE * i + 6];
+        most = rank > most ? rank : most;
+    }
     void *scratch;
-    if (posix_memalign(&scratch, 64, sizeof(float) * ROWS * (l->dim + 1))) {
+    if (posix_memalign(&scratch, 64, sizeof(float) * (ROWS + most) * (l->dim + 1))) {
         share->failed = 1;
         return NULL;
     }
-    float *x = scratch;
+    float *x = scratch, *v = x + ROWS * l->dim;
     for (int64_t n = share->first; n < share->last; n++) {
-        const int64_t *line = (const int64_t *)l->table + 7 * (n / (units * l->heads));
+        const int64_t *line = (const int64_t *)l->table + LINE * (n / (units * l->heads));
         const int64_t head = n / units % l->heads, begin = n % units * unit, rank = line[6];
         const int direct = rank == 0 && l->source_kind < CODES8; /* nothing to do but turn and round */
         const int64_t end = begin + unit < l->tokens ? begin + unit : l->tokens;
+        if (rank && of_v != n / units) {
+            transpose(line, head, l->dim, v);
+            of_v = n / units;
+        }
         for (int64_t t = begin; t < end; t += ROWS) {
             const int64_t rows = end - t < ROWS ? end - t : ROWS;
             for (int64_t i = 0; i < rows && !direct; i++) widen(l, line, head, t + i, x + i * l->dim);
             if (rank)
-                patch(x, rows, l->dim, (const float *)line[4] + t * rank,
-                      (const float *)line[5] + head * rank * l->dim, l->dim, rank);
+                patch(x, rows, l->dim, (const float *)line[4] + t * rank, v, rank);
             for (int64_t i = 0; i < rows; i++) {
                 char *y = (char *)line[3] + size_of(l->target_kind) * (head * l->y_head + (t + i) * l->y_token);
                 const char *given = (const char *)line[0]

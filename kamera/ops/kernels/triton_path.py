@@ -14,12 +14,11 @@ import torch
 import triton
 import triton.language as tl
 
-from kamera.ops.kernels.launches import Line, Shape, launches, servable
+from kamera.ops.kernels.launches import Line, Shape, factor_dtypes, launches, servable
 from kamera.ops.kernels.triton_kernel import serve_kernel
 from kamera.ops.kv import KV
 from kamera.ops.layout import Layout
-from kamera.ops.lowrank import Factor, Patch, floats
-from kamera.ops.quantize import Codes
+from kamera.ops.lowrank import Patch, floats
 from kamera.ops.rope import turn_table
 
 _FLOATS = {torch.float32: tl.float32, torch.float16: tl.float16, torch.bfloat16: tl.bfloat16}
@@ -31,7 +30,7 @@ _TOKENS = 64
 def can_write(into: KV, source: KV, patch: Patch | None, layout: Layout, *, phased_only: bool) -> bool:
     """Whether the kernel knows these dtypes and strides."""
     known = frozenset(_FLOATS)
-    return _factor_dtypes(patch) <= known and servable(into, source, layout, known, phased_only=phased_only)
+    return factor_dtypes(patch) <= known and servable(into, source, layout, known, phased_only=phased_only)
 
 
 def write(
@@ -44,7 +43,7 @@ def write(
     phased_only: bool,
 ) -> None:
     """Write what `kamera.ops.kernels.serve` says; everything has been checked, `can_write` was true."""
-    found = _factor_dtypes(patch)
+    found = factor_dtypes(patch)
     factor = found.pop() if len(found) == 1 else torch.float32  # float32 holds all that differ as they are
     work = launches(into, source, patch, layout, offset, phased_only=phased_only)
     for shape, lines in work.items():
@@ -121,14 +120,6 @@ def _aligned(x: torch.Tensor) -> bool:
     """Whether every row starts at a multiple of 16 bytes."""
     size = x.element_size()
     return x.data_ptr() % 16 == 0 and all(stride * size % 16 == 0 for stride in x.stride()[:-1])
-
-
-def _factor_dtypes(patch: Patch | None) -> set[torch.dtype]:
-    def dtype(side: Factor) -> torch.dtype:
-        return torch.float32 if isinstance(side, Codes) else side.dtype
-
-    layers = patch.layers if patch is not None else ()
-    return {dtype(side) for layer in layers for f in layer.values() for side in (f.left, f.right)}
 
 
 def _has_tf32(device: torch.device) -> bool:
