@@ -6,6 +6,7 @@ and the same, factored once at the policy's own size, stored under whatever ante
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 
 from kamera import Backbone, Chunk, ChunkStore, KameraWindow, ReusePolicy
@@ -41,6 +42,12 @@ class Stock:
         """An empty one on this store, always under the same system prompt."""
         system = words(self.backbone, ANCHOR)
         return KameraWindow(self.backbone, self.store, system, policy=POLICY)
+
+    def on(self, store: ChunkStore) -> Stock:
+        """The same chunks through another store on the same directory."""
+        other = copy.copy(self)
+        other.store, other._chunks = store, list(self._chunks)
+        return other
 
     def chunk(self, index: int) -> Chunk:
         """The ``index``-th chunk, archived."""

@@ -41,7 +41,7 @@ def chunk_rows(root: Path, backbone: Backbone, chosen: Preset, tokens: int, sett
         ids = [stock.chunk(i).id for i in range(CHUNKS + 2)]
         size = max(info.bytes for i in ids for info in store.ls("canonical", chunk_id=i))
         reading = _get(root, store, stock, ids[0], size, settings)
-        recalling = _recall(root, backbone, chosen, stock, size, settings)
+        recalling = _recall(root, stock, size, settings)
     return [{"tokens": tokens, "MB": size / 1e6, **row} for row in (*reading, *recalling)]
 
 
@@ -84,15 +84,13 @@ def _get(
     return rows
 
 
-def _recall(
-    root: Path, backbone: Backbone, chosen: Preset, stock: Stock, size: int, settings: Settings
-) -> list[Row]:
+def _recall(root: Path, stock: Stock, size: int, settings: Settings) -> list[Row]:
     tiers = [Tier("memory", 1 << 34), Tier("page cache", size + size // 2)]
     if _can_cool():
         tiers.append(Tier("cold", size + size // 2, cold=True))
     stores = [ChunkStore.open(root, memory_limit=t.memory_limit) for t in tiers]
     try:
-        decks = [Deck(Stock(backbone, chosen, store, stock.tokens), CHUNKS) for store in stores]
+        decks = [Deck(stock.on(store), CHUNKS) for store in stores]
         arms = [_recall_arm(root, t, d) for t, d in zip(tiers, decks, strict=True)]
         timed = measure(
             arms,
