@@ -10,7 +10,10 @@ from __future__ import annotations
 import argparse
 from dataclasses import dataclass
 
+import transformers
 from transformers import AutoConfig, PretrainedConfig
+
+from kamera.bench.presets import PRESETS
 
 PATCH_SHARE = 0.03  # ReusePolicy.patch_bytes: at most this share of the chunk's KV
 
@@ -48,19 +51,6 @@ class Shapes:
         return element * self.hidden * (1 + self.deepstack)
 
 
-PUBLIC = (
-    Shapes("Qwen/Qwen2-VL-2B-Instruct", 28, 1536, 2, 128),
-    Shapes("Qwen/Qwen2.5-VL-3B-Instruct", 36, 2048, 2, 128),
-    Shapes("Qwen/Qwen2.5-VL-7B-Instruct", 28, 3584, 4, 128),
-    Shapes("Qwen/Qwen2.5-VL-72B-Instruct", 80, 8192, 8, 128),
-    Shapes("Qwen/Qwen3-VL-8B-Instruct", 36, 4096, 8, 128, deepstack=3),
-    Shapes("google/gemma-3-4b-it", 34, 2560, 4, 256),
-    Shapes("llava-hf/llava-1.5-7b-hf", 32, 4096, 32, 128),
-    Shapes("deepseek-ai/DeepSeek-V3", 61, 7168, latent=512, rotary=64),
-    Shapes("deepseek-ai/DeepSeek-V3.2", 61, 7168, latent=512, rotary=64, indexer=128),
-)
-
-
 def shapes_of(config: PretrainedConfig, name: str) -> Shapes:
     """The shapes a config gives."""
     text = config.get_text_config()
@@ -86,6 +76,19 @@ def shapes_of(config: PretrainedConfig, name: str) -> Shapes:
     )
 
 
+def public() -> list[Shapes]:
+    """Published models: from the presets of ``kamera bench``, and where transformers' default is one."""
+    made = [
+        (p.checkpoint, getattr(transformers, f"{p.model}Config")(**p.cut(None))) for p in PRESETS.values()
+    ]
+    made += [
+        ("Qwen/Qwen2.5-VL-72B-Instruct", transformers.Qwen2_5_VLConfig()),
+        ("deepseek-ai/DeepSeek-V3", transformers.DeepseekV3Config()),
+        ("deepseek-ai/DeepSeek-V3.2", transformers.DeepseekV32Config()),
+    ]
+    return [shapes_of(config, name) for name, config in made if "/" in name]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -95,9 +98,7 @@ def main() -> None:
     parser.add_argument("--chunks", type=int, default=10_000)
     parser.add_argument("--patches", type=float, default=2, help="patches of a chunk, on average")
     asked = parser.parse_args()
-    rows = list(PUBLIC)
-    if asked.model:
-        rows = [shapes_of(AutoConfig.from_pretrained(asked.model), asked.model)]
+    rows = [shapes_of(AutoConfig.from_pretrained(asked.model), asked.model)] if asked.model else public()
     print(f"{'model':32} {'family':10} {'KV B/token':>10} {'inputs B/token':>14} {'chunk':>10} {'store':>10}")
     for row in rows:
         chunk = asked.tokens * (row.kv() + row.embeds() + asked.patches * PATCH_SHARE * row.kv())

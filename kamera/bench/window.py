@@ -9,8 +9,9 @@ them its cost grows linearly).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from time import perf_counter
+from typing import Any
 
 from kamera import Backbone, ChunkStore
 from kamera.bench.content import words
@@ -20,7 +21,7 @@ from kamera.bench.moves import Deck, Move
 from kamera.bench.presets import Preset, preset
 from kamera.bench.settings import Settings, Step, unwatched
 from kamera.bench.stock import Stock
-from kamera.bench.table import Result, Row, Section, model_facts, result
+from kamera.bench.table import GOALS, Result, Row, Section, goal, model_facts, preset_line, result
 from kamera.bench.timing import Measured, Spread, measure
 
 NOTES = (
@@ -60,7 +61,7 @@ def run(settings: Settings, step: Step = unwatched) -> Result:
         Section("Window operations", tuple(rows)),
         Section("Recall and slide, over and over", tuple(steady)),
         Section(f"{FORKS} forks", tuple(branches)),
-        Section("Goals", tuple(goals(rows, branches))),
+        Section(GOALS, tuple(goals(rows, branches))),
     ]
     return result("window", settings, model_facts(chosen, backbone), sections, NOTES)
 
@@ -128,25 +129,26 @@ def sustained(deck: Deck) -> Row:
 
 
 def goals(rows: Sequence[Row], branches: Sequence[Row]) -> list[Row]:
-    """The goals this benchmark has figures for, at the largest window."""
+    """The goals this benchmark has figures for, at the last and largest window."""
     last = {str(row["operation"]): row for row in rows}
-    out: list[Row] = []
+    out = []
     for name, limit in (("slide, compact", 1.2), ("slide, keep", 0.01)):
         ratio = last[name]["times a copy"]
         assert isinstance(ratio, Spread)
-        met = ratio.median <= limit
-        out.append(
-            {
-                "goal": f"{name}: of the time to copy the survivors' keys",
-                "at most": limit,
-                "is": ratio,
-                "met": met,
-            }
-        )
+        out.append(goal(f"{name}: times a copy of the survivors' keys", ratio, most=limit))
     share = branches[-2]["added % of the window"]
     assert isinstance(share, float)
-    out.append({"goal": f"{FORKS} forks: added memory, %", "at most": 5.0, "is": share, "met": share < 5.0})
-    return out
+    return [*out, goal(f"{FORKS} forks: memory they add, % of the window", share, most=5.0)]
+
+
+def page(documents: Sequence[Mapping[str, Any]]) -> Iterator[Section]:
+    """For docs/results/speed.md: the largest window of every result, in full."""
+    for document in documents:
+        for section in document["sections"]:
+            if section["title"] != GOALS:
+                most = max(row["chunks"] for row in section["rows"])
+                rows = tuple(row for row in section["rows"] if row["chunks"] == most)
+                yield Section(f"{section['title']} ({preset_line(document)})", rows)
 
 
 def row(deck: Deck, move: Move, timed: Measured, asked: Measured, prefill: float) -> Row:

@@ -64,8 +64,9 @@ def compile_plan(
         bool, typer.Option("--orbit", help="Also one patch for all orders of what stands before a chunk.")
     ] = False,
     samples: Annotated[
-        int, typer.Option(min=1, help="Orderings an orbit patch averages, above four antecedents.")
-    ] = 24,
+        int | None,
+        typer.Option(min=1, help="Orderings an orbit patch averages; a few that stand for all if not given."),
+    ] = None,
     limit: Annotated[int | None, typer.Option(min=1, help="Compile the first N lines only.")] = None,
     batch: Annotated[
         int, typer.Option(min=1, help="Canonicals that may share a forward, where that changes no bit.")

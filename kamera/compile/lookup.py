@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from math import factorial
 
 from kamera.backbones import Backbone
 from kamera.errors import CorruptChunk, KameraError, WrongKey
@@ -12,7 +11,7 @@ from kamera.ops import PatchBudget
 from kamera.ops.digest import tensor_digest
 from kamera.store import ChunkStore, Context, PatchRecord
 from kamera.window.anchor import anchor_ids
-from kamera.window.orbit import EXHAUSTIVE
+from kamera.window.orbit import how_many
 
 logger = logging.getLogger(__name__)
 
@@ -29,7 +28,7 @@ class Lookup:
     ``refused`` counts the objects that are there and were not taken.
     """
 
-    def __init__(self, store: ChunkStore, context: Context, samples: int) -> None:
+    def __init__(self, store: ChunkStore, context: Context, samples: int | None) -> None:
         self.store = store
         self.context = context
         self.samples = samples
@@ -53,8 +52,7 @@ class Lookup:
         Raises WrongKey as `has_patch`.
         """
         record = self._patch(chunk_id, antecedents, "orbit")
-        count = len(antecedents)
-        wanted = factorial(count) if count <= EXHAUSTIVE else min(self.samples, factorial(count))
+        wanted = how_many(len(antecedents), self.samples)
         return (
             record is not None
             and int(record.info.get("orderings", 0)) >= wanted

@@ -15,7 +15,7 @@ class Settings:
     """What to form where a line of the plan does not say: patches within ``rank``, ``patch_bytes`` and
     ``layers`` (as in `ReusePolicy`); with ``orbit`` also one per antecedent set.
 
-    ``samples`` orderings are averaged for more than four antecedents, drawn from ``seed``; ``limit``
+    ``samples`` and ``seed`` say which orderings an orbit patch averages (`window.orbit.orderings`); ``limit``
     compiles the first lines only. At most ``batch`` canonicals share a forward (`compile.canonicals`).
     """
 
@@ -23,7 +23,7 @@ class Settings:
     patch_bytes: float | None = ReusePolicy.patch_bytes
     layers: Sequence[int] | str | None = None
     orbit: bool = False
-    samples: int = 24
+    samples: int | None = None
     seed: int = 0
     limit: int | None = None
     batch: int = 8

@@ -17,7 +17,7 @@ class Cost:
     ``seconds`` is all of a task's. Of that: ``decoder_seconds`` inside the decoder; ``canonical_seconds``
     forming and archiving canonicals; ``context_seconds`` prefilling, in context, the chunks whose patches
     were formed; ``forming_seconds`` making those patches of it and storing them.
-    ``applied_seconds`` is what serving ``applied`` of those patches, of ``applied_tokens`` tokens, took.
+    ``applied_seconds`` is what serving some of those patches, of ``applied_tokens`` tokens, took.
 
     ``batched`` canonicals came out of a forward of several; ``trials`` forwards were spent to see whether
     that is right, and was for ``trials_equal`` of them. ``bytes`` are those of the objects that were
@@ -33,7 +33,6 @@ class Cost:
     context_seconds: float = 0.0
     forming_seconds: float = 0.0
     applied_seconds: float = 0.0
-    applied: int = 0
     applied_tokens: int = 0
     batched: int = 0
     trials: int = 0

@@ -19,9 +19,9 @@ from kamera.compile.locating import Locator, NotStored, not_stored
 from kamera.compile.lookup import Lookup, context_of
 from kamera.compile.ordering import Path, common
 from kamera.compile.plan import Stored
+from kamera.compile.reuse import time_serving
 from kamera.compile.settings import Settings
 from kamera.compile.tasks import About, Branch, Compiled, Cost, Found, Grown, Located, Sources
-from kamera.compile.trial import time_serving
 from kamera.errors import (
     CorruptChunk,
     KameraError,

@@ -31,7 +31,7 @@ from kamera.ops import (
     uniform_offset,
 )
 from kamera.window.anchor import Anchor, prefill_anchor
-from kamera.window.orbit import EXHAUSTIVE, orderings
+from kamera.window.orbit import orderings
 
 ORBIT_SAMPLES = 24
 """Orderings of more antecedents than can all be run."""
@@ -175,14 +175,13 @@ class Scene:
     def other_orders(self) -> tuple[tuple[int, ...], ...]:
         """Orderings of the antecedents that are not the one served.
 
-        All of them up to `EXHAUSTIVE` antecedents, `ORBIT_SAMPLES` beyond.
+        All of them up to four antecedents, `ORBIT_SAMPLES` beyond.
         """
         served = [c.id for c in self.antecedents]
         if not served:
             return ()
         orders = orderings(len(served), ORBIT_SAMPLES + 1, seed=0)
-        others = tuple(o for o in orders if [served[i] for i in o] != served)
-        return others if len(served) <= EXHAUSTIVE else others[:ORBIT_SAMPLES]
+        return tuple(o for o in orders if [served[i] for i in o] != served)[:ORBIT_SAMPLES]
 
     @cached_property
     def orbit(self) -> Patch:

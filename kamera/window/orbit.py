@@ -16,31 +16,60 @@ from kamera.window.serving import Server
 from kamera.window.slots import Facts
 from kamera.window.state import compact_positions
 
-EXHAUSTIVE = 4
-"""Up to this many antecedents every ordering is run."""
 
+def balanced(count: int) -> list[tuple[int, ...]]:
+    """The fewest orderings that stand for all: the given one first, each next to its reverse.
 
-def orderings(count: int, samples: int, seed: int) -> list[tuple[int, ...]]:
-    """Orderings to average over, in lexicographic order so that neighbours share a prefix."""
-    if samples < 1:
-        raise ValueError(f"samples {samples} must be at least 1")
-    if count <= EXHAUSTIVE:
+    Everything stands equally often in every place and before everything else (a Williams square; two of
+    them for an odd count): ``count`` orderings, or twice as many, and all of them up to three.
+    """
+    if count <= 3:
         return list(itertools.permutations(range(count)))
+    # 0, 1, -1, 2, -2, …: its steps are all different, so its shifts put everything behind everything once
+    zigzag = [(i + 1) // 2 * (-1) ** (i + 1) % count for i in range(count)]
+    rank = {item: i for i, item in enumerate(zigzag)}
+    shifts = [tuple(rank[(item + by) % count] for item in zigzag) for by in range(count)]
+    if count % 2 == 0:
+        shifts = shifts[: count // 2]  # the others are the reverses of these
+    return [order for shift in shifts for order in (shift, shift[::-1])]
+
+
+def how_many(count: int, samples: int | None) -> int:
+    """Orderings that `orderings` gives."""
+    return len(balanced(count)) if samples is None else min(samples, math.factorial(count))
+
+
+def orderings(count: int, samples: int | None, seed: int) -> list[tuple[int, ...]]:
+    """Orderings to average over, in lexicographic order so that neighbours share a prefix.
+
+    The `balanced` ones for None; otherwise ``samples`` of them (every one there is at most): the balanced
+    ones first, the others drawn from ``seed``.
+    """
+    if samples is not None and samples < 1:
+        raise ValueError(f"samples {samples} must be at least 1")
+    wanted = how_many(count, samples)
+    if wanted == math.factorial(count):
+        return list(itertools.permutations(range(count)))
+    chosen = set(balanced(count)[:wanted])
     rng = random.Random(seed)
-    wanted = min(samples, math.factorial(count))
-    chosen: set[tuple[int, ...]] = set()
     while len(chosen) < wanted:
         chosen.add(tuple(rng.sample(range(count), count)))
     return sorted(chosen)
 
 
 def form_orbit(
-    server: Server, target: Facts, antecedents: Sequence[Facts], *, samples: int = 24, seed: int = 0
+    server: Server,
+    target: Facts,
+    antecedents: Sequence[Facts],
+    *,
+    samples: int | None = None,
+    seed: int = 0,
 ) -> Formed:
     """Form the orbit patch of ``target`` behind the set ``antecedents`` and store it.
 
-    One conditioned forward of the target per ordering; antecedents shared by neighbouring orderings
-    are prefilled once. Returns the patch and the share of the mean deficit's energy it keeps.
+    ``samples`` and ``seed`` as in `orderings`. One conditioned forward of the target per ordering, and one
+    of each antecedent at each place where an ordering's beginning is new; the first of an ordering stands
+    there as its canonical. Returns the patch and the share of the mean deficit's energy it keeps.
     """
     if not antecedents:
         raise ValueError("a leading chunk absorbs nothing: it needs no orbit patch")
@@ -77,11 +106,20 @@ def _deficits(
             same += 1
         del caches[same + 1 :]
         for chunk, place in zip(chunks[same:], places[same:-1], strict=True):
-            grown = backbone.share(caches[-1])
-            backbone.prefill(chunk.encoded, place, grown)
-            caches.append(grown)
+            caches.append(_grown(server, caches, chunk, place))
         previous = perm
         kv, _ = backbone.prefill(target.encoded, places[-1], backbone.share(caches[-1]))
         offset = uniform_offset(canonical.positions, places[-1])
         assert offset is not None, "compact places of one chunk differ by one offset per axis"
         yield deficit(kv, canonical.kv, backbone.layout, offset)
+
+
+def _grown(server: Server, caches: Sequence[ModelCache], chunk: Facts, place: torch.Tensor) -> ModelCache:
+    """The last of ``caches`` with one more antecedent behind it."""
+    if len(caches) == 1:
+        leading = server.canonical(chunk)
+        if not leading.lossy and torch.equal(leading.positions, place):
+            return server.backbone.cache([server.anchor.kv, leading.kv])
+    grown = server.backbone.share(caches[-1])
+    server.backbone.prefill(chunk.encoded, place, grown)
+    return grown

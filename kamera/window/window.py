@@ -241,11 +241,11 @@ class KameraWindow:
         index = self._state.index(slot)
         return self._perform("condition", lambda _: self._deque.condition(self._state, index, on))
 
-    def form_orbit(self, slot: Slot | int, *, samples: int = 24, seed: int = 0) -> Report:
+    def form_orbit(self, slot: Slot | int, *, samples: int | None = None, seed: int = 0) -> Report:
         """Form and store the orbit patch of a chunk over orderings of what stands before it.
 
-        Every ordering for up to four antecedents, ``samples`` random ones above. The window itself
-        does not change.
+        A few that stand for all; ``samples`` asks for more, or fewer (`orbit.orderings`). The window
+        itself does not change.
         """
         index = self._state.index(slot)
         residents = self._state.residents

@@ -129,6 +129,27 @@ def test_what_a_run_costs_is_set_against_what_a_reuse_saves(capsys, tmp_path, pl
     assert (again["workers"], again["reruns"]) == (1, 0)
 
 
+@pytest.mark.parametrize("layers", ["1:3", "2,1"])
+def test_layers_are_a_range_or_numbers(capsys, tmp_path, plan, layers):
+    given = ("compile", vision_model(), plan, "--store", tmp_path / "s", "--layers", layers, "--batch", "1")
+    assert kamera(capsys, *given).code == 0
+    with ChunkStore.open(tmp_path / "s") as store:
+        for info in store.ls("exact"):
+            record = store.get_patch(info.context, info.chunk_id, info.antecedents)
+            assert record.info["asked_layers"] == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("layers", "says"), [("2:9", "layer 8 of a model of 3 layers"), ("all", "layers 'all'"), ("3:1", "'3:1'")]
+)
+def test_layers_that_are_none_are_a_usage_error(capsys, tmp_path, plan, layers, says):
+    done = kamera(capsys, "compile", vision_model(), plan, "--store", tmp_path / "s", "--layers", layers)
+    assert done.code == 2
+    assert says in done.err.splitlines()[0]
+    with ChunkStore.open(tmp_path / "s") as store:
+        assert store.ls() == []
+
+
 def test_a_cluster_that_is_none_is_a_usage_error(capsys, tmp_path, plan):
     done = kamera(capsys, "compile", "never-loaded", plan, "--store", tmp_path / "s", "--cluster", "slurm")
     assert done.code == 2

@@ -229,7 +229,7 @@ def test_more_orderings_form_an_orbit_patch_anew(tmp_path, backbone, store, fram
     same = run_plan(plan, backbone, store, Settings(orbit=True, samples=2))
     assert (same.orbits, same.forwards) == (Counts(reused=5), 0)
     more = run_plan(plan, backbone, store, Settings(orbit=True, samples=3))
-    assert more.orbits == Counts(formed=1, reused=4)  # sets of up to four are exhausted
+    assert more.orbits == Counts(formed=3, reused=2)  # sets of up to two are exhausted
 
 
 # -- what goes wrong -------------------------------------------------------------------------------

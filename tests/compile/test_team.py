@@ -164,7 +164,7 @@ def test_break_even_is_what_is_extra_over_what_a_reuse_saves(tmp_path, frames):
 
 def test_break_even_counts_the_forward_in_context_only_where_it_is_extra():
     cost = Cost(seconds=100.0, context_seconds=30.0, canonical_seconds=20.0, forming_seconds=5.0)
-    cost.applied, cost.applied_tokens, cost.applied_seconds = 2, 100, 2.0
+    cost.applied_tokens, cost.applied_seconds = 100, 2.0
     even = BreakEven.of(cost, 500)  # all patches are five times those that were tried
     assert even.serving_seconds == 10.0
     assert (even.harvested, even.compiled) == ((20.0 + 5.0) / (30.0 - 10.0), 100.0 / (30.0 - 10.0))

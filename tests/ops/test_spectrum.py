@@ -38,13 +38,18 @@ def kept(x: torch.Tensor, found) -> torch.Tensor:
 def ways(monkeypatch):
     """How many matrices went each way."""
     count = {"sketched": 0, "exact": 0}
-    for name in ("_sketched", "_exact"):
 
-        def counting(x, *args, name=name, way=getattr(spectrum, name)):
-            count[name[1:]] += x.shape[0]
+    def watch(name: str) -> None:
+        way = getattr(spectrum, f"_{name}")
+
+        def counting(x, *args):
+            count[name] += x.shape[0]
             return way(x, *args)
 
-        monkeypatch.setattr(spectrum, name, counting)
+        monkeypatch.setattr(spectrum, f"_{name}", counting)
+
+    for name in count:
+        watch(name)
     return count
 
 

@@ -60,6 +60,17 @@ def test_what_one_client_pinned_another_does_not_collect(two: tuple[ChunkStore, 
     assert other.ls() == [] and one.get_canonical(CONTEXT, "a" * 64) is None
 
 
+def test_another_leaves_instead_of_what_is_pinned(two: tuple[ChunkStore, ChunkStore]) -> None:
+    one, other = two
+    for name in "ab":
+        one.put_canonical(canonical(name * 64))
+    size = one.ls()[0].bytes
+    [first] = other.gc(size, dry_run=True).removed
+    one.pin([first.key])
+    [instead] = other.gc(size).removed
+    assert instead.key != first.key and [info.key for info in other.ls()] == [first.key]
+
+
 def test_a_pin_in_a_remote_is_over_after_its_time_for_everybody(server: RedisServer) -> None:
     with ChunkStore.open(server.url("timeout=10")) as store:
         key = store.put_canonical(canonical())

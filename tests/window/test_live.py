@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from contextlib import ExitStack
+from dataclasses import replace
 
 import pytest
 import torch
@@ -259,3 +260,27 @@ def test_sixty_four_forks_cost_the_memory_of_one():
     }
     assert len(rooms) == 2  # keys and values of the first layer
     assert len({x.nbytes for x in (live, *forks)}) == 1
+
+
+def test_the_same_kv_with_and_without_its_patch_are_two_things():
+    backbone = model("qwen2_5_vl")
+    live = LiveCache(backbone)
+    [patched] = spans_of(backbone, (1,), (2,))
+    blind = patched._replace(copy=replace(patched.copy, patch=None))
+    for span in (patched, blind, patched):
+        live.hold([span], Tally())
+        assert worst(shown(live), wanted(backbone, [span])) <= 1e-5
+    assert worst(wanted(backbone, [patched]), wanted(backbone, [blind])) > 0.1
+
+
+def test_a_cache_kept_beyond_its_block_writes_into_nobodys_room():
+    backbone = model("qwen2_5_vl")
+    live = LiveCache(backbone)
+    a, b = spans_of(backbone, (0, 1), (0, 0))
+    live.hold([a], Tally())
+    with live.lent() as kept:
+        pass
+    live.hold([a, b], Tally())
+    before = shown(live)
+    backbone.forward(torch.tensor([9, 10]), torch.arange(2).expand(backbone.axes, -1) + 30, kept)
+    assert same_bits(shown(live), before)

@@ -10,7 +10,7 @@ import torch
 from kamera import ChunkStore, KameraWindow, ReusePolicy
 from kamera.ops import apply_patch, form_patch, uniform_offset
 from kamera.window.envelope import divergence
-from kamera.window.orbit import orderings
+from kamera.window.orbit import balanced, how_many, orderings
 from kamera.window.policy import GUARANTEES, at_least, prefilled_behind, weakest
 from tests.backbones.compare import worst
 from tests.window.rig import (
@@ -341,14 +341,60 @@ def test_an_orbit_slot_whose_antecedent_leaves_is_near(pieces):
     assert guarantees(window) == ["survivor", "near"]
 
 
-def test_orderings_are_all_of_them_up_to_four_and_a_sample_above():
+@pytest.mark.parametrize("count", range(1, 9))
+def test_the_orderings_that_stand_for_all_put_everything_everywhere_equally_often(count):
+    orders = balanced(count)
+    assert orders[0] == tuple(range(count))
+    assert len(orders) == len(set(orders)) == {1: 1, 2: 2, 3: 6, 4: 4, 5: 10, 6: 6, 7: 14, 8: 8}[count]
+    for item in range(count):
+        for place in range(count):
+            assert sum(order[place] == item for order in orders) * count == len(orders)
+        for other in set(range(count)) - {item}:
+            assert sum(order.index(item) < order.index(other) for order in orders) * 2 == len(orders)
+            behind = sum((item, other) in itertools.pairwise(order) for order in orders)
+            assert behind * count == len(orders)
+    assert orderings(count, None, 0) == sorted(orders)
+
+
+def test_samples_ask_for_more_orderings_or_fewer_up_to_all_there_are():
+    assert orderings(4, 2, 0) == [(0, 1, 2, 3), (3, 2, 1, 0)]
     for count in range(1, 5):
-        assert orderings(count, 2, 0) == list(itertools.permutations(range(count)))
+        assert orderings(count, 24, 0) == list(itertools.permutations(range(count)))
     sampled = orderings(6, 24, 7)
     assert len(sampled) == len(set(sampled)) == 24
+    assert set(balanced(6)) < set(sampled)
     assert sampled == sorted(sampled) == orderings(6, 24, 7) != orderings(6, 24, 8)
     assert all(sorted(p) == list(range(6)) for p in sampled)
-    assert len(orderings(5, 1000, 0)) == 120
+    assert len(orderings(5, 1000, 0)) == how_many(5, 1000) == 120
+
+
+@pytest.mark.parametrize(
+    ("samples", "forwards"),
+    [
+        (None, 4 + 4 * 3),  # the first of an ordering stands there as its canonical
+        (2, 2 + 2 * 3),
+        (24, 24 + 12 + 24 + 24),  # beginnings are shared
+    ],
+)
+def test_an_orbit_of_four_runs_as_many_forwards_as_it_says(pieces, samples, forwards):
+    backbone, (a, b, c, d) = pieces
+    text = backbone.chunk_from_tensors([40, 41, 42])
+    window = make(backbone, None, a, b, c, d, text)
+    with watching(backbone) as seen:
+        report = window.form_orbit(4, samples=samples)
+    assert report.forwards == seen.forwards == forwards
+    assert seen.encodes == 0
+    (info,) = window.store.ls("orbit")
+    record = window.store.get_patch(info.context, info.chunk_id, info.antecedents, "orbit")
+    assert record.info["orderings"] == (samples or 4)
+
+
+def test_an_orbit_over_canonicals_in_codes_prefills_what_leads_too(pieces):
+    """A lossy canonical is not what a model computed behind the anchor."""
+    backbone, (a, b, c, _) = pieces
+    store = ChunkStore.open("memory://", kv="int8")
+    window = make(backbone, store, a, b, c)
+    assert window.form_orbit(2).forwards == 2 + 2 * 2
 
 
 def test_above_four_antecedents_as_many_orderings_run_as_asked_for(pieces):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
 import threading
@@ -14,7 +15,7 @@ from urllib.parse import unquote, urlsplit
 
 import obstore
 from obstore.exceptions import AlreadyExistsError, BaseError, PreconditionError
-from obstore.store import LocalStore, MemoryStore, from_url
+from obstore.store import LocalStore, MemoryStore, S3Store, from_url
 
 from kamera.errors import StoreError
 from kamera.store.remote.blobs import Head
@@ -132,10 +133,10 @@ class ObjectBlobs:
 
     def discard(self, names: Sequence[str]) -> None:
         """See `Blobs`; many in one request where the service can."""
-        if isinstance(self._store, LocalStore):  # it knows no bulk, and minds what is gone already
-            list(self._pool.map(self.delete, names))
-        elif names:
+        if isinstance(self._store, S3Store):
             obstore.delete(self._store, [self._path(name) for name in names])
+        else:  # they know no bulk, and mind what is gone already
+            list(self._pool.map(self._remove, names))
 
     def set_aside(self, name: str, data: bytes, place: str) -> bool:
         """See `Blobs`, and the class for what it does not promise."""
@@ -169,6 +170,10 @@ class ObjectBlobs:
                 return Head(b"", 0)
         except FileNotFoundError:
             return None
+
+    def _remove(self, name: str) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            obstore.delete(self._store, self._path(name))
 
     def _is_present(self, name: str) -> bool:
         try:

@@ -9,13 +9,13 @@ from kamera.ops.kernels import serve
 from kamera.window.serving import Server
 from kamera.window.slots import Resident
 
-TRIALS = 4
-"""Patches of a task that are tried: a reuse costs the same for every token."""
-
 
 def time_serving(server: Server, resident: Resident, clock: Clock, cost: Cost) -> None:
-    """Time what a window does to serve the patch of ``resident`` at its place, from memory."""
-    if cost.applied >= TRIALS:
+    """Time what a window does to serve the patch of ``resident`` at its place, from memory.
+
+    Once in a task: a reuse costs about the same for every token.
+    """
+    if cost.applied_tokens:
         return
     record = server.store.get_patch(server.context, resident.facts.chunk_id, resident.copy.antecedents)
     if record is None:
@@ -27,5 +27,4 @@ def time_serving(server: Server, resident: Resident, clock: Clock, cost: Cost) -
     serve(room, canonical.kv, record.patch, layout, offset)  # the first touch of the room is no part of it
     with clock.adding(cost, "applied_seconds"):
         serve(room, canonical.kv, record.patch, layout, offset)
-    cost.applied += 1
-    cost.applied_tokens += resident.facts.length
+    cost.applied_tokens = resident.facts.length

@@ -1,0 +1,58 @@
+"""In every family: a window whose anchor moved answers as one whose keys were all turned home."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from kamera.window import deque
+from kamera.window.state import compact_positions
+from tests.backbones.compare import relative, worst
+from tests.models import tiny
+from tests.window.rig import GREEDY, QUESTION, SYSTEM, Prefilled, chunks_of, live, make, rig, rope_index
+
+
+@pytest.mark.parametrize("family", (*tiny.FAMILIES, *tiny.LIMITED))
+def test_where_the_frame_stands_changes_no_answer(family, monkeypatch):
+    backbone, chunks = rig(family, 3)
+    if family == "dynamic_ntk":  # its positions end where three chunks do
+        chunks = chunks[:2]
+    framed, home = make(backbone, None, *chunks), make(backbone, None, *chunks)
+    framed.slide()
+    with monkeypatch.context() as patch:
+        patch.setattr(deque, "DRIFT", 0)
+        home.slide()
+    assert home._state.frame == (0,) * backbone.axes
+    assert torch.equal(framed.position_ids, home.position_ids)
+    for i in range(len(framed)):
+        assert worst(live(framed, i), live(home, i)) <= 1e-5
+    assert relative(framed.next_token_logits(QUESTION), home.next_token_logits(QUESTION)) <= 1e-4
+    if not hasattr(backbone.model, "generate"):
+        return
+    asked = [w.generate(QUESTION, max_new_tokens=3, **GREEDY).tolist() for w in (framed, home)]
+    assert asked[0] == asked[1]
+
+
+@pytest.mark.parametrize("family", (*tiny.FAMILIES, *tiny.LIMITED))
+def test_positions_added_up_are_those_of_the_whole_sequence(family):
+    backbone, chunks = rig(family, 3)
+    window = make(backbone, None, *chunks)
+    facts = [r.facts for r in window._state.residents]
+    ids = [SYSTEM, *(f.encoded.input_ids for f in facts)]
+    whole = backbone.positions(ids, [{}, *(f.position_inputs for f in facts)])
+    assert torch.equal(torch.cat(compact_positions(backbone, SYSTEM, facts), dim=1), whole[:, 4:])
+
+
+@pytest.mark.parametrize("family", ["qwen2_5_vl", "kimi_k25"])
+def test_what_arrives_in_a_frame_is_exact_when_nothing_has_left_before_it(family):
+    """An emptied window leads again, wherever its anchor stood."""
+    backbone, chunks = rig(family)
+    window = make(backbone, None, *chunks[:2])
+    window.slide()
+    window.slide()
+    for chunk in chunks[2:]:
+        window.append(chunk)
+    plain = Prefilled(backbone, chunks_of(window, chunks))
+    assert relative(window.next_token_logits(QUESTION), plain.logits) <= 1e-4
+    assert {s.guarantee for s in window.slots} == {"exact"}
+    assert torch.equal(window.position_ids, rope_index(backbone, chunks_of(window, chunks)))
