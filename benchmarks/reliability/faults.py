@@ -23,7 +23,7 @@ from kamera.errors import CorruptChunk, KameraError, StoreError
 from kamera.store import ChunkStore
 
 SIZE: int = 0
-CALLS = (*rig.CALLS, "read", "listdir", "close", "fstat")
+CALLS = (*rig.CALLS, "read", "pread", "preadv", "listdir", "close", "fstat")
 ERRORS = (errno.ENOSPC, errno.EIO, errno.EACCES)
 KEPT = (0, 2, 5, 7)
 """Slots that hold version 1 all along; no fault may touch them."""

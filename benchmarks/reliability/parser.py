@@ -16,17 +16,20 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.reliability import rig
-from benchmarks.reliability.fuzz import CREATED, outcome, seal
+from benchmarks.reliability.forge import front_of, seal
+from benchmarks.reliability.fuzz import CREATED, outcome
 from kamera.errors import StoreError
 from kamera.store import format as object_format
-from kamera.store import records
+from kamera.store import groups, head, opened, records
 
 SIZE: int = 50_000
 _FIGURES = ("inputs", "refused", "reads as written", "differs", "other errors")
 _START = 99  # behind the digest
 _TOKENS = (
     '"kamera"',
-    '\\"format\\":1',
+    '\\"format\\":4',
+    '\\"algorithm\\":\\"sha256\\"',
+    '\\"kv/00000\\":\\"',
     '\\"layers\\":[[',
     '"data_offsets":[0,0]',
     '"shape":[]',
@@ -50,8 +53,7 @@ def run(size: int, seed: int) -> dict[str, Any]:
         corpus = Path(folder) / "corpus"
         corpus.mkdir()
         for i, (_, data) in enumerate(bases):
-            end = 8 + int.from_bytes(data[:8], "little")
-            (corpus / str(i)).write_bytes(bytes([i]) + data[_START:end])
+            (corpus / str(i)).write_bytes(bytes([i]) + data[_START : front_of(data)])
         words = Path(folder) / "words"
         words.write_text("".join(f"{json.dumps(token)}\n" for token in _TOKENS), encoding="utf-8")
 
@@ -75,7 +77,7 @@ def run(size: int, seed: int) -> dict[str, Any]:
 def assembled(given: bytes, bases: list[tuple[str, bytes]]) -> tuple[str, bytes]:
     """The key asked for and a sealed file whose header is ``given`` behind its digest."""
     key, base = bases[given[0] % len(bases)] if given else bases[0]
-    rest = base[8 + int.from_bytes(base[:8], "little") :]
+    rest = base[front_of(base) :]
     header = base[8:_START] + given[1:]
     return key, seal(len(header).to_bytes(8, "little") + header + rest)
 
@@ -90,11 +92,16 @@ def _try(given: bytes, bases: list[tuple[str, bytes]], shared: mmap.mmap) -> Non
 def _instrument(atheris: Any) -> None:
     """Have the fuzzer see which branches the parser takes; it was imported long before."""
     for function in (
-        object_format.decode,
-        object_format._header,
-        object_format._header_size,
-        object_format._key_of,
-        object_format._layout,
+        object_format.open_object,
+        head.verified,
+        head.parsed,
+        head.front_size,
+        head._rebuilt,
+        head._key_of,
+        groups.Entry.of.__func__,  # type: ignore[attr-defined]
+        groups.grouped,
+        opened.Room.__init__,
+        opened.Room.fill,
         records.CanonicalRecord.from_parts.__func__,  # type: ignore[attr-defined]
         records.PatchRecord.from_parts.__func__,  # type: ignore[attr-defined]
     ):

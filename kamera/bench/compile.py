@@ -9,7 +9,7 @@ recall in its place.
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import count
 
 import torch
@@ -25,7 +25,7 @@ from kamera.bench.timing import Arm, Measured, Spread, measure
 from kamera.ops import KV, deficit, kv_map
 from kamera.store import CanonicalRecord, PatchRecord
 
-ANTECEDENTS = 3
+ANTECEDENTS = 8
 """Chunks, each as long as the one compiled, that it is conditioned on."""
 ORBIT = 4
 """Antecedents of the orbit patch."""
@@ -35,13 +35,15 @@ ORBIT_TOKENS = 64
 CANONICAL, CONDITIONED = "canonical forward", "conditioned forward"
 DEFICIT, FACTORS, STORING = "deficit", "factorisation", "storing"
 RECALL, APPEND = "recall", "append of a new chunk"
+APPEND_BEHIND = "append of a new chunk, patch formed behind it"
 _NONE = 1e-9  # seconds
 
 NOTES = (
     f"conditioned: behind {ANTECEDENTS} chunks of the same length; text, so that no vision tower is in it",
     f"factorisation: at the default policy, rank {POLICY.rank} in {POLICY.patch_bytes:.0%} of the KV's bytes",
     "storing: canonical and patch to a directory, each made durable; recall: operation alone, from memory",
-    "append: prefill in context, canonical forward, patch and storing in memory, as one call of a window",
+    "append: prefill in context, canonical forward, patch and storing in memory, as one call of a window; "
+    'behind it: under forming="background"',
     "reuses: extra seconds over those one reuse saves (conditioned forward less recall), round by round",
     "orbit: a conditioned forward is one prefill of antecedents and chunk; prefixes in common are run once",
 )
@@ -50,7 +52,7 @@ NOTES = (
 def run(settings: Settings, step: Step = unwatched) -> Result:
     """Measure chunks of every length, and the forwards of an orbit patch."""
     chosen = preset(settings.preset)
-    backbone = chosen.build(settings.layers, dtype=settings.dtype, device=settings.device)
+    backbone = settings.build(chosen)
     parts: list[Row] = []
     even: list[Row] = []
     for done, tokens in enumerate(settings.lengths):
@@ -103,15 +105,28 @@ def arms(backbone: Backbone, chosen: Preset, tokens: int) -> Sequence[Arm]:
         PatchRecord(ids[0], owner, ids[1:], "exact", patch, "exact", filled.to_info()),
     )
     recall = next(m for m in deck.moves() if m.name == RECALL)
-    return (
+    behind = Deck(deck.stock, ANTECEDENTS, "background")
+    parts = (
         Arm(CANONICAL, lambda past: backbone.prefill(span, alone, past), lambda: backbone.cache([anchor.kv])),
         Arm(CONDITIONED, lambda past: backbone.prefill(span, there, past), lambda: backbone.cache([context])),
         Arm(DEFICIT, lambda: deficit(conditioned, canonical, backbone.layout, offset)),
         Arm(FACTORS, lambda: POLICY.budget.form(deltas, backbone.layout, canonical)),
         _storing(*records),
         deck.arm(recall),
-        _append(deck, seeds),
+        _append(APPEND, deck, seeds),
+        _append(APPEND_BEHIND, behind, seeds),
     )
+    return [_after(behind.window.flush, part) for part in parts]
+
+
+def _after(settle: Callable[[], None], arm: Arm) -> Arm:
+    """The arm with nothing under way beside it."""
+
+    def before() -> tuple[object, ...]:
+        settle()
+        return () if arm.before is None else (arm.before(),)
+
+    return Arm(arm.name, lambda given: arm.run(*given), before)
 
 
 def _storing(canonical: CanonicalRecord, patch: PatchRecord) -> Arm:
@@ -129,7 +144,7 @@ def _storing(canonical: CanonicalRecord, patch: PatchRecord) -> Arm:
     return Arm(STORING, run, before)
 
 
-def _append(deck: Deck, seeds: Iterator[int]) -> Arm:
+def _append(name: str, deck: Deck, seeds: Iterator[int]) -> Arm:
     """A chunk that nobody has seen, at the tail."""
 
     def before() -> Chunk:
@@ -138,7 +153,7 @@ def _append(deck: Deck, seeds: Iterator[int]) -> Arm:
             words(deck.stock.backbone, deck.stock.tokens, seed=next(seeds))
         )
 
-    return Arm(APPEND, lambda chunk: deck.window.append(chunk), before)
+    return Arm(name, lambda chunk: deck.window.append(chunk), before)
 
 
 def part_rows(timed: Measured, tokens: int) -> list[Row]:

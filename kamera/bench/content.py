@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import torch
 
 from kamera.backbones import Backbone, Chunk
-from kamera.bench.presets import FIRST_WORD, IMAGE, VISION_END, VISION_START, Preset
+from kamera.bench.shape import FIRST_WORD, IMAGE, VISION_END, VISION_START, Preset
 from kamera.ops import KV, Patch
 from kamera.ops.layout import Layout
 from kamera.window import ReusePolicy

@@ -11,7 +11,7 @@ from types import FunctionType, ModuleType
 import torch
 from torch import nn
 
-from kamera import Backbone, ChunkStore, KameraWindow
+from kamera import Backbone, ChunkStore
 from kamera.bench.moves import Deck
 from kamera.bench.table import Row
 
@@ -19,7 +19,7 @@ FORKS = 64
 DIVERGED = 4
 
 _FOREIGN = (nn.Module, Backbone, ChunkStore, ModuleType, type)
-"""Not a window's own: what it serves from and what everything refers to."""
+# not a window's own: what it serves from, and what everything refers to
 
 
 def forks(deck: Deck, count: int = FORKS, diverged: int = DIVERGED) -> list[Row]:
@@ -42,11 +42,14 @@ def forks(deck: Deck, count: int = FORKS, diverged: int = DIVERGED) -> list[Row]
     return rows
 
 
-def storage_bytes(windows: Iterable[KameraWindow]) -> int:
-    """Bytes of all distinct tensor storages reachable from ``windows``, each counted once."""
+def storage_bytes(windows: Iterable[object]) -> int:
+    """Bytes of all distinct tensor storages reachable from ``windows``, each counted once.
+
+    What they serve from (backbone, store) is not theirs and is left out.
+    """
     seen: set[int] = set()
     storages: dict[int, int] = {}
-    waiting: list[object] = list(windows)
+    waiting = list(windows)
     while waiting:
         held = waiting.pop()
         if id(held) in seen or isinstance(held, _FOREIGN):

@@ -38,7 +38,7 @@ NOTES = (
 def run(settings: Settings, step: Step = unwatched) -> Result:
     """Measure windows of ``chunks`` chunks of the first length, and stores of ``stored`` chunks."""
     chosen = preset(settings.preset)
-    backbone = chosen.build(settings.layers, dtype=settings.dtype, device=settings.device)
+    backbone = settings.build(chosen)
     total = len(settings.chunks) + len(settings.stored)
     stock = Stock(backbone, chosen, ChunkStore.open("memory://", memory_limit="16GiB"), settings.lengths[0])
     windows: list[Row] = []

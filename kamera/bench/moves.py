@@ -11,6 +11,7 @@ from kamera import Chunk, KameraWindow
 from kamera.bench.content import words
 from kamera.bench.stock import Stock
 from kamera.bench.timing import Arm
+from kamera.window.forming import FormingRule
 from kamera.window.report import Report
 
 REORDERED = 4
@@ -39,10 +40,10 @@ class Move:
 class Deck:
     """One window of ``chunks`` chunks out of a stock, brought back to that before every move."""
 
-    def __init__(self, stock: Stock, chunks: int) -> None:
+    def __init__(self, stock: Stock, chunks: int, forming: FormingRule = "now") -> None:
         self.stock = stock
         self.chunks = chunks
-        self.window: KameraWindow = stock.window()
+        self.window: KameraWindow = stock.window(forming)
         self.forwards = 0
         """Forwards that moves have run since it was made; promised are none."""
         self._gap = False
@@ -94,7 +95,7 @@ class Deck:
             Move("recall", Deck._recall, 0, 2 * kv, range(n, n + 1)),
             Move("slide, compact", Deck._slide, 1, 2 * n * keys, range(n)),
             Move("slide, keep", Deck._keep, 1, 2 * n * keys, range(n), idle=True),
-            Move("evict in the middle", Deck._evict, 1, 2 * (n - middle) * keys, range(middle, n)),
+            Move("evict in the middle", Deck._evict, 1, 2 * min(middle, n - middle) * kv, range(middle, n)),
             Move("reorder the tail", Deck._reorder, 0, 2 * turned * kv, range(n - turned, n)),
             Move("condition off", Deck._off, 0, 2 * kv, here),
             Move("condition on", Deck._on, 0, 2 * kv, here),

@@ -13,7 +13,7 @@ from typing import Any
 
 from kamera.bench.growth import STORES, WINDOWS
 
-_SIZE = (10.0, 4.2)
+_SIZE = (11.0, 4.0)
 _HASH = "kamera"  # ids in the file, the same every time
 
 
@@ -36,12 +36,6 @@ def draw(document: Mapping[str, Any], path: Path) -> None:
     left.set_xlabel(f"chunks of {document['settings']['lengths'][0]} tokens in the window")
     _curves(right, sections[STORES], "look-up")
     right.set_xlabel("chunks in the store")
-    for panel in (left, right):
-        panel.set_xscale("log")
-        panel.set_yscale("log")
-        panel.set_ylabel("ms, median")
-        panel.grid(alpha=0.3, which="both")
-        panel.legend(fontsize=7)
     with matplotlib.rc_context({"svg.hashsalt": _HASH, "svg.fonttype": "none"}):
         figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else {"Software": None})
 
@@ -57,12 +51,17 @@ def points(row: Mapping[str, Any]) -> list[tuple[int, float, float, float]]:
 
 
 def _curves(panel: Any, rows: Sequence[Mapping[str, Any]], name: str) -> None:
+    panel.set_xscale("log")
+    panel.set_yscale("log")
     for row in rows:
         at, middle, low, high = zip(*points(row), strict=True)
         (line,) = panel.plot(at, middle, marker="o", markersize=3, label=row[name])
         panel.fill_between(at, low, high, alpha=0.15, color=line.get_color())
     panel.set_xticks(at, [f"{n:,}" for n in at])
-    panel.minorticks_off()
+    panel.set_xticks([], minor=True)
+    panel.set_ylabel("ms, median")
+    panel.grid(alpha=0.3)
+    panel.legend(fontsize=7, loc="upper left", bbox_to_anchor=(1.0, 1.0))
 
 
 if __name__ == "__main__":

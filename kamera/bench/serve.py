@@ -4,8 +4,8 @@ Two changes. A segment comes back to the tail: Kamera recalls it, everyone else 
 oldest chunk leaves the front: Kamera slides, a prefix cache keeps what stands before the change (the
 system prompt) and prefills what stands after it again; nothing that keys KV by its prefix can do better.
 
-Kamera runs through `KameraWindow`, from store to logits. The others run as bare as they can, no store
-and no bookkeeping, embeddings and the KV of what stands in front given.
+Kamera runs through `KameraWindow`, from store to logits. The others run as bare as they can: no store
+and no bookkeeping, the KV of what stands in front given, segment and question in one forward.
 """
 
 from __future__ import annotations
@@ -16,8 +16,10 @@ from typing import Any
 
 import torch
 
-from kamera.backbones import Backbone, Chunk
+from kamera.backbones import Backbone, Chunk, Encoded
 from kamera.backbones.backbone import ModelCache
+from kamera.backbones.chunk import TOKEN_TYPES
+from kamera.backbones.encode import batched, decoder_arguments
 from kamera.backbones.recompute import recompute
 from kamera.bench.content import noise_kv, picture_chunk, words
 from kamera.bench.presets import Preset, preset
@@ -44,7 +46,7 @@ BACK, GONE = "a segment comes back", "the oldest leaves"
 def run(settings: Settings, step: Step = unwatched) -> Result:
     """One row per length, change and way."""
     shape = preset(settings.preset)
-    backbone = shape.build(settings.layers, dtype=settings.dtype, device=settings.device)
+    backbone = settings.build(shape)
     rows: list[Row] = []
     for done, length in enumerate(settings.lengths):
         step(done, len(settings.lengths))
@@ -56,8 +58,8 @@ def run(settings: Settings, step: Step = unwatched) -> Result:
         f"{GONE}: {CONTEXT} tokens leave the front, the segment stays; a prefix cache keeps {ANCHOR} tokens",
         f"15 % recompute: {RECOMPUTED:.0%} of the segment's tokens at every layer, as CacheBlend does from "
         "its third layer on; the first two, which it runs in full, and its choice are not charged",
-        "re-prefill: embeddings given; full recompute: the vision tower too; both behind the KV of what "
-        "stands in front, which is also the best a prefix cache can do for a segment at the tail",
+        "re-prefill: embeddings given, segment and question in one forward; full recompute: the vision tower "
+        "too; both behind the KV of what stands in front, the best a prefix cache can do for the tail",
         "question alone: the floor, nothing has changed; times as long: as Kamera in the same rounds",
     )
     return result("serve", settings, model_facts(shape, backbone), [Section(title, tuple(rows))], notes)
@@ -88,14 +90,16 @@ class Scene:
         first = self._window()
         first.append(self.context)
         first.append(self.segment)
-        self.window = self._stored(self.context, self.segment)
-        self.encoded = backbone.encode(self.segment)
+        self.window = self.holding(self.context, self.segment)
+        pixels = {n: t for n, t in self.segment.inputs.items() if n not in TOKEN_TYPES}
+        ids = torch.cat((self.segment.input_ids, self.question))
+        self.asked = backbone.chunk_from_tensors(ids, label="segment and question", **pixels)
+        self.encoded = backbone.encode(self.asked)
         self.before = noise_kv(backbone, ANCHOR + CONTEXT, seed=5)
-        self.canonical = noise_kv(backbone, length, seed=6)
+        self.canonical = noise_kv(backbone, length + QUESTION, seed=6)
         self.anchor = noise_kv(backbone, ANCHOR, seed=7)
-        self.back = self._places(self.context, self.segment)
-        self.gone = self._places(self.segment)
-        self.alone = self.gone[0]
+        self.back = self._places(self.context, self.asked)
+        self.gone = self._places(self.asked)
 
     def measured(self, settings: Settings) -> list[Row]:
         changes = {
@@ -139,7 +143,7 @@ class Scene:
         # random weights have no certificate; what is served here is looked at by nobody
         return KameraWindow(self.backbone, self.store, self.system, policy=ReusePolicy(certified=False))
 
-    def _stored(self, *chunks: Chunk) -> KameraWindow:
+    def holding(self, *chunks: Chunk) -> KameraWindow:
         """A window of stored chunks whose live cache has been asked."""
         window = self._window()
         for chunk in chunks:
@@ -151,7 +155,7 @@ class Scene:
 
     def both(self) -> KameraWindow:
         """A window of its own with context and segment, asked before."""
-        return self._stored(self.context, self.segment)
+        return self.holding(self.context, self.segment)
 
     def away(self) -> KameraWindow:
         """The window as it is before the segment comes back."""
@@ -184,33 +188,45 @@ class Scene:
         return self.backbone.cache([self.before])
 
     def reprefill(self, cache: ModelCache) -> torch.Tensor:
-        segment, question = self.back
-        self.backbone.prefill(self.encoded, segment, cache)
-        return self.backbone.forward(self.question, question, cache)
+        return self._logits(self._hidden(self.encoded, self.back, cache))
 
     def full(self, cache: ModelCache) -> torch.Tensor:
-        segment, question = self.back
-        self.backbone.prefill(self.backbone.encode(self.segment), segment, cache)
-        return self.backbone.forward(self.question, question, cache)
+        return self._logits(self._hidden(self.backbone.encode(self.asked), self.back, cache))
 
     def some(self) -> torch.Tensor:
-        """The canonical moved to its place, some of its tokens computed again there."""
-        backbone, (segment, question) = self.backbone, self.back
+        """The canonical moved to its place; some of its tokens computed again there, with the question."""
         count = math.ceil(RECOMPUTED * self.length)
-        rows = torch.linspace(0, self.length - 1, count).long()
-        offset = (segment - self.alone)[:, 0].tolist()
-        held = relocate_kv(self.canonical, backbone.layout, offset)
-        mixed = recompute(backbone, self.encoded, segment, self.before, held, rows)
-        return backbone.forward(self.question, question, backbone.cache([self.before, mixed.kv]))
+        chosen = torch.linspace(0, self.length - 1, count).long()
+        rows = torch.cat((chosen, torch.arange(self.length, self.length + QUESTION)))
+        offset = (self.back - self.gone)[:, 0].tolist()
+        held = relocate_kv(self.canonical, self.backbone.layout, offset)
+        made = recompute(self.backbone, self.encoded, self.back, self.before, held, rows)
+        some = next(t for layer in made.kv for t in layer.values())
+        # its last hidden state is not given back; any other costs the head as much
+        return self._logits(some.new_zeros(1, 1, self.backbone.config.hidden_size))
 
     def after_anchor(self, cache: ModelCache) -> torch.Tensor:
-        segment, question = self.gone
-        self.backbone.prefill(self.encoded, segment, cache)
-        return self.backbone.forward(self.question, question, cache)
+        return self._logits(self._hidden(self.encoded, self.gone, cache))
 
-    def _places(self, *chunks: Chunk) -> tuple[torch.Tensor, torch.Tensor]:
-        """Positions of the last of ``chunks`` behind the system prompt, and of the question behind it."""
-        ids = [self.system, *[c.input_ids for c in chunks], self.question]
-        whole = self.backbone.positions(ids, [{}, *[c.position_inputs() for c in chunks], {}])
-        places = whole.split([int(i.shape[0]) for i in ids], dim=1)
-        return places[-2], places[-1]
+    def _hidden(self, encoded: Encoded, positions: torch.Tensor, cache: ModelCache) -> torch.Tensor:
+        """Segment and question through the decoder in one forward."""
+        device = self.backbone.device
+        arguments = decoder_arguments(encoded, device) | {
+            "position_ids": batched(positions).to(device),
+            "past_key_values": cache,
+            "use_cache": True,
+        }
+        with torch.no_grad():
+            hidden: torch.Tensor = self.backbone.decoder(**arguments).last_hidden_state
+        return hidden[:, -1:]
+
+    def _logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            logits: torch.Tensor = self.backbone.model.get_output_embeddings()(hidden)
+        return logits[0, -1]
+
+    def _places(self, *chunks: Chunk) -> torch.Tensor:
+        """Positions of the last of ``chunks`` behind the system prompt."""
+        ids = [self.system, *[c.input_ids for c in chunks]]
+        whole = self.backbone.positions(ids, [{}, *[c.position_inputs() for c in chunks]])
+        return whole[:, -chunks[-1].num_tokens :]

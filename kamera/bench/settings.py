@@ -9,6 +9,9 @@ from typing import Any, Literal, get_args
 
 import torch
 
+from kamera.backbones import Backbone
+from kamera.bench.shape import Preset
+
 Name = Literal["apply", "serve", "window", "growth", "store", "compile"]
 """Each one is a module ``kamera.bench.<name>`` with ``run(settings, step) -> Result``."""
 
@@ -29,7 +32,7 @@ class Settings:
     ``layers`` cuts the depth of decoder and vision tower (None: all of them); ``lengths`` are tokens of
     a chunk; ``chunks`` how many stand in a window, ``stored`` how many in a store. Arms take turns for
     at least ``min_rounds`` rounds, at most ``rounds``, and stop between when ``seconds`` are over.
-    ``command`` is the line that asked.
+    ``same_weights`` gives every layer the weights of the first of its shape (`Preset.build`).
     """
 
     preset: str
@@ -43,6 +46,7 @@ class Settings:
     rounds: int = 20
     min_rounds: int = 3
     seconds: float = 20.0
+    same_weights: bool = False
 
     def __post_init__(self) -> None:
         for name in ("lengths", "chunks", "stored"):
@@ -55,6 +59,10 @@ class Settings:
         if self.threads < 1:
             raise ValueError(f"threads {self.threads} must be at least 1")
 
+    def build(self, shape: Preset) -> Backbone:
+        """The model that is asked for."""
+        return shape.build(self.layers, dtype=self.dtype, device=self.device, same_weights=self.same_weights)
+
     def command(self, name: str) -> str:
         """The line that measures ``name`` under these settings; what is at its default is left out."""
         words = ["kamera", "bench", name]
@@ -64,7 +72,8 @@ class Settings:
                 continue
             if isinstance(value, tuple):
                 value = ",".join(map(str, value))
-            words += ["--" + field.name.replace("_", "-"), str(value).removeprefix("torch.")]
+            words += ["--" + field.name.replace("_", "-")]
+            words += [] if value is True else [str(value).removeprefix("torch.")]
         return shlex.join(words)
 
     def to_info(self) -> dict[str, Any]:

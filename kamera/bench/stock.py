@@ -8,16 +8,23 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
+from typing import Any
+
+import torch
 
 from kamera import Backbone, Chunk, ChunkStore, KameraWindow, ReusePolicy
+from kamera.backbones.chunk import TOKEN_TYPES
 from kamera.bench.content import noise_kv, noise_patch, picture_chunk, words
-from kamera.bench.presets import FIRST_WORD, Preset
+from kamera.bench.shape import FIRST_WORD, Preset
 from kamera.store import CanonicalRecord, Context, PatchRecord
+from kamera.window.forming import FormingRule
 
 POLICY = ReusePolicy(certified=False)
 """Random weights have no certificate, and what is served here is read by nobody."""
 ANCHOR = 16
 """Tokens of the system prompt."""
+PICTURE = 256
+"""Tokens of a chunk's picture at the most; text is the rest, so that no vision tower works for minutes."""
 
 
 class Stock:
@@ -27,7 +34,7 @@ class Stock:
         self.backbone = backbone
         self.store = store
         self.tokens = tokens
-        self._base = picture_chunk(backbone, preset, tokens)
+        self._base = _with_text(picture_chunk(backbone, preset, min(tokens, PICTURE)), backbone, tokens)
         self._encoded = backbone.encode(self._base)
         anchor = self.window().anchor
         self._context = Context(backbone.fingerprint, anchor.digest, store.tenant, store.kv)
@@ -36,17 +43,17 @@ class Stock:
         )
         self._positions = positions[:, anchor.length :]
         self._chunks: list[Chunk] = []
-        self._patch = noise_patch(noise_kv(backbone, tokens, seed=0), backbone.layout)
+        self.factors = noise_patch(noise_kv(backbone, tokens, seed=0), backbone.layout)
 
-    def window(self) -> KameraWindow:
+    def window(self, forming: FormingRule = "now") -> KameraWindow:
         """An empty one on this store, always under the same system prompt."""
         system = words(self.backbone, ANCHOR)
-        return KameraWindow(self.backbone, self.store, system, policy=POLICY)
+        return KameraWindow(self.backbone, self.store, system, policy=POLICY, forming=forming)
 
     def on(self, store: ChunkStore) -> Stock:
-        """The same chunks through another store on the same directory."""
+        """The same chunks and patch for another store."""
         other = copy.copy(self)
-        other.store, other._chunks = store, list(self._chunks)
+        other.store, other._chunks = store, []
         return other
 
     def chunk(self, index: int) -> Chunk:
@@ -60,7 +67,7 @@ class Stock:
         if antecedents and not self.store.has_patch(self._context, chunk_id, antecedents):
             info = POLICY.budget.to_info()
             self.store.put_patch(
-                PatchRecord(chunk_id, self._context, tuple(antecedents), "exact", self._patch, "exact", info)
+                PatchRecord(chunk_id, self._context, tuple(antecedents), "exact", self.factors, "exact", info)
             )
 
     @property
@@ -81,7 +88,7 @@ class Stock:
     @property
     def patch_bytes(self) -> int:
         """Bytes of its patch."""
-        return self._patch.nbytes
+        return self.factors.nbytes
 
     def _archived(self, index: int) -> Chunk:
         size = self.backbone.model.get_input_embeddings().weight.shape[0]
@@ -101,6 +108,15 @@ class Stock:
             )
         )
         return made
+
+
+def _with_text(chunk: Chunk, backbone: Backbone, tokens: int) -> Chunk:
+    """The chunk and text behind it, ``tokens`` in all."""
+    if chunk.num_tokens == tokens:
+        return chunk
+    ids = torch.cat([chunk.input_ids, words(backbone, tokens - chunk.num_tokens)])
+    pictures: dict[str, Any] = {name: t for name, t in chunk.inputs.items() if name not in TOKEN_TYPES}
+    return backbone.chunk_from_tensors(ids, **pictures)
 
 
 def _token_bytes(backbone: Backbone, *, phased_only: bool) -> int:

@@ -5,94 +5,137 @@ from __future__ import annotations
 import mmap
 import os
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 
-from kamera import Backbone, ChunkStore
+from kamera import ChunkStore
 from kamera.bench.moves import Deck
-from kamera.bench.presets import Preset
 from kamera.bench.settings import Settings
 from kamera.bench.stock import Stock
-from kamera.bench.table import Row
-from kamera.bench.timing import Arm, measure
+from kamera.bench.table import Cell, Row
+from kamera.bench.timing import Arm, Measured, measure
+from kamera.ops import KV, Patch, kv_map
+from kamera.ops.kernels import serve
+from kamera.store.digests import DIGESTS, DigestName
 
 CHUNKS = 4
 """Chunks in the windows that recall one more."""
 _BLOCK = 1 << 20  # dd bs=1M
 
 
-@dataclass(frozen=True)
-class Tier:
-    """Where a chunk is before it is asked for."""
-
-    name: str
-    memory_limit: int
-    cold: bool = False
+MEMORY, CACHED, COLD = "memory", "page cache", "cold"
+THEN, BY_LAYER = ": read, then applied", ": applied layer by layer"
 
 
-def chunk_rows(root: Path, backbone: Backbone, chosen: Preset, tokens: int, settings: Settings) -> list[Row]:
-    """Rows for chunks of ``tokens`` tokens in a store at ``root``: `get_canonical`, and `recall`.
+def digests() -> list[DigestName]:
+    """The digests this machine can verify by."""
+    return [name for name in DIGESTS if name != "blake3" or find_spec("blake3")]
 
-    A window's store keeps little more than one chunk in memory, so that the next is not there; that of
-    the first tier keeps all.
+
+def chunk_rows(root: Path, stock: Stock, digest: DigestName, settings: Settings) -> list[Row]:
+    """Rows for chunks of ``stock``: `get_canonical`, reading and applying, and a window's recall.
+
+    Each tier has a store of its own below ``root``: files that one has mapped would not become cold for
+    another. The first keeps in memory what is put; the others little more than one chunk, so that the next
+    is not there.
     """
-    with ChunkStore.open(root, memory_limit="16GiB") as store:
-        stock = Stock(backbone, chosen, store, tokens)
-        ids = [stock.chunk(i).id for i in range(CHUNKS + 2)]
+    with ChunkStore.open(root / MEMORY, memory_limit="16GiB", digest=digest) as store:
+        held = stock.on(store)
+        ids = [held.chunk(i).id for i in range(CHUNKS + 2)]
         size = max(info.bytes for i in ids for info in store.ls("canonical", chunk_id=i))
-        reading = _get(root, store, stock, ids[0], size, settings)
-        recalling = _recall(root, stock, size, settings)
-    return [{"tokens": tokens, "MB": size / 1e6, **row} for row in (*reading, *recalling)]
+        read = _get(root, held, ids[0], settings)
+        recalled = _recall(root, held, size, digest, settings)
+    rows = [*_get_rows(read, size), *_recall_rows(recalled, read)]
+    return [{"tokens": stock.tokens, "digest": digest, "MB": size / 1e6, **row} for row in rows]
 
 
-def _get(
-    root: Path, memory: ChunkStore, stock: Stock, chunk_id: str, size: int, settings: Settings
-) -> list[Row]:
-    file = _file(root, memory, chunk_id)
-    with ChunkStore.open(root, memory_limit=0) as disk:
-        context = stock.context
-        arms = {
-            "memory": Arm("memory", lambda: memory.get_canonical(context, chunk_id)),
-            "page cache": Arm("page cache", lambda: disk.get_canonical(context, chunk_id)),
-            "read()": Arm("read()", lambda: read(file)),
-        }
-        if _can_cool():
-            arms["cold"] = Arm("cold", lambda _: disk.get_canonical(context, chunk_id), lambda: cool([file]))
-            arms["dd"] = Arm("dd", lambda _: read(file), lambda: cool([file]))
-            arms["dd, direct"] = Arm("dd, direct", lambda _: read(file, direct=True), lambda: cool([file]))
-        timed = measure(
-            list(arms.values()),
-            "cpu",
-            rounds=settings.rounds,
-            min_rounds=settings.min_rounds,
-            seconds=settings.seconds,
+def _get(root: Path, stock: Stock, chunk_id: str, settings: Settings) -> Measured:
+    file, context = _file(root / MEMORY, stock.store, chunk_id), stock.context
+    with ChunkStore.open(root / MEMORY, memory_limit=0) as disk:
+        reader = Reader(disk, stock, chunk_id)
+        arms = [
+            Arm(MEMORY, lambda: stock.store.get_canonical(context, chunk_id)),
+            Arm(CACHED, lambda: disk.get_canonical(context, chunk_id)),
+            Arm("read()", lambda: read(file)),
+            Arm(f"{CACHED}{THEN}", reader.whole),
+            Arm(f"{CACHED}{BY_LAYER}", reader.by_layer),
+        ]
+        if can_cool():
+
+            def cold() -> None:
+                cool([file])
+
+            arms += [
+                Arm(COLD, lambda _: disk.get_canonical(context, chunk_id), cold),
+                Arm("dd", lambda _: read(file), cold),
+                Arm("dd, direct", lambda _: read(file, direct=True), cold),
+                Arm(f"{COLD}{THEN}", lambda _: reader.whole(), cold),
+                Arm(f"{COLD}{BY_LAYER}", lambda _: reader.by_layer(), cold),
+            ]
+        return measure(
+            arms, "cpu", rounds=settings.rounds, min_rounds=settings.min_rounds, seconds=settings.seconds
         )
-    yardstick = {"page cache": "read()", "cold": "dd"}
+
+
+class Reader:
+    """Reads one chunk and writes it into a slot, patched and turned."""
+
+    def __init__(self, store: ChunkStore, stock: Stock, chunk_id: str) -> None:
+        self._store, self._stock, self._chunk_id = store, stock, chunk_id
+        self.slot = stock.backbone.room(stock.tokens)
+        self._offset = [stock.tokens] * stock.backbone.axes
+
+    def whole(self) -> None:
+        """All of it is read, then all of it applied."""
+        record = self._store.get_canonical(self._stock.context, self._chunk_id)
+        assert record is not None
+        self._write(range(len(self.slot)), record.kv)
+
+    def by_layer(self) -> None:
+        """A layer is applied while those behind it are read."""
+        stream = self._store.open_canonical(self._stock.context, self._chunk_id)
+        assert stream is not None
+        with stream:
+            for index, layer in enumerate(stream):
+                self._write(range(index, index + 1), layer)
+
+    def _write(self, which: range, kv: KV) -> None:
+        patch, layout = self._stock.factors, self._stock.backbone.layout
+        serve(
+            [self.slot[i] for i in which],
+            kv_map(kv, lambda t: t.to(self._stock.backbone.device)),
+            Patch(tuple(patch.layers[i] for i in which)),
+            [layout[i] for i in which],
+            self._offset,
+        )
+
+
+def _get_rows(timed: Measured, size: int) -> list[Row]:
+    yardstick = {CACHED: "read()", COLD: "dd"}
     rows: list[Row] = []
-    for name in arms:
-        took = timed.spread(name)
-        against = yardstick.get(name)
-        rows.append(
-            {
-                "what": f"get: {name}" if name in ("memory", *yardstick) else name,
-                "ms": took.times(1e3),
-                "GB/s": size / 1e9 / took.median,
-                "times memory": timed.ratio(name, "memory") if name in yardstick else None,
-                "share of dd": None if against is None else timed.ratio(against, name),
-            }
-        )
+    for name in timed.seconds:
+        row: dict[str, Cell] = {
+            "what": f"get: {name}" if name in (MEMORY, *yardstick) else name,
+            "ms": timed.spread(name).times(1e3),
+            "GB/s": size / 1e9 / timed.spread(name).median,
+        }
+        if name in yardstick:
+            row["times memory"] = timed.ratio(name, MEMORY)
+            row["share of dd"] = timed.ratio(yardstick[name], name)
+        if name.endswith(BY_LAYER):
+            row["of read, then apply"] = timed.ratio(name, name.replace(BY_LAYER, THEN))
+        rows.append(row)
     return rows
 
 
-def _recall(root: Path, stock: Stock, size: int, settings: Settings) -> list[Row]:
-    tiers = [Tier("memory", 1 << 34), Tier("page cache", size + size // 2)]
-    if _can_cool():
-        tiers.append(Tier("cold", size + size // 2, cold=True))
-    stores = [ChunkStore.open(root, memory_limit=t.memory_limit) for t in tiers]
+def _recall(root: Path, stock: Stock, size: int, digest: DigestName, settings: Settings) -> Measured:
+    names = [CACHED, COLD] if can_cool() else [CACHED]
+    limit = size + size // 2
+    stores = [ChunkStore.open(root / name, memory_limit=limit, digest=digest) for name in names]
     try:
-        decks = [Deck(stock.on(store), CHUNKS) for store in stores]
-        arms = [_recall_arm(root, t, d) for t, d in zip(tiers, decks, strict=True)]
-        timed = measure(
+        decks = dict(zip([MEMORY, *names], [stock, *map(stock.on, stores)], strict=True))
+        arms = [_recall_arm(root, name, Deck(of, CHUNKS)) for name, of in decks.items()]
+        return measure(
             arms,
             settings.device,
             rounds=settings.rounds,
@@ -100,33 +143,43 @@ def _recall(root: Path, stock: Stock, size: int, settings: Settings) -> list[Row
             seconds=settings.seconds,
             warmup=2,
         )
-        assert not any(d.forwards for d in decks), "a recall ran a forward"
     finally:
         for store in stores:
             store.close()
-    return [
-        {
-            "what": f"recall: {tier.name}",
-            "ms": timed.spread(tier.name).times(1e3),
-            "times memory": timed.ratio(tier.name, "memory"),
-        }
-        for tier in tiers
-    ]
 
 
-def _recall_arm(root: Path, tier: Tier, deck: Deck) -> Arm:
+def _recall_arm(root: Path, name: str, deck: Deck) -> Arm:
     recall = next(m for m in deck.moves() if m.name == "recall")
 
     def before() -> Callable[[], object]:
         deck.ready(deck.chunks)
         act = recall.prepare(deck)
-        if tier.memory_limit > 1 << 33:  # what others brought is met here for the first time
-            deck.stock.store.get_canonical(deck.stock.context, deck.spare().id)
-        if tier.cold:
-            cool((root / "objects").rglob("*.safetensors"))
+        if name == COLD:
+            cool((root / name / "objects").rglob("*.safetensors"))
         return act
 
-    return Arm(tier.name, lambda act: act(), before)
+    def run(act: Callable[[], object]) -> None:
+        act()
+        assert deck.forwards == 0, "a recall ran a forward"
+
+    return Arm(name, run, before)
+
+
+def _recall_rows(timed: Measured, read: Measured) -> list[Row]:
+    """Recalls; beside them, what reading and then recalling from memory would take."""
+    memory = timed.spread(MEMORY).median
+    rows: list[Row] = []
+    for name in timed.seconds:
+        took = timed.spread(name)
+        row: dict[str, Cell] = {
+            "what": f"recall: {name}",
+            "ms": took.times(1e3),
+            "times memory": timed.ratio(name, MEMORY),
+        }
+        if name != MEMORY:
+            row["of read, then apply"] = took.median / (read.spread(name).median + memory)
+        rows.append(row)
+    return rows
 
 
 def read(path: Path, *, direct: bool = False) -> int:
@@ -154,7 +207,8 @@ def cool(paths: Iterable[Path]) -> None:
             os.close(held)
 
 
-def _can_cool() -> bool:
+def can_cool() -> bool:
+    """Whether this system can be told to."""
     return hasattr(os, "posix_fadvise") and hasattr(os, "O_DIRECT")
 
 

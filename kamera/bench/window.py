@@ -25,8 +25,10 @@ from kamera.bench.table import GOALS, Result, Row, Section, goal, model_facts, p
 from kamera.bench.timing import Measured, Spread, measure
 
 NOTES = (
-    "must move: canonical (or the survivors' keys) read once and written once; times a copy: against a plain "
-    "copy of as many bytes in the same rounds, for slide keep of the survivors' keys, for fork of the window",
+    "must move: canonicals read once and slots written once; for slide compact survivors' keys, for evict "
+    "all KV on the shorter side of the gap, as the model is handed views without one",
+    "times a copy: against a plain copy of as many bytes in the same rounds, for slide keep of survivors' "
+    "keys, for fork of the whole window",
     "with the next question: operation and first question, against a question to a window that has settled; "
     "put off: what of it the operation alone does not show",
     "re-prefill: of the chunks whose place or antecedents changed, from two measured forwards (behind the "
@@ -40,7 +42,7 @@ SUSTAINED = 2
 def run(settings: Settings, step: Step = unwatched) -> Result:
     """Measure. Raises AssertionError where an operation ran a forward that is promised to run none."""
     chosen = preset(settings.preset)
-    backbone = chosen.build(settings.layers, dtype=settings.dtype, device=settings.device)
+    backbone = settings.build(chosen)
     sizes = [(tokens, chunks) for tokens in settings.lengths for chunks in settings.chunks]
     rows: list[Row] = []
     steady: list[Row] = []

@@ -20,6 +20,7 @@ from kamera.cli.inspect import inspect
 from kamera.cli.plan import plan_from_trace
 from kamera.cli.store import store
 from kamera.cli.store_bundle import export_bundle, import_bundle
+from kamera.cli.store_convert import convert
 from kamera.cli.store_keep import forget, gc, pin, unpin
 from kamera.cli.store_quarantine import quarantine
 from kamera.cli.store_rotate import rotate
@@ -48,6 +49,7 @@ store.command("forget")(forget)
 store.command("export")(export_bundle)
 store.command("import")(import_bundle)
 store.command("rotate")(rotate)
+store.command("convert")(convert)
 app.add_typer(store, name="store")
 add_benchmarks(evaluate)
 evaluate.command("paper")(paper)

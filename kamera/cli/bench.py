@@ -52,6 +52,12 @@ def bench(
     rounds: Annotated[int, typer.Option(min=1, help="At most this many rounds; all arms run in each.")] = 20,
     min_rounds: Annotated[int, typer.Option(min=1, help="At least this many, however long they take.")] = 3,
     seconds: Annotated[float, typer.Option(min=0.0, help="Aim at this long for one line of a table.")] = 20.0,
+    same_weights: Annotated[
+        bool,
+        typer.Option(
+            "--same-weights", help="All layers hold one layer's weights: full depth, little memory."
+        ),
+    ] = False,
     format: Form = Format.table,
     output: File = None,
     quiet: Quiet = False,
@@ -75,6 +81,7 @@ def bench(
         rounds=rounds,
         min_rounds=min(min_rounds, rounds),
         seconds=seconds,
+        same_weights=same_weights,
     )
     run: Callable[[Settings, Step], Result] = importlib.import_module(f"kamera.bench.{name.value}").run
     before = torch.get_num_threads()

@@ -100,6 +100,9 @@ class Place:
             raise StoreError(
                 f"{self.url!r} is no kamera store (it has no {MARKER}): give a store's directory"
             )
+        parts = urlsplit(self.url)
+        if parts.scheme == "obstore+file" and not Path(unquote(parts.path)).is_dir():  # opening makes it
+            raise StoreError(f"{self.url!r} is not there: give a folder of objects, or fill one first")
         store = self.open()
         try:
             store.reach()

@@ -65,6 +65,7 @@ def stats(asked: Asked, kind: Kind = None) -> None:
         "chunks": census.chunks,
         "contexts": census.contexts,
         "kinds": {name: asdict(counted) for name, counted in census.kinds.items()},
+        "forms": {name: asdict(counted) for name, counted in census.forms.items()},
         "pinned": {"objects": len(pins), "bytes": pinned, "cap": cap},
         "quarantined": {"copies": len(damaged), "bytes": sum(copy.bytes for copy in damaged)},
     }
@@ -75,6 +76,7 @@ def stats(asked: Asked, kind: Kind = None) -> None:
         ("chunks", census.chunks),
         ("contexts", census.contexts),
         *((name, f"{c.objects} objects, {size(c.bytes)}") for name, c in census.kinds.items()),
+        *((f"of KV {name}", f"{c.objects} objects, {size(c.bytes)}") for name, c in census.forms.items()),
         ("pinned", f"{len(pins)} objects, {size(pinned)}{of}"),
         ("in quarantine", f"{len(damaged)} copies, {size(sum(copy.bytes for copy in damaged))}"),
     ]

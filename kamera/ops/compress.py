@@ -6,13 +6,14 @@ they buy most, factors are stored in few bits, and what is kept is what the read
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import torch
 
 from kamera.ops.allocate import allocate
-from kamera.ops.factoring import kept_energy, left_behind, share_kept, stacks
+from kamera.ops.factoring import energies, kept_energy, left_behind, share_kept, stacks
 from kamera.ops.layout import Layout
 from kamera.ops.lowrank import Deltas, Factor, Formed, LowRank, Patch
 from kamera.ops.quantize import Bits, Codes, coded_bytes, encode
@@ -22,12 +23,14 @@ from kamera.ops.spectrum import strongest
 WIDTHS: tuple[Bits, ...] = (8, 4)
 
 Key = tuple[int, str]  # layer, channel
+_Columns = Callable[[int, int], Factor]  # of the n-th channel of a stack, the first k: a copy
 
 
 class _Offer(NamedTuple):
     """All directions that may be kept of one channel, as they would be stored in one width."""
 
-    low: LowRank
+    first: Callable[[int], LowRank]  # the first k directions
+    most: int
     gains: torch.Tensor  # what each group of directions buys
     cost: int  # bytes of one group
     behind: list[float]  # energy, as the readers see it, that the first k directions leave behind
@@ -95,30 +98,30 @@ def _offers(
     if seen is not x:
         pairs = zip(metrics, right, strict=True)
         right = torch.stack([r if m is None else m.undo(r.mT).mT for m, r in pairs])
-    energies = found.values.square()
+    total = energies(seen)
     for bits in choices:
         lefts, rights = (_coded(side.to(x.dtype), bits, dtype) for side in (found.left, right))
         shown = rights[0]
         if seen is not x:
             pairs = zip(metrics, shown, strict=True)
             shown = torch.stack([r.to(torch.float64) if m is None else m.apply(r.mT).mT for m, r in pairs])
-        behind = left_behind(seen, lefts[0], shown).tolist()
-        gains, cost = _pooled(energies, _group(bits)), _cost(x.shape[1:], bits, dtype)
+        behind = left_behind(seen, lefts[0], shown, total).tolist()
+        gains, cost = _pooled(found.values.square(), _group(bits)), _cost(x.shape[1:], bits, dtype)
         yield [
-            _Offer(LowRank(left, right).truncate(count), gain, cost, rest)
-            for left, right, count, gain, rest in zip(
-                lefts[1], rights[1], found.counts, gains, behind, strict=True
-            )
+            _Offer(partial(_first, lefts[1], rights[1], n), most, gain, cost, rest)
+            for n, (most, gain, rest) in enumerate(zip(found.counts, gains, behind, strict=True))
         ]
 
 
-def _coded(
-    side: torch.Tensor, bits: Bits | None, dtype: torch.dtype
-) -> tuple[torch.Tensor, Sequence[Factor]]:
-    """Factors ``[n, rows, m]`` as they would be stored: what they mean, and each by itself."""
+def _first(left: _Columns, right: _Columns, n: int, k: int) -> LowRank:
+    return LowRank(left(n, k), right(n, k))
+
+
+def _coded(side: torch.Tensor, bits: Bits | None, dtype: torch.dtype) -> tuple[torch.Tensor, _Columns]:
+    """Factors ``[n, rows, m]`` as they would be stored: what they mean, and columns of them."""
     if bits is None:
         stored = side.to(dtype)
-        return stored, list(stored)
+        return stored, lambda n, k: stored[n, :, :k].clone()
     # columns have scales of their own, so those of all channels are coded side by side; of 4 bits a pair
     # shares its bytes, which no two channels may do
     count, rows, wanted = side.shape
@@ -126,8 +129,12 @@ def _coded(
     m = side.shape[2]
     whole = encode(side.transpose(0, 1).reshape(rows, count * m), bits)
     held = whole.codes.reshape(rows, count, -1)
-    each = [Codes(held[:, n], whole.scales[n * m : (n + 1) * m]).truncate(wanted) for n in range(count)]
-    return whole.dense().reshape(rows, count, m).transpose(0, 1)[:, :, :wanted], each
+
+    def columns(n: int, k: int) -> Factor:
+        some = Codes(held[:, n], whole.scales[n * m : (n + 1) * m]).truncate(k)
+        return Codes(some.codes.clone(), some.scales.clone())  # a view would keep the whole stack alive
+
+    return whole.dense().reshape(rows, count, m).transpose(0, 1)[:, :, :wanted], columns
 
 
 def _spend(offers: Mapping[Key, _Offer], budget: int, group: int) -> dict[Key, int]:
@@ -137,16 +144,14 @@ def _spend(offers: Mapping[Key, _Offer], budget: int, group: int) -> dict[Key, i
         {key: offer.cost for key, offer in offers.items()},
         budget,
     )
-    return {key: min(group * rank, offers[key].low.rank) for key, rank in ranks.items()}
+    return {key: min(group * rank, offers[key].most) for key, rank in ranks.items()}
 
 
 def _patch(offers: Mapping[Key, _Offer], ranks: Mapping[Key, int], layers: int) -> Patch:
     out: list[dict[str, LowRank]] = [{} for _ in range(layers)]
     for (i, name), rank in ranks.items():
         if rank:
-            low = offers[i, name].low.truncate(rank)
-            # copies: a prefix would keep the columns of the whole stack alive
-            out[i][name] = LowRank.from_tensors({part: t.clone() for part, t in low.tensors().items()})
+            out[i][name] = offers[i, name].first(rank)
     return Patch(tuple(out))
 
 

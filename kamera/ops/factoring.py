@@ -79,13 +79,20 @@ def share_kept(total: float, lost: float) -> float:
     return 1.0 if total == 0.0 else min(1.0, max(0.0, 1.0 - lost / total))
 
 
-def left_behind(x: torch.Tensor, left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+def energies(x: torch.Tensor) -> torch.Tensor:
+    """‖x‖² of each matrix of ``[n, tokens, features]``, float64 ``[n]``."""
+    return torch.linalg.vector_norm(x, dim=(1, 2), dtype=torch.float64).square()
+
+
+def left_behind(
+    x: torch.Tensor, left: torch.Tensor, right: torch.Tensor, total: torch.Tensor | None = None
+) -> torch.Tensor:
     """Energy ‖x − left rightᵀ‖² with the first k columns of both factors, float64 ``[n, m + 1]``.
 
     From ‖x‖² − 2⟨x, left rightᵀ⟩ + ‖left rightᵀ‖², so that no ``[tokens, features]`` product is formed; off
-    by the rounding of ‖x‖² in the dtype of ``x``.
+    by the rounding of ‖x‖² in the dtype of ``x``. ``total`` are the `energies` of ``x`` if they are known.
     """
-    total = torch.linalg.vector_norm(x, dim=(1, 2), dtype=torch.float64).square().unsqueeze(1)
+    total = (energies(x) if total is None else total).unsqueeze(1)
     wide, other = left.to(torch.float64), right.to(torch.float64)
     met = (x @ right.to(x)).to(torch.float64).mul_(wide).sum(1)
     both = (wide.mT @ wide).mul_(other.mT @ other)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 import torch
@@ -117,7 +118,7 @@ class Patch:
 
     layers: tuple[Mapping[str, LowRank], ...]
 
-    @property
+    @cached_property
     def rank(self) -> int:
         """The largest rank of any channel."""
         return max((f.rank for layer in self.layers for f in layer.values()), default=0)

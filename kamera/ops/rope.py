@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Literal
 
 import torch
@@ -45,6 +45,15 @@ class RopeSpec:
             raise ValueError(f"axes {set(self.axes)} do not lie in 0..{self.num_axes - 1}")
         if self.pairing not in ("half", "interleaved"):
             raise ValueError(f"pairing {self.pairing!r} is neither 'half' nor 'interleaved'")
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    @cached_property
+    def _hash(self) -> int:
+        # asked for by every layer of every move; of numbers alone, because hashes of strings differ between
+        # processes and this one travels with a pickled spec
+        return hash((self.inv_freq, self.axes, self.num_axes))
 
     @property
     def rotary_dim(self) -> int:

@@ -27,8 +27,8 @@ PASSES = 8
 TOLERANCE = 5e-5
 """Share of the kept energy that a sketch may miss."""
 
-# The same of the mean energy of all: a matrix that is float32 rounding beside the others has no directions
-# to be found, and none that matter.
+# The same of what is kept on average: a matrix that is float32 rounding beside the others has no directions to
+# be found, and none that matter.
 _FAINT = 1e-9
 
 
@@ -109,9 +109,8 @@ def _sketched(x: torch.Tensor, rank: int, width: int) -> tuple[_Found, torch.Ten
     draw = torch.randn(x.shape[2], width, generator=torch.Generator().manual_seed(SEED), dtype=torch.float64)
     image = (work @ draw.to(work)).to(torch.float64)
     values, axes = _axes(image)
-    energy = torch.linalg.vector_norm(work, dim=(1, 2), dtype=torch.float64).square()
-    kept, sure = torch.zeros_like(energy), energy == 0.0
-    turn = 0
+    kept = values[:, 0] * 0.0
+    turn, sure = 0, kept == 0.0
     for turn in range(PASSES):
         unit = image @ (axes * _inverse(values).unsqueeze(1))
         image = ((work.mT, work)[turn % 2] @ unit.to(work)).to(torch.float64)
@@ -124,7 +123,7 @@ def _sketched(x: torch.Tensor, rank: int, width: int) -> tuple[_Found, torch.Ten
         # over its own. Half way out stands for "beyond": the outermost directions are found last.
         shrink = (values[:, (rank + width) // 2] * _inverse(values[:, rank - 1])).square().clamp_max(0.999)
         missed = gained.clamp_min(0.0) * shrink / (1.0 - shrink)
-        allowed = TOLERANCE * kept + _FAINT * energy.mean()
+        allowed = TOLERANCE * kept + _FAINT * kept.mean()
         sure = missed <= allowed
         hopeful = missed * shrink ** (PASSES - 1 - turn) <= allowed
         if not bool((hopeful & ~sure).any()):

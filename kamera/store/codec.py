@@ -6,19 +6,24 @@ from dataclasses import dataclass, field
 from typing import Any, BinaryIO
 
 from kamera.store import format as object_format
+from kamera.store.digests import DigestName
 from kamera.store.format import DIRECTORY_VERSION
 from kamera.store.info import ObjectInfo
+from kamera.store.opened import Opened
 from kamera.store.records import CanonicalRecord, PatchRecord
+from kamera.store.sources import Source
 
 
 @dataclass(frozen=True)
 class Codec:
     """The plain one: an object is called what its key is, and its file is as `format` writes it.
 
-    Tiers know objects by their *name* only, and see their bytes only through here. Without
-    ``verify_reads`` a plain object's digest is not looked at: only to measure what that costs.
+    Tiers know objects by their *name* only, and see their bytes only through here. ``digest`` is the
+    hash under which tensors are written. Without ``verify_reads`` a plain object's digests are not
+    looked at: only to measure what that costs.
     """
 
+    digest: DigestName = field(default="sha256", kw_only=True)
     verify_reads: bool = field(default=True, kw_only=True)
 
     def name(self, key: str) -> str:
@@ -27,7 +32,14 @@ class Codec:
 
     def encode(self, record: CanonicalRecord | PatchRecord, created: float) -> bytes:
         """The file of ``record``. Raises as `format.encode`."""
-        return object_format.encode(record, created)
+        return object_format.encode(record, created, digest=self.digest)
+
+    def open(self, source: Source, name: str, where: str) -> Opened | None:
+        """The object called ``name`` in ``source``, to be read by groups; None if it must be read whole.
+
+        ``where`` names it in errors. Raises as `format.decode`, and `OSError`.
+        """
+        return object_format.open_object(source, name, where, verify=self.verify_reads)
 
     def decode(self, data: bytes, name: str, source: str) -> CanonicalRecord | PatchRecord:
         """The record in ``data``, which must be the object called ``name``. Raises as `format.decode`."""
@@ -45,6 +57,11 @@ class Codec:
     def marker(self) -> dict[str, Any]:
         """What `kamera-store.json` says in a directory of such objects."""
         return {"format": DIRECTORY_VERSION}
+
+    @property
+    def older_marker(self) -> dict[str, Any]:
+        """What it says where they are all of the formats 1 to 3."""
+        return {"format": 1}
 
     def veil(self, text: str) -> str:
         """How the index holds an id: equal ids alike, so that it can look for them."""

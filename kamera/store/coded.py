@@ -31,13 +31,14 @@ def coded_tensors(channel: CodedChannel) -> Iterator[tuple[str, torch.Tensor]]:
 
 def coded_kv(
     header: Mapping[str, Any],
-    layers: Sequence[Sequence[str]],
+    layers: Mapping[int, Sequence[str]],
     tensors: Mapping[str, torch.Tensor],
     tokens: int,
 ) -> CodedKV:
     """The KV of `coded_header` and of ``tensors`` called ``kv/00012/k/codes`` and so on.
 
-    Raises KeyError for what is missing, ValueError or TypeError for what does not fit.
+    ``layers``: the channels of each layer that is in it, by its number. Raises KeyError for what is
+    missing, ValueError or TypeError for what does not fit.
     """
     grid = Grid(header["bits"], header["group"])
 
@@ -45,5 +46,5 @@ def coded_kv(
         codes, steps, lows = (tensors[f"kv/{i:05d}/{name}/{part}"] for part in _PARTS)
         return CodedChannel(codes, steps, lows, tokens, header["axes"][name], grid)
 
-    held = tuple({name: channel(i, name) for name in names} for i, names in enumerate(layers))
+    held = tuple({name: channel(i, name) for name in names} for i, names in layers.items())
     return CodedKV(held, grid, Loss(**header["loss"]))

@@ -38,18 +38,22 @@ class KindCount:
 
 @dataclass(frozen=True)
 class Census:
-    """What a tenant has: counts by kind, and of how many chunks under how many contexts."""
+    """What a tenant has: counts by kind and by form of the KV, of how many chunks and contexts."""
 
     kinds: dict[str, KindCount]
     chunks: int
     contexts: int
+    forms: dict[str, KindCount]
 
     @classmethod
     def of(cls, objects: Sequence[ObjectInfo], kinds: Iterable[str]) -> Census:
         """The census of ``objects``, which are all of these ``kinds``."""
         held = {kind: [info.bytes for info in objects if info.kind == kind] for kind in kinds}
+        forms = sorted({info.context.kv for info in objects})
+        of = {form: [info.bytes for info in objects if info.context.kv == form] for form in forms}
         return cls(
             kinds={kind: KindCount(len(sizes), sum(sizes)) for kind, sizes in held.items()},
+            forms={form: KindCount(len(sizes), sum(sizes)) for form, sizes in of.items()},
             chunks=len({info.chunk_id for info in objects}),
             contexts=len({info.context for info in objects}),
         )

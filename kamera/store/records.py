@@ -79,7 +79,7 @@ class CanonicalRecord:
 
     @property
     def format(self) -> int:
-        """The oldest format that can say it: 3 for a KV in codes."""
+        """The oldest format that could say it: 3 for a KV in codes."""
         return 3 if self.context.lossy else 1
 
     @property
@@ -140,12 +140,7 @@ class CanonicalRecord:
             context=context,
             input_ids=tensors["input_ids"],
             positions=tensors["positions"],
-            kv=coded_kv(header["coded"], header["layers"], tensors, tensors["input_ids"].shape[0])
-            if context.lossy
-            else tuple(
-                {channel: tensors[f"kv/{i:05d}/{channel}"] for channel in channels}
-                for i, channels in enumerate(header["layers"])
-            ),
+            kv=_kv(header, tensors, dict(enumerate(header["layers"])), tensors["input_ids"].shape[0]),
             inputs={name: tensors[f"inputs/{name}"] for name in header["inputs"]},
             embeds={name: tensors[f"embeds/{name}"] for name in header["embeds"]},
             info=header["info"],
@@ -186,7 +181,7 @@ class PatchRecord:
 
     @property
     def format(self) -> int:
-        """The oldest format that can say it: 2 when a factor is held in codes, 3 when the canonical is."""
+        """The oldest format that could say it: 2 when a factor is held in codes, 3 when the canonical is."""
         return 3 if self.context.lossy else 2 if self._coded else 1
 
     @property
@@ -306,6 +301,20 @@ def detached(record: RecordType) -> RecordType:
     return type(record).from_parts(header, {n: own(t) for n, t in record.tensors().items()})
 
 
+def layer_of(kv: KV, index: int) -> KV:
+    """One layer of a KV as a `KV` of that layer alone, in codes if it is. `ValueError` if there is none."""
+    if not 0 <= index < len(kv):
+        raise ValueError(f"layer {index} of a canonical of {len(kv)} layers")
+    if isinstance(kv, CodedKV):
+        return CodedKV(kv.layers[index : index + 1], kv.grid, kv.loss)
+    return (kv[index],)
+
+
+def layer_kv(header: Header, tensors: Mapping[str, torch.Tensor], index: int) -> KV:
+    """One layer of a canonical as a `KV` of that layer alone, by a header and the tensors of that layer."""
+    return _kv(header, tensors, {index: header["layers"][index]}, header["tokens"])
+
+
 def canonical_json(value: object) -> str:
     """The one JSON text of ``value``: names sorted, no spaces, ASCII. `ValueError` if none."""
     try:
@@ -330,6 +339,14 @@ def _identity(
         "tokens": tokens,
         "info": dict(info),
     }
+
+
+def _kv(
+    header: Header, tensors: Mapping[str, torch.Tensor], layers: Mapping[int, Sequence[str]], tokens: int
+) -> KV:
+    if Context(**header["context"]).lossy:
+        return coded_kv(header["coded"], layers, tensors, tokens)
+    return tuple({name: tensors[f"kv/{i:05d}/{name}"] for name in names} for i, names in layers.items())
 
 
 def _held(kv: KV) -> Sequence[Mapping[str, torch.Tensor | CodedChannel]]:

@@ -16,8 +16,8 @@ from pathlib import Path
 
 from kamera.errors import CorruptChunk, RemoteUnavailable, StoreError
 from kamera.store.codec import Codec
-from kamera.store.disk.layers import Layer, Layers
 from kamera.store.disk.tier import DiskTier
+from kamera.store.disk.verify import verify
 from kamera.store.flights import Flights
 from kamera.store.info import FlushReport, ObjectInfo, RemoteStats, VerifyReport
 from kamera.store.memory import MemoryTier, parse_size
@@ -89,7 +89,6 @@ class Tiers:
         held = self._uploads.is_pending
         self.memory = MemoryTier(memory_limit, held) if disk is None else MemoryTier(memory_limit)
         self._prefetcher = Prefetcher(lambda name: self.get(name) is not None)
-        self._layers = None if disk is None else Layers(disk)
         self._cache: DiskCache | None = None
         if disk is not None and remote is not None:
             self._cache = DiskCache(disk, remote.url, disk_limit, pinned)
@@ -112,28 +111,6 @@ class Tiers:
         if found is not None:
             return found
         return self._flights.share(name, lambda: self._fetch(name, remote))
-
-    def layer(self, name: str, index: int) -> Layer | None:
-        """One layer of the canonical ``name``; from the disk without the rest, once it was read whole.
-
-        `ValueError` if it has no such layer.
-        """
-        # what is in memory, or not here, needs no note
-        layers = None if self.memory.info(name) is not None else self._layers
-        stamp = None if self.disk is None or layers is None else self.disk.stamp(name)
-        if layers is not None and stamp is not None:
-            found = layers.read(name, index)
-            if found is not None:
-                return found
-        record = self.get(name)
-        if not isinstance(record, CanonicalRecord):
-            return None
-        if not 0 <= index < len(record.kv):
-            raise ValueError(f"layer {index} of a canonical of {len(record.kv)} layers")
-        # one that was replaced meanwhile has another stamp, and does not match when it is read
-        if layers is not None and stamp is not None:
-            layers.note(name, stamp, record)
-        return record.kv[index]
 
     def put(self, name: str, record: RecordType, *, overwrite: bool) -> RecordType | None:
         """Store a copy of ``record``, and return it; None if there was one that stays."""
@@ -237,8 +214,6 @@ class Tiers:
         """Leave no trace of deleted rows in any file beside the objects."""
         if self.disk is not None:
             self.disk.index.scrub()
-        if self._layers is not None:
-            self._layers.scrub()
         if self._cache is not None:
             self._cache.scrub()
 
@@ -247,11 +222,11 @@ class Tiers:
         return self._prefetcher.start(names)
 
     def verify(self, *, rebuild: bool, progress: Callable[[int, int], None]) -> VerifyReport:
-        """Read every object of disk and remote once; ``rebuild`` and ``progress`` as `DiskTier.verify`."""
+        """Read every object of disk and remote once; ``rebuild`` and ``progress`` as `disk.verify`."""
         if self.disk is None:
             here = VerifyReport(0 if self.remote else len(self.memory.infos()), (), ())
         else:
-            here = self.disk.verify(rebuild=rebuild, progress=progress)
+            here = verify(self.disk, rebuild, progress)
         if self.remote is None:
             return here
         there = self.remote.verify(progress)
@@ -286,8 +261,6 @@ class Tiers:
         self.memory.clear()
         if self._cache is not None:
             self._cache.close()
-        if self._layers is not None:
-            self._layers.close()
         if self.remote is not None:
             self.remote.close()
         if self.disk is not None:
@@ -316,8 +289,6 @@ class Tiers:
         self._uploads.discard(name)
         if self._cache is not None:
             self._cache.gone(name)
-        if self._layers is not None:
-            self._layers.drop(name)
         gone = self.disk is not None and self.disk.delete(name)
         return self.memory.drop(name) or gone
 
@@ -389,7 +360,7 @@ class Tiers:
             assert self._cache is not None
             found = self.disk.read_file(name)  # verified, so that no damage travels
             if found is not None:
-                _, (_, stamp), data = found
+                data, stamp = found
                 self.remote.put(name, data)
                 self._cache.sent(name, stamp)
                 self._cache.grew(0)  # what may leave now may have been waited for

@@ -68,17 +68,15 @@ class LiveCache:
         if self._stands(wanted) and self._fits(self._start + total + behind):
             self._spans = wanted
             return
-        old, base = dict(zip(self._places(self._spans, self._start), self._spans, strict=True)), self._start
+        old = dict(zip(self._places(self._spans, self._start), self._spans, strict=True))
         self._spans = ()
-        room = self._room
+        room, base = self._room, self._base(old, wanted)
         if room is None or len(room.holders) > 1 or total + behind > room.capacity:
-            room, old = _Room(self.backbone, total + max(total // 2, behind, SLACK)), {}
+            source, room = room, _Room(self.backbone, total + max(total // 2, behind, SLACK))
             self._enter(room)
-        else:
-            base = self._base(old, wanted)
-            if not 0 <= base <= room.capacity - total - behind:
-                base = 0
-        base = base if old else 0
+            base, old = 0, self._carry(source, room, old, wanted)
+        elif not 0 <= base <= room.capacity - total - behind:
+            base, old = 0, old | self._carry(room, room, old, wanted)
         for place, span in zip(self._places(wanted, base), wanted, strict=True):
             self._write(room, place, span, old.get(place), tally)
         self._start, self._spans = base, wanted
@@ -142,6 +140,39 @@ class LiveCache:
             if held is not None and span.same_source(held):
                 votes[there - place] += span.length
         return votes.most_common(1)[0][0] if votes else 0
+
+    def _carry(
+        self, source: _Room | None, room: _Room, old: dict[int, Span], wanted: Sequence[Span]
+    ) -> dict[int, Span]:
+        """Copy to the front of ``room`` what stands in ``source`` just as it is wanted; those spans, by place.
+
+        Within one room spans move forward only and in order, so that nothing is overwritten unread.
+        """
+        stood = {id(span.copy.kv): (place, span) for place, span in old.items()}
+        carried: dict[int, Span] = {}
+        runs: list[tuple[int, int, int]] = []  # to, from, tokens
+        for place, span in zip(self._places(wanted, 0), wanted, strict=True):
+            there, held = stood.get(id(span.copy.kv), (0, None))
+            if held is None or not span.same_source(held) or span.offset != held.offset:
+                continue
+            if source is room and there <= place:
+                continue
+            carried[place] = span
+            if runs and runs[-1][2] == place - runs[-1][0] == there - runs[-1][1]:
+                runs[-1] = (*runs[-1][:2], runs[-1][2] + span.length)
+            else:
+                runs.append((place, there, span.length))
+        for place, there, length in runs:
+            assert source is not None
+            step = min(length, there - place) if source is room else length  # what overlaps goes in steps
+            for first in range(0, length, step):
+                last = min(first + step, length)
+                into = kv_slice(room.kv, place + first, place + last)
+                out_of = kv_slice(source.kv, there + first, there + last)
+                for new, held_there in zip(into, out_of, strict=True):
+                    for name, tensor in new.items():
+                        tensor.copy_(held_there[name])
+        return carried
 
     def _write(self, room: _Room, place: int, span: Span, held: Span | None, tally: Tally) -> None:
         """One span into the room, as far as it is not there already."""

@@ -176,7 +176,7 @@ def _get_copy(tensors: Tensors, name: str, copy: dict[str, Any], server: Server)
     if copy.get("coded") is None:
         kv: KV = tuple(_under(tensors, f"{name}/kv/{i:05d}/") for i in layers)
     else:
-        channels = [[c.name for c in spec.channels] for spec in server.backbone.layout]
+        channels = {i: [c.name for c in spec.channels] for i, spec in enumerate(server.backbone.layout)}
         kv = coded_kv(copy["coded"], channels, _under(tensors, f"{name}/"), positions.shape[1])
     patch = None
     if copy["patched"]:

@@ -124,3 +124,17 @@ def test_a_module_shared_twice_and_inference_tensors_are_witnessed():
     assert witness.state() == before
     model[2] = nn.Linear(3, 3)
     assert witness.state() != before
+
+
+def test_an_addition_to_any_module_is_seen():
+    model = nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Sequential(nn.BatchNorm1d(2), nn.BatchNorm1d(2)))
+    witness = Witness(model)
+    seen = [witness.state()]
+    for i, module in enumerate(list(model.modules())):
+        module.register_buffer(f"b{i}", torch.zeros(1))
+        seen.append(witness.state())
+        module.register_parameter(f"p{i}", nn.Parameter(torch.zeros(1)))
+        seen.append(witness.state())
+        module.add_module(f"m{i}", nn.Identity())
+        seen.append(witness.state())
+    assert all(a != b for a, b in itertools.pairwise(seen))

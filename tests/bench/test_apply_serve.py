@@ -62,9 +62,11 @@ def test_what_apply_times_writes_what_apply_patch_says():
             torch.testing.assert_close(got[name], want[name])
 
 
-def test_apply_is_held_against_a_plain_copy(applied):
-    (row,) = next(s for s in applied.sections if s.title == GOALS).rows
-    shares = [r["share of copy"].median for r in applied.sections[0].rows if r["way"] == "patched"]
+@pytest.mark.parametrize("way", ["patched", "blind"])
+def test_apply_is_held_against_a_plain_copy(applied, way):
+    goals = next(s for s in applied.sections if s.title == GOALS).rows
+    (row,) = (row for row in goals if row["goal"].startswith(f"apply, {way}: "))
+    shares = [r["share of copy"].median for r in applied.sections[0].rows if r["way"] == way]
     assert row["is"].median == pytest.approx(1 / min(shares))
     assert row["at most"] == 2.0 and row["met"] == (row["is"].median <= 2.0)
 
@@ -105,13 +107,18 @@ def test_kamera_runs_the_question_alone(scene):
 
 def test_the_others_run_what_they_are_said_to_run(scene):
     question, length = serve.QUESTION, 48
-    assert work(scene, scene.reprefill, scene.behind_context)[1] == (2, length + question, 0)
-    assert work(scene, scene.full, scene.behind_context)[1] == (2, length + question, 1)
-    assert work(scene, scene.some)[1] == (2, 8 + question, 0)  # 15 % of 48, rounded up
-    assert work(scene, scene.after_anchor, lambda: scene.backbone.cache([scene.anchor]))[1][1:] == (
-        length + question,
-        0,
-    )
+    assert work(scene, scene.reprefill, scene.behind_context)[1] == (1, length + question, 0)
+    assert work(scene, scene.full, scene.behind_context)[1] == (1, length + question, 1)
+    assert work(scene, scene.some)[1] == (1, 8 + question, 0)  # 15 % of 48, rounded up
+    behind_anchor = work(scene, scene.after_anchor, lambda: scene.backbone.cache([scene.anchor]))
+    assert behind_anchor[1] == (1, length + question, 0)
+
+
+def test_the_one_forward_of_the_others_gives_the_window_s_logits(scene):
+    alone = scene.holding(scene.segment)  # behind the system prompt alone its canonical is exact
+    cache = scene.backbone.cache([alone.anchor.kv])
+    wanted = alone.next_token_logits(scene.question)
+    torch.testing.assert_close(scene.after_anchor(cache), wanted, rtol=1e-4, atol=1e-5)
 
 
 def test_a_recall_is_timed_whole_every_time(scene):

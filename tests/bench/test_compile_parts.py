@@ -8,6 +8,7 @@ import pytest
 
 from kamera.bench.compile import (
     APPEND,
+    APPEND_BEHIND,
     CANONICAL,
     CONDITIONED,
     DEFICIT,
@@ -23,7 +24,7 @@ from kamera.bench.compile import (
 from kamera.bench.timing import Measured, Spread
 from tests.bench.beds import SMALL, TOKENS
 
-PARTS = (CANONICAL, CONDITIONED, DEFICIT, FACTORS, STORING, RECALL, APPEND)
+PARTS = (CANONICAL, CONDITIONED, DEFICIT, FACTORS, STORING, RECALL, APPEND, APPEND_BEHIND)
 
 
 @pytest.fixture(scope="module")

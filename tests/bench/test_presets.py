@@ -7,7 +7,8 @@ import torch
 import transformers
 
 from kamera.bench.content import noise_patch, picture_chunk, words
-from kamera.bench.presets import CUT_VOCABULARY, FIRST_WORD, PRESETS, TINY, preset
+from kamera.bench.presets import PRESETS, TINY, preset
+from kamera.bench.shape import CUT_VOCABULARY, FIRST_WORD
 
 PUBLISHED = {
     # layers, width, heads, KV heads, vision layers: each checkpoint's own config
@@ -129,3 +130,16 @@ def test_an_unknown_preset_is_refused_with_the_names_there_are():
     with pytest.raises(ValueError, match=r"'gpt-2' is none of .*qwen2\.5-vl-7b"):
         preset("gpt-2")
     assert set(PUBLISHED) | {"tiny"} == set(PRESETS)
+
+
+def test_layers_that_share_their_weights_have_kv_of_their_own():
+    """The depth of the whole in the memory of one layer."""
+    apart, shared = (TINY.build(dtype=torch.float32, same_weights=same) for same in (False, True))
+    weights = [{p.data_ptr() for p in b.decoder.layers.parameters()} for b in (apart, shared)]
+    assert len(weights[0]) == len(apart.layout) * len(weights[1])
+    assert shared.bytes_per_token == apart.bytes_per_token
+    ids = torch.arange(16, 24)
+    kv, _ = shared.prefill(
+        shared.encode(shared.chunk_from_tensors(ids)), torch.arange(8).expand(shared.axes, -1)
+    )
+    assert not torch.equal(kv[0]["k"], kv[1]["k"])

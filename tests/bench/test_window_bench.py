@@ -54,7 +54,7 @@ def test_the_least_bytes_are_those_counted_by_hand():
         "recall": (2 * TOKENS * BOTH, range(6, 7)),
         "slide, compact": (2 * 6 * TOKENS * KEYS, range(6)),
         "slide, keep": (2 * 6 * TOKENS * KEYS, range(6)),
-        "evict in the middle": (2 * 3 * TOKENS * KEYS, range(3, 6)),
+        "evict in the middle": (2 * 3 * TOKENS * BOTH, range(3, 6)),
         "reorder the tail": (2 * 4 * TOKENS * BOTH, range(2, 6)),
         "condition off": (2 * TOKENS * BOTH, range(3, 4)),
         "condition on": (2 * TOKENS * BOTH, range(3, 4)),
@@ -138,5 +138,8 @@ def test_a_storage_counts_once_however_many_windows_hold_it():
     one = storage_bytes([of.window])
     assert one >= 3 * TOKENS * BOTH
     assert storage_bytes([of.window, of.window.fork(), of.window]) == one
+    whole, apart = torch.zeros(10), torch.zeros(3)
+    assert storage_bytes([[whole, whole[2:]], {"view": whole.view(2, 5)}, (apart,)]) == 13 * 4
+    assert storage_bytes([[of.stock.backbone, of.stock.store]]) == 0
     other = deck(3)
     assert storage_bytes([of.window, other.window]) > one

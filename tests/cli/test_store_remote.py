@@ -110,7 +110,7 @@ def test_a_store_behind_a_cache_is_one_store(capsys, url, tmp_path):
     with ChunkStore.open(url) as store:
         store.put_canonical(canonical("b" * 64))
     assert as_json(capsys, "ls", url, "--cache", cache)[1]["objects"] == 2
-    for verb in (("gc", "--max-bytes", "0"), ("forget", "a" * 64)):
+    for verb in (("gc", "--max-bytes", "0"), ("forget", "a" * 64), ("rotate",)):
         alone = kamera(capsys, "store", verb[0], cache, *verb[1:])
         assert (alone.code, alone.out) == (1, "") and "is the cache of" in alone.err
     assert as_json(capsys, "forget", url, "a" * 64, "--cache", cache)[1]["left"] == []
@@ -143,6 +143,11 @@ def test_a_remote_that_dies_on_the_way_is_no_shorter_list(capsys, server, monkey
     monkeypatch.setattr(ChunkStore, "census", dies)
     done = kamera(capsys, "store", "ls", server.url())
     assert (done.code, done.out) == (1, "") and "stopped answering" in done.err
+
+
+def test_looking_makes_no_folder(capsys, tmp_path):
+    done = kamera(capsys, "store", "ls", f"obstore+{(tmp_path / 'none').as_uri()}")
+    assert (done.code, done.out) == (1, "") and "not there" in done.err and list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("wrong", ["memory://", "obstore+memory://", "ftp://host/x", "@/nowhere"])

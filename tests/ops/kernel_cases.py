@@ -63,6 +63,7 @@ def layouts(pairing: str, num_axes: int) -> dict[str, list[LayerLayout]]:
         "mla": [mla_latent_layout(40, small)] * 2,
         "dsa": [mla_latent_layout(24, small, (2, 11, other))],
         "expanded": [mla_expanded_layout(2, 5, 6, small)],
+        "middle": [LayerLayout("MHA", (Channel("k", "keys", 2, 15, small, rotary_start=3),))],
         "phaseless": [attention_layout(1, 4, 8, 8, rope(0, pairing, num_axes))],
     }
 
@@ -115,7 +116,7 @@ def cases(draw: st.DrawFn, dtypes: tuple[torch.dtype, ...], tokens: tuple[int, .
 
 
 def reference(case: Case) -> tuple[LayerKV, ...]:
-    """R(δ)(source + patch) in float64: complex numbers turned one pair at a time."""
+    """R(δ)(source + patch) in float64, pairs turned as complex numbers."""
     out = []
     for i, spec in enumerate(case.layout):
         served = {}
@@ -125,11 +126,12 @@ def reference(case: Case) -> tuple[LayerKV, ...]:
                 low = case.patch.layers[i][c.name]
                 delta = floats(low.left).double() @ floats(low.right).double().T
                 x = x + delta.reshape(case.tokens, c.heads, c.dim).transpose(0, 1)
-            for pair in range(0 if c.rope is None else len(c.rope.inv_freq)):
-                n, r = len(c.rope.inv_freq), c.rope
-                a, b = (pair, pair + n) if r.pairing == "half" else (2 * pair, 2 * pair + 1)
-                angle = torch.tensor(case.offset[r.axes[pair]] * r.inv_freq[pair], dtype=torch.float64)
+            if c.rope is not None:
+                n, pair = len(c.rope.inv_freq), torch.arange(len(c.rope.inv_freq))
+                a, b = (pair, pair + n) if c.rope.pairing == "half" else (2 * pair, 2 * pair + 1)
                 a, b = a + c.rotary_start, b + c.rotary_start
+                steps = [case.offset[axis] * f for axis, f in zip(c.rope.axes, c.rope.inv_freq, strict=True)]
+                angle = torch.tensor(steps, dtype=torch.float64)
                 z = torch.complex(x[..., a], x[..., b]) * torch.complex(angle.cos(), angle.sin())
                 x = x.clone()
                 x[..., a], x[..., b] = z.real, z.imag

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kamera.ops import RopeSpec, relocate, uniform_offset
+from kamera.ops.rope import turn_table
 
 FREQUENCIES = tuple(10_000.0 ** (-i / 8) for i in range(8))
 AXES = {
@@ -94,6 +96,35 @@ def test_a_zero_offset_returns_the_same_object():
     x = keys(1, 3, 16, dtype=torch.bfloat16)
     assert relocate(x, spec("mrope_blocked"), (0, 0, 0)) is x
     assert relocate(x, spec("mrope_blocked"), (0, 0, 1)) is not x
+
+
+def test_a_move_first_made_in_inference_mode_can_be_differentiated_afterwards():
+    x, place = keys(1, 3, 16), (31_415,)  # a place no other test goes to: tables are kept
+    with torch.inference_mode():
+        inside = relocate(x, spec(), place)
+    tracked = x.clone().requires_grad_()
+    outside = relocate(tracked, spec(), place)
+    outside.sum().backward()
+    assert torch.equal(outside, inside)
+    ones = torch.ones_like(x)
+    torch.testing.assert_close(tracked.grad, relocate(ones, spec(), (-31_415,)), rtol=0, atol=1e-12)
+
+
+def test_equal_phases_are_one_key_and_others_are_not():
+    held = {spec(a, p): (a, p) for a in AXES for p in ("half", "interleaved")}
+    assert len(held) == 2 * len(AXES)
+    for (axes, pairing), again in zip(held.values(), list(held), strict=True):
+        assert held[spec(axes, pairing)] == (axes, pairing)
+        assert hash(replace(again, attention_scaling=2.0)) == hash(again)
+        assert replace(again, attention_scaling=2.0) not in held
+
+
+def test_tables_of_turns_are_made_once_for_equal_phases_and_few_are_kept():
+    given = (torch.float32, torch.device("cpu"))
+    first = turn_table(spec(), (27_182,), *given)
+    assert turn_table(spec(), (27_182,), *given) is first
+    assert turn_table(spec(), (27_183,), *given) is not first
+    assert (turn_table.cache_info().maxsize or 0) <= 1024
 
 
 def test_relocate_leaves_its_input_as_it_was():

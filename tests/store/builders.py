@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
+from pathlib import Path
 from typing import Any
 
 import torch
 from hypothesis import strategies as st
 
+from benchmarks.reliability.forge import join, older, seal, split
 from kamera.ops import Codes, LowRank, Patch
 from kamera.store import CanonicalRecord, Context, PatchRecord
 
+__all__ = ["join", "older", "seal", "split"]
+
 CONTEXT = Context("f" * 64, "a" * 64)
+CHUNK = "c" * 64
 DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.int8)
 
 
@@ -92,28 +95,27 @@ def bits(t: torch.Tensor) -> list[int]:
     return t.contiguous().reshape(-1).view(torch.uint8).tolist()
 
 
-def split(data: bytes) -> tuple[dict[str, Any], dict[str, Any], bytes]:
-    """Safetensors header, Kamera header, and the tensors' bytes, of an object file."""
-    size = int.from_bytes(data[:8], "little")
-    outer = json.loads(data[8 : 8 + size])
-    return outer, json.loads(outer["__metadata__"]["kamera"]), data[8 + size :]
+def file_of(root: Path, key: str) -> Path:
+    """The file of an object in a plain directory."""
+    return root / "objects" / key[:2] / f"{key}.safetensors"
 
 
-def join(outer: dict[str, Any], kamera: Any, rest: bytes) -> bytes:
-    """The inverse of `split`, sealed; ``kamera`` as text is taken literally."""
-    if not isinstance(kamera, str):
-        kamera = json.dumps(kamera, sort_keys=True, separators=(",", ":"))
-    metadata = {"digest": "0" * 64, **outer["__metadata__"], "kamera": kamera}
-    fields = outer | {"__metadata__": metadata}
-    text = json.dumps(fields, separators=(",", ":"), ensure_ascii=False).encode()
-    text += b" " * (-len(text) % 8)
-    return seal(len(text).to_bytes(8, "little") + text + rest)
+def flip(path: Path, position: int = -1) -> None:
+    """Change one bit of a file."""
+    data = bytearray(path.read_bytes())
+    data[position] ^= 1
+    path.write_bytes(data)
 
 
-def seal(data: bytes) -> bytes:
-    """Put the digest where docs/store-format.md says: over all bytes, its own 64 as zeros."""
-    blank = data[:35] + b"0" * 64 + data[99:]
-    return data[:35] + hashlib.blake2b(blank, digest_size=32).hexdigest().encode() + data[99:]
+def snapshot(root: Path) -> dict[str, bytes]:
+    """Every file below ``root``."""
+    return {str(p): p.read_bytes() for p in sorted(root.rglob("*")) if p.is_file()}
+
+
+def drop_index(root: Path) -> None:
+    """Lose the index of a directory."""
+    for path in root.glob("index.sqlite*"):
+        path.unlink()
 
 
 _text = st.text(st.characters(codec="utf-8"), max_size=6)

@@ -2,11 +2,13 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import redis
 
 from benchmarks.redis_server import RedisServer
+from kamera.store import ChunkStore
 
 from .s3_server import S3Server
 
@@ -64,3 +66,19 @@ def s3(_s3: S3Server, monkeypatch: pytest.MonkeyPatch) -> S3Server:
         monkeypatch.setenv(name, value)
     _s3.reset()
     return _s3
+
+
+@pytest.fixture(params=["redis", "s3", "obstore"])
+def far(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """The url of an empty store in a remote of each kind."""
+    if request.param == "obstore":
+        return f"obstore+{(tmp_path / 'objects').as_uri()}"
+    name = "server" if request.param == "redis" else "s3"
+    return str(request.getfixturevalue(name).url("timeout=10"))
+
+
+@pytest.fixture
+def two(far: str) -> Iterator[tuple[ChunkStore, ChunkStore]]:
+    """Two machines with one remote."""
+    with ChunkStore.open(far) as one, ChunkStore.open(far) as other:
+        yield one, other

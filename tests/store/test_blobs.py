@@ -63,7 +63,8 @@ def test_what_was_put_comes_back_byte_for_byte(blobs: Blobs) -> None:
 
 
 def test_the_front_of_many_blobs_in_one_call(blobs: Blobs) -> None:
-    names = [f"objects/{i:03d}" for i in range(270)]
+    count = 270 if blobs.url == "r://" else 30  # more than Redis is asked for in one round trip
+    names = [f"objects/{i:03d}" for i in range(count)]
     for i, name in enumerate(names):
         blobs.put(name, bytes([i % 256]) * (i + 1))
     heads = blobs.heads([*names, "objects/none"], 10)
@@ -71,7 +72,7 @@ def test_the_front_of_many_blobs_in_one_call(blobs: Blobs) -> None:
     for i, head in enumerate(heads[:-1]):
         assert head == Head(bytes([i % 256]) * min(i + 1, 10), i + 1)
     assert blobs.heads([], 10) == []
-    assert blobs.present([*names, "objects/none"]) == [True] * 270 + [False]
+    assert blobs.present([*names, "objects/none"]) == [True] * count + [False]
     assert blobs.present([]) == []
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from benchmarks.reliability import fuzz, parser, rig
 from kamera.errors import CorruptChunk, StoreVersionError
-from kamera.store.format import decode, encode
+from kamera.store.format import decode, encode, open_object
 
 from .builders import canonical, coded_patch, join, patch, seal, split
 
@@ -144,8 +144,8 @@ def test_tensors_that_swap_their_places_are_refused() -> None:
 @pytest.mark.parametrize(
     "slot, digest",
     [
-        (0, "bc7bdb05ab8a5a9ef3bcdbb082f235c2ae1eb0da06dc85d8941a4ae343bf0d4b"),
-        (2, "7b700e152be59e6e308eb9c101b123c0fcaa186604bebe2b672316554c938e85"),
+        (0, "db5a466cb5ffcb1ba542b98a89a0830733529ef3c6d283a50ee051f096588e4a"),
+        (2, "dc2f95e37ecea006953047f25de758d0596f0b717a5080a96f7f7e3699db5243"),
     ],
 )
 def test_the_file_of_a_record_stays_what_it_is(slot: int, digest: str) -> None:
@@ -159,12 +159,13 @@ def test_every_region_of_a_file_is_known() -> None:
         parts = fuzz.regions(data)
         assert [start for _, start, _ in parts[1:]] == [end for _, _, end in parts[:-1]]
         assert (parts[0][1], parts[-1][2]) == (0, len(data))
-        assert {"length", "digest", "header layers", "header key"} <= {name for name, _, _ in parts}
+        assert {"length", "digest", "header layers", "header digests"} <= {name for name, _, _ in parts}
 
 
 def test_no_mutation_is_served() -> None:
     found = fuzz.run(1200, seed=1)
     assert (found["served"], found["differs"], found["other errors"]) == (0, 0, 0)
+    assert found["groups served"] == 0 and found["groups refused"] > 500 and found["groups intact"] > 5
     assert found["mutations"] > 500 and found["sealed"] > 500 and found["through a store"] > 5
     assert found["regions touched"] == found["regions"]
 
@@ -173,8 +174,13 @@ def test_the_fuzzer_notices_what_is_served(monkeypatch: pytest.MonkeyPatch) -> N
     def blind(data: bytes, key: str, source: str) -> Any:
         return decode(data, key, source, verify=False)
 
+    def blindly(source: Any, key: str, where: str) -> Any:
+        return open_object(source, key, where, verify=False)
+
     monkeypatch.setattr(fuzz, "decode", blind)
-    assert fuzz.run(400, seed=1)["served"] > 0
+    monkeypatch.setattr(fuzz, "open_object", blindly)
+    found = fuzz.run(400, seed=1)
+    assert found["served"] > 0 and found["groups served"] > 0
 
 
 def test_what_atheris_finds_is_refused_or_read_as_written() -> None:
@@ -187,5 +193,5 @@ def test_what_atheris_finds_is_refused_or_read_as_written() -> None:
 @pytest.mark.slow
 def test_ten_thousand_mutations_are_not_served() -> None:
     found = fuzz.run(fuzz.SIZE, seed=2)
-    assert found["mutations"] > 10_000
+    assert found["mutations"] > 10_000 and found["groups served"] == 0
     assert (found["served"], found["differs"], found["other errors"]) == (0, 0, 0)

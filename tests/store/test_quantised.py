@@ -13,11 +13,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kamera.errors import CorruptChunk, StoreVersionError
+from kamera.errors import CorruptChunk
 from kamera.ops import CodedKV, code_kv, kv_map
 from kamera.ops.quantize_kv import KV_CODECS
 from kamera.store import CanonicalRecord, ChunkStore, Context, canonical_key, patch_key
-from kamera.store import format as object_format
 from kamera.store.format import decode, describe, encode, read_info
 from kamera.store.records import kept
 
@@ -188,7 +187,7 @@ def test_the_first_canonical_under_a_key_stays(tmp_path):
 def test_the_header_says_codec_grid_and_loss(codec):
     put = kept(record(codec))
     outer, header, _ = split(encode(put, 7))
-    assert header["format"] == 3 and header["context"]["kv"] == codec
+    assert header["context"]["kv"] == codec
     said = header["coded"]
     assert (said["bits"], said["group"]) == {"int8": (8, 0), "int4": (4, 32)}[codec]
     assert said["axes"] == {"k": "tokens", "v": "features"}
@@ -201,7 +200,7 @@ def test_the_header_says_codec_grid_and_loss(codec):
 def test_kv_as_it_is_is_written_as_ever():
     for plain in (canonical(), patch()):
         _, header, _ = split(encode(plain, 7))
-        assert header["format"] == 1 and "kv" not in header["context"] and "coded" not in header
+        assert "kv" not in header["context"] and "coded" not in header
 
 
 @given(
@@ -220,23 +219,18 @@ def test_a_coded_record_comes_back_bit_for_bit(tokens, codec, dtype, dim, seed):
 
 
 @pytest.mark.parametrize("made", [patch, coded_patch])
-def test_a_patch_of_a_coded_canonical_comes_back_and_older_versions_refuse_it(made, monkeypatch):
+def test_a_patch_of_a_coded_canonical_comes_back(made):
     put = replace(made(), context=replace(CONTEXT, kv="int8"))
     data = encode(put, 7)
     _, header, _ = split(data)
-    assert header["format"] == 3 and ("factors" in header) == (made is coded_patch)
+    assert header["context"]["kv"] == "int8" and ("factors" in header) == (made is coded_patch)
     assert_same(decode(data, put.key, HERE), put)
-    monkeypatch.setattr(object_format, "FORMAT_VERSION", 2)
-    for one in (put, kept(record("int8"))):
-        with pytest.raises(StoreVersionError, match=r"format 3.*up to 2.*upgrade"):
-            decode(encode(one, 7), one.key, HERE)
 
 
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        (lambda h: {"format": 1}, "disagree"),
-        (lambda h: {"format": 2}, "disagree"),
+        (lambda h: {"format": 3}, "not laid out as that is"),
         (lambda h: {"context": {k: v for k, v in h["context"].items() if k != "kv"}}, "not that of its own"),
         (lambda h: {"context": h["context"] | {"kv": "int4"}}, "not that of its own"),
         (lambda h: {"context": h["context"] | {"kv": "int2"}}, "kv 'int2' is none of"),

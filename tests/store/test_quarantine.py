@@ -12,8 +12,7 @@ from kamera.errors import CorruptChunk, StoreError
 from kamera.store import ChunkStore
 from kamera.store.disk.folder import Folder
 
-from .builders import CONTEXT, canonical, patch
-from .test_disk import CHUNK, file_of, flip
+from .builders import CHUNK, CONTEXT, canonical, file_of, flip, patch
 
 KEY = canonical().key
 

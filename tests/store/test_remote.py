@@ -23,10 +23,9 @@ KEY = canonical().key
 
 @pytest.fixture(params=["redis", "valkey", "s3", "obstore"])
 def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    if request.param == "redis":
-        return request.getfixturevalue("server").url("timeout=5")
     if request.param != "obstore":
-        return request.getfixturevalue(request.param).url("timeout=10")
+        name = "server" if request.param == "redis" else request.param
+        return request.getfixturevalue(name).url("timeout=10")
     return f"obstore+{(tmp_path / 'objects').as_uri()}"
 
 

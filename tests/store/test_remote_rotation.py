@@ -125,3 +125,31 @@ def test_a_rotated_cache_sends_nothing_that_the_remote_has_newer(server: RedisSe
         assert not store.flush(30).unsaved and store.stats().remote.stored == 0  # type: ignore[union-attr]
     with opened(url, NEW) as other:
         assert_same(other.get_patch(ACME, CHUNK, ("x", "y")), newer)
+
+
+def test_an_upload_under_way_is_waited_for(
+    server: RedisServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was read under the old key; were it to arrive after the rotation, the new key would not open it."""
+    url, cache = server.url("timeout=10&retries=0"), tmp_path / "cache"
+    server.kill()
+    with opened(url, OLD, cache=cache) as store:
+        store.put_canonical(canonical(context=ACME))
+    server.start()
+    put, started, go = RemoteTier.put, threading.Event(), threading.Event()
+
+    def slow(self: RemoteTier, name: str, data: bytes) -> None:
+        started.set()
+        assert go.wait(30)
+        put(self, name, data)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(RemoteTier, "put", slow)
+        with opened(url, NEW, OLD, cache=cache) as store:
+            assert started.wait(30)
+            later = threading.Timer(0.3, go.set)
+            later.start()
+            assert store.rotate().refused == ()
+            later.join()
+    with opened(url, NEW) as store:
+        assert_same(store.get_canonical(ACME, CHUNK), canonical(context=ACME))

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
 import time
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,26 +17,15 @@ from kamera.store.remote.tier import RemoteTier
 from kamera.store.upkeep.pins import Pin
 
 from .builders import CONTEXT, assert_same, canonical, patch
-from .s3_server import S3Server
-
-
-@pytest.fixture(params=["redis", "s3", "obstore"])
-def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    if request.param == "obstore":
-        return f"obstore+{(tmp_path / 'objects').as_uri()}"
-    name = "server" if request.param == "redis" else "s3"
-    return str(request.getfixturevalue(name).url("timeout=10"))
-
-
-@pytest.fixture
-def two(url: str) -> Iterator[tuple[ChunkStore, ChunkStore]]:
-    """Two machines with one remote."""
-    with ChunkStore.open(url) as one, ChunkStore.open(url) as other:
-        yield one, other
 
 
 def bytes_of(store: ChunkStore) -> int:
     return sum(info.bytes for info in store.ls())
+
+
+def remote_of(store: ChunkStore) -> RemoteTier:
+    assert store._tiers.remote is not None
+    return store._tiers.remote
 
 
 # -- pins ------------------------------------------------------------------------------------------
@@ -190,8 +177,8 @@ def test_in_memory_pins_are_this_processs_with_cap_and_time() -> None:
 # -- gc --------------------------------------------------------------------------------------------
 
 
-def test_gc_reaches_the_budget_dry_and_for_real_and_a_cache_follows(url: str, tmp_path: Path) -> None:
-    with ChunkStore.open(url, cache=tmp_path / "cache") as store:
+def test_gc_reaches_the_budget_dry_and_for_real_and_a_cache_follows(far: str, tmp_path: Path) -> None:
+    with ChunkStore.open(far, cache=tmp_path / "cache") as store:
         for name in "abcd":
             store.put_canonical(canonical(name * 64))
         store.put_patch(patch("e" * 64))  # its canonical is nowhere
@@ -222,127 +209,30 @@ def test_gc_of_a_dead_remote_is_an_error_and_removes_nothing(server: RedisServer
         assert len(store.ls()) == 1 and store.pins.list() == []
 
 
-# -- listings --------------------------------------------------------------------------------------
-
-
-def remote_of(store: ChunkStore) -> RemoteTier:
-    assert store._tiers.remote is not None
-    return store._tiers.remote
-
-
-def test_a_listing_is_read_once_and_again_where_something_changed(
-    two: tuple[ChunkStore, ChunkStore],
-) -> None:
-    one, other = two
-    for name in "abc":
-        one.put_canonical(canonical(name * 64))
-    one.put_patch(patch(rank=1))
-    first = other.ls()
-    assert other.ls() == first == one.ls()
-    one.put_patch(patch(rank=3, seed=5))  # of the same name
-    one.delete(canonical("a" * 64).key)
-    one.put_canonical(canonical("d" * 64))
-    with ChunkStore.open(one.url) as fresh:
-        assert other.ls() == fresh.ls() != first
-    assert [info.rank for info in other.ls("exact")] == [3]
-
-
-def test_a_listing_that_finds_nothing_new_reads_no_blob_of_an_object_store(s3: S3Server) -> None:
-    with ChunkStore.open(s3.url()) as store:
-        for i in range(20):
-            store.put_canonical(canonical(f"{i:064x}"))
-    with ChunkStore.open(s3.url()) as store:
-        s3.requests.clear()
-        assert len(store.ls()) == 20
-        assert sum(s3.requests.values()) == 1 + 20
-        s3.requests.clear()
-        assert len(store.ls()) == 20
-        assert s3.requests == {"GET": 1}
-
-
-def test_a_listing_asks_redis_for_little_of_what_it_knows(server: RedisServer) -> None:
-    with ChunkStore.open(server.url("timeout=10")) as store:
-        for i in range(40):
-            store.put_canonical(canonical(f"{i:064x}", info={"title": "x" * 3000}))
-
-        def sent() -> int:
-            before = int(server.client().info("stats")["total_net_output_bytes"])
-            assert len(store.ls()) == 40
-            return int(server.client().info("stats")["total_net_output_bytes"]) - before
-
-        first, second = sent(), sent()
-        assert first > 40 * 3000 and second < first / 5
-
-
-def test_what_is_remembered_of_a_listing_is_bounded(server: RedisServer) -> None:
-    with ChunkStore.open(server.url("timeout=10")) as store:
-        for i in range(6):
-            store.put_canonical(canonical(f"{i:064x}"))
-        remote = remote_of(store)
-        small = remote._lister()
-        small._bound = 4
-        for _ in range(2):
-            assert sorted(info.key for info in small()) == sorted(info.key for info in store.ls())
-            assert len(small._known) == 4
-        store.gc(0)
-        assert list(small()) == [] and not small._known
-
-
-def test_hits_of_a_search_are_asked_for_all_at_once(server: RedisServer) -> None:
-    pytest.importorskip("faiss")
-    embedded = [pictured(i) for i in range(12)]
-    with ChunkStore.open(server.url("timeout=10"), memory_limit=0) as store:
-        for record in embedded:
-            store.put_canonical(record)
-        store.search(embedded[0].chunk_id, k=3, context=CONTEXT)
-        calls = [remote_of(store).stats().calls]
-        for k in (1, 10):
-            assert len(store.search(embedded[0].chunk_id, k=k, context=CONTEXT)) == k
-            calls.append(remote_of(store).stats().calls)
-        # one for the chunk that is asked with, one for all that were found
-        assert [after - before for before, after in itertools.pairwise(calls)] == [2, 2]
-        store._tiers.remote.delete(embedded[1].key)  # type: ignore[union-attr]
-        found = {hit.chunk_id for hit in store.search(embedded[0].chunk_id, k=11, context=CONTEXT)}
-        assert found == {record.chunk_id for record in embedded[2:]}
-
-
-def pictured(i: int) -> Any:
-    import torch
-
-    width = 6
-    embeds = torch.nn.functional.one_hot(torch.tensor([i % width, (i * 5 + 1) % width, 2]), width).float()
-    return canonical(
-        f"{i:064x}",
-        input_ids=torch.tensor([7, 7, 7]),
-        embeds={"inputs_embeds": embeds + 0.01 * i},
-        info={"vision_tokens": [7]},
-    )
-
-
 # -- quarantine ------------------------------------------------------------------------------------
 
 
-def objects_of(tmp_path: Path, folder: str = "objects") -> list[Path]:
-    return [path for path in (tmp_path / "far").rglob("*") if path.parent.name == folder]
+def objects_of(tmp_path: Path, name: str = "objects") -> list[Path]:
+    return [path for path in (tmp_path / "far").rglob("*") if path.parent.name == name]
 
 
 @pytest.fixture
-def far(tmp_path: Path) -> str:
+def folder(tmp_path: Path) -> str:
     return f"obstore+{(tmp_path / 'far').as_uri()}"
 
 
 def test_a_copy_that_turns_out_sound_is_served_again(
-    far: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from kamera.store.codec import Codec
 
-    with ChunkStore.open(far) as store:
+    with ChunkStore.open(folder) as store:
         key = store.put_canonical(canonical())
 
     def misread(self: Codec, data: bytes, name: str, source: str) -> Any:
         raise CorruptChunk(f"{source}: a bad bit on the way")
 
-    with ChunkStore.open(far) as store:
+    with ChunkStore.open(folder) as store:
         with monkeypatch.context() as patched:
             patched.setattr(Codec, "decode", misread)
             with pytest.raises(CorruptChunk):
@@ -357,13 +247,13 @@ def test_a_copy_that_turns_out_sound_is_served_again(
         assert store.quarantined() == []
 
 
-def test_a_copy_that_is_damaged_stays_and_says_why(far: str, tmp_path: Path) -> None:
-    with ChunkStore.open(far) as store:
+def test_a_copy_that_is_damaged_stays_and_says_why(folder: str, tmp_path: Path) -> None:
+    with ChunkStore.open(folder) as store:
         key = store.put_canonical(canonical())
     [blob] = objects_of(tmp_path)
     good = blob.read_bytes()
     blob.write_bytes(good[:-1] + bytes([good[-1] ^ 1]))
-    with ChunkStore.open(far) as store:
+    with ChunkStore.open(folder) as store:
         assert len(store.verify().quarantined) == 1
         [copy] = store.quarantined()
         done = store.release_quarantined(copy.file)
@@ -381,8 +271,8 @@ def test_a_copy_that_is_damaged_stays_and_says_why(far: str, tmp_path: Path) -> 
         assert store.drop_quarantined(copy.file) == 1 and store.quarantined() == []
 
 
-def test_old_copies_of_a_remote_leave_with_gc_when_it_is_asked_to(far: str, tmp_path: Path) -> None:
-    with ChunkStore.open(far) as store:
+def test_old_copies_of_a_remote_leave_with_gc_when_it_is_asked_to(folder: str, tmp_path: Path) -> None:
+    with ChunkStore.open(folder) as store:
         store.put_canonical(canonical())
         [blob] = objects_of(tmp_path)
         blob.write_bytes(b"damaged")
@@ -394,8 +284,8 @@ def test_old_copies_of_a_remote_leave_with_gc_when_it_is_asked_to(far: str, tmp_
         assert store.gc(quarantine_age=0).quarantined == 1 and store.quarantined() == []
 
 
-def test_tenants_keep_their_pins_apart(url: str) -> None:
-    with ChunkStore.open(url, tenant="me") as mine, ChunkStore.open(url, tenant="you") as yours:
+def test_tenants_keep_their_pins_apart(far: str) -> None:
+    with ChunkStore.open(far, tenant="me") as mine, ChunkStore.open(far, tenant="you") as yours:
         record = canonical(context=replace(CONTEXT, tenant="me"))
         key = mine.put_canonical(record)
         mine.pin([key])

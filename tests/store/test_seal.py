@@ -19,7 +19,6 @@ from kamera.errors import CorruptChunk, ForeignObject, StoreError, StoreVersionE
 from kamera.store import ChunkStore
 from kamera.store.disk.tier import DiskTier
 from kamera.store.format import encode
-from kamera.store.seal import encryption as encryption_module
 from kamera.store.seal.codec import Sealed
 from kamera.store.seal.encryption import Encrypted
 
@@ -115,18 +114,6 @@ def test_an_object_under_the_name_of_another_is_refused(codec: Sealed) -> None:
         codec.decode(data, other, "here")
     with pytest.raises(CorruptChunk):
         codec.read_info(io.BytesIO(data), len(data), other, "here")
-
-
-def test_the_header_of_one_write_does_not_fit_the_tensors_of_another() -> None:
-    record = patch(context=ACME)
-    name = ENCRYPTED.name(record.key)
-    one, two = ENCRYPTED.encode(record, 1.0), ENCRYPTED.encode(record, 1.0)
-    assert one != two and len(one) == len(two)  # fresh nonces each time
-    cut = 88 + int.from_bytes(one[48:56], "little")
-    with pytest.raises(CorruptChunk, match="tensors cannot be decrypted"):
-        ENCRYPTED.decode(one[:cut] + two[cut:], name, "here")
-    with pytest.raises(CorruptChunk, match="head cannot be decrypted"):
-        ENCRYPTED.decode(one[:88] + two[88:cut] + one[cut:], name, "here")
 
 
 def test_a_listing_reads_and_decrypts_the_header_alone() -> None:
@@ -278,12 +265,6 @@ def test_neither_codec_nor_store_shows_a_secret_or_a_key(root: Path) -> None:
         shown = f"{store!r} {SEALED!r} {ENCRYPTED!r} {store.stats()}"
     hidden = [SECRET, SEALED.root, OLD, *ENCRYPTED.keys.values()]
     assert not any(repr(value)[2:-1] in shown or value.hex() in shown for value in hidden)
-
-
-def test_an_object_too_large_to_encrypt_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(encryption_module, "_LIMIT", 100)
-    with pytest.raises(ValueError, match="too large to be encrypted"):
-        ENCRYPTED.encode(canonical(context=ACME, tokens=50), 1.0)
 
 
 def test_without_the_library_the_extra_is_named(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:

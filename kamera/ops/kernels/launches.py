@@ -82,15 +82,20 @@ def servable(
     into: KV, source: KV, layout: Layout, dtypes: frozenset[torch.dtype], *, phased_only: bool
 ) -> bool:
     """Whether all targets lie on one device with adjacent features, and all values are of ``dtypes``."""
-    devices = set()
+    device: torch.device | None = None
     for spec, target, stored in zip(layout, into, stored_layers(source), strict=True):
         for c in spec.channels:
             if c.rope is not None or not phased_only:
                 y = target[c.name]
-                devices.add(y.device)
-                if y.stride(2) != 1 or y.dtype not in dtypes or value_dtype(stored[c.name]) not in dtypes:
+                device = device or y.device
+                if (
+                    y.device != device
+                    or y.stride(2) != 1
+                    or y.dtype not in dtypes
+                    or value_dtype(stored[c.name]) not in dtypes
+                ):
                     return False
-    return len(devices) == 1
+    return device is not None
 
 
 def factor_dtypes(patch: Patch | None) -> set[torch.dtype]:

@@ -6,6 +6,7 @@ Nothing is built at installation and nothing is required: without a compiler, wi
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import hashlib
 import logging
@@ -46,7 +47,7 @@ class Launch(ctypes.Structure):
 def library() -> ctypes.CDLL | None:
     """The kernel, or None where it cannot be built. Builds it on the first call of a machine (a second)."""
     compiler = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
-    if compiler is None or os.environ.get("KAMERA_NATIVE") == "0":
+    if compiler is None or os.name != "posix" or os.environ.get("KAMERA_NATIVE") == "0":
         return None
     try:
         built = ctypes.CDLL(str(_built(compiler)))
@@ -62,7 +63,8 @@ def library() -> ctypes.CDLL | None:
 
 def _built(compiler: str) -> Path:
     """The shared library for this source, compiler and processor, from the user's cache or built now."""
-    flags = ["-O3", *_TUNED.get(platform.machine(), []), "-fno-strict-aliasing", "-fno-math-errno"]
+    tuned = _TUNED.get(platform.machine(), [])
+    flags = ["-O3", *tuned, "-ffp-contract=off", "-fno-strict-aliasing", "-fno-math-errno"]
     version = _run([compiler, "--version"])
     named = "\0".join((_SOURCE.read_text(), *flags, compiler, version, _processor()))
     path = _cache() / f"{hashlib.sha256(named.encode()).hexdigest()[:32]}.so"
@@ -81,16 +83,20 @@ def _run(command: list[str]) -> str:
 
 
 def _cache() -> Path:
-    """A directory that only this user writes to; a fresh one where the home has no place for it."""
+    """A directory that only this user writes to; one for this process alone where the home has none."""
     home = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
     path = Path(home) / "kamera" / "kernels"
     try:
-        path.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if os.access(path, os.W_OK):
-            return path
+        if path.is_absolute():
+            path.mkdir(mode=0o700, parents=True, exist_ok=True)
+            held = path.stat()
+            if held.st_uid == os.getuid() and not held.st_mode & 0o022 and os.access(path, os.W_OK):
+                return path
     except OSError:
         pass
-    return Path(tempfile.mkdtemp(prefix="kamera-kernels-"))
+    own = tempfile.mkdtemp(prefix="kamera-kernels-")
+    atexit.register(shutil.rmtree, own, ignore_errors=True)
+    return Path(own)
 
 
 def _processor() -> str:

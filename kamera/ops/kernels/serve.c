@@ -1,22 +1,30 @@
 /* The fused operator for CPUs: every value is read once and written once.
  *
  * Blocks of a few tokens are widened (or decoded) to float in the first-level cache, get U V^T added in
- * registers, are turned, and are rounded into the target. Built on the machine it runs on (native.py).
+ * registers, are turned, and are rounded into the target. Built on the machine it runs on (native.py),
+ * without contracting a * b - c * d: a turn then gives the bits that torch's own operations give.
  */
 #include <pthread.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 
+#if defined(__AVX512F__) || (defined(__AVX2__) && defined(__FMA__))
+#include <immintrin.h>
+#endif
+
 #if defined(__AVX512F__)
 #define WIDTH 16
 #define COLUMNS 4
-#elif defined(__AVX2__)
+#define FMA(a, b, c) ((vec)_mm512_fmadd_ps((__m512)(a), (__m512)(b), (__m512)(c)))
+#elif defined(__AVX2__) && defined(__FMA__)
 #define WIDTH 8
 #define COLUMNS 2
+#define FMA(a, b, c) ((vec)_mm256_fmadd_ps((__m256)(a), (__m256)(b), (__m256)(c)))
 #else
 #define WIDTH 4
 #define COLUMNS 2
+#define FMA(a, b, c) ((a) * (b) + (c))
 #endif
 #define ROWS 16       /* tokens of a block in the cache */
 #define BLOCKS 8      /* blocks of a unit of work */
@@ -28,7 +36,7 @@ typedef float vec __attribute__((vector_size(4 * WIDTH), aligned(4), may_alias))
 
 enum kind { F32, BF16, F16, CODES8, CODES4 };
 
-/* All int64, so that no padding hides between what Python fills in (native.py, _Launch). */
+/* All int64, so that no padding hides between what Python fills in (native.py, Launch). */
 struct launch {
     int64_t table;                         /* lines of LINE int64, see there */
     int64_t lines, heads, tokens, dim;
@@ -121,7 +129,7 @@ static void transpose(const int64_t *line, int64_t head, int64_t dim, float *res
             vec b[COLUMNS];                                                                                  \
             for (int c = 0; c < COLUMNS; c++) b[c] = *(const vec *)(v + r * dim + c * WIDTH);              \
             for (int i = 0; i < N; i++)                                                                      \
-                for (int c = 0; c < COLUMNS; c++) a[i][c] += u[i * rank + r] * b[c];                         \
+                for (int c = 0; c < COLUMNS; c++) a[i][c] = FMA(b[c], (vec){0} + u[i * rank + r], a[i][c]);  \
         }                                                                                                    \
         for (int i = 0; i < N; i++)                                                                          \
             for (int c = 0; c < COLUMNS; c++) *(vec *)(x + i * dim + c * WIDTH) = a[i][c];                   \

@@ -20,7 +20,7 @@ from kamera.ops.layout import Channel, Layout
 from kamera.ops.lowrank import LowRank, Patch, floats
 from kamera.ops.rope import turn_table
 
-_TILE = 1 << 16
+TILE = 1 << 16
 """Values of a tile per thread: with its buffers it fits a core's second-level cache."""
 
 
@@ -109,7 +109,7 @@ def _write(
 
 def _tiles(c: Channel, tokens: int) -> Iterator[tuple[slice, slice]]:
     """Heads and tokens of every tile: whole heads where they are short. Tiles start at even tokens."""
-    limit = _TILE * torch.get_num_threads()
+    limit = TILE * torch.get_num_threads()
     long = max(2, limit // max(c.dim, 1) // 2 * 2)
     wide = max(1, limit // max(min(long, tokens) * c.dim, 1))
     for head in range(0, c.heads, wide):

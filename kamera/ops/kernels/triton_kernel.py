@@ -41,24 +41,38 @@ def _values(
 
 
 @triton.jit
+def _factor(factor, rank, k, rows, mask, FACTOR_BITS: tl.constexpr):
+    """Entries ``[row, k]`` of a row-major factor, or their codes less the scale (two to a byte of 4 bits)."""
+    if FACTOR_BITS == 4:
+        byte = tl.load(factor + rows * ((rank + 1) // 2) + k // 2, mask=mask, other=0).to(tl.int32)
+        x = ((byte >> ((k % 2) * 4)) & 15) - 8
+    else:
+        x = tl.load(factor + rows * rank + k, mask=mask, other=0)
+    return x
+
+
+@triton.jit
 def _corrected(
-    x, left, right, rank, rows, features, row_mask, feature_mask,
-    BLOCK_R: tl.constexpr, WIDEN: tl.constexpr, PRECISION: tl.constexpr,
+    x, left, right, left_scales, right_scales, rank, rows, features, row_mask, feature_mask,
+    FACTOR_BITS: tl.constexpr, BLOCK_R: tl.constexpr, WIDEN: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """``x + left @ right.T`` at the tile's rows and features; both factors are row-major ``[., rank]``."""
+    """``x + left @ right.T`` at the tile's rows and features."""
     for first in range(0, rank, BLOCK_R):
         k = first + tl.arange(0, BLOCK_R)
         some = k < rank
-        u = tl.load(left + rows[:, None] * rank + k[None, :], mask=row_mask[:, None] & some[None, :], other=0)
-        v = tl.load(
-            right + features[None, :] * rank + k[:, None],
-            mask=some[:, None] & feature_mask[None, :],
-            other=0,
+        u = _factor(left, rank, k[None, :], rows[:, None], row_mask[:, None] & some[None, :], FACTOR_BITS)
+        v = _factor(
+            right, rank, k[:, None], features[None, :], some[:, None] & feature_mask[None, :], FACTOR_BITS
         )
         if WIDEN:
-            x += tl.dot(u.to(tl.float32), v.to(tl.float32), input_precision=PRECISION)
-        else:
-            x += tl.dot(u, v, input_precision=PRECISION)
+            u = u.to(tl.float32)
+            v = v.to(tl.float32)
+        if FACTOR_BITS > 0:  # a scale of 0 silences what lies beyond the rank
+            scale = tl.load(left_scales + k, mask=some, other=0) * tl.load(
+                right_scales + k, mask=some, other=0
+            )
+            v *= scale[:, None]
+        x += tl.dot(u, v, input_precision=PRECISION)
     return x
 
 
@@ -68,25 +82,28 @@ def serve_kernel(
     SOURCE: tl.constexpr, STEP: tl.constexpr, TARGET: tl.constexpr, FACTOR: tl.constexpr,
     DIM: tl.constexpr, START: tl.constexpr, PAIRS: tl.constexpr, INTERLEAVED: tl.constexpr,
     BITS: tl.constexpr, TOKEN_GROUP: tl.constexpr, FEATURE_GROUP: tl.constexpr, PLAIN: tl.constexpr,
-    BLOCK_T: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_R: tl.constexpr,
-    WIDEN: tl.constexpr, PRECISION: tl.constexpr, ALIGNED: tl.constexpr, EVEN: tl.constexpr,
+    FACTOR_BITS: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_D: tl.constexpr,
+    BLOCK_R: tl.constexpr, WIDEN: tl.constexpr, PRECISION: tl.constexpr, ALIGNED: tl.constexpr,
+    EVEN: tl.constexpr,
 ):  # fmt: skip
     """A tile of tokens (grid axis 0) of one head (axis 1) of one channel (axis 2).
 
-    A line of ``table`` holds seven int64: the addresses of source (or codes), steps, lows, target, left
-    factor and right factor, and the rank. ``BLOCK_R`` 0 means that no channel is patched, ``PAIRS`` 0 that
-    nothing turns, ``PLAIN`` that bits are copied as they are; ``ALIGNED`` that rows of source and target
-    start at multiples of 16 bytes, ``EVEN`` that those of the factors do and that every rank divides by 8:
-    loads can then be wide.
+    A line of ``table`` holds nine int64: the addresses of source (or codes), steps, lows, target, left and
+    right factor (or codes), their scales, and the rank. ``BLOCK_R`` 0 means that no channel is patched,
+    ``PAIRS`` 0 that nothing turns, ``PLAIN`` that bits are copied as they are; ``ALIGNED`` that rows of
+    source and target start at multiples of 16 bytes, ``EVEN`` that those of the factors do and that every
+    rank divides by 8: loads can then be wide.
     """
-    line = table + tl.program_id(2) * 7
+    line = table + tl.program_id(2) * 9
     source = tl.load(line).to(tl.pointer_type(SOURCE))
     steps = tl.load(line + 1).to(tl.pointer_type(STEP))
     lows = tl.load(line + 2).to(tl.pointer_type(STEP))
     target = tl.load(line + 3).to(tl.pointer_type(TARGET))
     left = tl.load(line + 4).to(tl.pointer_type(FACTOR))
     right = tl.load(line + 5).to(tl.pointer_type(FACTOR))
-    rank = tl.load(line + 6).to(tl.int32)
+    left_scales = tl.load(line + 6).to(tl.pointer_type(tl.float32))
+    right_scales = tl.load(line + 7).to(tl.pointer_type(tl.float32))
+    rank = tl.load(line + 8).to(tl.int32)
     if ALIGNED:
         source = tl.multiple_of(source, 16)
         target = tl.multiple_of(target, 16)
@@ -114,7 +131,20 @@ def serve_kernel(
             )  # fmt: skip
             if BLOCK_R > 0:
                 x = _corrected(
-                    x, left, right, rank, rows, head * DIM + cols, row_mask, some, BLOCK_R, WIDEN, PRECISION
+                    x,
+                    left,
+                    right,
+                    left_scales,
+                    right_scales,
+                    rank,
+                    rows,
+                    head * DIM + cols,
+                    row_mask,
+                    some,
+                    FACTOR_BITS,
+                    BLOCK_R,
+                    WIDEN,
+                    PRECISION,
                 )
             a, b = tl.split(tl.reshape(x, [BLOCK_T, BLOCK_P, 2]))
             y = tl.reshape(tl.join(a * c - b * s, b * c + a * s), [BLOCK_T, 2 * BLOCK_P])
@@ -134,10 +164,36 @@ def serve_kernel(
             )  # fmt: skip
             if BLOCK_R > 0:
                 a = _corrected(
-                    a, left, right, rank, rows, head * DIM + first, row_mask, some, BLOCK_R, WIDEN, PRECISION
+                    a,
+                    left,
+                    right,
+                    left_scales,
+                    right_scales,
+                    rank,
+                    rows,
+                    head * DIM + first,
+                    row_mask,
+                    some,
+                    FACTOR_BITS,
+                    BLOCK_R,
+                    WIDEN,
+                    PRECISION,
                 )
                 b = _corrected(
-                    b, left, right, rank, rows, head * DIM + second, row_mask, some, BLOCK_R, WIDEN, PRECISION
+                    b,
+                    left,
+                    right,
+                    left_scales,
+                    right_scales,
+                    rank,
+                    rows,
+                    head * DIM + second,
+                    row_mask,
+                    some,
+                    FACTOR_BITS,
+                    BLOCK_R,
+                    WIDEN,
+                    PRECISION,
                 )
             tl.store(out + first[None, :], (a * c - b * s).to(TARGET), mask=mask)
             tl.store(out + second[None, :], (b * c + a * s).to(TARGET), mask=mask)
@@ -163,6 +219,19 @@ def serve_kernel(
             )  # fmt: skip
             if BLOCK_R > 0:
                 x = _corrected(
-                    x, left, right, rank, rows, head * DIM + cols, row_mask, some, BLOCK_R, WIDEN, PRECISION
+                    x,
+                    left,
+                    right,
+                    left_scales,
+                    right_scales,
+                    rank,
+                    rows,
+                    head * DIM + cols,
+                    row_mask,
+                    some,
+                    FACTOR_BITS,
+                    BLOCK_R,
+                    WIDEN,
+                    PRECISION,
                 )
             tl.store(out + cols[None, :], x.to(TARGET), mask=mask)

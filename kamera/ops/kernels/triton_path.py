@@ -19,11 +19,12 @@ from kamera.ops.kernels.triton_kernel import serve_kernel
 from kamera.ops.kv import KV
 from kamera.ops.layout import Layout
 from kamera.ops.lowrank import Patch, floats
+from kamera.ops.quantize import Codes
 from kamera.ops.rope import turn_table
 
 _FLOATS = {torch.float32: tl.float32, torch.float16: tl.float16, torch.bfloat16: tl.bfloat16}
 _BITS = {torch.float32: tl.int32, torch.float16: tl.int16, torch.bfloat16: tl.int16}
-_INTERPRETED = not isinstance(serve_kernel, triton.JITFunction)
+INTERPRETED = not isinstance(serve_kernel, triton.JITFunction)
 _TOKENS = 64
 
 
@@ -55,8 +56,9 @@ def _launch(shape: Shape, lines: list[Line], offset: tuple[int, ...], factor: to
     tokens = first.shape[1]
     if tokens == 0:
         return
-    factors = [_factors(line, factor) for line in lines]  # alive until the kernel is in the stream
-    rank = max((f[0].shape[1] for f in factors if f), default=0)
+    bits = _factor_bits(lines)
+    factors = [_factors(line, factor, bits) for line in lines]  # alive until the kernel is in the stream
+    rank = max((line.factors.rank for line in lines if line.factors is not None), default=0)
     table = torch.tensor(
         [_addresses(line, f) for line, f in zip(lines, factors, strict=True)], dtype=torch.int64
     )
@@ -69,7 +71,7 @@ def _launch(shape: Shape, lines: list[Line], offset: tuple[int, ...], factor: to
         cos, sin = turn_table(shape.rope, offset, torch.float32, first.device)
     plain = not (pairs or rank or shape.bits) and shape.source == shape.target
     kinds = _BITS if plain else _FLOATS
-    exact = shape.target == torch.float32 or _INTERPRETED or not _has_tf32(first.device)
+    exact = shape.target == torch.float32 or INTERPRETED or not _has_tf32(first.device)
     with torch.cuda.device(first.device) if first.is_cuda else nullcontext():
         serve_kernel[(triton.cdiv(tokens, _TOKENS), shape.heads, len(lines))](
             table,
@@ -81,7 +83,7 @@ def _launch(shape: Shape, lines: list[Line], offset: tuple[int, ...], factor: to
             SOURCE=tl.uint8 if shape.bits else kinds[shape.source],
             STEP=_FLOATS[shape.source],
             TARGET=kinds[shape.target],
-            FACTOR=_FLOATS[factor],
+            FACTOR={8: tl.int8, 4: tl.uint8}.get(bits, _FLOATS[factor]),
             DIM=shape.dim,
             START=shape.start,
             PAIRS=pairs,
@@ -90,30 +92,44 @@ def _launch(shape: Shape, lines: list[Line], offset: tuple[int, ...], factor: to
             TOKEN_GROUP=shape.token_group,
             FEATURE_GROUP=shape.feature_group,
             PLAIN=plain,
+            FACTOR_BITS=bits,
             BLOCK_T=_TOKENS,
             BLOCK_P=max(16, triton.next_power_of_2(pairs)),
             BLOCK_D=min(128, max(16, triton.next_power_of_2(shape.dim - 2 * pairs))),
             BLOCK_R=0 if rank == 0 else min(64, max(16, triton.next_power_of_2(rank))),
-            WIDEN=factor == torch.float32 or _INTERPRETED,  # the interpreter cannot multiply bfloat16
+            WIDEN=bits > 0
+            or factor == torch.float32
+            or INTERPRETED,  # the interpreter cannot multiply bfloat16
             PRECISION="ieee" if exact else "tf32x3",
             ALIGNED=all(_aligned(line.source) and _aligned(line.target) for line in lines),
-            EVEN=all(_aligned(side) and side.shape[1] % 8 == 0 for both in factors for side in both),
+            EVEN=all(_aligned(side) and side.shape[1] % 8 == 0 for held in factors for side in held[:2]),
         )
 
 
-def _factors(line: Line, dtype: torch.dtype) -> tuple[torch.Tensor, ...]:
-    """Left and right factor as the kernel reads them: rows that follow each other. None without a patch."""
+def _factor_bits(lines: list[Line]) -> int:
+    """Bits of the codes that all factors are held in; 0 where they are floats, or not all alike."""
+    sides = [side for x in lines if x.factors is not None for side in (x.factors.left, x.factors.right)]
+    found = {side.bits if isinstance(side, Codes) else 0 for side in sides}
+    return found.pop() if len(found) == 1 else 0
+
+
+def _factors(line: Line, dtype: torch.dtype, bits: int) -> tuple[torch.Tensor, ...]:
+    """Left and right factor as the kernel reads them, rows side by side; of codes their scales too."""
     if line.factors is None:
         return ()
-    sides = (line.factors.left, line.factors.right)
-    return tuple(floats(side).to(line.target.device, dtype).contiguous() for side in sides)
+    sides, device = (line.factors.left, line.factors.right), line.target.device
+    if bits:
+        codes = [side for side in sides if isinstance(side, Codes)]
+        held = [x.codes for x in codes] + [x.scales for x in codes]
+        return tuple(t.to(device).contiguous() for t in held)
+    return tuple(floats(side).to(device, dtype).contiguous() for side in sides)
 
 
 def _addresses(line: Line, factors: tuple[torch.Tensor, ...]) -> list[int]:
     """A line of the table (`serve_kernel`)."""
-    left, right = factors or (None, None)
-    held = (line.source, line.steps, line.lows, line.target, left, right)
-    return [0 if t is None else t.data_ptr() for t in held] + [0 if left is None else left.shape[1]]
+    held = (line.source, line.steps, line.lows, line.target, *factors)
+    addresses = [0 if t is None else t.data_ptr() for t in held]
+    return [*addresses, *[0] * (8 - len(held)), 0 if line.factors is None else line.factors.rank]
 
 
 def _aligned(x: torch.Tensor) -> bool:

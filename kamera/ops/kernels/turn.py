@@ -1,4 +1,4 @@
-"""A phase turned from one tensor into another, without temporaries where strides allow."""
+"""A phase turned from one tensor into another."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ def turn(
     """Write ``x`` ``[..., dim]`` into ``out``, its features from ``start`` on turned by a table ``[pairs]``.
 
     ``x``, ``out`` and the table are of one floating dtype; ``x`` and ``out`` share no memory. Features that
-    carry no phase are copied.
+    carry no phase are copied. Gives the bits of `kamera.ops.relocate`: products are rounded before they are
+    added, so that it does not matter which of the two moved a chunk.
     """
     pairs = cos.shape[0]
     stop = start + 2 * pairs
@@ -28,6 +29,6 @@ def turn(
         first, second = x[..., start:stop:2], x[..., start + 1 : stop : 2]
         left, right = out[..., start:stop:2], out[..., start + 1 : stop : 2]
     torch.mul(first, cos, out=left)
-    left.addcmul_(second, sin, value=-1)
+    left.sub_(second * sin)
     torch.mul(second, cos, out=right)
-    right.addcmul_(first, sin)
+    right.add_(first * sin)

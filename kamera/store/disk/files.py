@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Callable
 from pathlib import Path
-from typing import BinaryIO, TypeVar
 
 from kamera.errors import CorruptChunk
 from kamera.store.codec import Codec
 from kamera.store.disk.folder import Folder, NotAFile, stamp_of
 from kamera.store.disk.index import Stamped
 from kamera.store.keys import is_key
+from kamera.store.sources import FileSource
 
 _SUFFIX = ".safetensors"
-Part = TypeVar("Part")
 _SHARD = re.compile(r"[0-9a-f]{2}")
 
 
@@ -71,15 +69,10 @@ class ObjectFiles:
                 raise CorruptChunk(str(error)) from error
         return None
 
-    def part(self, key: str, take: Callable[[BinaryIO], Part]) -> tuple[Part, str] | None:
-        """What ``take`` reads of ``key``'s file, and the file's stamp. `NotAFile` as `load`."""
-        with (
-            contextlib.suppress(FileNotFoundError),
-            self._shard(key) as shard,
-            shard.reading(key + _SUFFIX) as (descriptor, status),
-            open(descriptor, "rb", closefd=False) as file,
-        ):
-            return take(file), stamp_of(status)
+    def open(self, key: str) -> FileSource | None:
+        """``key``'s file, to be closed. `NotAFile` as `load`."""
+        with contextlib.suppress(FileNotFoundError), self._shard(key) as shard:
+            return FileSource(shard.open(key + _SUFFIX))
         return None
 
     def prepare(self, key: str) -> Folder:

@@ -62,13 +62,17 @@ class Folder:
             if status is not None and stat.S_ISLNK(status.st_mode):
                 raise NotAFile(f"{self.path / name} is a link, and a store follows no links: remove it")
 
-    @contextlib.contextmanager
-    def reading(self, name: str) -> Iterator[tuple[int, os.stat_result]]:
-        """Descriptor and status of a regular file. `FileNotFoundError` if there is none."""
+    def open(self, name: str) -> int:
+        """Descriptor of a regular file, to be closed. `FileNotFoundError` if there is none."""
         status = self.status(name)
         if status is not None and not stat.S_ISREG(status.st_mode):
             raise NotAFile(f"{self.path / name} is a link or no file, and a store follows no links")
-        descriptor = os.open(name, _FILE, dir_fd=self._descriptor)
+        return os.open(name, _FILE, dir_fd=self._descriptor)
+
+    @contextlib.contextmanager
+    def reading(self, name: str) -> Iterator[tuple[int, os.stat_result]]:
+        """Descriptor and status of a regular file. `FileNotFoundError` if there is none."""
+        descriptor = self.open(name)
         try:
             yield descriptor, os.fstat(descriptor)
         finally:

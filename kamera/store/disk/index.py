@@ -170,7 +170,9 @@ class Index:
         [[chunks]] = self._db.execute(f"SELECT COUNT(DISTINCT chunk_id) FROM objects WHERE {where}", values)
         contexts = f"SELECT DISTINCT fingerprint, anchor, kv FROM objects WHERE {where}"
         [[count]] = self._db.execute(f"SELECT COUNT(*) FROM ({contexts})", values)
-        return Census(kinds, chunks, count)
+        by_form = f"SELECT kv, COUNT(*), SUM(bytes) FROM objects WHERE {where} GROUP BY kv"
+        rows = [(self._unveil(kv), *held) for kv, *held in self._db.execute(by_form, values)]
+        return Census(kinds, chunks, count, {form: KindCount(*held) for form, *held in sorted(rows)})
 
     def weighed(self, tenant: str | None = None) -> Iterator[Weighed]:
         """All objects of a tenant (None: of everyone) with their uses, in no order; ids stay veiled."""

@@ -18,16 +18,17 @@ ASIDE = ".kamera."
 """What the name of a marker that is being written starts with."""
 
 
-def open_directory(root: Path, wanted: Mapping[str, Any]) -> Folder:
+def open_directory(root: Path, wanted: Mapping[str, Any], older: Mapping[str, Any]) -> Folder:
     """The store directory ``root``, whose marker says ``wanted``; made if it is empty or absent.
 
-    Raises `StoreError` for a directory of anything else, `StoreVersionError` for one of a newer
-    format; both are left untouched. `OSError` as the system does.
+    One that says ``older`` is opened as it is: `raise_version` is for whoever writes to it. Raises
+    `StoreError` for a directory of anything else, `StoreVersionError` for one of a newer format; both are
+    left untouched. `OSError` as the system does.
     """
     with contextlib.suppress(FileNotFoundError):
         folder = Folder.at(root)
         try:
-            _check(root, folder.read(MARKER)[0], wanted)
+            _check(root, folder.read(MARKER)[0], wanted, older)
             return folder
         except FileNotFoundError:
             strangers = [name for name in folder.names() if not name.startswith(".kamera")]
@@ -38,6 +39,22 @@ def open_directory(root: Path, wanted: Mapping[str, Any]) -> Folder:
     root.mkdir(mode=0o700, parents=True, exist_ok=True)
     folder = Folder.at(root)
     # the marker comes first, so that a store half made is never taken for a stranger's folder
+    _put(folder, wanted)
+    with Folder.at(root.parent) as parent:
+        parent.sync()
+    return folder
+
+
+def raise_version(folder: Folder, wanted: Mapping[str, Any], older: Mapping[str, Any]) -> None:
+    """Have a marker that says ``older`` say ``wanted``: versions that cannot read it all then keep out.
+
+    Raises `OSError`, and then the marker is what it was.
+    """
+    if folder.read(MARKER)[0] == _text(older):
+        _put(folder, wanted)
+
+
+def _put(folder: Folder, wanted: Mapping[str, Any]) -> None:
     aside = f"{ASIDE}{os.getpid()}.{secrets.token_hex(8)}"
     try:
         folder.create(aside, _text(wanted))
@@ -45,12 +62,9 @@ def open_directory(root: Path, wanted: Mapping[str, Any]) -> Folder:
     finally:
         folder.remove(aside)
     folder.sync()
-    with Folder.at(root.parent) as parent:
-        parent.sync()
-    return folder
 
 
-def _check(root: Path, text: bytes, wanted: Mapping[str, Any]) -> None:
+def _check(root: Path, text: bytes, wanted: Mapping[str, Any], older: Mapping[str, Any]) -> None:
     place = root / MARKER
     try:
         found = json.loads(text)
@@ -64,7 +78,7 @@ def _check(root: Path, text: bytes, wanted: Mapping[str, Any]) -> None:
             f"{root} is a store of format {version}, this version reads up to {wanted['format']} here; "
             "upgrade kamera, or give the secret the store was made with"
         )
-    if found != dict(wanted):
+    if found not in (dict(wanted), dict(older)):
         raise StoreError(
             f"{root} was made as {json.dumps(found)}, not as {json.dumps(dict(wanted))}: "
             "open it as it was made"

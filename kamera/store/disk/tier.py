@@ -11,25 +11,25 @@ object while holding the index.
 from __future__ import annotations
 
 import contextlib
-import io
 import logging
 import re
 import secrets
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
-from typing import BinaryIO, NoReturn
+from typing import NoReturn
 
 from kamera.errors import CorruptChunk, KameraError, StoreError
 from kamera.store.codec import Codec
 from kamera.store.disk.bookkeeping import LEFT_IN_PLACE, Bookkeeping, rows_of
 from kamera.store.disk.claims import LOCK, claim
-from kamera.store.disk.files import ObjectFiles, Part
+from kamera.store.disk.files import ObjectFiles
 from kamera.store.disk.folder import Folder, NotAFile, stamp_of
 from kamera.store.disk.index import Index, Stamped
-from kamera.store.disk.marker import ASIDE, MARKER, open_directory
+from kamera.store.disk.marker import ASIDE, MARKER, open_directory, raise_version
 from kamera.store.disk.quarantine import Quarantine
-from kamera.store.info import ObjectInfo, Quarantined, VerifyReport
+from kamera.store.disk.reading import Readers, Reading
+from kamera.store.info import ObjectInfo, Quarantined
 from kamera.store.records import CanonicalRecord, PatchRecord
 
 __all__ = ["MARKER", "DiskTier"]
@@ -38,6 +38,8 @@ logger = logging.getLogger(__name__)
 
 _PART, _GONE = ".part", ".gone"
 _OURS = re.compile(r"([0-9a-f]{64})\.(part|lock|[0-9a-f]+\.gone)")
+_NO_LONGER = "layers.sqlite"
+"""Where earlier versions noted digests of layers."""
 _CLAIM_SECONDS = 60.0
 _STALE_SECONDS = 3600.0  # of files that do not tell whether their writer lives
 
@@ -54,7 +56,7 @@ class DiskTier:
         self.root = root
         self.codec = codec
         with self._translated("open"):
-            self._root = open_directory(root, codec.marker)
+            self._root = open_directory(root, codec.marker, codec.older_marker)
             self._files = ObjectFiles(self._root.sub("objects", make=True), codec)
             self._tmp = self._root.sub("tmp", make=True)
             self._quarantine = Quarantine(self._root.sub("quarantine", make=True))
@@ -62,6 +64,8 @@ class DiskTier:
             self._root.refuse_links()  # SQLite would follow one
         self.index = Index(root / "index.sqlite", self._rows_of_files, codec.veil, codec.unveil)
         self._books = Bookkeeping(self._files, self.index)
+        self._readers = Readers()
+        self._marked = False  # whether the marker is known to say what is written here
         if not self.index.complete:
             self.rebuild_index()
         self.collect()
@@ -82,23 +86,49 @@ class DiskTier:
 
         A damaged file goes to ``quarantine/`` and `CorruptChunk` is raised. None if there is none.
         """
-        found = self.read_file(key)
-        return None if found is None else found[:2]
+        reading = self.begin(key)
+        if reading is None:
+            return None
+        with reading:
+            return reading.record(), (reading.info, reading.stamp)
 
-    def read_file(self, key: str) -> tuple[CanonicalRecord | PatchRecord, Stamped, bytes] | None:
-        """`read`, with the bytes of the file."""
-        found = self.load(key)
+    def begin(
+        self, key: str, groups: Collection[str] | None = None, *, pinned: bool = False
+    ) -> Reading | None:
+        """Begin to read the object ``key``, or only ``groups`` of it; to be closed. None if there is none.
+
+        Its header is verified when this returns; the tensors follow on other threads, into page-locked
+        memory if ``pinned`` and there is a GPU. An object of an older format is read whole by then.
+        Damage that is found then or later goes to ``quarantine/``, and `CorruptChunk` is raised.
+        """
         with self._translated("read"):
-            if found is None:
+            try:
+                file = self._files.open(key)
+            except NotAFile as error:
+                self._set_aside(key, self._files.stamp(key), CorruptChunk(str(error)))
+            if file is None:
                 self._books.forget(key)
                 return None
-            data, stamp = found
-            source = str(self._files.path(key))
-            with self._quarantining(key, stamp):
-                record = self.codec.decode(data, key, source)
-                info = self.codec.read_info(io.BytesIO(data), len(data), key, source)
-            self._books.repair(info, stamp)
-        return record, (info, stamp), data
+            try:
+                stamp = stamp_of(file.status)
+                with self._quarantining(key, stamp):
+                    where = str(self._files.path(key))
+                    opened = self.codec.open(file, key, where)
+                    reading = Reading(file, self.codec, key, where, opened, lambda: self._reading(key, stamp))
+                self._books.repair(reading.info, stamp)
+                reading.start(self._readers, groups, pinned)
+            except BaseException:
+                file.close()
+                raise
+        return reading
+
+    def read_file(self, key: str) -> tuple[bytes, str] | None:
+        """The file of ``key``, verified to the last byte, and its stamp; otherwise as `read`."""
+        found = self.load(key)
+        if found is not None:
+            with self._reading(key, found[1]):
+                self.codec.decode(found[0], key, str(self._files.path(key)))
+        return found
 
     def load(self, key: str) -> tuple[bytes, str] | None:
         """The file of ``key`` as it lies there, unverified, and its stamp; None if there is none."""
@@ -107,12 +137,6 @@ class DiskTier:
                 return self._files.load(key)
             except NotAFile as error:
                 self._set_aside(key, self._files.stamp(key), CorruptChunk(str(error)))
-
-    def part(self, key: str, take: Callable[[BinaryIO], Part]) -> tuple[Part | None, str] | None:
-        """What ``take`` reads of the file, unverified, and its stamp; None if there is no such file."""
-        with self._translated("read"), contextlib.suppress(NotAFile):
-            return self._files.part(key, take)
-        return None
 
     def info(self, key: str) -> ObjectInfo | None:
         """What ``key`` is: from its row, or from its file's header if the row is of another."""
@@ -188,39 +212,6 @@ class DiskTier:
         with self._translated("evict"):
             return self._remove(key, stamp)
 
-    def verify(
-        self, *, rebuild: bool = False, progress: Callable[[int, int], None] = lambda done, total: None
-    ) -> VerifyReport:
-        """Read every object once; damaged ones go to quarantine, the index follows.
-
-        ``rebuild``: make all rows anew first. What writers left behind that died is collected.
-        ``progress`` is called with objects done and in all.
-        """
-        stale = self.collect()
-        self.index.check()  # opening it reads only the first pages
-        with self._translated("verify"):
-            names = self._files.names()
-            listed = {row.key for row in self.index.weighed()}
-            lost = {key for key in listed.difference(names) if self._files.stamp(key) is None}
-        if rebuild:
-            self.rebuild_index()
-        ok = unlisted = 0
-        quarantined: list[str] = []
-        refused: list[str] = []
-        for done, key in enumerate(names, 1):
-            progress(done, len(names))
-            try:
-                found = self.read(key) is not None
-                ok += found
-                unlisted += found and key not in listed
-            except CorruptChunk as error:
-                quarantined.append(str(error))
-            except LEFT_IN_PLACE as error:
-                refused.append(str(error))
-        for key in lost:
-            self.stamp(key)  # drops the row
-        return VerifyReport(ok, tuple(quarantined), tuple(refused), unlisted, len(lost), stale)
-
     def collect(self) -> int:
         """Clear up behind writers that died; how many files of theirs are gone."""
         before = time.time() - _STALE_SECONDS
@@ -228,7 +219,7 @@ class DiskTier:
             removed = self._quarantine.collect(before)
             for key in {copy.name for copy in self._quarantine.copies()}:
                 self._books.forget(key)
-            for folder, prefix in ((self._tmp, ""), (self._root, ASIDE)):
+            for folder, prefix in ((self._tmp, ""), (self._root, ASIDE), (self._root, _NO_LONGER)):
                 for name in folder.names():
                     if name.startswith(prefix):
                         removed += self._collected(folder, name, before)
@@ -250,6 +241,7 @@ class DiskTier:
 
     def close(self) -> None:
         """Close the index; the objects are already safe."""
+        self._readers.close()
         self.index.close()
 
     def _rows_of_files(self) -> Iterator[Stamped]:
@@ -272,6 +264,9 @@ class DiskTier:
         with self._translated("write"), self._claimed(key):
             if not replace and self._intact(key):
                 return None
+            if not self._marked:
+                raise_version(self._root, self.codec.marker, self.codec.older_marker)
+                self._marked = True
             with self._files.prepare(key) as shard:
                 stamp = stamp_of(self._tmp.create(key + _PART, data))
                 with self.index.writing():
@@ -359,6 +354,11 @@ class DiskTier:
             self.index.drop(key)
         logger.warning("damaged object %s moved to %s", key, place)
         raise type(error)(f"{error}; moved to {place}") from error
+
+    @contextlib.contextmanager
+    def _reading(self, key: str, stamp: str) -> Iterator[None]:
+        with self._translated("read"), self._quarantining(key, stamp):
+            yield
 
     @contextlib.contextmanager
     def _quarantining(self, key: str, stamp: str) -> Iterator[None]:

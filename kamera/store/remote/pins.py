@@ -50,7 +50,8 @@ class RemotePins:
             for name, size in wanted.items():
                 written.append(name)
                 self._blobs.put(PINS + name, f"{size} {until!r}".encode())
-            held, cap = sum(pin.bytes for pin in self.list()), self.cap
+            cap = self.cap
+            held = 0 if cap is None else sum(pin.bytes for pin in self.list())
             if cap is not None and held > cap:
                 raise over_cap(held, cap)
         except (RemoteUnavailable, PinsFull):
@@ -63,8 +64,12 @@ class RemotePins:
         """See `PinBook`."""
         wanted = list(dict.fromkeys(names))
         held = self.pinned(wanted)
-        self._blobs.discard([PINS + name for name in wanted])
+        self.discard(wanted)
         return len(held)
+
+    def discard(self, names: Sequence[str]) -> None:
+        """Let objects go that are no more."""
+        self._blobs.discard([PINS + name for name in names])
 
     def is_pinned(self, name: str) -> bool:
         """See `PinBook`."""

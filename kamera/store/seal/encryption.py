@@ -1,7 +1,7 @@
-"""Objects encrypted at rest, header apart from tensors, under keys that can be rotated.
+"""Objects encrypted at rest, header and groups of tensors apart, under keys that can be rotated.
 
-AES-256-GCM of the `cryptography` package, random nonces; `docs/store-format.md` specifies the file.
-What is encrypted is the sealed file of `seal.Sealed`, so nothing else about reading it changes.
+AES-256-GCM of the `cryptography` package; `docs/store-format.md` specifies the file. What is encrypted
+is the sealed file of `seal.Sealed`, so nothing else about reading it changes.
 """
 
 from __future__ import annotations
@@ -12,35 +12,29 @@ import io
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, BinaryIO
 
 from kamera.errors import CorruptChunk, StoreError, WrongKey
 from kamera.store import format as object_format
+from kamera.store.head import front_size, is_older, verified
 from kamera.store.info import ObjectInfo
+from kamera.store.opened import Opened
 from kamera.store.records import CanonicalRecord, PatchRecord
-from kamera.store.seal.codec import ENCRYPTED, SEALED_VERSION, Sealed, root_key
+from kamera.store.seal.codec import SEALED_VERSION, Sealed, root_key
+from kamera.store.seal.preamble import SHORTEST, Preamble, length_of, parsed, started, version_of
+from kamera.store.sources import BytesSource, Source
 
 try:
     from cryptography.exceptions import InvalidTag
     from cryptography.hazmat.primitives.ciphers.aead import AESGCM, AESSIV
     from cryptography.hazmat.primitives.hashes import SHA256
     from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+
+    from kamera.store.seal.frames import LIMIT, SALT, TAG, Cipher, Frames
 except ImportError as error:
     raise StoreError('encryption needs the cryptography package: pip install "kamera[encryption]"') from error
 
 KEY_BYTES = 32
-OVERHEAD = 88 + 2 * 16
-"""Bytes an encrypted object is larger than the sealed one: preamble and two GCM tags."""
-
-_LIMIT = 2**31 - 1  # of bytes in one call of the library
-
-
-class _Preamble(NamedTuple):
-    raw: bytes  # all 88 bytes
-    key_id: bytes
-    head_nonce: bytes
-    tensors_nonce: bytes
-    head_size: int  # of the ciphertext, its tag included
 
 
 @dataclass(frozen=True)
@@ -64,29 +58,54 @@ class Encrypted(Sealed):
         return cls(root, {_key_id(key): key for key in derived})
 
     def encode(self, record: CanonicalRecord | PatchRecord, created: float) -> bytes:
-        """The encrypted file; `ValueError` for an object of 2 GiB or more."""
-        return self._encrypt(super().encode(record, created), self.name(record.key))
+        """The encrypted file; `ValueError` for a group of 2 GiB or more."""
+        name = self.name(record.key)
+        return self._encrypt(super().encode(record, created), name)
+
+    def open(self, source: Source, name: str, where: str) -> Opened | None:
+        """As sealed; `WrongKey` for an intact object whose key is not among those given."""
+        first = source.read(0, length_of(2))
+        version = version_of(first)
+        if version is None and super().open(source, name, where) is not None:
+            raise _unencrypted(where)
+        if version != 2:
+            return None
+        preamble = self._preamble(first, source.size, name, where)
+        cipher = Cipher(self.keys[preamble.key_id], preamble, name)
+        front = cipher.decrypt(0, "head", source.read(len(preamble.raw), preamble.head), where)
+        if front_size(front, len(front), where) != len(front) or is_older(front, where):
+            raise CorruptChunk(f"{where}: its head is not that of an encrypted object")
+        head = verified(front, source.size, name, where, self._mac, self.name)
+        frames = Frames(source, cipher, preamble, head.groups, where)
+        return Opened(replace(head, info=replace(head.info, key=name)), frames)
 
     def decode(self, data: bytes, name: str, source: str) -> CanonicalRecord | PatchRecord:
-        """As sealed; `WrongKey` for an intact object whose key is not among those given."""
-        if data[:8] != ENCRYPTED:
-            super().decode(data, name, source)  # tells what is wrong with it, unless the secret's holder
-            raise WrongKey(f"{source}: it was written without encryption: export it and import it here")
-        return super().decode(self._decrypt(data, name, source), name, source)
+        """As `open`, and whole."""
+        opened = self.open(BytesSource(data), name, source)
+        if opened is not None:
+            return opened.read()
+        if version_of(data) == 1:
+            plain = self._decrypt_halves(data, name, source)
+            return object_format.decode(plain, name, source, mac=self._mac, name=self.name)
+        super().decode(data, name, source)  # tells what is wrong with it, unless the secret's holder
+        raise _unencrypted(source)
 
     def read_info(self, file: BinaryIO, size: int, name: str, source: str) -> ObjectInfo:
         """As sealed; only the header is read and decrypted."""
-        preamble = self._preamble(file.read(88), size, name, source)
-        head = self._open(preamble, "head", file.read(preamble.head_size), source)
-        info = object_format.read_info(io.BytesIO(head), size - OVERHEAD, name, source, self.name)
-        return replace(info, key=name, bytes=size)
+        first = file.read(SHORTEST)
+        first += file.read(length_of(version_of(first) or 1) - SHORTEST)
+        preamble = self._preamble(first, size, name, source)
+        head = self._head(preamble, file.read(preamble.head), name, source)
+        info = object_format.read_info(io.BytesIO(head), size, name, source, self.name)
+        return replace(info, key=name)
 
     def renewed(self, data: bytes, name: str, source: str) -> bytes | None:
         """The file under the first key; None if that is its key already. Raises as `decode`."""
-        preamble = self._preamble(bytes(data[:88]), len(data), name, source)
+        preamble = self._preamble(data[: length_of(2)], len(data), name, source)
         if preamble.key_id == next(iter(self.keys)):
             return None
-        return self._encrypt(self._decrypt(data, name, source), name)
+        created = self.read_info(io.BytesIO(data), len(data), name, source).created
+        return self.encode(self.decode(data, name, source), created)
 
     @property
     def marker(self) -> dict[str, Any]:
@@ -108,37 +127,51 @@ class Encrypted(Sealed):
     def _siv(self) -> AESSIV:
         return AESSIV(self.key_for("kamera.veil.v1", 64))
 
+    @property
+    def older_marker(self) -> dict[str, Any]:
+        """See `Codec`."""
+        return {**self.marker, "format": 2}
+
     def _encrypt(self, plain: bytes, name: str) -> bytes:
-        cut = 8 + int.from_bytes(plain[:8], "little")
-        if len(plain) - cut > _LIMIT:
+        opened = super().open(BytesSource(plain), name, name)
+        assert opened is not None  # what is written is of the newest format
+        groups = opened.head.groups
+        cut = len(plain) - opened.head.size
+        largest = max((group.size for group in groups.values()), default=0)
+        if max(largest, cut) > LIMIT:
             raise ValueError(
-                f"an object of {len(plain)} bytes is too large to be encrypted (2 GiB): make smaller chunks"
+                f"a layer of {largest} bytes is too large to be encrypted (2 GiB): make smaller chunks"
             )
         key_id, key = next(iter(self.keys.items()))
-        start = ENCRYPTED + key_id + os.urandom(12) + os.urandom(12) + (cut + 16).to_bytes(8, "little")
-        preamble = _parsed(start + self._check(start, name))
-        return b"".join(
-            [
-                preamble.raw,
-                AESGCM(key).encrypt(preamble.head_nonce, plain[:cut], preamble.raw + b"head"),
-                AESGCM(key).encrypt(
-                    preamble.tensors_nonce, memoryview(plain)[cut:], preamble.raw + b"tensors"
-                ),
-            ]
-        )
+        total = length_of(2) + len(plain) + TAG * (1 + len(groups))
+        start = started(2, key_id, os.urandom(SALT), cut + TAG, total)
+        preamble = parsed(start + self._check(start, name), 2)
+        cipher = Cipher(key, preamble, name)
+        tensors = memoryview(plain)[cut:]
+        frames = [cipher.encrypt(0, plain[:cut])]
+        for index, group in enumerate(groups.values(), 1):
+            frames.append(cipher.encrypt(index, b"".join(tensors[s:e] for s, e in group.spans)))
+        return b"".join([preamble.raw, *frames])
 
-    def _decrypt(self, data: bytes, name: str, source: str) -> bytes:
-        preamble = self._preamble(bytes(data[:88]), len(data), name, source)
-        cut = 88 + preamble.head_size
-        head = self._open(preamble, "head", data[88:cut], source)
-        return head + self._open(preamble, "tensors", memoryview(data)[cut:], source)
+    def _decrypt_halves(self, data: bytes, name: str, source: str) -> bytes:
+        """The sealed file in one of version 1, which was cut behind its header."""
+        preamble = self._preamble(data[: length_of(1)], len(data), name, source)
+        cut = len(preamble.raw) + preamble.head
+        head = self._half(preamble, "head", data[len(preamble.raw) : cut], source)
+        return head + self._half(preamble, "tensors", memoryview(data)[cut:], source)
 
-    def _preamble(self, raw: bytes, total: int, name: str, source: str) -> _Preamble:
-        """The first 88 bytes of a file, their check passed and their key at hand."""
-        if total < OVERHEAD or raw[:8] != ENCRYPTED:
+    def _head(self, preamble: Preamble, data: bytes, name: str, source: str) -> bytes:
+        if preamble.version == 1:
+            return self._half(preamble, "head", data, source)
+        return Cipher(self.keys[preamble.key_id], preamble, name).decrypt(0, "head", data, source)
+
+    def _preamble(self, first: bytes, total: int, name: str, source: str) -> Preamble:
+        """The preamble of a file that begins with ``first``, its check passed and its key at hand."""
+        version = version_of(first)
+        if version is None or len(first) < length_of(version):
             raise CorruptChunk(f"{source}: no encrypted object")
-        preamble = _parsed(raw)
-        if not hmac.compare_digest(raw[56:], self._check(raw[:56], name)):
+        preamble = parsed(first[: length_of(version)], version)
+        if not hmac.compare_digest(preamble.check, self._check(preamble.checked, name)):
             raise CorruptChunk(f"{source}: the first bytes have changed, or were written without the secret")
         if preamble.key_id not in self.keys:
             known = ", ".join(key_id.hex()[:8] for key_id in self.keys)
@@ -146,12 +179,14 @@ class Encrypted(Sealed):
                 f"{source}: encrypted under key {preamble.key_id.hex()[:8]}, given were {known}: add the key "
                 "it was written with to keys="
             )
-        if not 16 < preamble.head_size <= total - 88 - 16:
-            raise CorruptChunk(f"{source}: impossible header length {preamble.head_size} in {total} bytes")
+        if version > 1 and preamble.total != total:
+            raise CorruptChunk(f"{source}: {total} bytes, of {preamble.total}")
+        if not 16 < preamble.head <= total - len(preamble.raw):
+            raise CorruptChunk(f"{source}: impossible header length {preamble.head} in {total} bytes")
         return preamble
 
-    def _open(self, preamble: _Preamble, part: str, data: bytes | memoryview, source: str) -> bytes:
-        nonce = preamble.head_nonce if part == "head" else preamble.tensors_nonce
+    def _half(self, preamble: Preamble, part: str, data: bytes | memoryview, source: str) -> bytes:
+        nonce = preamble.fresh[:12] if part == "head" else preamble.fresh[12:]
         try:
             return AESGCM(self.keys[preamble.key_id]).decrypt(nonce, data, preamble.raw + part.encode())
         except InvalidTag:
@@ -162,8 +197,8 @@ class Encrypted(Sealed):
         return hashlib.blake2b(name.encode() + start, key=key, digest_size=32).digest()
 
 
-def _parsed(raw: bytes) -> _Preamble:
-    return _Preamble(raw, raw[8:24], raw[24:36], raw[36:48], int.from_bytes(raw[48:56], "little"))
+def _unencrypted(source: str) -> WrongKey:
+    return WrongKey(f"{source}: it was written without encryption: export it and import it here")
 
 
 def _derive(key: bytes, root: bytes) -> bytes:

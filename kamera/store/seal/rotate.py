@@ -13,6 +13,8 @@ from kamera.store.disk.tier import DiskTier
 from kamera.store.remote import RemoteTier
 from kamera.store.tiers import Tiers
 
+_UPLOAD_SECONDS = 60.0
+
 
 @dataclass(frozen=True)
 class Rotated:
@@ -41,6 +43,7 @@ def rotate(codec: Codec, tiers: Tiers) -> Rotated:
     if tiers.disk is not None:
         run.over_disk(tiers.disk)
     if tiers.remote is not None:
+        tiers.flush(_UPLOAD_SECONDS)  # one under way was read before its file was renewed
         run.over_remote(tiers.remote)
     return Rotated(run.rewritten, run.current, tuple(run.refused))
 

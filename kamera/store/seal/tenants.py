@@ -39,7 +39,11 @@ def directory_of(root: Path, codec: Codec) -> Path:
     if not isinstance(codec, Sealed):
         return root
     try:
-        with open_directory(root, Codec().marker) as store, store.sub(TENANTS, make=True) as tenants:
+        plain = Codec()
+        with (
+            open_directory(root, plain.marker, plain.older_marker) as store,
+            store.sub(TENANTS, make=True) as tenants,
+        ):
             store.sync()
             tenants.sub(codec.folder, make=True).close()
             tenants.sync()

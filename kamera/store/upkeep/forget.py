@@ -11,14 +11,13 @@ from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
 
-from kamera.errors import CorruptChunk, StoreError, StoreVersionError, WrongKey
+from kamera.errors import CorruptChunk, StoreVersionError, WrongKey
 from kamera.store.codec import Codec
 from kamera.store.disk.folder import Folder, NotAFile
 from kamera.store.disk.tier import DiskTier
 from kamera.store.info import ObjectInfo
 from kamera.store.keys import Context, canonical_key
 from kamera.store.remote import RemoteTier
-from kamera.store.remote.ledger import remote_of
 from kamera.store.search.lookback import Search
 from kamera.store.tiers import Tiers
 from kamera.store.upkeep.pinbooks import book_of
@@ -53,15 +52,8 @@ class _Trace(NamedTuple):
 def forget(tiers: Tiers, search: Search, codec: Codec, tenant: str, chunk_id: str) -> Forgotten:
     """Remove a chunk's canonicals and patches, and the patches of other chunks formed behind it.
 
-    Raises `RemoteUnavailable` when a remote does not answer; run it again then. `StoreError` for the
-    cache of a remote that was opened without it.
+    Raises `RemoteUnavailable` when a remote does not answer; run it again then.
     """
-    behind = None if tiers.disk is None or tiers.remote is not None else remote_of(tiers.disk.root)
-    if tiers.disk is not None and behind is not None:
-        raise StoreError(
-            f"{tiers.disk.root} is the cache of {behind}, which may hold the chunk as well: open that with "
-            "cache= and forget it there"
-        )
     look = _Look(tiers, search, codec, tenant, chunk_id)
     found = [trace for trace in look.traces() if trace.remove is not None]
     for trace in found:

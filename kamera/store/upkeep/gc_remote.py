@@ -41,7 +41,7 @@ def clean_remote(
         if not dry_run:
             names = [found.key for found, _ in leaving]
             tiers.discard(names)
-            remote.pins.unpin(names)  # those whose time was over
+            remote.pins.discard(names)  # those whose time was over
         removed += [Removed(o.key, o.kind, o.bytes, value(o, now), reason) for o, reason in leaving]
         progress(i + len(batch), len(victims))
     copies = [] if quarantine_age is None else remote.quarantined()

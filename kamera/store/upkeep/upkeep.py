@@ -126,12 +126,7 @@ class Upkeep:
         elif disk is None:
             raise StoreError(f"cannot collect in {self.url}: bound it by opening it with memory_limit=")
         else:
-            behind = remote_of(disk.root)
-            if behind is not None:
-                raise StoreError(
-                    f"{disk.root} is the cache of {behind}: collect there, or bound the cache by opening it "
-                    "with disk_limit="
-                )
+            self._refuse_cache("collect", ", or bound the cache by opening it with disk_limit=")
             report = clean(
                 disk, None if every_tenant else self.tenant, limit, quarantine_age, dry_run, progress
             )
@@ -145,15 +140,19 @@ class Upkeep:
         """Remove all that was made of a chunk (patches of others formed behind it, embeddings and damaged
         copies as well), look again, and say what is left.
 
-        Raises `RemoteUnavailable` when a remote does not answer; run it again then.
+        Raises `RemoteUnavailable` when a remote does not answer; run it again then. `StoreError` for the
+        cache of a remote that was opened without it, which cannot speak for it.
         """
+        self._refuse_cache("forget")
         return forget(self._tiers, self._search, self._codec, self.tenant, chunk_id)
 
     def rotate(self) -> Rotated:
         """Write every encrypted object again under the first of ``keys``; if interrupted, run it again.
 
-        Raises `StoreError` for a store that is not encrypted.
+        Raises `StoreError` for a store that is not encrypted, a remote that cannot compare before it
+        replaces, and the cache of one that was opened without it.
         """
+        self._refuse_cache("rotate")
         return rotate(self._codec, self._tiers)
 
     @property
@@ -236,6 +235,15 @@ class Upkeep:
         check_key(key)
         info = self._tiers.info(key, certain=True)
         return None if info is None or info.context.tenant != self.tenant else info
+
+    def _refuse_cache(self, verb: str, else_: str = "") -> None:
+        """Raise `StoreError` if this is the directory in front of a remote, opened by itself."""
+        behind = None if self._disk is None or self._tiers.remote else remote_of(self._disk.root)
+        if self._disk is not None and behind is not None:
+            raise StoreError(
+                f"{self._disk.root} is the cache of {behind}: open that with this as cache= (--cache) to "
+                f"{verb}{else_}"
+            )
 
     def _own_infos(self, keys: list[str]) -> dict[str, ObjectInfo]:
         """What these are. Raises `StoreError` unless all of them are this tenant's objects."""

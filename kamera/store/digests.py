@@ -1,0 +1,35 @@
+"""The hashes that an object's groups of tensors may be held by."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from typing import Literal, Protocol, get_args
+
+from kamera.errors import StoreError
+
+DigestName = Literal["sha256", "blake3"]
+DIGESTS: tuple[DigestName, ...] = get_args(DigestName)
+
+
+class Hasher(Protocol):
+    """A hash that is being made; ``update`` lets other threads run meanwhile."""
+
+    def update(self, data: memoryview, /) -> object: ...
+    def hexdigest(self) -> str: ...
+
+
+def hasher_of(name: str) -> Callable[[], Hasher]:
+    """What begins a hash of 256 bits called ``name``.
+
+    `ValueError` for one that is none of `DIGESTS`, `StoreError` for one whose package is missing.
+    """
+    if name == "sha256":
+        return hashlib.sha256
+    if name == "blake3":
+        try:
+            from blake3 import blake3
+        except ImportError:
+            raise StoreError('blake3 digests need the blake3 package: pip install "kamera[blake3]"') from None
+        return blake3
+    raise ValueError(f"digest {name!r} is none of {', '.join(DIGESTS)}")

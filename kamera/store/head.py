@@ -1,0 +1,262 @@
+"""The header of an object: how it is written, and what is believed of one that is read.
+
+It stands under a digest of its own, at a fixed place, so it is verified before anything is parsed; and
+it holds the digests of all groups of tensors, so each of them can be verified without the rest.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+
+from kamera.errors import CorruptChunk, ForeignObject, StoreError, StoreVersionError
+from kamera.store.digests import Hasher, hasher_of
+from kamera.store.groups import Entry, Group, grouped, laid_out
+from kamera.store.info import ObjectInfo
+from kamera.store.keys import KINDS, Context, canonical_key, is_key, patch_key
+from kamera.store.records import CanonicalRecord, Header, PatchRecord, Record, canonical_json
+
+FORMAT_VERSION = 4
+"""Version of what stands in an object's header; objects of 1 to 3 are read, and no longer written."""
+
+OLDER = 3
+"""Newest of the versions whose one digest is over the whole file (`older`)."""
+
+Naming = Callable[[str], str]
+"""What an object is called, given its key; `str` when it is called what its key is."""
+
+PREFIX = b'{"__metadata__":{"header":"'
+OLDER_PREFIX = b'{"__metadata__":{"digest":"'
+DIGEST = slice(8 + len(PREFIX), 8 + len(PREFIX) + 64)
+"""Where the digest stands in a file, of whatever version."""
+
+_MAX_HEADER = 100_000_000  # the limit of the safetensors format
+MALFORMED = (
+    SafetensorError,
+    AttributeError,
+    IndexError,
+    KeyError,
+    OverflowError,
+    RecursionError,
+    TypeError,
+    ValueError,
+)
+"""What bytes that passed the digest but were not written here can still provoke. Not RuntimeError or
+MemoryError: want of memory is no damage."""
+
+
+@dataclass(frozen=True)
+class ObjectHead:
+    """A header that was verified, and found to be just what is written for its record.
+
+    ``info`` has the file's size; ``groups`` in the order of the file, ``digests`` of them in hex, made by
+    ``hasher``; ``size`` of the tensors in bytes. ``source`` names the file in errors.
+    """
+
+    info: ObjectInfo
+    header: Header
+    groups: Mapping[str, Group]
+    digests: Mapping[str, str]
+    hasher: Callable[[], Hasher]
+    size: int
+    source: str
+
+
+def written(record: Record, created: float, digests: Mapping[str, Any]) -> Header:
+    """What stands in ``kamera`` of the file of ``record``."""
+    return {**complete(record, created), "format": FORMAT_VERSION, "digests": dict(digests)}
+
+
+def complete(record: Record, created: float) -> Header:
+    """The same as the oldest version that can say it has it."""
+    return {"format": record.format, "created": created, **record.header()}
+
+
+def text_of(header: Header, entries: Mapping[str, Entry], digest: str = "header") -> bytes:
+    """The header of the file with zeros for the digest, padded. `ValueError` when it is too long."""
+    fields: dict[str, Any] = {"__metadata__": {digest: "0" * 64, "kamera": canonical_json(header)}}
+    fields.update({name: entry.told() for name, entry in entries.items()})
+    text = json.dumps(fields, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % 8)
+    if len(text) > _MAX_HEADER:
+        raise ValueError(f"a header of {len(text)} bytes is over the limit of {_MAX_HEADER}")
+    return text
+
+
+def signed(text: bytes, mac: bytes) -> bytes:
+    """The front of a file: the length of ``text``, and it with its digest in its place."""
+    front = bytearray(len(text).to_bytes(8, "little") + text)
+    front[DIGEST] = _digest(front, mac)
+    return bytes(front)
+
+
+def front_size(first: bytes, total: int, source: str) -> int:
+    """How many of ``total`` bytes are length and header, by the ``first`` 99. Raises `CorruptChunk`."""
+    if total < DIGEST.stop:
+        raise CorruptChunk(f"{source}: truncated, {total} bytes cannot hold a header")
+    size = int.from_bytes(first[:8], "little")
+    if size > min(total - 8, _MAX_HEADER) or size < DIGEST.stop - 8:
+        raise CorruptChunk(f"{source}: impossible header length {size} in {total} bytes")
+    return 8 + size
+
+
+def is_older(front: bytes, source: str) -> bool:
+    """Whether a file that begins so is of versions 1 to 3. `CorruptChunk` if it is no object at all."""
+    found = front[8 : 8 + len(PREFIX)]
+    if found not in (PREFIX, OLDER_PREFIX):
+        raise CorruptChunk(f"{source}: no digest at its place, this is no object of a store")
+    return found == OLDER_PREFIX
+
+
+def verified(
+    front: bytes,
+    total: int,
+    expected: str,
+    source: str,
+    mac: bytes = b"",
+    name: Naming = str,
+    *,
+    verify: bool = True,
+) -> ObjectHead:
+    """What the ``front`` of a file of ``total`` bytes says, that file's key being ``expected`` by ``name``.
+
+    Raises as `format.decode`. Without ``verify`` the digest is not looked at.
+    """
+    if verify and not hmac.compare_digest(front[DIGEST], _digest(front, mac)):
+        if mac and front[DIGEST] == _digest(front, b""):
+            raise ForeignObject(f"{source}: an intact object, but written without this store's secret")
+        raise CorruptChunk(f"{source}: the digest does not match, bytes of the header have changed")
+    header = parsed(front[8:], expected, source, name)
+    if header["format"] <= OLDER:
+        raise CorruptChunk(f"{source}: of format {header['format']}, but not laid out as that is")
+    try:
+        entries, size = _rebuilt(front[8:], header)
+        told = header["digests"]
+        digests, algorithm = told["groups"], told["algorithm"]
+        groups = grouped(entries)
+        if len(told) > 2 or digests.keys() != groups.keys() or not all(map(is_key, digests.values())):
+            raise ValueError(f"digests of {sorted(digests)}, groups are {sorted(groups)}")
+    except KeyError as error:
+        raise CorruptChunk(f"{source}: {error} is missing") from error
+    except MALFORMED as error:
+        raise CorruptChunk(f"{source}: {error}") from error
+    try:
+        hasher = hasher_of(algorithm)
+    except (StoreError, ValueError, TypeError) as error:
+        raise StoreVersionError(f"{source}: its tensors cannot be verified here: {error}") from error
+    return ObjectHead(info_of(header, total), header, groups, digests, hasher, size, source)
+
+
+def _rebuilt(text: bytes, header: Header) -> tuple[dict[str, Entry], int]:
+    """Where the tensors lie, and how long they are, by a header that must be exactly as it is written.
+
+    One record, one file: what two readers could take for two different things is none.
+    """
+    told = {name: Entry.of(entry) for name, entry in json.loads(text).items() if name != "__metadata__"}
+    try:  # shapes without memory: what they say is checked before room is made for them
+        tensors = {name: torch.empty(e.shape, dtype=e.dtype, device="meta") for name, e in told.items()}
+    except RuntimeError as error:
+        raise ValueError(f"a shape is impossible: {error}") from error
+    cls = CanonicalRecord if header["kind"] == "canonical" else PatchRecord
+    record: Record = cls.from_parts(header, tensors)
+    rebuilt = written(record, header["created"], header["digests"])
+    wrong = differences(rebuilt, header)
+    if wrong:
+        raise ValueError(f"header fields {wrong} disagree with the tensors")
+    held = record.tensors()
+    if left_over := told.keys() - held.keys():
+        raise ValueError(f"tensors the header does not name: {sorted(left_over)}")
+    entries = laid_out(held)
+    found = text[: DIGEST.start - 8] + b"0" * 64 + text[DIGEST.stop - 8 :]
+    if found != text_of(rebuilt, entries):
+        raise ValueError("the header is not laid out as it is written")
+    return entries, max((entry.end for entry in entries.values()), default=0)
+
+
+def differences(mine: Header, theirs: Header) -> list[str]:
+    """Names of the fields in which two headers differ."""
+    return sorted(name for name in mine.keys() | theirs.keys() if _differ(name, mine, theirs))
+
+
+def parsed(text: bytes, expected: str, source: str, name: Naming) -> Header:
+    """The Kamera header inside a safetensors header, its version, kind and key checked."""
+    try:
+        metadata = json.loads(text)["__metadata__"]
+        header = json.loads(metadata["kamera"])
+        version = header["format"]
+        if type(version) is not int or version < 1:
+            raise ValueError(f"format version {version!r} is none")
+        if version > FORMAT_VERSION:
+            raise StoreVersionError(
+                f"{source}: written in format {version}, this version reads up to "
+                f"{FORMAT_VERSION}; upgrade kamera to read it"
+            )
+        if canonical_json(header) != metadata["kamera"]:
+            raise ValueError("it is not in canonical form")
+        if header["kind"] not in KINDS:
+            raise ValueError(f"kind {header['kind']!r} is none of {', '.join(KINDS)}")
+        key, info = _key_of(header), info_of(header, 0)
+        if key != info.key:
+            raise ValueError(f"key {info.key} is not that of its own fields, {key}")
+        # what a listing shows; whether it is true of the tensors is checked when they are read
+        if not (_is_count(info.tokens) and (info.rank is None or _is_count(info.rank))):
+            raise ValueError(f"tokens {info.tokens!r} and rank {info.rank!r} must be counts")
+        if not (isinstance(info.created, float) or _is_count(info.created)):
+            raise ValueError(f"created must be seconds, got {info.created!r}")
+        if not isinstance(info.formed, str | None):
+            raise ValueError(f"formed must be text, got {info.formed!r}")
+        if name(key) != expected:
+            raise ValueError(f"it is of object {name(key)}, expected {expected}")
+    except KeyError as error:
+        raise CorruptChunk(f"{source}: the header lacks {error}") from error
+    except MALFORMED as error:
+        raise CorruptChunk(f"{source}: malformed header: {error}") from error
+    return dict(header)
+
+
+def info_of(header: Header, size: int) -> ObjectInfo:
+    """What a file of ``size`` bytes with this header is."""
+    return ObjectInfo(
+        key=header["key"],
+        kind=header["kind"],
+        chunk_id=header["chunk_id"],
+        context=Context(**header["context"]),
+        antecedents=tuple(header.get("antecedents", ())),
+        tokens=header["tokens"],
+        rank=header.get("rank"),
+        formed=header.get("formed"),
+        bytes=size,
+        created=header["created"],
+    )
+
+
+def _digest(front: bytes | bytearray, mac: bytes) -> bytes:
+    hasher = hashlib.blake2b(front[: DIGEST.start], digest_size=32, key=mac)
+    hasher.update(b"0" * 64)
+    hasher.update(front[DIGEST.stop :])
+    return hasher.hexdigest().encode()
+
+
+def _key_of(header: Header) -> str:
+    context = Context(**header["context"])
+    if header["kind"] == "canonical":
+        return canonical_key(context, header["chunk_id"])
+    return patch_key(context, header["chunk_id"], header["antecedents"], header["kind"])
+
+
+def _differ(name: str, mine: Mapping[str, Any], theirs: Mapping[str, Any]) -> bool:
+    if name not in mine or name not in theirs:
+        return True
+    # as text, because True == 1 == 1.0 in Python
+    return canonical_json(mine[name]) != canonical_json(theirs[name])
+
+
+def _is_count(value: object) -> bool:
+    return type(value) is int and 0 <= value < 2**53

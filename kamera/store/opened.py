@@ -1,0 +1,123 @@
+"""An object whose header was verified, and whose tensors are read and verified group by group."""
+
+from __future__ import annotations
+
+import bisect
+import hmac
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from kamera.errors import CorruptChunk
+from kamera.store.groups import Group, joined
+from kamera.store.head import ObjectHead
+from kamera.store.records import CanonicalRecord, PatchRecord
+from kamera.store.slabs import allocated
+from kamera.store.sources import Source
+
+_ALIGNED = 64  # bytes; where a stretch of the file begins in memory
+
+
+class Payload(Protocol):
+    """What gives the bytes of a group, unverified. Safe to use from several threads."""
+
+    def fetch(self, group: Group, views: Sequence[memoryview]) -> None:
+        """Fill ``views``, one for each of the group's spans. Raises `CorruptChunk`, `EOFError`, `OSError`."""
+        ...
+
+
+class Plain:
+    """Tensors that stand in the open behind a front of ``start`` bytes."""
+
+    def __init__(self, source: Source, start: int) -> None:
+        self._source = source
+        self._start = start
+
+    def fetch(self, group: Group, views: Sequence[memoryview]) -> None:
+        """See `Payload`."""
+        for (start, _), view in zip(group.spans, views, strict=True):
+            self._source.into(self._start + start, view)
+
+
+@dataclass(frozen=True)
+class Opened:
+    """One object: what its header says, and where its tensors come from.
+
+    Without ``verify`` the digests of groups are not looked at: only to measure what that costs.
+    """
+
+    head: ObjectHead
+    payload: Payload
+    verify: bool = True
+
+    def room(self, groups: Collection[str] | None = None, *, pinned: bool = False) -> Room:
+        """Memory for ``groups`` (None: for all), not yet filled. `KeyError` names one that is not there."""
+        wanted = self.head.groups if groups is None else {name: self.head.groups[name] for name in groups}
+        return Room(self, wanted, pinned)
+
+    def read(self) -> CanonicalRecord | PatchRecord:
+        """The record, every byte of it verified. Raises `CorruptChunk`, `OSError`."""
+        room = self.room()
+        for name in room.groups:
+            room.fill(name)
+        return room.record()
+
+
+class Room:
+    """Memory for some groups of one object; `fill` may be called from several threads at once.
+
+    ``tensors`` are views of one allocation. What is in them means nothing until their group is filled.
+    ``pinned``: in page-locked memory, if there is a GPU to copy from it.
+    """
+
+    def __init__(self, opened: Opened, groups: Mapping[str, Group], pinned: bool) -> None:
+        self.groups = groups
+        self._opened = opened
+        places: dict[int, int] = {}  # where stretches of the file start -> where in memory
+        size = 0
+        for start, end in joined(span for group in groups.values() for span in group.spans):
+            places[start] = size
+            size += -(-(end - start) // _ALIGNED) * _ALIGNED
+        memory, starts = allocated(size, pinned), list(places)
+
+        def place(start: int, end: int) -> torch.Tensor:
+            first = starts[bisect.bisect_right(starts, start) - 1]
+            at = places[first] + start - first
+            return memory[at : at + end - start]
+
+        self.tensors: dict[str, torch.Tensor] = {}
+        self._views: dict[str, list[memoryview]] = {}
+        for group in groups.values():
+            for name, entry in group.tensors.items():
+                if entry.start == entry.end:
+                    self.tensors[name] = torch.empty(entry.shape, dtype=entry.dtype)
+                else:
+                    held = place(entry.start, entry.end).view(entry.dtype)
+                    self.tensors[name] = held.reshape(entry.shape)
+            self._views[group.name] = [place(*span).numpy().data for span in group.spans]
+
+    def fill(self, group: str) -> None:
+        """Read one group, and verify the very bytes that stand in memory then.
+
+        Raises `CorruptChunk` if they are not those that were written, `OSError` as the system does.
+        """
+        head, views = self._opened.head, self._views[group]
+        try:
+            self._opened.payload.fetch(self.groups[group], views)
+        except EOFError as error:
+            raise CorruptChunk(f"{head.source}: truncated: {error}") from error
+        if not self._opened.verify:
+            return
+        hasher = head.hasher()
+        for view in views:
+            hasher.update(view)
+        if not hmac.compare_digest(hasher.hexdigest(), head.digests[group]):
+            raise CorruptChunk(f"{head.source}: the digest does not match, bytes of {group} have changed")
+
+    def record(self) -> CanonicalRecord | PatchRecord:
+        """The record of all tensors; only once every group of the object is filled."""
+        head = self._opened.head
+        cls = CanonicalRecord if head.info.kind == "canonical" else PatchRecord
+        return cls.from_parts(head.header, self.tensors)

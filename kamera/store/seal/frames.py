@@ -1,0 +1,76 @@
+"""Frames of an encrypted object: its head, then its groups of tensors, each decrypted by itself.
+
+Every file has a key of its own, made from the tenant's with a salt that is drawn for it, so the nonces
+may simply count the frames. A frame's place, the object's name and the preamble, which says how long the
+file is, are authenticated with it: frames cannot be swapped, dropped or taken from another file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+
+from kamera.errors import CorruptChunk
+from kamera.store.groups import Group
+from kamera.store.seal.preamble import Preamble
+from kamera.store.sources import Source
+
+TAG = 16
+SALT = 32
+LIMIT = 2**31 - 1 - TAG
+"""Most bytes of a frame: of one call of the library."""
+
+
+class Cipher:
+    """Frames of the object called ``name``, whose file begins with ``preamble``."""
+
+    def __init__(self, key: bytes, preamble: Preamble, name: str) -> None:
+        hkdf = HKDF(algorithm=SHA256(), length=32, salt=preamble.fresh, info=b"kamera.object.v1")
+        self._gcm = AESGCM(hkdf.derive(key))
+        self._bound = preamble.raw + name.encode()
+
+    def encrypt(self, index: int, data: bytes) -> bytes:
+        """Frame ``index`` (0: the head), its tag behind it; each only once."""
+        return self._gcm.encrypt(index.to_bytes(12, "big"), data, self._bound + index.to_bytes(8, "little"))
+
+    def decrypt(self, index: int, what: str, data: bytes, source: str) -> bytes:
+        """The inverse. `CorruptChunk`, with ``what`` it is, for any other bytes."""
+        try:
+            return self._gcm.decrypt(
+                index.to_bytes(12, "big"), data, self._bound + index.to_bytes(8, "little")
+            )
+        except InvalidTag:
+            raise CorruptChunk(f"{source}: its {what} cannot be decrypted, bytes have changed") from None
+
+
+class Frames:
+    """The tensors behind the head (`opened.Payload`)."""
+
+    def __init__(
+        self, source: Source, cipher: Cipher, preamble: Preamble, groups: Mapping[str, Group], where: str
+    ) -> None:
+        self._source = source
+        self._cipher = cipher
+        self._where = where
+        self._places: dict[str, tuple[int, int]] = {}  # of a group: its frame's index, and start
+        at = len(preamble.raw) + preamble.head
+        for index, group in enumerate(groups.values(), 1):
+            self._places[group.name] = index, at
+            at += group.size + TAG
+        if at != source.size:
+            raise CorruptChunk(f"{where}: {source.size} bytes, its header tells of {at}")
+
+    def fetch(self, group: Group, views: Sequence[memoryview]) -> None:
+        """See `Payload`."""
+        index, start = self._places[group.name]
+        frame = self._source.read(start, group.size + TAG)
+        if len(frame) < group.size + TAG:
+            raise EOFError(f"the file ends at byte {start + len(frame)}, it had {self._source.size}")
+        plain = memoryview(self._cipher.decrypt(index, group.name, frame, self._where))
+        for view in views:
+            view[:] = plain[: len(view)]
+            plain = plain[len(view) :]

@@ -1,0 +1,86 @@
+"""Where an object's bytes come from: memory, or an open file."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import weakref
+from typing import Protocol
+
+
+class Source(Protocol):
+    """Bytes that can be read in any order, by several threads at once.
+
+    Both methods raise `EOFError` where the bytes end early, and `OSError` as the system does.
+    """
+
+    @property
+    def size(self) -> int: ...
+
+    def read(self, start: int, length: int) -> bytes:
+        """Some of the bytes; fewer at the end."""
+        ...
+
+    def into(self, start: int, view: memoryview) -> None:
+        """Fill ``view`` with the bytes from ``start`` on."""
+        ...
+
+
+class BytesSource:
+    """Bytes in memory."""
+
+    def __init__(self, data: bytes) -> None:
+        self.size = len(data)
+        self._data = memoryview(data)
+
+    def read(self, start: int, length: int) -> bytes:
+        """See `Source`."""
+        return bytes(self._data[start : start + length])
+
+    def into(self, start: int, view: memoryview) -> None:
+        """See `Source`."""
+        if start + len(view) > self.size:
+            raise EOFError(f"{self.size} bytes end before {start + len(view)}")
+        view[:] = self._data[start : start + len(view)]
+
+
+class FileSource:
+    """An open file, whose descriptor it takes over.
+
+    Read and not mapped: a file cut short under a mapping kills the process, and a page that is read
+    from the disk twice need not be the one that was verified.
+    """
+
+    def __init__(self, descriptor: int) -> None:
+        self._close = weakref.finalize(self, os.close, descriptor)
+        self._descriptor = descriptor
+        self.status = os.fstat(descriptor)
+        """Of this very file, whatever stands in its place later."""
+
+    @property
+    def size(self) -> int:
+        """Bytes it had when it was opened."""
+        return self.status.st_size
+
+    def read(self, start: int, length: int) -> bytes:
+        """See `Source`."""
+        parts: list[bytes] = []
+        length = min(length, self.size - start)
+        while length > 0 and (part := os.pread(self._descriptor, length, start)):
+            parts.append(part)
+            start, length = start + len(part), length - len(part)
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    def into(self, start: int, view: memoryview) -> None:
+        """See `Source`."""
+        done = 0
+        while done < len(view):
+            got = os.preadv(self._descriptor, [view[done:]], start + done)
+            if not got:
+                raise EOFError(f"the file ends at byte {start + done}, it had {self.size}")
+            done += got
+
+    def close(self) -> None:
+        """Let go of it; may be called again, and nothing is read afterwards."""
+        with contextlib.suppress(OSError):  # it says nothing about what was read
+            self._close()

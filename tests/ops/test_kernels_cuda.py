@@ -1,0 +1,78 @@
+"""The Triton path beyond the interpreter: it compiles for GPUs, and serves on one where there is one."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+import torch
+from hypothesis import given, settings
+
+from kamera.ops import kv_map
+from kamera.ops.kernels import serve
+from tests.ops.kernel_cases import cases, reference
+
+pytest.importorskip("triton")
+
+COMPILE = """
+import triton, triton.language as tl
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from kamera.ops.kernels.triton_kernel import serve_kernel as kernel
+
+names = kernel.arg_names
+common = dict(
+    SOURCE=tl.bfloat16, STEP=tl.bfloat16, TARGET=tl.bfloat16, FACTOR=tl.bfloat16, DIM=96, START=0, PAIRS=32,
+    INTERLEAVED=False, BITS=0, TOKEN_GROUP=1, FEATURE_GROUP=1, PLAIN=False, FACTOR_BITS=0, BLOCK_T=64,
+    BLOCK_P=32, BLOCK_D=32, BLOCK_R=32, WIDEN=False, PRECISION="tf32x3", ALIGNED=True, EVEN=True,
+)
+variants = [
+    (80, {}),
+    (90, dict(BITS=4, TOKEN_GROUP=32, SOURCE=tl.uint8, FACTOR=tl.float32, WIDEN=True)),
+    (90, dict(FACTOR=tl.uint8, FACTOR_BITS=4, WIDEN=True)),
+    (90, dict(INTERLEAVED=True, START=32, BLOCK_R=0)),
+    (90, dict(PAIRS=0, PLAIN=True, SOURCE=tl.int16, TARGET=tl.int16, BLOCK_R=0)),
+]
+for chip, changes in variants:
+    constants = common | changes
+    signature = {n: "constexpr" if n in constants else "i32" for n in names}
+    signature |= {"table": "*i64", "cos": "*fp32", "sin": "*fp32", "largest": "fp32"}
+    source = ASTSource(
+        kernel, signature=signature, constexprs={(names.index(n),): v for n, v in constants.items()}
+    )
+    ptx = triton.compile(source, target=GPUTarget("cuda", chip, 32)).asm["ptx"]
+    print(chip, constants["BLOCK_R"] > 0, "mma" in ptx)
+"""
+
+
+def test_the_kernel_compiles_for_gpus_and_multiplies_in_their_matrix_units():
+    ran = subprocess.run([sys.executable, "-W", "ignore", "-c", COMPILE], capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stderr[-2000:]
+    assert ran.stdout.split("\n")[:-1] == [
+        "80 True True",
+        "90 True True",
+        "90 True True",
+        "90 False False",
+        "90 False False",
+    ]
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU on this machine")
+@settings(max_examples=25)
+@given(cases((torch.float32, torch.float16, torch.bfloat16), (1, 5, 67, 300)))
+def test_a_gpu_is_served_by_triton_one_rounding_from_float64(case):
+    into = tuple(
+        {
+            c.name: torch.zeros(c.heads, case.tokens, c.dim, dtype=case.dtype, device="cuda")
+            for c in x.channels
+        }
+        for x in case.layout
+    )
+    path = serve(into, case.source, case.patch, case.layout, case.offset, phased_only=case.phased_only)
+    assert path == "triton"
+    want, got = reference(case), kv_map(into, lambda t: t.double().cpu())
+    for i, c in case.written():
+        exact = want[i][c.name]
+        bound = torch.finfo(case.dtype).eps / 2 * exact.abs() + 1e-5 * exact.abs().max()
+        assert bool(((got[i][c.name] - exact).abs() <= bound).all())

@@ -1,0 +1,93 @@
+"""The Triton path against float64, run by Triton's interpreter on CPU tensors."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.ops.kernel_cases import Case, cases, check, factors, layouts, span, target
+
+pytest.importorskip("triton")
+
+before = os.environ.get("TRITON_INTERPRET")
+os.environ["TRITON_INTERPRET"] = "1"  # read when a kernel is declared
+try:
+    from kamera.ops.kernels import triton_path
+finally:
+    if before is None:
+        del os.environ["TRITON_INTERPRET"]
+    else:
+        os.environ["TRITON_INTERPRET"] = before
+
+KNOWN = (torch.float32, torch.float16, torch.bfloat16)
+pytestmark = pytest.mark.skipif(
+    not triton_path.INTERPRETED, reason="triton was imported for a GPU in this process"
+)
+
+
+def write(case: Case, dtype: torch.dtype, across: bool = False):
+    buffer, views = target(case, dtype, across)
+    given_ = (views, case.source, case.patch, case.layout)
+    assert triton_path.can_write(*given_, phased_only=case.phased_only)
+    triton_path.write(*given_, case.offset, phased_only=case.phased_only)
+    return buffer, views
+
+
+@settings(max_examples=25)
+@given(cases(KNOWN, (0, 1, 5, 67)), st.sampled_from(KNOWN), st.booleans())
+def test_the_kernel_is_one_rounding_from_float64_and_writes_nothing_else(case, dtype, across):
+    buffer, views = write(case, dtype, across)
+    # a GPU rounds to the nearest bfloat16, the interpreter cuts
+    check(case, buffer, views, ulps=1.0 if dtype == torch.bfloat16 else 0.5)
+
+
+@pytest.mark.parametrize("dtype", KNOWN)
+def test_without_a_move_and_a_patch_the_bits_are_the_sources(dtype):
+    layout = layouts("half", 1)["partial"]
+    case = Case(layout, span(layout, 6, dtype), None, (0,), False, dtype, 6)
+    case.source[0]["k"][0, 0, :3] = torch.tensor([-0.0, float("inf"), float("nan")], dtype=dtype)
+    _, views = write(case, dtype)
+    bits = {2: torch.int16, 4: torch.int32}[dtype.itemsize]
+    for i, c in case.written():
+        assert torch.equal(views[i][c.name].contiguous().view(bits), case.source[i][c.name].view(bits))
+
+
+def test_one_launch_serves_all_layers_of_a_shape(monkeypatch):
+    layout = layouts("half", 3)["gqa"][1:] * 4
+    case = Case(
+        layout,
+        span(layout, 4, torch.float32),
+        factors(layout, 4, 3, torch.float32),
+        (5, 6, 7),
+        False,
+        torch.float32,
+        4,
+    )
+    grids = []
+    kernel = triton_path.serve_kernel
+
+    class Counting:
+        def __getitem__(self, grid):
+            grids.append(grid)
+            return kernel[grid]
+
+    monkeypatch.setattr(triton_path, "serve_kernel", Counting())
+    buffer, views = write(case, torch.float32)
+    assert sorted(grids) == [(1, 2, 8), (1, 2, 8)]  # keys and values, eight layers each
+    check(case, buffer, views)
+
+
+@pytest.mark.parametrize("held", ["source", "target", "factors"])
+def test_float64_is_left_to_torch(held):
+    layout = layouts("half", 1)["partial"]
+    dtypes = {"source": torch.float32, "target": torch.float32, "factors": torch.float32} | {
+        held: torch.float64
+    }
+    source = span(layout, 3, dtypes["source"])
+    case = Case(layout, source, factors(layout, 3, 2, dtypes["factors"]), (4,), False, torch.float32, 3)
+    _, views = target(case, dtypes["target"])
+    assert not triton_path.can_write(views, source, case.patch, layout, phased_only=False)

@@ -1,0 +1,88 @@
+"""Building the CPU kernel: where it is kept, and what stands in when it cannot be built."""
+
+from __future__ import annotations
+
+import os
+import stat
+
+import pytest
+import torch
+
+from kamera.ops import attention_layout
+from kamera.ops.kernels import native, serve
+from tests.ops.kernel_cases import rope, span
+
+needs_compiler = pytest.mark.skipif(native.library() is None, reason="no C compiler on this machine")
+
+
+@pytest.fixture
+def fresh(monkeypatch, tmp_path):
+    """No library loaded yet, and an empty cache; what was loaded before comes back afterwards."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    native.library.cache_clear()
+    yield tmp_path
+    native.library.cache_clear()
+
+
+def moved() -> tuple[str, bool]:
+    """Which path served a span that moves, and whether anything was written."""
+    layout = [attention_layout(1, 1, 8, 8, rope(4))]
+    into = [{n: torch.zeros_like(t) for n, t in layer.items()} for layer in span(layout, 3, torch.float32)]
+    path = serve(into, span(layout, 3, torch.float32), None, layout, (5,))
+    return path, bool(into[0]["k"].any())
+
+
+@needs_compiler
+def test_the_library_is_built_once_and_only_its_user_may_write_beside_it(fresh, monkeypatch):
+    assert moved() == ("native", True)
+    kept = fresh / "cache" / "kamera" / "kernels"
+    (built,) = kept.iterdir()
+    assert stat.S_IMODE(kept.stat().st_mode) & 0o077 == 0
+    made = built.stat().st_mtime_ns
+    native.library.cache_clear()
+    assert moved() == ("native", True)
+    assert [(p, p.stat().st_mtime_ns) for p in kept.iterdir()] == [(built, made)]
+
+
+@needs_compiler
+def test_another_processor_or_source_takes_another_library(fresh, monkeypatch):
+    compiler = "cc"
+    first = native._built(compiler)
+    monkeypatch.setattr(native, "_processor", lambda: "a lesser one")
+    assert native._built(compiler) != first
+
+
+@pytest.mark.parametrize("why", ["switched off", "no compiler", "it fails", "it makes nonsense"])
+def test_without_a_library_torch_serves(fresh, monkeypatch, why):
+    tools = fresh / "tools"
+    tools.mkdir()
+    monkeypatch.setenv("PATH", str(tools) if why != "switched off" else os.environ["PATH"])
+    if why == "switched off":
+        monkeypatch.setenv("KAMERA_NATIVE", "0")
+    elif why != "no compiler":
+        script = {
+            "it fails": "#!/bin/sh\necho broken >&2\nexit 1\n",
+            "it makes nonsense": '#!/bin/sh\nwhile [ $2 ]; do [ "$1" = -o ] && echo x >"$2"; shift; done\n',
+        }[why]
+        (tools / "cc").write_text(script)
+        (tools / "cc").chmod(0o755)
+    assert moved() == ("torch", True)
+    kept = fresh / "cache" / "kamera" / "kernels"
+    assert not list(kept.glob("*.part"))
+
+
+@needs_compiler
+def test_a_directory_that_others_may_write_to_is_not_trusted(fresh):
+    kept = fresh / "cache" / "kamera" / "kernels"
+    kept.mkdir(parents=True)
+    kept.chmod(0o777)
+    assert moved() == ("native", True)
+    assert not list(kept.iterdir())
+
+
+@needs_compiler
+def test_a_home_that_cannot_be_written_is_no_obstacle(fresh, monkeypatch):
+    blocked = fresh / "file"
+    blocked.write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(blocked))
+    assert moved() == ("native", True)

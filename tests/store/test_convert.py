@@ -1,0 +1,97 @@
+"""Canonicals converted to codes: what codes can hold, once, the loss told; the source stays as it was."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from kamera.errors import IncompatibleChunk
+from kamera.ops.quantize_kv import code_kv
+from kamera.store import ChunkStore
+from kamera.store.info import KindCount
+from tests.cli.run import files, kamera
+
+from .builders import CONTEXT, assert_same, canonical, patch
+
+
+def finite(chunk: str, seed: int = 0) -> Any:
+    generator = torch.Generator().manual_seed(seed)
+    kv = ({name: torch.randn(2, 40, 64, generator=generator).bfloat16() for name in "kv"},)
+    positions = torch.arange(40).expand(3, 40)
+    return canonical(chunk, tokens=40, kv=kv, positions=positions)
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    with ChunkStore.open(tmp_path / "s") as store:
+        for i, name in enumerate("ab"):
+            store.put_canonical(finite(name * 64, i))
+        store.put_patch(patch("a" * 64))
+    return tmp_path / "s"
+
+
+@pytest.mark.parametrize("kv", ["int8", "int4"])
+def test_what_is_converted_is_what_putting_it_in_codes_gives(root: Path, tmp_path: Path, kv: Any) -> None:
+    before = files(root)
+    with ChunkStore.open(root) as source, ChunkStore.open(tmp_path / "t") as target:
+        done = source.convert(target, kv)
+        coded = replace(CONTEXT, kv=kv)
+        for i, name in enumerate("ab"):
+            original = finite(name * 64, i)
+            wanted = replace(original, context=coded, kv=code_kv(original.kv, kv))
+            assert_same(target.get_canonical(coded, name * 64), wanted)
+            assert target.get_canonical(CONTEXT, name * 64) is None
+        assert (done.canonicals, done.present, done.patches, done.refused) == (2, 0, 1, ())
+        assert done.kv_after < done.kv_before * (0.6 if kv == "int8" else 0.4)
+        losses = [target.get_canonical(coded, name * 64).loss.relative for name in "ab"]  # type: ignore[union-attr]
+        assert done.loss == max(losses) > 0
+        again = source.convert(target, kv)
+        assert (again.canonicals, again.present) == (0, 2)
+    assert files(root) == before
+
+
+def test_what_codes_cannot_hold_is_refused_and_the_others_are_converted(root: Path, tmp_path: Path) -> None:
+    with ChunkStore.open(root) as store, ChunkStore.open(tmp_path / "t") as target:
+        wild = canonical("c" * 64, kv=({"k": torch.full((1, 3, 4), float("nan"))},))
+        names = [store.put_canonical(wild)]
+        twice = replace(finite("d" * 64), context=replace(CONTEXT, kv="int4"))
+        names.append(store.put_canonical(twice))
+        done = store.convert(target, "int8")
+        assert done.canonicals == 2 and len(done.refused) == 2
+        assert all(any(name in line for line in done.refused) for name in names)
+        assert any("codes of codes" in line for line in done.refused)
+        with pytest.raises(ValueError, match="int8"):
+            store.convert(target, "as-is")
+        with ChunkStore.open(tmp_path / "u", tenant="you") as other, pytest.raises(IncompatibleChunk):
+            store.convert(other, "int8")
+
+
+def test_the_command_converts_and_stats_tell_forms_apart(capsys: Any, root: Path, tmp_path: Path) -> None:
+    done = kamera(capsys, "store", "convert", root, tmp_path / "t", "--kv", "int8", "--format", "json")
+    assert (done.code, done.document["canonicals"], done.document["patches"]) == (0, 2, 1)
+    into_itself = kamera(capsys, "store", "convert", root, root, "--kv", "int4", "--format", "json")
+    assert (into_itself.code, into_itself.document["canonicals"]) == (0, 2)
+    forms = kamera(capsys, "store", "stats", root, "--format", "json").document["forms"]
+    with ChunkStore.open(root) as store:
+        listed = store.ls()
+        assert {name: KindCount(**held) for name, held in forms.items()} == {
+            form: KindCount(len(of), sum(of))
+            for form in ("as-is", "int4")
+            if (of := [info.bytes for info in listed if info.context.kv == form])
+        }
+    assert kamera(capsys, "store", "convert", root, tmp_path / "u", "--kv", "as-is").code == 2
+
+
+@pytest.mark.parametrize("options", [{}, {"secret": b"s" * 32, "keys": [b"k" * 32]}])
+def test_forms_are_counted_alike_by_index_and_by_listing(tmp_path: Path, options: Any) -> None:
+    url = f"obstore+{(tmp_path / 'far').as_uri()}"
+    with ChunkStore.open(tmp_path / "s", **options) as near, ChunkStore.open(url, **options) as far:
+        for store in (near, far):
+            store.put_canonical(finite("a" * 64))
+            store.put_canonical(replace(finite("b" * 64), context=replace(CONTEXT, kv="int8")))
+        assert near.census().forms == far.census().forms
+        assert set(near.census().forms) == {"as-is", "int8"}

@@ -1,0 +1,194 @@
+"""Files whose digests fit, but whose headers disagree with themselves or with the tensors."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from benchmarks.reliability.forge import stamped
+from kamera.errors import CorruptChunk
+from kamera.store.format import decode, encode
+
+from .builders import CONTEXT, assert_same, canonical, coded_patch, join, patch, seal, split
+
+HERE = "objects/aa/file"
+
+
+def read(data: bytes, key: str) -> Any:
+    return decode(data, key, HERE)
+
+
+def forge(record: Any, **changes: Any) -> bytes:
+    """The file of ``record`` with header fields changed (None removes) and a good digest."""
+    outer, kamera, rest = split(encode(record, 7))
+    for name, value in changes.items():
+        kamera[name] = value
+        if value is None:
+            del kamera[name]
+    return join(outer, kamera, rest)
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"format": 1}, "not laid out as that is"),
+        ({"factors": None}, "object"),
+        ({"factors": [{}, {}]}, "missing"),
+        ({"factors": [{}, {c: ["left", "right"] for c in "kvx"}]}, "missing"),
+        (
+            {"factors": [{}, {"k": ["left_codes", "right_codes", "right_scales"], "v": [], "x": []}]},
+            "missing",
+        ),
+    ],
+)
+def test_a_header_that_lies_about_codes_is_damage(change: dict[str, Any], says: str) -> None:
+    record = coded_patch()
+    with pytest.raises(CorruptChunk, match=says):
+        read(forge(record, **change), record.key)
+
+
+FORGED = {
+    "unknown kind": ({"kind": "near"}, "kind"),
+    "patch kind": ({"kind": "exact"}, "antecedents"),
+    "no kind": ({"kind": None}, "kind"),
+    "no context": ({"context": None}, "context"),
+    "context of other fields": ({"context": {"fingerprint": "f"}}, "anchor"),
+    "another chunk": ({"chunk_id": "other"}, "key"),
+    "another tenant": ({"context": {**vars(CONTEXT), "tenant": "you"}}, "key"),
+    "another key": ({"key": "0" * 64}, "key"),
+    "chunk id is a number": ({"chunk_id": 5}, "header"),
+    "no version": ({"format": None}, "format"),
+    "version 0": ({"format": 0}, "version"),
+    "version is true": ({"format": True}, "version"),
+    "version is text": ({"format": "1"}, "version"),
+    "no info": ({"info": None}, "info"),
+    "info is a list": ({"info": []}, "info"),
+    "wrong number of tokens": ({"tokens": 4}, "tokens"),
+    "tokens as float": ({"tokens": 3.0}, "tokens"),
+    "no digests": ({"digests": None}, "digests"),
+    "digests that are none": ({"digests": []}, "digests"),
+    "digests of no groups": ({"digests": {"algorithm": "sha256", "groups": {}}}, "groups are"),
+    "a field that is not known": ({"color": "red"}, "color"),
+    "created is text": ({"created": "now"}, "created"),
+    "created is far too much": ({"created": 10**400}, "created"),
+    "a layer that has no tensors": ({"layers": [["k", "v"], ["k"]]}, "kv/00001/k"),
+    "a layer less": ({"layers": [["k"], []]}, "kv/00000/v"),
+    "layers that are none": ({"layers": 5}, "int"),
+    "layers as text": ({"layers": ["kv", ""]}, "layers"),
+    "an input less": ({"inputs": []}, "inputs/image_grid_thw"),
+    "an embed more": ({"embeds": ["inputs_embeds", "x"]}, "embeds/x"),
+}
+
+
+@pytest.mark.parametrize("changes, says", FORGED.values(), ids=FORGED)
+def test_a_header_that_disagrees_is_refused(changes: dict[str, Any], says: str) -> None:
+    record = canonical()
+    assert_same(read(forge(record), record.key), record)  # the forge itself is sound
+    with pytest.raises(CorruptChunk, match=says) as caught:
+        read(forge(record, **changes), record.key)
+    assert HERE in str(caught.value)
+
+
+@pytest.mark.parametrize("changes", [{"rank": 3}, {"rank": None}, {"rank": -1}, {"formed": 5}])
+def test_a_patch_header_that_lies_is_refused(changes: dict[str, Any]) -> None:
+    with pytest.raises(CorruptChunk):
+        read(forge(patch(), **changes), patch().key)
+
+
+def test_antecedents_are_bound_by_the_key() -> None:
+    with pytest.raises(CorruptChunk, match="key"):
+        read(forge(patch(), antecedents=["y", "x"]), patch().key)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "{", "[]", "null", "7", "{}", "[" * 200_000, '{"format":1,"format":1}', '{"format":NaN}'],
+    ids=lambda text: text[:12],
+)
+def test_a_kamera_header_that_is_no_header_is_refused(text: str) -> None:
+    outer, _, rest = split(encode(canonical(), 7))
+    with pytest.raises(CorruptChunk):
+        read(join(outer, text, rest), canonical().key)
+
+
+def test_a_header_in_other_than_the_canonical_form_is_refused() -> None:
+    outer, kamera, rest = split(encode(canonical(), 7))
+    with pytest.raises(CorruptChunk, match="canonical form"):
+        read(join(outer, json.dumps(kamera), rest), canonical().key)
+
+
+def tampered_tensor(name: str, **changes: Any) -> bytes:
+    outer, kamera, rest = split(encode(canonical(), 7))
+    outer[name] = {**outer[name], **changes}
+    return join(outer, kamera, rest)
+
+
+@pytest.mark.parametrize(
+    "name, changes",
+    [
+        ("kv/00000/k", {"shape": [3, 2, 4]}),
+        ("kv/00000/k", {"shape": [24]}),
+        ("kv/00000/k", {"shape": [2, 3, 5]}),
+        ("kv/00000/k", {"dtype": "F4"}),
+        ("kv/00000/k", {"dtype": "X9"}),
+        ("kv/00000/k", {"data_offsets": [0, 2**62]}),
+        ("kv/00000/k", {"data_offsets": [-1, 8]}),
+        ("positions", {"shape": [9]}),
+        ("positions", {"shape": [1, 9]}),
+        ("input_ids", {"dtype": "F64"}),
+        ("input_ids", {"shape": [3, 1]}),
+    ],
+)
+def test_tensor_entries_that_disagree_are_refused(name: str, changes: dict[str, Any]) -> None:
+    with pytest.raises(CorruptChunk, match=HERE):
+        read(tampered_tensor(name, **changes), canonical().key)
+
+
+def test_a_missing_and_a_surplus_tensor_are_refused() -> None:
+    outer, kamera, rest = split(encode(canonical(), 7))
+    last = max(outer, key=lambda n: outer[n].get("data_offsets", [0, 0])[1])
+    cut = {n: v for n, v in outer.items() if n != last}
+    with pytest.raises(CorruptChunk, match=last):
+        read(join(cut, kamera, rest[: outer[last]["data_offsets"][0]]), canonical().key)
+    more = outer | {"extra": {"dtype": "U8", "shape": [2], "data_offsets": [len(rest), len(rest) + 2]}}
+    with pytest.raises(CorruptChunk, match="extra"):
+        read(join(more, kamera, rest + b"ab"), canonical().key)
+
+
+def test_missing_metadata_is_refused() -> None:
+    outer, kamera, rest = split(encode(canonical(), 7))
+    data = join(outer, kamera, rest).replace(b'"kamera":', b'"camera":')
+    with pytest.raises(CorruptChunk, match="kamera"):
+        read(seal(data), canonical().key)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda digests: digests["groups"].pop("head"),
+        lambda digests: digests["groups"].update({"kv/00001": "0" * 64}),
+        lambda digests: digests["groups"].update({"embeds": "0" * 63}),
+        lambda digests: digests["groups"].update({"embeds": 5}),
+        lambda digests: digests.update({"more": 1}),
+        lambda digests: digests.pop("algorithm"),
+    ],
+)
+def test_digests_of_other_groups_than_there_are_are_refused(change: Any) -> None:
+    outer, header, rest = split(encode(canonical(), 7))
+    change(header["digests"])
+    with pytest.raises(CorruptChunk, match=HERE):
+        read(join(outer, header, rest), canonical().key)
+
+
+def test_a_group_under_the_digest_of_another_is_refused() -> None:
+    record = canonical(kv=tuple({"k": layer["k"]} for layer in [canonical(seed=s).kv[0] for s in (1, 2)]))
+    data = encode(record, 7)
+    _, header, _ = split(data)
+    one, two = (header["digests"]["groups"][f"kv/0000{i}"].encode() for i in (0, 1))
+    swapped = data.replace(one, b"x" * 64).replace(two, one).replace(b"x" * 64, two)
+    front = 8 + int.from_bytes(swapped[:8], "little")
+    resigned = stamped(swapped[:front]) + swapped[front:]
+    with pytest.raises(CorruptChunk, match=r"bytes of kv/0000\d have changed"):
+        read(resigned, record.key)

@@ -1,0 +1,126 @@
+"""What a store asks a remote for: fronts of what is new, nothing of what it knows, many in one question."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from typing import Any
+
+import pytest
+
+from benchmarks.redis_server import RedisServer
+from kamera.store import ChunkStore
+from kamera.store.remote.tier import RemoteTier
+
+from .builders import CONTEXT, canonical, patch
+from .s3_server import S3Server
+
+
+def remote_of(store: ChunkStore) -> RemoteTier:
+    assert store._tiers.remote is not None
+    return store._tiers.remote
+
+
+def test_a_listing_is_read_once_and_again_where_something_changed(
+    two: tuple[ChunkStore, ChunkStore],
+) -> None:
+    one, other = two
+    for name in "abc":
+        one.put_canonical(canonical(name * 64))
+    one.put_patch(patch(rank=1))
+    first = other.ls()
+    assert other.ls() == first == one.ls()
+    one.put_patch(patch(rank=3, seed=5))  # of the same name
+    one.delete(canonical("a" * 64).key)
+    one.put_canonical(canonical("d" * 64))
+    with ChunkStore.open(one.url) as fresh:
+        assert other.ls() == fresh.ls() != first
+    assert [info.rank for info in other.ls("exact")] == [3]
+
+
+def test_what_is_remembered_is_what_reading_all_headers_gives(two: tuple[ChunkStore, ChunkStore]) -> None:
+    one, other = two
+    rng = random.Random(3)
+    for step in range(40):
+        chunk = rng.choice("abcd") * 64
+        action = rng.randrange(4)
+        if action == 0:
+            one.put_canonical(canonical(chunk, tokens=rng.randrange(1, 5)))
+        elif action < 3:
+            one.put_patch(patch(chunk, rank=rng.randrange(1, 4), seed=step, formed=str(step)))
+        else:
+            one.delete(rng.choice([canonical(chunk).key, patch(chunk).key]))
+        remote = remote_of(other)
+        assert list(remote.infos()) == list(remote.infos(afresh=True)), step
+
+
+def test_a_listing_that_finds_nothing_new_reads_no_blob_of_an_object_store(s3: S3Server) -> None:
+    with ChunkStore.open(s3.url()) as store:
+        for i in range(20):
+            store.put_canonical(canonical(f"{i:064x}"))
+    with ChunkStore.open(s3.url()) as store:
+        s3.requests.clear()
+        assert len(store.ls()) == 20
+        assert sum(s3.requests.values()) == 1 + 20
+        s3.requests.clear()
+        assert len(store.ls()) == 20
+        assert s3.requests == {"GET": 1}
+
+
+def test_a_listing_asks_redis_for_little_of_what_it_knows(server: RedisServer) -> None:
+    with ChunkStore.open(server.url("timeout=10")) as store:
+        for i in range(40):
+            store.put_canonical(canonical(f"{i:064x}", info={"title": "x" * 3000}))
+
+        def sent() -> int:
+            before = int(server.client().info("stats")["total_net_output_bytes"])
+            assert len(store.ls()) == 40
+            return int(server.client().info("stats")["total_net_output_bytes"]) - before
+
+        first, second = sent(), sent()
+        assert first > 40 * 3000 and second < first / 5
+
+
+def test_what_is_remembered_of_a_listing_is_bounded(server: RedisServer) -> None:
+    with ChunkStore.open(server.url("timeout=10")) as store:
+        for i in range(6):
+            store.put_canonical(canonical(f"{i:064x}"))
+        remote = remote_of(store)
+        small = remote._lister()
+        small._bound = 4
+        for _ in range(2):
+            assert sorted(info.key for info in small()) == sorted(info.key for info in store.ls())
+            assert len(small._known) == 4
+        store.gc(0)
+        assert list(small()) == [] and not small._known
+
+
+def test_hits_of_a_search_are_asked_for_all_at_once(server: RedisServer) -> None:
+    pytest.importorskip("faiss")
+    embedded = [pictured(i) for i in range(12)]
+    with ChunkStore.open(server.url("timeout=10"), memory_limit=0) as store:
+        for record in embedded:
+            store.put_canonical(record)
+        store.search(embedded[0].chunk_id, k=3, context=CONTEXT)
+        calls = [remote_of(store).stats().calls]
+        for k in (1, 10):
+            assert len(store.search(embedded[0].chunk_id, k=k, context=CONTEXT)) == k
+            calls.append(remote_of(store).stats().calls)
+        # one for the chunk that is asked with, one for all that were found
+        assert [after - before for before, after in itertools.pairwise(calls)] == [2, 2]
+        store._tiers.remote.delete(embedded[1].key)  # type: ignore[union-attr]
+        found = {hit.chunk_id for hit in store.search(embedded[0].chunk_id, k=11, context=CONTEXT)}
+        assert found == {record.chunk_id for record in embedded[2:]}
+
+
+def pictured(i: int) -> Any:
+    import torch
+
+    width = 6
+    embeds = torch.nn.functional.one_hot(torch.tensor([i % width, (i * 5 + 1) % width, 2]), width).float()
+    return canonical(
+        f"{i:064x}",
+        input_ids=torch.tensor([7, 7, 7]),
+        embeds={"inputs_embeds": embeds + 0.01 * i},
+        info={"vision_tokens": [7]},
+    )

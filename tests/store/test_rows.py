@@ -1,0 +1,138 @@
+"""Rows follow the files: lost, wrong or interrupted, they are made right again."""
+
+from __future__ import annotations
+
+import sqlite3
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kamera.store import ChunkStore
+from kamera.store.disk.files import ObjectFiles
+from kamera.store.format import encode
+
+from .builders import CHUNK, CONTEXT, canonical, drop_index, file_of, patch
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    return tmp_path / "store"
+
+
+def test_a_lost_index_is_rebuilt_from_the_files(root: Path) -> None:
+    with ChunkStore.open(root) as store:
+        store.put_canonical(canonical())
+        store.put_patch(patch(formed="survivor"))
+        before = store.ls()
+    drop_index(root)
+    with ChunkStore.open(root) as store:
+        assert store.ls() == before
+        assert store.contexts_of(CHUNK) == [CONTEXT]
+
+
+@pytest.mark.parametrize("damage", ["garbage", "truncated", "half a page", "another schema"])
+def test_an_unreadable_index_is_rebuilt_from_the_files(root: Path, damage: str) -> None:
+    with ChunkStore.open(root) as store:
+        for i in range(60):
+            store.put_patch(patch(antecedents=(str(i),)))
+        before = store.ls()
+    path = root / "index.sqlite"
+    data = path.read_bytes()
+    if damage == "garbage":
+        path.write_bytes(b"no database " * 1000)
+    elif damage == "truncated":
+        path.write_bytes(data[: len(data) // 2])
+    elif damage == "half a page":
+        path.write_bytes(data[:6000] + b"\xff" * 6000 + data[12000:])
+    else:
+        with sqlite3.connect(path) as db:
+            db.execute("PRAGMA user_version = 99")
+        db.close()
+    with ChunkStore.open(root) as store:
+        assert store.ls() == before
+
+
+def test_an_interrupted_rebuild_is_done_again(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with ChunkStore.open(root) as store:
+        store.put_canonical(canonical())
+        store.put_patch(patch())
+    drop_index(root)
+    peek = ObjectFiles.peek
+    calls: list[str] = []
+
+    def dies(self: Any, key: str) -> Any:
+        calls.append(key)
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        return peek(self, key)
+
+    monkeypatch.setattr(ObjectFiles, "peek", dies)
+    with pytest.raises(KeyboardInterrupt):
+        ChunkStore.open(root)
+    monkeypatch.undo()
+    with ChunkStore.open(root) as store:
+        assert len(store.ls()) == 2
+
+
+def test_an_interrupted_rebuild_keeps_the_rows(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def dies(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    with ChunkStore.open(root) as store:
+        store.put_canonical(canonical())
+        monkeypatch.setattr(ObjectFiles, "peek", dies)
+        with pytest.raises(KeyboardInterrupt):
+            store.rebuild_index()
+        assert len(store.ls()) == 1
+
+
+def test_a_file_without_a_row_is_found_and_its_row_repaired(root: Path) -> None:
+    data = encode(canonical(), 7.0)
+    with ChunkStore.open(root) as store:
+        for record, read in (
+            (canonical(), lambda: store.get_canonical(CONTEXT, CHUNK)),
+            (patch(), lambda: store.patch_info(CONTEXT, CHUNK, ("x", "y"))),
+        ):
+            path = file_of(root, record.key)
+            path.parent.mkdir(exist_ok=True)
+            path.write_bytes(data if record.kind == "canonical" else encode(record, 8.0))
+            assert record.key not in [i.key for i in store.ls()]
+            assert read() is not None
+            assert next(i for i in store.ls() if i.key == record.key).bytes == path.stat().st_size
+
+
+def test_a_row_without_its_file_is_a_miss_and_goes(root: Path) -> None:
+    with ChunkStore.open(root) as store:
+        key = store.put_canonical(canonical())
+        file_of(root, key).unlink()
+        assert len(store.ls()) == 1
+        assert not store.has_canonical(CONTEXT, CHUNK)
+        assert store.get_canonical(CONTEXT, CHUNK) is None
+        assert store.ls() == []
+
+
+def test_a_row_of_the_file_before_is_repaired(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As left by a process that died between the new file and its row."""
+    with ChunkStore.open(root) as store:
+        store.put_patch(patch(rank=2))
+        monkeypatch.setattr(store._disk.index, "put", lambda *_: None)  # type: ignore[union-attr]
+        store.put_patch(patch(rank=5))
+        monkeypatch.undo()
+        info = store.patch_info(CONTEXT, CHUNK, ("x", "y"))
+        assert info is not None and info.rank == 5
+        assert [i.rank for i in store.ls()] == [5]
+
+
+def test_a_miss_does_not_drop_the_row_of_an_object_that_just_came(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with ChunkStore.open(root) as store:
+
+        def overtaken(*_: Any) -> None:
+            monkeypatch.undo()
+            store.put_patch(patch())
+
+        monkeypatch.setattr(ObjectFiles, "stamp", overtaken)
+        assert not store.has_patch(CONTEXT, CHUNK, ("x", "y"))
+        assert len(store.ls()) == 1

@@ -1,0 +1,33 @@
+"""An object store over real HTTP that goes away."""
+
+from __future__ import annotations
+
+import pytest
+
+from kamera.errors import RemoteUnavailable
+from kamera.store import ChunkStore
+
+from .builders import CONTEXT, canonical
+from .s3_server import S3Server
+
+
+def test_an_object_store_that_is_switched_off_makes_misses_and_what_is_put_waits(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    s3 = S3Server()
+    for name, value in s3.environment.items():
+        monkeypatch.setenv(name, value)
+    s3.reset()
+    with ChunkStore.open(s3.url()) as store:
+        for chunk in "ab":
+            store.put_canonical(canonical(chunk))
+    with ChunkStore.open(s3.url("timeout=1&retries=0&cooldown=600")) as store:
+        assert store.get_canonical(CONTEXT, "a") is not None
+        s3.stop()
+        assert [store.get_canonical(CONTEXT, c) is not None for c in "abab"] == [True, False, True, False]
+        store.put_canonical(canonical("c"))
+        assert store.flush(0.05).unsaved == (canonical("c").key,)
+        with pytest.raises(RemoteUnavailable):
+            store.reach()
+        stats = store.stats().remote
+        assert stats is not None and stats.reads == "open" and stats.failures >= 3
