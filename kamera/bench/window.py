@@ -13,6 +13,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from time import perf_counter
 from typing import Any
 
+import torch
+
 from kamera import Backbone, ChunkStore
 from kamera.bench.content import words
 from kamera.bench.forks import FORKS, forks
@@ -118,6 +120,8 @@ def sustained(deck: Deck) -> Row:
         spare = deck.spare().id
         began = perf_counter()
         reports = deck.window.recall(spare), deck.window.slide()
+        if deck.stock.backbone.device.type == "cuda":
+            torch.cuda.synchronize(deck.stock.backbone.device)
         taken.append(perf_counter() - began)
         deck.forwards += sum(r.forwards for r in reports)
     return {

@@ -27,8 +27,8 @@ PASSES = 8
 TOLERANCE = 5e-5
 """Share of the kept energy that a sketch may miss."""
 
-# The same of what is kept on average: a matrix that is float32 rounding beside the others has no directions to
-# be found, and none that matter.
+# The same of what is kept on average: a matrix that is float32 rounding beside the others has no directions
+# to be found, and none that matter.
 _FAINT = 1e-9
 
 

@@ -73,8 +73,8 @@ class LiveCache:
         room, base = self._room, self._base(old, wanted)
         if room is None or len(room.holders) > 1 or total + behind > room.capacity:
             source, room = room, _Room(self.backbone, total + max(total // 2, behind, SLACK))
-            self._enter(room)
             base, old = 0, self._carry(source, room, old, wanted)
+            self._enter(room)  # not before: a branch left alone with the old room may write in it
         elif not 0 <= base <= room.capacity - total - behind:
             base, old = 0, old | self._carry(room, room, old, wanted)
         for place, span in zip(self._places(wanted, base), wanted, strict=True):
@@ -144,7 +144,7 @@ class LiveCache:
     def _carry(
         self, source: _Room | None, room: _Room, old: dict[int, Span], wanted: Sequence[Span]
     ) -> dict[int, Span]:
-        """Copy to the front of ``room`` what stands in ``source`` just as it is wanted; those spans, by place.
+        """Copy to the front of ``room`` what stands in ``source`` as it is wanted; those spans, by place.
 
         Within one room spans move forward only and in order, so that nothing is overwritten unread.
         """

@@ -284,3 +284,51 @@ def test_a_cache_kept_beyond_its_block_writes_into_nobodys_room():
     before = shown(live)
     backbone.forward(torch.tensor([9, 10]), torch.arange(2).expand(backbone.axes, -1) + 30, kept)
     assert same_bits(shown(live), before)
+
+
+def numbered(kv: KV) -> None:
+    """Write over it what no span would: its tokens' numbers."""
+    for layer in kv:
+        for tensor in layer.values():
+            tensor.copy_(torch.arange(tensor.shape[1])[:, None].expand(tensor.shape))
+
+
+def is_numbered(kv: KV) -> bool:
+    return all(
+        torch.equal(t, torch.arange(t.shape[1])[:, None].expand(t.shape).to(t.dtype))
+        for layer in kv
+        for t in layer.values()
+    )
+
+
+def test_a_branch_takes_over_what_stands_instead_of_making_it_again():
+    backbone = model("qwen2_5_vl")
+    live = LiveCache(backbone)
+    a, b, c, d = spans_of(backbone, (0, 3, 5, 6), (0, 1, 0, 0))
+    live.hold([a, b, c], Tally())
+    numbered(live.kv(1))
+    branch, tally = live.fork(), Tally()
+    branch.hold([a, b, c, d], tally)
+    assert is_numbered(branch.kv(1)) and is_numbered(live.kv(1))
+    assert (tally.bytes_rotated, tally.bytes_patched) == (0, 0)
+    assert branch.kv(1)[0]["k"].data_ptr() != live.kv(1)[0]["k"].data_ptr()
+    numbered(branch.kv(0))
+    assert not is_numbered(live.kv(0))
+    assert worst(branch.kv(3), wanted(backbone, [d])) <= 1e-5
+
+
+def test_a_room_that_is_used_up_is_moved_to_its_front_and_not_made_again(monkeypatch):
+    monkeypatch.setattr("kamera.window.live.SLACK", 1)
+    backbone = model("qwen2_5_vl")
+    live = LiveCache(backbone)
+    spans = spans_of(backbone, range(8), [0] * 8)
+    live.hold(spans[:4], Tally())
+    at_first = live.kv(0)[0]["k"].data_ptr()
+    for first in (1, 2):
+        live.hold(spans[first : first + 4], Tally())
+    for index in (1, 2, 3):  # 21 tokens that move by 16: they overlap where they were
+        numbered(live.kv(index))
+    live.hold(spans[3:7], Tally())
+    assert live.kv(0)[0]["k"].data_ptr() == at_first
+    assert all(is_numbered(live.kv(index)) for index in (0, 1, 2))
+    assert worst(live.kv(3), wanted(backbone, spans[6:7])) <= 1e-5
