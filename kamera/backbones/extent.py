@@ -21,10 +21,15 @@ Positions = Callable[[Sequence[torch.Tensor], Sequence[Mapping[str, torch.Tensor
 
 
 class Extent(NamedTuple):
-    """A chunk's positions from its own beginning ``[axes, tokens]``, and where what follows begins."""
+    """A chunk's positions from its own beginning ``[axes, tokens]``, and where what follows begins.
+
+    ``first`` and ``last`` are the token ids it begins and ends with.
+    """
 
     positions: torch.Tensor
     advance: torch.Tensor
+    first: int
+    last: int
 
 
 class Extents:
@@ -49,7 +54,7 @@ class Extents:
         count = ids.shape[0]
         text, one = ids.new_zeros(_TEXT), ids.new_zeros(1)
         alone = self._positions([text, ids, one], [{}, inputs, {}])
-        extent = Extent(alone[:, _TEXT:-1] - _TEXT, alone[:, -1:] - _TEXT)
+        extent = Extent(alone[:, _TEXT:-1] - _TEXT, alone[:, -1:] - _TEXT, int(ids[0]), int(ids[-1]))
         try:
             twice = self._positions([text, ids, ids, one], [{}, inputs, inputs, {}])
         except (StopIteration, IndexError, RuntimeError, TypeError, ValueError):

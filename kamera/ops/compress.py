@@ -121,7 +121,7 @@ def _coded(side: torch.Tensor, bits: Bits | None, dtype: torch.dtype) -> tuple[t
     """Factors ``[n, rows, m]`` as they would be stored: what they mean, and columns of them."""
     if bits is None:
         stored = side.to(dtype)
-        return stored, lambda n, k: stored[n, :, :k].clone()
+        return stored, lambda n, k: stored[n, :, :k].clone(memory_format=torch.contiguous_format)
     # columns have scales of their own, so those of all channels are coded side by side; of 4 bits a pair
     # shares its bytes, which no two channels may do
     count, rows, wanted = side.shape

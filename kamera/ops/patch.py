@@ -63,7 +63,11 @@ def patch_of(deltas: Deltas, rank: int | None, dtype: torch.dtype) -> Formed:
         lost += float(behind[:, -1].sum())
         for n, (i, name) in enumerate(keys):
             if keep := found.counts[n]:
-                layers[i][name] = LowRank(left[n, :, :keep].clone(), right[n, :, :keep].clone())
+                # copies in rows: views would keep the whole stack alive
+                sides = (
+                    side[n, :, :keep].clone(memory_format=torch.contiguous_format) for side in (left, right)
+                )
+                layers[i][name] = LowRank(*sides)
     return Formed(Patch(tuple(layers)), share_kept(total, lost))
 
 

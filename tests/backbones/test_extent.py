@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kamera.backbones.extent import Extents, behind, standing
+from kamera.errors import IncompatibleChunk
 from kamera.window.slots import Facts
 from kamera.window.state import compact_positions, text_positions
 from tests.models import samples, tiny
@@ -64,6 +65,26 @@ def test_pictures_that_would_touch_are_left_to_the_model():
     bare = {n: (t[inside] if n == "mm_token_type_ids" else t) for n, t in encoded.position_inputs.items()}
     assert backbone.extents.of("bare", encoded.input_ids[inside], bare) is None
     assert backbone.extents.of(chunk.id, encoded.input_ids, encoded.position_inputs) is not None
+
+
+def test_a_chunk_that_ends_in_a_picture_before_one_that_begins_with_one_is_left_to_the_model():
+    """Each stands behind itself; the two together are what the model refuses, and so does the window."""
+    backbone = tiny.backbone("qwen2_5_vl")
+    chunk = samples.chunk(backbone, samples.sample("qwen2_5_vl", 0))
+    kinds = chunk.inputs["mm_token_type_ids"].flatten().bool()
+    grid = {n: t for n, t in chunk.inputs.items() if n != "mm_token_type_ids"}
+    begin, end = int(kinds.nonzero()[0]), int(kinds.nonzero()[-1]) + 1
+    text = samples.text_ids(3, seed=1)
+    ends = backbone.chunk_from_tensors(torch.cat([text, chunk.input_ids[begin:end]]), **grid)
+    begins = backbone.chunk_from_tensors(torch.cat([chunk.input_ids[begin:end], text]), **grid)
+    facts = [Facts(c.id, backbone.encode(c), "") for c in (ends, begins)]
+    for f in facts:
+        assert backbone.extents.of(f.chunk_id, f.encoded.input_ids, f.position_inputs) is not None
+    assert len(compact_positions(backbone, text, facts[::-1])) == 2
+    with pytest.raises(RuntimeError):
+        backbone.positions([f.encoded.input_ids for f in facts], [f.position_inputs for f in facts])
+    with pytest.raises(IncompatibleChunk, match="right behind another"):
+        compact_positions(backbone, text, facts)
 
 
 def test_no_chunk_stands_right_behind_the_anchor():
