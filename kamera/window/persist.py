@@ -23,6 +23,7 @@ from kamera.window.anchor import anchor_of
 from kamera.window.certificate import Certificate
 from kamera.window.certified import Terms, agree
 from kamera.window.deque import Deque
+from kamera.window.forming import FormingRule, forming_of
 from kamera.window.policy import ReusePolicy
 from kamera.window.report import Tally
 from kamera.window.serving import Server
@@ -80,6 +81,7 @@ def load_window(
     backbone: Backbone,
     store: ChunkStore,
     certificate: Certificate | str | os.PathLike[str] | None = None,
+    forming: FormingRule = "now",
 ) -> tuple[Terms, Server, Deque, WindowState]:
     """Read a saved window. The anchor is prefilled again; every chunk comes back as it was, or exact
     where nothing certifies any more what it was."""
@@ -97,7 +99,7 @@ def load_window(
     tensors = read_tensors(path, document["tensors_sha256"])
     anchor = anchor_of(backbone, tensors["anchor/ids"], document["tail"], document["reopen"])
     terms = agree(backbone, store, ReusePolicy(**document["policy"]), certificate)
-    server = Server(backbone, store, anchor, terms.served)
+    server = Server(backbone, store, anchor, terms.served, forming_of(forming))
     residents = tuple(
         _get_resident(tensors, f"{i:05d}", chunk, server) for i, chunk in enumerate(document["chunks"])
     )

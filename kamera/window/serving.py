@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
@@ -12,22 +11,19 @@ import torch
 from kamera.backbones import Backbone, Encoded
 from kamera.backbones.backbone import ModelCache
 from kamera.errors import (
-    CorruptChunk,
     IncompatibleChunk,
     NotRelocatable,
     PolicyRefused,
     UnknownChunk,
-    WrongKey,
 )
 from kamera.ops import (
     KV,
     Patch,
-    PatchBudget,
     deficit,
     kv_map,
     uniform_offset,
 )
-from kamera.store import CanonicalRecord, ChunkStore, Context, ObjectInfo, PatchRecord
+from kamera.store import CanonicalRecord, ChunkStore, Context, PatchRecord
 from kamera.store.records import kept
 from kamera.store.search.embedding import VISION_TOKENS
 from kamera.window.anchor import Anchor
@@ -45,11 +41,10 @@ from kamera.window.policy import (
 from kamera.window.report import Tally
 from kamera.window.slots import Copy, Facts, Resident, Span
 from kamera.window.state import WindowState
+from kamera.window.stored import Stored
 
 Behind = Callable[[WindowState, int, Tally], AbstractContextManager[ModelCache]]
 """A state's KV as one cache, with room for so many tokens behind it, while the block lasts."""
-
-logger = logging.getLogger(__name__)
 
 
 class Server:
@@ -73,6 +68,7 @@ class Server:
         self.policy = policy
         self.forming = forming or Forming()
         self.context = Context(backbone.fingerprint, anchor.digest, store.tenant, store.kv)
+        self.stored = Stored(store, self.context, policy.budget, self.forming)
         self._anchor_copy = Copy(anchor.kv, anchor.positions, None, "exact", (), canonical=True)
 
     # -- canonicals ----------------------------------------------------------------------------
@@ -104,7 +100,7 @@ class Server:
 
     def archived(self, chunk_id: str) -> Facts | None:
         """Facts of an archived chunk, or None; a damaged archive is a miss, and said so."""
-        record = self._stored_canonical(chunk_id)
+        record = self.stored.canonical(chunk_id)
         return None if record is None else _facts(record)
 
     def as_cheap(self) -> Server:
@@ -127,7 +123,7 @@ class Server:
         Patches are formed against this and applied to it, so that they match: in a store of codes they
         make up for what the codes lost, too.
         """
-        record = self._stored_canonical(facts.chunk_id)
+        record = self.stored.canonical(facts.chunk_id)
         if record is None:
             copy, record = self._computed(facts)
             if record.loss is None:
@@ -169,7 +165,7 @@ class Server:
         """
         if not conditioned.antecedents or not at_least(formed, "survivor"):
             return
-        held = self._stored_patch(facts, conditioned.antecedents, "exact", Tally())
+        held = self.stored.patch(facts, conditioned.antecedents, "exact", Tally())
         if held is not None and at_least(_guarantee(held.formed), formed):
             return
         canonical = self.canonical(facts)
@@ -302,7 +298,7 @@ class Server:
 
     def _leading(self, facts: Facts) -> Copy | None:
         """The canonical, which out of codes is no more than patched."""
-        record = self._stored_canonical(facts.chunk_id)
+        record = self.stored.canonical(facts.chunk_id)
         copy = self._computed(facts)[0] if record is None else self._out_of(record)
         return copy if self.policy.admits(copy.guarantee) else None
 
@@ -320,19 +316,19 @@ class Server:
     def _patched(
         self, facts: Facts, antecedents: tuple[str, ...], now: Guarantee, tally: Tally
     ) -> Copy | None:
-        record = self._stored_patch(facts, antecedents, "exact", tally)
+        record = self.stored.patch(facts, antecedents, "exact", tally)
         # A patch formed behind survivors is no worse than a forward now when survivors stand here
         # now; behind better antecedents it would bring back what has left.
         if record is not None and at_least(_guarantee(record.formed), weakest((now, "patched"))):
             return self._with(facts, record.patch, "patched", antecedents)
         if self.policy.admits("orbit"):
-            record = self._stored_patch(facts, antecedents, "orbit", tally)
+            record = self.stored.patch(facts, antecedents, "orbit", tally)
             if record is not None:
                 return self._with(facts, record.patch, "orbit", antecedents)
         if self.policy.max_divergence is not None and self.policy.admits("near"):
             limit, alike = self.policy.max_divergence, likeness(self.store, self.context)
-            for distance, info in nearest(self._patches_of(facts), antecedents, limit, alike):
-                record = self._stored_patch(facts, info.antecedents, info.kind, tally)
+            for distance, info in nearest(self.stored.patches_of(facts), antecedents, limit, alike):
+                record = self.stored.patch(facts, info.antecedents, info.kind, tally)
                 if record is not None:
                     tally.notes.append(f"near: a patch of other antecedents, divergence {distance:.2f}")
                     return self._with(facts, record.patch, "near", info.antecedents)
@@ -346,38 +342,6 @@ class Server:
             guarantee=guarantee,
             antecedents=antecedents,
         )
-
-    def _stored_patch(
-        self, facts: Facts, antecedents: tuple[str, ...], kind: str, tally: Tally
-    ) -> PatchRecord | None:
-        self.forming.settle(facts.chunk_id)
-        try:
-            record = self.store.get_patch(self.context, facts.chunk_id, antecedents, kind)
-        except (CorruptChunk, WrongKey) as error:
-            logger.warning("a stored patch was refused: %s", error)
-            tally.notes.append(f"patch refused: {error}")
-            return None
-        if record is None:
-            return None
-        filled = PatchBudget.from_info(record.info, record.patch.rank)
-        # held shorter than the policy wants, unless that was all the chunk has
-        return record if self.policy.budget.met_by(filled, facts.length) else None
-
-    def _stored_canonical(self, chunk_id: str) -> CanonicalRecord | None:
-        try:
-            return self.store.get_canonical(self.context, chunk_id)
-        except (CorruptChunk, WrongKey) as error:
-            # the chunk is at hand, so it is prefilled and archived again
-            logger.warning("a stored canonical was refused: %s", error)
-            return None
-
-    def _patches_of(self, facts: Facts) -> list[ObjectInfo]:
-        self.forming.settle(facts.chunk_id)
-        return [
-            info
-            for info in self.store.ls(chunk_id=facts.chunk_id)
-            if info.kind != "canonical" and info.context == self.context
-        ]
 
     def _offset(self, facts: Facts, old: torch.Tensor, new: torch.Tensor) -> tuple[int, ...]:
         offset = uniform_offset(old, new)

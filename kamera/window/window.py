@@ -331,17 +331,18 @@ class KameraWindow:
         *,
         certificate: Certificate | str | os.PathLike[str] | None = None,
         trace: str | os.PathLike[str] | None = None,
+        forming: FormingRule = "now",
     ) -> KameraWindow:
         """Bring a saved window back, bit for bit.
 
         Where its policy needs a certificate and there is none any more, chunks that were less than
         exact are prefilled again. Raises IncompatibleChunk for another backbone, CorruptChunk for a
-        damaged file, and for ``certificate`` what the constructor raises. ``trace`` as there.
+        damaged file, and for ``certificate`` what the constructor raises. ``trace`` and ``forming`` as there.
         """
         from kamera.window.persist import load_window
 
         window = cls.__new__(cls)
-        loaded = load_window(Path(path), backbone, store, certificate)
+        loaded = load_window(Path(path), backbone, store, certificate, forming)
         window._terms, window._server, window._deque, window._state = loaded
         window._trace = None if trace is None else Trace(trace)
         return window

@@ -249,3 +249,15 @@ def test_after_the_end_patches_are_formed_at_once():
 def test_what_is_no_rule_is_refused(make_it, message):
     with pytest.raises(ValueError, match=message):
         make_it()
+
+
+def test_a_loaded_window_may_form_in_the_background_too(tmp_path):
+    backbone, chunks = rig("qwen2_5_vl")
+    make(backbone, None, *chunks[:1]).save(tmp_path / "w")
+    store = ChunkStore.open("memory://")
+    window = KameraWindow.load(tmp_path / "w", backbone, store, forming="background")
+    window.append(chunks[1])
+    window.flush()
+    assert len(store.ls("exact")) == 1
+    with pytest.raises(ValueError, match="sometimes"):
+        KameraWindow.load(tmp_path / "w", backbone, store, forming="sometimes")
