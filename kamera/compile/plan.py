@@ -76,11 +76,6 @@ class Plan:
     path: Path
     windows: tuple[PlannedWindow, ...]
 
-    @property
-    def stored_ids(self) -> bool:
-        """Whether any chunk is given by id, so that a store has to be asked."""
-        return any(isinstance(c, Stored) for w in self.windows for c in w.chunks)
-
 
 class _Bad(Exception):
     """What is wrong with the line being read."""

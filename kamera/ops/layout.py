@@ -10,8 +10,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-import torch
-
 from kamera.ops.kv import KV, LayerKV
 from kamera.ops.rope import RopeSpec, relocate
 
@@ -138,8 +136,3 @@ def check_kv(kv: KV, layout: Layout) -> None:
                 raise ValueError(
                     f"layer {i} channel {c.name}: shape {shape}, expected ({c.heads}, {tokens}, {c.dim})"
                 )
-
-
-def empty_kv(layout: Layout, like: torch.Tensor) -> tuple[LayerKV, ...]:
-    """A span of zero tokens with the dtype and device of ``like``."""
-    return tuple({c.name: like.new_empty(c.heads, 0, c.dim) for c in spec.channels} for spec in layout)

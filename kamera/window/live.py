@@ -52,11 +52,6 @@ class LiveCache:
         branch._enter(self._room)
         return branch
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the room, shared or not."""
-        return 0 if self._room is None else self._room.capacity * self.backbone.bytes_per_token
-
     def hold(self, spans: Sequence[Span], tally: Tally, behind: int = 0) -> None:
         """Make the room hold ``spans`` one after another, with ``behind`` tokens of room behind them.
 

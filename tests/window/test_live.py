@@ -259,7 +259,6 @@ def test_sixty_four_forks_cost_the_memory_of_one():
         layer[n].untyped_storage().data_ptr() for x in (live, *forks) for layer in [x.kv(0)[0]] for n in layer
     }
     assert len(rooms) == 2  # keys and values of the first layer
-    assert len({x.nbytes for x in (live, *forks)}) == 1
 
 
 def test_the_same_kv_with_and_without_its_patch_are_two_things():
