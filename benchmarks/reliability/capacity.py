@@ -9,7 +9,6 @@ that puts make, but not as safe while they are made. Nothing here decides on a t
 
 from __future__ import annotations
 
-import gc
 import multiprocessing
 import os
 import random
@@ -24,6 +23,7 @@ from typing import Any
 
 import torch
 
+from kamera.bench.lookups import percentiles
 from kamera.ops.lowrank import LowRank, Patch
 from kamera.store import CanonicalRecord, ChunkStore, Context, PatchRecord
 from kamera.store.codec import Codec
@@ -174,19 +174,9 @@ def _collect(root: Path) -> dict[str, float]:
 
 
 def _percentiles(call: Callable[[], object]) -> tuple[float, float]:
-    """Median and 99th percentile, in microseconds; every call must find what it looks for."""
-    taken = []
-    gc.disable()  # its pauses are the process's, not the store's
-    try:
-        for _ in range(_LOOKUPS):
-            start = time.perf_counter_ns()
-            found = call()
-            taken.append(time.perf_counter_ns() - start)
-            assert found
-    finally:
-        gc.enable()
-    taken.sort()
-    return round(taken[_LOOKUPS // 2] / 1e3, 1), round(taken[_LOOKUPS * 99 // 100] / 1e3, 1)
+    """Median and 99th percentile, in microseconds."""
+    median, worst = percentiles(call, _LOOKUPS)
+    return round(1e6 * median, 1), round(1e6 * worst, 1)
 
 
 def _milliseconds(call: Callable[[], object]) -> float:

@@ -17,7 +17,12 @@ _TOP = Path(__file__).resolve().parents[2]
 
 
 def commit() -> str:
-    """What ``git describe`` calls the checkout (``-dirty`` with local changes), or ``unknown``."""
+    """What ``git describe`` calls the checkout (``-dirty`` with local changes), or ``unknown``.
+
+    An installed package may lie inside somebody else's checkout, whose commit says nothing of it.
+    """
+    if not (_TOP / ".git").exists():
+        return "unknown"
     command = ["git", "-C", str(_TOP), "describe", "--always", "--dirty"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=20)

@@ -39,7 +39,8 @@ def demo(
                 else:
                     bar.set_description(step)
                     bar.update()
-    document = {**asdict(result), "seconds": time.perf_counter() - started}
+    kept = None if video is None else str(folder)  # a scratch folder is gone by now
+    document = {**asdict(result), "video": kept, "seconds": time.perf_counter() - started}
     columns = ("after", "arm", "one-hop", "two-hop", "KL", "forwards", "vision encodes", "ms")
     rows = [
         (

@@ -53,11 +53,10 @@ class Row:
 
 @dataclass(frozen=True)
 class Demo:
-    """The table, and the clip it was made from."""
+    """The table, and what the slots of the first clip were worth."""
 
     rows: tuple[Row, ...]
     clips: int
-    video: str
     guarantees: tuple[tuple[str, str], ...]
 
 
@@ -74,7 +73,6 @@ def run_demo(
     scorer = Scorer(backbone.tokenize)
     costs: dict[tuple[str, str], list[Cost]] = {}
     shown: list[tuple[str, str]] = []
-    path = directory / "clip0.mp4"
     for clip in range(clips):
         episode = testbed.World(SEED).episode(clip, layout=LAYOUT)
         path = directory / f"clip{clip}.mp4"
@@ -91,7 +89,7 @@ def run_demo(
             if clip == 0:
                 shown.append((operation, " ".join(s.guarantee for s in walk.window.slots)))
     rows = _rows(scorer.scores(), costs)
-    yield Demo(tuple(rows), clips, str(path), tuple(shown))
+    yield Demo(tuple(rows), clips, tuple(shown))
 
 
 class _Walk:

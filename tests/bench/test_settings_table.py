@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import subprocess
+
 import pytest
 import torch
 
+from kamera.bench import machine
 from kamera.bench.settings import NAMES, Settings
 from kamera.bench.table import Section, goal, preset_line, shown
 from kamera.bench.timing import Spread
@@ -64,3 +67,18 @@ def test_every_benchmark_is_a_module_that_runs():
 
     for name in NAMES:
         assert callable(importlib.import_module(f"kamera.bench.{name}").run)
+
+
+def test_a_package_inside_somebody_elses_checkout_does_not_name_its_commit(monkeypatch, tmp_path):
+    """A virtual environment lies in the user's own repository more often than not."""
+    subprocess.run(["git", "init", "-q", str(tmp_path)], check=True)
+    who = ["-c", "user.name=a", "-c", "user.email=a@b"]
+    subprocess.run(
+        ["git", "-C", str(tmp_path), *who, "commit", "-q", "--allow-empty", "-m", "theirs"], check=True
+    )
+    packages = tmp_path / "venv" / "site-packages"
+    packages.mkdir(parents=True)
+    monkeypatch.setattr(machine, "_TOP", packages)
+    assert machine.commit() == "unknown"
+    monkeypatch.setattr(machine, "_TOP", tmp_path)
+    assert machine.commit() != "unknown"

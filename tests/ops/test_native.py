@@ -12,16 +12,16 @@ from kamera.ops import attention_layout
 from kamera.ops.kernels import native, serve
 from tests.ops.kernel_cases import rope, span
 
-needs_compiler = pytest.mark.skipif(native.library() is None, reason="no C compiler on this machine")
+needs_compiler = pytest.mark.skipif(native.compiled() is None, reason="no C compiler on this machine")
 
 
 @pytest.fixture
 def fresh(monkeypatch, tmp_path):
     """No library loaded yet, and an empty cache; what was loaded before comes back afterwards."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    native.library.cache_clear()
+    native.compiled.cache_clear()
     yield tmp_path
-    native.library.cache_clear()
+    native.compiled.cache_clear()
 
 
 def moved() -> tuple[str, bool]:
@@ -39,7 +39,7 @@ def test_the_library_is_built_once_and_only_its_user_may_write_beside_it(fresh, 
     (built,) = kept.iterdir()
     assert stat.S_IMODE(kept.stat().st_mode) & 0o077 == 0
     made = built.stat().st_mtime_ns
-    native.library.cache_clear()
+    native.compiled.cache_clear()
     assert moved() == ("native", True)
     assert [(p, p.stat().st_mtime_ns) for p in kept.iterdir()] == [(built, made)]
 

@@ -44,7 +44,7 @@ class Launch(ctypes.Structure):
 
 
 @cache
-def library() -> ctypes.CDLL | None:
+def compiled() -> ctypes.CDLL | None:
     """The kernel, or None where it cannot be built. Builds it on the first call of a machine (a second)."""
     compiler = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
     if compiler is None or os.name != "posix" or os.environ.get("KAMERA_NATIVE") == "0":

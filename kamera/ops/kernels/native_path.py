@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 
 from kamera.ops.kernels.launches import Line, Shape, factor_dtypes, launches, servable
-from kamera.ops.kernels.native import Launch, library
+from kamera.ops.kernels.native import Launch, compiled
 from kamera.ops.kv import KV
 from kamera.ops.layout import Layout
 from kamera.ops.lowrank import Patch, floats
@@ -22,7 +22,7 @@ _VALUES_PER_THREAD = 1 << 15
 
 def can_write(into: KV, source: KV, patch: Patch | None, layout: Layout, *, phased_only: bool) -> bool:
     """Whether the kernel is there and knows these dtypes and strides."""
-    built = library()
+    built = compiled()
     if built is None:
         return False
     known = frozenset(_KINDS) if built.kamera_half() else frozenset(_KINDS) - {torch.float16}
@@ -85,7 +85,7 @@ def _launch(shape: Shape, lines: list[Line], offset: tuple[int, ...]) -> None:
         largest=ctypes.addressof(largest),
     )
     threads = min(torch.get_num_threads(), 1 + table.shape[0] * lines[0].target.numel() // _VALUES_PER_THREAD)
-    built = library()
+    built = compiled()
     assert built is not None, "can_write was not asked"
     if built.kamera_serve(ctypes.byref(launch), threads):
         raise MemoryError(f"no memory for {threads} threads' scratch of {shape.dim} features")
