@@ -229,8 +229,8 @@ class Deque:
             n += 1
         if n == 0:
             return state, ()
-        moved = self.leave(state, list(range(n)), self.rule, tally)
-        return moved.state, moved.left
+        gone = self.leave(state, list(range(n)), self.rule, tally)
+        return gone.state, gone.left
 
     def _tail(self, state: WindowState, facts: Facts) -> tuple[WindowState, torch.Tensor]:
         """Where the next chunk goes; a window that drifted to the position limit is compacted."""
