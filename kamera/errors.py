@@ -108,3 +108,11 @@ class ClusterError(KameraError):
 
 class TaskDataError(KameraError):
     """A benchmark's files are not there, or not laid out as published."""
+
+
+class InvalidDirective(KameraError, ValueError):
+    """An edit of a prompt that lies outside it, overlaps another, or cuts what must stay whole."""
+
+
+class EditPolicyFailed(KameraError):
+    """An edit policy raised, returned no messages, or gives another answer when it is asked again."""

@@ -1,0 +1,261 @@
+"""Conversations: messages to the tokens of the model's own chat template, cut into segments."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from typing import Any
+
+import torch
+
+from kamera.content.borders import LONGEST, line_borders, turn_borders
+from kamera.content.media_tokens import Media, MediaTokens, expand
+from kamera.content.segment import Rendered, Segment, SegmentKind
+from kamera.content.template import ChatTemplate, Message, media_items
+from kamera.errors import ModalityNotSupported
+from kamera.ops.digest import digest
+
+
+class Conversations:
+    """Renders conversations for one processor (or bare tokenizer).
+
+    The tokens are those of ``apply_chat_template`` with the processor over the whole conversation. They
+    are cut where a turn opens, around each picture and clip, and long text at line ends that its content
+    chooses, so that equal content is an equal segment wherever it stands. ``longest`` bounds the tokens of
+    a text segment. Raises ProcessorRequired without a chat template.
+    """
+
+    def __init__(self, processor: Any, *, longest: int = LONGEST) -> None:
+        if longest < 1:
+            raise ValueError(f"longest={longest}: a segment holds at least one token")
+        self._template = ChatTemplate(processor)
+        self._opener = self._template.opener()
+        self._media = MediaTokens(self._template)
+        self._longest = longest
+        self._placeholders: dict[str, int] = {}
+        self._wrappers: dict[str, tuple[list[int], list[int]]] = {}
+        self._checked: set[tuple[str, ...]] = set()
+        self._line_end: dict[int, bool] = {}
+        self._turns: dict[str, int | None] = {}
+        self._frames: dict[str, tuple[list[int], list[int]]] = {"": ([], [])}
+
+    def render(self, messages: Sequence[Message], *, tools: Sequence[Any] | None = None) -> Rendered:
+        """The conversation with the generation prompt behind it.
+
+        Raises ModalityNotSupported for messages that the template refuses or media the processor does not
+        take, UnreadableMedia for media that cannot be read, `ValueError` for no messages or a placeholder
+        in plain text.
+        """
+        if not messages:
+            raise ValueError("a conversation of no messages: give at least one")
+        items = media_items(messages)
+        self._template.check(items)
+        media = [self.media(item) for item in items]
+        asked = self._template.tokenize(self._template.render(messages, tools=tools, generation=True))
+        said = self._template.tokenize(self._template.render(messages, tools=tools, generation=False))
+        placeholders = {kind: self._placeholder(kind) for kind in self._template.kinds}
+        ids, spans = expand(asked, placeholders, media)
+        common = _common(asked, said)
+        before = sum(i in placeholders.values() for i in asked[:common])
+        stable = common + sum(len(m.ids) - 1 for m in media[:before])
+        if media:
+            self._check_together(messages, tools, media, ids)
+        owners = self._owners(messages, tools, ids, stable)
+        pieces = self._pieces(ids, stable, list(zip(spans, media, strict=True)), owners)
+        segments = tuple(self._segment(ids, start, stop, of, owners, messages) for start, stop, of in pieces)
+        turns = tuple(pairwise([*turn_borders(ids, self._opener, 0, stable), stable]))
+        tags = self._tags(ids, turns, owners, messages)
+        return Rendered(torch.tensor(ids, dtype=torch.int64), segments, stable, turns, tags)
+
+    def media(self, item: Mapping[str, Any]) -> Media:
+        """Tokens, pixels and digest of a picture or video item of a message."""
+        return self._media.of(item)
+
+    # -- cutting -------------------------------------------------------------------------------
+
+    def _pieces(
+        self,
+        ids: list[int],
+        stable: int,
+        media: list[tuple[tuple[int, int], Media]],
+        owners: list[tuple[int, tuple[int, int]]],
+    ) -> list[tuple[int, int, Media | None]]:
+        borders = {0, stable, *(start for start, _ in owners if start < stable)}
+        of: dict[int, Media] = {}
+        for (start, stop), item in media:
+            before, behind = self._wrapper(item.kind)
+            if before and ids[start - len(before) : start] == before:
+                start -= len(before)
+            if behind and ids[stop : stop + len(behind)] == behind:
+                stop += len(behind)
+            # what stands in a picture's span is the picture's, whatever else wants a border there
+            borders = {b for b in borders if not start < b < stop} | {start, min(stop, stable)}
+            of[start] = item
+        out: list[tuple[int, int, Media | None]] = []
+        for start, stop in pairwise(sorted(borders)):
+            item_here = of.get(start)
+            cuts = (
+                []
+                if item_here
+                else line_borders(ids, start, stop, self._line_ends(ids[start:stop]), longest=self._longest)
+            )
+            out.extend((a, b, item_here) for a, b in pairwise([start, *cuts, stop]))
+        return out
+
+    def _segment(
+        self,
+        ids: list[int],
+        start: int,
+        stop: int,
+        media: Media | None,
+        owners: list[tuple[int, tuple[int, int]]],
+        messages: Sequence[Message],
+    ) -> Segment:
+        owner = next((span for at, span in reversed(owners) if at <= start), (0, 0))
+        role = str(messages[owner[0]].get("role", "")) if owner[0] < owner[1] else ""
+        kind: SegmentKind = "text" if media is None else "image" if media.kind == "image" else "video"
+        named = b"".join(i.to_bytes(4, "little") for i in ids[start:stop])
+        name = digest("kamera.segment.v1", role, kind, "" if media is None else media.digest, named)
+        return Segment(name, start, stop, kind, role, owner, None if media is None else media.digest)
+
+    # -- which message a turn renders ----------------------------------------------------------
+
+    def _owners(
+        self, messages: Sequence[Message], tools: Sequence[Any] | None, ids: list[int], stable: int
+    ) -> list[tuple[int, tuple[int, int]]]:
+        """Where turns begin, each with the messages it renders; those that share a turn share its span."""
+        begins = turn_borders(ids, self._opener, 0, stable)
+        whole = [(0, (0, len(messages)))]
+        if not begins:
+            return self._by_prefix(messages, tools, ids) or whole
+        counts = [self._count(messages[:i], tools) for i in range(1, len(messages) + 1)]
+        if counts[-1] != len(begins) or any(c is None for c in counts):
+            return whole
+        known = [c for c in counts if c is not None]
+        if any(a > b for a, b in pairwise(known)) or known[0] == 0:
+            return whole
+        owners: list[tuple[int, tuple[int, int]]] = [(0, (0, 0))] if begins[0] > 0 or known[0] > 1 else []
+        first = known[0] - 1  # turns before the first message's are the template's own
+        turn, message = first, 0
+        while message < len(messages):
+            last = message + 1
+            while last < len(messages) and known[last] == known[message]:
+                last += 1  # rendered into the turn that is open
+            owners.append((begins[turn], (message, last)))
+            turn, message = known[last - 1], last
+        return owners
+
+    def _by_prefix(
+        self, messages: Sequence[Message], tools: Sequence[Any] | None, ids: list[int]
+    ) -> list[tuple[int, tuple[int, int]]]:
+        """For a template without an opening token: a border where fewer messages render to a prefix.
+
+        Only text is looked at; a conversation with media is not cut so.
+        """
+        if media_items(messages):
+            return []
+        owners = []
+        begin, first = 0, 0
+        for i in range(1, len(messages)):
+            try:
+                part = self._template.tokenize(
+                    self._template.render(messages[:i], tools=tools, generation=False)
+                )
+            except ModalityNotSupported:
+                continue  # no conversation of its own: it goes with the next message
+            if part and ids[: len(part)] == part:
+                owners.append((begin, (first, i)))
+                begin, first = len(part), i
+        return [*owners, (begin, (first, len(messages)))]
+
+    def _count(self, messages: Sequence[Message], tools: Sequence[Any] | None) -> int | None:
+        """Turns that these messages open; None where the template does not render them alone."""
+        key = digest("turns", repr(tools), *(repr(self._shape(m)) for m in messages))
+        if key not in self._turns:
+            try:
+                text = self._template.render(messages, tools=tools, generation=False)
+                self._turns[key] = self._template.tokenize(text).count(self._opener or -1)
+            except ModalityNotSupported:
+                self._turns[key] = None
+        return self._turns[key]
+
+    @staticmethod
+    def _shape(message: Message) -> dict[str, Any]:
+        content = message.get("content")
+        if isinstance(content, str) or content is None:
+            return dict(message)
+        return {**message, "content": [i.get("text", i.get("type")) for i in content]}
+
+    # -- what the template and the tokenizer write ---------------------------------------------
+
+    def _tags(
+        self,
+        ids: list[int],
+        turns: Sequence[tuple[int, int]],
+        owners: list[tuple[int, tuple[int, int]]],
+        messages: Sequence[Message],
+    ) -> tuple[tuple[int, int], ...]:
+        """The template's own tokens at the beginning and the end of each turn."""
+        roles = {at: str(messages[span[0]].get("role", "")) for at, span in owners if span[0] < span[1]}
+        found: list[tuple[int, int]] = []
+        for start, stop in turns:
+            opening, closing = self._frame(roles.get(start, ""))
+            length = len(opening) if ids[start : start + len(opening)] == opening else 1
+            found.append((start, start + length))
+            if closing and ids[stop - len(closing) : stop] == closing:
+                found.append((stop - len(closing), stop))
+        return tuple(found)
+
+    def _frame(self, role: str) -> tuple[list[int], list[int]]:
+        """Token ids that open and close a turn of ``role``; nothing where the template does not say."""
+        if role not in self._frames:
+            self._frames[role] = self._template.frame(role, self._opener)
+        return self._frames[role]
+
+    def _placeholder(self, kind: str) -> int:
+        if kind not in self._placeholders:
+            ids = self._template.tokenizer(self._template.placeholder(kind), add_special_tokens=False)[
+                "input_ids"
+            ]
+            if len(ids) != 1:
+                raise ModalityNotSupported(
+                    f"the tokenizer has no one token for a {kind}'s placeholder: add it as a special token"
+                )
+            self._placeholders[kind] = int(ids[0])
+        return self._placeholders[kind]
+
+    def _wrapper(self, kind: str) -> tuple[list[int], list[int]]:
+        if kind not in self._wrappers:
+            self._wrappers[kind] = self._template.wrapper(kind)
+        return self._wrappers[kind]
+
+    def _line_ends(self, ids: Sequence[int]) -> set[int]:
+        for i in set(ids) - self._line_end.keys():
+            self._line_end[i] = self._template.tokenizer.decode([i]).endswith("\n")
+        return {i for i in set(ids) if self._line_end[i]}
+
+    def _check_together(
+        self, messages: Sequence[Message], tools: Sequence[Any] | None, media: list[Media], ids: list[int]
+    ) -> None:
+        """Once for each mixture of media: the processor makes of all together what it makes of each.
+
+        Raises ModalityNotSupported where it does not: no chunk of such a prompt has KV of its own.
+        """
+        mixture = tuple(sorted({f"{m.kind} {len(m.ids)}" for m in media}))
+        if mixture in self._checked:
+            return
+        text = self._template.render(messages, tools=tools, generation=True)
+        whole = self._media.together(text, media_items(messages))
+        if whole != ids:
+            raise ModalityNotSupported(
+                f"{type(self._template.processor).__name__} makes other tokens of {len(media)} pictures and "
+                "clips together than of each alone: send pictures of one size, or this conversation uncached"
+            )
+        self._checked.add(mixture)
+
+
+def _common(one: Sequence[int], other: Sequence[int]) -> int:
+    """Tokens that two sequences begin with in common."""
+    return next(
+        (i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other))
+    )

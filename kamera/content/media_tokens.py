@@ -1,0 +1,140 @@
+"""How many tokens a picture or clip becomes, and which: asked of the processor once per picture."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from kamera.backbones.media import Clip, load_clip, load_image
+from kamera.content.template import ChatTemplate
+from kamera.ops.digest import digest
+
+HELD = 256
+"""Pictures and clips whose tokens and pixels are kept."""
+
+
+@dataclass(frozen=True, eq=False)
+class Media:
+    """A picture or clip as the processor makes it.
+
+    ``ids`` are the tokens in its placeholder's place, ``inputs`` the model inputs (pixels, grids) for it
+    alone. ``digest`` names the pixels, their times and the settings they were asked for with.
+    """
+
+    kind: str
+    digest: str
+    ids: tuple[int, ...]
+    inputs: Mapping[str, torch.Tensor]
+
+
+class MediaTokens:
+    """Expands placeholders. Keeps the last `HELD` pictures and clips."""
+
+    def __init__(self, template: ChatTemplate) -> None:
+        self._template = template
+        self._held: OrderedDict[str, Media] = OrderedDict()
+
+    def of(self, item: Mapping[str, Any]) -> Media:
+        """The media of a chat content item. Raises UnreadableMedia, ModalityNotSupported."""
+        kind = str(item["type"])
+        source = _source(item)
+        pixels: Any = load_image(source) if kind == "image" else _clip(source)
+        name = _digest(kind, pixels)
+        if name not in self._held:
+            self._held[name] = self._made(kind, name, pixels)
+            if len(self._held) > HELD:
+                self._held.popitem(last=False)
+        self._held.move_to_end(name)
+        return self._held[name]
+
+    def together(self, text: str, items: Sequence[Mapping[str, Any]]) -> list[int]:
+        """Token ids of a whole prompt with all its media, in one call of the processor."""
+        sources = [(str(item["type"]), _source(item)) for item in items]
+        images = [load_image(source) for kind, source in sources if kind == "image"]
+        clips = [_clip(source) for kind, source in sources if kind == "video"]
+        bos = self._template.tokenizer.bos_token
+        special = not (bos is not None and text.startswith(bos))
+        made = self._template.processor(text=[text], **_given(images, clips), add_special_tokens=special)
+        ids: list[int] = torch.as_tensor(made["input_ids"]).reshape(-1).tolist()
+        return ids
+
+    def _made(self, kind: str, name: str, pixels: Any) -> Media:
+        given = _given([pixels], []) if kind == "image" else _given([], [pixels])
+        made = self._template.processor(
+            text=[self._template.placeholder(kind)], **given, add_special_tokens=False
+        )
+        inputs = {k: torch.as_tensor(v) for k, v in made.items() if k not in ("input_ids", "attention_mask")}
+        return Media(kind, name, tuple(torch.as_tensor(made["input_ids"]).reshape(-1).tolist()), inputs)
+
+
+def expand(
+    ids: Sequence[int], placeholders: Mapping[str, int], media: Sequence[Media]
+) -> tuple[list[int], list[tuple[int, int]]]:
+    """``ids`` with each placeholder token replaced by its media's, and where each media stands then.
+
+    Raises `ValueError` when there are more or fewer placeholders than media.
+    """
+    wanted = set(placeholders.values())
+    count = sum(i in wanted for i in ids)
+    if count != len(media):
+        raise ValueError(
+            f"the prompt has {count} media placeholders for {len(media)} pictures and clips: text must not "
+            "contain a placeholder"
+        )
+    out: list[int] = []
+    spans: list[tuple[int, int]] = []
+    rest = iter(media)
+    for i in ids:
+        if i not in wanted:
+            out.append(i)
+            continue
+        item = next(rest)
+        spans.append((len(out), len(out) + len(item.ids)))
+        out.extend(item.ids)
+    return out, spans
+
+
+def _given(images: list[Any], clips: list[Clip]) -> dict[str, Any]:
+    """Pictures and clips as the processor takes them."""
+    given: dict[str, Any] = {"return_tensors": "pt"}
+    if images:
+        given["images"] = images
+    if clips:
+        given["videos"] = [np.stack([np.asarray(f) for f in clip.frames]) for clip in clips]
+        given["do_sample_frames"] = False
+        given["video_metadata"] = [
+            {
+                "fps": clip.fps,
+                "total_num_frames": clip.total_frames,
+                "duration": clip.duration,
+                "frames_indices": list(clip.indices),
+            }
+            for clip in clips
+        ]
+    return given
+
+
+def _source(item: Mapping[str, Any]) -> Any:
+    url = item.get("image_url", item.get("video_url"))
+    if url is None:
+        return item
+    kind = str(item["type"])
+    return {**item, kind: url["url"] if isinstance(url, Mapping) else url}
+
+
+def _clip(item: Any) -> Clip:
+    video = item.get("video") if isinstance(item, Mapping) else item
+    return video if isinstance(video, Clip) else load_clip(item)
+
+
+def _digest(kind: str, pixels: Any) -> str:
+    if kind == "image":
+        return digest("kamera.picture.v1", f"{pixels.size}", pixels.tobytes())
+    times = f"{pixels.fps},{pixels.total_frames},{pixels.indices}"
+    frames = (part for f in pixels.frames for part in (f"{f.size}", f.tobytes()))
+    return digest("kamera.clip.v1", times, *frames)

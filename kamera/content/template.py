@@ -1,0 +1,168 @@
+"""A chat template as Kamera uses it: rendered whole, and asked where it opens turns and wraps media."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from kamera.errors import ModalityNotSupported, ProcessorRequired
+
+Message = Mapping[str, Any]
+"""A chat message: ``role``, ``content`` (text or a list of items), ``tool_calls``, …"""
+
+_MARK = "KAMERAMARK"
+
+
+class ChatTemplate:
+    """The chat template of a processor, or of a bare tokenizer.
+
+    Raises ProcessorRequired without a template.
+    """
+
+    def __init__(self, processor: Any) -> None:
+        self.processor = processor
+        self.tokenizer: Any = getattr(processor, "tokenizer", processor)
+        taken = {"image": "image_processor", "video": "video_processor"}
+        self.kinds = tuple(k for k, part in taken.items() if getattr(processor, part, None) is not None)
+        if not (getattr(processor, "chat_template", None) or getattr(self.tokenizer, "chat_template", None)):
+            raise ProcessorRequired(
+                f"{type(processor).__name__} has no chat template: set one, or build chunks from text"
+            )
+
+    def render(
+        self, messages: Sequence[Message], *, tools: Sequence[Any] | None = None, generation: bool
+    ) -> str:
+        """The conversation as text, media as placeholders.
+
+        Raises ModalityNotSupported for messages that the template refuses.
+        """
+        from jinja2 import TemplateError
+
+        options: dict[str, Any] = {"tools": list(tools)} if tools else {}
+        try:
+            text: str = self.processor.apply_chat_template(
+                [self._plain(m) for m in messages],
+                tokenize=False,
+                add_generation_prompt=generation,
+                **options,
+            )
+        except (TemplateError, KeyError, TypeError) as error:
+            roles = [m.get("role") for m in messages]
+            raise ModalityNotSupported(
+                f"the chat template refuses the roles {roles}: {error}; change the messages, or the template"
+            ) from None
+        return text
+
+    def tokenize(self, text: str) -> list[int]:
+        """Token ids of a rendered prompt, as transformers tokenises it for this processor."""
+        bos = self.tokenizer.bos_token
+        bare = self.processor is self.tokenizer  # a tokenizer's own apply_chat_template adds nothing
+        special = not bare and not (bos is not None and text.startswith(bos))
+        ids: list[int] = self.tokenizer(text, add_special_tokens=special)["input_ids"]
+        return ids
+
+    def opener(self) -> int | None:
+        """The special token that opens a turn; None where the template opens them with none."""
+        messages = [self._text("user", _MARK)]
+        rest = self.render(messages, generation=True)
+        whole = self.render(messages, generation=False)
+        added = rest[len(whole) :] if rest.startswith(whole) else ""
+        if not added:
+            return None
+        first = int(self.tokenizer(added, add_special_tokens=False)["input_ids"][0])
+        return first if first in set(self.tokenizer.all_special_ids) | set(self._added()) else None
+
+    def wrapper(self, kind: str) -> tuple[list[int], list[int]]:
+        """Token ids that the template writes before and behind a picture's (clip's) placeholder."""
+        items = [{"type": "text", "text": _MARK}, {"type": kind}, {"type": "text", "text": _MARK}]
+        text = self.render([{"role": "user", "content": items}], generation=False)
+        _, _, rest = text.partition(_MARK)
+        between, mark, _ = rest.partition(_MARK)
+        placeholder = self.placeholder(kind)
+        before, found, behind = between.partition(placeholder)
+        if not mark or not found:
+            return [], []
+        return tuple(self.tokenizer(t, add_special_tokens=False)["input_ids"] for t in (before, behind))  # type: ignore[return-value]
+
+    def frame(self, role: str, opener: int | None) -> tuple[list[int], list[int]]:
+        """Token ids that open a turn of ``role`` and close it; nothing where ``role`` stands for no turn."""
+        opening = [] if role == "user" else [self._text("user", "x")]
+        try:
+            text = self.render([*opening, self._text(role, _MARK)], generation=False)
+        except ModalityNotSupported:
+            return [], []
+        before, mark, behind = text.partition(_MARK)
+        ids = self.tokenizer(before, add_special_tokens=False)["input_ids"]
+        if not mark or opener not in ids:
+            return [], []
+        last = len(ids) - 1 - ids[::-1].index(opener)
+        return ids[last:], self.tokenizer(behind, add_special_tokens=False)["input_ids"]
+
+    def check(self, items: Sequence[Mapping[str, Any]]) -> None:
+        """Raise ModalityNotSupported for media items of a kind the processor does not take."""
+        for kind in dict.fromkeys(item["type"] for item in items):
+            if kind not in self.kinds:
+                raise ModalityNotSupported(
+                    f"{type(self.processor).__name__} takes {' and '.join(('text', *self.kinds))} only, a "
+                    f"message holds {kind}: leave it out, or use another backbone"
+                )
+
+    def placeholder(self, kind: str) -> str:
+        """The text of a picture's (clip's) placeholder. Raises ModalityNotSupported where there is none."""
+        token = getattr(self.processor, f"{kind}_token", None)
+        if not token:
+            raise ModalityNotSupported(f"{type(self.processor).__name__} takes no {kind}: leave it out")
+        return str(token)
+
+    def _plain(self, message: Message) -> dict[str, Any]:
+        """A message whose media items are placeholders, in the form of content the template reads."""
+        content = message.get("content")
+        if isinstance(content, Sequence) and not isinstance(content, str):
+            items = [_plain_item(item) for item in content]
+            if not self.kinds:
+                return {**message, "content": "".join(i["text"] for i in items)}
+            return {**message, "content": items}
+        if isinstance(content, str) and self.kinds:
+            return {**message, "content": [{"type": "text", "text": content}]}
+        return dict(message)
+
+    def _text(self, role: str, text: str) -> Message:
+        return {"role": role, "content": text}
+
+    def _added(self) -> list[int]:
+        decoder: Mapping[int, Any] = getattr(self.tokenizer, "added_tokens_decoder", {})
+        return [i for i, token in decoder.items() if token.special]
+
+
+def media_items(messages: Sequence[Message]) -> list[dict[str, Any]]:
+    """The picture and video items of a conversation, in order, each with its ``type``."""
+    found = []
+    for message in messages:
+        content = message.get("content")
+        if isinstance(content, Sequence) and not isinstance(content, str):
+            for item in content:
+                kind = _kind(item)
+                if kind != "text":
+                    found.append({**item, "type": kind})
+    return found
+
+
+def _plain_item(item: Mapping[str, Any]) -> dict[str, Any]:
+    kind = _kind(item)
+    return {"type": "text", "text": item["text"]} if kind == "text" else {"type": kind}
+
+
+def _kind(item: Any) -> str:
+    """``"text"``, ``"image"`` or ``"video"``; OpenAI's ``image_url`` is an image."""
+    if isinstance(item, Mapping):
+        kind = item.get("type") or next((k for k in ("text", "image", "video") if k in item), None)
+        if kind == "text" and isinstance(item.get("text"), str):
+            return "text"
+        if kind in ("image", "video"):
+            return str(kind)
+        if kind in ("image_url", "video_url"):
+            return str(kind).removesuffix("_url")
+    raise ModalityNotSupported(
+        f"content item {item!r} is none of text, image, video: give "
+        '{"type": "text", "text": …}, {"type": "image", "image": …} or {"type": "video", "video": …}'
+    )

@@ -1,0 +1,25 @@
+"""Edits of a conversation: directives, what two renderings differ in, and policies that edit messages."""
+
+from kamera.edits import policies
+from kamera.edits.difference import Difference, difference
+from kamera.edits.directive import Directive, Edit, Mode, Snap, Unit, resolve
+from kamera.edits.pieces import Fresh, Kept, Piece, pieces
+from kamera.edits.policy import EditPolicy, edited
+
+__all__ = [
+    "Difference",
+    "Directive",
+    "Edit",
+    "EditPolicy",
+    "Fresh",
+    "Kept",
+    "Mode",
+    "Piece",
+    "Snap",
+    "Unit",
+    "difference",
+    "edited",
+    "pieces",
+    "policies",
+    "resolve",
+]

@@ -1,0 +1,174 @@
+"""Directives: which span of a prompt goes, what stands there instead, and what that promises.
+
+After the directive of Leyline (section 3.1), extended by units, by `repair` and by what must stay whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Literal, get_args
+
+from kamera.content import Rendered
+from kamera.errors import InvalidDirective
+
+Mode = Literal["amortize", "repair", "forget", "auto"]
+Unit = Literal["tokens", "messages", "segments"]
+Snap = Literal["refuse", "widen"]
+
+
+@dataclass(frozen=True)
+class Directive:
+    """Replace ``start:end`` of a prompt, counted in ``unit``, by ``replacement``.
+
+    ``replacement`` is text, token ids, or None for nothing. ``mode`` says what is promised of what stands
+    behind the span:
+
+    * ``amortize``: it is turned to its new place and keeps what it absorbed. This is no forgetting.
+    * ``repair``: turned, then patched to what it would have absorbed without the span.
+    * ``forget``: prefilled again; equal to a run that never saw the span.
+    * ``auto``: the cheapest of these that the window's policy admits.
+
+    Raises InvalidDirective for a mode or unit there is not, or a span that ends before it starts.
+    """
+
+    start: int
+    end: int
+    replacement: str | Sequence[int] | None = None
+    mode: Mode = "repair"
+    unit: Unit = "tokens"
+
+    def __post_init__(self) -> None:
+        if self.mode not in get_args(Mode):
+            raise InvalidDirective(f"mode {self.mode!r} is none of {', '.join(get_args(Mode))}")
+        if self.unit not in get_args(Unit):
+            raise InvalidDirective(f"unit {self.unit!r} is none of {', '.join(get_args(Unit))}")
+        for name, value in (("start", self.start), ("end", self.end)):
+            if not isinstance(value, int) or isinstance(value, bool):
+                raise InvalidDirective(f"{name} {value!r} is no index: give a whole number")
+        if not 0 <= self.start <= self.end:
+            raise InvalidDirective(f"span {self.start}:{self.end} is none: give 0 <= start <= end")
+
+
+@dataclass(frozen=True)
+class Edit:
+    """A directive in the tokens of one rendered prompt: ``start:stop`` becomes ``replacement``."""
+
+    start: int
+    stop: int
+    replacement: tuple[int, ...]
+    mode: Mode
+
+    @property
+    def shift(self) -> int:
+        """By how many tokens what stands behind it moves."""
+        return len(self.replacement) - (self.stop - self.start)
+
+
+def resolve(
+    directives: Sequence[Directive],
+    rendered: Rendered,
+    tokenize: Callable[[str], Sequence[int]],
+    *,
+    sink: int = 0,
+    snap: Snap = "refuse",
+) -> tuple[Edit, ...]:
+    """Directives as edits of ``rendered``, in order, none of which overlap.
+
+    A span that would cut a template tag or a picture, or reaches into the first ``sink`` tokens, raises
+    InvalidDirective; with ``snap="widen"`` it grows to the whole turn or picture, and begins behind the
+    sink. Raises InvalidDirective, too, for spans outside the prompt and for spans that overlap.
+    """
+    if snap not in get_args(Snap):
+        raise ValueError(f"snap {snap!r} is none of {', '.join(get_args(Snap))}")
+    edits = [_resolved(d, rendered, tokenize, sink, snap) for d in directives]
+    edits.sort(key=lambda e: (e.start, e.stop))
+    for one, other in pairwise(edits):
+        if other.start < one.stop or one.start == other.start:
+            raise InvalidDirective(
+                f"directives on tokens {one.start}:{one.stop} and {other.start}:{other.stop} overlap: merge "
+                "them into one"
+            )
+    return tuple(edits)
+
+
+def _resolved(
+    directive: Directive,
+    rendered: Rendered,
+    tokenize: Callable[[str], Sequence[int]],
+    sink: int,
+    snap: Snap,
+) -> Edit:
+    start, stop = _token_span(directive, rendered)
+    if stop > rendered.stable:
+        raise InvalidDirective(
+            f"span {directive.start}:{directive.end} ({directive.unit}) ends behind the prompt's "
+            f"{rendered.stable} tokens: end it there"
+        )
+    given = directive.replacement
+    new = tuple(tokenize(given) if isinstance(given, str) else given or ())
+    if any(not isinstance(i, int) or i < 0 for i in new):
+        raise InvalidDirective(f"replacement {given!r} holds what is no token id")
+    grown = _whole(rendered, start, stop)
+    if grown != (start, stop):
+        if snap == "refuse":
+            raise InvalidDirective(
+                f"tokens {start}:{stop} cut a picture or a template tag: give {grown[0]}:{grown[1]}, or "
+                'snap="widen"'
+            )
+        start, stop = grown
+    if start < sink and (start, stop) != (start, start):
+        if snap == "refuse" or stop <= sink:
+            raise InvalidDirective(
+                f"tokens {start}:{stop} reach into the first {sink} tokens, which every answer attends to: "
+                f"begin at {sink}"
+            )
+        start = sink
+    return Edit(start, stop, new, directive.mode)
+
+
+def _token_span(directive: Directive, rendered: Rendered) -> tuple[int, int]:
+    if directive.unit == "tokens":
+        return directive.start, directive.end
+    first, last = directive.start, directive.end
+    if directive.unit == "messages":
+        count = max((s.messages[1] for s in rendered.segments), default=0)
+        if last > count:
+            raise InvalidDirective(f"messages {first}:{last} of a conversation of {count}: end at {count}")
+        if first < last:
+            try:
+                first, last = rendered.of_messages(first, last)
+            except ValueError as error:
+                raise InvalidDirective(str(error)) from None
+        else:
+            first = last = next(
+                (i for i, s in enumerate(rendered.segments) if s.messages[1] > first), len(rendered.segments)
+            )
+    elif last > len(rendered.segments):
+        raise InvalidDirective(
+            f"segments {first}:{last} of a prompt of {len(rendered.segments)}: end at its last one"
+        )
+    borders = [s.start for s in rendered.segments] + [rendered.stable]
+    return borders[first], borders[last]
+
+
+def _whole(rendered: Rendered, start: int, stop: int) -> tuple[int, int]:
+    """The least span around ``start:stop`` that cuts no picture, and no turn but inside its body."""
+    held = (-1, -1)
+    while held != (start, stop):
+        held = (start, stop)
+        for segment in rendered.segments:
+            if segment.media is not None and _cuts(start, stop, segment.start, segment.stop):
+                start, stop = min(start, segment.start), max(stop, segment.stop)
+        for tag in rendered.tags:
+            touched = start < tag[1] and tag[0] < stop if start < stop else tag[0] < start < tag[1]
+            if touched:
+                turn = next((t for t in rendered.turns if t[0] <= tag[0] < t[1]), tag)
+                start, stop = min(start, turn[0]), max(stop, turn[1])
+    return start, stop
+
+
+def _cuts(start: int, stop: int, first: int, last: int) -> bool:
+    """Whether a border of ``start:stop`` lies inside ``first:last``."""
+    return first < start < last or first < stop < last

@@ -1,0 +1,72 @@
+"""A prompt after edits, as pieces: segments that stay whole, and tokens that stand there instead."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from kamera.content import Rendered
+from kamera.edits.directive import Edit
+
+
+@dataclass(frozen=True)
+class Kept:
+    """Segment ``index`` of the prompt before, whole."""
+
+    index: int
+
+
+@dataclass(frozen=True)
+class Fresh:
+    """Tokens that no segment of the prompt before is: a replacement, or what an edit left of a segment."""
+
+    ids: tuple[int, ...]
+
+
+Piece = Kept | Fresh
+
+
+def pieces(rendered: Rendered, edits: Sequence[Edit]) -> tuple[Piece, ...]:
+    """The stable part of ``rendered`` after ``edits`` (in order, not overlapping), in order.
+
+    Their tokens one after another are the prompt's with each edited span replaced; tokens that stand side
+    by side and belong to no kept segment are one piece.
+    """
+    out: list[Piece] = []
+
+    def fresh(ids: Sequence[int]) -> None:
+        if not ids:
+            return
+        if out and isinstance(out[-1], Fresh):
+            out[-1] = Fresh((*out[-1].ids, *ids))
+        else:
+            out.append(Fresh(tuple(ids)))
+
+    tokens = rendered.ids.tolist()
+    rest = list(edits)
+    for index, segment in enumerate(rendered.segments):
+        at = segment.start
+        while rest and rest[0].start < segment.stop:
+            edit = rest[0]
+            fresh(tokens[at : max(at, edit.start)])
+            if edit.start >= segment.start:
+                fresh(edit.replacement)
+            at = max(at, min(edit.stop, segment.stop))
+            if edit.stop > segment.stop:
+                break
+            rest.pop(0)
+        if at == segment.start and not any(_inside(e, segment.start, segment.stop) for e in edits):
+            out.append(Kept(index))
+        else:
+            fresh(tokens[at : segment.stop])
+    for edit in rest:
+        if edit.start == rendered.stable:
+            fresh(edit.replacement)
+    return tuple(out)
+
+
+def _inside(edit: Edit, start: int, stop: int) -> bool:
+    """Whether an edit changes tokens of ``start:stop``, or inserts between two of them."""
+    if edit.start < edit.stop:
+        return edit.start < stop and start < edit.stop
+    return start < edit.start < stop

@@ -1,0 +1,17 @@
+"""The edits that agents make, one file each. Any callable of the same form is a policy too."""
+
+from kamera.edits.policies.images import keep_last_images
+from kamera.edits.policies.keep import keep_all
+from kamera.edits.policies.thinking import strip_thinking
+from kamera.edits.policies.tools import clear_tool_results, drop_failed_tool_calls
+from kamera.edits.policies.turns import keep_ends, summarise
+
+__all__ = [
+    "clear_tool_results",
+    "drop_failed_tool_calls",
+    "keep_all",
+    "keep_ends",
+    "keep_last_images",
+    "strip_thinking",
+    "summarise",
+]

@@ -1,0 +1,53 @@
+"""Keep the last pictures: UI-TARS (5), cua (3), Agent-S (8), smolagents (2), Open-AutoGLM (0 of the past)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from kamera.content import Message
+from kamera.edits.policy import EditPolicy
+
+_KINDS = ("image", "image_url")
+
+
+def keep_last_images(n: int, placeholder: str | None = None, *, batch: int = 1) -> EditPolicy:
+    """Pictures leave when they are older than the ``n`` latest.
+
+    ``placeholder`` stands in their place (Agent-TARS writes "[Image omitted to conserve context]"); None
+    leaves nothing, and a message of nothing but pictures goes whole. ``batch``: nothing goes before that
+    many pictures can go at once, as agents do to spare a prefix cache (OmniParser: 10). Raises `ValueError`
+    for a negative ``n`` or a batch below 1.
+    """
+    if n < 0 or batch < 1:
+        raise ValueError(f"n={n}, batch={batch}: keep 0 or more pictures, in batches of 1 or more")
+
+    def keep_last_images(messages: Sequence[Message], turn: int) -> list[dict[str, Any]]:
+        total = sum(_is_image(item) for m in messages for item in _items(m))
+        leaving = max(0, total - n) // batch * batch
+        out = []
+        for message in messages:
+            kept: list[Any] = []
+            for item in _items(message):
+                if leaving and _is_image(item):
+                    leaving -= 1
+                    if placeholder is not None:
+                        kept.append({"type": "text", "text": placeholder})
+                else:
+                    kept.append(item)
+            if not _items(message):
+                out.append(dict(message))
+            elif kept:
+                out.append({**message, "content": kept})
+        return out
+
+    return keep_last_images
+
+
+def _items(message: Message) -> list[Any]:
+    content = message.get("content")
+    return list(content) if isinstance(content, list | tuple) else []
+
+
+def _is_image(item: Any) -> bool:
+    return isinstance(item, dict) and (item.get("type") in _KINDS or ("type" not in item and "image" in item))

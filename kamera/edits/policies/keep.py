@@ -1,0 +1,18 @@
+"""Keep everything: Anthropic's computer-use demo, which finds no break of the cache worth it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from kamera.content import Message
+from kamera.edits.policy import EditPolicy
+
+
+def keep_all() -> EditPolicy:
+    """Every message as it is."""
+
+    def keep_all(messages: Sequence[Message], turn: int) -> list[dict[str, Any]]:
+        return [dict(message) for message in messages]
+
+    return keep_all

@@ -1,0 +1,44 @@
+"""Strip thinking: Qwen3's and DeepSeek's templates do it, and agents do where theirs do not."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from kamera.content import Message
+from kamera.edits.policy import EditPolicy
+
+_FIELDS = ("reasoning_content", "reasoning", "thinking")
+
+
+def strip_thinking(*, keep_last: int = 0, tag: str = "think") -> EditPolicy:
+    """Thinking leaves the assistant's messages but the ``keep_last`` latest.
+
+    Both ``<think>…</think>`` in the text and the fields in which servers return it.
+    """
+    if keep_last < 0:
+        raise ValueError(f"keep_last={keep_last} must not be negative")
+    block = re.compile(rf"<{re.escape(tag)}>.*?</{re.escape(tag)}>\s*", re.DOTALL)
+
+    def strip_thinking(messages: Sequence[Message], turn: int) -> list[dict[str, Any]]:
+        said = [i for i, m in enumerate(messages) if m.get("role") == "assistant"]
+        spared = set(said[len(said) - keep_last :]) if keep_last else set()
+        return [
+            _stripped(m, block) if i in said and i not in spared else dict(m) for i, m in enumerate(messages)
+        ]
+
+    return strip_thinking
+
+
+def _stripped(message: Message, block: re.Pattern[str]) -> dict[str, Any]:
+    out = {name: value for name, value in message.items() if name not in _FIELDS}
+    content = out.get("content")
+    if isinstance(content, str):
+        out["content"] = block.sub("", content)
+    elif isinstance(content, list | tuple):
+        out["content"] = [
+            {**i, "text": block.sub("", i["text"])} if isinstance(i, dict) and "text" in i else i
+            for i in content
+        ]
+    return out

@@ -1,0 +1,74 @@
+"""Edit policies: callables that give a conversation its shape for the next turn, run with care."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from kamera.content import Message
+from kamera.errors import EditPolicyFailed
+
+EditPolicy = Callable[[Sequence[Message], int], Sequence[Message]]
+"""``policy(messages, turn) -> messages``: a pure function; ``turn`` counts requests from 0."""
+
+
+def edited(policy: EditPolicy, messages: Sequence[Message], turn: int) -> list[dict[str, Any]]:
+    """The messages as ``policy`` wants them; the caller's own are not changed.
+
+    Raises EditPolicyFailed, naming the policy, when it raises, returns what are no messages, writes to the
+    messages it was given, or answers otherwise when it is asked again.
+    """
+    name = getattr(policy, "__name__", type(policy).__name__)
+    given = [_copied(m) for m in messages]
+    first = _asked(policy, given, turn, name)
+    if not _same(given, messages):
+        raise EditPolicyFailed(f"edit policy {name} wrote to the messages it was given: return new ones")
+    if not _same(_asked(policy, given, turn, name), first):
+        raise EditPolicyFailed(
+            f"edit policy {name} gives two answers to one question (turn {turn}): its answer must depend on "
+            "its arguments alone"
+        )
+    return first
+
+
+def _asked(policy: EditPolicy, messages: list[dict[str, Any]], turn: int, name: str) -> list[dict[str, Any]]:
+    try:
+        answer = policy(messages, turn)
+    except Exception as error:
+        raise EditPolicyFailed(f"edit policy {name} raised {type(error).__name__}: {error}") from error
+    if isinstance(answer, str | bytes) or not isinstance(answer, Sequence):
+        raise EditPolicyFailed(
+            f"edit policy {name} returned {type(answer).__name__}: return a list of messages"
+        )
+    for message in answer:
+        if not isinstance(message, dict) or not isinstance(message.get("role"), str):
+            raise EditPolicyFailed(
+                f"edit policy {name} returned {message!r:.80}: a message is a dict with a role"
+            )
+    if not answer:
+        raise EditPolicyFailed(f"edit policy {name} left no message: keep at least one")
+    return [dict(message) for message in answer]
+
+
+def _copied(message: Message) -> dict[str, Any]:
+    """A copy down to the content items; media themselves are not copied."""
+    content = message.get("content")
+    if isinstance(content, list | tuple):
+        content = [dict(item) if isinstance(item, dict) else item for item in content]
+    calls = copy.deepcopy(message["tool_calls"]) if "tool_calls" in message else None
+    out = {**message, "content": content} if "content" in message else dict(message)
+    return out if calls is None else {**out, "tool_calls": calls}
+
+
+def _same(one: Any, other: Any) -> bool:
+    """Equality that asks media for identity: arrays and tensors have no truth value."""
+    if isinstance(one, dict) and isinstance(other, dict):
+        return one.keys() == other.keys() and all(_same(one[k], other[k]) for k in one)
+    if isinstance(one, list | tuple) and isinstance(other, list | tuple):
+        return len(one) == len(other) and all(map(_same, one, other))
+    if isinstance(one, str | int | float | bool | None) and isinstance(
+        other, str | int | float | bool | None
+    ):
+        return one == other
+    return one is other

@@ -1,0 +1,182 @@
+"""Conversations render to the template's own tokens, and equal content is an equal segment."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from kamera.content import Conversations, Rendered
+from kamera.edits import difference
+from kamera.errors import ModalityNotSupported, ProcessorRequired
+from tests.content import templates
+from tests.content.templates import AGENT, LONG_TALK, TALK, TEMPLATES, TOOLS, screens
+from tests.models import processors
+
+SYSTEM = {"role": "system", "content": "You are careful."}
+
+
+def _whole(processor: Any, messages: list[dict[str, Any]], **options: Any) -> list[int]:
+    """What transformers makes of the whole conversation in one call."""
+    made = processor.apply_chat_template(
+        messages, tokenize=True, add_generation_prompt=True, return_dict=True, **options
+    )["input_ids"]
+    return list(made[0]) if made and not isinstance(made[0], int) else list(made)
+
+
+def _check(rendered: Rendered, whole: list[int]) -> None:
+    assert rendered.ids.tolist() == whole
+    borders = [0, *(s.stop for s in rendered.segments)]
+    assert [s.start for s in rendered.segments] == borders[:-1]
+    assert borders[-1] == rendered.stable <= rendered.num_tokens
+    assert all(s.num_tokens > 0 for s in rendered.segments)
+
+
+@pytest.mark.parametrize("style", sorted(TEMPLATES))
+@pytest.mark.parametrize("talk", [TALK, LONG_TALK, TALK[:1]], ids=["talk", "long", "one"])
+def test_text_renders_to_the_templates_own_tokens(style, talk):
+    tokenizer = templates.speaker(style)
+    _check(Conversations(tokenizer).render(talk), _whole(tokenizer, talk))
+
+
+@pytest.mark.parametrize("style", ["thinking", "headers", "instructions", "plain"])
+def test_a_system_message_renders_to_the_same_tokens(style):
+    tokenizer = templates.speaker(style)
+    _check(Conversations(tokenizer).render([SYSTEM, *TALK]), _whole(tokenizer, [SYSTEM, *TALK]))
+
+
+def test_tools_and_thinking_render_to_the_same_tokens():
+    tokenizer = templates.speaker("thinking")
+    rendered = Conversations(tokenizer).render(AGENT, tools=TOOLS)
+    _check(rendered, _whole(tokenizer, AGENT, tools=TOOLS))
+    assert rendered.segments[0].messages == (0, 0)  # the template's own turn of tools
+    assert {s.messages for s in rendered.segments if s.role == "tool"} == {(2, 4)}  # two results, one turn
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_pictures_render_to_the_processors_tokens(count):
+    processor = templates.seeing()
+    messages = screens(count)
+    ready = [m if isinstance(m["content"], list) else _listed(m) for m in messages]
+    whole = processor(
+        text=[processor.apply_chat_template(ready, add_generation_prompt=True, tokenize=False)],
+        images=[i["image"] for m in messages for i in m["content"] if isinstance(i, dict) and "image" in i],
+    )["input_ids"][0]
+    rendered = Conversations(processor).render(messages)
+    _check(rendered, list(whole))
+    assert sum(s.kind == "image" for s in rendered.segments) == count
+
+
+def test_a_pictures_segment_is_its_wrapper_and_its_tokens():
+    processor = templates.seeing()
+    rendered = Conversations(processor).render(screens(1))
+    (image,) = [s for s in rendered.segments if s.media is not None]
+    pad, wrapped = processors.SPECIAL.index("<|image_pad|>"), rendered.tokens(image).tolist()
+    assert [wrapped[0], wrapped[-1]] == [
+        processors.SPECIAL.index(f"<|vision_{e}|>") for e in ("start", "end")
+    ]
+    assert set(wrapped[1:-1]) == {pad} and pad not in rendered.ids[: image.start].tolist()
+
+
+def test_each_pictures_inputs_are_those_of_the_whole_prompt():
+    processor = templates.seeing()
+    conversations, messages = Conversations(processor), screens(2)
+    items = [i for m in messages for i in m["content"] if isinstance(i, dict) and "image" in i]
+    text = [processor.image_token * 2]
+    together = processor(text=text, images=[i["image"] for i in items], return_tensors="pt")
+    alone = [conversations.media(item) for item in items]
+    for name in ("pixel_values", "image_grid_thw"):
+        assert torch.equal(torch.cat([m.inputs[name] for m in alone]), together[name])
+
+
+def test_equal_content_is_an_equal_segment_at_any_place():
+    conversations = Conversations(templates.seeing())
+    late, early = conversations.render(screens(3)), conversations.render(screens(2, first=1))
+    kept = {early.segments[j].media for _, j in difference(late, early).kept}
+    assert {s.media for s in early.segments if s.media} <= kept
+    assert late.segments[-1].id == early.segments[-1].id
+
+
+def test_other_pixels_and_other_roles_are_other_segments():
+    conversations = Conversations(templates.seeing())
+    one, other = conversations.render(screens(1)), conversations.render(screens(1, first=5))
+    assert not {s.id for s in one.segments if s.media} & {s.id for s in other.segments if s.media}
+    speaker = Conversations(templates.speaker("plain"))
+    user, assistant = (speaker.render([{"role": r, "content": "same"}]) for r in ("user", "assistant"))
+    assert user.segments[-1].id != assistant.segments[-1].id
+
+
+@pytest.mark.parametrize("style", sorted(TEMPLATES))
+def test_the_next_turn_keeps_every_segment_but_its_own(style):
+    conversations = Conversations(templates.speaker(style))
+    before = conversations.render(TALK)
+    after = conversations.render([*TALK, {"role": "assistant", "content": "Nothing."}, TALK[0]])
+    change = difference(before, after)
+    assert not change.moved and len(change.removed) <= 1
+    assert len(change.kept) >= len(before.segments) - 1
+
+
+def test_stripped_thinking_is_the_only_difference():
+    conversations = Conversations(templates.speaker("thinking"))
+    thinking = [*TALK[:1], {"role": "assistant", "content": "<think>\nlook\n</think>\n\nIt ends there."}]
+    before, after = conversations.render(thinking), conversations.render([*thinking, TALK[2]])
+    change = difference(before, after)
+    assert [before.segments[i].messages for i in change.removed] == [(1, 2)]
+    assert [after.segments[j].messages for j in change.inserted] == [(1, 2), (2, 3)]
+
+
+def test_a_line_edited_in_long_text_leaves_the_far_segments():
+    conversations = Conversations(templates.speaker("thinking"))
+    edited = [dict(m) for m in LONG_TALK]
+    edited[3]["content"] = edited[3]["content"].replace("line 30:", "line thirty:")
+    change = difference(conversations.render(LONG_TALK), conversations.render(edited))
+    assert len(change.kept) > 6 and 1 <= len(change.inserted) <= 2
+
+
+def test_text_without_lines_is_cut_at_the_longest():
+    conversations = Conversations(templates.speaker("headers"), longest=40)
+    rendered = conversations.render([{"role": "user", "content": "word " * 100}])
+    assert max(s.num_tokens for s in rendered.segments) == 40
+
+
+def test_turns_and_tags_are_the_templates_own_tokens():
+    tokenizer = templates.speaker("headers")
+    rendered = Conversations(tokenizer).render(TALK)
+    said = [tokenizer.decode(rendered.ids[a:b]) for a, b in rendered.turns]
+    assert said[1] == "<|start_header_id|>assistant<|end_header_id|>\n\nIt ends there.<|eot_id|>"
+    tags = [tokenizer.decode(rendered.ids[a:b]) for a, b in rendered.tags]
+    assert tags[:2] == ["<|start_header_id|>user<|end_header_id|>\n\n", "<|eot_id|>"]
+
+
+def test_a_role_the_template_refuses_is_named():
+    conversations = Conversations(templates.speaker("turns"))
+    with pytest.raises(ModalityNotSupported, match="System role not supported"):
+        conversations.render([SYSTEM, *TALK])
+
+
+def test_a_placeholder_in_plain_text_is_refused():
+    messages = [{"role": "user", "content": "look: <|image_pad|>"}]
+    with pytest.raises(ValueError, match="1 media placeholders for 0"):
+        Conversations(templates.seeing()).render(messages)
+
+
+def test_a_picture_for_a_text_model_is_refused():
+    with pytest.raises(ModalityNotSupported, match="takes text only, a message holds image"):
+        Conversations(templates.speaker("headers")).render(screens(1))
+
+
+def test_a_tokenizer_without_a_template_is_refused():
+    with pytest.raises(ProcessorRequired, match="no chat template"):
+        Conversations(processors.tokenizer())
+
+
+def test_no_messages_and_no_length_are_refused():
+    with pytest.raises(ValueError, match="no messages"):
+        Conversations(templates.speaker("plain")).render([])
+    with pytest.raises(ValueError, match="longest=0"):
+        Conversations(templates.speaker("plain"), longest=0)
+
+
+def _listed(message: dict[str, Any]) -> dict[str, Any]:
+    return {**message, "content": [{"type": "text", "text": message["content"]}]}

@@ -1,0 +1,98 @@
+"""Differences are found by content alone, whoever edited the conversation."""
+
+from __future__ import annotations
+
+import itertools
+
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kamera.content import Rendered, Segment
+from kamera.edits import difference, pieces, resolve
+from kamera.edits.difference import directives, is_permutation
+
+
+def rendered(letters: str) -> Rendered:
+    """A prompt of one segment a letter; the letter says its length and its tokens."""
+    segments, ids = [], []
+    for letter in letters:
+        length = "abcdefgh".index(letter) + 1
+        segments.append(Segment(letter, len(ids), len(ids) + length, "text", "user", (0, 1)))
+        ids += [100 * length + k for k in range(length)]
+    return Rendered(torch.tensor(ids, dtype=torch.int64), tuple(segments), len(ids))
+
+
+def _weight(letters: str) -> int:
+    return sum("abcdefgh".index(letter) + 1 for letter in letters)
+
+
+def _heaviest(one: str, other: str) -> int:
+    """The tokens of the heaviest common subsequence, by trying all of them."""
+    best = 0
+    for size in range(len(one) + 1):
+        for chosen in itertools.combinations(one, size):
+            rest = iter(other)
+            if all(letter in rest for letter in chosen):
+                best = max(best, _weight("".join(chosen)))
+    return best
+
+
+prompts = st.text("abcde", max_size=7)
+
+
+@given(prompts, prompts)
+def test_kept_segments_are_a_heaviest_common_subsequence(one, other):
+    change = difference(rendered(one), rendered(other))
+    assert [one[i] for i, _ in change.kept] == [other[j] for _, j in change.kept]
+    assert all(a[0] < b[0] and a[1] < b[1] for a, b in itertools.pairwise(change.kept))
+    assert _weight("".join(one[i] for i, _ in change.kept)) == _heaviest(one, other)
+
+
+@given(prompts, prompts)
+def test_every_segment_is_kept_moved_removed_or_inserted(one, other):
+    change = difference(rendered(one), rendered(other))
+    old = [i for i, _ in (*change.kept, *change.moved)] + list(change.removed)
+    new = [j for _, j in (*change.kept, *change.moved)] + list(change.inserted)
+    assert sorted(old) == list(range(len(one))) and sorted(new) == list(range(len(other)))
+    assert all(one[i] == other[j] for i, j in change.moved)
+    assert not {one[i] for i in change.removed} & {other[j] for j in change.inserted}
+
+
+@given(prompts, prompts)
+def test_the_directives_of_a_difference_make_the_other_prompt(one, other):
+    before, after = rendered(one), rendered(other)
+    edits = resolve(directives(before, after), before, lambda text: [])
+    tokens = before.ids.tolist()
+    for edit in reversed(edits):
+        tokens[edit.start : edit.stop] = edit.replacement
+    assert tokens == after.ids.tolist()
+
+
+def test_a_removed_picture_is_one_removal_and_nothing_else():
+    change = difference(rendered("abcde"), rendered("abde"))
+    assert (change.removed, change.inserted, change.moved) == ((2,), (), ())
+
+
+def test_swapped_segments_are_a_move_of_the_lighter():
+    change = difference(rendered("aeb"), rendered("abe"))
+    assert [("aeb"[i], "abe"[j]) for i, j in change.moved] == [("b", "b")]
+    assert is_permutation(rendered("aeb"), rendered("abe")) and not is_permutation(
+        rendered("a"), rendered("b")
+    )
+
+
+def test_an_appended_conversation_is_told_from_an_edited_one():
+    assert difference(rendered("ab"), rendered("abc")).appended_only
+    assert not difference(rendered("ab"), rendered("cab")).appended_only
+
+
+def test_a_long_session_is_compared_in_linear_steps():
+    one = rendered("abcde" * 100)
+    other = rendered(("abcde" * 100)[7:])
+    assert len(difference(one, other).kept) == len(other.segments)
+
+
+def test_pieces_of_an_untouched_prompt_are_its_segments():
+    before = rendered("abc")
+    assert [p.index for p in pieces(before, ())] == [0, 1, 2]

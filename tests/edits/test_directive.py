@@ -1,0 +1,144 @@
+"""Directives are checked against the rendered prompt before anything is changed."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kamera.content import Conversations
+from kamera.edits import Directive, Edit, Fresh, Kept, pieces, resolve
+from kamera.errors import InvalidDirective
+from tests.content import templates
+from tests.content.templates import TALK, screens
+from tests.edits.test_difference import rendered
+
+_SEEING = templates.seeing()
+_SCREENS = Conversations(_SEEING).render(screens(3))
+_TALK = Conversations(templates.speaker("headers")).render(TALK)
+
+
+def _tokenize(text: str) -> list[int]:
+    return list(_SEEING.tokenizer(text)["input_ids"])
+
+
+def _picture(n: int) -> tuple[int, int]:
+    spans = [(s.start, s.stop) for s in _SCREENS.segments if s.media]
+    return spans[n]
+
+
+def test_a_message_is_its_whole_turn():
+    (edit,) = resolve([Directive(1, 2, None, "forget", "messages")], _TALK, _tokenize)
+    assert (edit.start, edit.stop) == _TALK.turns[1] and edit.mode == "forget"
+    assert edit.shift == _TALK.turns[1][0] - _TALK.turns[1][1]
+
+
+def test_a_picture_is_replaced_by_text_in_its_turn():
+    start, stop = _picture(1)
+    (edit,) = resolve([Directive(start, stop, "[omitted]")], _SCREENS, _tokenize)
+    assert edit == Edit(start, stop, tuple(_tokenize("[omitted]")), "repair")
+
+
+def test_segments_are_counted_like_messages():
+    last = len(_SCREENS.segments)
+    (edit,) = resolve([Directive(last - 1, last, unit="segments")], _SCREENS, _tokenize)
+    assert (edit.start, edit.stop) == (_SCREENS.segments[-1].start, _SCREENS.stable)
+
+
+def test_an_insertion_between_messages_removes_nothing():
+    (edit,) = resolve([Directive(1, 1, "note", unit="messages")], _TALK, _tokenize)
+    assert edit.start == edit.stop == _TALK.turns[1][0] and edit.shift == 4
+
+
+@pytest.mark.parametrize("cut", [(1, 0), (0, -1)], ids=["begins inside", "ends inside"])
+def test_a_span_that_cuts_a_picture_is_refused_or_widened(cut):
+    start, stop = _picture(0)
+    directive = Directive(start + cut[0], stop + cut[1])
+    with pytest.raises(InvalidDirective, match=f"give {start}:{stop}"):
+        resolve([directive], _SCREENS, _tokenize)
+    (edit,) = resolve([directive], _SCREENS, _tokenize, snap="widen")
+    assert (edit.start, edit.stop) == (start, stop)
+
+
+def test_a_span_that_takes_half_a_turns_tag_is_widened_to_the_turn():
+    begin, end = _TALK.turns[1]
+    directive = Directive(begin + 1, begin + 12)
+    with pytest.raises(InvalidDirective, match="cut a picture or a template tag"):
+        resolve([directive], _TALK, _tokenize)
+    (edit,) = resolve([directive], _TALK, _tokenize, snap="widen")
+    assert (edit.start, edit.stop) == (begin, end)
+
+
+def test_a_span_over_two_bodies_is_widened_to_both_turns():
+    one, other = _TALK.turns[0], _TALK.turns[1]
+    inside = Directive(one[1] - 5, other[0] + 25)
+    (edit,) = resolve([inside], _TALK, _tokenize, snap="widen")
+    assert (edit.start, edit.stop) == (one[0], other[1])
+
+
+def test_the_sink_is_never_cut():
+    with pytest.raises(InvalidDirective, match="begin at 8"):
+        resolve([Directive(0, 3, unit="segments")], rendered("cde"), _tokenize, sink=8)
+    (edit,) = resolve([Directive(0, 3, unit="segments")], rendered("cde"), _tokenize, sink=8, snap="widen")
+    assert (edit.start, edit.stop) == (8, 12)
+
+
+@pytest.mark.parametrize(
+    ("spans", "says"),
+    [
+        ([(0, 4), (3, 6)], "overlap"),
+        ([(2, 2), (2, 2)], "overlap"),
+        ([(0, 13)], "ends behind the prompt's 12 tokens"),
+    ],
+)
+def test_overlapping_and_foreign_spans_are_refused(spans, says):
+    with pytest.raises(InvalidDirective, match=says):
+        resolve([Directive(a, b) for a, b in spans], rendered("cde"), _tokenize)
+
+
+@pytest.mark.parametrize("unit", ["messages", "segments"])
+def test_messages_and_segments_that_are_not_there_are_refused(unit):
+    with pytest.raises(InvalidDirective, match=f"{unit} 0:99"):
+        resolve([Directive(0, 99, unit=unit)], _TALK, _tokenize)
+
+
+def test_a_directive_that_means_nothing_is_refused():
+    for wrong in ({"start": 3, "end": 2}, {"start": -1, "end": 2}, {"start": 0.0, "end": 2}):
+        with pytest.raises(InvalidDirective):
+            Directive(**wrong)
+    with pytest.raises(InvalidDirective, match="mode 'drop'"):
+        Directive(0, 1, mode="drop")
+    with pytest.raises(InvalidDirective, match="unit 'words'"):
+        Directive(0, 1, unit="words")
+    with pytest.raises(InvalidDirective, match="no token id"):
+        resolve([Directive(0, 1, [-5])], rendered("cde"), _tokenize)
+
+
+@given(st.data())
+def test_pieces_hold_the_edited_tokens_and_keep_whole_segments(data):
+    before = rendered(data.draw(st.text("abcdef", min_size=1, max_size=8)))
+    borders = sorted(data.draw(st.sets(st.integers(0, before.stable), max_size=8)))
+    spans = list(zip(borders[::2], borders[1::2], strict=False))
+    edits = resolve(
+        [Directive(a, b, data.draw(st.lists(st.integers(0, 9), max_size=3))) for a, b in spans],
+        before,
+        _tokenize,
+    )
+    wanted = before.ids.tolist()
+    for edit in reversed(edits):
+        wanted[edit.start : edit.stop] = edit.replacement
+    made = pieces(before, edits)
+    tokens: list[int] = []
+    for piece in made:
+        tokens += (
+            piece.ids if isinstance(piece, Fresh) else before.tokens(before.segments[piece.index]).tolist()
+        )
+    assert tokens == wanted
+    touched = {
+        i
+        for i, s in enumerate(before.segments)
+        if any(e.start < s.stop and s.start < e.stop for e in edits if e.start < e.stop)
+    }
+    assert [p.index for p in made if isinstance(p, Kept)] == [
+        i for i in range(len(before.segments)) if i not in touched
+    ]
