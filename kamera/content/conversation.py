@@ -61,10 +61,11 @@ class Conversations:
         if media:
             self._check_together(messages, tools, media, ids)
         owners = self._owners(messages, tools, ids, stable)
-        pieces = self._pieces(ids, stable, list(zip(spans, media, strict=True)), owners)
-        segments = tuple(self._segment(ids, start, stop, of, owners, messages) for start, stop, of in pieces)
         turns = tuple(pairwise([*turn_borders(ids, self._opener, 0, stable), stable]))
         tags = self._tags(ids, turns, owners, messages)
+        closed = self._closings(turns, tags, owners, messages)
+        pieces = self._pieces(ids, stable, list(zip(spans, media, strict=True)), owners, closed)
+        segments = tuple(self._segment(ids, start, stop, of, owners, messages) for start, stop, of in pieces)
         return Rendered(torch.tensor(ids, dtype=torch.int64), segments, stable, turns, tags)
 
     def media(self, item: Mapping[str, Any]) -> Media:
@@ -79,8 +80,9 @@ class Conversations:
         stable: int,
         media: list[tuple[tuple[int, int], Media]],
         owners: list[tuple[int, tuple[int, int]]],
+        closed: set[int],
     ) -> list[tuple[int, int, Media | None]]:
-        borders = {0, stable, *(start for start, _ in owners if start < stable)}
+        borders = {0, stable, *(start for start, _ in owners if start < stable), *closed}
         of: dict[int, Media] = {}
         for (start, stop), item in media:
             before, behind = self._wrapper(item.kind)
@@ -205,6 +207,23 @@ class Conversations:
             if closing and ids[stop - len(closing) : stop] == closing:
                 found.append((stop - len(closing), stop))
         return tuple(found)
+
+    def _closings(
+        self,
+        turns: Sequence[tuple[int, int]],
+        tags: Sequence[tuple[int, int]],
+        owners: list[tuple[int, tuple[int, int]]],
+        messages: Sequence[Message],
+    ) -> set[int]:
+        """Where turns that may hold pictures are closed.
+
+        The closing is a segment of its own there, so that a picture may leave and no text changes.
+        """
+        roles = {at: str(messages[span[0]].get("role", "")) for at, span in owners if span[0] < span[1]}
+        begins = {stop: start for start, stop in turns if roles.get(start) in ("user", "tool")}
+        if not self._template.kinds:
+            return set()
+        return {start for start, stop in tags if stop in begins and start > begins[stop]}
 
     def _frame(self, role: str) -> tuple[list[int], list[int]]:
         """Token ids that open and close a turn of ``role``; nothing where the template does not say."""

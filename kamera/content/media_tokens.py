@@ -10,9 +10,12 @@ from typing import Any
 import numpy as np
 import torch
 
+from kamera.backbones.chunk import TOKEN_TYPES
 from kamera.backbones.media import Clip, load_clip, load_image
 from kamera.content.template import ChatTemplate
 from kamera.ops.digest import digest
+
+_PER_TOKEN = ("input_ids", "attention_mask", *TOKEN_TYPES)
 
 HELD = 256
 """Pictures and clips whose tokens and pixels are kept."""
@@ -23,7 +26,7 @@ class Media:
     """A picture or clip as the processor makes it.
 
     ``ids`` are the tokens in its placeholder's place, ``inputs`` the model inputs (pixels, grids) for it
-    alone. ``digest`` names the pixels, their times and the settings they were asked for with.
+    alone, none of them per token. ``digest`` names the pixels and their times.
     """
 
     kind: str
@@ -68,7 +71,7 @@ class MediaTokens:
         made = self._template.processor(
             text=[self._template.placeholder(kind)], **given, add_special_tokens=False
         )
-        inputs = {k: torch.as_tensor(v) for k, v in made.items() if k not in ("input_ids", "attention_mask")}
+        inputs = {k: torch.as_tensor(v) for k, v in made.items() if k not in _PER_TOKEN}
         return Media(kind, name, tuple(torch.as_tensor(made["input_ids"]).reshape(-1).tolist()), inputs)
 
 

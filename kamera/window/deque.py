@@ -16,7 +16,7 @@ from kamera.backbones.backbone import ModelCache
 from kamera.errors import NotRelocatable, WindowFull
 from kamera.ops import uniform_offset
 from kamera.window.live import LiveCache
-from kamera.window.policy import Archive, Guarantee, PositionRule
+from kamera.window.policy import Archive, Guarantee, OnLeave, PositionRule, weakest
 from kamera.window.report import Tally
 from kamera.window.serving import Server
 from kamera.window.slots import Facts, Resident, Span, moved
@@ -142,6 +142,48 @@ class Deque:
             same += 1
         return self._arranged(state, [state.residents[i] for i in order], same, tally)
 
+    def arrange(
+        self, state: WindowState, wanted: Sequence[Resident | Facts], on_leave: OnLeave, tally: Tally
+    ) -> Move:
+        """Chunks of the window and others in the order ``wanted``; what is not in it leaves.
+
+        Chunks in front of the first change stay as they are. Those behind it are kept as they are
+        ("keep"), or brought anew under the policy ("repair") or under a minimum of "exact".
+        """
+        same = 0
+        while same < min(len(wanted), len(state.residents)) and wanted[same] is state.residents[same]:
+            same += 1
+        server = self.server
+        if on_leave == "exact":
+            server = server.exactly()
+            same = next((i for i, r in enumerate(state.residents[:same]) if r.guarantee != "exact"), same)
+        numbers = {item.number for item in wanted if isinstance(item, Resident)}
+        left = tuple(self._archived(r) for r in state.residents if r.number not in numbers)
+        chunks = [item.facts if isinstance(item, Resident) else item for item in wanted]
+        self._check_room(chunks)
+        places = self._compact(chunks)
+        staying = [(r, i) for i, r in enumerate(wanted) if isinstance(r, Resident)]
+        if on_leave != "keep":
+            staying = staying[:same]
+        others = [p for i, p in enumerate(places) if i not in {i for _, i in staying}]
+        frame, moved_there = self._settled(
+            state, [r for r, _ in staying], [*(places[i] for _, i in staying), *others]
+        )
+        there = {i: resident for (_, i), resident in zip(staying, moved_there, strict=True)}
+        new = WindowState((), (0,) * len(frame), frame)
+        for i, (item, place) in enumerate(zip(wanted, places, strict=True)):
+            if i < same:
+                arrived = there[i]
+            elif i in there:
+                arrived = self._amortized(there[i], new)
+            elif isinstance(item, Resident):
+                item = self._archived(item)  # what its prefill absorbed is harvested first
+                arrived = server.bring(item.facts, new, moved(place, frame), tally, self.behind, was=item)
+            else:
+                arrived = server.bring(item, new, moved(place, frame), tally, self.behind)
+            new = replace(new, residents=(*new.residents, arrived))
+        return Move(new, None, left)
+
     def exactly(self, state: WindowState, tally: Tally) -> WindowState:
         """The same chunks under a minimum of "exact": from the first that is less on, brought anew."""
         less = (i for i, r in enumerate(state.residents) if r.guarantee != "exact")
@@ -158,6 +200,24 @@ class Deque:
         return Move(replace(state, residents=tuple(residents)), resident)
 
     # -- inside --------------------------------------------------------------------------------
+
+    def _amortized(self, resident: Resident, before: WindowState) -> Resident:
+        """A chunk that stays while its antecedents change: a survivor, or less where others came."""
+        resident = self._archived(resident)
+        if resident.copy.antecedents == before.chunk_ids:
+            return resident
+        survivor = self._survivor(resident)
+        if set(before.chunk_ids) <= set(resident.copy.antecedents):
+            return survivor
+        return survivor.labelled(weakest((survivor.guarantee, "near")))
+
+    def _check_room(self, chunks: Sequence[Facts]) -> None:
+        tokens = self.server.anchor.length + sum(c.length for c in chunks)
+        if self.max_tokens is not None and tokens > self.max_tokens:
+            raise WindowFull(
+                f"{len(chunks)} chunks make {tokens} tokens, the window holds {self.max_tokens}: raise "
+                "max_tokens, or let some leave"
+            )
 
     def _arranged(self, state: WindowState, residents: Sequence[Resident], same: int, tally: Tally) -> Move:
         """``residents`` where the model would have them; from ``same`` on they are brought anew."""

@@ -13,6 +13,8 @@ Guarantee = Literal["exact", "patched", "orbit", "survivor", "near", "blind"]
 OnMiss = Literal["form", "prefill", "blind"]
 Archive = Literal["now", "later"]
 PositionRule = Literal["compact", "keep"]
+OnLeave = Literal["keep", "repair", "exact"]
+"""What becomes of chunks whose antecedents change: kept, brought under the policy, or prefilled."""
 
 GUARANTEES: tuple[Guarantee, ...] = get_args(Guarantee)
 """From the strongest to the weakest (DESIGN, section 3)."""

@@ -112,6 +112,10 @@ class Server:
         """The same, prefilling on every miss and keeping the patches."""
         return self._under("exact" if self.policy.minimum == "exact" else "patched", "form")
 
+    def exactly(self) -> Server:
+        """The same under a minimum of "exact"."""
+        return Server(self.backbone, self.store, self.anchor, self.policy.exactly(), self.forming)
+
     def _under(self, minimum: Guarantee, on_miss: OnMiss) -> Server:
         # a patch of other antecedents could hold the very chunk whose absence is asked about
         policy = replace(self.policy, minimum=minimum, on_miss=on_miss, max_divergence=None)

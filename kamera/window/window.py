@@ -22,7 +22,7 @@ from kamera.window.deque import Deque, Move
 from kamera.window.forming import FormingRule, forming_of
 from kamera.window.lookback import MIN_SCORE, candidates, chosen, note_duplicate
 from kamera.window.orbit import form_orbit
-from kamera.window.policy import Archive, Guarantee, PositionRule, ReusePolicy, weakest
+from kamera.window.policy import Archive, Guarantee, OnLeave, PositionRule, ReusePolicy, weakest
 from kamera.window.report import Report, Tally, counting
 from kamera.window.serving import Server
 from kamera.window.slots import Facts, Slot
@@ -240,6 +240,57 @@ class KameraWindow:
         """Switch a chunk to its clean canonical view, and back: exact both ways, zero forwards."""
         index = self._state.index(slot)
         return self._perform("condition", lambda _: self._deque.condition(self._state, index, on))
+
+    def insert(self, index: int, content: Content | Chunk, *, on_leave: OnLeave = "repair") -> Report:
+        """Put a chunk before the slot at ``index``; those behind it follow as `arrange` says."""
+        if not isinstance(index, int) or isinstance(index, bool) or not 0 <= index <= len(self):
+            raise ValueError(f"index {index!r} of a window of {len(self)}: give 0..{len(self)}")
+        order = [*self.slots[:index], content, *self.slots[index:]]
+        return self._rearrange("insert", order, on_leave)
+
+    def replace(self, slot: Slot | int, content: Content | Chunk, *, on_leave: OnLeave = "repair") -> Report:
+        """Put a chunk in another's place, which leaves; those behind it follow as `arrange` says."""
+        index = self._state.index(slot)
+        order = [*self.slots[:index], content, *self.slots[index + 1 :]]
+        return self._rearrange("replace", order, on_leave)
+
+    def arrange(self, order: Sequence[Slot | Content | Chunk], *, on_leave: OnLeave = "repair") -> Report:
+        """Make the window hold these slots of its own and these new chunks, in this order.
+
+        Slots that are not named leave. Chunks in front of the first change stay as they are. Behind it,
+        ``on_leave`` "keep" keeps the KV of those that stay, turned to its new place: they are survivors, or
+        ``near`` where a chunk came that they never saw. "repair" brings them as the policy says (a stored
+        patch, else a forward), "exact" prefills them. Chunks are encoded once. Raises WindowFull, and what
+        `append` raises.
+        """
+        return self._rearrange("arrange", order, on_leave)
+
+    def _rearrange(self, operation: str, order: Sequence[Any], on_leave: OnLeave) -> Report:
+        if on_leave not in ("keep", "repair", "exact"):
+            raise ValueError(f"on_leave {on_leave!r} is none of keep, repair, exact")
+        named = [s.number for s in order if isinstance(s, Slot)]
+        if len(named) != len(set(named)):
+            raise InvalidPermutation(f"{operation} names a slot twice: give each slot once")
+        held = {r.number: r for r in self._state.residents}
+
+        def arrange(tally: Tally) -> Move:
+            wanted = [
+                held[self._state.residents[self._state.index(item)].number]
+                if isinstance(item, Slot)
+                else self._facts(item)
+                for item in order
+            ]
+            return self._deque.arrange(self._state, wanted, on_leave, tally)
+
+        return self._perform(operation, arrange)
+
+    def _facts(self, content: Content | Chunk) -> Facts:
+        """A chunk ready to be prefilled: as archived, as it stands here, or encoded now."""
+        chunk = content if isinstance(content, Chunk) else self.backbone.chunk(content)
+        self._check_made_here(chunk)
+        here = (r.facts for r in self._state.residents if r.facts.chunk_id == chunk.id)
+        facts = next(here, None) or self._server.archived(chunk.id)
+        return facts or Facts(chunk.id, self.backbone.encode(chunk), chunk.label)
 
     def form_orbit(self, slot: Slot | int, *, samples: int | None = None, seed: int = 0) -> Report:
         """Form and store the orbit patch of a chunk over orderings of what stands before it.

@@ -41,8 +41,8 @@ def test_a_picture_is_replaced_by_text_in_its_turn():
 
 def test_segments_are_counted_like_messages():
     last = len(_SCREENS.segments)
-    (edit,) = resolve([Directive(last - 1, last, unit="segments")], _SCREENS, _tokenize)
-    assert (edit.start, edit.stop) == (_SCREENS.segments[-1].start, _SCREENS.stable)
+    (edit,) = resolve([Directive(last - 2, last, unit="segments")], _SCREENS, _tokenize)
+    assert (edit.start, edit.stop) == (_SCREENS.segments[-2].start, _SCREENS.stable)
 
 
 def test_an_insertion_between_messages_removes_nothing():

@@ -1,0 +1,75 @@
+"""What a turn of a conversation gave, and what it cost."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from kamera.window import Guarantee, Report, Slot
+
+
+@dataclass(frozen=True)
+class TurnReport:
+    """How the cache came to a turn's prompt.
+
+    Tokens of the prompt, each counted once: ``kept`` where they stood, ``turned`` to another place,
+    ``patched`` (a stored patch behind new antecedents, no forward), ``prefilled``. ``left`` are the tokens
+    of what the prompt no longer has. ``forwards``, ``tokens_recomputed`` (canonicals formed on the way
+    included) and ``vision_encodes`` are counted where the work happens, the answer's own not among them.
+    ``guarantee`` is the weakest in the window.
+    """
+
+    kept: int
+    turned: int
+    patched: int
+    prefilled: int
+    left: int
+    forwards: int
+    tokens_recomputed: int
+    vision_encodes: int
+    seconds: float
+    guarantee: Guarantee
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Turn:
+    """An answer: its text, the tool calls in it, and the report of its prompt."""
+
+    text: str
+    tool_calls: tuple[dict[str, Any], ...]
+    report: TurnReport
+
+
+def turn_report(
+    before: Sequence[Slot], report: Report, anchor: int, prompt: int, guarantee: Guarantee
+) -> TurnReport:
+    """The report of an operation that led from the slots ``before`` to a prompt of ``prompt`` tokens.
+
+    ``anchor`` tokens were kept; the tokens behind the slots are prefilled with the question.
+    """
+    was = {slot.number: slot for slot in before}
+    kept, turned, patched = anchor, 0, 0
+    for slot in report.slots:
+        old = was.get(slot.number)
+        if old is None or (old.antecedents, old.rank) != (slot.antecedents, slot.rank):
+            patched += slot.length if slot.rank else 0
+        elif old.position == slot.position:
+            kept += slot.length
+        else:
+            turned += slot.length
+    gone = was.keys() - {slot.number for slot in report.slots}
+    return TurnReport(
+        kept=kept,
+        turned=turned,
+        patched=patched,
+        prefilled=prompt - kept - turned - patched,
+        left=sum(was[number].length for number in gone),
+        forwards=report.forwards,
+        tokens_recomputed=report.tokens_recomputed,
+        vision_encodes=report.vision_encodes,
+        seconds=report.seconds,
+        guarantee=guarantee,
+        notes=report.notes,
+    )

@@ -1,0 +1,72 @@
+"""Sessions on a tiny model with a real processor, and the plain model they are held against."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from kamera import Backbone, ChunkStore, ReusePolicy
+from kamera.content.template import media_items
+from kamera.sessions import ChatSession
+from tests.content import templates
+from tests.models import processors, tiny
+
+EXACT = ReusePolicy(minimum="exact", on_miss="prefill")
+FULL = ReusePolicy(rank=64, patch_bytes=None, certified=False)
+"""Patches of full rank."""
+
+Messages = list[dict[str, Any]]
+
+
+@functools.cache
+def seeing() -> Backbone:
+    """A tiny Qwen2.5-VL with its picture processor."""
+    return Backbone(processors.matching_model(), templates.seeing())
+
+
+@functools.cache
+def speaking(style: str) -> Backbone:
+    """A tiny Llama under a template style."""
+    tokenizer = templates.speaker(style)
+    config = LlamaConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = LlamaForCausalLM(config).eval()
+    tiny.randomise(model, 1)
+    return Backbone(model, tokenizer)
+
+
+def session(backbone: Backbone, policy: ReusePolicy = EXACT, **options: Any) -> ChatSession:
+    """A session on a store of its own."""
+    return ChatSession(backbone, ChunkStore.open("memory://"), policy=policy, **options)
+
+
+def plain_logits(backbone: Backbone, messages: Messages, tools: Any = None) -> torch.Tensor:
+    """Logits ``[vocabulary]`` behind the whole prompt, as transformers runs it with nothing cached."""
+    processor, options = backbone.processor, {"tools": tools} if tools else {}
+    pictures = [item["image"] for item in media_items(messages)]
+    if not hasattr(processor, "tokenizer"):
+        made = processor.apply_chat_template(
+            messages, add_generation_prompt=True, return_tensors="pt", return_dict=True, **options
+        )
+    else:
+        listed = [
+            m
+            if isinstance(m["content"], list)
+            else {**m, "content": [{"type": "text", "text": m["content"]}]}
+            for m in messages
+        ]
+        text = processor.apply_chat_template(listed, add_generation_prompt=True, tokenize=False, **options)
+        made = processor(text=[text], images=pictures or None, return_tensors="pt")
+    with torch.no_grad():
+        return backbone.model(**made).logits[0, -1]

@@ -1,0 +1,186 @@
+"""A session answers as an uncached run of its whole conversation would, whatever was edited."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kamera import ChunkStore
+from kamera.edits import policies
+from kamera.errors import EditPolicyFailed, ModalityNotSupported, ProcessorRequired, WindowFull
+from kamera.sessions import ChatSession
+from tests.backbones.compare import relative
+from tests.content.templates import AGENT, LONG_TALK, TALK, TOOLS, picture, screens
+from tests.models import tiny
+from tests.sessions.rig import EXACT, FULL, plain_logits, seeing, session, speaking
+
+CLOSE = 1e-4
+GREEDY = {"max_new_tokens": 3, "do_sample": False}
+
+
+def _agrees(chat: ChatSession, messages, tools=None) -> None:
+    wanted = plain_logits(chat.backbone, messages, tools)
+    assert relative(chat.next_token_logits(messages), wanted) <= CLOSE
+
+
+@pytest.mark.parametrize("style", ["thinking", "headers", "turns", "instructions", "plain"])
+def test_a_growing_conversation_answers_as_an_uncached_one(style):
+    chat = session(speaking(style))
+    for stop in range(1, len(LONG_TALK) + 1, 2):
+        _agrees(chat, LONG_TALK[:stop])
+    assert chat.window is not None and set(chat.window.guarantee.split()) == {"exact"}
+
+
+def test_pictures_that_leave_the_history_leave_no_trace():
+    chat = session(seeing())
+    _agrees(chat, screens(4))
+    edited = policies.keep_last_images(1)(screens(5), 0)
+    _agrees(chat, edited)
+
+
+def test_rewritten_thinking_and_merged_tool_results_agree():
+    chat = session(speaking("thinking"), tools=TOOLS)
+    for stop in (1, 4, 6):
+        _agrees(chat, AGENT[:stop], TOOLS)
+
+
+@settings(max_examples=12)
+@given(st.data())
+def test_any_edited_history_answers_as_an_uncached_one(data):
+    chat = session(seeing())
+    history = screens(2)
+    for turn in range(3):
+        for _ in range(data.draw(st.integers(1, 2))):
+            kind = data.draw(st.sampled_from(["drop", "add", "replace", "swap"]))
+            at = data.draw(st.integers(1, len(history) - 1))
+            new = {"role": "user", "content": [{"type": "image", "image": picture(10 * turn + at)}]}
+            if kind == "drop" and len(history) > 3:
+                del history[at]
+            elif kind == "swap" and at + 1 < len(history):
+                history[at], history[at + 1] = history[at + 1], history[at]
+            elif kind == "replace":
+                history[at] = {"role": "user", "content": f"word {turn} {at}"}
+            else:
+                history.insert(at, new)
+        _agrees(chat, history)
+
+
+def test_repair_with_full_rank_patches_equals_an_uncached_run():
+    chat = session(seeing(), FULL, mode="repair")
+    for messages in (screens(3), policies.keep_last_images(1)(screens(3), 0)):
+        wanted = plain_logits(chat.backbone, messages)
+        assert relative(chat.next_token_logits(messages), wanted) <= 1e-3
+
+
+def test_amortize_keeps_what_survivors_absorbed_and_says_so():
+    chat = session(seeing(), FULL, mode="amortize")
+    chat.next_token_logits(screens(3))
+    edited = policies.keep_last_images(2)(screens(3), 0)
+    logits = chat.next_token_logits(edited)
+    assert chat.window is not None and "survivor" in {s.guarantee for s in chat.window.slots}
+    assert relative(logits, plain_logits(chat.backbone, edited)) > CLOSE
+
+
+def test_amortize_turns_what_stands_behind_and_prefills_nothing_old():
+    chat = session(seeing(), FULL, mode="amortize")
+    before = chat.send(screens(3), **GREEDY).report
+    edited = policies.keep_last_images(2)(screens(3), 0)
+    after = chat.send(edited, **GREEDY).report
+    question = len(chat.prompt_ids) - sum(s.length for s in chat.window.slots) - chat.window.anchor.length
+    assert before.vision_encodes == 3 and after.vision_encodes == 0
+    assert after.forwards == 0 and after.left > 20 and after.prefilled == question
+
+
+def test_an_appended_turn_prefills_only_what_is_new():
+    chat = session(seeing())
+    chat.next_token_logits(screens(2))
+    old = {s.chunk_id for s in chat.window.slots}
+    chat.send(screens(3), **GREEDY)
+    kept = [s for s in chat.window.slots if s.chunk_id in old]
+    report = chat.send("go on", **GREEDY).report
+    assert report.kept >= sum(s.length for s in kept) and report.turned == report.patched == 0
+    assert report.vision_encodes == 0
+
+
+def test_every_prompt_token_is_counted_once():
+    chat = session(seeing(), FULL, mode="repair")
+    for messages in (screens(3), policies.keep_last_images(2)(screens(4), 0), screens(1)):
+        report = chat.send(messages, **GREEDY).report
+        total = report.kept + report.turned + report.patched + report.prefilled
+        assert total == chat.prompt_ids.shape[0] and min(report.prefilled, report.left) >= 0
+
+
+def test_the_answer_is_the_models_own_and_joins_the_history():
+    backbone = speaking("headers")
+    chat = session(backbone)
+    turn = chat.send(TALK[0]["content"], **GREEDY)
+    ids = backbone.processor.apply_chat_template(
+        TALK[:1], add_generation_prompt=True, return_tensors="pt", return_dict=True
+    )
+    with torch.no_grad():
+        whole = backbone.model.generate(**ids, **GREEDY)[0, ids["input_ids"].shape[1] :]
+    assert turn.text == backbone.processor.decode(whole, skip_special_tokens=True)
+    assert chat.messages == [TALK[0], {"role": "assistant", "content": turn.text}]
+
+
+def test_an_edit_policy_shapes_the_prompt_and_not_the_history():
+    chat = session(seeing(), edit_policy=policies.keep_last_images(1))
+    chat.send(screens(3), **GREEDY)
+    assert len([s for s in chat.window.slots if s.length > 20]) == 1
+    assert chat.messages[:-1] == screens(3) or len(chat.messages) == len(screens(3)) + 1
+
+
+def test_another_system_prompt_is_another_window():
+    chat = session(seeing())
+    chat.next_token_logits(screens(1))
+    first = chat.window
+    messages = [{"role": "system", "content": "Be brief."}, *screens(1)[1:]]
+    _agrees(chat, messages)
+    assert chat.window is not first
+
+
+@pytest.mark.parametrize("wrong", ["role", "media", "policy", "room"])
+def test_after_an_error_the_session_is_as_it_was(wrong):
+    def throws(messages, turn):
+        raise RuntimeError("no")
+
+    backbone = speaking("turns")
+    chat = session(backbone, max_tokens=400, edit_policy=throws if wrong == "policy" else None)
+    if wrong == "policy":
+        with pytest.raises(EditPolicyFailed):
+            chat.send(TALK[:1])
+        assert chat.messages == [] and chat.window is None
+        return
+    chat.send(TALK[:1], **GREEDY)
+    before, ids, slots = chat.messages, chat.prompt_ids, chat.window.slots
+    bad = {
+        "role": {"role": "system", "content": "x"},
+        "media": screens(1)[1],
+        "room": {"role": "user", "content": "word " * 500},
+    }[wrong]
+    with pytest.raises((ModalityNotSupported, WindowFull)):
+        chat.send(bad, **GREEDY)
+    assert chat.messages == before and torch.equal(chat.prompt_ids, ids) and chat.window.slots == slots
+    _agrees(chat, [*before, TALK[2]])
+
+
+def test_tool_calls_are_read_from_the_answer():
+    from kamera.sessions.tool_calls import tool_calls
+
+    text = (
+        'ok <tool_call>\n{"name": "read", "arguments": {"path": "a"}}\n</tool_call><tool_call>no</tool_call>'
+    )
+    (call,) = tool_calls(text)
+    assert call["function"] == {"name": "read", "arguments": {"path": "a"}}
+
+
+def test_a_backbone_without_a_processor_is_refused():
+    with pytest.raises(ProcessorRequired, match="chat template"):
+        ChatSession(tiny.backbone("qwen2_5_vl"), ChunkStore.open("memory://"), policy=EXACT)
+
+
+def test_a_mode_there_is_not_is_refused():
+    with pytest.raises(ValueError, match="mode 'erase'"):
+        session(seeing(), mode="erase")

@@ -1,0 +1,111 @@
+"""Insert, replace and arrange against a re-prefill of the window they make."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kamera import ReusePolicy
+from kamera.errors import InvalidPermutation, UnknownSlot, WindowFull
+from tests.backbones.compare import relative
+from tests.models import samples
+from tests.window.rig import QUESTION, Prefilled, make, rig
+
+EXACT = ReusePolicy(minimum="exact", on_miss="prefill")
+FAMILIES = ["qwen2_5_vl", "kimi_k25", "gemma3"]
+
+
+def _agrees(window, chunks, bound=1e-4) -> None:
+    wanted = Prefilled(window.backbone, chunks).logits
+    assert relative(window.next_token_logits(QUESTION), wanted) <= bound
+    assert [s.chunk_id for s in window.slots] == [c.id for c in chunks]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("policy", [EXACT, None], ids=["exact", "full rank"])
+def test_insert_and_replace_equal_a_reprefill(family, policy):
+    backbone, (a, b, c, d) = rig(family)
+    window = make(backbone, None, a, b, policy=policy)
+    window.insert(1, c)
+    _agrees(window, [a, c, b])
+    window.replace(0, d)
+    _agrees(window, [d, c, b])
+    window.insert(3, a)
+    _agrees(window, [d, c, b, a])
+
+
+@settings(max_examples=10)
+@given(st.data())
+def test_any_arrangement_equals_a_reprefill(data):
+    backbone, chunks = rig("qwen2_5_vl", 5)
+    window = make(backbone, None, *chunks[:3], policy=EXACT)
+    held = list(chunks[:3])
+    for _ in range(3):
+        order = data.draw(st.permutations(range(5)))[: data.draw(st.integers(1, 5))]
+        slots = {s.chunk_id: s for s in window.slots}
+        report = window.arrange([slots.get(chunks[i].id, chunks[i]) for i in order])
+        held = [chunks[i] for i in order]
+        _agrees(window, held)
+        assert report.vision_encodes == 0 or any(c.id not in slots for c in held)
+    assert {s.guarantee for s in window.slots} == {"exact"}
+
+
+def test_a_kept_chunk_says_what_it_lacks():
+    backbone, (a, b, c, d) = rig("qwen2_5_vl")
+    window = make(backbone, None, a, b, c)
+    slots = window.slots
+    report = window.arrange([slots[0], slots[2]], on_leave="keep")
+    assert report.forwards == 0 and [s.guarantee for s in window.slots] == ["exact", "survivor"]
+    window.insert(1, d, on_leave="keep")
+    assert [s.guarantee for s in window.slots][::2] == ["exact", "near"]
+
+
+def test_exact_prefills_behind_what_was_less():
+    backbone, (a, b, c, d) = rig("qwen2_5_vl")
+    window = make(backbone, None, a, b, c)
+    window.slide()
+    window.arrange([*window.slots, d], on_leave="exact")
+    assert {s.guarantee for s in window.slots} == {"exact"}
+    _agrees(window, [b, c, d])
+
+
+def test_a_removed_chunk_is_archived_and_can_be_recalled():
+    backbone, (a, b, c, _) = rig("qwen2_5_vl")
+    window = make(backbone)
+    window.append(a)
+    window.append(b, archive="later")
+    report = window.arrange([window.slots[0], c])
+    assert [s.chunk_id for s in report.evicted] == [b.id]
+    assert window.recall(b.id).vision_encodes == 0
+
+
+@pytest.mark.parametrize("wrong", ["twice", "stranger", "index", "rule", "room"])
+def test_a_wrong_arrangement_changes_nothing(wrong):
+    backbone, (a, b, c, d) = rig("qwen2_5_vl")
+    window = make(backbone, None, a, b, max_tokens=40)
+    other = make(backbone, None, c).slots[0]
+    before, slots = window.next_token_logits(QUESTION), window.slots
+    calls = {
+        "twice": (InvalidPermutation, lambda: window.arrange([slots[0], slots[0]])),
+        "stranger": (UnknownSlot, lambda: window.arrange([slots[0], other])),
+        "index": (ValueError, lambda: window.insert(7, d)),
+        "rule": (ValueError, lambda: window.insert(0, d, on_leave="maybe")),
+        "room": (
+            WindowFull,
+            lambda: window.arrange([*slots, c, d, backbone.chunk_from_tensors(range(3, 30))]),
+        ),
+    }
+    error, call = calls[wrong]
+    with pytest.raises(error):
+        call()
+    assert window.slots == slots
+    assert relative(window.next_token_logits(QUESTION), before) == 0.0
+
+
+def test_a_new_chunk_is_encoded_once_and_prefilled_once():
+    backbone, (a, b, c, _) = rig("qwen2_5_vl")
+    window = make(backbone, None, a, b, policy=EXACT)
+    report = window.insert(2, c)
+    assert (report.vision_encodes, report.forwards, report.tokens_recomputed) == (1, 1, c.num_tokens)
+    assert samples.sample("qwen2_5_vl").input_ids.shape[0] == c.num_tokens
