@@ -4,6 +4,7 @@ from kamera import errors
 from kamera.backbones import Backbone, Chunk, Clip, read_video
 from kamera.errors import KameraError
 from kamera.ops import Patch
+from kamera.sessions import ChatSession, Turn
 from kamera.store import ChunkStore
 from kamera.window import Certificate, KameraWindow, Report, ReusePolicy, Slot
 
@@ -12,6 +13,7 @@ __version__ = "0.1.0"
 __all__ = [
     "Backbone",
     "Certificate",
+    "ChatSession",
     "Chunk",
     "ChunkStore",
     "Clip",
@@ -21,6 +23,7 @@ __all__ = [
     "Report",
     "ReusePolicy",
     "Slot",
+    "Turn",
     "__version__",
     "errors",
     "read_video",

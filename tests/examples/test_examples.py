@@ -57,6 +57,15 @@ def test_a_benchmark_runs_as_it_stands_and_shows_gap_and_repair(name):
     assert agreement["patch@16"] > agreement["blind"]
 
 
+def test_a_screenshot_agent_prefills_less_than_a_prefix_cache():
+    rows = [line.split() for line in run("screenshot_agent.py", "--steps", "6").splitlines()[1:]]
+    steps, total = rows[:6], rows[6]
+    assert [row[6] for row in steps[4:]] == ["488", "488"]  # a prefix cache begins anew behind each removal
+    assert all(int(row[5]) == 164 for row in steps[1:]) and steps[-1][7] == "survivor"
+    kamera, prefix = int(total[total.index("Kamera") + 1].rstrip(",")), int(total[-1])
+    assert kamera < prefix
+
+
 def test_look_back_finds_the_frame_that_was_seen_again():
     out = run("look_back.py")
     assert "recalled frame 0: 1 vision encode" in out
