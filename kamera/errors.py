@@ -19,6 +19,10 @@ class IncompatibleChunk(KameraError):
     """A chunk or record was made by another backbone, anchor, or layout."""
 
 
+class NonFiniteKV(KameraError, ValueError):
+    """A forward or an encoding gave NaN or infinities: nothing of it is kept or served."""
+
+
 class UnknownChunk(KameraError, KeyError):
     """No chunk of that id is in the store under this backbone and anchor."""
 
@@ -44,6 +48,14 @@ class UnreadableMedia(KameraError, ValueError):
 
 class ModalityNotSupported(KameraError, ValueError):
     """The backbone cannot take this kind of content (images to a text-only model, …)."""
+
+
+class RoleNotSupported(ModalityNotSupported):
+    """The chat template has no such role, or cannot write a turn of it where it is asked to."""
+
+
+class UnsafeText(KameraError, ValueError):
+    """A text spells a special token, and this tokenizer cannot write it as text."""
 
 
 class ProcessorRequired(KameraError, ValueError):

@@ -3,8 +3,9 @@
 from kamera.backbones.backbone import Backbone
 from kamera.backbones.chunk import Chunk, Encoded
 from kamera.backbones.describe import Description
-from kamera.backbones.media import Clip, load_image, read_video
+from kamera.backbones.media import load_image
 from kamera.backbones.prove import Proof, prove_patch, prove_relocation
+from kamera.backbones.video import Clip, read_video
 
 __all__ = [
     "Backbone",

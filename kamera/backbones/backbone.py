@@ -24,6 +24,7 @@ from kamera.backbones.prompt import Seams
 from kamera.backbones.witness import Witness
 from kamera.errors import IncompatibleChunk, NotRelocatable, UnsupportedBackbone
 from kamera.ops import KV, CodedKV, LayerKV, Layout, kv_concat
+from kamera.ops.finite import check_encoding, check_finite
 
 ModelCache = model_cache.ModelCache
 
@@ -181,7 +182,7 @@ class Backbone:
     # -- prefill and decode --------------------------------------------------------------------
 
     def encode(self, chunk: Chunk) -> Encoded:
-        """Run the vision tower over a chunk (not at all for text)."""
+        """Run the vision tower over a chunk (not at all for text). Raises NonFiniteKV, IncompatibleChunk."""
         if chunk.fingerprint != self.fingerprint:
             raise IncompatibleChunk(
                 f"chunk {chunk.id[:12]} was built by backbone {chunk.fingerprint[:12]}, this is "
@@ -196,20 +197,24 @@ class Backbone:
                 f"the grids in {sorted(chunk.inputs)} do not belong together"
             ) from error
         with torch.no_grad():
-            return encoding.encode(self.model, self.decoder, chunk, positions)
+            encoded = encoding.encode(self.model, self.decoder, chunk, positions)
+        check_encoding(encoded.tensors, chunk.id)
+        return encoded
 
     def prefill(
         self, encoded: Encoded, positions: torch.Tensor, past: ModelCache | None = None
     ) -> tuple[KV, ModelCache]:
         """Run a span through the decoder at explicit ``positions`` ``[axes, tokens]`` behind ``past``.
 
-        Extends ``past`` in place. Returns views of the new tokens' KV, and the cache.
+        Extends ``past`` in place. Returns views of the new tokens' KV, and the cache. Raises NonFiniteKV.
         """
         self.check_positions(positions)
         start = 0 if past is None else model_cache.cache_length(past)
         with torch.no_grad():
             cache = self._run(encoded, positions, past)
-        return model_cache.read(cache, self.layout, start), cache
+        kv = model_cache.read(cache, self.layout, start)
+        check_finite(kv)
+        return kv, cache
 
     def prefill_batch(
         self, spans: Sequence[Encoded], positions: Sequence[torch.Tensor], past: KV

@@ -16,6 +16,7 @@ from kamera.backbones import cache as model_cache
 from kamera.backbones import encode as encoding
 from kamera.backbones.chunk import Encoded
 from kamera.ops import KV
+from kamera.ops.finite import check_finite
 
 if TYPE_CHECKING:
     from kamera.backbones.backbone import Backbone
@@ -48,7 +49,7 @@ def prefill(
 ) -> tuple[KV, ...]:
     """KV of each span at its positions ``[axes, tokens]`` behind ``past``, as views of one batch.
 
-    Raises ValueError for spans that do not share a `form`.
+    Raises ValueError for spans that do not share a `form`, NonFiniteKV.
     """
     if not spans or len({form(backbone, span) for span in spans}) > 1 or form(backbone, spans[0]) is None:
         raise ValueError(f"{len(spans)} spans of different forms cannot share a forward: prefill them alone")
@@ -63,7 +64,10 @@ def prefill(
     )
     with torch.no_grad():
         backbone.decoder(**arguments, past_key_values=cache, use_cache=True)
-    return tuple(model_cache.read(cache, backbone.layout, start, row=i) for i in range(len(spans)))
+    rows_kv = tuple(model_cache.read(cache, backbone.layout, start, row=i) for i in range(len(spans)))
+    for kv in rows_kv:
+        check_finite(kv)
+    return rows_kv
 
 
 def _stacked(rows: Sequence[Any]) -> Any:

@@ -160,7 +160,12 @@ def _indexer_rope(rope: RopeSpec) -> RopeSpec:
 
 
 def without_wrapper(model: nn.Module) -> nn.Module:
-    """The transformers model inside a PEFT wrapper, its adapters in place."""
+    """The transformers model inside a PEFT wrapper, its adapters in place. Raises ValueError for none."""
+    if not isinstance(model, nn.Module):
+        raise ValueError(
+            f"Backbone takes a loaded model, not {str(model)[:60]!r}: "
+            "Backbone.from_pretrained loads one by name"
+        )
     wrapper: Any = model
     adapters = getattr(wrapper, "peft_config", None)
     if not (isinstance(adapters, dict) and hasattr(wrapper, "get_base_model")):

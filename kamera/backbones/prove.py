@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from kamera.backbones.chunk import Encoded
+from kamera.errors import NonFiniteKV
 from kamera.ops import KV, apply_patch, form_patch, relocate_kv
 
 if TYPE_CHECKING:
@@ -43,8 +45,11 @@ def prove_relocation(
     step = tuple(offset) if offset is not None else _step(backbone, (37, 5, 11))
     base = backbone.positions([span.input_ids], [span.position_inputs])
     moved = base + torch.tensor(step)[:, None]
-    here, _ = backbone.prefill(span, base)
-    there, _ = backbone.prefill(span, moved)
+    try:
+        here, _ = backbone.prefill(span, base)
+        there, _ = backbone.prefill(span, moved)
+    except NonFiniteKV as error:
+        return Proof(math.inf, str(error), 0.0, step)
     return _compare(backbone, relocate_kv(here, backbone.layout, step), there, step)
 
 

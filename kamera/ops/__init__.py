@@ -1,4 +1,4 @@
-"""Tensors in, tensors out: the algebra of position-free KV. Imports nothing else of the package."""
+"""Tensors in, tensors out: the algebra of position-free KV. Of the package it imports the errors only."""
 
 from kamera.ops.allocate import allocate, bought
 from kamera.ops.budget import PatchBudget, layers_of

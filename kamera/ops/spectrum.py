@@ -12,6 +12,8 @@ from typing import NamedTuple
 
 import torch
 
+from kamera.ops.finite import check_deficit
+
 # Directions weaker than this share of the strongest one are rounding, not signal. A Gram matrix in float64
 # squares the singular values, so it resolves them only to the root of its precision; a pass over entries of
 # less precision finds nothing below a few of their own roundings.
@@ -59,8 +61,9 @@ def strongest(x: torch.Tensor, rank: int | None = None) -> Directions:
     """The best factors of rank ``rank`` (all directions for None) of each of ``x`` ``[n, tokens, features]``.
 
     Together the sketched ones keep all but `TOLERANCE` of the energy that the best factors keep.
-    Deterministic; in the dtype of ``x``.
+    Deterministic; in the dtype of ``x``. Raises NonFiniteKV for a NaN or an infinity in ``x``.
     """
+    check_deficit(x)
     smaller = min(x.shape[1:])
     rank = smaller if rank is None else min(rank, smaller)
     width = max(2 * rank, rank + 16)

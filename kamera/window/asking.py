@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from kamera.backbones import Chunk
+from kamera.backbones.build import Spoken
+from kamera.backbones.turns import as_messages
 from kamera.errors import EmptyChunk
 from kamera.window.report import Tally
 from kamera.window.serving import Behind, Server
@@ -17,8 +18,8 @@ from kamera.window.state import WindowState, text_positions
 ANSWER = 256
 """Tokens an answer is expected to have when nobody says."""
 
-Question = str | torch.Tensor | Sequence[int]
-"""Text, or token ids ``[tokens]`` taken as they are."""
+Question = Spoken
+"""Text, chat messages, or token ids ``[tokens]`` taken as they are."""
 
 
 class Asker:
@@ -41,11 +42,8 @@ class Asker:
         return torch.cat([self.server.anchor.positions, *spans], dim=1)
 
     def question_ids(self, question: Question) -> torch.Tensor:
-        """Token ids of a question; text gets the chat template's closing."""
-        if isinstance(question, str):
-            ids = self.server.backbone.tokenize(question + self.server.anchor.tail)
-        else:
-            ids = torch.as_tensor(question).to(device="cpu", dtype=torch.int64).reshape(-1)
+        """Token ids of a question; text and messages get the chat template's closing."""
+        ids = self.server.backbone.builder.question_ids(question, self.server.anchor.tail)
         if ids.shape[0] == 0:
             raise EmptyChunk(f"question {question!r} has no tokens: ask something")
         return ids
@@ -78,7 +76,8 @@ class Asker:
         backbone = self.server.backbone
         parts = [self.question_ids(question), answer]
         reopen = self.server.anchor.reopen
-        if isinstance(question, str) and reopen:
+        said = isinstance(question, str) or as_messages(question) is not None
+        if said and reopen:
             closing = backbone.tokenize(reopen)
             # generate stops at the token that closes a turn, which reopening begins with
             if answer.shape[0] and int(answer[-1]) == int(closing[0]):

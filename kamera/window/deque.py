@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 
 from kamera.backbones.backbone import ModelCache
-from kamera.errors import NotRelocatable, WindowFull
+from kamera.errors import NonFiniteKV, NotRelocatable, WindowFull
 from kamera.ops import uniform_offset
 from kamera.window.live import LiveCache
 from kamera.window.policy import Archive, Guarantee, OnLeave, PositionRule, weakest
@@ -329,8 +329,9 @@ class Deque:
             return resident
         try:
             self.server.canonical(resident.facts)
-        except NotRelocatable:
-            return resident  # past a position limit even alone: it can only be appended anew
+        except (NotRelocatable, NonFiniteKV):
+            # past a position limit, or of float16, even alone: it can only be appended anew
+            return resident
         self.server.harvest(resident.facts, resident.copy, resident.formed)
         return replace(resident, archived=True)
 

@@ -9,6 +9,7 @@ import torch
 
 from kamera.backbones import Backbone
 from kamera.backbones.extent import Extent, behind, standing
+from kamera.backbones.touching import refuse_touching
 from kamera.errors import IncompatibleChunk, UnknownSlot
 from kamera.window.policy import Guarantee
 from kamera.window.slots import Facts, Resident, Slot
@@ -111,7 +112,11 @@ def _of_whole(
 
 
 def _extents(backbone: Backbone, chunks: Sequence[Facts]) -> list[Extent] | None:
-    """What each chunk adds to positions; None when one of them has no such sum, or two pictures touch."""
+    """What each chunk adds to positions; None when one of them has no such sum, or two pictures touch.
+
+    Raises IncompatibleChunk for an order in which pictures touch that would see each other.
+    """
+    refuse_touching(backbone, [(c.chunk_id, c.encoded) for c in chunks])
     found: list[Extent] = []
     seen = backbone.builder.vision_tokens
     for chunk in chunks:

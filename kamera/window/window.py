@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from kamera.backbones import Backbone, Chunk
-from kamera.backbones.build import Content
+from kamera.backbones.build import Content, Spoken
 from kamera.errors import IncompatibleChunk, InvalidPermutation, WindowFull
 from kamera.store import ChunkStore, Hit
 from kamera.window.anchor import Anchor, prefill_anchor
@@ -33,9 +33,9 @@ from kamera.window.trace import Trace
 class KameraWindow:
     """The deque of chunks in front of a question.
 
-    ``system`` is the system prompt (text, token ids, or None for the template's own); ``max_tokens``
-    bounds anchor and chunks together: `append` and `recall` slide by themselves when a chunk would
-    not fit, under the rule ``positions``.
+    ``system`` is the system prompt (text, messages, token ids, or None for the template's own);
+    ``max_tokens`` bounds anchor and chunks together: `append` and `recall` slide by themselves when a
+    chunk would not fit, under the rule ``positions``.
 
     ``certificate`` (one, or its file) lets the backbone serve less than exact KV; without it one is
     looked for beside the store and in the user's directory, once, here. See `ReusePolicy.certified`.
@@ -55,7 +55,7 @@ class KameraWindow:
         self,
         backbone: Backbone,
         store: ChunkStore,
-        system: str | torch.Tensor | Sequence[int] | None = None,
+        system: Spoken | None = None,
         *,
         max_tokens: int | None = None,
         policy: ReusePolicy | None = None,
@@ -319,7 +319,7 @@ class KameraWindow:
     def generate(self, question: Question, *, keep: bool = False, **options: Any) -> Any:
         """Answer a question; the window is afterwards as it was.
 
-        ``question`` is text, or token ids ``[tokens]`` taken as they are. ``options``
+        ``question`` is text, chat messages, or token ids ``[tokens]`` taken as they are. ``options``
         (max_new_tokens, do_sample, num_beams, streamer, …) go to ``generate`` of transformers.
         Returns the answer's text, or token ids ``[new]`` without a processor; a list when several
         sequences are asked for. ``keep=True`` leaves question and answer in the window as a text

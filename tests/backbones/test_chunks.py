@@ -9,7 +9,7 @@ import torch
 from PIL import Image
 
 from kamera.backbones import Backbone, Clip, load_image, read_video
-from kamera.backbones.media import sample_indices
+from kamera.backbones.video import sample_indices
 from kamera.errors import (
     EmptyChunk,
     IncompatibleChunk,
@@ -167,7 +167,7 @@ def test_nothing_is_no_chunk(backbone, content):
     ("content", "message"),
     [
         (3, "int is no content"),
-        (b"ab", "is no content"),
+        (b"ab", "bytes is no content"),
         (None, "NoneType is no content"),
         ({"type": "audio", "audio": "x"}, "none of text, image, video"),
         ({"type": "text", "text": 3}, "none of text, image, video"),

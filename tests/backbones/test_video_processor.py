@@ -90,12 +90,13 @@ def test_a_clip_moves_and_is_patched_like_any_chunk(backbone, clip):
     assert torch.equal(window.position_ids, whole)
 
 
-def test_a_resize_budget_goes_through_qwen_vl_utils(tmp_path):
-    pytest.importorskip("qwen_vl_utils")
+@pytest.mark.parametrize(
+    "options",
+    [{"max_pixels": 28 * 28 * 16}, {"min_pixels": 10**6}, {"resized_height": 300, "resized_width": 90}],
+)
+def test_an_items_size_is_the_one_of_qwen_vl_utils(tmp_path, options):
+    utils = pytest.importorskip("qwen_vl_utils")
     path = tmp_path / "wide.png"
-    Image.new("RGB", (560, 280), (10, 200, 10)).save(path)
-    free = load_image({"type": "image", "image": str(path)})
-    capped = load_image({"type": "image", "image": str(path), "max_pixels": 28 * 28 * 16})
-    assert free.size == (560, 280)
-    assert capped.width * capped.height <= 28 * 28 * 16
-    assert capped.width % 28 == capped.height % 28 == 0
+    Image.fromarray(np.random.default_rng(0).integers(0, 255, (280, 560, 3), np.uint8)).save(path)
+    item = {"type": "image", "image": str(path), **options}
+    assert np.array_equal(np.asarray(load_image(item)), np.asarray(utils.fetch_image(item)))

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
-from kamera.backbones.media import Clip, read_video
+from kamera.backbones.video import Clip, read_video
 from kamera.eval.tasks.sample import Video
 
 

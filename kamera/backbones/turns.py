@@ -1,0 +1,49 @@
+"""Chat messages: which content they are, and whose roles a chat template knows."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from kamera.errors import RoleNotSupported, UnreadableMedia
+
+_ROLE = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,31}")
+
+Turn = dict[str, Any]
+"""A message: "role", "content" (a list of content items), and what else a template reads."""
+
+
+def as_messages(content: Any) -> list[Mapping[str, Any]] | None:
+    """The messages that ``content`` is (one, or a list of them); None for other content.
+
+    Raises UnreadableMedia for a list of messages and other things.
+    """
+    if isinstance(content, Mapping):
+        return [content] if "role" in content else None
+    if not isinstance(content, Sequence) or isinstance(content, str | bytes):
+        return None
+    roles = sum(isinstance(c, Mapping) and "role" in c for c in content)
+    if roles and roles < len(content):
+        raise UnreadableMedia(
+            f"a list of {roles} messages and {len(content) - roles} other things: give messages, or content"
+        )
+    return list(content) if roles else None
+
+
+def check_role(role: Any) -> str:
+    """A role that may be written into a template. Raises RoleNotSupported for one that is no plain name."""
+    if not isinstance(role, str) or not _ROLE.fullmatch(role):
+        raise RoleNotSupported(f"role {str(role)[:40]!r} is no name: give system, user, assistant, tool, …")
+    return role
+
+
+def strings_in(value: Any) -> list[str]:
+    """Every string in a nested value, names of entries included."""
+    if isinstance(value, str):
+        return [value]
+    if isinstance(value, Mapping):
+        return [s for k, v in value.items() for s in (*strings_in(k), *strings_in(v))]
+    if isinstance(value, Sequence) and not isinstance(value, bytes):
+        return [s for v in value for s in strings_in(v)]
+    return []
