@@ -102,6 +102,14 @@ class StoreError(KameraError):
     """The store cannot be opened, or a write to it failed."""
 
 
+class StoreClosed(StoreError):
+    """The store was closed before this call."""
+
+
+class NotKept(UserWarning):
+    """A window goes on without its store: what it computed was not kept, or what is kept was not found."""
+
+
 class PinsFull(StoreError):
     """More bytes would be pinned than the store's cap allows."""
 

@@ -132,7 +132,7 @@ class Deck:
 
     def ask(self, window: KameraWindow | None = None) -> torch.Tensor:
         """Logits of a question behind the window (or another)."""
-        return (window or self.window).next_token_logits(self.question)
+        return (self.window if window is None else window).next_token_logits(self.question)
 
     def _did(self, report: Report) -> Report:
         self.forwards += report.forwards

@@ -15,7 +15,7 @@ from kamera.ops import CodedKV
 from kamera.store import CanonicalRecord, Context, canonical_key
 from kamera.store.codec import Codec
 from kamera.store.keys import is_key
-from kamera.window import persist
+from kamera.window.file import read_saved
 
 Document = dict[str, Any]
 
@@ -91,8 +91,7 @@ def store_of(path: Path) -> Path | None:
 
 def read_window(directory: Path) -> Document:
     """A saved window, verified against its digests. Raises CorruptChunk or StoreVersionError."""
-    saved = persist.read_document(directory)
-    tensors = persist.read_tensors(directory, saved["tensors_sha256"])
+    saved, tensors = read_saved(directory)
     chunks = []
     for i, chunk in enumerate(saved["chunks"]):
         name = f"{i:05d}"

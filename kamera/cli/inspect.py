@@ -17,8 +17,7 @@ from kamera.cli.sealed import KeyFiles, SecretFile
 from kamera.cli.store_options import store_url
 from kamera.errors import StoreError
 from kamera.store.disk.tier import MARKER
-
-_WINDOW = "window.json"
+from kamera.window.file import FILE as WINDOW
 
 
 def inspect(
@@ -29,6 +28,13 @@ def inspect(
             help="A store (a directory, or a remote's url), a saved window, or an object file.",
         ),
     ],
+    object: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[OBJECT]",
+            help="Only this object of a store, or this chunk: its key or id, or how one begins.",
+        ),
+    ] = None,
     limit: Annotated[int | None, typer.Option(min=1, help="The first N objects of a store only.")] = None,
     tenant: Tenant = "",
     secret_file: SecretFile = None,
@@ -39,7 +45,8 @@ def inspect(
 ) -> None:
     """Show what is stored, and verify every byte of it. Changes nothing.
 
-    Exit code 1 when something is damaged, or is nothing of Kamera's.
+    Exit code 1 when something is damaged, or is nothing of Kamera's, or no object or more than one chunk
+    begins so.
     """
     out = Output(format, output, quiet)
     url = where if where.startswith("@") or "://" in where else None
@@ -47,8 +54,12 @@ def inspect(
     if place is None and (tenant or secret_file or key_file):
         raise ValueError(f"{where!r} is read file by file, and plain: --tenant, secret and keys are for urls")
     path = Path(where if place is None else place.url)
+    if object is not None and limit is not None:
+        raise ValueError(f"--limit {limit} would look for {object!r} in a part of the store: leave it out")
+    if object is not None and place is None and not (path / MARKER).is_file():
+        raise StoreError(f"{where!r} is no store, so {object!r} is no object of it: give the store")
     if place is not None and place.remote:
-        document = _remote(place, limit, out)
+        document = _only(_remote(place, limit, out), object)
         out.write(document, _store_tables(document))
         damaged = document["damaged"] > 0
     elif path.is_file():
@@ -57,20 +68,50 @@ def inspect(
         out.write(found, _object_tables(found))
         damaged = not found["intact"]
     elif (path / MARKER).is_file():
-        document = _store(path, limit, out)
+        document = _only(_store(path, limit, out), object)
         out.write(document, _store_tables(document))
         damaged = document["damaged"] > 0
-    elif (path / _WINDOW).is_file():
+    elif (path / WINDOW).is_file():
         document = contents.read_window(path)
         out.write(document, _window_tables(document))
         damaged = False
     else:
         raise StoreError(
-            f"{str(path)!r} is no store (no {MARKER}), no saved window (no {_WINDOW}) and no object file: "
+            f"{str(path)!r} is no store (no {MARKER}), no saved window (no {WINDOW}) and no object file: "
             "give one of these"
         )
     if damaged:
         raise typer.Exit(1)
+
+
+def _only(document: dict[str, Any], prefix: str | None) -> dict[str, Any]:
+    """Of a store, the object whose key begins so, or those of the chunk whose id does.
+
+    Raises StoreError unless exactly one does.
+    """
+    if prefix is None:
+        return document
+    intact = [o for o in document["contents"] if o["intact"]]
+    keys = [o for o in document["contents"] if o.get("key", Path(o["path"]).name).startswith(prefix)]
+    named = sorted({o["chunk_id"] for o in intact if o["chunk_id"].startswith(prefix)})
+    if not prefix or len(keys) + len(named) > 1:
+        found = ", ".join(name[:16] for name in [*(o.get("key", o["path"]) for o in keys), *named][:4])
+        raise StoreError(
+            f"{prefix!r} begins {len(keys)} objects and {len(named)} chunks of {document['path']!r} "
+            f"({found}, …): give more of it"
+        )
+    if not keys and not named:
+        raise StoreError(
+            f"no object and no chunk of {document['path']!r} begins with {prefix!r}: kamera store ls "
+            "lists them"
+        )
+    contents = keys or [o for o in intact if o["chunk_id"] == named[0]]
+    return document | {
+        "inspected": len(contents),
+        "bytes": sum(o["bytes"] for o in contents),
+        "damaged": sum(not o["intact"] for o in contents),
+        "contents": contents,
+    }
 
 
 def _store(path: Path, limit: int | None, out: Output) -> dict[str, Any]:

@@ -26,6 +26,7 @@ KV_FORMS: tuple[KVForm, ...] = get_args(KVForm)
 """How canonicals are held: as the model computed them, or in codes (`ops.quantize_kv`)."""
 
 _KEY = re.compile(r"[0-9a-f]{64}")
+_LINEAGE = "~"  # in no chunk id
 
 
 @dataclass(frozen=True)
@@ -64,7 +65,7 @@ def canonical_key(context: Context, chunk_id: str) -> str:
 
 
 def patch_key(context: Context, chunk_id: str, antecedents: Sequence[str], kind: str) -> str:
-    """Key of the patch of a chunk behind ``antecedents`` (chunk ids).
+    """Key of the patch of a chunk behind ``antecedents`` (chunk ids; `survivor` where one remembers others).
 
     ``kind`` is ``"exact"``, where their order matters, or ``"orbit"``, where it does not (a chunk
     that stands there twice still counts twice). Raises `ValueError` for any other kind.
@@ -73,6 +74,24 @@ def patch_key(context: Context, chunk_id: str, antecedents: Sequence[str], kind:
         raise ValueError(f"a patch is of kind 'exact' or 'orbit', not {kind!r}")
     ordered = sorted(antecedents) if kind == "orbit" else antecedents
     return digest(_domain(f"patch.{kind}", context), *_fields(context), chunk_id, *ordered)
+
+
+def survivor(chunk_id: str, lineage: str) -> str:
+    """What a patch's antecedents call a chunk whose KV knew something else than what stands before it there.
+
+    ``lineage`` is a digest of what it knew. A chunk conditioned on what stands before it goes by its id.
+    """
+    return f"{chunk_id}{_LINEAGE}{lineage}"
+
+
+def chunk_of(antecedent: str) -> str:
+    """The chunk id in an entry of a patch's antecedents."""
+    return antecedent.partition(_LINEAGE)[0]
+
+
+def behind_survivors(antecedents: Sequence[str]) -> bool:
+    """Whether a patch absorbed, through one of its antecedents, something that it does not name."""
+    return any(_LINEAGE in antecedent for antecedent in antecedents)
 
 
 def is_key(text: str) -> bool:

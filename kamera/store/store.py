@@ -8,12 +8,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 from urllib.parse import unquote, urlsplit
 
 import numpy as np
 
 from kamera.errors import CorruptChunk, IncompatibleChunk, StoreError
 from kamera.ops.kv import LayerKV
+from kamera.store.closed import Closed
 from kamera.store.codec import Codec
 from kamera.store.digests import DigestName, hasher_of
 from kamera.store.disk.tier import DiskTier
@@ -73,6 +75,7 @@ class ChunkStore(Upkeep):
         self._tiers = tiers
         self._disk = tiers.disk
         self._memory = tiers.memory
+        self._limit = tiers.memory.limit
         self._search = open_search(tiers, codec, tenant)
         self.metrics.watch(self)
 
@@ -318,9 +321,13 @@ class ChunkStore(Upkeep):
         return convert(self, target, kv, progress)
 
     def close(self) -> None:
-        """Let go of memory and index; the store must not be used afterwards."""
+        """Let go of memory and index; whatever is asked of the store afterwards is `StoreClosed`."""
+        if isinstance(self._tiers, Closed):
+            return
         self._tiers.close()
         self._search.close()
+        closed: Any = Closed(self.url)
+        self._tiers = self._disk = self._memory = self._search = closed
 
     def __enter__(self) -> ChunkStore:
         return self
@@ -336,7 +343,7 @@ class ChunkStore(Upkeep):
     def __repr__(self) -> str:
         tenant = f", tenant={self.tenant!r}" if self.tenant else ""
         kv = "" if self.kv == "as-is" else f", kv={self.kv!r}"
-        return f"ChunkStore({self.url!r}, memory_limit={self._memory.limit}{tenant}{kv})"
+        return f"ChunkStore({self.url!r}, memory_limit={self._limit}{tenant}{kv})"
 
     def _check(self, context: Context) -> None:
         if context.tenant != self.tenant:

@@ -128,6 +128,12 @@ class Deque:
         residents = (*new[:first], *map(self._survivor, new[first:]))
         return Move(WindowState(residents, (0,) * len(frame), frame), None, left)
 
+    def move_to_tail(self, state: WindowState, index: int, tally: Tally) -> Move:
+        """A chunk leaves its place and arrives at the tail; those behind it survive its leaving."""
+        gone = self.leave(state, [index], self.rule, tally)
+        moved = self.arrive(gone.state, state.residents[index].facts, tally)
+        return moved._replace(left=(*gone.left, *moved.left))
+
     def without(self, state: WindowState, index: int, tally: Tally) -> Move:
         """As if a chunk had never been there: those behind it are brought anew, not kept."""
         staying = [r for i, r in enumerate(state.residents) if i != index]
@@ -324,14 +330,17 @@ class Deque:
         return compact_positions(self.server.backbone, self.server.anchor.input_ids, chunks)
 
     def _archived(self, resident: Resident) -> Resident:
-        """Nobody leaves unarchived: the canonical is stored and the patch of its prefill harvested."""
-        if resident.archived:
+        """Nobody leaves unarchived, if the store takes it: canonical, and the patch of its prefill."""
+        unkept = self.server.losses.unkept
+        if resident.archived and resident.facts.chunk_id not in unkept:
             return resident
         try:
             self.server.canonical(resident.facts)
         except (NotRelocatable, NonFiniteKV):
             # past a position limit, or of float16, even alone: it can only be appended anew
             return resident
+        if resident.facts.chunk_id in unkept:
+            return resident  # it is offered again when it leaves
         self.server.harvest(resident.facts, resident.copy, resident.formed)
         return replace(resident, archived=True)
 

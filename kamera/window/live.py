@@ -94,6 +94,11 @@ class LiveCache:
         held = [] if room is None else [kv_slice(room.kv, self._start, stop)]
         yield self.backbone.cache(held)
 
+    @property
+    def room(self) -> KV:
+        """The tensors it stands in, free places included; none before anything was held."""
+        return () if self._room is None else self._room.kv
+
     def kv(self, index: int) -> KV:
         """Views of what is held of the span at ``index``."""
         assert self._room is not None

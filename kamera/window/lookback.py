@@ -14,7 +14,7 @@ from kamera.store import Hit
 from kamera.store.search.embedding import mean_features
 from kamera.window.report import Tally
 from kamera.window.serving import Server
-from kamera.window.slots import Facts, Resident
+from kamera.window.slots import Facts, Resident, Slot
 
 MIN_SCORE = 0.9
 """Cosine below which `KameraWindow.recall` takes nothing for a look-alike, unless it is told otherwise."""
@@ -32,7 +32,7 @@ def candidates(server: Server, like: Content | Chunk, k: int) -> list[Hit]:
 def chosen(
     server: Server,
     residents: Sequence[Resident],
-    chunk_id: str | None,
+    chunk: str | Slot | Chunk | None,
     like: Content | Chunk | None,
     min_score: float,
     tally: Tally,
@@ -41,12 +41,18 @@ def chosen(
 
     By likeness: of those that are not in the window the one that looks most like ``like``. Raises
     UnknownChunk when there is none, or none with a cosine of ``min_score``, `ValueError` unless exactly
-    one of ``chunk_id`` and ``like`` is given.
+    one of ``chunk`` and ``like`` is given.
     """
-    if (chunk_id is None) == (like is None):
+    if (chunk is None) == (like is None):
         raise ValueError("recall takes a chunk id or like=PICTURE: give one of the two")
-    if chunk_id is not None:
-        return chunk_id
+    check_cosine("min_score", min_score)
+    if isinstance(chunk, Slot | Chunk):
+        return chunk.chunk_id if isinstance(chunk, Slot) else chunk.id
+    if chunk is not None:
+        if not isinstance(chunk, str):
+            raise ValueError(f"{chunk!r} is no chunk: recall takes a chunk's id, a slot or a chunk")
+        return chunk
+    assert like is not None
     here = {resident.facts.chunk_id for resident in residents}
     hits = candidates(server, like, len(here) + 1)
     best = next((hit for hit in hits if hit.chunk_id not in here), None)
@@ -66,13 +72,22 @@ def chosen(
 
 def note_duplicate(server: Server, facts: Facts, threshold: float, tally: Tally) -> None:
     """Tell in the notes of an archived chunk that looks like this one; nothing else comes of it."""
+    check_cosine("near_duplicate", threshold)
     vector = _mean(server, facts.encoded.input_ids, facts.encoded.tensors)
     if vector is None:
         return
-    hits = server.store.search(vector, 2, context=server.context)
+    hits: list[Hit] = []
+    with server.losses.borne("near duplicates were not looked for"):
+        hits = server.store.search(vector, 2, context=server.context)
     other = next((hit for hit in hits if hit.chunk_id != facts.chunk_id), None)
     if other is not None and other.score >= threshold:
         tally.notes.append(f"looks like chunk {other.chunk_id}: cosine {other.score:.3f}")
+
+
+def check_cosine(name: str, value: float) -> None:
+    """Raise `ValueError` unless ``value`` is a cosine."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not -1.0 <= value <= 1.0:
+        raise ValueError(f"{name} {value!r} is no cosine: give a number between -1.0 and 1.0")
 
 
 def _features(server: Server, like: Content | Chunk) -> np.ndarray:

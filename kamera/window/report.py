@@ -8,17 +8,19 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from kamera.backbones import Backbone
+from kamera.window.html import slot_table, table
 from kamera.window.slots import Slot
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Report:
     """One operation's outcome and cost.
 
-    ``slot`` is the slot that arrived or left (the last of several), ``slots`` the window's slots after
-    it, ``evicted`` those that left. ``forwards``, ``tokens_recomputed`` (tokens run through the
-    decoder) and ``vision_encodes`` are counted by hooks on the model, bytes where they are written.
-    ``notes`` say what was refused on the way (a damaged patch, say).
+    ``slot`` is the slot that arrived or left (the last of several; None after a reorder), ``slots`` the
+    window's slots after it, ``evicted`` those that left. ``forwards``, ``tokens_recomputed`` (tokens run
+    through the decoder) and ``vision_encodes`` are counted by hooks on the model, bytes where they are
+    written.
+    ``notes`` say what was refused on the way (a damaged patch, say) or not kept (by a full disk, say).
     """
 
     operation: str
@@ -32,6 +34,37 @@ class Report:
     bytes_patched: int
     seconds: float
     notes: tuple[str, ...] = ()
+
+    @property
+    def _costs(self) -> list[tuple[str, str]]:
+        """What it cost, name and value, as far as it cost anything."""
+        counts = {
+            "forwards": self.forwards,
+            "tokens recomputed": self.tokens_recomputed,
+            "vision encodes": self.vision_encodes,
+            "bytes rotated": self.bytes_rotated,
+            "bytes patched": self.bytes_patched,
+            "evicted": len(self.evicted),
+            "notes": len(self.notes),
+        }
+        return [(name, str(n)) for name, n in counts.items() if n] + [("seconds", f"{self.seconds:.4f}")]
+
+    def __repr__(self) -> str:
+        where = "" if self.slot is None else f" {self.slot.chunk_id[:12]} {self.slot.guarantee},"
+        costs = ", ".join(f"{value} {name}" for name, value in self._costs)
+        return f"Report({self.operation}:{where} {len(self.slots)} slots, {costs})"
+
+    def _repr_html_(self) -> str:
+        """For notebooks; text of chunks is escaped."""
+        costs = table(self.operation, ("", ""), [*self._costs, *(("note", note) for note in self.notes)])
+        return costs + slot_table("slots afterwards", self.slots)
+
+
+@dataclass(frozen=True, repr=False)
+class SlotReport(Report):
+    """The report of an operation on one chunk, or of a slide: there is always a ``slot``."""
+
+    slot: Slot
 
 
 @dataclass(eq=False)
@@ -50,19 +83,9 @@ class Tally:
         self, operation: str, slot: Slot | None, slots: tuple[Slot, ...], evicted: tuple[Slot, ...] = ()
     ) -> Report:
         """The finished report."""
-        return Report(
-            operation,
-            slot,
-            slots,
-            evicted,
-            self.forwards,
-            self.tokens,
-            self.vision_encodes,
-            self.bytes_rotated,
-            self.bytes_patched,
-            self.seconds,
-            tuple(self.notes),
-        )
+        counts = (self.forwards, self.tokens, self.vision_encodes, self.bytes_rotated, self.bytes_patched)
+        rest = (slots, evicted, *counts, self.seconds, tuple(self.notes))
+        return Report(operation, None, *rest) if slot is None else SlotReport(operation, slot, *rest)
 
 
 @contextmanager

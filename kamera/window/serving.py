@@ -24,11 +24,13 @@ from kamera.ops import (
     uniform_offset,
 )
 from kamera.store import CanonicalRecord, ChunkStore, Context, PatchRecord
+from kamera.store.keys import chunk_of
 from kamera.store.records import kept
 from kamera.store.search.embedding import VISION_TOKENS
 from kamera.window.anchor import Anchor
-from kamera.window.envelope import likeness, nearest
+from kamera.window.envelope import Near, likeness, nearest
 from kamera.window.forming import Forming
+from kamera.window.losses import Losses, Strict
 from kamera.window.policy import (
     GUARANTEES,
     Guarantee,
@@ -50,7 +52,8 @@ Behind = Callable[[WindowState, int, Tally], AbstractContextManager[ModelCache]]
 class Server:
     """Places chunks: looks patches up, applies them, forms and archives what is missing.
 
-    Holds no window state; what it returns is new, what it is given stays as it was.
+    Holds no window state; what it returns is new, what it is given stays as it was. What the store cannot
+    take or give is raised, unless ``losses`` bear it.
     """
 
     def __init__(
@@ -60,6 +63,7 @@ class Server:
         anchor: Anchor,
         policy: ReusePolicy,
         forming: Forming | None = None,
+        losses: Losses | None = None,
     ) -> None:
         policy.budget.check(len(backbone.layout))
         self.backbone = backbone
@@ -68,7 +72,8 @@ class Server:
         self.policy = policy
         self.forming = forming or Forming()
         self.context = Context(backbone.fingerprint, anchor.digest, store.tenant, store.kv)
-        self.stored = Stored(store, self.context, policy.budget, self.forming)
+        self.losses = losses or Strict()
+        self.stored = Stored(store, self.context, policy.budget, self.forming, self.losses)
         self._anchor_copy = Copy(anchor.kv, anchor.positions, None, "exact", (), canonical=True)
 
     # -- canonicals ----------------------------------------------------------------------------
@@ -119,7 +124,7 @@ class Server:
     def _under(self, minimum: Guarantee, on_miss: OnMiss) -> Server:
         # a patch of other antecedents could hold the very chunk whose absence is asked about
         policy = replace(self.policy, minimum=minimum, on_miss=on_miss, max_divergence=None)
-        return Server(self.backbone, self.store, self.anchor, policy, self.forming)
+        return Server(self.backbone, self.store, self.anchor, policy, self.forming, self.losses)
 
     def canonical(self, facts: Facts) -> Copy:
         """The chunk's KV behind the anchor alone, as the store keeps it; prefilled when it does not yet.
@@ -149,7 +154,7 @@ class Server:
                 info={"label": facts.label, VISION_TOKENS: [*self.backbone.builder.vision_tokens]},
             )
         )
-        self.store.put_canonical(record)
+        self.stored.keep(record)
         return record
 
     def alone(self, facts: Facts) -> torch.Tensor:
@@ -169,10 +174,15 @@ class Server:
         """
         if not conditioned.antecedents or not at_least(formed, "survivor"):
             return
-        held = self.stored.patch(facts, conditioned.antecedents, "exact", Tally())
-        if held is not None and at_least(_guarantee(held.formed), formed):
-            return
+        # one that was formed behind these very chunks serves survivors too, and better
+        chunks = tuple(map(chunk_of, conditioned.antecedents))
+        for behind in dict.fromkeys((chunks, conditioned.antecedents)):
+            held = self.stored.patch(facts, behind, "exact", Tally())
+            if held is not None and at_least(_guarantee(held.formed), formed):
+                return
         canonical = self.canonical(facts)
+        if facts.chunk_id in self.losses.unkept:
+            return  # its patch would have nothing to be served with
         offset = self._offset(facts, canonical.positions, conditioned.positions)
         deltas = deficit(conditioned.kv, canonical.kv, self.backbone.layout, offset)
 
@@ -184,7 +194,8 @@ class Server:
             self.store.put_patch(record)
             return patch
 
-        self.forming.submit(facts.chunk_id, deltas, form)
+        with self.losses.borne(f"a patch of chunk {facts.chunk_id[:12]} was not kept"):
+            self.forming.submit(facts.chunk_id, deltas, form)
 
     # -- placing -------------------------------------------------------------------------------
 
@@ -263,7 +274,7 @@ class Server:
                 "kamera certify)"
             )
         kv, _ = self.backbone.prefill(facts.encoded, positions, cache)
-        copy = Copy(_own(kv), positions, None, guarantee, before.chunk_ids, canonical=False)
+        copy = Copy(_own(kv), positions, None, guarantee, before.lineage, canonical=False)
         return Resident(facts, copy, positions, guarantee, formed=state, archived=False)
 
     # -- inside --------------------------------------------------------------------------------
@@ -285,15 +296,14 @@ class Server:
         was: Resident | None,
     ) -> Copy | None:
         """The best stored copy that is good enough; None when the policy wants a forward."""
-        antecedents = before.chunk_ids
-        if not antecedents:
+        if not before.residents:
             return self._leading(facts)
         now = self._footing(before)
         prefilled = None if was is None or was.copy.canonical else was.copy
-        if prefilled and prefilled.antecedents == antecedents and prefilled.guarantee == now == "exact":
+        if prefilled and prefilled.antecedents == before.lineage and prefilled.guarantee == now == "exact":
             return prefilled
         if self.policy.minimum != "exact":
-            copy = self._patched(facts, antecedents, now, tally)
+            copy = self._patched(facts, before, now, tally)
             if copy is not None:
                 return copy
         if self.policy.admits("blind") or self.policy.on_miss == "blind":
@@ -317,26 +327,31 @@ class Server:
         kv, lossy = self.backbone.place(record.kv), record.loss is not None
         return Copy(kv, record.positions, None, "patched" if lossy else "exact", (), True, lossy)
 
-    def _patched(
-        self, facts: Facts, antecedents: tuple[str, ...], now: Guarantee, tally: Tally
-    ) -> Copy | None:
-        record = self.stored.patch(facts, antecedents, "exact", tally)
-        # A patch formed behind survivors is no worse than a forward now when survivors stand here
-        # now; behind better antecedents it would bring back what has left.
-        if record is not None and at_least(_guarantee(record.formed), weakest((now, "patched"))):
-            return self._with(facts, record.patch, "patched", antecedents)
+    def _patched(self, facts: Facts, before: WindowState, now: Guarantee, tally: Tally) -> Copy | None:
+        antecedents = before.chunk_ids
+        # First what these chunks gave when they stood before one another as they do here; then what they
+        # gave as survivors that remember the very same, which is no worse than a forward now.
+        for behind in dict.fromkeys((antecedents, before.lineage)):
+            record = self.stored.patch(facts, behind, "exact", tally)
+            if record is not None and at_least(_guarantee(record.formed), weakest((now, "patched"))):
+                return self._with(facts, record.patch, "patched", behind)
         if self.policy.admits("orbit"):
             record = self.stored.patch(facts, antecedents, "orbit", tally)
             if record is not None:
                 return self._with(facts, record.patch, "orbit", antecedents)
         if self.policy.max_divergence is not None and self.policy.admits("near"):
-            limit, alike = self.policy.max_divergence, likeness(self.store, self.context)
-            for distance, info in nearest(self.stored.patches_of(facts), antecedents, limit, alike):
+            for distance, info in self._nearest(facts, antecedents, self.policy.max_divergence):
                 record = self.stored.patch(facts, info.antecedents, info.kind, tally)
                 if record is not None:
                     tally.notes.append(f"near: a patch of other antecedents, divergence {distance:.2f}")
                     return self._with(facts, record.patch, "near", info.antecedents)
         return None
+
+    def _nearest(self, facts: Facts, antecedents: tuple[str, ...], limit: float) -> list[Near]:
+        with self.losses.borne(f"patches near chunk {facts.chunk_id[:12]} were not looked up"):
+            alike = likeness(self.store, self.context)
+            return nearest(self.stored.patches_of(facts), antecedents, limit, alike)
+        return []
 
     def _with(self, facts: Facts, patch: Patch, guarantee: Guarantee, antecedents: tuple[str, ...]) -> Copy:
         canonical = self.canonical(facts)

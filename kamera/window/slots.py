@@ -12,6 +12,8 @@ import torch
 
 from kamera.backbones import Encoded
 from kamera.ops import KV, Patch
+from kamera.ops.digest import digest
+from kamera.store.keys import chunk_of
 from kamera.window.policy import Guarantee
 
 _numbers = itertools.count(1)
@@ -65,8 +67,9 @@ class Copy:
     """A KV the model computed somewhere, never turned since; every move starts from it.
 
     ``kv`` stands at ``positions`` ``[axes, tokens]``; ``patch`` conditions it when it is a canonical.
-    ``guarantee`` is what it is worth behind exactly ``antecedents``. ``lossy`` says that it came out of
-    codes: it is close to what the model computed, never equal.
+    ``guarantee`` is what it is worth behind exactly ``antecedents``, which are named as in
+    `WindowState.lineage`. ``lossy`` says that it came out of codes: it is close to what the model computed,
+    never equal.
     """
 
     kv: KV
@@ -76,6 +79,11 @@ class Copy:
     antecedents: tuple[str, ...]
     canonical: bool
     lossy: bool = False
+
+    @cached_property
+    def lineage(self) -> str:
+        """Digest of what it is conditioned on, and of what that was conditioned on in its turn."""
+        return digest("kamera.lineage.v1", *self.antecedents)[:32]
 
 
 class Span(NamedTuple):
@@ -143,7 +151,7 @@ class Resident:
             start=start,
             length=self.facts.length,
             guarantee=self.worth(leading, frame),
-            antecedents=shown.antecedents,
+            antecedents=tuple(map(chunk_of, shown.antecedents)),
             rank=rank,
             bytes=self.facts.length * bytes_per_token,
             number=self.number,

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import operator
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from typing import SupportsIndex
 
 import torch
 
 from kamera.backbones import Backbone
 from kamera.backbones.extent import Extent, behind, standing
 from kamera.backbones.touching import refuse_touching
-from kamera.errors import IncompatibleChunk, UnknownSlot
+from kamera.errors import IncompatibleChunk, InvalidPermutation, UnknownSlot
+from kamera.ops.digest import digest
+from kamera.store.keys import survivor
 from kamera.window.policy import Guarantee
 from kamera.window.slots import Facts, Resident, Slot
 
@@ -42,6 +47,33 @@ class WindowState:
         """The chunks in order."""
         return tuple(r.facts.chunk_id for r in self.residents)
 
+    @cached_property
+    def lineage(self) -> tuple[str, ...]:
+        """The chunks in order, as the antecedents of what comes next: a survivor says what it remembers.
+
+        A chunk goes by its id while its KV is conditioned on exactly what stands before it here. One that
+        knew something else, or stands across a gap, has a digest of that behind its id.
+        """
+        names: list[str] = []
+        gaps = self._gaps()
+        for resident in self.residents:
+            shown, chunk_id = resident.shown, resident.facts.chunk_id
+            if gaps:
+                names.append(survivor(chunk_id, digest("kamera.gapped.v1", shown.lineage, gaps)[:32]))
+            elif shown.antecedents == tuple(names):
+                names.append(chunk_id)
+            else:
+                names.append(survivor(chunk_id, shown.lineage))
+        return tuple(names)
+
+    def _gaps(self) -> str:
+        """Where chunks and the next one stand, as a digest, if positions were left out between them."""
+        if not any(self.shift):
+            return ""
+        starts = (r.positions[:, 0] - torch.tensor(self.frame) for r in self.residents)
+        places = (*(start.tolist() for start in starts), self.shift)
+        return digest("kamera.places.v1", *(",".join(map(str, place)) for place in places))
+
     @property
     def worths(self) -> list[Guarantee]:
         """The guarantee each chunk shows now."""
@@ -58,6 +90,8 @@ class WindowState:
     def index(self, slot: Slot | int) -> int:
         """Where a slot stands among the chunks. Raises UnknownSlot for one that does not."""
         count = len(self.residents)
+        if not count:
+            raise UnknownSlot("the window is empty, it has no slots: append or recall a chunk first")
         if isinstance(slot, Slot):
             for i, resident in enumerate(self.residents):
                 if resident.number == slot.number:
@@ -71,6 +105,23 @@ class WindowState:
         if not -count <= slot < count:
             raise UnknownSlot(f"slot {slot} of a window of {count}: give 0..{count - 1}")
         return slot % count
+
+
+def indices(permutation: Iterable[SupportsIndex]) -> list[int]:
+    """Whole numbers out of any sequence of them (a list, an array). Raises InvalidPermutation for others."""
+    try:
+        given = list(permutation)
+    except TypeError:
+        raise InvalidPermutation(f"{permutation!r} is no permutation: give a list of indices") from None
+    found = []
+    for i in given:
+        try:
+            if isinstance(i, bool) or isinstance(permutation, bytes):
+                raise TypeError
+            found.append(operator.index(i))
+        except TypeError:
+            raise InvalidPermutation(f"{i!r} in a permutation is no index: give whole numbers") from None
+    return found
 
 
 def compact_positions(

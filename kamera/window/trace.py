@@ -49,7 +49,8 @@ class Trace:
 def _placed(operation: str, before: Sequence[Slot], after: Sequence[Slot]) -> int:
     """Index of the first chunk that is at its place anew; those that merely survive are not."""
     if operation in ("append", "recall"):
-        return len(after) - 1
+        here = {slot.number for slot in before}
+        return len(after) - (after[-1].number not in here)  # a recall of what is in view moves nothing
     if operation == "reorder":
         stayed = (old.number == new.number for old, new in zip(before, after, strict=True))
         return next((i for i, same in enumerate(stayed) if not same), len(after))

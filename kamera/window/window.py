@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import copy
 import os
+import weakref
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -14,23 +14,24 @@ from kamera.backbones import Backbone, Chunk
 from kamera.backbones.build import Content, Spoken
 from kamera.errors import IncompatibleChunk, InvalidPermutation, WindowFull
 from kamera.store import ChunkStore, Hit
-from kamera.window.anchor import Anchor, prefill_anchor
-from kamera.window.asking import Asker, Question
+from kamera.window.anchor import prefill_anchor
 from kamera.window.certificate import Certificate
 from kamera.window.certified import agree
 from kamera.window.deque import Deque, Move
 from kamera.window.forming import FormingRule, forming_of
-from kamera.window.lookback import MIN_SCORE, candidates, chosen, note_duplicate
+from kamera.window.lookback import MIN_SCORE, candidates, check_cosine, chosen, note_duplicate
+from kamera.window.losses import Losses
 from kamera.window.orbit import form_orbit
-from kamera.window.policy import Archive, Guarantee, OnLeave, PositionRule, ReusePolicy, weakest
-from kamera.window.report import Report, Tally, counting
+from kamera.window.policy import Archive, OnLeave, PositionRule, ReusePolicy
+from kamera.window.questions import Questions
+from kamera.window.report import Report, SlotReport, Tally, counting
 from kamera.window.serving import Server
 from kamera.window.slots import Facts, Slot
-from kamera.window.state import WindowState
+from kamera.window.state import indices
 from kamera.window.trace import Trace
 
 
-class KameraWindow:
+class KameraWindow(Questions):
     """The deque of chunks in front of a question.
 
     ``system`` is the system prompt (text, messages, token ids, or None for the template's own);
@@ -65,6 +66,7 @@ class KameraWindow:
         forming: FormingRule = "now",
     ) -> None:
         _check_rule(positions)
+        _check_parts(backbone, store)
         self._trace = None if trace is None else Trace(trace)
         self._terms = agree(backbone, store, policy, certificate)
         anchor = prefill_anchor(backbone, system)
@@ -73,84 +75,16 @@ class KameraWindow:
                 f"max_tokens={max_tokens} leaves no room behind the system prompt's {anchor.length} "
                 "tokens: raise it"
             )
-        self._server = Server(backbone, store, anchor, self._terms.served, forming_of(forming))
+        self._server = Server(backbone, store, anchor, self._terms.served, forming_of(forming), Losses())
         self._deque = Deque(self._server, max_tokens, positions)
         self._state = self._deque.empty()
-
-    _shown: tuple[WindowState, tuple[Slot, ...]] | None = None  # the slots of the state last asked for
-
-    # -- what it holds -------------------------------------------------------------------------
-
-    @property
-    def backbone(self) -> Backbone:
-        """The model behind it."""
-        return self._server.backbone
-
-    @property
-    def store(self) -> ChunkStore:
-        """Where its chunks are archived."""
-        return self._server.store
-
-    @property
-    def policy(self) -> ReusePolicy:
-        """What it may serve: the policy it was given, or the exact part of it without a certificate."""
-        return self._server.policy
-
-    @property
-    def certificate(self) -> Certificate | None:
-        """The certificate it serves less than exact KV under; None when it needs none or has none."""
-        return self._terms.certificate
-
-    @property
-    def anchor(self) -> Anchor:
-        """The tokens it begins with."""
-        return self._server.anchor
-
-    @property
-    def max_tokens(self) -> int | None:
-        """The bound on anchor and chunks, None for none."""
-        return self._deque.max_tokens
-
-    @property
-    def slots(self) -> tuple[Slot, ...]:
-        """The chunks in order, with where they stand and what their KV is worth."""
-        state = self._state
-        if self._shown is None or self._shown[0] is not state:
-            self._shown = (state, state.slots(self.anchor.length, self.backbone.bytes_per_token))
-        return self._shown[1]
-
-    @property
-    def num_tokens(self) -> int:
-        """Tokens held, anchor included."""
-        return self.anchor.length + sum(r.facts.length for r in self._state.residents)
-
-    @property
-    def guarantee(self) -> Guarantee:
-        """The weakest guarantee in the window."""
-        return weakest(slot.guarantee for slot in self.slots)
-
-    @property
-    def input_ids(self) -> torch.Tensor:
-        """The whole token sequence, int64 ``[tokens]``."""
-        return self._asker().input_ids()
-
-    @property
-    def position_ids(self) -> torch.Tensor:
-        """Positions of that sequence, int64 ``[axes, tokens]``."""
-        return self._asker().position_ids()
-
-    def __len__(self) -> int:
-        return len(self._state.residents)
-
-    def __repr__(self) -> str:
-        limit = "" if self.max_tokens is None else f" of {self.max_tokens}"
-        return f"KameraWindow({len(self)} chunks, {self.num_tokens}{limit} tokens, {self.guarantee})"
+        self._family = weakref.WeakSet([self])
 
     # -- operations ----------------------------------------------------------------------------
 
     def append(
         self, content: Content | Chunk, *, archive: Archive = "now", near_duplicate: float | None = None
-    ) -> Report:
+    ) -> SlotReport:
         """Put a chunk at the tail; slide first when it would not fit.
 
         A chunk that is new to the store is encoded and prefilled in context; its canonical is
@@ -162,6 +96,8 @@ class KameraWindow:
         """
         if archive not in ("now", "later"):
             raise ValueError(f'archive {archive!r} is neither "now" nor "later"')
+        if near_duplicate is not None:
+            check_cosine("near_duplicate", near_duplicate)
 
         def arrive(tally: Tally) -> Move:
             chunk = content if isinstance(content, Chunk) else self.backbone.chunk(content)
@@ -177,34 +113,46 @@ class KameraWindow:
                 note_duplicate(self._server, facts, near_duplicate, tally)
             return move
 
-        return self._perform("append", arrive)
+        return self._perform_on_slot("append", arrive)
 
     def recall(
         self,
-        chunk_id: str | None = None,
+        chunk: str | Slot | Chunk | None = None,
         *,
         like: Content | Chunk | None = None,
         min_score: float = MIN_SCORE,
-    ) -> Report:
+        move: bool = False,
+    ) -> SlotReport:
         """Rehydrate an archived chunk at the tail: no vision encode, no forward if a patch is stored.
 
+        ``chunk`` is its id, a slot that holds or held it, or the chunk itself. One that is in view stays
+        where it is, and the notes say so; ``move=True`` brings it to the tail, as `evict` and a recall do.
         ``like`` a picture, for one vision encode: of the chunks not in the window the one that looks
         most like it, if by a cosine of ``min_score``. Raises UnknownChunk, IncompatibleChunk or
-        CorruptChunk when it cannot be had.
+        CorruptChunk when it cannot be had, StoreError when the store cannot be asked.
         """
 
         def arrive(tally: Tally) -> Move:
-            chunk = chosen(self._server, self._state.residents, chunk_id, like, min_score, tally)
-            return self._deque.arrive(self._state, self._server.known(chunk), tally)
+            chunk_id = chosen(self._server, self._state.residents, chunk, like, min_score, tally)
+            ids = self._state.chunk_ids
+            if chunk_id not in ids:
+                return self._deque.arrive(self._state, self._server.known(chunk_id), tally)
+            index = len(ids) - 1 - ids[::-1].index(chunk_id)
+            here = self._state.residents[index]
+            if move and index < len(ids) - 1:
+                return self._deque.move_to_tail(self._state, index, tally)
+            note = f"chunk {chunk_id[:12]} is in view at slot {index}, where it stays"
+            tally.notes.append(note if move else f"{note}: move=True brings it to the tail")
+            return Move(self._state, here)
 
-        return self._perform("recall", arrive)
+        return self._perform_on_slot("recall", arrive)
 
     def search(self, like: Content | Chunk, k: int = 5) -> list[Hit]:
         """The ``k`` archived chunks that look most like a picture: one vision encode, no forward."""
         self._check_backbone()
         return candidates(self._server, like, k)
 
-    def slide(self, n: int = 1, *, positions: PositionRule = "compact") -> Report:
+    def slide(self, n: int = 1, *, positions: PositionRule = "compact") -> SlotReport:
         """The ``n`` oldest chunks leave and the rest survive, with zero forwards.
 
         ``positions="compact"`` re-rotates the survivors to where a fresh window would have them;
@@ -212,15 +160,21 @@ class KameraWindow:
         survivors are prefilled again instead.
         """
         _check_rule(positions)
+        if not isinstance(n, int) or isinstance(n, bool):
+            raise ValueError(f"cannot slide {n!r} chunks: give a whole number")
+        if not len(self):
+            raise ValueError("the window is empty, nothing can slide out: append or recall a chunk first")
         if not 1 <= n <= len(self):
             raise ValueError(f"cannot slide {n} chunks out of a window of {len(self)}")
-        return self._perform("slide", lambda t: self._deque.leave(self._state, range(n), positions, t))
+        return self._perform_on_slot(
+            "slide", lambda t: self._deque.leave(self._state, range(n), positions, t)
+        )
 
-    def evict(self, slot: Slot | int, *, positions: PositionRule = "compact") -> Report:
+    def evict(self, slot: Slot | int, *, positions: PositionRule = "compact") -> SlotReport:
         """One chunk leaves, wherever it stands; it stays archived and can be recalled."""
         _check_rule(positions)
         index = self._state.index(slot)
-        return self._perform("evict", lambda t: self._deque.leave(self._state, [index], positions, t))
+        return self._perform_on_slot("evict", lambda t: self._deque.leave(self._state, [index], positions, t))
 
     def reorder(self, permutation: Sequence[int]) -> Report:
         """Put the chunks in another order: ``permutation[i]`` is the present index of the i-th.
@@ -229,17 +183,19 @@ class KameraWindow:
         their new antecedents (in this order, or the orbit patch of the set when the policy admits
         it).
         """
-        order = [int(i) for i in permutation]
+        order = indices(permutation)
         if sorted(order) != list(range(len(self))):
             raise InvalidPermutation(
                 f"{order} is no permutation of the window's {len(self)} slots: give each index once"
             )
         return self._perform("reorder", lambda t: self._deque.reorder(self._state, order, t))
 
-    def condition(self, slot: Slot | int, on: bool) -> Report:
+    def condition(self, slot: Slot | int, on: bool) -> SlotReport:
         """Switch a chunk to its clean canonical view, and back: exact both ways, zero forwards."""
+        if not isinstance(on, bool):
+            raise ValueError(f"on {on!r} is neither True nor False")
         index = self._state.index(slot)
-        return self._perform("condition", lambda _: self._deque.condition(self._state, index, on))
+        return self._perform_on_slot("condition", lambda _: self._deque.condition(self._state, index, on))
 
     def insert(self, index: int, content: Content | Chunk, *, on_leave: OnLeave = "repair") -> Report:
         """Put a chunk before the slot at ``index``; those behind it follow as `arrange` says."""
@@ -292,7 +248,7 @@ class KameraWindow:
         facts = next(here, None) or self._server.archived(chunk.id)
         return facts or Facts(chunk.id, self.backbone.encode(chunk), chunk.label)
 
-    def form_orbit(self, slot: Slot | int, *, samples: int | None = None, seed: int = 0) -> Report:
+    def form_orbit(self, slot: Slot | int, *, samples: int | None = None, seed: int = 0) -> SlotReport:
         """Form and store the orbit patch of a chunk over orderings of what stands before it.
 
         A few that stand for all; ``samples`` asks for more, or fewer (`orbit.orderings`). The window
@@ -306,59 +262,14 @@ class KameraWindow:
             form_orbit(self._server, residents[index].facts, before, samples=samples, seed=seed)
             return Move(self._state, residents[index])
 
-        return self._perform("form_orbit", form)
+        return self._perform_on_slot("form_orbit", form)
 
     def fork(self) -> KameraWindow:
         """A branch: the same chunks, nothing copied until one of the two changes its own."""
         branch = copy.copy(self)
         branch._deque = self._deque.fork()
+        self._family.add(branch)
         return branch
-
-    # -- questions -----------------------------------------------------------------------------
-
-    def generate(self, question: Question, *, keep: bool = False, **options: Any) -> Any:
-        """Answer a question; the window is afterwards as it was.
-
-        ``question`` is text, chat messages, or token ids ``[tokens]`` taken as they are. ``options``
-        (max_new_tokens, do_sample, num_beams, streamer, …) go to ``generate`` of transformers.
-        Returns the answer's text, or token ids ``[new]`` without a processor; a list when several
-        sequences are asked for. ``keep=True`` leaves question and answer in the window as a text
-        chunk; an exchange larger than the window raises WindowFull, and its answer is lost.
-        """
-        self._check_backbone()
-        asker = self._asker()
-        rows = asker.answer_ids(question, **options)
-        if keep:
-            self.append(asker.exchange(question, rows[0]))
-        answers = [self._readable(row) for row in rows]
-        return answers[0] if len(answers) == 1 else answers
-
-    def next_token_logits(self, question: Question) -> torch.Tensor:
-        """Logits ``[vocabulary]`` of the first token of an answer; the window is as it was."""
-        self._check_backbone()
-        return self._asker().next_token_logits(question)
-
-    def is_load_bearing(self, slot: Slot | int, question: Question, *, max_new_tokens: int = 16) -> bool:
-        """Would the answer change if this chunk, and what others absorbed from it, were not there?
-
-        First the cheap test (paper, appendix E): without the chunk, later chunks on the best stored
-        view that does not contain it, down to their canonicals. An unchanged answer settles it for
-        the price of a decode. A changed one settles it only if no canonical stood in; otherwise
-        later chunks are prefilled without it, beside the window, and the answers compared. A window
-        that lacks the certificate it needs does that at once.
-        """
-        index = self._state.index(slot)
-        self._check_backbone()
-        options = {"max_new_tokens": max_new_tokens, "do_sample": False}
-        answer = self._asker().answer_ids(question, **options)
-        if not self._terms.withheld:
-            cheap = self._without(index, self._server.as_cheap())
-            if torch.equal(cheap.answer_ids(question, **options), answer):
-                return False
-            if "blind" not in cheap.state.worths[index:]:
-                return True
-        sure = self._without(index, self._server.as_forming())
-        return not torch.equal(sure.answer_ids(question, **options), answer)
 
     # -- persistence ---------------------------------------------------------------------------
 
@@ -367,10 +278,16 @@ class KameraWindow:
         self._server.forming.flush()
 
     def save(self, path: str | Path) -> None:
-        """Write the window to a directory: tensors and JSON, bit for bit."""
+        """Write the window to a directory of its own, bit for bit, in place of the window saved there.
+
+        In one step: whoever loads meanwhile gets the old window or the new one, and of saves that meet the
+        last one stays. Raises StoreError when the operating system refuses, or the directory holds something
+        else; what was there stays then.
+        """
         from kamera.window.persist import save_window
 
-        self.flush()
+        with self._server.losses.borne("patches formed in the background were not kept"):
+            self.flush()
         save_window(Path(path), self._server, self._deque, self._state, self._terms.asked)
 
     @classmethod
@@ -392,10 +309,12 @@ class KameraWindow:
         """
         from kamera.window.persist import load_window
 
+        _check_parts(backbone, store)
         window = cls.__new__(cls)
         loaded = load_window(Path(path), backbone, store, certificate, forming)
         window._terms, window._server, window._deque, window._state = loaded
         window._trace = None if trace is None else Trace(trace)
+        window._family = weakref.WeakSet([window])
         return window
 
     # -- inside --------------------------------------------------------------------------------
@@ -403,7 +322,7 @@ class KameraWindow:
     def _perform(self, operation: str, edit: Callable[[Tally], Move]) -> Report:
         """One operation, from the present state to the next; an error leaves the present one."""
         self._check_backbone()
-        with counting(self.backbone) as tally:
+        with counting(self.backbone) as tally, self._server.losses.told_to(tally):
             move = edit(tally)
             self._deque.hold(move.state, tally)
         old = self.slots
@@ -416,24 +335,11 @@ class KameraWindow:
         slot = next((s for s in after if move.arrived and s.number == move.arrived.number), None)
         return tally.report(operation, slot or (evicted[-1] if evicted else None), after, evicted)
 
-    def _asker(self) -> Asker:
-        return Asker(self._server, self._state, self._deque.behind)
-
-    def _without(self, index: int, server: Server) -> Asker:
-        deque = Deque(server, None, self._deque.rule)
-        state = deque.without(self._state, index, Tally()).state
-        return Asker(server, state, deque.behind)
-
-    def _readable(self, row: torch.Tensor) -> Any:
-        text = self.backbone.detokenize(row)
-        return row if text is None else text
-
-    def _check_backbone(self) -> None:
-        if self.backbone.fingerprint != self._server.context.fingerprint:
-            raise IncompatibleChunk(
-                "the backbone's weights have changed since this window was made: its KV is stale; "
-                "make a new window"
-            )
+    def _perform_on_slot(self, operation: str, edit: Callable[[Tally], Move]) -> SlotReport:
+        """`_perform`, of an edit by which a chunk arrives or leaves."""
+        report = self._perform(operation, edit)
+        assert isinstance(report, SlotReport), f"{operation} concerns a slot"
+        return report
 
     def _check_made_here(self, chunk: Chunk) -> None:
         if chunk.fingerprint != self._server.context.fingerprint:
@@ -446,3 +352,10 @@ class KameraWindow:
 def _check_rule(rule: str) -> None:
     if rule not in ("compact", "keep"):
         raise ValueError(f'positions {rule!r} is neither "compact" nor "keep"')
+
+
+def _check_parts(backbone: object, store: object) -> None:
+    if not isinstance(backbone, Backbone):
+        raise ValueError(f"{backbone!r} is no Backbone: load one with Backbone.from_pretrained")
+    if not isinstance(store, ChunkStore):
+        raise ValueError(f"{store!r} is no ChunkStore: open one with ChunkStore.open")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from kamera import ChunkStore, KameraWindow
@@ -175,3 +177,43 @@ def test_a_file_that_is_no_object_is_damaged(capsys, tmp_path):
     done = kamera(capsys, "inspect", other, "--format", "json")
     assert (done.code, done.document["intact"]) == (1, False)
     assert "no object's name" in done.document["error"]
+
+
+def shown(capsys, *arguments) -> dict:
+    return kamera(capsys, "inspect", *arguments, "--format", "json").document
+
+
+def test_one_object_or_chunk_of_a_store_is_shown(capsys, made):
+    (patch,) = [o for o in shown(capsys, made / "s")["contents"] if o["kind"] == "exact"]
+    for prefix in (patch["key"], patch["key"][:12]):
+        found = shown(capsys, made / "s", prefix)
+        assert [o["key"] for o in found["contents"]] == [patch["key"]] and found["inspected"] == 1
+    found = shown(capsys, made / "s", patch["chunk_id"][:16])
+    assert {o["chunk_id"] for o in found["contents"]} == {patch["chunk_id"]}
+    assert {o["kind"] for o in found["contents"]} == {"canonical", "exact", "orbit"}
+
+
+@pytest.mark.parametrize(
+    ("prefix", "message"), [("zzzz", "no object and no chunk.*'zzzz'"), ("", "'' begins . objects")]
+)
+def test_an_unknown_or_ambiguous_prefix_fails(capsys, made, prefix, message):
+    code, out, err = kamera(capsys, "inspect", made / "s", prefix)
+    assert (code, out, err.count("\n")) == (1, "", 1)
+    assert re.search(message, err)
+
+
+def test_a_beginning_of_several_objects_fails(capsys, made):
+    key = shown(capsys, made / "s")["contents"][0]["key"]
+    twin = f"{key[:8]}{'0' * 56}"
+    path = made / "s" / "objects" / twin[:2] / f"{twin}.safetensors"
+    path.write_bytes(b"damaged")
+    try:
+        code, _, err = kamera(capsys, "inspect", made / "s", twin[:8])
+    finally:
+        path.unlink()
+    assert code == 1 and "begins 2 objects" in err and err.count("\n") == 1
+
+
+def test_an_object_of_what_is_no_store_fails(capsys, made):
+    code, _, err = kamera(capsys, "inspect", made / "w", "ab12")
+    assert code == 1 and "is no store" in err and err.count("\n") == 1

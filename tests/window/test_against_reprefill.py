@@ -55,7 +55,7 @@ def apply(window: KameraWindow, chunks: list[Chunk], operation: tuple[str, int, 
         name, run = "append", lambda: window.append(chunk, archive="later")
     elif name == "recall":
         if window.store.contexts_of(chunk.id):
-            run = lambda: window.recall(chunk.id)  # noqa: E731
+            run = lambda: window.recall(chunk.id, move=bool(b % 2))  # noqa: E731
     elif name == "slide":
         run = lambda: window.slide(1 + a % count)  # noqa: E731
     elif name == "slide_keep":

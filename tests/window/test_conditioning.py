@@ -135,7 +135,7 @@ def test_a_fork_costs_nothing_and_shares_every_tensor():
 
 OPERATIONS = {
     "append": lambda w, c: w.append(c[0]),
-    "recall": lambda w, c: w.recall(c[0].id),
+    "recall": lambda w, c: w.recall(c[0].id, move=True),
     "slide": lambda w, c: w.slide(),
     "keep": lambda w, c: w.slide(positions="keep"),
     "evict": lambda w, c: w.evict(1),

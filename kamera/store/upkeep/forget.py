@@ -16,7 +16,7 @@ from kamera.store.codec import Codec
 from kamera.store.disk.folder import Folder, NotAFile
 from kamera.store.disk.tier import DiskTier
 from kamera.store.info import ObjectInfo
-from kamera.store.keys import Context, canonical_key
+from kamera.store.keys import Context, behind_survivors, canonical_key
 from kamera.store.remote import RemoteTier
 from kamera.store.search.lookback import Search
 from kamera.store.tiers import Tiers
@@ -51,6 +51,8 @@ class _Trace(NamedTuple):
 
 def forget(tiers: Tiers, search: Search, codec: Codec, tenant: str, chunk_id: str) -> Forgotten:
     """Remove a chunk's canonicals and patches, and the patches of other chunks formed behind it.
+
+    With them leaves every patch formed behind survivors: such a patch does not name all that it absorbed.
 
     Raises `RemoteUnavailable` when a remote does not answer; run it again then.
     """
@@ -185,7 +187,8 @@ class _Look:
         if info.context not in self._contexts:
             self._contexts.add(info.context)
             self.names.add(self._codec.name(canonical_key(info.context, self._chunk_id)))
-        if self._chunk_id not in (info.chunk_id, *info.antecedents):
+        named = self._chunk_id in (info.chunk_id, *info.antecedents)
+        if not named and not behind_survivors(info.antecedents):  # these do not name all that they absorbed
             return False
         self.names.add(info.key)
         return True

@@ -1,0 +1,202 @@
+"""The file of a saved window: one safetensors file that is whole, or refused by name.
+
+Everything is in one file, so that one rename publishes it: whoever reads sees the old window or the new one,
+whoever saves at the same time puts another whole window in its place, and who dies on the way leaves the old.
+
+Its metadata holds ``kamera`` ("window"), ``window`` (the document, JSON) and ``sha256``: the digest of all
+the file's bytes with 64 zeros where the digest itself stands.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import os
+import re
+import secrets
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load, save
+
+from kamera.errors import CorruptChunk, StoreError, StoreVersionError
+
+VERSION = 4
+"""The one format of a saved window that is written and read."""
+
+FILE = "window.safetensors"
+_EARLIER = "window.json"  # formats 1 to 3 had two files
+_ASIDE = ".window-"  # begins the names of files that are being written
+_ZEROS = "0" * 64
+_SEAL = re.compile(rb'"sha256":"([0-9a-f]{64})"')  # in the document itself quotes are escaped
+
+Tensors = dict[str, torch.Tensor]
+
+
+class Saved(NamedTuple):
+    """What a file holds: the document that describes a window, and its tensors."""
+
+    document: dict[str, Any]
+    tensors: Tensors
+
+
+def publish(path: Path, saved: Saved) -> None:
+    """Write ``path``/window.safetensors in one step, in place of the window that is there.
+
+    Raises StoreError when the operating system refuses, or for a directory that holds something else than a
+    saved window; the old one stays then.
+    """
+    data = _sealed(saved)
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        _check_ours(path)
+        _clear(path)
+        with _aside(path) as (file, name):
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+            os.replace(name, path / FILE)
+        _sync(path)
+    except OSError as error:
+        raise StoreError(f"the window cannot be saved at {str(path)!r}: {error}") from None
+
+
+def read_saved(path: Path) -> Saved:
+    """The window saved in the directory ``path``, every byte verified.
+
+    Raises StoreError where there is none, CorruptChunk for a damaged one, StoreVersionError for one of
+    another format.
+    """
+    where = path / FILE
+    try:
+        data = where.read_bytes()
+    except (FileNotFoundError, NotADirectoryError):
+        _refuse_earlier(path)
+        raise StoreError(f"no saved window at {str(path)!r}: it has no {FILE}") from None
+    except OSError as error:
+        raise StoreError(f"{str(where)!r} cannot be read: {error}") from None
+    header, metadata = _header(data)
+    if metadata.get("kamera") != "window":
+        _refuse_earlier(path)
+        raise CorruptChunk(
+            f"{str(where)!r} is damaged, or no window of Kamera's: it does not say that it is one"
+        )
+    seals = list(_SEAL.finditer(data, 8, 8 + header))
+    if len(seals) != 1 or _digest(data, seals[0].start(1)) != seals[0][1].decode():
+        raise CorruptChunk(f"{str(where)!r} is damaged: its digest does not match")
+    document = json.loads(metadata["window"])
+    if document["version"] != VERSION:
+        newer = document["version"] > VERSION
+        raise StoreVersionError(
+            f"{str(where)!r} is of window format {document['version']}, this version reads {VERSION}: "
+            + ("upgrade kamera" if newer else "open it with the version that wrote it and save it again")
+        )
+    try:
+        return Saved(document, load(data))
+    except SafetensorError as error:
+        raise CorruptChunk(f"{str(where)!r} is damaged: {error}") from None
+
+
+def _sealed(saved: Saved) -> bytes:
+    metadata = {"kamera": "window", "sha256": _ZEROS, "window": json.dumps(saved.document, sort_keys=True)}
+    plain = {name: t.detach().cpu().contiguous().clone() for name, t in saved.tensors.items()}
+    data = save(plain, metadata)
+    (seal,) = _SEAL.finditer(data, 8, 8 + int.from_bytes(data[:8], "little"))
+    return b"".join((data[: seal.start(1)], _digest(data, seal.start(1)).encode(), data[seal.end(1) :]))
+
+
+def _digest(data: bytes, at: int) -> str:
+    """SHA-256 of ``data`` with zeros in the place of the digest that begins ``at``."""
+    view = memoryview(data)
+    hasher = hashlib.sha256(view[:at])
+    hasher.update(_ZEROS.encode())
+    hasher.update(view[at + len(_ZEROS) :])
+    return hasher.hexdigest()
+
+
+def _header(front: bytes) -> tuple[int, dict[str, Any]]:
+    """Length and metadata of a safetensors header, whatever it is the header of."""
+    length = int.from_bytes(front[:8], "little")
+    if 8 + length > len(front):
+        return 0, {}
+    try:
+        metadata = json.loads(front[8 : 8 + length])["__metadata__"]
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return 0, {}
+    return (length, metadata) if isinstance(metadata, dict) else (0, {})
+
+
+def _refuse_earlier(path: Path) -> None:
+    if (path / _EARLIER).is_file():
+        raise StoreVersionError(
+            f"{str(path / _EARLIER)!r} is of an earlier window format, this version reads {VERSION}: open it "
+            "with the version that wrote it and save it again"
+        )
+
+
+def _check_ours(path: Path) -> None:
+    """Raise StoreError unless a window may be saved here: in an empty directory, or over another window."""
+    held = sorted(name for name in os.listdir(path) if not name.startswith(_ASIDE))
+    if held and not (FILE in held and _is_window(path / FILE)):
+        other = FILE if FILE in held else held[0]
+        raise StoreError(
+            f"{str(path)!r} is no saved window's: it holds {other!r}; give a new or an empty directory"
+        )
+
+
+def _is_window(file: Path) -> bool:
+    with open(file, "rb") as opened:
+        front = opened.read(8)
+        length = int.from_bytes(front, "little")
+        if length > os.fstat(opened.fileno()).st_size:
+            return False
+        return _header(front + opened.read(length))[1].get("kamera") == "window"
+
+
+@contextlib.contextmanager
+def _aside(path: Path) -> Iterator[tuple[BinaryIO, Path]]:
+    """A fresh file of one's own, gone at the end if it was not moved; its lock says that its maker lives."""
+    while True:
+        name = path / f"{_ASIDE}{secrets.token_hex(8)}.tmp"
+        descriptor = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
+        with os.fdopen(descriptor, "wb") as file:
+            if not _locked(descriptor) or os.fstat(descriptor).st_nlink == 0:
+                continue  # `_clear` took it for a dead one's before it was locked
+            try:
+                yield file, name
+            finally:
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(name)
+            return
+
+
+def _clear(path: Path) -> None:
+    """Remove what savers that died left aside: files that nobody holds locked."""
+    for name in os.listdir(path):
+        if name.startswith(_ASIDE):
+            with contextlib.suppress(FileNotFoundError), open(path / name, "rb") as file:
+                if _locked(file.fileno()):
+                    os.unlink(path / name)
+
+
+def _locked(descriptor: int) -> bool:
+    """Take the lock of a file, if nobody has it."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _sync(path: Path) -> None:
+    """Bring the directory's names down to the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

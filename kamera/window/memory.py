@@ -1,0 +1,107 @@
+"""How many bytes a window holds, by what they are for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+import torch
+
+from kamera.ops import KV, CodedKV
+from kamera.store.coded import coded_tensors
+from kamera.window.anchor import Anchor
+from kamera.window.live import LiveCache
+from kamera.window.slots import Copy
+from kamera.window.state import WindowState
+
+Storages = dict[tuple[torch.device, int], int]
+"""Bytes of blocks of memory, by device and address: however many tensors lie in one, it counts once."""
+
+
+@dataclass(frozen=True)
+class WindowMemory:
+    """Bytes a window holds.
+
+    ``live`` is the room its live cache stands in, with the free part behind the last token; ``copies`` are
+    the KV, patches and positions that every move starts from, the anchor's among them; ``encodings`` what a
+    chunk is prefilled from again. ``shared`` is how much of all that forks hold too: for windows that are
+    forks of one another it is counted in each of them, and there once. What the store keeps in memory of its
+    own is not counted.
+    """
+
+    live: int
+    copies: int
+    encodings: int
+    shared: int
+
+    @property
+    def total(self) -> int:
+        """All of it."""
+        return self.live + self.copies + self.encodings
+
+    @property
+    def own(self) -> int:
+        """What is free again when this window alone is gone."""
+        return self.total - self.shared
+
+
+@dataclass(frozen=True)
+class Holdings:
+    """The blocks of memory a window holds, none of them twice."""
+
+    live: Storages
+    copies: Storages
+    encodings: Storages
+
+    @classmethod
+    def of(cls, anchor: Anchor, state: WindowState, live: LiveCache) -> Holdings:
+        """Everything that is there because this window is."""
+        room = _storages(_tensors(live.room))
+        held = [anchor.input_ids, anchor.positions, *_tensors(anchor.kv)]
+        given: list[torch.Tensor] = []
+        for resident in state.residents:
+            held.append(resident.positions)
+            for copy in (resident.copy, resident.clean):
+                held.extend(() if copy is None else _parts(copy))
+            encoded = resident.facts.encoded
+            given += [encoded.input_ids, *encoded.position_inputs.values(), *encoded.tensors.values()]
+        copies = {k: n for k, n in _storages(held).items() if k not in room}
+        rest = {k: n for k, n in _storages(given).items() if k not in room and k not in copies}
+        return cls(room, copies, rest)
+
+    def memory(self, others: Iterable[Holdings]) -> WindowMemory:
+        """The sums; ``others`` are those of its forks."""
+        theirs: set[tuple[torch.device, int]] = set()
+        for other in others:
+            theirs |= other.all.keys()
+        shared = sum(n for k, n in self.all.items() if k in theirs)
+        live, copies, encodings = (sum(part.values()) for part in (self.live, self.copies, self.encodings))
+        return WindowMemory(live, copies, encodings, shared)
+
+    @property
+    def all(self) -> Storages:
+        """Every block."""
+        return self.live | self.copies | self.encodings
+
+
+def _storages(tensors: Iterable[torch.Tensor]) -> Storages:
+    blocks = ((t.device, t.untyped_storage()) for t in tensors)
+    return {(device, block.data_ptr()): block.nbytes() for device, block in blocks if block.nbytes()}
+
+
+def _parts(copy: Copy) -> Iterator[torch.Tensor]:
+    yield copy.positions
+    yield from _tensors(copy.kv)
+    for layer in () if copy.patch is None else copy.patch.layers:
+        for low in layer.values():
+            yield from low.tensors().values()
+
+
+def _tensors(kv: KV) -> Iterator[torch.Tensor]:
+    if isinstance(kv, CodedKV):
+        for layer in kv.layers:
+            for channel in layer.values():
+                yield from (t for _, t in coded_tensors(channel))
+    else:
+        for held in kv:
+            yield from held.values()

@@ -1,0 +1,125 @@
+"""Questions behind a window. Whatever is asked, the window is afterwards as it was."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, overload
+
+import torch
+
+from kamera.backbones import Chunk
+from kamera.errors import IncompatibleChunk
+from kamera.window.asking import Asker, Question
+from kamera.window.deque import Deque
+from kamera.window.report import SlotReport, Tally
+from kamera.window.serving import Server
+from kamera.window.slots import Slot
+from kamera.window.view import View
+
+Ids = torch.Tensor | Sequence[int]
+"""Token ids ``[tokens]``."""
+
+Words = str | Mapping[str, Any] | Sequence[Mapping[str, Any]]
+"""Text, or chat messages."""
+
+One = Literal[1]
+
+
+class Questions(View):
+    """A window as one asks it."""
+
+    @property
+    def input_ids(self) -> torch.Tensor:
+        """The whole token sequence, int64 ``[tokens]``."""
+        return self._asker().input_ids()
+
+    @property
+    def position_ids(self) -> torch.Tensor:
+        """Positions of that sequence, int64 ``[axes, tokens]``."""
+        return self._asker().position_ids()
+
+    @overload
+    def generate(
+        self, question: Words, *, keep: bool = ..., num_return_sequences: One = ..., **options: Any
+    ) -> str: ...
+    @overload
+    def generate(
+        self, question: Words, *, keep: bool = ..., num_return_sequences: int, **options: Any
+    ) -> str | list[str]: ...
+    @overload
+    def generate(
+        self, question: Ids, *, keep: bool = ..., num_return_sequences: One = ..., **options: Any
+    ) -> str | torch.Tensor: ...
+    @overload
+    def generate(
+        self, question: Ids, *, keep: bool = ..., num_return_sequences: int, **options: Any
+    ) -> str | torch.Tensor | list[str] | list[torch.Tensor]: ...
+    def generate(
+        self, question: Question, *, keep: bool = False, **options: Any
+    ) -> str | torch.Tensor | list[str] | list[torch.Tensor]:
+        """Answer a question; the window is afterwards as it was.
+
+        ``question`` is text, chat messages, or token ids ``[tokens]`` taken as they are. ``options``
+        (max_new_tokens, do_sample, num_beams, streamer, …) go to ``generate`` of transformers.
+        Returns the answer's text, or token ids ``[new]`` without a processor; a list when several
+        sequences are asked for. ``keep=True`` leaves question and answer in the window as a text
+        chunk; an exchange larger than the window raises WindowFull, and its answer is lost.
+        """
+        self._check_backbone()
+        asker = self._asker()
+        rows = asker.answer_ids(question, **options)
+        if keep:
+            self.append(asker.exchange(question, rows[0]))
+        texts = [text for row in rows if (text := self.backbone.detokenize(row)) is not None]
+        if texts:
+            return texts[0] if len(texts) == 1 else texts
+        return rows[0] if len(rows) == 1 else list(rows)
+
+    def next_token_logits(self, question: Question) -> torch.Tensor:
+        """Logits ``[vocabulary]`` of the first token of an answer; the window is as it was."""
+        self._check_backbone()
+        return self._asker().next_token_logits(question)
+
+    def is_load_bearing(self, slot: Slot | int, question: Question, *, max_new_tokens: int = 16) -> bool:
+        """Would the answer change if this chunk, and what others absorbed from it, were not there?
+
+        First the cheap test (paper, appendix E): without the chunk, later chunks on the best stored
+        view that does not contain it, down to their canonicals. An unchanged answer settles it for
+        the price of a decode. A changed one settles it only if no canonical stood in; otherwise
+        later chunks are prefilled without it, beside the window, and the answers compared. A window
+        that lacks the certificate it needs does that at once.
+        """
+        index = self._state.index(slot)
+        self._check_backbone()
+        options = {"max_new_tokens": max_new_tokens, "do_sample": False}
+        answer = self._asker().answer_ids(question, **options)
+        if not self._terms.withheld:
+            cheap = self._without(index, self._server.as_cheap())
+            if torch.equal(cheap.answer_ids(question, **options), answer):
+                return False
+            if "blind" not in cheap.state.worths[index:]:
+                return True
+        sure = self._without(index, self._server.as_forming())
+        return not torch.equal(sure.answer_ids(question, **options), answer)
+
+    @abstractmethod
+    def append(self, content: Chunk) -> SlotReport:
+        """Put a chunk at the tail."""
+
+    # -- inside --------------------------------------------------------------------------------
+
+    def _asker(self) -> Asker:
+        return Asker(self._server, self._state, self._deque.behind)
+
+    def _without(self, index: int, server: Server) -> Asker:
+        deque = Deque(server, None, self._deque.rule)
+        state = deque.without(self._state, index, Tally()).state
+        return Asker(server, state, deque.behind)
+
+    def _check_backbone(self) -> None:
+        if self.backbone.fingerprint != self._server.context.fingerprint:
+            raise IncompatibleChunk(
+                "the backbone's weights have changed since this window was made: its KV is stale; "
+                "make a new window"
+            )

@@ -1,0 +1,269 @@
+"""A window never fails because its cache does: it goes on by prefill, and says what was not kept."""
+
+from __future__ import annotations
+
+import errno
+import os
+import subprocess
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+
+from kamera import ChunkStore, KameraWindow, ReusePolicy
+from kamera.errors import NotKept, StoreClosed, StoreError, UnknownChunk
+from tests.models import samples
+from tests.window.rig import FULL_RANK, QUESTION, Prefilled, guarantees, make, relative, rig
+
+FAMILY = "qwen2_5_vl"
+EXACT = ReusePolicy(minimum="exact", on_miss="prefill")
+
+
+@pytest.fixture(scope="module")
+def pieces():
+    return rig(FAMILY)
+
+
+# -- ways to fail ----------------------------------------------------------------------------------
+
+
+def closed(store: ChunkStore, monkeypatch) -> None:
+    store.close()
+
+
+def refusing_puts(store: ChunkStore, monkeypatch) -> None:
+    def refuse(record):
+        raise StoreError("no room, says the test")
+
+    monkeypatch.setattr(store, "put_canonical", refuse)
+    monkeypatch.setattr(store, "put_patch", refuse)
+
+
+def locked(store: ChunkStore, monkeypatch) -> None:
+    """Nothing is read, nothing is written."""
+
+    def refuse(*args, **options):
+        raise StoreError("index: database is locked, says the test")
+
+    refusing_puts(store, monkeypatch)
+    for name in ("get_canonical", "get_patch", "has_canonical", "ls", "embedding", "search", "contexts_of"):
+        monkeypatch.setattr(store, name, refuse)
+
+
+def full(store: ChunkStore, monkeypatch) -> None:
+    """The operating system takes no byte more; what it has is read."""
+
+    def refuse(*args, **options):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    for name in ("fsync", "write", "replace", "rename", "link"):
+        monkeypatch.setattr(os, name, refuse)
+
+
+def read_only(store: ChunkStore, monkeypatch) -> None:
+    real = os.open
+
+    def refuse(path, flags, *args, **options):
+        if flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT):
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+        return real(path, flags, *args, **options)
+
+    monkeypatch.setattr(os, "open", refuse)
+
+
+WAYS = {way.__name__: way for way in (closed, refusing_puts, locked, full, read_only)}
+
+
+@pytest.fixture(params=WAYS)
+def failing(request, pieces, tmp_path, monkeypatch):
+    """A window of two chunks whose store has just begun to fail, and one whose store works."""
+    backbone, (a, b, *_) = pieces
+    store = ChunkStore.open(tmp_path / "store")
+    window, sound = make(backbone, store, a, b), make(backbone, None, a, b)
+    with monkeypatch.context() as patched:
+        WAYS[request.param](store, patched)
+        yield window, sound
+    if request.param != "closed":
+        store.close()
+
+
+def same_answer(window: KameraWindow, other: KameraWindow) -> bool:
+    return relative(window.next_token_logits(QUESTION), other.next_token_logits(QUESTION)) <= 1e-5
+
+
+# -- what goes on ----------------------------------------------------------------------------------
+
+
+@pytest.mark.filterwarnings("ignore::kamera.errors.NotKept")
+@pytest.mark.parametrize("archive", ["now", "later"])
+def test_appends_and_slides_answer_as_with_a_store(pieces, failing, archive):
+    _, (*_, c, d) = pieces
+    window, sound = failing
+    notes: list[str] = []
+    for step in (
+        lambda w: w.append(c, archive=archive),
+        lambda w: w.slide(),
+        lambda w: w.append(d, archive=archive),
+        lambda w: w.evict(1),
+    ):
+        step(sound)
+        notes += step(window).notes
+        assert guarantees(window) == guarantees(sound)
+        assert same_answer(window, sound)
+    assert any(c.id[:12] in note and "not kept" in note for note in notes)
+    again = [w.generate(QUESTION, max_new_tokens=3, do_sample=False) for w in (window, sound)]
+    assert torch.equal(*again)
+
+
+@pytest.mark.filterwarnings("ignore::kamera.errors.NotKept")
+def test_every_operation_goes_on_by_prefill(pieces, tmp_path, monkeypatch, request):
+    backbone, (a, b, c, d) = pieces
+    for name, way in WAYS.items():
+        store = ChunkStore.open(tmp_path / name)
+        window = make(backbone, store, a, b, policy=EXACT)
+        with monkeypatch.context() as patched:
+            way(store, patched)
+            window.append(c)
+            window.reorder([2, 0, 1])
+            window.condition(2, False)
+            window.condition(2, True)
+            window.recall(window.slots[1].chunk_id, move=True)
+            window.append(d)
+            window.slide()
+            order = {chunk.id: chunk for chunk in (a, b, c, d)}
+            plain = Prefilled(backbone, [order[slot.chunk_id] for slot in window.slots])
+            assert relative(window.next_token_logits(QUESTION), plain.logits) <= 1e-4, name
+            assert guarantees(window) == ["exact"] * 3
+            window.fork().save(tmp_path / f"{name}-window") if name in ("closed", "locked") else None
+
+
+def test_one_warning_says_so_and_every_report_does(pieces, failing):
+    backbone, (*_, c, d) = pieces
+    window, _ = failing
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        reports = [window.append(c), window.append(d)]
+    told = [str(w.message) for w in caught if w.category is NotKept]
+    assert len(told) == 1 and "\n" not in told[0]
+    assert all(any("not kept" in note for note in report.notes) for report in reports)
+    assert window.fork().next_token_logits(QUESTION).isfinite().all()
+    assert backbone is window.backbone
+
+
+@pytest.mark.filterwarnings("ignore::kamera.errors.NotKept")
+def test_what_was_not_kept_is_kept_when_it_leaves_later(pieces, tmp_path, monkeypatch):
+    backbone, (a, b, c, _) = pieces
+    store = ChunkStore.open(tmp_path / "store")
+    window = make(backbone, store, a, b)
+    with monkeypatch.context() as patched:
+        full(store, patched)
+        window.append(c)
+    assert not store.contexts_of(c.id)
+    window.evict(2)
+    assert store.contexts_of(c.id)
+    assert window.recall(c.id).forwards == 0
+    store.close()
+
+
+@pytest.mark.filterwarnings("ignore::kamera.errors.NotKept")
+def test_the_leading_chunk_is_kept_when_it_leaves_later(pieces, tmp_path, monkeypatch):
+    backbone, (a, b, *_) = pieces
+    store = ChunkStore.open(tmp_path / "store")
+    window = make(backbone, store)
+    with monkeypatch.context() as patched:
+        full(store, patched)
+        window.append(a)
+    window.append(b)
+    window.slide()
+    assert store.contexts_of(a.id)
+    store.close()
+
+
+@pytest.mark.filterwarnings("ignore::kamera.errors.NotKept")
+def test_a_patch_made_in_the_background_costs_no_append(pieces, tmp_path, monkeypatch):
+    backbone, (a, b, c, _) = pieces
+    window = make(backbone, ChunkStore.open("memory://"), a, b, forming="background")
+    window.flush()
+    refusing_puts(window.store, monkeypatch)
+    assert window.append(c).slot.guarantee == "exact"
+    window.save(tmp_path / "w")
+    window._server.forming.close()
+
+
+def test_a_recall_that_needs_the_store_names_what_failed(pieces, failing):
+    _, (_, b, *_) = pieces
+    window, _ = failing
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", NotKept)
+        window.evict(1)
+        try:
+            report = window.recall(b.id)
+        except (StoreError, UnknownChunk) as error:
+            assert "\n" not in str(error) and "delete" not in str(error)
+            assert len(window) == 1
+        else:
+            assert report.slot.chunk_id == b.id
+
+
+def test_a_closed_store_says_so_by_name(tmp_path, pieces):
+    backbone, chunks = pieces
+    for url in ("memory://", tmp_path / "store"):
+        store = ChunkStore.open(url)
+        window = make(backbone, store, chunks[0])
+        store.close()
+        store.close()  # twice is once
+        calls = (
+            lambda s=store, w=window: s.get_canonical(w._server.context, chunks[0].id),
+            lambda s=store: s.ls(),
+            lambda s=store: s.stats(),
+            lambda s=store: s.verify(),
+            lambda s=store: s.delete("0" * 64),
+            lambda s=store: s.flush(),
+            lambda s=store: s.contexts_of(chunks[0].id),
+            lambda s=store: KameraWindow(backbone, s, [5], policy=ReusePolicy(certified=True)),
+        )
+        for call in calls:
+            with pytest.raises(StoreClosed, match=r"closed: open it again") as caught:
+                call()
+            assert "delete" not in str(caught.value)
+        assert repr(store).startswith("ChunkStore(")
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A real file system of 1 MiB."""
+    where = tmp_path / "disk"
+    where.mkdir()
+    if os.geteuid() != 0:
+        pytest.skip("only root may mount a file system")
+    mount = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(where)], capture_output=True, text=True
+    )
+    if mount.returncode != 0:
+        pytest.skip(f"no tmpfs can be mounted here: {mount.stderr.strip()}")
+    yield where
+    subprocess.run(["umount", "-l", str(where)], check=True)
+
+
+@pytest.mark.filterwarnings("ignore::kamera.errors.NotKept")
+def test_a_window_goes_on_when_a_real_disk_is_full(pieces, small_disk: Path):
+    backbone, _ = pieces
+    store = ChunkStore.open(small_disk / "store")
+    window, sound = (
+        make(backbone, s, max_tokens=120, policy=ReusePolicy(rank=FULL_RANK)) for s in (store, None)
+    )
+    refused = 0
+    (small_disk / "ballast").write_bytes(b"\0" * 600_000)
+    for seed in range(12):
+        chunk = samples.chunk(backbone, samples.sample(FAMILY, 100 + seed))
+        notes = window.append(chunk).notes
+        sound.append(chunk)
+        refused += any("not kept" in note and "space" in note for note in notes)
+        assert same_answer(window, sound)
+    assert refused >= 3
+    (small_disk / "ballast").unlink()  # room again: the window keeps again
+    chunk = samples.chunk(backbone, samples.sample(FAMILY, 200))
+    assert window.append(chunk).notes == ()
+    assert store.contexts_of(chunk.id)
+    store.close()

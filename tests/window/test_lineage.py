@@ -1,0 +1,169 @@
+"""A patch formed behind survivors serves only where the survivors remember the same."""
+
+from __future__ import annotations
+
+import pytest
+
+from kamera import ChunkStore, KameraWindow, ReusePolicy
+from kamera.store import patch_key
+from tests.backbones.compare import worst
+from tests.models import samples
+from tests.window.rig import FULL_RANK, guarantees, live, make, rig, watching
+
+FAMILY = "qwen2_5_vl"
+
+
+@pytest.fixture(scope="module")
+def pieces():
+    backbone, (a, b, c, d) = rig(FAMILY)
+    return backbone, a, b, c, d, samples.chunk(backbone, samples.sample(FAMILY, 40), "x")
+
+
+def slid(backbone, store, first, *others, **options) -> KameraWindow:
+    """A window whose chunks remember ``first``, which has left."""
+    window = make(backbone, store, first, *others, **options)
+    window.slide()
+    return window
+
+
+def patches_of(window: KameraWindow, chunk) -> list:
+    return [info for info in window.store.ls("exact") if info.chunk_id == chunk.id]
+
+
+def test_a_patch_serves_no_window_of_other_survivors(pieces):
+    """What it absorbed of ``a`` through the survivor never stood in the second window."""
+    backbone, a, b, c, _, x = pieces
+    store = slid(backbone, None, a, b).store
+    slid(backbone, store, a, b).append(c)
+    window = slid(backbone, store, x, b)
+    with watching(backbone) as seen:
+        window.append(c)
+    assert (seen.forwards, guarantees(window)) == (1, ["survivor", "patched"])
+    alone = slid(backbone, None, x, b)
+    alone.append(c)
+    assert worst(live(window, 1), live(alone, 1)) <= 1e-5
+
+
+def test_a_patch_serves_a_window_of_the_same_survivors(pieces):
+    backbone, a, b, c, _, _ = pieces
+    store = slid(backbone, None, a, b).store
+    slid(backbone, store, a, b).append(c)
+    window = slid(backbone, store, a, b)
+    with watching(backbone) as seen:
+        window.append(c)
+    assert (seen.forwards, guarantees(window)) == (0, ["survivor", "patched"])
+
+
+def test_both_lineages_keep_their_patches(pieces):
+    backbone, a, b, c, _, x = pieces
+    store = ChunkStore.open("memory://")
+    for first in (a, x):
+        slid(backbone, store, first, b).append(c)
+    for first in (a, x):
+        with watching(backbone) as seen:
+            window = slid(backbone, store, first, b)
+            window.append(c)
+        assert seen.forwards == 1  # the anchor's
+    assert len({info.key for info in patches_of(window, c)}) == 2
+
+
+def test_a_survivor_of_a_survivor_is_told_apart(pieces):
+    """``c`` was never behind ``a`` itself: it knows of it through ``b``."""
+    backbone, a, b, c, d, x = pieces
+    store = ChunkStore.open("memory://")
+    first, second = (slid(backbone, store, left, b, policy=ReusePolicy(rank=FULL_RANK)) for left in (a, x))
+    for window in (first, second):
+        window.append(c)
+        window.slide()
+    first.append(d)
+    with watching(backbone) as seen:
+        second.append(d)
+    assert seen.forwards == 1
+
+
+def test_a_gap_is_part_of_the_lineage(pieces):
+    """Behind a wider gap the same chunks stand at other distances from the anchor."""
+    backbone, a, b, c, d, _ = pieces
+    assert b.num_tokens != d.num_tokens
+    store = ChunkStore.open("memory://")
+    forwards = []
+    for gone in (b, d, b):
+        window = make(backbone, store, a, gone)
+        window.evict(1, positions="keep")
+        with watching(backbone) as seen:
+            window.append(c)
+        forwards.append(seen.forwards)
+    assert forwards == [2, 1, 0]  # the canonical as well; another gap; the same gap
+
+
+def test_a_patch_behind_survivors_is_never_near(pieces):
+    backbone, a, b, c, _, x = pieces
+    policy = ReusePolicy(minimum="near", max_divergence=0.5, rank=FULL_RANK)
+    for before, others in ((make, (b,)), (slid, (x, b))):
+        store = slid(backbone, None, a, b).store
+        slid(backbone, store, a, b).append(c)
+        window = before(backbone, store, *others, policy=policy)
+        with watching(backbone) as seen:
+            report = window.append(c)
+        assert (seen.forwards, report.slot.guarantee == "near") == (1, False)
+
+
+def test_a_patch_behind_real_antecedents_serves_survivors(pieces):
+    """It is closer to the re-prefill of what stands there than what the survivors would give."""
+    backbone, a, b, c, _, _ = pieces
+    store = slid(backbone, None, a, b).store
+    make(backbone, store, b, c)
+    window = slid(backbone, store, a, b)
+    with watching(backbone) as seen:
+        window.append(c)
+    assert (seen.forwards, guarantees(window)) == (0, ["survivor", "patched"])
+    slid(backbone, store, a, b, policy=ReusePolicy(rank=FULL_RANK)).append(c)
+    assert len(patches_of(window, c)) == 1  # nothing worse is kept beside it
+
+
+def test_the_lineage_comes_back_with_a_saved_window(pieces, tmp_path):
+    backbone, a, b, c, _, x = pieces
+    store = ChunkStore.open("memory://")
+    slid(backbone, store, a, b).append(c)
+    for first, forwards in ((a, 0), (x, 1)):
+        slid(backbone, store, first, b).save(tmp_path / first.id)
+        loaded = KameraWindow.load(tmp_path / first.id, backbone, store)
+        with watching(backbone) as seen:
+            loaded.append(c)
+        assert seen.forwards == forwards
+
+
+def test_an_ordinary_key_says_chunk_ids_and_nothing_else(pieces):
+    backbone, a, b, c, _, _ = pieces
+    window = make(backbone, None, a, b, c)
+    (info,) = patches_of(window, c)
+    assert info.antecedents == (a.id, b.id)
+    assert info.key == patch_key(info.context, c.id, [a.id, b.id], "exact")
+
+
+def test_a_slot_names_the_chunks_it_absorbed(pieces):
+    backbone, a, b, c, _, _ = pieces
+    window = slid(backbone, None, a, b)
+    window.append(c)
+    assert [slot.antecedents for slot in window.slots] == [(a.id,), (b.id,)]
+
+
+@pytest.mark.parametrize("which", ["what left", "the survivor"])
+def test_forgetting_takes_what_survivors_passed_on(pieces, which):
+    backbone, a, b, c, _, _ = pieces
+    window = slid(backbone, None, a, b)
+    window.append(c)
+    assert len(patches_of(window, c)) == 1
+    window.store.forget(a.id if which == "what left" else b.id)
+    assert patches_of(window, c) == []
+
+
+def test_a_bundle_of_chunks_has_no_patch_behind_survivors(pieces, tmp_path):
+    """It would carry what it absorbed of a chunk that was not chosen."""
+    backbone, a, b, c, _, _ = pieces
+    window = slid(backbone, None, a, b)
+    window.append(c)
+    window.store.export_bundle(tmp_path / "b.kamera", [b.id, c.id])
+    other = ChunkStore.open("memory://")
+    other.import_bundle(tmp_path / "b.kamera")
+    assert {i.kind for i in other.ls()} == {"canonical"}

@@ -1,0 +1,190 @@
+"""Saves that meet: whatever happens, a directory holds one whole window."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import threading
+from pathlib import Path
+
+import pytest
+
+from kamera import ChunkStore, KameraWindow
+from kamera.errors import KameraError, StoreError, StoreVersionError
+from tests.models import samples
+from tests.window.rig import Snapshot, make, rig, same_bits
+
+FAMILY = "qwen2_5_vl"
+
+
+@pytest.fixture(scope="module")
+def windows():
+    """Windows of one store that differ in length and content."""
+    backbone, chunks = rig(FAMILY)
+    store = ChunkStore.open("memory://")
+    return [make(backbone, store, *chunks[i:]) for i in range(3)]
+
+
+def one_of(loaded: KameraWindow, windows) -> bool:
+    return any(
+        tuple(s.chunk_id for s in w.slots) == tuple(s.chunk_id for s in loaded.slots)
+        and all(
+            same_bits(a.copy.kv, b.copy.kv)
+            for a, b in zip(w._state.residents, loaded._state.residents, strict=True)
+        )
+        for w in windows
+    )
+
+
+def test_saves_of_many_threads_leave_one_whole_window(windows, tmp_path):
+    path = tmp_path / "w"
+    windows[0].save(path)
+    errors: list[BaseException] = []
+    loads: list[bool] = []
+    saving = threading.Event()
+
+    def save(window: KameraWindow) -> None:
+        try:
+            for _ in range(15):
+                window.save(path)
+        except BaseException as error:
+            errors.append(error)
+
+    def load() -> None:
+        while not saving.is_set():
+            try:
+                loads.append(one_of(KameraWindow.load(path, windows[0].backbone, windows[0].store), windows))
+            except BaseException as error:
+                errors.append(error)
+                return
+
+    savers = [threading.Thread(target=save, args=(w,)) for w in (*windows, windows[0])]
+    reader = threading.Thread(target=load)
+    for thread in (*savers, reader):
+        thread.start()
+    for thread in savers:
+        thread.join()
+    saving.set()
+    reader.join()
+    assert not errors
+    assert loads and all(loads)
+    assert one_of(KameraWindow.load(path, windows[0].backbone, windows[0].store), windows)
+    assert [p.name for p in path.iterdir()] == ["window.safetensors"]
+
+
+def _save_again(path: Path, count: int, first: int) -> None:
+    backbone, chunks = rig(FAMILY)
+    window = make(backbone, None, *chunks[first:])
+    for _ in range(count):
+        window.save(path)
+
+
+def test_saves_of_two_processes_leave_one_whole_window(windows, tmp_path):
+    path = tmp_path / "w"
+    windows[0].save(path)
+    spawned = multiprocessing.get_context("fork")
+    processes = [spawned.Process(target=_save_again, args=(path, 40, first)) for first in (1, 2)]
+    for process in processes:
+        process.start()
+    loads = 0
+    while any(p.is_alive() for p in processes) or not loads:
+        assert one_of(KameraWindow.load(path, windows[0].backbone, windows[0].store), windows)
+        loads += 1
+    for process in processes:
+        process.join()
+    assert [p.exitcode for p in processes] == [0, 0]
+    assert one_of(KameraWindow.load(path, windows[0].backbone, windows[0].store), windows[1:])
+
+
+STEPS = ("mkdir", "open", "write", "fsync", "replace")
+
+
+@pytest.mark.parametrize("at", STEPS[1:])
+def test_a_save_that_dies_leaves_the_old_window(windows, tmp_path, at):
+    """In a child that is gone, without a word, at the step of that name."""
+    path = tmp_path / "w"
+    windows[0].save(path)
+    pid = os.fork()
+    if pid == 0:
+        calls = {"open": "open", "write": "fdopen", "fsync": "fsync", "replace": "replace"}
+        setattr(os, calls[at], lambda *a, **k: os._exit(9))
+        try:
+            windows[1].save(path)
+        finally:
+            os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 9
+    loaded = KameraWindow.load(path, windows[0].backbone, windows[0].store)
+    assert Snapshot.of(windows[0]).matches(loaded, numbers=False)
+    windows[1].save(path)  # and what the dead one left aside goes with the next
+    assert [p.name for p in path.iterdir()] == ["window.safetensors"]
+
+
+def test_a_save_leaves_alone_what_another_is_writing(windows, tmp_path, monkeypatch):
+    path = tmp_path / "w"
+    windows[0].save(path)
+    replace, met = os.replace, []
+
+    def meeting(source, target):
+        if not met:
+            met.append(source)
+            windows[2].save(path)  # a whole save, while the first has yet to publish
+            assert os.path.exists(source)
+        replace(source, target)
+
+    monkeypatch.setattr(os, "replace", meeting)
+    windows[1].save(path)
+    loaded = KameraWindow.load(path, windows[0].backbone, windows[0].store)
+    assert met and Snapshot.of(windows[1]).matches(loaded, numbers=False)
+
+
+@pytest.mark.parametrize("name", ["notes.txt", "window.json", "kamera-store.json", "window.safetensors"])
+def test_a_directory_that_is_no_windows_is_refused_and_left(windows, tmp_path, name):
+    (tmp_path / name).write_text("mine")
+    with pytest.raises(StoreError, match=f"{tmp_path.name}.*{name}.*empty directory"):
+        windows[0].save(tmp_path)
+    assert [(p.name, p.read_text()) for p in tmp_path.iterdir()] == [(name, "mine")]
+
+
+def test_a_stores_directory_is_refused(windows, tmp_path):
+    with ChunkStore.open(tmp_path / "store") as store:
+        make(windows[0].backbone, store)
+    held = sorted(p.name for p in (tmp_path / "store").iterdir())
+    with pytest.raises(StoreError, match="empty directory"):
+        windows[0].save(tmp_path / "store")
+    assert sorted(p.name for p in (tmp_path / "store").iterdir()) == held
+
+
+def test_tensors_of_somebody_else_are_never_written_over(windows, tmp_path):
+    from safetensors.torch import save_file
+
+    save_file({"w": samples.text_ids(4)}, tmp_path / "window.safetensors")
+    before = (tmp_path / "window.safetensors").read_bytes()
+    with pytest.raises(StoreError, match=r"window\.safetensors.*empty directory"):
+        windows[0].save(tmp_path)
+    with pytest.raises(KameraError, match=r"window\.safetensors"):
+        KameraWindow.load(tmp_path, windows[0].backbone, windows[0].store)
+    assert (tmp_path / "window.safetensors").read_bytes() == before
+
+
+def test_a_window_of_an_older_format_is_refused_by_name(windows, tmp_path):
+    (tmp_path / "window.json").write_text(json.dumps({"sha256": "", "window": "{}"}))
+    (tmp_path / "window.safetensors").write_bytes(b"")
+    with pytest.raises(StoreVersionError, match=r"window\.json.*save it again"):
+        KameraWindow.load(tmp_path, windows[0].backbone, windows[0].store)
+
+
+def test_a_full_disk_refuses_a_save_and_keeps_the_old(windows, tmp_path, monkeypatch):
+    path = tmp_path / "w"
+    windows[0].save(path)
+
+    def full(descriptor):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(StoreError, match=r"w'.*No space"):
+        windows[1].save(path)
+    monkeypatch.undo()
+    assert [p.name for p in path.iterdir()] == ["window.safetensors"]
+    loaded = KameraWindow.load(path, windows[0].backbone, windows[0].store)
+    assert Snapshot.of(windows[0]).matches(loaded, numbers=False)
