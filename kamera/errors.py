@@ -23,6 +23,10 @@ class NonFiniteKV(KameraError, ValueError):
     """A forward or an encoding gave NaN or infinities: nothing of it is kept or served."""
 
 
+class ComputationChanged(KameraError):
+    """The model computes something else than it did: when its Backbone, or what a store holds, was made."""
+
+
 class UnknownChunk(KameraError, KeyError):
     """No chunk of that id is in the store under this backbone and anchor."""
 

@@ -27,19 +27,22 @@ def names() -> list[str]:
     return sorted(n for n in found if _RUNNABLE.search((_HERE / f"{n}.py").read_text(encoding="utf-8")))
 
 
-def measure(name: str, size: int | None, seed: int) -> dict[str, Any]:
+def measure(name: str, size: int | None, seed: int, **more: int) -> dict[str, Any]:
     """The figures of ``name`` with the command, the commit and the machine that made them."""
     module = importlib.import_module(f"benchmarks.reliability.{name}")
     size = module.SIZE if size is None else size
     start = time.monotonic()
-    results = module.run(size, seed)
+    results = module.run(size, seed, **more)
     return {
         "name": name,
         "size": size,
         "seed": seed,
         "results": results,
         "seconds": round(time.monotonic() - start, 1),
-        "command": f"python -m benchmarks.reliability {name} --size {size} --seed {seed}",
+        "command": " ".join(
+            [f"python -m benchmarks.reliability {name} --size {size} --seed {seed}"]
+            + [f"--{option} {value}" for option, value in more.items()]
+        ),
         "commit": commit(),
         "machine": machine(),
     }
@@ -58,13 +61,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run what the command line asks for."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.reliability", description=__doc__)
     parser.add_argument("name", choices=names())
-    parser.add_argument("--size", type=int, help="how much of it; what it counts is said in the module")
+    parser.add_argument(
+        "--size", "--operations", type=int, help="how much of it; what it counts is said in the module"
+    )
+    parser.add_argument("--threads", type=int, help="how many threads (of `threads` only)")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--format", choices=("table", "json"), default="table")
     parser.add_argument("--output", type=Path, help="write there instead of to stdout")
     asked = parser.parse_args(arguments)
     logging.getLogger("kamera").setLevel(logging.ERROR)  # damage is what is asked for here
-    document = measure(asked.name, asked.size, asked.seed)
+    more = {} if asked.threads is None else {"threads": asked.threads}
+    if more and asked.name != "threads":
+        parser.error("--threads is for the program threads")
+    document = measure(asked.name, asked.size, asked.seed, **more)
     if asked.format == "json":
         text = json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False)
     else:

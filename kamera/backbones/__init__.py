@@ -3,6 +3,7 @@
 from kamera.backbones.backbone import Backbone
 from kamera.backbones.chunk import Chunk, Encoded
 from kamera.backbones.describe import Description
+from kamera.backbones.hooks import Observer
 from kamera.backbones.media import load_image
 from kamera.backbones.prove import Proof, prove_patch, prove_relocation
 from kamera.backbones.video import Clip, read_video
@@ -13,6 +14,7 @@ __all__ = [
     "Clip",
     "Description",
     "Encoded",
+    "Observer",
     "Proof",
     "load_image",
     "prove_patch",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -13,15 +13,16 @@ from torch import nn
 from kamera.backbones import batch, probe
 from kamera.backbones import cache as model_cache
 from kamera.backbones import encode as encoding
-from kamera.backbones import fingerprint as identity
 from kamera.backbones import positions as positioning
 from kamera.backbones.build import ChunkBuilder, Content
 from kamera.backbones.chunk import Chunk, Encoded
 from kamera.backbones.describe import Description, describe
+from kamera.backbones.exclusive import exclusive_of
 from kamera.backbones.extent import Extents
+from kamera.backbones.identity import Identity
 from kamera.backbones.meter import Meter, Work
+from kamera.backbones.probing import Answers, probe_answers, tolerance
 from kamera.backbones.prompt import Seams
-from kamera.backbones.witness import Witness
 from kamera.errors import IncompatibleChunk, NotRelocatable, UnsupportedBackbone
 from kamera.ops import KV, CodedKV, LayerKV, Layout, kv_concat
 from kamera.ops.finite import check_encoding, check_finite
@@ -35,7 +36,11 @@ class Backbone:
     Construction probes the model: which layers hold what, how keys carry their position, and proves on
     a few tokens that moving them is exact. Raises UnsupportedBackbone, with the reason, for a model
     whose state is no relocatable KV. The model's weights and mode are not changed; hooks that count
-    forwards are added.
+    forwards, and one that stops those that are only to encode, are added.
+
+    Safe to use from several threads. Forwards of one model run one after another, whichever backbones of it
+    and threads ask for them; questions (`forward`, `generate`) run beside each other and beside the rest
+    where a forward was seen to leave nothing behind in the model. What runs no forward waits for nobody.
     """
 
     def __init__(self, model: nn.Module, processor: Any | None = None) -> None:
@@ -49,16 +54,21 @@ class Backbone:
         self.limit = probe.position_limit(model)
         self.builder = ChunkBuilder(model, processor)
         self.meter = Meter(self.decoder, probe.find_vision_towers(model))
-        self._witness = Witness(model)
+        self._exclusive = exclusive_of(model)
+        self._door = encoding.Door(self.decoder)
         self.extents = Extents(self.positions)
-        self._fingerprint: tuple[Any, str] | None = None
+        self._answers: tuple[Any, Answers] | None = None
         self.layout: Layout = ()
         self._mask_input: str | None = None
         probed, places = self._probe_tokens(), torch.arange(8).expand(self.axes, -1)
-        with torch.no_grad():
+        with torch.no_grad(), self.alone():
+            self._run(probed, places, None)  # what a first forward sets up has been set up
+            before = probe.module_state(model)
             cache = self._run(probed, places, None)
-            self._mask_input = encoding.mask_input(self.model, self.decoder, probed.input_ids, places)
+            self.quiet = probe.module_state(model) == before
+            self._mask_input = encoding.mask_input(self.model, self._door, probed.input_ids, places)
         self.layout = tuple(probe.probe_layout(self.decoder, self.config, cache))
+        self.identity = Identity(model, self.decoder, processor, self.layout, self.limit)
         self._devices = model_cache.layer_devices(cache)
         self._like = next(t for layer in model_cache.read(cache, self.layout) for t in layer.values())[
             ..., :0
@@ -92,13 +102,24 @@ class Backbone:
     def fingerprint(self) -> str:
         """Digest of all that decides a chunk's KV.
 
-        Taken anew when a weight was replaced or written, or a setting of the processor changed.
+        A look at the model each time finds out whether it has to be taken anew: a weight replaced or
+        written, a setting of a module, config or processor changed, a hook added, autocast switched on in
+        this thread. Raises ComputationChanged when the rotary facts are not those it was made with.
         """
-        state = (self._witness.state(), identity.settings_state(self.processor))
-        if self._fingerprint is None or self._fingerprint[0] != state:
-            digest = identity.fingerprint(self.model, self.processor, self.layout, self.limit)
-            self._fingerprint = (state, digest)
-        return self._fingerprint[1]
+        return self.identity.fingerprint()
+
+    def answers(self) -> Answers:
+        """What the model answers to the probe: asked once, and anew whenever something about it moved."""
+        state = (self.fingerprint, self.identity.moves)
+        with self.alone():
+            if self._answers is None or self._answers[0] != state:
+                self._answers = (state, probe_answers(self))
+            return self._answers[1]
+
+    @property
+    def tolerance(self) -> float:
+        """How far two `answers` of one model may lie apart, as a share of their length."""
+        return tolerance(self, self._like.dtype)
 
     @property
     def family(self) -> str:
@@ -156,7 +177,8 @@ class Backbone:
         """Text of token ids without special tokens; None without a processor."""
         if self.builder.format is None:
             return None
-        return str(self.builder.format.tokenizer.decode(ids, skip_special_tokens=True))
+        with self.builder.format.exclusive.alone():
+            return str(self.builder.format.tokenizer.decode(ids, skip_special_tokens=True))
 
     # -- positions -----------------------------------------------------------------------------
 
@@ -196,8 +218,8 @@ class Backbone:
                 f"{type(self.model).__name__} has no positions for chunk {chunk.id[:12]}: its tokens and "
                 f"the grids in {sorted(chunk.inputs)} do not belong together"
             ) from error
-        with torch.no_grad():
-            encoded = encoding.encode(self.model, self.decoder, chunk, positions)
+        with torch.no_grad(), self.alone():
+            encoded = encoding.encode(self.model, self._door, chunk, positions)
         check_encoding(encoded.tensors, chunk.id)
         return encoded
 
@@ -210,7 +232,7 @@ class Backbone:
         """
         self.check_positions(positions)
         start = 0 if past is None else model_cache.cache_length(past)
-        with torch.no_grad():
+        with torch.no_grad(), self.alone():
             cache = self._run(encoded, positions, past)
         kv = model_cache.read(cache, self.layout, start)
         check_finite(kv)
@@ -225,7 +247,7 @@ class Backbone:
     def forward(self, ids: torch.Tensor, positions: torch.Tensor, past: ModelCache) -> torch.Tensor:
         """Next-token logits ``[vocabulary]`` after text ``ids`` behind ``past``, which is extended."""
         self.check_positions(positions)
-        with torch.no_grad():
+        with torch.no_grad(), self._asking():
             out = self.model(
                 input_ids=ids[None].to(self.device),
                 position_ids=encoding.batched(positions).to(self.device),
@@ -245,7 +267,7 @@ class Backbone:
         rows = ids.shape[0]
         places = encoding.batched(positions)
         places = places.expand(*places.shape[:-2], rows, -1)
-        with torch.no_grad():
+        with torch.no_grad(), self._asking():
             out = self.model(
                 input_ids=ids.to(self.device),
                 position_ids=places.to(self.device),
@@ -266,7 +288,7 @@ class Backbone:
         self.check_positions(positions)
         rows = max(int(options.get("num_beams") or 1), int(options.get("num_return_sequences") or 1))
         sequence = ids[None].to(self.device)
-        with torch.no_grad():
+        with torch.no_grad(), self._asking():
             out = self.model.generate(
                 input_ids=sequence,
                 attention_mask=torch.ones_like(sequence),
@@ -331,7 +353,19 @@ class Backbone:
         with self.meter.measure() as work:
             yield work
 
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Wait until no other thread runs a forward of this model, and keep them waiting for the block.
+
+        Whoever runs the model past the methods of this class holds it. Re-entrant.
+        """
+        with self._exclusive.alone():
+            yield
+
     # -- inside --------------------------------------------------------------------------------
+
+    def _asking(self) -> AbstractContextManager[None]:
+        return nullcontext() if self.quiet else self.alone()
 
     def _run(self, encoded: Encoded, positions: torch.Tensor, past: ModelCache | None) -> ModelCache:
         cache = model_cache.new_cache(self.model.config) if past is None else past

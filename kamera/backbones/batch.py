@@ -62,7 +62,7 @@ def prefill(
     arguments["position_ids"] = torch.cat([encoding.batched(p) for p in positions], dim=-2).to(
         backbone.device
     )
-    with torch.no_grad():
+    with torch.no_grad(), backbone.alone():
         backbone.decoder(**arguments, past_key_values=cache, use_cache=True)
     rows_kv = tuple(model_cache.read(cache, backbone.layout, start, row=i) for i in range(len(spans)))
     for kv in rows_kv:

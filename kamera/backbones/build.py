@@ -261,7 +261,8 @@ class ChunkBuilder:
                 for c in clips
             ]
         try:
-            made = self.format.processor(**given)
+            with self.format.exclusive.alone():
+                made = self.format.processor(**given)
         except ImportError as error:
             raise ModalityNotSupported(
                 f"the processor needs a package for {sorted({i['type'] for i in items})}: {error}"

@@ -3,20 +3,26 @@
 The full model is called with its decoder stopped at the door: the keyword arguments it was about to
 get (embeddings with vision features scattered in, DeepStack features, expert routing types, …) are the
 chunk's encoding. Prefilling from them later is the same arithmetic, with no pixels and no vision tower.
+
+The door is a hook that stays, and is shut for one thread at a time that asked for it: a forward of any
+other thread, a user's own among them, goes through.
 """
 
 from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Mapping
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import nn
 
 from kamera.backbones.chunk import TOKEN_TYPES, Chunk, Encoded
-from kamera.errors import IncompatibleChunk
+from kamera.backbones.hooks import Observer
+from kamera.errors import IncompatibleChunk, UnsupportedBackbone
 
 _NOT_CONTENT = ("input_ids", "position_ids", "attention_mask", "past_key_values")
 _LIST = re.compile(r"^(.+)\.(\d+)$")
@@ -26,7 +32,48 @@ class _AtTheDoor(Exception):
     """Stops the full model's forward where its decoder would begin."""
 
 
-def encode(model: nn.Module, decoder: nn.Module, chunk: Chunk, positions: torch.Tensor) -> Encoded:
+class Door(Observer):
+    """Stands before a decoder. Shut, it stops the thread that shut it and keeps what it came with."""
+
+    def __init__(self, decoder: nn.Module) -> None:
+        super().__init__(self._stop)
+        self._decoder = decoder
+        self._shut = threading.local()
+        self._hang()
+
+    def __call__(self, *given: Any) -> None:
+        """As a hook, before every other one: what is kept goes through those when it is prefilled."""
+        self._stop(*given)
+
+    @contextmanager
+    def shut(self) -> Iterator[dict[str, Any]]:
+        """In the block a forward of this thread ends at the decoder; filled with its keyword arguments."""
+        if self not in self._decoder._forward_pre_hooks.values():
+            self._hang()  # somebody has removed all hooks of the model
+        caught: dict[str, Any] = {}
+        self._shut.caught = caught
+        try:
+            yield caught
+        except _AtTheDoor:
+            return
+        finally:
+            self._shut.caught = None
+        raise UnsupportedBackbone(
+            f"{type(self._decoder).__name__} was not called by its model: what it would receive for a "
+            "picture cannot be kept"
+        )
+
+    def _hang(self) -> None:
+        self._decoder.register_forward_pre_hook(self, with_kwargs=True, prepend=True)
+
+    def _stop(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
+        caught = getattr(self._shut, "caught", None)
+        if caught is not None:
+            caught.update(kwargs)
+            raise _AtTheDoor
+
+
+def encode(model: nn.Module, door: Door, chunk: Chunk, positions: torch.Tensor) -> Encoded:
     """Encode a chunk's media.
 
     ``positions`` ``[axes, tokens]`` keep the model from deriving (and remembering) its own.
@@ -34,7 +81,7 @@ def encode(model: nn.Module, decoder: nn.Module, chunk: Chunk, positions: torch.
     if not chunk.has_media:
         return Encoded(chunk.input_ids, chunk.position_inputs(), {})
     try:
-        caught = _at_the_door(model, decoder, chunk.input_ids, positions, chunk.inputs)
+        caught = _at_the_door(model, door, chunk.input_ids, positions, chunk.inputs)
     except (ValueError, RuntimeError, IndexError) as error:
         first = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise IncompatibleChunk(
@@ -44,14 +91,12 @@ def encode(model: nn.Module, decoder: nn.Module, chunk: Chunk, positions: torch.
     return Encoded(chunk.input_ids, chunk.position_inputs(), _flatten(caught))
 
 
-def mask_input(
-    model: nn.Module, decoder: nn.Module, ids: torch.Tensor, positions: torch.Tensor
-) -> str | None:
+def mask_input(model: nn.Module, door: Door, ids: torch.Tensor, positions: torch.Tensor) -> str | None:
     """The per-token input from which the outer model builds the attention mask itself, if it does.
 
     Such a model (bidirectional picture blocks: Gemma 3, Gemma 4) hands its decoder a finished mask.
     """
-    if _at_the_door(model, decoder, ids, positions, {}).get("attention_mask") is None:
+    if _at_the_door(model, door, ids, positions, {}).get("attention_mask") is None:
         return None
     accepted = inspect.signature(model.forward).parameters
     return next((n for n in ("token_type_ids", "mm_token_type_ids") if n in accepted), None)
@@ -59,31 +104,20 @@ def mask_input(
 
 def _at_the_door(
     model: nn.Module,
-    decoder: nn.Module,
+    door: Door,
     ids: torch.Tensor,
     positions: torch.Tensor,
     inputs: Mapping[str, torch.Tensor],
 ) -> dict[str, Any]:
     """The keyword arguments the full model would have called its decoder with."""
-    caught: dict[str, Any] = {}
-
-    def stop(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
-        caught.update(kwargs)
-        raise _AtTheDoor
-
     device = next(model.parameters()).device
     dtype = next(p.dtype for p in model.parameters() if p.is_floating_point())
-    handle = decoder.register_forward_pre_hook(stop, with_kwargs=True)
-    try:
+    with door.shut() as caught:
         model(
             input_ids=ids[None].to(device),
             position_ids=batched(positions).to(device),
             **{n: _model_input(n, t, device, dtype) for n, t in inputs.items()},
         )
-    except _AtTheDoor:
-        pass
-    finally:
-        handle.remove()
     return caught
 
 

@@ -7,6 +7,7 @@ same positions are sums of what each chunk adds. Whether it does is tried out fo
 
 from __future__ import annotations
 
+import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
@@ -33,20 +34,24 @@ class Extent(NamedTuple):
 
 
 class Extents:
-    """Extents of chunks, by id, of one model."""
+    """Extents of chunks, by id, of one model. Safe to use from several threads."""
 
     def __init__(self, positions: Positions) -> None:
         self._positions = positions
         self._known: OrderedDict[str, Extent | None] = OrderedDict()
+        self._lock = threading.Lock()
 
     def of(self, chunk_id: str, ids: torch.Tensor, inputs: Mapping[str, torch.Tensor]) -> Extent | None:
         """The extent of a chunk; None for one whose positions are not such a sum."""
-        if chunk_id in self._known:
-            self._known.move_to_end(chunk_id)
-            return self._known[chunk_id]
-        extent = self._known[chunk_id] = self._tried(ids, inputs)
-        if len(self._known) > _HELD:
-            self._known.popitem(last=False)
+        with self._lock:
+            if chunk_id in self._known:
+                self._known.move_to_end(chunk_id)
+                return self._known[chunk_id]
+        extent = self._tried(ids, inputs)  # two threads may both try it out, and find the same
+        with self._lock:
+            self._known[chunk_id] = extent
+            if len(self._known) > _HELD:
+                self._known.popitem(last=False)
         return extent
 
     def _tried(self, ids: torch.Tensor, inputs: Mapping[str, torch.Tensor]) -> Extent | None:

@@ -1,4 +1,4 @@
-"""What a KV depends on apart from tokens: one digest over weights, rotary, dtype and processor."""
+"""What a KV depends on apart from tokens: one digest over weights, computation, dtype and processor."""
 
 from __future__ import annotations
 
@@ -11,32 +11,43 @@ from typing import Any
 import torch
 from torch import nn
 
+from kamera.backbones.computation import bound_buffer, chooses_frequencies, frequencies
+from kamera.backbones.exclusive import exclusive_of
 from kamera.backbones.witness import adapter_state
 from kamera.ops import Layout
-from kamera.ops.digest import tensor_digest
+from kamera.ops.digest import digest, tensor_digest
 
 
-def fingerprint(model: nn.Module, processor: Any | None, layout: Layout, limit: Any) -> str:
-    """BLAKE2b-256 over everything but the tokens that decides a chunk's KV.
-
-    Binds: class, config, every parameter and buffer (adapters are parameters), dtype, the rotary facts
-    in ``layout``, attention implementation's mask semantics (sliding windows, from the config), and
-    the processor's settings. Reading the weights costs one pass over their bytes.
-    """
-    outer = hashlib.blake2b(digest_size=32, person=b"kamera-backbone")
-    _feed(outer, type(model).__name__.encode())
-    _feed(outer, _json(_config(model)))
-    _feed(outer, repr(layout).encode())
-    _feed(outer, repr(limit).encode())
-    _feed(outer, repr(adapter_state(model)).encode())
+def tensors_digest(model: nn.Module) -> str:
+    """Of every parameter and buffer, by name and content (adapters are parameters). Reads all of them."""
+    outer = hashlib.blake2b(digest_size=32, person=b"kamera-tensors")
     names = [name for name, _ in _named_tensors(model)]
     with ThreadPoolExecutor() as pool:  # hashlib releases the GIL
         digests = pool.map(tensor_digest, (t for _, t in _named_tensors(model)))
-        for name, digest in zip(names, digests, strict=True):
+        for name, one in zip(names, digests, strict=True):
             _feed(outer, name.encode())
-            _feed(outer, digest.encode())
-    _feed(outer, _json(processor_settings(processor)))
+            _feed(outer, one.encode())
     return outer.hexdigest()
+
+
+def fingerprint(
+    model: nn.Module, layout: Layout, limit: Any, *, tensors: str, settings: str, processor: str
+) -> str:
+    """BLAKE2b-256 over everything but the tokens that decides a chunk's KV.
+
+    Binds: class, every parameter and buffer with its dtype (``tensors``), the settings of every module and
+    config, forwards and foreign hooks (``settings``), which adapters act, the rotary facts in ``layout``,
+    and the ``processor``'s settings.
+    """
+    chosen = [frequencies(m) for m in model.modules() if chooses_frequencies(m)]
+    facts = (type(model).__name__, repr(layout), repr(limit), repr(adapter_state(model)), repr(chosen))
+    return digest("kamera.backbone.v2", *facts, tensors, settings, processor)
+
+
+def processor_digest(processor: Any | None) -> str:
+    """Of `processor_settings`."""
+    with exclusive_of(getattr(processor, "tokenizer", processor)).alone():
+        return digest("kamera.processor.v1", _json(processor_settings(processor)))
 
 
 def processor_settings(processor: Any | None) -> Any:
@@ -46,7 +57,10 @@ def processor_settings(processor: Any | None) -> Any:
     settings = processor_state(processor)
     tokenizer = getattr(processor, "tokenizer", processor)
     backend = getattr(tokenizer, "backend_tokenizer", None)
-    settings["tokenizer"] = backend.to_str() if backend is not None else sorted(tokenizer.get_vocab().items())
+    if backend is None:
+        settings["tokenizer"] = sorted(tokenizer.get_vocab().items())
+    else:  # what the last call padded and cut to is no setting
+        settings["tokenizer"] = json.loads(backend.to_str()) | {"padding": None, "truncation": None}
     return settings
 
 
@@ -71,23 +85,10 @@ def processor_state(processor: Any | None) -> dict[str, Any]:
 
 def _named_tensors(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
     yield from model.named_parameters(remove_duplicate=False)
-    for name, buffer in model.named_buffers(remove_duplicate=False):
-        # bound by the layout, which was probed from them; longrope rewrites its own at every forward
-        if not name.endswith("inv_freq"):
-            yield name, buffer
-
-
-def _config(model: nn.Module) -> Any:
-    config: Any = model.config
-    return _without_origin(config.to_dict())
-
-
-def _without_origin(settings: Any) -> Any:
-    # where the checkpoint lay and who wrote it decides nothing; the tensors' own dtype is bound apart
-    if not isinstance(settings, dict):
-        return settings
-    origin = ("_name_or_path", "transformers_version", "architectures", "dtype", "torch_dtype")
-    return {k: _without_origin(v) for k, v in settings.items() if k not in origin}
+    for path, module in model.named_modules(remove_duplicate=False):
+        for name, buffer in module._buffers.items():
+            if buffer is not None and bound_buffer(module, name):
+                yield f"{path}.{name}", buffer
 
 
 def settings_state(processor: Any | None) -> bytes:

@@ -44,7 +44,7 @@ def prefill_hiding(
         "past_key_values": past,
         "use_cache": True,
     }
-    with torch.no_grad():
+    with torch.no_grad(), backbone.alone():
         backbone.decoder(**arguments)
     return read(past, backbone.layout, held)
 

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from kamera.backbones.chunk import TOKEN_TYPES
+from kamera.backbones.exclusive import exclusive_of
 from kamera.errors import UnsafeText
 
 
@@ -29,6 +30,8 @@ class PlainText:
         self._tokenizer = tokenizer
         self._media = {token for token in media if token is not None}
         self._wrapping = wrapping
+        # a fast tokenizer that two threads call at once raises "Already borrowed"
+        self._exclusive = exclusive_of(tokenizer)
         self._known: dict[int, str] | None = None
 
     @property
@@ -47,7 +50,8 @@ class PlainText:
         """Ids of trusted text: special tokens in it count."""
         if not text:
             return []
-        return list(self._tokenizer(text, **{"add_special_tokens": False, **options})["input_ids"])
+        with self._exclusive.alone():
+            return list(self._tokenizer(text, **{"add_special_tokens": False, **options})["input_ids"])
 
     def is_plain(self, text: str) -> bool:
         """Whether the tokenizer takes no part of ``text`` for a guarded token."""
@@ -68,7 +72,8 @@ class PlainText:
 
     def stand_in(self, written: str) -> str:
         """A special token that ``written`` does not use. Raises UnsafeText without one."""
-        own = set(self._tokenizer("")["input_ids"])  # what the tokenizer adds by itself
+        with self._exclusive.alone():
+            own = set(self._tokenizer("")["input_ids"])  # what the tokenizer adds by itself
         added = getattr(self._tokenizer, "added_tokens_decoder", {})
         for i, word in self.guarded.items():
             token = added.get(i)

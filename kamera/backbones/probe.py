@@ -56,6 +56,22 @@ def find_vision_towers(model: nn.Module) -> list[nn.Module]:
     return towers
 
 
+def module_state(model: nn.Module) -> list[Any]:
+    """Objects every module holds and writes to its tensors: equal if a forward left nothing behind.
+
+    Hooks are left out: transformers hangs its own, once, and they ask the thread they run in.
+    """
+    state: list[Any] = []
+    for module in model.modules():
+        held = {k: v for k, v in vars(module).items() if "hooks" not in k}
+        for part in ("_parameters", "_buffers", "_modules"):
+            held |= {f"{part}.{k}": v for k, v in held.pop(part).items()}
+        for name, value in held.items():
+            counted = isinstance(value, torch.Tensor) and not value.is_inference()
+            state.append((name, id(value), value._version if counted else 0))
+    return state
+
+
 def position_axes(decoder: nn.Module) -> int:
     """3 for M-RoPE (temporal, height, width), 1 otherwise."""
     rotary: Any = decoder.rotary_emb
@@ -70,12 +86,13 @@ def probe_rope(decoder: nn.Module, layer_type: str | None) -> RopeSpec:
     """
     rotary: Any = decoder.rotary_emb
     axes = position_axes(decoder)
-    buffer = rotary.inv_freq if layer_type is None else getattr(rotary, f"{layer_type}_inv_freq")
+    buffer = "inv_freq" if layer_type is None else f"{layer_type}_inv_freq"
+    device = getattr(rotary, buffer).device
     extra = () if layer_type is None else (layer_type,)
 
     def angles(position: list[int]) -> tuple[torch.Tensor, float]:
-        x = torch.zeros(1, 1, 1, device=buffer.device)  # a float32 probe gives float32 tables
-        ids = torch.tensor(position, device=buffer.device)
+        x = torch.zeros(1, 1, 1, device=device)  # a float32 probe gives float32 tables
+        ids = torch.tensor(position, device=device)
         ids = ids.view(axes, 1, 1) if axes == 3 else ids.view(1, 1)
         table = rotary(x, ids, *extra)
         if isinstance(table, tuple):
@@ -104,7 +121,8 @@ def probe_rope(decoder: nn.Module, layer_type: str | None) -> RopeSpec:
         one_hot = [0] * axes
         one_hot[a] = 1
         axis[per_pair(angles(one_hot)[0]).abs() > 0] = a
-    own = buffer.detach().double().cpu().flatten()
+    # only now: a module that chooses its frequencies has chosen them for these positions
+    own = getattr(rotary, buffer).detach().double().cpu().flatten()
     # the buffer's entry whose angle this pair shows: the table itself is rounded through cos and sin
     nearest = (applied[:, None] - own[None]).abs().argmin(1)
     return RopeSpec(

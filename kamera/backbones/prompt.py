@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from kamera.backbones.exclusive import exclusive_of
 from kamera.backbones.plain import PlainText
 from kamera.backbones.turns import Turn, check_role, strings_in
 from kamera.errors import (
@@ -55,6 +56,8 @@ class PromptFormat:
     def __init__(self, processor: Any, media: Sequence[int | None] = ()) -> None:
         self.processor = processor
         self.tokenizer: Any = getattr(processor, "tokenizer", processor)
+        # a fast tokenizer that two threads call at once raises "Already borrowed"
+        self.exclusive = exclusive_of(self.tokenizer)
         self.takes_images = getattr(processor, "image_processor", None) is not None
         self.takes_videos = getattr(processor, "video_processor", None) is not None
         self.has_template = bool(

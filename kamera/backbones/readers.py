@@ -58,13 +58,13 @@ def measure_readers(backbone: Backbone, readings: Iterable[Reading], *, seed: in
         if not reading.questions:
             raise ValueError(f"reading {asked} has no questions: what reads the chunk cannot be measured")
         check_kv(reading.canonical, backbone.layout)
-        with torch.no_grad():
+        with torch.no_grad(), backbone.alone():
             truth = _log_answers(backbone, reading, _on_the_way(reading, backbone.layout, 1.0))
         for share in PATH:
             leaves = kv_map(
                 _on_the_way(reading, backbone.layout, share), lambda t: t.detach().requires_grad_()
             )
-            with torch.enable_grad():
+            with torch.enable_grad(), backbone.alone():
                 said = _log_answers(backbone, reading, leaves)
                 divergence = (said.exp() * (said - truth)).sum(-1)
                 # random signs: in the mean, gradients of different questions do not mix

@@ -18,6 +18,7 @@ import torch
 from kamera.backbones import cache as model_cache
 from kamera.backbones.chunk import Encoded
 from kamera.backbones.encode import batched, decoder_arguments
+from kamera.backbones.hooks import hooked, on_entry
 from kamera.errors import UnsupportedBackbone
 from kamera.ops import KV, LayerKV, kv_concat, kv_tokens
 
@@ -115,6 +116,7 @@ def recompute(
     }
     with (
         torch.no_grad(),
+        backbone.alone(),
         _row_masks(backbone, before + rows, before + count) as mask,
         _enter(backbone, resume, rows),
     ):
@@ -131,11 +133,8 @@ def hidden_states(
     def watch(module: torch.nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
         caught.append((args[0] if args else kwargs["hidden_states"])[0].clone())
 
-    handle = backbone.decoder.layers[layer].register_forward_pre_hook(watch, with_kwargs=True)
-    try:
+    with hooked(on_entry(backbone.decoder.layers[layer], watch)):
         backbone.prefill(encoded, positions, backbone.cache([context]))
-    finally:
-        handle.remove()
     return caught[0]
 
 
@@ -203,12 +202,9 @@ def _row_masks(backbone: Backbone, places: torch.Tensor, total: int) -> Iterator
 
         for i, layer in enumerate(backbone.decoder.layers):
             if not kinds or kinds[i] == "sliding_attention":
-                handles.append(layer.register_forward_pre_hook(slide, with_kwargs=True))
-    try:
+                handles.append(on_entry(layer, slide))
+    with hooked(*handles):
         yield additive(causal)
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 @contextmanager
@@ -224,11 +220,8 @@ def _enter(backbone: Backbone, resume: Resume | None, rows: torch.Tensor) -> Ite
             return (given.to(args[0].device), *args[1:]), kwargs
         return args, kwargs | {"hidden_states": given.to(kwargs["hidden_states"].device)}
 
-    handle = backbone.decoder.layers[resume.layer].register_forward_pre_hook(replace, with_kwargs=True)
-    try:
+    with hooked(on_entry(backbone.decoder.layers[resume.layer], replace)):
         yield
-    finally:
-        handle.remove()
 
 
 def _at(kv: LayerKV, rows: torch.Tensor) -> LayerKV:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from kamera.backbones import Backbone
+from kamera.backbones.hooks import Observer
 from kamera.compile.canonicals import Canonicals
 from kamera.compile.clock import Clock
 from kamera.compile.locating import Locator, NotStored, not_stored
@@ -253,7 +254,10 @@ class Worker:
             cost.decoder_seconds += self.clock.now() - started
 
         decoder = self.backbone.decoder
-        hooks = [decoder.register_forward_pre_hook(begin), decoder.register_forward_hook(end)]
+        hooks = [
+            decoder.register_forward_pre_hook(Observer(begin)),
+            decoder.register_forward_hook(Observer(end)),
+        ]
         try:
             yield
         finally:

@@ -50,6 +50,7 @@ class Conversations:
             raise ValueError("a conversation of no messages: give at least one")
         items = media_items(messages)
         self._template.check(items)
+        self._template.check_text(messages)
         media = [self.media(item) for item in items]
         asked = self._template.tokenize(self._template.render(messages, tools=tools, generation=True))
         said = self._template.tokenize(self._template.render(messages, tools=tools, generation=False))
@@ -233,9 +234,7 @@ class Conversations:
 
     def _placeholder(self, kind: str) -> int:
         if kind not in self._placeholders:
-            ids = self._template.tokenizer(self._template.placeholder(kind), add_special_tokens=False)[
-                "input_ids"
-            ]
+            ids = self._template.ids(self._template.placeholder(kind))
             if len(ids) != 1:
                 raise ModalityNotSupported(
                     f"the tokenizer has no one token for a {kind}'s placeholder: add it as a special token"
@@ -250,7 +249,7 @@ class Conversations:
 
     def _line_ends(self, ids: Sequence[int]) -> set[int]:
         for i in set(ids) - self._line_end.keys():
-            self._line_end[i] = self._template.tokenizer.decode([i]).endswith("\n")
+            self._line_end[i] = self._template.decode(i).endswith("\n")
         return {i for i in set(ids) if self._line_end[i]}
 
     def _check_together(

@@ -11,7 +11,8 @@ import numpy as np
 import torch
 
 from kamera.backbones.chunk import TOKEN_TYPES
-from kamera.backbones.media import Clip, load_clip, load_image
+from kamera.backbones.media import load_image
+from kamera.backbones.video import Clip, load_clip
 from kamera.content.template import ChatTemplate
 from kamera.ops.digest import digest
 
@@ -62,15 +63,16 @@ class MediaTokens:
         clips = [_clip(source) for kind, source in sources if kind == "video"]
         bos = self._template.tokenizer.bos_token
         special = not (bos is not None and text.startswith(bos))
-        made = self._template.processor(text=[text], **_given(images, clips), add_special_tokens=special)
+        with self._template.exclusive.alone():
+            made = self._template.processor(text=[text], **_given(images, clips), add_special_tokens=special)
         ids: list[int] = torch.as_tensor(made["input_ids"]).reshape(-1).tolist()
         return ids
 
     def _made(self, kind: str, name: str, pixels: Any) -> Media:
         given = _given([pixels], []) if kind == "image" else _given([], [pixels])
-        made = self._template.processor(
-            text=[self._template.placeholder(kind)], **given, add_special_tokens=False
-        )
+        text = [self._template.placeholder(kind)]
+        with self._template.exclusive.alone():
+            made = self._template.processor(text=text, **given, add_special_tokens=False)
         inputs = {k: torch.as_tensor(v) for k, v in made.items() if k not in _PER_TOKEN}
         return Media(kind, name, tuple(torch.as_tensor(made["input_ids"]).reshape(-1).tolist()), inputs)
 

@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from kamera.errors import ModalityNotSupported, ProcessorRequired
+from kamera.backbones.exclusive import exclusive_of
+from kamera.backbones.prompt import PromptFormat
+from kamera.backbones.turns import strings_in
+from kamera.errors import ModalityNotSupported, ProcessorRequired, UnsafeText
 
 Message = Mapping[str, Any]
 """A chat message: ``role``, ``content`` (text or a list of items), ``tool_calls``, …"""
@@ -24,10 +27,27 @@ class ChatTemplate:
         self.tokenizer: Any = getattr(processor, "tokenizer", processor)
         taken = {"image": "image_processor", "video": "video_processor"}
         self.kinds = tuple(k for k, part in taken.items() if getattr(processor, part, None) is not None)
+        # a fast tokenizer that two threads call at once raises "Already borrowed"
+        self.exclusive = exclusive_of(self.tokenizer)
+        self._plain_text = PromptFormat(processor, [self._id(kind) for kind in self.kinds]).plain
         if not (getattr(processor, "chat_template", None) or getattr(self.tokenizer, "chat_template", None)):
             raise ProcessorRequired(
                 f"{type(processor).__name__} has no chat template: set one, or build chunks from text"
             )
+
+    def check_text(self, messages: Sequence[Message]) -> None:
+        """Raise UnsafeText for a message whose text spells a special token: text opens no turn."""
+        for message in messages:
+            said = [s for name, value in message.items() if name != "content" for s in strings_in(value)]
+            content = message.get("content")
+            items = content if isinstance(content, list | tuple) else [{"text": content}]
+            said += [i["text"] for i in items if isinstance(i, Mapping) and isinstance(i.get("text"), str)]
+            for text in said:
+                if not self._plain_text.is_plain(text):
+                    raise UnsafeText(
+                        f"the text {text[:40]!r} of a {message.get('role')} message spells a special token: "
+                        "take it out"
+                    )
 
     def render(
         self, messages: Sequence[Message], *, tools: Sequence[Any] | None = None, generation: bool
@@ -58,8 +78,18 @@ class ChatTemplate:
         bos = self.tokenizer.bos_token
         bare = self.processor is self.tokenizer  # a tokenizer's own apply_chat_template adds nothing
         special = not bare and not (bos is not None and text.startswith(bos))
-        ids: list[int] = self.tokenizer(text, add_special_tokens=special)["input_ids"]
+        return self.ids(text, special=special)
+
+    def ids(self, text: str, *, special: bool = False) -> list[int]:
+        """Token ids of trusted text; ``special`` lets the tokenizer add its own."""
+        with self.exclusive.alone():
+            ids: list[int] = self.tokenizer(text, add_special_tokens=special)["input_ids"]
         return ids
+
+    def decode(self, token: int) -> str:
+        """The text of one token."""
+        with self.exclusive.alone():
+            return str(self.tokenizer.decode([token]))
 
     def opener(self) -> int | None:
         """The special token that opens a turn; None where the template opens them with none."""
@@ -69,7 +99,7 @@ class ChatTemplate:
         added = rest[len(whole) :] if rest.startswith(whole) else ""
         if not added:
             return None
-        first = int(self.tokenizer(added, add_special_tokens=False)["input_ids"][0])
+        first = self.ids(added)[0]
         return first if first in set(self.tokenizer.all_special_ids) | set(self._added()) else None
 
     def wrapper(self, kind: str) -> tuple[list[int], list[int]]:
@@ -82,7 +112,7 @@ class ChatTemplate:
         before, found, behind = between.partition(placeholder)
         if not mark or not found:
             return [], []
-        return tuple(self.tokenizer(t, add_special_tokens=False)["input_ids"] for t in (before, behind))  # type: ignore[return-value]
+        return self.ids(before), self.ids(behind)
 
     def frame(self, role: str, opener: int | None) -> tuple[list[int], list[int]]:
         """Token ids that open a turn of ``role`` and close it; nothing where ``role`` stands for no turn."""
@@ -92,11 +122,11 @@ class ChatTemplate:
         except ModalityNotSupported:
             return [], []
         before, mark, behind = text.partition(_MARK)
-        ids = self.tokenizer(before, add_special_tokens=False)["input_ids"]
+        ids = self.ids(before)
         if not mark or opener not in ids:
             return [], []
         last = len(ids) - 1 - ids[::-1].index(opener)
-        return ids[last:], self.tokenizer(behind, add_special_tokens=False)["input_ids"]
+        return ids[last:], self.ids(behind)
 
     def check(self, items: Sequence[Mapping[str, Any]]) -> None:
         """Raise ModalityNotSupported for media items of a kind the processor does not take."""
@@ -125,6 +155,11 @@ class ChatTemplate:
         if isinstance(content, str) and self.kinds:
             return {**message, "content": [{"type": "text", "text": content}]}
         return dict(message)
+
+    def _id(self, kind: str) -> int | None:
+        """The id of a kind's placeholder; None where it is no single token."""
+        ids = self.ids(str(getattr(self.processor, f"{kind}_token", "")))
+        return ids[0] if len(ids) == 1 else None
 
     def _text(self, role: str, text: str) -> Message:
         return {"role": role, "content": text}

@@ -34,6 +34,7 @@ from kamera.store.layers import open_stream, read_layer
 from kamera.store.memory import parse_size
 from kamera.store.metrics import Metrics, Silent
 from kamera.store.prefetch import Prefetch
+from kamera.store.probes import Probes
 from kamera.store.records import CanonicalRecord, PatchRecord, RecordType
 from kamera.store.remote import SCHEMES, is_remote
 from kamera.store.seal.tenants import codec_of, directory_of
@@ -77,6 +78,7 @@ class ChunkStore(Upkeep):
         self._memory = tiers.memory
         self._limit = tiers.memory.limit
         self._search = open_search(tiers, codec, tenant)
+        self.probes = Probes(None if tiers.disk is None else tiers.disk.root, codec)
         self.metrics.watch(self)
 
     @classmethod

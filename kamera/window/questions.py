@@ -9,10 +9,10 @@ from typing import Any, Literal, overload
 import torch
 
 from kamera.backbones import Chunk
-from kamera.errors import IncompatibleChunk
 from kamera.window.asking import Asker, Question
 from kamera.window.deque import Deque
 from kamera.window.report import SlotReport, Tally
+from kamera.window.serial import serial
 from kamera.window.serving import Server
 from kamera.window.slots import Slot
 from kamera.window.view import View
@@ -55,8 +55,9 @@ class Questions(View):
     def generate(
         self, question: Ids, *, keep: bool = ..., num_return_sequences: int, **options: Any
     ) -> str | torch.Tensor | list[str] | list[torch.Tensor]: ...
+    @serial
     def generate(
-        self, question: Question, *, keep: bool = False, **options: Any
+        self, /, question: Question, *, keep: bool = False, **options: Any
     ) -> str | torch.Tensor | list[str] | list[torch.Tensor]:
         """Answer a question; the window is afterwards as it was.
 
@@ -76,11 +77,13 @@ class Questions(View):
             return texts[0] if len(texts) == 1 else texts
         return rows[0] if len(rows) == 1 else list(rows)
 
+    @serial
     def next_token_logits(self, question: Question) -> torch.Tensor:
         """Logits ``[vocabulary]`` of the first token of an answer; the window is as it was."""
         self._check_backbone()
         return self._asker().next_token_logits(question)
 
+    @serial
     def is_load_bearing(self, slot: Slot | int, question: Question, *, max_new_tokens: int = 16) -> bool:
         """Would the answer change if this chunk, and what others absorbed from it, were not there?
 
@@ -118,8 +121,4 @@ class Questions(View):
         return Asker(server, state, deque.behind)
 
     def _check_backbone(self) -> None:
-        if self.backbone.fingerprint != self._server.context.fingerprint:
-            raise IncompatibleChunk(
-                "the backbone's weights have changed since this window was made: its KV is stale; "
-                "make a new window"
-            )
+        self._server.check_computation()

@@ -73,8 +73,29 @@ class Server:
         self.forming = forming or Forming()
         self.context = Context(backbone.fingerprint, anchor.digest, store.tenant, store.kv)
         self.losses = losses or Strict()
+        self._compared = -1
+        self.check_computation()
         self.stored = Stored(store, self.context, policy.budget, self.forming, self.losses)
         self._anchor_copy = Copy(anchor.kv, anchor.positions, None, "exact", (), canonical=True)
+
+    # -- the model -----------------------------------------------------------------------------
+
+    def check_computation(self) -> None:
+        """Raise unless the model is the one that this window and the store's KV were made with.
+
+        IncompatibleChunk when the fingerprint is another. Where something has moved and it is not,
+        ComputationChanged when the probe is answered otherwise than when the store was first used with it.
+        """
+        if self.backbone.fingerprint != self.context.fingerprint:
+            raise IncompatibleChunk(
+                "the backbone's weights have changed since this window was made, or its settings, hooks or "
+                "autocast: its KV is stale; undo that, or make a new window"
+            )
+        moves = self.backbone.identity.moves
+        if moves != self._compared:
+            backbone = self.backbone
+            self.store.probes.compare(self.context.fingerprint, backbone.answers, backbone.tolerance)
+            self._compared = moves
 
     # -- canonicals ----------------------------------------------------------------------------
 

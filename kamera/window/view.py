@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import weakref
 from collections.abc import Iterator
 from typing import overload
@@ -31,6 +32,7 @@ class View:
     _deque: Deque
     _state: WindowState
     _terms: Terms
+    _lock: threading.RLock
     _family: weakref.WeakSet[View]  # it and its forks
     _shown: tuple[WindowState, tuple[Slot, ...]] | None = None  # the slots of the state last asked for
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import copy
 import os
+import threading
 import weakref
 from collections.abc import Callable, Sequence
 from pathlib import Path
-
-import torch
+from typing import Any
 
 from kamera.backbones import Backbone, Chunk
 from kamera.backbones.build import Content, Spoken
@@ -25,6 +25,7 @@ from kamera.window.orbit import form_orbit
 from kamera.window.policy import Archive, OnLeave, PositionRule, ReusePolicy
 from kamera.window.questions import Questions
 from kamera.window.report import Report, SlotReport, Tally, counting
+from kamera.window.serial import serial
 from kamera.window.serving import Server
 from kamera.window.slots import Facts, Slot
 from kamera.window.state import indices
@@ -48,8 +49,9 @@ class KameraWindow(Questions):
     ``forming`` "background" factors and stores patches on a thread of its own while the window goes on;
     `flush` waits for them. What is served is the same either way.
 
-    An operation succeeds whole or leaves the window as it was. A window is used from one thread at a
-    time; forks share what they have in common.
+    An operation succeeds whole or leaves the window as it was. Operations and questions that several
+    threads ask of one window run one after another; windows and forks, which share what they have in
+    common, run beside each other.
     """
 
     def __init__(
@@ -66,6 +68,7 @@ class KameraWindow(Questions):
         forming: FormingRule = "now",
     ) -> None:
         _check_rule(positions)
+        self._lock = threading.RLock()
         _check_parts(backbone, store)
         self._trace = None if trace is None else Trace(trace)
         self._terms = agree(backbone, store, policy, certificate)
@@ -82,6 +85,7 @@ class KameraWindow(Questions):
 
     # -- operations ----------------------------------------------------------------------------
 
+    @serial
     def append(
         self, content: Content | Chunk, *, archive: Archive = "now", near_duplicate: float | None = None
     ) -> SlotReport:
@@ -115,6 +119,7 @@ class KameraWindow(Questions):
 
         return self._perform_on_slot("append", arrive)
 
+    @serial
     def recall(
         self,
         chunk: str | Slot | Chunk | None = None,
@@ -147,11 +152,13 @@ class KameraWindow(Questions):
 
         return self._perform_on_slot("recall", arrive)
 
+    @serial
     def search(self, like: Content | Chunk, k: int = 5) -> list[Hit]:
         """The ``k`` archived chunks that look most like a picture: one vision encode, no forward."""
         self._check_backbone()
         return candidates(self._server, like, k)
 
+    @serial
     def slide(self, n: int = 1, *, positions: PositionRule = "compact") -> SlotReport:
         """The ``n`` oldest chunks leave and the rest survive, with zero forwards.
 
@@ -170,12 +177,14 @@ class KameraWindow(Questions):
             "slide", lambda t: self._deque.leave(self._state, range(n), positions, t)
         )
 
+    @serial
     def evict(self, slot: Slot | int, *, positions: PositionRule = "compact") -> SlotReport:
         """One chunk leaves, wherever it stands; it stays archived and can be recalled."""
         _check_rule(positions)
         index = self._state.index(slot)
         return self._perform_on_slot("evict", lambda t: self._deque.leave(self._state, [index], positions, t))
 
+    @serial
     def reorder(self, permutation: Sequence[int]) -> Report:
         """Put the chunks in another order: ``permutation[i]`` is the present index of the i-th.
 
@@ -190,6 +199,7 @@ class KameraWindow(Questions):
             )
         return self._perform("reorder", lambda t: self._deque.reorder(self._state, order, t))
 
+    @serial
     def condition(self, slot: Slot | int, on: bool) -> SlotReport:
         """Switch a chunk to its clean canonical view, and back: exact both ways, zero forwards."""
         if not isinstance(on, bool):
@@ -197,6 +207,7 @@ class KameraWindow(Questions):
         index = self._state.index(slot)
         return self._perform_on_slot("condition", lambda _: self._deque.condition(self._state, index, on))
 
+    @serial
     def insert(self, index: int, content: Content | Chunk, *, on_leave: OnLeave = "repair") -> Report:
         """Put a chunk before the slot at ``index``; those behind it follow as `arrange` says."""
         if not isinstance(index, int) or isinstance(index, bool) or not 0 <= index <= len(self):
@@ -204,12 +215,14 @@ class KameraWindow(Questions):
         order = [*self.slots[:index], content, *self.slots[index:]]
         return self._rearrange("insert", order, on_leave)
 
+    @serial
     def replace(self, slot: Slot | int, content: Content | Chunk, *, on_leave: OnLeave = "repair") -> Report:
         """Put a chunk in another's place, which leaves; those behind it follow as `arrange` says."""
         index = self._state.index(slot)
         order = [*self.slots[:index], content, *self.slots[index + 1 :]]
         return self._rearrange("replace", order, on_leave)
 
+    @serial
     def arrange(self, order: Sequence[Slot | Content | Chunk], *, on_leave: OnLeave = "repair") -> Report:
         """Make the window hold these slots of its own and these new chunks, in this order.
 
@@ -248,6 +261,7 @@ class KameraWindow(Questions):
         facts = next(here, None) or self._server.archived(chunk.id)
         return facts or Facts(chunk.id, self.backbone.encode(chunk), chunk.label)
 
+    @serial
     def form_orbit(self, slot: Slot | int, *, samples: int | None = None, seed: int = 0) -> SlotReport:
         """Form and store the orbit patch of a chunk over orderings of what stands before it.
 
@@ -264,9 +278,11 @@ class KameraWindow(Questions):
 
         return self._perform_on_slot("form_orbit", form)
 
+    @serial
     def fork(self) -> KameraWindow:
         """A branch: the same chunks, nothing copied until one of the two changes its own."""
         branch = copy.copy(self)
+        branch._lock = threading.RLock()
         branch._deque = self._deque.fork()
         self._family.add(branch)
         return branch
@@ -277,6 +293,7 @@ class KameraWindow(Questions):
         """Wait until patches formed in the background are stored; raises what kept one from it."""
         self._server.forming.flush()
 
+    @serial
     def save(self, path: str | Path) -> None:
         """Write the window to a directory of its own, bit for bit, in place of the window saved there.
 
@@ -311,6 +328,7 @@ class KameraWindow(Questions):
 
         _check_parts(backbone, store)
         window = cls.__new__(cls)
+        window._lock = threading.RLock()
         loaded = load_window(Path(path), backbone, store, certificate, forming)
         window._terms, window._server, window._deque, window._state = loaded
         window._trace = None if trace is None else Trace(trace)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kamera.backbones import Encoded
+from kamera.backbones import Encoded, Observer
 from kamera.ops import apply_patch, form_patch, relocate_kv, uniform_offset
 from tests.backbones.compare import (
     encoded,
@@ -91,7 +91,7 @@ def test_encode_then_prefill_equals_the_plain_model(name):
     chunks.append(b.chunk_from_tensors(samples.text_ids(5, seed=3)))
     ids, inputs = samples.join(chunks)
     seen = {}
-    hook = b.decoder.register_forward_pre_hook(lambda m, a, kw: seen.update(kw), with_kwargs=True)
+    hook = b.decoder.register_forward_pre_hook(Observer(lambda m, a, kw: seen.update(kw)), with_kwargs=True)
     try:
         with torch.no_grad():
             out = b.model(input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=True, **inputs)

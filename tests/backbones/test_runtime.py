@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from kamera.backbones import Backbone, prove_patch, prove_relocation
+from kamera.backbones import Backbone, Observer, prove_patch, prove_relocation
 from kamera.errors import NotRelocatable, UnsupportedBackbone
 from kamera.ops import kv_slice, relocate_kv
 from tests.backbones.compare import encoded, positions, relative, text, worst
@@ -171,8 +171,8 @@ def test_the_meter_counts_what_the_modules_run(name):
     def count(kind):
         return lambda *_: seen.__setitem__(kind, seen[kind] + 1)
 
-    hooks = [towers[0].register_forward_hook(count("vision"))]
-    hooks.append(b.decoder.layers[0].register_forward_hook(count("layer")))
+    hooks = [towers[0].register_forward_hook(Observer(count("vision")))]
+    hooks.append(b.decoder.layers[0].register_forward_hook(Observer(count("layer"))))
     try:
         with b.measure() as work:
             span = encoded(b, name)
@@ -245,7 +245,7 @@ def test_eager_and_sdpa_attention_agree_and_masks_are_never_boolean(name):
             kinds.add(mask.dtype)
 
     for layer in eager.decoder.layers:
-        layer.self_attn.register_forward_pre_hook(look, with_kwargs=True)
+        layer.self_attn.register_forward_pre_hook(Observer(look), with_kwargs=True)
     caches = []
     for b in (eager, sdpa):
         spans = [encoded(b, name, seed) for seed in (1, 2)]

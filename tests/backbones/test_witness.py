@@ -83,36 +83,40 @@ def _dict_swapped(model: Any) -> None:
 def test_a_change_is_seen_once_and_the_next_one_too(change: Change):
     model = tiny.build("qwen2_5_vl")
     witness = Witness(model)
-    before = witness.state()
-    assert witness.state() == before
+    before = witness.look()
+    assert witness.look() == before
     change(model)
-    after = witness.state()
+    after = witness.look()
     assert after != before
-    assert witness.state() == after
+    assert witness.look() == after
     with torch.no_grad():
         model.lm_head.weight.mul_(2)
-    assert witness.state() != after
+    assert witness.look() != after
 
 
 def test_a_new_parameter_at_an_old_ones_address_is_seen():
     model = tiny.build("qwen2_5_vl")
     witness, linear = Witness(model), _layer(model).up_proj
-    seen = [witness.state()]
+    seen = [witness.look()]
     for value in range(20):  # the allocator hands the freed block out again
         shape = linear.weight.shape
         del linear.weight
         linear.weight = nn.Parameter(torch.full(shape, float(value)))
-        seen.append(witness.state())
+        seen.append(witness.look())
     assert all(a != b for a, b in itertools.pairwise(seen))
 
 
-def test_rotary_buffers_may_be_rewritten_as_some_models_do_at_every_forward():
-    model = tiny.build("qwen2_5_vl")
-    witness = Witness(model)
-    before = witness.state()
-    rotary = model.model.language_model.rotary_emb
+def test_frequencies_may_be_rewritten_where_forwards_choose_them():
+    model = tiny.build("longrope")
+    witness, rotary = Witness(model), model.model.rotary_emb
+    before = witness.look()
     rotary.register_buffer("inv_freq", rotary.inv_freq * 2, persistent=False)
-    assert witness.state() == before
+    assert witness.look() == before
+    other = tiny.build("qwen2_5_vl")
+    witness, rotary = Witness(other), other.model.language_model.rotary_emb
+    before = witness.look()
+    rotary.inv_freq.data.mul_(2)
+    assert witness.look() != before
 
 
 def test_a_module_shared_twice_and_inference_tensors_are_witnessed():
@@ -120,21 +124,21 @@ def test_a_module_shared_twice_and_inference_tensors_are_witnessed():
         frozen = nn.Linear(3, 3)
     model = nn.Sequential(frozen, nn.ReLU(), frozen)
     witness = Witness(model)
-    before = witness.state()
-    assert witness.state() == before
+    before = witness.look()
+    assert witness.look() == before
     model[2] = nn.Linear(3, 3)
-    assert witness.state() != before
+    assert witness.look() != before
 
 
 def test_an_addition_to_any_module_is_seen():
     model = nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Sequential(nn.BatchNorm1d(2), nn.BatchNorm1d(2)))
     witness = Witness(model)
-    seen = [witness.state()]
+    seen = [witness.look()]
     for i, module in enumerate(list(model.modules())):
         module.register_buffer(f"b{i}", torch.zeros(1))
-        seen.append(witness.state())
+        seen.append(witness.look())
         module.register_parameter(f"p{i}", nn.Parameter(torch.zeros(1)))
-        seen.append(witness.state())
+        seen.append(witness.look())
         module.add_module(f"m{i}", nn.Identity())
-        seen.append(witness.state())
+        seen.append(witness.look())
     assert all(a != b for a, b in itertools.pairwise(seen))

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from kamera import ChunkStore, KameraWindow, ReusePolicy
-from kamera.backbones import Backbone
+from kamera.backbones import Backbone, Observer
 from kamera.compile import Counts, Here, Job, PlanError, Settings, read_plan, run_plan
 from kamera.compile.lookup import context_of
 from kamera.errors import StoreError
@@ -47,7 +47,7 @@ def calls(backbone: Backbone):
         seen["decoder"] += module is backbone.decoder
         seen["tower"] += module is tower
 
-    hooks = [m.register_forward_hook(count) for m in backbone.model.modules()]
+    hooks = [m.register_forward_hook(Observer(count)) for m in backbone.model.modules()]
     try:
         yield seen
     finally:

@@ -8,6 +8,7 @@ import signal
 import time
 
 from kamera import ChunkStore
+from kamera.backbones import Observer
 from kamera.compile import Settings, read_plan, run_plan
 from tests.compile.same import contents
 from tests.compile.saved import pictures, vision_backbone, write_plan
@@ -25,7 +26,7 @@ def killed_after(seconds: float | None, folder, plan) -> tuple[bool, int]:
         try:
             os.close(reading)
             backbone = vision_backbone()
-            backbone.decoder.register_forward_hook(lambda *_: os.write(writing, b".") and None)
+            backbone.decoder.register_forward_hook(Observer(lambda *_: os.write(writing, b".")))
             with ChunkStore.open(folder) as store:
                 run_plan(plan, backbone, store, SETTINGS)
             code = 0

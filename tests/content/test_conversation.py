@@ -9,7 +9,7 @@ import torch
 
 from kamera.content import Conversations, Rendered
 from kamera.edits import difference
-from kamera.errors import ModalityNotSupported, ProcessorRequired
+from kamera.errors import ModalityNotSupported, ProcessorRequired, UnsafeText
 from tests.content import templates
 from tests.content.templates import AGENT, LONG_TALK, TALK, TEMPLATES, TOOLS, screens
 from tests.models import processors
@@ -157,8 +157,19 @@ def test_a_role_the_template_refuses_is_named():
 
 def test_a_placeholder_in_plain_text_is_refused():
     messages = [{"role": "user", "content": "look: <|image_pad|>"}]
-    with pytest.raises(ValueError, match="1 media placeholders for 0"):
+    with pytest.raises(UnsafeText, match="spells a special token"):
         Conversations(templates.seeing()).render(messages)
+
+
+@pytest.mark.parametrize("style", ["thinking", "headers", "turns"])
+def test_text_that_opens_a_turn_is_refused(style):
+    tokenizer = templates.speaker(style)
+    opener = (
+        tokenizer.decode(Conversations(tokenizer).render(TALK).ids[:2]).replace("<bos>", "").split("user")[0]
+    )
+    messages = [{"role": "user", "content": f"hello {opener}system"}]
+    with pytest.raises(UnsafeText, match="spells a special token"):
+        Conversations(tokenizer).render(messages)
 
 
 def test_a_picture_for_a_text_model_is_refused():

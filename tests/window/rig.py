@@ -11,6 +11,7 @@ import torch
 from transformers import DeepseekV32Config, DeepseekV32ForCausalLM, DynamicCache
 
 from kamera import Backbone, Chunk, ChunkStore, KameraWindow, ReusePolicy
+from kamera.backbones import Observer
 from kamera.ops import KV, kv_map, relocate_kv
 from kamera.window.report import Tally
 from tests.backbones.compare import relative, worst
@@ -249,8 +250,8 @@ def watching(backbone: Backbone) -> Iterator[Seen]:
     def encoded(module, args):
         seen.encodes += 1
 
-    hooks = [first.register_forward_pre_hook(decoded, with_kwargs=True)]
-    hooks += [t.register_forward_pre_hook(encoded) for t in towers]
+    hooks = [first.register_forward_pre_hook(Observer(decoded), with_kwargs=True)]
+    hooks += [t.register_forward_pre_hook(Observer(encoded)) for t in towers]
     try:
         yield seen
     finally:
@@ -268,7 +269,7 @@ def breaking(backbone: Backbone, after: int = 0) -> Iterator[None]:
         if calls[0] > after:
             raise RuntimeError("out of memory, says the test")
 
-    hook = backbone.decoder.register_forward_pre_hook(fail, with_kwargs=True)
+    hook = backbone.decoder.register_forward_pre_hook(Observer(fail), with_kwargs=True)
     try:
         yield
     finally:

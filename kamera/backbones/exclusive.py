@@ -1,0 +1,51 @@
+"""One at a time: forwards of one model run one after another, whoever asks for them."""
+
+from __future__ import annotations
+
+import os
+import threading
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+
+class Exclusive:
+    """One re-entrant lock. A child forked while somebody held it begins with a free one."""
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Wait until nobody else is inside, and keep others out for the block."""
+        with self._lock:
+            yield
+
+    def renew(self) -> None:
+        """Forget who holds it: in a forked child that is nobody."""
+        self._lock = threading.RLock()
+
+
+_making = threading.Lock()
+_known: weakref.WeakKeyDictionary[Any, Exclusive] = weakref.WeakKeyDictionary()
+
+
+def exclusive_of(thing: Any) -> Exclusive:
+    """The lock of a model or a processor, the same for every backbone that is made of it."""
+    with _making:
+        try:
+            return _known.setdefault(thing, Exclusive())
+        except TypeError:  # neither hashable nor weakly referable: nobody else can be told that it is it
+            return Exclusive()
+
+
+def _in_a_child() -> None:
+    global _making
+    _making = threading.Lock()
+    for lock in list(_known.values()):
+        lock.renew()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_in_a_child)

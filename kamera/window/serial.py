@@ -1,0 +1,33 @@
+"""One operation of a window at a time, whatever threads ask for them."""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Callable
+from typing import Concatenate, ParamSpec, Protocol, TypeVar
+
+Given = ParamSpec("Given")
+Result = TypeVar("Result")
+
+
+class Locked(Protocol):
+    """What has operations that must not overlap."""
+
+    _lock: threading.RLock
+
+
+Owner = TypeVar("Owner", bound=Locked)
+
+
+def serial(
+    operation: Callable[Concatenate[Owner, Given], Result],
+) -> Callable[Concatenate[Owner, Given], Result]:
+    """An operation that waits until those of other threads on the same window are over."""
+
+    @functools.wraps(operation)
+    def alone(self: Owner, /, *args: Given.args, **named: Given.kwargs) -> Result:
+        with self._lock:
+            return operation(self, *args, **named)
+
+    return alone
