@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from kamera import Backbone, ChunkStore, KameraWindow, ReusePolicy
+from kamera.certify import certify
 from kamera.compile import Settings, read_plan, run_plan
-from kamera.eval.certify import certify
 
 SYSTEM = "You watch a camera."
 

@@ -13,8 +13,6 @@ from dataclasses import dataclass
 import transformers
 from transformers import AutoConfig, PretrainedConfig
 
-from kamera.bench.presets import PRESETS
-
 PATCH_SHARE = 0.03  # ReusePolicy.patch_bytes: at most this share of the chunk's KV
 
 
@@ -76,17 +74,24 @@ def shapes_of(config: PretrainedConfig, name: str) -> Shapes:
     )
 
 
+PUBLISHED = (
+    Shapes("Qwen/Qwen2.5-VL-3B-Instruct", layers=36, hidden=2048, kv_heads=2, head_dim=128),
+    Shapes("Qwen/Qwen2.5-VL-7B-Instruct", layers=28, hidden=3584, kv_heads=4, head_dim=128),
+    Shapes("Qwen/Qwen3-VL-8B-Instruct", layers=36, hidden=4096, kv_heads=8, head_dim=128, deepstack=3),
+    Shapes("moonshotai/Kimi-VL-A3B-Instruct", layers=27, hidden=2048, latent=512, rotary=64),
+    Shapes("llava-hf/llava-1.5-7b-hf", layers=32, hidden=4096, kv_heads=32, head_dim=128),
+)
+"""From the models' own config.json."""
+
+
 def public() -> list[Shapes]:
-    """Published models: from the presets of ``kamera bench``, and where transformers' default is one."""
-    made = [
-        (p.checkpoint, getattr(transformers, f"{p.model}Config")(**p.cut(None))) for p in PRESETS.values()
-    ]
-    made += [
-        ("Qwen/Qwen2.5-VL-72B-Instruct", transformers.Qwen2_5_VLConfig()),
-        ("deepseek-ai/DeepSeek-V3", transformers.DeepseekV3Config()),
-        ("deepseek-ai/DeepSeek-V3.2", transformers.DeepseekV32Config()),
-    ]
-    return [shapes_of(config, name) for name, config in made if "/" in name]
+    """Published models, and those that transformers' default configuration is."""
+    made = {
+        "Qwen/Qwen2.5-VL-72B-Instruct": transformers.Qwen2_5_VLConfig(),
+        "deepseek-ai/DeepSeek-V3": transformers.DeepseekV3Config(),
+        "deepseek-ai/DeepSeek-V3.2": transformers.DeepseekV32Config(),
+    }
+    return [*PUBLISHED, *(shapes_of(config, name) for name, config in made.items())]
 
 
 def main() -> None:

@@ -12,7 +12,7 @@ import tempfile
 from pathlib import Path
 
 from kamera import Backbone, ChunkStore, KameraWindow, read_video, testbed
-from kamera.eval.certify import certify
+from kamera.certify import certify
 
 
 def film() -> tuple[list, list[str], str, str, list[int]]:

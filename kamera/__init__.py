@@ -1,12 +1,17 @@
 """Kamera: the context window of a vision agent as a deque, by position-free KV and small patches."""
 
+from importlib import import_module
+from typing import TYPE_CHECKING
+
 from kamera import errors
-from kamera.backbones import Backbone, Chunk, Clip, read_video
 from kamera.errors import KameraError
-from kamera.ops import Patch
-from kamera.sessions import ChatSession, Turn
-from kamera.store import ChunkStore
-from kamera.window import Certificate, KameraWindow, Report, ReusePolicy, Slot
+
+if TYPE_CHECKING:
+    from kamera.backbones import Backbone, Chunk, Clip, read_video
+    from kamera.ops import Patch
+    from kamera.sessions import ChatSession, Turn
+    from kamera.store import ChunkStore
+    from kamera.window import Certificate, KameraWindow, Report, ReusePolicy, Slot
 
 __version__ = "0.1.0"
 
@@ -28,3 +33,23 @@ __all__ = [
     "errors",
     "read_video",
 ]
+
+if not TYPE_CHECKING:
+    # torch and transformers take seconds: they are imported with the first name that needs them
+    _ROOMS = {
+        "kamera.backbones": ("Backbone", "Chunk", "Clip", "read_video"),
+        "kamera.ops": ("Patch",),
+        "kamera.sessions": ("ChatSession", "Turn"),
+        "kamera.store": ("ChunkStore",),
+        "kamera.window": ("Certificate", "KameraWindow", "Report", "ReusePolicy", "Slot"),
+    }
+    _ROOM_OF = {name: room for room, names in _ROOMS.items() for name in names}
+
+    def __getattr__(name):
+        if name not in _ROOM_OF:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        value = globals()[name] = getattr(import_module(_ROOM_OF[name]), name)
+        return value
+
+    def __dir__():
+        return sorted({*globals(), *__all__})

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 
 class KameraError(Exception):
     """Base of every refusal Kamera makes on purpose."""
@@ -120,6 +122,14 @@ class PinsFull(StoreError):
 
 class RemoteUnavailable(StoreError):
     """The remote behind a store does not answer, or refuses; reads through the store are misses then."""
+
+
+class PlanError(KameraError, ValueError):
+    """Lines of a plan that cannot be compiled; ``problems`` are ``file:line: what, and what to do``."""
+
+    def __init__(self, problems: Iterable[str]) -> None:
+        self.problems = tuple(problems)
+        super().__init__("\n".join(self.problems))
 
 
 class TraceError(KameraError, ValueError):

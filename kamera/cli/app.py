@@ -8,52 +8,120 @@ from typing import Annotated
 
 import typer
 
-from kamera.cli.bench import bench
-from kamera.cli.certify import certify
-from kamera.cli.compile import compile_plan
-from kamera.cli.demo import demo
-from kamera.cli.doctor import doctor
-from kamera.cli.eval import evaluate
-from kamera.cli.eval_paper import paper
-from kamera.cli.eval_tasks import add_benchmarks
-from kamera.cli.inspect import inspect
-from kamera.cli.plan import plan_from_trace
-from kamera.cli.store import store
-from kamera.cli.store_bundle import export_bundle, import_bundle
-from kamera.cli.store_convert import convert
-from kamera.cli.store_keep import forget, gc, pin, unpin
-from kamera.cli.store_quarantine import quarantine
-from kamera.cli.store_rotate import rotate
-from kamera.compile import PlanError
-from kamera.errors import KameraError
+from kamera.cli.lazy import Verb, group
+from kamera.errors import KameraError, PlanError
 
+STORE = {
+    "ls": Verb("kamera.cli.store:ls", "List a store's objects, oldest first."),
+    "stats": Verb(
+        "kamera.cli.store:stats",
+        "Count a store's objects, bytes, chunks and contexts, its pins and its damaged copies.",
+    ),
+    "verify": Verb(
+        "kamera.cli.store:verify",
+        "Read every byte of every object; damaged ones go to quarantine, index and files agree afterwards.",
+    ),
+    "gc": Verb(
+        "kamera.cli.store_keep:gc",
+        "Remove what saves the least recompute per byte until the rest fits; what is pinned stays.",
+    ),
+    "pin": Verb(
+        "kamera.cli.store_keep:pin",
+        "Keep objects through gc, and show what is pinned. Without OBJECT only the latter.",
+    ),
+    "unpin": Verb(
+        "kamera.cli.store_keep:unpin",
+        "Let gc take objects again. Exit code 0 also when they were not pinned.",
+    ),
+    "forget": Verb(
+        "kamera.cli.store_keep:forget",
+        "Remove all that was made of a chunk, look again, and say what is left of it.",
+    ),
+    "export": Verb(
+        "kamera.cli.store_bundle:export_bundle",
+        "Write a store's objects to one file, in plain. Exit code 1 when some could not be read.",
+    ),
+    "import": Verb(
+        "kamera.cli.store_bundle:import_bundle",
+        "Take a bundle into a store, which is made if need be. Exit code 1 when some of it was refused.",
+    ),
+    "rotate": Verb(
+        "kamera.cli.store_rotate:rotate",
+        "Write every object of a tenant again under the first key; the others are read with.",
+    ),
+    "convert": Verb(
+        "kamera.cli.store_convert:convert",
+        "Write a store's canonicals in codes of 8 or 4 bits into another store of the same tenant and "
+        "secret.",
+    ),
+    "quarantine": Verb(
+        "kamera.cli.store_quarantine:quarantine",
+        "The damaged copies that were set aside; never served, deleted only on demand.",
+    ),
+}
+EVAL = {
+    "fidelity": Verb(
+        "kamera.cli.eval:fidelity",
+        "Re-prefill, blind reuse, patch and stale patch after recall, reorder and turnover.",
+    ),
+    "mm-niah": Verb(
+        "kamera.cli.eval_tasks:mm_niah",
+        "MM-NIAH: needles in long documents of text and images.",
+    ),
+    "milebench": Verb(
+        "kamera.cli.eval_tasks:milebench",
+        "MileBench: long contexts of many images. A subtask is a dataset or a code such as T-1.",
+    ),
+    "muirbench": Verb("kamera.cli.eval_tasks:muirbench", "MuirBench: multiple choice over several images."),
+    "video-mme": Verb(
+        "kamera.cli.eval_tasks:video_mme",
+        "Video-MME: multiple choice over videos, without and with subtitles.",
+    ),
+    "egoschema": Verb(
+        "kamera.cli.eval_tasks:egoschema",
+        "EgoSchema: multiple choice over three-minute videos.",
+    ),
+}
+store = typer.Typer(help="What a store holds, and its upkeep.", cls=group(STORE), no_args_is_help=True)
+evaluate = typer.Typer(
+    help="Measure what reuse loses and what a patch brings back.", cls=group(EVAL), no_args_is_help=True
+)
+VERBS = {
+    "demo": Verb(
+        "kamera.cli.demo:demo",
+        "Film a small world, slide, recall and reorder, and compare with re-prefill and blind reuse.",
+    ),
+    "doctor": Verb(
+        "kamera.cli.doctor:doctor",
+        "Probe a model, prove relocation and patching on it, and say supported or refused.",
+    ),
+    "certify": Verb(
+        "kamera.cli.certify:certify",
+        "Ask a multi-hop probe of re-prefilled, blind and patched windows, and write a certificate.",
+    ),
+    "compile": Verb(
+        "kamera.cli.compile:compile_plan",
+        "Form and store canonicals and patches for every chunk of every window of a plan.",
+    ),
+    "plan": Verb(
+        "kamera.cli.plan:plan_from_trace",
+        "Make a plan of the windows that recurred, the most saving first.",
+    ),
+    "inspect": Verb(
+        "kamera.cli.inspect:inspect",
+        "Show what is stored, and verify every byte of it. Changes nothing.",
+    ),
+    "store": Verb("kamera.cli.app:store", "What a store holds, and its upkeep."),
+    "eval": Verb("kamera.cli.app:evaluate", "Measure what reuse loses and what a patch brings back."),
+}
 app = typer.Typer(
     name="kamera",
+    cls=group(VERBS),
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
-    rich_markup_mode=None,  # help speaks of [lists] and {objects}
+    rich_markup_mode=None,
 )
-app.command("demo")(demo)
-app.command("doctor")(doctor)
-app.command("certify")(certify)
-app.command("bench")(bench)
-app.command("compile")(compile_plan)
-app.command("plan")(plan_from_trace)
-app.command("inspect")(inspect)
-store.command("gc")(gc)
-store.command("pin")(pin)
-store.command("unpin")(unpin)
-store.add_typer(quarantine, name="quarantine")
-store.command("forget")(forget)
-store.command("export")(export_bundle)
-store.command("import")(import_bundle)
-store.command("rotate")(rotate)
-store.command("convert")(convert)
-app.add_typer(store, name="store")
-add_benchmarks(evaluate)
-evaluate.command("paper")(paper)
-app.add_typer(evaluate, name="eval")
 
 
 def _print_version(wanted: bool) -> None:
@@ -75,13 +143,18 @@ def _root(
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command line (default: the process's own) and return its exit code.
+    """Run a command line of ``kamera`` (default: the process's own) and return its exit code (`run`)."""
+    return run(app, "kamera", arguments)
+
+
+def run(program: typer.Typer, name: str, arguments: Sequence[str] | None = None) -> int:
+    """Run a program's command line (default: the process's own) and return its exit code.
 
     0 done, 1 failed (a KameraError or the operating system), 2 bad usage (a ValueError is a caller's
     mistake by house rule). A failure is told on stderr, in one line for each thing that is wrong.
     """
     try:
-        app(None if arguments is None else list(arguments), prog_name="kamera")
+        program(None if arguments is None else list(arguments), prog_name=name)
     except SystemExit as stop:
         return stop.code if isinstance(stop.code, int) else int(stop.code is not None)
     except PlanError as error:

@@ -11,10 +11,10 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
+from kamera.certify import ITEMS, run_probe
 from kamera.cli.models import load_backbone
 from kamera.cli.options import Device, Dtype, Form, Format, Model, PatchBytes, Precision, Quiet
 from kamera.cli.output import Output, facts
-from kamera.eval.certify import ITEMS, run_probe
 from kamera.window import Certificate, ReusePolicy
 from kamera.window.certificate import Estimate
 from kamera.window.certified import home
@@ -55,9 +55,7 @@ def certify(
     nothing.
     """
     out = Output(format, None, quiet)
-    chosen = probe or (
-        Probe.world if model.startswith("testbed") and not Path(model).exists() else Probe.pages
-    )
+    chosen = probe or (Probe.world if model == "testbed" and not Path(model).exists() else Probe.pages)
     backbone = load_backbone(model, device, dtype, show_progress=out.shows_progress)
     with out.progress(items, "question") as bar:
         steps = run_probe(

@@ -12,15 +12,7 @@ import typer
 from kamera.cli.options import File, Form, Format, Quiet
 from kamera.cli.output import Output, finite, listing
 
-evaluate = typer.Typer(help="Measure what reuse loses and what a patch brings back.", no_args_is_help=True)
 
-
-@evaluate.callback()
-def _tasks() -> None:
-    """Measure what reuse loses and what a patch brings back."""
-
-
-@evaluate.command("fidelity")
 def fidelity(
     items: Annotated[int, typer.Option(min=1, help="Two-hop questions per row.")] = 500,
     rank: Annotated[int, typer.Option(min=1, help="Rank of the patches.")] = 16,

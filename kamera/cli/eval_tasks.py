@@ -58,19 +58,10 @@ class Prompt(str, Enum):
     lmms_eval = "lmms-eval"
 
 
-_verbs: list[tuple[str, Callable[..., None], str | None]] = []
-
-
-def add_benchmarks(evaluate: typer.Typer) -> None:
-    """Give ``kamera eval`` a verb for each benchmark."""
-    for name, verb, text in _verbs:
-        evaluate.command(name, help=text)(verb)
-
-
-def _verb(name: str) -> Callable[[Callable[..., Options]], Callable[..., Options]]:
+def _verb(name: str) -> Callable[[Callable[..., Options]], Callable[..., None]]:
     """Make a function of a benchmark's own options a verb that takes `_run`'s options too."""
 
-    def register(own: Callable[..., Options]) -> Callable[..., Options]:
+    def join(own: Callable[..., Options]) -> Callable[..., None]:
         mine, shared = (inspect.signature(f, eval_str=True).parameters for f in (own, _run))
         joined = [*mine.values(), *(p for n, p in shared.items() if n not in ("name", "options"))]
 
@@ -80,10 +71,10 @@ def _verb(name: str) -> Callable[[Callable[..., Options]], Callable[..., Options
         keyword = inspect.Parameter.KEYWORD_ONLY
         verb.__signature__ = inspect.Signature([p.replace(kind=keyword) for p in joined])  # type: ignore[attr-defined]
         verb.__annotations__ = {p.name: p.annotation for p in joined}
-        _verbs.append((name, verb, own.__doc__))
-        return own
+        verb.__doc__ = own.__doc__
+        return verb
 
-    return register
+    return join
 
 
 def _run(

@@ -9,9 +9,7 @@ from kamera.cli.options import Dtype
 
 
 def load_backbone(name: str, device: str | None, dtype: Dtype, *, show_progress: bool) -> Backbone:
-    """A backbone from a directory, a hub name, or ``testbed`` for one that ships with Kamera.
-
-    ``testbed:mla`` and the like name one of its families; ``testbed`` alone is the GQA one.
+    """A backbone from a directory, a hub name, or ``testbed`` for the one that ships with Kamera.
 
     Raises UnsupportedBackbone, with the reason, when it does not load or is refused.
     """
@@ -20,8 +18,8 @@ def load_backbone(name: str, device: str | None, dtype: Dtype, *, show_progress:
     if not show_progress:
         logging.disable_progress_bar()
     source = name
-    if name.partition(":")[0] == "testbed" and not Path(name).exists():
+    if name == "testbed" and not Path(name).exists():
         from kamera import testbed
 
-        source = str(testbed.weights_dir(name.partition(":")[2] or "gqa"))
+        source = str(testbed.weights_dir())
     return Backbone.from_pretrained(source, device=device, dtype=dtype.value)

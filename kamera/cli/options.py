@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from enum import Enum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
-import torch
 import typer
 
-from kamera.store.keys import KV_FORMS, KVForm
+if TYPE_CHECKING:
+    from kamera.store.keys import KVForm
 
 
 class Format(str, Enum):
@@ -38,12 +38,16 @@ class Held(str, Enum):
     @property
     def form(self) -> KVForm:
         """As `ChunkStore.open` takes it."""
+        from kamera.store.keys import KV_FORMS
+
         return next(form for form in KV_FORMS if form == self.value)
 
 
 def _usable(device: str | None) -> str | None:
     if device is None:
         return None
+    import torch
+
     try:
         torch.empty(0, device=torch.device(device))
     except (RuntimeError, AssertionError, NotImplementedError) as error:

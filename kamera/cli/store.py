@@ -11,10 +11,7 @@ from kamera.cli.output import facts, listing, size
 from kamera.cli.store_options import Asked, Kind, moment, on_store
 from kamera.errors import StoreError
 
-store = typer.Typer(help="What a store holds, and its upkeep.", no_args_is_help=True)
 
-
-@store.command("ls")
 @on_store
 def ls(
     asked: Asked,
@@ -46,7 +43,6 @@ def ls(
     asked.out.write(document, [listing(title, columns, rows)])
 
 
-@store.command("stats")
 @on_store
 def stats(asked: Asked, kind: Kind = None) -> None:
     """Count a store's objects, bytes, chunks and contexts, its pins and its damaged copies."""
@@ -86,7 +82,6 @@ def stats(asked: Asked, kind: Kind = None) -> None:
     asked.out.write(document, [facts(held.url, rows)])
 
 
-@store.command("verify")
 @on_store
 def verify(
     asked: Asked,

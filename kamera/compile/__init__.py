@@ -1,10 +1,11 @@
 """Patch compilation as a job: read a plan, form and store what is missing, report."""
 
 from kamera.compile.job import Job, Step, run_plan
-from kamera.compile.plan import Plan, PlanError, PlannedWindow, read_plan
+from kamera.compile.plan import Plan, PlannedWindow, read_plan
 from kamera.compile.report import Batches, BreakEven, CompileReport, Counts, Failure
 from kamera.compile.settings import Settings
 from kamera.compile.team import Here, Team
+from kamera.errors import PlanError
 
 __all__ = [
     "Batches",

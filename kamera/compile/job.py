@@ -16,12 +16,13 @@ from dataclasses import dataclass
 
 from kamera.backbones import Backbone
 from kamera.compile.ledger import Ledger, System
-from kamera.compile.plan import Plan, PlanError, PlannedWindow, Stored
+from kamera.compile.plan import Plan, PlannedWindow, Stored
 from kamera.compile.report import Batches, BreakEven, CompileReport
 from kamera.compile.settings import Settings
 from kamera.compile.tasks import Cost, Sources
 from kamera.compile.team import Here, Team
 from kamera.compile.worker import Worker
+from kamera.errors import PlanError
 from kamera.store import ChunkStore
 
 _PARTS = 4

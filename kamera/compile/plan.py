@@ -11,12 +11,12 @@ lines are skipped.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from kamera.errors import KameraError
+from kamera.errors import PlanError
 from kamera.ops import layers_of
 
 _BUDGET = ("min_pixels", "max_pixels", "resized_height", "resized_width")
@@ -26,14 +26,6 @@ _FIELDS: Mapping[str, tuple[str, ...]] = {
     "video": ("fps", "nframes", "num_frames", "max_frames"),
 }
 _WAYS = 'give text, {"text": …}, {"image": path}, {"video": path}, {"chunk_id": id}, or a list of these items'
-
-
-class PlanError(KameraError, ValueError):
-    """Lines of a plan that cannot be compiled; ``problems`` are ``file:line: what, and what to do``."""
-
-    def __init__(self, problems: Iterable[str]) -> None:
-        self.problems = tuple(problems)
-        super().__init__("\n".join(self.problems))
 
 
 @dataclass(frozen=True)

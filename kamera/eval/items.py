@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from kamera.eval.metrics import Interval, bootstrap, eta, kl
+from kamera.certify.metrics import Interval, bootstrap, eta, kl
 from kamera.window import KameraWindow
 
 

@@ -1,4 +1,4 @@
-"""A synthetic visual world and the small trained backbone that binds across its frames.
+"""A synthetic visual world and a small trained backbone that binds across its frames.
 
 >>> from kamera import testbed
 >>> model, processor = testbed.load()
@@ -8,24 +8,22 @@
 ('value of tag 54?', 'navy')
 >>> episode.answer(question, order=[3, 0, 1, 2])      # the truth when the legends come too late
 'orange'
+
+How it was trained, what it answers and three more families: ``lab/testbed/MODEL_CARD.md`` of the repository.
 """
 
 from .directories import load, weights_dir
-from .families import FAMILIES
 from .frames import COLOURS, GLYPHS, TAGS, Frame
-from .frontend import SYSTEM_PROMPTS
 from .video import read_frames, render_video
 from .world import Episode, Question, World, answer
 
-SYSTEM = SYSTEM_PROMPTS[0]
+SYSTEM = "You watch a camera."
 """The system prompt the measurements are made with."""
 
 __all__ = [
     "COLOURS",
-    "FAMILIES",
     "GLYPHS",
     "SYSTEM",
-    "SYSTEM_PROMPTS",
     "TAGS",
     "Episode",
     "Frame",

@@ -1,49 +1,25 @@
-"""The model directories: writing one after training, finding and loading those in the package."""
+"""The model directory in the package: finding and loading it."""
 
 from __future__ import annotations
 
-import copy
 from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import GenerationConfig
 
 from kamera.backbones.load import load_processor
 
-from .families import family as _family
-from .frontend import build_processor
+
+def weights_dir() -> Path:
+    """The packaged model directory: an ordinary Hugging Face one."""
+    return Path(__file__).parent / "weights" / "gqa"
 
 
-def weights_dir(family: str = "gqa") -> Path:
-    """The packaged model directory of a family: an ordinary Hugging Face one."""
-    return Path(__file__).parent / "weights" / _family(family).name
+def load(*, dtype: torch.dtype = torch.float32) -> tuple[Any, Any]:
+    """The trained backbone in eval mode and its processor; no network, no torchvision."""
+    from transformers import Qwen2_5_VLForConditionalGeneration
 
-
-def export(model: Any, family: str, directory: Path) -> None:
-    """Write model (bf16) and processor as a Hugging Face model directory."""
-    small = type(model)(copy.deepcopy(model.config))
-    small.load_state_dict(model.state_dict())
-    small.bfloat16()
-    processor = build_processor(family)
-    small.generation_config = GenerationConfig(
-        do_sample=False,
-        max_new_tokens=8,
-        eos_token_id=processor.tokenizer.eos_token_id,
-        pad_token_id=processor.tokenizer.pad_token_id,
+    model = Qwen2_5_VLForConditionalGeneration.from_pretrained(
+        weights_dir(), dtype=dtype, local_files_only=True
     )
-    small.save_pretrained(directory)
-    processor.save_pretrained(directory)
-
-
-def load(
-    family: str = "gqa", directory: Path | str | None = None, dtype: torch.dtype = torch.float32
-) -> tuple[Any, Any]:
-    """The trained backbone of a family in eval mode and its processor; no network, no torchvision."""
-    import transformers
-
-    directory = weights_dir(family) if directory is None else Path(directory)
-    model = getattr(transformers, _family(family).title).from_pretrained(
-        directory, dtype=dtype, local_files_only=True
-    )
-    return model.eval(), load_processor(directory)
+    return model.eval(), load_processor(weights_dir())

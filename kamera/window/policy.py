@@ -45,14 +45,13 @@ def prefilled_behind(antecedents: Guarantee) -> Guarantee:
 def certified_by_default() -> bool:
     """Whether a policy asks for a certificate when its maker does not say.
 
-    Yes, except under ``KAMERA_CERTIFIED=0``, and except in a pytest session (which sets
-    ``PYTEST_VERSION`` for exactly this question): tests of one's own code are about what is served,
-    not about who may. ``KAMERA_CERTIFIED=1`` asks for certificates there too.
+    Yes, except under ``KAMERA_CERTIFIED=0``: tests of one's own code, which are about what is served and
+    not about who may, set that for their process.
     """
     said = os.environ.get("KAMERA_CERTIFIED", "")
     if said not in ("", "0", "1"):
         raise ValueError(f'KAMERA_CERTIFIED={said!r} is neither "0" nor "1"')
-    return said == "1" if said else "PYTEST_VERSION" not in os.environ
+    return said != "0"
 
 
 @dataclass(frozen=True)
@@ -78,8 +77,7 @@ class ReusePolicy:
 
     ``certified`` serves less than "exact" only on a backbone whose certificate says that it is safe
     (`kamera certify MODEL`); without one every chunk is prefilled exactly, as if ``minimum`` were
-    "exact", and `UncertifiedBackbone` is warned once. The default is True outside pytest
-    (`certified_by_default`).
+    "exact", and `UncertifiedBackbone` is warned once. The default is `certified_by_default`.
     """
 
     minimum: Guarantee = "patched"

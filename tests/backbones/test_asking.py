@@ -8,7 +8,7 @@ import torch
 from kamera import Backbone
 from kamera.backbones.asking import ask_side_by_side
 from kamera.errors import UnsupportedBackbone
-from tests.eval.scenes import FAMILIES, questions, scene_of
+from tests.lab.scenes import FAMILIES, questions, scene_of
 
 
 @pytest.mark.parametrize("family", FAMILIES.values(), ids=FAMILIES)

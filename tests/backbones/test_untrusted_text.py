@@ -15,7 +15,7 @@ from transformers import PreTrainedTokenizerFast
 from kamera import Backbone, ChunkStore, KameraWindow
 from kamera.backbones.plain import PlainText
 from kamera.errors import UnsafeText
-from kamera.testbed.frontend import build_tokenizer
+from lab.testbed.frontend import build_tokenizer
 from tests.backbones.test_prompt import GEMMA
 from tests.models import processors, tiny
 

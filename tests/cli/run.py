@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import pytest
 
 from kamera.cli import main
+
+Program = Callable[[Sequence[str]], int]
 
 
 class Run(NamedTuple):
@@ -25,8 +28,13 @@ class Run(NamedTuple):
 
 def kamera(capsys: pytest.CaptureFixture[str], *arguments: object) -> Run:
     """``kamera ARGUMENTS…``"""
+    return run(capsys, main, *arguments)
+
+
+def run(capsys: pytest.CaptureFixture[str], program: Program, *arguments: object) -> Run:
+    """Any program of this kind: ``main`` of `kamera.cli`, or of the laboratory."""
     capsys.readouterr()
-    code = main([str(a) for a in arguments])
+    code = program([str(a) for a in arguments])
     return Run(code, *capsys.readouterr())
 
 

@@ -25,7 +25,7 @@ def test_python_m_kamera_prints_the_version_and_nothing_else():
 
 
 def test_every_verb_has_the_common_options(capsys):
-    for verb in (["bench"], ["doctor"], ["compile"], ["inspect"], ["store", "ls"], ["store", "stats"]):
+    for verb in (["doctor"], ["compile"], ["inspect"], ["store", "ls"], ["store", "stats"]):
         done = kamera(capsys, *verb, "--help")
         assert done.code == 0
         assert all(option in done.out for option in ("--format", "--output", "--quiet", "-q"))

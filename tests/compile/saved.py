@@ -13,8 +13,8 @@ import transformers
 from PIL import Image
 
 from kamera.backbones import Backbone
-from kamera.testbed.frontend import build_processor
 from kamera.testbed.render import CELL
+from lab.testbed.frontend import build_processor
 from tests.models import tiny
 
 SYSTEM = "You watch a camera."

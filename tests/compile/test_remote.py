@@ -7,12 +7,12 @@ from collections.abc import Iterator
 
 import pytest
 
-from benchmarks.redis_server import BINARY, MISSING, RedisServer
 from kamera import ChunkStore, KameraWindow
 from kamera.cli.place import Place
 from kamera.compile import Counts, Here, Job, Settings, read_plan, run_plan
 from kamera.compile import worker as working
 from kamera.errors import StoreError
+from lab.reliability.redis_server import BINARY, MISSING, RedisServer
 from tests.cli.run import kamera
 from tests.compile.same import contents
 from tests.compile.saved import SYSTEM, pictures, vision_backbone, vision_model, write_plan

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from hypothesis import strategies as st
 
-from benchmarks.reliability.forge import join, older, seal, split
 from kamera.ops import Codes, LowRank, Patch
 from kamera.store import CanonicalRecord, Context, PatchRecord
+from lab.reliability.forge import join, older, seal, split
 
 __all__ = ["join", "older", "seal", "split"]
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import redis
 
-from benchmarks.redis_server import RedisServer
 from kamera.store import ChunkStore
+from lab.reliability.redis_server import RedisServer
 
 from .s3_server import S3Server
 

@@ -10,11 +10,11 @@ from pathlib import Path
 import obstore.store
 import pytest
 
-from benchmarks.redis_server import RedisServer
 from kamera.errors import StoreError
 from kamera.store.remote.blobs import Blobs, Head
 from kamera.store.remote.objects import ObjectBlobs
 from kamera.store.remote.redis import RedisBlobs
+from lab.reliability.redis_server import RedisServer
 
 from .s3_server import BUCKET, S3Server
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from benchmarks.reliability.forge import stamped
 from kamera.errors import CorruptChunk
 from kamera.store.format import decode, encode
+from lab.reliability.forge import stamped
 
 from .builders import CONTEXT, assert_same, canonical, coded_patch, join, patch, seal, split
 

@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks.redis_server import RedisServer
 from kamera.errors import RemoteUnavailable, StoreError
 from kamera.store import ChunkStore, Context
 from kamera.store.disk.tier import DiskTier
 from kamera.store.format import encode
 from kamera.store.remote import RemoteTier
+from lab.reliability.redis_server import RedisServer
 
 from .builders import CONTEXT, assert_same, canonical, join, patch, split, tensor
 

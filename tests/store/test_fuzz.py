@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks.reliability import fuzz, parser, rig
 from kamera.errors import CorruptChunk, StoreVersionError
 from kamera.store.format import decode, encode, open_object
+from lab.reliability import fuzz, parser, rig
 
 from .builders import canonical, coded_patch, join, patch, seal, split
 

@@ -8,11 +8,11 @@ from collections.abc import Sequence
 
 import pytest
 
-from benchmarks.redis_server import RedisServer
 from kamera.errors import RemoteUnavailable
 from kamera.store.remote.blobs import Head
 from kamera.store.remote.guard import Breaker, Guard
 from kamera.store.remote.redis import RedisBlobs
+from lab.reliability.redis_server import RedisServer
 
 
 class Clock:

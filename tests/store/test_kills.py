@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.reliability import faults, kills, rig, writers
 from kamera.store import ChunkStore
+from lab.reliability import faults, kills, rig, writers
 
 WRONG = ("torn", "lost", "disagreements", "leftovers")
 

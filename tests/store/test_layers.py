@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks.reliability.forge import front_of, group_of, split
 from kamera.errors import CorruptChunk
 from kamera.ops.quantize_kv import KV_CODECS
 from kamera.store import ChunkStore, Context
 from kamera.store.records import kept
 from kamera.store.sources import FileSource
+from lab.reliability.forge import front_of, group_of, split
 
 from .builders import CHUNK, CONTEXT, bits, canonical, tensor
 

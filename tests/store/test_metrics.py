@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks.redis_server import RedisServer
 from kamera import KameraWindow, ReusePolicy
 from kamera.errors import CorruptChunk, StoreVersionError
 from kamera.store import ChunkStore
 from kamera.store.format import encode
 from kamera.store.metrics import Metrics
+from lab.reliability.redis_server import RedisServer
 from tests.models import samples, tiny
 
 from .builders import CONTEXT, canonical, join, patch, split

@@ -13,14 +13,14 @@ import pytest
 import torch
 from hypothesis import given, settings
 
-from benchmarks.reliability import rig
-from benchmarks.reliability.forge import join_older, split
 from kamera.errors import CorruptChunk, ForeignObject, StoreError, WrongKey
 from kamera.store import ChunkStore
 from kamera.store.format import decode, encode
 from kamera.store.records import kept
 from kamera.store.seal.codec import Sealed
 from kamera.store.seal.encryption import Encrypted
+from lab.reliability import rig
+from lab.reliability.forge import join_older, split
 
 from .builders import CONTEXT, assert_same, canonical, coded_patch, older, patch, records
 

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.redis_server import RedisServer
 from kamera.errors import CorruptChunk, RemoteUnavailable, StoreError, StoreVersionError
 from kamera.store import ChunkStore, Context
 from kamera.store.codec import Codec
+from lab.reliability.redis_server import RedisServer
 
 from .builders import CONTEXT, assert_same, canonical, join, patch, split
 

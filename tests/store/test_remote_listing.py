@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from benchmarks.redis_server import RedisServer
 from kamera.store import ChunkStore
 from kamera.store.remote.tier import RemoteTier
+from lab.reliability.redis_server import RedisServer
 
 from .builders import CONTEXT, canonical, patch
 from .s3_server import S3Server

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from benchmarks.redis_server import RedisServer
 from kamera.errors import StoreError, WrongKey
 from kamera.store import ChunkStore
 from kamera.store.remote.tier import Fetched, RemoteTier
+from lab.reliability.redis_server import RedisServer
 
 from .builders import CONTEXT, assert_same, canonical, patch
 

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from benchmarks.redis_server import RedisServer
 from kamera.errors import CorruptChunk, PinsFull, RemoteUnavailable, StoreError
 from kamera.store import ChunkStore
 from kamera.store.remote.pins import RemotePins
 from kamera.store.remote.tier import RemoteTier
 from kamera.store.upkeep.pins import Pin
+from lab.reliability.redis_server import RedisServer
 
 from .builders import CONTEXT, assert_same, canonical, patch
 

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from benchmarks.reliability import tenants
 from kamera.errors import CorruptChunk, IncompatibleChunk, StoreError
 from kamera.store import ChunkStore, Context
+from lab.reliability import tenants
 
 from .builders import CONTEXT, assert_same, canonical, patch
 

@@ -16,7 +16,6 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.redis_server import RedisServer
 from kamera.errors import CorruptChunk, PinsFull, RemoteUnavailable, StoreError
 from kamera.store import ChunkStore
 from kamera.store.disk.tier import DiskTier
@@ -24,6 +23,7 @@ from kamera.store.flights import Flights
 from kamera.store.prefetch import BOUND
 from kamera.store.remote.redis import RedisBlobs
 from kamera.store.remote.uploads import Uploads
+from lab.reliability.redis_server import RedisServer
 
 from .builders import CONTEXT, assert_same, canonical, patch
 

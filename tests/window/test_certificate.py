@@ -268,14 +268,12 @@ def test_a_saved_window_comes_back_as_it_was_under_its_certificate_and_exact_wit
 # -- the default -----------------------------------------------------------------------------------
 
 
-def test_certificates_are_asked_for_outside_pytest(monkeypatch):
-    assert ReusePolicy().certified is False
-    monkeypatch.setenv("KAMERA_CERTIFIED", "1")
-    assert ReusePolicy().certified is True
-    monkeypatch.delenv("PYTEST_VERSION")
+def test_a_policy_asks_for_a_certificate_unless_it_is_told(monkeypatch):
+    monkeypatch.delenv("KAMERA_CERTIFIED", raising=False)
+    assert ReusePolicy().certified is True  # here, under pytest, as in production
     monkeypatch.setenv("KAMERA_CERTIFIED", "0")
     assert ReusePolicy().certified is False
-    monkeypatch.delenv("KAMERA_CERTIFIED")
+    monkeypatch.setenv("KAMERA_CERTIFIED", "1")
     assert ReusePolicy().certified is True
     monkeypatch.setenv("KAMERA_CERTIFIED", "maybe")
     with pytest.raises(ValueError, match="'maybe' is neither"):

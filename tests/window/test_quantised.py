@@ -11,6 +11,7 @@ from kamera.errors import PolicyRefused
 from kamera.ops.quantize_kv import KV_CODECS
 from kamera.store import Context
 from kamera.window.file import read_saved
+from lab.testbed import load
 from tests.backbones.compare import relative, worst
 from tests.window.rig import (
     FULL_RANK,
@@ -182,7 +183,7 @@ def test_a_saved_window_keeps_saying_that_it_came_out_of_codes(pieces, codec, tm
 @pytest.mark.parametrize("family", ["gqa", pytest.param("mla", marks=pytest.mark.slow)])
 def test_on_a_trained_backbone_a_patched_chunk_out_of_codes_answers_as_a_reprefill(family):
     """Legends, then an items frame that comes back out of codes: its values need the legends."""
-    backbone = Backbone(*testbed.load(family))
+    backbone = Backbone(*load(family))
     episode = testbed.World(910_000).episode(0, layout="LRI")
     chunks = [backbone.chunk(frame.content) for frame in episode.frames]
     asked = [q for q in (episode.ask(*s) for s in episode.subjects(["value"])) if q.bound][:3]

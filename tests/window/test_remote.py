@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from benchmarks.redis_server import BINARY, MISSING, RedisServer
 from kamera import ChunkStore
+from lab.reliability.redis_server import BINARY, MISSING, RedisServer
 from tests.backbones.compare import relative
 from tests.window.rig import QUESTION, Prefilled, make, rig
 

@@ -1,1 +1,0 @@
-"""Programs that print the figures of ``docs/results``. No part of the installed package."""

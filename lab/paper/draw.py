@@ -1,0 +1,129 @@
+"""The windows of the tables: one pool of frames an episode, and every window a choice from it.
+
+A pool holds six antecedents (legends and renames), three frames that stand in for others, three
+distractor pictures, the items frame that is served and a second one. Windows of one episode share its
+chunks, the vision encodes, the canonical and every KV already computed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+
+from kamera import testbed
+from kamera.backbones import Backbone, Chunk
+from kamera.window.anchor import Anchor, prefill_anchor
+from lab.basis import Basis
+from lab.paper.trial import Trial
+from lab.scene import Scene
+
+HELD_OUT = 950_000
+"""Seed of the episodes asked; the basis is fitted on `FITTED`, and backbones were trained from 1 000 000."""
+
+FITTED = 960_000
+ANTECEDENTS = ("LLRLRL", "LRLLLR")
+"""Taken in turn: the first three, four or six stand before the items frame."""
+
+MAIN = (0, 1, 2)
+"""The window most tables are about."""
+
+NEW = (6, 7, 8)
+"""Frames that stand in for antecedents."""
+
+PICTURES = (9, 10, 11)
+TARGET, COMPANION = 12, 13
+"""The items frame that is served, and one that shares its clip where it is served in one."""
+
+PER_WINDOW = 12
+"""Multi-hop questions asked in a window at most."""
+
+MANY = 24
+"""The same where a window costs more than its questions do: fewer windows are needed."""
+
+ONE_HOP = 4
+"""One-hop questions asked beside them, as a control."""
+
+RANK = 16
+"""Of patches where a table is not about ranks."""
+
+
+@dataclass(frozen=True, eq=False)
+class Bench:
+    """What all windows of one family share."""
+
+    backbone: Backbone
+    anchor: Anchor
+    basis: Basis
+    seed: int
+
+    @classmethod
+    def prepare(cls, backbone: Backbone, seed: int, fitted: int) -> Bench:
+        """Prefill the anchor and fit the shared basis on ``fitted`` episodes that are never asked."""
+        anchor = prefill_anchor(backbone, testbed.SYSTEM)
+        windows = (Stage(backbone, anchor, FITTED + seed, index) for index in range(fitted))
+        return cls(backbone, anchor, Basis.fit(stage.scene(MAIN) for stage in windows), seed)
+
+    def stage(self, index: int) -> Stage:
+        """The ``index``-th episode."""
+        return Stage(self.backbone, self.anchor, HELD_OUT + self.seed, index, self.basis)
+
+
+@dataclass(eq=False)
+class Stage:
+    """One episode. Orders are indices into its frames; the items frame stands behind them."""
+
+    backbone: Backbone
+    anchor: Anchor
+    seed: int
+    index: int
+    basis: Basis | None = None
+    _chunks: dict[int, Chunk] = field(default_factory=dict)
+    _trials: dict[tuple[int, ...], Trial] = field(default_factory=dict)
+
+    @cached_property
+    def episode(self) -> testbed.Episode:
+        """The frames: antecedents, stand-ins, pictures, items, more items."""
+        antecedents = ANTECEDENTS[self.index % len(ANTECEDENTS)]
+        return testbed.World(self.seed).episode(self.index, layout=f"{antecedents}LRLPPPII")
+
+    def rng(self, *what: int) -> np.random.Generator:
+        """A generator of this episode's own for one purpose, whichever tables run."""
+        return np.random.default_rng([self.seed, self.index, *what])
+
+    def chunk(self, frame: int) -> Chunk:
+        """The chunk of one frame."""
+        if frame not in self._chunks:
+            self._chunks[frame] = self.backbone.chunk(self.episode.frames[frame].content)
+        return self._chunks[frame]
+
+    def chunks(self, order: Sequence[int]) -> list[Chunk]:
+        """The chunks of these frames."""
+        return [self.chunk(frame) for frame in order]
+
+    @cached_property
+    def _root(self) -> Scene:
+        return Scene(self.backbone, self.anchor, self.chunks(MAIN), self.chunk(TARGET))
+
+    def scene(self, order: Sequence[int]) -> Scene:
+        """The items frame behind these frames."""
+        return self._root.behind(self.chunks(order))
+
+    def trial(self, order: Sequence[int], most: int = PER_WINDOW) -> Trial:
+        """`scene` with questions whose answers these frames bind, and the one-hop control."""
+        key = (most, *order)
+        if key not in self._trials:
+            self._trials[key] = Trial(self.scene(order), self.questions(order, most))
+        return self._trials[key]
+
+    def questions(self, order: Sequence[int], most: int = PER_WINDOW) -> list[testbed.Question]:
+        """Up to ``most`` questions on items these frames bind, then up to `ONE_HOP` on the same items."""
+        window = (*order, TARGET)
+        subjects = [("value", tag) for tag in self.episode.frames[TARGET].glyph_of]
+        asked = [self.episode.ask(*subject, order=window) for subject in subjects]
+        bound = [q for q in asked if q.bound]
+        chosen = [bound[i] for i in self.rng(*window).permutation(len(bound))[:most]]
+        control = [self.episode.ask("glyph", q.subject, order=window) for q in chosen[:ONE_HOP]]
+        return [*chosen, *control]

@@ -1,0 +1,159 @@
+"""Runs every table on every family, families side by side in processes of one thread each."""
+
+from __future__ import annotations
+
+import multiprocessing
+import queue
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import FIRST_EXCEPTION, ProcessPoolExecutor, wait
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from kamera.backbones import Backbone
+from lab.paper import (
+    basis,
+    deficit,
+    depth,
+    envelope,
+    frontier,
+    modality,
+    recall,
+    refresh,
+    reorder,
+    survivors,
+)
+from lab.paper.draw import MAIN, PER_WINDOW, Bench, Stage
+from lab.paper.tally import Number, Row, Tally
+from lab.testbed import FAMILIES, load
+
+TABLES: dict[str, Sequence[Callable[[Stage, Tally], None]]] = {
+    frontier.NAME: (deficit.measure, frontier.measure),
+    reorder.NAME: (reorder.measure,),
+    recall.NAME: (recall.measure,),
+    survivors.NAME: (survivors.measure,),
+    survivors.BOUND: (survivors.measure_bound,),
+    envelope.NAME: (envelope.measure,),
+    envelope.SUPERSET: (envelope.measure_superset,),
+    refresh.NAME: (refresh.measure,),
+    depth.NAME: (depth.measure,),
+    basis.NAME: (basis.measure,),
+    modality.NAME: (modality.measure,),
+}
+"""What is measured until every arm of the named section has answered enough multi-hop questions."""
+
+MOST_FITTED = 24
+"""Episodes the shared basis is fitted on, or as many as are asked where those are fewer."""
+
+
+@dataclass(frozen=True)
+class Progress:
+    """``done`` of ``wanted`` multi-hop questions per row, in the table that is furthest behind."""
+
+    family: str
+    done: int
+    wanted: int
+
+
+@dataclass(frozen=True)
+class Findings:
+    """All that was measured on one family."""
+
+    family: str
+    model: str
+    fingerprint: str
+    layers: int
+    channels: tuple[str, ...]
+    chunk_tokens: int
+    chunk_bytes: int
+    episodes: int
+    seconds: float
+    rows: tuple[Row, ...]
+    numbers: tuple[Number, ...]
+
+
+def measure_family(name: str, backbone: Backbone, items: int, seed: int) -> Iterator[Progress | Findings]:
+    """Every table on one backbone; at last its findings. ``items`` multi-hop questions per row at least."""
+    started = time.perf_counter()
+    tally = Tally()
+    bench = Bench.prepare(backbone, seed, max(4, min(MOST_FITTED, items // PER_WINDOW)))
+    index, done = 0, 0
+    stage = bench.stage(0)
+    while done < items:
+        stage = bench.stage(index)
+        for table, measures in TABLES.items():
+            if tally.questions(table) < items:
+                for measure in measures:
+                    measure(stage, tally)
+        done = min(tally.questions(table) for table in TABLES)
+        index += 1
+        yield Progress(name, min(done, items), items)
+    scene, what = stage.scene(MAIN), backbone.describe()
+    yield Findings(
+        name,
+        what.model_class,
+        backbone.fingerprint,
+        what.kv_layers,
+        what.channels,
+        scene.target.num_tokens,
+        scene.chunk_bytes,
+        index,
+        time.perf_counter() - started,
+        tuple(tally.rows(by_hops=(frontier.NAME, reorder.NAME))),
+        tuple(tally.numbers()),
+    )
+
+
+def measure_families(
+    families: Sequence[str], *, items: int = 500, seed: int = 0, jobs: int = 1
+) -> Iterator[Progress | Findings]:
+    """`measure_family` for each shipped backbone, ``jobs`` of them at a time; findings as they come.
+
+    Raises ValueError for an unknown family before anything runs.
+    """
+    for name in families:
+        if name not in FAMILIES:
+            raise ValueError(f"no testbed family {name!r}: there are {', '.join(FAMILIES)}")
+    if jobs == 1:
+        for name in families:
+            with _one_thread():
+                yield from measure_family(name, Backbone(*load(name)), items, seed)
+        return
+    spawn = multiprocessing.get_context("spawn")
+    with spawn.Manager() as manager, ProcessPoolExecutor(jobs, mp_context=spawn) as pool:
+        told: Any = manager.Queue()
+        working = {pool.submit(_work, name, items, seed, told) for name in families}
+        while working:
+            done, working = wait(working, timeout=0.5, return_when=FIRST_EXCEPTION)
+            for future in done:
+                future.result()
+            yield from _drained(told)
+
+
+def _work(name: str, items: int, seed: int, told: Any) -> None:
+    """One family in a process of its own."""
+    with _one_thread():
+        for step in measure_family(name, Backbone(*load(name)), items, seed):
+            told.put(step)
+
+
+def _drained(told: Any) -> Iterator[Progress | Findings]:
+    while True:
+        try:
+            yield told.get_nowait()
+        except queue.Empty:
+            return
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Threads change the order of sums: one, so that a seed means the same numbers everywhere."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

@@ -1,0 +1,85 @@
+"""Metrics against their definitions, written out."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from kamera.certify.metrics import agreement, bootstrap, eta, eta_interval, flip_recover, kl, kl_items
+from kamera.eval.items import Item, Scorer
+
+
+def test_kl_is_the_sum_written_out_and_zero_for_equal_logits():
+    arm, reference = torch.tensor([0.0, 1.0, 2.0]), torch.tensor([1.0, 1.0, 0.0])
+    p, q = torch.softmax(arm, -1).tolist(), torch.softmax(reference, -1).tolist()
+    expected = sum(a * math.log(a / b) for a, b in zip(p, q, strict=True))
+    assert kl(arm, reference) == pytest.approx(expected, rel=1e-6)
+    assert kl(arm, arm + 3.0) == pytest.approx(0.0, abs=1e-12)
+    assert kl(arm, reference) != pytest.approx(kl(reference, arm))
+
+
+def test_eta_closes_the_gap_at_one_and_is_negative_when_harmful():
+    assert eta([0.0, 0.0], [2.0, 4.0]) == 1.0
+    assert eta([2.0, 4.0], [2.0, 4.0]) == 0.0
+    assert eta([6.0, 6.0], [2.0, 4.0]) == -1.0
+    assert math.isnan(eta([0.0], [0.0]))
+
+
+def test_bootstrap_interval_holds_the_mean_and_narrows_with_items():
+    rng = np.random.default_rng(0)
+    few, many = (bootstrap(rng.integers(2, size=n).tolist()) for n in (20, 2000))
+    for interval in (few, many):
+        assert interval.low <= interval.mean <= interval.high
+    assert many.high - many.low < few.high - few.low
+    assert bootstrap([1.0] * 9) == bootstrap([1.0] * 5)
+
+
+def test_scorer_counts_accuracy_agreement_and_recovered_flips():
+    def one_hot(token):
+        return torch.nn.functional.one_hot(torch.tensor(token), 4).float() * 9
+
+    tokenize = {"a": torch.tensor([0]), "b": torch.tensor([1])}.__getitem__
+    scorer = Scorer(tokenize)
+    items = [Item("q1", "a", "two-hop"), Item("q2", "b", "two-hop")]
+    arms = {
+        "re-prefill": [one_hot(0), one_hot(1)],
+        "blind reuse": [one_hot(2), one_hot(1)],  # flips the first item
+        "patch": [one_hot(0), one_hot(3)],  # recovers it, and breaks the second
+    }
+    scorer.add("recall", items, arms)
+    rows = {row.arm: row for row in scorer.scores()}
+    assert [rows[a].accuracy.mean for a in arms] == [1.0, 0.5, 0.5]
+    assert rows["patch"].flip_recover == 1.0
+    assert rows["blind reuse"].flip_recover == 0.0
+    assert rows["patch"].agreement == 0.5
+    assert rows["re-prefill"].eta == 1.0 and rows["blind reuse"].eta == 0.0
+
+
+def test_values_per_item_are_those_of_each_item_alone():
+    generator = torch.Generator().manual_seed(0)
+    arm, reference = (torch.randn(6, 9, generator=generator) for _ in range(2))
+    pairs = list(zip(arm, reference, strict=True))
+    assert kl_items(arm, reference).tolist() == [kl(a, r) for a, r in pairs]
+    assert agreement(arm, reference).tolist() == [float(a.argmax() == r.argmax()) for a, r in pairs]
+    assert agreement(arm, arm).all()
+
+
+def test_flip_recover_looks_only_at_items_that_blind_flips():
+    blind = [0.0, 0.0, 0.0, 0.0, 1.0, 1.0]
+    assert flip_recover([1.0, 1.0, 1.0, 0.0, 0.0, 0.0], blind).mean == 0.75
+    assert flip_recover(blind, blind).mean == 0.0
+    assert math.isnan(flip_recover([0.0], [1.0]).mean)
+    with pytest.raises(ValueError, match="2 items of the arm and 6"):
+        flip_recover([1.0, 1.0], blind)
+
+
+def test_eta_interval_draws_arm_and_blind_of_an_item_together():
+    rng = np.random.default_rng(1)
+    blind = rng.exponential(2.0, size=300)
+    half = eta_interval(0.5 * blind, blind)  # every item closes half: no draw can differ
+    assert half.low == pytest.approx(0.5) and half.high == pytest.approx(0.5)
+    noisy = eta_interval(rng.permutation(blind), blind)
+    assert noisy.low < noisy.mean < noisy.high
+    assert noisy.mean == pytest.approx(0.0)  # the same losses on other items close nothing
+    assert math.isnan(eta_interval([0.0, 1.0], [0.0, 0.0]).mean)

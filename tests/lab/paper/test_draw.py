@@ -1,0 +1,52 @@
+"""Windows of the tables: the same for the same seed, and asked what they bind."""
+
+from __future__ import annotations
+
+import pytest
+
+from kamera import Backbone, testbed
+from kamera.testbed.world import TRAINING_SEEDS
+from kamera.window.anchor import prefill_anchor
+from lab.paper.draw import FITTED, HELD_OUT, MAIN, NEW, TARGET, Stage
+from lab.paper.modality import twin
+
+
+@pytest.fixture(scope="module")
+def backbone():
+    return Backbone(*testbed.load())
+
+
+@pytest.fixture(scope="module")
+def anchor(backbone):
+    return prefill_anchor(backbone, testbed.SYSTEM)
+
+
+def test_same_seed_same_questions_and_another_seed_others(backbone, anchor):
+    def asked(seed: int) -> list[testbed.Question]:
+        return Stage(backbone, anchor, seed, 3).questions(MAIN)
+
+    assert asked(5) == asked(5)
+    assert asked(5) != asked(6)
+
+
+def test_questions_are_bound_by_the_window_then_one_hop(backbone, anchor):
+    stage = Stage(backbone, anchor, 5, 0)
+    order = (NEW[0], *MAIN)
+    questions = stage.questions(order)
+    multi = [q for q in questions if q.hops > 1]
+    assert questions[: len(multi)] == multi and len(questions) > len(multi)
+    for question in multi:
+        assert question.bound and set(question.frames) <= {*order, TARGET}
+        assert question.answer == stage.episode.answer(question, order=(*order, TARGET))
+
+
+def test_a_twin_states_the_same_facts_in_words(backbone, anchor):
+    frames = Stage(backbone, anchor, 5, 0).episode.frames
+    for frame in (frames[0], frames[TARGET]):
+        told = twin(frame)
+        assert told.is_text and not frame.is_text
+        assert (told.colour_of, told.glyph_of) == (frame.colour_of, frame.glyph_of)
+
+
+def test_asked_and_fitted_episodes_are_none_of_training_or_of_each_other():
+    assert FITTED != HELD_OUT and max(FITTED, HELD_OUT) + 1000 < TRAINING_SEEDS

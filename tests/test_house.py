@@ -1,0 +1,67 @@
+"""The house: which room may import which, how long a file may be, and what the wheel holds."""
+
+from __future__ import annotations
+
+import zipfile
+from pathlib import Path
+
+import pytest
+from hatchling.builders.wheel import WheelBuilder
+from importlinter.cli import lint_imports
+
+TOP = Path(__file__).parents[1]
+MOST_LINES = 400
+MOST_BYTES = 8_000_000
+
+LONG = {
+    "tests/models/tiny.py": "a table of families, one entry each",
+    "tests/store/test_bundle.py": "to be split with its room",
+    "tests/store/test_remote.py": "to be split with its room",
+    "tests/store/test_tiers.py": "to be split with its room",
+    "tests/window/test_policy.py": "to be split with its room",
+}
+"""Files that may be longer, and why. It only shrinks."""
+
+
+def _files(*folders: str) -> dict[str, Path]:
+    found = (path for folder in folders for path in (TOP / folder).rglob("*.py"))
+    return {path.relative_to(TOP).as_posix(): path for path in found}
+
+
+def test_imports_run_one_way_and_never_into_the_laboratory(capsys):
+    code = lint_imports(config_filename=str(TOP / "pyproject.toml"), no_cache=True)
+    assert code == 0, capsys.readouterr().out
+
+
+def test_no_file_is_too_long_but_those_that_are_named():
+    files = _files("kamera", "lab", "examples", "tests")
+    lengths = {name: len(path.read_text(encoding="utf-8").splitlines()) for name, path in files.items()}
+    too_long = {name for name, lines in lengths.items() if lines > MOST_LINES}
+    assert too_long - set(LONG) == set(), f"longer than {MOST_LINES} lines"
+    assert set(LONG) - too_long == set(), "short enough now: take it off the list"
+
+
+def test_no_product_code_asks_whether_a_test_runs_it():
+    files = _files("kamera")
+    assert len(files) > 200
+    assert [n for n, path in files.items() if "pytest" in path.read_text(encoding="utf-8").lower()] == []
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("wheel")
+    (built,) = WheelBuilder(str(TOP)).build(directory=str(folder), versions=["standard"])
+    return Path(built)
+
+
+def test_the_wheel_is_the_product_with_one_backbone(wheel):
+    names = zipfile.ZipFile(wheel).namelist()
+    assert {name.split("/")[0] for name in names} == {"kamera", "kamera-0.1.0.dist-info"}
+    assert [n for n in names if n.endswith(".safetensors")] == [
+        "kamera/testbed/weights/gqa/model.safetensors"
+    ]
+    assert {"kamera/py.typed", "kamera/ops/kernels/serve.c", "kamera/cli/app.py"} <= set(names)
+
+
+def test_the_wheel_stays_small(wheel):
+    assert wheel.stat().st_size <= MOST_BYTES
