@@ -28,6 +28,7 @@ def test_answers_are_those_of_a_prefill_and_the_objects_stay(tmp_path, caplog):
         assert [slot.guarantee for slot in window.slots] == ["exact"] * len(chunks)
         assert relative(window.next_token_logits(QUESTION), reference) <= 1e-5
         assert "keys=" in caplog.text
+        window.slide()
         with pytest.raises(WrongKey):
             window.recall(chunks[0].id)
     canonicals = {path for path, data in held.items() if path.read_bytes() == data}
