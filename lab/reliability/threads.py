@@ -20,9 +20,10 @@ import numpy as np
 import torch
 from PIL import Image
 
-from kamera import Backbone, ChunkStore, KameraWindow, ReusePolicy, testbed
+from kamera import Backbone, ChunkStore, KameraWindow, ReusePolicy
 from kamera.ops.digest import tensor_digest
 from kamera.window.report import Report
+from lab.testbed import weights_dir
 
 SIZE: int = 200
 THREADS = 8
@@ -38,7 +39,7 @@ Objects = dict[tuple[Any, ...], str]
 
 def run(size: int, seed: int, threads: int = THREADS) -> dict[str, Any]:
     """Let ``threads`` do ``size`` operations each, on a trained backbone with pictures."""
-    backbone = Backbone.from_pretrained(testbed.weights_dir("deepstack"), dtype="float32")
+    backbone = Backbone.from_pretrained(weights_dir("deepstack"), dtype="float32")
 
     def content(thread: int, number: int) -> Any:
         pixels = np.random.default_rng([seed, thread, number]).integers(0, 256, (56, 56, 3), np.uint8)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks.reliability import threads
+from lab.reliability import threads
 from kamera import Backbone, ChunkStore
 from tests.models import processors, samples, tiny
 from tests.window.rig import GREEDY, QUESTION, SYSTEM, make, pictures
