@@ -58,7 +58,7 @@ def table(document: Mapping[str, Any]) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run what the command line asks for."""
+    """Run what the command line asks for; 1 where an attack has findings."""
     parser = argparse.ArgumentParser(prog="python -m lab.reliability", description=__doc__)
     parser.add_argument("name", choices=names())
     parser.add_argument(
@@ -83,7 +83,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     else:
         asked.output.write_text(text + "\n", encoding="utf-8")
         print(f"wrote {asked.output}", file=sys.stderr)
-    return 0
+    return 1 if document["results"].get("findings") else 0
 
 
 def _flat(prefix: str, value: Any) -> Iterator[tuple[str, Any]]:

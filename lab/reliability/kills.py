@@ -1,4 +1,4 @@
-"""Kill writers at random moments and at named points; ``--size`` is the number of kills.
+"""Kill writers at the n-th call and at random moments; ``--size`` is the number of kills.
 
 Children put, replace and delete objects in one store and report what was acknowledged. After the
 kill the parent opens the store and holds it against what it must hold: every acknowledged write is
@@ -30,7 +30,10 @@ _MESSAGE = struct.Struct("<cBI")
 _tell = os.write  # as it is before a child's calls are counted
 
 Point = tuple[str, str, int]
-"""Call or statement, ``before``, ``after`` or ``half`` (of a write), and which one of them."""
+"""Call or statement (or `ANY`), ``before``, ``after`` or ``half`` (of a write), and which one of them."""
+ANY = "any"
+LONGEST = 25
+"""Operations after which a writer ends itself that has not come to its point."""
 
 
 class Oracle:
@@ -53,8 +56,8 @@ class Oracle:
         self.allowed[slot] |= self.outcomes(slot, version)
 
 
-def run(size: int, seed: int) -> dict[str, Any]:
-    """Kill ``size`` writers."""
+def run(size: int, seed: int, *, moments: bool = True) -> dict[str, Any]:
+    """Kill ``size`` writers; without ``moments`` all of them at a call, and so the same ones every time."""
     rng = random.Random(seed)
     tally: Counter[str] = Counter()
     points: Counter[str] = Counter()
@@ -65,7 +68,7 @@ def run(size: int, seed: int) -> dict[str, Any]:
         version = 1
         while tally["kills"] < size:
             both = rng.random() < 0.25  # two writers at once, on slots of their own
-            children = [start(root, rng, version + i * 1000, i, 2 if both else 1) for i in range(1 + both)]
+            children = [start(root, rng, version + i * 1000, i, 1 + both, moments) for i in range(1 + both)]
             version += 2000
             for child in children:
                 child.finish(oracle, tally, points)
@@ -76,7 +79,7 @@ def run(size: int, seed: int) -> dict[str, Any]:
 
 
 class Writer:
-    """A child and what it reports."""
+    """A child and what it reports. Without a point it is killed some seconds after so many operations."""
 
     def __init__(self, child: int, pipe: int, point: Point | None, wait: tuple[int, float]) -> None:
         self.child = child
@@ -89,19 +92,17 @@ class Writer:
         acknowledgements, seconds = self.wait
         begun: tuple[int, int] | None = None
         done = 0
-        killed = False
         while message := os.read(self.pipe, _MESSAGE.size):
             kind, slot, version = _MESSAGE.unpack(message)
             if kind == b"B":
                 begun = (slot, version)
-            else:
-                oracle.acknowledged(slot, version)
-                begun = None
-                done += 1
-                if done >= acknowledgements and not killed:
-                    time.sleep(seconds)
-                    os.kill(self.child, signal.SIGKILL)
-                    killed = True
+                continue
+            oracle.acknowledged(slot, version)
+            begun = None
+            done += 1
+            if self.point is None and done == acknowledgements:
+                time.sleep(seconds)
+                os.kill(self.child, signal.SIGKILL)
         os.close(self.pipe)
         if begun is not None:
             oracle.interrupted(*begun)
@@ -111,39 +112,41 @@ class Writer:
         tally["kills"] += died
         tally["refused"] += not died
         if died:
-            at_point = self.point is not None and not killed
-            points[" ".join(map(str, self.point[:2])) if self.point and at_point else "random"] += 1
+            early = self.point is not None and done < LONGEST
+            points[" ".join(map(str, self.point[:2])) if self.point and early else "random"] += 1
 
 
-def start(root: Path, rng: random.Random, version: int, share: int, shares: int) -> Writer:
+def start(root: Path, rng: random.Random, version: int, share: int, shares: int, moments: bool) -> Writer:
     """A child that works on its share of the slots until it is killed."""
-    point, early = draw_point(rng)
+    point, early = draw_point(rng, moments)
     seed = rng.random()
-    # a child that has a point is left to reach it
-    wait = rng.randint(1, 12) if point is None else 100, rng.random() * 0.01
+    wait = rng.randint(1, 12), rng.random() * 0.01
     reader, writer = os.pipe()
 
     def work() -> None:
         os.close(reader)
         mine = [slot for slot in range(SLOTS) if slot % shares == share]
         store: list[ChunkStore] = []
-        with rig.around(
-            rig.CALLS, lambda name, call: _deadly(name, call, point, lambda: bool(store) or early)
-        ):
+        deadly = Deadly(point, lambda: bool(store) or early)
+        with rig.around(rig.CALLS, deadly.made):
             store.append(ChunkStore.open(root, memory_limit=0))
-            if point is not None and point[0] in rig.STATEMENTS:
-                rig.listen(store[0], _deadly_statements(point))
+            rig.listen(store[0], deadly.said)
             _operate(store[0], random.Random(seed), writer, mine, version)
+        if point is not None:
+            rig.die()
+        signal.pause()
 
     child = rig.fork(work)
     os.close(writer)
     return Writer(child, reader, point, wait)
 
 
-def draw_point(rng: random.Random) -> tuple[Point | None, bool]:
+def draw_point(rng: random.Random, moments: bool = True) -> tuple[Point | None, bool]:
     """Where a child dies by itself, if it does, and whether opening the store counts already."""
     if rng.random() < 0.4:
-        return None, False
+        if moments:
+            return None, False
+        return (ANY, rng.choice(("before", "after")), rng.randint(1, 100)), rng.random() < 0.3
     call = rng.choice(rig.CALLS + rig.STATEMENTS)
     phase = rng.choice(("before", "after", "half") if call == "write" else ("before", "after"))
     return (call, phase, rng.randint(1, 12)), rng.random() < 0.3
@@ -174,7 +177,7 @@ def check(root: Path, oracle: Oracle, verify: bool = False) -> Counter[str]:
 
 
 def _operate(store: ChunkStore, rng: random.Random, pipe: int, slots: list[int], first: int) -> None:
-    for version in range(first, first + 900):
+    for version in range(first, first + LONGEST):
         slot = rng.choice(slots)
         deletes = rng.random() < 0.25
         told = 0 if deletes else version
@@ -184,38 +187,39 @@ def _operate(store: ChunkStore, rng: random.Random, pipe: int, slots: list[int],
         else:
             rig.put(store, slot, version)
         _tell(pipe, _MESSAGE.pack(b"A", slot, told))
-    signal.pause()
 
 
-def _deadly(
-    name: str, call: Callable[..., Any], point: Point | None, armed: Callable[[], bool]
-) -> Callable[..., Any]:
-    left = [point[2] if point is not None and point[0] == name else 0]
+class Deadly:
+    """Calls and statements, the ``point`` among which ends this process. ``armed``: whether one counts."""
 
-    def made(*arguments: Any, **named: Any) -> Any:
-        if left[0] and armed():
-            left[0] -= 1
-            if left[0] == 0:
-                assert point is not None
-                if point[1] == "half":
-                    call(arguments[0], memoryview(arguments[1])[: len(arguments[1]) // 2])
-                elif point[1] == "after":
-                    call(*arguments, **named)
-                rig.die()
-        return call(*arguments, **named)
+    def __init__(self, point: Point | None, armed: Callable[[], bool] = lambda: True) -> None:
+        self._name, self._phase, self._left = point or ("", "", 0)
+        self._armed = armed
 
-    return made
+    def made(self, name: str, call: Callable[..., Any]) -> Callable[..., Any]:
+        """A call to the system, see `rig.around`."""
 
-
-def _deadly_statements(point: Point) -> Callable[[str, Callable[[], Any]], Any]:
-    left = [point[2]]
-
-    def said(word: str, call: Callable[[], Any]) -> Any:
-        left[0] -= word == point[0]
-        if left[0] == 0 and word == point[0]:
-            if point[1] == "after":
-                call()
+        def made(*arguments: Any, **named: Any) -> Any:
+            if not self._is_last(name):
+                return call(*arguments, **named)
+            if self._phase == "half":
+                call(arguments[0], memoryview(arguments[1])[: len(arguments[1]) // 2])
+            elif self._phase == "after":
+                call(*arguments, **named)
             rig.die()
-        return call()
 
-    return said
+        return made
+
+    def said(self, word: str, call: Callable[[], Any]) -> Any:
+        """A statement to SQLite, see `rig.listen`."""
+        if not self._is_last(word):
+            return call()
+        if self._phase == "after":
+            call()
+        rig.die()
+
+    def _is_last(self, name: str) -> bool:
+        if self._left == 0 or self._name not in (name, ANY) or not self._armed():
+            return False
+        self._left -= 1
+        return self._left == 0

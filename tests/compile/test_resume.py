@@ -1,46 +1,55 @@
-"""A job killed at any moment goes on where it stopped: nothing stored is done twice or written again."""
+"""A job killed at any point goes on where it stopped: nothing stored is done twice or written again."""
 
 from __future__ import annotations
 
 import os
-import random
-import signal
-import time
+
+import pytest
 
 from kamera import ChunkStore
-from kamera.backbones import Observer
 from kamera.compile import Settings, read_plan, run_plan
 from tests.compile.same import contents
 from tests.compile.saved import pictures, vision_backbone, write_plan
+from tests.killing import Countdown, in_child
 
-KILLS = 6
 SETTINGS = Settings(rank=4)
+POINTS = {
+    "forwards": [
+        ("forward", 2, "before"),
+        ("forward", 9, "after"),
+        ("forward", 1, "after"),
+        ("forward", 11, "before"),
+        ("forward", 6, "after"),
+        ("forward", 3, "before"),
+    ],
+    "files": [
+        ("write", 3, "half"),
+        ("fsync", 2, "before"),
+        ("replace", 2, "before"),
+        ("replace", 3, "after"),
+        ("write", 4, "after"),
+        ("fsync", 3, "after"),
+    ],
+}
 
 
-def killed_after(seconds: float | None, folder, plan) -> tuple[bool, int]:
-    """Run the job in a forked process, killed after so long (None: not): did it end, and its forwards."""
-    reading, writing = os.pipe()
-    child = os.fork()
-    if child == 0:
-        code = 1
-        try:
-            os.close(reading)
-            backbone = vision_backbone()
-            backbone.decoder.register_forward_hook(Observer(lambda *_: os.write(writing, b".")))
-            with ChunkStore.open(folder) as store:
-                run_plan(plan, backbone, store, SETTINGS)
-            code = 0
-        finally:
-            os._exit(code)
-    os.close(writing)
-    if seconds is not None:
-        time.sleep(seconds)
-        os.kill(child, signal.SIGKILL)
-    with open(reading, "rb") as pipe:
-        forwards = len(pipe.read())
-    status = os.waitpid(child, 0)[1]
-    assert os.WIFSIGNALED(status) or os.WEXITSTATUS(status) == 0
-    return not os.WIFSIGNALED(status), forwards
+def run(folder, plan, point=("forward", 0, "before")) -> tuple[bool, int]:
+    """Run the job in a forked process that dies at ``point``: was it killed, and the forwards it ended."""
+    call, *where = point
+
+    def work(tell):
+        backbone = vision_backbone()
+        owner = type(backbone.decoder) if call == "forward" else os  # not the model: what it is, stays
+        forwards = Countdown(done=lambda: tell(b"."))
+        with (
+            forwards.over(type(backbone.decoder), "forward"),
+            ChunkStore.open(folder) as store,
+            Countdown(*where).over(owner, call),
+        ):
+            run_plan(plan, backbone, store, SETTINGS)
+
+    ended = in_child(work)
+    return ended.killed, len(ended.told)
 
 
 def owed(folder, windows, names) -> int:
@@ -60,7 +69,8 @@ def files(folder) -> dict:
     return {p: (p.read_bytes(), p.stat().st_mtime_ns) for p in folder.glob("objects/*/*.safetensors")}
 
 
-def test_a_job_killed_at_random_moments_does_nothing_twice(tmp_path):
+@pytest.mark.parametrize("points", POINTS.values(), ids=POINTS)
+def test_a_job_killed_again_and_again_does_nothing_twice(tmp_path, points):
     frames = {name: [{"image": name}, f"{name}\n"] for name in pictures(tmp_path, 7)}
     keys = list(frames)
     windows = [tuple(keys[i : i + 4]) for i in range(4)] + [(keys[0], keys[2]), (keys[0], keys[1], keys[5])]
@@ -69,35 +79,27 @@ def test_a_job_killed_at_random_moments_does_nothing_twice(tmp_path):
     sources = [c for w in plan.windows for c in w.chunks]
     ids = [backbone.chunk([dict(item) for item in source.items]).id for source in sources]
     names = dict(zip(ids, (key for w in windows for key in w), strict=True))
-
-    started = time.perf_counter()
     with ChunkStore.open(tmp_path / "whole") as store:
         whole = run_plan(plan, backbone, store, SETTINGS)
         want = contents(store)
-    took = time.perf_counter() - started
 
-    folder, rng = tmp_path / "killed", random.Random(0)
+    folder = tmp_path / "killed"
     ChunkStore.open(folder).close()
     assert owed(folder, windows, names) == whole.forwards
-    stages = []
-    for _ in range(KILLS):
+    for point in points:
         before, left = files(folder), owed(folder, windows, names)
-        ended, forwards = killed_after(rng.uniform(0.1, 0.6) * took, folder, plan)
+        killed, forwards = run(folder, plan, point)
+        assert killed, point
         assert forwards <= left
+        if point[0] == "forward":
+            assert forwards == point[1] - (point[2] == "before")
         after = files(folder)
         assert {path: after[path] for path in before} == before
-        stages.append(len(after))
-        if ended:
-            break
+    assert 0 < len(after) < len(want)  # the last one was killed in the middle
     (folder / "tmp" / "half.1.ab").write_bytes(b"\x10\x20 half an object")
     left = owed(folder, windows, names)
-    before = files(folder)
-    ended, forwards = killed_after(None, folder, plan)
-    assert ended
-    assert forwards == left
-    after = files(folder)
-    assert {path: after[path] for path in before} == before
-    assert any(0 < stage < len(want) for stage in stages), stages  # one was killed in the middle
+    assert run(folder, plan) == (False, left)
+    assert {path: files(folder)[path] for path in after} == after
     with ChunkStore.open(folder) as store:
         assert contents(store) == want
         assert store.verify().quarantined == ()

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -8,38 +7,37 @@ import pytest
 import redis
 
 from kamera.store import ChunkStore
-from lab.reliability.redis_server import RedisServer
+from lab.reliability.redis_server import BINARY, MISSING, VALKEY, RedisServer
+from lab.reliability.s3_server import MISSING as MOTO_MISSING
+from lab.reliability.s3_server import S3Server
 
-from .s3_server import S3Server
 
-
-def _running(name: str) -> Iterator[RedisServer]:
-    binary = shutil.which(name)
+def _running(binary: str | None) -> Iterator[RedisServer]:
     if binary is None:
-        pytest.skip(f"no {name} on the PATH: install it from the distribution's packages")
+        pytest.skip(MISSING)
     with RedisServer(binary=binary) as running:
         yield running
 
 
 @pytest.fixture(scope="module")
 def _server() -> Iterator[RedisServer]:
-    yield from _running("redis-server")
+    yield from _running(BINARY)
 
 
 @pytest.fixture(scope="module")
 def _valkey() -> Iterator[RedisServer]:
-    yield from _running("valkey-server")
+    yield from _running(VALKEY)
 
 
 @pytest.fixture
 def server(_server: RedisServer) -> RedisServer:
-    """A running, empty redis-server, whatever the test before did to it."""
+    """A running, empty server of Redis (of Valkey where there is none), whatever was done to it before."""
     return _emptied(_server)
 
 
 @pytest.fixture
 def valkey(_valkey: RedisServer) -> RedisServer:
-    """The same of a valkey-server."""
+    """The same of Valkey."""
     return _emptied(_valkey)
 
 
@@ -54,6 +52,7 @@ def _emptied(server: RedisServer) -> RedisServer:
 
 @pytest.fixture(scope="session")
 def _s3() -> Iterator[S3Server]:
+    pytest.importorskip("moto", reason=MOTO_MISSING)
     running = S3Server()
     yield running
     running.stop()

@@ -15,8 +15,7 @@ from kamera.store.remote.blobs import Blobs, Head
 from kamera.store.remote.objects import ObjectBlobs
 from kamera.store.remote.redis import RedisBlobs
 from lab.reliability.redis_server import RedisServer
-
-from .s3_server import BUCKET, S3Server
+from lab.reliability.s3_server import BUCKET, S3Server
 
 Opener = Callable[[str], Blobs]
 

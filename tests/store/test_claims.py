@@ -188,10 +188,16 @@ def test_a_writer_that_waited_for_another_takes_what_that_one_wrote(
         store = one._disk
         assert store is not None
         with store._claimed(KEY):
+            asked, claims = threading.Event(), disk_module.claim
+
+            def told(*arguments: Any) -> Claim | None:
+                asked.set()
+                return claims(*arguments)
+
+            monkeypatch.setattr(disk_module, "claim", told)
             late = threading.Thread(target=lambda: two.put_canonical(canonical(seed=2)))
             late.start()
-            late.join(0.1)
-            assert late.is_alive() and not file_of(root, KEY).exists()
+            assert asked.wait(30) and not file_of(root, KEY).exists()
             # what the claim's holder does inside
             file_of(root, KEY).parent.mkdir()
             with ChunkStore.open(root.parent / "other") as other:

@@ -11,9 +11,9 @@ import pytest
 from kamera.store import ChunkStore
 from kamera.store.remote.tier import RemoteTier
 from lab.reliability.redis_server import RedisServer
+from lab.reliability.s3_server import S3Server
 
 from .builders import CONTEXT, canonical, patch
-from .s3_server import S3Server
 
 
 def remote_of(store: ChunkStore) -> RemoteTier:

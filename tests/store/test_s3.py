@@ -6,9 +6,9 @@ import pytest
 
 from kamera.errors import RemoteUnavailable
 from kamera.store import ChunkStore
+from lab.reliability.s3_server import S3Server
 
 from .builders import CONTEXT, canonical
-from .s3_server import S3Server
 
 
 def test_an_object_store_that_is_switched_off_makes_misses_and_what_is_put_waits(

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -69,16 +70,24 @@ def test_many_who_want_one_object_fetch_it_once(
     with opened("one") as store:
         store.put_canonical(canonical())
     fetched = []
-    get = RedisBlobs.get
+    get, take_off = RedisBlobs.get, Flights._take_off
+    here = Arrivals()
 
     def slow(self: RedisBlobs, name: str) -> bytes | None:
         fetched.append(name)
-        time.sleep(0.2)
+        here.wait(8)
         return get(self, name)
 
+    def counted(self: Flights[Any], name: str, mine: Any) -> Any:
+        found = take_off(self, name, mine)
+        here.one_more()
+        return found
+
     monkeypatch.setattr(RedisBlobs, "get", slow)
+    monkeypatch.setattr(Flights, "_take_off", counted)
     for options in ({"cache": None}, {"cache": server.socket.parent / "cache"}):
         fetched.clear()
+        here.reset()
         with ChunkStore.open(server.url(QUICK), **options) as store, ThreadPoolExecutor(8) as pool:
             found = list(pool.map(lambda _: store.get_canonical(CONTEXT, CHUNK), range(8)))
         assert all(record is not None for record in found)
@@ -435,9 +444,36 @@ def test_damage_met_while_prefetching_is_told_to_who_asks(tmp_path: Path) -> Non
 # -- flights and uploads by themselves -------------------------------------------------------------
 
 
-def test_a_failure_is_shared_and_the_next_one_tries_again() -> None:
+class Arrivals:
+    """Threads that came to a place, and who waits for so many of them."""
+
+    def __init__(self) -> None:
+        self._count, self._changed = 0, threading.Condition()
+
+    def reset(self) -> None:
+        self._count = 0
+
+    def one_more(self) -> None:
+        with self._changed:
+            self._count += 1
+            self._changed.notify_all()
+
+    def wait(self, count: int) -> None:
+        with self._changed:
+            assert self._changed.wait_for(lambda: self._count >= count, 60)
+
+
+def test_a_failure_is_shared_and_the_next_one_tries_again(monkeypatch: pytest.MonkeyPatch) -> None:
     flights: Flights[int] = Flights()
-    inside, go, calls = threading.Event(), threading.Event(), []
+    inside, go, calls, here = threading.Event(), threading.Event(), [], Arrivals()
+    take_off = flights._take_off
+
+    def counted(name: str, mine: Any) -> Any:
+        found = take_off(name, mine)
+        here.one_more()
+        return found
+
+    monkeypatch.setattr(flights, "_take_off", counted)
 
     def fail() -> int:
         calls.append(1)
@@ -455,7 +491,7 @@ def test_a_failure_is_shared_and_the_next_one_tries_again() -> None:
         first = pool.submit(ask)
         assert inside.wait(10)
         others = [pool.submit(ask) for _ in range(3)]
-        time.sleep(0.05)
+        here.wait(4)
         go.set()
         assert [first.result(), *(f.result() for f in others)] == ["no"] * 4
     assert len(calls) == 1

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from lab.reliability import threads
 from kamera import Backbone, ChunkStore
+from lab.reliability import threads
 from tests.models import processors, samples, tiny
 from tests.window.rig import GREEDY, QUESTION, SYSTEM, make, pictures
 

@@ -7,8 +7,6 @@ import threading
 from collections import Counter
 from typing import Any
 
-import pytest
-
 BUCKET = "bucket"
 MISSING = "moto's server is not installed: pip install 'kamera[test]'"
 
@@ -17,11 +15,10 @@ class S3Server:
     """Serves one bucket. ``requests`` counts by method since the last `reset`.
 
     ``heeds_conditions`` false: it takes If-Match and If-None-Match and writes all the same, as some
-    services do.
+    services do. Raises `ImportError` without moto's server.
     """
 
     def __init__(self) -> None:
-        pytest.importorskip("moto", reason=MISSING)
         from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
         from werkzeug.serving import WSGIRequestHandler, make_server
 
