@@ -55,8 +55,8 @@ class Probes:
             if not apart <= tolerance:
                 raise ComputationChanged(
                     f"backbone {fingerprint[:12]} answers the {name} probe otherwise than when this store "
-                    f"was first used with it (relative distance {apart:.1e}, tolerance {tolerance:.0e}), though "
-                    "nothing that can be digested differs: undo what was patched, or use another store"
+                    f"was first used with it (relative distance {apart:.1e}, tolerance {tolerance:.0e}): "
+                    "nothing that can be digested differs; undo what was patched, or use another store"
                 )
 
     def _read(self, fingerprint: str) -> Answers | None:
