@@ -150,3 +150,19 @@ class InvalidDirective(KameraError, ValueError):
 
 class EditPolicyFailed(KameraError):
     """An edit policy raised, returned no messages, or gives another answer when it is asked again."""
+
+
+class UnidentifiedMedia(KameraError, ValueError):
+    """Tokens stand for a picture or clip, and no digest says which."""
+
+
+class CorruptIndex(KameraError):
+    """A file of the content index is damaged, or of a format this version does not know."""
+
+
+class ForeignIndex(KameraError):
+    """A content index was made for another model, tokenizer, tenant or cut rule."""
+
+
+class TraceHole(TraceError):
+    """A trace of requests leaves out what a request consisted of."""

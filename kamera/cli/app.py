@@ -112,6 +112,7 @@ VERBS = {
         "Show what is stored, and verify every byte of it. Changes nothing.",
     ),
     "store": Verb("kamera.cli.app:store", "What a store holds, and its upkeep."),
+    "analyze": Verb("kamera.cli.analyze:analyze", "Measure what could be reused; nothing is served."),
     "eval": Verb("kamera.cli.app:evaluate", "Measure what reuse loses and what a patch brings back."),
 }
 app = typer.Typer(

@@ -1,0 +1,92 @@
+"""Content-defined cuts of a prompt: where its segments begin and end."""
+
+from __future__ import annotations
+
+import itertools
+from bisect import bisect_left
+from collections.abc import Iterator
+
+import numpy as np
+
+from kamera.reuse.gear import candidates
+from kamera.reuse.prompt import Ids, Places, Prompt
+from kamera.reuse.rules import CutRule
+
+
+def cut(prompt: Prompt, rule: CutRule) -> list[int]:
+    """The boundaries of ``prompt``'s segments in order, 0 and its length among them.
+
+    Segment i is tokens ``cuts[i]`` to ``cuts[i + 1]``; together they are the prompt. Where a segment
+    ends depends on its own tokens and the resets alone. An empty prompt has the one boundary 0.
+    """
+    whole = frozenset(m.start for m in prompt.media)
+    edges = resets(prompt, rule)
+    places = candidates(prompt.ids, rule.exponent, rule.bits).tolist() if rule.kind == "content" else []
+    places.append(len(prompt))  # a sentinel, so that the walk never runs out
+    cuts = [0]
+    at = 0
+    for stop in edges[1:]:
+        start = cuts[-1]
+        if start in whole:  # a picture is one segment
+            cuts.append(stop)
+            continue
+        while stop - start > rule.minimum:
+            at = bisect_left(places, start + rule.minimum, at)
+            start = min(places[at], start + rule.maximum)
+            if start >= stop:
+                break
+            cuts.append(start)
+        cuts.append(stop)
+    return cuts
+
+
+def resets(prompt: Prompt, rule: CutRule) -> list[int]:
+    """The boundaries that stand whatever the content, in order: both ends, media, what the rule asks for."""
+    total = len(prompt)
+    places = {0, total}
+    if rule.anchors:
+        places.update(prompt.anchors)
+    if rule.spans:
+        places.update(edge for span in prompt.spans for edge in (span.start, span.stop))
+    if rule.marker:
+        for start in occurrences(prompt.ids, rule.marker).tolist():
+            places.update((start, start + len(rule.marker)))
+    for one in prompt.media:  # a picture is never cut, whatever was asked for
+        places.difference_update(range(one.start + 1, one.stop))
+        places.update((one.start, one.stop))
+    return sorted(places)
+
+
+def occurrences(ids: Ids, marker: tuple[int, ...]) -> Places:
+    """Starts of ``marker`` in ``ids``; of two that overlap, both."""
+    room = len(ids) - len(marker) + 1
+    if room < 1:
+        return np.zeros(0, np.int64)
+    here = np.flatnonzero(ids[:room] == marker[0])
+    for offset, token in enumerate(marker[1:], start=1):
+        here = here[ids[here + offset] == token]
+    return here
+
+
+def sub_windows(start: int, stop: int, size: int) -> Iterator[tuple[int, int]]:
+    """The segment ``start`` to ``stop`` in pieces of ``size`` tokens; none if it is no longer than one.
+
+    They follow each other from its start; the last ends with it and may overlap the one before.
+    """
+    if size and stop - start > size:
+        for first in range(start, stop - size, size):
+            yield first, first + size
+        yield stop - size, stop
+
+
+def windows(prompt: Prompt, rule: CutRule) -> Iterator[tuple[int, int]]:
+    """The rule's overlapping windows, from every reset; none in media and none across a reset."""
+    if rule.windows is None:
+        return
+    size, stride = rule.windows
+    whole = frozenset(m.start for m in prompt.media)
+    edges = resets(prompt, rule)
+    for start, stop in itertools.pairwise(edges):
+        if start not in whole:
+            for first in range(start, stop - size + 1, stride):
+                yield first, first + size

@@ -1,0 +1,110 @@
+"""The bytes of an index file: frames that each vouch for themselves and for all before them.
+
+A frame is ``length`` (4 bytes, little-endian), its complement, ``length`` bytes of payload, and the first 16
+bytes of BLAKE2b over the digest before it and the payload. The first payload is the header, each other one a
+record: one line of JSON, then token ids of 4 bytes each. Nothing in it is executed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from kamera.errors import CorruptIndex
+from kamera.reuse.index import Record
+
+FORMAT = 1
+FIRST = b"\0" * 16
+"""The digest before the first frame."""
+
+_PREAMBLE = 8
+_DIGEST = 16
+
+
+def frame(payload: bytes, before: bytes) -> tuple[bytes, bytes]:
+    """``payload`` as a frame behind the digest ``before``, and the frame's own digest."""
+    own = _digest(before, payload)
+    length = len(payload)
+    return length.to_bytes(4, "little") + (length ^ 0xFFFFFFFF).to_bytes(4, "little") + payload + own, own
+
+
+def next_frame(data: memoryview, before: bytes, where: str) -> tuple[bytes, int, bytes] | None:
+    """The payload at the beginning of ``data``, the frame's bytes and digest; None for a frame still growing.
+
+    `CorruptIndex`, naming ``where``, for bytes that were never written so.
+    """
+    if len(data) < _PREAMBLE:
+        return None
+    length = int.from_bytes(data[:4], "little")
+    if length ^ 0xFFFFFFFF != int.from_bytes(data[4:8], "little"):
+        raise _damaged(where, "a frame's length is not what its complement says")
+    size = _PREAMBLE + length + _DIGEST
+    if len(data) < size:
+        return None
+    payload = bytes(data[_PREAMBLE : _PREAMBLE + length])
+    own = bytes(data[_PREAMBLE + length : size])
+    if own != _digest(before, payload):
+        raise _damaged(where, "a frame is not what its digest says")
+    return payload, size, own
+
+
+def record_bytes(record: Record) -> bytes:
+    """The payload of a record."""
+    line = {
+        "node": record.node,
+        "lengths": record.lengths,
+        "media": {i: digest for i, digest in enumerate(record.media) if digest},
+        "windows": record.windows,
+    }
+    return json.dumps(line, separators=(",", ":")).encode() + b"\n" + record.ids
+
+
+def record_of(payload: bytes, where: str) -> Record:
+    """The record of a payload. `CorruptIndex` for one that says what no record says."""
+    line, _, ids = payload.partition(b"\n")
+    try:
+        head = json.loads(line)
+        lengths = tuple(_whole(n) for n in head["lengths"])
+        media = [""] * len(lengths)
+        for place, digest in head["media"].items():
+            media[int(place)] = str(digest)
+        windows = tuple((_whole(a), _whole(b)) for a, b in head["windows"])
+        record = Record(_whole(head["node"]), lengths, tuple(media), windows, ids)
+    except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError) as error:
+        raise _damaged(where, f"a record is none ({type(error).__name__}: {error})") from None
+    if 4 * sum(lengths) != len(ids) or any(not a < b <= sum(lengths) for a, b in windows):
+        raise _damaged(where, "a record's lengths are not those of its tokens")
+    return record
+
+
+def header_bytes(facts: Mapping[str, Any]) -> bytes:
+    """The payload of the first frame: the format and what the index is of."""
+    return json.dumps({"kamera": "content index", "format": FORMAT, **facts}, sort_keys=True).encode()
+
+
+def header_of(payload: bytes, where: str) -> dict[str, Any]:
+    """The facts of the first frame. `CorruptIndex` for another format."""
+    try:
+        facts = json.loads(payload)
+        known = facts["kamera"] == "content index" and facts["format"] == FORMAT
+    except (ValueError, KeyError, TypeError, RecursionError):
+        known = False
+    if not known:
+        raise _damaged(where, f"it is no content index of format {FORMAT}")
+    return dict(facts)
+
+
+def _whole(value: Any) -> int:
+    if type(value) is not int or value < 0:
+        raise ValueError(f"{value!r} is no count")
+    return value
+
+
+def _digest(before: bytes, payload: bytes) -> bytes:
+    return hashlib.blake2b(before + payload, digest_size=_DIGEST).digest()
+
+
+def _damaged(where: str, reason: str) -> CorruptIndex:
+    return CorruptIndex(f"{where}: {reason}: make the index anew with IndexFile.rebuild")

@@ -1,0 +1,117 @@
+"""A prompt as this room sees it: token ids, and the places of its messages, pictures and given spans."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from kamera.errors import UnidentifiedMedia
+
+Ids = NDArray[np.uint32]
+Places = NDArray[np.int64]
+
+_LARGEST = 2**32 - 1
+
+
+@dataclass(frozen=True)
+class Media:
+    """Tokens ``start`` to ``stop`` stand for a picture or clip whose bytes have ``digest``."""
+
+    start: int
+    stop: int
+    digest: str
+
+
+@dataclass(frozen=True)
+class Span:
+    """Tokens ``start`` to ``stop`` are one thing by structure: a tool's specification, a preamble."""
+
+    start: int
+    stop: int
+    name: str = ""
+
+
+@dataclass(frozen=True, eq=False)
+class Prompt:
+    """Token ids and the places in them that are known.
+
+    ``anchors`` are the places where a message begins (a place p lies before token p). ``media`` spans come
+    in order and do not overlap; ``spans`` may. Build one with `Prompt.of`, which checks all of it.
+    """
+
+    ids: Ids
+    anchors: tuple[int, ...] = ()
+    media: tuple[Media, ...] = ()
+    spans: tuple[Span, ...] = ()
+    raw: bytes = field(default=b"", repr=False)
+    """The ids as 4 bytes each, little-endian: what is hashed and compared."""
+
+    @classmethod
+    def of(
+        cls,
+        ids: ArrayLike,
+        *,
+        anchors: Sequence[int] = (),
+        media: Sequence[Media] = (),
+        spans: Sequence[Span] = (),
+        placeholders: Collection[int] = (),
+    ) -> Prompt:
+        """A prompt of ``ids`` ``[tokens]``, integers of 0 to 2**32 - 1.
+
+        ``placeholders`` are the ids that stand for media. One outside every media span is
+        `UnidentifiedMedia`: equal placeholders say nothing about the picture behind them. `ValueError` for
+        places outside the prompt, media that overlap, or ids that are none.
+        """
+        tokens = _ids(ids)
+        total = len(tokens)
+        ordered = tuple(sorted(media, key=lambda m: m.start))
+        placed: tuple[Media | Span, ...] = (*ordered, *spans)
+        for one in placed:
+            if not 0 <= one.start < one.stop <= total:
+                raise ValueError(f"{one} does not lie within a prompt of {total} tokens")
+        for left, right in itertools.pairwise(ordered):
+            if right.start < left.stop:
+                raise ValueError(f"media spans overlap: {left} and {right}")
+        for one in ordered:
+            if not one.digest:
+                raise UnidentifiedMedia(f"media at tokens {one.start} to {one.stop} has no digest: give one")
+        wrong = next((a for a in anchors if not 0 <= a <= total), None)
+        if wrong is not None:
+            raise ValueError(f"anchor {wrong} does not lie within a prompt of {total} tokens")
+        if placeholders:
+            _check_placeholders(tokens, ordered, placeholders)
+        return cls(tokens, tuple(sorted(set(anchors))), ordered, tuple(spans), tokens.tobytes())
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def slice(self, start: int, stop: int) -> bytes:
+        """The ids of tokens ``start`` to ``stop``, 4 bytes each."""
+        return self.raw[4 * start : 4 * stop]
+
+
+def _ids(ids: ArrayLike) -> Ids:
+    tokens = np.asarray(ids)
+    if tokens.size == 0:
+        return np.zeros(0, "<u4")
+    if tokens.ndim != 1 or tokens.dtype.kind not in "iu":
+        raise ValueError(f"token ids must be integers [tokens], got {tokens.dtype} {tokens.shape}")
+    if tokens.dtype != np.uint32 and (tokens.min() < 0 or tokens.max() > _LARGEST):
+        raise ValueError(f"token ids must be 0 to {_LARGEST}, got {tokens.min()} to {tokens.max()}")
+    return np.ascontiguousarray(tokens, "<u4")
+
+
+def _check_placeholders(tokens: Ids, media: tuple[Media, ...], placeholders: Collection[int]) -> None:
+    stand = np.isin(tokens, np.fromiter(placeholders, np.int64))
+    for one in media:
+        stand[one.start : one.stop] = False
+    if stand.any():
+        place = int(stand.argmax())
+        raise UnidentifiedMedia(
+            f"token {int(tokens[place])} at {place} stands for a picture or clip of which no digest was "
+            "given: pass media=[Media(start, stop, digest), …]"
+        )

@@ -1,0 +1,73 @@
+"""Observer mode: how much of each request was seen before, counted and never served."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from kamera.reuse.index import ContentIndex, Hit
+from kamera.reuse.prompt import Prompt
+
+SINK = 32
+"""Tokens at the start of a prompt that are always prefilled: attention sinks there (Irminsul, 7.1)."""
+
+
+@dataclass(frozen=True)
+class Recovery:
+    """Tokens of some requests: those of an exact prefix seen before, those recovered behind it, and all.
+
+    ``recovered`` tokens were seen in the same segment at any place. They are what reuse *may* save, before
+    anything was said of whether their KV is still right.
+    """
+
+    requests: int = 0
+    tokens: int = 0
+    prefix: int = 0
+    recovered: int = 0
+
+    @property
+    def novel(self) -> int:
+        """Tokens neither in the prefix nor recovered."""
+        return self.tokens - self.prefix - self.recovered
+
+    def __add__(self, other: Recovery) -> Recovery:
+        return Recovery(
+            self.requests + other.requests,
+            self.tokens + other.tokens,
+            self.prefix + other.prefix,
+            self.recovered + other.recovered,
+        )
+
+
+class Observer:
+    """Counts requests as they come, each against all before it, and takes them in."""
+
+    def __init__(self, index: ContentIndex, *, sink: int = SINK) -> None:
+        """A segment that begins in the first ``sink`` tokens counts as novel. `ValueError` below 0."""
+        if sink < 0:
+            raise ValueError(f"sink {sink} must be 0 or more tokens")
+        self._index = index
+        self._sink = sink
+
+    def observe(self, prompt: Prompt) -> Recovery:
+        """What of ``prompt`` was there; then it is, too."""
+        found = self._index.find(prompt)
+        usable = [hit for hit in found.hits if hit.start >= self._sink]
+        self._index.add(prompt)
+        return Recovery(1, len(prompt), found.prefix, covered(usable, found.prefix))
+
+
+def recovery(index: ContentIndex, prompts: Iterable[Prompt], *, sink: int = SINK) -> Recovery:
+    """The sum over ``prompts``, in their order."""
+    observer = Observer(index, sink=sink)
+    return sum((observer.observe(prompt) for prompt in prompts), Recovery())
+
+
+def covered(hits: Sequence[Hit], behind: int) -> int:
+    """Tokens at ``behind`` or later that are in any of ``hits``."""
+    count = 0
+    at = behind
+    for start, stop, _ in sorted(hits):
+        count += max(0, stop - max(start, at))
+        at = max(at, stop)
+    return count

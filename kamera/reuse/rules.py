@@ -1,0 +1,95 @@
+"""How a prompt is cut: the rules there are, by name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from types import MappingProxyType
+from typing import Any, Literal
+
+from kamera.ops.digest import digest
+from kamera.reuse.gear import Bits, sight
+from kamera.reuse.scan import WINDOW
+
+Kind = Literal["content", "fixed"]
+
+
+@dataclass(frozen=True)
+class CutRule:
+    """Where segments begin and end.
+
+    ``kind``: by content (Gear), or every ``maximum`` tokens. Segments have ``minimum`` to ``maximum`` tokens;
+    only the last before a reset may be shorter, and media spans are never cut. ``exponent`` bits of the hash
+    must be zero (mean segment ``minimum + 2**exponent``), its ``low`` or its ``high`` ones.
+
+    Resets, at which a segment always ends: media, and where asked for ``anchors`` (messages), ``spans``
+    (given structure) and both ends of every ``marker`` (a sequence of token ids that the prompt's author put
+    there).
+
+    Further segments beside the partition: pieces of ``sub_window`` tokens of every segment, looked up on a
+    miss at the segment's own pieces, or with ``scan`` at every place (32 tokens, what the hash sees);
+    ``windows = (size, stride)``, overlapping, from every reset.
+
+    `ValueError` unless 1 <= minimum <= maximum and ``minimum`` is at least the hash's sight: then what
+    stands before a segment has no part in where it ends.
+    """
+
+    kind: Kind = "content"
+    minimum: int = 32
+    maximum: int = 512
+    exponent: int = 7
+    bits: Bits = "high"
+    anchors: bool = True
+    spans: bool = True
+    marker: tuple[int, ...] = ()
+    sub_window: int = 0
+    scan: bool = False
+    windows: tuple[int, int] | None = None
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.minimum <= self.maximum:
+            raise ValueError(f"minimum {self.minimum} must be 1 to the maximum of {self.maximum} tokens")
+        if self.kind == "content" and self.minimum < sight(self.exponent, self.bits):
+            raise ValueError(
+                f"minimum {self.minimum} is less than the {sight(self.exponent, self.bits)} tokens that "
+                f"{self.bits} bits see: a cut would depend on what stands before its segment"
+            )
+        if self.sub_window < 0:
+            raise ValueError(f"sub_window {self.sub_window} must be 0 or more tokens")
+        if self.scan and self.sub_window != WINDOW:
+            raise ValueError(f"scan looks for sub-windows of {WINDOW} tokens, not {self.sub_window}")
+        if self.windows is not None and not 1 <= self.windows[1] <= self.windows[0]:
+            raise ValueError(f"windows {self.windows} must be (size, stride) with 1 <= stride <= size")
+
+    @property
+    def digest(self) -> str:
+        """Two rules with one digest cut alike."""
+        fields = [f"{name}={value}" for name, value in sorted(self.to_info().items())]
+        return digest("kamera.reuse.rule.v1", *fields)
+
+    def to_info(self) -> dict[str, Any]:
+        """The rule as JSON would hold it."""
+        held = asdict(self)
+        return {name: list(value) if isinstance(value, tuple) else value for name, value in held.items()}
+
+
+_PLAIN = CutRule(anchors=False, spans=False)
+
+RULES: Mapping[str, CutRule] = MappingProxyType(
+    {
+        "fixed": replace(_PLAIN, kind="fixed", minimum=64, maximum=64),
+        "low": replace(_PLAIN, bits="low"),
+        "high": _PLAIN,
+        "sub": replace(_PLAIN, sub_window=128),
+        "windows": replace(_PLAIN, windows=(64, 32)),
+        "scan": replace(_PLAIN, sub_window=WINDOW, scan=True),
+        "anchors": CutRule(),
+        "anchors+sub": CutRule(sub_window=128),
+        "anchors+windows": CutRule(windows=(64, 32)),
+        "anchors+scan": CutRule(sub_window=WINDOW, scan=True),
+    }
+)
+"""Rules by the names that ``kamera analyze recovery --rule`` takes. Those with anchors use resets."""
+
+DEFAULT_RULE = "anchors+scan"
+"""Chosen by what it recovers: docs/reuse.md, section Measured."""

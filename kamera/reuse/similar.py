@@ -1,0 +1,116 @@
+"""Segments that are nearly equal: MinHash over token shingles of canonical text. Proposals, never hits."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from kamera.reuse.words import Tokenise, canonical, word_ids
+
+_PERMUTATIONS = 128
+_SEED = 20_240_515  # of the permutations: signatures of one seed only can be compared
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """A stored segment that reads like the one asked for. Its KV is *not* the KV asked for.
+
+    ``key`` names the segment, ``similarity`` estimates the Jaccard index of the two segments' shingles,
+    ``left`` that of the text before them (1.0 where neither has any). Nothing is served for its similarity.
+    """
+
+    key: str
+    similarity: float
+    left: float
+
+
+class SimilarIndex:
+    """Texts by likeness, in memory. Needs the ``similar`` extra.
+
+    ``shingle`` consecutive tokens of the canonical text are one feature. ``threshold`` is the least
+    similarity that is proposed; the band structure finds a pair at the threshold about half of the time and
+    likelier ones surely. ``left_tokens`` of what stands before a segment make its left-context signature.
+    """
+
+    def __init__(
+        self,
+        tokenise: Tokenise = word_ids,
+        *,
+        threshold: float = 0.6,
+        shingle: int = 8,
+        left_tokens: int = 128,
+    ) -> None:
+        """`ValueError` for a threshold outside 0 to 1, or sizes below 1; `ImportError` without the extra."""
+        if not 0.0 < threshold <= 1.0:
+            raise ValueError(f"threshold {threshold} must be above 0 and at most 1")
+        if shingle < 1 or left_tokens < 1:
+            raise ValueError(f"shingle {shingle} and left_tokens {left_tokens} must be at least 1")
+        try:
+            import rensa
+        except ImportError as error:
+            raise ImportError(
+                'similar segments need the rensa package: pip install "kamera[similar]"'
+            ) from error
+        self._rensa = rensa
+        self._tokenise = tokenise
+        self._threshold = threshold
+        self._shingle = shingle
+        self._left_tokens = left_tokens
+        self._bands = rensa.RMinHashLSH(
+            threshold=threshold, num_perm=_PERMUTATIONS, num_bands=_bands(threshold)
+        )
+        self._entries: list[tuple[str, Any, Any]] = []
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def add(self, key: str, text: str, left: str = "") -> None:
+        """Take in the segment ``key`` that reads ``text`` and stood behind ``left``."""
+        signature = self._signature(self._features(text))
+        self._bands.insert(len(self._entries), signature)
+        self._entries.append((key, signature, self._left(left)))
+
+    def propose(self, text: str, left: str = "", *, limit: int = 8) -> tuple[Proposal, ...]:
+        """At most ``limit`` segments like ``text``, those behind a likelier ``left`` first among equals."""
+        signature, behind = self._signature(self._features(text)), self._left(left)
+        proposals = []
+        for number in self._bands.query(signature):
+            key, held, held_left = self._entries[number]
+            similarity = float(held.jaccard(signature))
+            if similarity >= self._threshold:
+                proposals.append(Proposal(key, similarity, _alike(held_left, behind)))
+        proposals.sort(key=lambda p: (-p.similarity, -p.left, p.key))
+        return tuple(proposals[:limit])
+
+    def _left(self, text: str) -> Any:
+        features = self._features(text, last=self._left_tokens)
+        return self._signature(features) if features else None
+
+    def _features(self, text: str, last: int | None = None) -> list[bytes]:
+        ids = np.asarray(self._tokenise(canonical(text)), "<u4")
+        if last is not None:
+            ids = ids[-last:]
+        raw = ids.tobytes()
+        size = 4 * self._shingle
+        if len(raw) <= size:
+            return [raw] if raw else []
+        return [raw[start : start + size] for start in range(0, len(raw) - size + 1, 4)]
+
+    def _signature(self, features: list[bytes]) -> Any:
+        made = self._rensa.RMinHash(num_perm=_PERMUTATIONS, seed=_SEED)
+        made.update(features)
+        return made
+
+
+def _alike(left: Any, right: Any) -> float:
+    if left is None or right is None:
+        return float(left is right)
+    return float(left.jaccard(right))
+
+
+def _bands(threshold: float) -> int:
+    """Bands whose even chance, ``(1/b)**(b/permutations)``, lies nearest below the threshold."""
+    divisors = [b for b in range(1, _PERMUTATIONS + 1) if _PERMUTATIONS % b == 0]
+    return min(b for b in divisors if (1 / b) ** (b / _PERMUTATIONS) <= threshold or b == _PERMUTATIONS)

@@ -1,0 +1,249 @@
+"""How fast prompts are cut, hashed and indexed, and what of a moved region is found again, by rule.
+
+    python -m lab.cuts speed [--output FILE]
+    python -m lab.cuts moved [--draws 100] [--output FILE]
+    python -m lab.cuts resync [--draws 100] [--output FILE]
+
+Speeds are per second of CPU time of one core (best of several runs, so that neighbours count little).
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+import numpy as np
+from xxhash import xxh3_128_digest
+
+from kamera.reuse import (
+    DEFAULT_RULE,
+    RULES,
+    ContentIndex,
+    CutRule,
+    IndexFile,
+    Prompt,
+    Scope,
+    SimilarIndex,
+    cut,
+)
+from kamera.reuse.gear import candidates
+from kamera.reuse.recovery import covered
+from kamera.reuse.words import word_ids
+from lab.agent_traces import Writer
+from lab.plain_cuts import plain_cuts
+from lab.speed.machine import commit, machine
+
+_SCOPE = Scope("benchmark", "benchmark")
+_SIZES = (128, 256, 512, 1024, 2048, 4096)
+_MARKER = tuple(range(10**9, 10**9 + 64))
+
+
+def seconds(work: Callable[[], Any], runs: int = 15) -> float:
+    """The least CPU time of ``runs``."""
+    least = float("inf")
+    for _ in range(runs):
+        began = time.process_time()
+        work()
+        least = min(least, time.process_time() - began)
+    return least
+
+
+def speed() -> list[dict[str, Any]]:
+    """Rows of what, tokens, milliseconds and millions of tokens a second."""
+    rows = []
+
+    def row(what: str, tokens: int, work: Callable[[], Any], runs: int = 15) -> float:
+        took = seconds(work, runs)
+        rows.append({"what": what, "tokens": tokens, "ms": took * 1e3, "M tokens/s": tokens / took / 1e6})
+        return took
+
+    draw = np.random.default_rng(0)
+    prompt = Prompt.of(draw.integers(0, 150_000, 1_000_000))
+    for name in ("low", "high"):
+        rule = RULES[name]
+        row(f"{name}: Gear pass", len(prompt), lambda r=rule: candidates(prompt.ids, r.exponent, r.bits))
+        row(f"{name}: cut (Gear, clamp)", len(prompt), lambda r=rule: cut(prompt, r))
+
+        def cut_and_hash(r: CutRule = rule) -> list[bytes]:
+            cuts = cut(prompt, r)
+            return [xxh3_128_digest(prompt.slice(a, b)) for a, b in itertools.pairwise(cuts)]
+
+        fast = row(f"{name}: cut and xxh3-128", len(prompt), cut_and_hash)
+        part = prompt.ids[:50_000].tolist()
+
+        def plainly(bits: str = rule.bits, part: list[int] = part) -> list[int]:
+            return plain_cuts(part, bits=bits)
+
+        slow = row(f"{name}: cut, plain Python", len(part), plainly, 3)
+        rows[-1]["times slower"] = slow / len(part) / (fast / len(prompt))
+    short = Prompt.of(prompt.ids[:100_000])
+    moved = Prompt.of(np.concatenate([draw.integers(0, 150_000, 777), short.ids]))
+    for name in ("anchors", DEFAULT_RULE):
+        rule = RULES[name]
+        row(f"{name}: index, insert", len(short), lambda r=rule: ContentIndex(_SCOPE, r).add(short))
+        full = ContentIndex(_SCOPE, rule)
+        full.add(short)
+        row(f"{name}: index, find the same prompt", len(short), lambda f=full: f.find(short))
+        row(f"{name}: index, find it moved", len(moved), lambda f=full: f.find(moved))
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "index"
+
+            def insert_on_disk(p: Path = path, r: CutRule = rule) -> None:
+                p.unlink(missing_ok=True)
+                with IndexFile(p, _SCOPE, r) as file:
+                    file.add(short)
+
+            row(f"{name}: file, make and insert", len(short), insert_on_disk)
+            row(f"{name}: file, open", len(short), lambda p=path, r=rule: IndexFile(p, _SCOPE, r).close())
+    writer = Writer(0)
+    texts = [" ".join(writer.passage(10).split()[:128]) for _ in range(200)]
+    tokens = sum(len(word_ids(t)) for t in texts)
+
+    def liken() -> None:
+        index = SimilarIndex()
+        for number, text in enumerate(texts):
+            index.add(str(number), text)
+
+    row("similar: canonical text, words, MinHash, insert", tokens, liken, 5)
+    return rows
+
+
+def moved(draws: int) -> list[dict[str, Any]]:
+    """Share of a region found again behind other text and before other text, by text, rule and size."""
+    rules: dict[str, tuple[CutRule, bool, bool]] = {}  # rule, anchors around the region, markers around it
+    for name in ("fixed", "low", "high", "sub", "windows", "scan"):
+        rules[name] = RULES[name], False, False
+    rules["high, marker as text only"] = RULES["high"], False, True
+    rules["high, marker resets"] = replace(RULES["high"], marker=_MARKER), False, True
+    for name in ("anchors", DEFAULT_RULE):
+        rules[name] = RULES[name], True, False
+    rows = []
+    for kind, source in (("prose", _prose()), ("uniform", _uniform())):
+        for name, (rule, anchored, marked) in rules.items():
+            long = cut(Prompt.of(source(20_000, np.random.default_rng(0))), rule)
+            row: dict[str, Any] = {"text": kind, "rule": name, "tokens a segment": 20_000 / (len(long) - 1)}
+            for size in _SIZES:
+                draw = np.random.default_rng(size)
+                found = [_found(source, size, rule, anchored, marked, draw) for _ in range(draws)]
+                row[str(size)] = mean(found)
+            rows.append(row)
+    return rows
+
+
+def resync(draws: int) -> list[dict[str, Any]]:
+    """Tokens from an edit to the first cut from which on all cuts are those of the unedited text."""
+    rows = []
+    for kind, source in (("prose", _prose()), ("table", _table), ("uniform", _uniform())):
+        for bits in ("low", "high"):
+            for exponent in (5, 6, 7, 8):
+                rule = replace(RULES[bits], exponent=exponent)
+                draw = np.random.default_rng(0)
+                distances, forced, lengths = [], 0, []
+                for _ in range(draws):
+                    body = source(20_000, draw)
+                    inserted = source(int(draw.integers(1, 600)), draw)
+                    edited = np.concatenate([inserted, body])
+                    before = cut(Prompt.of(body), rule)
+                    after = {c - len(inserted) for c in cut(Prompt.of(edited), rule)}
+                    apart = [c for c in before if c not in after]
+                    distances.append(before[before.index(apart[-1]) + 1] if apart else 0)
+                    sizes = np.diff(before)
+                    forced += int((sizes == rule.maximum).sum())
+                    lengths += sizes.tolist()
+                mean_distance, late = float(np.mean(distances)), float(np.percentile(distances, 95))
+                rows.append(
+                    {
+                        "text": kind,
+                        "bits": bits,
+                        "exponent": exponent,
+                        "tokens a segment": mean(lengths),
+                        "forced cuts": forced / len(lengths),
+                        "tokens to meet, mean": mean_distance,
+                        "95 %": late,
+                    }
+                )
+    return rows
+
+
+def _found(
+    source: Callable[[int, np.random.Generator], np.ndarray],
+    size: int,
+    rule: CutRule,
+    anchored: bool,
+    marked: bool,
+    draw: np.random.Generator,
+) -> float:
+    region = source(size, draw)
+    index = ContentIndex(_SCOPE, rule)
+    prompts = []
+    for _ in range(2):
+        head, tail = (source(int(draw.integers(200, 1_000)), draw) for _ in range(2))
+        edge = np.array(_MARKER if marked else (), np.int64)
+        start = len(head) + len(edge)
+        ids = np.concatenate([head, edge, region, edge, tail])
+        anchors = [start, start + size] if anchored else []
+        prompts.append((Prompt.of(ids, anchors=anchors), start))
+    index.add(prompts[0][0])
+    asked, start = prompts[1]
+    hits = index.find(asked).hits
+    return (covered(hits, start) - covered(hits, start + size)) / size
+
+
+def _uniform() -> Callable[[int, np.random.Generator], np.ndarray]:
+    return lambda count, draw: draw.integers(0, 150_000, count)
+
+
+def _prose() -> Callable[[int, np.random.Generator], np.ndarray]:
+    """Sentences, JSON and code of the made-up agents, taken from any place."""
+    writer = Writer(1)
+    parts = []
+    for _ in range(60):
+        parts += [writer.passage(60), json.dumps([writer.tool() for _ in range(6)], indent=1)]
+        parts += ["\n".join(writer.code(8)), writer.log(20)]
+    ids = np.array([i for part in parts for i in word_ids(part)])
+
+    def take(count: int, draw: np.random.Generator) -> np.ndarray:
+        start = int(draw.integers(0, len(ids) - count))
+        return ids[start : start + count]
+
+    return take
+
+
+def _table(count: int, draw: np.random.Generator) -> np.ndarray:
+    """Rows of JSON that differ in their numbers, as tools return them."""
+    rows = []
+    length = 0
+    while length < count:
+        status = ("ok", "failed", "late")[int(draw.integers(0, 3))]
+        row = {"id": int(draw.integers(0, 10**6)), "status": status, "value": int(draw.integers(0, 100))}
+        rows.append(word_ids(json.dumps(row) + ",\n"))
+        length += len(rows[-1])
+    return np.array([i for row in rows for i in row][:count])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m lab.cuts")
+    parser.add_argument("part", choices=("speed", "moved", "resync"))
+    parser.add_argument("--draws", type=int, default=100)
+    parser.add_argument("--output", type=Path)
+    asked = parser.parse_args()
+    rows = speed() if asked.part == "speed" else {"moved": moved, "resync": resync}[asked.part](asked.draws)
+    for row in rows:
+        print("  ".join(f"{k} {v:.3g}" if isinstance(v, float) else f"{v}" for k, v in row.items()))
+    if asked.output:
+        draws = f" --draws {asked.draws}" if asked.part != "speed" else ""
+        command = f"python -m lab.cuts {asked.part}{draws}"
+        document = {"command": command, "commit": commit(), "machine": machine(), "rows": rows}
+        asked.output.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
