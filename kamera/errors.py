@@ -36,6 +36,10 @@ class UnknownChunk(KameraError, KeyError):
         return str(self.args[0]) if self.args else ""
 
 
+class AmbiguousId(KameraError, ValueError):
+    """The start of an id names more than one chunk or object."""
+
+
 class UnknownSlot(KameraError, ValueError):
     """The slot named is not (or no longer) in this window."""
 
@@ -96,6 +100,10 @@ class ForeignObject(CorruptChunk):
     """An intact object lies in a sealed store, but nobody who holds its secret wrote it."""
 
 
+class ForeignKey(CorruptChunk):
+    """Something that no store wrote lies in a remote in the place of an object; it is left there."""
+
+
 class WrongKey(KameraError):
     """An object is encrypted under a key that was not given; it is left where it is."""
 
@@ -118,6 +126,10 @@ class NotKept(UserWarning):
 
 class PinsFull(StoreError):
     """More bytes would be pinned than the store's cap allows."""
+
+
+class ForkedStore(StoreError):
+    """A store that was opened before a fork is used in the child, which has none of its threads and locks."""
 
 
 class RemoteUnavailable(StoreError):

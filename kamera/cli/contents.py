@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
 from io import BytesIO
@@ -14,7 +15,8 @@ from kamera.errors import CorruptChunk, StoreVersionError, WrongKey
 from kamera.ops import CodedKV
 from kamera.store import CanonicalRecord, Context, canonical_key
 from kamera.store.codec import Codec
-from kamera.store.keys import is_key
+from kamera.store.disk.folder import Folder, NotAFile
+from kamera.store.keys import is_key, whole_id
 from kamera.window.file import read_saved
 
 Document = dict[str, Any]
@@ -25,12 +27,34 @@ def object_files(store: Path) -> list[Path]:
     return [p for p in sorted(store.glob("objects/??/*.safetensors")) if is_key(p.stem)]
 
 
+def files_of(store: Path, start: str) -> list[Path]:
+    """The object files of the key, or of the chunk, that begins with ``start``.
+
+    Raises `UnknownChunk` and `AmbiguousId`.
+    """
+    files = {path: {path.stem} for path in object_files(store)}
+    for path, names in files.items():
+        with (
+            contextlib.suppress(CorruptChunk, StoreVersionError, NotAFile),
+            Folder.at(path.parent) as folder,
+            folder.reading(path.name) as (descriptor, status),
+            open(descriptor, "rb", closefd=False) as file,
+        ):
+            names.add(Codec().read_info(file, status.st_size, path.stem, str(path)).chunk_id)
+    whole = whole_id(start, (name for names in files.values() for name in names), "object or chunk")
+    return [path for path, names in files.items() if whole in names]
+
+
 def read_object(path: Path) -> Document:
     """One object file: its header, its tensors in short, and whether every byte is as it was written.
 
     A damaged file is told of (``intact`` false, ``error``) and stays where it is.
     """
-    data = path.read_bytes()
+    try:
+        with Folder.at(path.parent) as folder:
+            data, _ = folder.read(path.name)
+    except NotAFile as refused:
+        return {"path": str(path), "bytes": path.lstat().st_size, "intact": False, "error": str(refused)}
     key = path.name.split(".")[0]  # a file in quarantine has the time behind its key
     if not is_key(key):
         error = f"{path.name!r} is no object's name: it should be KEY.safetensors"

@@ -14,7 +14,7 @@ from kamera.cli.options import File, Form, Format, Quiet, Tenant
 from kamera.cli.output import Output, facts, listing, size
 from kamera.cli.place import Place
 from kamera.cli.sealed import KeyFiles, SecretFile
-from kamera.cli.store_options import store_url
+from kamera.cli.store_options import keys_of, store_url
 from kamera.errors import StoreError
 from kamera.store.disk.tier import MARKER
 from kamera.window.file import FILE as WINDOW
@@ -28,11 +28,10 @@ def inspect(
             help="A store (a directory, or a remote's url), a saved window, or an object file.",
         ),
     ],
-    object: Annotated[
+    of: Annotated[
         str | None,
         typer.Argument(
-            metavar="[OBJECT]",
-            help="Only this object of a store, or this chunk: its key or id, or how one begins.",
+            metavar="OBJECT", help="Of a store: a key, or a chunk's id for all its objects; a start does."
         ),
     ] = None,
     limit: Annotated[int | None, typer.Option(min=1, help="The first N objects of a store only.")] = None,
@@ -54,12 +53,10 @@ def inspect(
     if place is None and (tenant or secret_file or key_file):
         raise ValueError(f"{where!r} is read file by file, and plain: --tenant, secret and keys are for urls")
     path = Path(where if place is None else place.url)
-    if object is not None and limit is not None:
-        raise ValueError(f"--limit {limit} would look for {object!r} in a part of the store: leave it out")
-    if object is not None and place is None and not (path / MARKER).is_file():
-        raise StoreError(f"{where!r} is no store, so {object!r} is no object of it: give the store")
+    if of is not None and place is None and not (path / MARKER).is_file():
+        raise ValueError(f"{of!r} names an object of a store, and {where!r} is none")
     if place is not None and place.remote:
-        document = _only(_remote(place, limit, out), object)
+        document = _remote(place, of, limit, out)
         out.write(document, _store_tables(document))
         damaged = document["damaged"] > 0
     elif path.is_file():
@@ -68,7 +65,7 @@ def inspect(
         out.write(found, _object_tables(found))
         damaged = not found["intact"]
     elif (path / MARKER).is_file():
-        document = _only(_store(path, limit, out), object)
+        document = _store(path, of, limit, out)
         out.write(document, _store_tables(document))
         damaged = document["damaged"] > 0
     elif (path / WINDOW).is_file():
@@ -84,38 +81,8 @@ def inspect(
         raise typer.Exit(1)
 
 
-def _only(document: dict[str, Any], prefix: str | None) -> dict[str, Any]:
-    """Of a store, the object whose key begins so, or those of the chunk whose id does.
-
-    Raises StoreError unless exactly one does.
-    """
-    if prefix is None:
-        return document
-    intact = [o for o in document["contents"] if o["intact"]]
-    keys = [o for o in document["contents"] if o.get("key", Path(o["path"]).name).startswith(prefix)]
-    named = sorted({o["chunk_id"] for o in intact if o["chunk_id"].startswith(prefix)})
-    if not prefix or len(keys) + len(named) > 1:
-        found = ", ".join(name[:16] for name in [*(o.get("key", o["path"]) for o in keys), *named][:4])
-        raise StoreError(
-            f"{prefix!r} begins {len(keys)} objects and {len(named)} chunks of {document['path']!r} "
-            f"({found}, …): give more of it"
-        )
-    if not keys and not named:
-        raise StoreError(
-            f"no object and no chunk of {document['path']!r} begins with {prefix!r}: kamera store ls "
-            "lists them"
-        )
-    contents = keys or [o for o in intact if o["chunk_id"] == named[0]]
-    return document | {
-        "inspected": len(contents),
-        "bytes": sum(o["bytes"] for o in contents),
-        "damaged": sum(not o["intact"] for o in contents),
-        "contents": contents,
-    }
-
-
-def _store(path: Path, limit: int | None, out: Output) -> dict[str, Any]:
-    files = contents.object_files(path)
+def _store(path: Path, of: str | None, limit: int | None, out: Output) -> dict[str, Any]:
+    files = contents.object_files(path) if of is None else contents.files_of(path, of)
     objects = []
     with out.progress(len(files[:limit]), "object") as bar:
         for file in files[:limit]:
@@ -134,11 +101,11 @@ def _store(path: Path, limit: int | None, out: Output) -> dict[str, Any]:
     }
 
 
-def _remote(place: Place, limit: int | None, out: Output) -> dict[str, Any]:
+def _remote(place: Place, of: str | None, limit: int | None, out: Output) -> dict[str, Any]:
     """As `_store`: every blob read as it lies there, and none moved."""
     objects = []
     with place.open_answering() as store:
-        names = store.names()
+        names = store.names() if of is None else keys_of(store, [of])
         with out.progress(len(names[:limit]), "object") as bar:
             for name in names[:limit]:
                 data = store.raw(name)

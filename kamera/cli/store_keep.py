@@ -19,6 +19,7 @@ from kamera.cli.store_options import (
     moment,
     on_store,
 )
+from kamera.errors import UnknownChunk
 
 
 @on_store
@@ -109,20 +110,22 @@ def unpin(asked: Asked, objects: Targets) -> None:
 @on_store
 def forget(
     asked: Asked,
-    chunk: Annotated[str, typer.Argument(metavar="CHUNK", help="The whole id of a chunk.")],
+    chunk: Annotated[str, typer.Argument(metavar="CHUNK", help="The id of a chunk; its start suffices.")],
 ) -> None:
     """Remove all that was made of a chunk, look again, and say what is left of it.
 
-    Exit code 1 when something is left.
+    Exit code 1 when something is left, or nothing of such a chunk was there.
     """
     with asked.opened() as held:
         done = held.forget(chunk)
+    if not (done.removed or done.copies or done.left):
+        raise UnknownChunk(f"nothing of chunk {chunk!r} is in {held.url}: nothing was removed")
     rows: list[tuple[str, object]] = [
         ("objects removed", len(done.removed)),
         ("damaged copies removed", done.copies),
         ("left", len(done.left)),
     ]
     lines = [f"left: {line}" for line in done.left]
-    asked.out.write({"store": held.url, **asdict(done)}, [facts(chunk, rows), *lines])
+    asked.out.write({"store": held.url, **asdict(done)}, [facts(done.chunk_id, rows), *lines])
     if done.left:
         raise typer.Exit(1)

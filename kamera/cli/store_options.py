@@ -20,7 +20,7 @@ from kamera.cli.place import Place, lasting
 from kamera.cli.sealed import KeyFiles, SecretFile
 from kamera.errors import RemoteUnavailable
 from kamera.store import ChunkStore
-from kamera.store.keys import KINDS
+from kamera.store.keys import KINDS, whole_id
 from kamera.store.memory import parse_size
 
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)([smhdw]?)")
@@ -152,15 +152,11 @@ def moment(seconds: float | None) -> str:
 def keys_of(held: ChunkStore, targets: list[str]) -> list[str]:
     """Keys of the objects that ``targets`` name: a key, a chunk's id (all its objects), or the start of one.
 
-    Raises `ValueError` for a start that fits several, or none.
+    Raises `AmbiguousId` for a start that fits several, `UnknownChunk` for one that fits none.
     """
     objects = held.ls() if targets else []
     found: list[str] = []
     for target in targets:
-        keys = [i.key for i in objects if i.key.startswith(target)]
-        chunks = {i.chunk_id for i in objects if i.chunk_id.startswith(target)}
-        if len(keys) + len(chunks) != 1:
-            many = "fits several objects or chunks: give more of it" if keys or chunks else "is neither here"
-            raise ValueError(f"{target!r} names an object by its key or a chunk by its id, and {many}")
-        found += keys or [i.key for i in objects if i.chunk_id in chunks]
+        whole = whole_id(target, (name for i in objects for name in (i.key, i.chunk_id)), "object or chunk")
+        found += [i.key for i in objects if whole in (i.key, i.chunk_id)]
     return list(dict.fromkeys(found))

@@ -34,8 +34,8 @@ class Codec:
         """The file of ``record``. Raises as `format.encode`."""
         return object_format.encode(record, created, digest=self.digest)
 
-    def open(self, source: Source, name: str, where: str) -> Opened | None:
-        """The object called ``name`` in ``source``, to be read by groups; None if it must be read whole.
+    def open(self, source: Source, name: str, where: str) -> Opened:
+        """The object called ``name`` in ``source``, to be read by groups.
 
         ``where`` names it in errors. Raises as `format.decode`, and `OSError`.
         """
@@ -46,7 +46,7 @@ class Codec:
         return object_format.decode(data, name, source, verify=self.verify_reads)
 
     def read_info(self, file: BinaryIO, size: int, name: str, source: str) -> ObjectInfo:
-        """What the header of a file of ``size`` bytes says, unverified. Raises as `format.decode`."""
+        """What the header of a file of ``size`` bytes says, its digest verified. As `format.decode`."""
         return object_format.read_info(file, size, name, source)
 
     def describe(self, record: CanonicalRecord | PatchRecord, created: float, size: int) -> ObjectInfo:
@@ -57,11 +57,6 @@ class Codec:
     def marker(self) -> dict[str, Any]:
         """What `kamera-store.json` says in a directory of such objects."""
         return {"format": DIRECTORY_VERSION}
-
-    @property
-    def older_marker(self) -> dict[str, Any]:
-        """What it says where they are all of the formats 1 to 3."""
-        return {"format": 1}
 
     def veil(self, text: str) -> str:
         """How the index holds an id: equal ids alike, so that it can look for them."""

@@ -17,18 +17,15 @@ from kamera.store.head import (
     DIGEST,
     FORMAT_VERSION,
     Naming,
-    complete,
     front_size,
     info_of,
-    is_older,
-    parsed,
     signed,
     text_of,
+    trusted,
     verified,
     written,
 )
 from kamera.store.info import ObjectInfo
-from kamera.store.older import decode_older
 from kamera.store.opened import Opened, Plain
 from kamera.store.records import CanonicalRecord, PatchRecord, Record
 from kamera.store.sources import BytesSource, Source
@@ -45,7 +42,7 @@ __all__ = [
 ]
 
 DIRECTORY_VERSION = 3
-"""Version of a store's directory in which objects of format 4 lie."""
+"""What `kamera-store.json` says as its format; a directory of any other is refused by name."""
 
 _FRONT = 64 * 1024  # bytes; the header of most objects is within
 
@@ -74,15 +71,10 @@ def encode(record: Record, created: float, mac: bytes = b"", digest: DigestName 
 
 def open_object(
     source: Source, expected: str, where: str, mac: bytes = b"", name: Naming = str, *, verify: bool = True
-) -> Opened | None:
-    """The object in ``source``, its header verified and no tensor read; None if it must be read whole.
-
-    That is so for the formats 1 to 3: `decode` reads them. Everything else as `decode`.
-    """
+) -> Opened:
+    """The object in ``source``, its header verified and no tensor read. Raises as `decode`, and `OSError`."""
     front = source.read(0, _FRONT)
     size = front_size(front, source.size, where)
-    if is_older(front, where):
-        return None
     if size > len(front):
         front += source.read(len(front), size - len(front))
     if len(front) < size:
@@ -100,26 +92,27 @@ def decode(
 
     ``source`` names the bytes in errors; ``mac`` is the one `encode` had. Raises `CorruptChunk` for
     anything that `encode` did not write for that key, and `StoreVersionError` for an intact object of
-    a newer format, or under a hash that is not at hand. Without ``verify`` changed tensors go unnoticed:
+    another format, or under a hash that is not at hand. Without ``verify`` changed tensors go unnoticed:
     for measurements only.
     """
-    opened = open_object(BytesSource(data), expected, source, mac, name, verify=verify)
-    if opened is not None:
-        return opened.read()
-    front = front_size(data[: DIGEST.stop], len(data), source)
-    return decode_older(data, front, expected, source, mac, name, verify)
+    return open_object(BytesSource(data), expected, source, mac, name, verify=verify).read()
 
 
-def read_info(file: BinaryIO, size: int, expected: str, source: str, name: Naming = str) -> ObjectInfo:
-    """What the header of an object file of ``size`` bytes says.
+def read_info(
+    file: BinaryIO, size: int, expected: str, source: str, mac: bytes = b"", name: Naming = str
+) -> ObjectInfo:
+    """What the header of an object file of ``size`` bytes says, its digest verified first.
 
-    Neither tensors nor digest are read: good for listing, never for serving. Raises as `decode`.
+    No tensor is read: good for listing, never for serving. Raises as `decode`.
     """
     first = file.read(DIGEST.stop)
-    front = first + file.read(front_size(first, size, source) - len(first))
-    return info_of(parsed(front[8:], expected, source, name), size)
+    length = front_size(first, size, source)
+    front = first + file.read(length - len(first))
+    if len(front) < length:
+        raise CorruptChunk(f"{source}: truncated, the header ends at byte {len(front)} of {length}")
+    return info_of(trusted(front, expected, source, mac, name), size)
 
 
 def describe(record: Record, created: float, size: int) -> ObjectInfo:
     """What `read_info` says of the file that `encode` makes of ``record``."""
-    return info_of(complete(record, created), size)
+    return info_of(written(record, created, {}), size)

@@ -24,20 +24,17 @@ from kamera.store.keys import KINDS, Context, canonical_key, is_key, patch_key
 from kamera.store.records import CanonicalRecord, Header, PatchRecord, Record, canonical_json
 
 FORMAT_VERSION = 4
-"""Version of what stands in an object's header; objects of 1 to 3 are read, and no longer written."""
-
-OLDER = 3
-"""Newest of the versions whose one digest is over the whole file (`older`)."""
+"""What stands in an object's header as its format; an object of any other is refused by name."""
 
 Naming = Callable[[str], str]
 """What an object is called, given its key; `str` when it is called what its key is."""
 
 PREFIX = b'{"__metadata__":{"header":"'
-OLDER_PREFIX = b'{"__metadata__":{"digest":"'
 DIGEST = slice(8 + len(PREFIX), 8 + len(PREFIX) + 64)
-"""Where the digest stands in a file, of whatever version."""
+"""Where the digest stands in a file."""
 
-_MAX_HEADER = 100_000_000  # the limit of the safetensors format
+MAX_HEADER = 4 * 2**20
+"""Most bytes of a header: those of real chunks take some 10 KiB, and reading one takes 25 times its size."""
 MALFORMED = (
     SafetensorError,
     AttributeError,
@@ -71,22 +68,17 @@ class ObjectHead:
 
 def written(record: Record, created: float, digests: Mapping[str, Any]) -> Header:
     """What stands in ``kamera`` of the file of ``record``."""
-    return {**complete(record, created), "format": FORMAT_VERSION, "digests": dict(digests)}
+    return {"format": FORMAT_VERSION, "created": created, **record.header(), "digests": dict(digests)}
 
 
-def complete(record: Record, created: float) -> Header:
-    """The same as the oldest version that can say it has it."""
-    return {"format": record.format, "created": created, **record.header()}
-
-
-def text_of(header: Header, entries: Mapping[str, Entry], digest: str = "header") -> bytes:
+def text_of(header: Header, entries: Mapping[str, Entry]) -> bytes:
     """The header of the file with zeros for the digest, padded. `ValueError` when it is too long."""
-    fields: dict[str, Any] = {"__metadata__": {digest: "0" * 64, "kamera": canonical_json(header)}}
+    fields: dict[str, Any] = {"__metadata__": {"header": "0" * 64, "kamera": canonical_json(header)}}
     fields.update({name: entry.told() for name, entry in entries.items()})
     text = json.dumps(fields, separators=(",", ":"), ensure_ascii=False).encode()
     text += b" " * (-len(text) % 8)
-    if len(text) > _MAX_HEADER:
-        raise ValueError(f"a header of {len(text)} bytes is over the limit of {_MAX_HEADER}")
+    if len(text) > MAX_HEADER:
+        raise ValueError(f"a header of {len(text)} bytes is over the limit of {MAX_HEADER}: less in info=")
     return text
 
 
@@ -102,17 +94,22 @@ def front_size(first: bytes, total: int, source: str) -> int:
     if total < DIGEST.stop:
         raise CorruptChunk(f"{source}: truncated, {total} bytes cannot hold a header")
     size = int.from_bytes(first[:8], "little")
-    if size > min(total - 8, _MAX_HEADER) or size < DIGEST.stop - 8:
+    if size > min(total - 8, MAX_HEADER) or size < DIGEST.stop - 8:
         raise CorruptChunk(f"{source}: impossible header length {size} in {total} bytes")
+    if first[8 : 8 + len(PREFIX)] != PREFIX:
+        raise CorruptChunk(f"{source}: no digest at its place, this is no object of a store")
     return 8 + size
 
 
-def is_older(front: bytes, source: str) -> bool:
-    """Whether a file that begins so is of versions 1 to 3. `CorruptChunk` if it is no object at all."""
-    found = front[8 : 8 + len(PREFIX)]
-    if found not in (PREFIX, OLDER_PREFIX):
-        raise CorruptChunk(f"{source}: no digest at its place, this is no object of a store")
-    return found == OLDER_PREFIX
+def trusted(
+    front: bytes, expected: str, source: str, mac: bytes = b"", name: Naming = str, *, verify: bool = True
+) -> Header:
+    """The Kamera header of a ``front``, parsed once its digest has passed. Raises as `format.decode`."""
+    if verify and not hmac.compare_digest(front[DIGEST], _digest(front, mac)):
+        if mac and front[DIGEST] == _digest(front, b""):
+            raise ForeignObject(f"{source}: an intact object, but written without this store's secret")
+        raise CorruptChunk(f"{source}: the digest does not match, bytes of the header have changed")
+    return _parsed(front[8:], expected, source, name)
 
 
 def verified(
@@ -129,13 +126,7 @@ def verified(
 
     Raises as `format.decode`. Without ``verify`` the digest is not looked at.
     """
-    if verify and not hmac.compare_digest(front[DIGEST], _digest(front, mac)):
-        if mac and front[DIGEST] == _digest(front, b""):
-            raise ForeignObject(f"{source}: an intact object, but written without this store's secret")
-        raise CorruptChunk(f"{source}: the digest does not match, bytes of the header have changed")
-    header = parsed(front[8:], expected, source, name)
-    if header["format"] <= OLDER:
-        raise CorruptChunk(f"{source}: of format {header['format']}, but not laid out as that is")
+    header = trusted(front, expected, source, mac, name, verify=verify)
     try:
         entries, size = _rebuilt(front[8:], header)
         told = header["digests"]
@@ -167,7 +158,7 @@ def _rebuilt(text: bytes, header: Header) -> tuple[dict[str, Entry], int]:
     cls = CanonicalRecord if header["kind"] == "canonical" else PatchRecord
     record: Record = cls.from_parts(header, tensors)
     rebuilt = written(record, header["created"], header["digests"])
-    wrong = differences(rebuilt, header)
+    wrong = _differences(rebuilt, header)
     if wrong:
         raise ValueError(f"header fields {wrong} disagree with the tensors")
     held = record.tensors()
@@ -180,12 +171,12 @@ def _rebuilt(text: bytes, header: Header) -> tuple[dict[str, Entry], int]:
     return entries, max((entry.end for entry in entries.values()), default=0)
 
 
-def differences(mine: Header, theirs: Header) -> list[str]:
+def _differences(mine: Header, theirs: Header) -> list[str]:
     """Names of the fields in which two headers differ."""
     return sorted(name for name in mine.keys() | theirs.keys() if _differ(name, mine, theirs))
 
 
-def parsed(text: bytes, expected: str, source: str, name: Naming) -> Header:
+def _parsed(text: bytes, expected: str, source: str, name: Naming) -> Header:
     """The Kamera header inside a safetensors header, its version, kind and key checked."""
     try:
         metadata = json.loads(text)["__metadata__"]
@@ -193,10 +184,10 @@ def parsed(text: bytes, expected: str, source: str, name: Naming) -> Header:
         version = header["format"]
         if type(version) is not int or version < 1:
             raise ValueError(f"format version {version!r} is none")
-        if version > FORMAT_VERSION:
+        if version != FORMAT_VERSION:
             raise StoreVersionError(
-                f"{source}: written in format {version}, this version reads up to "
-                f"{FORMAT_VERSION}; upgrade kamera to read it"
+                f"{source}: written in format {version}, this version reads {FORMAT_VERSION} alone: "
+                "read it with the kamera that wrote it, or delete it"
             )
         if canonical_json(header) != metadata["kamera"]:
             raise ValueError("it is not in canonical form")

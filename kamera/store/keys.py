@@ -8,10 +8,11 @@ key by concatenation. `docs/store-format.md` is the specification.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
+from kamera.errors import AmbiguousId, UnknownChunk
 from kamera.ops.digest import digest
 from kamera.ops.quantize_kv import KVCodec
 
@@ -99,8 +100,24 @@ def is_key(text: str) -> bool:
     return _KEY.fullmatch(text) is not None
 
 
+def whole_id(start: str, ids: Iterable[str], what: str) -> str:
+    """The one of ``ids`` that is ``start``, or that alone begins with it.
+
+    Raises `UnknownChunk` and `AmbiguousId`, which say of ``what`` it is none.
+    """
+    found = sorted({one for one in ids if one.startswith(start)}) if start else []
+    if start in found:
+        return start
+    if not found:
+        raise UnknownChunk(f"no {what} here begins with {start!r}: kamera store ls shows what there is")
+    if len(found) > 1:
+        shown = ", ".join(one[: len(start) + 6] for one in found[:3])
+        raise AmbiguousId(f"{start!r} begins {len(found)} {what}s ({shown}, …): give more of it")
+    return found[0]
+
+
 def _domain(what: str, context: Context) -> str:
-    # the form stands here and not among the fields, so that keys of KV as it is are those of format 1
+    # the form stands here and not among the fields: a key of KV as it is says nothing of forms
     return f"kamera.{what}.{context.kv}.v1" if context.lossy else f"kamera.{what}.v1"
 
 

@@ -20,8 +20,6 @@ def read_layer(tiers: Tiers, name: str, index: int) -> LayerKV | None:
         reading = _begin(tiers, name, [layer_group(index)])
         if reading is not None:
             with reading:
-                if reading.whole is not None:  # of an older format: not to be read again for the next
-                    _promote(tiers, name, reading, reading.whole)
                 return reading.layer(index)[0]
     except CorruptChunk:
         if tiers.remote is None:
@@ -34,18 +32,12 @@ def open_stream(tiers: Tiers, name: str, pinned: bool) -> LayerStream | None:
     """The layers of the canonical ``name`` in order."""
     try:
         reading = _begin(tiers, name, None, pinned)
-        if reading is not None and reading.whole is None:
+        if reading is not None:
             return LayerStream.reading(reading, partial(_promote, tiers, name, reading))
     except CorruptChunk:
         if tiers.remote is None:
             raise
-        reading = None
-    if reading is None:
-        record = tiers.get(name)
-    else:
-        with reading:
-            record = reading.record()
-        _promote(tiers, name, reading, record)
+    record = tiers.get(name)
     return LayerStream.of(record) if isinstance(record, CanonicalRecord) else None
 
 

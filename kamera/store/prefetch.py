@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 
 from kamera.errors import KameraError
+from kamera.store import forks
 
 logger = logging.getLogger(__name__)
 
@@ -24,10 +25,11 @@ class Prefetch:
         """How many were not taken on because too many waited."""
         self.cancelled = False
         self._started: list[Future[bool]] = []
+        forks.bind(self, lambda prefetch: forks.refuse(prefetch, "_started"))
 
     def wait(self, timeout: float | None = None) -> bool:
         """Whether all are done within ``timeout`` seconds (None: wait for them)."""
-        return not wait(self._started, timeout).not_done
+        return not wait(list(self._started), timeout).not_done
 
     def cancel(self) -> None:
         """Do not begin what has not begun."""

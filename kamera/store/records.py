@@ -78,11 +78,6 @@ class CanonicalRecord:
         return self.kv.loss if isinstance(self.kv, CodedKV) else None
 
     @property
-    def format(self) -> int:
-        """The oldest format that could say it: 3 for a KV in codes."""
-        return 3 if self.context.lossy else 1
-
-    @property
     def kind(self) -> str:
         """``"canonical"``."""
         return "canonical"
@@ -180,11 +175,6 @@ class PatchRecord:
                 )
 
     @property
-    def format(self) -> int:
-        """The oldest format that could say it: 2 when a factor is held in codes, 3 when the canonical is."""
-        return 3 if self.context.lossy else 2 if self._coded else 1
-
-    @property
     def key(self) -> str:
         """Where it is stored."""
         return patch_key(self.context, self.chunk_id, self.antecedents, self.kind)
@@ -260,8 +250,6 @@ class PatchRecord:
 class Record(Protocol):
     """What format, memory and disk need of a record, whichever it is."""
 
-    @property
-    def format(self) -> int: ...
     @property
     def kind(self) -> str: ...
     @property

@@ -15,6 +15,7 @@ import numpy as np
 
 from kamera.errors import CorruptChunk, IncompatibleChunk, StoreError
 from kamera.ops.kv import LayerKV
+from kamera.store import batch, forks
 from kamera.store.closed import Closed
 from kamera.store.codec import Codec
 from kamera.store.digests import DigestName, hasher_of
@@ -52,7 +53,7 @@ class ChunkStore(Upkeep):
     What it returns is verified to the last byte and lies on the CPU; the tensors may be shared with
     other callers and must not be written in place. What is put is copied first, so the caller may
     go on writing to its own. Safe to use from several threads, and a directory from several
-    processes.
+    processes. A forked child opens it again: one that its parent opened is `ForkedStore` there.
 
     Errors: `IncompatibleChunk` for another tenant's context, `CorruptChunk` for a damaged object
     (moved to ``quarantine/``; the next look-up is a miss), `StoreVersionError` for an object of a
@@ -80,6 +81,7 @@ class ChunkStore(Upkeep):
         self._search = open_search(tiers, codec, tenant)
         self.probes = Probes(None if tiers.disk is None else tiers.disk.root, codec)
         self.metrics.watch(self)
+        forks.bind(self, _in_child)
 
     @classmethod
     def open(
@@ -138,6 +140,28 @@ class ChunkStore(Upkeep):
         record = self._look_up(self._codec.name(canonical_key(context, chunk_id)))
         assert record is None or isinstance(record, CanonicalRecord)
         return record
+
+    def get_many(self, context: Context, chunk_ids: Sequence[str]) -> list[CanonicalRecord | None]:
+        """`get_canonical` of each of ``chunk_ids``, in their order; from a remote several at once.
+
+        Of a directory it is no faster than one by one. Raises as `get_canonical` when all are done.
+        """
+        waits = self._tiers.remote is not None
+        return batch.over(chunk_ids, lambda chunk: self.get_canonical(context, chunk), waits=waits)
+
+    def put_many(self, records: Sequence[CanonicalRecord | PatchRecord]) -> list[str]:
+        """`put_canonical` or `put_patch` of each of ``records``; their keys, in their order.
+
+        Into a remote without a cache several at once; elsewhere no faster than one by one. Raises as these
+        do when all are done: the others are stored.
+        """
+
+        def put(record: CanonicalRecord | PatchRecord) -> str:
+            return (
+                self.put_canonical(record) if isinstance(record, CanonicalRecord) else self.put_patch(record)
+            )
+
+        return batch.over(records, put, waits=self._tiers.remote is not None and self._disk is None)
 
     def read_layer(self, context: Context, chunk_id: str, layer: int) -> LayerKV | None:
         """One layer of a chunk's canonical, ``[heads, tokens, dim]`` by channel; None is a miss.
@@ -389,6 +413,11 @@ class ChunkStore(Upkeep):
 
     def _info(self, key: str) -> ObjectInfo | None:
         return self.metrics.asked(lambda: self._tiers.info(key), self._remote_is_down)
+
+
+def _in_child(store: ChunkStore) -> None:
+    """A child has none of the store's threads, and must not touch its connections."""
+    forks.refuse(store, "_tiers", "_disk", "_memory", "_search", "metrics")
 
 
 def _path_of(url: str | os.PathLike[str]) -> Path | None:

@@ -12,6 +12,7 @@ import torch
 from kamera.errors import CorruptChunk
 from kamera.ops.kv import KV
 from kamera.ops.quantize_kv import Loss
+from kamera.store import forks
 from kamera.store.disk.reading import Reading
 from kamera.store.groups import HEAD
 from kamera.store.keys import Context
@@ -67,6 +68,7 @@ class LayerStream:
         self._close = close
         self._record: CanonicalRecord | None = None
         self._closed = False
+        forks.bind(self, LayerStream._forked)
         self.refused: Callable[[CorruptChunk], None] = lambda error: None
         """Told of damage that is found in the loop."""
 
@@ -144,6 +146,11 @@ class LayerStream:
             self.refused(error)
             raise
         raise StopIteration
+
+    def _forked(self) -> None:
+        """The threads that read are the parent's."""
+        forks.refuse(self, "_layers", "_finish")
+        self._close = lambda: None
 
     def close(self) -> None:
         """Give up what is not read yet; may be called again."""

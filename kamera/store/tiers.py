@@ -210,12 +210,11 @@ class Tiers:
         if self._cache is not None:
             self._cache.renewed(name, old, new)
 
-    def scrub(self) -> None:
-        """Leave no trace of deleted rows in any file beside the objects."""
-        if self.disk is not None:
-            self.disk.index.scrub()
-        if self._cache is not None:
-            self._cache.scrub()
+    def scrub(self) -> list[str]:
+        """Leave no trace of deleted rows in any file beside the objects; what may be left, and why."""
+        index = None if self.disk is None else self.disk.index.scrub()
+        ledger = None if self._cache is None else self._cache.scrub()
+        return [why for why in (index, ledger) if why is not None]
 
     def prefetch(self, names: Iterable[str]) -> Prefetch:
         """Begin to bring objects into memory; returns at once."""

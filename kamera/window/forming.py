@@ -12,6 +12,7 @@ from typing import Literal, get_args
 import torch
 
 from kamera.ops import Deltas, Patch
+from kamera.store import forks
 
 FormingRule = Literal["now", "background"]
 """When a patch is factored and stored: within the operation that ran its forward, or behind it."""
@@ -54,6 +55,11 @@ class BackgroundForming(Forming):
         if limit < 1:
             raise ValueError(f"limit {limit} must be at least 1")
         self._limit = limit
+        self._begin()
+        forks.bind(self, BackgroundForming._begin)
+
+    def _begin(self) -> None:
+        """Nothing under way: what a parent forms when it forks is the parent's to store."""
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="kamera-forming")
         self._changed = threading.Condition()
         self._pending: Counter[str] = Counter()  # chunk ids

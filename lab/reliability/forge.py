@@ -10,9 +10,6 @@ import json
 import re
 from typing import Any
 
-from kamera.store import CanonicalRecord, PatchRecord
-from kamera.store.format import encode
-
 DIGEST = slice(35, 99)
 
 
@@ -76,25 +73,3 @@ def stamped(front: bytes) -> bytes:
     """A header with the digest that fits, whatever it says of groups."""
     blank = front[: DIGEST.start] + b"0" * 64 + front[DIGEST.stop :]
     return front[: DIGEST.start] + hashlib.blake2b(blank, digest_size=32).hexdigest().encode() + blank[99:]
-
-
-def older(record: CanonicalRecord | PatchRecord, created: float) -> bytes:
-    """The file of ``record`` as formats 1 to 3 have it: no digests of groups, one over everything."""
-    outer, kamera, rest = split(encode(record, created))
-    del kamera["digests"]
-    return join_older(outer, kamera | {"format": record.format}, rest)
-
-
-def join_older(outer: dict[str, Any], kamera: dict[str, Any], rest: bytes) -> bytes:
-    """An older file of these parts, sealed."""
-    text = json.dumps(kamera, sort_keys=True, separators=(",", ":"))
-    fields = outer | {"__metadata__": {"digest": "0" * 64, "kamera": text}}
-    header = json.dumps(fields, separators=(",", ":"), ensure_ascii=False).encode()
-    header += b" " * (-len(header) % 8)
-    return seal_older(len(header).to_bytes(8, "little") + header + rest)
-
-
-def seal_older(data: bytes) -> bytes:
-    """An older file with the digest that fits."""
-    blank = data[: DIGEST.start] + b"0" * 64 + data[DIGEST.stop :]
-    return data[: DIGEST.start] + hashlib.blake2b(blank, digest_size=32).hexdigest().encode() + blank[99:]

@@ -94,7 +94,8 @@ def _instrument(atheris: Any) -> None:
     for function in (
         object_format.open_object,
         head.verified,
-        head.parsed,
+        head.trusted,
+        head._parsed,
         head.front_size,
         head._rebuilt,
         head._key_of,

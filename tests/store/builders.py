@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from kamera.ops import Codes, LowRank, Patch
 from kamera.store import CanonicalRecord, Context, PatchRecord
-from lab.reliability.forge import join, older, seal, split
+from lab.reliability.forge import join, seal, split
 
-__all__ = ["join", "older", "seal", "split"]
+__all__ = ["join", "seal", "split"]
 
 CONTEXT = Context("f" * 64, "a" * 64)
 CHUNK = "c" * 64

@@ -180,7 +180,7 @@ def test_chosen_chunks_take_along_the_patches_that_need_no_other(tmp_path: Path)
 def test_a_bundle_that_could_not_be_finished_is_not_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fails(*_: Any) -> None:
+    def fails(*_: Any, **__: Any) -> None:
         raise OSError(28, "No space left on device")
 
     with ChunkStore.open(tmp_path / "s") as store:

@@ -105,10 +105,11 @@ def test_aliased_strided_and_grad_tensors_are_stored_by_value() -> None:
     assert back.kv[0]["v"].any()
 
 
-def test_an_intact_object_of_a_newer_format_names_both_versions() -> None:
+@pytest.mark.parametrize("version", [1, 3, 5])
+def test_an_intact_object_of_another_format_names_both(version: int) -> None:
     outer, header, rest = split(encode(canonical(), 7))
-    data = join(outer, header | {"format": 5, "layers": {"some": "thing new"}}, rest)
-    with pytest.raises(StoreVersionError, match=r"format 5.*up to 4"):
+    data = join(outer, header | {"format": version, "layers": {"some": "thing new"}}, rest)
+    with pytest.raises(StoreVersionError, match=rf"format {version}.*reads 4 alone"):
         read(data, canonical().key)
     damaged = bytearray(data)
     damaged[200] ^= 1

@@ -190,12 +190,3 @@ def test_a_replaced_object_is_read_anew(path: Path) -> None:
         store.put_canonical(other)
     with ChunkStore.open(path) as store:
         assert same(store.read_layer(CONTEXT, CHUNK, 0), 0, other)
-
-
-def test_the_digests_of_layers_that_earlier_versions_noted_go(path: Path) -> None:
-    for suffix in ("", "-wal"):
-        stray = path / f"layers.sqlite{suffix}"
-        stray.write_bytes(b"x")
-        os.utime(stray, (0, 0))
-    with ChunkStore.open(path):
-        assert not list(path.glob("layers.sqlite*"))

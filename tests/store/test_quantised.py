@@ -230,7 +230,6 @@ def test_a_patch_of_a_coded_canonical_comes_back(made):
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        (lambda h: {"format": 3}, "not laid out as that is"),
         (lambda h: {"context": {k: v for k, v in h["context"].items() if k != "kv"}}, "not that of its own"),
         (lambda h: {"context": h["context"] | {"kv": "int4"}}, "not that of its own"),
         (lambda h: {"context": h["context"] | {"kv": "int2"}}, "kv 'int2' is none of"),

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from kamera.errors import CorruptChunk, RemoteUnavailable, StoreError, StoreVersionError
+from kamera.errors import CorruptChunk, ForeignKey, RemoteUnavailable, StoreError, StoreVersionError
 from kamera.store import ChunkStore, Context
 from kamera.store.codec import Codec
 from lab.reliability.redis_server import RedisServer
@@ -321,15 +321,16 @@ def test_a_server_out_of_memory_serves_and_what_is_put_waits(server: RedisServer
         assert_same(store.get_canonical(CONTEXT, "b"), canonical("b"))
 
 
-def test_a_server_of_something_else_makes_misses(remote: Redis, server: RedisServer) -> None:
+def test_a_key_of_something_else_is_refused_by_name(remote: Redis, server: RedisServer) -> None:
     with ChunkStore.open(remote.url) as store:
         store.put_canonical(canonical())
         [key] = remote.names().values()
         remote.client.delete(key)
         remote.client.rpush(key, b"a list, no value")
     with ChunkStore.open(remote.url) as store:
-        assert store.get_canonical(CONTEXT, CHUNK) is None
-        assert "WRONGTYPE" in store.stats().remote.last_error  # type: ignore[union-attr]
+        with pytest.raises(ForeignKey, match="another type"):
+            store.get_canonical(CONTEXT, CHUNK)
+        assert store.stats().remote.failures == 0  # type: ignore[union-attr]
 
 
 def test_what_waits_is_never_evicted_and_what_finds_no_room_is_told(

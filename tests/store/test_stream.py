@@ -18,7 +18,7 @@ from kamera.store.metrics import Metrics
 from kamera.store.opened import Room
 from kamera.store.records import kept
 
-from .builders import CHUNK, CONTEXT, assert_same, bits, canonical, older
+from .builders import CHUNK, CONTEXT, assert_same, bits, canonical
 from .test_layers import damage, file_of
 
 LAYERS = 5
@@ -157,16 +157,6 @@ def test_what_is_replaced_while_it_is_streamed_is_served_to_its_end_and_not_kept
         assert [same(kv, i) for i, kv in enumerate(stream, 1)] == [True] * (LAYERS - 1)
         assert store.stats().memory.objects == 0
         assert store.get_canonical(CONTEXT, CHUNK) is None
-
-
-def test_an_object_of_an_older_format_is_streamed_all_the_same(root: Path) -> None:
-    file_of(root).write_bytes(older(RECORD, 7.0))
-    with ChunkStore.open(root) as store:
-        stream = store.open_canonical(CONTEXT, CHUNK)
-        assert stream is not None
-        assert [same(kv, i) for i, kv in enumerate(stream)] == [True] * LAYERS
-        assert_same(stream.record, RECORD)
-        assert store.stats().memory.objects == 1
 
 
 def test_a_layer_is_served_while_the_next_is_still_being_read(

@@ -10,7 +10,9 @@ import fcntl
 import os
 import time
 
+from kamera.store import forks
 from kamera.store.disk.folder import Folder
+from kamera.store.disk.locks import holder, taken
 
 LOCK = ".lock"
 """What the name of a claim's file ends in, behind the object's name."""
@@ -34,10 +36,19 @@ class Claim:
     def close(self) -> None:
         """Let the next one in."""
         try:
-            # in words, as a process forked meanwhile holds the descriptor too
+            # in words: a child that was forked by other means than os.fork holds the descriptor too
             fcntl.flock(self._descriptor, fcntl.LOCK_UN)
         finally:
-            os.close(self._descriptor)
+            forks.unlockable(self._descriptor)
+
+
+def claimant(folder: Folder, name: str) -> str:
+    """Who holds the claim on the object ``name``, in words. Raises `OSError`."""
+    try:
+        with folder.reading(f"{name}{LOCK}") as (descriptor, _):
+            return holder(descriptor)
+    except FileNotFoundError:
+        return "somebody who has just let go of it"
 
 
 def claim(folder: Folder, name: str, seconds: float) -> Claim | None:
@@ -49,20 +60,19 @@ def claim(folder: Folder, name: str, seconds: float) -> Claim | None:
     deadline = time.monotonic() + seconds
     pause = 0.001
     while True:
-        descriptor, made = folder.lockable(file)
+        descriptor, made = forks.lockable(lambda: folder.lockable(file), lambda opened: opened[0])
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if not taken(descriptor):
+                if time.monotonic() >= deadline:
+                    return None
+                time.sleep(pause)
+                pause = min(2 * pause, _LONGEST_PAUSE)
+                continue
             mine, there = os.fstat(descriptor), folder.status(file)
             if there is not None and (there.st_dev, there.st_ino) == (mine.st_dev, mine.st_ino):
-                taken, descriptor = descriptor, -1
-                return Claim(folder, file, taken, interrupted=not made)
-            # whoever had it is done, and took its file away while this one waited
-            continue
-        except BlockingIOError:
-            if time.monotonic() >= deadline:
-                return None
+                held, descriptor = descriptor, -1
+                return Claim(folder, file, held, interrupted=not made)
+            # else whoever had it is done, and took its file away while this one waited
         finally:
             if descriptor >= 0:
-                os.close(descriptor)
-        time.sleep(pause)
-        pause = min(2 * pause, _LONGEST_PAUSE)
+                forks.unlockable(descriptor)

@@ -7,7 +7,6 @@ and has it filled again, and all who hold the old one follow.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import logging
 import os
 import sqlite3
@@ -18,6 +17,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from kamera.errors import StoreError
+from kamera.store.disk.locks import locked_folder
+from kamera.store.disk.scrub import scrub
 
 logger = logging.getLogger(__name__)
 
@@ -130,6 +131,11 @@ class Database:
         with self._lock, self._translated():
             self._repair(sqlite3.DatabaseError(why))
 
+    def scrub(self) -> str | None:
+        """See `scrub.scrub`."""
+        with self._lock, self._translated():
+            return self._repairing(lambda: scrub(self._db, self.path))
+
     def close(self) -> None:
         """Close the connection; nothing works afterwards."""
         with self._lock, self._translated():
@@ -234,12 +240,8 @@ class Database:
     def _alone(self) -> Iterator[None]:
         """No two processes replace or open the file at once."""
         try:
-            folder = os.open(self.path.parent, os.O_RDONLY | os.O_DIRECTORY)
-            try:
-                fcntl.flock(folder, fcntl.LOCK_EX)
+            with locked_folder(self.path.parent):
                 yield
-            finally:
-                os.close(folder)
         except OSError as error:
             raise sqlite3.OperationalError(str(error)) from error
 

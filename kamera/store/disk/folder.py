@@ -1,8 +1,9 @@
-"""A folder of a store, held open: whatever is done below it goes by descriptor and follows no link."""
+"""A folder of a store: whatever is done below it goes by descriptor and follows no link."""
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import stat
 import weakref
@@ -15,8 +16,12 @@ _DIRECTORY = _READ | os.O_DIRECTORY
 _FILE = _READ | os.O_NOFOLLOW | os.O_NONBLOCK
 
 
+_HOLLOW = 64 * 2**20
+"""Bytes that a file may lack of those it claims, or as many as it has."""
+
+
 class NotAFile(OSError):
-    """A link, a folder, a pipe, … stands where a store keeps a file."""
+    """A link, a folder, a pipe, or a file that is mostly holes stands where a store keeps a file."""
 
 
 class Folder:
@@ -25,10 +30,11 @@ class Folder:
     Raises `OSError`, `NotAFile` among them, as the calls below it do.
     """
 
-    def __init__(self, path: Path, descriptor: int) -> None:
+    def __init__(self, path: Path, descriptor: int | None, parent: Folder | None = None) -> None:
         self.path = path
         self._descriptor = descriptor
-        self._close = weakref.finalize(self, os.close, descriptor)
+        self._parent = parent
+        self._close = None if descriptor is None else weakref.finalize(self, os.close, descriptor)
 
     @classmethod
     def at(cls, path: Path) -> Folder:
@@ -38,22 +44,25 @@ class Folder:
     def sub(self, name: str, *, make: bool = False) -> Folder:
         """The folder ``name`` in this one; ``make``: for its owner alone, if it is not there."""
         path = self.path / name
-        if make:
-            with contextlib.suppress(FileExistsError):
-                os.mkdir(name, 0o700, dir_fd=self._descriptor)
-        try:
-            return Folder(path, os.open(name, _DIRECTORY | os.O_NOFOLLOW, dir_fd=self._descriptor))
-        except NotADirectoryError:
-            raise NotADirectoryError(
-                f"{path} is a link or no folder, and a store follows no links: remove it"
-            ) from None
+        with self._held() as held:
+            if make:
+                with contextlib.suppress(FileExistsError):
+                    os.mkdir(name, 0o700, dir_fd=held)
+            return Folder(path, _opened(path, held))
+
+    def below(self, name: str) -> Folder:
+        """`sub`, made, and opened anew for each use: it holds no descriptor while nothing is done in it.
+
+        To be used for as long as this one is open.
+        """
+        self.sub(name, make=True).close()
+        return Folder(self.path / name, None, self)
 
     def status(self, name: str) -> os.stat_result | None:
         """Of whatever is called ``name``, a link included; None if nothing is."""
-        try:
-            return os.stat(name, dir_fd=self._descriptor, follow_symlinks=False)
-        except FileNotFoundError:
-            return None
+        with self._held() as held, contextlib.suppress(FileNotFoundError):
+            return os.stat(name, dir_fd=held, follow_symlinks=False)
+        return None
 
     def refuse_links(self) -> None:
         """Raise `NotAFile` if there is a link in this folder."""
@@ -64,10 +73,17 @@ class Folder:
 
     def open(self, name: str) -> int:
         """Descriptor of a regular file, to be closed. `FileNotFoundError` if there is none."""
-        status = self.status(name)
-        if status is not None and not stat.S_ISREG(status.st_mode):
-            raise NotAFile(f"{self.path / name} is a link or no file, and a store follows no links")
-        return os.open(name, _FILE, dir_fd=self._descriptor)
+        with self._held() as held:
+            status = os.stat(name, dir_fd=held, follow_symlinks=False)
+            if not stat.S_ISREG(status.st_mode):
+                raise NotAFile(f"{self.path / name} is a link or no file, and a store follows no links")
+            descriptor = os.open(name, _FILE, dir_fd=held)
+        try:
+            _refuse_holes(self.path / name, descriptor)
+        except BaseException:
+            os.close(descriptor)
+            raise
+        return descriptor
 
     @contextlib.contextmanager
     def reading(self, name: str) -> Iterator[tuple[int, os.stat_result]]:
@@ -91,7 +107,8 @@ class Folder:
     def create(self, name: str, data: bytes, *, sync: bool = True) -> os.stat_result:
         """A new file that only its owner may read, by default down to the disk."""
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-        descriptor = os.open(name, flags, 0o600, dir_fd=self._descriptor)
+        with self._held() as held:
+            descriptor = os.open(name, flags, 0o600, dir_fd=held)
         try:
             left = memoryview(data)
             while left:
@@ -103,31 +120,49 @@ class Folder:
             os.close(descriptor)
 
     def lockable(self, name: str) -> tuple[int, bool]:
-        """Descriptor of an empty file to lock, and whether it was made now."""
+        """Descriptor of an empty file to lock, and whether it was made now.
+
+        A link, a pipe or an empty folder in its place is no lock of anybody's, and goes.
+        """
         flags = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-        while True:
-            with contextlib.suppress(FileExistsError):
-                made = os.open(name, flags | os.O_CREAT | os.O_EXCL, 0o600, dir_fd=self._descriptor)
-                return made, True
-            with contextlib.suppress(FileNotFoundError):
-                return os.open(name, flags, dir_fd=self._descriptor), False
+        with self._held() as held:
+            while True:
+                with contextlib.suppress(FileExistsError):
+                    return os.open(name, flags | os.O_CREAT | os.O_EXCL, 0o600, dir_fd=held), True
+                with contextlib.suppress(FileNotFoundError):
+                    status = os.stat(name, dir_fd=held, follow_symlinks=False)
+                    if stat.S_ISREG(status.st_mode):
+                        return os.open(name, flags, dir_fd=held), False
+                    self._clear(name, status, held)
 
     def move(self, name: str, target: Folder, new: str) -> None:
         """Give a file another name, in place of what is called so."""
-        os.replace(name, new, src_dir_fd=self._descriptor, dst_dir_fd=target._descriptor)
+        with self._held() as here, target._held() as there:
+            os.replace(name, new, src_dir_fd=here, dst_dir_fd=there)
 
     def remove(self, name: str) -> bool:
         """Delete a file or link; whether there was one."""
-        try:
-            os.unlink(name, dir_fd=self._descriptor)
-        except FileNotFoundError:
-            return False
-        return True
+        with self._held() as held, contextlib.suppress(FileNotFoundError):
+            os.unlink(name, dir_fd=held)
+            return True
+        return False
+
+    def _clear(self, name: str, status: os.stat_result, held: int) -> None:
+        """Remove what is no file; `NotAFile` for a folder that somebody keeps something in."""
+        with contextlib.suppress(FileNotFoundError):
+            if not stat.S_ISDIR(status.st_mode):
+                os.unlink(name, dir_fd=held)
+                return
+            try:
+                os.rmdir(name, dir_fd=held)
+            except OSError as error:
+                raise NotAFile(f"{self.path / name} is no file but a folder: remove it") from error
 
     def names(self) -> list[str]:
         """What lies in it, sorted."""
-        # a descriptor of its own: listing moves its position, which other threads would share
-        descriptor = os.open(".", _DIRECTORY, dir_fd=self._descriptor)
+        with self._held() as held:
+            # a descriptor of its own: listing moves its position, which other threads would share
+            descriptor = os.open(".", _DIRECTORY, dir_fd=held)
         try:
             return sorted(os.listdir(descriptor))
         finally:
@@ -135,17 +170,68 @@ class Folder:
 
     def sync(self) -> None:
         """Bring its names down to the disk."""
-        os.fsync(self._descriptor)
+        with self._held() as held:
+            os.fsync(held)
 
     def close(self) -> None:
         """Let go of the descriptor; may be called again."""
-        self._close()
+        if self._close is not None:
+            self._close()
+
+    @contextlib.contextmanager
+    def _held(self) -> Iterator[int]:
+        """A descriptor of it."""
+        if self._descriptor is not None:
+            yield self._descriptor
+            return
+        assert self._parent is not None
+        with self._parent._held() as parent:
+            descriptor = _opened(self.path, parent)
+        try:
+            yield descriptor
+        finally:
+            os.close(descriptor)
 
     def __enter__(self) -> Folder:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _opened(path: Path, parent: int) -> int:
+    """Descriptor of the folder that is called as ``path`` in the one of ``parent``."""
+    try:
+        return os.open(path.name, _DIRECTORY | os.O_NOFOLLOW, dir_fd=parent)
+    except NotADirectoryError:
+        raise NotADirectoryError(
+            f"{path} is a link or no folder, and a store follows no links: remove it"
+        ) from None
+
+
+def _refuse_holes(path: Path, descriptor: int) -> None:
+    """`NotAFile` for a file that claims far more than lies on the disk: reading it would ask for it all.
+
+    Holes are counted, not blocks: a file system that compresses has fewer of those.
+    """
+    size = os.fstat(descriptor).st_size
+    if size <= _HOLLOW:
+        return
+    held = at = 0
+    try:
+        while at < size and held * 2 < size - _HOLLOW:
+            start = os.lseek(descriptor, at, os.SEEK_DATA)
+            at = os.lseek(descriptor, start, os.SEEK_HOLE)
+            held += at - start
+    except OSError as error:
+        if error.errno == errno.EINVAL:  # a file system that tells of no holes
+            return
+        if error.errno != errno.ENXIO:  # that: nothing but a hole is left
+            raise
+    finally:
+        os.lseek(descriptor, 0, os.SEEK_SET)
+    if size - held > max(_HOLLOW, held):
+        raise NotAFile(f"{path} is hollow: it claims {size} bytes and holds {held}")
 
 
 def stamp_of(status: os.stat_result) -> str:

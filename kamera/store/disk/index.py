@@ -229,9 +229,9 @@ class Index:
         self._db.damaged(problem)
         return problem
 
-    def scrub(self) -> None:
-        """Leave no trace of deleted rows: the file has none (`secure_delete`), the log is emptied."""
-        self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    def scrub(self) -> str | None:
+        """Leave no trace of deleted rows; None, or what may be left, and why."""
+        return self._db.scrub()
 
     def writing(self) -> contextlib.AbstractContextManager[None]:
         """Hold the index against every other writer, of this process and of others.

@@ -18,17 +18,16 @@ ASIDE = ".kamera."
 """What the name of a marker that is being written starts with."""
 
 
-def open_directory(root: Path, wanted: Mapping[str, Any], older: Mapping[str, Any]) -> Folder:
+def open_directory(root: Path, wanted: Mapping[str, Any]) -> Folder:
     """The store directory ``root``, whose marker says ``wanted``; made if it is empty or absent.
 
-    One that says ``older`` is opened as it is: `raise_version` is for whoever writes to it. Raises
-    `StoreError` for a directory of anything else, `StoreVersionError` for one of a newer format; both are
-    left untouched. `OSError` as the system does.
+    Raises `StoreError` for a directory of anything else, `StoreVersionError` for one of another format;
+    both are left untouched. `OSError` as the system does.
     """
     with contextlib.suppress(FileNotFoundError):
         folder = Folder.at(root)
         try:
-            _check(root, folder.read(MARKER)[0], wanted, older)
+            _check(root, folder.read(MARKER)[0], wanted)
             return folder
         except FileNotFoundError:
             strangers = [name for name in folder.names() if not name.startswith(".kamera")]
@@ -45,15 +44,6 @@ def open_directory(root: Path, wanted: Mapping[str, Any], older: Mapping[str, An
     return folder
 
 
-def raise_version(folder: Folder, wanted: Mapping[str, Any], older: Mapping[str, Any]) -> None:
-    """Have a marker that says ``older`` say ``wanted``: versions that cannot read it all then keep out.
-
-    Raises `OSError`, and then the marker is what it was.
-    """
-    if folder.read(MARKER)[0] == _text(older):
-        _put(folder, wanted)
-
-
 def _put(folder: Folder, wanted: Mapping[str, Any]) -> None:
     aside = f"{ASIDE}{os.getpid()}.{secrets.token_hex(8)}"
     try:
@@ -64,7 +54,7 @@ def _put(folder: Folder, wanted: Mapping[str, Any]) -> None:
     folder.sync()
 
 
-def _check(root: Path, text: bytes, wanted: Mapping[str, Any], older: Mapping[str, Any]) -> None:
+def _check(root: Path, text: bytes, wanted: Mapping[str, Any]) -> None:
     place = root / MARKER
     try:
         found = json.loads(text)
@@ -73,12 +63,12 @@ def _check(root: Path, text: bytes, wanted: Mapping[str, Any], older: Mapping[st
         raise StoreError(f"{place} is damaged ({error}); restore it: {_text(wanted).decode()}") from error
     if type(version) is not int or version < 1:
         raise StoreError(f"{place} is damaged ({version!r}); restore it: {_text(wanted).decode()}")
-    if version > wanted["format"]:
+    if version != wanted["format"]:
         raise StoreVersionError(
-            f"{root} is a store of format {version}, this version reads up to {wanted['format']} here; "
-            "upgrade kamera, or give the secret the store was made with"
+            f"{root} is a store of format {version}, this version reads {wanted['format']} here: give the "
+            "secret the store was made with, open it with the kamera that made it, or take a new directory"
         )
-    if found not in (dict(wanted), dict(older)):
+    if found != dict(wanted):
         raise StoreError(
             f"{root} was made as {json.dumps(found)}, not as {json.dumps(dict(wanted))}: "
             "open it as it was made"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import os
 import threading
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -12,12 +11,11 @@ from contextlib import AbstractContextManager
 import torch
 
 from kamera.ops.kv import KV
-from kamera.store.codec import Codec
 from kamera.store.disk.folder import stamp_of
 from kamera.store.groups import layer_group
 from kamera.store.info import ObjectInfo
 from kamera.store.opened import Opened, Room
-from kamera.store.records import CanonicalRecord, Header, PatchRecord, layer_kv, layer_of
+from kamera.store.records import CanonicalRecord, Header, PatchRecord, layer_kv
 from kamera.store.sources import FileSource
 
 _THREADS = 8
@@ -57,34 +55,19 @@ class Reading:
     """
 
     def __init__(
-        self,
-        file: FileSource,
-        codec: Codec,
-        key: str,
-        where: str,
-        opened: Opened | None,
-        errors: Callable[[], AbstractContextManager[None]],
+        self, file: FileSource, opened: Opened, errors: Callable[[], AbstractContextManager[None]]
     ) -> None:
         self.stamp = stamp_of(file.status)
-        self.info: ObjectInfo
-        self.whole: CanonicalRecord | PatchRecord | None = None
-        """The record, if it is of a format that is read whole only."""
+        self.info: ObjectInfo = opened.head.info
         self._file = file
         self._opened = opened
         self._errors = errors
         self._room: Room | None = None
         self._under_way: dict[str, Future[None]] = {}
-        if opened is None:
-            data = file.read(0, file.size)
-            self.whole = codec.decode(data, key, where)
-            self.info = codec.read_info(io.BytesIO(data), len(data), key, where)
-        else:
-            self.info = opened.head.info
 
     @property
     def header(self) -> Header:
         """What the object's header says."""
-        assert self._opened is not None
         return self._opened.head.header
 
     @property
@@ -95,8 +78,6 @@ class Reading:
 
     def start(self, readers: Readers, groups: Collection[str] | None, pinned: bool) -> None:
         """Begin to fill ``groups`` (None: all) in their order in the file, those of them that there are."""
-        if self._opened is None:
-            return
         there = self._opened.head.groups
         wanted = [name for name in there if groups is None or name in groups]
         self._room = self._opened.room(wanted, pinned=pinned)
@@ -112,9 +93,6 @@ class Reading:
     def layer(self, index: int) -> KV:
         """A canonical's layer as a `KV` of it alone, once it is verified. Raises as `DiskTier.begin`,
         and `ValueError` if there is no such layer."""
-        if self.whole is not None:
-            assert isinstance(self.whole, CanonicalRecord)
-            return layer_of(self.whole.kv, index)
         count = len(self.header["layers"])
         if not 0 <= index < count:
             raise ValueError(f"layer {index} of a canonical of {count} layers")
@@ -123,8 +101,6 @@ class Reading:
 
     def record(self) -> CanonicalRecord | PatchRecord:
         """The record, once all of it is verified. Raises as `DiskTier.begin`."""
-        if self.whole is not None:
-            return self.whole
         for group in self._under_way:
             self.wait(group)
         assert self._room is not None

@@ -22,11 +22,11 @@ from typing import NoReturn
 from kamera.errors import CorruptChunk, KameraError, StoreError
 from kamera.store.codec import Codec
 from kamera.store.disk.bookkeeping import LEFT_IN_PLACE, Bookkeeping, rows_of
-from kamera.store.disk.claims import LOCK, claim
+from kamera.store.disk.claims import LOCK, claim, claimant
 from kamera.store.disk.files import ObjectFiles
 from kamera.store.disk.folder import Folder, NotAFile, stamp_of
 from kamera.store.disk.index import Index, Stamped
-from kamera.store.disk.marker import ASIDE, MARKER, open_directory, raise_version
+from kamera.store.disk.marker import ASIDE, MARKER, open_directory
 from kamera.store.disk.quarantine import Quarantine
 from kamera.store.disk.reading import Readers, Reading
 from kamera.store.info import ObjectInfo, Quarantined
@@ -38,8 +38,6 @@ logger = logging.getLogger(__name__)
 
 _PART, _GONE = ".part", ".gone"
 _OURS = re.compile(r"([0-9a-f]{64})\.(part|lock|[0-9a-f]+\.gone)")
-_NO_LONGER = "layers.sqlite"
-"""Where earlier versions noted digests of layers."""
 _CLAIM_SECONDS = 60.0
 _STALE_SECONDS = 3600.0  # of files that do not tell whether their writer lives
 
@@ -49,23 +47,22 @@ class DiskTier:
 
     Every key it is given is a name of its ``codec``; `ValueError` for what is none (`keys.is_key`).
     Raises `StoreError` when the operating system refuses, `StoreVersionError` for a directory of a
-    newer format (which is left untouched).
+    another format (which is left untouched).
     """
 
     def __init__(self, root: Path, codec: Codec) -> None:
         self.root = root
         self.codec = codec
         with self._translated("open"):
-            self._root = open_directory(root, codec.marker, codec.older_marker)
-            self._files = ObjectFiles(self._root.sub("objects", make=True), codec)
-            self._tmp = self._root.sub("tmp", make=True)
-            self._quarantine = Quarantine(self._root.sub("quarantine", make=True))
+            self._root = open_directory(root, codec.marker)
+            self._files = ObjectFiles(self._root.below("objects"), codec)
+            self._tmp = self._root.below("tmp")
+            self._quarantine = Quarantine(self._root.below("quarantine"))
             self._root.sync()
             self._root.refuse_links()  # SQLite would follow one
         self.index = Index(root / "index.sqlite", self._rows_of_files, codec.veil, codec.unveil)
         self._books = Bookkeeping(self._files, self.index)
         self._readers = Readers()
-        self._marked = False  # whether the marker is known to say what is written here
         if not self.index.complete:
             self.rebuild_index()
         self.collect()
@@ -98,8 +95,8 @@ class DiskTier:
         """Begin to read the object ``key``, or only ``groups`` of it; to be closed. None if there is none.
 
         Its header is verified when this returns; the tensors follow on other threads, into page-locked
-        memory if ``pinned`` and there is a GPU. An object of an older format is read whole by then.
-        Damage that is found then or later goes to ``quarantine/``, and `CorruptChunk` is raised.
+        memory if ``pinned`` and there is a GPU. Damage that is found then or later goes to
+        ``quarantine/``, and `CorruptChunk` is raised.
         """
         with self._translated("read"):
             try:
@@ -114,7 +111,7 @@ class DiskTier:
                 with self._quarantining(key, stamp):
                     where = str(self._files.path(key))
                     opened = self.codec.open(file, key, where)
-                    reading = Reading(file, self.codec, key, where, opened, lambda: self._reading(key, stamp))
+                    reading = Reading(file, opened, lambda: self._reading(key, stamp))
                 self._books.repair(reading.info, stamp)
                 reading.start(self._readers, groups, pinned)
             except BaseException:
@@ -219,7 +216,7 @@ class DiskTier:
             removed = self._quarantine.collect(before)
             for key in {copy.name for copy in self._quarantine.copies()}:
                 self._books.forget(key)
-            for folder, prefix in ((self._tmp, ""), (self._root, ASIDE), (self._root, _NO_LONGER)):
+            for folder, prefix in ((self._tmp, ""), (self._root, ASIDE)):
                 for name in folder.names():
                     if name.startswith(prefix):
                         removed += self._collected(folder, name, before)
@@ -264,9 +261,6 @@ class DiskTier:
         with self._translated("write"), self._claimed(key):
             if not replace and self._intact(key):
                 return None
-            if not self._marked:
-                raise_version(self._root, self.codec.marker, self.codec.older_marker)
-                self._marked = True
             with self._files.prepare(key) as shard:
                 stamp = stamp_of(self._tmp.create(key + _PART, data))
                 with self.index.writing():
@@ -304,7 +298,7 @@ class DiskTier:
         if mine is None:
             raise StoreError(
                 f"store {self.root}: object {key} has been in another writer's hands for "
-                f"{_CLAIM_SECONDS:.0f} s: see which process holds {self._tmp.path / (key + LOCK)}"
+                f"{_CLAIM_SECONDS:g} s: {claimant(self._tmp, key)} holds {self._tmp.path / (key + LOCK)}"
             )
         try:
             try:
@@ -329,14 +323,18 @@ class DiskTier:
 
     def _collected(self, folder: Folder, name: str, before: float) -> bool:
         match = _OURS.fullmatch(name)
-        if match is None:  # of a marker, or of a version that did not lock: only its age can tell
+        if match is None:  # of a marker, or a stranger's: only its age can tell
             status = folder.status(name)
             return status is not None and status.st_mtime < before and folder.remove(name)
         key = match.group(1)
         if name.endswith(_GONE):
             self._books.settle(key)
             return folder.remove(name)
-        mine = claim(folder, key, 0)
+        try:
+            mine = claim(folder, key, 0)
+        except NotAFile as error:  # who writes that object is told again
+            logger.warning("not cleared up: %s", error)
+            return False
         if mine is None:  # its writer lives
             return False
         try:

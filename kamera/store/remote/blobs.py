@@ -20,9 +20,10 @@ class Head(NamedTuple):
 class Blobs(Protocol):
     """Blobs by name, each there whole or not at all. Safe to use from several threads.
 
-    A name is `OBJECTS`, `QUARANTINE` or `PINS` and a name of the store's making, so never input from
-    outside. A call ends within bounded time, and raises one of ``errors``, `StoreError` for what this
-    kind of service cannot do, or nothing.
+    A name that is asked for is `OBJECTS`, `QUARANTINE` or `PINS` and a name of the store's making, so never
+    input from outside. One key that others put there fails no call about the rest. A call ends within
+    bounded time, and raises one of ``errors``, a `KameraError` that says nothing against the service (what
+    it cannot do, what lies in the place of a blob), or nothing.
     """
 
     url: str
@@ -31,11 +32,11 @@ class Blobs(Protocol):
     """What its calls raise when the service does not answer, or says no."""
 
     def get(self, name: str) -> bytes | None:
-        """The whole blob; None if there is none."""
+        """The whole blob; None if there is none. `ForeignKey` for what is no blob."""
         ...
 
     def heads(self, names: Sequence[str], length: int) -> list[Head | None]:
-        """The first ``length`` bytes of each blob, or all of a shorter one."""
+        """The first ``length`` bytes of each blob, or all of a shorter one; of what is no blob, no bytes."""
         ...
 
     def present(self, names: Sequence[str]) -> list[bool]:
@@ -72,7 +73,9 @@ class Blobs(Protocol):
     def listed(self, folder: str) -> Mapping[str, str | None]:
         """Names of all blobs that begin with ``folder``, without order, each with its mark.
 
-        A mark is a text that changes whenever the blob does; None where the service tells none.
+        What others put there is among them, whatever its name. `StoreError` where that keeps the service's
+        library from listing the rest. A mark is a text that changes whenever the blob does; None where the
+        service tells none.
         """
         ...
 

@@ -55,9 +55,9 @@ class DiskCache:
         """The file of stamp ``old`` was written again under another key, as that of ``new``."""
         self._ledger.renew(name, old, new)
 
-    def scrub(self) -> None:
-        """Leave no trace of what was deleted."""
-        self._ledger.scrub()
+    def scrub(self) -> str | None:
+        """Leave no trace of what was deleted; None, or what may be left, and why."""
+        return self._ledger.scrub()
 
     def grew(self, count: int) -> None:
         """``count`` bytes were written to the disk: evict what may go, if it is too much now."""

@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Literal, TypeVar
 
 from kamera.errors import KameraError, RemoteUnavailable
+from kamera.store import forks
 from kamera.store.remote.blobs import Blobs, Head
 
 logger = logging.getLogger(__name__)
@@ -93,6 +94,7 @@ class Guard:
         self.reads = _Line(blobs, "reads", breaker())
         self.writes = _Line(blobs, "writes", breaker())
         self._blobs = blobs
+        forks.bind(self, lambda guard: forks.refuse(guard, "reads", "writes", "_blobs"))
 
     def get(self, name: str) -> bytes | None:
         """See `Blobs`."""

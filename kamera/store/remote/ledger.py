@@ -70,9 +70,9 @@ class Ledger:
         """What is known of the file of stamp ``old`` is true of that of ``new``."""
         self._db.execute("UPDATE sent SET stamp = ? WHERE name = ? AND stamp = ?", (new, name, old))
 
-    def scrub(self) -> None:
-        """Leave no trace of deleted rows: the file has none (`secure_delete`), the log is emptied."""
-        self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    def scrub(self) -> str | None:
+        """Leave no trace of deleted rows; None, or what may be left, and why."""
+        return self._db.scrub()
 
     def close(self) -> None:
         """Close the database; nothing works afterwards."""

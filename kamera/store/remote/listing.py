@@ -56,6 +56,12 @@ class Listing(Generic[Said]):
         """The names alone, sorted."""
         return sorted(self._marks())
 
+    def strangers(self) -> list[str]:
+        """Names of what others put into the folder, sorted."""
+        start = len(self._folder)
+        found = (name[start:] for name in self._blobs.listed(self._folder) if name.startswith(self._folder))
+        return sorted(name for name in found if not self._wanted(name))
+
     def __call__(self) -> Iterator[Said]:
         """What all of them say, by name. Raises `RemoteUnavailable`."""
         marks = self._marks()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import secrets
 import threading
 from collections.abc import Mapping, Sequence
@@ -14,14 +15,29 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 import obstore
-from obstore.exceptions import AlreadyExistsError, BaseError, PreconditionError
+from obstore.exceptions import AlreadyExistsError, BaseError, InvalidPathError, PreconditionError
 from obstore.store import LocalStore, MemoryStore, S3Store, from_url
 
-from kamera.errors import StoreError
+from kamera.errors import ForkedStore, StoreError
 from kamera.store.remote.blobs import Head
 
 _WORKERS = 8  # look-ups under way at once while listing
+_NO_PATH = re.compile(r'Path "([^"]*)"')
 _TAKEN = (AlreadyExistsError, PreconditionError)  # the condition of a write did not hold
+
+
+_user: int | None = None  # the process whose threads the library works with
+
+
+def _refuse_child(url: str) -> None:
+    """Raise `ForkedStore` in a child of the process that has used the library: it would wait for ever."""
+    global _user
+    if _user not in (None, os.getpid()):
+        raise ForkedStore(
+            f"cannot open {url}: process {_user}, which this one was forked from, has used an object store, "
+            "and its library's threads are not here: start workers by spawn, or open them in children alone"
+        )
+    _user = os.getpid()
 
 
 class ObjectBlobs:
@@ -35,6 +51,7 @@ class ObjectBlobs:
     errors: tuple[type[Exception], ...] = (BaseError, OSError, ValueError)
 
     def __init__(self, store: Any, prefix: str, *, shown: str) -> None:
+        _refuse_child(shown)
         self.url = shown
         self._store = store
         self._prefix = prefix
@@ -49,6 +66,7 @@ class ObjectBlobs:
         ``timeout`` (seconds) bounds the wait for each answer, ``retries`` how often a failed request
         is made again (exponential pauses with jitter).
         """
+        _refuse_child(shown)
         parts = urlsplit(url)
         if parts.scheme == "memory":
             return cls(MemoryStore(), prefix, shown=shown)
@@ -149,10 +167,35 @@ class ObjectBlobs:
         return True
 
     def listed(self, folder: str) -> Mapping[str, str | None]:
-        """See `Blobs`; a mark is the entity tag."""
+        """See `Blobs`; a mark is the entity tag.
+
+        The library fails on a whole page of names for one that it takes for no path (``..``, an empty part).
+        Names deeper in the folder can be rolled up, and those in front of all ours be passed over.
+        """
+        within = (self._prefix + folder).rstrip("/")
         start = len(self._prefix)
-        chunks = obstore.list(self._store, (self._prefix + folder).rstrip("/"), chunk_size=1000)
-        return {found["path"][start:]: found["e_tag"] for chunk in chunks for found in chunk}
+
+        def flat(offset: str | None = None) -> dict[str, str | None]:
+            chunks = obstore.list(self._store, within, offset=offset, chunk_size=1000)
+            return {found["path"][start:]: found["e_tag"] for chunk in chunks for found in chunk}
+
+        def rolled_up() -> dict[str, str | None]:
+            found = obstore.list_with_delimiter(self._store, within)
+            names = {str(one["path"])[start:]: one["e_tag"] for one in found["objects"]}
+            return names | {f"{prefix[start:]}/": None for prefix in found["common_prefixes"]}
+
+        strange: dict[str, str | None] = {}
+        for way in (flat, rolled_up, lambda: flat(f"{within}/0")):
+            try:
+                return way() | strange
+            except InvalidPathError as error:
+                match = _NO_PATH.search(str(error))
+                told = str(error).splitlines()[0] if match is None else match.group(1)
+                strange[folder + told.partition(self._prefix + folder)[2] if folder in told else told] = None
+        raise StoreError(
+            f"{self.url} cannot be listed, its library takes {' and '.join(map(repr, strange))} for none: "
+            "delete them with the service's own tools"
+        )
 
     def close(self) -> None:
         """See `Blobs`."""

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from math import inf, isfinite
 
-from kamera.errors import PinsFull, RemoteUnavailable
+from kamera.errors import CorruptChunk, PinsFull, RemoteUnavailable
 from kamera.store.keys import is_key
 from kamera.store.remote.blobs import PINS, Head
 from kamera.store.remote.guard import Guard
@@ -88,7 +88,10 @@ class RemotePins:
     @property
     def cap(self) -> int | None:
         """See `PinBook`."""
-        data = self._blobs.get(PINS + _CAP)
+        try:
+            data = self._blobs.get(PINS + _CAP)
+        except CorruptChunk:
+            data = b""
         if data is None:
             return None
         if not data.isdigit():

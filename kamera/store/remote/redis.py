@@ -10,6 +10,7 @@ import redis
 from redis.backoff import FullJitterBackoff
 from redis.retry import Retry
 
+from kamera.errors import ForeignKey
 from kamera.store.remote.blobs import Head
 
 MAX_BYTES = 512 * 2**20
@@ -43,7 +44,14 @@ class RedisBlobs:
 
     def get(self, name: str) -> bytes | None:
         """See `Blobs`."""
-        data: bytes | None = self._client.get(self._key(name))
+        try:
+            data: bytes | None = self._client.get(self._key(name))
+        except redis.ResponseError as error:
+            if not _is_foreign(error):
+                raise
+            raise ForeignKey(
+                f"{self.url} {name}: a key of another type, no object: rename or delete it"
+            ) from error
         return data
 
     def heads(self, names: Sequence[str], length: int) -> list[Head | None]:
@@ -54,8 +62,8 @@ class RedisBlobs:
             pipeline = self._client.pipeline(transaction=True)  # both halves of one version
             for name in batch:
                 pipeline.getrange(self._key(name), 0, length - 1).strlen(self._key(name))
-            answers = iter(pipeline.execute())
-            found += [Head(data, size) if size else None for data, size in zip(answers, answers, strict=True)]
+            answers = iter(pipeline.execute(raise_on_error=False))
+            found += [_head(*both) for both in zip(answers, answers, strict=True)]
         return found
 
     def present(self, names: Sequence[str]) -> list[bool]:
@@ -109,8 +117,13 @@ class RedisBlobs:
         """Queue ``change`` and have it done if ``key`` holds ``data`` at that very moment."""
         with self._client.pipeline() as pipeline:
             pipeline.watch(key)
-            if pipeline.get(key) != data:
-                return False
+            try:
+                if pipeline.get(key) != data:
+                    return False
+            except redis.ResponseError as error:
+                if _is_foreign(error):
+                    return False
+                raise
             pipeline.multi()
             change(pipeline)
             try:
@@ -121,6 +134,20 @@ class RedisBlobs:
 
     def _key(self, name: str) -> str:
         return self._prefix + name
+
+
+def _is_foreign(error: Exception) -> bool:
+    """Whether a key is of another type: that says something of the key, and nothing of the server."""
+    return isinstance(error, redis.ResponseError) and str(error).startswith("WRONGTYPE")
+
+
+def _head(data: Any, size: Any) -> Head | None:
+    for answer in (data, size):
+        if isinstance(answer, Exception):
+            if _is_foreign(answer):
+                return Head(b"", 0)
+            raise answer
+    return Head(data, size) if size else None
 
 
 def _batches(names: Sequence[str], size: int) -> Iterator[list[str]]:

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import BinaryIO, NamedTuple, cast
 
-from kamera.errors import CorruptChunk, RemoteUnavailable, StoreVersionError, WrongKey
+from kamera.errors import CorruptChunk, ForeignKey, RemoteUnavailable, StoreVersionError, WrongKey
 from kamera.store.codec import Codec
 from kamera.store.info import ObjectInfo, Quarantined, RemoteStats, VerifyReport
 from kamera.store.keys import is_key
@@ -58,9 +58,13 @@ class RemoteTier:
         """The object ``name``, verified to the last byte; None if there is none.
 
         Anything else that lies there is set aside under ``quarantine/``, and `CorruptChunk` raised.
-        `StoreVersionError` and `WrongKey` as `Codec.decode`: it stays where it is.
+        `StoreVersionError` and `WrongKey` as `Codec.decode`, and `ForeignKey`: it stays where it is.
         """
-        data = self._blobs.get(OBJECTS + name)
+        try:
+            data = self._blobs.get(OBJECTS + name)
+        except ForeignKey:
+            self._count("refused")
+            raise
         if data is None:
             self._count("misses")
             return None
@@ -166,18 +170,23 @@ class RemoteTier:
         return self._blobs.delete(QUARANTINE + copy)
 
     def verify(self, progress: Callable[[int, int], None] = lambda done, total: None) -> VerifyReport:
-        """Read every object once; damaged ones go to quarantine. ``progress``: objects done and in all."""
+        """Read every object once; damaged ones go to quarantine, and what is no object is named.
+
+        ``progress``: objects done and in all.
+        """
         ok = 0
         quarantined: list[str] = []
-        refused: list[str] = []
+        refused = [
+            f"{self._source(name)}: no object's name: move it away" for name in self._listing.strangers()
+        ]
         names = self.names()
         for done, name in enumerate(names, 1):
             try:
                 ok += self.get(name) is not None
+            except (StoreVersionError, WrongKey, ForeignKey) as error:
+                refused.append(str(error))
             except CorruptChunk as error:
                 quarantined.append(str(error))
-            except (StoreVersionError, WrongKey) as error:
-                refused.append(str(error))
             progress(done, len(names))
         return VerifyReport(ok, tuple(quarantined), tuple(refused))
 

@@ -6,7 +6,7 @@ from math import inf
 from typing import NamedTuple
 from urllib.parse import parse_qsl, urlencode, urlsplit
 
-from kamera.errors import StoreError
+from kamera.errors import KameraError, StoreError
 from kamera.ops.digest import digest
 from kamera.store.codec import Codec
 from kamera.store.remote.blobs import Blobs
@@ -65,6 +65,8 @@ def open_remote(url: str, codec: Codec, tenant: str) -> RemoteTier:
         raise StoreError(
             f"{scheme}:// needs a library that is not installed ({error}): pip install 'kamera[remote]'"
         ) from error
+    except KameraError:
+        raise
     except Exception as error:  # of whatever class the library has for a url it cannot take
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise StoreError(f"cannot open {place.shown}: {reason}") from error

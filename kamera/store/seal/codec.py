@@ -21,11 +21,11 @@ from kamera.store.sources import Source
 MINIMUM_SECRET = 16
 """Bytes. A secret is not stretched as a password would be: take `secrets.token_bytes(32)`."""
 
-ENCRYPTED = (b"KAMERA\x00\x01", b"KAMERA\x00\x02")
-"""How encrypted objects begin, the newest version last; no safetensors header may be that long."""
+ENCRYPTED = b"KAMERA\x00\x02"
+"""How encrypted objects begin; no safetensors header may be that long."""
 
 SEALED_VERSION = 4
-"""Version of a directory of sealed objects of format 4: what knows no seals, or older ones, refuses it."""
+"""What `kamera-store.json` says as its format where objects are sealed: what knows no seals refuses it."""
 
 
 @dataclass(frozen=True)
@@ -59,25 +59,23 @@ class Sealed(Codec):
         """As the plain codec, under a keyed digest."""
         return object_format.encode(record, created, mac=self._mac, digest=self.digest)
 
-    def open(self, source: Source, name: str, where: str) -> Opened | None:
+    def open(self, source: Source, name: str, where: str) -> Opened:
         """As `decode`, by groups."""
-        if source.read(0, 8) in ENCRYPTED:
+        if source.read(0, 8) == ENCRYPTED:
             raise WrongKey(f"{where}: it is encrypted: open the store with keys=")
         opened = object_format.open_object(source, name, where, self._mac, self.name)
-        if opened is None:
-            return None
         return replace(opened, head=replace(opened.head, info=replace(opened.head.info, key=name)))
 
     def decode(self, data: bytes, name: str, source: str) -> CanonicalRecord | PatchRecord:
         """As the plain codec; `ForeignObject` for an intact object written without the secret, `WrongKey`
         for an encrypted one."""
-        if data[:8] in ENCRYPTED:
+        if data[:8] == ENCRYPTED:
             raise WrongKey(f"{source}: it is encrypted: open the store with keys=")
         return object_format.decode(data, name, source, mac=self._mac, name=self.name)
 
     def read_info(self, file: BinaryIO, size: int, name: str, source: str) -> ObjectInfo:
         """As the plain codec; its ``key`` is the name."""
-        return replace(object_format.read_info(file, size, name, source, self.name), key=name)
+        return replace(object_format.read_info(file, size, name, source, self._mac, self.name), key=name)
 
     def describe(self, record: CanonicalRecord | PatchRecord, created: float, size: int) -> ObjectInfo:
         """As the plain codec; its ``key`` is the name."""
@@ -87,11 +85,6 @@ class Sealed(Codec):
     def marker(self) -> dict[str, Any]:
         """Says that the directory is sealed, so that nobody opens it as a plain one."""
         return {"format": SEALED_VERSION, "sealed": "digests"}
-
-    @property
-    def older_marker(self) -> dict[str, Any]:
-        """See `Codec`."""
-        return {**self.marker, "format": 2}
 
     @property
     def _mac(self) -> bytes:

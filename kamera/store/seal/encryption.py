@@ -16,21 +16,21 @@ from typing import Any, BinaryIO
 
 from kamera.errors import CorruptChunk, StoreError, WrongKey
 from kamera.store import format as object_format
-from kamera.store.head import front_size, is_older, verified
+from kamera.store.head import MAX_HEADER, front_size, verified
 from kamera.store.info import ObjectInfo
 from kamera.store.opened import Opened
 from kamera.store.records import CanonicalRecord, PatchRecord
-from kamera.store.seal.codec import SEALED_VERSION, Sealed, root_key
-from kamera.store.seal.preamble import SHORTEST, Preamble, length_of, parsed, started, version_of
+from kamera.store.seal.codec import ENCRYPTED, SEALED_VERSION, Sealed, root_key
+from kamera.store.seal.preamble import LENGTH, SALT, Preamble, is_encrypted, parsed, started
 from kamera.store.sources import BytesSource, Source
 
 try:
     from cryptography.exceptions import InvalidTag
-    from cryptography.hazmat.primitives.ciphers.aead import AESGCM, AESSIV
+    from cryptography.hazmat.primitives.ciphers.aead import AESSIV
     from cryptography.hazmat.primitives.hashes import SHA256
     from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
-    from kamera.store.seal.frames import LIMIT, SALT, TAG, Cipher, Frames
+    from kamera.store.seal.frames import LIMIT, TAG, Cipher, Frames
 except ImportError as error:
     raise StoreError('encryption needs the cryptography package: pip install "kamera[encryption]"') from error
 
@@ -62,18 +62,16 @@ class Encrypted(Sealed):
         name = self.name(record.key)
         return self._encrypt(super().encode(record, created), name)
 
-    def open(self, source: Source, name: str, where: str) -> Opened | None:
+    def open(self, source: Source, name: str, where: str) -> Opened:
         """As sealed; `WrongKey` for an intact object whose key is not among those given."""
-        first = source.read(0, length_of(2))
-        version = version_of(first)
-        if version is None and super().open(source, name, where) is not None:
+        first = source.read(0, LENGTH)
+        if first[:8] != ENCRYPTED:
+            super().open(source, name, where)  # tells what is wrong with it, unless the secret's holder
             raise _unencrypted(where)
-        if version != 2:
-            return None
         preamble = self._preamble(first, source.size, name, where)
         cipher = Cipher(self.keys[preamble.key_id], preamble, name)
-        front = cipher.decrypt(0, "head", source.read(len(preamble.raw), preamble.head), where)
-        if front_size(front, len(front), where) != len(front) or is_older(front, where):
+        front = cipher.decrypt(0, "head", source.read(LENGTH, preamble.head), where)
+        if front_size(front, len(front), where) != len(front):
             raise CorruptChunk(f"{where}: its head is not that of an encrypted object")
         head = verified(front, source.size, name, where, self._mac, self.name)
         frames = Frames(source, cipher, preamble, head.groups, where)
@@ -81,27 +79,19 @@ class Encrypted(Sealed):
 
     def decode(self, data: bytes, name: str, source: str) -> CanonicalRecord | PatchRecord:
         """As `open`, and whole."""
-        opened = self.open(BytesSource(data), name, source)
-        if opened is not None:
-            return opened.read()
-        if version_of(data) == 1:
-            plain = self._decrypt_halves(data, name, source)
-            return object_format.decode(plain, name, source, mac=self._mac, name=self.name)
-        super().decode(data, name, source)  # tells what is wrong with it, unless the secret's holder
-        raise _unencrypted(source)
+        return self.open(BytesSource(data), name, source).read()
 
     def read_info(self, file: BinaryIO, size: int, name: str, source: str) -> ObjectInfo:
         """As sealed; only the header is read and decrypted."""
-        first = file.read(SHORTEST)
-        first += file.read(length_of(version_of(first) or 1) - SHORTEST)
-        preamble = self._preamble(first, size, name, source)
-        head = self._head(preamble, file.read(preamble.head), name, source)
-        info = object_format.read_info(io.BytesIO(head), size, name, source, self.name)
+        preamble = self._preamble(file.read(LENGTH), size, name, source)
+        cipher = Cipher(self.keys[preamble.key_id], preamble, name)
+        front = cipher.decrypt(0, "head", file.read(preamble.head), source)
+        info = object_format.read_info(io.BytesIO(front), size, name, source, self._mac, self.name)
         return replace(info, key=name)
 
     def renewed(self, data: bytes, name: str, source: str) -> bytes | None:
         """The file under the first key; None if that is its key already. Raises as `decode`."""
-        preamble = self._preamble(data[: length_of(2)], len(data), name, source)
+        preamble = self._preamble(data[:LENGTH], len(data), name, source)
         if preamble.key_id == next(iter(self.keys)):
             return None
         created = self.read_info(io.BytesIO(data), len(data), name, source).created
@@ -127,14 +117,8 @@ class Encrypted(Sealed):
     def _siv(self) -> AESSIV:
         return AESSIV(self.key_for("kamera.veil.v1", 64))
 
-    @property
-    def older_marker(self) -> dict[str, Any]:
-        """See `Codec`."""
-        return {**self.marker, "format": 2}
-
     def _encrypt(self, plain: bytes, name: str) -> bytes:
         opened = super().open(BytesSource(plain), name, name)
-        assert opened is not None  # what is written is of the newest format
         groups = opened.head.groups
         cut = len(plain) - opened.head.size
         largest = max((group.size for group in groups.values()), default=0)
@@ -143,9 +127,9 @@ class Encrypted(Sealed):
                 f"a layer of {largest} bytes is too large to be encrypted (2 GiB): make smaller chunks"
             )
         key_id, key = next(iter(self.keys.items()))
-        total = length_of(2) + len(plain) + TAG * (1 + len(groups))
-        start = started(2, key_id, os.urandom(SALT), cut + TAG, total)
-        preamble = parsed(start + self._check(start, name), 2)
+        total = LENGTH + len(plain) + TAG * (1 + len(groups))
+        start = started(key_id, os.urandom(SALT), cut + TAG, total)
+        preamble = parsed(start + self._check(start, name))
         cipher = Cipher(key, preamble, name)
         tensors = memoryview(plain)[cut:]
         frames = [cipher.encrypt(0, plain[:cut])]
@@ -153,24 +137,11 @@ class Encrypted(Sealed):
             frames.append(cipher.encrypt(index, b"".join(tensors[s:e] for s, e in group.spans)))
         return b"".join([preamble.raw, *frames])
 
-    def _decrypt_halves(self, data: bytes, name: str, source: str) -> bytes:
-        """The sealed file in one of version 1, which was cut behind its header."""
-        preamble = self._preamble(data[: length_of(1)], len(data), name, source)
-        cut = len(preamble.raw) + preamble.head
-        head = self._half(preamble, "head", data[len(preamble.raw) : cut], source)
-        return head + self._half(preamble, "tensors", memoryview(data)[cut:], source)
-
-    def _head(self, preamble: Preamble, data: bytes, name: str, source: str) -> bytes:
-        if preamble.version == 1:
-            return self._half(preamble, "head", data, source)
-        return Cipher(self.keys[preamble.key_id], preamble, name).decrypt(0, "head", data, source)
-
     def _preamble(self, first: bytes, total: int, name: str, source: str) -> Preamble:
         """The preamble of a file that begins with ``first``, its check passed and its key at hand."""
-        version = version_of(first)
-        if version is None or len(first) < length_of(version):
+        if not is_encrypted(first):
             raise CorruptChunk(f"{source}: no encrypted object")
-        preamble = parsed(first[: length_of(version)], version)
+        preamble = parsed(first[:LENGTH])
         if not hmac.compare_digest(preamble.check, self._check(preamble.checked, name)):
             raise CorruptChunk(f"{source}: the first bytes have changed, or were written without the secret")
         if preamble.key_id not in self.keys:
@@ -179,18 +150,11 @@ class Encrypted(Sealed):
                 f"{source}: encrypted under key {preamble.key_id.hex()[:8]}, given were {known}: add the key "
                 "it was written with to keys="
             )
-        if version > 1 and preamble.total != total:
+        if preamble.total != total:
             raise CorruptChunk(f"{source}: {total} bytes, of {preamble.total}")
-        if not 16 < preamble.head <= total - len(preamble.raw):
+        if not TAG < preamble.head <= min(total - LENGTH, TAG + 8 + MAX_HEADER):
             raise CorruptChunk(f"{source}: impossible header length {preamble.head} in {total} bytes")
         return preamble
-
-    def _half(self, preamble: Preamble, part: str, data: bytes | memoryview, source: str) -> bytes:
-        nonce = preamble.fresh[:12] if part == "head" else preamble.fresh[12:]
-        try:
-            return AESGCM(self.keys[preamble.key_id]).decrypt(nonce, data, preamble.raw + part.encode())
-        except InvalidTag:
-            raise CorruptChunk(f"{source}: its {part} cannot be decrypted, bytes have changed") from None
 
     def _check(self, start: bytes, name: str) -> bytes:
         key = self.key_for("kamera.preamble.v1")

@@ -20,7 +20,6 @@ from kamera.store.seal.preamble import Preamble
 from kamera.store.sources import Source
 
 TAG = 16
-SALT = 32
 LIMIT = 2**31 - 1 - TAG
 """Most bytes of a frame: of one call of the library."""
 
@@ -29,7 +28,7 @@ class Cipher:
     """Frames of the object called ``name``, whose file begins with ``preamble``."""
 
     def __init__(self, key: bytes, preamble: Preamble, name: str) -> None:
-        hkdf = HKDF(algorithm=SHA256(), length=32, salt=preamble.fresh, info=b"kamera.object.v1")
+        hkdf = HKDF(algorithm=SHA256(), length=32, salt=preamble.salt, info=b"kamera.object.v1")
         self._gcm = AESGCM(hkdf.derive(key))
         self._bound = preamble.raw + name.encode()
 

@@ -9,20 +9,20 @@ from kamera.store.seal.codec import ENCRYPTED
 CHECK = 32
 """Bytes of the keyed digest that ends a preamble."""
 
-SHORTEST = 88
-"""Bytes of the shortest preamble there is, that of version 1."""
+SALT = 32
+LENGTH = 8 + 16 + SALT + 8 + 8 + CHECK
+"""Bytes of a preamble."""
 
-_FRESH = {1: 24, 2: 32}  # bytes that were drawn for this file: two nonces, or a salt
+_CUT = 24 + SALT
 
 
 class Preamble(NamedTuple):
-    """``fresh`` was drawn for this file; ``head`` bytes of ciphertext follow (their tag included), of
-    ``total`` in the file, which version 1 does not say (0)."""
+    """``salt`` was drawn for this file; ``head`` bytes of ciphertext follow (their tag included), of
+    ``total`` in the file."""
 
     raw: bytes
-    version: int
     key_id: bytes
-    fresh: bytes
+    salt: bytes
     head: int
     total: int
 
@@ -37,32 +37,22 @@ class Preamble(NamedTuple):
         return self.raw[-CHECK:]
 
 
-def version_of(first: bytes) -> int | None:
-    """Version of an encrypted object that begins with ``first``; None if it is none."""
-    return ENCRYPTED.index(first[:8]) + 1 if first[:8] in ENCRYPTED else None
+def is_encrypted(first: bytes) -> bool:
+    """Whether a file that begins with ``first`` holds a whole preamble."""
+    return first[:8] == ENCRYPTED and len(first) >= LENGTH
 
 
-def length_of(version: int) -> int:
-    """Bytes of a preamble."""
-    return 8 + 16 + _FRESH[version] + (8 if version == 1 else 16) + CHECK
-
-
-def started(version: int, key_id: bytes, fresh: bytes, head: int, total: int) -> bytes:
+def started(key_id: bytes, salt: bytes, head: int, total: int) -> bytes:
     """A preamble but for its check."""
-    sizes = (head,) if version == 1 else (head, total)
-    numbers = b"".join(size.to_bytes(8, "little") for size in sizes)
-    return ENCRYPTED[version - 1] + key_id + fresh + numbers
+    return ENCRYPTED + key_id + salt + head.to_bytes(8, "little") + total.to_bytes(8, "little")
 
 
-def parsed(raw: bytes, version: int) -> Preamble:
+def parsed(raw: bytes) -> Preamble:
     """The preamble ``raw``, which has its length; nothing in it is believed yet."""
-    cut = 24 + _FRESH[version]
-    numbers = raw[cut:-CHECK]
     return Preamble(
         raw=raw,
-        version=version,
         key_id=raw[8:24],
-        fresh=raw[24:cut],
-        head=int.from_bytes(numbers[:8], "little"),
-        total=int.from_bytes(numbers[8:], "little"),
+        salt=raw[24:_CUT],
+        head=int.from_bytes(raw[_CUT : _CUT + 8], "little"),
+        total=int.from_bytes(raw[_CUT + 8 : -CHECK], "little"),
     )

@@ -41,7 +41,7 @@ def directory_of(root: Path, codec: Codec) -> Path:
     try:
         plain = Codec()
         with (
-            open_directory(root, plain.marker, plain.older_marker) as store,
+            open_directory(root, plain.marker) as store,
             store.sub(TENANTS, make=True) as tenants,
         ):
             store.sync()

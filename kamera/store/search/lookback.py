@@ -166,6 +166,11 @@ class Search:
         """Those of ``names`` whose embedding is kept."""
         return [name for name in names if self._vectors.has(name)]
 
+    def scrub(self) -> list[str]:
+        """Leave no trace of embeddings that were dropped; what may be left, and why."""
+        why = self._vectors.scrub() if isinstance(self._vectors, DiskVectors) else None
+        return [] if why is None else [why]
+
     def check(self, contexts: Iterable[Context]) -> list[str]:
         """Hold every row against the store and mend what differs; one line per kind of difference."""
         told = []

@@ -18,6 +18,7 @@ import numpy as np
 from kamera.errors import KameraError
 from kamera.store.codec import Codec
 from kamera.store.disk.database import Database, reachable
+from kamera.store.disk.folder import Folder
 from kamera.store.search.embedding import pack, unpack
 
 _SCHEMA = 1
@@ -145,8 +146,12 @@ class DiskVectors:
     def __init__(self, path: Path, codec: Codec, emptied: Callable[[], None]) -> None:
         self._codec = codec
         self._emptied = emptied
-        with reachable(path.parent):
-            path.parent.mkdir(mode=0o700, exist_ok=True)
+        with (
+            reachable(path.parent),
+            Folder.at(path.parent.parent) as store,
+            store.sub(path.parent.name, make=True) as folder,
+        ):
+            folder.refuse_links()  # SQLite would follow one
         self._db = Database(path, _SCHEMA, _TABLES, self._begin)
         if self._db.version != _SCHEMA:
             self._begin()
@@ -195,6 +200,10 @@ class DiskVectors:
             return None
         self._db.damaged(problem)
         return problem
+
+    def scrub(self) -> str | None:
+        """Leave no trace of deleted rows; None, or what may be left, and why."""
+        return self._db.scrub()
 
     def close(self) -> None:
         """Close the file; nothing works afterwards."""

@@ -6,6 +6,7 @@ No member is ever extracted to a path: what is read is looked up by a name of th
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import json
 import os
@@ -80,24 +81,47 @@ def written(path: Path) -> Iterator[ArchiveWriter]:
 
 @contextlib.contextmanager
 def new_file(path: Path) -> Iterator[Any]:
-    """A binary file for its owner alone, written aside and renamed. Raises `StoreError`."""
-    aside = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+    """A binary file for its owner alone, which gets its name when all of it is there. Raises `StoreError`.
+
+    Until then it has none, where the system can do that: a killed writer of what is secret leaves nothing.
+    """
+    aside = f".{path.name}.{secrets.token_hex(8)}"
     try:
-        try:
-            with open(os.open(aside, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600), "w+b") as file:
+        with contextlib.ExitStack() as stack:
+            folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+            stack.callback(os.close, folder)
+            stack.callback(_remove, aside, folder)
+            descriptor, named = _without_name(path.parent), False
+            if descriptor is None:
+                flags, named = os.O_RDWR | os.O_CREAT | os.O_EXCL, True
+                descriptor = os.open(aside, flags, 0o600, dir_fd=folder)
+            with open(descriptor, "w+b") as file:
                 yield file
                 file.flush()
                 os.fsync(file.fileno())
-            os.replace(aside, path)
-            folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
-            try:
-                os.fsync(folder)
-            finally:
-                os.close(folder)
-        finally:
-            aside.unlink(missing_ok=True)
+                if not named:  # linkat follows the link only if it is given a folder
+                    os.link(f"/proc/self/fd/{file.fileno()}", aside, dst_dir_fd=folder, follow_symlinks=True)
+            os.replace(aside, path.name, src_dir_fd=folder, dst_dir_fd=folder)
+            os.fsync(folder)
     except OSError as error:
         raise StoreError(f"cannot write {str(path)!r}: {error}") from error
+
+
+def _without_name(folder: Path) -> int | None:
+    """Descriptor of a new file without a name; None where there is no such thing."""
+    if not hasattr(os, "O_TMPFILE") or not os.path.isdir("/proc/self/fd"):
+        return None
+    try:
+        return os.open(folder, os.O_RDWR | os.O_TMPFILE, 0o600)
+    except OSError as error:
+        if error.errno in (errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL):
+            return None
+        raise
+
+
+def _remove(name: str, folder: int) -> None:
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(name, dir_fd=folder)
 
 
 class Archive:

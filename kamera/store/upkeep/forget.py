@@ -16,7 +16,7 @@ from kamera.store.codec import Codec
 from kamera.store.disk.folder import Folder, NotAFile
 from kamera.store.disk.tier import DiskTier
 from kamera.store.info import ObjectInfo
-from kamera.store.keys import Context, behind_survivors, canonical_key
+from kamera.store.keys import Context, behind_survivors, canonical_key, is_key, whole_id
 from kamera.store.remote import RemoteTier
 from kamera.store.search.lookback import Search
 from kamera.store.tiers import Tiers
@@ -54,8 +54,10 @@ def forget(tiers: Tiers, search: Search, codec: Codec, tenant: str, chunk_id: st
 
     With them leaves every patch formed behind survivors: such a patch does not name all that it absorbed.
 
-    Raises `RemoteUnavailable` when a remote does not answer; run it again then.
+    Raises `UnknownChunk` and `AmbiguousId` for the start of an id that is none's or several's,
+    `RemoteUnavailable` when a remote does not answer; run it again then.
     """
+    chunk_id = _whole(tiers, tenant, chunk_id)
     look = _Look(tiers, search, codec, tenant, chunk_id)
     found = [trace for trace in look.traces() if trace.remove is not None]
     for trace in found:
@@ -65,14 +67,29 @@ def forget(tiers: Tiers, search: Search, codec: Codec, tenant: str, chunk_id: st
     names = look.names | {trace.name for trace in found}
     search.drop(names)
     book_of(tiers).unpin(names)
-    tiers.scrub()
+    unclean = [*tiers.scrub(), *search.scrub()]
     look = _Look(tiers, search, codec, tenant, chunk_id, names)
     return Forgotten(
         chunk_id=chunk_id,
         removed=tuple(sorted({trace.name for trace in found if not trace.is_copy})),
         copies=sum(trace.is_copy for trace in found),
-        left=tuple(dict.fromkeys(trace.where for trace in look.traces())),
+        left=tuple(dict.fromkeys([*(trace.where for trace in look.traces()), *unclean])),
     )
+
+
+def _whole(tiers: Tiers, tenant: str, start: str) -> str:
+    """The id that begins with ``start``; a whole id is one, whether or not anything is of it."""
+    if is_key(start):
+        return start
+    rows = (info for info in tiers.infos() if info.context.tenant == tenant)
+    ids = {chunk for info in rows for chunk in (info.chunk_id, *info.antecedents)}
+    if not any(chunk.startswith(start) for chunk in ids) and tiers.disk is not None:
+        for name in tiers.disk.names():  # the index could be wrong about them
+            with contextlib.suppress(*_UNREADABLE):
+                info = tiers.disk.header(name)
+                if info is not None and info.context.tenant == tenant:
+                    ids.update((info.chunk_id, *info.antecedents))
+    return whole_id(start, ids, "chunk")
 
 
 class _Look:

@@ -140,8 +140,10 @@ class Upkeep:
         """Remove all that was made of a chunk (patches of others formed behind it, embeddings and damaged
         copies as well), look again, and say what is left.
 
-        Raises `RemoteUnavailable` when a remote does not answer; run it again then. `StoreError` for the
-        cache of a remote that was opened without it, which cannot speak for it.
+        The start of an id does, if it is that of one chunk only: `UnknownChunk` or `AmbiguousId` otherwise. A
+        whole id that nothing is of makes a report without ``removed``. Raises `RemoteUnavailable` when a
+        remote does not answer; run it again then. `StoreError` for the cache of a remote that was opened
+        without it, which cannot speak for it.
         """
         self._refuse_cache("forget")
         return forget(self._tiers, self._search, self._codec, self.tenant, chunk_id)

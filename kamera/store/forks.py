@@ -1,0 +1,117 @@
+"""What a process forks away from: a child has copies of memory and descriptors, and none of the threads.
+
+A lock that another thread held at the fork stays locked in the child, a pool of threads never works
+there, and SQLite forbids to take a connection over. So what is bound to a process says what becomes of it
+in a child: it refuses by name (`Gone`), or is made anew.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import threading
+import weakref
+from collections.abc import Callable
+from typing import Any, NoReturn, TypeVar
+
+from kamera.errors import ForkedStore
+
+Bound = TypeVar("Bound")
+
+_bound: weakref.WeakKeyDictionary[Any, Callable[[Any], None]] = weakref.WeakKeyDictionary()
+# held over a fork, so that a child knows of every descriptor there is (a signal may come inside: reentrant)
+_opening = threading.RLock()
+_locked: set[int] = set()
+
+
+def bind(owner: Bound, in_child: Callable[[Bound], None]) -> None:
+    """Have ``in_child`` called with ``owner`` in every child that is forked from here, before all else.
+
+    It must not wait for a lock, nor close what is a connection. ``owner`` is not kept alive by this.
+    """
+    with _opening:
+        _bound[owner] = in_child
+
+
+def refuse(owner: object, *names: str) -> None:
+    """From now on these attributes of ``owner`` raise `ForkedStore`, whatever is asked of them."""
+    for name in names:
+        # never finalised: SQLite must not close a connection in a process that did not open it
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(getattr(owner, name)))
+        setattr(owner, name, Gone())
+
+
+class Gone:
+    """What stands in the place of something that a forked child cannot have; closing it does nothing."""
+
+    def close(self) -> None:
+        """Nothing: it is the parent's."""
+
+    def __getattr__(self, name: str) -> Any:
+        self._refuse()
+
+    def __call__(self, *args: object, **named: object) -> Any:
+        self._refuse()
+
+    def __iter__(self) -> Any:
+        self._refuse()
+
+    def __next__(self) -> Any:
+        self._refuse()
+
+    def __contains__(self, item: object) -> bool:
+        self._refuse()
+
+    def __getitem__(self, item: object) -> Any:
+        self._refuse()
+
+    def __enter__(self) -> Any:
+        self._refuse()
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def _refuse(self) -> NoReturn:
+        raise ForkedStore(
+            f"this store was opened before process {os.getpid()} was forked from {os.getppid()}: open it "
+            "again in here (ChunkStore.open)"
+        )
+
+
+def lockable(opened: Callable[[], Bound], descriptor: Callable[[Bound], int]) -> Bound:
+    """What ``opened`` opens, whose ``descriptor`` is to be locked. To be closed by `unlockable`.
+
+    A forked child closes its copy, and so holds no lock of its parent's.
+    """
+    with _opening:
+        found = opened()
+        _locked.add(descriptor(found))
+    return found
+
+
+def unlockable(descriptor: int) -> None:
+    """Close a descriptor of `lockable`."""
+    with _opening:
+        _locked.discard(descriptor)
+        os.close(descriptor)
+
+
+def _in_child() -> None:
+    global _opening
+    _opening = threading.RLock()
+    for descriptor in _locked:
+        os.close(descriptor)
+    _locked.clear()
+    for owner, in_child in list(_bound.items()):
+        in_child(owner)
+
+
+def _acquire() -> None:
+    _opening.acquire()
+
+
+def _release() -> None:
+    _opening.release()
+
+
+os.register_at_fork(before=_acquire, after_in_parent=_release, after_in_child=_in_child)

@@ -1,0 +1,266 @@
+"""Files that claim more than they hold, headers nobody signed, and links where a store keeps files."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from kamera.cli.app import main
+from kamera.errors import CorruptChunk, StoreError
+from kamera.store import ChunkStore
+from kamera.store import head as head_module
+from kamera.store.format import encode
+
+from .builders import CHUNK, CONTEXT, assert_same, canonical, file_of, join, patch, snapshot, split
+
+SECRET, KEY = b"a secret of acme, 32 bytes long!", b"k" * 32
+GIB = 2**30
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    return tmp_path / "store"
+
+
+def bomb(root: Path, gib: int = 8) -> Path:
+    """An object with a good digest whose tensors are ``gib`` GiB of nothing: a few KiB of disk."""
+    record = canonical()
+    outer, header, rest = split(encode(record, 7.0))
+    end = len(rest) + gib * GIB
+    outer["embeds/zz"] = {"dtype": "U8", "shape": [gib * GIB], "data_offsets": [len(rest), end]}
+    header = header | {"embeds": [*header["embeds"], "zz"]}
+    path = file_of(root, record.key)
+    path.parent.mkdir(exist_ok=True)
+    path.write_bytes(join(outer, header, rest))
+    os.truncate(path, path.stat().st_size + gib * GIB)
+    assert path.stat().st_blocks * 512 < 2**20
+    return path
+
+
+@pytest.fixture
+def bounded(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Sizes that were asked for; a large one is refused, so that a red test does not eat the machine."""
+    asked: list[int] = []
+    real = os.read
+
+    def read(descriptor: int, size: int) -> bytes:
+        assert size < GIB, f"{size} bytes asked for"
+        return real(descriptor, size)
+
+    def allocated(size: int, pinned: bool = False) -> object:
+        asked.append(size)
+        raise AssertionError(f"{size} bytes asked for")
+
+    monkeypatch.setattr(os, "read", read)
+    monkeypatch.setattr("kamera.store.opened.allocated", allocated)
+    return asked
+
+
+def test_a_hollow_file_asks_for_no_memory(root: Path, bounded: list[int]) -> None:
+    ChunkStore.open(root).close()
+    path = bomb(root)
+    with ChunkStore.open(root) as store:
+        with pytest.raises(CorruptChunk, match="hollow"):
+            store.get_canonical(CONTEXT, CHUNK)
+        assert store.get_canonical(CONTEXT, CHUNK) is None and not path.exists()
+        [copy] = store.quarantined()
+        assert "hollow" in copy.reason
+        assert not store.judge_quarantined(copy.file).sound  # which reads it again
+    assert bounded == []
+
+
+def test_a_hollow_file_is_not_read_to_send_or_inspect_it(root: Path, bounded: list[int]) -> None:
+    ChunkStore.open(root).close()
+    path = bomb(root)
+    with ChunkStore.open(root) as store:
+        assert store.ls() == []
+        with pytest.raises(CorruptChunk, match="hollow"):
+            store.raw(path.stem)
+    assert main(["inspect", str(root), "-q"]) in (0, 1)
+    assert bounded == []
+
+
+def test_inspecting_a_hollow_file_tells_of_it(
+    root: Path, bounded: list[int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    ChunkStore.open(root).close()
+    bomb(root)
+    assert main(["inspect", str(root), "--format", "json"]) == 1
+    [found] = json.loads(capsys.readouterr().out)["contents"]
+    assert not found["intact"] and "hollow" in found["error"]
+    assert bounded == []
+
+
+def test_a_header_beyond_the_bound_is_refused_unread(root: Path) -> None:
+    record = canonical()
+    outer, header, rest = split(encode(record, 7.0))
+    big = join(outer, header | {"info": {"x": "y" * (head_module.MAX_HEADER + 1)}}, rest)
+    ChunkStore.open(root).close()
+    path = file_of(root, record.key)
+    path.parent.mkdir(exist_ok=True)
+    path.write_bytes(big)
+    with ChunkStore.open(root) as store:
+        assert store.rebuild_index() == 0
+        with pytest.raises(CorruptChunk, match="header length"):
+            store.get_canonical(CONTEXT, CHUNK)
+    with pytest.raises(ValueError, match="over the limit"):
+        encode(canonical(info={"x": "y" * (head_module.MAX_HEADER + 1)}), 7.0)
+
+
+def test_nothing_is_parsed_before_its_digest_is_checked(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with ChunkStore.open(root) as store:
+        key = store.put_canonical(canonical())
+    path = file_of(root, key)
+    data = bytearray(path.read_bytes())
+    data[120] ^= 1
+    path.write_bytes(data)
+    parsed: list[str] = []
+    real = json.loads
+    monkeypatch.setattr(head_module.json, "loads", lambda text: parsed.append(text) or real(text))
+    with ChunkStore.open(root) as store:
+        assert store.rebuild_index() == 0
+    assert not [text for text in parsed if len(text) > 500]
+
+
+@pytest.mark.parametrize("options", [{}, {"secret": SECRET}], ids=["plain", "sealed"])
+def test_flipped_header_bits_give_no_wrong_answer(root: Path, options: dict[str, bytes]) -> None:
+    """The rank of a patch changed where the index cannot know: its header says so, its digest does not."""
+    with ChunkStore.open(root, **options) as store:
+        key = store.put_patch(patch(rank=2))
+        assert store._disk is not None
+        path = file_of(store._disk.root, key)
+        data = path.read_bytes()
+        path.write_bytes(data.replace(b'\\"rank\\":2', b'\\"rank\\":3'))
+        assert path.read_bytes() != data
+        with pytest.raises(CorruptChunk, match="digest"):
+            store.patch_info(CONTEXT, CHUNK, ("x", "y"))
+        assert store.patch_info(CONTEXT, CHUNK, ("x", "y")) is None
+        assert store.ls() == []
+
+
+def test_a_listed_remote_header_with_flipped_bits_is_left_out(tmp_path: Path) -> None:
+    url = f"obstore+{(tmp_path / 'far').as_uri()}"
+    with ChunkStore.open(url) as store:
+        key = store.put_patch(patch(rank=2))
+    [path] = (tmp_path / "far").rglob(key)
+    path.write_bytes(path.read_bytes().replace(b'\\"rank\\":2', b'\\"rank\\":3'))
+    with ChunkStore.open(url) as store:
+        assert store.patch_info(CONTEXT, CHUNK, ("x", "y")) is None and store.ls() == []
+
+
+@pytest.mark.parametrize("name", ["vectors.sqlite", "vectors.sqlite-wal", "vectors.sqlite-journal"])
+def test_a_link_in_the_place_of_the_embeddings_is_refused(root: Path, tmp_path: Path, name: str) -> None:
+    ChunkStore.open(root).close()
+    victim = tmp_path / "victim"
+    (root / "search").mkdir(exist_ok=True)
+    (root / "search" / name).unlink(missing_ok=True)
+    (root / "search" / name).symlink_to(victim)
+    with pytest.raises(StoreError, match="is a link"), ChunkStore.open(root) as store:
+        store.put_canonical(canonical())
+        store.embedding(CONTEXT, CHUNK)
+    assert not victim.exists()
+
+
+def test_a_link_in_the_place_of_the_search_folder_is_refused(root: Path, tmp_path: Path) -> None:
+    ChunkStore.open(root).close()
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    if (root / "search").exists():
+        for path in (root / "search").iterdir():
+            path.unlink()
+        (root / "search").rmdir()
+    (root / "search").symlink_to(elsewhere)
+    with pytest.raises(StoreError, match="is a link"), ChunkStore.open(root) as store:
+        store.embedding(CONTEXT, store.put_canonical(canonical()) and CHUNK)
+    assert list(elsewhere.iterdir()) == []
+
+
+def _link(path: Path) -> None:
+    path.symlink_to(path.parent / "nowhere")
+
+
+@pytest.mark.parametrize("make", [_link, os.mkfifo, Path.mkdir], ids=["link", "pipe", "folder"])
+def test_a_stranger_in_the_place_of_a_lock_blocks_nothing(root: Path, make: Callable[[Path], None]) -> None:
+    key = canonical().key
+    ChunkStore.open(root).close()
+    place = root / "tmp" / f"{key}.lock"
+    make(place)
+    with ChunkStore.open(root) as store:
+        assert store.put_canonical(canonical()) == key
+        assert_same(store.get_canonical(CONTEXT, CHUNK), canonical())
+    make(place)
+    with ChunkStore.open(root) as store:
+        assert_same(store.get_canonical(CONTEXT, CHUNK), canonical())
+    assert not os.path.lexists(place)
+
+
+def test_a_full_folder_in_the_place_of_a_lock_stops_its_object_alone(root: Path) -> None:
+    key = canonical().key
+    ChunkStore.open(root).close()
+    (root / "tmp" / f"{key}.lock").mkdir()
+    (root / "tmp" / f"{key}.lock" / "mine").write_text("keep")
+    with ChunkStore.open(root) as store:
+        other = store.put_patch(patch())
+        assert [info.key for info in store.ls()] == [other]
+        with pytest.raises(StoreError, match="no file"):
+            store.put_canonical(canonical())
+    assert (root / "tmp" / f"{key}.lock" / "mine").read_text() == "keep"
+
+
+KILLED = """
+import os, sys
+from pathlib import Path
+from kamera.store import ChunkStore
+from tests.store.builders import canonical
+store = ChunkStore.open(sys.argv[1], secret=b"a secret of acme, 32 bytes long!", keys=[b"k" * 32])
+store.put_canonical(canonical(info={"title": "PLAIN TEXT OF A CHUNK"}))
+real, done = os.fsync, []
+def dies(descriptor):
+    done.append(descriptor)
+    if len(done) >= int(sys.argv[3]):
+        os._exit(9)
+    real(descriptor)
+os.fsync = dies
+if sys.argv[2] == "export":
+    store.export_bundle(Path(sys.argv[1]).parent / "out" / "bundle")
+else:
+    store.put_canonical(canonical("d" * 64, info={"title": "PLAIN TEXT OF A CHUNK"}))
+    store.put_canonical(canonical("e" * 64, info={"title": "PLAIN TEXT OF A CHUNK"}))
+"""
+
+
+@pytest.mark.parametrize("what, at", [("export", 1), ("put", 1), ("put", 3)])
+def test_a_killed_writer_of_an_encrypted_store_leaves_nothing_plain(
+    tmp_path: Path, root: Path, what: str, at: int
+) -> None:
+    (tmp_path / "out").mkdir()
+    done = subprocess.run([sys.executable, "-c", KILLED, str(root), what, str(at)], timeout=60)
+    assert done.returncode == 9
+    for name, data in snapshot(tmp_path).items():
+        assert b"PLAIN TEXT" not in data and CHUNK.encode() not in data, name
+    with ChunkStore.open(root, secret=SECRET, keys=[KEY]) as store:
+        assert store._disk is not None
+        assert os.listdir(store._disk.root / "tmp") == []
+        assert store.get_canonical(replace(CONTEXT, tenant=""), CHUNK) is not None
+
+
+def test_an_open_sealed_tenant_holds_few_descriptors(root: Path) -> None:
+    held = []
+    before = len(os.listdir("/proc/self/fd"))
+    for n in range(8):
+        store = ChunkStore.open(root, tenant=f"t{n}", secret=SECRET, memory_limit=0)
+        context = replace(CONTEXT, tenant=f"t{n}")
+        store.put_canonical(canonical(context=context))
+        assert store.get_canonical(context, CHUNK) is not None
+        held.append(store)
+    each = (len(os.listdir("/proc/self/fd")) - before) / len(held)
+    for store in held:
+        store.close()
+    assert each <= 7

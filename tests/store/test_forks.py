@@ -1,0 +1,320 @@
+"""A forked child works on what it opens, is refused by name what its parent opened, and never hangs."""
+
+from __future__ import annotations
+
+import fcntl
+import gc
+import os
+import select
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from kamera.errors import ForkedStore, StoreError
+from kamera.store import ChunkStore
+from kamera.store.disk import tier as tier_module
+from kamera.store.disk.claims import claim
+from kamera.store.disk.database import Database
+from kamera.store.disk.folder import Folder
+from kamera.store.disk.index import Index
+from kamera.store.disk.locks import locked_folder
+from kamera.window.forming import BackgroundForming
+from lab.reliability.redis_server import RedisServer
+
+from .builders import CHUNK, CONTEXT, canonical, patch
+
+OTHER = "d" * 64
+WIDE = torch.arange(2**19, dtype=torch.int32).reshape(1, 2, 2**18)  # 2 MiB: read by several threads
+LARGE = canonical(input_ids=torch.arange(2), positions=torch.arange(2).expand(3, 2), kv=({"k": WIDE},))
+DEADLINE = 30.0  # seconds; a child that works takes some milliseconds
+
+
+def in_child(work: Callable[[], object], meanwhile: Callable[[], object] = lambda: None) -> str:
+    """What ``work`` returns in a forked child, or the name of what it raises; ``hung`` past the deadline."""
+    read, write = os.pipe()
+    child = os.fork()
+    if not child:
+        try:
+            said = str(work())
+        except BaseException as error:
+            said = f"{type(error).__name__}: {error}"
+        os.write(write, said.encode())
+        os._exit(0)
+    os.close(write)
+    try:
+        meanwhile()
+        if not select.select([read], [], [], DEADLINE)[0]:
+            return "hung"
+        return os.read(read, 65536).decode()
+    finally:
+        os.close(read)
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+
+
+@contextmanager
+def beside(work: Callable[[threading.Event, threading.Event], None]) -> Iterator[threading.Event]:
+    """``work(reached, go)`` in a thread that has set ``reached`` by now; it ends once ``go`` is set."""
+    reached, go = threading.Event(), threading.Event()
+    thread = threading.Thread(target=work, args=(reached, go))
+    thread.start()
+    assert reached.wait(DEADLINE)
+    try:
+        yield go
+    finally:
+        go.set()
+        thread.join()
+
+
+def descriptors() -> list[str]:
+    """What this process has open."""
+    return [os.path.realpath(f"/proc/self/fd/{number}") for number in os.listdir("/proc/self/fd")]
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    return tmp_path / "store"
+
+
+def is_large(found: Any) -> bool:
+    return found is not None and found.kv[0]["k"].numpy().tobytes() == WIDE.numpy().tobytes()
+
+
+@pytest.fixture
+def store(root: Path) -> Iterator[ChunkStore]:
+    """A store whose threads have read, and whose connections are open."""
+    with ChunkStore.open(root, memory_limit=0) as held:
+        held.put_canonical(LARGE)
+        assert is_large(held.get_canonical(CONTEXT, CHUNK))
+        held.prefetch_chunks(CONTEXT, [CHUNK]).wait()
+        yield held
+
+
+def test_a_large_object_is_refused_at_once_in_a_child(store: ChunkStore) -> None:
+    said = in_child(lambda: store.get_canonical(CONTEXT, CHUNK))
+    assert said.startswith("ForkedStore: this store was opened before process")
+    assert is_large(store.get_canonical(CONTEXT, CHUNK))
+
+
+CALLS: dict[str, Callable[[ChunkStore], object]] = {
+    "get": lambda s: s.get_canonical(CONTEXT, CHUNK),
+    "put": lambda s: s.put_patch(patch()),
+    "has": lambda s: s.has_canonical(CONTEXT, CHUNK),
+    "info": lambda s: s.canonical_info(CONTEXT, CHUNK),
+    "layer": lambda s: s.read_layer(CONTEXT, CHUNK, 0),
+    "stream": lambda s: s.open_canonical(CONTEXT, CHUNK),
+    "ls": lambda s: s.ls(),
+    "stats": lambda s: s.stats(),
+    "census": lambda s: s.census(),
+    "prefetch": lambda s: s.prefetch_chunks(CONTEXT, [CHUNK]),
+    "flush": lambda s: s.flush(),
+    "delete": lambda s: s.delete(LARGE.key),
+    "gc": lambda s: s.gc(0),
+    "forget": lambda s: s.forget(CHUNK),
+    "verify": lambda s: s.verify(),
+    "pin": lambda s: s.pin([LARGE.key]),
+    "pins": lambda s: s.pins.list(),
+    "embedding": lambda s: s.embedding(CONTEXT, CHUNK),
+    "quarantined": lambda s: s.quarantined(),
+}
+
+
+def test_whatever_is_asked_while_threads_hold_locks_is_refused(store: ChunkStore) -> None:
+    def held(reached: threading.Event, go: threading.Event) -> None:
+        assert store._disk is not None
+        with store._memory._lock, store._disk.index.writing():
+            reached.set()
+            go.wait()
+
+    def ask() -> str:
+        said = []
+        for name, call in CALLS.items():
+            try:
+                call(store)
+                said.append(f"{name} answered")
+            except ForkedStore:
+                continue
+            except BaseException as error:
+                said.append(f"{name}: {type(error).__name__}")
+        store.close()
+        return f"{repr(store)[:11]} {said}"
+
+    with beside(held):
+        assert in_child(ask) == "ChunkStore( []"
+    assert [info.key for info in store.ls()] == [LARGE.key]
+
+
+def test_a_child_that_opens_the_store_itself_works(store: ChunkStore, root: Path) -> None:
+    def work() -> str:
+        with ChunkStore.open(root, memory_limit=0) as own:
+            assert is_large(own.get_canonical(CONTEXT, CHUNK))
+            own.put_canonical(canonical(OTHER))
+            return str(len(own.ls()))
+
+    assert in_child(work) == "2"
+    assert {info.chunk_id for info in store.ls()} == {CHUNK, OTHER}
+    assert store.verify().ok == 2
+
+
+def test_a_child_that_lets_go_of_the_store_leaves_the_parents_log(store: ChunkStore, root: Path) -> None:
+    log = root / "index.sqlite-wal"
+    before = log.stat().st_size
+    assert before > 0
+
+    def lets_go() -> str:
+        for name in ("_tiers", "_disk", "_memory", "_search"):
+            delattr(store, name)
+        gc.collect()
+        return str(log.stat().st_size)
+
+    assert in_child(lets_go) == str(before)
+    store.put_canonical(canonical(OTHER))
+    assert len(store.ls()) == 2
+
+
+def test_a_stream_and_a_prefetch_of_the_parent_are_refused(store: ChunkStore) -> None:
+    stream, prefetch = store.open_canonical(CONTEXT, CHUNK), store.prefetch_chunks(CONTEXT, [CHUNK])
+    assert stream is not None
+
+    def reads() -> str:
+        with stream:
+            return str(next(stream))
+
+    assert in_child(reads).startswith("ForkedStore")
+    assert in_child(prefetch.wait).startswith("ForkedStore")
+    with stream:
+        assert len(list(stream)) == 1
+
+
+def test_a_child_forked_during_an_open_keeps_no_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "index.sqlite"
+    Index(path, lambda: []).close()
+    stop_read, stop_write = os.pipe()
+
+    def opening(reached: threading.Event, go: threading.Event) -> None:
+        real = Database._connect
+
+        def slow(self: Database) -> None:
+            reached.set()
+            assert go.wait(DEADLINE)
+            real(self)
+
+        monkeypatch.setattr(Database, "_connect", slow)
+        Index(path, lambda: []).close()
+        monkeypatch.undo()
+
+    def lives() -> bool:
+        held = str(tmp_path) in descriptors()
+        os.read(stop_read, 1)
+        return held
+
+    with beside(opening) as go:
+
+        def parent_goes_on() -> None:
+            go.set()
+            with locked_folder(tmp_path, patience=DEADLINE):
+                os.write(stop_write, b"x")
+
+        assert in_child(lives, parent_goes_on) == "False"
+
+
+def test_a_child_of_a_writer_keeps_no_claim(root: Path) -> None:
+    ChunkStore.open(root).close()
+    with Folder.at(root / "tmp") as folder:
+        mine = claim(folder, LARGE.key, 0)
+        assert mine is not None
+        path = root / "tmp" / f"{LARGE.key}.lock"
+
+        def is_held_by_me() -> bool:
+            return str(path) in [
+                os.path.realpath(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd")
+            ]
+
+        assert is_held_by_me()
+        assert in_child(is_held_by_me) == "False"
+        mine.settle()
+        mine.close()
+
+
+def test_a_wait_for_a_lock_ends_and_names_the_process(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with ChunkStore.open(root) as store, locked_folder(root):
+        says = rf"locked for 0.05 s by process {os.getpid()}: end that"
+        with pytest.raises(StoreError, match=says), locked_folder(root, patience=0.05):
+            pass
+        monkeypatch.setattr(tier_module, "_CLAIM_SECONDS", 0.05)
+        with Folder.at(root / "tmp") as folder:
+            mine = claim(folder, canonical().key, 0)
+            assert mine is not None
+            with pytest.raises(StoreError, match=rf"for 0.05 s: process {os.getpid()} holds"):
+                store.put_canonical(canonical())
+            mine.close()
+        store.put_canonical(canonical())
+
+
+def test_locks_of_strangers_are_waited_for(root: Path) -> None:
+    root.mkdir()
+    descriptor = os.open(root, os.O_RDONLY)
+    fcntl.flock(descriptor, fcntl.LOCK_EX)
+    with pytest.raises(StoreError, match="process"), locked_folder(root, patience=0.02):
+        pass
+    os.close(descriptor)
+    with locked_folder(root, patience=0.02):
+        pass
+
+
+def test_patches_under_way_in_the_parent_do_not_stop_a_child() -> None:
+    forming, go = BackgroundForming(limit=1), threading.Event()
+    formed: list[str] = []
+
+    def form() -> Any:
+        assert go.wait(DEADLINE)
+        formed.append("one")
+
+    forming.submit(CHUNK, (), form)
+
+    def work() -> str:
+        forming.settle(CHUNK)
+        forming.submit(OTHER, (), lambda: formed.append("two"))  # type: ignore[arg-type,return-value]
+        forming.flush()
+        forming.close()
+        return str(formed)
+
+    assert in_child(work, go.set) == "['two']"
+    forming.close()
+    assert formed == ["one"]
+
+
+def test_a_remote_of_the_parent_is_refused_and_opens_again(server: RedisServer) -> None:
+    url = server.url("timeout=10")
+    with ChunkStore.open(url, memory_limit=0) as store:
+        store.put_canonical(LARGE)
+        assert in_child(lambda: store.get_canonical(CONTEXT, CHUNK)).startswith("ForkedStore")
+        assert in_child(lambda: store.ls()).startswith("ForkedStore")
+
+        def own() -> str:
+            with ChunkStore.open(url, memory_limit=0) as mine:
+                return str(is_large(mine.get_canonical(CONTEXT, CHUNK)))
+
+        assert in_child(own) == "True"
+        assert is_large(store.get_canonical(CONTEXT, CHUNK))
+
+
+def test_an_object_store_in_a_child_works_or_is_refused_at_once(tmp_path: Path) -> None:
+    url = f"obstore+{(tmp_path / 'far').as_uri()}"
+    with ChunkStore.open(url, memory_limit=0) as store:
+        store.put_canonical(canonical())
+        assert in_child(lambda: store.get_canonical(CONTEXT, CHUNK)).startswith("ForkedStore")
+
+        def own() -> str:
+            with ChunkStore.open(url, memory_limit=0) as mine:
+                return str(mine.get_canonical(CONTEXT, CHUNK) is not None)
+
+        said = in_child(own)
+        assert said == "True" or said.startswith("ForkedStore"), said
+        assert store.get_canonical(CONTEXT, CHUNK) is not None
