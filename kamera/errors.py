@@ -124,6 +124,14 @@ class NotKept(UserWarning):
     """A window goes on without its store: what it computed was not kept, or what is kept was not found."""
 
 
+class StoreReadOnly(StoreError):
+    """The store was opened to be read, or its folder cannot be written."""
+
+
+class StoreFull(StoreError):
+    """The object does not fit within the store's ``disk_limit``, whatever leaves."""
+
+
 class PinsFull(StoreError):
     """More bytes would be pinned than the store's cap allows."""
 

@@ -156,7 +156,8 @@ class VerifyReport:
     object, now out of the store. ``refused``: one line per object that was left in place because
     this version, or who asked, cannot read it. ``orphan_files``: objects the index did not list, and
     lists now. ``orphan_rows``: rows without an object, now gone. ``stale``: files of writers that
-    died, now gone. ``embeddings``: one line per context whose search rows were mended.
+    died, now gone. ``embeddings``: one line per context whose search rows were mended. ``wrong_rows``:
+    rows that said something else than their object, and say what it says now.
     """
 
     ok: int
@@ -166,6 +167,7 @@ class VerifyReport:
     orphan_rows: int = 0
     stale: int = 0
     embeddings: tuple[str, ...] = ()
+    wrong_rows: int = 0
 
 
 @dataclass(frozen=True)

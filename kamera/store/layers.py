@@ -44,7 +44,7 @@ def open_stream(tiers: Tiers, name: str, pinned: bool) -> LayerStream | None:
 def _begin(tiers: Tiers, name: str, groups: Collection[str] | None, pinned: bool = False) -> Reading | None:
     """Begin to read ``name`` from the disk; None if it is in memory, or not there."""
     disk = tiers.disk
-    if disk is None or tiers.memory.info(name) is not None or disk.stamp(name) is None:
+    if disk is None or tiers.memory.info(name) is not None or not tiers.has_here(name):
         return None
     disk.index.used(name)
     return disk.begin(name, groups, pinned=pinned)

@@ -19,7 +19,6 @@ from kamera.store import batch, forks
 from kamera.store.closed import Closed
 from kamera.store.codec import Codec
 from kamera.store.digests import DigestName, hasher_of
-from kamera.store.disk.tier import DiskTier
 from kamera.store.info import (
     FlushReport,
     ObjectInfo,
@@ -38,10 +37,10 @@ from kamera.store.prefetch import Prefetch
 from kamera.store.probes import Probes
 from kamera.store.records import CanonicalRecord, PatchRecord, RecordType
 from kamera.store.remote import SCHEMES, is_remote
-from kamera.store.seal.tenants import codec_of, directory_of
+from kamera.store.seal.tenants import codec_of
 from kamera.store.search.lookback import Hit, NearDuplicate, Query, open_search
 from kamera.store.stream import LayerStream
-from kamera.store.tiers import Tiers, open_tiers
+from kamera.store.tiers import Tiers, open_directory_tiers, open_tiers
 from kamera.store.upkeep.bundle import Exported, Imported, Progress, export_bundle, import_bundle
 from kamera.store.upkeep.convert import Converted, convert
 from kamera.store.upkeep.upkeep import Upkeep, check_kind
@@ -94,6 +93,8 @@ class ChunkStore(Upkeep):
         keys: Sequence[bytes] = (),
         cache: str | os.PathLike[str] | None = None,
         disk_limit: int | str | None = None,
+        ttl: float | None = None,
+        read_only: bool = False,
         verify_reads: bool = True,
         kv: KVForm = "as-is",
         digest: DigestName = "sha256",
@@ -105,6 +106,11 @@ class ChunkStore(Upkeep):
         and ``obstore+file://`` (`docs/tiers.md`). One that is down makes misses, and what is put waits:
         in memory, or in the directory ``cache``, which also keeps what was fetched, up to
         ``disk_limit`` bytes.
+
+        Of a directory ``disk_limit`` bounds the bytes of its objects: what was not used for longest leaves
+        before a put, and a put for which that leaves no room raises `StoreFull`. What was not used for
+        ``ttl`` seconds counts as gone. Neither touches what is pinned. ``read_only``, and any directory that
+        cannot be written: look-ups and listings work, and what would change it raises `StoreReadOnly`.
 
         ``memory_limit`` bounds the records kept decoded, in bytes or as ``"512MiB"``; for
         ``memory://`` it bounds the store itself, and what is evicted is a miss. With a ``secret`` (16
@@ -125,14 +131,19 @@ class ChunkStore(Upkeep):
         memory = parse_size(memory_limit)
         codec = replace(codec_of(tenant, secret, keys), digest=digest, verify_reads=verify_reads)
         if isinstance(url, str) and is_remote(url):
+            if ttl is not None or read_only:
+                raise ValueError("ttl and read_only are for a directory store, and this is a remote")
             tiers = open_tiers(url, codec, tenant, memory, cache, disk_limit)
             return cls(tiers.url, tiers, tenant, codec, kv, metrics)
-        if cache is not None or disk_limit is not None:
-            raise ValueError(f"cache and disk_limit are for a remote store, and {str(url)!r} is none")
+        if cache is not None:
+            raise ValueError(f"cache is for a remote store, and {str(url)!r} is none")
         path = _path_of(url)
-        disk = None if path is None else DiskTier(directory_of(path, codec), codec)
-        tiers = Tiers(codec, tenant, memory, disk)
-        return cls("memory://" if path is None else str(path), tiers, tenant, codec, kv, metrics)
+        if path is not None:
+            tiers = open_directory_tiers(path, codec, tenant, memory, disk_limit, ttl, read_only)
+            return cls(str(path), tiers, tenant, codec, kv, metrics)
+        if disk_limit is not None or ttl is not None or read_only:
+            raise ValueError("disk_limit, ttl and read_only are for a directory, and 'memory://' is none")
+        return cls("memory://", Tiers(codec, tenant, memory), tenant, codec, kv, metrics)
 
     def get_canonical(self, context: Context, chunk_id: str) -> CanonicalRecord | None:
         """The canonical of a chunk under ``context``; None is a miss."""
@@ -265,7 +276,8 @@ class ChunkStore(Upkeep):
         if info is None:
             return False
         dropped = self._tiers.delete(key)
-        self.unpin([key])
+        with contextlib.suppress(StoreError):  # a pin of what is gone keeps nothing
+            self.unpin([key])
         if info.kind == "canonical":
             self._search.drop([key])
         return dropped

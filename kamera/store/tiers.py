@@ -16,6 +16,7 @@ from pathlib import Path
 
 from kamera.errors import CorruptChunk, RemoteUnavailable, StoreError
 from kamera.store.codec import Codec
+from kamera.store.disk.limit import Bounds
 from kamera.store.disk.tier import DiskTier
 from kamera.store.disk.verify import verify
 from kamera.store.flights import Flights
@@ -27,7 +28,7 @@ from kamera.store.remote import RemoteTier, open_remote
 from kamera.store.remote.cache import DiskCache
 from kamera.store.remote.uploads import Uploads
 from kamera.store.seal.tenants import directory_of
-from kamera.store.upkeep.pins import PINS, Pins
+from kamera.store.upkeep.pins import Pins
 
 logger = logging.getLogger(__name__)
 
@@ -55,8 +56,23 @@ def open_tiers(
     limit = None if disk_limit is None else parse_size(disk_limit)
     remote = open_remote(url, codec, tenant)
     disk = DiskTier(directory_of(Path(cache), codec), codec)
-    pins = Pins(disk.root / PINS)
-    return Tiers(codec, tenant, memory_limit, disk, remote, limit, lambda: {pin.name for pin in pins.list()})
+    return Tiers(codec, tenant, memory_limit, disk, remote, limit, Pins(disk.root).kept)
+
+
+def open_directory_tiers(
+    root: Path,
+    codec: Codec,
+    tenant: str,
+    memory_limit: int,
+    disk_limit: int | str | None,
+    ttl: float | None,
+    read_only: bool,
+) -> Tiers:
+    """The tiers of a directory store: memory, and the directory within its bounds (`disk.limit`)."""
+    limit = None if disk_limit is None else parse_size(disk_limit)
+    disk = DiskTier(directory_of(root, codec, read_only=read_only), codec, read_only=read_only)
+    bounds = Bounds(disk, Pins(disk.root), limit, ttl)
+    return Tiers(codec, tenant, memory_limit, disk, bounds=bounds)
 
 
 class Tiers:
@@ -76,8 +92,12 @@ class Tiers:
         remote: RemoteTier | None = None,
         disk_limit: int | None = None,
         pinned: Callable[[], Collection[str]] = frozenset,
+        bounds: Bounds | None = None,
     ) -> None:
         self.disk = disk
+        self._bounds = bounds
+        if disk is not None and bounds is not None:
+            disk.make_room = bounds.make_room
         self.remote = remote
         self.url = "" if remote is None else remote.url
         self._codec = codec
@@ -136,7 +156,7 @@ class Tiers:
 
     def present(self, names: Sequence[str]) -> set[str]:
         """Those of ``names`` that `get` would find; the remote is asked once, for all that are not here."""
-        found = {name for name in names if self._has_here(name)}
+        found = {name for name in names if self.has_here(name)}
         away = [name for name in names if name not in found]
         try:
             return found | self.remote.present(away) if self.remote is not None and away else found
@@ -145,7 +165,7 @@ class Tiers:
 
     def info(self, name: str, *, certain: bool = False) -> ObjectInfo | None:
         """What the object ``name`` is. ``certain``: `RemoteUnavailable` rather than a guess."""
-        info = (self.disk or self.memory).info(name)
+        info = None if self._is_over(name) else (self.disk or self.memory).info(name)
         if info is not None or self.remote is None:
             return info
         try:
@@ -158,7 +178,7 @@ class Tiers:
     def infos_of(self, names: Sequence[str]) -> list[ObjectInfo | None]:
         """What these objects are; the remote is asked once. Raises `RemoteUnavailable`."""
         near = self.disk or self.memory
-        found = {name: near.info(name) for name in names}
+        found = {name: None if self._is_over(name) else near.info(name) for name in names}
         away = [name for name, info in found.items() if info is None]
         if self.remote is not None and away:
             found.update(zip(away, self.remote.infos_of(away), strict=True))
@@ -166,6 +186,7 @@ class Tiers:
 
     def infos(self) -> list[ObjectInfo]:
         """All objects, oldest first; of a remote that is down, those that are here."""
+        self.sweep()
         here = self.memory.infos() if self.disk is None else self.disk.index.rows(tenant=self._tenant)
         if self.remote is None:
             return here
@@ -212,9 +233,13 @@ class Tiers:
 
     def scrub(self) -> list[str]:
         """Leave no trace of deleted rows in any file beside the objects; what may be left, and why."""
-        index = None if self.disk is None else self.disk.index.scrub()
-        ledger = None if self._cache is None else self._cache.scrub()
-        return [why for why in (index, ledger) if why is not None]
+        why = None if self.disk is None else self.disk.index.scrub()
+        return [] if why is None else [why]
+
+    def sweep(self) -> None:
+        """Let go what was not used for the store's ``ttl``, if it has one."""
+        if self._bounds is not None:
+            self._bounds.sweep()
 
     def prefetch(self, names: Iterable[str]) -> Prefetch:
         """Begin to bring objects into memory; returns at once."""
@@ -258,8 +283,6 @@ class Tiers:
         elif unsaved:
             logger.warning("%d objects will be uploaded when the store is next opened", len(unsaved))
         self.memory.clear()
-        if self._cache is not None:
-            self._cache.close()
         if self.remote is not None:
             self.remote.close()
         if self.disk is not None:
@@ -268,6 +291,9 @@ class Tiers:
     def _local(self, name: str) -> CanonicalRecord | PatchRecord | None:
         if self.disk is None:
             return self.memory.get(name)
+        if self._is_over(name):
+            self.memory.drop(name)
+            return None
         # asking the file each time costs microseconds, and makes a replacement or deletion by
         # another process visible at once
         stamp = self.disk.stamp(name)
@@ -293,15 +319,21 @@ class Tiers:
 
     def _holds(self, name: str) -> bool:
         # not asked of the remote: what it says is there may still turn out damaged
+        if self._is_over(name):
+            return False
         return self.memory.info(name) is not None if self.disk is None else self.disk.holds(name)
 
-    def _has_here(self, name: str) -> bool:
+    def has_here(self, name: str) -> bool:
+        """Whether the object is in the directory, or without one in memory."""
         if self.disk is None:
             return self.memory.info(name) is not None
-        return self.disk.stamp(name) is not None
+        return not self._is_over(name) and self.disk.stamp(name) is not None
+
+    def _is_over(self, name: str) -> bool:
+        return self._bounds is not None and self._bounds.is_over(name)
 
     def _fetch(self, name: str, remote: RemoteTier) -> CanonicalRecord | PatchRecord | None:
-        if self._has_here(name):  # brought while this one waited
+        if self.has_here(name):  # brought while this one waited
             return self._local(name)
         try:
             found = remote.get(name)

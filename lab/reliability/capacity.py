@@ -3,8 +3,8 @@
 ``size`` counts chunks; each is one canonical of one token, and every tenth has a patch. Measured at a
 hundredth, a tenth and all of it. How objects get in: the first 200 at each size by the store's own
 `put_canonical` (its rate is reported: three fsyncs each). The others are files that the store's own
-codec encoded, written without fsync, and rows written a thousand at a time: the very files and rows
-that puts make, but not as safe while they are made. Nothing here decides on a threshold.
+codec encoded, written without fsync, and the index is made from them: the very files and rows that
+puts make, but not as safe while they are made. Nothing here decides on a threshold.
 """
 
 from __future__ import annotations
@@ -26,8 +26,6 @@ import torch
 from kamera.ops.lowrank import LowRank, Patch
 from kamera.store import CanonicalRecord, ChunkStore, Context, PatchRecord
 from kamera.store.codec import Codec
-from kamera.store.disk.folder import stamp_of
-from kamera.store.disk.index import Stamped
 from lab.speed.lookups import percentiles
 
 SIZE = 100_000
@@ -37,7 +35,6 @@ _FORK = multiprocessing.get_context("fork")  # the others import torch once more
 _CONTEXT = Context("f" * 64, "a" * 64)
 _PUT = 200  # by the whole write path, at each size
 _LOOKUPS = 2_000
-_ROWS = 1_000  # in one transaction
 
 
 def run(size: int, seed: int) -> dict[str, Any]:
@@ -88,23 +85,20 @@ def _fill(root: Path, start: int, stop: int) -> dict[str, float]:
                 else:
                     store.put_patch(record)
         put = time.perf_counter() - begun
-        index = store._disk.index  # type: ignore[union-attr]
-        for first in range(start + _PUT, stop, _ROWS):
-            with index.writing():
-                for number in range(first, min(first + _ROWS, stop)):
-                    for record in _records(number):
-                        index.put(*_write(root, record))
+        for number in range(start + _PUT, stop):
+            for record in _records(number):
+                _write(root, record)
+        store.rebuild_index()
     return {"put objects/s": round(1.1 * min(_PUT, stop - start) / put, 1)}
 
 
-def _write(root: Path, record: CanonicalRecord | PatchRecord) -> Stamped:
+def _write(root: Path, record: CanonicalRecord | PatchRecord) -> None:
     codec, created = Codec(), 1e9
     name = codec.name(record.key)
     path = root / "objects" / name[:2] / f"{name}.safetensors"
     path.parent.mkdir(mode=0o700, exist_ok=True)
     data = codec.encode(record, created)
     path.write_bytes(data)
-    return codec.describe(record, created, len(data)), stamp_of(path.stat())
 
 
 def _measure(root: Path, count: int, draw: random.Random) -> dict[str, float]:

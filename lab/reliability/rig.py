@@ -118,7 +118,9 @@ class Statements:
 def listen(store: ChunkStore, said: Callable[[str, Callable[[], Any]], Any]) -> None:
     """Have every statement of ``store``'s index go through ``said`` from now on."""
     database: Any = store._disk.index._db  # type: ignore[union-attr]
-    database._db = Statements(database._db, said)
+    with database.writing():  # it connects when it is used
+        pass
+    database._writer = Statements(database._writer, said)
 
 
 def die() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -56,7 +57,12 @@ def test_the_rest_fits_or_is_pinned_and_no_patch_stands_alone(
     pinned = set(data.draw(st.lists(st.sampled_from(names), unique=True))) if names else set()
     budget = data.draw(st.integers(0, 60_000))
     gone: list[str] = []
-    report = collect(objects, pinned, budget, lambda found: gone.append(found.key) is None, NOW)
+
+    def evict(leaving: Sequence[Weighed]) -> list[bool]:
+        gone.extend(found.key for found in leaving)
+        return [True] * len(leaving)
+
+    report = collect(objects, pinned, budget, evict, NOW)
     left = [found for found in objects if found.key not in gone]
     assert len(gone) == len(set(gone))
     assert pinned.isdisjoint(gone)

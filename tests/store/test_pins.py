@@ -30,7 +30,7 @@ def clock() -> Clock:
 
 @pytest.fixture
 def pins(tmp_path: Path, clock: Clock) -> Pins:
-    return Pins(tmp_path / "pins.sqlite", clock)
+    return Pins(tmp_path, clock)
 
 
 def test_a_pin_holds_until_its_time_is_over(pins: Pins, clock: Clock) -> None:
@@ -179,7 +179,7 @@ def test_processes_that_pin_at_once_keep_the_cap(pins: Pins) -> None:
     pins.set_cap(105)
     fork = multiprocessing.get_context("fork")
     ready = fork.Barrier(3)
-    takers = [fork.Process(target=take, args=(pins.path, me, ready)) for me in range(3)]
+    takers = [fork.Process(target=take, args=(pins.path.parent, me, ready)) for me in range(3)]
     for taker in takers:
         taker.start()
     for taker in takers:

@@ -153,13 +153,13 @@ def test_a_pipe_in_the_place_of_an_object_is_not_waited_on(root: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["objects", "tmp", "quarantine", "index.sqlite", "pins.sqlite", "kamera-store.json"]
+    "name", ["objects", "tmp", "quarantine", "index.sqlite", "keep.json", "kamera-store.json"]
 )
 def test_a_store_with_a_link_in_it_is_not_opened(root: Path, tmp_path: Path, name: str) -> None:
     with ChunkStore.open(root) as store:
         store.put_canonical(canonical())
     elsewhere = tmp_path / "elsewhere"
-    if name == "pins.sqlite":
+    if name == "keep.json":
         (root / name).touch()
     os.replace(root / name, elsewhere)
     (root / name).symlink_to(elsewhere)

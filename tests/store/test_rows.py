@@ -53,7 +53,9 @@ def test_an_unreadable_index_is_rebuilt_from_the_files(root: Path, damage: str) 
         assert store.ls() == before
 
 
-def test_an_interrupted_rebuild_is_done_again(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_listing_that_was_interrupted_is_whole_the_next_time(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with ChunkStore.open(root) as store:
         store.put_canonical(canonical())
         store.put_patch(patch())
@@ -68,9 +70,11 @@ def test_an_interrupted_rebuild_is_done_again(root: Path, monkeypatch: pytest.Mo
         return peek(self, key)
 
     monkeypatch.setattr(ObjectFiles, "peek", dies)
-    with pytest.raises(KeyboardInterrupt):
-        ChunkStore.open(root)
-    monkeypatch.undo()
+    with ChunkStore.open(root) as store:
+        with pytest.raises(KeyboardInterrupt):
+            store.ls()
+        monkeypatch.undo()
+        assert len(store.ls()) == 2
     with ChunkStore.open(root) as store:
         assert len(store.ls()) == 2
 
@@ -97,7 +101,7 @@ def test_a_file_without_a_row_is_found_and_its_row_repaired(root: Path) -> None:
             path = file_of(root, record.key)
             path.parent.mkdir(exist_ok=True)
             path.write_bytes(data if record.kind == "canonical" else encode(record, 8.0))
-            assert record.key not in [i.key for i in store.ls()]
+            assert record.key in [i.key for i in store.ls()]
             assert read() is not None
             assert next(i for i in store.ls() if i.key == record.key).bytes == path.stat().st_size
 
@@ -106,7 +110,7 @@ def test_a_row_without_its_file_is_a_miss_and_goes(root: Path) -> None:
     with ChunkStore.open(root) as store:
         key = store.put_canonical(canonical())
         file_of(root, key).unlink()
-        assert len(store.ls()) == 1
+        assert store.ls() == []
         assert not store.has_canonical(CONTEXT, CHUNK)
         assert store.get_canonical(CONTEXT, CHUNK) is None
         assert store.ls() == []

@@ -1,7 +1,8 @@
 """A SQLite file that many threads and processes share, and that may be thrown away at any time.
 
-What is in it can be made anew, so damage is no error here: whoever meets it first replaces the file
-and has it filled again, and all who hold the old one follow.
+What is in it can be made anew, so damage is no error here: whoever meets it puts an empty file in its
+place, and all who hold the old one follow (`Database.generation`). Nothing here opens the file itself:
+POSIX takes a process's locks away as soon as it closes any descriptor of a locked file.
 """
 
 from __future__ import annotations
@@ -9,264 +10,274 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import secrets
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from kamera.errors import StoreError
-from kamera.store.disk.locks import locked_folder
+from kamera.store.disk.locks import folder_locked
+from kamera.store.disk.marker import ASIDE
 from kamera.store.disk.scrub import scrub
 
 logger = logging.getLogger(__name__)
 
-_BUSY_SECONDS = 60.0  # another process may be filling it
-Result = TypeVar("Result")
+_BUSY_SECONDS = 5.0  # for which a writer waits for another
+_SUFFIXES = ("", "-wal", "-shm")
+
+
+class Unusable(StoreError):
+    """The database cannot be used now: it is locked, or the disk is full, read-only or broken."""
+
+
+class Emptied(Unusable):
+    """The database was damaged and is an empty one now: whoever was writing begins anew."""
 
 
 class Database:
     """One file in WAL mode, of ``tables`` in version ``schema``; any other version is thrown away.
 
-    ``refill`` is called after a damaged or lost file was replaced by an empty one in mid-use; after
-    the constructor the caller looks at `version` itself. Opening reads the first pages only, however
-    large the file is. Raises `StoreError` when SQLite fails.
+    ``path`` None: in memory. Nothing is opened before it is used. Whoever reads never waits for a writer.
+    Safe to use from several threads and processes. Raises `Unusable`.
     """
 
-    def __init__(self, path: Path, schema: int, tables: str, refill: Callable[[], None]) -> None:
+    def __init__(self, path: Path | None, schema: int, tables: str) -> None:
         self.path = path
+        self.generation = 0
+        """Changes whenever the file turns out to be another one than before."""
         self._schema = schema
         self._tables = tables
-        self._refill = refill
-        self._lock = threading.RLock()
-        self._writing = self._filling = self._unfilled = False
-        self._damage: sqlite3.DatabaseError | None = None  # met inside `writing`
-        self._db: sqlite3.Connection
-        self._file: tuple[int, int]
-        with self._translated(), self._alone():
+        self._lock = threading.RLock()  # of who writes, or changes what is connected
+        self._reading = self._lock if path is None else threading.RLock()  # taken after the other
+        self._owner = 0  # the thread inside `writing`
+        self._file: tuple[int, int] | None = None
+        self._reader: Any = None
+        self._writer: Any = None
+        self._closed = False
+
+    @classmethod
+    def copy_of(cls, path: Path, schema: int, tables: str, *, immutable: bool = False) -> Database:
+        """A copy in memory of the file as it is now; an empty one of what cannot be read.
+
+        ``immutable``: in a folder that cannot be written, where SQLite has no place for its locks.
+        """
+        made = cls(None, schema, tables)
+        with contextlib.suppress(sqlite3.Error, OSError):
+            how = "mode=ro&immutable=1" if immutable else "mode=ro"
+            with contextlib.closing(sqlite3.connect(f"{path.resolve().as_uri()}?{how}", uri=True)) as source:
+                if source.execute("PRAGMA user_version").fetchone()[0] == schema:
+                    copy = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
+                    source.backup(copy)
+                    if copy.execute("PRAGMA integrity_check(1)").fetchone()[0] == "ok":
+                        made._reader = made._writer = copy
+                        made.generation = 1
+        return made
+
+    def execute(self, sql: str, values: tuple[Any, ...] = ()) -> list[Any]:
+        """Rows of one statement, inside `writing` as part of that; a damaged file is emptied first."""
+        with self._translated():
+            if self._owner == threading.get_ident():
+                return list(self._writer.execute(sql, values).fetchall())
+            self._follow()
             try:
-                self._connect()
+                with self._reading:
+                    return list(self._reader.execute(sql, values).fetchall())
             except sqlite3.DatabaseError as error:
                 if not _is_damage(error):
                     raise
                 self._start_over(error)
-
-    @property
-    def version(self) -> int:
-        """What `writing` code set as user_version; 0 in a new file."""
-        return int(self.execute("PRAGMA user_version")[0][0])
-
-    def execute(self, sql: str, values: tuple[Any, ...] = ()) -> list[Any]:
-        """Rows of one statement.
-
-        Damage is repaired and the statement run again; inside `writing` it waits for the end of the
-        transaction, and the statement has no rows.
-        """
-
-        def run() -> list[Any]:
-            return self._db.execute(sql, values).fetchall()
-
-        with self._lock, self._translated():
-            if not self._writing:
-                return self._repairing(run)
-            try:
-                return [] if self._damage else run()
-            except sqlite3.DatabaseError as error:
-                if not _is_damage(error):
-                    raise
-                self._damage = error
-                return []
+            with self._reading:
+                return list(self._reader.execute(sql, values).fetchall())
 
     def execute_many(self, sql: str, values: Any) -> None:
         """One statement for each of ``values`` (drawn one by one), inside `writing`."""
-        with self._lock, self._translated():
-            try:
-                if self._damage is None:
-                    self._db.executemany(sql, values)
-            except sqlite3.DatabaseError as error:
-                if not _is_damage(error):
-                    raise
-                self._damage = error
+        with self._translated():
+            self._writer.executemany(sql, values)
 
     @contextlib.contextmanager
-    def writing(self) -> Iterator[None]:
-        """Hold the file against every other writer, of this process and of others.
+    def writing(self, seconds: float = _BUSY_SECONDS) -> Iterator[None]:
+        """Hold the file against every other writer, who is waited for ``seconds``.
 
-        On an exception the rows are as before. Where the file turns out damaged, it is filled anew at
-        the end instead.
+        On an exception the rows are as before. `Emptied` for a file that turns out damaged.
         """
-        with self._lock, self._translated():
-            self._repairing(self._begin)
-            self._damage, self._writing = None, True
+        with self._lock, self._emptying(), self._translated():
+            self._follow()
+            self._writer.execute(f"PRAGMA busy_timeout = {int(seconds * 1000)}")
+            self._begin()
+            self._owner = threading.get_ident()
             try:
                 yield
+                self._writer.execute("COMMIT")
             except BaseException:
-                self._end("ROLLBACK")
+                if self._writer.in_transaction:  # some errors have rolled back already
+                    with contextlib.suppress(sqlite3.Error):
+                        self._writer.execute("ROLLBACK")
                 raise
             finally:
-                self._writing = False
-            try:
-                self._end("ROLLBACK" if self._damage else "COMMIT")
-            except sqlite3.DatabaseError as error:
-                if not _is_damage(error):
-                    self._end("ROLLBACK")
-                    raise
-                self._damage = error
-            if self._damage is not None:
-                self._repair(self._damage)
+                self._owner = 0
 
-    @contextlib.contextmanager
-    def impatient(self) -> Iterator[None]:
-        """Inside, a file that another process holds is an error at once."""
-        with self._lock, self._translated():
-            self._db.execute("PRAGMA busy_timeout = 0")
-            try:
-                yield
-            finally:
-                self._db.execute(f"PRAGMA busy_timeout = {int(_BUSY_SECONDS * 1000)}")
+    def problem(self) -> str | None:
+        """Read all of it; what is wrong with it is told, and it is empty then."""
+        found = str(self.execute("PRAGMA integrity_check(1)")[0][0])
+        if found == "ok":
+            return None
+        self.damaged(found)
+        return found
 
     def damaged(self, why: str) -> None:
-        """Say that what was read makes no sense: replace the file and have it filled anew."""
-        with self._lock, self._translated():
-            self._repair(sqlite3.DatabaseError(why))
+        """Say that what was read makes no sense: an empty file takes its place."""
+        with self._translated():
+            self._start_over(sqlite3.DatabaseError(why))
 
     def scrub(self) -> str | None:
         """See `scrub.scrub`."""
-        with self._lock, self._translated():
-            return self._repairing(lambda: scrub(self._db, self.path))
+        with self._lock, self._emptying(), self._translated():
+            self._follow()
+            return None if self.path is None else scrub(self._writer, self.path)
 
     def close(self) -> None:
-        """Close the connection; nothing works afterwards."""
-        with self._lock, self._translated():
-            self._db.close()
+        """Close it; from now on it is `Unusable`."""
+        with self._lock, self._reading:
+            self._disconnect()
+            self._closed = True
 
-    def _connect(self) -> None:
-        # made before SQLite opens it, because SQLite would make it readable for everyone
-        with open(os.open(self.path, os.O_CREAT | os.O_RDWR, 0o600)) as file:
-            self._file = _identity(os.fstat(file.fileno()))
-        db = sqlite3.connect(self.path, timeout=_BUSY_SECONDS, isolation_level=None, check_same_thread=False)
-        try:
-            _switch_to_wal(db)
-            db.execute("PRAGMA synchronous = NORMAL")
-            db.execute("PRAGMA secure_delete = ON")  # of the connection, not of the file
-            version = db.execute("PRAGMA user_version").fetchone()[0]
-            if version not in (0, self._schema):
-                raise sqlite3.DatabaseError(f"it is of schema {version}, not {self._schema}")
-            if version == 0:  # else a table that is missing is damage
-                db.executescript(self._tables)
-        except UnicodeDecodeError as error:  # SQLite names what it found damaged
-            db.close()
-            raise sqlite3.DatabaseError(f"its schema is no text: {error}") from error
-        except BaseException:
-            db.close()
-            raise
-        self._db = db
-
-    def _begin(self) -> None:
-        self._end("ROLLBACK")  # of a transaction whose end failed
-        self._db.execute("BEGIN IMMEDIATE")
-        if self._is_current():
-            return
-        self._end("ROLLBACK")  # replaced while this waited: the rows would be lost with the old file
-        self._follow()
-        self._begin()
-
-    def _end(self, how: str) -> None:
-        if self._db.in_transaction:  # some errors have rolled back already
-            self._db.execute(how)
-
-    def _repairing(self, call: Callable[[], Result]) -> Result:
-        """``call``, and once more if it met damage."""
-        try:
-            if not self._is_current():
-                self._follow()
-            elif self._unfilled and not self._filling:
-                self._fill()  # the last attempt was interrupted
-            return call()
-        except sqlite3.DatabaseError as error:
-            if not _is_damage(error):
-                raise
-            self._repair(error)
-            return call()
-
-    def _is_current(self) -> bool:
-        """Whether the file that is open still is the one at the path."""
-        try:
-            return _identity(os.stat(self.path)) == self._file
-        except FileNotFoundError:
-            return False
-        except OSError as error:
-            raise sqlite3.OperationalError(str(error)) from error
+    def _disconnect(self) -> None:
+        with self._lock, self._reading:
+            for held in {id(db): db for db in (self._reader, self._writer) if db is not None}.values():
+                with contextlib.suppress(sqlite3.Error):
+                    held.close()
+            self._reader = self._writer = self._file = None
 
     def _follow(self) -> None:
-        """Open the file that someone put in place of the one that is open."""
-        with self._alone():
-            self._db.close()
-            self._connect()
-        if self._db.execute("PRAGMA user_version").fetchone()[0] != self._schema:
-            self._fill()
+        """Be connected to the file that is at the path now."""
+        if not self._is_current():
+            with self._lock, self._reading:
+                if not self._is_current():
+                    self._connect()
 
-    def _repair(self, error: sqlite3.DatabaseError) -> None:
-        if self._filling:  # the new file is no better
-            raise error
-        self._end("ROLLBACK")
-        with self._alone():
-            if self._is_current():
-                self._start_over(error)
-            else:  # another process was faster
-                self._db.close()
-                self._connect()
-        self._fill()
+    def _is_current(self) -> bool:
+        if self._reader is None:
+            return False
+        return self.path is None or _identity(self.path) == self._file
 
-    def _fill(self) -> None:
-        self._filling = self._unfilled = True
+    def _connect(self) -> None:
+        self._disconnect()
+        if self._closed:
+            raise sqlite3.OperationalError("it is closed")
+        if self.path is None:
+            db = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
+            db.executescript(f"{self._tables};PRAGMA user_version = {self._schema}")
+            self._reader = self._writer = db
+        else:
+            with folder_locked(self.path.parent, _BUSY_SECONDS):
+                try:
+                    self._open(self.path)
+                except sqlite3.DatabaseError as error:
+                    if not _is_damage(error):
+                        self._disconnect()
+                        raise
+                    self._throw_away(self.path, error)
+                    self._open(self.path)
+        self.generation += 1
+
+    def _open(self, path: Path) -> None:
+        _make(path)
+        self._file = _identity(path)
+        self._writer, self._reader = (
+            sqlite3.connect(path, timeout=_BUSY_SECONDS, isolation_level=None, check_same_thread=False)
+            for _ in range(2)
+        )
         try:
-            self._refill()
-            self._unfilled = False
-        finally:
-            self._filling = False
+            _switch_to_wal(self._writer)
+            for db in (self._writer, self._reader):
+                db.execute("PRAGMA synchronous = NORMAL")
+                db.execute("PRAGMA secure_delete = ON")  # of the connection, not of the file
+            version = self._writer.execute("PRAGMA user_version").fetchone()[0]
+            if version == 0:
+                self._writer.executescript(
+                    f"BEGIN IMMEDIATE;{self._tables};PRAGMA user_version = {self._schema};COMMIT"
+                )
+            elif version != self._schema:
+                raise sqlite3.DatabaseError(f"it is of schema {version}, not {self._schema}")
+        except UnicodeDecodeError as error:  # SQLite names what it found damaged
+            raise sqlite3.DatabaseError(f"its schema is no text: {error}") from error
 
-    def _start_over(self, error: sqlite3.DatabaseError) -> None:
-        logger.warning("%s is unreadable (%s): starting over", self.path, error)
-        # unlinked before it is closed: then SQLite leaves the new file's log alone
-        for suffix in ("", "-wal", "-shm"):
-            Path(f"{self.path}{suffix}").unlink(missing_ok=True)
-        with contextlib.suppress(AttributeError, sqlite3.Error):
-            self._db.close()
-        self._connect()
+    def _begin(self) -> None:
+        while True:
+            self._writer.execute("BEGIN IMMEDIATE")
+            if self._is_current():
+                return
+            self._writer.execute("ROLLBACK")  # replaced while this waited: rows would go with the old file
+            self._follow()
 
     @contextlib.contextmanager
-    def _alone(self) -> Iterator[None]:
-        """No two processes replace or open the file at once."""
+    def _emptying(self) -> Iterator[None]:
         try:
-            with locked_folder(self.path.parent):
-                yield
-        except OSError as error:
-            raise sqlite3.OperationalError(str(error)) from error
+            yield
+        except Unusable as error:
+            cause = error.__cause__
+            if not isinstance(cause, sqlite3.DatabaseError) or not _is_damage(cause):
+                raise
+            with self._translated():
+                self._start_over(cause)
+            raise Emptied(str(error)) from error
+
+    def _start_over(self, error: sqlite3.DatabaseError) -> None:
+        """Put an empty file in the place of the damaged one, unless someone was faster."""
+        path, damaged = self.path, self._file
+        if path is None:
+            raise error
+        with self._lock, self._reading:
+            with folder_locked(path.parent, _BUSY_SECONDS):
+                if self._file == damaged and _identity(path) == damaged:
+                    self._throw_away(path, error)
+            self._follow()
+
+    def _throw_away(self, path: Path, error: sqlite3.DatabaseError) -> None:
+        logger.warning("%s is unreadable (%s): starting over", path, error)
+        # unlinked before it is closed: then SQLite leaves the new file's log alone
+        for suffix in _SUFFIXES:
+            Path(f"{path}{suffix}").unlink(missing_ok=True)
+        self._disconnect()
 
     @contextlib.contextmanager
     def _translated(self) -> Iterator[None]:
         try:
             yield
-        except sqlite3.Error as error:
-            raise StoreError(
-                f"index {self.path}: {error}; if it is damaged, close the store and delete the "
-                "file: it is rebuilt on open"
-            ) from error
+        except (sqlite3.Error, OSError) as error:
+            raise Unusable(f"{self.path} cannot be used now: {error}") from error
 
 
-def _identity(status: os.stat_result) -> tuple[int, int]:
+def _make(path: Path) -> None:
+    """Have the file, for its owner alone (SQLite would make it readable for everyone); no descriptor of
+    it was ever open under this name."""
+    if path.is_symlink():
+        raise OSError(f"{path} is a link, and a store follows no links: remove it")
+    if path.exists():
+        return
+    aside = path.with_name(f"{ASIDE}{os.getpid()}.{secrets.token_hex(8)}")
+    os.close(os.open(aside, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600))
+    try:
+        with contextlib.suppress(FileExistsError):
+            os.link(aside, path)
+    finally:
+        aside.unlink()
+
+
+def _identity(path: Path) -> tuple[int, int] | None:
+    try:
+        status = os.stat(path)
+    except FileNotFoundError:
+        return None
     return status.st_dev, status.st_ino
 
 
 def _is_damage(error: sqlite3.DatabaseError) -> bool:
     # Python 3.10 has no error codes; it raises the bare class for a file that is malformed or no database
     return type(error) is sqlite3.DatabaseError or str(error).startswith(("no such table", "no such column"))
-
-
-def _is_busy(error: sqlite3.DatabaseError) -> bool:
-    return isinstance(error, sqlite3.OperationalError) and "locked" in str(error)
 
 
 def _switch_to_wal(db: sqlite3.Connection) -> None:
@@ -278,21 +289,6 @@ def _switch_to_wal(db: sqlite3.Connection) -> None:
             db.execute("PRAGMA journal_mode = WAL")
             return
         except sqlite3.OperationalError as error:
-            if not _is_busy(error) or time.monotonic() > deadline:
+            if "locked" not in str(error) or time.monotonic() > deadline:
                 raise
             time.sleep(0.02)
-
-
-@contextlib.contextmanager
-def reachable(path: Path) -> Iterator[None]:
-    """What the operating system refuses about ``path`` as a `StoreError`."""
-    try:
-        yield
-    except OSError as error:
-        raise StoreError(f"{path} cannot be reached: {error}") from error
-
-
-def exists(path: Path) -> bool:
-    """Whether there is such a file. Raises StoreError when the operating system will not tell."""
-    with reachable(path):
-        return path.exists()

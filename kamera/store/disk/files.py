@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import re
+import stat
 from pathlib import Path
 
-from kamera.errors import CorruptChunk
+from kamera.errors import CorruptChunk, StoreVersionError, WrongKey
 from kamera.store.codec import Codec
-from kamera.store.disk.folder import Folder, NotAFile, stamp_of
+from kamera.store.disk.folder import Folder, Nested, NotAFile, stamp_of
 from kamera.store.disk.index import Stamped
 from kamera.store.keys import is_key
 from kamera.store.sources import FileSource
+
+logger = logging.getLogger(__name__)
+
+LEFT_IN_PLACE = (StoreVersionError, WrongKey)
+"""Refusals that say nothing against the object: whoever can read it still finds it."""
 
 _SUFFIX = ".safetensors"
 _SHARD = re.compile(r"[0-9a-f]{2}")
@@ -24,24 +31,49 @@ class ObjectFiles:
     anything else.
     """
 
-    def __init__(self, folder: Folder, codec: Codec) -> None:
-        self._folder = folder
+    def __init__(self, folder: Nested, codec: Codec) -> None:
+        self._objects = folder
         self._codec = codec
         self._durable: set[str] = set()  # folders whose names are known to be on the disk
 
     def path(self, key: str) -> Path:
         """Where ``key`` lies, for messages."""
-        return self._folder.path / key[:2] / f"{key}{_SUFFIX}"
+        return self._objects.path / key[:2] / f"{key}{_SUFFIX}"
 
     def names(self) -> list[str]:
         """Of all objects; anything else that lies there is not ours to judge."""
         found = []
-        for name in self._folder.names():
-            if _SHARD.fullmatch(name):
-                with self._folder.sub(name) as shard:
-                    files = [file.removesuffix(_SUFFIX) for file in shard.names() if file.endswith(_SUFFIX)]
-                found += [key for key in files if is_key(key) and key.startswith(name)]
+        for name in self._shards():
+            with self._folder.sub(name) as shard:
+                found += [key for file in shard.names() if (key := _key_of(file, name)) is not None]
         return found
+
+    def shards(self) -> dict[str, int]:
+        """The folders of objects, and when each changed (ns). Raises `NotADirectoryError` for a link."""
+        found = {}
+        for name in self._shards():
+            status = self._folder.status(name)
+            if status is not None and not stat.S_ISDIR(status.st_mode):
+                self._folder.sub(name)  # which refuses it by name
+            if status is not None:
+                found[name] = status.st_mtime_ns
+        return found
+
+    def stamps(self, shard: str) -> dict[str, str]:
+        """Key and stamp of all that stands in the place of objects in one of the folders."""
+        with contextlib.suppress(FileNotFoundError), self._folder.sub(shard) as folder:
+            found = folder.statuses().items()
+            return {key: stamp_of(s) for name, s in found if (key := _key_of(name, shard)) is not None}
+        return {}
+
+    def row(self, key: str) -> Stamped | None:
+        """`peek`, and None for what cannot be read."""
+        try:
+            return self.peek(key)
+        except (CorruptChunk, *LEFT_IN_PLACE) as error:
+            # it stays where it is: reading it by key tells what is wrong with it
+            logger.warning("not indexed: %s", error)
+            return None
 
     def stamp(self, key: str) -> str | None:
         """Stamp of whatever stands in the place of ``key``; None if nothing does."""
@@ -83,16 +115,23 @@ class ObjectFiles:
             self._durable.add(key[:2])
         return shard
 
+    def shard(self, key: str) -> Folder | None:
+        """The folder ``key`` belongs in, to be closed; None if there is none."""
+        with contextlib.suppress(FileNotFoundError):
+            return self._shard(key)
+        return None
+
     def bring(self, source: Folder, name: str, shard: Folder, key: str) -> None:
         """Put a file in the place of ``key``."""
         source.move(name, shard, key + _SUFFIX)
 
-    def take(self, key: str, target: Folder, name: str) -> bool:
-        """Move ``key`` out, whatever stands there; whether anything did."""
-        with contextlib.suppress(FileNotFoundError), self._shard(key) as shard:
-            shard.move(key + _SUFFIX, target, name)
-            return True
-        return False
+    def take(self, shard: Folder, key: str, target: Folder, name: str) -> None:
+        """Move ``key`` out, whatever stands there."""
+        shard.move(key + _SUFFIX, target, name)
+
+    def remove(self, shard: Folder, key: str) -> bool:
+        """Delete the file of ``key``; whether there was one."""
+        return shard.remove(key + _SUFFIX)
 
     def sync(self, key: str) -> None:
         """Bring the name of ``key``, or its absence, down to the disk."""
@@ -100,7 +139,25 @@ class ObjectFiles:
             self._folder.sync()
             shard.sync()
 
+    @property
+    def _folder(self) -> Folder:
+        """`FileNotFoundError` if there is none."""
+        folder = self._objects.there()
+        if folder is None:
+            raise FileNotFoundError(f"{self._objects.path} is not there")
+        return folder
+
+    def _shards(self) -> list[str]:
+        folder = self._objects.there()
+        return [] if folder is None else [name for name in folder.names() if _SHARD.fullmatch(name)]
+
     def _shard(self, key: str, *, make: bool = False) -> Folder:
         if not is_key(key):
             raise ValueError(f"{key!r} is no object's name: 64 lower-case hex digits")
-        return self._folder.sub(key[:2], make=make)
+        return (self._objects.made() if make else self._folder).sub(key[:2], make=make)
+
+
+def _key_of(file: str, shard: str) -> str | None:
+    """The key of an object's file in a folder; None for what is not ours to judge."""
+    key = file.removesuffix(_SUFFIX)
+    return key if file.endswith(_SUFFIX) and is_key(key) and key.startswith(shard) else None

@@ -10,6 +10,8 @@ import weakref
 from collections.abc import Iterator
 from pathlib import Path
 
+from kamera.store.disk.locks import PATIENCE, locked
+
 _READ = os.O_RDONLY | os.O_CLOEXEC
 _DIRECTORY = _READ | os.O_DIRECTORY
 # without O_NONBLOCK a pipe in the place of an object would be waited on for ever
@@ -50,12 +52,12 @@ class Folder:
                     os.mkdir(name, 0o700, dir_fd=held)
             return Folder(path, _opened(path, held))
 
-    def below(self, name: str) -> Folder:
-        """`sub`, made, and opened anew for each use: it holds no descriptor while nothing is done in it.
+    def below(self, name: str, *, make: bool = True) -> Folder:
+        """`sub`, opened anew for each use: it holds no descriptor while nothing is done in it.
 
         To be used for as long as this one is open.
         """
-        self.sub(name, make=True).close()
+        self.sub(name, make=make).close()
         return Folder(self.path / name, None, self)
 
     def status(self, name: str) -> os.stat_result | None:
@@ -168,6 +170,22 @@ class Folder:
         finally:
             os.close(descriptor)
 
+    @property
+    def changed(self) -> int:
+        """When a name in it last came or went (ns)."""
+        with self._held() as held:
+            return os.fstat(held).st_mtime_ns
+
+    @contextlib.contextmanager
+    def locked(self, seconds: float = PATIENCE) -> Iterator[None]:
+        """Inside, nobody else who asks for it changes what lies here. `TimeoutError` after ``seconds``."""
+        with self._held() as held, locked(lambda: os.open(".", _DIRECTORY, dir_fd=held), self.path, seconds):
+            yield
+
+    def statuses(self) -> dict[str, os.stat_result]:
+        """What lies in it, with the status of each; a link's own."""
+        return {name: status for name in self.names() if (status := self.status(name)) is not None}
+
     def sync(self) -> None:
         """Bring its names down to the disk."""
         with self._held() as held:
@@ -234,6 +252,33 @@ def _refuse_holes(path: Path, descriptor: int) -> None:
         raise NotAFile(f"{path} is hollow: it claims {size} bytes and holds {held}")
 
 
+class Nested:
+    """The folder ``name`` of ``parent``, made when it is needed: a full disk may have no room for it."""
+
+    def __init__(self, parent: Folder, name: str) -> None:
+        self.path = parent.path / name
+        self._parent = parent
+        self._name = name
+        self._folder: Folder | None = None
+
+    def made(self) -> Folder:
+        """The folder. Raises as `Folder.sub`."""
+        if self._folder is None:
+            self._folder = self._parent.below(self._name)
+        return self._folder
+
+    def there(self) -> Folder | None:
+        """The folder, if there is one."""
+        if self._folder is None and self._parent.status(self._name) is not None:
+            self._folder = self._parent.below(self._name, make=False)
+        return self._folder
+
+
 def stamp_of(status: os.stat_result) -> str:
     """A text that changes whenever a file is replaced or written to."""
     return f"{status.st_ino}-{status.st_size}-{status.st_mtime_ns}"
+
+
+def size_of(stamp: str) -> int:
+    """The bytes of the file that a stamp is of."""
+    return int(stamp.split("-")[1])

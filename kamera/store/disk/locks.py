@@ -1,4 +1,4 @@
-"""Locks of whole files and folders (`flock`): no child keeps one, and no wait is for ever."""
+"""Locks of whole files and folders (`flock`): between threads as well as processes, and never for ever."""
 
 from __future__ import annotations
 
@@ -6,31 +6,31 @@ import contextlib
 import fcntl
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from kamera.errors import StoreError
 from kamera.store import forks
 
 PATIENCE = 60.0
 """Seconds a lock is waited for."""
 
-_LONGEST_PAUSE = 0.05
+_LONGEST_PAUSE = 0.02  # seconds between two tries
 
 
 @contextlib.contextmanager
-def locked_folder(path: Path, patience: float = PATIENCE) -> Iterator[None]:
-    """Hold the folder at ``path`` against other threads and processes.
+def locked(opened: Callable[[], int], where: Path, seconds: float = PATIENCE) -> Iterator[None]:
+    """Hold the lock of what ``opened`` opens inside; its descriptor is closed afterwards.
 
-    Raises `StoreError`, which names the process that holds it, after ``patience`` seconds; `OSError`.
+    A forked child closes its copy. Raises `TimeoutError`, which names the process that holds the lock,
+    after ``seconds``; `OSError`.
     """
-    descriptor = forks.lockable(lambda: os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC), int)
+    descriptor = forks.lockable(opened, int)
     try:
-        deadline, pause = time.monotonic() + patience, 0.001
+        deadline, pause = time.monotonic() + seconds, 0.0005
         while not taken(descriptor):
             if time.monotonic() >= deadline:
-                raise StoreError(
-                    f"{path} has been locked for {patience:g} s by {holder(descriptor)}: end that"
+                raise TimeoutError(
+                    f"{where} has been locked for {seconds:g} s by {holder(descriptor)}: end that"
                 )
             time.sleep(pause)
             pause = min(2 * pause, _LONGEST_PAUSE)
@@ -41,6 +41,11 @@ def locked_folder(path: Path, patience: float = PATIENCE) -> Iterator[None]:
             fcntl.flock(descriptor, fcntl.LOCK_UN)
     finally:
         forks.unlockable(descriptor)
+
+
+def folder_locked(folder: Path, seconds: float = PATIENCE) -> contextlib.AbstractContextManager[None]:
+    """`locked` of the folder at a path: it needs no file of its own, so no room."""
+    return locked(lambda: os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC), folder, seconds)
 
 
 def taken(descriptor: int) -> bool:

@@ -18,8 +18,8 @@ ASIDE = ".kamera."
 """What the name of a marker that is being written starts with."""
 
 
-def open_directory(root: Path, wanted: Mapping[str, Any]) -> Folder:
-    """The store directory ``root``, whose marker says ``wanted``; made if it is empty or absent.
+def open_directory(root: Path, wanted: Mapping[str, Any], *, make: bool = True) -> Folder:
+    """The store directory ``root``, whose marker says ``wanted``; made if it is empty or absent and ``make``.
 
     Raises `StoreError` for a directory of anything else, `StoreVersionError` for one of another format;
     both are left untouched. `OSError` as the system does.
@@ -35,6 +35,8 @@ def open_directory(root: Path, wanted: Mapping[str, Any]) -> Folder:
             raise StoreError(
                 f"{root} is not empty and no kamera store (no {MARKER}): give an empty or new directory"
             )
+    if not make:
+        raise StoreError(f"{root} is no kamera store, and none is made to be read only")
     root.mkdir(mode=0o700, parents=True, exist_ok=True)
     folder = Folder.at(root)
     # the marker comes first, so that a store half made is never taken for a stranger's folder

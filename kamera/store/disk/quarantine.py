@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import os
 import re
 import stat
 import time
 from pathlib import Path
 
 from kamera.store.disk.files import ObjectFiles
-from kamera.store.disk.folder import Folder, NotAFile
+from kamera.store.disk.folder import Folder, Nested, NotAFile
 from kamera.store.info import Quarantined
 from kamera.store.keys import is_key
 
@@ -24,27 +25,27 @@ _REASON = re.compile(r"([0-9a-f]{64}\.\d{1,20})\.json")
 class Quarantine:
     """Copies called ``NAME.TIME.safetensors`` (time in ns) with ``NAME.TIME.json`` beside them."""
 
-    def __init__(self, folder: Folder) -> None:
-        self._folder = folder
+    def __init__(self, folder: Nested) -> None:
+        self._place = folder
 
-    def take(self, files: ObjectFiles, name: str, reason: str) -> Path:
-        """Move the damaged object ``name`` out of ``files``; where to."""
+    def take(self, files: ObjectFiles, shard: Folder, name: str, reason: str) -> Path:
+        """Move the damaged object ``name`` out of its folder; where to."""
+        folder = self._place.made()
         copy = f"{name}.{time.time_ns()}"
         text = json.dumps({"reason": reason}).encode()
         try:
-            self._folder.create(f"{copy}.json", text, sync=False)
+            folder.create(f"{copy}.json", text, sync=False)
         except OSError as error:  # a full disk must not keep damage in its place
             logger.warning("no reason written for %s: %s", copy, error)
-        files.take(name, self._folder, f"{copy}.safetensors")
-        return self._folder.path / f"{copy}.safetensors"
+        files.take(shard, name, folder, f"{copy}.safetensors")
+        return folder.path / f"{copy}.safetensors"
 
     def copies(self) -> list[Quarantined]:
         """What lies here, by name and time."""
         found = []
-        for file in self._folder.names():
+        for file, status in self._statuses().items():
             match = _COPY.fullmatch(file)
-            status = self._folder.status(file)
-            if match is None or status is None:
+            if match is None:
                 continue
             name, nanoseconds = match.groups()
             held = status.st_size if stat.S_ISREG(status.st_mode) else 0
@@ -55,30 +56,33 @@ class Quarantine:
         """Delete a copy, or all copies of the object ``name``; how many."""
         if not (is_key(name) or _COPY.fullmatch(name)):
             raise ValueError(f"{name!r} is neither an object's name nor that of a copy in quarantine")
+        folder = self._place.there()
         dropped = 0
-        for file in self._folder.names():
-            if _COPY.fullmatch(file) and (file == name or file.startswith(f"{name}.")):
-                dropped += self._folder.remove(file)
-                self._folder.remove(_reason_of(file))
-        if dropped:
-            self._folder.sync()
+        for file in [] if folder is None else folder.names():
+            if folder and _COPY.fullmatch(file) and (file == name or file.startswith(f"{name}.")):
+                dropped += folder.remove(file)
+                folder.remove(_reason_of(file))
+        if folder and dropped:
+            folder.sync()
         return dropped
 
     def collect(self, before: float) -> int:
         """Delete reasons older than ``before`` (seconds since 1970) whose copy never came; how many."""
-        names = set(self._folder.names())
+        found = self._statuses()
         removed = 0
-        for file in names:
+        for file, status in found.items():
             match = _REASON.fullmatch(file)
-            if match and f"{match.group(1)}.safetensors" not in names:
-                status = self._folder.status(file)
-                if status is not None and status.st_mtime < before:
-                    removed += self._folder.remove(file)
+            if match and f"{match.group(1)}.safetensors" not in found and status.st_mtime < before:
+                removed += self._place.made().remove(file)
         return removed
+
+    def _statuses(self) -> dict[str, os.stat_result]:
+        folder = self._place.there()
+        return {} if folder is None else folder.statuses()
 
     def _reason(self, file: str) -> str:
         with contextlib.suppress(FileNotFoundError, NotAFile, ValueError, KeyError, TypeError):
-            return str(json.loads(self._folder.read(_reason_of(file))[0])["reason"])
+            return str(json.loads(self._place.made().read(_reason_of(file))[0])["reason"])
         return "not recorded"
 
 

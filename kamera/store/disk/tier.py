@@ -1,43 +1,42 @@
 """The directory tier: one file per object, an index beside them, and a place for damaged files.
 
 A file appears whole or not at all (written aside, synced, renamed), and its row follows it. So the
-files are always right, and the index is repaired whenever the two disagree.
+files are always right, and a look-up by key asks nothing else.
 
-Order of locks, so that nobody waits in a circle: an object's claim (`claims`), then the index's own
-lock between threads, then SQLite's between processes. Readers claim nothing, and nobody claims an
-object while holding the index.
+Order of locks, so that nobody waits in a circle: an object's claim (`claims`), then its folder's, in
+which names come and go (`Folder.locked`), then the index's. Readers lock nothing.
 """
 
 from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import re
-import secrets
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import NoReturn
 
-from kamera.errors import CorruptChunk, KameraError, StoreError
+from kamera.errors import CorruptChunk, KameraError, StoreError, StoreReadOnly
 from kamera.store.codec import Codec
-from kamera.store.disk.bookkeeping import LEFT_IN_PLACE, Bookkeeping, rows_of
 from kamera.store.disk.claims import LOCK, claim, claimant
-from kamera.store.disk.files import ObjectFiles
-from kamera.store.disk.folder import Folder, NotAFile, stamp_of
+from kamera.store.disk.files import LEFT_IN_PLACE, ObjectFiles
+from kamera.store.disk.folder import Folder, Nested, NotAFile, size_of, stamp_of
 from kamera.store.disk.index import Index, Stamped
 from kamera.store.disk.marker import ASIDE, MARKER, open_directory
 from kamera.store.disk.quarantine import Quarantine
 from kamera.store.disk.reading import Readers, Reading
 from kamera.store.info import ObjectInfo, Quarantined
+from kamera.store.keys import is_key
 from kamera.store.records import CanonicalRecord, PatchRecord
 
 __all__ = ["MARKER", "DiskTier"]
 
 logger = logging.getLogger(__name__)
 
-_PART, _GONE = ".part", ".gone"
-_OURS = re.compile(r"([0-9a-f]{64})\.(part|lock|[0-9a-f]+\.gone)")
+_PART = ".part"
+_OURS = re.compile(r"([0-9a-f]{64})\.(part|lock)")
 _CLAIM_SECONDS = 60.0
 _STALE_SECONDS = 3600.0  # of files that do not tell whether their writer lives
 
@@ -46,37 +45,41 @@ class DiskTier:
     """Objects under one directory. Safe to use from several threads and processes.
 
     Every key it is given is a name of its ``codec``; `ValueError` for what is none (`keys.is_key`).
-    Raises `StoreError` when the operating system refuses, `StoreVersionError` for a directory of a
-    another format (which is left untouched).
+    ``read_only``, or in a folder that cannot be written: nothing is changed, and what would change it
+    raises `StoreReadOnly`. Raises `StoreError` when the operating system refuses, `StoreVersionError` for a
+    directory of another format (which is left untouched).
     """
 
-    def __init__(self, root: Path, codec: Codec) -> None:
+    def __init__(self, root: Path, codec: Codec, *, read_only: bool = False) -> None:
         self.root = root
         self.codec = codec
         with self._translated("open"):
-            self._root = open_directory(root, codec.marker)
-            self._files = ObjectFiles(self._root.below("objects"), codec)
-            self._tmp = self._root.below("tmp")
-            self._quarantine = Quarantine(self._root.below("quarantine"))
-            self._root.sync()
+            self._root = open_directory(root, codec.marker, make=not read_only)
+            self.read_only = read_only or not os.access(root, os.W_OK)
             self._root.refuse_links()  # SQLite would follow one
-        self.index = Index(root / "index.sqlite", self._rows_of_files, codec.veil, codec.unveil)
-        self._books = Bookkeeping(self._files, self.index)
+            self._tmp, quarantine, objects = (Nested(self._root, n) for n in ("tmp", "quarantine", "objects"))
+            self._files = ObjectFiles(objects, codec)
+            self._quarantine = Quarantine(quarantine)
+            for folder in (objects, self._tmp, quarantine):
+                self._prepare(folder)
+        self.index = Index(
+            root / "index.sqlite",
+            self._files,
+            codec.veil,
+            codec.unveil,
+            codec.sign_row,
+            read_only=self.read_only,
+        )
         self._readers = Readers()
-        if not self.index.complete:
-            self.rebuild_index()
-        self.collect()
+        self.make_room: Callable[[str, int], None] = lambda name, size: None
+        """Called before ``size`` bytes more are written for an object; what it raises, `write` raises."""
+        if not self.read_only:
+            self.collect()
 
     def stamp(self, key: str) -> str | None:
-        """A text that changes whenever the object's file does.
-
-        None when there is no such file; a row that claims otherwise is dropped.
-        """
+        """A text that changes whenever the object's file does; None when there is no such file."""
         with self._translated("read"):
-            stamp = self._files.stamp(key)
-            if stamp is None:
-                self._books.forget(key)
-        return stamp
+            return self._files.stamp(key)
 
     def read(self, key: str) -> tuple[CanonicalRecord | PatchRecord, Stamped] | None:
         """The object ``key``, verified to the last byte, with its row and stamp.
@@ -104,7 +107,6 @@ class DiskTier:
             except NotAFile as error:
                 self._set_aside(key, self._files.stamp(key), CorruptChunk(str(error)))
             if file is None:
-                self._books.forget(key)
                 return None
             try:
                 stamp = stamp_of(file.status)
@@ -112,7 +114,6 @@ class DiskTier:
                     where = str(self._files.path(key))
                     opened = self.codec.open(file, key, where)
                     reading = Reading(file, opened, lambda: self._reading(key, stamp))
-                self._books.repair(reading.info, stamp)
                 reading.start(self._readers, groups, pinned)
             except BaseException:
                 file.close()
@@ -136,20 +137,13 @@ class DiskTier:
                 self._set_aside(key, self._files.stamp(key), CorruptChunk(str(error)))
 
     def info(self, key: str) -> ObjectInfo | None:
-        """What ``key`` is: from its row, or from its file's header if the row is of another."""
+        """What ``key`` is, by its file's header: a row may be wrong, and something may be decided by this."""
         stamp = self.stamp(key)
         if stamp is None:
             return None
-        row = self.index.get(key)
-        if row is not None and row[1] == stamp:
-            return row[0]
-        with self._translated("read"):
-            with self._quarantining(key, stamp):
-                fresh = self._files.peek(key)
-            if fresh is None:
-                return None
-            self._books.repair(*fresh)
-        return fresh[0]
+        with self._translated("read"), self._quarantining(key, stamp):
+            found = self._files.peek(key)
+        return None if found is None else found[0]
 
     def names(self) -> list[str]:
         """All objects, by their files."""
@@ -169,8 +163,9 @@ class DiskTier:
         cannot be told without reading: bytes that the disk itself changed behind its header.
         """
         with self._translated("read"):
+            tmp = self._tmp.there()
             # a claim: in the middle of a write, whose name may not be on the disk yet
-            return self._books.agrees(key) and self._tmp.status(key + LOCK) is None
+            return self._agrees(key) and (tmp is None or tmp.status(key + LOCK) is None)
 
     def write(self, record: CanonicalRecord | PatchRecord, *, replace: bool = True) -> Stamped | None:
         """Store ``record``, in place of the object under its key; its row and stamp.
@@ -198,33 +193,36 @@ class DiskTier:
 
     def delete(self, key: str) -> bool:
         """Remove the object ``key``; whether there was one."""
+        self._writable("delete")
         with self._translated("delete"):
-            if not self._remove(key, None):
-                return False
-            self._files.sync(key)
-        return True
+            gone = self._remove(key, None)
+            self.index.drop(key)
+            if gone:
+                self._files.sync(key)
+        return gone
 
     def evict(self, key: str, stamp: str) -> bool:
         """Remove the object ``key`` if its file still is the one of ``stamp``; whether it was."""
+        self._writable("evict")
         with self._translated("evict"):
             return self._remove(key, stamp)
 
     def collect(self) -> int:
         """Clear up behind writers that died; how many files of theirs are gone."""
+        self._writable("clear up")
         before = time.time() - _STALE_SECONDS
         with self._translated("clear up"):
             removed = self._quarantine.collect(before)
-            for key in {copy.name for copy in self._quarantine.copies()}:
-                self._books.forget(key)
-            for folder, prefix in ((self._tmp, ""), (self._root, ASIDE)):
-                for name in folder.names():
-                    if name.startswith(prefix):
+            for folder, prefix in ((self._tmp.there(), ""), (self._root, ASIDE)):
+                for name in [] if folder is None else folder.names():
+                    if folder is not None and name.startswith(prefix):
                         removed += self._collected(folder, name, before)
         return removed
 
     def rebuild_index(self) -> int:
         """Make the rows anew from the files' headers; how many there are."""
-        return self.index.rebuild(self._rows_of_files())
+        with self._translated("list the objects"):
+            return self.index.rebuild()
 
     def quarantined(self) -> list[Quarantined]:
         """The damaged objects that were set aside."""
@@ -233,6 +231,7 @@ class DiskTier:
 
     def drop_quarantined(self, name: str) -> int:
         """Delete one copy (by its ``file``) or all copies of the object ``name``; how many."""
+        self._writable("delete")
         with self._translated("delete"):
             return self._quarantine.drop(name)
 
@@ -241,64 +240,73 @@ class DiskTier:
         self._readers.close()
         self.index.close()
 
-    def _rows_of_files(self) -> Iterator[Stamped]:
-        with self._translated("list the objects"):
-            yield from rows_of(self._files)
-
     def _intact(self, key: str) -> bool:
         """Whether the object is there and may stay; if it is damaged it is set aside."""
         try:
-            return self._books.agrees(key) or self.read(key) is not None
+            return self._agrees(key) or self.read(key) is not None
         except CorruptChunk:
             return False
         except LEFT_IN_PLACE:
             return True
 
+    def _agrees(self, key: str) -> bool:
+        """Whether file, header and row of ``key`` are of one write."""
+        stamp = self._files.stamp(key) if is_key(key) else None
+        row = None if stamp is None else self.index.get(key)
+        if row is None or row[1] != stamp:
+            return False
+        try:
+            return self._files.peek(key) == row
+        except (CorruptChunk, *LEFT_IN_PLACE):
+            return False
+
     def _place(
         self, info: ObjectInfo, data: bytes, *, replace: bool, instead_of: str | None = None
     ) -> str | None:
+        self._writable("write")
         key = info.key
         with self._translated("write"), self._claimed(key):
             if not replace and self._intact(key):
                 return None
+            there = self._files.stamp(key)
+            self.make_room(key, len(data) - (0 if there is None else size_of(there)))
+            tmp = self._tmp.made()
             with self._files.prepare(key) as shard:
-                stamp = stamp_of(self._tmp.create(key + _PART, data))
-                with self.index.writing():
+                stamp = stamp_of(tmp.create(key + _PART, data))
+                with shard.locked():
                     if instead_of is not None and self._files.stamp(key) != instead_of:
-                        self._tmp.remove(key + _PART)
+                        tmp.remove(key + _PART)
                         return None
-                    self._files.bring(self._tmp, key + _PART, shard, key)
-                    self.index.put(info, stamp)
+                    before = shard.changed
+                    self._files.bring(tmp, key + _PART, shard, key)
+                    if self.index.put(info, stamp):
+                        self.index.moved(key[:2], before, shard.changed)
                 shard.sync()
         return stamp
 
     def _remove(self, key: str, stamp: str | None) -> bool:
         """Remove the object ``key``, if it has ``stamp`` (None: any); whether it is gone by this."""
-        gone = f"{key}.{secrets.token_hex(8)}{_GONE}"
-        try:
-            with self.index.writing():
-                if stamp is not None and self._files.stamp(key) != stamp:
-                    return False
-                # aside first: should this be interrupted, the file tells `collect` to drop the row
-                moved = self._files.take(key, self._tmp, gone)
-                self.index.drop(key)
-        except BaseException:
-            with contextlib.suppress(OSError, KameraError):
-                self._books.settle(key)
-                self._tmp.remove(gone)
-            raise
-        if moved:
-            self._tmp.remove(gone)
-        return moved
+        shard = self._files.shard(key)
+        if shard is None:
+            return False
+        with shard, shard.locked():
+            if stamp is not None and self._files.stamp(key) != stamp:
+                return False
+            before = shard.changed
+            gone = self._files.remove(shard, key)
+            if gone:
+                self.index.later(key)
+                self.index.moved(key[:2], before, shard.changed)
+        return gone
 
     @contextlib.contextmanager
     def _claimed(self, key: str) -> Iterator[None]:
         """Inside, nobody else writes ``key``; what an interrupted writer left is cleared up."""
-        mine = claim(self._tmp, key, _CLAIM_SECONDS)
+        mine = claim(self._tmp.made(), key, _CLAIM_SECONDS)
         if mine is None:
             raise StoreError(
                 f"store {self.root}: object {key} has been in another writer's hands for "
-                f"{_CLAIM_SECONDS:g} s: {claimant(self._tmp, key)} holds {self._tmp.path / (key + LOCK)}"
+                f"{_CLAIM_SECONDS:g} s: {claimant(self._tmp.made(), key)} holds {self._tmp.path / (key + LOCK)}"
             )
         try:
             try:
@@ -317,9 +325,9 @@ class DiskTier:
 
     def _clear(self, key: str) -> None:
         """After an interrupted write: no half file, the name on the disk, and the row right."""
-        self._tmp.remove(key + _PART)
+        self._tmp.made().remove(key + _PART)
         self._files.sync(key)
-        self._books.settle(key)
+        self.index.settle(key)
 
     def _collected(self, folder: Folder, name: str, before: float) -> bool:
         match = _OURS.fullmatch(name)
@@ -327,9 +335,6 @@ class DiskTier:
             status = folder.status(name)
             return status is not None and status.st_mtime < before and folder.remove(name)
         key = match.group(1)
-        if name.endswith(_GONE):
-            self._books.settle(key)
-            return folder.remove(name)
         try:
             mine = claim(folder, key, 0)
         except NotAFile as error:  # who writes that object is told again
@@ -345,13 +350,38 @@ class DiskTier:
         return True
 
     def _set_aside(self, key: str, stamp: str | None, error: CorruptChunk) -> NoReturn:
-        with self._translated("quarantine"), self.index.writing():
-            if stamp is None or self._files.stamp(key) != stamp:  # no longer the file that was read
+        if self.read_only:
+            raise error
+        with self._translated("quarantine"):
+            shard = self._files.shard(key)
+            if shard is None:
                 raise error
-            place = self._quarantine.take(self._files, key, str(error))
-            self.index.drop(key)
+            with shard, shard.locked():
+                if stamp is None or self._files.stamp(key) != stamp:  # no longer the file that was read
+                    raise error
+                before = shard.changed
+                place = self._quarantine.take(self._files, shard, key, str(error))
+                self.index.drop(key)
+                self.index.moved(key[:2], before, shard.changed)
         logger.warning("damaged object %s moved to %s", key, place)
         raise type(error)(f"{error}; moved to {place}") from error
+
+    def _prepare(self, folder: Nested) -> None:
+        """Make a folder now, if there is room for it."""
+        if folder.there() is None and not self.read_only:
+            try:
+                folder.made()
+            except OSError as error:
+                logger.warning("%s is not made for now: %s", folder.path, error)
+            else:
+                self._root.sync()
+
+    def _writable(self, verb: str) -> None:
+        if self.read_only:
+            raise StoreReadOnly(
+                f"store {self.root}: cannot {verb}: it is open to be read only: open it without "
+                "read_only= in a folder that can be written"
+            )
 
     @contextlib.contextmanager
     def _reading(self, key: str, stamp: str) -> Iterator[None]:

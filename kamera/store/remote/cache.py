@@ -8,8 +8,9 @@ from collections.abc import Callable, Collection
 
 from kamera.errors import StoreError
 from kamera.store.disk.index import Weighed
+from kamera.store.disk.limit import last_use
 from kamera.store.disk.tier import DiskTier
-from kamera.store.remote.ledger import LEDGER, Ledger
+from kamera.store.remote.ledger import Ledger
 
 logger = logging.getLogger(__name__)
 
@@ -29,7 +30,7 @@ class DiskCache:
         self._disk = disk
         self._limit = limit
         self._pinned = pinned
-        self._ledger = Ledger(disk.root / LEDGER, url)
+        self._ledger = Ledger(disk.root, disk.index, url)
         self._lock = threading.Lock()
         self._bytes = 0
         self._stuck = False  # nothing more may leave until the remote has more
@@ -55,10 +56,6 @@ class DiskCache:
         """The file of stamp ``old`` was written again under another key, as that of ``new``."""
         self._ledger.renew(name, old, new)
 
-    def scrub(self) -> str | None:
-        """Leave no trace of what was deleted; None, or what may be left, and why."""
-        return self._ledger.scrub()
-
     def grew(self, count: int) -> None:
         """``count`` bytes were written to the disk: evict what may go, if it is too much now."""
         with self._lock:
@@ -66,10 +63,6 @@ class DiskCache:
             if self._limit is None or self._bytes <= self._limit or self._stuck:
                 return
         self._trim()
-
-    def close(self) -> None:
-        """Close the ledger."""
-        self._ledger.close()
 
     def _trim(self) -> None:
         limit = self._limit
@@ -87,14 +80,10 @@ class DiskCache:
 
     def _evict(self, rows: list[Weighed], target: int) -> None:
         sent, pinned = self._ledger.stamps(), self._pinned()
-        for row in sorted(rows, key=_last_use):
+        for row in sorted(rows, key=last_use):
             if self._bytes <= target:
                 return
             if sent.get(row.key) == row.stamp and row.key not in pinned:
                 if self._disk.evict(row.key, row.stamp):
                     self._bytes -= row.bytes
                 self._ledger.drop(row.key)
-
-
-def _last_use(row: Weighed) -> float:
-    return row.created if row.used is None else row.used

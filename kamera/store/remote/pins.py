@@ -11,7 +11,7 @@ import builtins
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from math import inf, isfinite
 
 from kamera.errors import CorruptChunk, PinsFull, RemoteUnavailable
@@ -19,7 +19,7 @@ from kamera.store.keys import is_key
 from kamera.store.remote.blobs import PINS, Head
 from kamera.store.remote.guard import Guard
 from kamera.store.remote.listing import Listing
-from kamera.store.upkeep.pins import Pin, check_cap, check_ttl, over_cap
+from kamera.store.upkeep.pins import NO_HOMES, Pin, check_cap, check_ttl, over_cap
 
 logger = logging.getLogger(__name__)
 
@@ -39,7 +39,12 @@ class RemotePins:
         self._clock = clock
         self._listing = Listing(blobs, PINS, is_key, _BYTES, _read)
 
-    def pin(self, objects: Iterable[tuple[str, int]], ttl: float | None = None) -> None:
+    def pin(
+        self,
+        objects: Iterable[tuple[str, int]],
+        ttl: float | None = None,
+        homes: Mapping[str, str] = NO_HOMES,
+    ) -> None:
         """See `PinBook`; whatever fails on the way, the pins are as before as far as the remote answers."""
         check_ttl(ttl)
         until = inf if ttl is None else self._clock() + ttl

@@ -31,7 +31,7 @@ def codec_of(tenant: str, secret: bytes | str | None, keys: Sequence[bytes]) -> 
     return Encrypted.under(tenant, secret, keys)
 
 
-def directory_of(root: Path, codec: Codec) -> Path:
+def directory_of(root: Path, codec: Codec, *, read_only: bool = False) -> Path:
     """Where a codec's objects lie below ``root``, which is made a store directory first.
 
     Raises `StoreError` and `StoreVersionError` as `marker.open_directory`.
@@ -41,11 +41,11 @@ def directory_of(root: Path, codec: Codec) -> Path:
     try:
         plain = Codec()
         with (
-            open_directory(root, plain.marker) as store,
-            store.sub(TENANTS, make=True) as tenants,
+            open_directory(root, plain.marker, make=not read_only) as store,
+            store.sub(TENANTS, make=not read_only) as tenants,
         ):
             store.sync()
-            tenants.sub(codec.folder, make=True).close()
+            tenants.sub(codec.folder, make=not read_only).close()
             tenants.sync()
     except OSError as error:
         raise StoreError(f"store {root}: cannot open: {error}") from error

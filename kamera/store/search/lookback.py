@@ -20,6 +20,7 @@ import torch
 from kamera.errors import CorruptChunk, StoreError, StoreVersionError, UnknownChunk, WrongKey
 from kamera.ops.digest import digest
 from kamera.store.codec import Codec
+from kamera.store.disk.database import Unusable
 from kamera.store.keys import Context, canonical_key, is_key
 from kamera.store.records import CanonicalRecord, PatchRecord
 from kamera.store.search.embedding import embedding_of, unit
@@ -75,15 +76,15 @@ class Objects:
 class Search:
     """The embeddings of one store. Safe to use from several threads and processes.
 
-    ``vectors`` opens the place where rows are kept, given what to call when that was emptied; in it
-    the rows of a context are called ``veil`` of its digest. `add`, `drop` and `embedding` need no
-    FAISS; the others raise `StoreError` without it.
+    ``vectors`` opens the place where rows are kept; in it the rows of a context are called ``veil`` of its
+    digest. Where it cannot be used, they are kept in memory. `add`, `drop` and `embedding` need no FAISS; the
+    others raise `StoreError` without it.
     """
 
     def __init__(
         self,
         objects: Objects,
-        vectors: Callable[[Callable[[], None]], Vectors],
+        vectors: Callable[[], Vectors],
         veil: Callable[[str], str],
     ) -> None:
         self._objects = objects
@@ -135,7 +136,11 @@ class Search:
         name = self._objects.name(context, chunk_id)
         if not self._objects.present([name]):
             return None
-        row = self._vectors.get(name)
+        try:
+            row = self._vectors.get(name)
+        except Unusable:
+            self._in_memory()
+            row = None
         return self._make(name)[1] if row is None else row.vector
 
     # -- keeping up with the store -------------------------------------------------------------
@@ -156,8 +161,16 @@ class Search:
             self.add(name, record)
 
     def drop(self, names: Iterable[str]) -> None:
-        """Forget embeddings: afterwards they are neither on the disk nor in this process."""
-        self._vectors.drop(names)
+        """Forget embeddings: afterwards they are neither on the disk nor in this process.
+
+        Where the disk refuses, they stay there without their objects, and are never found.
+        """
+        gone = list(names)
+        try:
+            self._vectors.drop(gone)
+        except Unusable as error:
+            logger.warning("embeddings of %d objects that are gone stay for now: %s", len(gone), error)
+            self._in_memory()
         with self._lock:
             for context, known in list(self._known.items()):
                 self._follow(known, context)
@@ -203,7 +216,7 @@ class Search:
     def _vectors(self) -> Vectors:
         with self._lock:
             if self._held is None:
-                self._held = self._open(self._known.clear)
+                self._held = self._open()
             return self._held
 
     def _space(self, context: Context) -> str:
@@ -218,10 +231,26 @@ class Search:
                 gone = [row.name for row, _ in found if row.name not in there]
                 if not gone:
                     return [Hit(row.chunk_id, score) for row, score in found]
-                self._vectors.drop(gone)
+                self.drop(gone)
 
     def _caught_up(self, context: Context) -> Nearest:
         """This process's index of a context, with all that is stored in it by now."""
+        try:
+            return self._followed(context)
+        except Unusable as error:
+            logger.warning("searching in memory for now: %s", error)
+            self._in_memory()
+            return self._followed(context)
+
+    def _in_memory(self) -> None:
+        """Keep the rows in this process from now on: their file cannot be used."""
+        with self._lock:
+            self._known.clear()
+            if isinstance(self._held, DiskVectors):
+                self._held.close()
+                self._held = MemoryVectors(self._objects.present)
+
+    def _followed(self, context: Context) -> Nearest:
         while True:
             known = self._known.get(context)
             if known is None:
@@ -304,10 +333,10 @@ def open_search(tiers: Tiers, codec: Codec, tenant: str) -> Search:
             return (i.key for i in disk.index.iterate(tenant=tenant, kind="canonical", context=context))
         return (i.key for i in here.infos() if i.kind == "canonical" and i.context == context)
 
-    def vectors(emptied: Callable[[], None]) -> Vectors:
-        if disk is None:
+    def vectors() -> Vectors:
+        if disk is None or disk.read_only:
             return MemoryVectors(tiers.present)
-        return DiskVectors(disk.root / "search" / "vectors.sqlite", codec, emptied)
+        return DiskVectors(disk.root / "search" / "vectors.sqlite", codec)
 
     objects = Objects(
         name=lambda context, chunk: codec.name(canonical_key(context, chunk)),

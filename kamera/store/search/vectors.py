@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import base64
 import itertools
-import secrets
+import logging
 import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from pathlib import Path
@@ -15,11 +15,13 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from kamera.errors import KameraError
+from kamera.errors import KameraError, StoreError
 from kamera.store.codec import Codec
-from kamera.store.disk.database import Database, reachable
-from kamera.store.disk.folder import Folder
+from kamera.store.disk.database import Database
+from kamera.store.disk.folder import Folder, NotAFile
 from kamera.store.search.embedding import pack, unpack
+
+logger = logging.getLogger(__name__)
 
 _SCHEMA = 1
 _TABLES = """
@@ -29,6 +31,7 @@ CREATE TABLE IF NOT EXISTS vectors (
 );
 CREATE INDEX IF NOT EXISTS by_space ON vectors (space, seq);
 CREATE TABLE IF NOT EXISTS epoch (id TEXT NOT NULL);
+INSERT INTO epoch VALUES (lower(hex(randomblob(8))));
 """
 # as bytes: what is no text any more must not stop the reading of the others
 _COLUMNS = "seq, CAST(name AS BLOB), CAST(row AS BLOB)"
@@ -139,27 +142,26 @@ class MemoryVectors:
 class DiskVectors:
     """Embeddings in one SQLite file. Safe to use from several threads and processes.
 
-    In a sealed store (`codec`) rows are veiled like the ids of its index. Raises `StoreError` when
-    SQLite fails; a damaged file is replaced by an empty one and ``emptied`` called.
+    In a sealed store (`codec`) rows are veiled like the ids of its index. Raises `Unusable` when SQLite
+    fails; a damaged file is replaced by an empty one, of another epoch.
     """
 
-    def __init__(self, path: Path, codec: Codec, emptied: Callable[[], None]) -> None:
+    def __init__(self, path: Path, codec: Codec) -> None:
         self._codec = codec
-        self._emptied = emptied
-        with (
-            reachable(path.parent),
-            Folder.at(path.parent.parent) as store,
-            store.sub(path.parent.name, make=True) as folder,
-        ):
-            folder.refuse_links()  # SQLite would follow one
-        self._db = Database(path, _SCHEMA, _TABLES, self._begin)
-        if self._db.version != _SCHEMA:
-            self._begin()
+        try:
+            with Folder.at(path.parent.parent) as store, store.sub(path.parent.name, make=True) as folder:
+                folder.refuse_links()  # SQLite would follow one
+        except (NotAFile, NotADirectoryError) as error:
+            raise StoreError(f"{path} cannot be reached: {error}") from error
+        except OSError as error:
+            logger.debug("%s: %s", path, error)  # said when it is used
+        self._db = Database(path, _SCHEMA, _TABLES)
 
     def put(self, space: str, name: str, chunk_id: str, vector: np.ndarray | None) -> None:
         text = self._codec.veil(base64.b64encode(pack(name, chunk_id, vector)).decode())
         sql = "INSERT OR REPLACE INTO vectors (name, space, row) VALUES (?, ?, ?)"
-        self._db.execute(sql, (name, space, text))
+        with self._db.writing():
+            self._db.execute(sql, (name, space, text))
 
     def drop(self, names: Iterable[str]) -> None:
         self._delete("name", names)
@@ -195,11 +197,7 @@ class DiskVectors:
 
     def check(self) -> str | None:
         """Read the whole file; what is wrong with it is told, and it is empty afterwards."""
-        problem = str(self._db.execute("PRAGMA quick_check(1)")[0][0])
-        if problem == "ok":
-            return None
-        self._db.damaged(problem)
-        return problem
+        return self._db.problem()
 
     def scrub(self) -> str | None:
         """Leave no trace of deleted rows; None, or what may be left, and why."""
@@ -209,16 +207,12 @@ class DiskVectors:
         """Close the file; nothing works afterwards."""
         self._db.close()
 
-    def _begin(self) -> None:
-        with self._db.writing():
-            if self._db.version != _SCHEMA:  # another process may have been faster
-                self._db.execute("INSERT INTO epoch VALUES (?)", (secrets.token_hex(8),))
-                self._db.execute(f"PRAGMA user_version = {_SCHEMA}")
-        self._emptied()
-
     def _delete(self, column: str, values: Iterable[object]) -> None:
+        gone = list(values)
+        if not gone:
+            return
         with self._db.writing():
-            self._db.execute_many(f"DELETE FROM vectors WHERE {column} = ?", ((v,) for v in values))
+            self._db.execute_many(f"DELETE FROM vectors WHERE {column} = ?", [(v,) for v in gone])
         # the log would keep the deleted bytes until it is written over
         self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
 

@@ -1,6 +1,6 @@
 """Forgetting a chunk: everything that was made of it leaves, and a second look says what is left.
 
-Both looks read the headers of the files themselves, not the index, which could be wrong about them.
+The index is held against every file first, so that it tells what the files do.
 """
 
 from __future__ import annotations
@@ -109,6 +109,7 @@ class _Look:
         names: Iterable[str] = (),
     ) -> None:
         self.names = set(names)
+        self._compared = bool(names)  # the second look trusts what the first has compared
         self._tiers = tiers
         self._search = search
         self._codec = codec
@@ -132,23 +133,25 @@ class _Look:
                 yield self._object(f"object {info.key} in memory", info.key)
 
     def _on_disk(self, disk: DiskTier) -> Iterator[_Trace]:
-        disk.collect()  # what writers that died left aside
-        for name in disk.names():
+        if not disk.read_only:
+            disk.collect()  # what writers that died left aside
+        if not self._compared:
+            disk.index.compare()  # from here on there is a right row of every file that can be read
+        for name in set(disk.names()) - disk.index.keys():
             try:
-                info = disk.header(name)
+                disk.header(name)
             except CorruptChunk:
                 with contextlib.suppress(*_UNREADABLE):
                     disk.read(name)  # sets it aside: it is looked at there
             except (StoreVersionError, WrongKey) as error:
                 yield _Trace(f"object {name} cannot be read: {error}", name, None)
-            else:
-                if info is not None and self._is_of(info):
-                    yield self._object(f"object {name}", name)
-        for row in disk.index.iterate(tenant=self._tenant):
+        for row in disk.index.of_chunk(self._chunk_id, self._tenant):
             if self._is_of(row):
-                yield _Trace(f"the row of {row.key}", row.key, partial(disk.index.drop, row.key))
+                yield self._object(f"object {row.key}", row.key)
+        for context in disk.index.contexts(self._tenant):
+            self.names.add(self._codec.name(canonical_key(context, self._chunk_id)))
         with Folder.at(disk.root) as root:
-            with root.sub("quarantine") as folder:
+            for folder in _subfolder(root, "quarantine"):
                 for copy in disk.quarantined():
                     mine = self._header(folder, copy.file, copy.name)
                     drop = partial(disk.drop_quarantined, copy.file)
@@ -156,7 +159,7 @@ class _Look:
                         yield _Trace(f"quarantine/{copy.file}", copy.name, drop, is_copy=True)
                     elif mine is None:
                         yield _Trace(f"quarantine/{copy.file} cannot be read", copy.name, None)
-            with root.sub("tmp") as folder:
+            for folder in _subfolder(root, "tmp"):
                 for file in folder.names():
                     name = file.partition(".")[0]
                     if self._header(folder, file, name):
@@ -209,3 +212,9 @@ class _Look:
             return False
         self.names.add(info.key)
         return True
+
+
+def _subfolder(root: Folder, name: str) -> Iterator[Folder]:
+    """The folder ``name`` of ``root``, if there is one."""
+    with contextlib.suppress(FileNotFoundError), root.sub(name) as folder:
+        yield folder

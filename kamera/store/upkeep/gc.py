@@ -17,20 +17,22 @@ from __future__ import annotations
 
 import heapq
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from kamera.store.disk.index import Weighed, decayed
 from kamera.store.disk.tier import DiskTier
 from kamera.store.info import Collected, Removed
-from kamera.store.upkeep.pins import PINS, Pins
+from kamera.store.upkeep.pins import Pins
 
 CANONICAL_COST = 1.5
 """Forwards of the language model per token that a canonical saves; the vision tower counts as half."""
 
 PATCH_COST = 1.0
 """The same of a patch."""
+
+_AT_ONCE = 64  # objects that leave under one look at the pins
 
 
 class Victim(NamedTuple):
@@ -106,9 +108,17 @@ def clean(
     objects gone and to go.
     """
     now = time.time()
-    pinned = {pin.name for pin in Pins(disk.root / PINS).list()}
+    pins = Pins(disk.root)
+
+    def leave(objects: Sequence[Weighed]) -> list[bool]:
+        if dry_run:
+            return [True] * len(objects)
+        with pins.alone():  # who pins waits, so that a pin that was acknowledged is seen here
+            kept = pins.kept()
+            return [found.key not in kept and disk.evict(found.key, found.stamp) for found in objects]
+
     found = list(disk.index.weighed(tenant))
-    report = collect(found, pinned, max_bytes, lambda o: dry_run or disk.evict(o.key, o.stamp), now, progress)
+    report = collect(found, pins.kept(), max_bytes, leave, now, progress)
     if quarantine_age is None:
         old = []
     else:
@@ -124,17 +134,20 @@ def collect(
     objects: list[Weighed],
     pinned: Collection[str],
     max_bytes: int | None,
-    evict: Callable[[Weighed], bool],
+    evict: Callable[[Sequence[Weighed]], Sequence[bool]],
     now: float,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Collected:
-    """Let what `choose` chooses leave by ``evict`` (False: it was replaced meanwhile and stays)."""
+    """Let what `choose` chooses leave by ``evict`` (False: it was replaced or pinned meanwhile and stays)."""
     removed = []
     victims = list(choose(objects, pinned, max_bytes, now))
-    for done, (found, reason) in enumerate(victims, 1):
-        if evict(found):
-            removed.append(Removed(found.key, found.kind, found.bytes, value(found, now), reason))
-        progress(done, len(victims))
+    for start in range(0, len(victims), _AT_ONCE):
+        batch = victims[start : start + _AT_ONCE]
+        gone = evict([found for found, _ in batch])
+        for (found, reason), left in zip(batch, gone, strict=True):
+            if left:
+                removed.append(Removed(found.key, found.kind, found.bytes, value(found, now), reason))
+        progress(start + len(batch), len(victims))
     before = sum(found.bytes for found in objects)
     return Collected(
         objects_before=len(objects),

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import builtins
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from kamera.errors import StoreError
 from kamera.store.memory import MemoryTier
 from kamera.store.tiers import Tiers
-from kamera.store.upkeep.pins import PINS, Pin, PinBook, Pins, check_cap, check_ttl, over_cap
+from kamera.store.upkeep.pins import NO_HOMES, Pin, PinBook, Pins, check_cap, check_ttl, over_cap
 
 
 def book_of(tiers: Tiers) -> PinBook:
     """The pins of what ``tiers`` hold. With a remote they are the remote's, whoever else opens it."""
-    here = None if tiers.disk is None else Pins(tiers.disk.root / PINS)
+    here = None if tiers.disk is None else Pins(tiers.disk.root)
     if tiers.remote is None:
         return MemoryPins(tiers.memory) if here is None else here
     return tiers.remote.pins if here is None else CachedPins(tiers.remote.pins, here)
@@ -26,7 +26,12 @@ class MemoryPins:
     def __init__(self, memory: MemoryTier) -> None:
         self._memory = memory
 
-    def pin(self, objects: Iterable[tuple[str, int]], ttl: float | None = None) -> None:
+    def pin(
+        self,
+        objects: Iterable[tuple[str, int]],
+        ttl: float | None = None,
+        homes: Mapping[str, str] = NO_HOMES,
+    ) -> None:
         """See `PinBook`; `StoreError` for what was evicted meanwhile."""
         check_ttl(ttl)
         wanted = dict(objects)
@@ -72,11 +77,16 @@ class CachedPins:
         self._there = there
         self._here = here
 
-    def pin(self, objects: Iterable[tuple[str, int]], ttl: float | None = None) -> None:
+    def pin(
+        self,
+        objects: Iterable[tuple[str, int]],
+        ttl: float | None = None,
+        homes: Mapping[str, str] = NO_HOMES,
+    ) -> None:
         """See `PinBook`; nothing is pinned while the remote does not answer."""
         wanted = list(objects)
-        self._there.pin(wanted, ttl)
-        self._here.pin(wanted, ttl)
+        self._there.pin(wanted, ttl, homes)
+        self._here.pin(wanted, ttl, homes)
 
     def unpin(self, names: Iterable[str]) -> int:
         """See `PinBook`."""

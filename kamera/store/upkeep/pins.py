@@ -1,31 +1,26 @@
 """Pins: objects that `gc` must not take, until they are let go or their time is over.
 
-They lie in a file of their own beside the index, because they cannot be made anew from the objects:
-a lost index costs time, a lost pin costs what it kept.
+They lie in a file of their own (`disk.keep`), because they cannot be made anew from the objects: a lost
+index costs time, a lost pin costs what it kept.
 """
 
 from __future__ import annotations
 
-import contextlib
-import os
-import sqlite3
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from kamera.errors import PinsFull, StoreError
-from kamera.store.disk.database import exists
+from kamera.errors import PinsFull
+from kamera.store.disk.keep import KEEP, Keep
 
-PINS = "pins.sqlite"
-"""What the file is called in a store directory."""
+PINS = KEEP
+"""The file of a store directory in which its pins stand."""
 
-_TABLES = """
-CREATE TABLE IF NOT EXISTS pins (name TEXT PRIMARY KEY, bytes INTEGER NOT NULL, expires REAL) WITHOUT ROWID;
-CREATE TABLE IF NOT EXISTS cap (bytes INTEGER NOT NULL);
-"""
-_BUSY_SECONDS = 60.0
+
+NO_HOMES: Mapping[str, str] = {}
 
 
 @dataclass(frozen=True)
@@ -40,9 +35,15 @@ class Pin:
 class PinBook(Protocol):
     """Where the pins of a store are kept. Safe to use from several threads."""
 
-    def pin(self, objects: Iterable[tuple[str, int]], ttl: float | None = None) -> None:
+    def pin(
+        self,
+        objects: Iterable[tuple[str, int]],
+        ttl: float | None = None,
+        homes: Mapping[str, str] = NO_HOMES,
+    ) -> None:
         """Pin objects (name, bytes), all or none; those pinned already get the new ``ttl`` (seconds).
 
+        ``homes``: by name of a patch, that of its canonical, which is not collected either.
         Raises `PinsFull` when the pinned bytes would exceed `cap`, `ValueError` for a ``ttl`` that is none.
         """
         ...
@@ -87,103 +88,81 @@ def over_cap(held: int, cap: int) -> PinsFull:
 
 
 class Pins:
-    """The pins of one store directory, for all its tenants. Safe to use from threads and processes.
+    """The pins of the store directory ``root``, for all its tenants. Safe to use from threads and processes.
 
     The file appears with the first pin. A pin is on the disk when `pin` returns. Raises `StoreError`
     when the file is damaged or cannot be written: nothing is taken for unpinned because of it.
     """
 
-    def __init__(self, path: Path, clock: Callable[[], float] = time.time) -> None:
-        self.path = path
+    def __init__(self, root: Path, clock: Callable[[], float] = time.time) -> None:
+        self._keep = Keep(root)
         self._clock = clock
+        self.path = self._keep.path
 
-    def pin(self, objects: Iterable[tuple[str, int]], ttl: float | None = None) -> None:
+    def pin(
+        self,
+        objects: Iterable[tuple[str, int]],
+        ttl: float | None = None,
+        homes: Mapping[str, str] = NO_HOMES,
+    ) -> None:
         """See `PinBook`."""
         check_ttl(ttl)
+        wanted = dict(objects)
         expires = None if ttl is None else self._clock() + ttl
-        rows = [(name, size, expires) for name, size in objects]
-        with self._changing() as db:
-            db.execute("DELETE FROM pins WHERE expires <= ?", (self._clock(),))
-            db.executemany("INSERT OR REPLACE INTO pins VALUES (?, ?, ?)", rows)
-            [[held]] = db.execute("SELECT COALESCE(SUM(bytes), 0) FROM pins")
-            cap = _cap(db)
-            if cap is not None and held > cap:
-                raise over_cap(held, cap)
+        with self._keep.changing() as said:
+            self._purge(said["pins"])
+            said["pins"].update({name: [size, expires, homes.get(name)] for name, size in wanted.items()})
+            held = sum(size for size, _, _ in said["pins"].values())
+            if said["cap"] is not None and held > said["cap"]:
+                raise over_cap(held, said["cap"])
 
     def unpin(self, names: Iterable[str]) -> int:
         """Let objects go; how many of them were pinned."""
-        if not exists(self.path):
+        wanted = list(names)
+        if not self._keep.read()["pins"].keys() & set(wanted):
             return 0
-        with self._changing() as db:
-            gone = [db.execute("DELETE FROM pins WHERE name = ?", (name,)).rowcount for name in names]
-            db.execute("DELETE FROM pins WHERE expires <= ?", (self._clock(),))
-        return sum(gone)
+        with self._keep.changing() as said:
+            gone = [said["pins"].pop(name, None) for name in wanted]
+            self._purge(said["pins"])
+        return len(gone) - gone.count(None)
 
     def is_pinned(self, name: str) -> bool:
         """Whether ``name`` is pinned now."""
-        rows = self._read("SELECT 1 FROM pins WHERE name = ? AND (expires IS NULL OR expires > ?)", name)
-        return bool(rows)
+        pin = self._keep.read()["pins"].get(name)
+        return pin is not None and self._holds(pin[1])
 
     def list(self) -> list[Pin]:
         """All pins that hold now, by name."""
-        rows = self._read(
-            "SELECT name, bytes, expires FROM pins WHERE expires IS NULL OR expires > ? ORDER BY name"
+        pins = self._keep.read()["pins"].items()
+        return sorted(
+            (Pin(name, size, expires) for name, (size, expires, _) in pins if self._holds(expires)),
+            key=lambda pin: pin.name,
         )
-        return [Pin(*row) for row in rows]
+
+    def kept(self) -> set[str]:
+        """Names of what must not be collected now: what is pinned, and the canonicals of pinned patches."""
+        pins = self._keep.read()["pins"].items()
+        return {n for name, (_, until, home) in pins if self._holds(until) for n in (name, home) if n}
+
+    def alone(self) -> AbstractContextManager[None]:
+        """Inside, nobody else pins or collects."""
+        return self._keep.alone()
 
     @property
     def cap(self) -> int | None:
         """Most bytes that may be pinned at once; None for no such limit."""
-        if not exists(self.path):
-            return None
-        with self._opened() as db:
-            return _cap(db)
+        cap: int | None = self._keep.read()["cap"]
+        return cap
 
     def set_cap(self, cap: int | None) -> None:
         """See `PinBook`; for every process."""
         check_cap(cap)
-        with self._changing() as db:
-            db.execute("DELETE FROM cap")
-            if cap is not None:
-                db.execute("INSERT INTO cap VALUES (?)", (cap,))
+        with self._keep.changing() as said:
+            said["cap"] = cap
 
-    def _read(self, sql: str, *values: str) -> Sequence[tuple[str, int, float | None]]:
-        if not exists(self.path):  # looking makes no file
-            return []
-        with self._opened() as db:
-            return db.execute(sql, (*values, self._clock())).fetchall()
+    def _holds(self, expires: float | None) -> bool:
+        return expires is None or expires > self._clock()
 
-    @contextlib.contextmanager
-    def _changing(self) -> Iterator[sqlite3.Connection]:
-        with self._opened() as db:
-            db.execute("BEGIN IMMEDIATE")
-            try:
-                yield db
-            except BaseException:
-                db.execute("ROLLBACK")
-                raise
-            db.execute("COMMIT")
-
-    @contextlib.contextmanager
-    def _opened(self) -> Iterator[sqlite3.Connection]:
-        """A connection for one operation: pins are rare, and a thread or fork needs no care of it."""
-        try:
-            # made before SQLite opens it, because SQLite would make it readable for everyone
-            os.close(os.open(self.path, os.O_CREAT | os.O_RDWR, 0o600))
-            with contextlib.closing(
-                sqlite3.connect(self.path, timeout=_BUSY_SECONDS, isolation_level=None)
-            ) as db:
-                db.execute("PRAGMA synchronous = FULL")
-                db.execute("PRAGMA secure_delete = ON")  # what was forgotten leaves no name behind
-                db.executescript(_TABLES)
-                yield db
-        except (sqlite3.Error, OSError) as error:
-            raise StoreError(
-                f"pins {self.path}: {error}; if it is damaged, delete the file and pin again: until then "
-                "nothing is collected"
-            ) from error
-
-
-def _cap(db: sqlite3.Connection) -> int | None:
-    row = db.execute("SELECT bytes FROM cap").fetchone()
-    return None if row is None else int(row[0])
+    def _purge(self, pins: dict[str, tuple[int, float | None, str | None]]) -> None:
+        for name in [name for name, (_, expires, _) in pins.items() if not self._holds(expires)]:
+            del pins[name]

@@ -21,6 +21,7 @@ from kamera.store.keys import (
     KINDS,
     PATCH_KINDS,
     Context,
+    canonical_key,
     is_key,
 )
 from kamera.store.memory import MemoryTier, parse_size
@@ -51,12 +52,14 @@ class Upkeep:
     def census(self, kind: str | None = None) -> Census:
         """This tenant's objects counted by kind, chunk and context, without listing them."""
         check_kind(kind)
+        self._tiers.sweep()
         if self._disk is not None and self._tiers.remote is None:
             return self._disk.index.census(self.tenant, kind)
         return Census.of(self._rows(kind=kind), KINDS if kind is None else (kind,))
 
     def stats(self) -> StoreStats:
         """Counts and bytes of this tenant's objects, and the memory tier's counters."""
+        self._tiers.sweep()
         disk = self._disk
         here = self._memory.infos() if disk is None else []
         kinds = Census.of(here, KINDS).kinds if disk is None else disk.index.kinds(self.tenant)
@@ -79,13 +82,19 @@ class Upkeep:
         """
         names = list(dict.fromkeys(keys))
         found = self._own_infos(names)
-        self.pins.pin([(key, info.bytes) for key, info in found.items()], ttl)
+        homes = {
+            key: self._codec.name(canonical_key(info.context, info.chunk_id))
+            for key, info in found.items()
+            if info.kind != "canonical"
+        }
+        self.pins.pin([(key, info.bytes) for key, info in found.items()], ttl, homes)
         remote = self._tiers.remote
-        if remote is not None:  # someone may have collected it before the pin was there
-            gone = set(names) - remote.present(names) - set(self._tiers.pending())
-            if gone:
-                self.pins.unpin(names)
-                raise StoreError(f"{self.url} has lost {min(gone)} meanwhile: nothing was pinned")
+        # someone may have collected it before the pin was there
+        there = self._tiers.present(names) if remote is None else remote.present(names)
+        gone = set(names) - there - set(self._tiers.pending())
+        if gone:
+            self.pins.unpin(names)
+            raise StoreError(f"{self.url} has lost {min(gone)} meanwhile: nothing was pinned")
 
     def unpin(self, keys: Iterable[str]) -> int:
         """Let objects of this tenant, or that are gone, leave again; how many of them were pinned."""
@@ -266,6 +275,7 @@ class Upkeep:
         limit: int | None = None,
         offset: int = 0,
     ) -> list[ObjectInfo]:
+        self._tiers.sweep()
         if self._disk is not None and self._tiers.remote is None:
             return self._disk.index.rows(
                 tenant=self.tenant, kind=kind, chunk_id=chunk_id, context=context, limit=limit, offset=offset

@@ -1,0 +1,121 @@
+"""Bounds of a directory: its bytes, least recently used out first, and how long what is unused stays."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Collection
+from contextlib import AbstractContextManager
+from typing import Protocol
+
+from kamera.errors import StoreFull
+from kamera.store.disk.index import Weighed
+from kamera.store.disk.tier import DiskTier
+
+logger = logging.getLogger(__name__)
+
+
+class Kept(Protocol):
+    """What must not leave, and the lock under which that is decided."""
+
+    def kept(self) -> Collection[str]: ...
+
+    def alone(self) -> AbstractContextManager[None]: ...
+
+
+class Bounds:
+    """Keeps ``disk`` at or below ``limit`` bytes, and lets go what was not used for ``ttl`` seconds.
+
+    None: no such bound. What is pinned stays, the canonical of a pinned patch as well; a canonical leaves
+    with its patches. ``clock`` tells seconds since 1970. Safe to use from threads and processes; of several
+    processes each counts the others' bytes before it writes.
+    """
+
+    def __init__(
+        self,
+        disk: DiskTier,
+        pins: Kept,
+        limit: int | None,
+        ttl: float | None,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        if ttl is not None and not ttl > 0:
+            raise ValueError(f"ttl is a time in seconds, more than 0, got {ttl}")
+        self._disk = disk
+        self._pins = pins
+        self._limit = limit
+        self._ttl = ttl
+        self._clock = clock
+        self._lock = threading.Lock()
+
+    def make_room(self, name: str, size: int) -> None:
+        """Let go what must, so that ``size`` more bytes fit. Raises `StoreFull` if that is not enough."""
+        limit = self._limit
+        if limit is None:
+            return
+        with self._lock:
+            held = self._disk.index.bytes()
+            if size <= limit and held + size > limit:
+                held -= self._evict(held + size - limit, name)
+        if held + size > limit:
+            raise StoreFull(
+                f"store {self._disk.root}: {size} bytes more are over its disk_limit of {limit}, and what is "
+                "pinned stays: raise the limit, or unpin something"
+            )
+
+    def is_over(self, name: str) -> bool:
+        """Whether the object ``name`` is gone by its age, which it is from now on if it is not pinned."""
+        if self._ttl is None:
+            return False
+        stamp = self._disk.stamp(name)
+        if stamp is None:
+            return False
+        used = self._disk.index.last_use(name)
+        last = max(used or 0.0, int(stamp.rpartition("-")[2]) / 1e9)
+        if self._clock() - last <= self._ttl:
+            return False
+        with self._pins.alone():
+            if name in self._pins.kept():
+                return False
+            if not self._disk.read_only:
+                self._disk.evict(name, stamp)
+        return True
+
+    def sweep(self) -> None:
+        """Let go all that is over its time."""
+        if self._ttl is not None:
+            for key in self._disk.index.unused_since(self._clock() - self._ttl):
+                self.is_over(key)
+
+    def _evict(self, excess: int, coming: str) -> int:
+        """Let go at least ``excess`` bytes if that many may leave; how many did."""
+        rows = list(self._disk.index.weighed())
+        patches: dict[tuple[str, ...], list[Weighed]] = {}
+        for row in rows:
+            if row.kind != "canonical":
+                patches.setdefault(_home(row), []).append(row)
+        gone, left = 0, set()
+        with self._pins.alone():
+            kept = self._pins.kept()
+            for row in sorted(rows, key=last_use):
+                if gone >= excess:
+                    break
+                # a patch serves only with its canonical, so it leaves first
+                leaving = [*patches.get(_home(row), ()), row] if row.kind == "canonical" else [row]
+                if any(one.key in kept or one.key == coming for one in leaving):
+                    continue
+                for one in leaving:
+                    if one.key not in left and self._disk.evict(one.key, one.stamp):
+                        gone += one.bytes
+                    left.add(one.key)
+        return gone
+
+
+def last_use(row: Weighed) -> float:
+    """When an object was used last, or made (seconds since 1970)."""
+    return row.created if row.used is None else row.used
+
+
+def _home(row: Weighed) -> tuple[str, ...]:
+    return row.chunk_id, row.fingerprint, row.anchor, row.tenant, row.kv

@@ -1,0 +1,205 @@
+"""Pins and the bounds of a directory: nothing pinned leaves, and the limit holds."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kamera.errors import StoreError, StoreFull
+from kamera.store import ChunkStore
+from kamera.store.disk.limit import Bounds
+from kamera.store.disk.tier import DiskTier
+from kamera.store.upkeep.pins import Pins
+
+from .builders import CONTEXT, canonical, file_of, patch
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    return tmp_path / "store"
+
+
+def on_disk(root: Path) -> int:
+    return sum(path.stat().st_size for path in root.glob("objects/*/*"))
+
+
+# -- pins against the collector --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["canonical", "a patch of it"])
+def test_gc_takes_nothing_that_was_pinned_after_it_had_chosen(
+    root: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    with ChunkStore.open(root) as store, ChunkStore.open(root) as other:
+        keys = [store.put_canonical(canonical(name * 64)) for name in "abcd"]
+        fixed = store.put_patch(patch("d" * 64))
+        weigh = store._disk.index.weighed  # type: ignore[union-attr]
+
+        def overtaken(tenant: str | None) -> list[Any]:
+            found = list(weigh(tenant))
+            chosen.set()
+            assert pinned.wait(20)
+            return found
+
+        chosen, pinned = threading.Event(), threading.Event()
+        monkeypatch.setattr(store._disk.index, "weighed", overtaken)  # type: ignore[union-attr]
+        choose_first = Pins.kept
+
+        def kept(self: Pins) -> set[str]:
+            found = choose_first(self)
+            if not chosen.is_set():
+                return found
+            if not seen:
+                seen.append(True)
+                other.pin([keys[3] if kind == "canonical" else fixed])  # behind the look, before the choice
+            return found
+
+        seen: list[bool] = []
+        monkeypatch.setattr(Pins, "kept", kept)
+        pinned.set()
+        removed = {gone.key for gone in store.gc(0).removed}
+        monkeypatch.undo()
+        assert keys[3] not in removed and removed >= set(keys[:3])
+        assert store.has_canonical(CONTEXT, "d" * 64)
+        assert (fixed in removed) == (kind == "canonical")
+
+
+def collect_often(root: Path, stop: Any) -> None:
+    with ChunkStore.open(root) as store:
+        while not stop.is_set():
+            store.gc(0)
+
+
+def test_what_pin_acknowledged_stays_while_others_collect(root: Path) -> None:
+    ChunkStore.open(root).close()
+    fork = multiprocessing.get_context("fork")
+    stop = fork.Event()
+    others = [fork.Process(target=collect_often, args=(root, stop)) for _ in range(2)]
+    for other in others:
+        other.start()
+    kept, lost = [], 0
+    with ChunkStore.open(root, memory_limit=0) as store:
+        for number in range(40):
+            key = store.put_canonical(canonical(f"{number:064x}"))
+            try:
+                store.pin([key])
+            except StoreError:
+                lost += 1  # it was gone before: nothing was acknowledged
+            else:
+                kept.append(key)
+        stop.set()
+        for other in others:
+            other.join(60)
+        assert [other.exitcode for other in others] == [0, 0]
+        assert len(kept) + lost == 40
+        assert [key for key in kept if not file_of(root, key).exists()] == []
+        assert {pin.name for pin in store.pins.list()} >= set(kept)
+
+
+def test_pin_of_what_was_just_collected_is_refused(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with ChunkStore.open(root) as store, ChunkStore.open(root) as other:
+        key = store.put_canonical(canonical())
+        infos = store._tiers.infos_of
+
+        def overtaken(names: Any) -> Any:
+            found = infos(names)
+            other.gc(0)
+            return found
+
+        monkeypatch.setattr(store._tiers, "infos_of", overtaken)
+        with pytest.raises(StoreError, match="nothing was pinned"):
+            store.pin([key])
+        assert store.pins.list() == []
+
+
+# -- a limit that holds ----------------------------------------------------------------------------
+
+
+def test_a_directory_never_holds_more_than_its_limit(root: Path) -> None:
+    with ChunkStore.open(root) as store:
+        one = store.ls() or (store.put_canonical(canonical()) and store.ls())
+        size = one[0].bytes
+        store.gc(0)
+    limit = int(4.5 * size)
+    with ChunkStore.open(root, disk_limit=limit, memory_limit=0) as store:
+        for number in range(12):
+            store.put_canonical(canonical(f"{number:064x}"))
+            assert on_disk(root) <= limit
+            assert store.get_canonical(CONTEXT, f"{0:064x}") is not None  # used, so it stays
+        left = {info.chunk_id for info in store.ls()}
+        assert left == {f"{number:064x}" for number in (0, 9, 10, 11)}
+
+
+def test_pinned_objects_and_their_canonicals_stay_within_a_limit(root: Path) -> None:
+    with ChunkStore.open(root) as store:
+        store.put_canonical(canonical("a" * 64))
+        fixed = store.put_patch(patch("a" * 64))
+        store.put_canonical(canonical("b" * 64))
+        loose = store.put_patch(patch("b" * 64))
+        total = on_disk(root)
+        store.pin([fixed])
+    with ChunkStore.open(root, disk_limit=total) as store:
+        store.put_canonical(canonical("c" * 64))
+        assert store.has_patch(CONTEXT, "a" * 64, ("x", "y")) and store.has_canonical(CONTEXT, "a" * 64)
+        assert not store.has_canonical(CONTEXT, "b" * 64)
+        assert loose not in {info.key for info in store.ls()}  # of no use without its canonical
+    small = file_of(root, fixed).stat().st_size + 10
+    with ChunkStore.open(root, disk_limit=small) as store:
+        before = on_disk(root)
+        with pytest.raises(StoreFull, match="disk_limit"):
+            store.put_canonical(canonical("d" * 64))
+        assert on_disk(root) <= before and not store.has_canonical(CONTEXT, "d" * 64)
+        assert store.has_patch(CONTEXT, "a" * 64, ("x", "y"))
+
+
+def test_a_patch_is_replaced_in_a_directory_that_is_at_its_limit(root: Path) -> None:
+    with ChunkStore.open(root) as store:
+        store.put_patch(patch(rank=2))
+        limit = on_disk(root)
+    with ChunkStore.open(root, disk_limit=limit) as store:
+        store.put_patch(patch(rank=2, seed=1))
+        assert len(store.ls()) == 1
+
+
+class Clock:
+    now = time.time()
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_what_is_not_used_for_its_time_is_gone(root: Path) -> None:
+    clock = Clock()
+    with ChunkStore.open(root, ttl=100) as store:
+        disk = store._disk
+        assert isinstance(disk, DiskTier)
+        store._tiers._bounds = Bounds(disk, Pins(disk.root), None, 100, clock)
+        disk.index._clock = clock
+        used, pinned, idle = (store.put_canonical(canonical(name * 64)) for name in "abc")
+        store.pin([pinned])
+        clock.now += 90
+        assert store.get_canonical(CONTEXT, "a" * 64) is not None
+        clock.now += 20
+        assert not store.has_canonical(CONTEXT, "c" * 64)
+        assert store.get_canonical(CONTEXT, "c" * 64) is None
+        assert not file_of(root, idle).exists()
+        assert {info.key for info in store.ls()} == {used, pinned}
+        store.put_canonical(canonical("c" * 64))
+        os.utime(file_of(root, idle), (clock.now, clock.now))
+        assert store.has_canonical(CONTEXT, "c" * 64)
+        clock.now += 1000
+        assert {info.key for info in store.ls()} == {pinned}  # a listing lets them go, too
+
+
+@pytest.mark.parametrize("bound", [{"ttl": 0}, {"ttl": float("nan")}, {"disk_limit": "much"}])
+def test_a_bound_that_is_none_is_bad_usage(root: Path, bound: dict[str, Any]) -> None:
+    with pytest.raises(ValueError):
+        ChunkStore.open(root, **bound)
+    with pytest.raises(ValueError, match="directory"):
+        ChunkStore.open("memory://", disk_limit=100)
