@@ -304,9 +304,10 @@ class DiskTier:
         """Inside, nobody else writes ``key``; what an interrupted writer left is cleared up."""
         mine = claim(self._tmp.made(), key, _CLAIM_SECONDS)
         if mine is None:
+            tmp = self._tmp.made()
             raise StoreError(
                 f"store {self.root}: object {key} has been in another writer's hands for "
-                f"{_CLAIM_SECONDS:g} s: {claimant(self._tmp.made(), key)} holds {self._tmp.path / (key + LOCK)}"
+                f"{_CLAIM_SECONDS:g} s: {claimant(tmp, key)} holds {tmp.path / (key + LOCK)}"
             )
         try:
             try:
