@@ -23,7 +23,7 @@ from kamera.store.disk.claims import claim
 from kamera.store.disk.database import Database
 from kamera.store.disk.folder import Folder
 from kamera.store.disk.index import Index
-from kamera.store.disk.locks import locked_folder
+from kamera.store.disk.locks import folder_locked
 from kamera.window.forming import BackgroundForming
 from lab.reliability.redis_server import RedisServer
 
@@ -206,7 +206,7 @@ def test_a_child_forked_during_an_open_keeps_no_lock(tmp_path: Path, monkeypatch
             real(self)
 
         monkeypatch.setattr(Database, "_connect", slow)
-        Index(path, lambda: []).close()
+        Database(path, 1, "CREATE TABLE t (x)").execute("SELECT 1")
         monkeypatch.undo()
 
     def lives() -> bool:
@@ -218,7 +218,7 @@ def test_a_child_forked_during_an_open_keeps_no_lock(tmp_path: Path, monkeypatch
 
         def parent_goes_on() -> None:
             go.set()
-            with locked_folder(tmp_path, patience=DEADLINE):
+            with folder_locked(tmp_path, DEADLINE):
                 os.write(stop_write, b"x")
 
         assert in_child(lives, parent_goes_on) == "False"
@@ -243,9 +243,9 @@ def test_a_child_of_a_writer_keeps_no_claim(root: Path) -> None:
 
 
 def test_a_wait_for_a_lock_ends_and_names_the_process(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with ChunkStore.open(root) as store, locked_folder(root):
+    with ChunkStore.open(root) as store, folder_locked(root):
         says = rf"locked for 0.05 s by process {os.getpid()}: end that"
-        with pytest.raises(StoreError, match=says), locked_folder(root, patience=0.05):
+        with pytest.raises(TimeoutError, match=says), folder_locked(root, 0.05):
             pass
         monkeypatch.setattr(tier_module, "_CLAIM_SECONDS", 0.05)
         with Folder.at(root / "tmp") as folder:
@@ -261,10 +261,10 @@ def test_locks_of_strangers_are_waited_for(root: Path) -> None:
     root.mkdir()
     descriptor = os.open(root, os.O_RDONLY)
     fcntl.flock(descriptor, fcntl.LOCK_EX)
-    with pytest.raises(StoreError, match="process"), locked_folder(root, patience=0.02):
+    with pytest.raises(TimeoutError, match="process"), folder_locked(root, 0.02):
         pass
     os.close(descriptor)
-    with locked_folder(root, patience=0.02):
+    with folder_locked(root, 0.02):
         pass
 
 

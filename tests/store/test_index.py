@@ -15,7 +15,8 @@ import pytest
 
 from kamera.errors import StoreError
 from kamera.store import ChunkStore, Context, ObjectInfo
-from kamera.store.disk.index import HALF_LIFE, Index, Stamped, decayed
+from kamera.store.disk.index import HALF_LIFE, Index, decayed
+from kamera.store.disk.rows import Stamped
 
 from .builders import CONTEXT, canonical, patch
 

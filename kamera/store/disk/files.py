@@ -11,7 +11,7 @@ from pathlib import Path
 from kamera.errors import CorruptChunk, StoreVersionError, WrongKey
 from kamera.store.codec import Codec
 from kamera.store.disk.folder import Folder, Nested, NotAFile, stamp_of
-from kamera.store.disk.index import Stamped
+from kamera.store.disk.rows import Stamped
 from kamera.store.keys import is_key
 from kamera.store.sources import FileSource
 

@@ -23,10 +23,11 @@ from kamera.store.codec import Codec
 from kamera.store.disk.claims import LOCK, claim, claimant
 from kamera.store.disk.files import LEFT_IN_PLACE, ObjectFiles
 from kamera.store.disk.folder import Folder, Nested, NotAFile, size_of, stamp_of
-from kamera.store.disk.index import Index, Stamped
+from kamera.store.disk.index import Index
 from kamera.store.disk.marker import ASIDE, MARKER, open_directory
 from kamera.store.disk.quarantine import Quarantine
 from kamera.store.disk.reading import Readers, Reading
+from kamera.store.disk.rows import Stamped
 from kamera.store.info import ObjectInfo, Quarantined
 from kamera.store.keys import is_key
 from kamera.store.records import CanonicalRecord, PatchRecord

@@ -1,0 +1,405 @@
+"""Rows that follow files: what makes the index agree with the objects, whatever has become of either.
+
+Before a question is answered the folders' times are compared with those as of which rows and files are
+known to agree. A folder that has changed is compared name by name. Where the database cannot be used, as it
+is locked, or the disk is full or read-only, the same rows are made in memory.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+from kamera.errors import StoreError
+from kamera.store.disk.database import Database, Emptied, Unusable
+from kamera.store.disk.rows import COLUMNS, INSERT, SCHEMA, TABLES, RowCodec, Stamped
+from kamera.store.info import ObjectInfo
+from kamera.store.keys import is_key
+
+logger = logging.getLogger(__name__)
+
+_BEHIND = 512  # objects whose rows may wait to be set right before that is done
+_MEND_SECONDS = 1.0  # for which whoever lists waits for a writer, where rows are to be mended
+_RETRY_SECONDS = 5.0  # after which a database that could not be used is tried again
+_SETTLED_NS = 100_000_000  # a folder that changed less long ago may change again at the same time of its own
+_MANY = 16  # folders; once so many were compared, that is written down
+
+Known = Callable[[str], dict[str, str]]
+"""Key and stamp of those rows of a folder that may stay as they are."""
+
+Result = TypeVar("Result")
+
+
+class Files(Protocol):
+    """The files that the rows repeat. Raises `OSError` or `StoreError`."""
+
+    def shards(self) -> dict[str, int]:
+        """The folders of files, by what their names' keys begin with, and when each changed (ns)."""
+        ...
+
+    def stamps(self, shard: str) -> dict[str, str]:
+        """Key and stamp of every file in one of them."""
+        ...
+
+    def stamp(self, key: str) -> str | None:
+        """Stamp of one file; None if there is none."""
+        ...
+
+    def row(self, key: str) -> Stamped | None:
+        """What the file's header says; None if there is none, or none that can be read."""
+        ...
+
+
+class WrongRows(Exception):
+    """Rows (by key) that are none that were written here."""
+
+    def __init__(self, keys: list[Any]) -> None:
+        super().__init__(keys)
+        self.keys = keys
+
+
+class Following:
+    """The rows of a directory's objects in SQLite. Safe to use from several threads and processes.
+
+    ``veil`` and ``unveil`` turn ids into what stands in the file for them, and back; ``sign`` makes the
+    digest of a row, keyed where its store is sealed (see `Codec`). A listing raises what ``files`` raises,
+    as `StoreError`, and nothing for the database's sake.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        files: Files,
+        veil: Callable[[str], str] = str,
+        unveil: Callable[[str], str] = str,
+        sign: Callable[[str], str] = str,
+        read_only: bool = False,
+    ) -> None:
+        self.path = path
+        self._files = files
+        self._codec = RowCodec(veil, unveil, sign)
+        self._read_only = read_only
+        self._behind: set[str] = set()  # objects whose rows are to be set right
+        self._held = threading.Lock()  # of what stands in this object
+        self._lock = threading.RLock()  # of who compares a folder, or changes databases
+        self._agreed: dict[str, int] = {}  # folders as of which change all their rows were right
+        self._noted: dict[str, int] = {}  # the same as it stands in the database
+        self._loaded: tuple[Database, int] | None = None  # whose and of which generation these are
+        self._db = Database(path, SCHEMA, TABLES)
+        self._closed = False
+        self._again = 0.0  # when a database that could not be used is tried again
+        if read_only:
+            self._db = self._copy()
+
+    def put(self, info: ObjectInfo, stamp: str) -> bool:
+        """Write the row of an object whose file is in place; whether it is in the database.
+
+        If not it is made up for before the next listing, by whoever lists.
+        """
+
+        def put() -> None:
+            self._db.execute(INSERT, self._codec.of(info, stamp))
+
+        return self._change(info.key, put)
+
+    def drop(self, key: str) -> bool:
+        """Delete the row of ``key``, if there is one; otherwise as `put`."""
+
+        return self._change(key, lambda: self._delete(key))
+
+    def later(self, key: str) -> None:
+        """The file of ``key`` has changed: its row is set right with others, before the next listing."""
+        with self._held:
+            self._behind.add(key)
+            due = len(self._behind) >= _BEHIND
+        if due:
+            with contextlib.suppress(Unusable):
+                self._settle()
+
+    def settle(self, key: str) -> bool:
+        """Make the row of ``key`` say what its file says; whether that could be done now."""
+        self.later(key)
+        with contextlib.suppress(Unusable):
+            self._settle()
+        return key not in self._behind
+
+    def moved(self, shard: str, before: int, after: int) -> None:
+        """A folder changed from ``before`` to ``after`` (ns) by what the rows, or `later`, know of."""
+        with self._held:
+            if self._agreed.get(shard) == before:
+                self._agreed[shard] = after
+
+    def rebuild(self) -> int:
+        """Make all rows anew from the files' headers, folder by folder; how many there are.
+
+        What is known of the uses of objects that are still there stays, and nobody waits for this.
+        """
+        with contextlib.suppress(Unusable):
+            self._return(now=True)
+        self._answer(lambda: None, thorough=self._afresh)
+        return int(self._answer(lambda: self._db.execute("SELECT COUNT(*) FROM objects"))[0][0])
+
+    def compare(self) -> None:
+        """Hold every row against its file's stamp and its own digest, whatever the folders' times say."""
+        self._answer(lambda: None, thorough=self._known)
+
+    def check(self) -> str | None:
+        """Read the whole database; what is wrong with it is told, and it is made anew."""
+        with contextlib.suppress(Unusable):
+            self._return(now=True)
+            return self._db.problem()
+        return None
+
+    @property
+    def database(self) -> Database:
+        """What the rows are in now, for those who keep what may be lost with them (`remote.ledger`)."""
+        return self._db
+
+    def scrub(self) -> str | None:
+        """Leave no trace of deleted rows, the log included; None, or what may be left, and why."""
+        try:
+            self._settle()
+            return self._db.scrub()
+        except StoreError as error:
+            return str(error)
+
+    def close(self) -> None:
+        """Note what is known to agree, and close the database."""
+        if self._closed:
+            return
+        with contextlib.suppress(StoreError, OSError):
+            if self._behind:
+                self._settle()
+        self._closed = True
+        with self._lock:
+            if self._agreed != self._noted and self._db.path is not None:
+                with contextlib.suppress(Unusable):
+                    self._note()
+            self._agreed, self._noted, self._loaded = {}, {}, None
+        self._db.close()
+
+    # -- inside --------------------------------------------------------------------------------
+
+    def _change(self, key: str, change: Callable[[], None]) -> bool:
+        try:
+            if self._db.path is not None and time.monotonic() >= self._again:
+                with self._db.writing():
+                    change()
+                with self._held:
+                    self._behind.discard(key)
+                return True
+        except Unusable as error:  # before the next listing it is set right, from the file
+            logger.warning("the row of %s is written later: %s", key, error)
+            self._again = time.monotonic() + _RETRY_SECONDS
+        with self._held:
+            self._behind.add(key)
+        return False
+
+    def _answer(self, question: Callable[[], Result], *, thorough: Known | None = None) -> Result:
+        """``question`` of a database that agrees with the files.
+
+        ``thorough``: compare all folders, with what that says of their rows.
+        """
+        while True:
+            db = self._db
+            if self._closed:
+                raise StoreError(f"store {self.path.parent} is closed: open it again")
+            try:
+                asked = self._follow(db, thorough)
+                found = question()
+                # else it was replaced meanwhile, and what was found is of rows that nobody has compared
+                if self._db is db and asked == self._loaded == (db, db.generation):
+                    return found
+            except Emptied:
+                continue
+            except Unusable as error:
+                if db.path is None:
+                    raise
+                self._leave(db, error)
+            except WrongRows as error:
+                logger.warning(
+                    "%s: %d rows that were not written here are made anew", self.path, len(error.keys)
+                )
+                self._discard(error.keys)
+
+    def _follow(self, db: Database, thorough: Known | None) -> tuple[Database, int] | None:
+        """Bring the rows of ``db`` into agreement with the files; which database, of which generation."""
+        if self._return() and self._db is not db:
+            return None
+        try:
+            self._settle()
+            shards = self._files.shards()
+            with self._lock:
+                loaded = self._load(db)
+                names = (
+                    sorted({*shards, *self._agreed, *self._listed(db)}) if thorough else self._agreed | shards
+                )
+                changed = [n for n in names if thorough or self._agreed.get(n) != shards.get(n)]
+            for name in changed:
+                with self._lock:
+                    self._reconcile(name, shards.get(name), thorough or self._stamps)
+        except OSError as error:
+            raise StoreError(f"store {self.path.parent}: cannot list the objects: {error}") from error
+        if len(changed) > _MANY and db.path is not None:
+            self._note()
+        return loaded
+
+    def _load(self, db: Database) -> tuple[Database, int]:
+        """Know what is noted in ``db``; which that is."""
+        while self._stale(db):
+            listed = dict.fromkeys(self._listed(db), -1)  # whose folder may be gone
+            generation = db.generation
+            noted = dict(db.execute("SELECT name, changed FROM shards"))
+            if generation == db.generation:  # else it was emptied between the two
+                with self._held:
+                    self._noted, self._agreed = noted, listed | noted
+                self._loaded = db, generation
+        assert self._loaded is not None
+        return self._loaded
+
+    def _stale(self, db: Database) -> bool:
+        return self._loaded != (db, db.generation)
+
+    def _listed(self, db: Database) -> Iterator[str]:
+        """The folders of which there are rows; their rows are not read for it."""
+        behind = ""
+        while rows := db.execute("SELECT key FROM objects WHERE key >= ? ORDER BY key LIMIT 1", (behind,)):
+            name = str(rows[0][0])[:2]
+            yield name
+            behind = f"{name}g"
+
+    def _reconcile(self, shard: str, changed: int | None, known: Known) -> None:
+        """Have the rows of one folder that its files give; right ones are those that ``known`` tells."""
+        there = {} if changed is None else self._files.stamps(shard)
+        listed, right = self._stamps(shard), known(shard)
+        fresh: dict[str, Stamped | None] = {}
+        moved = {}
+        for key, stamp in there.items():
+            row = right.get(key)
+            if row is not None and row != stamp and _times(row) == _times(stamp):
+                moved[key] = stamp  # copied with its time, as a restored backup is
+            elif row != stamp:
+                fresh[key] = self._files.row(key)
+        gone = [key for key in listed if key not in there or fresh.get(key, True) is None]
+        if any(fresh.values()) or gone or moved:
+            with self._db.writing(_MEND_SECONDS):
+                for key, stamp in moved.items():
+                    self._restamp(key, stamp)
+                for found in fresh.values():
+                    # unless it was replaced meanwhile: that writer's row follows
+                    if found is not None and self._stamp_of(found[0].key) == found[1]:
+                        self._db.execute(INSERT, self._codec.of(*found))
+                for key in gone:
+                    if self._stamp_of(key) == there.get(key):
+                        self._delete(key)
+        with self._held:
+            if changed is None:
+                self._agreed.pop(shard, None)
+            elif time.time_ns() - changed > _SETTLED_NS:
+                self._agreed[shard] = changed
+
+    def _stamps(self, shard: str) -> dict[str, str]:
+        """Key and stamp of the rows of one folder."""
+        sql = "SELECT key, stamp FROM objects WHERE key >= ? AND key < ?"
+        return dict(self._db.execute(sql, (shard, f"{shard}g")))
+
+    def _known(self, shard: str) -> dict[str, str]:
+        """The same of those rows that were written here."""
+        sql = f"SELECT {COLUMNS} FROM objects WHERE key >= ? AND key < ?"
+        rows = self._db.execute(sql, (shard, f"{shard}g"))
+        return {row[0]: row[12] for row in rows if self._codec.is_ours(row)}
+
+    def _afresh(self, shard: str) -> dict[str, str]:
+        """Trust none."""
+        return {}
+
+    def _settle(self) -> None:
+        """Set right the rows that are known to be behind."""
+        with self._held:
+            keys, self._behind = self._behind, set()
+        if not keys:
+            return
+        try:
+            with self._db.writing(_MEND_SECONDS):
+                for key in keys:
+                    stamp = self._files.stamp(key)
+                    rows = self._db.execute("SELECT stamp FROM objects WHERE key = ?", (key,))
+                    if stamp is not None and rows == [(stamp,)]:
+                        continue
+                    found = None if stamp is None else self._files.row(key)
+                    if found is None:
+                        self._delete(key)
+                    else:
+                        self._db.execute(INSERT, self._codec.of(*found))
+        except BaseException:
+            with self._held:
+                self._behind |= keys
+            raise
+
+    def _note(self) -> None:
+        """Write down as of which changes rows and files agree, for whoever opens the database next."""
+        now = time.time_ns()
+        with self._held:
+            settled = {name: when for name, when in self._agreed.items() if 0 < when < now - _SETTLED_NS}
+        changed = [(name, when) for name, when in settled.items() if self._noted.get(name) != when]
+        with self._db.writing(_MEND_SECONDS):
+            self._db.execute_many("INSERT OR REPLACE INTO shards VALUES (?, ?)", changed)
+        self._noted.update(settled)
+
+    def _return(self, *, now: bool = False) -> bool:
+        """Go back to the database at the path, if it can be written to again; whether that is in use."""
+        if self._db.path is not None:
+            return True
+        if self._read_only or (not now and time.monotonic() < self._again):
+            return False
+        db = Database(self.path, SCHEMA, TABLES)
+        try:
+            with db.writing(0.0):
+                db.execute("INSERT OR REPLACE INTO shards VALUES ('', 0)")
+                db.execute("DELETE FROM shards WHERE name = ''")
+        except Unusable:
+            db.close()
+            self._again = time.monotonic() + _RETRY_SECONDS
+            return False
+        with self._lock:
+            self._db.close()
+            self._db = db
+        return True
+
+    def _leave(self, db: Database, error: Unusable) -> None:
+        """Go on with a copy in memory."""
+        with self._lock:
+            if self._db is db:
+                logger.warning("listing from the files for now: %s", error)
+                self._db, self._again = self._copy(), time.monotonic() + _RETRY_SECONDS
+                db.close()
+
+    def _copy(self) -> Database:
+        return Database.copy_of(self.path, SCHEMA, TABLES, immutable=self._read_only)
+
+    def _discard(self, keys: list[Any]) -> None:
+        with self._lock, self._db.writing(_MEND_SECONDS):
+            for key in keys:
+                self._db.execute("DELETE FROM objects WHERE key = ?", (key,))
+                self._agreed.pop(str(key)[:2], None)
+
+    def _delete(self, key: str) -> None:
+        self._db.execute("DELETE FROM objects WHERE key = ?", (key,))
+        self._db.execute("DELETE FROM uses WHERE key = ?", (key,))
+
+    def _restamp(self, key: str, stamp: str) -> None:
+        for row in self._db.execute(f"SELECT {COLUMNS} FROM objects WHERE key = ?", (key,)):
+            self._db.execute(INSERT, self._codec.signed((*row[:12], stamp, row[13])))
+
+    def _stamp_of(self, key: str) -> str | None:
+        return self._files.stamp(key) if is_key(key) else None
+
+
+def _times(stamp: str) -> str:
+    """Size and time of a stamp, which a copy keeps."""
+    return stamp.partition("-")[2]

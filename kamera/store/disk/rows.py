@@ -1,0 +1,96 @@
+"""What stands in the index for an object: one row, under a digest."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+from kamera.store.info import ObjectInfo
+from kamera.store.keys import Context
+
+SCHEMA = 3
+TABLES = """
+CREATE TABLE IF NOT EXISTS objects (
+    key TEXT PRIMARY KEY, kind TEXT NOT NULL, chunk_id TEXT NOT NULL,
+    fingerprint TEXT NOT NULL, anchor TEXT NOT NULL, tenant TEXT NOT NULL,
+    antecedents TEXT NOT NULL, tokens INTEGER NOT NULL, rank INTEGER, formed TEXT,
+    bytes INTEGER NOT NULL, created REAL NOT NULL, stamp TEXT NOT NULL, kv TEXT NOT NULL, mac TEXT NOT NULL
+) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS uses (
+    key TEXT PRIMARY KEY, uses REAL NOT NULL, used REAL NOT NULL
+) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS shards (name TEXT PRIMARY KEY, changed INTEGER NOT NULL) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS sent (name TEXT PRIMARY KEY, stamp TEXT NOT NULL) WITHOUT ROWID;
+CREATE INDEX IF NOT EXISTS by_chunk ON objects (chunk_id, tenant, created, key);
+CREATE INDEX IF NOT EXISTS by_age ON objects (tenant, created, key);
+CREATE INDEX IF NOT EXISTS by_kind ON objects (tenant, kind, bytes);
+"""
+COLUMNS = (
+    "key, kind, chunk_id, fingerprint, anchor, tenant, antecedents, tokens, rank, formed, bytes, "
+    "created, stamp, kv, mac"
+)
+INSERT = f"INSERT OR REPLACE INTO objects ({COLUMNS}) VALUES ({', '.join('?' * 15)})"
+
+Stamped = tuple[ObjectInfo, str]
+"""A row: the object, and the stamp of the file it was read from."""
+
+
+class RowCodec:
+    """Rows of objects and back. ``veil``, ``unveil`` and ``sign`` as the store's `Codec` has them."""
+
+    def __init__(
+        self, veil: Callable[[str], str], unveil: Callable[[str], str], sign: Callable[[str], str]
+    ) -> None:
+        self.veil = veil
+        self.unveil = unveil
+        self._sign = sign
+
+    def signed(self, row: tuple[Any, ...]) -> tuple[Any, ...]:
+        """``row`` with its digest behind it."""
+        return (*row, self._sign(json.dumps(row)))
+
+    def is_ours(self, row: tuple[Any, ...]) -> bool:
+        """Whether a row with its digest is one that was written here."""
+        try:
+            return bool(self.signed(row[:-1]) == row)
+        except (TypeError, ValueError):
+            return False
+
+    def of(self, info: ObjectInfo, stamp: str) -> tuple[Any, ...]:
+        """The row of an object."""
+        context = info.context
+        row = (
+            info.key,
+            info.kind,
+            self.veil(info.chunk_id),
+            self.veil(context.fingerprint),
+            self.veil(context.anchor),
+            self.veil(context.tenant),
+            json.dumps([self.veil(chunk) for chunk in info.antecedents]),
+            info.tokens,
+            info.rank,
+            info.formed,
+            info.bytes,
+            info.created,
+            stamp,
+            self.veil(context.kv),
+        )
+        return self.signed(row)
+
+    def read(self, row: tuple[Any, ...]) -> Stamped:
+        """The object of a row that `is_ours`."""
+        key, kind, chunk, fingerprint, anchor, tenant, antecedents, tokens, rank, formed = row[:10]
+        info = ObjectInfo(
+            key=key,
+            kind=kind,
+            chunk_id=self.unveil(chunk),
+            context=Context(*map(self.unveil, (fingerprint, anchor, tenant, row[13]))),
+            antecedents=tuple(map(self.unveil, json.loads(antecedents))),
+            tokens=tokens,
+            rank=rank,
+            formed=formed,
+            bytes=row[10],
+            created=row[11],
+        )
+        return info, row[12]
