@@ -128,7 +128,7 @@ CALLS: dict[str, Callable[[ChunkStore], object]] = {
 def test_whatever_is_asked_while_threads_hold_locks_is_refused(store: ChunkStore) -> None:
     def held(reached: threading.Event, go: threading.Event) -> None:
         assert store._disk is not None
-        with store._memory._lock, store._disk.index.writing():
+        with store._memory._lock, store._disk.index.database.writing():
             reached.set()
             go.wait()
 
