@@ -38,11 +38,11 @@ class ChatTemplate:
     def check_text(self, messages: Sequence[Message]) -> None:
         """Raise UnsafeText for a message whose text spells a special token: text opens no turn."""
         for message in messages:
-            said = [s for name, value in message.items() if name != "content" for s in strings_in(value)]
             content = message.get("content")
             items = content if isinstance(content, list | tuple) else [{"text": content}]
-            said += [i["text"] for i in items if isinstance(i, Mapping) and isinstance(i.get("text"), str)]
-            for text in said:
+            texts = [item.get("text") for item in items if isinstance(item, Mapping)]
+            rest = [value for name, value in message.items() if name != "content"]
+            for text in strings_in([*rest, *texts]):
                 if not self._plain_text.is_plain(text):
                     raise UnsafeText(
                         f"the text {text[:40]!r} of a {message.get('role')} message spells a special token: "

@@ -55,9 +55,8 @@ class Questions(View):
     def generate(
         self, question: Ids, *, keep: bool = ..., num_return_sequences: int, **options: Any
     ) -> str | torch.Tensor | list[str] | list[torch.Tensor]: ...
-    @serial
     def generate(
-        self, /, question: Question, *, keep: bool = False, **options: Any
+        self, question: Question, *, keep: bool = False, **options: Any
     ) -> str | torch.Tensor | list[str] | list[torch.Tensor]:
         """Answer a question; the window is afterwards as it was.
 
@@ -67,15 +66,16 @@ class Questions(View):
         sequences are asked for. ``keep=True`` leaves question and answer in the window as a text
         chunk; an exchange larger than the window raises WindowFull, and its answer is lost.
         """
-        self._check_backbone()
-        asker = self._asker()
-        rows = asker.answer_ids(question, **options)
-        if keep:
-            self.append(asker.exchange(question, rows[0]))
-        texts = [text for row in rows if (text := self.backbone.detokenize(row)) is not None]
-        if texts:
-            return texts[0] if len(texts) == 1 else texts
-        return rows[0] if len(rows) == 1 else list(rows)
+        with self._lock:
+            self._check_backbone()
+            asker = self._asker()
+            rows = asker.answer_ids(question, **options)
+            if keep:
+                self.append(asker.exchange(question, rows[0]))
+            texts = [text for row in rows if (text := self.backbone.detokenize(row)) is not None]
+            if texts:
+                return texts[0] if len(texts) == 1 else texts
+            return rows[0] if len(rows) == 1 else list(rows)
 
     @serial
     def next_token_logits(self, question: Question) -> torch.Tensor:

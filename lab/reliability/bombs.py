@@ -188,11 +188,11 @@ def _flipped(whole: Path, at: Path, size: int, rng: random.Random, found: Findin
         drawn += [(slot, bit) for bit in rng.sample(range(8 * end), min(8 * end, size // 2))]
     for start in range(0, len(drawn), _FLIPS):
         batch = drawn[start : start + _FLIPS]
-        end = Child(lambda b=batch: _answers(whole, at, b), _FLIPS * SECONDS, MEMORY).ended()
-        if end.how != "returned":
-            found.add(f"flipped bits: {end.how}", end.why)
+        ended = Child(lambda b=batch: _answers(whole, at, b), _FLIPS * SECONDS, MEMORY).ended()
+        if ended.how != "returned":
+            found.add(f"flipped bits: {ended.how}", ended.why)
             continue
-        for kind, example in end.result:
+        for kind, example in ended.result:
             found.add(kind, example)
         found.done["bits flipped"] += len(batch)
 

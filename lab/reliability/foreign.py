@@ -147,7 +147,8 @@ class _Redis:
         self._client.flushall()
 
     def prefix(self) -> bytes:
-        return next(key for key in self._client.keys("*") if b"objects/" in key).partition(b"objects/")[0]
+        keys: Any = self._client.keys("*")
+        return next(key for key in keys if b"objects/" in key).partition(b"objects/")[0]
 
     def plants(self) -> dict[str, Callable[[bytes], Callable[[], bool]]]:
         def text(kind: str) -> Callable[[bytes], Callable[[], bool]]:

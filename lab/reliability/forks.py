@@ -108,12 +108,12 @@ def _one(store: ChunkStore, root: Path, number: int, found: Findings) -> list[in
 
 def _steps(store: ChunkStore, root: Path, number: int) -> dict[str, Callable[[], Any]]:
     slot = LARGE[number % len(LARGE)]
-    inherited = {
+    inherited: dict[str, Callable[[], Any]] = {
         "read 1 MiB": lambda: _read(store, slot),
         PUT: lambda: rig.put(store, 1000 + 2 * number, 7),
         "list": store.ls,
     }
-    with_new = {
+    with_new: dict[str, Callable[[], Any]] = {
         ANEW: lambda: _anew(root, slot, 1000 + 2 * number + 1),
     }
     # half of the children meet the new store first: a hang in one step hides the others

@@ -191,7 +191,7 @@ def _again(root: Path) -> list[str]:
 
 
 def _window(root: Path) -> list[str]:
-    backbone = Backbone.from_pretrained(testbed.weights_dir("gqa"), dtype="float32")
+    backbone = Backbone.from_pretrained(testbed.weights_dir(), dtype="float32")
     answers = []
     for store in (ChunkStore.open("memory://"), ChunkStore.open(root)):
         window = KameraWindow(backbone, store, "You watch a camera.", policy=ReusePolicy(certified=False))
@@ -200,4 +200,4 @@ def _window(root: Path) -> list[str]:
         window.slide()
         answers.append(window.next_token_logits(_QUESTION))
         store.close()
-    return [] if torch.allclose(*answers, rtol=1e-4, atol=1e-4) else ["answers otherwise"]
+    return [] if torch.allclose(answers[0], answers[1], rtol=1e-4, atol=1e-4) else ["answers otherwise"]

@@ -34,7 +34,7 @@ Expected = dict[tuple[str, ...], torch.Tensor]
 def run(size: int, seed: int) -> dict[str, Any]:
     """Save and load ``size`` times in every thread."""
     found = Findings()
-    backbone = Backbone.from_pretrained(testbed.weights_dir("gqa"), dtype="float32")
+    backbone = Backbone.from_pretrained(testbed.weights_dir(), dtype="float32")
     store = ChunkStore.open("memory://")
     windows = [_window(backbone, store, number) for number in range(PROCESSES * THREADS)]
     expected: Expected = {_ids(window): window.next_token_logits(QUESTION) for window in windows}

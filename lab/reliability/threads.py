@@ -113,7 +113,8 @@ def _operate(
     window: KameraWindow, content: Content, asked: Asked, thread: int, size: int, rng: random.Random
 ) -> list[Any]:
     """One thread: of each operation what it reported, of each question the answer."""
-    windows, known, made, done = [window], [], 0, []
+    windows, known, made = [window], [], 0
+    done: list[Any] = []
     for _ in range(size):
         window = rng.choice(windows)
         draw = rng.random()
