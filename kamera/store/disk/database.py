@@ -195,6 +195,7 @@ class Database:
             for db in (self._writer, self._reader):
                 db.execute("PRAGMA synchronous = NORMAL")
                 db.execute("PRAGMA secure_delete = ON")  # of the connection, not of the file
+            self._writer.execute("PRAGMA cache_size = -32768")  # KiB: keys are random, and so are their pages
             version = self._writer.execute("PRAGMA user_version").fetchone()[0]
             if version == 0:
                 self._writer.executescript(
