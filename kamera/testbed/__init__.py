@@ -5,9 +5,9 @@
 >>> episode = testbed.World(seed=0).episode(0, legends=3)
 >>> question = episode.questions[0]
 >>> question.text, question.answer
-('value of tag 54?', 'navy')
+('value of tag 37?', 'green')
 >>> episode.answer(question, order=[3, 0, 1, 2])      # the truth when the legends come too late
-'orange'
+'olive'
 
 How it was trained, what it answers and three more families: ``lab/testbed/MODEL_CARD.md`` of the repository.
 """

@@ -1,0 +1,38 @@
+"""The README's example runs as it stands, and the counts in its comments are the counts."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+_README = Path(__file__).parents[1] / "README.md"
+_COUNTS = re.compile(r"# (\d+) forwards, (\d+) vision encodes")
+
+
+def _example() -> str:
+    text = _README.read_text(encoding="utf-8")
+    block = text.split("<!-- example -->\n```python\n")[1]
+    return block.split("```")[0]
+
+
+def test_the_readmes_example_runs_and_its_counts_are_true(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    source = _example()
+    lines = source.splitlines()
+    names: dict[str, object] = {}
+    seen = []
+    for statement in ast.parse(source).body:
+        exec(compile(ast.Module([statement], []), "README.md", "exec"), names)
+        said = _COUNTS.search("\n".join(lines[statement.lineno - 1 : statement.end_lineno]))
+        if said:
+            report = names["report"]
+            seen.append((report.forwards, report.vision_encodes))
+            assert seen[-1] == (int(said[1]), int(said[2])), lines[statement.lineno - 1]
+    assert len(seen) == 4
+    slid, answer, guarantees = capsys.readouterr().out.splitlines()
+    truth = names["testbed"].World(seed=0).episode(0, legends=3).questions[0]
+    assert truth.text in source and answer == truth.answer
+    printed = [ast.literal_eval(line) for line in (slid, guarantees)]
+    said = [re.split(", ", m) for m in re.findall(r"for slot in window\]\)  # ([a-z, ]+)", source)]
+    assert printed == said  # "exact" again: each stands behind what it was prefilled behind
