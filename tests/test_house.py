@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import zipfile
 from pathlib import Path
 
 import pytest
 from hatchling.builders.wheel import WheelBuilder
-from importlinter.cli import lint_imports
 
 TOP = Path(__file__).parents[1]
 MOST_LINES = 400
 MOST_BYTES = 8_000_000
 
 LONG = {
+    "kamera/backbones/backbone.py": "to be split when it becomes engines/hf",
+    "kamera/store/disk/following.py": "settling, comparing and the copy in memory: to be split",
+    "kamera/store/disk/tier.py": "to be split: writing apart from reading",
+    "kamera/store/store.py": "to be split: upkeep is a class of its own",
+    "kamera/window/serving.py": "to be split: deciding apart from acting",
     "tests/models/tiny.py": "a table of families, one entry each",
     "tests/store/test_bundle.py": "to be split with its room",
+    "tests/store/test_index.py": "to be split with its room",
     "tests/store/test_remote.py": "to be split with its room",
     "tests/store/test_tiers.py": "to be split with its room",
     "tests/window/test_policy.py": "to be split with its room",
@@ -28,9 +35,11 @@ def _files(*folders: str) -> dict[str, Path]:
     return {path.relative_to(TOP).as_posix(): path for path in found}
 
 
-def test_imports_run_one_way_and_never_into_the_laboratory(capsys):
-    code = lint_imports(config_filename=str(TOP / "pyproject.toml"), no_cache=True)
-    assert code == 0, capsys.readouterr().out
+def test_imports_run_one_way_and_never_into_the_laboratory():
+    # in a process of its own: import-linter switches off the loggers of the one it runs in
+    lint = "from importlinter.cli import lint_imports as lint; raise SystemExit(lint(no_cache=True))"
+    done = subprocess.run([sys.executable, "-c", lint], cwd=TOP, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_no_file_is_too_long_but_those_that_are_named():

@@ -112,7 +112,9 @@ def whole_id(start: str, ids: Iterable[str], what: str) -> str:
         raise UnknownChunk(f"no {what} here begins with {start!r}: kamera store ls shows what there is")
     if len(found) > 1:
         shown = ", ".join(one[: len(start) + 6] for one in found[:3])
-        raise AmbiguousId(f"{start!r} begins {len(found)} {what}s ({shown}, …): give more of it")
+        raise AmbiguousId(
+            f"{start!r} names no one {what}: {len(found)} begin so ({shown}, …); give more of it"
+        )
     return found[0]
 
 

@@ -15,6 +15,7 @@ import torch
 from kamera.backbones.backbone import ModelCache
 from kamera.errors import NonFiniteKV, NotRelocatable, WindowFull
 from kamera.ops import uniform_offset
+from kamera.store.keys import chunk_of
 from kamera.window.live import LiveCache
 from kamera.window.policy import Archive, Guarantee, OnLeave, PositionRule, weakest
 from kamera.window.report import Tally
@@ -210,10 +211,10 @@ class Deque:
     def _amortized(self, resident: Resident, before: WindowState) -> Resident:
         """A chunk that stays while its antecedents change: a survivor, or less where others came."""
         resident = self._archived(resident)
-        if resident.copy.antecedents == before.chunk_ids:
+        if resident.copy.antecedents == before.lineage:
             return resident
         survivor = self._survivor(resident)
-        if set(before.chunk_ids) <= set(resident.copy.antecedents):
+        if set(before.chunk_ids) <= set(map(chunk_of, resident.copy.antecedents)):
             return survivor
         return survivor.labelled(weakest((survivor.guarantee, "near")))
 

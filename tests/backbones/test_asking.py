@@ -36,6 +36,7 @@ def test_layers_that_see_less_than_everything_are_refused(monkeypatch):
     scene = scene_of("qwen2_5_vl")
     backbone = scene.backbone
     (asked,) = questions(4)
+    places, cache = [scene.question_positions(4)], backbone.cache([scene.context])
     monkeypatch.setattr(backbone.config, "sliding_window", 16, raising=False)
     with pytest.raises(UnsupportedBackbone, match="forward_batch"):
-        ask_side_by_side(backbone, [asked], [scene.question_positions(4)], backbone.cache([scene.context]))
+        ask_side_by_side(backbone, [asked], places, cache)

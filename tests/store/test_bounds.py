@@ -168,7 +168,8 @@ def test_a_patch_is_replaced_in_a_directory_that_is_at_its_limit(root: Path) -> 
 
 
 class Clock:
-    now = time.time()
+    def __init__(self) -> None:
+        self.now = time.time()
 
     def __call__(self) -> float:
         return self.now

@@ -124,7 +124,7 @@ def test_a_start_of_none_or_of_several_forgets_nothing(root: Path) -> None:
     with ChunkStore.open(root) as store:
         for one in ("ab" + "0" * 62, "ab" + "1" * 62):
             store.put_canonical(canonical(one))
-        with pytest.raises(AmbiguousId, match="'ab' begins 2 chunks"):
+        with pytest.raises(AmbiguousId, match="'ab' names no one chunk: 2 begin so"):
             store.forget("ab")
         for start in ("abc", "", "ab" * 33):
             with pytest.raises(UnknownChunk, match="begins with"):

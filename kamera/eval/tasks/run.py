@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from kamera.backbones import Backbone, Chunk
+from kamera.backbones import Backbone, Chunk, Clip
 from kamera.errors import EmptyChunk, NotRelocatable, TaskDataError, UnreadableMedia
 from kamera.eval.tasks.arms import BLIND, REFERENCE, Arm, Cost, Windows, parse_arms
 from kamera.eval.tasks.journal import Journal, Line
@@ -194,6 +194,8 @@ def _content(part: Part) -> Any:
         return part.text
     if isinstance(part, Picture):
         return {"type": "image", "image": part.source}
+    if isinstance(part.source, Clip):  # its frames are taken already
+        return {"type": "video", "video": part.source}
     return {"type": "video", "video": part.source, "num_frames": part.num_frames, "fps": part.fps}
 
 

@@ -83,14 +83,12 @@ class Database:
                 return list(self._writer.execute(sql, values).fetchall())
             self._follow()
             try:
-                with self._reading:
-                    return list(self._reader.execute(sql, values).fetchall())
+                return self._read(sql, values)
             except sqlite3.DatabaseError as error:
                 if not _is_damage(error):
                     raise
                 self._start_over(error)
-            with self._reading:
-                return list(self._reader.execute(sql, values).fetchall())
+            return self._read(sql, values)
 
     def execute_many(self, sql: str, values: Any) -> None:
         """One statement for each of ``values`` (drawn one by one), inside `writing`."""
@@ -144,6 +142,18 @@ class Database:
             self._disconnect()
             self._closed = True
 
+    def _read(self, sql: str, values: tuple[Any, ...]) -> list[Any]:
+        """Rows by the writer's connection while no thread writes, else by one that is opened for it."""
+        if self._lock.acquire(blocking=False):
+            try:
+                return list(self._writer.execute(sql, values).fetchall())
+            finally:
+                self._lock.release()
+        with self._reading:
+            if self._reader is None and self.path is not None:
+                self._reader = self._connection(self.path)
+            return list(self._reader.execute(sql, values).fetchall())
+
     def _disconnect(self) -> None:
         with self._lock, self._reading:
             for held in {id(db): db for db in (self._reader, self._writer) if db is not None}.values():
@@ -159,7 +169,7 @@ class Database:
                     self._connect()
 
     def _is_current(self) -> bool:
-        if self._reader is None:
+        if self._writer is None:
             return False
         return self.path is None or _identity(self.path) == self._file
 
@@ -186,15 +196,8 @@ class Database:
     def _open(self, path: Path) -> None:
         _make(path)
         self._file = _identity(path)
-        self._writer, self._reader = (
-            sqlite3.connect(path, timeout=_BUSY_SECONDS, isolation_level=None, check_same_thread=False)
-            for _ in range(2)
-        )
         try:
-            _switch_to_wal(self._writer)
-            for db in (self._writer, self._reader):
-                db.execute("PRAGMA synchronous = NORMAL")
-                db.execute("PRAGMA secure_delete = ON")  # of the connection, not of the file
+            self._writer = self._connection(path)
             self._writer.execute("PRAGMA cache_size = -32768")  # KiB: keys are random, and so are their pages
             version = self._writer.execute("PRAGMA user_version").fetchone()[0]
             if version == 0:
@@ -205,6 +208,17 @@ class Database:
                 raise sqlite3.DatabaseError(f"it is of schema {version}, not {self._schema}")
         except UnicodeDecodeError as error:  # SQLite names what it found damaged
             raise sqlite3.DatabaseError(f"its schema is no text: {error}") from error
+
+    def _connection(self, path: Path) -> sqlite3.Connection:
+        db = sqlite3.connect(path, timeout=_BUSY_SECONDS, isolation_level=None, check_same_thread=False)
+        try:
+            _switch_to_wal(db)
+            db.execute("PRAGMA synchronous = NORMAL")
+            db.execute("PRAGMA secure_delete = ON")  # of the connection, not of the file
+        except BaseException:
+            db.close()
+            raise
+        return db
 
     def _begin(self) -> None:
         while True:
