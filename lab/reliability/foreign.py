@@ -104,10 +104,11 @@ def _operations(store: ChunkStore, size: int) -> dict[str, tuple[Callable[[], An
     rest = sorted({*keys, rig.record(_NEW, 1).key} - {rig.record(0, 1).key, rig.record(last, 1).key})
 
     def pinned() -> list[str]:
+        # a pin that cannot be read holds until it is let go: a stranger's is listed beside ours
         store.pin(keys[:1])
-        held = [pin.name for pin in store.pins.list()]
+        held = [pin.name for pin in store.pins.list() if pin.name in keys]
         store.unpin(keys[:1])
-        return held + [pin.name for pin in store.pins.list()]
+        return held + [pin.name for pin in store.pins.list() if pin.name in keys]
 
     def put() -> int:
         rig.put(store, _NEW, 2)
