@@ -8,6 +8,7 @@ from kamera.errors import KameraError
 
 if TYPE_CHECKING:
     from kamera.backbones import Backbone, Chunk, Clip, read_video
+    from kamera.edits import Directive, policies
     from kamera.ops import Patch
     from kamera.sessions import ChatSession, Turn
     from kamera.store import ChunkStore
@@ -22,6 +23,7 @@ __all__ = [
     "Chunk",
     "ChunkStore",
     "Clip",
+    "Directive",
     "KameraError",
     "KameraWindow",
     "Patch",
@@ -31,6 +33,7 @@ __all__ = [
     "Turn",
     "__version__",
     "errors",
+    "policies",
     "read_video",
 ]
 
@@ -38,6 +41,7 @@ if not TYPE_CHECKING:
     # torch and transformers take seconds: they are imported with the first name that needs them
     _ROOMS = {
         "kamera.backbones": ("Backbone", "Chunk", "Clip", "read_video"),
+        "kamera.edits": ("Directive", "policies"),
         "kamera.ops": ("Patch",),
         "kamera.sessions": ("ChatSession", "Turn"),
         "kamera.store": ("ChunkStore",),

@@ -122,7 +122,7 @@ class KameraWindow(Questions):
     @serial
     def recall(
         self,
-        chunk: str | Slot | Chunk | None = None,
+        chunk_id: str | Slot | Chunk | None = None,
         *,
         like: Content | Chunk | None = None,
         min_score: float = MIN_SCORE,
@@ -130,7 +130,7 @@ class KameraWindow(Questions):
     ) -> SlotReport:
         """Rehydrate an archived chunk at the tail: no vision encode, no forward if a patch is stored.
 
-        ``chunk`` is its id, a slot that holds or held it, or the chunk itself. One that is in view stays
+        ``chunk_id`` is its id, a slot that holds or held it, or the chunk itself. One that is in view stays
         where it is, and the notes say so; ``move=True`` brings it to the tail, as `evict` and a recall do.
         ``like`` a picture, for one vision encode: of the chunks not in the window the one that looks
         most like it, if by a cosine of ``min_score``. Raises UnknownChunk, IncompatibleChunk or
@@ -138,15 +138,15 @@ class KameraWindow(Questions):
         """
 
         def arrive(tally: Tally) -> Move:
-            chunk_id = chosen(self._server, self._state.residents, chunk, like, min_score, tally)
+            found = chosen(self._server, self._state.residents, chunk_id, like, min_score, tally)
             ids = self._state.chunk_ids
-            if chunk_id not in ids:
-                return self._deque.arrive(self._state, self._server.known(chunk_id), tally)
-            index = len(ids) - 1 - ids[::-1].index(chunk_id)
+            if found not in ids:
+                return self._deque.arrive(self._state, self._server.known(found), tally)
+            index = len(ids) - 1 - ids[::-1].index(found)
             here = self._state.residents[index]
             if move and index < len(ids) - 1:
                 return self._deque.move_to_tail(self._state, index, tally)
-            note = f"chunk {chunk_id[:12]} is in view at slot {index}, where it stays"
+            note = f"chunk {found[:12]} is in view at slot {index}, where it stays"
             tally.notes.append(note if move else f"{note}: move=True brings it to the tail")
             return Move(self._state, here)
 
