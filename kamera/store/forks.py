@@ -7,11 +7,12 @@ in a child: it refuses by name (`Gone`), or is made anew.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NoReturn, TypeVar
 
 from kamera.errors import ForkedStore
@@ -22,6 +23,12 @@ _bound: weakref.WeakKeyDictionary[Any, Callable[[Any], None]] = weakref.WeakKeyD
 # held over a fork, so that a child knows of every descriptor there is (a signal may come inside: reentrant)
 _opening = threading.RLock()
 _locked: set[int] = set()
+
+_LONGEST = 5.0  # seconds that a fork waits for those inside `steady`
+_gate = threading.Condition()
+_forking = False
+_inside = 0
+_mine = threading.local()
 
 
 def bind(owner: Bound, in_child: Callable[[Bound], None]) -> None:
@@ -96,9 +103,34 @@ def unlockable(descriptor: int) -> None:
         os.close(descriptor)
 
 
+@contextlib.contextmanager
+def steady() -> Iterator[None]:
+    """Inside, no other thread forks.
+
+    For statements and transactions of SQLite: a child that is forked in the middle of one takes the lock
+    that its parent holds for one of its own, and waits for it for ever.
+    """
+    global _inside
+    depth = getattr(_mine, "depth", 0)
+    if not depth:
+        with _gate:
+            _gate.wait_for(lambda: not _forking)
+            _inside += 1
+    _mine.depth = depth + 1
+    try:
+        yield
+    finally:
+        _mine.depth = depth
+        if not depth:
+            with _gate:
+                _inside = max(0, _inside - 1)  # a child that was forked in here counts none
+                _gate.notify_all()
+
+
 def _in_child() -> None:
-    global _opening
-    _opening = threading.RLock()
+    global _opening, _gate, _forking, _inside
+    _opening, _gate, _forking, _inside = threading.RLock(), threading.Condition(), False, 0
+    _mine.depth = 0
     for descriptor in _locked:
         os.close(descriptor)
     _locked.clear()
@@ -107,11 +139,21 @@ def _in_child() -> None:
 
 
 def _acquire() -> None:
+    global _forking
+    with _gate:
+        _gate.wait_for(lambda: not _forking)
+        _forking = True
+        own = 1 if getattr(_mine, "depth", 0) else 0
+        _gate.wait_for(lambda: _inside <= own, _LONGEST)
     _opening.acquire()
 
 
 def _release() -> None:
+    global _forking
     _opening.release()
+    with _gate:
+        _forking = False
+        _gate.notify_all()
 
 
 os.register_at_fork(before=_acquire, after_in_parent=_release, after_in_child=_in_child)

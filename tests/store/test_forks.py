@@ -8,6 +8,7 @@ import os
 import select
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -318,3 +319,28 @@ def test_an_object_store_in_a_child_works_or_is_refused_at_once(tmp_path: Path) 
         said = in_child(own)
         assert said == "True" or said.startswith("ForkedStore"), said
         assert store.get_canonical(CONTEXT, CHUNK) is not None
+
+
+def test_a_child_forked_amid_a_transaction_writes_to_the_same_file(tmp_path: Path) -> None:
+    path = tmp_path / "index.sqlite"
+    tables = "CREATE TABLE t (x)"
+    database = Database(path, 1, tables)
+    inside = threading.Event()
+
+    def writes() -> None:
+        with database.writing():
+            inside.set()
+            time.sleep(0.2)  # a fork that did not wait would fall in here
+            database.execute("INSERT INTO t VALUES (1)")
+
+    def child() -> str:
+        own = Database(path, 1, tables)
+        with own.writing(2.0):
+            own.execute("INSERT INTO t VALUES (2)")
+        return str(own.execute("SELECT COUNT(*) FROM t"))
+
+    thread = threading.Thread(target=writes)
+    thread.start()
+    assert inside.wait(DEADLINE)
+    assert in_child(child) == "[(2,)]"
+    thread.join()

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from kamera.errors import StoreError
+from kamera.store import forks
 from kamera.store.disk.locks import folder_locked
 from kamera.store.disk.marker import ASIDE
 from kamera.store.disk.scrub import scrub
@@ -65,7 +66,7 @@ class Database:
         ``immutable``: in a folder that cannot be written, where SQLite has no place for its locks.
         """
         made = cls(None, schema, tables)
-        with contextlib.suppress(sqlite3.Error, OSError):
+        with contextlib.suppress(sqlite3.Error, OSError), forks.steady():
             how = "mode=ro&immutable=1" if immutable else "mode=ro"
             with contextlib.closing(sqlite3.connect(f"{path.resolve().as_uri()}?{how}", uri=True)) as source:
                 if source.execute("PRAGMA user_version").fetchone()[0] == schema:
@@ -155,7 +156,7 @@ class Database:
             return list(self._reader.execute(sql, values).fetchall())
 
     def _disconnect(self) -> None:
-        with self._lock, self._reading:
+        with self._lock, self._reading, forks.steady():
             for held in {id(db): db for db in (self._reader, self._writer) if db is not None}.values():
                 with contextlib.suppress(sqlite3.Error):
                     held.close()
@@ -261,7 +262,8 @@ class Database:
     @contextlib.contextmanager
     def _translated(self) -> Iterator[None]:
         try:
-            yield
+            with forks.steady():
+                yield
         except (sqlite3.Error, OSError) as error:
             raise Unusable(f"{self.path} cannot be used now: {error}") from error
 

@@ -186,7 +186,13 @@ class Search:
 
     def check(self, contexts: Iterable[Context]) -> list[str]:
         """Hold every row against the store and mend what differs; one line per kind of difference."""
-        told = []
+        try:
+            return self._checked(contexts)
+        except Unusable as error:
+            return [f"embeddings were not checked: {error}"]
+
+    def _checked(self, contexts: Iterable[Context]) -> list[str]:
+        told: list[str] = []
         problem = self._vectors.check() if isinstance(self._vectors, DiskVectors) else None
         if problem is not None:
             told.append(f"embeddings unreadable ({problem}): made anew from the objects")
