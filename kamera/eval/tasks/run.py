@@ -12,7 +12,8 @@ from typing import Any
 
 import torch
 
-from kamera.backbones import Backbone, Chunk, Clip
+from kamera.backbones import Backbone, Chunk
+from kamera.backbones.video import Clip
 from kamera.errors import EmptyChunk, NotRelocatable, TaskDataError, UnreadableMedia
 from kamera.eval.tasks.arms import BLIND, REFERENCE, Arm, Cost, Windows, parse_arms
 from kamera.eval.tasks.journal import Journal, Line
@@ -120,7 +121,8 @@ class _Asking:
                     sample.question, max_new_tokens=self.task.max_new_tokens(sample), do_sample=False
                 )
                 seconds = time.perf_counter() - started
-                yield replace(self._line(sample, arm, said, note, cost, seconds), tokens=tokens)
+                # the benchmarks' own runs strip what is generated; their scorers count on it
+                yield replace(self._line(sample, arm, said.strip(), note, cost, seconds), tokens=tokens)
                 left.pop(0)
         except torch.OutOfMemoryError:
             for arm in left:
@@ -194,9 +196,8 @@ def _content(part: Part) -> Any:
         return part.text
     if isinstance(part, Picture):
         return {"type": "image", "image": part.source}
-    if isinstance(part.source, Clip):  # its frames are taken already
-        return {"type": "video", "video": part.source}
-    return {"type": "video", "video": part.source, "num_frames": part.num_frames, "fps": part.fps}
+    sampling = {} if isinstance(part.source, Clip) else {"num_frames": part.num_frames, "fps": part.fps}
+    return {"type": "video", "video": part.source, **sampling}
 
 
 def _missing(journal: Journal, sample: Sample, arms: Sequence[Arm]) -> list[Arm]:

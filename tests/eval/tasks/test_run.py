@@ -51,6 +51,20 @@ def scores(results):
     return [(row.arm, row.summary.mean, row.summary.groups, row.agreement) for row in results.arms]
 
 
+class Padded(Backbone):
+    """A model whose answers begin and end with spaces, as many models' do."""
+
+    def detokenize(self, ids):
+        return f" {super().detokenize(ids)} \n"
+
+
+class Verbatim(MMNiah):
+    """Scores as strictly as the official choice and list scorers do."""
+
+    def score(self, response, sample):
+        return float(response == sample.answer)
+
+
 def forwards(backbone, *arguments, **options):
     with backbone.measure() as work:
         results = run_task(backbone, *arguments, **options)
@@ -103,6 +117,16 @@ def test_the_reprefill_answers_as_transformers_does(backbone, data, finished):
     answer = backbone.detokenize(made[0, inputs["input_ids"].shape[1] :])
     said = next(x["response"] for x in lines(out) if x["id"] == sample.id and x["arm"] == "reprefill")
     assert said == answer
+
+
+def test_generated_text_is_stripped_before_it_is_scored(backbone, data, tmp_path):
+    task = Verbatim(["retrieval-text"], bare=True)
+    plain = run_task(backbone, task, data, tmp_path / "plain", arms=("reprefill",), limit=4)
+    padded = Padded(backbone.model, backbone.processor)
+    spaced = run_task(padded, task, data, tmp_path / "padded", arms=("reprefill",), limit=4)
+    assert spaced.arm("reprefill").summary.mean == plain.arm("reprefill").summary.mean > 0.5
+    said = [line["response"] for line in lines(tmp_path / "padded")]
+    assert said == [line["response"] for line in lines(tmp_path / "plain")]
 
 
 def test_predictions_are_written_for_every_arm(finished):
