@@ -167,7 +167,7 @@ def egoschema(subtask: Subtasks = None, frames: Frames = None, fps: Rate = None,
 
 def _tables(results: Results) -> list[Any]:
     columns = (
-        *("arm", "n", "official", "mean", "95 %", "agreement", "flip-recover"),
+        *("arm", "n", "official", "mean", "95 %", "agreement", "flip-recover", "KL"),
         *("forwards", "tokens recomputed", "patch bytes", "window s", "answer s"),
     )
     rows = [
@@ -179,6 +179,7 @@ def _tables(results: Results) -> list[Any]:
             "" if math.isnan(row.interval.mean) else f"{row.interval.low:.3f}..{row.interval.high:.3f}",
             _number(row.agreement),
             _number(row.flip_recover),
+            "" if math.isnan(row.first_token_kl) else f"{row.first_token_kl:.1e}",
             f"{row.forwards:.1f}",
             f"{row.tokens_recomputed:.0f}",
             f"{row.kv_share:.1%}",

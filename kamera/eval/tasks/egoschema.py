@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from kamera.errors import TaskDataError, UnreadableMedia
 from kamera.eval.tasks.clips import Sampling, find_video
-from kamera.eval.tasks.letters import LETTERS, first_letter, unread
+from kamera.eval.tasks.letters import LETTERS, decided, first_letter, unread
 from kamera.eval.tasks.parquet import rows
 from kamera.eval.tasks.sample import Answered, Group, Problem, Sample, Summary, mean
 
@@ -71,6 +71,10 @@ class EgoSchema:
     def score(self, response: str, sample: Sample) -> float:
         """1.0 where the extracted option is the answer; a response without a letter is wrong."""
         return float(str(_index(response, sample)) == str(sample.answer))
+
+    def decision(self, response: str, sample: Sample) -> str:
+        """The letter that is read, or the whole response where none is."""
+        return decided(first_letter(response, sample.choices), response)
 
     def summarize(self, answered: Sequence[Answered]) -> Summary:
         """Accuracy over the samples with public answers."""

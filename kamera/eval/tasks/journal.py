@@ -18,7 +18,8 @@ class Line:
 
     ``digest`` is that of the sample as it was asked, ``score`` None without a label. ``tokens`` are
     those of the chunks and the question. ``note`` is empty, "cut" (parts dropped from the left),
-    "over-length" or "out of memory" (both answered "None").
+    "over-length" or "out of memory" (both answered "None"). ``first_token`` is the re-prefill's (its
+    `FirstToken` as a dict), ``first_token_kl`` how far the arm's lies from it; None without a re-prefill.
     """
 
     id: str
@@ -34,6 +35,8 @@ class Line:
     bytes: int = 0
     kv_bytes: int = 0
     note: str = ""
+    first_token_kl: float | None = None
+    first_token: dict[str, Any] | None = None
 
 
 class Journal:

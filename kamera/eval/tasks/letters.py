@@ -98,3 +98,8 @@ def _texts(padded: str, options: Sequence[str]) -> dict[str, int]:
         return {}
     texts = {letter: text.strip().lower() for letter, text in zip(LETTERS, options, strict=False)}
     return _places(padded.lower(), texts)
+
+
+def decided(letter: str | None, response: str) -> str:
+    """A letter as a decision; without one two responses decide alike only if they say the same."""
+    return letter.strip().upper() if letter is not None else f"unread: {' '.join(response.split())}"

@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 from kamera.errors import TaskDataError
 from kamera.eval.tasks.milebench_files import quantity, write_predictions
-from kamera.eval.tasks.milebench_score import Metric, metric_of, process, score_response
+from kamera.eval.tasks.milebench_score import Metric, decide, metric_of, process, score_response
 from kamera.eval.tasks.sample import (
     Answered,
     Group,
@@ -119,6 +119,10 @@ class MileBench:
     def score(self, response: str, sample: Sample) -> float:
         """The benchmark's own score of a response."""
         return score_response(response, sample.answer, sample.choices, sample.meta["metric"])
+
+    def decision(self, response: str, sample: Sample) -> str:
+        """The label of a choice, or the response in normal form."""
+        return decide(response, sample.choices, sample.meta["metric"])
 
     def summarize(self, answered: Sequence[Answered]) -> Summary:
         """Official: the mean over task codes of their datasets' means."""

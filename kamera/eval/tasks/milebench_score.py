@@ -52,6 +52,12 @@ def score_response(response: str, answer: str, choices: Sequence[str], metric: M
     return float(extract_choice(said, options) == label(options.index(truth)))
 
 
+def decide(response: str, choices: Sequence[str], metric: Metric) -> str:
+    """The letters a choice is read as, else the response in the scorer's normal form."""
+    said = process(response)
+    return extract_choice(said, [process(choice) for choice in choices]) if metric == "choice" else said
+
+
 def extract_choice(said: str, options: Sequence[str]) -> str:
     """The label a processed response names among processed options; "" for none.
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from kamera.errors import TaskDataError
-from kamera.eval.tasks.mm_niah_score import DEPTHS, LABELS, Place, bin_scores, place, score_response
+from kamera.eval.tasks.mm_niah_score import DEPTHS, LABELS, Place, bin_scores, decide, place, score_response
 from kamera.eval.tasks.sample import (
     Answered,
     Group,
@@ -155,6 +155,12 @@ class MMNiah:
     def score(self, response: str, sample: Sample) -> float:
         """The benchmark's own score of a response."""
         return score_response(response, sample.answer)
+
+    def decision(self, response: str, sample: Sample) -> str:
+        """The choice, the list of counts, or the words in normal form."""
+        # labels of test are private: the kind of answer is known without them
+        kind = int if sample.choices else list if sample.task.startswith("counting") else str
+        return decide(response, kind if sample.answer is None else type(sample.answer))
 
     def summarize(self, answered: Sequence[Answered]) -> Summary:
         """Official: the mean over eleven context lengths of subtasks' means over five depths."""

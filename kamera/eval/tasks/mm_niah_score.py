@@ -38,6 +38,18 @@ def score_response(response: str, answer: Any) -> float:
     return float(holds_word(normalize(stripped), normalize(str(answer))))
 
 
+def decide(response: str, kind: type) -> str:
+    """What `score_response` compares with an answer of type ``kind`` (int, list or str), as text."""
+    stripped = response.strip(".")
+    if kind is int:
+        chosen = _chosen(stripped)
+        return f"choice {chosen}" if chosen is not None else f"unread: {normalize(stripped)}"
+    if kind is list:
+        counts = _counts(stripped)
+        return json.dumps(counts) if counts is not None else f"unread: {normalize(stripped)}"
+    return normalize(stripped)
+
+
 def place(context_length: float, placed_depth: float | Sequence[float]) -> Place:
     """Where a sample counts; ``placed_depth`` (0 to 1) of several needles is their mean."""
     depths = [placed_depth] if isinstance(placed_depth, int | float) else list(placed_depth)
@@ -73,16 +85,22 @@ def _chosen(text: str) -> int | None:
     return ord(text) - ord("a") if len(text) == 1 else None
 
 
-def _soft_accuracy(text: str, answer: list[Any]) -> float:
-    """The share of positions that agree; items beyond the answer's length do not count."""
+def _counts(text: str) -> list[Any] | None:
+    """The list a response holds, or None."""
     try:
         given = json.loads(text.replace("json", "").replace("```", "").strip())
     except (ValueError, RecursionError):
-        return 0.0
+        return None
     if isinstance(given, dict):
         if not all(isinstance(value, list) for value in given.values()):
-            return 0.0
+            return None
         given = [item for value in given.values() for item in value]
-    if not isinstance(given, list) or not answer:
+    return given if isinstance(given, list) else None
+
+
+def _soft_accuracy(text: str, answer: list[Any]) -> float:
+    """The share of positions that agree; items beyond the answer's length do not count."""
+    given = _counts(text)
+    if given is None or not answer:
         return 0.0
     return sum(a == b for a, b in zip(given, answer, strict=False)) / len(answer)

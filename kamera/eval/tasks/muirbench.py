@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from kamera.errors import TaskDataError
-from kamera.eval.tasks.letters import LETTERS, last_letter, leading_letter, unread
+from kamera.eval.tasks.letters import LETTERS, decided, last_letter, leading_letter, unread
 from kamera.eval.tasks.parquet import picture, rows
 from kamera.eval.tasks.sample import Answered, Group, Part, Picture, Problem, Sample, Summary, Text, mean
 
@@ -88,6 +88,10 @@ class MuirBench:
         """1.0 where the extracted letter is the answer; a response without a letter is wrong."""
         found = self._find(response, sample)
         return float(found is not None and found.strip().lower() == sample.answer.lower())
+
+    def decision(self, response: str, sample: Sample) -> str:
+        """The letter that is read, or the whole response where none is."""
+        return decided(self._find(response, sample), response)
 
     def summarize(self, answered: Sequence[Answered]) -> Summary:
         """Accuracy over all samples, per task, and of unanswerable items and their counterparts."""

@@ -18,9 +18,10 @@ class ArmResult:
     """One arm over all items.
 
     ``summary`` holds the official score and the plain mean, ``interval`` the mean's 95 % bootstrap
-    interval. ``agreement`` is the share of items answered as the re-prefill answers them;
-    ``flip_recover`` that share among the items where blind reuse answers otherwise (nan without such
-    items, or without these arms). Costs are means over items of getting the window ready from stored
+    interval. ``agreement`` is the share of items decided (`Task.decision`) as the re-prefill decides
+    them; ``flip_recover`` that share among the items where blind reuse decides otherwise (nan without
+    such items, or without these arms). ``first_token_kl`` is the mean KL(arm ‖ re-prefill) of the
+    answers' first token (`FirstToken.kl`), of the items that were compared. Costs are means over items of getting the window ready from stored
     canonicals: ``kv_share`` is bytes of patches to bytes of the chunks' KV.
     """
 
@@ -29,6 +30,7 @@ class ArmResult:
     interval: Interval
     agreement: float
     flip_recover: float
+    first_token_kl: float
     seconds: float
     answer_seconds: float
     forwards: float
@@ -79,7 +81,7 @@ def collect(
     problems: Sequence[Problem],
 ) -> Results:
     """The results of a run from every arm's answers (in the same order) and the lines of all items."""
-    said = {arm: [a.response.strip() for a in of_arm] for arm, of_arm in answered.items()}
+    said = {arm: [task.decision(a.response, a.sample) for a in of_arm] for arm, of_arm in answered.items()}
     ideal = said.get(REFERENCE)
     flipped = [i for i, b in enumerate(said[BLIND]) if b != ideal[i]] if ideal and BLIND in said else []
     rows = []
@@ -94,6 +96,7 @@ def collect(
                 interval=bootstrap([a.score for a in of_arm if a.score is not None]),
                 agreement=mean(same),
                 flip_recover=mean([same[i] for i in flipped]),
+                first_token_kl=mean([x.first_token_kl for x in own if x.first_token_kl is not None]),
                 seconds=mean([line.seconds for line in own]),
                 answer_seconds=mean([line.answer_seconds for line in own]),
                 forwards=mean([line.forwards for line in own]),

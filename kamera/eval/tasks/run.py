@@ -6,7 +6,7 @@ import hashlib
 import json
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from kamera.backbones import Backbone, Chunk
 from kamera.backbones.video import Clip
 from kamera.errors import EmptyChunk, NotRelocatable, TaskDataError, UnreadableMedia
 from kamera.eval.tasks.arms import BLIND, REFERENCE, Arm, Cost, Windows, parse_arms
+from kamera.eval.tasks.first_token import FirstToken
 from kamera.eval.tasks.journal import Journal, Line
 from kamera.eval.tasks.report import Results, collect
 from kamera.eval.tasks.sample import Answered, Part, Picture, Problem, Sample, Task, Text
@@ -72,7 +73,8 @@ def run_task(
             continue
         missing = _missing(journal, item, wanted)
         try:
-            for line in asking.lines(item, missing) if missing else ():
+            held = journal.lines.get((item.id, REFERENCE))
+            for line in asking.lines(item, missing, held) if missing else ():
                 journal.add(line)
         except (UnreadableMedia, EmptyChunk, NotRelocatable) as error:
             problems.append(Problem(item.where, str(error)))
@@ -103,14 +105,17 @@ class _Asking:
         self.room = room
         self.around = anchor_ids(backbone, system).shape[0]
 
-    def lines(self, sample: Sample, arms: Sequence[Arm]) -> Iterator[Line]:
-        """One line for each arm. Blind goes before patches, which would serve it once stored."""
+    def lines(self, sample: Sample, arms: Sequence[Arm], reference: Line | None = None) -> Iterator[Line]:
+        """One line for each arm, the re-prefill's first: others are compared with it (``reference`` is
+        its line where it has one). Blind goes before patches, which would serve it once stored.
+        """
         chunks, question, note = self._fitted(sample)
         if chunks is None:
             yield from (self._line(sample, arm, UNANSWERED, note) for arm in arms)
             return
         tokens = question + sum(chunk.num_tokens for chunk in chunks)
-        left = sorted(arms, key=lambda arm: arm.rank or 0)
+        left = sorted(arms, key=lambda arm: (arm.name != REFERENCE, arm.rank or 0))
+        first = None if reference is None else _first_token(reference)
         try:
             windows = Windows(self.backbone, chunks, self.system)
             while left:
@@ -121,8 +126,15 @@ class _Asking:
                     sample.question, max_new_tokens=self.task.max_new_tokens(sample), do_sample=False
                 )
                 seconds = time.perf_counter() - started
+                logits = window.next_token_logits(sample.question)
+                first = FirstToken.of(logits) if arm.name == REFERENCE else first
                 # the benchmarks' own runs strip what is generated; their scorers count on it
-                yield replace(self._line(sample, arm, said.strip(), note, cost, seconds), tokens=tokens)
+                yield replace(
+                    self._line(sample, arm, said.strip(), note, cost, seconds),
+                    tokens=tokens,
+                    first_token_kl=None if first is None else first.kl(logits),
+                    first_token=asdict(first) if first and arm.name == REFERENCE else None,
+                )
                 left.pop(0)
         except torch.OutOfMemoryError:
             for arm in left:
@@ -168,6 +180,11 @@ class _Asking:
         if over > 0:
             return None, question, "over-length"
         return chunks[: sample.head] + chunks[cut:], question, "cut"
+
+
+def _first_token(line: Line) -> FirstToken | None:
+    kept = line.first_token
+    return kept and FirstToken(tuple(kept["ids"]), tuple(kept["log_probs"]), kept["rest"])
 
 
 def digest(sample: Sample) -> str:

@@ -142,6 +142,13 @@ class Task(Protocol):
         """0.0 to 1.0, as the benchmark's own scorer gives it. Only called with a label."""
         ...
 
+    def decision(self, response: str, sample: Sample) -> str:
+        """What the scorer reads in a response: two responses of one decision always score alike.
+
+        The option where one is found, else the answer in the scorer's normal form. Needs no label.
+        """
+        ...
+
     def summarize(self, answered: Sequence[Answered]) -> Summary:
         """One arm's results, grouped as the benchmark groups them."""
         ...

@@ -14,7 +14,7 @@ from typing import Any, Literal
 from kamera.backbones.video import Clip
 from kamera.errors import TaskDataError, UnreadableMedia
 from kamera.eval.tasks.clips import Sampling, find_video
-from kamera.eval.tasks.letters import first_abcd, unread
+from kamera.eval.tasks.letters import decided, first_abcd, unread
 from kamera.eval.tasks.parquet import rows
 from kamera.eval.tasks.sample import Answered, Group, Problem, Sample, Summary, mean
 from kamera.eval.tasks.subtitles import on_screen, read_srt
@@ -81,6 +81,10 @@ class VideoMME:
     def score(self, response: str, sample: Sample) -> float:
         """1.0 where the first capital A to D is the answer; a response without one is wrong."""
         return float(first_abcd(response) == sample.answer)
+
+    def decision(self, response: str, sample: Sample) -> str:
+        """The letter that is read, or the whole response where none is."""
+        return decided(first_abcd(response), response)
 
     def summarize(self, answered: Sequence[Answered]) -> Summary:
         """Accuracy overall and by duration, domain, sub-category and task type, for each setting."""

@@ -129,6 +129,14 @@ def test_generated_text_is_stripped_before_it_is_scored(backbone, data, tmp_path
     assert said == [line["response"] for line in lines(tmp_path / "plain")]
 
 
+def test_the_first_tokens_kl_stands_beside_the_decisions(finished):
+    results, out = finished
+    reprefill, blind, patch = (row.first_token_kl for row in results.arms)
+    assert reprefill == 0.0 < patch < blind
+    kept = [line["first_token"] is not None for line in lines(out)]
+    assert kept == [line["arm"] == "reprefill" for line in lines(out)]
+
+
 def test_predictions_are_written_for_every_arm(finished):
     _, out = finished
     for arm in ARMS:

@@ -1,0 +1,65 @@
+"""Arms are compared by what the scorer reads in their answers, not by how these are worded."""
+
+import pytest
+import torch
+
+from kamera.certify.metrics import kl
+from kamera.eval.tasks.first_token import FirstToken
+from kamera.eval.tasks.journal import Line
+from kamera.eval.tasks.registry import make_task
+from kamera.eval.tasks.report import collect
+from kamera.eval.tasks.sample import Answered, Sample
+
+LETTERED = ("A. red", "B. blue", "C. lime", "D. grey")
+
+
+def sample(answer, choices=(), task="reasoning-text-val", **meta):
+    return Sample("x/1", task, (), "Which?", answer, choices, {"metric": "choice", **meta})
+
+
+@pytest.mark.parametrize(
+    "name, item, one, other",
+    [
+        ("mm-niah", sample(2, ("r", "b", "l", "g")), "C", "C. lime, as it was shown first"),
+        ("mm-niah", sample([1, 2], task="counting-text-val"), "[1, 2]", "```json\n[1,2]\n```"),
+        ("mm-niah", sample(None, task="counting-text-val"), "[1, 2]", '{"x": [1, 2]}'),
+        ("mm-niah", sample("oak"), "An oak.", "oak"),
+        ("milebench", sample("lime", ("red", "lime")), "B", "lime, I think"),
+        ("muirbench", sample("C", ("red", "blue", "lime")), "C", "The answer is (C)"),
+        ("video-mme", sample("C", LETTERED), "C", "The best answer is: C. Blue."),
+        ("egoschema", sample(2, LETTERED), "C", "C. lime"),
+    ],
+)
+def test_two_wordings_of_one_decision_agree(name, item, one, other):
+    task = make_task(name)
+    assert task.decision(one, item) == task.decision(other, item)
+    assert task.decision(one, item) != task.decision("B" if name != "milebench" else "A", item)
+
+
+@pytest.mark.parametrize("name", ["mm-niah", "muirbench", "video-mme", "egoschema"])
+def test_answers_without_an_option_do_not_agree_by_that(name):
+    task, item = make_task(name), sample("C", ("red", "blue", "lime"))
+    item = sample(2, ("red", "blue", "lime")) if name in ("mm-niah", "egoschema") else item
+    assert task.decision("no idea", item) != task.decision("perhaps none", item)
+    assert task.decision("no  idea", item) == task.decision("no idea", item)
+
+
+def test_agreement_and_flip_recover_compare_decisions():
+    task, item = make_task("muirbench"), sample("C", ("red", "blue", "lime"), answerable=True)
+    item.meta.update(idx="1", counterpart_idx=None)
+    said = {"reprefill": "C", "blind": "A", "patch@4": "The answer is (C)", "patch@1": "(A)"}
+    answered = {arm: [Answered(item, text, task.score(text, item))] for arm, text in said.items()}
+    results = collect(task, answered, [Line("x/1", arm, "", text, 1.0) for arm, text in said.items()], ())
+    assert [row.agreement for row in results.arms] == [1.0, 0.0, 1.0, 0.0]
+    assert [row.flip_recover for row in results.arms] == [1.0, 0.0, 1.0, 0.0]
+
+
+def test_first_token_kl_is_the_whole_one_or_less():
+    arm, reference = torch.randn(2, 300, generator=torch.Generator().manual_seed(0)) * 3
+    whole = kl(arm, reference)
+    assert FirstToken.of(reference, 300).kl(arm) == pytest.approx(whole)
+    kept = FirstToken.of(reference, 64)
+    assert len(kept.ids) == 64 and kept.rest is not None
+    assert 0.5 * whole < kept.kl(arm) <= whole
+    assert kept.kl(reference) == pytest.approx(0.0, abs=1e-12)
+    assert FirstToken.of(reference, 8).kl(arm) <= kept.kl(arm)
