@@ -17,6 +17,14 @@ from kamera.cli.output import Output, finite, listing
 if TYPE_CHECKING:
     from kamera.eval.tasks.report import Results
 
+
+class Reused(str, Enum):
+    """What reusing arms reuse."""
+
+    context = "context"
+    all = "all"
+
+
 Data = Annotated[
     Path, typer.Option("--data", exists=True, file_okay=False, help="The benchmark's folder, as published.")
 ]
@@ -40,6 +48,10 @@ Resume = Annotated[bool, typer.Option(help="Go on with the run in --out, or refu
 Frames = Annotated[int | None, typer.Option("--frames", min=1, help="Frames of a video, evenly spaced.")]
 Rate = Annotated[float | None, typer.Option("--fps", min=0.001, help="Frames of a video per second.")]
 Clips = Annotated[int, typer.Option(min=1, help="Chunks that a video is cut into.")]
+ReuseRule = Annotated[
+    Reused,
+    typer.Option("--reuse", help="The context, or also what of question and choices stands before its end."),
+]
 Options = dict[str, Any]
 ARMS = "reprefill,blind,patch@16"
 
@@ -87,6 +99,7 @@ def _run(
     limit: Limit = None,
     max_tokens: MaxTokens = None,
     system: System = None,
+    reuse: ReuseRule = Reused.context,
     resume: Resume = True,
     device: Device = None,
     dtype: Precision = Dtype.auto,
@@ -115,6 +128,7 @@ def _run(
             limit=limit,
             max_tokens=max_tokens,
             system=system,
+            reuse=reuse.value,
             resume=resume,
             on_item=bar.update,
         )
@@ -168,7 +182,7 @@ def egoschema(subtask: Subtasks = None, frames: Frames = None, fps: Rate = None,
 def _tables(results: Results) -> list[Any]:
     columns = (
         *("arm", "n", "official", "mean", "95 %", "agreement", "flip-recover", "KL"),
-        *("forwards", "tokens recomputed", "patch bytes", "window s", "answer s"),
+        *("forwards", "reused tokens", "live tokens", "patch bytes", "window s", "answer s"),
     )
     rows = [
         (
@@ -181,7 +195,8 @@ def _tables(results: Results) -> list[Any]:
             _number(row.flip_recover),
             "" if math.isnan(row.first_token_kl) else f"{row.first_token_kl:.1e}",
             f"{row.forwards:.1f}",
-            f"{row.tokens_recomputed:.0f}",
+            f"{row.reused_tokens:.0f}",
+            f"{row.live_tokens:.0f}",
             f"{row.kv_share:.1%}",
             f"{row.seconds:.3f}",
             f"{row.answer_seconds:.3f}",

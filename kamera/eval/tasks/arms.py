@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -63,19 +63,28 @@ class Windows:
     """One sample's chunks under every arm.
 
     The store is shared, so pixels are encoded once; each chunk's canonical is archived before any arm
-    is measured. `window` must be asked for blind before the first patch: stored patches would serve.
+    is measured, except those of ``live`` (their indices), which every arm prefills in its place and
+    nobody stores. `window` must be asked for blind before the first patch: stored patches would serve.
     """
 
-    def __init__(self, backbone: Backbone, chunks: Sequence[Chunk], system: str | None) -> None:
+    def __init__(
+        self,
+        backbone: Backbone,
+        chunks: Sequence[Chunk],
+        system: str | None,
+        live: Collection[int] = (),
+    ) -> None:
         self.backbone = backbone
         self.chunks = chunks
+        self.live = frozenset(live)
         self.system = system
         self.store = ChunkStore.open("memory://", memory_limit=_KEPT)
         self._formed = 0
         alone = self._empty(_policy("exact"))
-        for chunk in chunks:
-            alone.append(chunk)
-            alone.evict(0)
+        for index, chunk in enumerate(chunks):
+            if index not in self.live:
+                alone.append(chunk)
+                alone.evict(0)
 
     def window(self, arm: Arm, rank: int) -> tuple[KameraWindow, Cost]:
         """The window of an arm, and its cost. Patches are formed at ``rank``, the run's highest.
@@ -96,13 +105,18 @@ class Windows:
 
     def _reused(self, policy: ReusePolicy) -> tuple[KameraWindow, Cost]:
         window, cost = self._filled(policy)
-        if cost.forwards:
-            raise StoreError(f"{cost.forwards} chunks were not stored: the sample outgrew {_KEPT}")
+        lost = cost.forwards - len(self.live)
+        if lost > 0:
+            raise StoreError(f"{lost} chunks were not stored: the sample outgrew {_KEPT}")
         return window, cost
 
     def _filled(self, policy: ReusePolicy) -> tuple[KameraWindow, Cost]:
         window = self._empty(policy)
-        reports = [window.append(chunk) for chunk in self.chunks]
+        # "later" is never: what is live does not leave the window
+        reports = [
+            window.append(chunk, archive="later" if index in self.live else "now")
+            for index, chunk in enumerate(self.chunks)
+        ]
         return window, _cost(reports, sum(slot.bytes for slot in window.slots))
 
     def _empty(self, policy: ReusePolicy) -> KameraWindow:

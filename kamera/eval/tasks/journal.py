@@ -17,7 +17,8 @@ class Line:
     """One arm's answer to one sample.
 
     ``digest`` is that of the sample as it was asked, ``score`` None without a label. ``tokens`` are
-    those of the chunks and the question. ``note`` is empty, "cut" (parts dropped from the left),
+    those of the chunks and the question: ``reused_tokens`` came from the store, ``live_tokens`` were
+    computed for this answer. ``note`` is empty, "cut" (parts dropped from the left),
     "over-length" or "out of memory" (both answered "None"). ``first_token`` is the re-prefill's (its
     `FirstToken` as a dict), ``first_token_kl`` how far the arm's lies from it; None without a re-prefill.
     """
@@ -32,6 +33,8 @@ class Line:
     answer_seconds: float = 0.0
     forwards: int = 0
     tokens_recomputed: int = 0
+    reused_tokens: int = 0
+    live_tokens: int = 0
     bytes: int = 0
     kv_bytes: int = 0
     note: str = ""

@@ -191,22 +191,39 @@ def _sample(
         yield Problem(where, f"{len(named)} placeholders for {len(paths)} images", skipped=False)
     choices = tuple(str(choice) for choice in instance.get("choice_list") or ())
     instruction = instructions[record["task_instruction_id"]] + "\n"
-    pieces = _PLACEHOLDER.split(context + _listed(folder.name, choices))
-    parts: list[Part] = [Text(instruction)]
-    for text, number in zip(pieces[::2], pieces[1::2], strict=False):
-        parts += [Text(text)] if text else []
-        parts.append(Picture(folder / "images" / paths[int(number) - 1]))
+    asked = _asked_from(context)
+    shown = _parts(context[:asked], folder / "images", paths, live=False)
+    *live, question = _parts(
+        context[asked:] + _listed(folder.name, choices), folder / "images", paths, live=True
+    )
+    parts = (Text(instruction), *(p for p in (*shown, *live) if not isinstance(p, Text) or p.text))
     yield Sample(
         id=f"{folder.name}/{record['sample_id']}",
         task=folder.name,
-        parts=tuple(parts),
-        question=pieces[-1],
+        parts=parts,
+        question=question.text if isinstance(question, Text) else "",
         answer=None if record.get("response") is None else str(record["response"]),
         choices=choices,
         meta={"sample_id": int(record["sample_id"]), "images_path": tuple(paths), "metric": metric},
         where=where,
         head=1,
     )
+
+
+def _asked_from(context: str) -> int:
+    """Where the question begins: at the last "Question:", else behind the last image."""
+    marked = context.rfind("Question:")
+    ends = [match.end() for match in _PLACEHOLDER.finditer(context)]
+    return marked if marked >= 0 else max(ends, default=0)
+
+
+def _parts(text: str, images: Path, paths: Sequence[str], live: bool) -> list[Part]:
+    """Text and pictures by turns, text first and last."""
+    pieces = _PLACEHOLDER.split(text)
+    parts: list[Part] = [Text(pieces[0], live)]
+    for number, words in zip(pieces[1::2], pieces[2::2], strict=True):
+        parts += [Picture(images / paths[int(number) - 1], live), Text(words, live)]
+    return parts
 
 
 def _wrong(record: Any, instructions: Sequence[str], metric: Metric) -> str:

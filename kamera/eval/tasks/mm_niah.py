@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,7 +17,6 @@ from kamera.eval.tasks.mm_niah_score import DEPTHS, LABELS, Place, bin_scores, d
 from kamera.eval.tasks.sample import (
     Answered,
     Group,
-    Part,
     Picture,
     Problem,
     Sample,
@@ -122,7 +122,9 @@ class MMNiah:
     def _sample(self, name: str, record: Mapping[str, Any], images: Path | None, where: str) -> Sample:
         meta, subtask = record["meta"], f"{name}-{self.split}"
         pictures = [Picture(images / i) for i in _pictures(record)] if images is not None else []
-        *parts, question = _interleave([record["context"] + "\n", self._question(record)], pictures)
+        context = _interleave(record["context"] + "\n", iter(pictures))
+        live = _interleave(self._question(record), iter(pictures[record["context"].count(IMAGE) :]))
+        *parts, question = [*context, *(replace(part, live=True) for part in live)]
         return Sample(
             id=f"{subtask}/{record['id']}",
             task=subtask,
@@ -279,17 +281,14 @@ def _only_first_is_pattern(name: str, pictures: Sequence[str]) -> bool:
     return name == "counting-image" and len(patterns) > 1 and patterns[0] and not any(patterns[1:])
 
 
-def _interleave(texts: Sequence[str], pictures: Sequence[Picture]) -> list[Part]:
-    """The texts one after another, pictures in the places of their marks; ends with text."""
-    left = iter(pictures)
-    parts: list[Part] = []
-    for text in texts:
-        first, *rest = text.split(IMAGE)
-        parts.append(Text(first))
-        for piece in rest:
-            parts += [next(left), Text(piece)]
-    *chunks, question = parts
-    return [*(p for p in chunks if p != Text("")), question]
+def _interleave(text: str, pictures: Iterator[Picture]) -> list[Text | Picture]:
+    """The text with pictures in the places of its marks; empty texts only at its end."""
+    first, *rest = text.split(IMAGE)
+    parts: list[Text | Picture] = [Text(first)]
+    for piece in rest:
+        parts += [next(pictures), Text(piece)]
+    *before, last = parts
+    return [*(p for p in before if p != Text("")), last]
 
 
 def _placed(answered: Sequence[Answered]) -> dict[str, list[tuple[Place, float]]]:

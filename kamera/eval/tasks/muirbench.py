@@ -136,9 +136,10 @@ class MuirBench:
                 where, f"{len(pieces) - 1} <image> in question and options, {len(pictures)} images"
             )
         parts: list[Part] = []
-        for text, image in zip(pieces, pictures, strict=False):
-            parts += [Text(text)] * bool(text)
-            parts.append(Picture(image))
+        shown = row["question"].count("<image>")  # the others are choices
+        for number, (text, image) in enumerate(zip(pieces, pictures, strict=False)):
+            parts += [Text(text, live=True)] * bool(text)
+            parts.append(Picture(image, live=number >= shown))
         meta = {k: row[k] for k in ("idx", "task", "image_relation", "image_type", "counterpart_idx")}
         meta["answerable"] = options[LETTERS.index(row["answer"])].strip() != NONE_FITS
         return Sample(

@@ -21,8 +21,9 @@ class ArmResult:
     interval. ``agreement`` is the share of items decided (`Task.decision`) as the re-prefill decides
     them; ``flip_recover`` that share among the items where blind reuse decides otherwise (nan without
     such items, or without these arms). ``first_token_kl`` is the mean KL(arm ‖ re-prefill) of the
-    answers' first token (`FirstToken.kl`), of the items that were compared. Costs are means over items of getting the window ready from stored
-    canonicals: ``kv_share`` is bytes of patches to bytes of the chunks' KV.
+    answers' first token (`FirstToken.kl`), of the items that were compared. Costs are means over items
+    of getting the window ready from stored canonicals: ``kv_share`` is bytes of patches to bytes of the
+    chunks' KV, ``reused_tokens`` and ``live_tokens`` are the prompt's.
     """
 
     arm: str
@@ -35,6 +36,8 @@ class ArmResult:
     answer_seconds: float
     forwards: float
     tokens_recomputed: float
+    reused_tokens: float
+    live_tokens: float
     kv_share: float
 
 
@@ -101,6 +104,8 @@ def collect(
                 answer_seconds=mean([line.answer_seconds for line in own]),
                 forwards=mean([line.forwards for line in own]),
                 tokens_recomputed=mean([line.tokens_recomputed for line in own]),
+                reused_tokens=mean([line.reused_tokens for line in own]),
+                live_tokens=mean([line.live_tokens for line in own]),
                 kv_share=sum(line.bytes for line in own) / kv_bytes if kv_bytes else 0.0,
             )
         )

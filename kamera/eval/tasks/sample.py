@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,6 +15,7 @@ class Text:
     """Words of the prompt, exactly as they stand there, newlines included."""
 
     text: str
+    live: bool = False
 
 
 @dataclass(frozen=True)
@@ -20,6 +23,7 @@ class Picture:
     """An image of the prompt. ``source`` is a path, or a PIL image where the set holds no files."""
 
     source: Any
+    live: bool = False
 
 
 @dataclass(frozen=True)
@@ -32,6 +36,7 @@ class Video:
     source: Any
     num_frames: int | None = None
     fps: float | None = None
+    live: bool = False
 
 
 Part = Text | Picture | Video
@@ -42,8 +47,9 @@ class Sample:
     """One item of a benchmark, ready to be asked.
 
     ``parts`` and then ``question`` are the whole prompt in the order the benchmark's own code has it:
-    the parts become chunks, the question is the text that ends the prompt, behind the last image or
-    clip. ``id`` is unique in a run
+    the parts become chunks, the question is the text that ends the prompt. A part that is ``live``
+    belongs to the question or its choices too: a server meets it with the question, so it is computed
+    behind the context, whatever of that is reused. ``id`` is unique in a run
     (``"retrieval-text-val/17"``), ``task`` the subtask. ``answer`` is None where labels are private:
     then only predictions are written. ``choices`` are the options in order, empty for open questions.
     ``meta`` holds what results are grouped by and what the prediction files repeat. ``where`` is
@@ -156,6 +162,22 @@ class Task(Protocol):
     def write_predictions(self, answered: Sequence[Answered], folder: Path) -> list[Path]:
         """Write one arm's responses in the benchmark's own prediction format; the files written."""
         ...
+
+
+def digest(sample: Sample) -> str:
+    """What an answer depends on besides the model: prompt, media (name and size), label."""
+    said = [sample.id, sample.prompt, repr(sample.answer), [_name(part) for part in sample.parts]]
+    return hashlib.sha256(json.dumps(said).encode()).hexdigest()[:32]
+
+
+def _name(part: Part) -> list[Any]:
+    if isinstance(part, Text):
+        return []
+    options = [] if isinstance(part, Picture) else [part.num_frames, part.fps]
+    if isinstance(part.source, str | Path):
+        path = Path(part.source)
+        return [path.name, path.stat().st_size if path.is_file() else None, *options]
+    return [type(part.source).__name__, *options]
 
 
 def mean(values: Sequence[float]) -> float:

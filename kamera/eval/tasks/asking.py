@@ -1,0 +1,176 @@
+"""Asking one sample under every arm: its chunks, what of them is live, the answers and their costs."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from itertools import groupby
+from typing import Any, Literal
+
+import torch
+
+from kamera.backbones import Backbone, Chunk
+from kamera.backbones.video import Clip
+from kamera.eval.tasks.arms import REFERENCE, Arm, Cost, Windows
+from kamera.eval.tasks.first_token import FirstToken
+from kamera.eval.tasks.journal import Line
+from kamera.eval.tasks.sample import Part, Picture, Sample, Task, Text, digest
+from kamera.window.anchor import anchor_ids
+
+Reuse = Literal["context", "all"]
+"""What the reusing arms reuse: the context, or the live parts before the prompt's last text as well."""
+
+UNANSWERED = "None"
+"""What an item is answered that does not fit (the benchmarks' own convention)."""
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """A sample's chunks that fit, the indices of the live ones, and the question's tokens.
+
+    Live parts that follow one another are one chunk: they arrive together, with the question.
+    """
+
+    chunks: tuple[Chunk, ...]
+    live: tuple[int, ...]
+    question: int
+
+    @property
+    def tokens(self) -> int:
+        """Of chunks and question."""
+        return self.question + sum(chunk.num_tokens for chunk in self.chunks)
+
+
+class Asking:
+    """Asks samples of one run's arms. ``room`` bounds anchor, prompt and answer, in tokens."""
+
+    def __init__(
+        self,
+        backbone: Backbone,
+        task: Task,
+        arms: Sequence[Arm],
+        system: str | None,
+        room: int | None,
+        reuse: Reuse = "context",
+    ) -> None:
+        self.backbone = backbone
+        self.task = task
+        self.system = system
+        self.rank = max((arm.rank or 0 for arm in arms), default=0)
+        self.room = room
+        self.reuse = reuse
+        self.around = anchor_ids(backbone, system).shape[0]
+
+    def lines(self, sample: Sample, arms: Sequence[Arm], reference: Line | None = None) -> Iterator[Line]:
+        """One line for each arm, the re-prefill's first: others are compared with it (``reference`` is
+        its line where it has one). Blind goes before patches, which would serve it once stored.
+        """
+        prompt, note = self._fitted(sample)
+        if prompt is None:
+            yield from (self._line(sample, arm, UNANSWERED, note) for arm in arms)
+            return
+        left = sorted(arms, key=lambda arm: (arm.name != REFERENCE, arm.rank or 0))
+        first = None if reference is None else _first_token(reference)
+        try:
+            windows = Windows(self.backbone, prompt.chunks, self.system, prompt.live)
+            while left:
+                arm = left[0]
+                window, cost = windows.window(arm, self.rank)
+                started = time.perf_counter()
+                said = window.generate(
+                    sample.question, max_new_tokens=self.task.max_new_tokens(sample), do_sample=False
+                )
+                seconds = time.perf_counter() - started
+                logits = window.next_token_logits(sample.question)
+                first = FirstToken.of(logits) if arm.name == REFERENCE else first
+                # the benchmarks' own runs strip what is generated; their scorers count on it
+                line = self._line(sample, arm, said.strip(), note, prompt, cost)
+                yield replace(
+                    line,
+                    answer_seconds=seconds,
+                    first_token_kl=None if first is None else first.kl(logits),
+                    first_token=asdict(first) if first and arm.name == REFERENCE else None,
+                )
+                left.pop(0)
+        except torch.OutOfMemoryError:
+            for arm in left:
+                yield self._line(sample, arm, UNANSWERED, "out of memory")
+
+    def _line(
+        self,
+        sample: Sample,
+        arm: Arm,
+        response: str,
+        note: str,
+        prompt: Prompt | None = None,
+        cost: Cost | None = None,
+    ) -> Line:
+        score = None if sample.answer is None else self.task.score(response, sample)
+        line = Line(sample.id, arm.name, digest(sample), response, score, note=note)
+        if prompt is None or cost is None:
+            return line
+        live = prompt.question + cost.tokens_recomputed
+        return replace(
+            line,
+            tokens=prompt.tokens,
+            seconds=cost.seconds,
+            forwards=cost.forwards,
+            tokens_recomputed=cost.tokens_recomputed,
+            reused_tokens=prompt.tokens - live,
+            live_tokens=live,
+            bytes=cost.bytes,
+            kv_bytes=cost.kv_bytes,
+        )
+
+    def _fitted(self, sample: Sample) -> tuple[Prompt | None, str]:
+        """The prompt as it fits (None if that cannot be), and a note."""
+        whole = self._prompt(sample)
+        if self.room is None:
+            return whole, ""
+        over = whole.tokens + self.around + self.task.max_new_tokens(sample) - self.room
+        if over <= 0:
+            return whole, ""
+        cut = sample.head
+        context = len(whole.chunks) - len(whole.live) if self.task.overlong == "left" else 0
+        while over > 0 and cut < context:
+            over -= whole.chunks[cut].num_tokens
+            cut += 1
+        if over > 0:
+            return None, "over-length"
+        gone = cut - sample.head
+        kept = (*whole.chunks[: sample.head], *whole.chunks[cut:])
+        return Prompt(kept, tuple(i - gone for i in whole.live), whole.question), "cut"
+
+    def _prompt(self, sample: Sample) -> Prompt:
+        chunks: list[Chunk] = []
+        live: list[int] = []
+        for together, parts in groupby(sample.parts, lambda part: part.live and self.reuse == "context"):
+            contents = [_content(part) for part in parts]
+            if together:
+                live.append(len(chunks))
+                chunks.append(self.backbone.chunk(contents))
+            else:
+                chunks += [self.backbone.chunk([content]) for content in contents]
+        return Prompt(tuple(chunks), tuple(live), self.backbone.tokenize(sample.question).shape[0])
+
+
+def room_of(backbone: Backbone) -> int | None:
+    """How many tokens the model was made for, or serves at all."""
+    limit = None if backbone.limit is None else backbone.limit.below
+    bounds = [b for b in (getattr(backbone.config, "max_position_embeddings", None), limit) if b]
+    return min(bounds) if bounds else None
+
+
+def _first_token(line: Line) -> FirstToken | None:
+    kept = line.first_token
+    return kept and FirstToken(tuple(kept["ids"]), tuple(kept["log_probs"]), kept["rest"])
+
+
+def _content(part: Part) -> dict[str, Any]:
+    if isinstance(part, Text):
+        return {"type": "text", "text": part.text}
+    if isinstance(part, Picture):
+        return {"type": "image", "image": part.source}
+    sampling = {} if isinstance(part.source, Clip) else {"num_frames": part.num_frames, "fps": part.fps}
+    return {"type": "video", "video": part.source, **sampling}

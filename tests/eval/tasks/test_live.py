@@ -1,0 +1,100 @@
+"""What is reused does not depend on where the last image stands: the question and its choices are live."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from kamera import Backbone, testbed
+from kamera.eval.tasks.milebench import MileBench
+from kamera.eval.tasks.mm_niah import MMNiah
+from kamera.eval.tasks.muirbench import MuirBench
+from kamera.eval.tasks.run import run_task
+from kamera.eval.tasks.sample import Sample, Text
+from kamera.testbed.benchmarks import write_mm_niah
+
+FIXTURES = Path(__file__).parent / "fixtures"
+ARMS = ("reprefill", "blind", "patch@4")
+
+
+@pytest.fixture(scope="module")
+def backbone():
+    return Backbone(*testbed.load())
+
+
+def shown(sample):
+    return [(part.text if isinstance(part, Text) else "<image>", part.live) for part in sample.parts]
+
+
+def samples(task, folder):
+    return [item for item in task.load(FIXTURES / folder) if isinstance(item, Sample)]
+
+
+def test_mm_niahs_question_and_pictured_choices_are_live():
+    for sample in samples(MMNiah(), "mm_niah"):
+        context = "".join(text for text, live in shown(sample) if not live)
+        asked = "".join(text for text, live in shown(sample) if live) + sample.question
+        assert context.endswith("\n") and asked.startswith(sample.meta["question"])
+    assert any(("<image>", True) in shown(sample) for sample in samples(MMNiah(), "mm_niah"))
+
+
+def test_milebenchs_question_is_live_and_text_before_it_is_not():
+    by_task = {sample.task: sample for sample in samples(MileBench(), "milebench")}
+    needle = by_task["TextNeedleInAHaystack"]
+    assert needle.question.startswith("Question:")
+    assert any("number is:" in text and not live for text, live in shown(needle))
+    assert by_task["ALFRED"].question == " Current Step:"  # no mark: what stands behind the last image
+
+
+def test_muirbenchs_pictures_are_context_and_pictured_choices_are_not():
+    every = samples(MuirBench(), "muirbench")
+    for sample in every:
+        parts = shown(sample)
+        assert all(live for text, live in parts if text != "<image>")
+        pictures = [live for text, live in parts if text == "<image>"]
+        assert pictures == sorted(pictures)
+        assert sum(pictures) == sum("<image>" in choice for choice in sample.choices)
+    assert any(
+        sum(live for text, live in shown(s) if text == "<image>") for s in samples(MuirBench(), "muirbench")
+    )
+
+
+@pytest.fixture(scope="module")
+def pictured(tmp_path_factory):
+    """The same question twice: its choices in words, and as pictures, which stand behind the context."""
+    data = write_mm_niah(tmp_path_factory.mktemp("data"), episodes=1, questions=2, layouts=("LLI",))
+    file = data / "mm_niah_val" / "annotations" / "reasoning-text.jsonl"
+    worded, other = map(json.loads, file.read_text().splitlines())
+    other["question"] = worded["question"]
+    worded["meta"]["choices"] = ["red", "blue"]
+    other["meta"]["choices_image_path"] = worded["images_list"][:2]
+    worded["answer"] = other["answer"] = 0
+    file.write_text(json.dumps(worded) + "\n" + json.dumps(other) + "\n")
+    return data
+
+
+def run(backbone, data, out, **options):
+    results = run_task(backbone, MMNiah(["reasoning-text"], bare=True), data, out, arms=ARMS, **options)
+    assert not [p for p in results.problems if p.skipped]
+    rows = [json.loads(line) for line in (out / "items.jsonl").read_text().splitlines()]
+    return {(row["id"][-1], row["arm"]): row for row in rows}
+
+
+def test_reused_tokens_are_the_contexts_wherever_the_last_image_stands(backbone, pictured, tmp_path):
+    rows = run(backbone, pictured, tmp_path / "context")
+    for arm in ("blind", "patch@4"):
+        assert rows["0", arm]["reused_tokens"] == rows["1", arm]["reused_tokens"] > 0
+        # the pictured choices are computed behind the context in one forward; pixels are not the context's
+        assert rows["0", arm]["forwards"] == 0 and rows["1", arm]["forwards"] == 1
+        assert rows["1", arm]["live_tokens"] > rows["0", arm]["live_tokens"]
+    for row in rows.values():
+        assert row["reused_tokens"] + row["live_tokens"] == row["tokens"]
+    assert rows["1", "reprefill"]["live_tokens"] > rows["1", "blind"]["live_tokens"]
+
+
+def test_all_that_stands_before_the_prompts_end_is_reused_on_demand(backbone, pictured, tmp_path):
+    rows = run(backbone, pictured, tmp_path / "all", reuse="all")
+    assert rows["1", "blind"]["forwards"] == rows["1", "patch@4"]["forwards"] == 0
+    assert rows["1", "blind"]["reused_tokens"] > rows["0", "blind"]["reused_tokens"]
+    with pytest.raises(ValueError, match="reuse 'some' is none of context, all"):
+        run(backbone, pictured, tmp_path / "some", reuse="some")
