@@ -87,13 +87,24 @@ class VideoMME:
         return decided(first_abcd(response), response)
 
     def summarize(self, answered: Sequence[Answered]) -> Summary:
-        """Accuracy overall and by duration, domain, sub-category and task type, for each setting."""
+        """Official: right of answered, as the benchmark's own script divides; ``mean`` is of all asked.
+
+        Overall and by duration, domain, sub-category and task type, for each setting; an answer without
+        a letter counts as none.
+        """
         scored = [(a.sample, a.score) for a in answered if a.score is not None]
+        read = [
+            (a.sample, a.score)
+            for a in answered
+            if a.score is not None and first_abcd(a.response) is not None
+        ]
         groups: list[Group] = []
         for setting in SETTINGS:
-            of = [(q, s) for q, s in scored if q.task == setting]
-            if of:
-                groups.append(Group("overall", setting, mean([s for _, s in of]), len(of)))
+            asked = [s for q, s in scored if q.task == setting]
+            of = [(q, s) for q, s in read if q.task == setting]
+            if asked:
+                groups.append(Group("overall", setting, _right([s for _, s in of]), len(of)))
+                groups.append(Group("overall, of all asked", setting, mean(asked), len(asked)))
             for key in _GROUPED_BY:
                 labels = dict.fromkeys(q.meta[key] for q, _ in of)
                 for label in DURATIONS if key == "duration" else labels:
@@ -103,7 +114,7 @@ class VideoMME:
         overall = mean([s for _, s in scored])
         head = groups[0] if groups else Group("overall", SETTINGS[0], overall, 0)
         lost = unread(answered, lambda a: first_abcd(a.response))
-        how = f"accuracy {head.label.replace('-', ' ')}"
+        how = f"accuracy {head.label.replace('-', ' ')}, of the answered"
         return Summary(head.score, how, overall, len(scored), (*groups, *lost))
 
     def write_predictions(self, answered: Sequence[Answered], folder: Path) -> list[Path]:
@@ -167,6 +178,11 @@ class VideoMME:
             meta={k: row[k] for k in _TEXTS if k != "answer"},
             where=where,
         )
+
+
+def _right(scores: Sequence[float]) -> float:
+    """The share that is right; 0 where nothing was answered, as the benchmark's script has it."""
+    return mean(scores) if scores else 0.0
 
 
 def _fault(row: dict[str, Any]) -> str:
