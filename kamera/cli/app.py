@@ -73,6 +73,10 @@ EVAL = {
         "MileBench: long contexts of many images. A subtask is a dataset or a code such as T-1.",
     ),
     "muirbench": Verb("kamera.cli.eval_tasks:muirbench", "MuirBench: multiple choice over several images."),
+    "merge": Verb(
+        "kamera.cli.eval_tasks:merge",
+        "Join runs of one benchmark (shards, other samples, other arms) into one, without model or data.",
+    ),
     "video-mme": Verb(
         "kamera.cli.eval_tasks:video_mme",
         "Video-MME: multiple choice over videos, without and with subtitles.",

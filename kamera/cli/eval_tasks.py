@@ -43,6 +43,16 @@ Subtasks = Annotated[
 MaxTokens = Annotated[
     int | None, typer.Option(min=1, help="Longest prompt in tokens [default: what the model was made for].")
 ]
+Drawn = Annotated[
+    int | None, typer.Option("--sample", min=1, help="Ask so many samples, drawn by --seed from all.")
+]
+Seed = Annotated[int, typer.Option(min=0, help="Which samples --sample draws.")]
+Shard = Annotated[
+    str | None,
+    typer.Option(
+        metavar="I/N", help="Ask only this share of the samples; a folder each, then kamera eval merge."
+    ),
+]
 System = Annotated[str | None, typer.Option(help="System prompt [default: the chat template's own].")]
 Resume = Annotated[bool, typer.Option(help="Go on with the run in --out, or refuse a folder that has one.")]
 Frames = Annotated[int | None, typer.Option("--frames", min=1, help="Frames of a video, evenly spaced.")]
@@ -97,6 +107,9 @@ def _run(
     model: ModelName = "testbed",
     arms: Arms = ARMS,
     limit: Limit = None,
+    sample: Drawn = None,
+    seed: Seed = 0,
+    shard: Shard = None,
     max_tokens: MaxTokens = None,
     system: System = None,
     reuse: ReuseRule = Reused.context,
@@ -112,11 +125,14 @@ def _run(
     from kamera.eval.tasks.arms import parse_arms
     from kamera.eval.tasks.registry import make_task
     from kamera.eval.tasks.run import run_task
+    from kamera.eval.tasks.selection import Selection, parse_shard
 
     written = Output(format, output, quiet)
     task = make_task(name, **options)
     names = [arm.strip() for arm in arms.split(",")]
     parse_arms(names)  # before minutes of loading
+    share = None if shard is None else parse_shard(shard)
+    Selection(limit, sample, seed, share)
     backbone = load_backbone(model, device, dtype, show_progress=written.shows_progress)
     with written.progress(None, "sample") as bar:
         results = run_task(
@@ -126,16 +142,43 @@ def _run(
             out,
             arms=names,
             limit=limit,
+            sample=sample,
+            seed=seed,
+            shard=share,
             max_tokens=max_tokens,
             system=system,
             reuse=reuse.value,
             resume=resume,
             on_item=bar.update,
         )
+    _write(written, results, out, {"model": model, "backbone": backbone.fingerprint, "options": options})
+
+
+def merge(
+    runs: Annotated[
+        list[Path], typer.Argument(metavar="DIR...", exists=True, file_okay=False, help="Folders of runs.")
+    ],
+    out: Annotated[Path, typer.Option("--out", file_okay=False, help="Where the joined run goes.")],
+    format: Form = Format.table,
+    output: File = None,
+    quiet: Quiet = False,
+) -> None:
+    """Join runs of one benchmark (shards, other samples, other arms) into one, without model or data."""
+    from kamera.eval.tasks.merge import merge as join
+
+    _write(Output(format, output, quiet), join(runs, out), out, {"merged": [str(run) for run in runs]})
+
+
+def _write(written: Output, results: Results, out: Path, about: dict[str, Any]) -> None:
+    """The tables or the document. Exit code 1 where no item was answered."""
     for problem in results.problems:
         written.note(str(problem))
-    document = {"model": model, "backbone": backbone.fingerprint, "options": options, **results.document()}
-    written.write(finite(document), [*_tables(results), f"predictions and items: {out}"])
+    written.write(
+        finite({**about, **results.document()}), [*_tables(results), f"predictions and items: {out}"]
+    )
+    if not results.items:
+        written.note("nothing ran: no item was answered under every arm")
+        raise typer.Exit(1)
 
 
 @_verb("mm-niah")

@@ -49,3 +49,35 @@ def test_bad_usage_is_one_line_and_writes_nothing(capsys, data, tmp_path, argume
 def test_every_benchmark_explains_its_options(capsys, name):
     run = kamera(capsys, "eval", name, "--help")
     assert run.code == 0 and all(option in run.out for option in ("--data", "--arms", "--subtask", "--out"))
+
+
+def test_a_run_in_which_nothing_ran_fails(capsys, tmp_path):
+    data = write_mm_niah(tmp_path, episodes=1, questions=1, layouts=("LI",))
+    for image in (data / "mm_niah_val" / "images").rglob("*.png"):
+        image.write_bytes(b"no picture")
+    run = kamera(capsys, *NIAH, "--data", data, "--out", tmp_path / "out", "--arms", "blind")
+    assert run.code == 1 and "nothing ran" in run.err
+    assert "UnreadableMedia" in run.err
+
+
+def test_shards_are_run_and_merged_from_the_command_line(capsys, data, tmp_path):
+    for i in (1, 2):
+        run = kamera(
+            *(capsys, *NIAH, "--data", data, "--out", tmp_path / str(i), "--shard", f"{i}/2"),
+            *("--sample", "2", "--seed", "3", "--arms", "blind"),
+        )
+        assert run.code == 0 and "1 items" in run.out
+    joined = kamera(
+        capsys,
+        "eval",
+        "merge",
+        tmp_path / "1",
+        tmp_path / "2",
+        "--out",
+        tmp_path / "whole",
+        "--format",
+        "json",
+    )
+    assert joined.code == 0 and joined.document["items"] == 2
+    refused = kamera(capsys, *NIAH, "--data", data, "--out", tmp_path / "3", "--shard", "3/2")
+    assert refused.code == 2 and "3/2" in refused.err

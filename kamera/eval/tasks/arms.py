@@ -86,8 +86,9 @@ class Windows:
                 alone.append(chunk)
                 alone.evict(0)
 
-    def window(self, arm: Arm, rank: int) -> tuple[KameraWindow, Cost]:
-        """The window of an arm, and its cost. Patches are formed at ``rank``, the run's highest.
+    def window(self, arm: Arm) -> tuple[KameraWindow, Cost]:
+        """The window of an arm, and its cost. Ask for lower ranks first: each arm's patches are formed at
+        its own rank, whatever other arms there are.
 
         Raises StoreError when a reusing arm had to run a forward (the store lost something).
         """
@@ -95,9 +96,9 @@ class Windows:
             return self._filled(_policy("exact", "prefill"))
         if arm.rank is None:
             return self._reused(_policy("blind", "blind"))
-        if self._formed < rank:
-            self._filled(_policy("exact", "form", rank))
-            self._formed = rank
+        if self._formed < arm.rank:
+            self._filled(_policy("exact", "form", arm.rank))
+            self._formed = arm.rank
         window, cost = self._reused(_policy("patched", "blind", arm.rank))
         if window.guarantee == "blind":
             raise StoreError(f"a patch of arm {arm.name} was not stored: the sample outgrew {_KEPT}")

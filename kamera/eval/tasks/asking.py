@@ -43,13 +43,12 @@ class Prompt:
 
 
 class Asking:
-    """Asks samples of one run's arms. ``room`` bounds anchor, prompt and answer, in tokens."""
+    """Asks samples under arms, one after the other; ``room`` bounds anchor, prompt and answer, in tokens."""
 
     def __init__(
         self,
         backbone: Backbone,
         task: Task,
-        arms: Sequence[Arm],
         system: str | None,
         room: int | None,
         reuse: Reuse = "context",
@@ -57,45 +56,59 @@ class Asking:
         self.backbone = backbone
         self.task = task
         self.system = system
-        self.rank = max((arm.rank or 0 for arm in arms), default=0)
         self.room = room
         self.reuse = reuse
+        self._first: FirstToken | None = None  # of the sample being asked
         self.around = anchor_ids(backbone, system).shape[0]
 
     def lines(self, sample: Sample, arms: Sequence[Arm], reference: Line | None = None) -> Iterator[Line]:
         """One line for each arm, the re-prefill's first: others are compared with it (``reference`` is
         its line where it has one). Blind goes before patches, which would serve it once stored.
+
+        Whatever goes wrong with this sample is in its lines (`Line.error`): nothing is raised for it.
         """
-        prompt, note = self._fitted(sample)
-        if prompt is None:
-            yield from (self._line(sample, arm, UNANSWERED, note) for arm in arms)
-            return
+        self._first = None if reference is None else _first_token(reference)
         left = sorted(arms, key=lambda arm: (arm.name != REFERENCE, arm.rank or 0))
-        first = None if reference is None else _first_token(reference)
         try:
-            windows = Windows(self.backbone, prompt.chunks, self.system, prompt.live)
-            while left:
-                arm = left[0]
-                window, cost = windows.window(arm, self.rank)
-                started = time.perf_counter()
-                said = window.generate(
-                    sample.question, max_new_tokens=self.task.max_new_tokens(sample), do_sample=False
-                )
-                seconds = time.perf_counter() - started
-                logits = window.next_token_logits(sample.question)
-                first = FirstToken.of(logits) if arm.name == REFERENCE else first
-                # the benchmarks' own runs strip what is generated; their scorers count on it
-                line = self._line(sample, arm, said.strip(), note, prompt, cost)
-                yield replace(
-                    line,
-                    answer_seconds=seconds,
-                    first_token_kl=None if first is None else first.kl(logits),
-                    first_token=asdict(first) if first and arm.name == REFERENCE else None,
-                )
-                left.pop(0)
+            prompt, note = self._fitted(sample)
+            windows = None
+            if prompt is not None:
+                windows = Windows(self.backbone, prompt.chunks, self.system, prompt.live)
         except torch.OutOfMemoryError:
-            for arm in left:
-                yield self._line(sample, arm, UNANSWERED, "out of memory")
+            yield from (self._line(sample, arm, UNANSWERED, "out of memory") for arm in left)
+            return
+        except Exception as error:
+            yield from (_failed(sample, arm, error) for arm in left)
+            return
+        for arm in left:
+            try:
+                if windows is None or prompt is None:
+                    line = self._line(sample, arm, UNANSWERED, note)
+                else:
+                    line = self._answer(sample, arm, prompt, windows, note)
+            except torch.OutOfMemoryError:
+                line = self._line(sample, arm, UNANSWERED, "out of memory")
+            except Exception as error:
+                line = _failed(sample, arm, error)
+            yield line
+
+    def _answer(self, sample: Sample, arm: Arm, prompt: Prompt, windows: Windows, note: str) -> Line:
+        window, cost = windows.window(arm)
+        started = time.perf_counter()
+        said = window.generate(
+            sample.question, max_new_tokens=self.task.max_new_tokens(sample), do_sample=False
+        )
+        seconds = time.perf_counter() - started
+        logits = window.next_token_logits(sample.question)
+        if arm.name == REFERENCE:
+            self._first = FirstToken.of(logits)
+        # the benchmarks' own runs strip what is generated; their scorers count on it
+        return replace(
+            self._line(sample, arm, said.strip(), note, prompt, cost),
+            answer_seconds=seconds,
+            first_token_kl=None if self._first is None else self._first.kl(logits),
+            first_token=asdict(self._first) if self._first and arm.name == REFERENCE else None,
+        )
 
     def _line(
         self,
@@ -162,9 +175,14 @@ def room_of(backbone: Backbone) -> int | None:
     return min(bounds) if bounds else None
 
 
+def _failed(sample: Sample, arm: Arm, error: Exception) -> Line:
+    first = (str(error).strip().splitlines() or [""])[0]
+    return Line(sample.id, arm.name, digest(sample), "", None, error=f"{type(error).__name__}: {first}")
+
+
 def _first_token(line: Line) -> FirstToken | None:
     kept = line.first_token
-    return kept and FirstToken(tuple(kept["ids"]), tuple(kept["log_probs"]), kept["rest"])
+    return None if kept is None else FirstToken(tuple(kept["ids"]), tuple(kept["log_probs"]), kept["rest"])
 
 
 def _content(part: Part) -> dict[str, Any]:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 from kamera.backbones.video import Clip, read_video
 from kamera.eval.tasks.sample import Video
@@ -33,10 +34,18 @@ class Sampling:
             if value is not None and value <= 0:
                 raise ValueError(f"{name} is {value}: must be positive")
 
+    @property
+    def settings(self) -> dict[str, Any]:
+        """What is shown, as `Sampling` takes it."""
+        return {"num_frames": self._count, "fps": self.fps, "clips": self.clips}
+
+    @property
+    def _count(self) -> int | None:
+        return 8 if self.num_frames is None and self.fps is None else self.num_frames
+
     def read(self, path: Path) -> tuple[Clip, ...]:
         """The clips of the video, at most ``clips``. Raises UnreadableMedia, naming the file."""
-        count = 8 if self.num_frames is None and self.fps is None else self.num_frames
-        return split(read_video(path, num_frames=count, fps=self.fps), self.clips)
+        return split(read_video(path, num_frames=self._count, fps=self.fps), self.clips)
 
     def parts(self, clips: Sequence[Clip]) -> tuple[Video, ...]:
         """The clips as parts of a prompt, with what they were sampled by beside them."""

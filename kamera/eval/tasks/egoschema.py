@@ -9,7 +9,7 @@ publishes no prompt: prompt and extraction are lmms-eval's in both.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,7 +17,7 @@ from kamera.errors import TaskDataError, UnreadableMedia
 from kamera.eval.tasks.clips import Sampling, find_video
 from kamera.eval.tasks.letters import LETTERS, decided, first_letter, unread
 from kamera.eval.tasks.parquet import rows
-from kamera.eval.tasks.sample import Answered, Group, Problem, Sample, Summary, mean
+from kamera.eval.tasks.sample import Answered, Group, Problem, Sample, Summary, Wanted, every, mean
 
 SUBTASKS = ("subset", "full")
 """The 500 questions with public answers, and all 5031, whose answers only the server knows."""
@@ -50,19 +50,33 @@ class EgoSchema:
         self.full = "full" in (subtasks or ())
         self.sampling = Sampling(num_frames, fps, clips)
 
-    def load(self, data: Path, limit: int | None = None) -> Iterator[Sample | Problem]:
+    @property
+    def settings(self) -> Mapping[str, Any]:
+        """Which frames are shown, in how many chunks."""
+        return self.sampling.settings
+
+    def load(
+        self, data: Path, limit: int | None = None, wanted: Wanted = every
+    ) -> Iterator[Sample | Problem]:
         """Samples in file order; without a public answer ``answer`` is None. See `Task.load`."""
         seen: set[str] = set()
         for found in self._repository(data) if (data / "questions.json").is_file() else self._mirror(data):
             if limit is not None and len(seen) >= limit:
                 return
-            made = found if isinstance(found, Problem) else self._sample(data, *found)
-            if isinstance(made, Sample):
-                if made.meta["q_uid"] in seen:
-                    made = Problem(made.where, f"q_uid {made.meta['q_uid']!r} stands there twice")
-                else:
-                    seen.add(made.meta["q_uid"])
-            yield made
+            if isinstance(found, Problem):
+                yield found
+                continue
+            where, uid = found[:2]
+            if uid in seen:
+                yield Problem(where, f"q_uid {uid!r} stands there twice")
+                continue
+            made = _fault(*found) or find_video(data / "videos", uid, _SUFFIXES)
+            if not isinstance(made, Path):
+                yield made or Problem(where, f"no video {data / 'videos' / uid}.mp4")
+                continue
+            seen.add(uid)
+            if wanted(f"egoschema/{uid}"):
+                yield self._sample(made, *found)
 
     def max_new_tokens(self, sample: Sample) -> int:
         """16, as lmms-eval has it."""
@@ -138,17 +152,8 @@ class EgoSchema:
                 yield f"{shard}:row {number}", str(row["video_idx"]), row["question"], row["option"], answer
 
     def _sample(
-        self, data: Path, where: str, uid: str, question: Any, options: Any, answer: Any
+        self, path: Path, where: str, uid: str, question: str, options: Sequence[str], answer: Any
     ) -> Sample | Problem:
-        if not isinstance(question, str) or not question:
-            return Problem(where, f"question of {uid} is {question!r}, no text")
-        if not options or len(options) != OPTIONS or not all(isinstance(option, str) for option in options):
-            return Problem(where, f"options of {uid} are {options!r}, not {OPTIONS} texts")
-        if answer is not None and not _is_label(answer):
-            return Problem(where, f"answer {answer!r} of {uid} is no number 0 to {OPTIONS - 1}")
-        path = find_video(data / "videos", uid, _SUFFIXES)
-        if path is None:
-            return Problem(where, f"no video {data / 'videos' / uid}.mp4")
         try:
             clips = self.sampling.read(path)
         except UnreadableMedia as error:
@@ -163,6 +168,16 @@ class EgoSchema:
             meta={"q_uid": uid},
             where=where,
         )
+
+
+def _fault(where: str, uid: str, question: Any, options: Any, answer: Any) -> Problem | None:
+    if not isinstance(question, str) or not question:
+        return Problem(where, f"question of {uid} is {question!r}, no text")
+    if not options or len(options) != OPTIONS or not all(isinstance(option, str) for option in options):
+        return Problem(where, f"options of {uid} are {options!r}, not {OPTIONS} texts")
+    if answer is not None and not _is_label(answer):
+        return Problem(where, f"answer {answer!r} of {uid} is no number 0 to {OPTIONS - 1}")
+    return None
 
 
 def _index(response: str, sample: Sample) -> int | None:

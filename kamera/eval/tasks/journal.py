@@ -1,15 +1,27 @@
-"""A run's folder: what it was run with, and one JSON line per item and arm, so that it can go on."""
+"""A run's folder: what it was run with, its samples, and one JSON line per item and arm.
+
+``run.json`` holds the form, the settings (which a run that goes on must share) and what was last asked
+for; ``samples.jsonl`` what scores and predictions are made from, so that neither data nor model is
+needed again; ``items.jsonl`` the answers.
+"""
 
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from kamera.errors import TaskDataError
+from kamera.eval.tasks.sample import Picture, Sample, Text, digest
+from kamera.store.disk.locks import folder_locked
 
-HEADER, LINES = "run.json", "items.jsonl"
+FORM = 2
+"""Of the files here. A run of another form is refused, not read."""
+
+HEADER, SAMPLES, LINES = "run.json", "samples.jsonl", "items.jsonl"
 
 
 @dataclass(frozen=True)
@@ -18,9 +30,10 @@ class Line:
 
     ``digest`` is that of the sample as it was asked, ``score`` None without a label. ``tokens`` are
     those of the chunks and the question: ``reused_tokens`` came from the store, ``live_tokens`` were
-    computed for this answer. ``note`` is empty, "cut" (parts dropped from the left),
-    "over-length" or "out of memory" (both answered "None"). ``first_token`` is the re-prefill's (its
-    `FirstToken` as a dict), ``first_token_kl`` how far the arm's lies from it; None without a re-prefill.
+    computed for this answer. ``note`` is empty, "cut" (parts dropped from the left), "over-length" or
+    "out of memory" (both answered "None"). ``first_token`` is the re-prefill's (its `FirstToken` as a
+    dict), ``first_token_kl`` how far the arm's lies from it; None without a re-prefill. ``error`` says
+    why there is no answer; such a line has no score, and the next run asks again.
     """
 
     id: str
@@ -38,72 +51,176 @@ class Line:
     bytes: int = 0
     kv_bytes: int = 0
     note: str = ""
+    error: str = ""
     first_token_kl: float | None = None
     first_token: dict[str, Any] | None = None
 
 
+@dataclass(frozen=True)
+class Row:
+    """A sample as the journal keeps it: without what was shown. ``at`` orders the rows of all shards."""
+
+    id: str
+    at: int
+    digest: str
+    task: str
+    question: str
+    answer: Any
+    choices: tuple[str, ...]
+    meta: Mapping[str, Any]
+    where: str
+    images: int
+    frames: int
+
+    @classmethod
+    def of(cls, sample: Sample, at: int) -> Row:
+        """Of a sample with its media."""
+        clips = [p.source for p in sample.parts if not isinstance(p, Text | Picture)]
+        return cls(
+            sample.id,
+            at,
+            digest(sample),
+            sample.task,
+            sample.question,
+            sample.answer,
+            tuple(sample.choices),
+            dict(sample.meta),
+            sample.where,
+            images=sum(isinstance(p, Picture) for p in sample.parts),
+            frames=sum(len(getattr(clip, "frames", ())) for clip in clips),
+        )
+
+    @property
+    def sample(self) -> Sample:
+        """What scoring and predictions need of it."""
+        return Sample(self.id, self.task, (), self.question, self.answer, self.choices, self.meta, self.where)
+
+
 class Journal:
-    """Lines kept so far, by (sample id, arm), and a file that grows by one line at a time."""
+    """Lines kept so far, by (sample id, arm), and files that grow by one line at a time."""
 
-    def __init__(self, folder: Path, header: dict[str, Any], resume: bool = True) -> None:
-        """Begin a run in ``folder``, or go on with the one that is there.
+    def __init__(
+        self,
+        folder: Path,
+        settings: Mapping[str, Any],
+        resume: bool = True,
+        asked: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Begin a run in ``folder``, or go on with the one that is there; inside `locked`.
 
-        A damaged last line (a run that was killed) is dropped. Raises ValueError when ``resume`` is
-        off and there is a run, TaskDataError when it was run with another ``header`` or is damaged.
+        ``asked`` is written down, and may change from run to run. A damaged last line (a run that was
+        killed) is dropped. Raises ValueError when ``resume`` is off and there is a run, TaskDataError
+        when it was run with other ``settings``, is of another form or is damaged.
         """
         self.path = folder / LINES
         self.lines: dict[tuple[str, str], Line] = {}
+        self.rows: dict[str, Row] = {}
+        self._samples = folder / SAMPLES
         kept = folder / HEADER
         if kept.is_file():
             if not resume:
                 raise ValueError(f"{str(folder)!r} already holds a run: give another folder, or resume it")
-            _check_same(kept, header)
+            check_same(folder, read_header(folder)["settings"], settings)
             self._read()
         else:
             folder.mkdir(parents=True, exist_ok=True)
             self.path.unlink(missing_ok=True)  # of a run that died before it had a header
-            kept.write_text(json.dumps(header, indent=2) + "\n", encoding="utf-8")
+            self._samples.unlink(missing_ok=True)
+        header = {"form": FORM, "settings": settings, "asked": dict(asked or {})}
+        fresh = kept.with_suffix(".new")
+        fresh.write_text(json.dumps(header, indent=2) + "\n", encoding="utf-8")
+        fresh.replace(kept)
 
     def add(self, line: Line) -> None:
         """Keep a line; it is on its way to the disk when this returns."""
-        with self.path.open("a", encoding="utf-8") as stream:
-            stream.write(json.dumps(asdict(line), ensure_ascii=False) + "\n")
+        _append(self.path, asdict(line))
         self.lines[line.id, line.arm] = line
 
+    def add_row(self, row: Row) -> None:
+        """Keep a sample, unless it is there."""
+        if row.id not in self.rows:
+            _append(self._samples, asdict(row))
+            self.rows[row.id] = row
+
     def _read(self) -> None:
-        if not self.path.is_file():
-            return
-        data = self.path.read_bytes()
-        rows = data.split(b"\n")
-        whole = 0
-        for number, row in enumerate(rows, 1):
-            line = _line(row)
-            if line is None and any(rows[number:]):
-                raise TaskDataError(f"{self.path}:{number}: damaged line: remove it, its item is redone")
-            if line is None or number == len(rows):
-                break
+        for line in _read_lines(self.path, Line):
             self.lines[line.id, line.arm] = line
-            whole += len(row) + 1
-        if whole < len(data):
-            with self.path.open("r+b") as stream:
-                stream.truncate(whole)
+        for row in _read_lines(self._samples, Row):
+            self.rows[row.id] = replace(row, choices=tuple(row.choices))
 
 
-def _line(row: bytes) -> Line | None:
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Hold a run's folder, made if need be. Raises TaskDataError, naming the process that holds it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    lock = folder_locked(folder, seconds=0.0)
     try:
-        return Line(**json.loads(row))
-    except (ValueError, TypeError):
-        return None
-
-
-def _check_same(kept: Path, header: dict[str, Any]) -> None:
+        lock.__enter__()
+    except TimeoutError as error:
+        raise TaskDataError(
+            f"{folder} is being written by another run ({str(error).partition(' by ')[2]}): give each run a "
+            "folder of its own and join them with kamera eval merge"
+        ) from None
     try:
-        before = json.loads(kept.read_text(encoding="utf-8"))
+        yield
+    finally:
+        lock.__exit__(None, None, None)
+
+
+def read_header(folder: Path) -> dict[str, Any]:
+    """``run.json``. Raises TaskDataError for a folder without a run, a damaged one, and another form."""
+    kept = folder / HEADER
+    try:
+        header = json.loads(kept.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise TaskDataError(f"{folder} holds no run: no {HEADER} in it") from None
     except ValueError as error:
         raise TaskDataError(f"{kept} is damaged ({error}): give another folder") from None
-    for key in sorted(set(header) | set(before)):
-        if before.get(key) != header.get(key):
+    form = header.get("form", 1) if isinstance(header, dict) else None
+    if form != FORM:
+        raise TaskDataError(f"{kept} is a run of form {form}, this is form {FORM}: give another folder")
+    return dict(header)
+
+
+def check_same(folder: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+    """Raise TaskDataError, naming the first setting in which two runs differ."""
+    for key in dict.fromkeys([*now, *before]):
+        # as JSON has them: tuples are lists
+        if json.loads(json.dumps(now.get(key))) != before.get(key):
             raise TaskDataError(
-                f"{kept.parent} was run with {key} {before.get(key)!r}, not {header.get(key)!r}: "
+                f"{folder} was run with {key} {before.get(key)!r}, not {now.get(key)!r}: "
                 "give another folder, or the same settings"
             )
+
+
+def _append(path: Path, record: Mapping[str, Any]) -> None:
+    with path.open("a", encoding="utf-8") as stream:
+        stream.write(json.dumps(record, ensure_ascii=False) + "\n")
+
+
+def _read_lines(path: Path, kind: type) -> list[Any]:
+    """The records of a file; a last one that was cut off is taken off the file."""
+    if not path.is_file():
+        return []
+    data = path.read_bytes()
+    rows = data.split(b"\n")
+    records, whole = [], 0
+    for number, row in enumerate(rows, 1):
+        record = _record(row, kind)
+        if record is None and any(rows[number:]):
+            raise TaskDataError(f"{path}:{number}: damaged line: remove it, its item is redone")
+        if record is None or number == len(rows):
+            break
+        records.append(record)
+        whole += len(row) + 1
+    if whole < len(data):
+        with path.open("r+b") as stream:
+            stream.truncate(whole)
+    return records
+
+
+def _record(row: bytes, kind: type) -> Any:
+    try:
+        return kind(**json.loads(row))
+    except (ValueError, TypeError):
+        return None

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -26,6 +26,8 @@ from kamera.eval.tasks.sample import (
     Sample,
     Summary,
     Text,
+    Wanted,
+    every,
     grouped,
     mean,
 )
@@ -67,9 +69,16 @@ class MileBench:
                 )
         self.subtasks = tuple(dict.fromkeys(n for name in subtasks for n in CODES.get(name, (name,))))
 
+    @property
+    def settings(self) -> Mapping[str, Any]:
+        """None."""
+        return {}
+
     # -- loading -------------------------------------------------------------------------------
 
-    def load(self, data: Path, limit: int | None = None) -> Iterator[Sample | Problem]:
+    def load(
+        self, data: Path, limit: int | None = None, wanted: Wanted = every
+    ) -> Iterator[Sample | Problem]:
         """Samples in file order, at most ``limit`` of each dataset; see `Task.load`."""
         roots = [root for root in (data, data / "MileBench", data / "MLBench") if _datasets(root)]
         if not roots:
@@ -82,14 +91,14 @@ class MileBench:
         yield from (Problem(str(roots[0] / name), "unknown task") for name in unknown)
         for name in self.subtasks or SUBTASKS:
             if name in there:
-                yield from self._read(roots[0] / name, limit)
+                yield from self._read(roots[0] / name, limit, wanted)
             elif self.subtasks:
                 yield Problem(str(roots[0] / name / f"{name}.json"), "no such file")
         absent = [name for name in SUBTASKS if name not in there]
         if absent and not self.subtasks:
             yield Problem(str(roots[0]), f"not there: {', '.join(absent)}", skipped=False)
 
-    def _read(self, folder: Path, limit: int | None) -> Iterator[Sample | Problem]:
+    def _read(self, folder: Path, limit: int | None, wanted: Wanted) -> Iterator[Sample | Problem]:
         file = folder / f"{folder.name}.json"
         document = _document(file)
         if isinstance(document, Problem):
@@ -108,7 +117,8 @@ class MileBench:
             made = _sample(folder, f"{file}:data[{number}]", record, head["task_instruction"], metric)
             for item in made:
                 taken += isinstance(item, Sample)
-                yield item
+                if not isinstance(item, Sample) or wanted(item.id):
+                    yield item
 
     # -- answering and scoring -----------------------------------------------------------------
 

@@ -22,6 +22,8 @@ from kamera.eval.tasks.sample import (
     Sample,
     Summary,
     Text,
+    Wanted,
+    every,
     grouped,
     mean,
 )
@@ -62,28 +64,37 @@ class MMNiah:
         self.split = split
         self.bare = bare
 
+    @property
+    def settings(self) -> Mapping[str, Any]:
+        """Split and prompt."""
+        return {"split": self.split, "bare": self.bare}
+
     # -- loading -------------------------------------------------------------------------------
 
-    def load(self, data: Path, limit: int | None = None) -> Iterator[Sample | Problem]:
+    def load(
+        self, data: Path, limit: int | None = None, wanted: Wanted = every
+    ) -> Iterator[Sample | Problem]:
         """Samples in file order, at most ``limit`` of each subtask; see `Task.load`."""
         folder = data / f"mm_niah_{self.split}" / "annotations"
         files = {name: folder / f"{name}.jsonl" for name in self.subtasks or SUBTASKS}
         if not any(file.is_file() for file in files.values()):
-            wanted = ", ".join(file.name for file in files.values())
-            raise TaskDataError(f"no MM-NIAH annotations in {str(folder)!r}: expected {wanted}")
+            names = ", ".join(file.name for file in files.values())
+            raise TaskDataError(f"no MM-NIAH annotations in {str(folder)!r}: expected {names}")
         for other in sorted(folder.glob("*.jsonl")):
             if other.stem not in SUBTASKS:
                 yield Problem(str(other), "unknown subtask")
         for name, file in files.items():
             if file.is_file():
-                yield from self._read(data, name, file, limit)
+                yield from self._read(data, name, file, limit, wanted)
             elif self.subtasks:
                 yield Problem(str(file), "no such file")
         absent = [name for name, file in files.items() if not file.is_file()]
         if absent and not self.subtasks:
             yield Problem(str(folder), f"not there: {', '.join(absent)}", skipped=False)
 
-    def _read(self, data: Path, name: str, file: Path, limit: int | None) -> Iterator[Sample | Problem]:
+    def _read(
+        self, data: Path, name: str, file: Path, limit: int | None, wanted: Wanted
+    ) -> Iterator[Sample | Problem]:
         images: Path | None = None
         taken = unlabelled = 0
         for number, line in _lines(file):
@@ -105,10 +116,14 @@ class MMNiah:
                 yield Problem(where, "the pattern stands first in images_list, not last", skipped=False)
             taken += 1
             unlabelled += record.get("answer") is None
-            yield self._sample(name, record, images, where)
+            if wanted(self._id(name, record)):
+                yield self._sample(name, record, images, where)
         if unlabelled:
             what = f"{unlabelled} samples have private labels: predictions only"
             yield Problem(str(file), what, skipped=False)
+
+    def _id(self, name: str, record: Mapping[str, Any]) -> str:
+        return f"{name}-{self.split}/{record['id']}"
 
     def _images(self, data: Path, first: str) -> Path | None:
         """The image folder; the val tarball extracts to ``mm_niah_dev``, wherever that was done."""
@@ -126,7 +141,7 @@ class MMNiah:
         live = _interleave(self._question(record), iter(pictures[record["context"].count(IMAGE) :]))
         *parts, question = [*context, *(replace(part, live=True) for part in live)]
         return Sample(
-            id=f"{subtask}/{record['id']}",
+            id=self._id(name, record),
             task=subtask,
             parts=tuple(parts),
             question=question.text if isinstance(question, Text) else "",

@@ -7,14 +7,26 @@ own, or lmms-eval's (``form="lmms-eval"``), each with its own answer extraction.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 from kamera.errors import TaskDataError
 from kamera.eval.tasks.letters import LETTERS, decided, last_letter, leading_letter, unread
 from kamera.eval.tasks.parquet import picture, rows
-from kamera.eval.tasks.sample import Answered, Group, Part, Picture, Problem, Sample, Summary, Text, mean
+from kamera.eval.tasks.sample import (
+    Answered,
+    Group,
+    Part,
+    Picture,
+    Problem,
+    Sample,
+    Summary,
+    Text,
+    Wanted,
+    every,
+    mean,
+)
 
 TASKS = (
     "Geographic Understanding",
@@ -58,7 +70,14 @@ class MuirBench:
         self.subtasks = tuple(subtasks or TASKS)
         self.form = form
 
-    def load(self, data: Path, limit: int | None = None) -> Iterator[Sample | Problem]:
+    @property
+    def settings(self) -> Mapping[str, Any]:
+        """Whose prompt."""
+        return {"form": self.form}
+
+    def load(
+        self, data: Path, limit: int | None = None, wanted: Wanted = every
+    ) -> Iterator[Sample | Problem]:
         """Samples in file order, ``limit`` over all shards. See `Task.load`."""
         shards = sorted((data / "data").glob("test-*.parquet"))
         if not shards:
@@ -78,6 +97,8 @@ class MuirBench:
                         continue
                     seen.add(made.id)
                     left = None if left is None else left - 1
+                    if not wanted(made.id):
+                        continue
                 yield made
 
     def max_new_tokens(self, sample: Sample) -> int:

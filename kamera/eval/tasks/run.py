@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 from kamera.backbones import Backbone
-from kamera.errors import EmptyChunk, NotRelocatable, TaskDataError, UnreadableMedia
+from kamera.errors import TaskDataError
 from kamera.eval.tasks.arms import BLIND, REFERENCE, Arm, parse_arms
 from kamera.eval.tasks.asking import Asking, Reuse, room_of
-from kamera.eval.tasks.journal import Journal, Line
+from kamera.eval.tasks.journal import Journal, Row, locked
 from kamera.eval.tasks.report import Results, collect
-from kamera.eval.tasks.sample import Answered, Part, Problem, Sample, Task, Text, digest
+from kamera.eval.tasks.sample import Answered, Problem, Sample, Task, digest
+from kamera.eval.tasks.selection import Chooser, Selection
 
 ARMS = (REFERENCE, BLIND, "patch@16")
 
@@ -26,84 +26,120 @@ def run_task(
     *,
     arms: Sequence[str] = ARMS,
     limit: int | None = None,
+    sample: int | None = None,
+    seed: int = 0,
+    shard: tuple[int, int] | None = None,
     max_tokens: int | None = None,
     system: str | None = None,
     reuse: Reuse = "context",
     resume: bool = True,
     on_item: Callable[[], None] = lambda: None,
 ) -> Results:
-    """Ask every sample of ``task`` in ``data`` under every arm, greedily, and score the answers.
+    """Ask samples of ``task`` in ``data`` under every arm, greedily, and score the answers.
 
     Chunks are a sample's images, clips and the text between them; the antecedents of each are what
     stands before it. Only the context is reused; the question and its choices are live, pictures and
-    all, unless ``reuse`` is "all" (then only the text that ends the prompt is). Lines, predictions and
-    settings are kept in ``out_dir``; a second run with the same settings answers only what is missing
-    there. ``limit`` bounds the samples of each annotation file, ``max_tokens`` (default: what the model
-    was made for) the prompt, ``system`` is the system prompt. ``on_item`` is called after each sample.
+    all, unless ``reuse`` is "all" (then only the text that ends the prompt is).
 
-    Raises ValueError for an unknown arm, TaskDataError for data that is not laid out as published and
-    for a folder of another run (model, arms, settings, data). What is wrong with single samples is
-    in the result's ``problems``.
+    ``limit``, ``sample``, ``seed`` and ``shard`` choose the samples (`Selection`; default: all).
+    ``max_tokens`` (default: what the model was made for) bounds the prompt, ``system`` is the system
+    prompt. ``on_item`` is called after each sample.
+
+    Lines, predictions and settings are kept in ``out_dir``; a second run there answers only what is
+    missing: other samples, arms that are new, items that failed. A sample that fails is a line with its
+    error and one of the result's ``problems``; the results are of the others. Raises ValueError for an
+    unknown arm, TaskDataError for data that is not laid out as published, for a folder of another run
+    (model, settings, versions, data) and for one that another process is writing.
     """
     data, out_dir = Path(data), Path(out_dir)
     wanted = parse_arms(arms)
     if reuse not in get_args(Reuse):
         raise ValueError(f"reuse {reuse!r} is none of {', '.join(get_args(Reuse))}")
+    selection = Selection(limit, sample, seed, shard)
     room = room_of(backbone) if max_tokens is None else max_tokens
+    seams = backbone.seams(system)
     settings = {
         "task": task.name,
-        "arms": [arm.name for arm in wanted],
+        "options": dict(task.settings),
         "backbone": backbone.fingerprint,
         "system": system,
+        "prompt": {"opening": seams.prefix, "closing": seams.tail},
         "max_tokens": room,
         "reuse": reuse,
+        "versions": _versions(),
     }
-    journal = Journal(out_dir, settings, resume)
-    asking = Asking(backbone, task, wanted, system, room, reuse)
-    problems: list[Problem] = []
-    answered: dict[str, list[Answered]] = {arm.name: [] for arm in wanted}
-    lines: list[Line] = []
-    for item in _once(task.load(data, limit)):
-        if isinstance(item, Problem):
-            problems.append(item)
-            continue
-        missing = _missing(journal, item, wanted)
-        try:
+    asked = {"data": str(data), "arms": [arm.name for arm in wanted], **selection.document()}
+    with locked(out_dir):
+        journal = Journal(out_dir, settings, resume, asked)
+        asking = Asking(backbone, task, system, room, reuse)
+        chooser = Chooser(selection, task, data)
+        problems: list[Problem] = []
+        ids: list[str] = []
+        for item in _once(task.load(data, limit, chooser.wanted)):
+            if isinstance(item, Problem):
+                problems.append(item)
+                continue
+            missing = _missing(journal, item, wanted)
+            journal.add_row(Row.of(item, chooser.places[item.id]))
             held = journal.lines.get((item.id, REFERENCE))
             for line in asking.lines(item, missing, held) if missing else ():
                 journal.add(line)
-        except (UnreadableMedia, EmptyChunk, NotRelocatable) as error:
-            problems.append(Problem(item.where, str(error)))
+            ids.append(item.id)
+            on_item()
+        return finish(task, journal, ids, [arm.name for arm in wanted], out_dir, problems)
+
+
+def finish(
+    task: Task,
+    journal: Journal,
+    ids: Iterable[str],
+    arms: Sequence[str],
+    out_dir: Path,
+    problems: Sequence[Problem] = (),
+) -> Results:
+    """Predictions and results of the samples that every arm answered; the others are problems too."""
+    answered: dict[str, list[Answered]] = {arm: [] for arm in arms}
+    lines, found = [], list(problems)
+    for id in ids:
+        row, held = journal.rows[id], {arm: journal.lines.get((id, arm)) for arm in arms}
+        lacking = [arm for arm, line in held.items() if line is None]
+        failed = [f"{arm}: {line.error}" for arm, line in held.items() if line is not None and line.error]
+        if failed or lacking:
+            found.append(
+                Problem(row.where, failed[0] if failed else f"{id} was not asked under {lacking[0]}")
+            )
             continue
-        kept = replace(item, parts=tuple(_without_media(part) for part in item.parts))
-        for arm in wanted:
-            line = journal.lines[item.id, arm.name]
+        for arm, line in held.items():
+            assert line is not None
             lines.append(line)
-            answered[arm.name].append(Answered(kept, line.response, line.score))
-        on_item()
+            answered[arm].append(Answered(row.sample, line.response, line.score))
     for name, of_arm in answered.items():
         folder = out_dir / "predictions" / name
         folder.mkdir(parents=True, exist_ok=True)
         task.write_predictions(of_arm, folder)
-    return collect(task, answered, lines, problems)
+    return collect(task, answered, lines, found)
 
 
-def _without_media(part: Part) -> Part:
-    """What predictions are written from: a long run must not keep every decoded clip."""
-    return part if isinstance(part, Text) else replace(part, source=None)
+def _versions() -> Mapping[str, Any]:
+    import torch
+    import transformers
+
+    from kamera import __version__
+
+    return {"kamera": __version__, "torch": torch.__version__, "transformers": transformers.__version__}
 
 
 def _missing(journal: Journal, sample: Sample, arms: Sequence[Arm]) -> list[Arm]:
-    """Arms without a line. Raises TaskDataError when a line answers another version of the sample."""
-    held = {arm: journal.lines.get((sample.id, arm.name)) for arm in arms}
+    """Arms without an answer. Raises TaskDataError when a line answers another version of the sample."""
     wanted = digest(sample)
-    for line in held.values():
-        if line is not None and line.digest != wanted:
-            raise TaskDataError(
-                f"{sample.where}: {sample.id} is not what {journal.path} holds answers to (its prompt, "
-                "images or label changed): give another folder"
-            )
-    return [arm for arm, line in held.items() if line is None]
+    row = journal.rows.get(sample.id)
+    if row is not None and row.digest != wanted:
+        raise TaskDataError(
+            f"{sample.where}: {sample.id} is not what {journal.path} holds answers to (its prompt, "
+            "images or label changed): give another folder"
+        )
+    held = {arm: journal.lines.get((sample.id, arm.name)) for arm in arms}
+    return [arm for arm, line in held.items() if line is None or line.error]
 
 
 def _once(items: Iterator[Sample | Problem]) -> Iterator[Sample | Problem]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -40,6 +40,14 @@ class Video:
 
 
 Part = Text | Picture | Video
+
+Wanted = Callable[[str], bool]
+"""Whether the sample of an id is to be made: asked before its media are read, once each, in file order."""
+
+
+def every(id: str) -> bool:
+    """Wants every sample."""
+    return True
 
 
 @dataclass(frozen=True)
@@ -133,8 +141,16 @@ class Task(Protocol):
     overlong: Literal["left", "refuse"]
     """A prompt longer than the window: drop parts from the left behind the head, or answer "None"."""
 
-    def load(self, data: Path, limit: int | None = None) -> Iterator[Sample | Problem]:
-        """Samples in file order, at most ``limit`` of each annotation file, and what is wrong with it.
+    @property
+    def settings(self) -> Mapping[str, Any]:
+        """The options that decide what a prompt looks like, as JSON has them; `make_task` takes them."""
+        ...
+
+    def load(
+        self, data: Path, limit: int | None = None, wanted: Wanted = every
+    ) -> Iterator[Sample | Problem]:
+        """Samples in file order, at most ``limit`` of each annotation file, of these the ``wanted``, and
+        what is wrong with them.
 
         Streams. Raises TaskDataError where nothing can be loaded at all (no such layout).
         """

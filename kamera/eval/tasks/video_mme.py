@@ -7,7 +7,7 @@ Layout: ``videomme/test-00000-of-00001.parquet``, ``data/{videoID}.mp4`` (.MP4, 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,7 +16,7 @@ from kamera.errors import TaskDataError, UnreadableMedia
 from kamera.eval.tasks.clips import Sampling, find_video
 from kamera.eval.tasks.letters import decided, first_abcd, unread
 from kamera.eval.tasks.parquet import rows
-from kamera.eval.tasks.sample import Answered, Group, Problem, Sample, Summary, mean
+from kamera.eval.tasks.sample import Answered, Group, Problem, Sample, Summary, Wanted, every, mean
 from kamera.eval.tasks.subtitles import on_screen, read_srt
 
 SETTINGS = ("without-subtitles", "with-subtitles")
@@ -48,15 +48,22 @@ class VideoMME:
         unknown = sorted(set(subtasks or ()) - set(SETTINGS))
         if unknown:
             raise ValueError(f"task {unknown} is none of Video-MME's: {', '.join(SETTINGS)}")
-        self.settings = tuple(s for s in SETTINGS if s in (subtasks or SETTINGS[:1]))
+        self.subtasks = tuple(s for s in SETTINGS if s in (subtasks or SETTINGS[:1]))
         self.sampling = Sampling(num_frames, fps, clips)
 
-    def load(self, data: Path, limit: int | None = None) -> Iterator[Sample | Problem]:
+    @property
+    def settings(self) -> Mapping[str, Any]:
+        """Which frames are shown, in how many chunks."""
+        return self.sampling.settings
+
+    def load(
+        self, data: Path, limit: int | None = None, wanted: Wanted = every
+    ) -> Iterator[Sample | Problem]:
         """Every question once per setting, ``limit`` questions at most. See `Task.load`."""
         table = data / "videomme" / "test-00000-of-00001.parquet"
         if not table.is_file():
             raise TaskDataError(f"{table}: no such file: give the Video-MME folder as published")
-        if "with-subtitles" in self.settings and not (data / "subtitle").is_dir():
+        if "with-subtitles" in self.subtasks and not (data / "subtitle").is_dir():
             raise TaskDataError(f"{data / 'subtitle'}: no such folder: unpack subtitle.zip")
         seen: set[str] = set()
         shown: tuple[str, tuple[Clip, ...] | str] = ("", ())  # a video's questions follow one another
@@ -65,13 +72,19 @@ class VideoMME:
                 return
             where = f"{table}:row {number}"
             bad = _fault(row) or ("question_id stands there twice" if row["question_id"] in seen else "")
-            if not bad and shown[0] != row["videoID"]:
-                shown = (row["videoID"], self._video(data / "data", row["videoID"]))
-            if bad or isinstance(shown[1], str):
-                yield Problem(where, bad or str(shown[1]))
+            if bad:
+                yield Problem(where, bad)
                 continue
             seen.add(row["question_id"])
-            for setting in self.settings:
+            chosen = [setting for setting in self.subtasks if wanted(_id(setting, row))]
+            if not chosen:
+                continue
+            if shown[0] != row["videoID"]:
+                shown = (row["videoID"], self._video(data / "data", row["videoID"]))
+            if isinstance(shown[1], str):
+                yield Problem(where, shown[1])
+                continue
+            for setting in chosen:
                 yield from self._samples(row, shown[1], setting, data / "subtitle", where)
 
     def max_new_tokens(self, sample: Sample) -> int:
@@ -169,7 +182,7 @@ class VideoMME:
         before = f"This video's subtitles are listed below:\n{listed}" if lines else ""
         question = f"{before}{_ASK}\n" + "\n".join((row["question"], *options, "The best answer is:"))
         yield Sample(
-            id=f"{setting}/{row['question_id']}",
+            id=_id(setting, row),
             task=setting,
             parts=self.sampling.parts(clips),
             question=question,
@@ -178,6 +191,10 @@ class VideoMME:
             meta={k: row[k] for k in _TEXTS if k != "answer"},
             where=where,
         )
+
+
+def _id(setting: str, row: Mapping[str, Any]) -> str:
+    return f"{setting}/{row['question_id']}"
 
 
 def _right(scores: Sequence[float]) -> float:

@@ -176,7 +176,7 @@ def test_a_damaged_line_in_the_middle_is_refused(backbone, data, finished, tmp_p
 @pytest.mark.parametrize(
     "options, said",
     [
-        ({"arms": ("reprefill", "blind")}, "arms"),
+        ({"arms": ARMS, "reuse": "all"}, "reuse"),
         ({"arms": ARMS, "max_tokens": 900}, "max_tokens"),
         ({"arms": ARMS, "system": "Look."}, "system"),
     ],

@@ -1,0 +1,59 @@
+"""Join the runs of several folders (shards, other samples, other arms) into one, without model or data."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+
+from kamera.errors import TaskDataError
+from kamera.eval.tasks.journal import Journal, Line, check_same, locked, read_header
+from kamera.eval.tasks.registry import make_task
+from kamera.eval.tasks.report import Results
+from kamera.eval.tasks.run import finish
+
+
+def merge(folders: Sequence[str | Path], out_dir: str | Path) -> Results:
+    """Write the run that ``folders`` are parts of to ``out_dir``, and its results.
+
+    Raises ValueError for an ``out_dir`` that holds a run and for a folder given twice; TaskDataError for
+    folders of different settings, of another form, being written, or that answer one item differently.
+    """
+    parts, out_dir = [Path(folder) for folder in folders], Path(out_dir)
+    if not parts or len({part.resolve() for part in (*parts, out_dir)}) <= len(parts):
+        raise ValueError("give at least one run, each once, and another folder to write to")
+    headers = [read_header(part) for part in parts]
+    settings = headers[0]["settings"]
+    for part, header in zip(parts[1:], headers[1:], strict=True):
+        check_same(part, header["settings"], settings)
+    arms = list(dict.fromkeys(arm for header in headers for arm in header["asked"]["arms"]))
+    asked = {"arms": arms, "merged": [header["asked"] for header in headers]}
+    with ExitStack() as stack:
+        for part in (*parts, out_dir):
+            stack.enter_context(locked(part))
+        joined = Journal(out_dir, settings, resume=False, asked=asked)
+        for part, header in zip(parts, headers, strict=True):
+            _take(joined, Journal(part, settings, asked=header["asked"]))
+        ids = sorted(joined.rows, key=lambda id: (joined.rows[id].at, id))
+        task = make_task(settings["task"], **settings["options"])
+        return finish(task, joined, ids, arms, out_dir)
+
+
+def _take(joined: Journal, part: Journal) -> None:
+    for row in part.rows.values():
+        before = joined.rows.get(row.id)
+        if before is not None and before.digest != row.digest:
+            raise TaskDataError(f"{part.path.parent} asked another {row.id}: its data are not the others'")
+        joined.add_row(row)
+    for line in part.lines.values():
+        held = joined.lines.get((line.id, line.arm))
+        if held is None or (held.error and not line.error):
+            joined.add(line)
+        elif not line.error and _said(held) != _said(line):
+            raise TaskDataError(
+                f"{part.path.parent} answers {line.id} under {line.arm} otherwise than a folder before it"
+            )
+
+
+def _said(line: Line) -> tuple[str, float | None, str]:
+    return line.response, line.score, line.note
