@@ -35,7 +35,7 @@ Out = Annotated[
 ModelName = Annotated[
     str, typer.Option("--model", help="Model directory or hub name; 'testbed' for the shipped one.")
 ]
-Arms = Annotated[str, typer.Option(help="What answers every item: reprefill, blind, patch@RANK.")]
+Arms = Annotated[str, typer.Option(help="What answers every item: native, reprefill, blind, patch@RANK.")]
 Limit = Annotated[int | None, typer.Option(min=1, help="At most so many samples of each annotation file.")]
 Subtasks = Annotated[
     list[str] | None, typer.Option("--subtask", help="Only this subtask; give it again for more.")
@@ -62,6 +62,8 @@ ReuseRule = Annotated[
     Reused,
     typer.Option("--reuse", help="The context, or also what of question and choices stands before its end."),
 ]
+Pixels = Annotated[int | None, typer.Option(min=1, help="Most pixels of a picture or frame.")]
+Side = Annotated[int | None, typer.Option(min=1, help="Longest side of a picture or frame, in pixels.")]
 Options = dict[str, Any]
 ARMS = "reprefill,blind,patch@16"
 
@@ -113,6 +115,8 @@ def _run(
     max_tokens: MaxTokens = None,
     system: System = None,
     reuse: ReuseRule = Reused.context,
+    max_pixels: Pixels = None,
+    image_size: Side = None,
     resume: Resume = True,
     device: Device = None,
     dtype: Precision = Dtype.auto,
@@ -148,6 +152,8 @@ def _run(
             max_tokens=max_tokens,
             system=system,
             reuse=reuse.value,
+            max_pixels=max_pixels,
+            image_size=image_size,
             resume=resume,
             on_item=bar.update,
         )
@@ -224,7 +230,7 @@ def egoschema(subtask: Subtasks = None, frames: Frames = None, fps: Rate = None,
 
 def _tables(results: Results) -> list[Any]:
     columns = (
-        *("arm", "n", "official", "mean", "95 %", "agreement", "flip-recover", "KL"),
+        *("arm", "n", "official", "mean", "95 %", "agreement", "with native", "flip-recover", "KL"),
         *("forwards", "reused tokens", "live tokens", "patch bytes", "window s", "answer s"),
     )
     rows = [
@@ -235,6 +241,7 @@ def _tables(results: Results) -> list[Any]:
             _number(row.summary.mean),
             "" if math.isnan(row.interval.mean) else f"{row.interval.low:.3f}..{row.interval.high:.3f}",
             _number(row.agreement),
+            _number(row.native_agreement),
             _number(row.flip_recover),
             "" if math.isnan(row.first_token_kl) else f"{row.first_token_kl:.1e}",
             f"{row.forwards:.1f}",

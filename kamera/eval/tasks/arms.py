@@ -1,4 +1,7 @@
-"""The arms of a benchmark run, each a real `KameraWindow` over the same chunks and the same store."""
+"""The arms of a benchmark run: real `KameraWindow`s over the same chunks and the same store.
+
+`NATIVE` alone is none: it asks the model without Kamera (`kamera.eval.tasks.native`).
+"""
 
 from __future__ import annotations
 
@@ -16,13 +19,14 @@ from kamera.window.report import Report
 
 REFERENCE = "reprefill"
 BLIND = "blind"
-KNOWN = f"{REFERENCE}, {BLIND}, patch@RANK"
+NATIVE = "native"
+KNOWN = f"{NATIVE}, {REFERENCE}, {BLIND}, patch@RANK"
 _KEPT = "64GiB"  # one sample's canonicals and patches at a time
 
 
 @dataclass(frozen=True)
 class Arm:
-    """``reprefill``, ``blind``, or ``patch@RANK`` (then ``rank`` is set)."""
+    """``native``, ``reprefill``, ``blind``, or ``patch@RANK`` (then ``rank`` is set)."""
 
     name: str
     rank: int | None = None
@@ -51,7 +55,7 @@ def parse_arms(names: Sequence[str]) -> tuple[Arm, ...]:
 
 
 def _parse(name: str) -> Arm:
-    if name in (REFERENCE, BLIND):
+    if name in (NATIVE, REFERENCE, BLIND):
         return Arm(name)
     match = re.fullmatch(r"patch@([1-9]\d*)", name)
     if match is None:

@@ -11,11 +11,12 @@ from typing import Any, Literal
 import torch
 
 from kamera.backbones import Backbone, Chunk
-from kamera.backbones.video import Clip
-from kamera.eval.tasks.arms import REFERENCE, Arm, Cost, Windows
+from kamera.eval.tasks import native
+from kamera.eval.tasks.arms import NATIVE, REFERENCE, Arm, Cost, Windows
 from kamera.eval.tasks.first_token import FirstToken
 from kamera.eval.tasks.journal import Line
-from kamera.eval.tasks.sample import Part, Picture, Sample, Task, Text, digest
+from kamera.eval.tasks.sample import Sample, Task, digest
+from kamera.eval.tasks.shrink import Shrink
 from kamera.window.anchor import anchor_ids
 
 Reuse = Literal["context", "all"]
@@ -27,12 +28,13 @@ UNANSWERED = "None"
 
 @dataclass(frozen=True)
 class Prompt:
-    """A sample's chunks that fit, the indices of the live ones, and the question's tokens.
+    """A sample's chunks that fit and their contents, the indices of the live ones, the question's tokens.
 
     Live parts that follow one another are one chunk: they arrive together, with the question.
     """
 
     chunks: tuple[Chunk, ...]
+    contents: tuple[list[dict[str, Any]], ...]
     live: tuple[int, ...]
     question: int
 
@@ -52,12 +54,14 @@ class Asking:
         system: str | None,
         room: int | None,
         reuse: Reuse = "context",
+        shrink: Shrink | None = None,
     ) -> None:
         self.backbone = backbone
         self.task = task
         self.system = system
         self.room = room
         self.reuse = reuse
+        self.shrink = shrink or Shrink()
         self._first: FirstToken | None = None  # of the sample being asked
         self.around = anchor_ids(backbone, system).shape[0]
 
@@ -68,7 +72,7 @@ class Asking:
         Whatever goes wrong with this sample is in its lines (`Line.error`): nothing is raised for it.
         """
         self._first = None if reference is None else _first_token(reference)
-        left = sorted(arms, key=lambda arm: (arm.name != REFERENCE, arm.rank or 0))
+        left = sorted(arms, key=lambda arm: (arm.name != REFERENCE, arm.name == NATIVE, arm.rank or 0))
         try:
             prompt, note = self._fitted(sample)
             windows = None
@@ -84,6 +88,8 @@ class Asking:
             try:
                 if windows is None or prompt is None:
                     line = self._line(sample, arm, UNANSWERED, note)
+                elif arm.name == NATIVE:
+                    line = self._native(sample, arm, prompt, note)
                 else:
                     line = self._answer(sample, arm, prompt, windows, note)
             except torch.OutOfMemoryError:
@@ -108,6 +114,22 @@ class Asking:
             answer_seconds=seconds,
             first_token_kl=None if self._first is None else self._first.kl(logits),
             first_token=asdict(self._first) if self._first and arm.name == REFERENCE else None,
+        )
+
+    def _native(self, sample: Sample, arm: Arm, prompt: Prompt, note: str) -> Line:
+        contents = [item for chunk in prompt.contents for item in chunk]
+        answer = native.ask(
+            self.backbone, contents, sample.question, self.system, self.task.max_new_tokens(sample)
+        )
+        return replace(
+            self._line(sample, arm, answer.said.strip(), note),
+            tokens=answer.tokens,
+            live_tokens=answer.tokens,
+            answer_seconds=answer.seconds,
+            forwards=1,
+            tokens_recomputed=answer.tokens,
+            kv_bytes=answer.tokens * self.backbone.bytes_per_token,
+            first_token_kl=None if self._first is None else self._first.kl(answer.logits),
         )
 
     def _line(
@@ -153,19 +175,19 @@ class Asking:
             return None, "over-length"
         gone = cut - sample.head
         kept = (*whole.chunks[: sample.head], *whole.chunks[cut:])
-        return Prompt(kept, tuple(i - gone for i in whole.live), whole.question), "cut"
+        contents = (*whole.contents[: sample.head], *whole.contents[cut:])
+        return Prompt(kept, contents, tuple(i - gone for i in whole.live), whole.question), "cut"
 
     def _prompt(self, sample: Sample) -> Prompt:
-        chunks: list[Chunk] = []
+        contents: list[list[dict[str, Any]]] = []
         live: list[int] = []
         for together, parts in groupby(sample.parts, lambda part: part.live and self.reuse == "context"):
-            contents = [_content(part) for part in parts]
-            if together:
-                live.append(len(chunks))
-                chunks.append(self.backbone.chunk(contents))
-            else:
-                chunks += [self.backbone.chunk([content]) for content in contents]
-        return Prompt(tuple(chunks), tuple(live), self.backbone.tokenize(sample.question).shape[0])
+            items = [self.shrink.content(part) for part in parts]
+            live += [len(contents)] * together
+            contents += [items] if together else [[item] for item in items]
+        chunks = tuple(map(self.backbone.chunk, contents))
+        question = self.backbone.tokenize(sample.question).shape[0]
+        return Prompt(chunks, tuple(contents), tuple(live), question)
 
 
 def room_of(backbone: Backbone) -> int | None:
@@ -183,12 +205,3 @@ def _failed(sample: Sample, arm: Arm, error: Exception) -> Line:
 def _first_token(line: Line) -> FirstToken | None:
     kept = line.first_token
     return None if kept is None else FirstToken(tuple(kept["ids"]), tuple(kept["log_probs"]), kept["rest"])
-
-
-def _content(part: Part) -> dict[str, Any]:
-    if isinstance(part, Text):
-        return {"type": "text", "text": part.text}
-    if isinstance(part, Picture):
-        return {"type": "image", "image": part.source}
-    sampling = {} if isinstance(part.source, Clip) else {"num_frames": part.num_frames, "fps": part.fps}
-    return {"type": "video", "video": part.source, **sampling}

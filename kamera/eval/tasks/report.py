@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from kamera.certify.metrics import Interval, bootstrap
-from kamera.eval.tasks.arms import BLIND, REFERENCE
+from kamera.eval.tasks.arms import BLIND, NATIVE, REFERENCE
 from kamera.eval.tasks.journal import Line
 from kamera.eval.tasks.sample import Answered, Problem, Summary, Task, mean
 
@@ -19,10 +19,11 @@ class ArmResult:
 
     ``summary`` holds the official score and the plain mean, ``interval`` the mean's 95 % bootstrap
     interval. ``agreement`` is the share of items decided (`Task.decision`) as the re-prefill decides
-    them; ``flip_recover`` that share among the items where blind reuse decides otherwise (nan without
-    such items, or without these arms). ``first_token_kl`` is the mean KL(arm ‖ re-prefill) of the
-    answers' first token (`FirstToken.kl`), of the items that were compared. Costs are means over items
-    of getting the window ready from stored canonicals: ``kv_share`` is bytes of patches to bytes of the
+    them, ``native_agreement`` as the unsplit prompt is decided without Kamera; ``flip_recover`` is the
+    first of these among the items where blind reuse decides otherwise. All three are nan without such
+    items or without these arms. ``first_token_kl`` is the mean KL(arm ‖ re-prefill) of the answers'
+    first token (`FirstToken.kl`), of the items that were compared. Costs are means over items of
+    getting the window ready from stored canonicals: ``kv_share`` is bytes of patches to bytes of the
     chunks' KV, ``reused_tokens`` and ``live_tokens`` are the prompt's.
     """
 
@@ -30,6 +31,7 @@ class ArmResult:
     summary: Summary
     interval: Interval
     agreement: float
+    native_agreement: float
     flip_recover: float
     first_token_kl: float
     seconds: float
@@ -98,6 +100,9 @@ def collect(
                 summary=task.summarize(of_arm),
                 interval=bootstrap([a.score for a in of_arm if a.score is not None]),
                 agreement=mean(same),
+                native_agreement=mean(
+                    [float(a == b) for a, b in zip(said[arm], said.get(NATIVE, ()), strict=False)]
+                ),
                 flip_recover=mean([same[i] for i in flipped]),
                 first_token_kl=mean([x.first_token_kl for x in own if x.first_token_kl is not None]),
                 seconds=mean([line.seconds for line in own]),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, get_args
 
@@ -14,6 +15,7 @@ from kamera.eval.tasks.journal import Journal, Row, locked
 from kamera.eval.tasks.report import Results, collect
 from kamera.eval.tasks.sample import Answered, Problem, Sample, Task, digest
 from kamera.eval.tasks.selection import Chooser, Selection
+from kamera.eval.tasks.shrink import Shrink
 
 ARMS = (REFERENCE, BLIND, "patch@16")
 
@@ -32,6 +34,8 @@ def run_task(
     max_tokens: int | None = None,
     system: str | None = None,
     reuse: Reuse = "context",
+    max_pixels: int | None = None,
+    image_size: int | None = None,
     resume: bool = True,
     on_item: Callable[[], None] = lambda: None,
 ) -> Results:
@@ -43,7 +47,8 @@ def run_task(
 
     ``limit``, ``sample``, ``seed`` and ``shard`` choose the samples (`Selection`; default: all).
     ``max_tokens`` (default: what the model was made for) bounds the prompt, ``system`` is the system
-    prompt. ``on_item`` is called after each sample.
+    prompt, ``max_pixels`` and ``image_size`` make pictures and frames smaller (`Shrink`) for every arm.
+    ``on_item`` is called after each sample.
 
     Lines, predictions and settings are kept in ``out_dir``; a second run there answers only what is
     missing: other samples, arms that are new, items that failed. A sample that fails is a line with its
@@ -55,6 +60,7 @@ def run_task(
     wanted = parse_arms(arms)
     if reuse not in get_args(Reuse):
         raise ValueError(f"reuse {reuse!r} is none of {', '.join(get_args(Reuse))}")
+    shrink = Shrink(max_pixels, image_size)
     selection = Selection(limit, sample, seed, shard)
     room = room_of(backbone) if max_tokens is None else max_tokens
     seams = backbone.seams(system)
@@ -66,12 +72,13 @@ def run_task(
         "prompt": {"opening": seams.prefix, "closing": seams.tail},
         "max_tokens": room,
         "reuse": reuse,
+        "pictures": asdict(shrink),
         "versions": _versions(),
     }
     asked = {"data": str(data), "arms": [arm.name for arm in wanted], **selection.document()}
     with locked(out_dir):
         journal = Journal(out_dir, settings, resume, asked)
-        asking = Asking(backbone, task, system, room, reuse)
+        asking = Asking(backbone, task, system, room, reuse, shrink)
         chooser = Chooser(selection, task, data)
         problems: list[Problem] = []
         ids: list[str] = []

@@ -1,0 +1,52 @@
+"""Smaller pictures for every arm alike, before the processor has its say."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from PIL import Image
+
+from kamera.backbones.media import load_image
+from kamera.backbones.video import Clip, read_video
+from kamera.eval.tasks.sample import Part, Picture, Text
+
+
+@dataclass(frozen=True)
+class Shrink:
+    """Pictures and frames keep their shape and get at most ``max_pixels`` pixels, and a longer side of at
+    most ``image_size``. Smaller ones stay as they are.
+    """
+
+    max_pixels: int | None = None
+    image_size: int | None = None
+
+    def __post_init__(self) -> None:
+        for name, value in asdict(self).items():
+            if value is not None and value < 1:
+                raise ValueError(f"{name} is {value}: give a positive number of pixels")
+
+    def apply(self, image: Image.Image) -> Image.Image:
+        """The picture in its size."""
+        width, height = image.size
+        share = 1.0
+        if self.max_pixels is not None:
+            share = min(share, math.sqrt(self.max_pixels / (width * height)))
+        if self.image_size is not None:
+            share = min(share, self.image_size / max(width, height))
+        if share >= 1.0:
+            return image
+        smaller = (max(1, math.floor(width * share)), max(1, math.floor(height * share)))
+        return image.resize(smaller, Image.Resampling.BICUBIC)
+
+    def content(self, part: Part) -> dict[str, Any]:
+        """A part as an item of a chat's content. Raises UnreadableMedia."""
+        if isinstance(part, Text):
+            return {"type": "text", "text": part.text}
+        if isinstance(part, Picture):
+            return {"type": "image", "image": self.apply(load_image(part.source))}
+        clip = part.source
+        if not isinstance(clip, Clip):
+            clip = read_video(clip, num_frames=part.num_frames, fps=part.fps)
+        return {"type": "video", "video": replace(clip, frames=tuple(map(self.apply, clip.frames)))}
