@@ -64,6 +64,10 @@ ReuseRule = Annotated[
 ]
 Pixels = Annotated[int | None, typer.Option(min=1, help="Most pixels of a picture or frame.")]
 Side = Annotated[int | None, typer.Option(min=1, help="Longest side of a picture or frame, in pixels.")]
+Plots = Annotated[
+    bool,
+    typer.Option("--plots", help="Figures too, in --out/plots (heat maps for MM-NIAH); needs matplotlib."),
+]
 Options = dict[str, Any]
 ARMS = "reprefill,blind,patch@16"
 
@@ -118,6 +122,7 @@ def _run(
     max_pixels: Pixels = None,
     image_size: Side = None,
     resume: Resume = True,
+    plots: Plots = False,
     device: Device = None,
     dtype: Precision = Dtype.auto,
     format: Form = Format.table,
@@ -127,6 +132,7 @@ def _run(
     """Run a benchmark and write its tables."""
     from kamera.cli.models import load_backbone
     from kamera.eval.tasks.arms import parse_arms
+    from kamera.eval.tasks.plots import check_plots
     from kamera.eval.tasks.registry import make_task
     from kamera.eval.tasks.run import run_task
     from kamera.eval.tasks.selection import Selection, parse_shard
@@ -135,6 +141,8 @@ def _run(
     task = make_task(name, **options)
     names = [arm.strip() for arm in arms.split(",")]
     parse_arms(names)  # before minutes of loading
+    if plots:
+        check_plots()
     share = None if shard is None else parse_shard(shard)
     Selection(limit, sample, seed, share)
     backbone = load_backbone(model, device, dtype, show_progress=written.shows_progress)
@@ -157,7 +165,8 @@ def _run(
             resume=resume,
             on_item=bar.update,
         )
-    _write(written, results, out, {"model": model, "backbone": backbone.fingerprint, "options": options})
+    about = {"model": model, "backbone": backbone.fingerprint, "options": options}
+    _write(written, results, out, about, plots)
 
 
 def merge(
@@ -165,6 +174,7 @@ def merge(
         list[Path], typer.Argument(metavar="DIR...", exists=True, file_okay=False, help="Folders of runs.")
     ],
     out: Annotated[Path, typer.Option("--out", file_okay=False, help="Where the joined run goes.")],
+    plots: Plots = False,
     format: Form = Format.table,
     output: File = None,
     quiet: Quiet = False,
@@ -172,16 +182,20 @@ def merge(
     """Join runs of one benchmark (shards, other samples, other arms) into one, without model or data."""
     from kamera.eval.tasks.merge import merge as join
 
-    _write(Output(format, output, quiet), join(runs, out), out, {"merged": [str(run) for run in runs]})
+    about = {"merged": [str(run) for run in runs]}
+    _write(Output(format, output, quiet), join(runs, out), out, about, plots)
 
 
-def _write(written: Output, results: Results, out: Path, about: dict[str, Any]) -> None:
-    """The tables or the document. Exit code 1 where no item was answered."""
+def _write(written: Output, results: Results, out: Path, about: dict[str, Any], plots: bool) -> None:
+    """The tables or the document, and figures on demand. Exit code 1 where no item was answered."""
+    from kamera.eval.tasks.plots import draw
+
     for problem in results.problems:
         written.note(str(problem))
-    written.write(
-        finite({**about, **results.document()}), [*_tables(results), f"predictions and items: {out}"]
-    )
+    drawn = [str(file) for file in draw(results, out / "plots")] if plots else []
+    document = finite({**about, **results.document(), "plots": drawn})
+    ending = f"predictions and items: {out}" + "".join(f"\n{file}" for file in drawn)
+    written.write(document, [*_tables(results), ending])
     if not results.items:
         written.note("nothing ran: no item was answered under every arm")
         raise typer.Exit(1)
