@@ -37,7 +37,8 @@ def ask(
     tail = backbone.tokenize(backbone.seams(system).tail)
     ids = torch.cat([anchor_ids(backbone, system), turn.input_ids, tail])
     media = {name: turn.inputs[name] for name in turn.inputs if name not in TOKEN_TYPES}
-    whole = backbone.chunk_from_tensors(ids, **media)  # per-token inputs are those of all the tokens
+    # per-token inputs become those of all the tokens
+    whole = backbone.builder.from_tensors(ids, media, backbone.fingerprint)
     sequence = ids[None].to(backbone.device)
     dtype = next(p.dtype for p in backbone.model.parameters() if p.is_floating_point())
     started = time.perf_counter()
