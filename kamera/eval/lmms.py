@@ -1,0 +1,159 @@
+"""Kamera as a model of lmms-eval, so that its tasks run under reuse: ``--model kamera``.
+
+    python -m lmms_eval --model kamera --tasks muirbench \\
+        --model_args pretrained=DIR,arms=reprefill:blind:patch@16,answer=patch@16,out=runs/muirbench
+
+Pictures and clips are the context, words are live. Every arm answers an item in one pass into ``out``;
+lmms-eval scores the one named ``answer``, and a second run with another finds its answers there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal
+
+from lmms_eval.api.model import lmms
+from lmms_eval.models.registry_v2 import ModelManifest
+
+from kamera.backbones import Backbone
+from kamera.errors import TaskDataError
+from kamera.eval.tasks.arms import REFERENCE, parse_arms
+from kamera.eval.tasks.asking import Asking, room_of
+from kamera.eval.tasks.journal import Journal, Line, Row, locked
+from kamera.eval.tasks.sample import Part, Picture, Sample, Text, Video, digest
+from kamera.eval.tasks.shrink import Shrink
+
+
+def manifest() -> ModelManifest:
+    """What lmms-eval finds under the entry point ``lmms_eval.models``."""
+    return ModelManifest("kamera", chat_class_path="kamera.eval.lmms.Kamera")
+
+
+class Kamera(lmms):  # type: ignore[misc]
+    """The chat model. ``arms`` are divided by colons, ``answer`` (default: the last) is what is scored.
+
+    Greedy only. Raises ValueError for sampling, and for a conversation of several turns.
+    """
+
+    is_simple = False
+
+    def __init__(
+        self,
+        pretrained: str,
+        arms: str = "reprefill:blind:patch@16",
+        answer: str | None = None,
+        out: str = "kamera-lmms",
+        device: str | None = None,
+        dtype: str = "auto",
+        system_prompt: str | None = None,
+        num_frames: int = 8,
+        max_pixels: int | None = None,
+        batch_size: int | str = 1,
+        **unknown: Any,
+    ) -> None:
+        super().__init__()
+        if unknown or int(batch_size) != 1:
+            raise ValueError(f"kamera takes batch_size=1 and no {', '.join(unknown) or 'other'}")
+        self.arms = parse_arms(arms.split(":"))
+        self.answer = answer or self.arms[-1].name
+        if self.answer not in [arm.name for arm in self.arms]:
+            raise ValueError(f"answer {self.answer!r} is none of the arms {arms}")
+        self.backbone = Backbone.from_pretrained(pretrained, device=device, dtype=dtype)
+        self.device = self.backbone.device
+        self.system = system_prompt
+        self.frames = num_frames
+        self.shrink = Shrink(max_pixels)
+        self.out = Path(out)
+
+    def generate_until(self, requests: Sequence[Any]) -> list[str]:
+        """The answers of the arm `answer`, in the order of the requests; the other arms' are in ``out``.
+
+        An item that failed is answered with nothing; its line says why, and the next run asks it again.
+        """
+        settings = {
+            "task": "lmms-eval",
+            "backbone": self.backbone.fingerprint,
+            "system": self.system,
+            "frames": self.frames,
+            "pictures": {"max_pixels": self.shrink.max_pixels},
+        }
+        with locked(self.out):
+            journal = Journal(self.out, settings, asked={"arms": [arm.name for arm in self.arms]})
+            return [self._answer(journal, at, *request.args) for at, request in enumerate(requests)]
+
+    def loglikelihood(self, requests: Sequence[Any]) -> list[tuple[float, bool]]:
+        """Not offered."""
+        raise NotImplementedError("kamera generates: choose tasks of the type generate_until")
+
+    def generate_until_multi_round(self, requests: Sequence[Any]) -> list[str]:
+        """Not offered."""
+        raise NotImplementedError("kamera answers one turn: choose tasks of the type generate_until")
+
+    def _answer(
+        self,
+        journal: Journal,
+        at: int,
+        context: str,
+        to_messages: Any,
+        generation: Mapping[str, Any],
+        doc_id: Any,
+        task: str,
+        split: str,
+    ) -> str:
+        if generation.get("do_sample") or (generation.get("temperature") or 0) > 0:
+            raise ValueError(f"{task} samples its answers (temperature): kamera is greedy")
+        messages = to_messages(self.task_dict[task][split][doc_id])
+        sample = self._sample(f"{task}/{split}/{doc_id}", task, messages)
+        held = journal.rows.get(sample.id)
+        if held is not None and held.digest != digest(sample):
+            raise TaskDataError(f"{journal.path} answers another {sample.id}: give another out")
+        journal.add_row(Row.of(sample, at))
+        lines = {arm: journal.lines.get((sample.id, arm.name)) for arm in self.arms}
+        missing = [arm for arm, line in lines.items() if line is None or line.error]
+        if missing:
+            limits: Any = _Limits(int(generation.get("max_new_tokens", 128)))
+            room = room_of(self.backbone)
+            asking = Asking(self.backbone, limits, self.system, room, shrink=self.shrink)
+            for line in asking.lines(sample, missing, journal.lines.get((sample.id, REFERENCE))):
+                journal.add(_cut(line, generation.get("until") or ()))
+        return journal.lines[sample.id, self.answer].response
+
+    def _sample(self, id: str, task: str, messages: Sequence[Mapping[str, Any]]) -> Sample:
+        if [message["role"] for message in messages] != ["user"]:
+            raise ValueError(f"{id} is a conversation of several turns: kamera answers one")
+        *parts, last = self._parts(messages[0]["content"])
+        parts, question = (parts, last.text) if isinstance(last, Text) else ([*parts, last], "")
+        return Sample(id, task, tuple(parts), question, None, where=id)
+
+    def _parts(self, content: Sequence[Mapping[str, Any]]) -> Iterator[Part]:
+        for item in content:
+            if item["type"] == "text":
+                yield Text(item["text"], live=True)
+            elif item["type"] == "image":
+                yield Picture(item["url"])
+            elif item["type"] == "video":
+                yield Video(item["url"], self.frames)
+            else:
+                raise ValueError(f"kamera takes text, images and videos, no {item['type']}")
+
+
+class _Limits:
+    """What `Asking` needs of a task: lmms-eval has the rest."""
+
+    overlong: Literal["left", "refuse"] = "refuse"
+
+    def __init__(self, tokens: int) -> None:
+        self.tokens = tokens
+
+    def max_new_tokens(self, sample: Sample) -> int:
+        return self.tokens
+
+
+def _cut(line: Line, until: Sequence[str] | str) -> Line:
+    """The answer up to the first of the texts that end one."""
+    said = line.response
+    for end in [until] if isinstance(until, str) else until:
+        said = said.split(end)[0] if end else said
+    return replace(line, response=said.strip())
