@@ -82,15 +82,6 @@ class Slot:
         assert found is not None
         self.fill(found.kv)
 
-    def streamed(self, store: ChunkStore) -> None:
-        """Each layer as it comes."""
-        stream = store.open_canonical(CONTEXT, CHUNK)
-        assert stream is not None
-        with stream:
-            for i, one in enumerate(stream):
-                part = slice(i, i + 1)
-                serve(self.kv[part], one, Patch(self.patch.layers[part]), LAYOUT[part], OFFSET)
-
 
 def read(file: Path) -> None:
     """As ``dd bs=1M of=/dev/null`` does."""
@@ -148,11 +139,9 @@ def run(tokens: int, rounds: int, folder: Path) -> list[dict[str, Any]]:
         arms["page cache: dd"] = Arm(lambda file=file: read(file))
         arms[f"page cache: get, {digest}"] = Arm(lambda disk=disk: disk.get_canonical(CONTEXT, CHUNK))
         arms[f"page cache: get and apply, {digest}"] = Arm(lambda disk=disk: slot.whole(disk))
-        arms[f"page cache: stream and apply, {digest}"] = Arm(lambda disk=disk: slot.streamed(disk))
         cold = lambda file=file: cool(file)  # noqa: E731
         arms["cold: dd"] = Arm(lambda file=file: read(file), cold)
         arms[f"cold: get, {digest}"] = Arm(lambda disk=disk: disk.get_canonical(CONTEXT, CHUNK), cold)
-        arms[f"cold: stream and apply, {digest}"] = Arm(lambda disk=disk: slot.streamed(disk), cold)
     size = file.stat().st_size
     wall: dict[str, list[float]] = {name: [] for name in arms}
     used: dict[str, list[float]] = {name: [] for name in arms}

@@ -17,7 +17,6 @@ from kamera.ops.layout import (
     rotated_bytes,
 )
 from kamera.ops.lowrank import Deltas, Factor, Formed, LowRank, Patch, floats
-from kamera.ops.merge import AttentionState, merge_states
 from kamera.ops.patch import (
     apply_patch,
     deficit,
@@ -33,7 +32,6 @@ from kamera.ops.rope import RopeSpec, relocate, uniform_offset
 
 __all__ = [
     "KV",
-    "AttentionState",
     "Bits",
     "Channel",
     "CodedChannel",
@@ -73,7 +71,6 @@ __all__ = [
     "kv_tokens",
     "layers_of",
     "mean_deficit",
-    "merge_states",
     "mla_expanded_layout",
     "mla_latent_layout",
     "patch_of",

@@ -11,12 +11,10 @@ from kamera.store.records import CanonicalRecord, PatchRecord
 from kamera.store.seal.rotate import Rotated
 from kamera.store.search.lookback import Hit, NearDuplicate
 from kamera.store.store import ChunkStore
-from kamera.store.stream import CanonicalHead, LayerStream
 from kamera.store.upkeep.bundle import Exported, Imported
 from kamera.store.upkeep.forget import Forgotten
 
 __all__ = [
-    "CanonicalHead",
     "CanonicalRecord",
     "ChunkStore",
     "Context",
@@ -24,7 +22,6 @@ __all__ = [
     "Forgotten",
     "Hit",
     "Imported",
-    "LayerStream",
     "MemoryStats",
     "NearDuplicate",
     "ObjectInfo",

@@ -20,12 +20,10 @@ class Codec:
     """The plain one: an object is called what its key is, and its file is as `format` writes it.
 
     Tiers know objects by their *name* only, and see their bytes only through here. ``digest`` is the
-    hash under which tensors are written. Without ``verify_reads`` a plain object's digests are not
-    looked at: only to measure what that costs.
+    hash under which tensors are written.
     """
 
     digest: DigestName = field(default="sha256", kw_only=True)
-    verify_reads: bool = field(default=True, kw_only=True)
 
     def name(self, key: str) -> str:
         """What the object under ``key`` is called in every tier: 64 lower-case hex digits."""
@@ -40,11 +38,11 @@ class Codec:
 
         ``where`` names it in errors. Raises as `format.decode`, and `OSError`.
         """
-        return object_format.open_object(source, name, where, verify=self.verify_reads)
+        return object_format.open_object(source, name, where)
 
     def decode(self, data: bytes, name: str, source: str) -> CanonicalRecord | PatchRecord:
         """The record in ``data``, which must be the object called ``name``. Raises as `format.decode`."""
-        return object_format.decode(data, name, source, verify=self.verify_reads)
+        return object_format.decode(data, name, source)
 
     def read_info(self, file: BinaryIO, size: int, name: str, source: str) -> ObjectInfo:
         """What the header of a file of ``size`` bytes says, its digest verified. As `format.decode`."""

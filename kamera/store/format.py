@@ -69,9 +69,7 @@ def encode(record: Record, created: float, mac: bytes = b"", digest: DigestName 
     return b"".join([signed(text_of(header, entries), mac), *parts.values()])
 
 
-def open_object(
-    source: Source, expected: str, where: str, mac: bytes = b"", name: Naming = str, *, verify: bool = True
-) -> Opened:
+def open_object(source: Source, expected: str, where: str, mac: bytes = b"", name: Naming = str) -> Opened:
     """The object in ``source``, its header verified and no tensor read. Raises as `decode`, and `OSError`."""
     front = source.read(0, _FRONT)
     size = front_size(front, source.size, where)
@@ -79,23 +77,22 @@ def open_object(
         front += source.read(len(front), size - len(front))
     if len(front) < size:
         raise CorruptChunk(f"{where}: truncated, the header ends at byte {len(front)} of {size}")
-    head = verified(front[:size], source.size, expected, where, mac, name, verify=verify)
+    head = verified(front[:size], source.size, expected, where, mac, name)
     if size + head.size != source.size:
         raise CorruptChunk(f"{where}: {source.size} bytes, its header tells of {size + head.size}")
-    return Opened(head, Plain(source, size), verify)
+    return Opened(head, Plain(source, size))
 
 
 def decode(
-    data: bytes, expected: str, source: str, mac: bytes = b"", name: Naming = str, *, verify: bool = True
+    data: bytes, expected: str, source: str, mac: bytes = b"", name: Naming = str
 ) -> CanonicalRecord | PatchRecord:
     """The record in ``data``, whose key is called ``expected`` by ``name``.
 
     ``source`` names the bytes in errors; ``mac`` is the one `encode` had. Raises `CorruptChunk` for
     anything that `encode` did not write for that key, and `StoreVersionError` for an intact object of
-    another format, or under a hash that is not at hand. Without ``verify`` changed tensors go unnoticed:
-    for measurements only.
+    another format, or under a hash that is not at hand.
     """
-    return open_object(BytesSource(data), expected, source, mac, name, verify=verify).read()
+    return open_object(BytesSource(data), expected, source, mac, name).read()
 
 
 def read_info(

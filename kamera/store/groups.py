@@ -1,6 +1,6 @@
 """Where the tensors of an object lie in its file, and which of them are read and verified together.
 
-A group is what somebody may want without the rest: a layer, the embeds, or all the small tensors.
+A group is a layer, the embeds, or all the small tensors: threads read and verify them side by side.
 """
 
 from __future__ import annotations
@@ -75,11 +75,6 @@ class Group(NamedTuple):
     def size(self) -> int:
         """Bytes of all its tensors."""
         return sum(entry.end - entry.start for entry in self.tensors.values())
-
-
-def layer_group(index: int) -> str:
-    """The group of a canonical's layer."""
-    return f"kv/{index:05d}"
 
 
 def group_of(tensor: str) -> str:

@@ -101,11 +101,9 @@ def front_size(first: bytes, total: int, source: str) -> int:
     return 8 + size
 
 
-def trusted(
-    front: bytes, expected: str, source: str, mac: bytes = b"", name: Naming = str, *, verify: bool = True
-) -> Header:
+def trusted(front: bytes, expected: str, source: str, mac: bytes = b"", name: Naming = str) -> Header:
     """The Kamera header of a ``front``, parsed once its digest has passed. Raises as `format.decode`."""
-    if verify and not hmac.compare_digest(front[DIGEST], _digest(front, mac)):
+    if not hmac.compare_digest(front[DIGEST], _digest(front, mac)):
         if mac and front[DIGEST] == _digest(front, b""):
             raise ForeignObject(f"{source}: an intact object, but written without this store's secret")
         raise CorruptChunk(f"{source}: the digest does not match, bytes of the header have changed")
@@ -119,14 +117,12 @@ def verified(
     source: str,
     mac: bytes = b"",
     name: Naming = str,
-    *,
-    verify: bool = True,
 ) -> ObjectHead:
     """What the ``front`` of a file of ``total`` bytes says, that file's key being ``expected`` by ``name``.
 
-    Raises as `format.decode`. Without ``verify`` the digest is not looked at.
+    Raises as `format.decode`.
     """
-    header = trusted(front, expected, source, mac, name, verify=verify)
+    header = trusted(front, expected, source, mac, name)
     try:
         entries, size = _rebuilt(front[8:], header)
         told = header["digests"]

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from kamera.errors import CorruptChunk, ForeignObject, KameraError, StoreError, StoreVersionError, WrongKey
 from kamera.store.info import StoreStats
+from kamera.store.records import CanonicalRecord, PatchRecord
 
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
@@ -44,8 +45,10 @@ class Watched(Protocol):
 class Silent:
     """Counts nothing: what a store has unless it is given a `Metrics`."""
 
-    def lookup(self, get: Callable[[], Found], remote_down: Callable[[], bool], kind: str = "") -> Found:
-        """The outcome of ``get`` (None: a miss), counted and timed; ``kind`` of what has none itself."""
+    def lookup(
+        self, get: Callable[[], CanonicalRecord | PatchRecord | None], remote_down: Callable[[], bool]
+    ) -> CanonicalRecord | PatchRecord | None:
+        """The outcome of ``get`` (None: a miss), counted and timed."""
         return get()
 
     def asked(self, look: Callable[[], Found], remote_down: Callable[[], bool]) -> Found:
@@ -116,7 +119,9 @@ class Metrics(Silent):
         collector: Any = self._tiers  # theirs is a base class, and importing it would need the extra
         registry.register(collector)
 
-    def lookup(self, get: Callable[[], Found], remote_down: Callable[[], bool], kind: str = "") -> Found:
+    def lookup(
+        self, get: Callable[[], CanonicalRecord | PatchRecord | None], remote_down: Callable[[], bool]
+    ) -> CanonicalRecord | PatchRecord | None:
         """See `Silent`."""
         start = time.perf_counter()
         try:
@@ -130,7 +135,7 @@ class Metrics(Silent):
         if found is None:
             self._missed("remote_dead" if remote_down() else "absent", start)
         else:
-            self._hits.labels(getattr(found, "kind", kind)).inc()
+            self._hits.labels(found.kind).inc()
             self._get.labels("hit").observe(time.perf_counter() - start)
         return found
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import bisect
 import hmac
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -43,19 +43,14 @@ class Plain:
 
 @dataclass(frozen=True)
 class Opened:
-    """One object: what its header says, and where its tensors come from.
-
-    Without ``verify`` the digests of groups are not looked at: only to measure what that costs.
-    """
+    """One object: what its header says, and where its tensors come from."""
 
     head: ObjectHead
     payload: Payload
-    verify: bool = True
 
-    def room(self, groups: Collection[str] | None = None, *, pinned: bool = False) -> Room:
-        """Memory for ``groups`` (None: for all), not yet filled. `KeyError` names one that is not there."""
-        wanted = self.head.groups if groups is None else {name: self.head.groups[name] for name in groups}
-        return Room(self, wanted, pinned)
+    def room(self) -> Room:
+        """Memory for all of it, not yet filled."""
+        return Room(self)
 
     def read(self) -> CanonicalRecord | PatchRecord:
         """The record, every byte of it verified. Raises `CorruptChunk`, `OSError`."""
@@ -66,21 +61,20 @@ class Opened:
 
 
 class Room:
-    """Memory for some groups of one object; `fill` may be called from several threads at once.
+    """Memory for the groups of one object; `fill` may be called from several threads at once.
 
     ``tensors`` are views of one allocation. What is in them means nothing until their group is filled.
-    ``pinned``: in page-locked memory, if there is a GPU to copy from it.
     """
 
-    def __init__(self, opened: Opened, groups: Mapping[str, Group], pinned: bool) -> None:
-        self.groups = groups
+    def __init__(self, opened: Opened) -> None:
+        self.groups = groups = opened.head.groups
         self._opened = opened
         places: dict[int, int] = {}  # where stretches of the file start -> where in memory
         size = 0
         for start, end in joined(span for group in groups.values() for span in group.spans):
             places[start] = size
             size += -(-(end - start) // _ALIGNED) * _ALIGNED
-        memory, starts = allocated(size, pinned), list(places)
+        memory, starts = allocated(size), list(places)
 
         def place(start: int, end: int) -> torch.Tensor:
             first = starts[bisect.bisect_right(starts, start) - 1]
@@ -108,8 +102,6 @@ class Room:
             self._opened.payload.fetch(self.groups[group], views)
         except EOFError as error:
             raise CorruptChunk(f"{head.source}: truncated: {error}") from error
-        if not self._opened.verify:
-            return
         hasher = head.hasher()
         for view in views:
             hasher.update(view)

@@ -289,20 +289,6 @@ def detached(record: RecordType) -> RecordType:
     return type(record).from_parts(header, {n: own(t) for n, t in record.tensors().items()})
 
 
-def layer_of(kv: KV, index: int) -> KV:
-    """One layer of a KV as a `KV` of that layer alone, in codes if it is. `ValueError` if there is none."""
-    if not 0 <= index < len(kv):
-        raise ValueError(f"layer {index} of a canonical of {len(kv)} layers")
-    if isinstance(kv, CodedKV):
-        return CodedKV(kv.layers[index : index + 1], kv.grid, kv.loss)
-    return (kv[index],)
-
-
-def layer_kv(header: Header, tensors: Mapping[str, torch.Tensor], index: int) -> KV:
-    """One layer of a canonical as a `KV` of that layer alone, by a header and the tensors of that layer."""
-    return _kv(header, tensors, {index: header["layers"][index]}, header["tokens"])
-
-
 def canonical_json(value: object) -> str:
     """The one JSON text of ``value``: names sorted, no spaces, ASCII. `ValueError` if none."""
     try:

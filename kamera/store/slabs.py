@@ -16,13 +16,11 @@ _LEAST, _MOST = 4 << 20, 128 << 20  # bytes; smaller ones come cheap, larger one
 _free: deque[np.ndarray] = deque(maxlen=2)  # its methods are atomic: records end in any thread
 
 
-def allocated(size: int, pinned: bool = False) -> torch.Tensor:
-    """``size`` bytes of anything, uint8; ``pinned``: page-locked, if there is a GPU to copy from it.
+def allocated(size: int) -> torch.Tensor:
+    """``size`` bytes of anything, uint8.
 
     They are taken over by another call only when no tensor and no view of them is left.
     """
-    if pinned and torch.cuda.is_available():
-        return torch.empty(size, dtype=torch.uint8, pin_memory=True)
     if not _LEAST <= size <= _MOST:
         return torch.from_numpy(np.empty(size, dtype=np.uint8))
     slab = _left_over(size)

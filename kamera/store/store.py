@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -13,8 +13,7 @@ from urllib.parse import unquote, urlsplit
 
 import numpy as np
 
-from kamera.errors import CorruptChunk, IncompatibleChunk, StoreError
-from kamera.ops.kv import LayerKV
+from kamera.errors import IncompatibleChunk, StoreError
 from kamera.store import batch, forks
 from kamera.store.closed import Closed
 from kamera.store.codec import Codec
@@ -30,16 +29,13 @@ from kamera.store.keys import (
     check_form,
     patch_key,
 )
-from kamera.store.layers import open_stream, read_layer
 from kamera.store.memory import parse_size
 from kamera.store.metrics import Metrics, Silent
-from kamera.store.prefetch import Prefetch
 from kamera.store.probes import Probes
 from kamera.store.records import CanonicalRecord, PatchRecord, RecordType
 from kamera.store.remote import SCHEMES, is_remote
 from kamera.store.seal.tenants import codec_of
 from kamera.store.search.lookback import Hit, NearDuplicate, Query, open_search
-from kamera.store.stream import LayerStream
 from kamera.store.tiers import Tiers, open_directory_tiers, open_tiers
 from kamera.store.upkeep.bundle import Exported, Imported, Progress, export_bundle, import_bundle
 from kamera.store.upkeep.convert import Converted, convert
@@ -95,7 +91,6 @@ class ChunkStore(Upkeep):
         disk_limit: int | str | None = None,
         ttl: float | None = None,
         read_only: bool = False,
-        verify_reads: bool = True,
         kv: KVForm = "as-is",
         digest: DigestName = "sha256",
         metrics: Metrics | None = None,
@@ -118,8 +113,7 @@ class ChunkStore(Upkeep):
         directory of their own; ``keys`` (32 bytes each, the one to write with first) encrypt them:
         `docs/security.md`. ``digest`` is the hash that what is written is verified by: ``"blake3"`` is
         read at three times the speed, wherever ``kamera[blake3]`` is installed.
-        ``verify_reads=False`` leaves out the digests of plain objects, and with it
-        all safety against damage: only to measure what it costs. ``kv`` is the form in which windows on
+        ``kv`` is the form in which windows on
         this store keep canonicals: in codes of 8 or 4 bits they take a half or a third of their bf16
         bytes, and are never served as ``exact`` (docs/store-format.md). ``metrics`` counts for
         Prometheus what becomes of look-ups (docs/operations.md). Raises `StoreError`
@@ -129,7 +123,7 @@ class ChunkStore(Upkeep):
         check_form(kv)
         hasher_of(digest)
         memory = parse_size(memory_limit)
-        codec = replace(codec_of(tenant, secret, keys), digest=digest, verify_reads=verify_reads)
+        codec = replace(codec_of(tenant, secret, keys), digest=digest)
         if isinstance(url, str) and is_remote(url):
             if ttl is not None or read_only:
                 raise ValueError("ttl and read_only are for a directory store, and this is a remote")
@@ -173,30 +167,6 @@ class ChunkStore(Upkeep):
             )
 
         return batch.over(records, put, waits=self._tiers.remote is not None and self._disk is None)
-
-    def read_layer(self, context: Context, chunk_id: str, layer: int) -> LayerKV | None:
-        """One layer of a chunk's canonical, ``[heads, tokens, dim]`` by channel; None is a miss.
-
-        Of a directory only that layer is read and verified. Raises `ValueError` if there is no such
-        layer, and as `get_canonical`.
-        """
-        self._check(context)
-        key = self._codec.name(canonical_key(context, chunk_id))
-        return self.metrics.lookup(lambda: read_layer(self._tiers, key, layer), self._remote_is_down, "layer")
-
-    def open_canonical(self, context: Context, chunk_id: str, *, pinned: bool = False) -> LayerStream | None:
-        """A chunk's canonical layer by layer, each as soon as it is read and verified; None is a miss.
-
-        Use what is written from it only when the loop over it has ended: see `LayerStream`. ``pinned``: read
-        into page-locked memory where there is a GPU, so that copies to it overlap. Raises as
-        `get_canonical`, here and out of the loop.
-        """
-        self._check(context)
-        key = self._codec.name(canonical_key(context, chunk_id))
-        stream = self.metrics.lookup(lambda: open_stream(self._tiers, key, pinned), self._remote_is_down)
-        if stream is not None:
-            stream.refused = self._refused
-        return stream
 
     def put_canonical(self, record: CanonicalRecord) -> str:
         """Store a canonical in its context's form and return its key. One that is there is not written again.
@@ -281,15 +251,6 @@ class ChunkStore(Upkeep):
         if info.kind == "canonical":
             self._search.drop([key])
         return dropped
-
-    def prefetch(self, keys: Iterable[str]) -> Prefetch:
-        """Begin to bring objects (by the keys that a put returns) into memory; returns at once."""
-        return self._tiers.prefetch(keys)
-
-    def prefetch_chunks(self, context: Context, chunks: Iterable[str]) -> Prefetch:
-        """`prefetch` of chunks' canonicals, by their ids."""
-        self._check(context)
-        return self.prefetch(self._codec.name(canonical_key(context, chunk)) for chunk in chunks)
 
     def flush(self, timeout: float | None = None) -> FlushReport:
         """Wait until the remote has all that was put, at most ``timeout`` seconds; what it has not got.
@@ -392,15 +353,6 @@ class ChunkStore(Upkeep):
 
     def _look_up(self, key: str) -> CanonicalRecord | PatchRecord | None:
         return self.metrics.lookup(lambda: self._get(key), self._remote_is_down)
-
-    def _refused(self, error: CorruptChunk) -> None:
-        """Count what was found damaged after its look-up was over."""
-
-        def again() -> None:
-            raise error
-
-        with contextlib.suppress(CorruptChunk):
-            self.metrics.lookup(again, self._remote_is_down)
 
     def _remote_is_down(self) -> bool:
         remote = self._tiers.remote_stats()

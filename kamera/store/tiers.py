@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,7 +22,6 @@ from kamera.store.disk.verify import verify
 from kamera.store.flights import Flights
 from kamera.store.info import FlushReport, ObjectInfo, RemoteStats, VerifyReport
 from kamera.store.memory import MemoryTier, parse_size
-from kamera.store.prefetch import Prefetch, Prefetcher
 from kamera.store.records import CanonicalRecord, PatchRecord, RecordType, detached
 from kamera.store.remote import RemoteTier, open_remote
 from kamera.store.remote.cache import DiskCache
@@ -108,7 +107,6 @@ class Tiers:
         # with a disk, memory may forget what waits: it is read again
         held = self._uploads.is_pending
         self.memory = MemoryTier(memory_limit, held) if disk is None else MemoryTier(memory_limit)
-        self._prefetcher = Prefetcher(lambda name: self.get(name) is not None)
         self._cache: DiskCache | None = None
         if disk is not None and remote is not None:
             self._cache = DiskCache(disk, remote.url, disk_limit, pinned)
@@ -241,10 +239,6 @@ class Tiers:
         if self._bounds is not None:
             self._bounds.sweep()
 
-    def prefetch(self, names: Iterable[str]) -> Prefetch:
-        """Begin to bring objects into memory; returns at once."""
-        return self._prefetcher.start(names)
-
     def verify(self, *, rebuild: bool, progress: Callable[[int, int], None]) -> VerifyReport:
         """Read every object of disk and remote once; ``rebuild`` and ``progress`` as `disk.verify`."""
         if self.disk is None:
@@ -275,7 +269,6 @@ class Tiers:
 
     def close(self) -> None:
         """Send what waits, unless the remote is down, and let go of everything."""
-        self._prefetcher.close()
         unsaved = self._uploads.flush(CLOSE_SECONDS, patient=False)
         self._uploads.close()
         if unsaved and self.disk is None:

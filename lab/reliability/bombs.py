@@ -226,7 +226,6 @@ def _answers(whole: Path, at: Path, batch: list[tuple[int, int]]) -> list[tuple[
 QUESTIONS: dict[str, Callable[[ChunkStore], Any]] = {
     "patch_info": lambda s: _told(s.patch_info(rig.CONTEXT, rig.chunk(PATCH), ())),
     "canonical_info": lambda s: _told(s.canonical_info(rig.CONTEXT, rig.chunk(CANONICAL))),
-    "read_layer": lambda s: str(s.read_layer(rig.CONTEXT, rig.chunk(CANONICAL), 0) or ""),
     "get of a patch": lambda s: rig.get(s, PATCH),
     "get of a canonical": lambda s: rig.get(s, CANONICAL),
     # of the ones that are listed

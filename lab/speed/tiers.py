@@ -9,7 +9,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from kamera import ChunkStore
-from kamera.ops import KV, Patch, kv_map
+from kamera.ops import kv_map
 from kamera.ops.kernels import serve
 from kamera.store.digests import DIGESTS, DigestName
 from lab.speed.moves import Deck
@@ -24,7 +24,7 @@ _BLOCK = 1 << 20  # dd bs=1M
 
 
 MEMORY, CACHED, COLD = "memory", "page cache", "cold"
-THEN, BY_LAYER = ": read, then applied", ": applied layer by layer"
+THEN = ": read, then applied"
 
 
 def digests() -> list[DigestName]:
@@ -58,7 +58,6 @@ def _get(root: Path, stock: Stock, chunk_id: str, settings: Settings) -> Measure
             Arm(CACHED, lambda: disk.get_canonical(context, chunk_id)),
             Arm("read()", lambda: read(file)),
             Arm(f"{CACHED}{THEN}", reader.whole),
-            Arm(f"{CACHED}{BY_LAYER}", reader.by_layer),
         ]
         if can_cool():
 
@@ -70,7 +69,6 @@ def _get(root: Path, stock: Stock, chunk_id: str, settings: Settings) -> Measure
                 Arm("dd", lambda _: read(file), cold),
                 Arm("dd, direct", lambda _: read(file, direct=True), cold),
                 Arm(f"{COLD}{THEN}", lambda _: reader.whole(), cold),
-                Arm(f"{COLD}{BY_LAYER}", lambda _: reader.by_layer(), cold),
             ]
         return measure(
             arms, "cpu", rounds=settings.rounds, min_rounds=settings.min_rounds, seconds=settings.seconds
@@ -89,25 +87,8 @@ class Reader:
         """All of it is read, then all of it applied."""
         record = self._store.get_canonical(self._stock.context, self._chunk_id)
         assert record is not None
-        self._write(range(len(self.slot)), record.kv)
-
-    def by_layer(self) -> None:
-        """A layer is applied while those behind it are read."""
-        stream = self._store.open_canonical(self._stock.context, self._chunk_id)
-        assert stream is not None
-        with stream:
-            for index, layer in enumerate(stream):
-                self._write(range(index, index + 1), layer)
-
-    def _write(self, which: range, kv: KV) -> None:
-        patch, layout = self._stock.factors, self._stock.backbone.layout
-        serve(
-            [self.slot[i] for i in which],
-            kv_map(kv, lambda t: t.to(self._stock.backbone.device)),
-            Patch(tuple(patch.layers[i] for i in which)),
-            [layout[i] for i in which],
-            self._offset,
-        )
+        kv = kv_map(record.kv, lambda t: t.to(self._stock.backbone.device))
+        serve(self.slot, kv, self._stock.factors, self._stock.backbone.layout, self._offset)
 
 
 def _get_rows(timed: Measured, size: int) -> list[Row]:
@@ -122,8 +103,6 @@ def _get_rows(timed: Measured, size: int) -> list[Row]:
         if name in yardstick:
             row["times memory"] = timed.ratio(name, MEMORY)
             row["share of dd"] = timed.ratio(yardstick[name], name)
-        if name.endswith(BY_LAYER):
-            row["of read, then apply"] = timed.ratio(name, name.replace(BY_LAYER, THEN))
         rows.append(row)
     return rows
 

@@ -290,7 +290,7 @@ def test_what_waited_to_be_sent_leaves_no_name_behind(server: RedisServer, tmp_p
         sent = store.put_canonical(canonical(GONE))
         store.pin([sent])
         assert not store.flush(30).unsaved
-        store.read_layer(CONTEXT, GONE, 0)
+        assert store.get_canonical(CONTEXT, GONE) is not None
         server.kill()
         waiting = store.put_patch(patch(GONE))
         assert store.stats().remote.pending == 1  # type: ignore[union-attr]

@@ -93,7 +93,6 @@ def store(root: Path) -> Iterator[ChunkStore]:
     with ChunkStore.open(root, memory_limit=0) as held:
         held.put_canonical(LARGE)
         assert is_large(held.get_canonical(CONTEXT, CHUNK))
-        held.prefetch_chunks(CONTEXT, [CHUNK]).wait()
         yield held
 
 
@@ -108,12 +107,9 @@ CALLS: dict[str, Callable[[ChunkStore], object]] = {
     "put": lambda s: s.put_patch(patch()),
     "has": lambda s: s.has_canonical(CONTEXT, CHUNK),
     "info": lambda s: s.canonical_info(CONTEXT, CHUNK),
-    "layer": lambda s: s.read_layer(CONTEXT, CHUNK, 0),
-    "stream": lambda s: s.open_canonical(CONTEXT, CHUNK),
     "ls": lambda s: s.ls(),
     "stats": lambda s: s.stats(),
     "census": lambda s: s.census(),
-    "prefetch": lambda s: s.prefetch_chunks(CONTEXT, [CHUNK]),
     "flush": lambda s: s.flush(),
     "delete": lambda s: s.delete(LARGE.key),
     "gc": lambda s: s.gc(0),
@@ -177,20 +173,6 @@ def test_a_child_that_lets_go_of_the_store_leaves_the_parents_log(store: ChunkSt
     assert in_child(lets_go) == str(before)
     store.put_canonical(canonical(OTHER))
     assert len(store.ls()) == 2
-
-
-def test_a_stream_and_a_prefetch_of_the_parent_are_refused(store: ChunkStore) -> None:
-    stream, prefetch = store.open_canonical(CONTEXT, CHUNK), store.prefetch_chunks(CONTEXT, [CHUNK])
-    assert stream is not None
-
-    def reads() -> str:
-        with stream:
-            return str(next(stream))
-
-    assert in_child(reads).startswith("ForkedStore")
-    assert in_child(prefetch.wait).startswith("ForkedStore")
-    with stream:
-        assert len(list(stream)) == 1
 
 
 def test_a_child_forked_during_an_open_keeps_no_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

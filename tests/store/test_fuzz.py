@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kamera.errors import CorruptChunk, StoreVersionError
-from kamera.store.format import decode, encode, open_object
+from kamera.store import head
+from kamera.store.format import decode, encode
 from lab.reliability import fuzz, parser, rig
 
 from .builders import canonical, coded_patch, join, patch, seal, split
@@ -171,14 +172,7 @@ def test_no_mutation_is_served() -> None:
 
 
 def test_the_fuzzer_notices_what_is_served(monkeypatch: pytest.MonkeyPatch) -> None:
-    def blind(data: bytes, key: str, source: str) -> Any:
-        return decode(data, key, source, verify=False)
-
-    def blindly(source: Any, key: str, where: str) -> Any:
-        return open_object(source, key, where, verify=False)
-
-    monkeypatch.setattr(fuzz, "decode", blind)
-    monkeypatch.setattr(fuzz, "open_object", blindly)
+    monkeypatch.setattr(head.hmac, "compare_digest", lambda one, other: True)
     found = fuzz.run(400, seed=1)
     assert found["served"] > 0 and found["groups served"] > 0
 

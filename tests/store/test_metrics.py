@@ -204,8 +204,6 @@ def test_questions_and_layers_are_counted_apart_from_look_ups(store, registry) -
     assert sample("kamera_store_asked_total", answer="there") == 4
     assert sample("kamera_store_asked_total", answer="absent") == 2
     assert misses(registry) == {} and sample("kamera_store_get_seconds_count", outcome="hit") == 0
-    assert store.read_layer(CONTEXT, CHUNK, 0) and store.read_layer(CONTEXT, "d" * 64, 0) is None
-    assert sample("kamera_store_hits_total", kind="layer") == 1 and misses(registry) == {"absent": 1}
 
 
 def test_a_remote_that_dies_shows_in_every_metric_of_it(server: RedisServer, registry, monkeypatch) -> None:

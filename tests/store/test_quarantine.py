@@ -104,15 +104,6 @@ def test_a_reason_whose_copy_never_came_goes_after_an_hour(root: Path) -> None:
         assert store.verify().stale == 1 and files(root) == []
 
 
-def test_the_switch_for_benchmarks_serves_what_is_damaged_and_nothing_else_does(root: Path) -> None:
-    with ChunkStore.open(root) as store:
-        flip(file_of(root, store.put_canonical(canonical())))
-    with ChunkStore.open(root, verify_reads=False) as store:
-        assert store.get_canonical(CONTEXT, CHUNK) is not None
-    with ChunkStore.open(root) as store, pytest.raises(CorruptChunk):
-        store.get_canonical(CONTEXT, CHUNK)
-
-
 def link_object(root: Path, elsewhere: Path) -> None:
     os.replace(file_of(root, KEY), elsewhere)
     file_of(root, KEY).symlink_to(elsewhere)

@@ -21,7 +21,6 @@ from kamera.errors import CorruptChunk, PinsFull, RemoteUnavailable, StoreError
 from kamera.store import ChunkStore
 from kamera.store.disk.tier import DiskTier
 from kamera.store.flights import Flights
-from kamera.store.prefetch import BOUND
 from kamera.store.remote.redis import RedisBlobs
 from kamera.store.remote.uploads import Uploads
 from lab.reliability.redis_server import RedisServer
@@ -389,56 +388,6 @@ def test_the_cache_of_another_remote_is_refused(opened: Callable[..., ChunkStore
     with pytest.raises(StoreError, match=r"is the cache of redis.*directory of its own"):
         ChunkStore.open(f"obstore+{(tmp_path / 'o').as_uri()}", cache=tmp_path / "cache")
     opened().close()
-
-
-# -- ahead of time ---------------------------------------------------------------------------------
-
-
-def test_what_was_prefetched_is_at_hand(opened: Callable[..., ChunkStore], server: RedisServer) -> None:
-    with opened("one") as store:
-        keys = [store.put_canonical(canonical(name)) for name in "abc"]
-        keys.append(store.put_patch(patch()))
-    with ChunkStore.open(server.url(QUICK)) as store:
-        fetching = store.prefetch([*keys, "0" * 64])
-        assert fetching.wait(30) and fetching.found == 4 and fetching.skipped == 0
-        server.kill()
-        assert all(store.get_canonical(CONTEXT, name) is not None for name in "abc")
-        assert store.get_patch(CONTEXT, CHUNK, ("x", "y")) is not None
-        server.start()
-    with opened("two") as store:
-        assert store.prefetch_chunks(CONTEXT, ["a", "nowhere"]).wait(30)
-
-
-def test_prefetching_is_bounded_and_ends_with_the_store(
-    opened: Callable[..., ChunkStore], server: RedisServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked, go = [], threading.Event()
-
-    def stuck(self: RedisBlobs, name: str) -> bytes | None:
-        asked.append(name)
-        go.wait(10)
-        return None
-
-    monkeypatch.setattr(RedisBlobs, "get", stuck)
-    store = ChunkStore.open(server.url(QUICK))
-    fetching = store.prefetch(f"{i:064x}" for i in range(BOUND + 5))
-    assert fetching.skipped == 5
-    assert not fetching.wait(0.05)
-    fetching.cancel()
-    go.set()
-    store.close()
-    assert fetching.wait(0) and len(asked) < 20 and fetching.found == 0
-
-
-def test_damage_met_while_prefetching_is_told_to_who_asks(tmp_path: Path) -> None:
-    with ChunkStore.open(tmp_path / "s") as store:
-        key = store.put_canonical(canonical())
-    path = tmp_path / "s" / FILE
-    path.write_bytes(b"x")
-    with ChunkStore.open(tmp_path / "s") as store:
-        fetching = store.prefetch([key])
-        assert fetching.wait(30) and fetching.found == 0
-        assert len(store.quarantined()) == 1
 
 
 # -- flights and uploads by themselves -------------------------------------------------------------

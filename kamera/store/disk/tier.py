@@ -14,7 +14,7 @@ import logging
 import os
 import re
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NoReturn
 
@@ -26,7 +26,7 @@ from kamera.store.disk.folder import Folder, Nested, NotAFile, size_of, stamp_of
 from kamera.store.disk.index import Index
 from kamera.store.disk.marker import ASIDE, MARKER, open_directory
 from kamera.store.disk.quarantine import Quarantine
-from kamera.store.disk.reading import Readers, Reading
+from kamera.store.disk.reading import Readers
 from kamera.store.disk.rows import Stamped
 from kamera.store.info import ObjectInfo, Quarantined
 from kamera.store.keys import is_key
@@ -87,21 +87,6 @@ class DiskTier:
 
         A damaged file goes to ``quarantine/`` and `CorruptChunk` is raised. None if there is none.
         """
-        reading = self.begin(key)
-        if reading is None:
-            return None
-        with reading:
-            return reading.record(), (reading.info, reading.stamp)
-
-    def begin(
-        self, key: str, groups: Collection[str] | None = None, *, pinned: bool = False
-    ) -> Reading | None:
-        """Begin to read the object ``key``, or only ``groups`` of it; to be closed. None if there is none.
-
-        Its header is verified when this returns; the tensors follow on other threads, into page-locked
-        memory if ``pinned`` and there is a GPU. Damage that is found then or later goes to
-        ``quarantine/``, and `CorruptChunk` is raised.
-        """
         with self._translated("read"):
             try:
                 file = self._files.open(key)
@@ -109,23 +94,16 @@ class DiskTier:
                 self._set_aside(key, self._files.stamp(key), CorruptChunk(str(error)))
             if file is None:
                 return None
-            try:
-                stamp = stamp_of(file.status)
-                with self._quarantining(key, stamp):
-                    where = str(self._files.path(key))
-                    opened = self.codec.open(file, key, where)
-                    reading = Reading(file, opened, lambda: self._reading(key, stamp))
-                reading.start(self._readers, groups, pinned)
-            except BaseException:
-                file.close()
-                raise
-        return reading
+            stamp = stamp_of(file.status)
+            with contextlib.closing(file), self._quarantining(key, stamp):
+                opened = self.codec.open(file, key, str(self._files.path(key)))
+                return self._readers.read(opened), (opened.head.info, stamp)
 
     def read_file(self, key: str) -> tuple[bytes, str] | None:
         """The file of ``key``, verified to the last byte, and its stamp; otherwise as `read`."""
         found = self.load(key)
         if found is not None:
-            with self._reading(key, found[1]):
+            with self._translated("read"), self._quarantining(key, found[1]):
                 self.codec.decode(found[0], key, str(self._files.path(key)))
         return found
 
@@ -384,11 +362,6 @@ class DiskTier:
                 f"store {self.root}: cannot {verb}: it is open to be read only: open it without "
                 "read_only= in a folder that can be written"
             )
-
-    @contextlib.contextmanager
-    def _reading(self, key: str, stamp: str) -> Iterator[None]:
-        with self._translated("read"), self._quarantining(key, stamp):
-            yield
 
     @contextlib.contextmanager
     def _quarantining(self, key: str, stamp: str) -> Iterator[None]:

@@ -12,7 +12,7 @@ from kamera import ChunkStore
 from lab.speed.lookups import CONTEXT, antecedents, chunk_id, fill, lookups
 from lab.speed.lookups import records as made
 from lab.speed.store import goals, run
-from lab.speed.tiers import BY_LAYER, CACHED, COLD, THEN, Reader, can_cool, cool, digests, read
+from lab.speed.tiers import CACHED, COLD, THEN, Reader, can_cool, cool, digests, read
 from lab.speed.timing import Spread
 from tests.lab.speed.beds import SMALL, TOKENS, deck
 
@@ -49,17 +49,17 @@ def test_look_ups_go_to_what_is_there(tmp_path):
 
 def test_every_store_and_every_tier_has_its_rows(found):
     assert [r["chunks"] for r in found["Look-ups"]] == [30] * 6 + [60] * 6
-    applied = [f"{tier}{how}" for tier in (CACHED, COLD) for how in (THEN, BY_LAYER)]
+    applied = [f"{tier}{THEN}" for tier in (CACHED, COLD)]
     wanted = {
         "get: memory",
         "get: page cache",
         "read()",
         "recall: memory",
         "recall: page cache",
-        *applied[:2],
+        applied[0],
     }
     if can_cool():
-        wanted |= {"get: cold", "dd", "dd, direct", "recall: cold", *applied[2:]}
+        wanted |= {"get: cold", "dd", "dd, direct", "recall: cold", applied[1]}
     for digest in digests():
         tiers = {r["what"]: r for r in found["One chunk from each tier"] if r["digest"] == digest}
         assert set(tiers) == wanted
@@ -88,19 +88,19 @@ def test_goals_are_those_of_the_largest_store_and_the_longest_chunk():
 
 
 @pytest.mark.parametrize("tier", [CACHED, COLD])
-def test_applied_layer_by_layer_or_all_at_once_the_slot_is_the_same(tmp_path, tier):
+def test_a_reader_fills_its_slot_from_the_disk_as_from_memory(tmp_path, tier):
+    here = deck(1).stock
     with ChunkStore.open(tmp_path, memory_limit=0) as store:
-        stock = deck(1).stock.on(store)
+        stock = here.on(store)
         chunk_id = stock.chunk(0).id
-        reader = Reader(store, stock, chunk_id)
         if tier == COLD and can_cool():
             cool(tmp_path.rglob("*.safetensors"))
         written = []
-        for write in (reader.whole, reader.by_layer):
+        for reader in (Reader(here.store, here, chunk_id), Reader(store, stock, chunk_id)):
             for layer in reader.slot:
                 for tensor in layer.values():
                     tensor.fill_(7.0)
-            write()
+            reader.whole()
             written.append([t.clone() for layer in reader.slot for t in layer.values()])
         assert all(torch.equal(a, b) for a, b in zip(*written, strict=True))
         assert not any(bool((t == 7.0).all()) for t in written[0])

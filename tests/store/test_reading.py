@@ -1,0 +1,179 @@
+"""A canonical read from a directory, its groups side by side on threads, each verified by itself."""
+
+from __future__ import annotations
+
+import os
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from kamera.errors import CorruptChunk
+from kamera.store import ChunkStore
+from kamera.store.disk import reading as reading_module
+from kamera.store.opened import Room
+from kamera.store.sources import FileSource
+from lab.reliability.forge import front_of, group_of, split
+
+from .builders import CHUNK, CONTEXT, assert_same, canonical, tensor
+
+LAYERS = 6
+
+
+def channels(i: int) -> dict[str, torch.Tensor]:
+    return {n: tensor((2, 3, 400), torch.bfloat16, 2 * i + j) for j, n in enumerate("kv")}
+
+
+RECORD = canonical(kv=(*map(channels, range(LAYERS - 1)), {}))
+
+
+@pytest.fixture(autouse=True, params=["inline", "threads"])
+def threads(request: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    if request.param == "threads":
+        monkeypatch.setattr(reading_module, "_INLINE", 0)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """A store with one canonical."""
+    with ChunkStore.open(tmp_path / "s") as store:
+        store.put_canonical(RECORD)
+    return tmp_path / "s"
+
+
+def file_of(path: Path) -> Path:
+    [file] = path.rglob("objects/*/*.safetensors")
+    return file
+
+
+def damage(file: Path, place: int, mask: int = 1) -> None:
+    """In place and at the same time: as a disk does it, nobody sees."""
+    status = file.stat()
+    with open(file, "r+b") as opened:
+        opened.seek(place)
+        byte = opened.read(1)[0]
+        opened.seek(place)
+        opened.write(bytes([byte ^ mask]))
+    os.utime(file, ns=(status.st_atime_ns, status.st_mtime_ns))
+
+
+def test_every_byte_is_read_once(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[int] = []
+    into = FileSource.into
+
+    def spy(self: FileSource, start: int, view: memoryview) -> None:
+        read.append(len(view))
+        into(self, start, view)
+
+    monkeypatch.setattr(FileSource, "into", spy)
+    with ChunkStore.open(path) as store:
+        found = store.get_canonical(CONTEXT, CHUNK)
+        assert found is not None
+        assert_same(found, RECORD)
+        assert store.get_canonical(CONTEXT, CHUNK) is found
+    assert sum(read) == RECORD.nbytes
+
+
+def test_every_byte_of_the_header_may_change_and_nothing_is_served(path: Path) -> None:
+    file = file_of(path)
+    data = file.read_bytes()
+    with ChunkStore.open(path, memory_limit=0) as store:
+        for place in range(0, front_of(data), 5):
+            damage(file, place, 0x11)
+            with pytest.raises(CorruptChunk):
+                store.get_canonical(CONTEXT, CHUNK)
+            file.write_bytes(data)
+            store.drop_quarantined(RECORD.key)
+
+
+def test_a_flip_in_any_tensor_is_refused_by_its_groups_name(path: Path) -> None:
+    file = file_of(path)
+    data = file.read_bytes()
+    outer, _, _ = split(data)
+    for name, entry in outer.items():
+        if name == "__metadata__":
+            continue
+        start, end = entry["data_offsets"]
+        for place in (start, (start + end) // 2, end - 1):
+            damage(file, front_of(data) + place, 0x80)
+            with ChunkStore.open(path, memory_limit=0) as store:
+                with pytest.raises(CorruptChunk, match=rf"bytes of {group_of(name)} have changed.*moved to"):
+                    store.get_canonical(CONTEXT, CHUNK)
+                assert store.get_canonical(CONTEXT, CHUNK) is None
+                store.drop_quarantined(RECORD.key)
+            file.write_bytes(data)
+
+
+@pytest.mark.parametrize("cut", [0, 4, 8, 50, 700, -1])
+def test_a_file_cut_short_is_refused(path: Path, cut: int) -> None:
+    file = file_of(path)
+    file.write_bytes(file.read_bytes()[:cut])
+    with ChunkStore.open(path) as store, pytest.raises(CorruptChunk):
+        store.get_canonical(CONTEXT, CHUNK)
+
+
+def test_a_file_cut_short_after_it_was_opened_is_refused(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What would kill the process if the file were mapped."""
+    into = FileSource.into
+
+    def overtaken(self: FileSource, start: int, view: memoryview) -> None:
+        os.truncate(file_of(path), start + 10)
+        into(self, start, view)
+
+    with ChunkStore.open(path) as store:
+        monkeypatch.setattr(FileSource, "into", overtaken)
+        with pytest.raises(CorruptChunk, match="truncated"):
+            store.get_canonical(CONTEXT, CHUNK)
+
+
+def test_after_a_refusal_no_thread_reads_on(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The file is closed then, and its descriptor may be another file's."""
+    monkeypatch.setattr(reading_module, "_INLINE", 0)
+    inside, refused, ended = threading.Event(), threading.Event(), []
+    fill = Room.fill
+
+    def slow(self: Room, group: str) -> None:
+        if group == "kv/00001":
+            inside.set()
+            refused.wait(0.2)
+            fill(self, group)
+            ended.append(group)
+        elif group == "kv/00000":
+            assert inside.wait(60)
+            fill(self, group)
+        else:
+            fill(self, group)
+
+    monkeypatch.setattr(Room, "fill", slow)
+    monkeypatch.setattr(reading_module.os, "cpu_count", lambda: 2)
+    data = file_of(path).read_bytes()
+    damage(file_of(path), front_of(data) + split(data)[0]["kv/00000/k"]["data_offsets"][0])
+    with ChunkStore.open(path) as store:
+        with pytest.raises(CorruptChunk, match="kv/00000"):
+            store.get_canonical(CONTEXT, CHUNK)
+        assert ended == ["kv/00001"]
+        refused.set()
+
+
+def test_a_file_replaced_while_it_is_read_serves_its_own(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    other = canonical(kv=RECORD.kv, seed=9)
+    fill, done = Room.fill, []
+
+    def overtaken(self: Room, group: str) -> None:
+        if not done:
+            done.append(group)
+            with ChunkStore.open(path) as writer:
+                writer.delete(RECORD.key)
+                writer.put_canonical(other)
+        fill(self, group)
+
+    monkeypatch.setattr(Room, "fill", overtaken)
+    with ChunkStore.open(path) as store:
+        found = store.get_canonical(CONTEXT, CHUNK)
+        assert found is not None
+        assert_same(found, RECORD)
+        again = store.get_canonical(CONTEXT, CHUNK)
+        assert again is not None
+        assert_same(again, other)
