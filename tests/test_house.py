@@ -10,9 +10,12 @@ from pathlib import Path
 import pytest
 from hatchling.builders.wheel import WheelBuilder
 
+from kamera.store import ChunkStore, StoreAdmin
+
 TOP = Path(__file__).parents[1]
 MOST_LINES = 400
 MOST_BYTES = 8_000_000
+MOST_METHODS = 15
 
 LONG = {
     "kamera/backbones/backbone.py": "to be split when it becomes engines/hf",
@@ -28,6 +31,10 @@ LONG = {
     "tests/window/test_policy.py": "to be split with its room",
 }
 """Files that may be longer, and why. It only shrinks."""
+
+
+MANY_METHODS: dict[str, int] = {}
+"""How many public methods a class may have beyond that. It only shrinks."""
 
 
 def _files(*folders: str) -> dict[str, Path]:
@@ -48,6 +55,25 @@ def test_no_file_is_too_long_but_those_that_are_named():
     too_long = {name for name, lines in lengths.items() if lines > MOST_LINES}
     assert too_long - set(LONG) == set(), f"longer than {MOST_LINES} lines"
     assert set(LONG) - too_long == set(), "short enough now: take it off the list"
+
+
+def _public(cls: type) -> list[str]:
+    """What it offers: methods and properties, its own and its bases'."""
+    return sorted(name for name in dir(cls) if not name.startswith("_"))
+
+
+@pytest.mark.parametrize("cls", [ChunkStore, StoreAdmin])
+def test_a_store_and_its_admin_offer_few_methods(cls):
+    names = _public(cls)
+    assert len(names) > 10
+    most = MANY_METHODS.get(cls.__name__, MOST_METHODS)
+    assert len(names) <= most, f"{cls.__name__} offers {len(names)}: {', '.join(names)}"
+    assert most == MOST_METHODS or len(names) == most, "fewer now: lower its number on the list"
+
+
+def test_upkeep_is_a_class_of_its_own():
+    assert ChunkStore.__bases__ == StoreAdmin.__bases__ == (object,)
+    assert set(_public(ChunkStore)) & set(_public(StoreAdmin)) == set()
 
 
 def test_no_product_code_asks_whether_a_test_runs_it():

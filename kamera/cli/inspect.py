@@ -16,6 +16,7 @@ from kamera.cli.place import Place
 from kamera.cli.sealed import KeyFiles, SecretFile
 from kamera.cli.store_options import keys_of, store_url
 from kamera.errors import StoreError
+from kamera.store import StoreAdmin
 from kamera.store.disk.tier import MARKER
 from kamera.window.file import FILE as WINDOW
 
@@ -105,15 +106,16 @@ def _remote(place: Place, of: str | None, limit: int | None, out: Output) -> dic
     """As `_store`: every blob read as it lies there, and none moved."""
     objects = []
     with place.open_answering() as store:
-        names = store.names() if of is None else keys_of(store, [of])
+        raw = StoreAdmin(store).objects
+        names = raw.names() if of is None else keys_of(store, [of])
         with out.progress(len(names[:limit]), "object") as bar:
             for name in names[:limit]:
-                data = store.raw(name)
+                data = raw.load(name)
                 if data is not None:  # else it was deleted since it was listed
-                    objects.append(contents.describe(data, name, f"{store.url} {name}", store.codec))
+                    objects.append(contents.describe(data, name, f"{store.url} {name}", raw.codec))
                 bar.update()
-        set_aside = len(store.quarantined())
-    contents.relate(objects, None, store.codec.name)
+        set_aside = len(StoreAdmin(store).quarantine.copies())
+    contents.relate(objects, None, raw.codec.name)
     return {
         "path": store.url,
         "kind": "store",

@@ -10,7 +10,7 @@ from urllib.parse import unquote, urlsplit
 import typer
 
 from kamera.errors import StoreError
-from kamera.store import ChunkStore
+from kamera.store import ChunkStore, StoreAdmin
 from kamera.store.disk.tier import MARKER
 from kamera.store.keys import KVForm
 from kamera.store.remote import is_remote
@@ -105,7 +105,7 @@ class Place:
             raise StoreError(f"{self.url!r} is not there: give a folder of objects, or fill one first")
         store = self.open()
         try:
-            store.reach()
+            StoreAdmin(store).objects.reach()
         except BaseException:
             store.close()
             raise

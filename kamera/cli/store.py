@@ -10,6 +10,7 @@ import typer
 from kamera.cli.output import facts, listing, size
 from kamera.cli.store_options import Asked, Kind, moment, on_store
 from kamera.errors import StoreError
+from kamera.store import StoreAdmin
 
 
 @on_store
@@ -20,7 +21,7 @@ def ls(
 ) -> None:
     """List a store's objects, oldest first."""
     with asked.opened() as held:
-        count = sum(counted.objects for counted in held.census(kind).kinds.values())
+        count = sum(counted.objects for counted in StoreAdmin(held).census(kind).kinds.values())
         shown = held.ls(kind, offset=0 if limit is None else max(0, count - limit))
     rows = [
         (
@@ -47,10 +48,11 @@ def ls(
 def stats(asked: Asked, kind: Kind = None) -> None:
     """Count a store's objects, bytes, chunks and contexts, its pins and its damaged copies."""
     with asked.opened() as held:
-        census = held.census(kind)
-        pins, cap = held.pins.list(), held.pins.cap
-        damaged = held.quarantined()
-        remote = held.stats().remote
+        admin = StoreAdmin(held)
+        census = admin.census(kind)
+        pins, cap = admin.pins.list(), admin.pins.cap
+        damaged = admin.quarantine.copies()
+        remote = admin.stats().remote
     objects = sum(counted.objects for counted in census.kinds.values())
     total = sum(counted.bytes for counted in census.kinds.values())
     pinned = sum(pin.bytes for pin in pins)
@@ -96,7 +98,7 @@ def verify(
     with asked.opened() as held, asked.out.counted("object") as progress:
         if rebuild and asked.place.remote and asked.place.cache is None:
             raise StoreError(f"{held.url} has no index to make anew: verify it without --rebuild")
-        report = held.verify(rebuild=rebuild, progress=progress)
+        report = StoreAdmin(held).verify(rebuild=rebuild, progress=progress)
     rows: list[tuple[str, object]] = [
         ("intact", report.ok),
         ("damaged, now in quarantine", len(report.quarantined)),

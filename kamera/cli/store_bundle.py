@@ -10,6 +10,7 @@ import typer
 
 from kamera.cli.output import facts, size
 from kamera.cli.store_options import Asked, Certificates, on_store
+from kamera.store import StoreAdmin
 
 
 @on_store
@@ -23,7 +24,7 @@ def export_bundle(
 ) -> None:
     """Write a store's objects to one file, in plain. Exit code 1 when some could not be read."""
     with asked.opened() as store, asked.out.counted("object") as progress:
-        done = store.export_bundle(bundle, chunk, certificates=certificates, progress=progress)
+        done = StoreAdmin(store).export_bundle(bundle, chunk, certificates=certificates, progress=progress)
     rows: list[tuple[str, object]] = [
         ("bytes", size(done.bytes)),
         ("canonicals", done.canonicals),
@@ -43,7 +44,7 @@ def import_bundle(
 ) -> None:
     """Take a bundle into a store, which is made if need be. Exit code 1 when some of it was refused."""
     with asked.opened(make=True) as store, asked.out.counted("object") as progress:
-        done = store.import_bundle(bundle, certificates=certificates, progress=progress)
+        done = StoreAdmin(store).import_bundle(bundle, certificates=certificates, progress=progress)
         unsaved = len(store.flush(60).unsaved)
     rows: list[tuple[str, object]] = [
         ("canonicals", done.canonicals),

@@ -10,6 +10,7 @@ import typer
 from kamera.cli.options import Held, KVHeld
 from kamera.cli.output import facts, size
 from kamera.cli.store_options import Asked, on_store, store_url
+from kamera.store import StoreAdmin
 
 
 @on_store
@@ -32,7 +33,7 @@ def convert(
         other.opened(make=True) as store,
         asked.out.counted("object") as progress,
     ):
-        done = source.convert(store, kv.form, progress=progress)
+        done = StoreAdmin(source).convert(store, kv.form, progress=progress)
         unsaved = len(store.flush(60).unsaved)
     rows: list[tuple[str, object]] = [
         ("canonicals", done.canonicals),

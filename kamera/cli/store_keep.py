@@ -20,6 +20,7 @@ from kamera.cli.store_options import (
     on_store,
 )
 from kamera.errors import UnknownChunk
+from kamera.store import StoreAdmin
 
 
 @on_store
@@ -37,7 +38,7 @@ def gc(
     Patches without their canonical go always. Exit code 1 when what is pinned alone is too large.
     """
     with asked.opened() as held, asked.out.counted("object") as progress:
-        done = held.gc(
+        done = StoreAdmin(held).gc(
             max_bytes,
             every_tenant=every_tenant,
             quarantine_age=quarantine_older,
@@ -77,12 +78,13 @@ def pin(
     if no_cap and cap is not None:
         raise ValueError("--cap and --no-cap exclude each other")
     with asked.opened() as held:
+        admin = StoreAdmin(held)
         keys = keys_of(held, objects)
         if no_cap or cap is not None:
-            held.pins.set_cap(cap)
+            admin.pins.set_cap(cap)
         if keys:
-            held.pin(keys, ttl)
-        pins, bound = held.pins.list(), held.pins.cap
+            admin.pin(keys, ttl)
+        pins, bound = admin.pins.list(), admin.pins.cap
     document = {"store": held.url, "cap": bound, "pins": [asdict(p) for p in pins]}
     of = "" if bound is None else f" of at most {size(bound)}"
     title = f"{held.url}: {len(pins)} objects pinned, {size(sum(p.bytes for p in pins))}{of}"
@@ -94,13 +96,14 @@ def pin(
 def unpin(asked: Asked, objects: Targets) -> None:
     """Let gc take objects again. Exit code 0 also when they were not pinned."""
     with asked.opened() as held:
-        pinned = [p.name for p in held.pins.list()]
+        admin = StoreAdmin(held)
+        pinned = [p.name for p in admin.pins.list()]
         keys: list[str] = []
         for target in objects:  # a pin may have outlived its object
             names = [name for name in pinned if name.startswith(target)]
             keys += names if len(names) == 1 else keys_of(held, [target])
-        count = held.unpin(keys)
-        left = len(held.pins.list())
+        count = admin.unpin(keys)
+        left = len(admin.pins.list())
     asked.out.write(
         {"store": held.url, "unpinned": count, "pinned": left},
         [facts(held.url, [("unpinned", count), ("still pinned", left)])],
@@ -117,7 +120,7 @@ def forget(
     Exit code 1 when something is left, or nothing of such a chunk was there.
     """
     with asked.opened() as held:
-        done = held.forget(chunk)
+        done = StoreAdmin(held).forget(chunk)
     if not (done.removed or done.copies or done.left):
         raise UnknownChunk(f"nothing of chunk {chunk!r} is in {held.url}: nothing was removed")
     rows: list[tuple[str, object]] = [

@@ -19,7 +19,7 @@ from kamera.cli.output import Output
 from kamera.cli.place import Place, lasting
 from kamera.cli.sealed import KeyFiles, SecretFile
 from kamera.errors import RemoteUnavailable
-from kamera.store import ChunkStore
+from kamera.store import ChunkStore, StoreAdmin
 from kamera.store.keys import KINDS, whole_id
 from kamera.store.memory import parse_size
 
@@ -104,9 +104,9 @@ class Asked:
         """
         with self.place.open() if make else self.place.open_answering() as store:
             if make:
-                store.reach()
+                StoreAdmin(store).objects.reach()
             yield store
-            remote = store.stats().remote
+            remote = StoreAdmin(store).stats().remote
             if remote is not None and remote.reads != "closed":
                 raise RemoteUnavailable(f"{store.url} stopped answering: {remote.last_error}")
 

@@ -10,7 +10,7 @@ import typer
 
 from kamera.cli.output import facts, listing
 from kamera.cli.store_options import Asked, Older, moment, on_store
-from kamera.store import ChunkStore
+from kamera.store import ChunkStore, StoreAdmin
 from kamera.store.info import Quarantined
 
 quarantine = typer.Typer(
@@ -26,7 +26,7 @@ Copies = Annotated[list[str], typer.Argument(metavar="COPY…", help="Copies, by
 def ls(asked: Asked) -> None:
     """List the copies, and why they were set aside."""
     with asked.opened() as held:
-        copies = held.quarantined()
+        copies = StoreAdmin(held).quarantine.copies()
     _write(asked, held, copies, 0)
 
 
@@ -40,7 +40,7 @@ def show(
     Changes nothing. Exit code 1 when it is damaged.
     """
     with asked.opened() as held:
-        judged = held.judge_quarantined(copy)
+        judged = StoreAdmin(held).quarantine.judge(copy)
     rows: list[tuple[str, object]] = [
         ("object", judged.copy.name),
         ("bytes", judged.copy.bytes),
@@ -63,7 +63,7 @@ def release(asked: Asked, copies: Copies) -> None:
     Exit code 1 when one stays.
     """
     with asked.opened() as held:
-        judged = [held.release_quarantined(copy) for copy in copies]
+        judged = [StoreAdmin(held).quarantine.release(copy) for copy in copies]
     rows = [(j.copy.file, "released" if j.released else "stays", j.reason) for j in judged]
     asked.out.write(
         {"store": held.url, "copies": [asdict(j) for j in judged]},
@@ -86,11 +86,12 @@ def drop(
     if not names and older is None:
         raise ValueError("nothing to delete: give names, or --older TIME")
     with asked.opened() as held:
+        ward = StoreAdmin(held).quarantine
         wanted = list(names)
         if older is not None:
-            wanted += [copy.file for copy in held.quarantined() if copy.when < time.time() - older]
-        dropped = sum(held.drop_quarantined(name) for name in dict.fromkeys(wanted))
-        copies = held.quarantined()
+            wanted += [copy.file for copy in ward.copies() if copy.when < time.time() - older]
+        dropped = sum(ward.drop(name) for name in dict.fromkeys(wanted))
+        copies = ward.copies()
     _write(asked, held, copies, dropped)
 
 

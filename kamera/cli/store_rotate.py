@@ -8,6 +8,7 @@ import typer
 
 from kamera.cli.output import facts
 from kamera.cli.store_options import Asked, on_store
+from kamera.store import StoreAdmin
 
 
 @on_store
@@ -17,7 +18,7 @@ def rotate(asked: Asked) -> None:
     Exit code 1 when some could not be read: then the older keys are still needed.
     """
     with asked.opened() as store:
-        done = store.rotate()
+        done = StoreAdmin(store).rotate()
     rows: list[tuple[str, object]] = [("written again", done.rewritten), ("as they were", done.current)]
     rows += [("refused", line) for line in done.refused]
     asked.out.write({"store": store.url, **asdict(done)}, [facts(store.url, rows)])

@@ -62,7 +62,7 @@ class Locator:
         """A chunk that is stored, or cannot be had; or the facts of one that is to be formed."""
         try:
             if isinstance(source, Stored):
-                info = self._store.canonical_info(lookup.context, source.chunk_id)
+                info = self._store.info(lookup.context, source.chunk_id)
                 if info is None:
                     raise UnknownChunk(f"chunk {source.chunk_id[:12]} has left {self._store.url!r}")
                 return Found(source, source.chunk_id, info.tokens)
@@ -109,7 +109,7 @@ class Locator:
             return {chunk_id: why for one in each for chunk_id, why in one.items()}
         lost: dict[str, str] = {}
         for facts in group:
-            info = self._store.canonical_info(lookup.context, facts.chunk_id)
+            info = self._store.info(lookup.context, facts.chunk_id)
             if info is None:
                 lost[facts.chunk_id] = not_stored(facts.chunk_id, self._store)
             else:

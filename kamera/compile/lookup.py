@@ -36,7 +36,7 @@ class Lookup:
 
     def has_canonical(self, chunk_id: str) -> bool:
         """Whether the chunk's canonical is stored."""
-        return self.store.has_canonical(self.context, chunk_id)
+        return self.store.has(self.context, chunk_id)
 
     def has_patch(self, chunk_id: str, antecedents: Sequence[str], budget: PatchBudget) -> bool:
         """Whether a patch of at least the budget, formed behind exact antecedents, is stored.

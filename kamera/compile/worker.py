@@ -175,7 +175,7 @@ class Worker:
 
     def _kept(self, lookup: Lookup, chunk_id: str, before: Path, kind: str) -> ObjectInfo:
         """What the store holds of a patch that was put. Raises NotStored when that is nothing."""
-        info = self.store.patch_info(lookup.context, chunk_id, before, kind)
+        info = self.store.info(lookup.context, chunk_id, before, kind)
         if info is None:
             raise NotStored(not_stored(chunk_id, self.store))
         return info

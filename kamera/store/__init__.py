@@ -5,14 +5,15 @@ shared and must not be written in place.
 """
 
 from kamera.ops.digest import chunk_id, digest, tensor_digest
+from kamera.store.admin.admin import StoreAdmin
+from kamera.store.admin.bundle import Exported, Imported
+from kamera.store.admin.forget import Forgotten
 from kamera.store.info import MemoryStats, ObjectInfo, StoreStats, VerifyReport
 from kamera.store.keys import Context, canonical_key, patch_key
 from kamera.store.records import CanonicalRecord, PatchRecord
 from kamera.store.seal.rotate import Rotated
 from kamera.store.search.lookback import Hit, NearDuplicate
 from kamera.store.store import ChunkStore
-from kamera.store.upkeep.bundle import Exported, Imported
-from kamera.store.upkeep.forget import Forgotten
 
 __all__ = [
     "CanonicalRecord",
@@ -27,6 +28,7 @@ __all__ = [
     "ObjectInfo",
     "PatchRecord",
     "Rotated",
+    "StoreAdmin",
     "StoreStats",
     "VerifyReport",
     "canonical_key",

@@ -110,7 +110,7 @@ class StoreStats:
 
 @dataclass(frozen=True)
 class Removed:
-    """An object that `ChunkStore.gc` let go: its name, size, value (`upkeep.gc`), and why."""
+    """An object that `StoreAdmin.gc` let go: its name, size, value (`admin.gc`), and why."""
 
     key: str
     kind: str
@@ -121,7 +121,7 @@ class Removed:
 
 @dataclass(frozen=True)
 class Collected:
-    """What `ChunkStore.gc` found, and what it let go; after a dry run, what it would let go.
+    """What `StoreAdmin.gc` found, and what it let go; after a dry run, what it would let go.
 
     ``leftovers``: files of dead writers that were removed. ``quarantined``: copies in quarantine that
     were removed, which is only done when asked for.

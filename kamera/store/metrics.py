@@ -9,7 +9,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from kamera.errors import CorruptChunk, ForeignObject, KameraError, StoreError, StoreVersionError, WrongKey
 from kamera.store.info import StoreStats
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 Found = TypeVar("Found")
 Done = TypeVar("Done")
+Watched = TypeVar("Watched")
 
 MISSES = ("absent", "corrupt", "foreign", "wrong_key", "newer_format", "remote_dead", "failed")
 """Why a look-up had nothing to serve. ``remote_dead``: it may be in the remote, which does not answer."""
@@ -32,14 +33,6 @@ _REFUSALS: dict[type[KameraError], str] = {
     StoreVersionError: "newer_format",
 }
 _SECONDS = (0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
-
-
-class Watched(Protocol):
-    """What tells of its tiers: a `ChunkStore`."""
-
-    url: str
-
-    def stats(self) -> StoreStats: ...
 
 
 class Silent:
@@ -65,8 +58,8 @@ class Silent:
         ``new``: nobody had seen it, so nothing could have been at hand.
         """
 
-    def watch(self, store: Watched) -> None:
-        """Tell of ``store``'s tiers too, as long as it is open."""
+    def watch(self, store: Watched, stats: Callable[[Watched], StoreStats]) -> None:
+        """Tell of ``store``'s tiers too, by ``stats``, as long as it is open."""
 
 
 class Metrics(Silent):
@@ -154,9 +147,9 @@ class Metrics(Silent):
         """See `Silent`."""
         self._served.labels(guarantee, "new" if new else "forward" if computed else "copy").inc()
 
-    def watch(self, store: Watched) -> None:
+    def watch(self, store: Watched, stats: Callable[[Watched], StoreStats]) -> None:
         """See `Silent`."""
-        self._tiers.watch(store)
+        self._tiers.watch(store, stats)
 
     def _missed(self, reason: str, start: float) -> None:
         self._misses.labels(reason).inc()
@@ -167,12 +160,13 @@ class _Tiers:
     """Asks the open stores for their counts whenever Prometheus asks."""
 
     def __init__(self) -> None:
-        self._stores: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._stores: weakref.WeakKeyDictionary[Any, Callable[[Any], StoreStats]]
+        self._stores = weakref.WeakKeyDictionary()
         self._lock = threading.Lock()
 
-    def watch(self, store: Watched) -> None:
+    def watch(self, store: Watched, stats: Callable[[Watched], StoreStats]) -> None:
         with self._lock:
-            self._stores.add(store)
+            self._stores[store] = stats
 
     def collect(self) -> Iterator[Metric]:
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
@@ -189,7 +183,8 @@ class _Tiers:
         pending = GaugeMetricFamily(
             "kamera_remote_pending_uploads", "Objects that wait to be sent", labels=["store"]
         )
-        for url, stats in self._stats():
+        for stats in self._stats():
+            url = stats.url
             held = stats.memory
             size.add_metric([url, "memory"], held.bytes)
             objects.add_metric([url, "memory"], held.objects)
@@ -207,11 +202,11 @@ class _Tiers:
                 pending.add_metric([url], far.pending)
         yield from (size, objects, memory, remote, up, pending)
 
-    def _stats(self) -> Iterator[tuple[str, StoreStats]]:
+    def _stats(self) -> Iterator[StoreStats]:
         with self._lock:
-            stores = list(self._stores)
-        for store in stores:
+            stores = list(self._stores.items())
+        for store, stats in stores:
             try:
-                yield store.url, store.stats()
+                yield stats(store)
             except StoreError:  # closed, or its disk is away: the other stores are told of all the same
                 continue

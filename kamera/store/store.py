@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 from collections.abc import Sequence
 from dataclasses import replace
@@ -18,10 +17,7 @@ from kamera.store import batch, forks
 from kamera.store.closed import Closed
 from kamera.store.codec import Codec
 from kamera.store.digests import DigestName, hasher_of
-from kamera.store.info import (
-    FlushReport,
-    ObjectInfo,
-)
+from kamera.store.info import FlushReport, ObjectInfo, StoreStats
 from kamera.store.keys import (
     Context,
     KVForm,
@@ -29,21 +25,19 @@ from kamera.store.keys import (
     check_form,
     patch_key,
 )
+from kamera.store.listing import rows, stats
 from kamera.store.memory import parse_size
 from kamera.store.metrics import Metrics, Silent
 from kamera.store.probes import Probes
 from kamera.store.records import CanonicalRecord, PatchRecord, RecordType
 from kamera.store.remote import SCHEMES, is_remote
 from kamera.store.seal.tenants import codec_of
-from kamera.store.search.lookback import Hit, NearDuplicate, Query, open_search
+from kamera.store.search.lookback import Hit, Query, open_search
 from kamera.store.tiers import Tiers, open_directory_tiers, open_tiers
-from kamera.store.upkeep.bundle import Exported, Imported, Progress, export_bundle, import_bundle
-from kamera.store.upkeep.convert import Converted, convert
-from kamera.store.upkeep.upkeep import Upkeep, check_kind
 
 
-class ChunkStore(Upkeep):
-    """Canonicals and patches of one tenant. Open it with `ChunkStore.open`.
+class ChunkStore:
+    """Canonicals and patches of one tenant. Open it with `ChunkStore.open`; `StoreAdmin` is its upkeep.
 
     What it returns is verified to the last byte and lies on the CPU; the tensors may be shared with
     other callers and must not be written in place. What is put is copied first, so the caller may
@@ -75,7 +69,9 @@ class ChunkStore(Upkeep):
         self._limit = tiers.memory.limit
         self._search = open_search(tiers, codec, tenant)
         self.probes = Probes(None if tiers.disk is None else tiers.disk.root, codec)
-        self.metrics.watch(self)
+        self.certificates = _certificates(url, tiers)
+        """Folders for certificates that came with this store, its tenant's own first; none in memory."""
+        self.metrics.watch(self, _stats)
         forks.bind(self, _in_child)
 
     @classmethod
@@ -141,8 +137,7 @@ class ChunkStore(Upkeep):
 
     def get_canonical(self, context: Context, chunk_id: str) -> CanonicalRecord | None:
         """The canonical of a chunk under ``context``; None is a miss."""
-        self._check(context)
-        record = self._look_up(self._codec.name(canonical_key(context, chunk_id)))
+        record = self._look_up(self._named(context, chunk_id, None))
         assert record is None or isinstance(record, CanonicalRecord)
         return record
 
@@ -179,8 +174,7 @@ class ChunkStore(Upkeep):
         self, context: Context, chunk_id: str, antecedents: Sequence[str], kind: str = "exact"
     ) -> PatchRecord | None:
         """The patch of a chunk behind ``antecedents``: this order, or for ``"orbit"`` this set."""
-        self._check(context)
-        record = self._look_up(self._codec.name(patch_key(context, chunk_id, antecedents, kind)))
+        record = self._look_up(self._named(context, chunk_id, antecedents, kind))
         assert record is None or isinstance(record, PatchRecord)
         return record
 
@@ -188,69 +182,55 @@ class ChunkStore(Upkeep):
         """Store a patch, in place of the one under the same key, and return the key."""
         return self.metrics.write(lambda: self._put(record, replace=True))
 
-    def has_canonical(self, context: Context, chunk_id: str) -> bool:
-        """Whether `get_canonical` would find an object; nothing is read or verified."""
-        self._check(context)
-        return self._has(self._codec.name(canonical_key(context, chunk_id)))
-
-    def has_patch(
-        self, context: Context, chunk_id: str, antecedents: Sequence[str], kind: str = "exact"
+    def has(
+        self,
+        context: Context,
+        chunk_id: str,
+        antecedents: Sequence[str] | None = None,
+        kind: str = "exact",
     ) -> bool:
-        """Whether `get_patch` would find an object; nothing is read or verified."""
-        self._check(context)
-        return self._has(self._codec.name(patch_key(context, chunk_id, antecedents, kind)))
+        """Whether there is a canonical, or with ``antecedents`` a patch, to look up; nothing is read."""
+        key = self._named(context, chunk_id, antecedents, kind)
+        return self.metrics.asked(lambda: self._tiers.has(key), self._remote_is_down)
 
-    def patch_info(
-        self, context: Context, chunk_id: str, antecedents: Sequence[str], kind: str = "exact"
+    def info(
+        self,
+        context: Context,
+        chunk_id: str,
+        antecedents: Sequence[str] | None = None,
+        kind: str = "exact",
     ) -> ObjectInfo | None:
-        """Rank, ``formed`` and size of a stored patch, without its tensors."""
-        self._check(context)
-        key = self._codec.name(patch_key(context, chunk_id, antecedents, kind))
-        return self._info(key)
+        """Tokens and size of a stored canonical, or with ``antecedents`` rank and ``formed`` of a patch.
 
-    def canonical_info(self, context: Context, chunk_id: str) -> ObjectInfo | None:
-        """Tokens and size of a stored canonical, without its tensors; nothing is verified."""
-        self._check(context)
-        return self._info(self._codec.name(canonical_key(context, chunk_id)))
+        By the header alone: no tensor is read.
+        """
+        key = self._named(context, chunk_id, antecedents, kind)
+        return self.metrics.asked(lambda: self._tiers.info(key), self._remote_is_down)
 
     def contexts_of(self, chunk_id: str) -> list[Context]:
         """Under which contexts of this tenant a chunk's canonical is stored.
 
         After a miss it tells "never seen" from "made by another backbone or anchor".
         """
-        return [i.context for i in self._rows(kind="canonical", chunk_id=chunk_id)]
-
-    def chunks(self, context: Context) -> list[ObjectInfo]:
-        """The canonicals under ``context``, oldest first."""
-        self._check(context)
-        return self._rows(kind="canonical", context=context)
+        return [info.context for info in self.ls("canonical", chunk_id=chunk_id)]
 
     def ls(
         self,
         kind: str | None = None,
         *,
         chunk_id: str | None = None,
+        context: Context | None = None,
         limit: int | None = None,
         offset: int = 0,
     ) -> list[ObjectInfo]:
         """This tenant's objects, oldest first; ``kind`` is one of `keys.KINDS`, or None for all.
 
-        Of one chunk with ``chunk_id``; ``limit`` of them behind the first ``offset``.
+        Of one chunk with ``chunk_id``, of one context with ``context``; ``limit`` of them behind the
+        first ``offset``.
         """
-        check_kind(kind)
-        return self._rows(kind=kind, chunk_id=chunk_id, limit=limit, offset=offset)
-
-    def delete(self, key: str) -> bool:
-        """Remove one object of this tenant; whether there was one. `ValueError` if it is no key."""
-        info = self._own_info(key)
-        if info is None:
-            return False
-        dropped = self._tiers.delete(key)
-        with contextlib.suppress(StoreError):  # a pin of what is gone keeps nothing
-            self.unpin([key])
-        if info.kind == "canonical":
-            self._search.drop([key])
-        return dropped
+        if context is not None:
+            self._check(context)
+        return rows(self._tiers, self.tenant, kind, chunk_id, context, limit, offset)
 
     def flush(self, timeout: float | None = None) -> FlushReport:
         """Wait until the remote has all that was put, at most ``timeout`` seconds; what it has not got.
@@ -269,55 +249,10 @@ class ChunkStore(Upkeep):
         self._check(context)
         return self._search.ask(context, query, k)
 
-    def near_duplicates(self, context: Context, threshold: float = 0.995) -> list[NearDuplicate]:
-        """Pairs of stored pictures with a cosine of at least ``threshold``, the most alike first."""
-        self._check(context)
-        return self._search.pairs(context, threshold)
-
     def embedding(self, context: Context, chunk_id: str) -> np.ndarray | None:
         """Mean vision features of a stored chunk, ``[width]`` at length 1; None without pictures."""
         self._check(context)
         return self._search.embedding(context, chunk_id)
-
-    def export_bundle(
-        self,
-        path: str | os.PathLike[str],
-        chunks: Sequence[str] | None = None,
-        *,
-        certificates: bool = True,
-        progress: Progress = lambda done, total: None,
-    ) -> Exported:
-        """Write this tenant's objects to one file, in plain; of ``chunks`` (ids) only, if given.
-
-        Then patches go along whose antecedents are all among ``chunks``. ``certificates``: those of the
-        backbones concerned. ``progress`` is called with objects done and in all. Raises `UnknownChunk`
-        for a chunk that is not here, `StoreError` when the file cannot be written.
-        """
-        return export_bundle(self, path, chunks, certificates, progress)
-
-    def import_bundle(
-        self,
-        path: str | os.PathLike[str],
-        *,
-        certificates: bool = True,
-        progress: Progress = lambda done, total: None,
-    ) -> Imported:
-        """Take in a bundle as this tenant's objects; what is here already stays as it is.
-
-        Every object is verified first; those that are refused are told in the report, the others are
-        taken in. Raises `StoreError`, `CorruptChunk` or `StoreVersionError` when nothing can be.
-        """
-        return import_bundle(self, path, certificates, progress)
-
-    def convert(
-        self, target: ChunkStore, kv: KVForm, *, progress: Progress = lambda done, total: None
-    ) -> Converted:
-        """Write this tenant's canonicals into ``target`` in codes (``"int8"``, ``"int4"``); no patches.
-
-        What is in codes already is refused by name: codes of codes lose twice. Raises `ValueError` for a
-        form without codes, `IncompatibleChunk` for a target of another tenant.
-        """
-        return convert(self, target, kv, progress)
 
     def close(self) -> None:
         """Let go of memory and index; whatever is asked of the store afterwards is `StoreClosed`."""
@@ -372,11 +307,28 @@ class ChunkStore(Upkeep):
             self._search.add(key, own)
         return key
 
-    def _has(self, key: str) -> bool:
-        return self.metrics.asked(lambda: self._tiers.has(key), self._remote_is_down)
+    def _named(
+        self, context: Context, chunk_id: str, antecedents: Sequence[str] | None, kind: str = "exact"
+    ) -> str:
+        """The name of the canonical, or with ``antecedents`` (which may be empty) of the patch."""
+        self._check(context)
+        key = (
+            canonical_key(context, chunk_id)
+            if antecedents is None
+            else patch_key(context, chunk_id, antecedents, kind)
+        )
+        return self._codec.name(key)
 
-    def _info(self, key: str) -> ObjectInfo | None:
-        return self.metrics.asked(lambda: self._tiers.info(key), self._remote_is_down)
+
+def _stats(store: ChunkStore) -> StoreStats:
+    return stats(store._tiers, store.tenant, store.url)
+
+
+def _certificates(url: str, tiers: Tiers) -> tuple[Path, ...]:
+    if tiers.disk is None:
+        return ()
+    roots = [tiers.disk.root, *([] if tiers.remote else [Path(url)])]
+    return tuple(dict.fromkeys(root / "certificates" for root in roots))
 
 
 def _in_child(store: ChunkStore) -> None:

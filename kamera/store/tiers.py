@@ -15,6 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from kamera.errors import CorruptChunk, RemoteUnavailable, StoreError
+from kamera.store.admin.pins import Pins
 from kamera.store.codec import Codec
 from kamera.store.disk.limit import Bounds
 from kamera.store.disk.tier import DiskTier
@@ -27,7 +28,6 @@ from kamera.store.remote import RemoteTier, open_remote
 from kamera.store.remote.cache import DiskCache
 from kamera.store.remote.uploads import Uploads
 from kamera.store.seal.tenants import directory_of
-from kamera.store.upkeep.pins import Pins
 
 logger = logging.getLogger(__name__)
 

@@ -47,7 +47,7 @@ class Stored:
     def has_canonical(self, chunk_id: str) -> bool:
         """Whether a chunk's canonical is stored, as far as can be told without reading it."""
         with self.losses.borne(f"chunk {chunk_id[:12]} was not looked up"):
-            return self._store.has_canonical(self._context, chunk_id)
+            return self._store.has(self._context, chunk_id)
         return False
 
     def keep(self, record: CanonicalRecord) -> None:

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from kamera.errors import KameraError
-from kamera.store import ChunkStore
+from kamera.store import ChunkStore, StoreAdmin
 from lab.reliability import forge, rig
 from lab.reliability.findings import Child, Findings
 
@@ -76,7 +76,7 @@ def _listed(root: Path) -> Any:
 
 def _rebuilt(root: Path) -> Any:
     with ChunkStore.open(root, memory_limit=0) as store:
-        store.rebuild_index()
+        StoreAdmin(store).rebuild_index()
         chunks = {info.chunk_id for info in store.ls()}
     return None if rig.chunk(SOUND) in chunks else "the sound object is not listed"
 
@@ -99,7 +99,7 @@ def _got(root: Path) -> Any:
 def _asked(root: Path) -> Any:
     with ChunkStore.open(root, memory_limit=0) as store:
         try:
-            info = store.patch_info(rig.CONTEXT, rig.chunk(PATCH), ())
+            info = store.info(rig.CONTEXT, rig.chunk(PATCH), ())
         except KameraError:
             return None
     return None if info is None or (info.rank, info.formed) == (1, "1") else f"a bomb's info is {info}"
@@ -107,7 +107,7 @@ def _asked(root: Path) -> Any:
 
 def _verified(root: Path) -> Any:
     with ChunkStore.open(root, memory_limit=0) as store:
-        ok = store.verify().ok
+        ok = StoreAdmin(store).verify().ok
     return None if ok == 2 else f"verify finds {ok} sound objects of 2"
 
 
@@ -224,8 +224,8 @@ def _answers(whole: Path, at: Path, batch: list[tuple[int, int]]) -> list[tuple[
 
 
 QUESTIONS: dict[str, Callable[[ChunkStore], Any]] = {
-    "patch_info": lambda s: _told(s.patch_info(rig.CONTEXT, rig.chunk(PATCH), ())),
-    "canonical_info": lambda s: _told(s.canonical_info(rig.CONTEXT, rig.chunk(CANONICAL))),
+    "patch_info": lambda s: _told(s.info(rig.CONTEXT, rig.chunk(PATCH), ())),
+    "canonical_info": lambda s: _told(s.info(rig.CONTEXT, rig.chunk(CANONICAL))),
     "get of a patch": lambda s: rig.get(s, PATCH),
     "get of a canonical": lambda s: rig.get(s, CANONICAL),
     # of the ones that are listed
@@ -307,12 +307,12 @@ def _everything(root: Path) -> dict[str, Any]:
         "put": lambda: rig.put(store, PATCH, 2),
         "put another": lambda: rig.put(store, 7, 1),
         "ls": store.ls,
-        "pin": lambda: store.pin([rig.record(SOUND, 1).key]),
-        "verify": store.verify,
-        "rebuild_index": store.rebuild_index,
-        "forget": lambda: store.forget(rig.chunk(CANONICAL)),
-        "gc": lambda: store.gc(0, quarantine_age=0),
-        "delete": lambda: store.delete(rig.record(7, 1).key),
+        "pin": lambda: StoreAdmin(store).pin([rig.record(SOUND, 1).key]),
+        "verify": StoreAdmin(store).verify,
+        "rebuild_index": StoreAdmin(store).rebuild_index,
+        "forget": lambda: StoreAdmin(store).forget(rig.chunk(CANONICAL)),
+        "gc": lambda: StoreAdmin(store).gc(0, quarantine_age=0),
+        "delete": lambda: StoreAdmin(store).delete(rig.record(7, 1).key),
         "close": store.close,
     }
     for name, work in works.items():

@@ -24,7 +24,7 @@ from typing import Any
 import torch
 
 from kamera.ops.lowrank import LowRank, Patch
-from kamera.store import CanonicalRecord, ChunkStore, Context, PatchRecord
+from kamera.store import CanonicalRecord, ChunkStore, Context, PatchRecord, StoreAdmin
 from kamera.store.codec import Codec
 from lab.speed.lookups import percentiles
 
@@ -88,7 +88,7 @@ def _fill(root: Path, start: int, stop: int) -> dict[str, float]:
         for number in range(start + _PUT, stop):
             for record in _records(number):
                 _write(root, record)
-        store.rebuild_index()
+        StoreAdmin(store).rebuild_index()
     return {"put objects/s": round(1.1 * min(_PUT, stop - start) / put, 1)}
 
 
@@ -113,19 +113,19 @@ def _measure(root: Path, count: int, draw: random.Random) -> dict[str, float]:
             return _chunk(number), (_chunk(number + 1), _chunk(number + 2))
 
         calls: dict[str, Callable[[], object]] = {
-            "has": lambda: store.has_canonical(_CONTEXT, _chunk(draw.randrange(count))),
+            "has": lambda: store.has(_CONTEXT, _chunk(draw.randrange(count))),
             "get": lambda: store.get_canonical(_CONTEXT, _chunk(draw.randrange(count))),
-            "miss": lambda: not store.has_canonical(_CONTEXT, _chunk(count + draw.randrange(count))),
-            "patch_info": lambda: store.patch_info(_CONTEXT, *patched()),
+            "miss": lambda: not store.has(_CONTEXT, _chunk(count + draw.randrange(count))),
+            "patch_info": lambda: store.info(_CONTEXT, *patched()),
             "contexts_of": lambda: store.contexts_of(_chunk(draw.randrange(count))),
         }
         for name, call in calls.items():
             p50, p99 = _percentiles(call)
             figures[f"{name} p50 us"], figures[f"{name} p99 us"] = p50, p99
-        figures["stats ms"] = _milliseconds(store.stats)
+        figures["stats ms"] = _milliseconds(StoreAdmin(store).stats)
         figures["ls of 100 ms"] = _milliseconds(lambda: store.ls(limit=100))
         figures["ls of all ms"] = _milliseconds(store.ls)
-        figures["gc dry run ms"] = _milliseconds(lambda: store.gc(0, dry_run=True))
+        figures["gc dry run ms"] = _milliseconds(lambda: StoreAdmin(store).gc(0, dry_run=True))
     figures["index MiB"] = round((root / "index.sqlite").stat().st_size / 2**20, 2)
     return figures
 
@@ -157,7 +157,7 @@ def _collect(root: Path) -> dict[str, float]:
     """Collect half of the store."""
     with ChunkStore.open(root, memory_limit=0) as store:
         begun = time.perf_counter()
-        report = store.gc(store.stats().bytes // 2)
+        report = StoreAdmin(store).gc(StoreAdmin(store).stats().bytes // 2)
         seconds = time.perf_counter() - begun
     return {
         "objects before": report.objects_before,

@@ -25,7 +25,7 @@ from typing import Any
 import torch
 
 from kamera.ops.lowrank import LowRank, Patch
-from kamera.store import CanonicalRecord, ChunkStore, Context, PatchRecord
+from kamera.store import CanonicalRecord, ChunkStore, Context, PatchRecord, StoreAdmin
 from kamera.store.codec import Codec
 
 SIZE = 50_000
@@ -57,11 +57,11 @@ def run(size: int, seed: int) -> dict[str, Any]:
         figures["look-ups"] = _look_ups(root, count, draw)
         figures["while another process holds the index"] = _locked(root, count, draw)
         with ChunkStore.open(root, memory_limit=0) as store:
-            figures["objects"] = store.stats().canonicals + store.stats().patches
-            figures["forget s"] = round(_seconds(lambda: store.forget(_chunk(count // 2))), 3)
-            keep = store.stats().bytes * 4 // 5
-            figures["gc of a fifth s"] = round(_seconds(lambda: store.gc(keep)), 3)
-            figures["verify s"] = round(_seconds(store.verify), 3)
+            figures["objects"] = StoreAdmin(store).stats().canonicals + StoreAdmin(store).stats().patches
+            figures["forget s"] = round(_seconds(lambda: StoreAdmin(store).forget(_chunk(count // 2))), 3)
+            keep = StoreAdmin(store).stats().bytes * 4 // 5
+            figures["gc of a fifth s"] = round(_seconds(lambda: StoreAdmin(store).gc(keep)), 3)
+            figures["verify s"] = round(_seconds(StoreAdmin(store).verify), 3)
             figures["close ms"] = round(1e3 * _seconds(store.close), 3)
         figures["SQLite files"] = sorted(str(path.relative_to(root)) for path in root.rglob("*.sqlite"))
         figures["verify of large objects"] = _bulk(folder / "bulk")
@@ -112,7 +112,7 @@ def _rebuilt(root: Path) -> dict[str, float]:
                 calls: dict[str, Callable[[], object]] = {
                     "put": partial(other.put_canonical, record),
                     "get": partial(other.get_canonical, _CONTEXT, record.chunk_id),
-                    "stats": other.stats,
+                    "stats": StoreAdmin(other).stats,
                 }
                 for name, call in calls.items():
                     longest[name] = max(longest[name], _seconds(call))
@@ -120,7 +120,7 @@ def _rebuilt(root: Path) -> dict[str, float]:
 
         user = threading.Thread(target=use)
         user.start()
-        seconds = _seconds(store.rebuild_index)
+        seconds = _seconds(StoreAdmin(store).rebuild_index)
         done.set()
         user.join()
     waited = {f"longest {name} meanwhile s": round(value, 3) for name, value in longest.items()}
@@ -138,7 +138,7 @@ def _look_ups(root: Path, count: int, draw: random.Random) -> dict[str, float]:
         took = {
             "read": [_seconds(_path(root, names[chunk]).read_bytes) for chunk in chunks],
             "get": [_seconds(lambda chunk=chunk: store.get_canonical(_CONTEXT, chunk)) for chunk in chunks],
-            "has": [_seconds(lambda chunk=chunk: store.has_canonical(_CONTEXT, chunk)) for chunk in chunks],
+            "has": [_seconds(lambda chunk=chunk: store.has(_CONTEXT, chunk)) for chunk in chunks],
         }
     return {
         f"{name} {label} us": round(1e6 * sorted(values)[int(share * len(values))], 1)
@@ -151,7 +151,7 @@ def _locked(root: Path, count: int, draw: random.Random) -> dict[str, float]:
     """The longest look-up and listing while a writer of another process keeps its lock for seconds."""
     receive, send = _FORK.Pipe(duplex=False)
     with ChunkStore.open(root, memory_limit=0) as store:
-        store.stats()
+        StoreAdmin(store).stats()
         child = _FORK.Process(target=_hold, args=(root, send))
         child.start()
         receive.recv()
@@ -179,7 +179,7 @@ def _bulk(root: Path) -> dict[str, float]:
             kv = {name: torch.full((8, _BULK_TOKENS, 64), number, dtype=torch.bfloat16) for name in "kv"}
             ids, positions = torch.zeros(_BULK_TOKENS, dtype=torch.int64), torch.zeros(1, _BULK_TOKENS).long()
             store.put_canonical(CanonicalRecord(_chunk(number), _CONTEXT, ids, positions, (kv,)))
-        size = store.stats().bytes / 2**20
+        size = StoreAdmin(store).stats().bytes / 2**20
         files = list(root.glob("objects/*/*"))
 
         def plain() -> None:
@@ -189,7 +189,7 @@ def _bulk(root: Path) -> dict[str, float]:
         plain()
         return {
             "MiB": round(size),
-            "verify MiB/s": round(size / _seconds(store.verify)),
+            "verify MiB/s": round(size / _seconds(StoreAdmin(store).verify)),
             "read and sha256 MiB/s": round(size / _seconds(plain)),
         }
 
@@ -212,7 +212,7 @@ def _open(root: Path, send: Connection) -> None:
 
 def _listing(root: Path, send: Connection) -> None:
     with ChunkStore.open(root) as store:
-        send.send(_seconds(store.stats))
+        send.send(_seconds(StoreAdmin(store).stats))
 
 
 def _seconds(call: Callable[[], object]) -> float:

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from kamera.errors import CorruptChunk, KameraError, StoreError
-from kamera.store import ChunkStore
+from kamera.store import ChunkStore, StoreAdmin
 from lab.reliability import rig
 
 SIZE: int = 0
@@ -146,7 +146,7 @@ def _check(root: Path, tally: Counter[str]) -> None:
         for slot in (PATCH, CANONICAL):  # the next operations work
             rig.put(store, slot, 2)
         tally["lost"] += rig.get(store, PATCH) != 2 or rig.get(store, CANONICAL) == 0
-        tally["lost"] += len(store.verify().quarantined)
+        tally["lost"] += len(StoreAdmin(store).verify().quarantined)
 
 
 def _in_use(use: Callable[[ChunkStore], object]) -> Operation:
@@ -165,7 +165,7 @@ def _in_use(use: Callable[[ChunkStore], object]) -> Operation:
             if not all(rig.get(store, slot) == 1 for slot in KEPT):
                 raise AssertionError("what was acknowledged is gone")
             rig.put(store, 12, 3)
-            if rig.get(store, 12) != 3 or not store.delete(rig.record(12, 3).key):
+            if rig.get(store, 12) != 3 or not StoreAdmin(store).delete(rig.record(12, 3).key):
                 raise AssertionError("the next operation does not work")
             if failed:
                 raise failed[0]
@@ -206,6 +206,6 @@ OPERATIONS: dict[str, Operation] = {
     "put again": _in_use(lambda store: rig.put(store, KEPT[1], 2)),
     "get": _in_use(lambda store: rig.get(store, PATCH)),
     "get damaged": _in_use(_damaged),
-    "delete": _in_use(lambda store: store.delete(rig.record(PATCH, 1).key)),
-    "verify": _in_use(lambda store: store.verify(rebuild=True)),
+    "delete": _in_use(lambda store: StoreAdmin(store).delete(rig.record(PATCH, 1).key)),
+    "verify": _in_use(lambda store: StoreAdmin(store).verify(rebuild=True)),
 }

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Protocol
 
-from kamera.store import ChunkStore
+from kamera.store import ChunkStore, StoreAdmin
 from lab.reliability import rig
 from lab.reliability.findings import Findings
 from lab.reliability.redis_server import RedisServer
@@ -90,7 +90,7 @@ def _one(name: str, place: Place, kind: str, folder: str, size: int, found: Find
                 continue
             if answer != wanted:
                 found.add(f"{where}: {operation} is wrong", f"{answer!r} for {wanted!r}")
-        stats = store.stats().remote
+        stats = StoreAdmin(store).stats().remote
         assert stats is not None
         if (stats.reads, stats.writes) != ("closed", "closed"):
             found.add(f"{where}: the breaker opened", stats.last_error)
@@ -105,10 +105,10 @@ def _operations(store: ChunkStore, size: int) -> dict[str, tuple[Callable[[], An
 
     def pinned() -> list[str]:
         # a pin that cannot be read holds until it is let go: a stranger's is listed beside ours
-        store.pin(keys[:1])
-        held = [pin.name for pin in store.pins.list() if pin.name in keys]
-        store.unpin(keys[:1])
-        return held + [pin.name for pin in store.pins.list() if pin.name in keys]
+        StoreAdmin(store).pin(keys[:1])
+        held = [pin.name for pin in StoreAdmin(store).pins.list() if pin.name in keys]
+        StoreAdmin(store).unpin(keys[:1])
+        return held + [pin.name for pin in StoreAdmin(store).pins.list() if pin.name in keys]
 
     def put() -> int:
         rig.put(store, _NEW, 2)
@@ -117,23 +117,26 @@ def _operations(store: ChunkStore, size: int) -> dict[str, tuple[Callable[[], An
     return {
         "get": (lambda: [rig.get(store, slot) for slot in range(size)], [1] * size),
         "ls": (lambda: sorted(info.key for info in store.ls()), keys),
-        "census": (lambda: sum(held.objects for held in store.census().kinds.values()), size),
+        "census": (lambda: sum(held.objects for held in StoreAdmin(store).census().kinds.values()), size),
         "contexts_of": (lambda: len(store.contexts_of(rig.chunk(2))), int(size > 2)),
-        "quarantined": (lambda: len(store.quarantined()), 0),
-        "verify": (lambda: (store.verify().ok, len(store.verify().quarantined)), (size, 0)),
+        "quarantined": (lambda: len(StoreAdmin(store).quarantine.copies()), 0),
+        "verify": (
+            lambda: (StoreAdmin(store).verify().ok, len(StoreAdmin(store).verify().quarantined)),
+            (size, 0),
+        ),
         "pin and unpin": (pinned, keys[:1]),
         "put": (put, 20),
-        "gc, dry": (lambda: len(store.gc(0, dry_run=True).removed), size + 1),
+        "gc, dry": (lambda: len(StoreAdmin(store).gc(0, dry_run=True).removed), size + 1),
         "forget": (
             # a stranger under an object's name is named among what is left: who can tell what it holds?
             lambda: (
-                len(store.forget(rig.chunk(0)).removed),
-                [why for why in store.forget(rig.chunk(0)).left if any(key in why for key in keys)],
+                len(StoreAdmin(store).forget(rig.chunk(0)).removed),
+                [why for why in StoreAdmin(store).forget(rig.chunk(0)).left if any(key in why for key in keys)],
             ),
             (1, []),
         ),
-        "delete": (lambda: store.delete(rig.record(last, 1).key), True),
-        "gc": (lambda: sorted(gone.key for gone in store.gc(0, quarantine_age=0).removed), rest),
+        "delete": (lambda: StoreAdmin(store).delete(rig.record(last, 1).key), True),
+        "gc": (lambda: sorted(gone.key for gone in StoreAdmin(store).gc(0, quarantine_age=0).removed), rest),
         "ls of nothing": (store.ls, []),
     }
 

@@ -29,7 +29,7 @@ from typing import Any
 import torch
 
 from kamera.errors import KameraError
-from kamera.store import CanonicalRecord, ChunkStore
+from kamera.store import CanonicalRecord, ChunkStore, StoreAdmin
 from lab.reliability import rig
 from lab.reliability.findings import Child, Findings
 
@@ -176,7 +176,7 @@ def _busy(store: ChunkStore, root: Path, seed: int, found: Findings) -> Iterator
     works = {
         "read": lambda rng: _read(store, rng.choice(LARGE)),
         "put": lambda rng: rig.put(store, rng.randrange(_SMALL), rng.randrange(1, 1000)),
-        "delete": lambda rng: store.delete(rig.record(rng.randrange(_SMALL), 1).key),
+        "delete": lambda rng: StoreAdmin(store).delete(rig.record(rng.randrange(_SMALL), 1).key),
         "open": opens,
     }
     threads = [threading.Thread(target=again, args=work, daemon=True) for work in works.items()]

@@ -25,6 +25,7 @@ import torch
 
 from kamera import Backbone, ChunkStore, KameraWindow, ReusePolicy, testbed
 from kamera.errors import KameraError
+from kamera.store import StoreAdmin
 from lab.reliability import rig
 from lab.reliability.findings import Child, Findings
 
@@ -149,7 +150,7 @@ def _served(root: Path, acknowledged: list[int]) -> list[str]:
         lost = [slot for slot in acknowledged if rig.get(store, slot) != 1]
         listed = {info.chunk_id for info in store.ls()}
         unlisted = [slot for slot in acknowledged if rig.chunk(slot) not in listed]
-        counted = store.stats().canonicals + store.stats().patches
+        counted = StoreAdmin(store).stats().canonicals + StoreAdmin(store).stats().patches
     wrong = [f"lost: {len(lost)} objects"] if lost else []
     wrong += [f"not listed: {len(unlisted)} objects"] if unlisted else []
     return wrong + ([f"counted wrong: {counted}"] if counted < len(acknowledged) else [])
@@ -157,13 +158,13 @@ def _served(root: Path, acknowledged: list[int]) -> list[str]:
 
 def _verified(root: Path, acknowledged: list[int]) -> list[str]:
     with ChunkStore.open(root, memory_limit=0) as store:
-        report = store.verify()
+        report = StoreAdmin(store).verify()
     return [] if report.ok >= len(acknowledged) else [f"not found sound: {report}"]
 
 
 def _deleted(root: Path, slot: int) -> list[str]:
     with ChunkStore.open(root, memory_limit=0) as store:
-        if not store.delete(rig.record(slot, 1).key):
+        if not StoreAdmin(store).delete(rig.record(slot, 1).key):
             return ["delete says there was none"]
         held = rig.get(store, slot)
     return [] if held == 0 and not _is_there(root, slot) else ["deleted and there"]
@@ -171,7 +172,7 @@ def _deleted(root: Path, slot: int) -> list[str]:
 
 def _collected(root: Path, acknowledged: list[int]) -> list[str]:
     with ChunkStore.open(root, memory_limit=0) as store:
-        report = store.gc(store.stats().bytes // 2)
+        report = StoreAdmin(store).gc(StoreAdmin(store).stats().bytes // 2)
         left = len(store.ls())
     if not report.removed or left >= len(acknowledged):
         return [f"frees nothing: {left} of {len(acknowledged)} objects left"]

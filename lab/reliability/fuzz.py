@@ -21,7 +21,7 @@ from typing import Any
 
 from kamera.errors import CorruptChunk, StoreVersionError
 from kamera.ops.digest import tensor_bytes
-from kamera.store import ChunkStore
+from kamera.store import ChunkStore, StoreAdmin
 from kamera.store.format import decode, encode, open_object
 from kamera.store.sources import BytesSource
 from lab.reliability import rig
@@ -150,7 +150,7 @@ def through(store: ChunkStore, key: str, intact: bytes, bad: bytes) -> int:
         rig.get(store, slot)
         return 1
     except CorruptChunk:
-        return int(rig.get(store, slot) != 0 or store.drop_quarantined(key) != 1)
+        return int(rig.get(store, slot) != 0 or StoreAdmin(store).quarantine.drop(key) != 1)
     except StoreVersionError:
         path.unlink()
         return 0

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from kamera.errors import KameraError
-from kamera.store import ChunkStore
+from kamera.store import ChunkStore, StoreAdmin
 from lab.reliability import rig
 
 SIZE: int = 1000
@@ -170,7 +170,7 @@ def check(root: Path, oracle: Oracle, verify: bool = False) -> Counter[str]:
             found["disagreements"] += told != (held != 0)
             oracle.allowed[slot] = {held}
         if verify:
-            report = store.verify()
+            report = StoreAdmin(store).verify()
             found["torn"] += len(report.quarantined)
             found["disagreements"] += report.orphan_files + report.orphan_rows
     return found
@@ -183,7 +183,7 @@ def _operate(store: ChunkStore, rng: random.Random, pipe: int, slots: list[int],
         told = 0 if deletes else version
         _tell(pipe, _MESSAGE.pack(b"B", slot, told))
         if deletes:
-            store.delete(rig.record(slot, 1).key)
+            StoreAdmin(store).delete(rig.record(slot, 1).key)
         else:
             rig.put(store, slot, version)
         _tell(pipe, _MESSAGE.pack(b"A", slot, told))

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from kamera.errors import KameraError
-from kamera.store import ChunkStore, PatchRecord
+from kamera.store import ChunkStore, PatchRecord, StoreAdmin
 from lab.reliability import rig
 from lab.reliability.findings import Child, Findings
 
@@ -143,7 +143,7 @@ def _forget(turn: Turn) -> None:
     turn.knows.forgotten.discard(turn.slot)
     turn.knows.unknown.add(turn.slot)
     # what others read cannot be written anew: that is told, and is no trace of an object
-    left = [why for why in turn.kept.forget(rig.chunk(turn.slot)).left if "somebody reads it" not in why]
+    left = [why for why in StoreAdmin(turn.kept).forget(rig.chunk(turn.slot)).left if "somebody reads it" not in why]
     turn.found.add("forget leaves something", str(left), len(left))
     turn.knows.unknown.discard(turn.slot)
     turn.knows.forgotten.add(turn.slot)
@@ -153,7 +153,7 @@ def _pin(turn: Turn) -> None:
     key = _store(turn.swept, turn.slot, turn.version)
     was_pinned = turn.slot in turn.knows.pinned
     try:
-        turn.swept.pin([key])
+        StoreAdmin(turn.swept).pin([key])
     except KameraError:
         if was_pinned or _held(turn.swept, turn.slot):
             raise
@@ -165,12 +165,12 @@ def _pin(turn: Turn) -> None:
 def _unpin(turn: Turn) -> None:
     was_pinned = turn.slot in turn.knows.pinned
     turn.knows.pinned.discard(turn.slot)
-    if turn.swept.unpin([_record(SWEPT, turn.slot).key]) != 1 and was_pinned:
+    if StoreAdmin(turn.swept).unpin([_record(SWEPT, turn.slot).key]) != 1 and was_pinned:
         turn.found.add("an acknowledged pin was not there to be taken back", f"slot {turn.slot}")
 
 
 def _collect(turn: Turn) -> None:
-    turn.swept.gc(0)
+    StoreAdmin(turn.swept).gc(0)
     lost = [slot for slot in turn.knows.pinned if not _held(turn.swept, slot)]
     turn.found.add("pinned and gone, during the run", f"slots {lost[:5]}", len(lost))
 
@@ -205,8 +205,8 @@ def _afterwards(root: Path, knows: Knows, found: Findings) -> None:
         for slot in knows.forgotten:
             found.add("forgotten and there", f"slot {slot}", int(bool(_held(kept, slot))))
     with _open(root, SWEPT) as swept:
-        swept.gc(0)
-        pins = {pin.name for pin in swept.pins.list()}
+        StoreAdmin(swept).gc(0)
+        pins = {pin.name for pin in StoreAdmin(swept).pins.list()}
         for slot in knows.pinned:
             found.done["acknowledged pins"] += 1
             key = _record(SWEPT, slot).key
@@ -216,7 +216,7 @@ def _afterwards(root: Path, knows: Knows, found: Findings) -> None:
 
 def _verified(root: Path, tenant: str, found: Findings) -> None:
     with _open(root, tenant) as store:
-        report = store.verify()
+        report = StoreAdmin(store).verify()
         found.add("damaged", str(report.quarantined[:1]), len(report.quarantined))
         found.add("not listed until verify", "", report.orphan_files)
         found.add("rows of no object", "", report.orphan_rows)

@@ -19,6 +19,7 @@ import torch
 from kamera import Backbone, ChunkStore, testbed
 from kamera.compile import CompileReport, Job, Settings, read_plan, run_plan
 from kamera.compile.cluster import Cluster, RayTeam
+from kamera.store import StoreAdmin
 from kamera.store.format import encode
 
 SIZE = 24
@@ -36,7 +37,7 @@ def run(size: int, seed: int) -> dict[str, Any]:
         with ChunkStore.open(folder / "alone") as store:
             alone = run_plan(plan, load(), store, settings)
             want = _contents(store)
-            stored = store.stats().bytes
+            stored = StoreAdmin(store).stats().bytes
         reach = partial(ChunkStore.open, folder / "shared")
         threads = torch.get_num_threads()
         with (
@@ -53,7 +54,7 @@ def run(size: int, seed: int) -> dict[str, Any]:
                     killed = 1
             report = job.report()
             got = _contents(store)
-            damaged = len(store.verify().quarantined)
+            damaged = len(StoreAdmin(store).verify().quarantined)
     return {
         "windows": size,
         "objects": len(want),

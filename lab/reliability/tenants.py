@@ -19,7 +19,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from kamera.store import ChunkStore, Context, PatchRecord
+from kamera.store import ChunkStore, Context, PatchRecord, StoreAdmin
 from lab.reliability import rig
 
 SIZE = 300
@@ -36,8 +36,8 @@ def _get(store: ChunkStore, context: Context, record: Any) -> Any:
 
 def _has(store: ChunkStore, context: Context, record: Any) -> bool:
     if isinstance(record, PatchRecord):
-        return store.has_patch(context, record.chunk_id, ())
-    return store.has_canonical(context, record.chunk_id)
+        return store.has(context, record.chunk_id, ())
+    return store.has(context, record.chunk_id)
 
 
 QUESTIONS: dict[str, Callable[[ChunkStore, Context, Any], Any]] = {
@@ -45,8 +45,8 @@ QUESTIONS: dict[str, Callable[[ChunkStore, Context, Any], Any]] = {
     "has": _has,
     "ls": lambda s, c, r: s.ls(),
     "ls of the chunk": lambda s, c, r: s.ls(chunk_id=r.chunk_id),
-    "census": lambda s, c, r: s.census().chunks,
-    "verify": lambda s, c, r: s.verify().ok,
+    "census": lambda s, c, r: StoreAdmin(s).census().chunks,
+    "verify": lambda s, c, r: StoreAdmin(s).verify().ok,
 }
 STRANGERS = ("another tenant", "another secret", "another tenant, no secret", "no secret")
 
@@ -86,7 +86,9 @@ def _pair(root: Path, kind: str, rng: random.Random, counts: Counter[str]) -> No
             for ask in QUESTIONS.values():
                 counts["asked"] += 1
                 counts["answered to a stranger"] += bool(ask(theirs, _context(theirs), record))
-            counts["deleted"] += theirs.delete(name) + bool(theirs.forget(record.chunk_id).removed)
+            counts["deleted"] += StoreAdmin(theirs).delete(name) + bool(
+                StoreAdmin(theirs).forget(record.chunk_id).removed
+            )
             for ask in QUESTIONS.values():
                 counts["answered to its owner"] += bool(ask(mine, _context(mine), record))
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from kamera.errors import KameraError
-from kamera.store import ChunkStore
+from kamera.store import ChunkStore, StoreAdmin
 from lab.reliability import rig
 
 SIZE: int = 100
@@ -49,7 +49,7 @@ def run(size: int, seed: int) -> dict[str, Any]:
                 text = told.read()
             tally.update(json.loads(text) if text else {"failed": 1})
         with ChunkStore.open(root, memory_limit=0) as store:
-            report = store.verify()
+            report = StoreAdmin(store).verify()
             tally["torn"] += len(report.quarantined)
             tally["disagreements"] += (
                 report.orphan_files + report.orphan_rows + (report.ok != len(store.ls()))
@@ -133,7 +133,7 @@ def _operate(store: ChunkStore, me: int, rng: random.Random, size: int) -> Count
                 if mine:
                     own[slot] = version if rig.is_patch(slot) else own[slot] or version
             else:
-                existed = store.delete(rig.record(slot, 1).key)
+                existed = StoreAdmin(store).delete(rig.record(slot, 1).key)
                 found["lost"] += mine and existed != (own[slot] != 0)
                 if mine:
                     own[slot] = 0

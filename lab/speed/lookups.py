@@ -17,7 +17,7 @@ import torch
 
 from kamera import ChunkStore
 from kamera.ops import LowRank, Patch
-from kamera.store import CanonicalRecord, Context, PatchRecord
+from kamera.store import CanonicalRecord, Context, PatchRecord, StoreAdmin
 from kamera.store.codec import Codec
 from lab.speed.table import Row
 
@@ -60,7 +60,7 @@ def fill(root: Path, start: int, stop: int) -> None:
         for number in range(start + 1, stop):
             for record in records(number):
                 _write(root, record)
-        store.rebuild_index()
+        StoreAdmin(store).rebuild_index()
 
 
 def lookups(root: Path, count: int, calls: int) -> list[Row]:
@@ -82,12 +82,12 @@ def _kinds(store: ChunkStore, count: int, draw: random.Random) -> dict[str, Call
         return chunk_id(number), antecedents(number)
 
     return {
-        "has_canonical": lambda: store.has_canonical(CONTEXT, any_id()),
-        "has_patch": lambda: store.has_patch(CONTEXT, *patched()),
-        "patch_info": lambda: store.patch_info(CONTEXT, *patched()),
+        "has_canonical": lambda: store.has(CONTEXT, any_id()),
+        "has_patch": lambda: store.has(CONTEXT, *patched()),
+        "patch_info": lambda: store.info(CONTEXT, *patched()),
         "get_canonical": lambda: store.get_canonical(CONTEXT, any_id()),
         "get_patch": lambda: store.get_patch(CONTEXT, *patched()),
-        "a miss": lambda: not store.has_canonical(CONTEXT, chunk_id(count + draw.randrange(count))),
+        "a miss": lambda: not store.has(CONTEXT, chunk_id(count + draw.randrange(count))),
     }
 
 

@@ -64,7 +64,7 @@ class Stock:
 
     def patch(self, chunk_id: str, antecedents: Sequence[str]) -> None:
         """See to it that a patch for the chunk behind ``antecedents`` is stored."""
-        if antecedents and not self.store.has_patch(self._context, chunk_id, antecedents):
+        if antecedents and not self.store.has(self._context, chunk_id, antecedents):
             info = POLICY.budget.to_info()
             self.store.put_patch(
                 PatchRecord(chunk_id, self._context, tuple(antecedents), "exact", self.factors, "exact", info)

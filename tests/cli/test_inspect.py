@@ -9,6 +9,7 @@ import pytest
 from kamera import ChunkStore, KameraWindow
 from kamera.compile import Settings, read_plan, run_plan
 from kamera.ops import kv_bytes
+from kamera.store import StoreAdmin
 from tests.cli.run import files, kamera
 from tests.compile.saved import SYSTEM, pictures, vision_backbone, write_plan
 
@@ -136,7 +137,7 @@ def test_ls_lists_what_the_store_lists(capsys, made):
 
 def test_stats_add_up(capsys, made):
     with ChunkStore.open(made / "s") as store:
-        stats = store.stats()
+        stats = StoreAdmin(store).stats()
     document = kamera(capsys, "store", "stats", made / "s", "--format", "json").document
     assert document["bytes"] == stats.bytes == sum(k["bytes"] for k in document["kinds"].values())
     assert document["kinds"]["canonical"]["objects"] == stats.canonicals == 2

@@ -15,6 +15,7 @@ from kamera.backbones import Backbone
 from kamera.compile import Job, Settings, read_plan, run_plan
 from kamera.compile.cluster import Cluster, RayTeam
 from kamera.errors import ClusterError, KameraError
+from kamera.store import StoreAdmin
 from tests.compile.same import contents
 from tests.compile.saved import pictures, vision_model, write_plan
 from tests.killing import Countdown, die
@@ -64,7 +65,7 @@ def test_workers_leave_what_one_process_leaves_though_one_is_killed(tmp_path):
         list(job.steps())
         report = job.report()
         assert contents(store) == want
-        assert store.verify().quarantined == ()
+        assert StoreAdmin(store).verify().quarantined == ()
     assert report.reruns == 1
     assert report.failures == ()
     assert report.patches.formed + report.patches.reused == alone.patches.formed + alone.patches.reused

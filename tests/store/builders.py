@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from kamera.ops import Codes, LowRank, Patch
 from kamera.store import CanonicalRecord, Context, PatchRecord
+from kamera.store.admin.pins import PinBook
 from lab.reliability.forge import join, seal, split
 
 __all__ = ["join", "seal", "split"]
@@ -110,6 +111,11 @@ def flip(path: Path, position: int = -1) -> None:
 def snapshot(root: Path) -> dict[str, bytes]:
     """Every file below ``root``."""
     return {str(p): p.read_bytes() for p in sorted(root.rglob("*")) if p.is_file()}
+
+
+def is_pinned(book: PinBook, name: str) -> bool:
+    """Whether an object is pinned now."""
+    return any(pin.name == name for pin in book.list())
 
 
 def drop_index(root: Path) -> None:

@@ -14,7 +14,7 @@ import pytest
 
 from kamera.cli.app import main
 from kamera.errors import CorruptChunk, StoreError
-from kamera.store import ChunkStore
+from kamera.store import ChunkStore, StoreAdmin
 from kamera.store import head as head_module
 from kamera.store.format import encode
 
@@ -70,9 +70,9 @@ def test_a_hollow_file_asks_for_no_memory(root: Path, bounded: list[int]) -> Non
         with pytest.raises(CorruptChunk, match="hollow"):
             store.get_canonical(CONTEXT, CHUNK)
         assert store.get_canonical(CONTEXT, CHUNK) is None and not path.exists()
-        [copy] = store.quarantined()
+        [copy] = StoreAdmin(store).quarantine.copies()
         assert "hollow" in copy.reason
-        assert not store.judge_quarantined(copy.file).sound  # which reads it again
+        assert not StoreAdmin(store).quarantine.judge(copy.file).sound  # which reads it again
     assert bounded == []
 
 
@@ -82,7 +82,7 @@ def test_a_hollow_file_is_not_read_to_send_or_inspect_it(root: Path, bounded: li
     with ChunkStore.open(root) as store:
         assert store.ls() == []
         with pytest.raises(CorruptChunk, match="hollow"):
-            store.raw(path.stem)
+            StoreAdmin(store).objects.load(path.stem)
     assert main(["inspect", str(root), "-q"]) in (0, 1)
     assert bounded == []
 
@@ -107,7 +107,7 @@ def test_a_header_beyond_the_bound_is_refused_unread(root: Path) -> None:
     path.parent.mkdir(exist_ok=True)
     path.write_bytes(big)
     with ChunkStore.open(root) as store:
-        assert store.rebuild_index() == 0
+        assert StoreAdmin(store).rebuild_index() == 0
         with pytest.raises(CorruptChunk, match="header length"):
             store.get_canonical(CONTEXT, CHUNK)
     with pytest.raises(ValueError, match="over the limit"):
@@ -125,7 +125,7 @@ def test_nothing_is_parsed_before_its_digest_is_checked(root: Path, monkeypatch:
     real = json.loads
     monkeypatch.setattr(head_module.json, "loads", lambda text: parsed.append(text) or real(text))
     with ChunkStore.open(root) as store:
-        assert store.rebuild_index() == 0
+        assert StoreAdmin(store).rebuild_index() == 0
     assert not [text for text in parsed if len(text) > 500]
 
 
@@ -140,8 +140,8 @@ def test_flipped_header_bits_give_no_wrong_answer(root: Path, options: dict[str,
         path.write_bytes(data.replace(b'\\"rank\\":2', b'\\"rank\\":3'))
         assert path.read_bytes() != data
         with pytest.raises(CorruptChunk, match="digest"):
-            store.patch_info(CONTEXT, CHUNK, ("x", "y"))
-        assert store.patch_info(CONTEXT, CHUNK, ("x", "y")) is None
+            store.info(CONTEXT, CHUNK, ("x", "y"))
+        assert store.info(CONTEXT, CHUNK, ("x", "y")) is None
         assert store.ls() == []
 
 
@@ -152,7 +152,7 @@ def test_a_listed_remote_header_with_flipped_bits_is_left_out(tmp_path: Path) ->
     [path] = (tmp_path / "far").rglob(key)
     path.write_bytes(path.read_bytes().replace(b'\\"rank\\":2', b'\\"rank\\":3'))
     with ChunkStore.open(url) as store:
-        assert store.patch_info(CONTEXT, CHUNK, ("x", "y")) is None and store.ls() == []
+        assert store.info(CONTEXT, CHUNK, ("x", "y")) is None and store.ls() == []
 
 
 @pytest.mark.parametrize("name", ["vectors.sqlite", "vectors.sqlite-wal", "vectors.sqlite-journal"])

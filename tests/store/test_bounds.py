@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from kamera.errors import StoreError, StoreFull
-from kamera.store import ChunkStore
+from kamera.store import ChunkStore, StoreAdmin
+from kamera.store.admin.pins import Pins
 from kamera.store.disk.limit import Bounds
 from kamera.store.disk.tier import DiskTier
-from kamera.store.upkeep.pins import Pins
 
 from .builders import CONTEXT, canonical, file_of, patch
 
@@ -57,23 +57,25 @@ def test_gc_takes_nothing_that_was_pinned_after_it_had_chosen(
                 return found
             if not seen:
                 seen.append(True)
-                other.pin([keys[3] if kind == "canonical" else fixed])  # behind the look, before the choice
+                StoreAdmin(other).pin(
+                    [keys[3] if kind == "canonical" else fixed]
+                )  # behind the look, before the choice
             return found
 
         seen: list[bool] = []
         monkeypatch.setattr(Pins, "kept", kept)
         pinned.set()
-        removed = {gone.key for gone in store.gc(0).removed}
+        removed = {gone.key for gone in StoreAdmin(store).gc(0).removed}
         monkeypatch.undo()
         assert keys[3] not in removed and removed >= set(keys[:3])
-        assert store.has_canonical(CONTEXT, "d" * 64)
+        assert store.has(CONTEXT, "d" * 64)
         assert (fixed in removed) == (kind == "canonical")
 
 
 def collect_often(root: Path, stop: Any) -> None:
     with ChunkStore.open(root) as store:
         while not stop.is_set():
-            store.gc(0)
+            StoreAdmin(store).gc(0)
 
 
 def test_what_pin_acknowledged_stays_while_others_collect(root: Path) -> None:
@@ -88,7 +90,7 @@ def test_what_pin_acknowledged_stays_while_others_collect(root: Path) -> None:
         for number in range(40):
             key = store.put_canonical(canonical(f"{number:064x}"))
             try:
-                store.pin([key])
+                StoreAdmin(store).pin([key])
             except StoreError:
                 lost += 1  # it was gone before: nothing was acknowledged
             else:
@@ -99,7 +101,7 @@ def test_what_pin_acknowledged_stays_while_others_collect(root: Path) -> None:
         assert [other.exitcode for other in others] == [0, 0]
         assert len(kept) + lost == 40
         assert [key for key in kept if not file_of(root, key).exists()] == []
-        assert {pin.name for pin in store.pins.list()} >= set(kept)
+        assert {pin.name for pin in StoreAdmin(store).pins.list()} >= set(kept)
 
 
 def test_pin_of_what_was_just_collected_is_refused(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -109,13 +111,13 @@ def test_pin_of_what_was_just_collected_is_refused(root: Path, monkeypatch: pyte
 
         def overtaken(names: Any) -> Any:
             found = infos(names)
-            other.gc(0)
+            StoreAdmin(other).gc(0)
             return found
 
         monkeypatch.setattr(store._tiers, "infos_of", overtaken)
         with pytest.raises(StoreError, match="nothing was pinned"):
-            store.pin([key])
-        assert store.pins.list() == []
+            StoreAdmin(store).pin([key])
+        assert StoreAdmin(store).pins.list() == []
 
 
 # -- a limit that holds ----------------------------------------------------------------------------
@@ -125,7 +127,7 @@ def test_a_directory_never_holds_more_than_its_limit(root: Path) -> None:
     with ChunkStore.open(root) as store:
         one = store.ls() or (store.put_canonical(canonical()) and store.ls())
         size = one[0].bytes
-        store.gc(0)
+        StoreAdmin(store).gc(0)
     limit = int(4.5 * size)
     with ChunkStore.open(root, disk_limit=limit, memory_limit=0) as store:
         for number in range(12):
@@ -143,19 +145,19 @@ def test_pinned_objects_and_their_canonicals_stay_within_a_limit(root: Path) -> 
         store.put_canonical(canonical("b" * 64))
         loose = store.put_patch(patch("b" * 64))
         total = on_disk(root)
-        store.pin([fixed])
+        StoreAdmin(store).pin([fixed])
     with ChunkStore.open(root, disk_limit=total) as store:
         store.put_canonical(canonical("c" * 64))
-        assert store.has_patch(CONTEXT, "a" * 64, ("x", "y")) and store.has_canonical(CONTEXT, "a" * 64)
-        assert not store.has_canonical(CONTEXT, "b" * 64)
+        assert store.has(CONTEXT, "a" * 64, ("x", "y")) and store.has(CONTEXT, "a" * 64)
+        assert not store.has(CONTEXT, "b" * 64)
         assert loose not in {info.key for info in store.ls()}  # of no use without its canonical
     small = file_of(root, fixed).stat().st_size + 10
     with ChunkStore.open(root, disk_limit=small) as store:
         before = on_disk(root)
         with pytest.raises(StoreFull, match="disk_limit"):
             store.put_canonical(canonical("d" * 64))
-        assert on_disk(root) <= before and not store.has_canonical(CONTEXT, "d" * 64)
-        assert store.has_patch(CONTEXT, "a" * 64, ("x", "y"))
+        assert on_disk(root) <= before and not store.has(CONTEXT, "d" * 64)
+        assert store.has(CONTEXT, "a" * 64, ("x", "y"))
 
 
 def test_a_patch_is_replaced_in_a_directory_that_is_at_its_limit(root: Path) -> None:
@@ -183,17 +185,17 @@ def test_what_is_not_used_for_its_time_is_gone(root: Path) -> None:
         store._tiers._bounds = Bounds(disk, Pins(disk.root), None, 100, clock)
         disk.index._clock = clock
         used, pinned, idle = (store.put_canonical(canonical(name * 64)) for name in "abc")
-        store.pin([pinned])
+        StoreAdmin(store).pin([pinned])
         clock.now += 90
         assert store.get_canonical(CONTEXT, "a" * 64) is not None
         clock.now += 20
-        assert not store.has_canonical(CONTEXT, "c" * 64)
+        assert not store.has(CONTEXT, "c" * 64)
         assert store.get_canonical(CONTEXT, "c" * 64) is None
         assert not file_of(root, idle).exists()
         assert {info.key for info in store.ls()} == {used, pinned}
         store.put_canonical(canonical("c" * 64))
         os.utime(file_of(root, idle), (clock.now, clock.now))
-        assert store.has_canonical(CONTEXT, "c" * 64)
+        assert store.has(CONTEXT, "c" * 64)
         clock.now += 1000
         assert {info.key for info in store.ls()} == {pinned}  # a listing lets them go, too
 

@@ -18,9 +18,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from kamera.errors import CorruptChunk, KameraError, StoreError, StoreVersionError, UnknownChunk
-from kamera.store import ChunkStore, Context
+from kamera.store import ChunkStore, Context, StoreAdmin
+from kamera.store.admin import archive as archive_module
 from kamera.store.format import encode
-from kamera.store.upkeep import archive as archive_module
 
 from .builders import CONTEXT, assert_same, canonical, coded_patch, join, patch, split
 
@@ -73,7 +73,7 @@ def bundle(tmp_path: Path) -> Path:
             put(store, record)
         (tmp_path / "source" / "certificates").mkdir()
         (tmp_path / "source" / "certificates" / CERTIFICATE).write_text('{"a": 1}')
-        store.export_bundle(path)
+        StoreAdmin(store).export_bundle(path)
     return path
 
 
@@ -129,20 +129,20 @@ def test_a_store_of_any_kind_comes_back_in_one_of_any_kind(
     with ChunkStore.open(tmp_path / "source", **options) as source:
         for record in records(source.tenant):
             put(source, record)
-        done = source.export_bundle(path)
+        done = StoreAdmin(source).export_bundle(path)
         assert (done.canonicals, done.patches, done.refused) == (3, 3, ())
         assert done.bytes == path.stat().st_size
     with ChunkStore.open(tmp_path / "target", **into) as target:
-        done = target.import_bundle(path)
+        done = StoreAdmin(target).import_bundle(path)
         assert (done.canonicals, done.patches, done.present, done.refused) == (3, 3, 0, ())
         assert_holds(target, records(target.tenant))
-        assert target.import_bundle(path).present == 6
+        assert StoreAdmin(target).import_bundle(path).present == 6
 
 
 def test_a_bundle_tells_nothing_of_tenant_secret_or_key(tmp_path: Path) -> None:
     with ChunkStore.open(tmp_path / "s", tenant="acme corp", secret=SECRET, keys=[KEY]) as store:
         name = store.put_canonical(canonical(A, replace(CONTEXT, tenant="acme corp")))
-        store.export_bundle(tmp_path / "b")
+        StoreAdmin(store).export_bundle(tmp_path / "b")
     held = (tmp_path / "b").read_bytes()
     assert A.encode() in held
     for hidden in (b"acme corp", name.encode(), SECRET, KEY):
@@ -154,9 +154,9 @@ def test_the_same_objects_make_the_same_bytes_for_the_owner_alone(tmp_path: Path
         for record in records():
             put(store, record)
         for name in ("one", "two"):
-            store.export_bundle(tmp_path / name)
+            StoreAdmin(store).export_bundle(tmp_path / name)
         (tmp_path / "two").write_bytes(b"what was there is replaced")
-        store.export_bundle(tmp_path / "two")
+        StoreAdmin(store).export_bundle(tmp_path / "two")
     assert (tmp_path / "one").read_bytes() == (tmp_path / "two").read_bytes()
     assert stat.S_IMODE((tmp_path / "one").stat().st_mode) == 0o600
     assert {path.name for path in tmp_path.iterdir()} == {"s", "one", "two"}
@@ -167,12 +167,14 @@ def test_chosen_chunks_take_along_the_patches_that_need_no_other(tmp_path: Path)
     with ChunkStore.open(tmp_path / "s") as store:
         for record in records():
             put(store, record)
-        done = store.export_bundle(tmp_path / "b", [A, B], progress=lambda *counts: told.append(counts))
+        done = StoreAdmin(store).export_bundle(
+            tmp_path / "b", [A, B], progress=lambda *counts: told.append(counts)
+        )
         assert (done.canonicals, done.patches) == (3, 2)  # not the one behind c
-        done = store.export_bundle(tmp_path / "b", [B])
+        done = StoreAdmin(store).export_bundle(tmp_path / "b", [B])
         assert (done.canonicals, done.patches) == (1, 0)
         with pytest.raises(UnknownChunk, match="nothing was exported"):
-            store.export_bundle(tmp_path / "none", [A, C])
+            StoreAdmin(store).export_bundle(tmp_path / "none", [A, C])
     assert told == [(i, 5) for i in range(1, 6)]
     assert not (tmp_path / "none").exists()
 
@@ -189,9 +191,9 @@ def test_a_bundle_that_could_not_be_finished_is_not_there(
             with monkeypatch.context() as patched:
                 patched.setattr(archive_module.os, call, fails)
                 with pytest.raises(StoreError, match="No space left"):
-                    store.export_bundle(tmp_path / "b")
+                    StoreAdmin(store).export_bundle(tmp_path / "b")
         with pytest.raises(StoreError, match="cannot write"):
-            store.export_bundle(tmp_path / "nowhere" / "b")
+            StoreAdmin(store).export_bundle(tmp_path / "nowhere" / "b")
     assert [path.name for path in tmp_path.iterdir()] == ["s"]
 
 
@@ -200,7 +202,7 @@ def test_an_object_that_is_damaged_is_left_out_and_said_so(tmp_path: Path) -> No
         names = [put(store, record) for record in records()]
         [file] = (tmp_path / "s").rglob(f"{names[0]}.safetensors")
         file.write_bytes(file.read_bytes()[:-1])
-        done = store.export_bundle(tmp_path / "b")
+        done = StoreAdmin(store).export_bundle(tmp_path / "b")
         assert (done.canonicals, done.patches) == (2, 3)
         [line] = done.refused
         assert names[0] in line
@@ -210,7 +212,7 @@ def test_what_is_in_the_store_is_never_replaced_by_a_bundle(tmp_path: Path, bund
     with ChunkStore.open(tmp_path / "t") as store:
         put(store, canonical(A, seed=9))
         put(store, patch(B, antecedents=(A,), rank=5, seed=9))
-        done = store.import_bundle(bundle)
+        done = StoreAdmin(store).import_bundle(bundle)
         assert (done.canonicals, done.patches, done.present) == (1, 0, 2)
         assert_same(store.get_canonical(CONTEXT, A), canonical(A, seed=9))
         assert_same(store.get_patch(CONTEXT, B, (A,)), patch(B, antecedents=(A,), rank=5, seed=9))
@@ -222,9 +224,9 @@ def test_a_canonical_in_codes_stays_the_same_codes(tmp_path: Path) -> None:
     with ChunkStore.open(tmp_path / "s", tenant="acme", kv="int8") as store:
         store.put_canonical(record)
         held = store.get_canonical(context, A)
-        store.export_bundle(tmp_path / "b")
+        StoreAdmin(store).export_bundle(tmp_path / "b")
     with ChunkStore.open(tmp_path / "t", tenant="acme", secret=SECRET, memory_limit=0) as store:
-        assert store.import_bundle(tmp_path / "b").refused == ()
+        assert StoreAdmin(store).import_bundle(tmp_path / "b").refused == ()
         assert_same(store.get_canonical(context, A), held)
 
 
@@ -264,7 +266,7 @@ def test_a_member_too_many_is_refused_by_name_and_the_rest_is_taken(
     before = {path for path in tmp_path.rglob("*")}
     changed = rewritten(bundle, keep, added)
     with ChunkStore.open(tmp_path / "t") as store:
-        done = store.import_bundle(changed)
+        done = StoreAdmin(store).import_bundle(changed)
         assert (done.canonicals, done.patches, done.certificates) == (2, 1, 1)
         [line] = done.refused
         assert repr(getattr(added[0], "filename", added[0])) in line
@@ -298,7 +300,7 @@ def test_an_object_that_is_none_is_refused_even_where_the_manifest_vouches_for_i
     tmp_path: Path, bundle: Path, data: bytes, message: str
 ) -> None:
     with ChunkStore.open(tmp_path / "t") as store:
-        done = store.import_bundle(relisted(bundle, name_of(canonical(B)), data))
+        done = StoreAdmin(store).import_bundle(relisted(bundle, name_of(canonical(B)), data))
         assert (done.canonicals, done.patches) == (1, 1)
         [line] = done.refused
         assert name_of(canonical(B)) in line and message in line
@@ -309,7 +311,7 @@ def test_an_object_of_a_tenant_is_foreign(tmp_path: Path, bundle: Path) -> None:
     record = canonical(C, replace(CONTEXT, tenant="acme"))
     for tenant in ("", "acme"):
         with ChunkStore.open(tmp_path / f"t{tenant}", tenant=tenant) as store:
-            done = store.import_bundle(relisted(bundle, name_of(record), encode(record, 1.0)))
+            done = StoreAdmin(store).import_bundle(relisted(bundle, name_of(record), encode(record, 1.0)))
             assert done.canonicals == 2
             assert "foreign" in done.refused[0] and len(done.refused) == 1
 
@@ -318,7 +320,7 @@ def test_a_member_that_is_there_twice_is_refused(tmp_path: Path, bundle: Path) -
     name = name_of(canonical(B))
     changed = rewritten(bundle, keep, (name, encode(canonical(B, seed=9), 1.0)))
     with ChunkStore.open(tmp_path / "t") as store:
-        done = store.import_bundle(changed)
+        done = StoreAdmin(store).import_bundle(changed)
         assert (done.canonicals, len(done.refused)) == (1, 1)
         assert "more than one" in done.refused[0]
 
@@ -331,7 +333,7 @@ def test_a_member_that_is_not_what_the_manifest_says_is_refused(
     data = {"missing": None, "other bytes": flipped, "more bytes": lambda d: d + b"\0"}[wrong]
     changed = rewritten(bundle, lambda n, d: (n, d) if n != name else None if data is None else (n, data(d)))
     with ChunkStore.open(tmp_path / "t") as store:
-        done = store.import_bundle(changed)
+        done = StoreAdmin(store).import_bundle(changed)
         assert (done.canonicals, done.patches) == (1, 1)
         [line] = done.refused
         assert name in line
@@ -344,7 +346,7 @@ def test_a_member_that_claims_more_bytes_than_there_are_is_refused(tmp_path: Pat
     data[entry + 20 : entry + 28] = (2**31 - 1).to_bytes(4, "little") * 2
     bundle.write_bytes(data)
     with ChunkStore.open(tmp_path / "t") as store:
-        done = store.import_bundle(bundle)
+        done = StoreAdmin(store).import_bundle(bundle)
         assert done.canonicals == 1 and "more than there are" in done.refused[0]
 
 
@@ -376,7 +378,7 @@ def test_a_bundle_with_a_manifest_that_is_none_is_refused_whole(
 ) -> None:
     with ChunkStore.open(tmp_path / "t") as store:
         with pytest.raises(error, match=message):
-            store.import_bundle(with_manifest(bundle, manifest))
+            StoreAdmin(store).import_bundle(with_manifest(bundle, manifest))
         assert store.ls() == []
 
 
@@ -388,12 +390,12 @@ def test_what_is_no_bundle_is_refused(tmp_path: Path, bundle: Path) -> None:
     with ChunkStore.open(tmp_path / "t") as store:
         for path in (tmp_path / "text", tmp_path / "half", without):
             with pytest.raises(CorruptChunk):
-                store.import_bundle(path)
+                StoreAdmin(store).import_bundle(path)
         edited = rewritten(bundle, lambda n, d: (n, flipped(d) if n == "manifest.json" else d))
         with pytest.raises(CorruptChunk, match="manifest"):
-            store.import_bundle(edited)
+            StoreAdmin(store).import_bundle(edited)
         with pytest.raises(StoreError, match="cannot read"):
-            store.import_bundle(tmp_path / "nothing")
+            StoreAdmin(store).import_bundle(tmp_path / "nothing")
         assert store.ls() == []
 
 
@@ -403,7 +405,7 @@ def sound(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     with ChunkStore.open("memory://") as store:
         for record in (patch(A), coded_patch(chunk=B)):
             put(store, record)
-        store.export_bundle(folder / "b")
+        StoreAdmin(store).export_bundle(folder / "b")
     return (folder / "b").read_bytes()
 
 
@@ -419,7 +421,7 @@ def test_whatever_byte_is_flipped_or_cut_only_what_went_in_comes_out(
     wanted = {record.key: record for record in (patch(A), coded_patch(chunk=B))}
     with ChunkStore.open("memory://") as store:
         try:
-            done = store.import_bundle(tmp_path / "b")
+            done = StoreAdmin(store).import_bundle(tmp_path / "b")
         except KameraError:
             assert store.ls() == []
             return
@@ -442,21 +444,21 @@ def test_certificates_of_the_backbones_concerned_travel_along(tmp_path: Path) ->
         (folder / CERTIFICATE).write_text('{"verdict": "safe"}')
         (folder / f"{'0' * 16}-32.json").write_text("of another backbone")
         (folder / f"{CONTEXT.fingerprint[:16]}-link.json").symlink_to(folder / CERTIFICATE)
-        assert store.export_bundle(tmp_path / "b").certificates == 1
-        assert store.export_bundle(tmp_path / "none", certificates=False).certificates == 0
+        assert StoreAdmin(store).export_bundle(tmp_path / "b").certificates == 1
+        assert StoreAdmin(store).export_bundle(tmp_path / "none", certificates=False).certificates == 0
     with ChunkStore.open(tmp_path / "t", tenant="acme", secret=SECRET) as store:
-        assert store.import_bundle(tmp_path / "b", certificates=False).certificates == 0
-        assert store.import_bundle(tmp_path / "b").certificates == 1
-        assert store.import_bundle(tmp_path / "b").certificates == 0
+        assert StoreAdmin(store).import_bundle(tmp_path / "b", certificates=False).certificates == 0
+        assert StoreAdmin(store).import_bundle(tmp_path / "b").certificates == 1
+        assert StoreAdmin(store).import_bundle(tmp_path / "b").certificates == 0
         own = store.certificates[0] / CERTIFICATE
         assert own.read_text() == '{"verdict": "safe"}'
         assert stat.S_IMODE(own.stat().st_mode) == 0o600
         own.write_text('{"verdict": "unsafe"}')
-        done = store.import_bundle(tmp_path / "b")
+        done = StoreAdmin(store).import_bundle(tmp_path / "b")
         assert own.read_text() == '{"verdict": "unsafe"}' and CERTIFICATE in done.refused[0]
     assert not (tmp_path / "t" / "certificates").exists()  # not for the other tenants
     with ChunkStore.open("memory://") as store:
-        done = store.import_bundle(tmp_path / "b")
+        done = StoreAdmin(store).import_bundle(tmp_path / "b")
         assert done.canonicals == 1 and "no folder" in done.refused[0]
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from kamera.errors import StoreError
-from kamera.store import ChunkStore
+from kamera.store import ChunkStore, StoreAdmin
 from kamera.store.disk import tier as disk_module
 from kamera.store.disk.claims import Claim, claim
 from kamera.store.disk.folder import Folder
@@ -99,10 +99,10 @@ def test_what_a_live_writer_is_at_stays(root: Path) -> None:
     (root / "tmp" / f"{KEY}.part").write_bytes(b"half")
     os.utime(root / "tmp" / f"{KEY}.part", (LONG_AGO, LONG_AGO))
     with ChunkStore.open(root) as store:
-        assert store.verify().stale == 0
+        assert StoreAdmin(store).verify().stale == 0
         assert tmp(root) == [f"{KEY}.lock", f"{KEY}.part"]
         writer.close()
-        assert store.verify().stale == 2
+        assert StoreAdmin(store).verify().stale == 2
         assert tmp(root) == []
 
 
@@ -114,7 +114,7 @@ def test_files_that_tell_nothing_of_their_writer_go_after_an_hour(root: Path) ->
             path.write_bytes(b"half")
         for path in (old, marker):
             os.utime(path, (LONG_AGO, LONG_AGO))
-        assert store.verify().stale == 2
+        assert StoreAdmin(store).verify().stale == 2
         assert tmp(root) == [young.name] and not marker.exists()
 
 
@@ -142,10 +142,10 @@ def test_verify_counts_what_index_and_files_did_not_agree_on(root: Path) -> None
         unlisted, lost = store.put_canonical(canonical()), store.put_patch(patch())
         store._disk.index.drop(unlisted)  # type: ignore[union-attr]
         file_of(root, lost).unlink()
-        report = store.verify()
+        report = StoreAdmin(store).verify()
         assert (report.ok, report.orphan_files, report.orphan_rows) == (1, 1, 1)
         assert [row.key for row in store.ls()] == [unlisted]
-        again = store.verify()
+        again = StoreAdmin(store).verify()
         assert (again.ok, again.orphan_files, again.orphan_rows) == (1, 0, 0)
 
 
@@ -158,7 +158,7 @@ def test_verify_can_make_the_rows_anew(root: Path) -> None:
         assert known is not None
         index.put(dataclasses.replace(known[0], rank=9), known[1])  # a lie about an unchanged file
         assert [r.rank for r in store.ls()] == [9]
-        report = store.verify(rebuild=True)
+        report = StoreAdmin(store).verify(rebuild=True)
         assert [r.rank for r in store.ls()] == [3] and report.ok == 1
 
 
@@ -216,7 +216,7 @@ def test_a_claim_that_is_never_let_go_is_an_error_and_no_deadlock(
         store.put_patch(patch())  # another object is another claim
         writer.close()
         store.put_canonical(canonical())
-        assert store.has_canonical(CONTEXT, CHUNK) and tmp(root) == []
+        assert store.has(CONTEXT, CHUNK) and tmp(root) == []
 
 
 DAMAGE = {
@@ -235,7 +235,7 @@ def test_a_put_over_a_damaged_canonical_heals_it(root: Path, damage: Any) -> Non
         damage(file_of(root, KEY))
         store.put_canonical(canonical())
         assert_same(store.get_canonical(CONTEXT, CHUNK), canonical())
-        assert [copy.name for copy in store.quarantined()] == [KEY]
+        assert [copy.name for copy in StoreAdmin(store).quarantine.copies()] == [KEY]
         assert [row.key for row in store.ls()] == [KEY]
 
 
@@ -251,8 +251,8 @@ def test_damage_that_left_no_trace_is_found_by_reading_alone(root: Path) -> None
             file.write(bytes([last[0] ^ 1]))
         os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
         store.put_canonical(canonical())
-        assert store.quarantined() == []
-        assert len(store.verify().quarantined) == 1
+        assert StoreAdmin(store).quarantine.copies() == []
+        assert len(StoreAdmin(store).verify().quarantined) == 1
         store.put_canonical(canonical())
         assert_same(store.get_canonical(CONTEXT, CHUNK), canonical())
 

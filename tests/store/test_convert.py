@@ -11,7 +11,7 @@ import torch
 
 from kamera.errors import IncompatibleChunk
 from kamera.ops.quantize_kv import code_kv
-from kamera.store import ChunkStore
+from kamera.store import ChunkStore, StoreAdmin
 from kamera.store.info import KindCount
 from tests.cli.run import files, kamera
 
@@ -38,7 +38,7 @@ def root(tmp_path: Path) -> Path:
 def test_what_is_converted_is_what_putting_it_in_codes_gives(root: Path, tmp_path: Path, kv: Any) -> None:
     before = files(root)
     with ChunkStore.open(root) as source, ChunkStore.open(tmp_path / "t") as target:
-        done = source.convert(target, kv)
+        done = StoreAdmin(source).convert(target, kv)
         coded = replace(CONTEXT, kv=kv)
         for i, name in enumerate("ab"):
             original = finite(name * 64, i)
@@ -49,7 +49,7 @@ def test_what_is_converted_is_what_putting_it_in_codes_gives(root: Path, tmp_pat
         assert done.kv_after < done.kv_before * (0.6 if kv == "int8" else 0.4)
         losses = [target.get_canonical(coded, name * 64).loss.relative for name in "ab"]  # type: ignore[union-attr]
         assert done.loss == max(losses) > 0
-        again = source.convert(target, kv)
+        again = StoreAdmin(source).convert(target, kv)
         assert (again.canonicals, again.present) == (0, 2)
     assert files(root) == before
 
@@ -60,14 +60,14 @@ def test_what_codes_cannot_hold_is_refused_and_the_others_are_converted(root: Pa
         names = [store.put_canonical(wild)]
         twice = replace(finite("d" * 64), context=replace(CONTEXT, kv="int4"))
         names.append(store.put_canonical(twice))
-        done = store.convert(target, "int8")
+        done = StoreAdmin(store).convert(target, "int8")
         assert done.canonicals == 2 and len(done.refused) == 2
         assert all(any(name in line for line in done.refused) for name in names)
         assert any("codes of codes" in line for line in done.refused)
         with pytest.raises(ValueError, match="int8"):
-            store.convert(target, "as-is")
+            StoreAdmin(store).convert(target, "as-is")
         with ChunkStore.open(tmp_path / "u", tenant="you") as other, pytest.raises(IncompatibleChunk):
-            store.convert(other, "int8")
+            StoreAdmin(store).convert(other, "int8")
 
 
 def test_the_command_converts_and_stats_tell_forms_apart(capsys: Any, root: Path, tmp_path: Path) -> None:
@@ -93,5 +93,5 @@ def test_forms_are_counted_alike_by_index_and_by_listing(tmp_path: Path, options
         for store in (near, far):
             store.put_canonical(finite("a" * 64))
             store.put_canonical(replace(finite("b" * 64), context=replace(CONTEXT, kv="int8")))
-        assert near.census().forms == far.census().forms
-        assert set(near.census().forms) == {"as-is", "int8"}
+        assert StoreAdmin(near).census().forms == StoreAdmin(far).census().forms
+        assert set(StoreAdmin(near).census().forms) == {"as-is", "int8"}

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from kamera.errors import CorruptChunk, StoreVersionError
-from kamera.store import ChunkStore
+from kamera.store import ChunkStore, StoreAdmin
 from kamera.store.format import FORMAT_VERSION, encode
 
 from .builders import CHUNK, CONTEXT, assert_same, canonical, file_of, flip, join, patch, split
@@ -50,7 +50,7 @@ def test_a_file_under_another_keys_name_is_refused(root: Path) -> None:
         path = file_of(root, other.key)
         path.parent.mkdir(exist_ok=True)
         path.write_bytes(file_of(root, store.put_canonical(canonical())).read_bytes())
-        store.rebuild_index()
+        StoreAdmin(store).rebuild_index()
         assert len(store.ls()) == 1
         with pytest.raises(CorruptChunk, match="expected"):
             store.get_canonical(CONTEXT, "d" * 64)
@@ -66,12 +66,12 @@ def test_verify_reads_everything_and_quarantines_what_is_damaged(root: Path) -> 
         newer = file_of(root, record.key)
         newer.parent.mkdir(exist_ok=True)
         newer.write_bytes(join(outer, header | {"format": FORMAT_VERSION + 1}, rest))
-        report = store.verify()
+        report = StoreAdmin(store).verify()
         assert report.ok == 1
         assert [bad in line for line in report.quarantined] == [True]
         assert [record.key in line for line in report.refused] == [True]
         assert newer.exists()
-        assert store.verify().quarantined == ()
+        assert StoreAdmin(store).verify().quarantined == ()
 
 
 def test_an_object_of_a_newer_format_is_refused_and_left_in_place(root: Path) -> None:

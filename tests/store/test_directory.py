@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from kamera.store import ChunkStore, Context
+from kamera.store import ChunkStore, Context, StoreAdmin
 
 from .builders import CHUNK, CONTEXT, canonical, drop_index, file_of, patch
 
@@ -78,8 +78,8 @@ def test_pins_of_processes_and_threads_at_once_all_hold(root: Path) -> None:
     assert [child.communicate()[0] for child in running] == ["[]\n"] * 3
     with ChunkStore.open(root) as store:
         names = {info.key for info in store.ls()}
-        assert len(names) == 72 and {pin.name for pin in store.pins.list()} == names
-        assert store.gc(0).removed == ()
+        assert len(names) == 72 and {pin.name for pin in StoreAdmin(store).pins.list()} == names
+        assert StoreAdmin(store).gc(0).removed == ()
 
 
 _LISTING = """
@@ -155,10 +155,10 @@ def test_a_lost_tail_of_the_log_is_noticed(root: Path, kind: str) -> None:
     for path in (root.parent / "before").iterdir():
         shutil.copy(path, folder)
     with ChunkStore.open(root, **options) as store:
-        assert len(store.ls()) == 40 and store.stats().canonicals == 40
+        assert len(store.ls()) == 40 and StoreAdmin(store).stats().canonicals == 40
         assert store.contexts_of(f"{39:064x}") == [context]
-        store.export_bundle(root.parent / "bundle")
-        assert store.gc(0, dry_run=True).objects_before == 40
+        StoreAdmin(store).export_bundle(root.parent / "bundle")
+        assert StoreAdmin(store).gc(0, dry_run=True).objects_before == 40
 
 
 def test_an_index_of_a_backup_follows_the_files(root: Path) -> None:
@@ -171,7 +171,7 @@ def test_an_index_of_a_backup_follows_the_files(root: Path) -> None:
     with ChunkStore.open(root) as store:
         store.put_patch(patch(rank=7))
         store.put_canonical(canonical())
-        assert store.delete(gone)
+        assert StoreAdmin(store).delete(gone)
     drop_index(root)
     for path in (root.parent / "before").iterdir():
         shutil.copy(path, root)
@@ -203,12 +203,12 @@ def test_look_ups_by_key_need_no_index(root: Path, monkeypatch: pytest.MonkeyPat
     drop_index(root)
     (root / "index.sqlite").mkdir()  # nothing that SQLite could open
     with ChunkStore.open(root, memory_limit=0) as store:
-        assert store.has_canonical(CONTEXT, CHUNK) and store.get_canonical(CONTEXT, CHUNK) is not None
-        assert store.patch_info(CONTEXT, CHUNK, ("x", "y")) is not None
-        assert store.put_canonical(canonical("d" * 64)) and store.has_canonical(CONTEXT, "d" * 64)
-        assert len(store.ls()) == 3 and store.stats().patches == 1
-        assert store.delete(key) and len(store.ls()) == 2
-        assert store.verify().ok == 2
+        assert store.has(CONTEXT, CHUNK) and store.get_canonical(CONTEXT, CHUNK) is not None
+        assert store.info(CONTEXT, CHUNK, ("x", "y")) is not None
+        assert store.put_canonical(canonical("d" * 64)) and store.has(CONTEXT, "d" * 64)
+        assert len(store.ls()) == 3 and StoreAdmin(store).stats().patches == 1
+        assert StoreAdmin(store).delete(key) and len(store.ls()) == 2
+        assert StoreAdmin(store).verify().ok == 2
     (root / "index.sqlite").rmdir()
     with ChunkStore.open(root) as store:
         assert len(store.ls()) == 2
@@ -245,11 +245,11 @@ def test_verify_mends_whatever_a_row_says_wrongly(root: Path, kind: str, column:
         db.execute(f"UPDATE objects SET {column} = ? WHERE key = ?", (LIES[column], key))
     db.close()
     with ChunkStore.open(root, **options) as store:
-        info = store.patch_info(context, CHUNK, ("x", "y"))
+        info = store.info(context, CHUNK, ("x", "y"))
         assert info is not None and (info.formed, info.rank) == ("exact", 2)
-        store.verify()
+        StoreAdmin(store).verify()
         assert store.ls() == right
-        assert store.stats().patches == 1 and store.census().chunks == 1
+        assert StoreAdmin(store).stats().patches == 1 and StoreAdmin(store).census().chunks == 1
 
 
 def test_a_forged_row_of_a_sealed_store_is_not_listed(root: Path) -> None:
@@ -280,7 +280,7 @@ def test_rows_lost_from_a_secondary_index_are_found_by_verify(root: Path) -> Non
         file.write(b"\x0a\x00\x00\x00\x00" + size.to_bytes(2, "big") + b"\x00" + bytes(size - 8))
     with ChunkStore.open(root) as store:
         assert store.ls() == []  # SQLite believes it
-        store.verify()
+        StoreAdmin(store).verify()
         assert len(store.ls()) == 5
 
 
@@ -300,10 +300,10 @@ def test_readers_do_not_wait_for_a_writer_of_another_process(root: Path) -> None
         def reads() -> None:
             got.append(store.get_canonical(CONTEXT, CHUNK))
             got.append(store.get_patch(CONTEXT, CHUNK, ("x", "y")))  # whose row would have to be mended
-            got.append(store.patch_info(CONTEXT, CHUNK, ("x", "y")))
+            got.append(store.info(CONTEXT, CHUNK, ("x", "y")))
             got.append(store.ls(limit=10))
             path.unlink()
-            got.append(not store.has_patch(CONTEXT, CHUNK, ("x", "y")))
+            got.append(not store.has(CONTEXT, CHUNK, ("x", "y")))
 
         reading = threading.Thread(target=reads)
         reading.start()
@@ -330,7 +330,7 @@ def test_a_rebuild_holds_the_index_for_a_folder_at_a_time(
             return row(key)
 
         monkeypatch.setattr(files, "row", puts_meanwhile)
-        rebuilding = threading.Thread(target=store.rebuild_index)
+        rebuilding = threading.Thread(target=StoreAdmin(store).rebuild_index)
         rebuilding.start()
         rebuilding.join(60)
         monkeypatch.undo()
@@ -350,7 +350,7 @@ def test_forgetting_opens_only_what_is_forgotten(root: Path, monkeypatch: pytest
         files: Any = store._disk._files  # type: ignore[union-attr]
         peek, opened = files.peek, []
         monkeypatch.setattr(files, "peek", lambda key: opened.append(key) or peek(key))
-        done = store.forget(CHUNK)
+        done = StoreAdmin(store).forget(CHUNK)
         assert (set(done.removed), done.left) == (gone, ())
         assert set(opened) <= gone
         assert len(store.ls()) == 30
@@ -359,7 +359,7 @@ def test_forgetting_opens_only_what_is_forgotten(root: Path, monkeypatch: pytest
 def test_a_directory_keeps_its_rows_in_one_file(root: Path) -> None:
     with ChunkStore.open(root) as store:
         key = store.put_canonical(canonical())
-        store.pin([key])
+        StoreAdmin(store).pin([key])
         store.ls()
     assert {path.name for path in root.rglob("*.sqlite")} == {"index.sqlite", "vectors.sqlite"}
     assert (root / "keep.json").stat().st_mode & 0o777 == 0o600

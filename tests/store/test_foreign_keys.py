@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from kamera.errors import ForeignKey, StoreError
-from kamera.store import ChunkStore
+from kamera.store import ChunkStore, StoreAdmin
 from lab.reliability.redis_server import RedisServer
 from lab.reliability.s3_server import BUCKET, S3Server
 
@@ -26,7 +26,7 @@ def filled(store: ChunkStore) -> set[str]:
 
 
 def state(store: ChunkStore) -> tuple[str, str, int]:
-    remote = store.stats().remote
+    remote = StoreAdmin(store).stats().remote
     assert remote is not None
     return remote.reads, remote.writes, remote.failures
 
@@ -37,11 +37,11 @@ def assert_at_work(url: str, keys: set[str]) -> None:
         for _ in range(4):  # more often than a breaker waits for
             assert {info.key for info in store.ls()} == keys
         assert_same(store.get_canonical(CONTEXT, CHUNK), canonical())
-        store.pin(sorted(keys)[:1])
-        assert [pin.name for pin in store.pins.list()] == sorted(keys)[:1]
-        assert store.gc("1GiB").objects_after == len(keys)
-        assert store.quarantined() == []
-        done = store.forget(OTHER)
+        StoreAdmin(store).pin(sorted(keys)[:1])
+        assert [pin.name for pin in StoreAdmin(store).pins.list()] == sorted(keys)[:1]
+        assert StoreAdmin(store).gc("1GiB").objects_after == len(keys)
+        assert StoreAdmin(store).quarantine.copies() == []
+        done = StoreAdmin(store).forget(OTHER)
         assert len(done.removed) == 1
         assert {info.key for info in store.ls()} == keys - set(done.removed)
         assert state(store) == ("closed", "closed", 0)
@@ -66,14 +66,14 @@ def test_a_redis_key_of_another_type_takes_nobody_down(server: RedisServer, kind
     for place in places:
         server.client().execute_command(command, prefix + place, *values)
     with ChunkStore.open(url) as store:
-        pinned = [pin.name for pin in store.pins.list()]
+        pinned = [pin.name for pin in StoreAdmin(store).pins.list()]
         assert pinned == [SPARE], "a pin that cannot be read holds"
-        report = store.verify()
+        report = StoreAdmin(store).verify()
         assert report.ok == len(keys) and report.quarantined == ()
         assert len(report.refused) == 2
         for name in (SPARE, "objects/notes"):
             assert any(name in line for line in report.refused), name
-        left = store.forget("f" * 64).left
+        left = StoreAdmin(store).forget("f" * 64).left
         assert any(SPARE in line for line in left)
         assert state(store) == ("closed", "closed", 0)
     for place in places[2:]:
@@ -91,7 +91,7 @@ def test_a_key_of_another_type_in_an_objects_place_is_written_over(server: Redis
         for _ in range(4):
             with pytest.raises(ForeignKey, match="another type"):
                 store.get_canonical(CONTEXT, CHUNK)
-        assert store.canonical_info(CONTEXT, CHUNK) is None
+        assert store.info(CONTEXT, CHUNK) is None
         assert state(store) == ("closed", "closed", 0)
         store.put_canonical(canonical())
         assert_same(store.get_canonical(CONTEXT, CHUNK), canonical())
@@ -112,7 +112,7 @@ def test_names_and_sizes_of_others_in_redis_are_passed_over(server: RedisServer)
         server.client().set(prefix.encode() + name, b"x")
     server.client().set(f"{prefix}objects/notes", bytes(20 * 2**20))
     with ChunkStore.open(url) as store:
-        report = store.verify()
+        report = StoreAdmin(store).verify()
         assert report.ok == len(keys) and len(report.refused) == 6
     assert_at_work(url, keys)
 
@@ -148,7 +148,7 @@ def test_an_s3_key_that_is_no_path_takes_nobody_down(s3: S3Server, name: str) ->
         keys = filled(store)
     planted(s3, name)
     with ChunkStore.open(url) as store:
-        report = store.verify()
+        report = StoreAdmin(store).verify()
         assert report.ok == len(keys) and report.quarantined == ()
         named = name.removeprefix("objects/").partition("/")[0]
         assert any(named in line for line in report.refused)
@@ -174,5 +174,5 @@ def test_an_object_of_somebody_elses_bytes_is_set_aside(s3: S3Server) -> None:
         keys = filled(store)
         planted(s3, f"objects/{SPARE}")
         assert {info.key for info in store.ls()} == keys
-        [line] = store.verify().quarantined
+        [line] = StoreAdmin(store).verify().quarantined
         assert SPARE in line

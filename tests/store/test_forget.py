@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from kamera.errors import RemoteUnavailable, StoreError
-from kamera.store import ChunkStore, Context
+from kamera.store import ChunkStore, Context, StoreAdmin
 from kamera.store.disk.tier import DiskTier
 from kamera.store.format import encode
 from kamera.store.remote import RemoteTier
@@ -84,17 +84,17 @@ def root(tmp_path: Path) -> Path:
 def test_nothing_of_the_chunk_is_left_and_everything_else_is(root: Path, options: dict[str, Any]) -> None:
     with ChunkStore.open(root, **options) as store:
         go, stay = fill(store)
-        store.pin(sorted(go))
+        StoreAdmin(store).pin(sorted(go))
         assert store.embedding(CONTEXT, GONE) is not None
-        done = store.forget(GONE)
+        done = StoreAdmin(store).forget(GONE)
         assert (set(done.removed), done.left) == (go, ())
         assert {info.key for info in store.ls()} == stay
         assert store.contexts_of(GONE) == [] and store.get_canonical(CONTEXT, GONE) is None
-        assert store.embedding(CONTEXT, GONE) is None and store.pins.list() == []
+        assert store.embedding(CONTEXT, GONE) is None and StoreAdmin(store).pins.list() == []
         assert store.embedding(CONTEXT, KEPT) is not None
         assert_same(store.get_canonical(CONTEXT, KEPT), picture(KEPT, seed=3))
         assert_same(store.get_patch(CONTEXT, KEPT, ("x", "y")), patch(KEPT))
-        assert store.verify().ok == len(stay)
+        assert StoreAdmin(store).verify().ok == len(stay)
         held = bytes_below(root)
         assert not [name for name in go if name.encode() in held]
     held = bytes_below(root)
@@ -108,7 +108,7 @@ def test_what_was_never_there_is_forgotten_without_a_trace(root: Path) -> None:
     with ChunkStore.open(root) as store:
         _, stay = fill(store)
         count = len(store.ls())
-        done = store.forget("0" * 64)
+        done = StoreAdmin(store).forget("0" * 64)
         assert (done.removed, done.copies, done.left) == ((), 0, ())
         assert len(store.ls()) == count > len(stay)
 
@@ -116,7 +116,7 @@ def test_what_was_never_there_is_forgotten_without_a_trace(root: Path) -> None:
 def test_a_store_in_memory_forgets(root: Path) -> None:
     with ChunkStore.open("memory://") as store:
         go, stay = fill(store)
-        done = store.forget(GONE)
+        done = StoreAdmin(store).forget(GONE)
         assert (set(done.removed), done.left) == (go, ())
         assert {info.key for info in store.ls()} == stay
         assert store.embedding(CONTEXT, GONE) is None
@@ -129,7 +129,7 @@ def test_the_files_are_looked_at_and_not_the_index(root: Path) -> None:
         unlisted, lost = sorted(go)[:2]
         store._disk.index.drop(unlisted)  # a file without a row, a row without a file
         file_of(store, lost).unlink()
-        done = store.forget(GONE)
+        done = StoreAdmin(store).forget(GONE)
         assert (set(done.removed), done.left) == (go, ())
         assert {path.stem for path in root.glob("objects/*/*")} == stay
         assert {info.key for info in store.ls()} == stay
@@ -147,10 +147,10 @@ def test_copies_in_quarantine_leave_too(root: Path, options: dict[str, Any]) -> 
         go, stay = fill(store)
         for name in (*sorted(go), min(stay)):
             damage(file_of(store, name), -1)  # in the tensors: the header still tells whose it is
-        assert len(store.verify().quarantined) == len(go) + 1
-        done = store.forget(GONE)
+        assert len(StoreAdmin(store).verify().quarantined) == len(go) + 1
+        done = StoreAdmin(store).forget(GONE)
         assert (done.copies, done.left) == (len(go), ())
-        assert [copy.name for copy in store.quarantined()] == [min(stay)]
+        assert [copy.name for copy in StoreAdmin(store).quarantine.copies()] == [min(stay)]
 
 
 def test_a_copy_that_nobody_can_read_is_known_by_its_name_or_said_to_be_left(root: Path) -> None:
@@ -158,13 +158,13 @@ def test_a_copy_that_nobody_can_read_is_known_by_its_name_or_said_to_be_left(roo
         fill(store)
         for record in (canonical(GONE), patch(GONE)):
             damage(file_of(store, record.key), 120)  # in the header
-        assert len(store.verify().quarantined) == 2
-        done = store.forget(GONE)
+        assert len(StoreAdmin(store).verify().quarantined) == 2
+        done = StoreAdmin(store).forget(GONE)
         assert done.copies == 1  # the canonical's name follows from the chunk
         [left] = done.left
         assert patch(GONE).key in left and "cannot be read" in left
-        store.drop_quarantined(patch(GONE).key)
-        assert store.forget(GONE).left == ()
+        StoreAdmin(store).quarantine.drop(patch(GONE).key)
+        assert StoreAdmin(store).forget(GONE).left == ()
 
 
 def test_an_object_that_cannot_be_read_here_is_said_to_be_left(root: Path) -> None:
@@ -172,7 +172,7 @@ def test_an_object_that_cannot_be_read_here_is_said_to_be_left(root: Path) -> No
         fill(store)
         outer, header, rest = split(encode(patch(GONE), 1.0))
         file_of(store, patch(GONE).key).write_bytes(join(outer, header | {"format": 9}, rest))
-        done = store.forget(GONE)
+        done = StoreAdmin(store).forget(GONE)
         [left] = done.left
         assert patch(GONE).key in left and "format 9" in left
     with ChunkStore.open(root.parent / "e", secret=SECRET, keys=[KEY]) as store:
@@ -180,7 +180,7 @@ def test_an_object_that_cannot_be_read_here_is_said_to_be_left(root: Path) -> No
     for path in (root.parent / "e").rglob("index.sqlite*"):
         path.unlink()
     with ChunkStore.open(root.parent / "e", secret=SECRET, keys=[b"n" * 32]) as store:
-        [left] = [line for line in store.forget(GONE).left if "cannot be read" in line]
+        [left] = [line for line in StoreAdmin(store).forget(GONE).left if "cannot be read" in line]
         assert name in left
 
 
@@ -188,7 +188,7 @@ def test_a_damaged_object_is_forgotten_with_the_rest(root: Path) -> None:
     with ChunkStore.open(root) as store:
         go, _ = fill(store)
         damage(file_of(store, canonical(GONE).key), 120)  # not noticed yet
-        done = store.forget(GONE)
+        done = StoreAdmin(store).forget(GONE)
         assert (done.copies, done.left) == (1, ())
         assert set(done.removed) | {canonical(GONE).key} == go
 
@@ -200,11 +200,11 @@ def test_what_a_dead_writer_left_aside_is_gone_and_a_live_ones_is_told(
         fill(store)
         part = root / "tmp" / f"{canonical(GONE).key}.part"
         part.write_bytes(encode(canonical(GONE), 1.0))
-        assert store.forget(GONE).left == ()
+        assert StoreAdmin(store).forget(GONE).left == ()
         assert not part.exists()
         part.write_bytes(encode(canonical(GONE), 1.0))
         monkeypatch.setattr(DiskTier, "collect", lambda self: 0)  # as if its writer lived
-        [left] = store.forget(GONE).left
+        [left] = StoreAdmin(store).forget(GONE).left
         assert part.name in left
 
 
@@ -212,9 +212,9 @@ def test_another_tenants_objects_of_the_same_chunk_stay(root: Path) -> None:
     with ChunkStore.open(root, tenant="acme") as mine, ChunkStore.open(root, tenant="beta") as theirs:
         for store in (mine, theirs):
             store.put_canonical(canonical(GONE, replace(CONTEXT, tenant=store.tenant)))
-        done = mine.forget(GONE)
+        done = StoreAdmin(mine).forget(GONE)
         assert (len(done.removed), done.left) == (1, ())
-        assert theirs.contexts_of(GONE) and len(theirs.forget(GONE).removed) == 1
+        assert theirs.contexts_of(GONE) and len(StoreAdmin(theirs).forget(GONE).removed) == 1
 
 
 def test_one_that_is_interrupted_is_run_again(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -231,9 +231,9 @@ def test_one_that_is_interrupted_is_run_again(root: Path, monkeypatch: pytest.Mo
 
         monkeypatch.setattr(DiskTier, "delete", dies)
         with pytest.raises(KeyboardInterrupt):
-            store.forget(GONE)
+            StoreAdmin(store).forget(GONE)
         monkeypatch.undo()
-        done = store.forget(GONE)
+        done = StoreAdmin(store).forget(GONE)
         assert go - set(calls[:2]) <= set(done.removed) <= go and done.left == ()
         assert {info.key for info in store.ls()} == stay
 
@@ -254,7 +254,7 @@ def test_a_remote_forgets_too_its_damaged_copies_included(tmp_path: Path, cached
         damage(blob, -1)
         assert store._tiers.remote is not None
         assert len(store._tiers.remote.verify().quarantined) == 1
-        done = store.forget(GONE)
+        done = StoreAdmin(store).forget(GONE)
         assert done.left == () and done.copies == 1
         assert {info.key for info in store.ls()} == stay
     held = bytes_below(tmp_path)
@@ -277,7 +277,7 @@ def test_a_remote_that_is_down_is_an_error_and_nothing_is_removed(
 
         monkeypatch.setattr(RemoteTier, "infos", down)
         with pytest.raises(RemoteUnavailable):
-            store.forget(GONE)
+            StoreAdmin(store).forget(GONE)
         monkeypatch.undo()
         assert {info.key for info in store.ls()} == before
 
@@ -288,21 +288,21 @@ def test_what_waited_to_be_sent_leaves_no_name_behind(server: RedisServer, tmp_p
     url = server.url("timeout=5&cooldown=0.01")
     with ChunkStore.open(url, cache=cache, memory_limit=0) as store:
         sent = store.put_canonical(canonical(GONE))
-        store.pin([sent])
+        StoreAdmin(store).pin([sent])
         assert not store.flush(30).unsaved
         assert store.get_canonical(CONTEXT, GONE) is not None
         server.kill()
         waiting = store.put_patch(patch(GONE))
-        assert store.stats().remote.pending == 1  # type: ignore[union-attr]
+        assert StoreAdmin(store).stats().remote.pending == 1  # type: ignore[union-attr]
         with pytest.raises(RemoteUnavailable):
-            store.forget(GONE)
-        assert store.stats().remote.pending == 1  # type: ignore[union-attr]
+            StoreAdmin(store).forget(GONE)
+        assert StoreAdmin(store).stats().remote.pending == 1  # type: ignore[union-attr]
         server.start()
         time.sleep(0.02)
         store.flush(30)
         assert any(name.encode() in bytes_below(cache) for name in (sent, waiting))
-        assert store.forget(GONE).left == ()
-        assert store.stats().remote.pending == 0  # type: ignore[union-attr]
+        assert StoreAdmin(store).forget(GONE).left == ()
+        assert StoreAdmin(store).stats().remote.pending == 0  # type: ignore[union-attr]
         for name in (GONE, sent, waiting):
             assert name.encode() not in bytes_below(cache)
             assert not [key for key in server.client().keys("*") if name in key.decode()]
@@ -315,5 +315,5 @@ def test_a_cache_does_not_claim_to_forget_for_its_remote(tmp_path: Path) -> None
         store.flush(30)
     with ChunkStore.open(tmp_path / "cache") as store:
         with pytest.raises(StoreError, match=r"cache of obstore\+file.*open that.*forget"):
-            store.forget(GONE)
+            StoreAdmin(store).forget(GONE)
         assert [info.key for info in store.ls()] == [key]

@@ -14,7 +14,7 @@ import pytest
 
 from kamera.cli.app import main
 from kamera.errors import AmbiguousId, UnknownChunk
-from kamera.store import ChunkStore
+from kamera.store import ChunkStore, StoreAdmin
 from kamera.store.codec import Codec
 from kamera.store.disk import scrub as scrub_module
 
@@ -56,9 +56,9 @@ def test_no_byte_of_a_forgotten_id_is_left_in_any_file(root: Path, options: dict
     count, gone = 60, [chunk(n) for n in (3, 17, 41, 44, 59)]
     with ChunkStore.open(root, **options) as store:
         fill(store, count)
-        codec: Codec = store.codec
+        codec: Codec = StoreAdmin(store).objects.codec
         for one in gone:
-            done = store.forget(one)
+            done = StoreAdmin(store).forget(one)
             assert done.removed and done.left == ()
         needles = {
             f"{one[:6]} {form}": data
@@ -105,17 +105,17 @@ def test_a_log_that_a_reader_keeps_is_told_of_and_emptied_later(
         reader = sqlite3.connect(root / "index.sqlite", isolation_level=None)
         reader.execute("BEGIN")
         reader.execute("SELECT COUNT(*) FROM objects").fetchall()
-        done = store.forget(chunk(1))
+        done = StoreAdmin(store).forget(chunk(1))
         assert done.removed and len(done.left) == 1 and "index.sqlite-wal" in done.left[0]
         reader.close()
-        assert store.forget(chunk(1)).left == ()
+        assert StoreAdmin(store).forget(chunk(1)).left == ()
         assert holding(root, {"hex": chunk(1).encode()}) == []
 
 
 def test_a_start_of_one_chunk_is_forgotten_as_that_chunk(root: Path) -> None:
     with ChunkStore.open(root) as store:
         fill(store, 4)
-        done = store.forget(chunk(2)[:12])
+        done = StoreAdmin(store).forget(chunk(2)[:12])
         assert done.chunk_id == chunk(2) and done.removed and done.left == ()
         assert store.contexts_of(chunk(2)) == [] and store.contexts_of(chunk(3)) == [CONTEXT]
 
@@ -125,28 +125,28 @@ def test_a_start_of_none_or_of_several_forgets_nothing(root: Path) -> None:
         for one in ("ab" + "0" * 62, "ab" + "1" * 62):
             store.put_canonical(canonical(one))
         with pytest.raises(AmbiguousId, match="'ab' names no one chunk: 2 begin so"):
-            store.forget("ab")
+            StoreAdmin(store).forget("ab")
         for start in ("abc", "", "ab" * 33):
             with pytest.raises(UnknownChunk, match="begins with"):
-                store.forget(start)
+                StoreAdmin(store).forget(start)
         assert len(store.ls()) == 2
-        assert store.forget("f" * 64).removed == ()
+        assert StoreAdmin(store).forget("f" * 64).removed == ()
 
 
 def test_a_start_of_anothers_chunk_names_nothing(root: Path) -> None:
     with ChunkStore.open(root) as store, ChunkStore.open(root, tenant="acme") as other:
         store.put_canonical(canonical(chunk(1)))
         with pytest.raises(UnknownChunk):
-            other.forget(chunk(1)[:12])
+            StoreAdmin(other).forget(chunk(1)[:12])
         other.put_canonical(canonical(chunk(2), replace(CONTEXT, tenant="acme")))
-        assert other.forget(chunk(2)[:12]).removed
+        assert StoreAdmin(other).forget(chunk(2)[:12]).removed
         assert store.contexts_of(chunk(1)) == [CONTEXT]
 
 
 def test_a_chunk_that_only_others_stand_behind_is_found_by_its_start(root: Path) -> None:
     with ChunkStore.open(root) as store:
         key = store.put_patch(patch(chunk(1), antecedents=(chunk(2),)))
-        assert store.forget(chunk(2)[:12]).removed == (key,)
+        assert StoreAdmin(store).forget(chunk(2)[:12]).removed == (key,)
 
 
 def test_the_command_forgets_by_the_id_that_ls_prints(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -171,7 +171,7 @@ def test_a_start_of_none_or_of_several_is_exit_code_1(
         assert main([*verb, str(root), start]) == 1
         assert says in capsys.readouterr().err
     with ChunkStore.open(root) as store:
-        assert len(store.ls()) == 2 and store.pins.list() == []
+        assert len(store.ls()) == 2 and StoreAdmin(store).pins.list() == []
 
 
 def test_inspect_shows_the_objects_of_one_chunk(root: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from kamera.errors import StoreError, StoreReadOnly
-from kamera.store import ChunkStore
+from kamera.store import ChunkStore, StoreAdmin
 from kamera.store.disk import database as database_module
 
 from .builders import CHUNK, CONTEXT, assert_same, canonical, drop_index, file_of, patch, snapshot
@@ -54,16 +54,16 @@ def test_a_full_disk_is_opened_read_and_collected(small: Path) -> None:
     keys = stored(root)
     fill(small)
     with ChunkStore.open(root, memory_limit=0) as store:
-        assert len(store.ls()) == 20 and store.stats().canonicals == 20
+        assert len(store.ls()) == 20 and StoreAdmin(store).stats().canonicals == 20
         assert_same(store.get_canonical(CONTEXT, f"{3:064x}"), canonical(f"{3:064x}"))
         with pytest.raises(StoreError, match="No space"):
             store.put_canonical(canonical())
-        assert store.delete(keys[0]) and len(store.ls()) == 19
-        report = store.gc(store.stats().bytes // 2)
+        assert StoreAdmin(store).delete(keys[0]) and len(store.ls()) == 19
+        report = StoreAdmin(store).gc(StoreAdmin(store).stats().bytes // 2)
         assert 0 < len(report.removed) < 19 and report.objects_after == len(store.ls())
     (small / "ballast").unlink()
     with ChunkStore.open(root) as store:
-        assert len(store.ls()) == report.objects_after == store.verify().ok
+        assert len(store.ls()) == report.objects_after == StoreAdmin(store).verify().ok
         store.put_canonical(canonical())
         assert len(store.ls()) == report.objects_after + 1
 
@@ -85,7 +85,7 @@ def test_a_disk_that_fills_while_a_store_is_open_loses_no_row(small: Path) -> No
             except StoreError:
                 pass
         assert len(store.ls()) == 5 + put
-        gone = store.gc(0)
+        gone = StoreAdmin(store).gc(0)
         assert len(gone.removed) == 5 + put and store.ls() == []
     (small / "ballast").unlink()
     with ChunkStore.open(root) as store:
@@ -103,7 +103,7 @@ def test_a_copy_that_was_restored_onto_a_full_disk_works(small: Path, tmp_path: 
     with ChunkStore.open(root, memory_limit=0) as store:
         assert store.get_canonical(CONTEXT, f"{3:064x}") is not None
         assert len(store.ls()) == 5
-        assert len(store.gc(0).removed) == 5
+        assert len(StoreAdmin(store).gc(0).removed) == 5
 
 
 def test_a_read_only_file_system_is_read(small: Path) -> None:
@@ -112,12 +112,12 @@ def test_a_read_only_file_system_is_read(small: Path) -> None:
     subprocess.run(["mount", "-o", "remount,ro", str(small)], check=True)
     before = snapshot(root)
     with ChunkStore.open(root, memory_limit=0) as store:
-        assert len(store.ls()) == 5 and store.stats().canonicals == 5
+        assert len(store.ls()) == 5 and StoreAdmin(store).stats().canonicals == 5
         assert store.get_canonical(CONTEXT, f"{3:064x}") is not None
-        for refused in (lambda: store.put_canonical(canonical()), lambda: store.gc(0)):
+        for refused in (lambda: store.put_canonical(canonical()), lambda: StoreAdmin(store).gc(0)):
             with pytest.raises(StoreReadOnly, match="read only"):
                 refused()
-        assert store.verify().ok == 5
+        assert StoreAdmin(store).verify().ok == 5
     assert snapshot(root) == before
 
 
@@ -136,9 +136,9 @@ def test_read_only_serves_and_lists_and_changes_nothing(tmp_path: Path, kind: st
         for refused in (
             lambda: store.put_canonical(canonical()),
             lambda: store.put_patch(patch()),
-            lambda: store.delete(keys[0]),
-            lambda: store.gc(0),
-            lambda: store.drop_quarantined(keys[0]),
+            lambda: StoreAdmin(store).delete(keys[0]),
+            lambda: StoreAdmin(store).gc(0),
+            lambda: StoreAdmin(store).quarantine.drop(keys[0]),
         ):
             with pytest.raises(StoreReadOnly, match="read_only="):
                 refused()
@@ -151,7 +151,7 @@ def test_what_is_damaged_is_refused_and_left_in_a_read_only_store(tmp_path: Path
     path = file_of(root, key)
     path.write_bytes(path.read_bytes()[:-1])
     with ChunkStore.open(root, read_only=True, memory_limit=0) as store:
-        assert len(store.verify().quarantined) == 1
+        assert len(StoreAdmin(store).verify().quarantined) == 1
     assert path.exists()
 
 
@@ -199,8 +199,8 @@ def test_an_index_without_room_keeps_nobody_from_anything(
         new = store.put_canonical(canonical())
         assert store.get_canonical(CONTEXT, CHUNK) is not None
         assert {info.key for info in store.ls()} == {*keys, new}
-        assert store.delete(keys[0]) and len(store.ls()) == 5
-        report = store.gc(store.stats().bytes // 2)
+        assert StoreAdmin(store).delete(keys[0]) and len(store.ls()) == 5
+        report = StoreAdmin(store).gc(StoreAdmin(store).stats().bytes // 2)
         assert report.objects_after == len(store.ls()) < 5
     monkeypatch.undo()
     with ChunkStore.open(root) as store:

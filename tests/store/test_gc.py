@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kamera.errors import CorruptChunk, StoreError
-from kamera.store import ChunkStore, Context
+from kamera.store import ChunkStore, Context, StoreAdmin
+from kamera.store.admin.gc import choose, collect, value
 from kamera.store.disk.index import HALF_LIFE, Weighed
-from kamera.store.upkeep.gc import choose, collect, value
 
 from .builders import CONTEXT, canonical, patch
 
@@ -171,16 +171,16 @@ def test_gc_removes_files_and_rows_and_says_so(root: Path) -> None:
         for _ in range(3):
             assert store.get_canonical(CONTEXT, "b" * 64) is not None
             assert store.get_patch(CONTEXT, "b" * 64, ("x", "y")) is not None
-        total = store.stats().bytes
+        total = StoreAdmin(store).stats().bytes
         of_b = sum(info.bytes for info in store.ls(chunk_id="b" * 64))
-        dry = store.gc(of_b, dry_run=True)
+        dry = StoreAdmin(store).gc(of_b, dry_run=True)
         assert (dry.bytes_before, dry.bytes_after) == (total, of_b)
-        assert store.stats().bytes == total and store.verify().ok == 8
-        done = store.gc(of_b)
+        assert StoreAdmin(store).stats().bytes == total and StoreAdmin(store).verify().ok == 8
+        done = StoreAdmin(store).gc(of_b)
         assert dataclasses.replace(done, removed=()) == dataclasses.replace(dry, removed=())
         assert [gone.key for gone in done.removed] == [gone.key for gone in dry.removed]
         assert {info.chunk_id for info in store.ls()} == {"b" * 64}
-        assert store.stats().bytes == of_b
+        assert StoreAdmin(store).stats().bytes == of_b
         assert len(list(root.glob("objects/??/*"))) == 2
         assert store.get_canonical(CONTEXT, "a" * 64) is None
         assert store.get_patch(CONTEXT, "b" * 64, ("x", "y")) is not None
@@ -189,11 +189,11 @@ def test_gc_removes_files_and_rows_and_says_so(root: Path) -> None:
 def test_gc_takes_sizes_as_text_and_refuses_what_is_none(root: Path) -> None:
     with ChunkStore.open(root) as store:
         store.put_canonical(canonical())
-        assert store.gc("1MiB").removed == ()
+        assert StoreAdmin(store).gc("1MiB").removed == ()
         with pytest.raises(ValueError, match="size"):
-            store.gc("much")
+            StoreAdmin(store).gc("much")
         with pytest.raises(ValueError):
-            store.gc(-1)
+            StoreAdmin(store).gc(-1)
         assert len(store.ls()) == 1
 
 
@@ -202,9 +202,9 @@ def test_gc_leaves_other_tenants_alone_unless_asked(root: Path) -> None:
     with ChunkStore.open(root) as store, ChunkStore.open(root, tenant="acme") as other:
         store.put_canonical(canonical())
         other.put_canonical(canonical(context=acme))
-        assert len(store.gc(0).removed) == 1
+        assert len(StoreAdmin(store).gc(0).removed) == 1
         assert (len(store.ls()), len(other.ls())) == (0, 1)
-        assert len(store.gc(0, every_tenant=True).removed) == 1
+        assert len(StoreAdmin(store).gc(0, every_tenant=True).removed) == 1
         assert other.ls() == []
 
 
@@ -220,10 +220,10 @@ def test_an_object_replaced_after_it_was_weighed_stays(root: Path, monkeypatch: 
             return found
 
         monkeypatch.setattr(store._disk.index, "weighed", overtaken)  # type: ignore[union-attr]
-        store.gc(0)
+        StoreAdmin(store).gc(0)
         monkeypatch.undo()
         assert [info.rank for info in store.ls()] == [3]
-        assert [gone.reason for gone in store.gc().removed] == ["its canonical is gone"]
+        assert [gone.reason for gone in StoreAdmin(store).gc().removed] == ["its canonical is gone"]
 
 
 def test_old_copies_in_quarantine_leave_only_when_asked(root: Path) -> None:
@@ -233,12 +233,12 @@ def test_old_copies_in_quarantine_leave_only_when_asked(root: Path) -> None:
         path.write_bytes(path.read_bytes()[:-1])
         with pytest.raises(CorruptChunk):
             store.get_canonical(CONTEXT, "c" * 64)
-        assert store.gc(0).quarantined == 0
-        assert store.gc(quarantine_age=3600).quarantined == 0
-        assert store.gc(quarantine_age=0, dry_run=True).quarantined == 1
-        assert len(store.quarantined()) == 1
-        assert store.gc(quarantine_age=0).quarantined == 1
-        assert store.quarantined() == []
+        assert StoreAdmin(store).gc(0).quarantined == 0
+        assert StoreAdmin(store).gc(quarantine_age=3600).quarantined == 0
+        assert StoreAdmin(store).gc(quarantine_age=0, dry_run=True).quarantined == 1
+        assert len(StoreAdmin(store).quarantine.copies()) == 1
+        assert StoreAdmin(store).gc(quarantine_age=0).quarantined == 1
+        assert StoreAdmin(store).quarantine.copies() == []
 
 
 def test_the_cache_of_a_remote_is_not_collected_by_itself(tmp_path: Path) -> None:
@@ -249,5 +249,5 @@ def test_the_cache_of_a_remote_is_not_collected_by_itself(tmp_path: Path) -> Non
         store.flush(30)
     with ChunkStore.open(tmp_path / "near") as store:
         with pytest.raises(StoreError, match="disk_limit"):
-            store.gc(0)
+            StoreAdmin(store).gc(0)
         assert [info.key for info in store.ls()] == [key]

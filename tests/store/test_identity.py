@@ -126,7 +126,7 @@ def test_a_change_of_one_field_is_a_miss(root: Path, change: Callable[[Setting],
     CHANGED[change.__name__] = context, chunk
     with setting.open(root) as store:
         assert store.get_canonical(context, chunk) is None
-        assert not store.has_canonical(context, chunk)
+        assert not store.has(context, chunk)
         for kind in ("exact", "orbit"):
             assert store.get_patch(context, chunk, ("x", "y"), kind) is None
 

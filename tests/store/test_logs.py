@@ -12,7 +12,7 @@ import torch
 
 from kamera import ChunkStore, KameraWindow, ReusePolicy
 from kamera.errors import KameraError
-from kamera.store import Context
+from kamera.store import Context, StoreAdmin
 from kamera.store.logs import JsonFormatter
 from tests.compile.saved import pictures, vision_backbone
 
@@ -60,10 +60,10 @@ def test_no_record_of_any_refusal_holds_content(tmp_path: Path, caplog: pytest.L
         first.next_token_logits(QUESTION)
         objects = list(root.glob("objects/??/*"))
         objects[0].write_bytes(b"walrus" * 100)
-        store.verify()
+        StoreAdmin(store).verify()
         spoil(root, "canonical", store)
-        store.verify()
-        store.gc(0)
+        StoreAdmin(store).verify()
+        StoreAdmin(store).gc(0)
     (root / "index.sqlite").write_bytes(b"walrus" * 1000)
     with ChunkStore.open(root) as store:
         store.ls()

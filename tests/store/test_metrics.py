@@ -13,7 +13,7 @@ import torch
 
 from kamera import KameraWindow, ReusePolicy
 from kamera.errors import CorruptChunk, StoreVersionError
-from kamera.store import ChunkStore
+from kamera.store import ChunkStore, StoreAdmin
 from kamera.store.format import encode
 from kamera.store.metrics import Metrics
 from kamera.store.remote import urls
@@ -100,7 +100,7 @@ def test_bytes_are_told_by_tier_while_the_store_lives(tmp_path, registry) -> Non
     store.put_canonical(canonical())
     store.get_canonical(CONTEXT, CHUNK)
     where = {"store": store.url}
-    stats = store.stats()
+    stats = StoreAdmin(store).stats()
     for tier, held in (("disk", stats.bytes), ("memory", stats.memory.bytes)):
         assert registry.get_sample_value("kamera_store_bytes", where | {"tier": tier}) == held > 0
         assert registry.get_sample_value("kamera_store_objects", where | {"tier": tier}) == 1
@@ -195,12 +195,12 @@ def test_questions_and_layers_are_counted_apart_from_look_ups(store, registry) -
     def sample(name: str, **labels: str) -> float:
         return registry.get_sample_value(name, labels) or 0
 
-    assert not store.has_canonical(CONTEXT, CHUNK)
+    assert not store.has(CONTEXT, CHUNK)
     store.put_canonical(canonical())
     store.put_patch(patch())
-    assert store.has_canonical(CONTEXT, CHUNK) and store.has_patch(CONTEXT, CHUNK, ("x", "y"))
-    assert store.patch_info(CONTEXT, CHUNK, ("x", "y")) and not store.patch_info(CONTEXT, CHUNK, ("z",))
-    assert store.canonical_info(CONTEXT, CHUNK)
+    assert store.has(CONTEXT, CHUNK) and store.has(CONTEXT, CHUNK, ("x", "y"))
+    assert store.info(CONTEXT, CHUNK, ("x", "y")) and not store.info(CONTEXT, CHUNK, ("z",))
+    assert store.info(CONTEXT, CHUNK)
     assert sample("kamera_store_asked_total", answer="there") == 4
     assert sample("kamera_store_asked_total", answer="absent") == 2
     assert misses(registry) == {} and sample("kamera_store_get_seconds_count", outcome="hit") == 0
@@ -233,7 +233,7 @@ def test_a_remote_that_dies_shows_in_every_metric_of_it(server: RedisServer, reg
         server.kill()
         for _ in range(3):  # the third is not even tried
             assert store.get_canonical(CONTEXT, "f" * 64) is None
-        assert not store.has_canonical(CONTEXT, "f" * 64)
+        assert not store.has(CONTEXT, "f" * 64)
         assert misses(registry) == {"absent": 1, "remote_dead": 3}
         assert registry.get_sample_value("kamera_store_asked_total", {"answer": "remote_dead"}) == 1
         store.put_canonical(canonical("d" * 64))

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from kamera.errors import PinsFull, StoreError
-from kamera.store import ChunkStore
-from kamera.store.upkeep.pins import Pin, Pins
+from kamera.store import ChunkStore, StoreAdmin
+from kamera.store.admin.pins import Pin, Pins
 
-from .builders import canonical, patch
+from .builders import canonical, is_pinned, patch
 
 
 class Clock:
@@ -38,10 +38,10 @@ def test_a_pin_holds_until_its_time_is_over(pins: Pins, clock: Clock) -> None:
     pins.pin([("c", 30)])
     clock.now += 59.9
     assert pins.list() == [Pin("a", 10, 1060.0), Pin("b", 20, 1060.0), Pin("c", 30, None)]
-    assert pins.is_pinned("a")
+    assert is_pinned(pins, "a")
     clock.now += 0.1
     assert pins.list() == [Pin("c", 30, None)]
-    assert not pins.is_pinned("a") and pins.is_pinned("c")
+    assert not is_pinned(pins, "a") and is_pinned(pins, "c")
 
 
 def test_pinning_again_sets_the_time_anew(pins: Pins, clock: Clock) -> None:
@@ -49,10 +49,10 @@ def test_pinning_again_sets_the_time_anew(pins: Pins, clock: Clock) -> None:
     clock.now += 30
     pins.pin([("a", 10)], ttl=60)
     clock.now += 45
-    assert pins.is_pinned("a")
+    assert is_pinned(pins, "a")
     pins.pin([("a", 10)])
     clock.now += 1e9
-    assert pins.is_pinned("a")
+    assert is_pinned(pins, "a")
 
 
 def test_unpinning_lets_go_and_counts(pins: Pins, clock: Clock) -> None:
@@ -87,7 +87,7 @@ def test_a_time_that_is_none_is_bad_usage(pins: Pins, ttl: float) -> None:
 
 
 def test_looking_makes_no_file_and_the_file_is_the_owners(pins: Pins) -> None:
-    assert (pins.list(), pins.is_pinned("a"), pins.cap) == ([], False, None)
+    assert (pins.list(), is_pinned(pins, "a"), pins.cap) == ([], False, None)
     assert not pins.path.exists()
     pins.pin([("a", 1)])
     assert {stat.S_IMODE(path.stat().st_mode) for path in pins.path.parent.iterdir()} == {0o600}
@@ -96,9 +96,13 @@ def test_looking_makes_no_file_and_the_file_is_the_owners(pins: Pins) -> None:
 def test_damaged_pins_are_an_error_and_never_nothing_pinned(tmp_path: Path) -> None:
     with ChunkStore.open(tmp_path / "s") as store:
         key = store.put_canonical(canonical())
-        store.pin([key])
-        store.pins.path.write_bytes(b"no database " * 1000)
-        for use in (store.pins.list, lambda: store.gc(0), lambda: store.pins.is_pinned(key)):
+        StoreAdmin(store).pin([key])
+        StoreAdmin(store).pins.path.write_bytes(b"no database " * 1000)
+        for use in (
+            StoreAdmin(store).pins.list,
+            lambda: StoreAdmin(store).gc(0),
+            lambda: is_pinned(StoreAdmin(store).pins, key),
+        ):
             with pytest.raises(StoreError, match="pins"):
                 use()
         assert [info.key for info in store.ls()] == [key]
@@ -108,14 +112,14 @@ def test_pins_outlive_the_index_and_the_process(tmp_path: Path) -> None:
     root = tmp_path / "s"
     with ChunkStore.open(root) as store:
         kept, gone = store.put_canonical(canonical()), store.put_canonical(canonical("d" * 64))
-        store.pin([kept])
+        StoreAdmin(store).pin([kept])
     for path in root.glob("index.sqlite*"):
         path.unlink()
     with ChunkStore.open(root) as store:
-        assert [removed.key for removed in store.gc(0).removed] == [gone]
+        assert [removed.key for removed in StoreAdmin(store).gc(0).removed] == [gone]
         assert [info.key for info in store.ls()] == [kept]
-        assert store.unpin([kept]) == 1
-        assert [removed.key for removed in store.gc(0).removed] == [kept]
+        assert StoreAdmin(store).unpin([kept]) == 1
+        assert [removed.key for removed in StoreAdmin(store).gc(0).removed] == [kept]
 
 
 def test_what_is_not_there_or_not_ours_cannot_be_pinned(tmp_path: Path) -> None:
@@ -124,45 +128,45 @@ def test_what_is_not_there_or_not_ours_cannot_be_pinned(tmp_path: Path) -> None:
         key = store.put_patch(patch())
         for keys in ([key, "0" * 64], ["0" * 64]):
             with pytest.raises(StoreError, match="nothing was pinned"):
-                store.pin(keys)
+                StoreAdmin(store).pin(keys)
         with pytest.raises(StoreError):
-            other.pin([key])
+            StoreAdmin(other).pin([key])
         with pytest.raises(ValueError, match="no key"):
-            store.pin(["../pins"])
-        assert store.pins.list() == []
-        store.pin([key])
-        assert other.unpin([key]) == 0
-        assert store.pins.is_pinned(key)
+            StoreAdmin(store).pin(["../pins"])
+        assert StoreAdmin(store).pins.list() == []
+        StoreAdmin(store).pin([key])
+        assert StoreAdmin(other).unpin([key]) == 0
+        assert is_pinned(StoreAdmin(store).pins, key)
     with ChunkStore.open("memory://") as memory, pytest.raises(StoreError, match="memory://"):
-        memory.gc(0)
+        StoreAdmin(memory).gc(0)
 
 
 def test_a_pin_ends_with_its_object_and_one_that_outlived_it_can_be_let_go(tmp_path: Path) -> None:
     root = tmp_path / "s"
     with ChunkStore.open(root) as store:
         key, lost = store.put_canonical(canonical()), store.put_canonical(canonical("d" * 64))
-        store.pin([key, lost])
-        assert store.delete(key)
-        assert [pin.name for pin in store.pins.list()] == [lost]
+        StoreAdmin(store).pin([key, lost])
+        assert StoreAdmin(store).delete(key)
+        assert [pin.name for pin in StoreAdmin(store).pins.list()] == [lost]
         (root / "objects" / lost[:2] / f"{lost}.safetensors").unlink()
-        assert store.unpin([lost]) == 1
-        assert store.pins.list() == []
+        assert StoreAdmin(store).unpin([lost]) == 1
+        assert StoreAdmin(store).pins.list() == []
 
 
 def test_in_memory_a_pin_keeps_an_object_from_being_evicted() -> None:
     size = canonical().nbytes
     with ChunkStore.open("memory://", memory_limit=3 * size) as store:
         first = store.put_canonical(canonical("0" * 64))
-        store.pin([first])
+        StoreAdmin(store).pin([first])
         for name in "123456":
             store.put_canonical(canonical(name * 64))
         assert first in [info.key for info in store.ls()]
-        assert store.unpin([first]) == 1
+        assert StoreAdmin(store).unpin([first]) == 1
         for name in "789":
             store.put_canonical(canonical(name * 64))
         assert first not in [info.key for info in store.ls()]
         with pytest.raises(StoreError, match="nothing was pinned"):
-            store.pin(["0" * 64])
+            StoreAdmin(store).pin(["0" * 64])
 
 
 def take(path: Path, me: int, ready: Any) -> None:

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from kamera.errors import CorruptChunk
 from kamera.ops import CodedKV, code_kv, kv_map
 from kamera.ops.quantize_kv import KV_CODECS
-from kamera.store import CanonicalRecord, ChunkStore, Context, canonical_key, patch_key
+from kamera.store import CanonicalRecord, ChunkStore, Context, StoreAdmin, canonical_key, patch_key
 from kamera.store.format import decode, describe, encode, read_info
 from kamera.store.records import kept
 
@@ -118,10 +118,10 @@ def test_a_lossy_canonical_is_never_found_where_an_exact_one_is_asked_for(codec,
         store.put_canonical(put)
         store.put_patch(patch(context=put.context))
         assert store.get_canonical(CONTEXT, put.chunk_id) is None
-        assert not store.has_canonical(CONTEXT, put.chunk_id)
+        assert not store.has(CONTEXT, put.chunk_id)
         assert store.get_patch(CONTEXT, put.chunk_id, ("x", "y")) is None
         assert store.get_patch(put.context, put.chunk_id, ("x", "y")) is not None
-        assert store.chunks(CONTEXT) == []
+        assert store.ls("canonical", context=CONTEXT) == []
         assert store.contexts_of(put.chunk_id) == [put.context]
         store.put_canonical(exact)
         assert sorted(c.kv for c in store.contexts_of(put.chunk_id)) == ["as-is", codec]
@@ -139,17 +139,17 @@ def test_forms_live_side_by_side_whatever_the_store_was_opened_for(tmp_path):
         assert store.kv == "as-is" and "kv=" not in repr(store)
         for one in made:
             store.put_canonical(one)
-        assert store.verify().ok == 3
-        store.rebuild_index()
+        assert StoreAdmin(store).verify().ok == 3
+        StoreAdmin(store).rebuild_index()
         assert sorted(i.context.kv for i in store.ls()) == ["as-is", "int4", "int8"]
-        assert store.census().contexts == 3
+        assert StoreAdmin(store).census().contexts == 3
         for one in made:
             got = store.get_canonical(one.context, one.chunk_id)
             assert got is not None
             assert_same(got, kept(one))
     with open_at(tmp_path, "int8") as store:
         assert store.kv == "int8" and "kv='int8'" in repr(store)
-        (row,) = store.chunks(made[0].context)
+        (row,) = store.ls("canonical", context=made[0].context)
         assert row.context.kv == "int8"
 
 

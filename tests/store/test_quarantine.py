@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from kamera.errors import CorruptChunk, StoreError
-from kamera.store import ChunkStore
+from kamera.store import ChunkStore, StoreAdmin
 from kamera.store.disk.folder import Folder
 
 from .builders import CHUNK, CONTEXT, canonical, file_of, flip, patch
@@ -37,7 +37,7 @@ def test_a_copy_tells_what_it_was_how_large_when_and_why(root: Path) -> None:
     start = time.time()
     with ChunkStore.open(root) as store:
         damage(store, root)
-        [copy] = store.quarantined()
+        [copy] = StoreAdmin(store).quarantine.copies()
     held = root / "quarantine" / copy.file
     assert (copy.name, copy.bytes) == (KEY, held.stat().st_size)
     assert start - 1 < copy.when < time.time() + 1
@@ -49,14 +49,14 @@ def test_one_copy_or_all_of_an_object_can_be_dropped(root: Path) -> None:
     with ChunkStore.open(root) as store:
         damage(store, root, 3)
         flip(file_of(root, store.put_patch(patch())))
-        store.verify()
-        first, *others = store.quarantined()
+        StoreAdmin(store).verify()
+        first, *others = StoreAdmin(store).quarantine.copies()
         assert len(others) == 3
-        assert store.drop_quarantined(first.file) == 1
-        assert store.drop_quarantined(first.file) == 0
-        assert store.drop_quarantined(KEY) == len([c for c in others if c.name == KEY])
-        assert store.drop_quarantined(patch().key) == len([c for c in others if c.name != KEY])
-        assert store.quarantined() == [] and files(root) == []
+        assert StoreAdmin(store).quarantine.drop(first.file) == 1
+        assert StoreAdmin(store).quarantine.drop(first.file) == 0
+        assert StoreAdmin(store).quarantine.drop(KEY) == len([c for c in others if c.name == KEY])
+        assert StoreAdmin(store).quarantine.drop(patch().key) == len([c for c in others if c.name != KEY])
+        assert StoreAdmin(store).quarantine.copies() == [] and files(root) == []
 
 
 @pytest.mark.parametrize("name", ["", "..", "../objects", "/etc/passwd", "*", KEY[:-1], f"{KEY}.json"])
@@ -65,7 +65,7 @@ def test_no_other_name_reaches_a_file(root: Path, name: str) -> None:
         damage(store, root)
         before = files(root)
         with pytest.raises(ValueError, match="neither"):
-            store.drop_quarantined(name)
+            StoreAdmin(store).quarantine.drop(name)
         assert files(root) == before
 
 
@@ -82,7 +82,7 @@ def test_a_reason_that_cannot_be_written_keeps_no_damage_in_place(
     with ChunkStore.open(root) as store:
         monkeypatch.setattr(Folder, "create", full)
         damage(store, root)
-        [copy] = store.quarantined()
+        [copy] = StoreAdmin(store).quarantine.copies()
         assert copy.reason == "not recorded" and not file_of(root, KEY).exists()
 
 
@@ -92,16 +92,16 @@ def test_a_damaged_reason_is_no_reason_to_fail(root: Path, text: bytes) -> None:
         damage(store, root)
         [reason] = (root / "quarantine").glob("*.json")
         reason.write_bytes(text)
-        assert [copy.reason for copy in store.quarantined()] == ["not recorded"]
+        assert [copy.reason for copy in StoreAdmin(store).quarantine.copies()] == ["not recorded"]
 
 
 def test_a_reason_whose_copy_never_came_goes_after_an_hour(root: Path) -> None:
     with ChunkStore.open(root) as store:
         stray = root / "quarantine" / f"{KEY}.17.json"
         stray.write_bytes(b"{}")
-        assert store.verify().stale == 0
+        assert StoreAdmin(store).verify().stale == 0
         os.utime(stray, (1, 1))
-        assert store.verify().stale == 1 and files(root) == []
+        assert StoreAdmin(store).verify().stale == 1 and files(root) == []
 
 
 def link_object(root: Path, elsewhere: Path) -> None:
@@ -118,10 +118,10 @@ def test_a_link_in_the_place_of_an_object_is_refused_and_set_aside(root: Path, t
         with pytest.raises(CorruptChunk, match=r"link.*quarantine"):
             store.get_canonical(CONTEXT, CHUNK)
         assert store.get_canonical(CONTEXT, CHUNK) is None
-        assert [copy.bytes for copy in store.quarantined()] == [0]
+        assert [copy.bytes for copy in StoreAdmin(store).quarantine.copies()] == [0]
         store.put_canonical(canonical())
         assert not file_of(root, KEY).is_symlink()
-        assert store.drop_quarantined(KEY) == 1
+        assert StoreAdmin(store).quarantine.drop(KEY) == 1
         assert elsewhere.read_bytes() == intact
 
 
@@ -129,8 +129,8 @@ def test_verify_and_rebuild_follow_no_link(root: Path, tmp_path: Path) -> None:
     with ChunkStore.open(root) as store:
         store.put_canonical(canonical())
         link_object(root, tmp_path / "elsewhere")
-        assert store.rebuild_index() == 0
-        report = store.verify()
+        assert StoreAdmin(store).rebuild_index() == 0
+        report = StoreAdmin(store).verify()
         assert report.ok == 0 and "link" in report.quarantined[0]
 
 
@@ -168,8 +168,8 @@ def test_a_folder_of_objects_that_became_a_link_is_refused(root: Path, tmp_path:
         for refused in (
             lambda: store.get_canonical(CONTEXT, CHUNK),
             lambda: store.put_canonical(canonical()),
-            lambda: store.delete(key),
-            store.verify,
+            lambda: StoreAdmin(store).delete(key),
+            StoreAdmin(store).verify,
         ):
             with pytest.raises(StoreError, match="link"):
                 refused()

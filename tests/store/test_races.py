@@ -13,7 +13,7 @@ import torch
 
 from kamera.errors import CorruptChunk
 from kamera.ops.patch import LowRank, Patch
-from kamera.store import ChunkStore, Context, PatchRecord
+from kamera.store import ChunkStore, Context, PatchRecord, StoreAdmin
 from kamera.store import format as object_format
 from kamera.store.format import open_object
 
@@ -89,7 +89,7 @@ def test_readers_see_the_old_patch_or_the_new_one_while_threads_write(root: Path
         [row] = store.ls("exact")
         final = store.get_patch(CONTEXT, CHUNK, ("x", "y"))
         assert final is not None and row.rank == final.patch.rank
-        assert store.verify().ok == 33 and list((root / "tmp").iterdir()) == []
+        assert StoreAdmin(store).verify().ok == 33 and list((root / "tmp").iterdir()) == []
 
 
 def fill(root: Path, me: int, ready: Any) -> None:
@@ -113,7 +113,7 @@ def test_two_processes_make_and_fill_one_store(root: Path) -> None:
     assert [writer.exitcode for writer in writers] == [0, 0]
     with ChunkStore.open(root) as store:
         assert len(store.ls()) == 45
-        assert store.verify().ok == 45
+        assert StoreAdmin(store).verify().ok == 45
         for i in range(15):
             got = store.get_patch(Context("f", "a"), f"shared{i}", ())
             assert got is not None
@@ -128,5 +128,5 @@ def test_another_process_view_of_a_replacement_and_a_deletion(root: Path) -> Non
         two.put_patch(patch(rank=4))
         got = one.get_patch(CONTEXT, CHUNK, ("x", "y"))
         assert got is not None and got.patch.rank == 4
-        assert two.delete(key)
+        assert StoreAdmin(two).delete(key)
         assert one.get_patch(CONTEXT, CHUNK, ("x", "y")) is None

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from kamera.errors import CorruptChunk
-from kamera.store import ChunkStore
+from kamera.store import ChunkStore, StoreAdmin
 from kamera.store.disk import reading as reading_module
 from kamera.store.opened import Room
 from kamera.store.sources import FileSource
@@ -85,7 +85,7 @@ def test_every_byte_of_the_header_may_change_and_nothing_is_served(path: Path) -
             with pytest.raises(CorruptChunk):
                 store.get_canonical(CONTEXT, CHUNK)
             file.write_bytes(data)
-            store.drop_quarantined(RECORD.key)
+            StoreAdmin(store).quarantine.drop(RECORD.key)
 
 
 def test_a_flip_in_any_tensor_is_refused_by_its_groups_name(path: Path) -> None:
@@ -102,7 +102,7 @@ def test_a_flip_in_any_tensor_is_refused_by_its_groups_name(path: Path) -> None:
                 with pytest.raises(CorruptChunk, match=rf"bytes of {group_of(name)} have changed.*moved to"):
                     store.get_canonical(CONTEXT, CHUNK)
                 assert store.get_canonical(CONTEXT, CHUNK) is None
-                store.drop_quarantined(RECORD.key)
+                StoreAdmin(store).quarantine.drop(RECORD.key)
             file.write_bytes(data)
 
 
@@ -165,7 +165,7 @@ def test_a_file_replaced_while_it_is_read_serves_its_own(path: Path, monkeypatch
         if not done:
             done.append(group)
             with ChunkStore.open(path) as writer:
-                writer.delete(RECORD.key)
+                StoreAdmin(writer).delete(RECORD.key)
                 writer.put_canonical(other)
         fill(self, group)
 

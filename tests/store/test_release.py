@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from kamera.errors import CorruptChunk, StoreError
-from kamera.store import ChunkStore
+from kamera.store import ChunkStore, StoreAdmin
 from kamera.store.codec import Codec
 
 from .builders import CONTEXT, assert_same, canonical
@@ -28,7 +28,7 @@ def misread(store: ChunkStore, monkeypatch: pytest.MonkeyPatch, codec: type[Code
         patched.setattr(codec, "open", bad)
         with pytest.raises(CorruptChunk):
             store.get_canonical(replace(CONTEXT, tenant=store.tenant), CHUNK)
-    [copy] = store.quarantined()
+    [copy] = StoreAdmin(store).quarantine.copies()
     assert "a bad bit" in copy.reason
     return copy.file
 
@@ -47,12 +47,12 @@ def test_a_sound_copy_is_an_object_again_for_every_process(
         before = store.ls()
         file = misread(store, monkeypatch)
         assert store.ls() == [] and other.get_canonical(CONTEXT, CHUNK) is None
-        assert store.judge_quarantined(file).sound
-        assert store.release_quarantined(file).released
+        assert StoreAdmin(store).quarantine.judge(file).sound
+        assert StoreAdmin(store).quarantine.release(file).released
         assert_same(other.get_canonical(CONTEXT, CHUNK), canonical())
         assert store.ls() == before == other.ls()
-        assert store.quarantined() == [] and not list((root / "quarantine").iterdir())
-        assert store.verify().ok == 1
+        assert StoreAdmin(store).quarantine.copies() == [] and not list((root / "quarantine").iterdir())
+        assert StoreAdmin(store).verify().ok == 1
 
 
 def test_what_stands_in_its_place_is_never_replaced(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -60,10 +60,10 @@ def test_what_stands_in_its_place_is_never_replaced(root: Path, monkeypatch: pyt
     with ChunkStore.open(root, memory_limit=0) as store:
         file = misread(store, monkeypatch)
         store.put_canonical(newer)
-        done = store.release_quarantined(file)
+        done = StoreAdmin(store).quarantine.release(file)
         assert (done.sound, done.released) == (True, False) and "stands in its place" in done.reason
         assert_same(store.get_canonical(CONTEXT, CHUNK), newer)
-        assert [copy.file for copy in store.quarantined()] == [file]
+        assert [copy.file for copy in StoreAdmin(store).quarantine.copies()] == [file]
 
 
 def test_a_copy_of_another_tenant_stays_for_that_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -72,9 +72,9 @@ def test_a_copy_of_another_tenant_stays_for_that_one(tmp_path: Path, monkeypatch
         acme.put_canonical(canonical(context=context))
         file = misread(acme, monkeypatch)
         with ChunkStore.open(tmp_path / "s") as other:
-            done = other.release_quarantined(file)
+            done = StoreAdmin(other).quarantine.release(file)
             assert not done.released and "'acme'" in done.reason
-        assert acme.release_quarantined(file).released
+        assert StoreAdmin(acme).quarantine.release(file).released
         assert_same(acme.get_canonical(context, CHUNK), canonical(context=context))
 
 
@@ -85,10 +85,10 @@ def test_an_encrypted_copy_needs_its_key(tmp_path: Path, monkeypatch: pytest.Mon
         store.put_canonical(canonical())
         file = misread(store, monkeypatch, encryption.Encrypted)
     with ChunkStore.open(tmp_path / "s", keys=[NEW], **options) as store:
-        done = store.release_quarantined(file)
+        done = StoreAdmin(store).quarantine.release(file)
         assert (done.sound, done.released) == (False, False) and "keys=" in done.reason
     with ChunkStore.open(tmp_path / "s", keys=[NEW, OLD], **options) as store:
-        assert store.release_quarantined(file).released
+        assert StoreAdmin(store).quarantine.release(file).released
         assert_same(store.get_canonical(CONTEXT, CHUNK), canonical())
 
 
@@ -99,11 +99,11 @@ def test_no_path_comes_from_a_name_and_no_link_is_followed(
         file = misread(store, monkeypatch)
         for name in ("", "..", "../objects", file + "x", f"/{file}", f"remote/{file}"):
             with pytest.raises(StoreError, match="no copy"):
-                store.release_quarantined(name)
+                StoreAdmin(store).quarantine.release(name)
         copy = root / "quarantine" / file
         copy.rename(tmp_path / "elsewhere")
         copy.symlink_to(tmp_path / "elsewhere")
-        done = store.release_quarantined(file)
+        done = StoreAdmin(store).quarantine.release(file)
         assert not done.released and "link" in done.reason and store.ls() == []
 
 
@@ -117,6 +117,6 @@ def test_a_byte_that_is_wrong_keeps_it_where_it_is(
         data = bytearray(copy.read_bytes())
         data[place] ^= 1
         copy.write_bytes(data)
-        done = store.release_quarantined(file)
+        done = StoreAdmin(store).quarantine.release(file)
         assert not (done.sound or done.released) and done.reason
         assert store.get_canonical(CONTEXT, CHUNK) is None and copy.read_bytes() == data

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from kamera.errors import StoreError, WrongKey
-from kamera.store import ChunkStore
+from kamera.store import ChunkStore, StoreAdmin
 from kamera.store.remote.tier import Fetched, RemoteTier
 from lab.reliability.redis_server import RedisServer
 
@@ -39,9 +39,9 @@ def test_every_object_of_a_remote_comes_under_the_first_key(url: str) -> None:
         store.put_patch(patch(context=ACME))
     with opened(url, NEW, OLD) as store:
         store.put_canonical(canonical("d" * 64, ACME))
-        done = store.rotate()
+        done = StoreAdmin(store).rotate()
         assert (done.rewritten, done.current, done.refused) == (2, 1, ())
-        assert (store.rotate().rewritten, store.rotate().current) == (0, 3)
+        assert (StoreAdmin(store).rotate().rewritten, StoreAdmin(store).rotate().current) == (0, 3)
     with opened(url, OLD) as store, pytest.raises(WrongKey):
         store.get_canonical(ACME, CHUNK)
     with opened(url, NEW) as store:
@@ -68,7 +68,7 @@ def test_what_is_written_between_the_look_and_the_writing_stays(
 
         with monkeypatch.context() as patched:
             patched.setattr(RemoteTier, "get", overtaken)
-            done = store.rotate()
+            done = StoreAdmin(store).rotate()
         assert (done.rewritten, done.current) == (0, 1)
     with opened(url, NEW) as store:
         assert_same(store.get_patch(ACME, CHUNK, ("x", "y")), newer)
@@ -94,7 +94,7 @@ def test_a_writer_at_work_all_the_while_never_sees_an_older_patch(server: RedisS
     writer.start()
     with opened(url, NEW, OLD) as store:
         while not stop.is_set():
-            rewritten += store.rotate().rewritten
+            rewritten += StoreAdmin(store).rotate().rewritten
     writer.join()
     assert wrong == [] and rewritten > 0
 
@@ -105,8 +105,8 @@ def test_files_that_cannot_be_compared_are_refused_and_stay(tmp_path: Path) -> N
         store.put_canonical(canonical(context=ACME))
     with opened(url, NEW, OLD) as store:
         with pytest.raises(StoreError, match="export it to a bundle"):
-            store.rotate()
-        assert store.stats().remote.writes == "closed"  # type: ignore[union-attr]
+            StoreAdmin(store).rotate()
+        assert StoreAdmin(store).stats().remote.writes == "closed"  # type: ignore[union-attr]
     with opened(url, OLD) as store:
         assert_same(store.get_canonical(ACME, CHUNK), canonical(context=ACME))
 
@@ -120,9 +120,9 @@ def test_a_rotated_cache_sends_nothing_that_the_remote_has_newer(server: RedisSe
     with opened(url, NEW, OLD) as other:
         other.put_patch(newer)
     with opened(url, NEW, OLD, cache=cache) as store:
-        assert store.rotate().rewritten == 1  # of the two, the cache's
+        assert StoreAdmin(store).rotate().rewritten == 1  # of the two, the cache's
     with opened(url, NEW, cache=cache) as store:
-        assert not store.flush(30).unsaved and store.stats().remote.stored == 0  # type: ignore[union-attr]
+        assert not store.flush(30).unsaved and StoreAdmin(store).stats().remote.stored == 0  # type: ignore[union-attr]
     with opened(url, NEW) as other:
         assert_same(other.get_patch(ACME, CHUNK, ("x", "y")), newer)
 
@@ -149,7 +149,7 @@ def test_an_upload_under_way_is_waited_for(
             assert started.wait(30)
             later = threading.Timer(0.3, go.set)
             later.start()
-            assert store.rotate().refused == ()
+            assert StoreAdmin(store).rotate().refused == ()
             later.join()
     with opened(url, NEW) as store:
         assert_same(store.get_canonical(ACME, CHUNK), canonical(context=ACME))

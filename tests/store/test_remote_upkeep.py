@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 
 from kamera.errors import CorruptChunk, PinsFull, RemoteUnavailable, StoreError
-from kamera.store import ChunkStore
+from kamera.store import ChunkStore, StoreAdmin
+from kamera.store.admin.pins import Pin
 from kamera.store.remote.pins import RemotePins
 from kamera.store.remote.tier import RemoteTier
-from kamera.store.upkeep.pins import Pin
 from lab.reliability.redis_server import RedisServer
 
-from .builders import CONTEXT, assert_same, canonical, patch
+from .builders import CONTEXT, assert_same, canonical, is_pinned, patch
 
 
 def bytes_of(store: ChunkStore) -> int:
@@ -35,15 +35,15 @@ def test_what_one_client_pinned_another_does_not_collect(two: tuple[ChunkStore, 
     one, other = two
     kept, gone = (one.put_canonical(canonical(c * 64)) for c in "ab")
     loose = one.put_patch(patch("b" * 64))
-    one.pin([kept])
-    assert other.pins.is_pinned(kept) and not other.pins.is_pinned(gone)
-    assert [pin.name for pin in other.pins.list()] == [kept]
-    done = other.gc(0)
+    StoreAdmin(one).pin([kept])
+    assert is_pinned(StoreAdmin(other).pins, kept) and not is_pinned(StoreAdmin(other).pins, gone)
+    assert [pin.name for pin in StoreAdmin(other).pins.list()] == [kept]
+    done = StoreAdmin(other).gc(0)
     assert {removed.key for removed in done.removed} == {gone, loose}
     assert [info.key for info in other.ls()] == [kept]
     assert (done.objects_before, done.objects_after, done.bytes_after) == (3, 1, bytes_of(other))
-    assert other.unpin([kept]) == 1 and other.unpin([kept]) == 0
-    assert [removed.key for removed in one.gc(0).removed] == [kept]
+    assert StoreAdmin(other).unpin([kept]) == 1 and StoreAdmin(other).unpin([kept]) == 0
+    assert [removed.key for removed in StoreAdmin(one).gc(0).removed] == [kept]
     assert other.ls() == [] and one.get_canonical(CONTEXT, "a" * 64) is None
 
 
@@ -52,9 +52,9 @@ def test_another_leaves_instead_of_what_is_pinned(two: tuple[ChunkStore, ChunkSt
     for name in "ab":
         one.put_canonical(canonical(name * 64))
     size = one.ls()[0].bytes
-    [first] = other.gc(size, dry_run=True).removed
-    one.pin([first.key])
-    [instead] = other.gc(size).removed
+    [first] = StoreAdmin(other).gc(size, dry_run=True).removed
+    StoreAdmin(one).pin([first.key])
+    [instead] = StoreAdmin(other).gc(size).removed
     assert instead.key != first.key and [info.key for info in other.ls()] == [first.key]
 
 
@@ -65,9 +65,9 @@ def test_a_pin_in_a_remote_is_over_after_its_time_for_everybody(server: RedisSer
         pins = RemotePins(remote_of(store)._blobs, lambda: now[0])
         pins.pin([(key, 10)], ttl=60)
         now[0] += 59.9
-        assert pins.list() == [Pin(key, 10, 1060.0)] and pins.is_pinned(key)
+        assert pins.list() == [Pin(key, 10, 1060.0)] and is_pinned(pins, key)
         now[0] += 0.2
-        assert pins.list() == [] and not pins.is_pinned(key) and pins.unpin([key]) == 0
+        assert pins.list() == [] and not is_pinned(pins, key) and pins.unpin([key]) == 0
         pins.pin([(key, 10)])
         now[0] += 1e9
         assert pins.list() == [Pin(key, 10, None)]
@@ -79,19 +79,19 @@ def test_the_cap_holds_for_every_client_and_a_refused_pin_changes_nothing(
     one, other = two
     a, b, c = (one.put_canonical(canonical(x * 64)) for x in "abc")
     size = one.ls()[0].bytes
-    assert one.pins.cap is None
-    one.pins.set_cap(2 * size)
-    assert other.pins.cap == 2 * size
-    other.pin([a], ttl=500)
-    before = other.pins.list()
+    assert StoreAdmin(one).pins.cap is None
+    StoreAdmin(one).pins.set_cap(2 * size)
+    assert StoreAdmin(other).pins.cap == 2 * size
+    StoreAdmin(other).pin([a], ttl=500)
+    before = StoreAdmin(other).pins.list()
     with pytest.raises(PinsFull, match=f"over the cap of {2 * size}"):
-        one.pin([b, c, a])
-    assert other.pins.list() == before  # the time of the one that was pinned is as before, too
-    one.pin([b])
-    other.pins.set_cap(None)
-    one.pin([c])
-    assert {pin.name for pin in other.pins.list()} == {a, b, c}
-    for wrong in (lambda: one.pin([a], ttl=0), lambda: one.pins.set_cap(-1)):
+        StoreAdmin(one).pin([b, c, a])
+    assert StoreAdmin(other).pins.list() == before  # the time of the one that was pinned is as before, too
+    StoreAdmin(one).pin([b])
+    StoreAdmin(other).pins.set_cap(None)
+    StoreAdmin(one).pin([c])
+    assert {pin.name for pin in StoreAdmin(other).pins.list()} == {a, b, c}
+    for wrong in (lambda: StoreAdmin(one).pin([a], ttl=0), lambda: StoreAdmin(one).pins.set_cap(-1)):
         with pytest.raises(ValueError):
             wrong()
 
@@ -100,10 +100,10 @@ def test_what_is_not_there_cannot_be_pinned(two: tuple[ChunkStore, ChunkStore]) 
     one, _ = two
     key = one.put_canonical(canonical())
     with pytest.raises(StoreError, match="nothing was pinned"):
-        one.pin([key, "0" * 64])
+        StoreAdmin(one).pin([key, "0" * 64])
     with pytest.raises(ValueError, match="no key"):
-        one.pin(["../x"])
-    assert one.pins.list() == []
+        StoreAdmin(one).pin(["../x"])
+    assert StoreAdmin(one).pins.list() == []
 
 
 def test_a_pin_that_came_too_late_is_told_and_let_go(
@@ -114,14 +114,14 @@ def test_a_pin_that_came_too_late_is_told_and_let_go(
     pin = RemotePins.pin
 
     def overtaken(self: RemotePins, *arguments: Any) -> None:
-        other.delete(key)
+        StoreAdmin(other).delete(key)
         pin(self, *arguments)
 
     with monkeypatch.context() as patched:
         patched.setattr(RemotePins, "pin", overtaken)
         with pytest.raises(StoreError, match="lost"):
-            one.pin([key])
-    assert one.pins.list() == []
+            StoreAdmin(one).pin([key])
+    assert StoreAdmin(one).pins.list() == []
 
 
 def test_a_pin_set_while_gc_is_at_work_is_honoured_by_the_next_batch(
@@ -135,22 +135,22 @@ def test_a_pin_set_while_gc_is_at_work_is_honoured_by_the_next_batch(
     def then_pinned(self: RemotePins) -> list[Pin]:
         found = names(self)
         monkeypatch.undo()
-        other.pin([key])
+        StoreAdmin(other).pin([key])
         return found
 
     monkeypatch.setattr(RemotePins, "list", then_pinned)
-    assert one.gc(0).removed == ()
+    assert StoreAdmin(one).gc(0).removed == ()
     assert len(one.ls()) == 2
 
 
 def test_a_pin_that_cannot_be_read_holds(server: RedisServer) -> None:
     with ChunkStore.open(server.url("timeout=10")) as store:
         key = store.put_canonical(canonical())
-        store.pin([key], ttl=0.001)
+        StoreAdmin(store).pin([key], ttl=0.001)
         [pin] = [k for k in server.client().keys("*/pins/*") if key in k.decode()]
         for damage in (b"", b"x y", b"10 nan", b"-1 5", b"\xff\xff"):
             server.client().set(pin, damage or b"\0")
-            assert store.gc(0).removed == () and store.pins.is_pinned(key)
+            assert StoreAdmin(store).gc(0).removed == () and is_pinned(StoreAdmin(store).pins, key)
 
 
 def test_in_memory_pins_are_this_processs_with_cap_and_time() -> None:
@@ -158,20 +158,20 @@ def test_in_memory_pins_are_this_processs_with_cap_and_time() -> None:
     with ChunkStore.open("memory://", memory_limit=6 * size) as store:
         a, b, c = (store.put_canonical(canonical(x * 64)) for x in "abc")
         stored = {info.key: info.bytes for info in store.ls()}
-        assert store.pins.cap == 3 * size
-        store.pin([a], ttl=500)
-        [pin] = store.pins.list()
+        assert StoreAdmin(store).pins.cap == 3 * size
+        StoreAdmin(store).pin([a], ttl=500)
+        [pin] = StoreAdmin(store).pins.list()
         assert (pin.name, pin.bytes) == (a, stored[a]) and pin.expires is not None
         assert 0 < pin.expires - time.time() <= 500
-        store.pins.set_cap(size)
+        StoreAdmin(store).pins.set_cap(size)
         with pytest.raises(PinsFull):
-            store.pin([b])
-        store.pins.set_cap(None)
-        store.pin([b])
+            StoreAdmin(store).pin([b])
+        StoreAdmin(store).pins.set_cap(None)
+        StoreAdmin(store).pin([b])
         with pytest.raises(StoreError, match="nothing was pinned"):
-            store.pin([c, "0" * 64])
-        assert [p.name for p in store.pins.list()] == sorted([a, b])
-        assert store.unpin([a, c]) == 1 and not store.pins.is_pinned(a)
+            StoreAdmin(store).pin([c, "0" * 64])
+        assert [p.name for p in StoreAdmin(store).pins.list()] == sorted([a, b])
+        assert StoreAdmin(store).unpin([a, c]) == 1 and not is_pinned(StoreAdmin(store).pins, a)
 
 
 # -- gc --------------------------------------------------------------------------------------------
@@ -184,16 +184,16 @@ def test_gc_reaches_the_budget_dry_and_for_real_and_a_cache_follows(far: str, tm
         store.put_patch(patch("e" * 64))  # its canonical is nowhere
         assert not store.flush(30).unsaved
         size = store.ls("canonical")[0].bytes
-        dry = store.gc(2 * size, dry_run=True)
+        dry = StoreAdmin(store).gc(2 * size, dry_run=True)
         assert len(store.ls()) == 5
-        done = store.gc(2 * size)
+        done = StoreAdmin(store).gc(2 * size)
         assert [r.key for r in done.removed] == [r.key for r in dry.removed] and len(done.removed) == 3
         assert (done.bytes_after, len(store.ls())) == (2 * size, 2)
         assert store._disk is not None and len(store._disk.names()) == 2
         for removed in done.removed:
             assert not list((tmp_path / "cache").rglob(f"{removed.key}*"))
         with pytest.raises(StoreError, match="keeps tenants apart"):
-            store.gc(0, every_tenant=True)
+            StoreAdmin(store).gc(0, every_tenant=True)
 
 
 def test_gc_of_a_dead_remote_is_an_error_and_removes_nothing(server: RedisServer) -> None:
@@ -203,11 +203,11 @@ def test_gc_of_a_dead_remote_is_an_error_and_removes_nothing(server: RedisServer
         server.pause()
         with ChunkStore.open(server.url("timeout=0.1&retries=0")) as hasty:  # it asks while nobody answers
             with pytest.raises(RemoteUnavailable):
-                hasty.gc(0)
+                StoreAdmin(hasty).gc(0)
             with pytest.raises(RemoteUnavailable):
-                hasty.pin([canonical().key])
+                StoreAdmin(hasty).pin([canonical().key])
         server.resume()
-        assert len(store.ls()) == 1 and store.pins.list() == []
+        assert len(store.ls()) == 1 and StoreAdmin(store).pins.list() == []
 
 
 # -- quarantine ------------------------------------------------------------------------------------
@@ -239,13 +239,16 @@ def test_a_copy_that_turns_out_sound_is_served_again(
             with pytest.raises(CorruptChunk):
                 store.get_canonical(CONTEXT, "c" * 64)
         assert store.get_canonical(CONTEXT, "c" * 64) is None
-        [copy] = store.quarantined()
+        [copy] = StoreAdmin(store).quarantine.copies()
         assert copy.name == key and copy.bytes > 0 and copy.file.startswith("remote/")
-        assert store.judge_quarantined(copy.file).sound and len(store.quarantined()) == 1
-        done = store.release_quarantined(copy.file)
+        assert (
+            StoreAdmin(store).quarantine.judge(copy.file).sound
+            and len(StoreAdmin(store).quarantine.copies()) == 1
+        )
+        done = StoreAdmin(store).quarantine.release(copy.file)
         assert done.released and done.reason == ""
         assert_same(store.get_canonical(CONTEXT, "c" * 64), canonical())
-        assert store.quarantined() == []
+        assert StoreAdmin(store).quarantine.copies() == []
 
 
 def test_a_copy_that_is_damaged_stays_and_says_why(folder: str, tmp_path: Path) -> None:
@@ -255,21 +258,25 @@ def test_a_copy_that_is_damaged_stays_and_says_why(folder: str, tmp_path: Path) 
     good = blob.read_bytes()
     blob.write_bytes(good[:-1] + bytes([good[-1] ^ 1]))
     with ChunkStore.open(folder) as store:
-        assert len(store.verify().quarantined) == 1
-        [copy] = store.quarantined()
-        done = store.release_quarantined(copy.file)
+        assert len(StoreAdmin(store).verify().quarantined) == 1
+        [copy] = StoreAdmin(store).quarantine.copies()
+        done = StoreAdmin(store).quarantine.release(copy.file)
         assert (done.released, done.sound) == (False, False) and "digest" in done.reason
-        assert store.quarantined() == [copy] and store.get_canonical(CONTEXT, "c" * 64) is None
+        assert (
+            StoreAdmin(store).quarantine.copies() == [copy] and store.get_canonical(CONTEXT, "c" * 64) is None
+        )
         [lying] = objects_of(tmp_path, "quarantine")
         lying.write_bytes(good)  # the medium was mended
         put = store.put_canonical(canonical(info={"newer": True}))
         assert put == key
-        kept = store.release_quarantined(copy.file)
+        kept = StoreAdmin(store).quarantine.release(copy.file)
         assert (kept.released, kept.sound) == (False, True) and "stands in its place" in kept.reason
         assert_same(store.get_canonical(CONTEXT, "c" * 64), canonical(info={"newer": True}))
         with pytest.raises(StoreError, match="no copy"):
-            store.release_quarantined("remote/../x")
-        assert store.drop_quarantined(copy.file) == 1 and store.quarantined() == []
+            StoreAdmin(store).quarantine.release("remote/../x")
+        assert (
+            StoreAdmin(store).quarantine.drop(copy.file) == 1 and StoreAdmin(store).quarantine.copies() == []
+        )
 
 
 def test_old_copies_of_a_remote_leave_with_gc_when_it_is_asked_to(folder: str, tmp_path: Path) -> None:
@@ -277,20 +284,27 @@ def test_old_copies_of_a_remote_leave_with_gc_when_it_is_asked_to(folder: str, t
         store.put_canonical(canonical())
         [blob] = objects_of(tmp_path)
         blob.write_bytes(b"damaged")
-        store.verify()
-        assert store.gc().quarantined == 0
-        assert store.gc(quarantine_age=3600).quarantined == 0
+        StoreAdmin(store).verify()
+        assert StoreAdmin(store).gc().quarantined == 0
+        assert StoreAdmin(store).gc(quarantine_age=3600).quarantined == 0
         time.sleep(0.01)
-        assert store.gc(quarantine_age=0, dry_run=True).quarantined == 1 == len(store.quarantined())
-        assert store.gc(quarantine_age=0).quarantined == 1 and store.quarantined() == []
+        assert (
+            StoreAdmin(store).gc(quarantine_age=0, dry_run=True).quarantined
+            == 1
+            == len(StoreAdmin(store).quarantine.copies())
+        )
+        assert (
+            StoreAdmin(store).gc(quarantine_age=0).quarantined == 1
+            and StoreAdmin(store).quarantine.copies() == []
+        )
 
 
 def test_tenants_keep_their_pins_apart(far: str) -> None:
     with ChunkStore.open(far, tenant="me") as mine, ChunkStore.open(far, tenant="you") as yours:
         record = canonical(context=replace(CONTEXT, tenant="me"))
         key = mine.put_canonical(record)
-        mine.pin([key])
-        assert yours.pins.list() == [] and yours.unpin([key]) == 0
+        StoreAdmin(mine).pin([key])
+        assert StoreAdmin(yours).pins.list() == [] and StoreAdmin(yours).unpin([key]) == 0
         with pytest.raises(StoreError):
-            yours.pin([key])
-        assert mine.pins.is_pinned(key)
+            StoreAdmin(yours).pin([key])
+        assert is_pinned(StoreAdmin(mine).pins, key)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kamera.errors import RemoteUnavailable
-from kamera.store import ChunkStore
+from kamera.store import ChunkStore, StoreAdmin
 from lab.reliability.s3_server import S3Server
 
 from .builders import CONTEXT, canonical
@@ -28,6 +28,6 @@ def test_an_object_store_that_is_switched_off_makes_misses_and_what_is_put_waits
         store.put_canonical(canonical("c"))
         assert store.flush(0.05).unsaved == (canonical("c").key,)
         with pytest.raises(RemoteUnavailable):
-            store.reach()
-        stats = store.stats().remote
+            StoreAdmin(store).objects.reach()
+        stats = StoreAdmin(store).stats().remote
         assert stats is not None and stats.reads == "open" and stats.failures >= 3

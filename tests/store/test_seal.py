@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kamera.errors import CorruptChunk, ForeignObject, StoreError, StoreVersionError, WrongKey
-from kamera.store import ChunkStore
+from kamera.store import ChunkStore, StoreAdmin
 from kamera.store.disk.tier import DiskTier
 from kamera.store.format import encode
 from kamera.store.seal.codec import Sealed
@@ -71,7 +71,7 @@ def test_what_was_put_is_there_after_reopening_and_after_a_lost_index(root: Path
         assert_same(store.get_patch(ACME, CHUNK, ("x", "y")), patch(context=ACME, formed="survivor"))
         assert store.ls() == before
         assert store.contexts_of(CHUNK) == [ACME]
-        assert store.verify().ok == 2
+        assert StoreAdmin(store).verify().ok == 2
 
 
 @CODECS
@@ -166,7 +166,7 @@ def test_another_key_is_refused_by_name_and_the_object_stays(root: Path) -> None
         for _ in range(2):
             with pytest.raises(WrongKey, match="keys="):
                 store.get_canonical(ACME, CHUNK)
-        report = store.verify()
+        report = StoreAdmin(store).verify()
         assert (report.ok, report.quarantined, len(report.refused)) == (0, (), 1)
         assert store.put_canonical(canonical(context=ACME)) == name  # it may be sound: left alone
     with opened(root, OLD) as store:
@@ -262,7 +262,7 @@ def test_secrets_and_keys_that_cannot_be_used_are_refused_without_being_shown(
 
 def test_neither_codec_nor_store_shows_a_secret_or_a_key(root: Path) -> None:
     with opened(root, OLD) as store:
-        shown = f"{store!r} {SEALED!r} {ENCRYPTED!r} {store.stats()}"
+        shown = f"{store!r} {SEALED!r} {ENCRYPTED!r} {StoreAdmin(store).stats()}"
     hidden = [SECRET, SEALED.root, OLD, *ENCRYPTED.keys.values()]
     assert not any(repr(value)[2:-1] in shown or value.hex() in shown for value in hidden)
 
@@ -286,13 +286,13 @@ def test_rotation_brings_every_object_under_the_first_key(root: Path) -> None:
         before = store.ls()
     with opened(root, NEW, OLD) as store:
         store.put_canonical(canonical("d" * 64, ACME))
-        done = store.rotate()
+        done = StoreAdmin(store).rotate()
         assert (done.rewritten, done.current, done.refused) == (4, 1, ())
         assert store.ls()[:4] == before
     with opened(root, NEW) as store:
-        assert store.verify().ok == 5
+        assert StoreAdmin(store).verify().ok == 5
         assert_same(store.get_canonical(ACME, CHUNK), canonical(context=ACME))
-        assert (store.rotate().rewritten, store.rotate().current) == (0, 5)
+        assert (StoreAdmin(store).rotate().rewritten, StoreAdmin(store).rotate().current) == (0, 5)
 
 
 def test_a_rotation_that_is_interrupted_loses_nothing_and_goes_on(
@@ -312,12 +312,12 @@ def test_a_rotation_that_is_interrupted_loses_nothing_and_goes_on(
     with opened(root, NEW, OLD) as store:
         monkeypatch.setattr(DiskTier, "exchange", dies)
         with pytest.raises(KeyboardInterrupt):
-            store.rotate()
+            StoreAdmin(store).rotate()
         monkeypatch.undo()
-        assert store.verify().ok == 5
-        assert (store.rotate().rewritten, store.verify().ok) == (3, 5)
+        assert StoreAdmin(store).verify().ok == 5
+        assert (StoreAdmin(store).rotate().rewritten, StoreAdmin(store).verify().ok) == (3, 5)
     with opened(root, NEW) as store:
-        assert store.verify().ok == 5
+        assert StoreAdmin(store).verify().ok == 5
 
 
 def test_a_patch_written_during_a_rotation_is_not_overwritten(
@@ -335,7 +335,7 @@ def test_a_patch_written_during_a_rotation_is_not_overwritten(
             return data
 
         monkeypatch.setattr(Encrypted, "renewed", overtaken)
-        done = store.rotate()
+        done = StoreAdmin(store).rotate()
         assert (done.rewritten, done.current) == (0, 1)
         assert_same(store.get_patch(ACME, CHUNK, ("x", "y")), patch(context=ACME, rank=3))
 
@@ -345,11 +345,11 @@ def test_a_rotation_says_which_objects_still_need_another_key(root: Path) -> Non
         stray = store.put_canonical(canonical(context=ACME))
     with opened(root, NEW, OLD) as store:
         store.put_patch(patch(context=ACME))
-        done = store.rotate()
+        done = StoreAdmin(store).rotate()
         assert (done.rewritten, done.current, len(done.refused)) == (0, 1, 1)
         assert stray in done.refused[0] and stray in objects_of(root)
     with opened(root, NEW, STRAY) as store:
-        done = store.rotate()
+        done = StoreAdmin(store).rotate()
         assert (done.rewritten, done.refused) == (1, ())
 
 
@@ -360,11 +360,11 @@ def test_a_damaged_object_under_an_old_key_is_set_aside_by_a_rotation(root: Path
     path = objects_of(root)[bad]
     path.write_bytes(path.read_bytes()[:-1] + b"?")
     with opened(root, NEW, OLD) as store:
-        done = store.rotate()
+        done = StoreAdmin(store).rotate()
         assert (done.rewritten, len(done.refused)) == (2, 1)
-        assert bad not in objects_of(root) and len(store.quarantined()) == 1
+        assert bad not in objects_of(root) and len(StoreAdmin(store).quarantine.copies()) == 1
 
 
 def test_only_an_encrypted_store_has_keys_to_rotate(root: Path) -> None:
     with opened(root) as store, pytest.raises(StoreError, match="keys="):
-        store.rotate()
+        StoreAdmin(store).rotate()

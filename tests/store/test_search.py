@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kamera.errors import IncompatibleChunk, StoreError, UnknownChunk
-from kamera.store import CanonicalRecord, ChunkStore, Context
+from kamera.store import CanonicalRecord, ChunkStore, Context, StoreAdmin
 from kamera.store.search.embedding import mean_features, pack, unpack
 from tests.store.builders import CONTEXT, canonical, patch
 
@@ -151,26 +151,27 @@ def test_near_duplicates_are_the_pairs_a_scan_finds_the_older_first(tmp_path):
     with ChunkStore.open(tmp_path) as store:
         for record in records:
             store.put_canonical(record)
-        found = {(p.chunk_id, p.other): p.score for p in store.near_duplicates(CONTEXT, 0.98)}
+        found = {(p.chunk_id, p.other): p.score for p in StoreAdmin(store).near_duplicates(CONTEXT, 0.98)}
         vectors = reference(records)
         matrix = np.stack(list(vectors.values()))
         ids, cosines = list(vectors), matrix @ matrix.T
         sure = {(ids[i], ids[j]) for i, j in zip(*np.where(np.triu(cosines, 1) > 0.981), strict=True)}
         possible = {(ids[i], ids[j]) for i, j in zip(*np.where(np.triu(cosines, 1) > 0.979), strict=True)}
         assert sure <= found.keys() <= possible and len(sure) >= 5
-        scores = [pair.score for pair in store.near_duplicates(CONTEXT, 0.98)]
+        scores = [pair.score for pair in StoreAdmin(store).near_duplicates(CONTEXT, 0.98)]
         assert scores == sorted(scores, reverse=True)
         # one of a pair goes: the pair goes
-        store.delete(records[0].key)
+        StoreAdmin(store).delete(records[0].key)
         assert all(
-            records[0].chunk_id not in (p.chunk_id, p.other) for p in store.near_duplicates(CONTEXT, 0.5)
+            records[0].chunk_id not in (p.chunk_id, p.other)
+            for p in StoreAdmin(store).near_duplicates(CONTEXT, 0.5)
         )
 
 
 def test_an_empty_store_has_no_hits_and_no_duplicates(tmp_path):
     with ChunkStore.open(tmp_path) as store:
         assert store.search([1.0, 0.0], context=CONTEXT) == []
-        assert store.near_duplicates(CONTEXT) == []
+        assert StoreAdmin(store).near_duplicates(CONTEXT) == []
 
 
 # -- refusals --------------------------------------------------------------------------------------
@@ -194,7 +195,7 @@ def test_wrong_questions_are_refused_by_name(tmp_path):
         refused(lambda: ask(np.ones(3), context=CONTEXT), ValueError, "width 8")
         refused(lambda: ask({"a": 1}, context=CONTEXT), ValueError, "dict is no query")
         refused(lambda: ask(np.ones(WIDTH), 0, context=CONTEXT), ValueError, "k 0")
-        refused(lambda: store.near_duplicates(CONTEXT, 1.5), ValueError, "1.5")
+        refused(lambda: StoreAdmin(store).near_duplicates(CONTEXT, 1.5), ValueError, "1.5")
         foreign = Context(CONTEXT.fingerprint, CONTEXT.anchor, "acme")
         refused(lambda: ask(np.ones(WIDTH), context=foreign), IncompatibleChunk, "acme")
         assert_as_reference(store, records)
@@ -229,7 +230,7 @@ def test_after_any_puts_deletes_and_reopens_search_equals_a_scan(steps):
         for step, seed in steps:
             where = elsewhere if step == "elsewhere" else store
             if step == "delete" or (step == "elsewhere" and seed in held):
-                assert where.delete(picture(seed).key) == (held.pop(seed, None) is not None)
+                assert StoreAdmin(where).delete(picture(seed).key) == (held.pop(seed, None) is not None)
             elif step in ("put", "elsewhere"):
                 held[seed] = picture(seed)
                 where.put_canonical(held[seed])
@@ -273,7 +274,7 @@ def test_a_deleted_chunks_embedding_is_nowhere_on_the_disk(tmp_path):
         assert any(key in f.read_bytes() for f in (tmp_path / "search").iterdir())
         row = store._search._vectors.get(records[1].key)
         assert row is not None and row.chunk_id == chunk
-        store.delete(records[1].key)
+        StoreAdmin(store).delete(records[1].key)
         assert not any(key in f.read_bytes() for f in (tmp_path / "search").iterdir())
     assert not any(key in f.read_bytes() for f in (tmp_path / "search").iterdir())
 
@@ -298,7 +299,7 @@ def test_an_encrypted_store_shows_nothing_of_an_embedding_and_searches_all_the_s
     assert not any(row in whole or row[60:] in whole for row in rows)
     assert not any(record.chunk_id.encode() in whole for record in records)
     with ChunkStore.open(tmp_path / "sealed", tenant="acme", **options) as store:
-        assert store.verify().embeddings == ()  # the rows are readable, none was made anew
+        assert StoreAdmin(store).verify().embeddings == ()  # the rows are readable, none was made anew
         assert_as_reference(store, records, context)
 
 
@@ -321,4 +322,4 @@ def test_patches_have_no_rows(tmp_path):
     with ChunkStore.open(tmp_path) as store:
         key = store.put_patch(patch())
         assert store._search._vectors.get(key) is None and not list(store.search([1.0], context=CONTEXT))
-        assert store.delete(key)
+        assert StoreAdmin(store).delete(key)

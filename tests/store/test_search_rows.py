@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kamera.store import ChunkStore
+from kamera.store import ChunkStore, StoreAdmin
 from tests.store.builders import CONTEXT
 from tests.store.test_search import WIDTH, assert_as_reference, filled, folder, picture, rows_file
 
@@ -58,7 +58,7 @@ def test_a_stale_rows_file_is_brought_up_to_date(tmp_path):
     records = filled(tmp_path)
     old = rows_file(tmp_path).read_bytes()
     with ChunkStore.open(tmp_path) as store:
-        store.delete(records[0].key)
+        StoreAdmin(store).delete(records[0].key)
         store.put_canonical(picture(20))
     rows_file(tmp_path).write_bytes(old)
     with ChunkStore.open(tmp_path) as store:
@@ -80,17 +80,17 @@ def test_rows_lost_while_two_stores_are_open_are_made_anew_by_both(tmp_path):
 def test_verify_mends_the_rows_and_says_so(tmp_path):
     records = filled(tmp_path)
     with ChunkStore.open(tmp_path) as store:
-        assert store.verify().embeddings == ()
+        assert StoreAdmin(store).verify().embeddings == ()
         vectors = store._search._vectors
         vectors.drop([records[0].key])
         vectors.put("elsewhere", "no name", "x", None)
-        told = store.verify().embeddings
+        told = StoreAdmin(store).verify().embeddings
         assert len(told) == 1 and "1 made anew" in told[0]
-        assert store.verify().embeddings == ()
+        assert StoreAdmin(store).verify().embeddings == ()
         assert_as_reference(store, records)
     rows_file(tmp_path).write_bytes(b"SQLite format 3\0" + bytes(5000))
     with ChunkStore.open(tmp_path) as store:
-        assert "6 made anew" in store.verify().embeddings[0]
+        assert "6 made anew" in StoreAdmin(store).verify().embeddings[0]
         assert_as_reference(store, records)
 
 
@@ -135,7 +135,7 @@ def test_two_processes_see_each_others_puts_and_deletes_at_once(tmp_path):
             there("put 4 5 6")
             there("delete 0 5")
             assert_as_reference(here, [picture(seed) for seed in (1, 2, 3, 4, 6)])
-            here.delete(picture(4).key)
+            StoreAdmin(here).delete(picture(4).key)
             here.put_canonical(picture(7))
             there("search 1 2 3 6 7")
             there("delete 1 2 3 6 7")

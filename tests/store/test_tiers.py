@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from kamera.errors import CorruptChunk, PinsFull, RemoteUnavailable, StoreError
-from kamera.store import ChunkStore
+from kamera.store import ChunkStore, StoreAdmin
 from kamera.store.disk.tier import DiskTier
 from kamera.store.flights import Flights
 from kamera.store.remote.redis import RedisBlobs
@@ -56,11 +56,11 @@ def test_what_the_remote_has_is_kept_nearer(opened: Callable[..., ChunkStore], t
         assert_same(store.get_canonical(CONTEXT, CHUNK), canonical())
         assert_same(store.get_patch(CONTEXT, CHUNK, ("x", "y")), patch())
         assert not store.flush(0).unsaved  # what came from there need not go there
-        assert store.stats().remote.stored == 0  # type: ignore[union-attr]
+        assert StoreAdmin(store).stats().remote.stored == 0  # type: ignore[union-attr]
     assert (tmp_path / "two" / FILE).read_bytes() == (tmp_path / "one" / FILE).read_bytes()
     with opened("two") as store:
         assert_same(store.get_canonical(CONTEXT, CHUNK), canonical())
-        assert store.stats().remote.calls == 0  # type: ignore[union-attr]
+        assert StoreAdmin(store).stats().remote.calls == 0  # type: ignore[union-attr]
 
 
 def test_many_who_want_one_object_fetch_it_once(
@@ -100,7 +100,7 @@ def test_a_damaged_file_is_healed_from_the_remote(opened: Callable[..., ChunkSto
     path.write_bytes(path.read_bytes()[:-1])
     with opened() as store:
         assert_same(store.get_canonical(CONTEXT, CHUNK), canonical())
-        assert len(store.quarantined()) == 1
+        assert len(StoreAdmin(store).quarantine.copies()) == 1
         assert_same(store.get_canonical(CONTEXT, CHUNK), canonical())
 
 
@@ -143,7 +143,7 @@ def test_a_listing_is_of_both_without_repetition(opened: Callable[..., ChunkStor
         store.put_canonical(canonical("d"))
         assert [i.chunk_id for i in store.ls()] == ["a", "b", "d"]
         assert [i.chunk_id for i in store.ls(limit=1, offset=1)] == ["b"]
-        assert store.census().chunks == 3
+        assert StoreAdmin(store).census().chunks == 3
 
 
 # -- write back ------------------------------------------------------------------------------------
@@ -157,7 +157,7 @@ def test_a_put_is_on_the_disk_when_it_returns_and_in_the_remote_soon(
     store.put_canonical(canonical())
     assert (tmp_path / "cache" / FILE).exists()
     assert store.flush(0.05).unsaved == (KEY,)
-    assert store.stats().remote.pending == 1  # type: ignore[union-attr]
+    assert StoreAdmin(store).stats().remote.pending == 1  # type: ignore[union-attr]
     server.resume()
     assert not store.flush(30).unsaved
     with ChunkStore.open(server.url(QUICK)) as other:
@@ -188,13 +188,13 @@ def test_what_a_killed_process_had_acknowledged_is_uploaded_by_the_next(
     server.start()
     with ChunkStore.open(url, cache=cache) as store:
         assert not store.flush(30).unsaved
-        assert store.stats().remote.stored == 3  # type: ignore[union-attr]
+        assert StoreAdmin(store).stats().remote.stored == 3  # type: ignore[union-attr]
     with ChunkStore.open(url) as other:
         for name in "abc":
             assert_same(other.get_canonical(CONTEXT, name), canonical(name))
     with ChunkStore.open(url, cache=cache) as store:
         assert store.flush(0).unsaved == ()
-        assert store.stats().remote.stored == 0  # type: ignore[union-attr]
+        assert StoreAdmin(store).stats().remote.stored == 0  # type: ignore[union-attr]
 
 
 def test_a_sealed_tenants_cache_is_uploaded_sealed_by_the_next_who_opens_it(
@@ -207,7 +207,7 @@ def test_a_sealed_tenants_cache_is_uploaded_sealed_by_the_next_who_opens_it(
     server.start()
     with opened(**sealed) as store:
         assert not store.flush(30).unsaved
-        assert store.stats().remote.stored == 1  # type: ignore[union-attr]
+        assert StoreAdmin(store).stats().remote.stored == 1  # type: ignore[union-attr]
     [key] = server.client().keys("*")
     assert canonical(context=context).key.encode() not in key
     with ChunkStore.open(server.url(QUICK), **sealed) as other:  # type: ignore[arg-type]
@@ -280,7 +280,7 @@ def test_what_is_deleted_while_it_waits_does_not_come_back(
     deadline = time.monotonic() + 30
     while time.monotonic() < deadline:  # until writes are tried again
         with contextlib.suppress(RemoteUnavailable):
-            assert store.delete(KEY)
+            assert StoreAdmin(store).delete(KEY)
             break
         time.sleep(0.02)
     assert store.flush(30).unsaved == ()
@@ -297,7 +297,7 @@ def test_a_delete_that_the_remote_does_not_confirm_removes_nothing(
     assert not store.flush(30).unsaved
     server.kill()
     with pytest.raises(RemoteUnavailable):
-        store.delete(KEY)
+        StoreAdmin(store).delete(KEY)
     assert_same(store.get_canonical(CONTEXT, CHUNK), canonical())
 
 
@@ -308,7 +308,7 @@ def test_collecting_leaves_alone_what_the_remote_does_not_have(
     server.kill()
     store.put_canonical(canonical())
     with pytest.raises(RemoteUnavailable):
-        store.gc(0)
+        StoreAdmin(store).gc(0)
     assert store.get_canonical(CONTEXT, CHUNK) is not None
 
 
@@ -362,7 +362,7 @@ def test_what_is_pinned_never_leaves_the_cache(
 ) -> None:
     with opened(disk_limit=1, memory_limit=0) as store:
         key = store.put_canonical(canonical("a"))
-        store.pin([key])
+        StoreAdmin(store).pin([key])
         assert store.get_canonical(CONTEXT, "a") is not None  # it may have been let go before it was pinned
         server.pause()
         store.put_canonical(canonical("b"))

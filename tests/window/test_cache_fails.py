@@ -13,6 +13,7 @@ import torch
 
 from kamera import ChunkStore, KameraWindow, ReusePolicy
 from kamera.errors import NotKept, StoreClosed, StoreError, UnknownChunk
+from kamera.store import StoreAdmin
 from tests.models import samples
 from tests.window.rig import FULL_RANK, QUESTION, Prefilled, guarantees, make, relative, rig
 
@@ -216,9 +217,9 @@ def test_a_closed_store_says_so_by_name(tmp_path, pieces):
         calls = (
             lambda s=store, w=window: s.get_canonical(w._server.context, chunks[0].id),
             lambda s=store: s.ls(),
-            lambda s=store: s.stats(),
-            lambda s=store: s.verify(),
-            lambda s=store: s.delete("0" * 64),
+            lambda s=store: StoreAdmin(s).stats(),
+            lambda s=store: StoreAdmin(s).verify(),
+            lambda s=store: StoreAdmin(s).delete("0" * 64),
             lambda s=store: s.flush(),
             lambda s=store: s.contexts_of(chunks[0].id),
             lambda s=store: KameraWindow(backbone, s, [5], policy=ReusePolicy(certified=True)),

@@ -10,6 +10,7 @@ import torch
 
 from kamera import Backbone, Certificate, ChunkStore, KameraWindow, ReusePolicy
 from kamera.errors import CertificateMismatch, InvalidCertificate, UncertifiedBackbone
+from kamera.store import StoreAdmin
 from kamera.window.certificate import library_versions
 from kamera.window.certified import home
 from kamera.window.policy import certified_by_default
@@ -151,7 +152,7 @@ def test_a_certificate_beside_the_store_is_found(pieces, tmp_path):
     held.write(tmp_path / "store" / "certificates")
     with ChunkStore.open(tmp_path / "store") as store:
         assert make(backbone, store, a, b, policy=CERTIFIED).certificate == held
-        assert store.verify().quarantined == ()
+        assert StoreAdmin(store).verify().quarantined == ()
 
 
 def test_a_probe_that_found_harm_outweighs_one_that_did_not(pieces, folder):

@@ -10,6 +10,7 @@ import pytest
 
 from kamera import ChunkStore
 from kamera.ops import LowRank, Patch
+from kamera.store import StoreAdmin
 
 from .rig import Snapshot, make, rig
 
@@ -22,7 +23,7 @@ def files(store: ChunkStore) -> list[Path]:
 
 def delete_all(store: ChunkStore) -> None:
     for info in store.ls():
-        assert store.delete(info.key)
+        assert StoreAdmin(store).delete(info.key)
 
 
 def overwrite_in_place(store: ChunkStore) -> None:
@@ -36,7 +37,7 @@ def overwrite_in_place(store: ChunkStore) -> None:
 
 def set_aside(store: ChunkStore) -> None:
     overwrite_in_place(store)
-    assert len(store.verify().quarantined) > 2
+    assert len(StoreAdmin(store).verify().quarantined) > 2
 
 
 def replace_patches(store: ChunkStore) -> None:

@@ -108,7 +108,7 @@ def test_a_look_up_waits_for_the_patch_under_way(pieces, gated, monkeypatch):
     window, gate = gated
     window.append(c)
     window.evict(2)
-    assert not window.store.has_patch(window._server.context, c.id, [s.chunk_id for s in window.slots])
+    assert not window.store.has(window._server.context, c.id, [s.chunk_id for s in window.slots])
     settle, waited = gate.forming.settle, []
 
     def settling(chunk_id: str) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kamera import ChunkStore, KameraWindow, ReusePolicy
-from kamera.store import patch_key
+from kamera.store import StoreAdmin, patch_key
 from tests.backbones.compare import worst
 from tests.models import samples
 from tests.window.rig import FULL_RANK, guarantees, live, make, rig, watching
@@ -154,7 +154,7 @@ def test_forgetting_takes_what_survivors_passed_on(pieces, which):
     window = slid(backbone, None, a, b)
     window.append(c)
     assert len(patches_of(window, c)) == 1
-    window.store.forget(a.id if which == "what left" else b.id)
+    StoreAdmin(window.store).forget(a.id if which == "what left" else b.id)
     assert patches_of(window, c) == []
 
 
@@ -163,7 +163,7 @@ def test_a_bundle_of_chunks_has_no_patch_behind_survivors(pieces, tmp_path):
     backbone, a, b, c, _, _ = pieces
     window = slid(backbone, None, a, b)
     window.append(c)
-    window.store.export_bundle(tmp_path / "b.kamera", [b.id, c.id])
+    StoreAdmin(window.store).export_bundle(tmp_path / "b.kamera", [b.id, c.id])
     other = ChunkStore.open("memory://")
-    other.import_bundle(tmp_path / "b.kamera")
+    StoreAdmin(other).import_bundle(tmp_path / "b.kamera")
     assert {i.kind for i in other.ls()} == {"canonical"}

@@ -11,6 +11,7 @@ from PIL import Image
 
 from kamera import Backbone, ChunkStore, KameraWindow, ReusePolicy, testbed
 from kamera.errors import IncompatibleChunk, UnknownChunk
+from kamera.store import StoreAdmin
 from tests.models import processors, samples, tiny
 from tests.window.rig import Snapshot, inventory, make, pictures, watching
 
@@ -158,7 +159,7 @@ def test_append_names_a_look_alike_when_it_is_asked_to_and_still_serves_what_it_
     assert window.append(recompressed(painted(0), 70)).notes == ()
     assert window.append(painted(50), near_duplicate=0.9999).notes == ()
     assert window.append("words", near_duplicate=0.0).notes == ()
-    pairs = window.store.near_duplicates(window._server.context, 0.99)
+    pairs = StoreAdmin(window.store).near_duplicates(window._server.context, 0.99)
     assert (seen[0], told.slot.chunk_id) in {(pair.chunk_id, pair.other) for pair in pairs}
 
 

@@ -69,7 +69,7 @@ def test_attributes_cannot_be_set(window, name):
 
 
 def test_the_context_says_what_chunks_are_stored_under(window):
-    info = window.store.canonical_info(window.context, window[0].chunk_id)
+    info = window.store.info(window.context, window[0].chunk_id)
     assert info.tokens == window[0].length
     assert window.context.fingerprint == window.backbone.fingerprint
 

@@ -9,6 +9,7 @@ import torch
 
 from kamera import ChunkStore, KameraWindow, ReusePolicy
 from kamera.ops import apply_patch, form_patch, uniform_offset
+from kamera.store import StoreAdmin
 from kamera.store.keys import chunk_of
 from kamera.window.envelope import divergence
 from kamera.window.orbit import balanced, how_many, orderings
@@ -228,7 +229,7 @@ def test_a_better_patch_is_never_replaced_by_one_formed_behind_survivors(pieces)
     store = make(backbone, None, b, c).store
     window = make(backbone, store, a, b)
     window.slide()
-    store.delete(next(i.key for i in store.ls("canonical") if i.chunk_id == c.id))
+    StoreAdmin(store).delete(next(i.key for i in store.ls("canonical") if i.chunk_id == c.id))
     window.append(c)  # new to the store: a forward behind a survivor
     (info,) = [i for i in store.ls("exact") if i.chunk_id == c.id and i.antecedents == (b.id,)]
     assert info.formed == "exact"

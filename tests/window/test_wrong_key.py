@@ -7,7 +7,7 @@ import logging
 import pytest
 
 from kamera.errors import WrongKey
-from kamera.store import ChunkStore
+from kamera.store import ChunkStore, StoreAdmin
 from tests.backbones.compare import relative
 from tests.window.rig import QUESTION, make, rig
 
@@ -34,6 +34,6 @@ def test_answers_are_those_of_a_prefill_and_the_objects_stay(tmp_path, caplog):
     canonicals = {path for path, data in held.items() if path.read_bytes() == data}
     assert len(canonicals) >= len(chunks)  # a patch may have been formed anew
     with ChunkStore.open(tmp_path / "s", secret=SECRET, keys=[KEY, STRAY]) as store:
-        assert store.verify().refused == ()
+        assert StoreAdmin(store).verify().refused == ()
         window = make(backbone, store, *chunks)
         assert relative(window.next_token_logits(QUESTION), reference) <= 1e-4

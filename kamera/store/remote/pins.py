@@ -15,11 +15,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from math import inf, isfinite
 
 from kamera.errors import CorruptChunk, PinsFull, RemoteUnavailable
+from kamera.store.admin.pins import NO_HOMES, Pin, check_cap, check_ttl, over_cap
 from kamera.store.keys import is_key
 from kamera.store.remote.blobs import PINS, Head
 from kamera.store.remote.guard import Guard
 from kamera.store.remote.listing import Listing
-from kamera.store.upkeep.pins import NO_HOMES, Pin, check_cap, check_ttl, over_cap
 
 logger = logging.getLogger(__name__)
 
@@ -75,10 +75,6 @@ class RemotePins:
     def discard(self, names: Sequence[str]) -> None:
         """Let objects go that are no more."""
         self._blobs.discard([PINS + name for name in names])
-
-    def is_pinned(self, name: str) -> bool:
-        """See `PinBook`."""
-        return bool(self.pinned([name]))
 
     def pinned(self, names: Sequence[str]) -> set[str]:
         """Those of ``names`` that are pinned now, by one look at their pins."""

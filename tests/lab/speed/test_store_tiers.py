@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from kamera import ChunkStore
+from kamera.store import StoreAdmin
 from lab.speed.lookups import CONTEXT, antecedents, chunk_id, fill, lookups
 from lab.speed.lookups import records as made
 from lab.speed.store import goals, run
@@ -33,7 +34,7 @@ def test_a_store_filled_in_bulk_is_one_that_puts_made(tmp_path):
         expected = [(i.key, i.kind, i.tokens) for i in store.ls()]
     with ChunkStore.open(tmp_path / "bulk") as store:
         assert sorted((i.key, i.kind, i.tokens) for i in store.ls()) == sorted(expected)
-        report = store.verify()
+        report = StoreAdmin(store).verify()
         assert (report.ok, report.quarantined, report.refused) == (len(expected), (), ())
         assert store.get_patch(CONTEXT, chunk_id(20), antecedents(20)) is not None
 

@@ -21,10 +21,10 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
+from kamera.store.admin.pins import Pins
 from kamera.store.disk.index import Weighed, decayed
 from kamera.store.disk.tier import DiskTier
 from kamera.store.info import Collected, Removed
-from kamera.store.upkeep.pins import Pins
 
 CANONICAL_COST = 1.5
 """Forwards of the language model per token that a canonical saves; the vision tower counts as half."""

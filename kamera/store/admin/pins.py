@@ -52,10 +52,6 @@ class PinBook(Protocol):
         """Let objects go; how many of them were pinned."""
         ...
 
-    def is_pinned(self, name: str) -> bool:
-        """Whether ``name`` is pinned now."""
-        ...
-
     def list(self) -> list[Pin]:
         """All pins that hold now, by name."""
         ...
@@ -125,11 +121,6 @@ class Pins:
             gone = [said["pins"].pop(name, None) for name in wanted]
             self._purge(said["pins"])
         return len(gone) - gone.count(None)
-
-    def is_pinned(self, name: str) -> bool:
-        """Whether ``name`` is pinned now."""
-        pin = self._keep.read()["pins"].get(name)
-        return pin is not None and self._holds(pin[1])
 
     def list(self) -> list[Pin]:
         """All pins that hold now, by name."""

@@ -9,11 +9,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
+from kamera.store.admin.gc import Victim, choose, value
 from kamera.store.disk.index import Weighed
 from kamera.store.info import Collected, ObjectInfo, Removed
 from kamera.store.remote import RemoteTier
 from kamera.store.tiers import Tiers
-from kamera.store.upkeep.gc import Victim, choose, value
 
 BATCH = 256
 """Objects that leave at a time, in one round trip where the service can."""

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING
 
 from kamera.errors import CorruptChunk, StoreVersionError, UnknownChunk, WrongKey
 from kamera.store import format as object_format
+from kamera.store.admin.archive import CERTIFICATE, OBJECT, Archive, Unfit, new_file, opened, written
 from kamera.store.info import ObjectInfo
 from kamera.store.records import CanonicalRecord, PatchRecord
-from kamera.store.upkeep.archive import CERTIFICATE, OBJECT, Archive, Unfit, new_file, opened, written
 
 if TYPE_CHECKING:
     from kamera.store.store import ChunkStore
@@ -62,7 +62,7 @@ def export_bundle(
     certificates: bool,
     progress: Progress,
 ) -> Exported:
-    """`ChunkStore.export_bundle`."""
+    """`StoreAdmin.export_bundle`."""
     chosen = _chosen(store, chunks)
     refused: list[str] = []
     counts: Counter[str] = Counter()
@@ -96,7 +96,7 @@ def export_bundle(
 def import_bundle(
     store: ChunkStore, path: str | os.PathLike[str], certificates: bool, progress: Progress
 ) -> Imported:
-    """`ChunkStore.import_bundle`."""
+    """`StoreAdmin.import_bundle`."""
     counts: Counter[str] = Counter()
     with opened(Path(path)) as bundle:
         refused = dict(bundle.refused)
@@ -154,11 +154,11 @@ def _put(store: ChunkStore, record: CanonicalRecord | PatchRecord) -> str:
     """What to count: an object that is here is never replaced by one from outside."""
     record = _of_tenant(record, store.tenant)
     if isinstance(record, CanonicalRecord):
-        if store.has_canonical(record.context, record.chunk_id):
+        if store.has(record.context, record.chunk_id):
             return "present"
         store.put_canonical(record)
     else:
-        if store.has_patch(record.context, record.chunk_id, record.antecedents, record.kind):
+        if store.has(record.context, record.chunk_id, record.antecedents, record.kind):
             return "present"
         store.put_patch(record)
     return _plural(record)

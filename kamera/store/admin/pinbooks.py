@@ -7,9 +7,9 @@ import time
 from collections.abc import Iterable, Mapping
 
 from kamera.errors import StoreError
+from kamera.store.admin.pins import NO_HOMES, Pin, PinBook, Pins, check_cap, check_ttl, over_cap
 from kamera.store.memory import MemoryTier
 from kamera.store.tiers import Tiers
-from kamera.store.upkeep.pins import NO_HOMES, Pin, PinBook, Pins, check_cap, check_ttl, over_cap
 
 
 def book_of(tiers: Tiers) -> PinBook:
@@ -46,10 +46,6 @@ class MemoryPins:
     def unpin(self, names: Iterable[str]) -> int:
         """See `PinBook`."""
         return sum(self._memory.unpin(name) for name in names)
-
-    def is_pinned(self, name: str) -> bool:
-        """See `PinBook`."""
-        return any(pin.name == name for pin in self.list())
 
     def list(self) -> builtins.list[Pin]:
         """See `PinBook`."""
@@ -94,10 +90,6 @@ class CachedPins:
         count = self._there.unpin(wanted)
         self._here.unpin(wanted)
         return count
-
-    def is_pinned(self, name: str) -> bool:
-        """See `PinBook`."""
-        return self._there.is_pinned(name)
 
     def list(self) -> builtins.list[Pin]:
         """See `PinBook`."""

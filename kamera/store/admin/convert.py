@@ -10,9 +10,9 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from kamera.errors import CorruptChunk, IncompatibleChunk, StoreVersionError, WrongKey
+from kamera.store.admin.bundle import Progress
 from kamera.store.keys import KVForm, check_form
 from kamera.store.records import CanonicalRecord, kept
-from kamera.store.upkeep.bundle import Progress
 
 if TYPE_CHECKING:
     from kamera.store.store import ChunkStore
@@ -37,7 +37,7 @@ class Converted:
 
 
 def convert(source: ChunkStore, target: ChunkStore, kv: KVForm, progress: Progress) -> Converted:
-    """`ChunkStore.convert`."""
+    """`StoreAdmin.convert`."""
     check_form(kv)
     if kv == "as-is":
         raise ValueError("codes do not become again what the model computed: give kv='int8' or 'int4'")
@@ -76,7 +76,7 @@ def _bring(
     record: CanonicalRecord, target: ChunkStore, kv: KVForm, counts: Counter[str], losses: list[float]
 ) -> None:
     context = replace(record.context, kv=kv)
-    if target.has_canonical(context, record.chunk_id):
+    if target.has(context, record.chunk_id):
         counts["present"] += 1
         return
     coded = kept(replace(record, context=context))

@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import io
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from kamera.errors import CorruptChunk, StoreError, StoreVersionError, WrongKey
-from kamera.store.codec import Codec
 from kamera.store.disk.folder import Folder, NotAFile
 from kamera.store.info import ObjectInfo, Quarantined
 from kamera.store.records import CanonicalRecord, PatchRecord
-from kamera.store.search.lookback import Search
-from kamera.store.tiers import Tiers
+
+if TYPE_CHECKING:
+    from kamera.store.store import ChunkStore
 
 REMOTE = "remote/"
 """How the ``file`` of a copy begins that lies in a remote."""
@@ -44,23 +44,21 @@ class _Read(NamedTuple):
 
 
 class Ward:
-    """The quarantine of one store, that of its remote included."""
+    """The quarantine of one store, that of its remote included: the damaged objects that were set aside."""
 
-    def __init__(self, tiers: Tiers, codec: Codec, tenant: str) -> None:
-        self._tiers = tiers
-        self._codec = codec
-        self._tenant = tenant
+    def __init__(self, store: ChunkStore) -> None:
+        self._store = store
 
     def copies(self) -> list[Quarantined]:
         """All of them: those of the directory, whoever's, then this tenant's in the remote."""
-        disk, remote = self._tiers.disk, self._tiers.remote
+        disk, remote = self._store._tiers.disk, self._store._tiers.remote
         near = [] if disk is None else disk.quarantined()
         far = [] if remote is None else remote.quarantined()
         return near + [replace(copy, file=REMOTE + copy.file) for copy in far]
 
     def drop(self, name: str) -> int:
         """Delete one copy (by its ``file``) or all of the object ``name``; how many."""
-        disk, remote = self._tiers.disk, self._tiers.remote
+        disk, remote = self._store._tiers.disk, self._store._tiers.remote
         near = 0 if disk is None or name.startswith(REMOTE) else disk.drop_quarantined(name)
         far = [] if remote is None else remote.copies()
         gone = [copy for copy in far if name in (REMOTE + copy, copy.partition(".")[0])]
@@ -70,22 +68,22 @@ class Ward:
         """Read one copy again; nothing is changed. `StoreError` if there is none."""
         return self._judged(file)[0]
 
-    def release(self, file: str, search: Search) -> Judged:
+    def release(self, file: str) -> Judged:
         """Put one copy back if it is sound, this tenant's, and nothing sound stands in its place.
 
-        `StoreError` if there is no such copy.
+        Otherwise it stays, and ``reason`` says why. `StoreError` if there is no such copy.
         """
         judged, found = self._judged(file)
         if found is None:
             return judged
         owner = found.info.context.tenant
-        if owner != self._tenant:
+        if owner != self._store.tenant:
             return replace(judged, reason=f"it is of tenant {owner!r}: open the store for that one")
         if not self._bring(judged.copy, found):
             return replace(judged, reason="an object stands in its place, which may be newer: drop the copy")
         self.drop(file)
         if isinstance(found.record, CanonicalRecord):
-            search.add(found.info.key, found.record)
+            self._store._search.add(found.info.key, found.record)
         return replace(judged, released=True)
 
     def _judged(self, file: str) -> tuple[Judged, _Read | None]:
@@ -94,14 +92,14 @@ class Ward:
             raise StoreError(f"no copy {file!r} is in quarantine: list them to see which are")
         try:
             data = self._bytes(copy)
-            record = self._codec.decode(data, copy.name, file)
-            info = self._codec.read_info(io.BytesIO(data), len(data), copy.name, file)
+            record = self._store._codec.decode(data, copy.name, file)
+            info = self._store._codec.read_info(io.BytesIO(data), len(data), copy.name, file)
         except (CorruptChunk, StoreVersionError, WrongKey, NotAFile) as error:
             return Judged(copy, sound=False, reason=str(error)), None
         return Judged(copy, sound=True, info=info), _Read(data, record, info)
 
     def _bytes(self, copy: Quarantined) -> bytes:
-        disk, remote = self._tiers.disk, self._tiers.remote
+        disk, remote = self._store._tiers.disk, self._store._tiers.remote
         if remote is not None and copy.file.startswith(REMOTE):
             data = remote.read_copy(copy.file.removeprefix(REMOTE))
             if data is None:
@@ -118,6 +116,6 @@ class Ward:
 
     def _bring(self, copy: Quarantined, found: _Read) -> bool:
         """Whether it is in its place now; what stands there stays."""
-        if self._tiers.remote is not None and copy.file.startswith(REMOTE):
-            return self._tiers.remote.create(copy.name, found.data)
-        return self._tiers.adopt(found.info, found.data)
+        if self._store._tiers.remote is not None and copy.file.startswith(REMOTE):
+            return self._store._tiers.remote.create(copy.name, found.data)
+        return self._store._tiers.adopt(found.info, found.data)

@@ -12,6 +12,7 @@ from functools import partial
 from typing import NamedTuple
 
 from kamera.errors import CorruptChunk, StoreVersionError, WrongKey
+from kamera.store.admin.pinbooks import book_of
 from kamera.store.codec import Codec
 from kamera.store.disk.folder import Folder, NotAFile
 from kamera.store.disk.tier import DiskTier
@@ -20,7 +21,6 @@ from kamera.store.keys import Context, behind_survivors, canonical_key, is_key, 
 from kamera.store.remote import RemoteTier
 from kamera.store.search.lookback import Search
 from kamera.store.tiers import Tiers
-from kamera.store.upkeep.pinbooks import book_of
 
 _UNREADABLE = (CorruptChunk, StoreVersionError, WrongKey)
 

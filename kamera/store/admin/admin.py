@@ -1,0 +1,264 @@
+"""`StoreAdmin`: is a store sound, what stays in it and what goes, and how it comes to another machine."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from kamera.errors import StoreError
+from kamera.store.admin.bundle import Exported, Imported, Progress, export_bundle, import_bundle
+from kamera.store.admin.convert import Converted, convert
+from kamera.store.admin.forget import Forgotten, forget
+from kamera.store.admin.gc import clean
+from kamera.store.admin.gc_remote import clean_remote
+from kamera.store.admin.pinbooks import book_of
+from kamera.store.admin.pins import PinBook
+from kamera.store.admin.raw import RawObjects
+from kamera.store.admin.release import Ward
+from kamera.store.info import Census, Collected, ObjectInfo, StoreStats, VerifyReport
+from kamera.store.keys import Context, KVForm, canonical_key, is_key
+from kamera.store.listing import census, stats
+from kamera.store.memory import parse_size
+from kamera.store.remote.ledger import remote_of
+from kamera.store.seal.rotate import Rotated, rotate
+from kamera.store.search.lookback import NearDuplicate
+
+if TYPE_CHECKING:
+    from kamera.store.store import ChunkStore
+    from kamera.store.tiers import Tiers
+
+
+def _untold(done: int, total: int) -> None:
+    """Nobody asked how far it is."""
+
+
+class StoreAdmin:
+    """Upkeep of a `ChunkStore`, for its tenant unless a method says otherwise; closed with the store.
+
+    ``quarantine``: the damaged objects that were set aside, to be judged, released or dropped.
+    ``objects``: all objects as they lie there, for who inspects them.
+
+    Errors are those of the store: `StoreClosed`, `ForkedStore`, `StoreReadOnly`, `StoreError` when the
+    operating system or the index refuses, `RemoteUnavailable` where a guess would not do.
+    """
+
+    def __init__(self, store: ChunkStore) -> None:
+        self.store = store
+        self.quarantine = Ward(store)
+        self.objects = RawObjects(store)
+
+    # -- what is in it -------------------------------------------------------------------------
+
+    def census(self, kind: str | None = None) -> Census:
+        """Objects counted by kind, chunk and context, without listing them."""
+        return census(self._tiers, self.store.tenant, kind)
+
+    def stats(self) -> StoreStats:
+        """Counts and bytes of objects, and the counters of memory and remote."""
+        return stats(self._tiers, self.store.tenant, self.store.url)
+
+    def near_duplicates(self, context: Context, threshold: float = 0.995) -> list[NearDuplicate]:
+        """Pairs of stored pictures with a cosine of at least ``threshold``, the most alike first."""
+        self.store._check(context)
+        return self.store._search.pairs(context, threshold)
+
+    # -- whether it is sound -------------------------------------------------------------------
+
+    def verify(self, *, rebuild: bool = False, progress: Progress = _untold) -> VerifyReport:
+        """Read every object of the directory, whoever's it is; damaged ones go to quarantine.
+
+        What dead writers left is collected, and index and files agree afterwards; with ``rebuild`` the
+        index is made anew from the files first. ``progress`` is called with objects done and in all.
+        """
+        report = self._tiers.verify(rebuild=rebuild, progress=progress)
+        if self._tiers.disk is None:
+            return report
+        contexts = {info.context for info in self.store.ls("canonical")}
+        return replace(report, embeddings=tuple(self.store._search.check(contexts)))
+
+    def rebuild_index(self) -> int:
+        """Make the directory's index anew from the files; how many objects it lists."""
+        disk = self._tiers.disk
+        return len(self._tiers.memory.infos()) if disk is None else disk.rebuild_index()
+
+    # -- what stays, and what goes -------------------------------------------------------------
+
+    def pin(self, keys: Iterable[str], ttl: float | None = None) -> None:
+        """Keep objects through `gc`, for ``ttl`` seconds or for good; all or none.
+
+        Raises `PinsFull` over the store's cap (`pins`), `StoreError` for an object that is not stored,
+        `RemoteUnavailable`. Pins of a remote are beside its objects, and every client's `gc` honours them;
+        in ``memory://`` they are this process's.
+        """
+        names = list(dict.fromkeys(keys))
+        found = self._own_infos(names)
+        homes = {
+            key: self.store._codec.name(canonical_key(info.context, info.chunk_id))
+            for key, info in found.items()
+            if info.kind != "canonical"
+        }
+        self.pins.pin([(key, info.bytes) for key, info in found.items()], ttl, homes)
+        remote = self._tiers.remote
+        # someone may have collected it before the pin was there
+        there = self._tiers.present(names) if remote is None else remote.present(names)
+        gone = set(names) - there - set(self._tiers.pending())
+        if gone:
+            self.pins.unpin(names)
+            raise StoreError(f"{self.store.url} has lost {min(gone)} meanwhile: nothing was pinned")
+
+    def unpin(self, keys: Iterable[str]) -> int:
+        """Let objects of this tenant, or that are gone, leave again; how many of them were pinned."""
+        mine = list(dict.fromkeys(keys))
+        if self._tiers.disk is not None and self._tiers.remote is None:  # its pins are of all tenants
+            mine = [key for key in mine if self._own_info(key) is not None or self._tiers.info(key) is None]
+        return self.pins.unpin(mine)
+
+    @property
+    def pins(self) -> PinBook:
+        """The store's pins: of a directory all tenants', of a remote its own, else this process's."""
+        return book_of(self._tiers)
+
+    def delete(self, key: str) -> bool:
+        """Remove one object; whether there was one. `ValueError` if it is no key."""
+        info = self._own_info(key)
+        if info is None:
+            return False
+        dropped = self._tiers.delete(key)
+        with contextlib.suppress(StoreError):  # a pin of what is gone keeps nothing
+            self.unpin([key])
+        if info.kind == "canonical":
+            self.store._search.drop([key])
+        return dropped
+
+    def gc(
+        self,
+        max_bytes: int | str | None = None,
+        *,
+        every_tenant: bool = False,
+        quarantine_age: float | None = None,
+        dry_run: bool = False,
+        progress: Progress = _untold,
+    ) -> Collected:
+        """Make this tenant's objects take at most ``max_bytes``, also as ``"20GiB"``.
+
+        What is pinned stays; of the rest goes what saves the least recompute per byte (`admin.gc`),
+        and always a patch whose canonical is gone. ``every_tenant``: all objects of the directory, within
+        one budget. ``quarantine_age``: also copies in quarantine that are older (seconds), whoever's.
+        ``dry_run``: only say what would go. ``progress`` is called with objects gone and to go. Of a remote
+        all its objects are weighed, none by its use, as nobody counts those there. Raises `StoreError` for
+        ``memory://``, which has a limit of its own, and for a remote's cache opened without the remote.
+        """
+        limit = None if max_bytes is None else parse_size(max_bytes)
+        url, remote, disk = self.store.url, self._tiers.remote, self._tiers.disk
+        if remote is not None:
+            if every_tenant:
+                raise StoreError(f"{url} keeps tenants apart: collect for each of them")
+            report = clean_remote(self._tiers, remote, limit, quarantine_age, dry_run, progress)
+        elif disk is None:
+            raise StoreError(f"cannot collect in {url}: bound it by opening it with memory_limit=")
+        else:
+            self._refuse_cache("collect", ", or bound the cache by opening it with disk_limit=")
+            tenant = None if every_tenant else self.store.tenant
+            report = clean(disk, tenant, limit, quarantine_age, dry_run, progress)
+        if not dry_run:
+            self.store._search.drop([gone.key for gone in report.removed if gone.kind == "canonical"])
+            for gone in report.removed:
+                self._tiers.memory.drop(gone.key)
+        return report
+
+    def forget(self, chunk_id: str) -> Forgotten:
+        """Remove all that was made of a chunk (patches of others formed behind it, embeddings and damaged
+        copies as well), look again, and say what is left.
+
+        The start of an id does, if it is that of one chunk only: `UnknownChunk` or `AmbiguousId` otherwise. A
+        whole id that nothing is of makes a report without ``removed``. Raises `RemoteUnavailable` when a
+        remote does not answer; run it again then. `StoreError` for the cache of a remote that was opened
+        without it, which cannot speak for it.
+        """
+        self._refuse_cache("forget")
+        store = self.store
+        return forget(self._tiers, store._search, store._codec, store.tenant, chunk_id)
+
+    # -- its keys, its form, and its way to another machine ------------------------------------
+
+    def rotate(self) -> Rotated:
+        """Write every encrypted object again under the first of ``keys``; if interrupted, run it again.
+
+        Raises `StoreError` for a store that is not encrypted, a remote that cannot compare before it
+        replaces, and the cache of one that was opened without it.
+        """
+        self._refuse_cache("rotate")
+        return rotate(self.store._codec, self._tiers)
+
+    def convert(self, target: ChunkStore, kv: KVForm, *, progress: Progress = _untold) -> Converted:
+        """Write canonicals into ``target`` in codes (``"int8"``, ``"int4"``); no patches.
+
+        What is in codes already is refused by name: codes of codes lose twice. Raises `ValueError` for a
+        form without codes, `IncompatibleChunk` for a target of another tenant.
+        """
+        return convert(self.store, target, kv, progress)
+
+    def export_bundle(
+        self,
+        path: str | os.PathLike[str],
+        chunks: Sequence[str] | None = None,
+        *,
+        certificates: bool = True,
+        progress: Progress = _untold,
+    ) -> Exported:
+        """Write objects to one file, in plain; of ``chunks`` (ids) only, if given.
+
+        Then patches go along whose antecedents are all among ``chunks``. ``certificates``: those of the
+        backbones concerned. ``progress`` is called with objects done and in all. Raises `UnknownChunk`
+        for a chunk that is not here, `StoreError` when the file cannot be written.
+        """
+        return export_bundle(self.store, path, chunks, certificates, progress)
+
+    def import_bundle(
+        self, path: str | os.PathLike[str], *, certificates: bool = True, progress: Progress = _untold
+    ) -> Imported:
+        """Take in a bundle as this tenant's objects; what is here already stays as it is.
+
+        Every object is verified first; those that are refused are told in the report, the others are
+        taken in. Raises `StoreError`, `CorruptChunk` or `StoreVersionError` when nothing can be.
+        """
+        return import_bundle(self.store, path, certificates, progress)
+
+    @property
+    def _tiers(self) -> Tiers:
+        return self.store._tiers
+
+    def _own_info(self, key: str) -> ObjectInfo | None:
+        """What ``key`` is if it is this tenant's. `ValueError` if it is no key."""
+        _check_key(key)
+        info = self._tiers.info(key, certain=True)
+        return None if info is None or info.context.tenant != self.store.tenant else info
+
+    def _own_infos(self, keys: list[str]) -> dict[str, ObjectInfo]:
+        """What these are. Raises `StoreError` unless all of them are this tenant's objects."""
+        for key in keys:
+            _check_key(key)
+        found = {}
+        for key, info in zip(keys, self._tiers.infos_of(keys), strict=True):
+            if info is None or info.context.tenant != self.store.tenant:
+                raise StoreError(f"{self.store.url} has no object {key!r} of this tenant: nothing was pinned")
+            found[key] = info
+        return found
+
+    def _refuse_cache(self, verb: str, else_: str = "") -> None:
+        """Raise `StoreError` if this is the directory in front of a remote, opened by itself."""
+        disk = self._tiers.disk
+        behind = None if disk is None or self._tiers.remote else remote_of(disk.root)
+        if disk is not None and behind is not None:
+            raise StoreError(
+                f"{disk.root} is the cache of {behind}: open that with this as cache= (--cache) to "
+                f"{verb}{else_}"
+            )
+
+
+def _check_key(key: str) -> None:
+    if not is_key(key):
+        raise ValueError(f"{key!r} is no key: 64 lower-case hex digits")

@@ -1,0 +1,62 @@
+"""One tenant's objects as rows and counts, out of whatever tiers hold them; no tensor is read."""
+
+from __future__ import annotations
+
+from kamera.store.info import Census, ObjectInfo, StoreStats
+from kamera.store.keys import KINDS, PATCH_KINDS, Context
+from kamera.store.tiers import Tiers
+
+
+def rows(
+    tiers: Tiers,
+    tenant: str,
+    kind: str | None = None,
+    chunk_id: str | None = None,
+    context: Context | None = None,
+    limit: int | None = None,
+    offset: int = 0,
+) -> list[ObjectInfo]:
+    """The objects, oldest first; ``limit`` of them behind the first ``offset``. `ValueError` for no kind."""
+    check_kind(kind)
+    tiers.sweep()
+    if tiers.disk is not None and tiers.remote is None:
+        return tiers.disk.index.rows(
+            tenant=tenant, kind=kind, chunk_id=chunk_id, context=context, limit=limit, offset=offset
+        )
+    found = [
+        info
+        for info in tiers.infos()
+        if kind in (None, info.kind) and chunk_id in (None, info.chunk_id) and context in (None, info.context)
+    ]
+    return found[offset:][:limit]
+
+
+def census(tiers: Tiers, tenant: str, kind: str | None) -> Census:
+    """The objects counted; a directory counts them without listing."""
+    check_kind(kind)
+    if tiers.disk is not None and tiers.remote is None:
+        tiers.sweep()
+        return tiers.disk.index.census(tenant, kind)
+    return Census.of(rows(tiers, tenant, kind), KINDS if kind is None else (kind,))
+
+
+def stats(tiers: Tiers, tenant: str, url: str) -> StoreStats:
+    """Counts and bytes, and the counters of memory and remote."""
+    tiers.sweep()
+    disk = tiers.disk
+    kinds = Census.of(tiers.memory.infos(), KINDS).kinds if disk is None else disk.index.kinds(tenant)
+    return StoreStats(
+        url=url,
+        canonicals=kinds["canonical"].objects,
+        patches=sum(kinds[kind].objects for kind in PATCH_KINDS),
+        bytes=sum(held.bytes for held in kinds.values()),
+        memory=tiers.memory.stats(),
+        remote=tiers.remote_stats(),
+        directory=disk is not None,
+    )
+
+
+def check_kind(kind: str | None) -> None:
+    """`ValueError` for what is no kind of object."""
+    if kind is not None and kind not in KINDS:
+        raise ValueError(f"kind {kind!r} is none of {', '.join(KINDS)}")
