@@ -54,6 +54,9 @@ def certify(
     Exit code 0: safe. 1: unsafe, or the probe cannot tell; such a certificate is written too, and serves
     nothing.
     """
+    folder = home() if output is None else output
+    if folder is None:  # said before the model is loaded
+        raise ValueError("this user has no home for a certificate: give --output, or set KAMERA_CERTIFICATES")
     out = Output(format, None, quiet)
     chosen = probe or (Probe.world if model == "testbed" and not Path(model).exists() else Probe.pages)
     backbone = load_backbone(model, device, dtype, show_progress=out.shows_progress)
@@ -66,7 +69,7 @@ def certify(
                 certificate = step
             else:
                 bar.update(step[0] - bar.n)
-    path = certificate.write(home() if output is None else output)
+    path = certificate.write(folder)
     out.write({**asdict(certificate), "path": str(path)}, _tables(certificate, path))
     if certificate.verdict != "safe":
         raise typer.Exit(1)

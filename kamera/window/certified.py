@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
-import sys
 import warnings
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+
+import platformdirs
 
 from kamera.backbones import Backbone
 from kamera.errors import CertificateMismatch, InvalidCertificate, UncertifiedBackbone
@@ -96,29 +97,30 @@ def find_certificate(fingerprint: str, budget: PatchBudget, places: Iterable[Pat
             refusals.append(f"{path.name}: {why}")
     if safe is not None:
         return Search(safe, "")
-    nothing = f"none of fingerprint {fingerprint[:12]} in {', '.join(str(p) for p in places)}"
+    where = ", ".join(map(str, places)) or "any folder (this user has no home: set KAMERA_CERTIFICATES)"
+    nothing = f"none of fingerprint {fingerprint[:12]} in {where}"
     return Search(None, "; ".join(refusals) or nothing)
 
 
 def folders(store: ChunkStore | None = None) -> tuple[Path, ...]:
     """Where certificates are looked for: beside the objects of a store directory, then `home`."""
     beside = () if store is None else store.certificates
-    return (*beside, home())
+    own = home()
+    return beside if own is None else (*beside, own)
 
 
-def home() -> Path:
-    """Where `kamera certify` writes: ``KAMERA_CERTIFICATES``, else the user's data directory."""
+def home() -> Path | None:
+    """Where `kamera certify` writes: ``KAMERA_CERTIFICATES``, else the user's data directory.
+
+    None for a user without a home (a container's).
+    """
     said = os.environ.get("KAMERA_CERTIFICATES")
     if said:
         return Path(said)
-    if sys.platform == "win32":
-        data = os.environ.get("LOCALAPPDATA") or "~/AppData/Local"
-    elif sys.platform == "darwin":
-        data = "~/Library/Application Support"
-    else:
-        data = os.environ.get("XDG_DATA_HOME") or "~/.local/share"
-    # a user without a home (a container's) has no certificates there, and no error
-    return Path(os.path.expanduser(data)) / "kamera" / "certificates"
+    try:
+        return platformdirs.user_data_path("kamera", appauthor=False) / "certificates"
+    except RuntimeError:
+        return None
 
 
 def _say(backbone: Backbone, budget: PatchBudget, refusal: str) -> None:

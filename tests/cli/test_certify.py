@@ -46,6 +46,14 @@ def test_a_safe_model_is_certified_and_windows_find_it(capsys, folder):
     assert looked_back(policy) == (0, "patched")
 
 
+def test_a_user_without_a_home_is_asked_for_a_folder(capsys, monkeypatch):
+    for name in ("KAMERA_CERTIFICATES", "XDG_DATA_HOME", "HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("os.path.expanduser", lambda path: path)  # what Python does then
+    done = kamera(capsys, "certify", vision_model(), "--items", 3)
+    assert done.code == 2 and "give --output, or set KAMERA_CERTIFICATES" in done.err
+
+
 def test_a_model_too_weak_to_read_gets_cannot_tell_and_exit_code_1(capsys, folder, tmp_path):
     done = kamera(capsys, "certify", vision_model(), "--items", 3, "--output", tmp_path / "elsewhere")
     assert done.code == 1

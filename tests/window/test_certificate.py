@@ -7,12 +7,16 @@ import warnings
 
 import pytest
 import torch
+from platformdirs.macos import MacOS
+from platformdirs.unix import Unix
+from platformdirs.windows import Windows
 
 from kamera import Backbone, Certificate, ChunkStore, KameraWindow, ReusePolicy
 from kamera.errors import CertificateMismatch, InvalidCertificate, UncertifiedBackbone
+from kamera.ops import PatchBudget
 from kamera.store import StoreAdmin
 from kamera.window.certificate import library_versions
-from kamera.window.certified import home
+from kamera.window.certified import find_certificate, folders, home
 from kamera.window.policy import certified_by_default
 from tests.models import samples, tiny
 from tests.window.certificates import certificate, reseal
@@ -281,8 +285,29 @@ def test_a_policy_asks_for_a_certificate_unless_it_is_told(monkeypatch):
         certified_by_default()
 
 
-def test_certificates_are_kept_in_the_users_directory(monkeypatch):
+@pytest.mark.parametrize(
+    "system, said, place",
+    [
+        (Unix, "/somewhere", "/somewhere/kamera/certificates"),
+        (Unix, "", "/home/me/.local/share/kamera/certificates"),
+        (MacOS, "", "/home/me/Library/Application Support/kamera/certificates"),
+        (Windows, "", "/local/kamera/certificates"),
+    ],
+)
+def test_certificates_are_kept_in_the_users_directory(monkeypatch, system, said, place):
+    monkeypatch.setattr("platformdirs.PlatformDirs", system)
+    monkeypatch.setattr("platformdirs.windows.get_win_folder", {"CSIDL_LOCAL_APPDATA": "/local"}.__getitem__)
     monkeypatch.delenv("KAMERA_CERTIFICATES")
-    monkeypatch.setenv("XDG_DATA_HOME", "/somewhere")
-    monkeypatch.setattr("sys.platform", "linux")
-    assert home().as_posix() == "/somewhere/kamera/certificates"
+    monkeypatch.setenv("HOME", "/home/me")
+    monkeypatch.setenv("XDG_DATA_HOME", said)
+    assert home().as_posix() == place
+    monkeypatch.setenv("KAMERA_CERTIFICATES", "/mine")
+    assert home().as_posix() == "/mine"
+
+
+def test_a_user_without_a_home_has_no_certificates_and_no_error(monkeypatch):
+    for name in ("KAMERA_CERTIFICATES", "XDG_DATA_HOME", "HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("os.path.expanduser", lambda path: path)  # what Python does then
+    assert home() is None and folders() == ()
+    assert "set KAMERA_CERTIFICATES" in find_certificate("f" * 64, PatchBudget(32), folders()).refusal
