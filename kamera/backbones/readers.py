@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
+from einops import rearrange
 
 from kamera.backbones import cache as model_cache
 from kamera.backbones import encode as encoding
@@ -80,8 +81,8 @@ def _on_the_way(reading: Reading, layout: Layout, share: float) -> tuple[LayerKV
     """canonical + ``share`` of the deficit, in the canonical frame."""
 
     def there(tensor: torch.Tensor, delta: torch.Tensor) -> torch.Tensor:
-        heads, tokens, dim = tensor.shape
-        step = delta.to(tensor.device).reshape(tokens, heads, dim).transpose(0, 1)
+        heads = tensor.shape[0]
+        step = rearrange(delta.to(tensor.device), "tokens (heads dim) -> heads tokens dim", heads=heads)
         return (tensor.to(step.dtype) + share * step).to(tensor.dtype)
 
     return tuple(

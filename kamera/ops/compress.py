@@ -11,6 +11,7 @@ from functools import partial
 from typing import NamedTuple
 
 import torch
+from einops import rearrange
 
 from kamera.ops.allocate import allocate
 from kamera.ops.factoring import energies, kept_energy, left_behind, share_kept, stacks
@@ -124,17 +125,18 @@ def _coded(side: torch.Tensor, bits: Bits | None, dtype: torch.dtype) -> tuple[t
         return stored, lambda n, k: stored[n, :, :k].clone(memory_format=torch.contiguous_format)
     # columns have scales of their own, so those of all channels are coded side by side; of 4 bits a pair
     # shares its bytes, which no two channels may do
-    count, rows, wanted = side.shape
+    count, _, wanted = side.shape
     side = torch.nn.functional.pad(side, (0, wanted % 2))
     m = side.shape[2]
-    whole = encode(side.transpose(0, 1).reshape(rows, count * m), bits)
-    held = whole.codes.reshape(rows, count, -1)
+    whole = encode(rearrange(side, "channels rows rank -> rows (channels rank)"), bits)
+    held = rearrange(whole.codes, "rows (channels held) -> rows channels held", channels=count)
 
     def columns(n: int, k: int) -> Factor:
         some = Codes(held[:, n], whole.scales[n * m : (n + 1) * m]).truncate(k)
         return Codes(some.codes.clone(), some.scales.clone())  # a view would keep the whole stack alive
 
-    return whole.dense().reshape(rows, count, m).transpose(0, 1)[:, :, :wanted], columns
+    dense = rearrange(whole.dense(), "rows (channels rank) -> channels rows rank", channels=count)
+    return dense[:, :, :wanted], columns
 
 
 def _spend(offers: Mapping[Key, _Offer], budget: int, group: int) -> dict[Key, int]:

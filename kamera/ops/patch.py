@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 import torch
+from einops import rearrange
 
 from kamera.ops.factoring import left_behind, share_kept, stacks
 from kamera.ops.kv import KV, LayerKV
@@ -129,10 +130,10 @@ def turn_factors(factors: LowRank, channel: Channel, offset: Sequence[int]) -> L
     """R(δ) on the right factor of a phased channel; a free channel's factors are returned as is."""
     if channel.rope is None:
         return factors
-    rank = factors.rank
-    wide = _wide(floats(factors.right)).T.reshape(rank, channel.heads, channel.dim)
+    right = _wide(floats(factors.right))
+    wide = rearrange(right, "(heads dim) rank -> rank heads dim", heads=channel.heads)
     turned = relocate(wide, channel.rope, offset, rotary_start=channel.rotary_start)
-    return LowRank(factors.left, turned.reshape(rank, channel.features).T)
+    return LowRank(factors.left, rearrange(turned, "rank heads dim -> rank (heads dim)").T)
 
 
 def _add(x: torch.Tensor, factors: LowRank, channel: Channel, offset: Sequence[int]) -> torch.Tensor:
@@ -144,13 +145,12 @@ def _add(x: torch.Tensor, factors: LowRank, channel: Channel, offset: Sequence[i
     turned = turn_factors(factors, channel, offset)
     left, right = floats(turned.left), floats(turned.right)
     correction = LowRank(left.to(x.device), right.to(x.device)).dense()
-    correction = correction.reshape(x.shape[1], channel.heads, channel.dim).transpose(0, 1)
+    correction = rearrange(correction, "tokens (heads dim) -> heads tokens dim", heads=channel.heads)
     return (x.to(correction.dtype) + correction).to(x.dtype)
 
 
 def _flatten(x: torch.Tensor) -> torch.Tensor:
-    """``[heads, tokens, dim]`` to ``[tokens, heads * dim]``."""
-    return x.transpose(0, 1).flatten(1)
+    return rearrange(x, "heads tokens dim -> tokens (heads dim)")
 
 
 def _wide(x: torch.Tensor) -> torch.Tensor:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 import torch
+from einops import rearrange
 
 Bits = Literal[4, 8]
 """Bits of a code. 8 and 4 bits resolve 1/127 and 1/7 of the largest entry of a column."""
@@ -70,7 +71,8 @@ class Codes:
     def _integers(self) -> torch.Tensor:
         if self.bits == 8:
             return self.codes.to(torch.float32)
-        halves = torch.stack((self.codes & 15, self.codes >> 4), dim=2).flatten(1)
+        pairs = torch.stack((self.codes & 15, self.codes >> 4), dim=2)
+        halves = rearrange(pairs, "rows pairs pair -> rows (pairs pair)")
         return halves[:, : self.scales.shape[0]].to(torch.float32) - 8
 
 

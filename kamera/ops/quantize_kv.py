@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Literal, get_args, overload
 
 import torch
+from einops import rearrange
 
 from kamera.ops.kv import KV, LayerKV
 
@@ -123,7 +124,7 @@ class CodedChannel:
         if self.grid.bits == 8:
             return self.codes
         halves = torch.stack((self.codes & 15, self.codes >> 4), dim=2)
-        return halves.flatten(1, 2)[:, : self.tokens]
+        return rearrange(halves, "heads pairs pair dim -> heads (pairs pair) dim")[:, : self.tokens]
 
     def _spread(self, grouped: torch.Tensor) -> torch.Tensor:
         if not self.grid.group:

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
+from einops import rearrange
 
 from kamera.ops.layout import Layout
 
@@ -85,6 +86,7 @@ def _mean(moment: torch.Tensor) -> float:
 
 
 def _per_head(x: torch.Tensor, blocks: torch.Tensor) -> torch.Tensor:
-    heads, dim, _ = blocks.shape
-    split = x.to(torch.float64).reshape(x.shape[0], heads, dim)
-    return torch.einsum("nhd,hde->nhe", split, blocks.to(x.device)).reshape(x.shape)
+    heads = blocks.shape[0]
+    split = rearrange(x.to(torch.float64), "rows (heads dim) -> rows heads dim", heads=heads)
+    read = torch.einsum("nhd,hde->nhe", split, blocks.to(x.device))
+    return rearrange(read, "rows heads dim -> rows (heads dim)")

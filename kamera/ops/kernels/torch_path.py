@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 import torch
+from einops import rearrange
 
 from kamera.ops.kernels.decode import decode
 from kamera.ops.kernels.place import Stored, beside, stored_layers, value_dtype
@@ -77,7 +78,7 @@ def _write(
         left, right = floats(factors.left), floats(factors.right)
         work = torch.promote_types(work, torch.promote_types(left.dtype, right.dtype))
         left = left.to(target.device, work)
-        right = right.to(target.device, work).T.reshape(-1, c.heads, c.dim).transpose(0, 1)
+        right = rearrange(right.to(target.device, work), "(heads dim) rank -> heads rank dim", heads=c.heads)
     if turned is not None:
         table = turn_table(turned, offset, work, target.device)
     for heads, tokens in _tiles(c, target.shape[1]):
