@@ -6,7 +6,7 @@ shared and must not be written in place.
 
 from kamera.ops.digest import chunk_id, digest, tensor_digest
 from kamera.store.admin.admin import StoreAdmin
-from kamera.store.admin.bundle import Exported, Imported
+from kamera.store.admin.bundle import Exported, Imported, certificate_folders
 from kamera.store.admin.forget import Forgotten
 from kamera.store.info import MemoryStats, ObjectInfo, StoreStats, VerifyReport
 from kamera.store.keys import Context, canonical_key, patch_key
@@ -32,6 +32,7 @@ __all__ = [
     "StoreStats",
     "VerifyReport",
     "canonical_key",
+    "certificate_folders",
     "chunk_id",
     "digest",
     "patch_key",

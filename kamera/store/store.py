@@ -69,8 +69,6 @@ class ChunkStore:
         self._limit = tiers.memory.limit
         self._search = open_search(tiers, codec, tenant)
         self.probes = Probes(None if tiers.disk is None else tiers.disk.root, codec)
-        self.certificates = _certificates(url, tiers)
-        """Folders for certificates that came with this store, its tenant's own first; none in memory."""
         self.metrics.watch(self, _stats)
         forks.bind(self, _in_child)
 
@@ -322,13 +320,6 @@ class ChunkStore:
 
 def _stats(store: ChunkStore) -> StoreStats:
     return stats(store._tiers, store.tenant, store.url)
-
-
-def _certificates(url: str, tiers: Tiers) -> tuple[Path, ...]:
-    if tiers.disk is None:
-        return ()
-    roots = [tiers.disk.root, *([] if tiers.remote else [Path(url)])]
-    return tuple(dict.fromkeys(root / "certificates" for root in roots))
 
 
 def _in_child(store: ChunkStore) -> None:

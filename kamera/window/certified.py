@@ -13,7 +13,7 @@ import platformdirs
 from kamera.backbones import Backbone
 from kamera.errors import CertificateMismatch, InvalidCertificate, UncertifiedBackbone
 from kamera.ops import PatchBudget
-from kamera.store import ChunkStore
+from kamera.store import ChunkStore, certificate_folders
 from kamera.window.certificate import Certificate
 from kamera.window.policy import ReusePolicy
 
@@ -104,7 +104,7 @@ def find_certificate(fingerprint: str, budget: PatchBudget, places: Iterable[Pat
 
 def folders(store: ChunkStore | None = None) -> tuple[Path, ...]:
     """Where certificates are looked for: beside the objects of a store directory, then `home`."""
-    beside = () if store is None else store.certificates
+    beside = () if store is None else certificate_folders(store)
     own = home()
     return beside if own is None else (*beside, own)
 

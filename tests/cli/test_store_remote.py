@@ -140,7 +140,7 @@ def test_a_remote_that_dies_on_the_way_is_no_shorter_list(capsys, server, monkey
         server.kill()
         return found
 
-    monkeypatch.setattr(ChunkStore, "census", dies)
+    monkeypatch.setattr(StoreAdmin, "census", dies)
     done = kamera(capsys, "store", "ls", server.url())
     assert (done.code, done.out) == (1, "") and "stopped answering" in done.err
 

@@ -18,7 +18,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from kamera.errors import CorruptChunk, KameraError, StoreError, StoreVersionError, UnknownChunk
-from kamera.store import ChunkStore, Context, StoreAdmin
+from kamera.store import ChunkStore, Context, StoreAdmin, certificate_folders
 from kamera.store.admin import archive as archive_module
 from kamera.store.format import encode
 
@@ -450,7 +450,7 @@ def test_certificates_of_the_backbones_concerned_travel_along(tmp_path: Path) ->
         assert StoreAdmin(store).import_bundle(tmp_path / "b", certificates=False).certificates == 0
         assert StoreAdmin(store).import_bundle(tmp_path / "b").certificates == 1
         assert StoreAdmin(store).import_bundle(tmp_path / "b").certificates == 0
-        own = store.certificates[0] / CERTIFICATE
+        own = certificate_folders(store)[0] / CERTIFICATE
         assert own.read_text() == '{"verdict": "safe"}'
         assert stat.S_IMODE(own.stat().st_mode) == 0o600
         own.write_text('{"verdict": "unsafe"}')
@@ -464,10 +464,10 @@ def test_certificates_of_the_backbones_concerned_travel_along(tmp_path: Path) ->
 
 def test_a_store_names_its_certificate_folders_its_own_first(tmp_path: Path) -> None:
     with ChunkStore.open(tmp_path / "s") as store:
-        assert store.certificates == (tmp_path / "s" / "certificates",)
+        assert certificate_folders(store) == (tmp_path / "s" / "certificates",)
     with ChunkStore.open(tmp_path / "s", secret=SECRET) as store:
-        own, shared = store.certificates
+        own, shared = certificate_folders(store)
         assert shared == tmp_path / "s" / "certificates" and own.is_relative_to(tmp_path / "s" / "tenants")
     with ChunkStore.open("memory://") as store:
-        assert store.certificates == ()
+        assert certificate_folders(store) == ()
     assert os.listdir(tmp_path) == ["s"]

@@ -124,6 +124,15 @@ def import_bundle(
     )
 
 
+def certificate_folders(store: ChunkStore) -> tuple[Path, ...]:
+    """Folders for certificates that came with a store, its tenant's own first; none in memory."""
+    tiers = store._tiers
+    if tiers.disk is None:
+        return ()
+    roots = [tiers.disk.root, *([] if tiers.remote else [Path(store.url)])]
+    return tuple(dict.fromkeys(root / "certificates" for root in roots))
+
+
 def _chosen(store: ChunkStore, chunks: Sequence[str] | None) -> list[ObjectInfo]:
     """All objects; or of some chunks the canonicals, and the patches behind no other chunk."""
     listed = store.ls()
@@ -176,7 +185,7 @@ def _certificates(store: ChunkStore, fingerprints: set[str]) -> Iterator[tuple[s
     """Certificates of these backbones that lie beside the store; a link is none."""
     backbones = {fingerprint[:16] for fingerprint in fingerprints}
     seen: set[str] = set()
-    for path in (path for folder in store.certificates for path in sorted(folder.glob("*.json"))):
+    for path in (path for folder in certificate_folders(store) for path in sorted(folder.glob("*.json"))):
         fits = CERTIFICATE.fullmatch(f"certificates/{path.name}") and not path.is_symlink()
         if fits and path.name[:16] in backbones and path.name not in seen:
             seen.add(path.name)
@@ -187,9 +196,10 @@ def _put_certificate(store: ChunkStore, name: str, data: bytes) -> str:
     """Lay it where windows look for it; whether it serves is judged there, when it is used."""
     if len(data) > _CERTIFICATE_LIMIT:
         raise Unfit(f"{len(data)} bytes are no certificate")
-    if not store.certificates:
+    folders = certificate_folders(store)
+    if not folders:
         raise Unfit("this store has no folder for certificates")
-    target = store.certificates[0] / name
+    target = folders[0] / name
     try:
         target.parent.mkdir(mode=0o700, exist_ok=True)
         if not target.exists():
