@@ -64,6 +64,17 @@ class RoleNotSupported(ModalityNotSupported):
     """The chat template has no such role, or cannot write a turn of it where it is asked to."""
 
 
+class NotSegmentable(ModalityNotSupported):
+    """A conversation cannot be cut: its processor makes other tokens of the parts than of the whole."""
+
+
+class UnknownSession(KameraError, KeyError):
+    """No session of that id is in the pool, or it is of no use without its history."""
+
+    def __str__(self) -> str:  # KeyError would show the repr of the message
+        return str(self.args[0]) if self.args else ""
+
+
 class UnsafeText(KameraError, ValueError):
     """A text spells a special token, and this tokenizer cannot write it as text."""
 

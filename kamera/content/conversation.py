@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any
@@ -12,7 +13,7 @@ from kamera.content.borders import LONGEST, line_borders, turn_borders
 from kamera.content.media_tokens import Media, MediaTokens, expand
 from kamera.content.segment import Rendered, Segment, SegmentKind
 from kamera.content.template import ChatTemplate, Message, media_items
-from kamera.errors import ModalityNotSupported
+from kamera.errors import ModalityNotSupported, NotSegmentable
 from kamera.ops.digest import digest
 
 
@@ -22,7 +23,8 @@ class Conversations:
     The tokens are those of ``apply_chat_template`` with the processor over the whole conversation. They
     are cut where a turn opens, around each picture and clip, and long text at line ends that its content
     chooses, so that equal content is an equal segment wherever it stands. ``longest`` bounds the tokens of
-    a text segment. Raises ProcessorRequired without a chat template.
+    a text segment. Threads may share one: they render one after another. Raises ProcessorRequired without a
+    chat template.
     """
 
     def __init__(self, processor: Any, *, longest: int = LONGEST) -> None:
@@ -32,6 +34,7 @@ class Conversations:
         self._opener = self._template.opener()
         self._media = MediaTokens(self._template)
         self._longest = longest
+        self._lock = threading.RLock()
         self._placeholders: dict[str, int] = {}
         self._wrappers: dict[str, tuple[list[int], list[int]]] = {}
         self._checked: set[tuple[str, ...]] = set()
@@ -43,11 +46,45 @@ class Conversations:
         """The conversation with the generation prompt behind it.
 
         Raises ModalityNotSupported for messages that the template refuses or media the processor does not
-        take, UnreadableMedia for media that cannot be read, `ValueError` for no messages or a placeholder
-        in plain text.
+        take, NotSegmentable where media make other tokens together, UnsafeText for text that spells a
+        special token, UnreadableMedia for media that cannot be read, `ValueError` for no messages.
         """
         if not messages:
             raise ValueError("a conversation of no messages: give at least one")
+        with self._lock:
+            return self._rendered(messages, tools)
+
+    def media(self, item: Mapping[str, Any]) -> Media:
+        """Tokens, pixels and digest of a picture or video item of a message."""
+        with self._lock:
+            return self._media.of(item)
+
+    def whole(
+        self, messages: Sequence[Message], *, tools: Sequence[Any] | None = None
+    ) -> dict[str, torch.Tensor]:
+        """Model inputs of the whole conversation as the processor makes them in one call, batch axis first.
+
+        Nothing is cut and no text is looked at: what it spells is what the chat template makes of it. Raises
+        ModalityNotSupported and UnreadableMedia as `render` does.
+        """
+        items = media_items(messages)
+        self._template.check(items)
+        text = self._template.render(messages, tools=tools, generation=True)
+        if not items:
+            return {"input_ids": torch.tensor([self._template.tokenize(text)], dtype=torch.int64)}
+        return self._media.together(text, items)
+
+    def tokenize(self, text: str) -> list[int]:
+        """Token ids of text, as they stand inside a message."""
+        return self._template.ids(text)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of tokens, special ones included."""
+        return self._template.decode(ids)
+
+    # -- inside --------------------------------------------------------------------------------
+
+    def _rendered(self, messages: Sequence[Message], tools: Sequence[Any] | None) -> Rendered:
         items = media_items(messages)
         self._template.check(items)
         self._template.check_text(messages)
@@ -68,10 +105,6 @@ class Conversations:
         pieces = self._pieces(ids, stable, list(zip(spans, media, strict=True)), owners, closed)
         segments = tuple(self._segment(ids, start, stop, of, owners, messages) for start, stop, of in pieces)
         return Rendered(torch.tensor(ids, dtype=torch.int64), segments, stable, turns, tags)
-
-    def media(self, item: Mapping[str, Any]) -> Media:
-        """Tokens, pixels and digest of a picture or video item of a message."""
-        return self._media.of(item)
 
     # -- cutting -------------------------------------------------------------------------------
 
@@ -249,7 +282,7 @@ class Conversations:
 
     def _line_ends(self, ids: Sequence[int]) -> set[int]:
         for i in set(ids) - self._line_end.keys():
-            self._line_end[i] = self._template.decode(i).endswith("\n")
+            self._line_end[i] = self._template.decode([i]).endswith("\n")
         return {i for i in set(ids) if self._line_end[i]}
 
     def _check_together(
@@ -257,15 +290,15 @@ class Conversations:
     ) -> None:
         """Once for each mixture of media: the processor makes of all together what it makes of each.
 
-        Raises ModalityNotSupported where it does not: no chunk of such a prompt has KV of its own.
+        Raises NotSegmentable where it does not: no chunk of such a prompt has KV of its own.
         """
         mixture = tuple(sorted({f"{m.kind} {len(m.ids)}" for m in media}))
         if mixture in self._checked:
             return
         text = self._template.render(messages, tools=tools, generation=True)
         whole = self._media.together(text, media_items(messages))
-        if whole != ids:
-            raise ModalityNotSupported(
+        if whole["input_ids"][0].tolist() != ids:
+            raise NotSegmentable(
                 f"{type(self._template.processor).__name__} makes other tokens of {len(media)} pictures and "
                 "clips together than of each alone: send pictures of one size, or this conversation uncached"
             )

@@ -56,8 +56,8 @@ class MediaTokens:
         self._held.move_to_end(name)
         return self._held[name]
 
-    def together(self, text: str, items: Sequence[Mapping[str, Any]]) -> list[int]:
-        """Token ids of a whole prompt with all its media, in one call of the processor."""
+    def together(self, text: str, items: Sequence[Mapping[str, Any]]) -> dict[str, torch.Tensor]:
+        """Model inputs of a whole prompt with all its media, in one call of the processor."""
         sources = [(str(item["type"]), _source(item)) for item in items]
         images = [load_image(source) for kind, source in sources if kind == "image"]
         clips = [_clip(source) for kind, source in sources if kind == "video"]
@@ -65,8 +65,7 @@ class MediaTokens:
         special = not (bos is not None and text.startswith(bos))
         with self._template.exclusive.alone():
             made = self._template.processor(text=[text], **_given(images, clips), add_special_tokens=special)
-        ids: list[int] = torch.as_tensor(made["input_ids"]).reshape(-1).tolist()
-        return ids
+        return {name: torch.as_tensor(value) for name, value in made.items()}
 
     def _made(self, kind: str, name: str, pixels: Any) -> Media:
         given = _given([pixels], []) if kind == "image" else _given([], [pixels])

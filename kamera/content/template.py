@@ -86,10 +86,10 @@ class ChatTemplate:
             ids: list[int] = self.tokenizer(text, add_special_tokens=special)["input_ids"]
         return ids
 
-    def decode(self, token: int) -> str:
-        """The text of one token."""
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of tokens, special ones included."""
         with self.exclusive.alone():
-            return str(self.tokenizer.decode([token]))
+            return str(self.tokenizer.decode(list(ids), clean_up_tokenization_spaces=False))
 
     def opener(self) -> int | None:
         """The special token that opens a turn; None where the template opens them with none."""

@@ -3,6 +3,7 @@
 from kamera.edits import policies
 from kamera.edits.difference import Difference, difference
 from kamera.edits.directive import Directive, Edit, Mode, Snap, Unit, resolve
+from kamera.edits.messages import edited_messages
 from kamera.edits.pieces import Fresh, Kept, Piece, pieces
 from kamera.edits.policy import EditPolicy, edited
 
@@ -19,6 +20,7 @@ __all__ = [
     "Unit",
     "difference",
     "edited",
+    "edited_messages",
     "pieces",
     "policies",
     "resolve",

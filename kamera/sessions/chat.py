@@ -2,24 +2,41 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
 
 import torch
 
 from kamera.backbones import Backbone, Chunk
-from kamera.content import Conversations, Message, Rendered, Segment
+from kamera.content import Conversations, Message, Rendered
 from kamera.content.template import media_items
-from kamera.edits import Difference, EditPolicy, difference, edited
+from kamera.edits import Directive, EditPolicy, Snap, difference, edited, edited_messages
 from kamera.errors import ProcessorRequired
+from kamera.sessions.anchors import Anchors
+from kamera.sessions.layout import Layout, Run, anchor_ids, anchor_segments, laid_out, question
 from kamera.sessions.tool_calls import tool_calls
 from kamera.sessions.turn import Turn, TurnReport, turn_report
+from kamera.sessions.uncached import UNCACHEABLE, plain_answer, plain_logits
 from kamera.store import ChunkStore
 from kamera.window import KameraWindow, ReusePolicy, Slot
 from kamera.window.policy import OnLeave
 
 SessionMode = Literal["amortize", "repair", "forget", "auto"]
 _ON_LEAVE: dict[str, OnLeave] = {"amortize": "keep", "repair": "repair", "forget": "exact"}
+_STRICTNESS: tuple[OnLeave, ...] = ("keep", "repair", "exact")
+
+
+@dataclass(frozen=True, eq=False)
+class State:
+    """All that a turn changes. ``ids`` are the last prompt's tokens, ``layout`` what the window holds."""
+
+    messages: tuple[dict[str, Any], ...] = ()
+    turn: int = 0
+    ids: torch.Tensor | None = None
+    layout: Layout | None = None
+    window: KameraWindow | None = None
 
 
 class ChatSession:
@@ -32,8 +49,14 @@ class ChatSession:
     patches them to what stands there now, ``"forget"`` prefills them (equal to a run that never saw it),
     ``"auto"`` takes the cheapest that the reuse policy admits.
 
-    After an error the session is as it was. It is used from one thread at a time. Raises
-    ProcessorRequired for a backbone without a processor or chat template.
+    ``uncached=True`` lets the plain model answer a prompt that no window can hold (it cannot be cut, its
+    text spells a special token, it is longer than ``max_tokens``, …): `TurnReport.uncached` says why. The
+    default raises what was refused, as a turn that prefills everything is a cost that a caller should ask
+    for.
+
+    A turn works on a branch of the window and takes its place when the answer is whole: after an error, or
+    a streamer that raises, the session is as it was. It is used from one thread at a time; `fork` may be
+    called meanwhile. Raises ProcessorRequired for a backbone without a processor or chat template.
     """
 
     def __init__(
@@ -46,41 +69,67 @@ class ChatSession:
         policy: ReusePolicy | None = None,
         edit_policy: EditPolicy | None = None,
         max_tokens: int | None = None,
+        uncached: bool = False,
     ) -> None:
-        if mode not in get_args(SessionMode):
-            raise ValueError(f"mode {mode!r} is none of {', '.join(get_args(SessionMode))}")
-        if backbone.processor is None:
-            raise ProcessorRequired(
-                "a conversation needs the model's chat template: give the backbone its processor "
-                "(Backbone(model, processor))"
-            )
-        self.backbone = backbone
-        self.store = store
+        conversations = conversations_of(backbone)
+        anchors = Anchors(backbone, store, max_tokens=max_tokens, policy=policy)
+        self._set_up(anchors, conversations, tools, mode, edit_policy, uncached)
+
+    @classmethod
+    def among(
+        cls,
+        anchors: Anchors,
+        conversations: Conversations,
+        *,
+        tools: Sequence[Any] | None = None,
+        mode: SessionMode = "auto",
+        edit_policy: EditPolicy | None = None,
+        uncached: bool = False,
+    ) -> ChatSession:
+        """One of several sessions that share their system prompts and what their pictures became."""
+        session = cls.__new__(cls)
+        session._set_up(anchors, conversations, tools, mode, edit_policy, uncached)
+        return session
+
+    def _set_up(
+        self,
+        anchors: Anchors,
+        conversations: Conversations,
+        tools: Sequence[Any] | None,
+        mode: SessionMode,
+        edit_policy: EditPolicy | None,
+        uncached: bool,
+    ) -> None:
+        check_mode(mode)
+        self.backbone = anchors.backbone
+        self.store = anchors.store
         self.tools = tools
         self.mode: SessionMode = mode
-        self._conversations = Conversations(backbone.processor)
-        self._policy = policy
+        self.uncached = uncached
+        self._anchors = anchors
+        self._conversations = conversations
         self._edit_policy = edit_policy
-        self._max_tokens = max_tokens
-        self._messages: tuple[dict[str, Any], ...] = ()
-        self._prompt: Rendered | None = None
-        self._window: KameraWindow | None = None
-        self._turn = 0
+        self._state = State()
 
     @property
     def messages(self) -> list[dict[str, Any]]:
         """The history, answers included, before any edit policy."""
-        return [dict(message) for message in self._messages]
+        return [dict(message) for message in self._state.messages]
 
     @property
     def prompt_ids(self) -> torch.Tensor:
         """Tokens of the last prompt, int64 ``[tokens]``: those of the chat template over the conversation."""
-        return torch.empty(0, dtype=torch.int64) if self._prompt is None else self._prompt.ids
+        ids = self._state.ids
+        return torch.empty(0, dtype=torch.int64) if ids is None else ids
 
     @property
     def window(self) -> KameraWindow | None:
-        """The window that holds the last prompt; None before the first turn."""
-        return self._window
+        """The window that holds the last prompt that one could hold; None before the first."""
+        return self._state.window
+
+    def rendered(self) -> Rendered:
+        """The history as the chat template has it, cut into segments: what directives count in."""
+        return self._conversations.render(self._state.messages, tools=self.tools)
 
     def send(
         self, messages: str | Message | Sequence[Message], *, append: bool = False, **options: Any
@@ -89,115 +138,157 @@ class ChatSession:
 
         ``messages`` is the whole history as the client has it now, edited or not. Text and a single message
         are what is new; with ``append`` a list is, too. ``options`` (max_new_tokens, do_sample, stop_strings,
-        streamer, …) go to ``generate`` of transformers. Raises EditPolicyFailed, and what
-        `Conversations.render` and the window raise.
+        streamer, …) go to ``generate`` of transformers. Raises EditPolicyFailed, `ValueError` for more than
+        one sequence, and what `Conversations.render` and the window raise.
         """
-        history = self._history(messages, append)
-        report, window, prompt = self._show(history)
+        if int(options.get("num_return_sequences") or 1) > 1:
+            raise ValueError(f"num_return_sequences={options['num_return_sequences']}: a turn has one answer")
         if "stop_strings" in options:
             options.setdefault("tokenizer", getattr(self.backbone.processor, "tokenizer", None))
-        text = window.generate(prompt.ids[_question(prompt) :], **options)
-        calls = tool_calls(text)
-        self._messages = (*history, {"role": "assistant", "content": text})
-        self._turn += 1
-        return Turn(text, calls, report)
+        history = self._history(messages, append)
+        shaped = self._shaped(history)
+        try:
+            state, report = self._shown(shaped, [self.mode])
+        except UNCACHEABLE as error:
+            if not self.uncached:
+                raise
+            inputs = self._conversations.whole(shaped, tools=self.tools)
+            text, report = plain_answer(self.backbone, inputs, error, **options)
+            state = replace(self._state, ids=inputs["input_ids"][0].cpu())
+        else:
+            text = _asked(state).generate(_question(state), **options)
+        said = {"role": "assistant", "content": text}
+        self._state = replace(state, messages=(*history, said), turn=state.turn + 1)
+        return Turn(text, tool_calls(text), report)
 
     def next_token_logits(
         self, messages: str | Message | Sequence[Message], *, append: bool = False
     ) -> torch.Tensor:
         """Logits ``[vocabulary]`` of the first token of an answer; nothing joins the history."""
-        _, window, prompt = self._show(self._history(messages, append))
-        return window.next_token_logits(prompt.ids[_question(prompt) :])
+        shaped = self._shaped(self._history(messages, append))
+        try:
+            state, _ = self._shown(shaped, [self.mode])
+        except UNCACHEABLE:
+            if not self.uncached:
+                raise
+            return plain_logits(self.backbone, self._conversations.whole(shaped, tools=self.tools))
+        logits = _asked(state).next_token_logits(_question(state))
+        self._state = state
+        return logits
+
+    def edit(self, directives: Sequence[Directive], *, snap: Snap = "refuse") -> TurnReport:
+        """Carry out directives on the history, and on the window behind it.
+
+        They count in `rendered`, as it is before any of them; `edited_messages` says which there are. Of
+        several modes the strictest holds for all: what stands behind one edit stands behind those in front.
+        Raises InvalidDirective, and what `send` raises for a prompt that no window can hold.
+        """
+        history = edited_messages(
+            self._conversations, self._state.messages, directives, tools=self.tools, snap=snap
+        )
+        state, report = self._shown(self._shaped(history), [d.mode for d in directives])
+        self._state = replace(state, messages=tuple(history))
+        return report
+
+    def fork(self) -> ChatSession:
+        """A session of the same history, which goes its own way: nothing is copied.
+
+        Of a session that is answering meanwhile, the history before.
+        """
+        return copy.copy(self)  # no turn writes in a window that a session shows
 
     # -- inside --------------------------------------------------------------------------------
 
     def _history(
         self, messages: str | Message | Sequence[Message], append: bool
     ) -> tuple[dict[str, Any], ...]:
+        before = self._state.messages
         if isinstance(messages, str):
-            return (*self._messages, {"role": "user", "content": messages})
+            return (*before, {"role": "user", "content": messages})
         if isinstance(messages, Mapping):
-            return (*self._messages, dict(messages))
+            return (*before, dict(messages))
         given = tuple(dict(message) for message in messages)
-        return (*self._messages, *given) if append else given
+        return (*before, *given) if append else given
 
-    def _show(self, history: Sequence[Message]) -> tuple[TurnReport, KameraWindow, Rendered]:
-        """Make the window hold the prompt of ``history``; on an error it holds the one before."""
-        shaped: list[Message] = list(history)
-        if self._edit_policy is not None:
-            shaped = [*edited(self._edit_policy, shaped, self._turn)]
-        prompt = self._conversations.render(shaped, tools=self.tools)
-        first = _anchor_segments(prompt)
-        fresh = self._window is None or self._anchored(prompt, first)
-        window = self._opened(prompt, first) if fresh else self._window
-        assert window is not None
-        before = window.slots
+    def _shaped(self, history: Sequence[Message]) -> list[Message]:
+        """The history as the edit policy wants it."""
+        if self._edit_policy is None:
+            return list(history)
+        return [*edited(self._edit_policy, history, self._state.turn)]
+
+    def _shown(self, shaped: Sequence[Message], modes: Sequence[str]) -> tuple[State, TurnReport]:
+        """The state with a window that holds the prompt of ``shaped``; the present one is untouched.
+
+        What stands behind a change is brought by the strictest of ``modes``.
+        """
+        old, prompt = self._state, self._conversations.render(shaped, tools=self.tools)
+        before = old.layout
+        if old.window is None or before is None or anchor_ids(before.prompt) != anchor_ids(prompt):
+            before, first = None, anchor_segments(prompt)
+            stop = prompt.segments[first - 1].stop if first else 0
+            window, anchor = self._anchors.open(prompt.ids[:stop]), 0
+        else:
+            window = self._anchors.fork(old.window)
+            anchor = window.anchor.length
+        slots, on_leave = window.slots, _on_leave(modes, window)
+        pieces = laid_out(prompt, before, join=on_leave == "exact")
         media = {m.digest: m.inputs for m in map(self._conversations.media, media_items(shaped))}
-        order: list[Slot | Chunk] = []
-        slots = {} if fresh else self._standing(prompt)
-        for index, segment in enumerate(prompt.segments):
-            if index < first or segment.start >= _question(prompt):
-                continue
-            order.append(slots[index] if index in slots else self._chunk(prompt, segment, media))
-        report = window.arrange(order, on_leave=self._on_leave(window))
-        self._window, self._prompt = window, prompt
-        anchor = 0 if fresh else window.anchor.length
-        total = turn_report(before, report, anchor, prompt.num_tokens, window.guarantee)
-        return total, window, prompt
+        order: list[Slot | Chunk] = [
+            self._chunk(prompt, run, media) if slot is None else slots[slot] for run, slot in pieces
+        ]
+        report = window.arrange(order, on_leave=on_leave)
+        layout = Layout(prompt, tuple(run for run, _ in pieces))
+        left = 0 if before is None else _left(before, prompt)
+        total = turn_report(slots, report, anchor, prompt.num_tokens, left, window.guarantee)
+        return replace(old, ids=prompt.ids, layout=layout, window=window), total
 
-    def _standing(self, prompt: Rendered) -> dict[int, Slot]:
-        """Which slot of the window holds which segment of the new prompt."""
-        assert self._prompt is not None and self._window is not None
-        change: Difference = difference(self._prompt, prompt)
-        first = _anchor_segments(self._prompt)
-        slots = self._window.slots
-        held = range(first, first + len(slots))
-        return {j: slots[i - first] for i, j in (*change.kept, *change.moved) if i in held}
-
-    def _anchored(self, prompt: Rendered, first: int) -> bool:
-        """Whether the new prompt begins otherwise than the window."""
-        assert self._prompt is not None
-        old = self._prompt.segment_ids()[: _anchor_segments(self._prompt)]
-        return old != prompt.segment_ids()[:first]
-
-    def _opened(self, prompt: Rendered, first: int) -> KameraWindow:
-        stop = prompt.segments[first - 1].stop if first else 0
-        return KameraWindow(
-            self.backbone,
-            self.store,
-            prompt.ids[:stop],
-            max_tokens=self._max_tokens,
-            policy=self._policy,
-        )
-
-    def _chunk(
-        self, prompt: Rendered, segment: Segment, media: Mapping[str, Mapping[str, torch.Tensor]]
-    ) -> Chunk:
-        inputs = {} if segment.media is None else dict(media[segment.media])
+    def _chunk(self, prompt: Rendered, run: Run, media: Mapping[str, Mapping[str, torch.Tensor]]) -> Chunk:
+        first, last = prompt.segments[run[0]], prompt.segments[run[1] - 1]
+        inputs = {} if first.media is None else dict(media[first.media])
         accepted = set(self.backbone.builder.accepted)
         given = {name: value for name, value in inputs.items() if name in accepted}
-        return self.backbone.chunk_from_tensors(prompt.tokens(segment), label=segment.role, **given)
-
-    def _on_leave(self, window: KameraWindow) -> OnLeave:
-        if self.mode != "auto":
-            return _ON_LEAVE[self.mode]
-        minimum = window.policy.minimum
-        return "exact" if minimum == "exact" else "repair" if minimum in ("patched", "orbit") else "keep"
+        ids = prompt.ids[first.start : last.stop]
+        return self.backbone.chunk_from_tensors(ids, label=first.role, **given)
 
 
-def _question(prompt: Rendered) -> int:
-    """Where the tokens begin that are asked behind the window: at the generation prompt.
+def _on_leave(modes: Sequence[str], window: KameraWindow) -> OnLeave:
+    """The strictest of ``modes``; a window that serves exact KV only has no other."""
+    minimum = window.policy.minimum
+    auto: OnLeave = "repair" if minimum in ("patched", "orbit") else "keep"
+    if minimum == "exact":
+        return "exact"
+    return max((_ON_LEAVE.get(mode, auto) for mode in modes), key=_STRICTNESS.index, default="keep")
 
-    Where the template writes none, the last segment is asked.
-    """
-    return prompt.stable if prompt.stable < prompt.num_tokens else prompt.segments[-1].start
+
+def conversations_of(backbone: Backbone) -> Conversations:
+    """What renders for a backbone. Raises ProcessorRequired where it cannot."""
+    if backbone.processor is None:
+        raise ProcessorRequired(
+            "a conversation needs the model's chat template: give the backbone its processor "
+            "(Backbone(model, processor))"
+        )
+    return Conversations(backbone.processor)
 
 
-def _anchor_segments(prompt: Rendered) -> int:
-    """How many segments in front are the template's own or a system message's text."""
-    count = 0
-    for segment in prompt.segments:
-        if segment.role not in ("", "system", "developer") or segment.media is not None:
-            break
-        count += 1
-    return count
+def check_mode(mode: str) -> None:
+    """Raise `ValueError` for a mode there is not."""
+    if mode not in get_args(SessionMode):
+        raise ValueError(f"mode {mode!r} is none of {', '.join(get_args(SessionMode))}")
+
+
+def _asked(state: State) -> KameraWindow:
+    assert state.window is not None
+    return state.window
+
+
+def _question(state: State) -> torch.Tensor:
+    assert state.layout is not None
+    prompt = state.layout.prompt
+    return prompt.ids[question(prompt) :]
+
+
+def _left(before: Layout, prompt: Rendered) -> int:
+    """Tokens of the segments that the window held and the prompt no longer has."""
+    held = {i for start, stop in before.runs for i in range(start, stop)}
+    gone = difference(before.prompt, prompt).removed
+    return sum(before.prompt.segments[i].num_tokens for i in gone if i in held)

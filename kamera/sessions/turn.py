@@ -17,7 +17,8 @@ class TurnReport:
     ``patched`` (a stored patch behind new antecedents, no forward), ``prefilled``. ``left`` are the tokens
     of what the prompt no longer has. ``forwards``, ``tokens_recomputed`` (canonicals formed on the way
     included) and ``vision_encodes`` are counted where the work happens, the answer's own not among them.
-    ``guarantee`` is the weakest in the window.
+    ``guarantee`` is the weakest in the window. ``uncached`` says why the plain model answered in the window's
+    place (``session.send`` with ``uncached=True``); None where the window did.
     """
 
     kept: int
@@ -31,23 +32,28 @@ class TurnReport:
     seconds: float
     guarantee: Guarantee
     notes: tuple[str, ...] = ()
+    uncached: str | None = None
 
 
 @dataclass(frozen=True)
 class Turn:
-    """An answer: its text, the tool calls in it, and the report of its prompt."""
+    """An answer: its text, the tool calls in it, and the report of its prompt.
+
+    ``session_id`` names the session of a `SessionPool` that gave it.
+    """
 
     text: str
     tool_calls: tuple[dict[str, Any], ...]
     report: TurnReport
+    session_id: str | None = None
 
 
 def turn_report(
-    before: Sequence[Slot], report: Report, anchor: int, prompt: int, guarantee: Guarantee
+    before: Sequence[Slot], report: Report, anchor: int, prompt: int, left: int, guarantee: Guarantee
 ) -> TurnReport:
     """The report of an operation that led from the slots ``before`` to a prompt of ``prompt`` tokens.
 
-    ``anchor`` tokens were kept; the tokens behind the slots are prefilled with the question.
+    ``anchor`` tokens were kept, ``left`` went; the tokens behind the slots are prefilled with the question.
     """
     was = {slot.number: slot for slot in before}
     kept, turned, patched = anchor, 0, 0
@@ -59,13 +65,12 @@ def turn_report(
             kept += slot.length
         else:
             turned += slot.length
-    gone = was.keys() - {slot.number for slot in report.slots}
     return TurnReport(
         kept=kept,
         turned=turned,
         patched=patched,
         prefilled=prompt - kept - turned - patched,
-        left=sum(was[number].length for number in gone),
+        left=left,
         forwards=report.forwards,
         tokens_recomputed=report.tokens_recomputed,
         vision_encodes=report.vision_encodes,

@@ -153,7 +153,7 @@ class LiveCache:
         runs: list[tuple[int, int, int]] = []  # to, from, tokens
         for place, span in zip(self._places(wanted, 0), wanted, strict=True):
             there, held = stood.get(id(span.copy.kv), (0, None))
-            if held is None or not span.same_source(held) or span.offset != held.offset:
+            if not span.length or held is None or not span.same_source(held) or span.offset != held.offset:
                 continue
             if source is room and there <= place:
                 continue

@@ -1,0 +1,197 @@
+"""Directives carried out on messages: what a conversation must say so that its prompt reads as asked."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from kamera.content import Conversations, Message, Rendered, Segment
+from kamera.edits.directive import Directive, Edit, Snap, resolve
+from kamera.errors import InvalidDirective
+
+_Messages = list[dict[str, Any] | None]
+
+
+def edited_messages(
+    conversations: Conversations,
+    messages: Sequence[Message],
+    directives: Sequence[Directive],
+    *,
+    tools: Sequence[Any] | None = None,
+    snap: Snap = "refuse",
+) -> list[dict[str, Any]]:
+    """The messages after ``directives``, which count in the prompt that `Conversations.render` makes of them.
+
+    A span of messages leaves; with a text as replacement its first message stays and says that. A span of
+    segments or tokens takes whole messages, pictures and parts of texts. What it leaves is rendered again,
+    and must be the prompt with the span replaced, token for token. Raises InvalidDirective where no change
+    of the messages does that, and what `resolve` raises.
+    """
+    rendered = conversations.render(messages, tools=tools)
+    resolve(directives, rendered, conversations.tokenize, snap=snap)  # all together: none may overlap
+    edits = [(d, resolve([d], rendered, conversations.tokenize, snap=snap)[0]) for d in directives]
+    edits.sort(key=lambda pair: -pair[1].start)  # from behind: what stands in front keeps its place
+    out: _Messages = [dict(m) for m in messages]
+    inner = [edit for directive, edit in edits if directive.unit != "messages"]
+    for edit in inner:
+        _cut(out, edit, rendered, conversations)
+    if inner:
+        _check(conversations, _left(out), rendered, inner, tools)
+    for directive, _ in edits:
+        if directive.unit == "messages":
+            _replace(out, directive)
+    return _left(out)
+
+
+def _left(messages: _Messages) -> list[dict[str, Any]]:
+    left = [m for m in messages if m is not None]
+    if not left:
+        raise InvalidDirective("the directives leave no message: keep at least one")
+    return left
+
+
+def _replace(out: _Messages, directive: Directive) -> None:
+    start, end, text = directive.start, directive.end, directive.replacement
+    if text is not None and not isinstance(text, str):
+        raise InvalidDirective(f"messages {start}:{end} become token ids, which no message holds: give text")
+    if text is not None and start == end:
+        raise InvalidDirective(
+            f"a message before message {start} needs a role: send the history with it in its place"
+        )
+    first = out[start] if text is not None else None
+    out[start:end] = [None] * (end - start)
+    if first is not None:
+        out[start] = {**first, "content": text}
+
+
+def _cut(out: _Messages, edit: Edit, rendered: Rendered, conversations: Conversations) -> None:
+    """Take the tokens of ``edit`` out of the messages, and put its replacement in their place as text."""
+    said: str | None = conversations.decode(edit.replacement) if edit.replacement else None
+    touched = [s for s in rendered.segments if s.start < edit.stop and edit.start < s.stop]
+    if not touched:  # nothing leaves: what comes stands at the end of the text in front
+        touched = [s for s in rendered.segments if s.start <= edit.start <= s.stop][:1]
+    whole = [span for span in _owners(touched) if _covers(edit, rendered, span)]
+    for span in whole:
+        out[span[0] : span[1]] = [None] * (span[1] - span[0])
+    places: list[tuple[Segment, int, int]] = []
+    for segment in touched:
+        if segment.messages in whole:
+            continue
+        start, stop = max(segment.start, edit.start), min(segment.stop, edit.stop)
+        last = places[-1] if places else None
+        if last and last[0].messages == segment.messages and last[0].media is None is segment.media:
+            places[-1] = (last[0], last[1], stop)
+        else:
+            places.append((segment, start, max(start, stop)))
+    if said is not None and not places:
+        raise InvalidDirective(
+            f"tokens {edit.start}:{edit.stop} are whole messages, and text outside of a message is none: "
+            'give unit="messages"'
+        )
+    for number, (segment, start, stop) in reversed(list(enumerate(places))):
+        text = said if number == 0 else None
+        if segment.media is not None and start < stop:
+            _replace_media(out, rendered, segment, text)
+        else:
+            _replace_text(out, rendered, segment, (start, stop), text or "", conversations)
+
+
+def _owners(segments: Sequence[Segment]) -> list[tuple[int, int]]:
+    return [span for span in dict.fromkeys(s.messages for s in segments) if span[0] < span[1]]
+
+
+def _covers(edit: Edit, rendered: Rendered, span: tuple[int, int]) -> bool:
+    """Whether every token of the messages ``span`` goes."""
+    held = [s for s in rendered.segments if s.messages == span]
+    return edit.start <= held[0].start and held[-1].stop <= edit.stop
+
+
+def _replace_media(out: _Messages, rendered: Rendered, segment: Segment, text: str | None) -> None:
+    index = _owner(segment)
+    order = [s for s in rendered.segments if s.media is not None and s.messages == segment.messages]
+    nth = order.index(segment)
+    message = out[index]
+    assert message is not None
+    items = list(message["content"])
+    # a picture behind it may have gone already, one in front has not
+    where = [i for i, item in enumerate(items) if _is_media(item)]
+    items[where[nth] : where[nth] + 1] = [] if text is None else [{"type": "text", "text": text}]
+    out[index] = {**message, "content": items}
+
+
+def _replace_text(
+    out: _Messages,
+    rendered: Rendered,
+    segment: Segment,
+    span: tuple[int, int],
+    text: str,
+    conversations: Conversations,
+) -> None:
+    index = _owner(segment)
+    message = out[index]
+    assert message is not None
+    begin = next(s.start for s in rendered.segments if s.messages == segment.messages)
+    ids = rendered.ids.tolist()
+    gone = conversations.decode(ids[span[0] : span[1]])
+    before = conversations.decode(ids[begin : span[0]])
+    content = message.get("content")
+    items = [{"type": "text", "text": content}] if isinstance(content, str) else list(content or [])
+    best: tuple[int, int] | None = None  # item and place in its text
+    for i, item in enumerate(items):
+        said = item.get("text") if isinstance(item, dict) else None
+        for at in _places(said, gone) if isinstance(said, str) else ():
+            # what stands in front of the span is the template's opening, then this text up to the place
+            if before.endswith(said[:at].lstrip()) and (best is None or at > best[1]):
+                best = (i, at)
+    if best is None:
+        raise InvalidDirective(
+            f"tokens {span[0]}:{span[1]} are {gone[:40]!r}, which stands in no text of message {index}: the "
+            "template wrote it; edit the whole message"
+        )
+    item, at = best
+    old: str = items[item]["text"]
+    kept = old[:at] + text + old[at + len(gone) :]
+    items[item] = {**items[item], "text": kept}
+    out[index] = {**message, "content": kept if isinstance(content, str) else items}
+
+
+def _places(text: str, part: str) -> list[int]:
+    """Where ``part`` begins in ``text``, every time."""
+    found, at = [], text.find(part)
+    while at >= 0:
+        found.append(at)
+        at = text.find(part, at + 1)
+    return found
+
+
+def _owner(segment: Segment) -> int:
+    first, last = segment.messages
+    if last - first != 1:
+        raise InvalidDirective(
+            f"tokens {segment.start}:{segment.stop} are of messages {first}:{last}, which the template "
+            "renders in one piece: edit those messages"
+        )
+    return first
+
+
+def _is_media(item: Any) -> bool:
+    return not (isinstance(item, dict) and (item.get("type") == "text" or set(item) == {"text"}))
+
+
+def _check(
+    conversations: Conversations,
+    messages: Sequence[Message],
+    before: Rendered,
+    edits: Sequence[Edit],
+    tools: Sequence[Any] | None,
+) -> None:
+    wanted = before.ids[: before.stable].tolist()
+    for edit in edits:  # from behind
+        wanted[edit.start : edit.stop] = edit.replacement
+    after = conversations.render(messages, tools=tools)
+    if after.ids[: after.stable].tolist() != wanted:
+        spans = ", ".join(f"{e.start}:{e.stop}" for e in edits)
+        raise InvalidDirective(
+            f"no change of the messages has the effect of the directives on tokens {spans}: the template or "
+            'the tokenizer writes others; edit whole segments, or give unit="messages"'
+        )

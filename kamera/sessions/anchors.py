@@ -1,0 +1,64 @@
+"""Windows of nothing but a system prompt: prefilled once, forked for every session that begins with it."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+
+import torch
+
+from kamera.backbones import Backbone
+from kamera.ops.digest import tensor_digest
+from kamera.store import ChunkStore
+from kamera.window import KameraWindow, ReusePolicy, WindowMemory
+
+
+class Anchors:
+    """Opens and forks the windows of sessions that share a backbone, a store and a policy.
+
+    The last ``held`` system prompts are kept. Threads may share one.
+    """
+
+    def __init__(
+        self,
+        backbone: Backbone,
+        store: ChunkStore,
+        *,
+        max_tokens: int | None = None,
+        policy: ReusePolicy | None = None,
+        held: int = 1,
+    ) -> None:
+        self.backbone = backbone
+        self.store = store
+        self.prefilled = 0
+        self.max_tokens = max_tokens
+        self.policy = policy
+        self._held = held
+        self._lock = threading.RLock()
+        self._windows: OrderedDict[str, KameraWindow] = OrderedDict()
+
+    def open(self, ids: torch.Tensor) -> KameraWindow:
+        """A window behind the anchor ``ids`` ``[tokens]``, with no chunk in it."""
+        name = tensor_digest(ids)
+        with self._lock:
+            if name not in self._windows:
+                self._windows[name] = KameraWindow(
+                    self.backbone, self.store, ids, max_tokens=self.max_tokens, policy=self.policy
+                )
+                self.prefilled += 1
+            self._windows.move_to_end(name)
+            while len(self._windows) > self._held:
+                self._windows.popitem(last=False)
+            return self._windows[name].fork()
+
+    # a window's forks know of one another, so no two threads may make or measure them at once
+
+    def fork(self, window: KameraWindow) -> KameraWindow:
+        """A branch of a window that was opened here."""
+        with self._lock:
+            return window.fork()
+
+    def memory(self, window: KameraWindow) -> WindowMemory:
+        """The bytes of a window that was opened here."""
+        with self._lock:
+            return window.memory()

@@ -1,0 +1,157 @@
+"""Directives edit a session's history and the window behind it, or are refused and change nothing."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kamera.edits import Directive
+from kamera.errors import InvalidDirective
+from tests.backbones.compare import relative
+from tests.content.templates import AGENT, LONG_TALK, TOOLS, screens
+from tests.sessions.rig import FULL, plain_logits, seeing, session, speaking
+
+GREEDY = {"max_new_tokens": 2, "do_sample": False}
+
+
+def _shown(messages, backbone=None, **options):
+    chat = session(backbone or seeing(), **options)
+    chat.next_token_logits(messages)
+    chat.send(messages, **GREEDY)
+    return chat
+
+
+def _agrees(chat) -> None:
+    wanted = plain_logits(chat.backbone, chat.messages, chat.tools)
+    assert relative(chat.next_token_logits(chat.messages), wanted) <= 1e-4
+
+
+def _media(chat) -> list[int]:
+    return [i for i, s in enumerate(chat.rendered().segments) if s.media is not None]
+
+
+def test_messages_leave_and_the_next_answer_never_saw_them():
+    chat = _shown(screens(3))
+    before = chat.messages
+    report = chat.edit([Directive(1, 3, unit="messages", mode="forget")])
+    assert chat.messages == [before[0], *before[3:]] and report.left > 20 and report.vision_encodes == 0
+    _agrees(chat)
+
+
+def test_a_text_stands_in_a_messages_place():
+    chat = _shown(LONG_TALK, speaking("headers"))
+    chat.edit([Directive(1, 4, "cut", unit="messages", mode="forget")])
+    assert [m["content"] for m in chat.messages[:3]] == [
+        LONG_TALK[0]["content"],
+        "cut",
+        LONG_TALK[4]["content"],
+    ]
+    _agrees(chat)
+
+
+def test_a_picture_is_a_segment_and_leaves_by_its_index():
+    chat = _shown(screens(3))
+    chat.edit([Directive(_media(chat)[1], _media(chat)[1] + 1, "[omitted]", unit="segments", mode="forget")])
+    assert chat.messages[3]["content"] == [
+        {"type": "text", "text": "step 1"},
+        {"type": "text", "text": "[omitted]"},
+    ]
+    _agrees(chat)
+
+
+def test_tokens_inside_of_a_text_leave_it():
+    chat = _shown(LONG_TALK, speaking("headers"))
+    rendered, wanted = chat.rendered(), chat.rendered().ids.tolist()
+    inside = [s for s in rendered.segments if s.messages == (3, 4)]
+    start, stop = inside[1].start + 4, inside[2].start + 9
+    chat.edit([Directive(start, stop, "NOTE", mode="forget")])
+    wanted[start:stop] = chat.backbone.processor("NOTE", add_special_tokens=False)["input_ids"]
+    assert chat.rendered().ids.tolist() == wanted and "NOTE" in chat.messages[3]["content"]
+    _agrees(chat)
+
+
+def test_a_word_that_stands_there_often_changes_in_its_place():
+    chat = _shown([{"role": "user", "content": "ho ho ho ho"}], speaking("headers"))
+    body = chat.rendered().tags[0][1]
+    chat.edit([Directive(body + 6, body + 8, "ha", mode="forget")])
+    assert chat.messages[0]["content"] == "ho ho ha ho"
+
+
+def test_several_directives_count_in_one_prompt():
+    chat = _shown(screens(4))
+    first, last = _media(chat)[0], _media(chat)[3]
+    chat.edit(
+        [
+            Directive(first, first + 1, unit="segments", mode="forget"),
+            Directive(3, 4, "gone", unit="messages"),
+            Directive(last, last + 1, "[b]", unit="segments"),
+        ]
+    )
+    contents = [m["content"] for m in chat.messages]
+    assert contents[1] == [{"type": "text", "text": "step 0"}] and contents[3] == "gone"
+    assert contents[7][1] == {"type": "text", "text": "[b]"}
+    _agrees(chat)
+
+
+def test_the_strictest_mode_holds_for_all():
+    chat = _shown(screens(3), policy=FULL, mode="amortize")
+    chat.edit([Directive(1, 2, unit="messages", mode="amortize")])
+    assert chat.window.guarantee == "survivor"
+    chat = _shown(screens(3), policy=FULL, mode="amortize")
+    both = [
+        Directive(1, 2, unit="messages", mode="amortize"),
+        Directive(4, 5, unit="messages", mode="forget"),
+    ]
+    chat.edit(both)
+    assert chat.window.guarantee == "exact"
+
+
+@pytest.mark.parametrize(
+    ("directives", "says"),
+    [
+        ([Directive(1, 2, [5, 6], unit="messages")], "give text"),
+        ([Directive(1, 1, "hi", unit="messages")], "needs a role"),
+        ([Directive(0, 7, unit="messages")], "leave no message"),
+        ([Directive(2, 3, unit="messages")], "renders messages 2:4 in one piece"),
+        ([Directive(0, 2, unit="messages"), Directive(1, 2, unit="messages")], "overlap"),
+    ],
+)
+def test_what_no_change_of_messages_does_is_refused(directives, says):
+    chat = _shown(AGENT, speaking("thinking"), tools=TOOLS)
+    before, ids, slots = chat.messages, chat.prompt_ids, chat.window.slots
+    with pytest.raises(InvalidDirective, match=says):
+        chat.edit(directives)
+    assert chat.messages == before and torch.equal(chat.prompt_ids, ids) and chat.window.slots == slots
+
+
+def test_a_span_the_template_would_write_otherwise_is_refused():
+    chat = _shown(LONG_TALK, speaking("headers"))
+    body = chat.rendered().tags[0][1]
+    # spaces in the place of the text's first letter: the template trims them away
+    ids = chat.backbone.processor("  ", add_special_tokens=False)["input_ids"]
+    with pytest.raises(InvalidDirective, match="no change of the messages"):
+        chat.edit([Directive(body, body + 1, ids)])
+
+
+@settings(max_examples=15)
+@given(st.data())
+def test_any_directives_are_carried_out_or_refused_by_name(data):
+    chat = _shown(screens(2))
+    before, size = chat.messages, chat.rendered().stable
+    start = data.draw(st.integers(0, size - 1))
+    stop = data.draw(st.integers(start, min(size, start + 60)))
+    new = data.draw(st.sampled_from([None, "x", "two words"]))
+    snap = data.draw(st.sampled_from(["refuse", "widen"]))
+    wanted = chat.rendered().ids.tolist()[:size]
+    try:
+        chat.edit([Directive(start, stop, new, mode="forget")], snap=snap)
+    except InvalidDirective:
+        assert chat.messages == before
+        return
+    if snap == "refuse":
+        wanted[start:stop] = [] if new is None else chat.backbone.processor.tokenizer(new)["input_ids"]
+        after = chat.rendered()
+        assert after.ids.tolist()[: after.stable] == wanted
+    _agrees(chat)
