@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from kamera.backbones import Backbone, Chunk, Clip, read_video
     from kamera.edits import Directive, policies
     from kamera.ops import Patch
-    from kamera.sessions import ChatSession, Turn
+    from kamera.sessions import ChatSession, SessionPool, Turn
     from kamera.store import ChunkStore
     from kamera.window import Certificate, KameraWindow, Report, ReusePolicy, Slot
 
@@ -29,6 +29,7 @@ __all__ = [
     "Patch",
     "Report",
     "ReusePolicy",
+    "SessionPool",
     "Slot",
     "Turn",
     "__version__",
@@ -43,7 +44,7 @@ if not TYPE_CHECKING:
         "kamera.backbones": ("Backbone", "Chunk", "Clip", "read_video"),
         "kamera.edits": ("Directive", "policies"),
         "kamera.ops": ("Patch",),
-        "kamera.sessions": ("ChatSession", "Turn"),
+        "kamera.sessions": ("ChatSession", "SessionPool", "Turn"),
         "kamera.store": ("ChunkStore",),
         "kamera.window": ("Certificate", "KameraWindow", "Report", "ReusePolicy", "Slot"),
     }

@@ -139,7 +139,9 @@ def _replace_text(
     best: tuple[int, int] | None = None  # item and place in its text
     for i, item in enumerate(items):
         said = item.get("text") if isinstance(item, dict) else None
-        for at in _places(said, gone) if isinstance(said, str) else ():
+        if not isinstance(said, str):
+            continue
+        for at in _places(said, gone):
             # what stands in front of the span is the template's opening, then this text up to the place
             if before.endswith(said[:at].lstrip()) and (best is None or at > best[1]):
                 best = (i, at)

@@ -1,6 +1,7 @@
 """Conversations whose cache survives every change of their history."""
 
 from kamera.sessions.chat import ChatSession
+from kamera.sessions.pool import PoolMetrics, SessionPool
 from kamera.sessions.turn import Turn, TurnReport
 
-__all__ = ["ChatSession", "Turn", "TurnReport"]
+__all__ = ["ChatSession", "PoolMetrics", "SessionPool", "Turn", "TurnReport"]

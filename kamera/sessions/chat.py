@@ -127,6 +127,11 @@ class ChatSession:
         """The window that holds the last prompt that one could hold; None before the first."""
         return self._state.window
 
+    @property
+    def layout(self) -> Layout | None:
+        """The prompt that the window holds, and which segments of it each slot is; None before the first."""
+        return self._state.layout
+
     def rendered(self) -> Rendered:
         """The history as the chat template has it, cut into segments: what directives count in."""
         return self._conversations.render(self._state.messages, tools=self.tools)
@@ -230,7 +235,7 @@ class ChatSession:
         else:
             window = self._anchors.fork(old.window)
             anchor = window.anchor.length
-        slots, on_leave = window.slots, _on_leave(modes, window)
+        slots, on_leave = window.slots, on_leave_of(modes, window)
         pieces = laid_out(prompt, before, join=on_leave == "exact")
         media = {m.digest: m.inputs for m in map(self._conversations.media, media_items(shaped))}
         order: list[Slot | Chunk] = [
@@ -251,7 +256,7 @@ class ChatSession:
         return self.backbone.chunk_from_tensors(ids, label=first.role, **given)
 
 
-def _on_leave(modes: Sequence[str], window: KameraWindow) -> OnLeave:
+def on_leave_of(modes: Sequence[str], window: KameraWindow) -> OnLeave:
     """The strictest of ``modes``; a window that serves exact KV only has no other."""
     minimum = window.policy.minimum
     auto: OnLeave = "repair" if minimum in ("patched", "orbit") else "keep"

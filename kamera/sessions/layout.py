@@ -64,17 +64,6 @@ def laid_out(prompt: Rendered, before: Layout | None, *, join: bool) -> list[Pie
     return _joined(prompt.segments, out) if join else out
 
 
-def prefix_tokens(before: Layout, prompt: Rendered) -> int:
-    """Tokens of the segments that both prompts begin with and the window of ``before`` holds."""
-    total = 0
-    last = before.runs[-1][1] if before.runs else anchor_segments(before.prompt)
-    for old, new in zip(before.prompt.segments[:last], prompt.segments, strict=False):
-        if old.id != new.id:
-            break
-        total += new.num_tokens
-    return total
-
-
 def _standing(before: Layout, prompt: Rendered) -> dict[int, tuple[int, int]]:
     """Slot and end of the run, by the segment of the new prompt that it begins with."""
     change = difference(before.prompt, prompt)

@@ -1,0 +1,91 @@
+"""Which of many sessions costs a prompt the least."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from kamera.content import Conversations, Message, Rendered
+from kamera.edits import EditPolicy, difference, edited
+from kamera.errors import KameraError
+from kamera.sessions.chat import ChatSession, on_leave_of
+from kamera.sessions.layout import Layout, anchor_ids, anchor_segments
+from kamera.window.policy import at_least
+
+
+@dataclass(frozen=True)
+class Match:
+    """The session that was found, how, and why others were not taken."""
+
+    name: str | None = None
+    how: Literal["by_prefix", "by_edit"] | None = None
+    too_little: int = 0
+    tainted: int = 0
+
+
+def shaped_prompt(
+    conversations: Conversations,
+    messages: Sequence[Message],
+    tools: Sequence[Any] | None,
+    policy: EditPolicy | None,
+) -> Rendered | None:
+    """The prompt of a history to look for; None where it cannot be cut, which its session will say."""
+    try:
+        shaped = list(messages) if policy is None else edited(policy, messages, 0)
+        return conversations.render(shaped, tools=tools)
+    except (KameraError, ValueError):
+        return None
+
+
+def best_match(prompt: Rendered, sessions: Mapping[str, ChatSession], min_tokens: int) -> Match:
+    """The session that holds the longest prefix of ``prompt``, else the one that leaves least to prefill.
+
+    It saves ``min_tokens`` behind the system prompt at least. A session whose KV knows of what its prompt
+    does not show (a survivor of an edit) is its owner's alone, and no other conversation's is edited under a
+    mode that would leave such KV.
+    """
+    prefixes: list[tuple[int, str]] = []
+    edits: list[tuple[int, str]] = []
+    tainted = 0
+    for name, session in sessions.items():
+        layout, window = session.layout, session.window
+        if layout is None or window is None or anchor_ids(layout.prompt) != anchor_ids(prompt):
+            continue
+        if not at_least(window.guarantee, "orbit"):
+            tainted += 1
+            continue
+        prefix, held = _prefix(layout, prompt)
+        on_leave = on_leave_of([session.mode], window)
+        if prefix == held:
+            prefixes.append((prefix, name))
+        elif on_leave == "exact":
+            edits.append((prefix, name))
+        elif on_leave == "repair":
+            edits.append((_common(layout, prompt), name))
+        else:
+            tainted += 1
+    for how, found in (("by_prefix", prefixes), ("by_edit", edits)):
+        saved, name = max(found, default=(-1, ""))
+        if saved >= max(min_tokens, 1):
+            return Match(name, how, 0, tainted)  # type: ignore[arg-type]
+    return Match(None, None, int(bool(prefixes or edits)), tainted)
+
+
+def _prefix(layout: Layout, prompt: Rendered) -> tuple[int, int]:
+    """Tokens behind the anchor that a window holds and the prompt begins with, and that it holds at all."""
+    first, last = anchor_segments(prompt), layout.runs[-1][1] if layout.runs else 0
+    held = layout.prompt.segments[first:last]
+    shared, same = 0, True
+    for index, segment in enumerate(held, first):
+        same = same and index < len(prompt.segments) and prompt.segments[index].id == segment.id
+        shared += segment.num_tokens if same else 0
+    return shared, sum(segment.num_tokens for segment in held)
+
+
+def _common(layout: Layout, prompt: Rendered) -> int:
+    """Tokens behind the anchor that both hold, wherever they stand."""
+    change = difference(layout.prompt, prompt)
+    first = anchor_segments(prompt)
+    both = [j for _, j in (*change.kept, *change.moved) if j >= first]
+    return sum(prompt.segments[j].num_tokens for j in both)

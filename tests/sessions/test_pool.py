@@ -1,0 +1,248 @@
+"""A pool finds a request's session, shares what may be shared, and never mixes two conversations."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import threading
+
+import pytest
+
+from kamera import ChunkStore
+from kamera.errors import UnknownSession
+from kamera.sessions import SessionPool
+from kamera.sessions.uncached import plain_answer
+from tests.backbones.compare import relative
+from tests.content.templates import LONG_TALK, TALK, TOOLS, picture, screens
+from tests.sessions.rig import EXACT, FULL, plain_logits, seeing, speaking
+
+GREEDY = {"max_new_tokens": 2, "do_sample": False}
+
+
+def _pool(backbone=None, policy=EXACT, store=None, **options) -> SessionPool:
+    options = {"min_tokens": 1, **options}
+    given = ChunkStore.open("memory://") if store is None else store
+    return SessionPool(backbone or speaking("headers"), given, policy=policy, **options)
+
+
+def test_a_session_is_found_by_its_id():
+    pool = _pool()
+    first = pool.send("hello", **GREEDY)
+    second = pool.send("and now?", first.session_id, **GREEDY)
+    assert second.session_id == first.session_id and second.report.kept > 0
+    assert [m["role"] for m in pool.session(first.session_id).messages] == ["user", "assistant"] * 2
+    assert (pool.metrics().by_id, pool.metrics().opened, len(pool)) == (1, 1, 1)
+
+
+def test_a_whole_history_is_found_by_its_longest_prefix():
+    pool = _pool()
+    short = pool.send(TALK[:1], **GREEDY).session_id
+    longer = pool.send(LONG_TALK, "long", **GREEDY).session_id
+    assert short != longer
+    turn = pool.send([*LONG_TALK, {"role": "assistant", "content": "x"}, TALK[2]], **GREEDY)
+    assert turn.session_id == longer and turn.report.kept > 1000
+    assert pool.metrics().by_prefix == 2 and pool.metrics().opened == 1
+
+
+def test_an_edited_history_goes_to_the_cheapest_session():
+    pool = _pool(seeing(), FULL, mode="repair", min_tokens=150)
+    pool.send(screens(2, 10), **GREEDY)
+    wanted = pool.send(screens(4), **GREEDY).session_id
+    history = screens(4)
+    del history[3:5]
+    turn = pool.send(history, **GREEDY)
+    assert turn.session_id == wanted and pool.metrics().by_edit == 1 and turn.report.vision_encodes == 0
+
+
+def test_too_little_in_common_opens_a_session():
+    pool = _pool(seeing(), min_tokens=10_000)
+    pool.send(screens(2), **GREEDY)
+    pool.send(screens(3), **GREEDY)
+    assert (pool.metrics().opened, pool.metrics().too_little, len(pool)) == (2, 1, 2)
+
+
+def test_a_system_prompt_is_prefilled_once_for_all_sessions():
+    pool = _pool(seeing(), min_tokens=10_000)
+    for i in range(3):
+        pool.send(screens(1, 5 * i), **GREEDY)
+    assert pool.metrics().anchors == 1 and pool.metrics().opened == 3
+    windows = [pool.session(name).window for _, name in pool._entries]
+    assert len({id(w.anchor.kv) for w in windows}) == 1
+
+
+def test_kv_that_knows_more_than_its_prompt_is_its_owners_alone():
+    pool = _pool(seeing(), FULL, mode="amortize")
+    pool.send(screens(3), "mine", **GREEDY)
+    history = screens(3)
+    del history[1:3]
+    assert pool.send(history, "mine", **GREEDY).report.guarantee in ("survivor", "near")
+    other = pool.send([*history, {"role": "user", "content": "more"}], **GREEDY)
+    assert other.session_id != "mine" and other.report.guarantee not in ("survivor", "near")
+    assert pool.metrics().tainted == 1
+
+
+class _Gate:
+    """Holds an answer until it is opened, and says when one has begun."""
+
+    def __init__(self) -> None:
+        self.begun, self.open = threading.Event(), threading.Event()
+
+    def put(self, value) -> None:
+        self.begun.set()
+        assert self.open.wait(60)
+
+    def end(self) -> None:
+        pass
+
+
+def test_a_busy_session_is_forked_as_its_last_answer_left_it():
+    # the model answers one at a time: what is looked at is who gets which session
+    pool, gate = _pool(), _Gate()
+    name = pool.send("hello", **GREEDY).session_id
+    before = pool.session(name).messages
+    slow = threading.Thread(target=pool.send, args=("slow", name), kwargs={**GREEDY, "streamer": gate})
+    slow.start()
+    assert gate.begun.wait(60)
+    try:
+        taken, entry = pool._reserved("quick", name, "", None)
+        assert taken != name and entry.session.messages == before == pool.session(name).messages
+    finally:
+        gate.open.set()
+        slow.join()
+    assert pool.session(name).messages[-2]["content"] == "slow" and pool.metrics().forked == 1
+
+
+def test_a_failed_request_publishes_nothing():
+    pool = _pool()
+    name = pool.send("hello", **GREEDY).session_id
+    before = pool.session(name).messages
+
+    def stops(input_ids, scores, **options):
+        raise RuntimeError("gone")
+
+    for session_id in (name, None):
+        with pytest.raises(RuntimeError, match="gone"):
+            pool.send("bye", session_id, stopping_criteria=[stops], **GREEDY)
+    assert pool.session(name).messages == before and len(pool) == 1 and pool.metrics().failed == 2
+    assert pool.send("again", name, **GREEDY).session_id == name
+
+
+def test_tenants_share_neither_sessions_nor_chunks():
+    stores = {}
+
+    def store(tenant: str) -> ChunkStore:
+        return stores.setdefault(tenant, ChunkStore.open("memory://", tenant=tenant))
+
+    pool = _pool(seeing(), store=store)
+    pool.send(screens(2), "s", "a", **GREEDY)
+    turn = pool.send(screens(2), None, "b", **GREEDY)
+    assert turn.report.vision_encodes == 2 and turn.session_id != "s" and pool.metrics().opened == 2
+    with pytest.raises(UnknownSession):
+        pool.send("more", "s", "b", **GREEDY)
+    with pytest.raises(ValueError, match="tenant 'b'"):
+        _pool().send("hi", None, "b", **GREEDY)
+
+
+def test_the_least_recently_used_session_leaves():
+    pool = _pool(max_sessions=2)
+    for name in ("a", "b"):
+        pool.send([{"role": "user", "content": f"{name} is a letter"}], name, **GREEDY)
+    pool.send("more", "a", **GREEDY)
+    pool.send([{"role": "user", "content": "c is one too"}], "c", **GREEDY)
+    assert len(pool) == 2 and pool.metrics().evicted_count == 1
+    with pytest.raises(UnknownSession, match="whole history"):
+        pool.send("more", "b", **GREEDY)
+    assert pool.send("more", "a", **GREEDY).session_id == "a"
+
+
+def test_bytes_are_bounded_by_what_windows_hold():
+    one = _pool(max_bytes=1 << 40)
+    one.send(LONG_TALK, "a", **GREEDY)
+    size = one.session("a").window.memory().total
+    pool = _pool(max_bytes=size * 3 // 2)
+    for name in ("a", "b"):
+        pool.send([{"role": "user", "content": name}, *LONG_TALK[1:]], name, **GREEDY)
+    assert len(pool) == 1 and pool.metrics().evicted_bytes == 1
+
+
+def test_other_tools_are_another_conversation():
+    pool = _pool(speaking("thinking"))
+    pool.send(TALK[:1], **GREEDY)
+    pool.send(TALK[:1], tools=TOOLS, **GREEDY)
+    assert pool.metrics().opened == 2
+
+
+@pytest.mark.parametrize("wrong", [{"max_sessions": 0}, {"max_bytes": 0}, {"min_tokens": -1}, {"mode": "x"}])
+def test_limits_that_mean_nothing_are_refused(wrong):
+    with pytest.raises(ValueError):
+        _pool(**wrong)
+
+
+def _said(pool: SessionPool, messages) -> str:
+    inputs = pool._conversations.whole(messages)
+    return plain_answer(pool.backbone, inputs, RuntimeError(), **GREEDY)[0]
+
+
+def _client(pool: SessionPool, seed: int, turns: int, failures: list) -> None:
+    """Random turns over a few conversations; each session afterwards equals an uncached run."""
+    draw = random.Random(seed)
+    histories = [screens(1, draw.randrange(4)) for _ in range(2)]
+    names: list[str | None] = [None, f"client {seed}"]
+    try:
+        for turn in range(turns):
+            which = draw.randrange(2)
+            history = histories[which]
+            kind = draw.choice(["say", "show", "drop", "swap"])
+            if kind == "show":
+                item = {"type": "image", "image": picture(draw.randrange(4))}
+                history.append({"role": "user", "content": [item]})
+            elif kind == "drop" and len(history) > 3:
+                del history[draw.randrange(1, len(history) - 1)]
+            elif kind == "swap" and len(history) > 3:
+                history[1], history[2] = history[2], history[1]
+            else:
+                history.append({"role": "user", "content": f"word {turn}"})
+            asked = list(history)
+            done = pool.send(asked, names[which], **GREEDY)
+            with pool.backbone.alone():
+                wanted = plain_logits(pool.backbone, asked)
+            assert done.text == _said(pool, asked)
+            with contextlib.suppress(UnknownSession):  # it may have left already
+                branch = pool.session(done.session_id)
+                assert relative(branch.next_token_logits(asked), wanted) <= 1e-4
+            history.append({"role": "assistant", "content": done.text})
+    except BaseException as error:
+        failures.append((seed, error))
+
+
+def _threads(sessions: int, turns: int, max_sessions: int) -> SessionPool:
+    pool, failures, waiting = _pool(seeing(), max_sessions=max_sessions), [], list(range(sessions))
+
+    def work() -> None:
+        while True:
+            try:
+                seed = waiting.pop()
+            except IndexError:
+                return
+            _client(pool, seed, turns, failures)
+
+    threads = [threading.Thread(target=work) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if failures:
+        raise failures[0][1]
+    return pool
+
+
+def test_eight_threads_answer_as_uncached_runs_do():
+    pool = _threads(8, 3, 6)
+    counted = pool.metrics()
+    assert counted.requests == 24 and counted.failed == 0 and len(pool) <= 6
+
+
+@pytest.mark.slow
+def test_two_hundred_sessions_answer_as_uncached_runs_do():
+    counted = _threads(100, 6, 200).metrics()
+    assert counted.requests == 600 and counted.failed == 0
