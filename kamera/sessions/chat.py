@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, Literal, get_args
 
 import torch
@@ -201,6 +202,39 @@ class ChatSession:
         Of a session that is answering meanwhile, the history before.
         """
         return copy.copy(self)  # no turn writes in a window that a session shows
+
+    def save(self, path: str | Path) -> None:
+        """Write the session to a directory of its own: history, pictures (as PNG), the window bit for bit.
+
+        In place of the session saved there, in one step. An ``edit_policy`` is code and is not saved. Raises
+        StoreError when the operating system refuses or the directory holds something else, `ValueError` for
+        a message that JSON cannot hold, UnreadableMedia for a picture that is gone.
+        """
+        from kamera.sessions.persist import save_session
+
+        save_session(Path(path), self, self._anchors, self._state)
+
+    @classmethod
+    def load(
+        cls,
+        path: str | Path,
+        backbone: Backbone,
+        store: ChunkStore,
+        *,
+        edit_policy: EditPolicy | None = None,
+    ) -> ChatSession:
+        """A saved session, to go on where it was: what stands in its window is not prefilled again.
+
+        Raises StoreError where there is none, CorruptChunk for a damaged one, StoreVersionError for one of
+        another format, IncompatibleChunk for another model or tenant.
+        """
+        from kamera.sessions.persist import load_session
+
+        settings, state, policy, max_tokens = load_session(Path(path), backbone, store)
+        anchors = Anchors(backbone, store, max_tokens=max_tokens, policy=policy)
+        session = cls.among(anchors, conversations_of(backbone), edit_policy=edit_policy, **settings)
+        session._state = state
+        return session
 
     # -- inside --------------------------------------------------------------------------------
 

@@ -98,8 +98,8 @@ class SessionPool:
     ) -> None:
         if max_sessions < 1 or min_tokens < 0 or (max_bytes is not None and max_bytes < 1):
             raise ValueError(
-                f"max_sessions={max_sessions}, max_bytes={max_bytes}, min_tokens={min_tokens}: keep 1 session "
-                "and 1 byte or more, and share 0 tokens or more"
+                f"max_sessions={max_sessions}, max_bytes={max_bytes}, min_tokens={min_tokens}: keep 1 "
+                "session and 1 byte or more, and share 0 tokens or more"
             )
         check_mode(mode)
         self.backbone = backbone

@@ -1,0 +1,175 @@
+"""A saved session goes on in another process, pictures included, and is then edited there."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from kamera import ChunkStore, Clip
+from kamera.edits import Directive
+from kamera.errors import CorruptChunk, IncompatibleChunk, StoreError, StoreVersionError
+from kamera.sessions import ChatSession
+from tests.backbones.compare import relative
+from tests.content.templates import AGENT, TALK, TOOLS, picture, screens
+from tests.sessions.rig import FULL, plain_logits, seeing, session, speaking
+
+GREEDY = {"max_new_tokens": 2, "do_sample": False}
+TOP = Path(__file__).parents[2]
+
+
+def _saved(path: Path, backbone=None, messages=None, **options) -> ChatSession:
+    chat = session(backbone or seeing(), **options)
+    chat.send(messages or screens(3), **GREEDY)
+    chat.save(path)
+    return chat
+
+
+def _loaded(path: Path, backbone=None, tenant: str = "") -> ChatSession:
+    return ChatSession.load(path, backbone or seeing(), ChunkStore.open("memory://", tenant=tenant))
+
+
+_OTHER_PROCESS = """
+import sys
+import tests.conftest
+from tests.content.templates import picture
+from tests.sessions.test_saving import GREEDY, _loaded
+from tests.sessions.rig import plain_logits
+from tests.backbones.compare import relative
+from kamera.edits import Directive
+chat = _loaded(sys.argv[1])
+pictures = [i["image"] for m in chat.messages if isinstance(m["content"], list) for i in m["content"][1:]]
+assert [p.tobytes() for p in pictures] == [picture(i).tobytes() for i in range(3)]
+turn = chat.send("go on", **GREEDY)
+assert turn.report.vision_encodes == 0 and turn.report.forwards <= 1, turn
+edit = chat.edit([Directive(1, 3, unit="messages", mode="forget")])
+assert edit.vision_encodes == 0 and edit.left > 20, edit
+wanted = plain_logits(chat.backbone, chat.messages)
+assert relative(chat.next_token_logits(chat.messages), wanted) <= 1e-4
+print("edited")
+"""
+
+
+def test_another_process_goes_on_and_edits_it(tmp_path):
+    _saved(tmp_path / "s")
+    done = subprocess.run(
+        [sys.executable, "-c", _OTHER_PROCESS, str(tmp_path / "s")], cwd=TOP, capture_output=True, text=True
+    )
+    assert done.stdout.strip() == "edited", done.stderr[-2000:]
+
+
+@pytest.mark.parametrize("mode", ["forget", "amortize"])
+def test_a_loaded_session_answers_bit_for_bit_like_the_saved(tmp_path, mode):
+    chat = _saved(tmp_path / "s", policy=FULL, mode=mode)
+    chat.edit([Directive(1, 3, unit="messages", mode=mode)])
+    chat.save(tmp_path / "s")
+    again = _loaded(tmp_path / "s")
+    assert (again.mode, len(again.messages)) == (mode, len(chat.messages))
+    assert torch.equal(again.prompt_ids, chat.prompt_ids)
+    assert [s.guarantee for s in again.window.slots] == [s.guarantee for s in chat.window.slots]
+    assert torch.equal(again.next_token_logits("next?"), chat.next_token_logits("next?"))
+
+
+def test_tools_clips_and_empty_sessions_are_saved(tmp_path):
+    chat = _saved(tmp_path / "tools", speaking("thinking"), AGENT, tools=TOOLS)
+    again = _loaded(tmp_path / "tools", chat.backbone)
+    assert again.tools == TOOLS and again.messages == chat.messages
+    empty = session(speaking("thinking"))
+    frames = tuple(picture(i) for i in range(2))
+    clip = {"type": "video", "video": Clip(frames, (0, 5), (0.0, 0.5), 10.0, 30)}
+    empty._state = type(empty._state)(messages=({"role": "user", "content": [clip]},))
+    empty.save(tmp_path / "clip")
+    (item,) = _loaded(tmp_path / "clip", speaking("thinking")).messages[0]["content"]
+    held = item["video"]
+    assert (held.indices, held.seconds, held.fps, held.total_frames) == ((0, 5), (0.0, 0.5), 10.0, 30)
+    assert [f.tobytes() for f in held.frames] == [f.tobytes() for f in frames]
+
+
+def test_another_model_or_tenant_is_refused(tmp_path):
+    _saved(tmp_path / "s")
+    with pytest.raises(IncompatibleChunk, match="fingerprint"):
+        _loaded(tmp_path / "s", speaking("headers"))
+    with pytest.raises(IncompatibleChunk, match="tenant"):
+        _loaded(tmp_path / "s", tenant="other")
+
+
+def test_every_damaged_or_missing_file_is_refused_by_name(tmp_path):
+    path = tmp_path / "s"
+    _saved(path)
+    files = [f for f in path.rglob("*") if f.is_file()]
+    assert len(files) == 1 + 3 + 1
+    for file in files:
+        whole = file.read_bytes()
+        for at in (0, len(whole) // 3, len(whole) // 2, len(whole) - 2):
+            file.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
+            with pytest.raises(CorruptChunk):
+                _loaded(path)
+        file.write_bytes(whole[: len(whole) // 2])
+        with pytest.raises(CorruptChunk):
+            _loaded(path)
+        file.unlink()
+        with pytest.raises((CorruptChunk, StoreError)):
+            _loaded(path)
+        file.write_bytes(whole)
+    assert _loaded(path).window is not None
+
+
+def test_another_format_and_other_directories_are_refused(tmp_path):
+    from kamera.sessions import persist
+
+    path = tmp_path / "s"
+    chat = _saved(path)
+    body = json.loads((path / "session.json").read_bytes().split(b"\n")[1])
+    (path / "session.json").write_bytes(persist._sealed({**body, "version": 99}))
+    with pytest.raises(StoreVersionError, match="session format 99"):
+        _loaded(path)
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "notes.txt").write_text("x")
+    with pytest.raises(StoreError, match=r"notes\.txt"):
+        chat.save(tmp_path / "mine")
+    with pytest.raises(StoreError, match="no saved session"):
+        _loaded(tmp_path / "nowhere")
+
+
+def test_a_save_that_fails_leaves_the_session_saved_before(tmp_path, monkeypatch):
+    from kamera.sessions import persist
+
+    path = tmp_path / "s"
+    chat = _saved(path)
+    before = chat.messages
+    chat.send("more", **GREEDY)
+    publish = persist._publish
+
+    def full(folder, name, data):
+        if name == "session.json":
+            raise OSError(28, "No space left on device")
+        publish(folder, name, data)
+
+    monkeypatch.setattr(persist, "_publish", full)
+    with pytest.raises(StoreError, match="No space left"):
+        chat.save(path)
+    assert len(_loaded(path).messages) == len(before)
+    monkeypatch.undo()
+    chat.save(path)
+    assert len(_loaded(path).messages) == len(before) + 2
+    assert len(list(path.glob("window-*"))) == 1
+
+
+def test_a_message_that_json_cannot_hold_is_refused(tmp_path):
+    chat = _saved(tmp_path / "s", speaking("headers"), TALK[:1])
+    chat.send([{**TALK[0], "when": object()}], **GREEDY)
+    with pytest.raises(ValueError, match="user message cannot be saved"):
+        chat.save(tmp_path / "s")
+    assert _loaded(tmp_path / "s", chat.backbone).messages[0] == TALK[0]
+
+
+def test_a_loaded_session_equals_an_uncached_run(tmp_path):
+    _saved(tmp_path / "s")
+    chat = _loaded(tmp_path / "s")
+    history = chat.messages
+    del history[3:5]
+    assert relative(chat.next_token_logits(history), plain_logits(chat.backbone, history)) <= 1e-4
