@@ -189,7 +189,7 @@ def _schema(tool: Any) -> Any:
     """A tool as JSON; a function as transformers describes it to a template."""
     if isinstance(tool, Mapping):
         return dict(tool)
-    from transformers.utils import get_json_schema
+    from transformers.utils.chat_template_utils import get_json_schema
 
     return get_json_schema(tool)
 

@@ -1,0 +1,1 @@
+"""Agents' sessions replayed under their own retention rules: what each way of caching prefills for them."""
