@@ -131,7 +131,11 @@ def _operations(store: ChunkStore, size: int) -> dict[str, tuple[Callable[[], An
             # a stranger under an object's name is named among what is left: who can tell what it holds?
             lambda: (
                 len(StoreAdmin(store).forget(rig.chunk(0)).removed),
-                [why for why in StoreAdmin(store).forget(rig.chunk(0)).left if any(key in why for key in keys)],
+                [
+                    why
+                    for why in StoreAdmin(store).forget(rig.chunk(0)).left
+                    if any(key in why for key in keys)
+                ],
             ),
             (1, []),
         ),

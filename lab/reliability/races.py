@@ -143,7 +143,11 @@ def _forget(turn: Turn) -> None:
     turn.knows.forgotten.discard(turn.slot)
     turn.knows.unknown.add(turn.slot)
     # what others read cannot be written anew: that is told, and is no trace of an object
-    left = [why for why in StoreAdmin(turn.kept).forget(rig.chunk(turn.slot)).left if "somebody reads it" not in why]
+    left = [
+        why
+        for why in StoreAdmin(turn.kept).forget(rig.chunk(turn.slot)).left
+        if "somebody reads it" not in why
+    ]
     turn.found.add("forget leaves something", str(left), len(left))
     turn.knows.unknown.discard(turn.slot)
     turn.knows.forgotten.add(turn.slot)
