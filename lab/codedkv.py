@@ -21,8 +21,8 @@ from kamera.backbones import Backbone
 from kamera.certify.metrics import Interval, bootstrap, kl
 from kamera.ops import KV, CodedKV, Patch, PatchBudget, apply_patch, code_kv, deficit
 from kamera.ops.quantize_kv import KV_CODECS
+from kamera.patches.anchor import Anchor, prefill_anchor
 from kamera.window import ReusePolicy
-from kamera.window.anchor import Anchor, prefill_anchor
 from lab.scene import Scene
 from lab.testbed import FAMILIES, load
 

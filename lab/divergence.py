@@ -4,7 +4,7 @@
 
 A held-out episode is two legends, a distractor and a frame of items behind them. The patch of the items
 frame is formed behind twelve variants of what stands there and served behind the original; its KL to
-the re-prefill, over the questions that bind, is held against what `kamera.window.envelope` says
+the re-prefill, over the questions that bind, is held against what `kamera.patches.near` says
 of the two sets: the plain set distance, and the one in which pictures that look alike count as partly
 the same, without and with the order of the chunks.
 """
@@ -24,10 +24,10 @@ from PIL import Image
 from kamera import Backbone, Chunk, ChunkStore, testbed
 from kamera.certify.metrics import kl_items
 from kamera.ops import patch_of
+from kamera.patches.anchor import prefill_anchor
+from kamera.patches.near import disorder, divergence, likeness
 from kamera.store import CanonicalRecord, Context
 from kamera.store.search.embedding import VISION_TOKENS
-from kamera.window.anchor import prefill_anchor
-from kamera.window.envelope import disorder, divergence, likeness
 from lab.scene import Scene
 from lab.speed.machine import machine
 from lab.testbed import load

@@ -23,7 +23,7 @@ from kamera.backbones import Backbone
 from kamera.backbones.readers import Reading, measure_readers
 from kamera.certify.metrics import Interval, bootstrap, eta, kl
 from kamera.ops import Bits, LowRank, Patch, Readers, allocate, compress, factor, kv_bytes, quantize
-from kamera.window.anchor import Anchor, prefill_anchor
+from kamera.patches.anchor import Anchor, prefill_anchor
 from lab.basis import Basis
 from lab.scene import Scene
 from lab.testbed import FAMILIES, load

@@ -30,8 +30,8 @@ from kamera.ops import (
     relocate_kv,
     uniform_offset,
 )
-from kamera.window.anchor import Anchor, prefill_anchor
-from kamera.window.orbit import orderings
+from kamera.patches.anchor import Anchor, prefill_anchor
+from kamera.patches.orderings import orderings
 
 ORBIT_SAMPLES = 24
 """Orderings of more antecedents than can all be run."""

@@ -17,8 +17,7 @@ from kamera.backbones.batch import form
 from kamera.compile.clock import Clock
 from kamera.compile.tasks import Cost
 from kamera.ops import KV
-from kamera.window.serving import Server
-from kamera.window.slots import Copy, Facts
+from kamera.patches import Copy, Facts, Former
 
 logger = logging.getLogger(__name__)
 
@@ -37,47 +36,47 @@ class Canonicals:
         self._clock = clock
         self._equal: dict[Hashable, bool] = {}
 
-    def form_of(self, server: Server, facts: Facts) -> Hashable | None:
+    def form_of(self, former: Former, facts: Facts) -> Hashable | None:
         """Equal for chunks that `archive` may put into one forward; None for one that goes alone."""
         if self.rows(facts) < 2:
             return None
-        shape = form(server.backbone, facts.encoded)
-        return None if shape is None else (server.anchor.length, self.rows(facts), shape)
+        shape = form(former.backbone, facts.encoded)
+        return None if shape is None else (former.anchor.length, self.rows(facts), shape)
 
     def rows(self, facts: Facts) -> int:
         """How many chunks of this length share a forward."""
         return min(self._batch, MOST_TOKENS // max(1, facts.length))
 
-    def archive(self, server: Server, group: Sequence[Facts], shape: Hashable, more: int, cost: Cost) -> None:
+    def archive(self, former: Former, group: Sequence[Facts], shape: Hashable, more: int, cost: Cost) -> None:
         """Form and archive the canonicals of ``group``, which has the form ``shape`` (None: of any).
 
         ``more``: how many chunks may come after it. A group of fewer than `rows` goes one by one.
         """
-        places = [server.alone(facts) for facts in group]
+        places = [former.alone(facts) for facts in group]
         whole = shape is not None and len(group) == self.rows(group[0])
         equal = self._equal.get(shape) if whole else False
         if equal is None and more < WORTH * len(group):
             equal = False
         with self._clock.adding(cost, "canonical_seconds"):
             if equal:
-                kvs = self._together(server, group, places, cost)
+                kvs = self._together(former, group, places, cost)
             else:
-                kvs = [self._alone(server, f, p) for f, p in zip(group, places, strict=True)]
+                kvs = [self._alone(former, f, p) for f, p in zip(group, places, strict=True)]
             for facts, kv, positions in zip(group, kvs, places, strict=True):
-                server.archive(facts, Copy(kv, positions, None, "exact", (), canonical=True))
+                former.archive(facts, Copy(kv, positions, None, "exact", (), canonical=True))
         if equal is None:
-            self._try(server, group, places, kvs, shape, cost)
+            self._try(former, group, places, kvs, shape, cost)
 
     def _try(
         self,
-        server: Server,
+        former: Former,
         group: Sequence[Facts],
         places: Sequence[torch.Tensor],
         kvs: Sequence[KV],
         shape: Hashable,
         cost: Cost,
     ) -> None:
-        together = server.backbone.prefill_batch([f.encoded for f in group], places, server.anchor.kv)
+        together = former.backbone.prefill_batch([f.encoded for f in group], places, former.anchor.kv)
         self._equal[shape] = all(_same(a, b) for a, b in zip(kvs, together, strict=True))
         cost.trials += 1
         cost.trials_equal += self._equal[shape]
@@ -86,15 +85,15 @@ class Canonicals:
 
     @staticmethod
     def _together(
-        server: Server, group: Sequence[Facts], places: Sequence[torch.Tensor], cost: Cost
+        former: Former, group: Sequence[Facts], places: Sequence[torch.Tensor], cost: Cost
     ) -> Sequence[KV]:
         cost.batched += len(group)
-        return server.backbone.prefill_batch([f.encoded for f in group], places, server.anchor.kv)
+        return former.backbone.prefill_batch([f.encoded for f in group], places, former.anchor.kv)
 
     @staticmethod
-    def _alone(server: Server, facts: Facts, positions: torch.Tensor) -> KV:
-        past = server.backbone.cache([server.anchor.kv])
-        return server.backbone.prefill(facts.encoded, positions, past)[0]
+    def _alone(former: Former, facts: Facts, positions: torch.Tensor) -> KV:
+        past = former.backbone.cache([former.anchor.kv])
+        return former.backbone.prefill(facts.encoded, positions, past)[0]
 
 
 def _same(one: KV, other: KV) -> bool:

@@ -10,9 +10,8 @@ from kamera.compile.lookup import Lookup
 from kamera.compile.plan import ChunkSource, Described, Stored
 from kamera.compile.tasks import Cost, Found, Sources
 from kamera.errors import KameraError, StoreError, StoreVersionError, UnknownChunk, UnreadableMedia
+from kamera.patches import Facts, Former
 from kamera.store import ChunkStore
-from kamera.window.serving import Server
-from kamera.window.slots import Facts
 
 
 class NotStored(KameraError):
@@ -28,11 +27,11 @@ class Locator:
         self._canonicals = canonicals
 
     def locate(
-        self, lookup: Lookup, server: Callable[[], Server], task: Sources, cost: Cost
+        self, lookup: Lookup, former: Callable[[], Former], task: Sources, cost: Cost
     ) -> tuple[Found, ...]:
         """Every source of ``task``, in order; errors of a chunk's own are in what is found.
 
-        ``server`` is asked for when something has to be formed, as it prefills the anchor. Raises
+        ``former`` is asked for when something has to be formed, as it prefills the anchor. Raises
         StoreError and StoreVersionError.
         """
         seen: list[Found | Facts] = []
@@ -40,25 +39,25 @@ class Locator:
         begun: set[str] = set()
         why: dict[str, str] = {}  # what could not be formed
         for i, source in enumerate(task.sources):
-            seen.append(there := self._look(lookup, server, source))
+            seen.append(there := self._look(lookup, former, source))
             if isinstance(there, Found) or there.chunk_id in begun:
                 continue
             begun.add(there.chunk_id)
-            shape = self._canonicals.form_of(server(), there)
+            shape = self._canonicals.form_of(former(), there)
             group = groups.setdefault(shape, [])
             group.append(there)
             if shape is None or len(group) == self._canonicals.rows(there):
                 more = len(task.sources) - i - 1
-                why |= self._form(lookup, server(), groups.pop(shape), shape, more, cost)
+                why |= self._form(lookup, former(), groups.pop(shape), shape, more, cost)
         for group in groups.values():
-            why |= self._form(lookup, server(), group, None, 0, cost)
+            why |= self._form(lookup, former(), group, None, 0, cost)
         return tuple(_found(s, there, why) for s, there in zip(task.sources, seen, strict=True))
 
     def facts(self, source: Described) -> Facts:
         """A chunk from its content, encoded. Raises UnreadableMedia, and what making a chunk raises."""
         return self._encoded(self._built(source))
 
-    def _look(self, lookup: Lookup, server: Callable[[], Server], source: ChunkSource) -> Found | Facts:
+    def _look(self, lookup: Lookup, former: Callable[[], Former], source: ChunkSource) -> Found | Facts:
         """A chunk that is stored, or cannot be had; or the facts of one that is to be formed."""
         try:
             if isinstance(source, Stored):
@@ -70,7 +69,7 @@ class Locator:
             if lookup.has_canonical(chunk.id):
                 return Found(source, chunk.id, chunk.num_tokens)
             facts = self._encoded(chunk)
-            self._backbone.check_positions(server().alone(facts))
+            self._backbone.check_positions(former().alone(facts))
             return facts
         except (StoreError, StoreVersionError):
             raise
@@ -91,7 +90,7 @@ class Locator:
     def _form(
         self,
         lookup: Lookup,
-        server: Server,
+        former: Former,
         group: Sequence[Facts],
         shape: Hashable | None,
         more: int,
@@ -99,13 +98,13 @@ class Locator:
     ) -> dict[str, str]:
         """Form the canonicals of a group; why those could not be that could not, by chunk id."""
         try:
-            self._canonicals.archive(server, group, shape, more, cost)
+            self._canonicals.archive(former, group, shape, more, cost)
         except (StoreError, StoreVersionError):
             raise
         except KameraError as error:
             if len(group) == 1:
                 return {group[0].chunk_id: str(error)}
-            each = [self._form(lookup, server, [facts], None, 0, cost) for facts in group]
+            each = [self._form(lookup, former, [facts], None, 0, cost) for facts in group]
             return {chunk_id: why for one in each for chunk_id, why in one.items()}
         lost: dict[str, str] = {}
         for facts in group:

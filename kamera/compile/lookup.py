@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from kamera.backbones import Backbone
 from kamera.errors import CorruptChunk, KameraError, WrongKey
 from kamera.ops import PatchBudget
 from kamera.ops.digest import tensor_digest
-from kamera.store import ChunkStore, Context, PatchRecord
-from kamera.window.anchor import anchor_ids
-from kamera.window.orbit import how_many
+from kamera.patches import anchor_ids, how_many
+from kamera.store import ChunkStore, Context, ObjectInfo
 
 logger = logging.getLogger(__name__)
 
@@ -23,7 +22,7 @@ def context_of(backbone: Backbone, store: ChunkStore, system: str | None) -> Con
 
 
 class Lookup:
-    """Presence of what a job makes, under one context. Patches are read; canonicals are only looked for.
+    """Presence of what a job makes, under one context. Rows decide; a patch that would do is verified.
 
     ``refused`` counts the objects that are there and were not taken.
     """
@@ -43,29 +42,35 @@ class Lookup:
 
         Raises WrongKey for one that is encrypted under a key that was not given.
         """
-        record = self._patch(chunk_id, antecedents, "exact")
-        return record is not None and record.formed == "exact" and _large_enough(record, budget)
+        return self._is_there(chunk_id, antecedents, "exact", budget, lambda row: row.formed == "exact")
 
     def has_orbit(self, chunk_id: str, antecedents: Sequence[str], budget: PatchBudget) -> bool:
         """Whether the set's orbit patch is stored, of at least the budget and over enough orderings.
 
         Raises WrongKey as `has_patch`.
         """
-        record = self._patch(chunk_id, antecedents, "orbit")
         wanted = how_many(len(antecedents), self.samples)
-        return (
-            record is not None
-            and int(record.info.get("orderings", 0)) >= wanted
-            and _large_enough(record, budget)
+        return self._is_there(
+            chunk_id, antecedents, "orbit", budget, lambda row: (row.orderings or 0) >= wanted
         )
 
-    def _patch(self, chunk_id: str, antecedents: Sequence[str], kind: str) -> PatchRecord | None:
-        # what a patch was formed under stands in the record only: its row says nothing of the bytes
+    def _is_there(
+        self,
+        chunk_id: str,
+        antecedents: Sequence[str],
+        kind: str,
+        budget: PatchBudget,
+        serves: Callable[[ObjectInfo], bool],
+    ) -> bool:
+        # the row says whether it would do; what would do is read once, as nobody may count on a damaged one
         try:
-            return self.store.get_patch(self.context, chunk_id, antecedents, kind)
+            row = self.store.info(self.context, chunk_id, antecedents, kind)
+            if row is None or not serves(row) or not _large_enough(row, budget):
+                return False
+            return self.store.get_patch(self.context, chunk_id, antecedents, kind) is not None
         except CorruptChunk as error:  # it is set aside now, and made again
             self.refuse(error)
-            return None
+            return False
         except WrongKey as error:  # its owner can read it: it stays
             self.refuse(error)
             raise
@@ -76,7 +81,6 @@ class Lookup:
         logger.warning("a stored object was refused: %s", error)
 
 
-def _large_enough(record: PatchRecord, budget: PatchBudget) -> bool:
-    filled = PatchBudget.from_info(record.info, record.patch.rank)
+def _large_enough(row: ObjectInfo, budget: PatchBudget) -> bool:
     # by its rank where it corrects nothing, and so does not know its tokens
-    return budget.met_by(filled, record.tokens or budget.rank)
+    return row.budget is not None and budget.met_by(row.budget, row.tokens or budget.rank)

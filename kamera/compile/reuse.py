@@ -6,25 +6,24 @@ from kamera.compile.clock import Clock
 from kamera.compile.tasks import Cost
 from kamera.ops import uniform_offset
 from kamera.ops.kernels import serve
-from kamera.window.serving import Server
-from kamera.window.slots import Resident
+from kamera.patches import Copy, Facts, Former
 
 
-def time_serving(server: Server, resident: Resident, clock: Clock, cost: Cost) -> None:
-    """Time what a window does to serve the patch of ``resident`` at its place, from memory.
+def time_serving(former: Former, facts: Facts, copy: Copy, clock: Clock, cost: Cost) -> None:
+    """Time what a window does to serve the patch of a chunk where ``copy`` was prefilled, from memory.
 
     Once in a task: a reuse costs about the same for every token.
     """
     if cost.applied_tokens:
         return
-    record = server.store.get_patch(server.context, resident.facts.chunk_id, resident.copy.antecedents)
+    record = former.store.get_patch(former.context, facts.chunk_id, copy.antecedents)
     if record is None:
         return
-    canonical = server.canonical(resident.facts)
-    offset = uniform_offset(canonical.positions, resident.positions)
+    canonical = former.canonical(facts)
+    offset = uniform_offset(canonical.positions, copy.positions)
     assert offset is not None, "compact places of one chunk differ by one offset per axis"
-    layout, room = server.backbone.layout, server.backbone.room(resident.facts.length)
+    layout, room = former.backbone.layout, former.backbone.room(facts.length)
     serve(room, canonical.kv, record.patch, layout, offset)  # the first touch of the room is no part of it
     with clock.adding(cost, "applied_seconds"):
         serve(room, canonical.kv, record.patch, layout, offset)
-    cost.applied_tokens = resident.facts.length
+    cost.applied_tokens = facts.length

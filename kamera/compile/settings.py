@@ -15,7 +15,7 @@ class Settings:
     """What to form where a line of the plan does not say: patches within ``rank``, ``patch_bytes`` and
     ``layers`` (as in `ReusePolicy`); with ``orbit`` also one per antecedent set.
 
-    ``samples`` and ``seed`` say which orderings an orbit patch averages (`window.orbit.orderings`); ``limit``
+    ``samples`` and ``seed`` say which orderings an orbit patch averages (`patches.orderings`); ``limit``
     compiles the first lines only. At most ``batch`` canonicals share a forward (`compile.canonicals`).
     """
 

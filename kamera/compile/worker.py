@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 
 from kamera.backbones import Backbone
@@ -31,16 +31,8 @@ from kamera.errors import (
     UnknownChunk,
     WrongKey,
 )
-from kamera.ops import PatchBudget
+from kamera.patches import Copy, Facts, Former, compact_positions, own, prefill_anchor
 from kamera.store import ChunkStore, ObjectInfo
-from kamera.window import ReusePolicy
-from kamera.window.anchor import prefill_anchor
-from kamera.window.deque import Deque
-from kamera.window.orbit import form_orbit
-from kamera.window.report import Tally
-from kamera.window.serving import Server
-from kamera.window.slots import Facts
-from kamera.window.state import WindowState
 
 FLUSH_SECONDS = 60.0
 """How long a remote may take for what a task has put."""
@@ -51,18 +43,32 @@ class _Open:
     """The window at hand: what stands in it, all exact. Branches that share a beginning share its KV."""
 
     system: str | None
-    deque: Deque
-    state: WindowState
+    former: Former
+    chunks: list[Facts] = field(default_factory=list)
+    copies: list[Copy] = field(default_factory=list)
 
     @property
-    def server(self) -> Server:
-        """What forms and stores."""
-        return self.deque.server
+    def path(self) -> Path:
+        """The ids of its chunks."""
+        return tuple(chunk.chunk_id for chunk in self.chunks)
 
-    def within(self, budget: PatchBudget) -> Server:
-        """The same, forming patches of another budget."""
-        server = self.server
-        return Server(server.backbone, server.store, server.anchor, _policy(budget))
+    def keep(self, count: int) -> None:
+        """Let go of all but the first chunks."""
+        del self.chunks[count:], self.copies[count:]
+
+    def grow(self, facts: Facts) -> Copy:
+        """One more chunk, prefilled behind the others; the first is its canonical, where that is exact."""
+        former, path = self.former, self.path
+        copy = None if path else former.leading(facts)
+        if copy is None or copy.lossy:
+            backbone = former.backbone
+            place = compact_positions(backbone, former.anchor.input_ids, [*self.chunks, facts])[-1]
+            past = backbone.cache([former.anchor.kv, *(held.kv for held in self.copies)])
+            kv, _ = backbone.prefill(facts.encoded, place, past)
+            copy = Copy(own(kv), place, None, "exact", path, canonical=False)
+        self.chunks.append(facts)
+        self.copies.append(copy)
+        return copy
 
 
 class Worker:
@@ -98,7 +104,7 @@ class Worker:
                 lookup = self._lookup(task.system)
             except KameraError as error:  # no such prompt for this model
                 return Located(tuple(Found(source, error=str(error)) for source in task.sources), cost)
-            found = self._locator.locate(lookup, partial(self._server, task.system), task, cost)
+            found = self._locator.locate(lookup, partial(self._former, task.system), task, cost)
         return Located(found, cost)
 
     def compile(self, branches: Sequence[Branch]) -> Compiled:
@@ -126,11 +132,9 @@ class Worker:
                     self._reach(lookup, branch, i, patches, cost)
                 if i in branch.orbits and not lookup.has_orbit(chunk_id, before, branch.orbits[i]):
                     opened = self._reach(lookup, branch, i, patches, cost)
-                    facts = [r.facts for r in opened.state.residents]
-                    form_orbit(
-                        opened.within(branch.orbits[i]),
-                        facts[i],
-                        facts[:i],
+                    opened.former.within(branch.orbits[i]).orbit(
+                        opened.chunks[i],
+                        opened.chunks[:i],
                         samples=self.settings.samples,
                         seed=self.settings.seed,
                     )
@@ -154,23 +158,22 @@ class Worker:
         What it has in common with what stands there stays.
         """
         opened = self._opened(branch.system)
-        same = common(opened.state.chunk_ids, branch.path[: i + 1])
-        opened.state = WindowState.of(opened.state.residents[:same], self.backbone.axes)
+        same = common(opened.path, branch.path[: i + 1])
+        opened.keep(same)
         for place in range(same, i + 1):
-            facts = self._facts_of(lookup, opened.server, branch, place)
+            facts = self._facts_of(lookup, opened.former, branch, place)
             prefill = Cost()
             with self.clock.adding(prefill, "context_seconds"):
-                opened.state = opened.deque.arrive_new(opened.state, facts, Tally(), "later").state
+                copy = opened.grow(facts)
             chunk_id, before, budget = branch.path[place], branch.path[:place], branch.budgets[place]
             if place and not lookup.has_patch(chunk_id, before, budget):
                 cost.add(prefill)
-                arrived = opened.state.residents[place]
-                server = opened.within(budget)
+                former = opened.former.within(budget)
                 with self.clock.adding(cost, "forming_seconds"):
-                    server.harvest(arrived.facts, arrived.copy, arrived.formed)
+                    former.harvest(facts, copy, "exact")
                 formed.add(place)
                 cost.bytes += self._kept(lookup, chunk_id, before, "exact").bytes
-                time_serving(server, arrived, self.clock, cost)
+                time_serving(former, facts, copy, self.clock, cost)
         return opened
 
     def _kept(self, lookup: Lookup, chunk_id: str, before: Path, kind: str) -> ObjectInfo:
@@ -180,7 +183,7 @@ class Worker:
             raise NotStored(not_stored(chunk_id, self.store))
         return info
 
-    def _facts_of(self, lookup: Lookup, server: Server, branch: Branch, place: int) -> Facts:
+    def _facts_of(self, lookup: Lookup, former: Former, branch: Branch, place: int) -> Facts:
         """A chunk from its archive; made again from its content where that is damaged or gone.
 
         Raises WrongKey for an archive under a key that was not given: it stays, and so no patch would
@@ -188,7 +191,7 @@ class Worker:
         """
         source = branch.sources[place]
         try:
-            return server.known(branch.path[place])
+            return former.known(branch.path[place])
         except WrongKey as error:
             lookup.refuse(error)
             raise
@@ -198,7 +201,7 @@ class Worker:
             if isinstance(source, Stored):
                 raise
             facts = self._locator.facts(source)
-            server.canonical(facts)
+            former.canonical(facts)
             return facts
 
     # -- inside --------------------------------------------------------------------------------
@@ -207,13 +210,11 @@ class Worker:
         if self._open is None or self._open.system != system:
             self._open = None  # let go of the old KV first
             anchor = prefill_anchor(self.backbone, system)
-            policy = _policy(self.settings.budget)
-            deque = Deque(Server(self.backbone, self.store, anchor, policy), None, "compact")
-            self._open = _Open(system, deque, deque.empty())
+            self._open = _Open(system, Former(self.backbone, self.store, anchor, self.settings.budget))
         return self._open
 
-    def _server(self, system: str | None) -> Server:
-        return self._opened(system).server
+    def _former(self, system: str | None) -> Former:
+        return self._opened(system).former
 
     def _lookup(self, system: str | None) -> Lookup:
         if system not in self._lookups:
@@ -263,13 +264,3 @@ class Worker:
         finally:
             for hook in hooks:
                 hook.remove()
-
-
-def _policy(budget: PatchBudget) -> ReusePolicy:
-    return ReusePolicy(
-        minimum="exact",
-        on_miss="form",
-        rank=budget.rank,
-        patch_bytes=budget.share,
-        layers=budget.layers,
-    )

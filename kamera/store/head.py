@@ -17,6 +17,7 @@ import torch
 from safetensors import SafetensorError
 
 from kamera.errors import CorruptChunk, ForeignObject, StoreError, StoreVersionError
+from kamera.ops.budget import PatchBudget
 from kamera.store.digests import Hasher, hasher_of
 from kamera.store.groups import Entry, Group, grouped, laid_out
 from kamera.store.info import ObjectInfo
@@ -221,7 +222,24 @@ def info_of(header: Header, size: int) -> ObjectInfo:
         formed=header.get("formed"),
         bytes=size,
         created=header["created"],
+        budget=_budget_of(header),
+        orderings=_orderings_of(header),
     )
+
+
+def _budget_of(header: Header) -> PatchBudget | None:
+    """What a patch was formed under; ``info`` is free text to the format, so it may say nothing of that."""
+    if header["kind"] == "canonical":
+        return None
+    try:
+        return PatchBudget.from_info(header["info"], header["rank"])
+    except (AttributeError, KeyError, OverflowError, TypeError, ValueError):
+        return None
+
+
+def _orderings_of(header: Header) -> int | None:
+    told = header["info"].get("orderings") if header["kind"] == "orbit" else None
+    return told if _is_count(told) else None
 
 
 def _digest(front: bytes | bytearray, mac: bytes) -> bytes:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from kamera.ops.budget import PatchBudget
 from kamera.store.keys import Context
 
 
@@ -13,7 +14,8 @@ class ObjectInfo:
     """One object: its name, what it is of, and its size.
 
     ``antecedents`` is empty, ``rank`` and ``formed`` are None for a canonical. ``bytes`` is the
-    size as stored, ``created`` seconds since 1970 (UTC).
+    size as stored, ``created`` seconds since 1970 (UTC). ``budget`` is what a patch was formed under (None
+    for one whose header says nothing that is one), ``orderings`` how many an orbit patch is the mean of.
     """
 
     key: str
@@ -26,6 +28,8 @@ class ObjectInfo:
     formed: str | None
     bytes: int
     created: float
+    budget: PatchBudget | None = None
+    orderings: int | None = None
 
 
 @dataclass(frozen=True)

@@ -154,11 +154,11 @@ class MemoryTier:
             entry = self._entries.get(key)
             return None if entry is None else (entry.record, entry.info)
 
-    def info(self, key: str) -> ObjectInfo | None:
-        """What is kept under ``key``; no use of it, so neither hit nor miss."""
+    def info(self, key: str, stamp: str | None = None) -> ObjectInfo | None:
+        """What is kept under ``key`` (of the file of that ``stamp``, if given); neither hit nor miss."""
         with self._lock:
             entry = self._entries.get(key)
-            return None if entry is None else entry.info
+            return None if entry is None or stamp not in (None, entry.stamp) else entry.info
 
     def infos(self) -> list[ObjectInfo]:
         """All that is kept, oldest first."""

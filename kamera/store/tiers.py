@@ -163,7 +163,7 @@ class Tiers:
 
     def info(self, name: str, *, certain: bool = False) -> ObjectInfo | None:
         """What the object ``name`` is. ``certain``: `RemoteUnavailable` rather than a guess."""
-        info = None if self._is_over(name) else (self.disk or self.memory).info(name)
+        info = self._info_here(name)
         if info is not None or self.remote is None:
             return info
         try:
@@ -175,8 +175,7 @@ class Tiers:
 
     def infos_of(self, names: Sequence[str]) -> list[ObjectInfo | None]:
         """What these objects are; the remote is asked once. Raises `RemoteUnavailable`."""
-        near = self.disk or self.memory
-        found = {name: None if self._is_over(name) else near.info(name) for name in names}
+        found = {name: self._info_here(name) for name in names}
         away = [name for name, info in found.items() if info is None]
         if self.remote is not None and away:
             found.update(zip(away, self.remote.infos_of(away), strict=True))
@@ -321,6 +320,13 @@ class Tiers:
         if self.disk is None:
             return self.memory.info(name) is not None
         return not self._is_over(name) and self.disk.stamp(name) is not None
+
+    def _info_here(self, name: str) -> ObjectInfo | None:
+        """What the object in the directory, or without one in memory, is; a header read once is not again."""
+        if self.disk is None:
+            return self.memory.info(name)
+        stamp = None if self._is_over(name) else self.disk.stamp(name)
+        return None if stamp is None else self.memory.info(name, stamp) or self.disk.info(name)
 
     def _is_over(self, name: str) -> bool:
         return self._bounds is not None and self._bounds.is_over(name)

@@ -1,17 +1,23 @@
 """The window: a deque of chunks that makes one live cache."""
 
+from kamera.patches.guarantee import GUARANTEES, Guarantee
 from kamera.window.certificate import Certificate
+from kamera.window.events import Event
 from kamera.window.memory import WindowMemory
-from kamera.window.policy import GUARANTEES, Guarantee, ReusePolicy
+from kamera.window.policy import ReusePolicy
 from kamera.window.report import Report, SlotReport
 from kamera.window.slots import Slot
+from kamera.window.steps import Cost, Plan
 from kamera.window.window import KameraWindow
 
 __all__ = [
     "GUARANTEES",
     "Certificate",
+    "Cost",
+    "Event",
     "Guarantee",
     "KameraWindow",
+    "Plan",
     "Report",
     "ReusePolicy",
     "Slot",

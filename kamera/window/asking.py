@@ -10,10 +10,11 @@ from kamera.backbones import Chunk
 from kamera.backbones.build import Spoken
 from kamera.backbones.turns import as_messages
 from kamera.errors import EmptyChunk
+from kamera.patches.standing import text_positions
 from kamera.window.report import Tally
-from kamera.window.serving import Behind, Server
+from kamera.window.run import Stage
 from kamera.window.slots import moved
-from kamera.window.state import WindowState, text_positions
+from kamera.window.state import WindowState
 
 ANSWER = 256
 """Tokens an answer is expected to have when nobody says."""
@@ -25,25 +26,26 @@ Question = Spoken
 class Asker:
     """One state of a window, ready for questions. What it appends to the live cache is forgotten."""
 
-    def __init__(self, server: Server, state: WindowState, behind: Behind) -> None:
-        self.server = server
+    def __init__(self, stage: Stage, state: WindowState) -> None:
         self.state = state
-        self._behind = behind
+        self._stage = stage
+        self._backbone = stage.former.backbone
+        self._anchor = stage.former.anchor
 
     def input_ids(self) -> torch.Tensor:
         """The window's token sequence, int64 ``[tokens]``."""
         chunks = [r.facts.encoded.input_ids for r in self.state.residents]
-        return torch.cat([self.server.anchor.input_ids, *chunks])
+        return torch.cat([self._anchor.input_ids, *chunks])
 
     def position_ids(self) -> torch.Tensor:
         """Positions of that sequence, int64 ``[axes, tokens]``."""
         back = [-f for f in self.state.frame]
         spans = [moved(r.positions, back) for r in self.state.residents]
-        return torch.cat([self.server.anchor.positions, *spans], dim=1)
+        return torch.cat([self._anchor.positions, *spans], dim=1)
 
     def question_ids(self, question: Question) -> torch.Tensor:
         """Token ids of a question; text and messages get the chat template's closing."""
-        ids = self.server.backbone.builder.question_ids(question, self.server.anchor.tail)
+        ids = self._backbone.builder.question_ids(question, self._anchor.tail)
         if ids.shape[0] == 0:
             raise EmptyChunk(f"question {question!r} has no tokens: ask something")
         return ids
@@ -51,15 +53,15 @@ class Asker:
     def question_positions(self, ids: torch.Tensor) -> torch.Tensor:
         """Positions of question tokens behind the window, ``[axes, tokens]``."""
         chunks = [r.facts for r in self.state.residents]
-        compact = text_positions(self.server.backbone, self.server.anchor.input_ids, chunks, ids)
+        compact = text_positions(self._backbone, self._anchor.input_ids, chunks, ids)
         return compact + torch.tensor(self.state.shift)[:, None]
 
     def next_token_logits(self, question: Question) -> torch.Tensor:
         """Logits ``[vocabulary]`` of the first token of an answer."""
         ids = self.question_ids(question)
         positions = moved(self.question_positions(ids), self.state.frame)
-        with self._behind(self.state, ids.shape[0], Tally()) as past:
-            return self.server.backbone.forward(ids, positions, past)
+        with self._stage.behind(self.state, ids.shape[0], Tally()) as past:
+            return self._backbone.forward(ids, positions, past)
 
     def answer_ids(self, question: Question, **options: Any) -> torch.Tensor:
         """New token ids, ``[sequences, new]``, as the model's own ``generate`` gives them."""
@@ -67,15 +69,15 @@ class Asker:
         positions = torch.cat([self.position_ids(), self.question_positions(ids)], dim=1)
         sequence = torch.cat([self.input_ids(), ids])
         expected = ids.shape[0] + int(options.get("max_new_tokens") or ANSWER)
-        with self._behind(self.state, expected, Tally()) as past:
+        with self._stage.behind(self.state, expected, Tally()) as past:
             framed = moved(positions, self.state.frame)
-            return self.server.backbone.generate(sequence, framed, past, **options)
+            return self._backbone.generate(sequence, framed, past, **options)
 
     def exchange(self, question: Question, answer: torch.Tensor) -> Chunk:
         """Question and answer as one text chunk that leaves the user's turn open again."""
-        backbone = self.server.backbone
+        backbone = self._backbone
         parts = [self.question_ids(question), answer]
-        reopen = self.server.anchor.reopen
+        reopen = self._anchor.reopen
         said = isinstance(question, str) or as_messages(question) is not None
         if said and reopen:
             closing = backbone.tokenize(reopen)

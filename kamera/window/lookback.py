@@ -10,27 +10,28 @@ import torch
 from kamera.backbones import Chunk
 from kamera.backbones.build import Content
 from kamera.errors import UnknownChunk
+from kamera.patches.chunks import Facts
+from kamera.patches.former import Former
 from kamera.store import Hit
 from kamera.store.search.embedding import mean_features
 from kamera.window.report import Tally
-from kamera.window.serving import Server
-from kamera.window.slots import Facts, Resident, Slot
+from kamera.window.slots import Resident, Slot
 
 MIN_SCORE = 0.9
 """Cosine below which `KameraWindow.recall` takes nothing for a look-alike, unless it is told otherwise."""
 
 
-def candidates(server: Server, like: Content | Chunk, k: int) -> list[Hit]:
-    """The ``k`` chunks archived behind the server's anchor that look most like ``like``, best first.
+def candidates(former: Former, like: Content | Chunk, k: int) -> list[Hit]:
+    """The ``k`` chunks archived behind the former's anchor that look most like ``like``, best first.
 
     One vision encode, none for a chunk that is archived itself; no decoder forward. Raises `ValueError`
     for content without a picture, and what `Backbone.chunk` and `ChunkStore.search` raise.
     """
-    return server.store.search(_features(server, like), k, context=server.context)
+    return former.store.search(_features(former, like), k, context=former.context)
 
 
 def chosen(
-    server: Server,
+    former: Former,
     residents: Sequence[Resident],
     chunk: str | Slot | Chunk | None,
     like: Content | Chunk | None,
@@ -54,11 +55,11 @@ def chosen(
         return chunk
     assert like is not None
     here = {resident.facts.chunk_id for resident in residents}
-    hits = candidates(server, like, len(here) + 1)
+    hits = candidates(former, like, len(here) + 1)
     best = next((hit for hit in hits if hit.chunk_id not in here), None)
     if best is None:
         raise UnknownChunk(
-            f"no picture is archived outside this window in {server.store!r} for this backbone and system "
+            f"no picture is archived outside this window in {former.store!r} for this backbone and system "
             "prompt: nothing to recall; append the picture"
         )
     if best.score < min_score:
@@ -70,15 +71,15 @@ def chosen(
     return best.chunk_id
 
 
-def note_duplicate(server: Server, facts: Facts, threshold: float, tally: Tally) -> None:
+def note_duplicate(former: Former, facts: Facts, threshold: float, tally: Tally) -> None:
     """Tell in the notes of an archived chunk that looks like this one; nothing else comes of it."""
     check_cosine("near_duplicate", threshold)
-    vector = _mean(server, facts.encoded.input_ids, facts.encoded.tensors)
+    vector = _mean(former, facts.encoded.input_ids, facts.encoded.tensors)
     if vector is None:
         return
     hits: list[Hit] = []
-    with server.losses.borne("near duplicates were not looked for"):
-        hits = server.store.search(vector, 2, context=server.context)
+    with former.losses.borne("near duplicates were not looked for"):
+        hits = former.store.search(vector, 2, context=former.context)
     other = next((hit for hit in hits if hit.chunk_id != facts.chunk_id), None)
     if other is not None and other.score >= threshold:
         tally.notes.append(f"looks like chunk {other.chunk_id}: cosine {other.score:.3f}")
@@ -90,16 +91,16 @@ def check_cosine(name: str, value: float) -> None:
         raise ValueError(f"{name} {value!r} is no cosine: give a number between -1.0 and 1.0")
 
 
-def _features(server: Server, like: Content | Chunk) -> np.ndarray:
-    chunk = like if isinstance(like, Chunk) else server.backbone.chunk(like)
-    vector = server.store.embedding(server.context, chunk.id)
+def _features(former: Former, like: Content | Chunk) -> np.ndarray:
+    chunk = like if isinstance(like, Chunk) else former.backbone.chunk(like)
+    vector = former.store.embedding(former.context, chunk.id)
     if vector is None:
-        encoded = server.backbone.encode(chunk)
-        vector = _mean(server, encoded.input_ids, encoded.tensors)
+        encoded = former.backbone.encode(chunk)
+        vector = _mean(former, encoded.input_ids, encoded.tensors)
     if vector is None:
         raise ValueError(f"{chunk!r} holds no picture to look for: give one, or recall by chunk id")
     return vector
 
 
-def _mean(server: Server, input_ids: torch.Tensor, tensors: Mapping[str, torch.Tensor]) -> np.ndarray | None:
-    return mean_features(input_ids, tensors, server.backbone.builder.vision_tokens)
+def _mean(former: Former, input_ids: torch.Tensor, tensors: Mapping[str, torch.Tensor]) -> np.ndarray | None:
+    return mean_features(input_ids, tensors, former.backbone.builder.vision_tokens)

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import torch
 
 from kamera.ops import KV, CodedKV
+from kamera.patches.anchor import Anchor
+from kamera.patches.chunks import Copy
 from kamera.store.coded import coded_tensors
-from kamera.window.anchor import Anchor
 from kamera.window.live import LiveCache
-from kamera.window.slots import Copy
 from kamera.window.state import WindowState
 
 Storages = dict[tuple[torch.device, int], int]
@@ -60,7 +60,6 @@ class Holdings:
         held = [anchor.input_ids, anchor.positions, *_tensors(anchor.kv)]
         given: list[torch.Tensor] = []
         for resident in state.residents:
-            held.append(resident.positions)
             for copy in (resident.copy, resident.clean):
                 held.extend(() if copy is None else _parts(copy))
             encoded = resident.facts.encoded

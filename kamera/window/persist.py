@@ -13,38 +13,44 @@ import torch
 from kamera.backbones import Backbone, Encoded
 from kamera.errors import IncompatibleChunk
 from kamera.ops import KV, CodedKV, LowRank, Patch
+from kamera.patches.anchor import anchor_of
+from kamera.patches.chunks import Copy, Facts
+from kamera.patches.former import Former
+from kamera.patches.forming import FormingRule, forming_of
+from kamera.patches.losses import Losses
 from kamera.store import ChunkStore
 from kamera.store.coded import coded_header, coded_kv, coded_tensors
-from kamera.window.anchor import anchor_of
+from kamera.window import plan
+from kamera.window.bounds import Bounds, decided
 from kamera.window.certificate import Certificate
 from kamera.window.certified import Terms, agree
-from kamera.window.deque import Deque
 from kamera.window.file import VERSION, Saved, Tensors, publish, read_saved
-from kamera.window.forming import FormingRule, forming_of
-from kamera.window.losses import Losses
+from kamera.window.live import LiveCache
+from kamera.window.places import Standing
 from kamera.window.policy import ReusePolicy
 from kamera.window.report import Tally
-from kamera.window.serving import Server
-from kamera.window.slots import Copy, Facts, Resident
+from kamera.window.run import Stage
+from kamera.window.seats import Seat, Source
+from kamera.window.slots import Resident
 from kamera.window.state import WindowState
 
 
-def save_window(path: Path, server: Server, deque: Deque, state: WindowState, asked: ReusePolicy) -> None:
+def save_window(path: Path, former: Former, bounds: Bounds, state: WindowState, asked: ReusePolicy) -> None:
     """Write a window to the directory ``path``, as `publish` does.
 
     ``asked`` is the policy the window was opened with, whatever a certificate let it serve.
     """
-    tensors: Tensors = {"anchor/ids": server.anchor.input_ids}
+    tensors: Tensors = {"anchor/ids": former.anchor.input_ids}
     chunks = [_put_resident(tensors, f"{i:05d}", resident) for i, resident in enumerate(state.residents)]
     document = {
         "version": VERSION,
-        "fingerprint": server.context.fingerprint,
-        "tenant": server.context.tenant,
+        "fingerprint": former.context.fingerprint,
+        "tenant": former.context.tenant,
         "policy": asdict(asked),
-        "max_tokens": deque.max_tokens,
-        "positions": deque.rule,
-        "tail": server.anchor.tail,
-        "reopen": server.anchor.reopen,
+        "max_tokens": bounds.max_tokens,
+        "positions": bounds.rule,
+        "tail": former.anchor.tail,
+        "reopen": former.anchor.reopen,
         "shift": list(state.shift),
         "frame": list(state.frame),
         "chunks": chunks,
@@ -58,7 +64,7 @@ def load_window(
     store: ChunkStore,
     certificate: Certificate | str | os.PathLike[str] | None = None,
     forming: FormingRule = "now",
-) -> tuple[Terms, Server, Deque, WindowState]:
+) -> tuple[Terms, Stage, Bounds, WindowState]:
     """Read a saved window. The anchor is prefilled again; every chunk comes back as it was, or exact
     where nothing certifies any more what it was."""
     document, tensors = read_saved(path)
@@ -74,14 +80,24 @@ def load_window(
         )
     anchor = anchor_of(backbone, tensors["anchor/ids"], document["tail"], document["reopen"])
     terms = agree(backbone, store, ReusePolicy(**document["policy"]), certificate)
-    server = Server(backbone, store, anchor, terms.served, forming_of(forming), Losses())
+    former = Former(backbone, store, anchor, terms.served.budget, forming_of(forming), Losses())
+    stage = Stage(former, LiveCache(backbone), Standing(backbone, anchor))
     residents = tuple(
-        _get_resident(tensors, f"{i:05d}", chunk, server) for i, chunk in enumerate(document["chunks"])
+        _get_resident(tensors, f"{i:05d}", chunk, stage) for i, chunk in enumerate(document["chunks"])
     )
-    shift = tuple(document["shift"])
-    state = WindowState(residents, shift, tuple(document["frame"]))
-    deque = Deque(server, document["max_tokens"], document["positions"])
-    return terms, server, deque, deque.exactly(state, Tally()) if terms.withheld else state
+    state = WindowState(residents, tuple(document["shift"]), tuple(document["frame"]))
+    bounds = Bounds(document["max_tokens"], document["positions"])
+    if terms.withheld:
+        with former.operation():
+            state = decided(
+                lambda limits: plan.exactly(state.seats, former.catalogue, terms.served, limits),
+                state,
+                {},
+                bounds,
+                stage,
+                Tally(),
+            ).state
+    return terms, stage, bounds, state
 
 
 def _put_resident(tensors: Tensors, name: str, resident: Resident) -> dict[str, Any]:
@@ -95,8 +111,8 @@ def _put_resident(tensors: Tensors, name: str, resident: Resident) -> dict[str, 
         "chunk_id": resident.facts.chunk_id,
         "label": resident.facts.label,
         "guarantee": resident.guarantee,
-        "formed": resident.formed,
-        "archived": resident.archived,
+        "formed": resident.seat.formed,
+        "archived": resident.seat.archived,
         "copies": {k: _put_copy(tensors, f"{name}/{k}", c) for k, c in copies.items()},
     }
 
@@ -124,32 +140,43 @@ def _put_copy(tensors: Tensors, name: str, copy: Copy) -> dict[str, Any]:
     }
 
 
-def _get_resident(tensors: Tensors, name: str, chunk: dict[str, Any], server: Server) -> Resident:
+def _get_resident(tensors: Tensors, name: str, chunk: dict[str, Any], stage: Stage) -> Resident:
     encoded = Encoded(
         tensors[f"{name}/ids"],
         _under(tensors, f"{name}/inputs/"),
         _under(tensors, f"{name}/embeds/"),
     )
     facts = Facts(chunk["chunk_id"], encoded, chunk["label"])
-    copies = {k: _get_copy(tensors, f"{name}/{k}", c, server) for k, c in chunk["copies"].items()}
-    return Resident(
-        facts,
-        copies["copy"],
-        tensors[f"{name}/positions"],
+    copies = {
+        k: _get_copy(tensors, f"{name}/{k}", c, stage.former.backbone) for k, c in chunk["copies"].items()
+    }
+    clean = copies.get("clean")
+    seat = Seat(
+        facts.chunk_id,
+        facts.length,
+        stage.standing.spot(facts, tensors[f"{name}/positions"]),
+        _source(facts, copies["copy"], stage),
         chunk["guarantee"],
-        formed=chunk["formed"],
+        chunk["formed"],
         # the store may be another than the one it was archived in
-        archived=chunk["archived"] and server.stored.has_canonical(facts.chunk_id),
-        clean=copies.get("clean"),
+        chunk["archived"] and stage.former.catalogue.canonical(facts.chunk_id) is not None,
+        None if clean is None else _source(facts, clean, stage),
     )
+    return Resident(facts, seat, copies["copy"], clean)
 
 
-def _get_copy(tensors: Tensors, name: str, copy: dict[str, Any], server: Server) -> Copy:
-    layers, positions = range(len(server.backbone.layout)), tensors[f"{name}/positions"]
+def _source(facts: Facts, copy: Copy, stage: Stage) -> Source:
+    home = stage.standing.spot(facts, copy.positions)
+    patched = copy.patch is not None
+    return Source(home, copy.antecedents, copy.guarantee, copy.canonical, copy.lossy, patched)
+
+
+def _get_copy(tensors: Tensors, name: str, copy: dict[str, Any], backbone: Backbone) -> Copy:
+    layers, positions = range(len(backbone.layout)), tensors[f"{name}/positions"]
     if copy["coded"] is None:
         kv: KV = tuple(_under(tensors, f"{name}/kv/{i:05d}/") for i in layers)
     else:
-        channels = {i: [c.name for c in spec.channels] for i, spec in enumerate(server.backbone.layout)}
+        channels = {i: [c.name for c in spec.channels] for i, spec in enumerate(backbone.layout)}
         kv = coded_kv(copy["coded"], channels, _under(tensors, f"{name}/"), positions.shape[1])
     patch = None
     if copy["patched"]:
@@ -160,7 +187,7 @@ def _get_copy(tensors: Tensors, name: str, copy: dict[str, Any], server: Server)
             factors.append({c: LowRank.from_tensors(_under(held, f"{c}/")) for c in patched})
         patch = Patch(tuple(factors))
     return Copy(
-        server.backbone.place(kv),
+        backbone.place(kv),
         positions,
         patch,
         copy["guarantee"],

@@ -1,45 +1,20 @@
-"""What a slot's KV is worth, and the least of it a window may serve."""
+"""The least guarantee a window may serve, and what happens otherwise."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal, get_args
 
 from kamera.ops import PatchBudget, layers_of
+from kamera.patches.guarantee import GUARANTEES, Guarantee, at_least
 
-Guarantee = Literal["exact", "patched", "orbit", "survivor", "near", "blind"]
 OnMiss = Literal["form", "prefill", "blind"]
 Archive = Literal["now", "later"]
 PositionRule = Literal["compact", "keep"]
 OnLeave = Literal["keep", "repair", "exact"]
 """What becomes of chunks whose antecedents change: kept, brought under the policy, or prefilled."""
-
-GUARANTEES: tuple[Guarantee, ...] = get_args(Guarantee)
-"""From the strongest to the weakest (DESIGN, section 3)."""
-
-
-def at_least(guarantee: Guarantee, minimum: Guarantee) -> bool:
-    """True when ``guarantee`` is ``minimum`` or stronger."""
-    return GUARANTEES.index(guarantee) <= GUARANTEES.index(minimum)
-
-
-def weakest(guarantees: Iterable[Guarantee]) -> Guarantee:
-    """The weakest of them; "exact" for none."""
-    return max(guarantees, key=GUARANTEES.index, default="exact")
-
-
-def prefilled_behind(antecedents: Guarantee) -> Guarantee:
-    """What a prefill here is worth when the weakest KV it attends to is worth ``antecedents``.
-
-    Only a prefill behind exact KV equals a re-prefill of the window. Behind patched, orbit or
-    surviving KV it is a conditioned forward behind these antecedents: as good as a full-rank patch.
-    Behind near or blind KV it is no better than they are.
-    """
-    if antecedents == "exact":
-        return "exact"
-    return "patched" if at_least(antecedents, "survivor") else antecedents
 
 
 def certified_by_default() -> bool:
@@ -110,6 +85,18 @@ class ReusePolicy:
     def budget(self) -> PatchBudget:
         """How large a patch may be."""
         return PatchBudget(self.rank, self.patch_bytes, layers_of(self.layers))
+
+    def as_cheap(self) -> ReusePolicy:
+        """Serves what is stored for these very antecedents and runs no forward for a miss."""
+        return self._strictly("orbit" if self.admits("orbit") else "patched", "blind")
+
+    def as_forming(self) -> ReusePolicy:
+        """Prefills on every miss and keeps the patches."""
+        return self._strictly("exact" if self.minimum == "exact" else "patched", "form")
+
+    def _strictly(self, minimum: Guarantee, on_miss: OnMiss) -> ReusePolicy:
+        # a patch of other antecedents could hold the very chunk whose absence is asked about
+        return replace(self, minimum=minimum, on_miss=on_miss, max_divergence=None)
 
     def exactly(self) -> ReusePolicy:
         """What is left of the policy on a backbone that may not serve less than exact KV."""

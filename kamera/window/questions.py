@@ -4,17 +4,21 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Literal, overload
 
 import torch
 
 from kamera.backbones import Chunk
+from kamera.window import plan
 from kamera.window.asking import Asker, Question
-from kamera.window.deque import Deque
+from kamera.window.bounds import decided
+from kamera.window.live import LiveCache
+from kamera.window.policy import ReusePolicy
 from kamera.window.report import SlotReport, Tally
 from kamera.window.serial import serial
-from kamera.window.serving import Server
 from kamera.window.slots import Slot
+from kamera.window.steps import Limits, Plan
 from kamera.window.view import View
 
 Ids = torch.Tensor | Sequence[int]
@@ -98,12 +102,12 @@ class Questions(View):
         options = {"max_new_tokens": max_new_tokens, "do_sample": False}
         answer = self._asker().answer_ids(question, **options)
         if not self._terms.withheld:
-            cheap = self._without(index, self._server.as_cheap())
+            cheap = self._without(index, self.policy.as_cheap())
             if torch.equal(cheap.answer_ids(question, **options), answer):
                 return False
             if "blind" not in cheap.state.worths[index:]:
                 return True
-        sure = self._without(index, self._server.as_forming())
+        sure = self._without(index, self.policy.as_forming())
         return not torch.equal(sure.answer_ids(question, **options), answer)
 
     @abstractmethod
@@ -113,12 +117,17 @@ class Questions(View):
     # -- inside --------------------------------------------------------------------------------
 
     def _asker(self) -> Asker:
-        return Asker(self._server, self._state, self._deque.behind)
+        return Asker(self._stage, self._state)
 
-    def _without(self, index: int, server: Server) -> Asker:
-        deque = Deque(server, None, self._deque.rule)
-        state = deque.without(self._state, index, Tally()).state
-        return Asker(server, state, deque.behind)
+    def _without(self, index: int, policy: ReusePolicy) -> Asker:
+        stage = replace(self._stage, live=LiveCache(self.backbone))
+        bounds = replace(self._bounds, max_tokens=None)
+
+        def decide(limits: Limits) -> Plan:
+            return plan.without(self._state.seats, index, stage.former.catalogue, policy, limits)
+
+        with stage.former.operation():
+            return Asker(stage, decided(decide, self._state, {}, bounds, stage, Tally()).state)
 
     def _check_backbone(self) -> None:
-        self._server.check_computation()
+        self._stage.former.check_computation()

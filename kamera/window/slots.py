@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
 import torch
 
-from kamera.backbones import Encoded
-from kamera.ops import KV, Patch
-from kamera.ops.digest import digest
+from kamera.patches.chunks import Copy, Facts
+from kamera.patches.guarantee import Guarantee
 from kamera.store.keys import chunk_of
-from kamera.window.policy import Guarantee
-
-_numbers = itertools.count(1)
+from kamera.window.seats import Seat
 
 
 @dataclass(frozen=True)
@@ -43,49 +39,6 @@ class Slot:
     label: str
 
 
-@dataclass(frozen=True, eq=False)
-class Facts:
-    """What a chunk is, apart from any place: enough to prefill it again without its pixels."""
-
-    chunk_id: str
-    encoded: Encoded
-    label: str
-
-    @property
-    def length(self) -> int:
-        """Tokens."""
-        return self.encoded.num_tokens
-
-    @property
-    def position_inputs(self) -> Mapping[str, torch.Tensor]:
-        """What fixes its positions besides token ids."""
-        return self.encoded.position_inputs
-
-
-@dataclass(frozen=True, eq=False)
-class Copy:
-    """A KV the model computed somewhere, never turned since; every move starts from it.
-
-    ``kv`` stands at ``positions`` ``[axes, tokens]``; ``patch`` conditions it when it is a canonical.
-    ``guarantee`` is what it is worth behind exactly ``antecedents``, which are named as in
-    `WindowState.lineage`. ``lossy`` says that it came out of codes: it is close to what the model computed,
-    never equal.
-    """
-
-    kv: KV
-    positions: torch.Tensor
-    patch: Patch | None
-    guarantee: Guarantee
-    antecedents: tuple[str, ...]
-    canonical: bool
-    lossy: bool = False
-
-    @cached_property
-    def lineage(self) -> str:
-        """Digest of what it is conditioned on, and of what that was conditioned on in its turn."""
-        return digest("kamera.lineage.v1", *self.antecedents)[:32]
-
-
 class Span(NamedTuple):
     """A copy and how far from its own positions (per axis) it is to stand."""
 
@@ -104,65 +57,64 @@ class Span(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Resident:
-    """A chunk in a window. Immutable, so forks share it until one of them changes its own.
+    """A chunk in a window, with its tensors. Immutable, so forks share it until one of them changes its own.
 
-    ``positions`` ``[axes, tokens]`` are where its live KV stands: those of the window, moved by the
-    state's frame.
+    ``seat`` says all there is to decide by, ``clean`` is the canonical shown instead while conditioning is
+    switched off.
     """
 
     facts: Facts
+    seat: Seat
     copy: Copy
-    positions: torch.Tensor
-    guarantee: Guarantee
-    formed: Guarantee = "exact"  # the weakest KV it was prefilled behind
-    archived: bool = True
-    clean: Copy | None = None  # the canonical shown instead while conditioning is switched off
-    number: int = field(default_factory=lambda: next(_numbers))
+    clean: Copy | None = None
 
-    @cached_property
-    def _lowest(self) -> int:
-        return int(self.positions[0].min())
+    @property
+    def guarantee(self) -> Guarantee:
+        """What its KV is worth while it is conditioned."""
+        return self.seat.guarantee
+
+    @property
+    def number(self) -> int:
+        """Names it for the life of the window and its forks."""
+        return self.seat.number
 
     @property
     def shown(self) -> Copy:
         """The copy the live KV is written from."""
         return self.copy if self.clean is None else self.clean
 
-    def worth(self, leading: bool, frame: Sequence[int]) -> Guarantee:
-        """What the KV it shows is worth; an unconditioned canonical is exact at home, else blind.
+    @cached_property
+    def span(self) -> Span:
+        """What it shows, to stand where its seat is."""
+        offset = self.seat.shown.home.offset(self.seat.spot)
+        assert offset is not None, "a plan seats no chunk where it cannot stand"
+        return Span(self.shown, offset)
 
-        Home is right behind the anchor: it attended to the anchor from there. Out of codes it is
-        patched there: nothing is missing, and it is not quite equal.
-        """
-        if self.shown.canonical and self.shown.patch is None:
-            at_home = leading and torch.equal(self.positions, moved(self.shown.positions, frame))
-            return ("patched" if self.shown.lossy else "exact") if at_home else "blind"
-        return self.guarantee
+    @property
+    def positions(self) -> torch.Tensor:
+        """Where its live KV stands, ``[axes, tokens]``: those of the window, moved by the state's frame."""
+        return moved(self.shown.positions, self.span.offset)
 
-    def slot(self, start: int, leading: bool, frame: Sequence[int], bytes_per_token: int) -> Slot:
-        """The public view."""
-        shown = self.shown
+    def slot(self, start: int, worth: Guarantee, leading: bool, frame: int, bytes_per_token: int) -> Slot:
+        """The public view; ``frame`` on the first axis."""
+        shown, seat = self.shown, self.seat
         if shown.patch is not None:
             rank: int | None = shown.patch.rank
         else:
             rank = 0 if shown.canonical and not leading else None
         return Slot(
-            chunk_id=self.facts.chunk_id,
+            chunk_id=seat.chunk_id,
             start=start,
-            length=self.facts.length,
-            guarantee=self.worth(leading, frame),
+            length=seat.length,
+            guarantee=worth,
             antecedents=tuple(map(chunk_of, shown.antecedents)),
             rank=rank,
-            bytes=self.facts.length * bytes_per_token,
-            number=self.number,
-            position=self._lowest - frame[0],
+            bytes=seat.length * bytes_per_token,
+            number=seat.number,
+            position=seat.spot.low[0] - frame,
             conditioned=self.clean is None,
             label=self.facts.label,
         )
-
-    def labelled(self, guarantee: Guarantee) -> Resident:
-        """The same KV under another guarantee."""
-        return self if guarantee == self.guarantee else replace(self, guarantee=guarantee)
 
 
 def moved(positions: torch.Tensor, offset: Sequence[int]) -> torch.Tensor:

@@ -5,17 +5,17 @@ from __future__ import annotations
 import json
 import logging
 import os
-import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from kamera.window.events import Event
 from kamera.window.slots import Slot
 
 logger = logging.getLogger(__name__)
 
 
 class Trace:
-    """Appends a JSON line to a file for each operation of the windows that were given it.
+    """A listener that appends a JSON line to a file for each operation.
 
     ``time`` (seconds since 1970), ``operation``, ``anchor`` (digest of the anchor tokens), ``chunks`` (ids
     in the window afterwards, in order), ``tokens`` (of each), and ``placed``: chunks from this index on
@@ -28,12 +28,13 @@ class Trace:
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
 
-    def record(self, operation: str, anchor: str, before: Sequence[Slot], after: Sequence[Slot]) -> None:
-        """Write the line of an operation that led from ``before`` to ``after``."""
+    def __call__(self, event: Event) -> None:
+        """Write the line of an operation."""
+        operation, before, after = event.operation, event.before, event.report.slots
         line = {
-            "time": round(time.time(), 3),
+            "time": round(event.time, 3),
             "operation": operation,
-            "anchor": anchor,
+            "anchor": event.anchor,
             "chunks": [slot.chunk_id for slot in after],
             "tokens": [slot.length for slot in after],
             "placed": _placed(operation, before, after),

@@ -8,15 +8,16 @@ from collections.abc import Iterator
 from typing import overload
 
 from kamera.backbones import Backbone, Chunk
+from kamera.patches.anchor import Anchor
+from kamera.patches.guarantee import Guarantee, weakest
 from kamera.store import ChunkStore, Context
-from kamera.window.anchor import Anchor
+from kamera.window.bounds import Bounds
 from kamera.window.certificate import Certificate
 from kamera.window.certified import Terms
-from kamera.window.deque import Deque
 from kamera.window.html import slot_table
 from kamera.window.memory import Holdings, WindowMemory
-from kamera.window.policy import Guarantee, ReusePolicy, weakest
-from kamera.window.serving import Server
+from kamera.window.policy import ReusePolicy
+from kamera.window.run import Stage
 from kamera.window.slots import Slot
 from kamera.window.state import WindowState
 
@@ -28,8 +29,8 @@ class View:
     ``slot in window``, ``chunk_id in window``; an empty one is false. Its attributes cannot be set.
     """
 
-    _server: Server
-    _deque: Deque
+    _stage: Stage
+    _bounds: Bounds
     _state: WindowState
     _terms: Terms
     _lock: threading.RLock
@@ -39,22 +40,22 @@ class View:
     @property
     def backbone(self) -> Backbone:
         """The model behind it."""
-        return self._server.backbone
+        return self._stage.former.backbone
 
     @property
     def store(self) -> ChunkStore:
         """Where its chunks are archived."""
-        return self._server.store
+        return self._stage.former.store
 
     @property
     def context(self) -> Context:
         """What its chunks are stored under: backbone, system prompt, tenant, form of the KV."""
-        return self._server.context
+        return self._stage.former.context
 
     @property
     def policy(self) -> ReusePolicy:
         """What it may serve: the policy it was given, or the exact part of it without a certificate."""
-        return self._server.policy
+        return self._terms.served
 
     @property
     def certificate(self) -> Certificate | None:
@@ -64,12 +65,12 @@ class View:
     @property
     def anchor(self) -> Anchor:
         """The tokens it begins with."""
-        return self._server.anchor
+        return self._stage.former.anchor
 
     @property
     def max_tokens(self) -> int | None:
         """The bound on anchor and chunks, None for none."""
-        return self._deque.max_tokens
+        return self._bounds.max_tokens
 
     @property
     def slots(self) -> tuple[Slot, ...]:
@@ -130,4 +131,4 @@ class View:
         return slot_table(repr(self), self.slots)
 
     def _holdings(self) -> Holdings:
-        return Holdings.of(self.anchor, self._state, self._deque.live)
+        return Holdings.of(self.anchor, self._state, self._stage.live)

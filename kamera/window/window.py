@@ -5,34 +5,41 @@ from __future__ import annotations
 import copy
 import os
 import threading
+import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from kamera.backbones import Backbone, Chunk
 from kamera.backbones.build import Content, Spoken
-from kamera.errors import IncompatibleChunk, InvalidPermutation, WindowFull
+from kamera.errors import WindowFull
+from kamera.patches.anchor import prefill_anchor
+from kamera.patches.former import Former
+from kamera.patches.forming import FormingRule, forming_of
+from kamera.patches.losses import Losses
 from kamera.store import ChunkStore, Hit
-from kamera.window.anchor import prefill_anchor
+from kamera.window.asked import Asked, Asking, check_rule
+from kamera.window.bounds import Bounds, decided
 from kamera.window.certificate import Certificate
 from kamera.window.certified import agree
-from kamera.window.deque import Deque, Move
-from kamera.window.forming import FormingRule, forming_of
-from kamera.window.lookback import MIN_SCORE, candidates, check_cosine, chosen, note_duplicate
-from kamera.window.losses import Losses
-from kamera.window.orbit import form_orbit
+from kamera.window.events import Event, Listener, tell
+from kamera.window.live import LiveCache
+from kamera.window.lookback import MIN_SCORE, candidates, check_cosine, note_duplicate
+from kamera.window.places import Standing
+from kamera.window.planned import Planned
 from kamera.window.policy import Archive, OnLeave, PositionRule, ReusePolicy
-from kamera.window.questions import Questions
 from kamera.window.report import Report, SlotReport, Tally, counting
+from kamera.window.run import Stage
 from kamera.window.serial import serial
-from kamera.window.serving import Server
-from kamera.window.slots import Facts, Slot
-from kamera.window.state import indices
+from kamera.window.slots import Slot
+from kamera.window.state import WindowState
+from kamera.window.steps import Plan
 from kamera.window.trace import Trace
 
 
-class KameraWindow(Questions):
+class KameraWindow(Planned):
     """The deque of chunks in front of a question.
 
     ``system`` is the system prompt (text, messages, token ids, or None for the template's own);
@@ -67,10 +74,10 @@ class KameraWindow(Questions):
         trace: str | os.PathLike[str] | None = None,
         forming: FormingRule = "now",
     ) -> None:
-        _check_rule(positions)
+        check_rule(positions)
         self._lock = threading.RLock()
         _check_parts(backbone, store)
-        self._trace = None if trace is None else Trace(trace)
+        self._listeners: tuple[Listener, ...] = () if trace is None else (Trace(trace),)
         self._terms = agree(backbone, store, policy, certificate)
         anchor = prefill_anchor(backbone, system)
         if max_tokens is not None and anchor.length >= max_tokens:
@@ -78,9 +85,11 @@ class KameraWindow(Questions):
                 f"max_tokens={max_tokens} leaves no room behind the system prompt's {anchor.length} "
                 "tokens: raise it"
             )
-        self._server = Server(backbone, store, anchor, self._terms.served, forming_of(forming), Losses())
-        self._deque = Deque(self._server, max_tokens, positions)
-        self._state = self._deque.empty()
+        budget = self._terms.served.budget
+        former = Former(backbone, store, anchor, budget, forming_of(forming), Losses())
+        self._stage = Stage(former, LiveCache(backbone), Standing(backbone, anchor))
+        self._bounds = Bounds(max_tokens, positions)
+        self._state = WindowState.of((), backbone.axes)
         self._family = weakref.WeakSet([self])
 
     # -- operations ----------------------------------------------------------------------------
@@ -98,26 +107,14 @@ class KameraWindow(Questions):
         WindowFull for a chunk larger than the window, IncompatibleChunk for one of another backbone,
         and what `Backbone.chunk` raises.
         """
-        if archive not in ("now", "later"):
-            raise ValueError(f'archive {archive!r} is neither "now" nor "later"')
         if near_duplicate is not None:
             check_cosine("near_duplicate", near_duplicate)
 
-        def arrive(tally: Tally) -> Move:
-            chunk = content if isinstance(content, Chunk) else self.backbone.chunk(content)
-            self._check_made_here(chunk)
-            facts = self._server.archived(chunk.id)
-            if facts is not None:
-                move = self._deque.arrive(self._state, facts, tally)
-            else:
-                here = (r.facts for r in self._state.residents if r.facts.chunk_id == chunk.id)
-                facts = next(here, None) or Facts(chunk.id, self.backbone.encode(chunk), chunk.label)
-                move = self._deque.arrive_new(self._state, facts, tally, archive)
+        def look(state: WindowState, tally: Tally) -> None:
             if near_duplicate is not None:
-                note_duplicate(self._server, facts, near_duplicate, tally)
-            return move
+                note_duplicate(self._stage.former, state.residents[-1].facts, near_duplicate, tally)
 
-        return self._perform_on_slot("append", arrive)
+        return self._perform_on_slot("append", lambda asking, _: asking.append(content, archive), look)
 
     @serial
     def recall(
@@ -137,26 +134,15 @@ class KameraWindow(Questions):
         CorruptChunk when it cannot be had, StoreError when the store cannot be asked.
         """
 
-        def arrive(tally: Tally) -> Move:
-            found = chosen(self._server, self._state.residents, chunk_id, like, min_score, tally)
-            ids = self._state.chunk_ids
-            if found not in ids:
-                return self._deque.arrive(self._state, self._server.known(found), tally)
-            index = len(ids) - 1 - ids[::-1].index(found)
-            here = self._state.residents[index]
-            if move and index < len(ids) - 1:
-                return self._deque.move_to_tail(self._state, index, tally)
-            note = f"chunk {found[:12]} is in view at slot {index}, where it stays"
-            tally.notes.append(note if move else f"{note}: move=True brings it to the tail")
-            return Move(self._state, here)
-
-        return self._perform_on_slot("recall", arrive)
+        return self._perform_on_slot(
+            "recall", lambda asking, tally: asking.recall(chunk_id, tally, like, min_score, move)
+        )
 
     @serial
     def search(self, like: Content | Chunk, k: int = 5) -> list[Hit]:
         """The ``k`` archived chunks that look most like a picture: one vision encode, no forward."""
         self._check_backbone()
-        return candidates(self._server, like, k)
+        return candidates(self._stage.former, like, k)
 
     @serial
     def slide(self, n: int = 1, *, positions: PositionRule = "compact") -> SlotReport:
@@ -166,23 +152,12 @@ class KameraWindow(Questions):
         ``"keep"`` leaves them where they are and touches nothing. Under the policy minimum "exact"
         survivors are prefilled again instead.
         """
-        _check_rule(positions)
-        if not isinstance(n, int) or isinstance(n, bool):
-            raise ValueError(f"cannot slide {n!r} chunks: give a whole number")
-        if not len(self):
-            raise ValueError("the window is empty, nothing can slide out: append or recall a chunk first")
-        if not 1 <= n <= len(self):
-            raise ValueError(f"cannot slide {n} chunks out of a window of {len(self)}")
-        return self._perform_on_slot(
-            "slide", lambda t: self._deque.leave(self._state, range(n), positions, t)
-        )
+        return self._perform_on_slot("slide", lambda asking, _: asking.slide(n, positions))
 
     @serial
     def evict(self, slot: Slot | int, *, positions: PositionRule = "compact") -> SlotReport:
         """One chunk leaves, wherever it stands; it stays archived and can be recalled."""
-        _check_rule(positions)
-        index = self._state.index(slot)
-        return self._perform_on_slot("evict", lambda t: self._deque.leave(self._state, [index], positions, t))
+        return self._perform_on_slot("evict", lambda asking, _: asking.evict(slot, positions))
 
     @serial
     def reorder(self, permutation: Sequence[int]) -> Report:
@@ -192,35 +167,22 @@ class KameraWindow(Questions):
         their new antecedents (in this order, or the orbit patch of the set when the policy admits
         it).
         """
-        order = indices(permutation)
-        if sorted(order) != list(range(len(self))):
-            raise InvalidPermutation(
-                f"{order} is no permutation of the window's {len(self)} slots: give each index once"
-            )
-        return self._perform("reorder", lambda t: self._deque.reorder(self._state, order, t))
+        return self._perform("reorder", lambda asking, _: asking.reorder(permutation))
 
     @serial
     def condition(self, slot: Slot | int, on: bool) -> SlotReport:
         """Switch a chunk to its clean canonical view, and back: exact both ways, zero forwards."""
-        if not isinstance(on, bool):
-            raise ValueError(f"on {on!r} is neither True nor False")
-        index = self._state.index(slot)
-        return self._perform_on_slot("condition", lambda _: self._deque.condition(self._state, index, on))
+        return self._perform_on_slot("condition", lambda asking, _: asking.condition(slot, on))
 
     @serial
     def insert(self, index: int, content: Content | Chunk, *, on_leave: OnLeave = "repair") -> Report:
         """Put a chunk before the slot at ``index``; those behind it follow as `arrange` says."""
-        if not isinstance(index, int) or isinstance(index, bool) or not 0 <= index <= len(self):
-            raise ValueError(f"index {index!r} of a window of {len(self)}: give 0..{len(self)}")
-        order = [*self.slots[:index], content, *self.slots[index:]]
-        return self._rearrange("insert", order, on_leave)
+        return self._perform("insert", lambda asking, _: asking.insert(index, content, on_leave))
 
     @serial
     def replace(self, slot: Slot | int, content: Content | Chunk, *, on_leave: OnLeave = "repair") -> Report:
         """Put a chunk in another's place, which leaves; those behind it follow as `arrange` says."""
-        index = self._state.index(slot)
-        order = [*self.slots[:index], content, *self.slots[index + 1 :]]
-        return self._rearrange("replace", order, on_leave)
+        return self._perform("replace", lambda asking, _: asking.replace(slot, content, on_leave))
 
     @serial
     def arrange(self, order: Sequence[Slot | Content | Chunk], *, on_leave: OnLeave = "repair") -> Report:
@@ -232,34 +194,7 @@ class KameraWindow(Questions):
         patch, else a forward), "exact" prefills them. Chunks are encoded once. Raises WindowFull, and what
         `append` raises.
         """
-        return self._rearrange("arrange", order, on_leave)
-
-    def _rearrange(self, operation: str, order: Sequence[Any], on_leave: OnLeave) -> Report:
-        if on_leave not in ("keep", "repair", "exact"):
-            raise ValueError(f"on_leave {on_leave!r} is none of keep, repair, exact")
-        named = [s.number for s in order if isinstance(s, Slot)]
-        if len(named) != len(set(named)):
-            raise InvalidPermutation(f"{operation} names a slot twice: give each slot once")
-        held = {r.number: r for r in self._state.residents}
-
-        def arrange(tally: Tally) -> Move:
-            wanted = [
-                held[self._state.residents[self._state.index(item)].number]
-                if isinstance(item, Slot)
-                else self._facts(item)
-                for item in order
-            ]
-            return self._deque.arrange(self._state, wanted, on_leave, tally)
-
-        return self._perform(operation, arrange)
-
-    def _facts(self, content: Content | Chunk) -> Facts:
-        """A chunk ready to be prefilled: as archived, as it stands here, or encoded now."""
-        chunk = content if isinstance(content, Chunk) else self.backbone.chunk(content)
-        self._check_made_here(chunk)
-        here = (r.facts for r in self._state.residents if r.facts.chunk_id == chunk.id)
-        facts = next(here, None) or self._server.archived(chunk.id)
-        return facts or Facts(chunk.id, self.backbone.encode(chunk), chunk.label)
+        return self._perform("arrange", lambda asking, _: asking.arrange(order, on_leave))
 
     @serial
     def form_orbit(self, slot: Slot | int, *, samples: int | None = None, seed: int = 0) -> SlotReport:
@@ -269,21 +204,32 @@ class KameraWindow(Questions):
         itself does not change.
         """
         index = self._state.index(slot)
-        residents = self._state.residents
+        chunks = [r.facts for r in self._state.residents]
+        with self._counting() as tally:
+            self._stage.former.orbit(chunks[index], chunks[:index], samples=samples, seed=seed)
+        report = tally.report("form_orbit", self.slots[index], self.slots)
+        self._tell(None, report, self.slots)
+        assert isinstance(report, SlotReport)
+        return report
 
-        def form(_: Tally) -> Move:
-            before = [r.facts for r in residents[:index]]
-            form_orbit(self._server, residents[index].facts, before, samples=samples, seed=seed)
-            return Move(self._state, residents[index])
+    def on_event(self, listener: Listener) -> Callable[[], None]:
+        """Have ``listener`` called with the `Event` of each operation; returns what ends that.
 
-        return self._perform_on_slot("form_orbit", form)
+        Forks made from now on tell it too. One that raises costs a warning, never the operation.
+        """
+        self._listeners = (*self._listeners, listener)
+
+        def end() -> None:
+            self._listeners = tuple(heard for heard in self._listeners if heard is not listener)
+
+        return end
 
     @serial
     def fork(self) -> KameraWindow:
         """A branch: the same chunks, nothing copied until one of the two changes its own."""
         branch = copy.copy(self)
         branch._lock = threading.RLock()
-        branch._deque = self._deque.fork()
+        branch._stage = replace(self._stage, live=self._stage.live.fork())
         self._family.add(branch)
         return branch
 
@@ -291,7 +237,7 @@ class KameraWindow(Questions):
 
     def flush(self) -> None:
         """Wait until patches formed in the background are stored; raises what kept one from it."""
-        self._server.forming.flush()
+        self._stage.former.forming.flush()
 
     @serial
     def save(self, path: str | Path) -> None:
@@ -303,9 +249,9 @@ class KameraWindow(Questions):
         """
         from kamera.window.persist import save_window
 
-        with self._server.losses.borne("patches formed in the background were not kept"):
+        with self._stage.former.losses.borne("patches formed in the background were not kept"):
             self.flush()
-        save_window(Path(path), self._server, self._deque, self._state, self._terms.asked)
+        save_window(Path(path), self._stage.former, self._bounds, self._state, self._terms.asked)
 
     @classmethod
     def load(
@@ -330,46 +276,59 @@ class KameraWindow(Questions):
         window = cls.__new__(cls)
         window._lock = threading.RLock()
         loaded = load_window(Path(path), backbone, store, certificate, forming)
-        window._terms, window._server, window._deque, window._state = loaded
-        window._trace = None if trace is None else Trace(trace)
+        window._terms, window._stage, window._bounds, window._state = loaded
+        window._listeners = () if trace is None else (Trace(trace),)
         window._family = weakref.WeakSet([window])
         return window
 
     # -- inside --------------------------------------------------------------------------------
 
-    def _perform(self, operation: str, edit: Callable[[Tally], Move]) -> Report:
+    def _perform(
+        self,
+        operation: str,
+        ask: Callable[[Asking, Tally], Asked],
+        look: Callable[[WindowState, Tally], None] = lambda state, tally: None,
+    ) -> Report:
         """One operation, from the present state to the next; an error leaves the present one."""
-        self._check_backbone()
-        with counting(self.backbone) as tally, self._server.losses.told_to(tally):
-            move = edit(tally)
-            self._deque.hold(move.state, tally)
+        stage = self._stage
+        with self._counting() as tally:
+            asked = ask(self._asking(), tally)
+            ready = asked.encoded(stage)
+            plan, state = decided(asked.decide, self._state, asked.coming, self._bounds, stage, tally, ready)
+            look(state, tally)
+            stage.show(state, tally)
         old = self.slots
         before = {s.number: s for s in old}
-        self._state = move.state
+        self._state = state
         after = self.slots
-        if self._trace is not None:
-            self._trace.record(operation, self.anchor.digest, old, after)
-        evicted = tuple(before[r.number] for r in move.left)
-        slot = next((s for s in after if move.arrived and s.number == move.arrived.number), None)
-        return tally.report(operation, slot or (evicted[-1] if evicted else None), after, evicted)
+        evicted = tuple(before[number] for number in plan.left)
+        slot = next((s for s in after if s.number == plan.arrived), None)
+        report = tally.report(operation, slot or (evicted[-1] if evicted else None), after, evicted)
+        self._tell(plan, report, old)
+        return report
 
-    def _perform_on_slot(self, operation: str, edit: Callable[[Tally], Move]) -> SlotReport:
+    def _perform_on_slot(
+        self,
+        operation: str,
+        ask: Callable[[Asking, Tally], Asked],
+        look: Callable[[WindowState, Tally], None] = lambda state, tally: None,
+    ) -> SlotReport:
         """`_perform`, of an edit by which a chunk arrives or leaves."""
-        report = self._perform(operation, edit)
+        report = self._perform(operation, ask, look)
         assert isinstance(report, SlotReport), f"{operation} concerns a slot"
         return report
 
-    def _check_made_here(self, chunk: Chunk) -> None:
-        if chunk.fingerprint != self._server.context.fingerprint:
-            raise IncompatibleChunk(
-                f"chunk {chunk.id[:12]} was built by backbone {chunk.fingerprint[:12]}, this window's is "
-                f"{self._server.context.fingerprint[:12]}: build it with window.backbone.chunk()"
-            )
+    @contextmanager
+    def _counting(self) -> Iterator[Tally]:
+        """Inside, one operation: its work is counted, its losses noted, each object looked up once."""
+        self._check_backbone()
+        former = self._stage.former
+        with counting(self.backbone) as tally, former.losses.told_to(tally.notes), former.operation():
+            yield tally
 
-
-def _check_rule(rule: str) -> None:
-    if rule not in ("compact", "keep"):
-        raise ValueError(f'positions {rule!r} is neither "compact" nor "keep"')
+    def _tell(self, plan: Plan | None, report: Report, before: tuple[Slot, ...]) -> None:
+        event = Event(report.operation, time.time(), self.anchor.digest, plan, report, before)
+        tell(self._listeners, event)
 
 
 def _check_parts(backbone: object, store: object) -> None:

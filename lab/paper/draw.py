@@ -15,7 +15,7 @@ import numpy as np
 
 from kamera import testbed
 from kamera.backbones import Backbone, Chunk
-from kamera.window.anchor import Anchor, prefill_anchor
+from kamera.patches.anchor import Anchor, prefill_anchor
 from lab.basis import Basis
 from lab.paper.trial import Trial
 from lab.scene import Scene

@@ -50,7 +50,7 @@ def _message(draw: random.Random) -> dict[str, Any]:
 def _edit(draw: random.Random, history: list[dict[str, Any]]) -> None:
     kind = draw.choice(["add", "add", "drop", "replace", "swap", "strip", "system"])
     at = draw.randrange(1, len(history))
-    if kind == "drop" and len(history) > 3 or len(history) > 9:
+    if (kind == "drop" and len(history) > 3) or len(history) > 9:
         del history[at]
     elif kind == "replace":
         history[at] = _message(draw)

@@ -13,7 +13,24 @@ from PIL import Image
 from kamera.edits import EditPolicy, policies
 
 Message = dict[str, Any]
-_WORDS = "open save file test error window button list page result value line check build name path".split()
+_WORDS = [
+    "open",
+    "save",
+    "file",
+    "test",
+    "error",
+    "window",
+    "button",
+    "list",
+    "page",
+    "result",
+    "value",
+    "line",
+    "check",
+    "build",
+    "name",
+    "path",
+]
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from kamera import Chunk, KameraWindow
-from kamera.window.forming import FormingRule
+from kamera.patches.forming import FormingRule
 from kamera.window.report import Report
 from lab.speed.content import words
 from lab.speed.stock import Stock

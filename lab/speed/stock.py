@@ -14,8 +14,8 @@ import torch
 
 from kamera import Backbone, Chunk, ChunkStore, KameraWindow, ReusePolicy
 from kamera.backbones.chunk import TOKEN_TYPES
+from kamera.patches.forming import FormingRule
 from kamera.store import CanonicalRecord, Context, PatchRecord
-from kamera.window.forming import FormingRule
 from lab.speed.content import noise_kv, noise_patch, picture_chunk, words
 from lab.speed.shape import FIRST_WORD, Preset
 

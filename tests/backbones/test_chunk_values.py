@@ -47,7 +47,7 @@ def archived(chunk, write=None, after=None):
     window.append(chunk)
     if after is not None:
         after(chunk)
-    record = store.get_canonical(window._server.context, chunk.id)
+    record = store.get_canonical(window.context, chunk.id)
     return window, record
 
 

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from kamera.backbones.extent import Extents, behind, standing
 from kamera.errors import IncompatibleChunk
-from kamera.window.slots import Facts
-from kamera.window.state import compact_positions, text_positions
+from kamera.patches.chunks import Facts
+from kamera.patches.standing import compact_positions, text_positions
 from tests.models import samples, tiny
 
 FAMILIES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "glm4v", "gemma3", "llava", "kimi_k25")

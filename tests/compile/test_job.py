@@ -339,4 +339,4 @@ def test_the_context_is_that_of_a_window_without_its_forward(kind, system):
         context = context_of(b, store, system)
     assert work.forwards == 0
     window = KameraWindow(b, store, system)
-    assert context == window._server.context
+    assert context == window.context

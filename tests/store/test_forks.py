@@ -18,6 +18,7 @@ import pytest
 import torch
 
 from kamera.errors import ForkedStore, StoreError
+from kamera.patches.forming import BackgroundForming
 from kamera.store import ChunkStore, StoreAdmin
 from kamera.store.disk import tier as tier_module
 from kamera.store.disk.claims import claim
@@ -25,7 +26,6 @@ from kamera.store.disk.database import Database
 from kamera.store.disk.folder import Folder
 from kamera.store.disk.index import Index
 from kamera.store.disk.locks import folder_locked
-from kamera.window.forming import BackgroundForming
 from lab.reliability.redis_server import RedisServer
 
 from .builders import CHUNK, CONTEXT, canonical, patch

@@ -132,16 +132,16 @@ def rope_index(backbone: Backbone, chunks: Sequence[Chunk]) -> torch.Tensor:
 def live(window: KameraWindow, index: int) -> KV:
     """The KV a slot shows the model, turned to the window's own positions."""
     state = window._state
-    window._deque.hold(state, Tally())
-    kv = window._deque.live.kv(index + 1)  # behind the anchor
+    window._stage.show(state, Tally())
+    kv = window._stage.live.kv(index + 1)  # behind the anchor
     home = [-f for f in state.frame]
     return relocate_kv(kv_map(kv, torch.clone), window.backbone.layout, home)
 
 
 def addresses(window: KameraWindow, index: int) -> list[int]:
     """Where in memory a slot's KV stands, channel by channel."""
-    window._deque.hold(window._state, Tally())
-    return [t.data_ptr() for layer in window._deque.live.kv(index + 1) for t in layer.values()]
+    window._stage.show(window._state, Tally())
+    return [t.data_ptr() for layer in window._stage.live.kv(index + 1) for t in layer.values()]
 
 
 def shares(a: KameraWindow, b: KameraWindow, index: int) -> bool:

@@ -189,7 +189,7 @@ def test_a_patch_made_in_the_background_costs_no_append(pieces, tmp_path, monkey
     refusing_puts(window.store, monkeypatch)
     assert window.append(c).slot.guarantee == "exact"
     window.save(tmp_path / "w")
-    window._server.forming.close()
+    window._stage.former.forming.close()
 
 
 def test_a_recall_that_needs_the_store_names_what_failed(pieces, failing):
@@ -215,7 +215,7 @@ def test_a_closed_store_says_so_by_name(tmp_path, pieces):
         store.close()
         store.close()  # twice is once
         calls = (
-            lambda s=store, w=window: s.get_canonical(w._server.context, chunks[0].id),
+            lambda s=store, w=window: s.get_canonical(w.context, chunks[0].id),
             lambda s=store: s.ls(),
             lambda s=store: StoreAdmin(s).stats(),
             lambda s=store: StoreAdmin(s).verify(),

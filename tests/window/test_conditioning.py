@@ -49,7 +49,7 @@ def test_a_clean_view_is_the_canonical_at_the_slots_place():
     assert (slot.guarantee, slot.rank, slot.antecedents, slot.conditioned) == ("blind", 0, (), False)
     home = rope_index(backbone, [chunks[1]])[:, 4:]
     offset = uniform_offset(home, window.position_ids[:, slot.start :])
-    canonical = window.store.get_canonical(window._server.context, chunks[1].id)
+    canonical = window.store.get_canonical(window.context, chunks[1].id)
     assert worst(live(window, 1), relocate_kv(canonical.kv, backbone.layout, offset)) <= 1e-6
 
 

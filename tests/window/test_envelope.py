@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kamera.patches.near import ALIKE_ABOVE, disorder, divergence, likeness, nearest
 from kamera.store import Context, ObjectInfo
 from kamera.store.search.embedding import unit
-from kamera.window.envelope import ALIKE_ABOVE, disorder, divergence, likeness, nearest
 
 sets = st.lists(st.sampled_from("abcdef"), max_size=5)
 twins = {("a", "b"): 0.9, ("c", "d"): 0.5}

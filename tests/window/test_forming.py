@@ -10,7 +10,7 @@ import torch
 from kamera import ChunkStore, KameraWindow
 from kamera.errors import StoreError
 from kamera.ops import Patch
-from kamera.window.forming import BackgroundForming, forming_of
+from kamera.patches.forming import BackgroundForming, forming_of
 from tests.window.rig import QUESTION, guarantees, live, make, rig, same_bits, watching
 
 NONE = Patch(())
@@ -26,7 +26,7 @@ class Gate:
 
     def __init__(self, window: KameraWindow) -> None:
         self._opened = threading.Event()
-        self.forming = window._server.forming
+        self.forming = window._stage.former.forming
         self.forming.submit("gate", (), self._wait)
 
     def _wait(self) -> Patch:
@@ -46,7 +46,7 @@ def gated(pieces):
     gate = Gate(window)
     yield window, gate
     gate.open()
-    window._server.forming.close()
+    window._stage.former.forming.close()
 
 
 def patches(store: ChunkStore) -> dict[str, list[torch.Tensor]]:
@@ -108,7 +108,7 @@ def test_a_look_up_waits_for_the_patch_under_way(pieces, gated, monkeypatch):
     window, gate = gated
     window.append(c)
     window.evict(2)
-    assert not window.store.has(window._server.context, c.id, [s.chunk_id for s in window.slots])
+    assert not window.store.has(window.context, c.id, [s.chunk_id for s in window.slots])
     settle, waited = gate.forming.settle, []
 
     def settling(chunk_id: str) -> None:
@@ -128,7 +128,7 @@ def test_what_is_written_later_does_not_change_what_is_factored(pieces, gated):
     window, gate = gated
     window.append(c)
     resident = window._state.residents[2]
-    for kv in (resident.copy.kv, window._deque.live.kv(3)):
+    for kv in (resident.copy.kv, window._stage.live.kv(3)):
         for layer in kv:
             for tensor in layer.values():
                 tensor.zero_()

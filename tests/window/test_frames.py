@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kamera.window import deque
-from kamera.window.state import compact_positions
+from kamera.patches.standing import compact_positions
+from kamera.window import seating
 from tests.backbones.compare import relative, worst
 from tests.models import tiny
 from tests.window.rig import GREEDY, QUESTION, SYSTEM, Prefilled, chunks_of, live, make, rig, rope_index
@@ -20,7 +20,7 @@ def test_where_the_frame_stands_changes_no_answer(family, monkeypatch):
     framed, home = make(backbone, None, *chunks), make(backbone, None, *chunks)
     framed.slide()
     with monkeypatch.context() as patch:
-        patch.setattr(deque, "DRIFT", 0)
+        patch.setattr(seating, "DRIFT", 0)
         home.slide()
     assert home._state.frame == (0,) * backbone.axes
     assert torch.equal(framed.position_ids, home.position_ids)

@@ -35,7 +35,7 @@ def test_every_family_has_embeddings_of_its_picture_tokens(family):
     chunks = pictures(backbone, family, 3)
     window = make(backbone, None, *chunks)
     for chunk in chunks:
-        held = window.store.embedding(window._server.context, chunk.id)
+        held = window.store.embedding(window.context, chunk.id)
         assert held is not None and held == pytest.approx(features(backbone, chunk).numpy(), abs=1e-3)
     # the picture finds itself, from the store, without the vision tower
     with watching(backbone) as seen:
@@ -159,7 +159,7 @@ def test_append_names_a_look_alike_when_it_is_asked_to_and_still_serves_what_it_
     assert window.append(recompressed(painted(0), 70)).notes == ()
     assert window.append(painted(50), near_duplicate=0.9999).notes == ()
     assert window.append("words", near_duplicate=0.0).notes == ()
-    pairs = StoreAdmin(window.store).near_duplicates(window._server.context, 0.99)
+    pairs = StoreAdmin(window.store).near_duplicates(window.context, 0.99)
     assert (seen[0], told.slot.chunk_id) in {(pair.chunk_id, pair.other) for pair in pairs}
 
 

@@ -88,7 +88,7 @@ def test_recall_takes_a_slot_an_id_or_a_chunk(window, how):
 
 def test_recall_of_a_chunk_in_view_moves_nothing_and_says_so(window, tmp_path):
     branch = window.fork()
-    branch._trace = Trace(tmp_path / "trace")
+    branch.on_event(Trace(tmp_path / "trace"))
     before = Snapshot.of(branch)
     with watching(branch.backbone) as seen:
         report = branch.recall(branch[1].chunk_id)
@@ -237,9 +237,9 @@ def test_pages_escape_what_stands_in_chunks(window):
 
 def blocks(*windows: KameraWindow) -> dict[tuple, int]:
     """Every block of memory that tensors reachable from windows lie in, found by the collector's own walk."""
-    outside = [o for w in windows for o in (w.backbone, w.store, w._server.forming, w._family)]
+    outside = [o for w in windows for o in (w.backbone, w.store, w._stage.former.forming, w._family)]
     seen = {id(o) for o in outside}
-    todo: list = [part for w in windows for part in (w._state, w._deque.live, w.anchor)]
+    todo: list = [part for w in windows for part in (w._state, w._stage.live, w.anchor)]
     found = {}
     while todo:
         item = todo.pop()
@@ -265,7 +265,7 @@ def test_memory_is_what_the_tensors_take(family, kv, tmp_path):
     held = window.memory()
     assert isinstance(held, WindowMemory) and held.shared == 0
     assert held.total == held.own == sum(blocks(window).values())
-    room = window._deque.live.room
+    room = window._stage.live.room
     assert held.live == sum(t.numel() * t.element_size() for layer in room for t in layer.values())
     assert min(held.live, held.copies, held.encodings) > 0
 

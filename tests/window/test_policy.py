@@ -9,11 +9,11 @@ import torch
 
 from kamera import ChunkStore, KameraWindow, ReusePolicy
 from kamera.ops import apply_patch, form_patch, uniform_offset
+from kamera.patches.guarantee import GUARANTEES, at_least, prefilled_behind, weakest
+from kamera.patches.near import divergence
+from kamera.patches.orderings import balanced, how_many, orderings
 from kamera.store import StoreAdmin
 from kamera.store.keys import chunk_of
-from kamera.window.envelope import divergence
-from kamera.window.orbit import balanced, how_many, orderings
-from kamera.window.policy import GUARANTEES, at_least, prefilled_behind, weakest
 from tests.backbones.compare import worst
 from tests.window.rig import (
     FULL_RANK,
@@ -271,7 +271,7 @@ def test_the_orbit_patch_is_the_mean_over_all_orderings(family):
         window.form_orbit(3)
     assert seen.encodes == 0
     assert before.matches(window)
-    context = window._server.context
+    context = window.context
     patch = window.store.get_patch(context, d.id, [c.id, a.id, b.id], "orbit").patch
     home = rope_index(backbone, [d])[:, 4:]
     alone = Prefilled(backbone, [d]).kv(0)
@@ -405,7 +405,7 @@ def test_above_four_antecedents_as_many_orderings_run_as_asked_for(pieces):
     window = make(backbone, None, a, b, c, *texts, d)
     window.form_orbit(5, samples=3, seed=1)
     (info,) = window.store.ls("orbit")
-    record = window.store.get_patch(window._server.context, d.id, info.antecedents, "orbit")
+    record = window.store.get_patch(window.context, d.id, info.antecedents, "orbit")
     assert record.info["orderings"] == 3
 
 

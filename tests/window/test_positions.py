@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from kamera import Backbone, ReusePolicy
 from kamera.ops import kv_map, uniform_offset
 from kamera.ops.kernels import serve
-from kamera.window import deque
-from kamera.window.state import WindowState, compact_positions
+from kamera.patches.standing import compact_positions
+from kamera.window import seating
+from kamera.window.state import WindowState
 from tests.backbones.compare import relative, worst
 from tests.models import samples, tiny
 from tests.window.rig import (
@@ -127,7 +130,7 @@ def test_a_blind_chunk_that_comes_to_lead_across_a_gap_stays_blind():
 @pytest.mark.parametrize("family", ["qwen2_5_vl", "kimi_k25"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_many_slides_equal_one_move_bit_for_bit(family, dtype, monkeypatch):
-    monkeypatch.setattr(deque, "DRIFT", 0)  # so that every slide turns every survivor
+    monkeypatch.setattr(seating, "DRIFT", 0)  # so that every slide turns every survivor
     backbone = tiny.backbone(family, dtype)
     chunks = [
         samples.chunk(backbone, samples.sample(family, 9)),
@@ -160,7 +163,7 @@ def test_a_slide_moves_the_anchor_instead_of_the_survivors(family):
         assert report.bytes_rotated == 4 * phased_bytes(backbone)
         assert torch.equal(window.position_ids, rope_index(backbone, chunks_of(window, chunks)))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(deque, "DRIFT", 0)
+        patch.setattr(seating, "DRIFT", 0)
         report = turned.slide(3)
         assert report.bytes_rotated >= turned.slots[0].length * phased_bytes(backbone)
     assert worst(live(window, 0), live(turned, 0)) <= 1e-5
@@ -177,7 +180,7 @@ def phased_bytes(backbone) -> int:
 
 def test_a_window_that_slides_for_ever_turns_its_keys_home_now_and_then(monkeypatch):
     """A frame never drifts out of bounds, and no answer tells where it stands."""
-    monkeypatch.setattr(deque, "DRIFT", 40)
+    monkeypatch.setattr(seating, "DRIFT", 40)
     backbone = tiny.backbone("llava")
     chunks = [backbone.chunk_from_tensors(samples.text_ids(9, seed)) for seed in range(14)]
     window = make(backbone, None, *chunks[:3], max_tokens=4 + 3 * 9)
@@ -187,8 +190,10 @@ def test_a_window_that_slides_for_ever_turns_its_keys_home_now_and_then(monkeypa
         frames.append(window._state.frame[0])
         turned.append(report.bytes_rotated > 4 * phased_bytes(backbone))
         again = window.fork()
-        home = zip(window._state.residents, compact(window), strict=True)
-        again._state = WindowState.of([window._server.move(r, p) for r, p in home], 1)
+        residents, standing = window._state.residents, window._stage.standing
+        spots = standing.compact([r.facts for r in residents])
+        home = [replace(r, seat=r.seat.at(spot)) for r, spot in zip(residents, spots, strict=True)]
+        again._state = WindowState.of(home, 1)
         assert relative(window.next_token_logits(QUESTION), again.next_token_logits(QUESTION)) <= 1e-5
         del again  # which shares the room
     assert frames == [9, 18, 27, 36, 0, 9, 18, 27, 36, 0, 9]

@@ -60,7 +60,7 @@ def test_what_comes_out_of_codes_is_patched_at_best_and_a_patch_repairs_it(famil
     assert (seen.forwards, seen.encodes) == (0, 0)
     assert guarantees(window) == ["patched", "patched"]
     plain = Prefilled(backbone, chunks[:2])
-    loss = store.get_canonical(window._server.context, chunks[0].id).loss.relative
+    loss = store.get_canonical(window.context, chunks[0].id).loss.relative
     off = worst(live(window, 0), plain.kv(0))
     assert loss / 5 < off < 5 * loss
     assert worst(live(window, 1), plain.kv(1)) < 1e-4 < loss
@@ -146,7 +146,7 @@ def test_a_patch_of_one_form_is_never_applied_to_the_canonical_of_another(pieces
     for kv, behind in (("int8", []), ("int4", ["int8"])):
         store = opened(kv, tmp_path)
         window = make(backbone, store)
-        context = window._server.context
+        context = window.context
         assert context == replace(Context(backbone.fingerprint, context.anchor), kv=kv)
         with watching(backbone) as seen:
             window.recall(chunks[0].id)
@@ -200,7 +200,7 @@ def test_on_a_trained_backbone_a_patched_chunk_out_of_codes_answers_as_a_reprefi
         window.evict(2)
         window.recall(chunks[2].id)
         assert guarantees(window) == ["exact", "exact", "patched"]
-        record = window.store.get_canonical(window._server.context, chunks[2].id)
+        record = window.store.get_canonical(window.context, chunks[2].id)
         lost = 0.0 if record.loss is None else max(record.loss.channels.values())
         off[kv] = worst(live(window, 2), truth)
         # what the patch leaves out, and of what the codes lost no more than there was

@@ -12,9 +12,10 @@ from typing import Any
 
 from kamera.backbones import Backbone, Chunk
 from kamera.errors import StoreError
+from kamera.patches.guarantee import Guarantee
 from kamera.store import ChunkStore
 from kamera.window import KameraWindow, ReusePolicy
-from kamera.window.policy import Guarantee, OnMiss
+from kamera.window.policy import OnMiss
 from kamera.window.report import Report
 
 REFERENCE = "reprefill"

@@ -17,7 +17,7 @@ from kamera.eval.tasks.first_token import FirstToken
 from kamera.eval.tasks.journal import Line
 from kamera.eval.tasks.sample import Sample, Task, digest
 from kamera.eval.tasks.shrink import Shrink
-from kamera.window.anchor import anchor_ids
+from kamera.patches.anchor import anchor_ids
 
 Reuse = Literal["context", "all"]
 """What the reusing arms reuse: the context, or the live parts before the prompt's last text as well."""

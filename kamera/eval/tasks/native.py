@@ -11,7 +11,7 @@ import torch
 
 from kamera.backbones import Backbone
 from kamera.backbones.chunk import TOKEN_TYPES
-from kamera.window.anchor import anchor_ids
+from kamera.patches.anchor import anchor_ids
 
 
 @dataclass(frozen=True, eq=False)

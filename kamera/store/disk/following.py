@@ -394,7 +394,7 @@ class Following:
 
     def _restamp(self, key: str, stamp: str) -> None:
         for row in self._db.execute(f"SELECT {COLUMNS} FROM objects WHERE key = ?", (key,)):
-            self._db.execute(INSERT, self._codec.signed((*row[:12], stamp, row[13])))
+            self._db.execute(INSERT, self._codec.signed((*row[:12], stamp, *row[13:-1])))
 
     def _stamp_of(self, key: str) -> str | None:
         return self._files.stamp(key) if is_key(key) else None

@@ -6,16 +6,18 @@ import json
 from collections.abc import Callable
 from typing import Any
 
+from kamera.ops.budget import PatchBudget
 from kamera.store.info import ObjectInfo
 from kamera.store.keys import Context
 
-SCHEMA = 3
+SCHEMA = 4
 TABLES = """
 CREATE TABLE IF NOT EXISTS objects (
     key TEXT PRIMARY KEY, kind TEXT NOT NULL, chunk_id TEXT NOT NULL,
     fingerprint TEXT NOT NULL, anchor TEXT NOT NULL, tenant TEXT NOT NULL,
     antecedents TEXT NOT NULL, tokens INTEGER NOT NULL, rank INTEGER, formed TEXT,
-    bytes INTEGER NOT NULL, created REAL NOT NULL, stamp TEXT NOT NULL, kv TEXT NOT NULL, mac TEXT NOT NULL
+    bytes INTEGER NOT NULL, created REAL NOT NULL, stamp TEXT NOT NULL, kv TEXT NOT NULL,
+    formed_under TEXT NOT NULL, mac TEXT NOT NULL
 ) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS uses (
     key TEXT PRIMARY KEY, uses REAL NOT NULL, used REAL NOT NULL
@@ -28,9 +30,9 @@ CREATE INDEX IF NOT EXISTS by_kind ON objects (tenant, kind, bytes);
 """
 COLUMNS = (
     "key, kind, chunk_id, fingerprint, anchor, tenant, antecedents, tokens, rank, formed, bytes, "
-    "created, stamp, kv, mac"
+    "created, stamp, kv, formed_under, mac"
 )
-INSERT = f"INSERT OR REPLACE INTO objects ({COLUMNS}) VALUES ({', '.join('?' * 15)})"
+INSERT = f"INSERT OR REPLACE INTO objects ({COLUMNS}) VALUES ({', '.join('?' * 16)})"
 
 Stamped = tuple[ObjectInfo, str]
 """A row: the object, and the stamp of the file it was read from."""
@@ -75,12 +77,14 @@ class RowCodec:
             info.created,
             stamp,
             self.veil(context.kv),
+            json.dumps([info.budget and info.budget.to_info(), info.orderings]),
         )
         return self.signed(row)
 
     def read(self, row: tuple[Any, ...]) -> Stamped:
         """The object of a row that `is_ours`."""
         key, kind, chunk, fingerprint, anchor, tenant, antecedents, tokens, rank, formed = row[:10]
+        budget, orderings = json.loads(row[14])
         info = ObjectInfo(
             key=key,
             kind=kind,
@@ -92,5 +96,7 @@ class RowCodec:
             formed=formed,
             bytes=row[10],
             created=row[11],
+            budget=None if budget is None else PatchBudget.from_info(budget, 1),
+            orderings=orderings,
         )
         return info, row[12]

@@ -53,6 +53,7 @@ class RemoteTier:
         self._tenant = tenant
         self._lock = threading.Lock()
         self._counts: Counter[str] = Counter()
+        self._unreadable: set[str] = set()
 
     def get(self, name: str) -> Fetched | None:
         """The object ``name``, verified to the last byte; None if there is none.
@@ -98,8 +99,15 @@ class RemoteTier:
         return {name for name, is_there in zip(names, found, strict=True) if is_there}
 
     def info(self, name: str) -> ObjectInfo | None:
-        """What the header of ``name`` says, unverified; None if there is none, or none that can be read."""
-        return self.infos_of([name])[0]
+        """What the header of ``name`` says, its tensors unverified; None if there is none.
+
+        Raises as `get` for what lies there and is no such object: it is set aside.
+        """
+        found = self.infos_of([name])[0]
+        if found is None and name in self._unreadable:
+            self._unreadable.discard(name)
+            self.get(name)
+        return found
 
     def infos_of(self, names: Sequence[str]) -> list[ObjectInfo | None]:
         """`info` of many."""
@@ -228,6 +236,7 @@ class RemoteTier:
             return self._codec.read_info(file, head.size, name, self._source(name))
         except (CorruptChunk, StoreVersionError, WrongKey) as error:
             logger.warning("not listed: %s", error)  # reading it by name tells more, and sets it aside
+            self._unreadable.add(name)
             return None
 
     def _set_aside(self, name: str, data: bytes) -> str:

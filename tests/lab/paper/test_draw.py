@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from kamera import Backbone, testbed
+from kamera.patches.anchor import prefill_anchor
 from kamera.testbed.world import TRAINING_SEEDS
-from kamera.window.anchor import prefill_anchor
 from lab.paper.draw import FITTED, HELD_OUT, MAIN, NEW, TARGET, Stage
 from lab.paper.modality import twin
 

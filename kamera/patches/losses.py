@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from kamera.errors import NotKept, StoreError, StoreVersionError
-from kamera.window.report import Tally
 
 logger = logging.getLogger(__name__)
 
@@ -30,13 +29,13 @@ class Losses:
         self._operation = threading.local()
 
     @contextmanager
-    def told_to(self, tally: Tally) -> Iterator[None]:
-        """Inside, what is lost by this thread stands in the notes of ``tally``."""
-        self._operation.tally = tally
+    def told_to(self, notes: list[str]) -> Iterator[None]:
+        """Inside, what is lost by this thread stands in ``notes``."""
+        self._operation.notes = notes
         try:
             yield
         finally:
-            self._operation.tally = None
+            self._operation.notes = None
 
     @contextmanager
     def borne(self, what: str) -> Iterator[None]:
@@ -46,11 +45,17 @@ class Losses:
         except STORE_ERRORS as error:
             self._tell(f"{what}: {error}")
 
+    def note(self, note: str) -> None:
+        """Say something in the notes of this thread's operation, if there is one."""
+        notes: list[str] | None = getattr(self._operation, "notes", None)
+        if notes is not None:
+            notes.append(note)
+
     def _tell(self, note: str) -> None:
         note = " ".join(note.split())
-        tally: Tally | None = getattr(self._operation, "tally", None)
-        if tally is not None and note not in tally.notes:
-            tally.notes.append(note)
+        notes: list[str] | None = getattr(self._operation, "notes", None)
+        if notes is not None and note not in notes:
+            notes.append(note)
         logger.warning("%s", note)
         if not self._said:
             self._said = True

@@ -1,0 +1,387 @@
+"""What is missing is formed and archived here: canonicals, patches, orbit patches."""
+
+from __future__ import annotations
+
+import copy as copies
+import logging
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+
+import torch
+
+from kamera.backbones import Backbone, Encoded
+from kamera.backbones.backbone import ModelCache
+from kamera.errors import CorruptChunk, IncompatibleChunk, NotRelocatable, UnknownChunk, WrongKey
+from kamera.ops import KV, Formed, Patch, PatchBudget, deficit, kv_map, mean_deficit, uniform_offset
+from kamera.patches.anchor import Anchor
+from kamera.patches.catalogue import Catalogue
+from kamera.patches.chunks import Copy, Facts
+from kamera.patches.forming import Forming
+from kamera.patches.guarantee import Guarantee, at_least, guarantee_named
+from kamera.patches.losses import Losses, Strict
+from kamera.patches.orderings import orderings
+from kamera.patches.standing import compact_positions
+from kamera.store import CanonicalRecord, ChunkStore, Context, PatchRecord
+from kamera.store.keys import canonical_key, chunk_of, patch_key
+from kamera.store.records import kept
+from kamera.store.search.embedding import VISION_TOKENS
+
+logger = logging.getLogger(__name__)
+
+
+class Former:
+    """Canonicals and patches of one context: read where they are stored, formed and kept where not.
+
+    One for a window and its forks, one for a job's prompt. Patches are formed within ``budget``. What the
+    store cannot take or give is raised, unless ``losses`` bear it.
+    """
+
+    def __init__(
+        self,
+        backbone: Backbone,
+        store: ChunkStore,
+        anchor: Anchor,
+        budget: PatchBudget,
+        forming: Forming | None = None,
+        losses: Losses | None = None,
+    ) -> None:
+        budget.check(len(backbone.layout))
+        self.backbone = backbone
+        self.store = store
+        self.anchor = anchor
+        self.budget = budget
+        self.forming = forming or Forming()
+        self.losses = losses or Strict()
+        self.context = Context(backbone.fingerprint, anchor.digest, store.tenant, store.kv)
+        self.catalogue = Catalogue(store, self.context, self.forming, self.losses)
+        self.anchor_copy = Copy(anchor.kv, anchor.positions, None, "exact", (), canonical=True)
+        self._compared = -1
+        self._here = threading.local()
+        self.check_computation()
+
+    def within(self, budget: PatchBudget) -> Former:
+        """The same, forming patches of another budget."""
+        budget.check(len(self.backbone.layout))
+        other = copies.copy(self)
+        other.budget = budget
+        return other
+
+    @contextmanager
+    def operation(self) -> Iterator[None]:
+        """While it lasts, this thread reads each row once, and the canonical it works on once."""
+        outer = getattr(self._here, "latest", None)
+        self._here.latest = outer or {}
+        try:
+            with self.catalogue.operation():
+                yield
+        finally:
+            self._here.latest = outer
+
+    def check_computation(self) -> None:
+        """Raise unless the model is the one that the store's KV was made with.
+
+        IncompatibleChunk when the fingerprint is another. Where something has moved and it is not,
+        ComputationChanged when the probe is answered otherwise than when the store was first used with it.
+        """
+        if self.backbone.fingerprint != self.context.fingerprint:
+            raise IncompatibleChunk(
+                "the backbone's weights have changed since this window was made, or its settings, hooks or "
+                "autocast: its KV is stale; undo that, or make a new window"
+            )
+        moves = self.backbone.identity.moves
+        if moves != self._compared:
+            backbone = self.backbone
+            self.store.probes.compare(self.context.fingerprint, backbone.answers, backbone.tolerance)
+            self._compared = moves
+
+    # -- chunks --------------------------------------------------------------------------------
+
+    def known(self, chunk_id: str) -> Facts:
+        """Facts of an archived chunk. Raises UnknownChunk, IncompatibleChunk or CorruptChunk."""
+        record = self.store.get_canonical(self.context, chunk_id)
+        others = self.store.contexts_of(chunk_id) if record is None else []
+        for other in others:
+            # kept in another form its KV is none for this window, but its encoding is the same
+            if record is None and replace(other, kv=self.context.kv) == self.context:
+                record = self.store.get_canonical(other, chunk_id)
+        if record is not None:
+            if record.context == self.context:
+                self._remember(chunk_id, self._out_of(record))
+                self.catalogue.was_read(chunk_id)
+            return _facts(record)
+        if any(c.fingerprint == self.context.fingerprint for c in others):
+            raise IncompatibleChunk(
+                f"chunk {chunk_id[:12]} was archived behind another system prompt: append its content "
+                "to this window, or open the window with that prompt"
+            )
+        if others:
+            raise IncompatibleChunk(
+                f"chunk {chunk_id[:12]} was archived by backbone {others[0].fingerprint[:12]}, this is "
+                f"{self.context.fingerprint[:12]}: append its content with this backbone"
+            )
+        raise UnknownChunk(
+            f"no chunk {chunk_id!r} in {self.store!r} for this backbone and system prompt: append its "
+            "content first"
+        )
+
+    def archived(self, chunk_id: str) -> Facts | None:
+        """Facts of an archived chunk, or None; a damaged archive is a miss, and said so."""
+        record = self._record(chunk_id)
+        if record is None:
+            return None
+        self._remember(chunk_id, self._out_of(record))
+        return _facts(record)
+
+    def alone(self, facts: Facts) -> torch.Tensor:
+        """The model's positions of a chunk right behind the anchor, ``[axes, tokens]``."""
+        positions = self.backbone.positions(
+            [self.anchor.input_ids, facts.encoded.input_ids], [{}, facts.position_inputs]
+        )
+        return positions[:, self.anchor.length :]
+
+    # -- canonicals ----------------------------------------------------------------------------
+
+    def canonical(self, facts: Facts) -> Copy:
+        """The chunk's KV behind the anchor alone, as the store keeps it; prefilled when it does not yet.
+
+        Patches are formed against this and applied to it, so that they match: in a store of codes they
+        make up for what the codes lost, too.
+        """
+        held = self._held(facts.chunk_id)
+        if held is not None:
+            return held
+        record = self._record(facts.chunk_id)
+        if record is not None:
+            return self._remember(facts.chunk_id, self._out_of(record))
+        copy, record = self._computed(facts)
+        return self._remember(facts.chunk_id, copy if record.loss is None else self._out_of(record))
+
+    def leading(self, facts: Facts) -> Copy:
+        """`canonical`, as it serves right behind the anchor: what was prefilled now is exact in any store."""
+        held = self._held(facts.chunk_id)
+        if held is not None:
+            return held
+        record = self._record(facts.chunk_id)
+        return self._computed(facts)[0] if record is None else self._out_of(record)
+
+    def archive(self, facts: Facts, copy: Copy) -> CanonicalRecord:
+        """Store a canonical copy; what the store keeps of it. What is refused is offered again later."""
+        encoded = facts.encoded
+        record = kept(
+            CanonicalRecord(
+                chunk_id=facts.chunk_id,
+                context=self.context,
+                input_ids=encoded.input_ids,
+                positions=copy.positions,
+                kv=tuple(copy.kv),
+                inputs=encoded.position_inputs,
+                embeds=encoded.tensors,
+                info={"label": facts.label, VISION_TOKENS: [*self.backbone.builder.vision_tokens]},
+            )
+        )
+        self.losses.unkept.add(facts.chunk_id)
+        with self.losses.borne(f"chunk {facts.chunk_id[:12]} was not kept"):
+            self.store.put_canonical(record)
+            self.losses.unkept.discard(facts.chunk_id)
+        self.catalogue.forget(record.key)
+        return record
+
+    # -- patches -------------------------------------------------------------------------------
+
+    def patch(self, facts: Facts, antecedents: Sequence[str], kind: str, formed: str | None) -> Patch | None:
+        """The patch that a row promised, formed behind what it said; None when it lied, and it is refused."""
+        chunk_id = facts.chunk_id
+        self.forming.settle(chunk_id)
+        record = None
+        with self.losses.borne(f"a patch of chunk {chunk_id[:12]} was not looked up"):
+            try:
+                record = self.store.get_patch(self.context, chunk_id, antecedents, kind)
+            except (CorruptChunk, WrongKey) as error:
+                self.catalogue.told_refused(error)
+        if record is None or record.formed != formed or not self._meets(record, facts.length):
+            self.catalogue.refuse(patch_key(self.context, chunk_id, antecedents, kind))
+            return None
+        return record.patch
+
+    def harvest(self, facts: Facts, conditioned: Copy, formed: Guarantee) -> None:
+        """Store the patch that takes the canonical to ``conditioned``, unless a better one is there.
+
+        ``formed`` is the weakest guarantee among the antecedents it was prefilled behind.
+        """
+
+        def held(behind: tuple[str, ...]) -> Guarantee | None:
+            row = self.catalogue.patch_within(facts.chunk_id, facts.length, behind, "exact", self.budget)
+            return None if row is None else guarantee_named(row.formed)
+
+        if worth_harvesting(held, conditioned.antecedents, formed):
+            self.keep_patch(facts, conditioned, formed)
+
+    def keep_patch(self, facts: Facts, conditioned: Copy, formed: Guarantee) -> None:
+        """Form the patch that takes the canonical to ``conditioned``, and store it."""
+        canonical = self.canonical(facts)
+        if facts.chunk_id in self.losses.unkept:
+            return  # its patch would have nothing to be served with
+        offset = self.offset(facts, canonical.positions, conditioned.positions)
+        deltas = deficit(conditioned.kv, canonical.kv, self.backbone.layout, offset)
+        behind, budget = conditioned.antecedents, self.budget
+
+        def form() -> Patch:
+            (patch, energy), filled = budget.form(deltas, self.backbone.layout, canonical.kv)
+            info = {"energy": energy, **filled.to_info()}
+            self.store.put_patch(
+                PatchRecord(facts.chunk_id, self.context, behind, "exact", patch, formed, info)
+            )
+            return patch
+
+        with self.losses.borne(f"a patch of chunk {facts.chunk_id[:12]} was not kept"):
+            self.forming.submit(facts.chunk_id, deltas, form)
+        self.catalogue.forget(patch_key(self.context, facts.chunk_id, behind, "exact"))
+
+    def orbit(
+        self, target: Facts, antecedents: Sequence[Facts], *, samples: int | None = None, seed: int = 0
+    ) -> Formed:
+        """Form the orbit patch of ``target`` behind the set ``antecedents`` and store it.
+
+        ``samples`` and ``seed`` as in `orderings`. One conditioned forward of the target per ordering, and
+        one of each antecedent at each place where an ordering's beginning is new; the first of an ordering
+        stands there as its canonical. Returns the patch and the share of the mean deficit's energy it keeps.
+        """
+        if not antecedents:
+            raise ValueError("a leading chunk absorbs nothing: it needs no orbit patch")
+        perms = orderings(len(antecedents), samples, seed)
+        canonical = self.canonical(target)
+        mean = mean_deficit(self._deficits(target, canonical, antecedents, perms))
+        formed, filled = self.budget.form(mean, self.backbone.layout, canonical.kv)
+        record = PatchRecord(
+            chunk_id=target.chunk_id,
+            context=self.context,
+            antecedents=tuple(a.chunk_id for a in antecedents),
+            kind="orbit",
+            patch=formed.patch,
+            formed="exact",
+            info={"energy": formed.energy, **filled.to_info(), "orderings": len(perms)},
+        )
+        self.store.put_patch(record)
+        self.catalogue.forget(record.key)
+        return formed
+
+    def offset(self, facts: Facts, old: torch.Tensor, new: torch.Tensor) -> tuple[int, ...]:
+        """How far ``new`` positions of a chunk are from ``old`` ones, per axis. Raises NotRelocatable."""
+        offset = uniform_offset(old, new)
+        if offset is None:
+            raise NotRelocatable(
+                f"chunk {facts.chunk_id[:12]} does not move as a whole: its tokens shift against each "
+                "other at the new place (a clip cut out of a longer one?); append it anew"
+            )
+        return offset
+
+    # -- inside --------------------------------------------------------------------------------
+
+    def _held(self, chunk_id: str) -> Copy | None:
+        """The canonical this operation has just worked on."""
+        latest: Mapping[str, Copy] = getattr(self._here, "latest", None) or {}
+        return latest.get(chunk_id)
+
+    def _remember(self, chunk_id: str, copy: Copy) -> Copy:
+        """Keep a canonical at hand while the operation lasts: the latest alone, they are large."""
+        if getattr(self._here, "latest", None) is not None:
+            self._here.latest = {chunk_id: copy}
+        return copy
+
+    def _record(self, chunk_id: str) -> CanonicalRecord | None:
+        """A chunk's canonical from the store, or None."""
+        if self.catalogue.canonical(chunk_id) is None:
+            return None
+        record = None
+        with self.losses.borne(f"chunk {chunk_id[:12]} was not looked up"):
+            try:
+                record = self.store.get_canonical(self.context, chunk_id)
+            except (CorruptChunk, WrongKey) as error:
+                # the chunk is at hand, so it is prefilled and archived again
+                logger.warning("a stored canonical was refused: %s", error)
+        if record is None:
+            self.catalogue.refuse(canonical_key(self.context, chunk_id))
+            return None
+        self.losses.unkept.discard(chunk_id)
+        return record
+
+    def _meets(self, record: PatchRecord, length: int) -> bool:
+        try:
+            return self.budget.met_by(PatchBudget.from_info(record.info, record.patch.rank), length)
+        except (TypeError, ValueError):
+            return False
+
+    def _computed(self, facts: Facts) -> tuple[Copy, CanonicalRecord]:
+        """The chunk prefilled behind the anchor alone, and what the store now keeps of it."""
+        positions = self.alone(facts)
+        kv, _ = self.backbone.prefill(facts.encoded, positions, self.backbone.cache([self.anchor.kv]))
+        copy = Copy(own(kv), positions, None, "exact", (), canonical=True)
+        return copy, self.archive(facts, copy)
+
+    def _out_of(self, record: CanonicalRecord) -> Copy:
+        kv, lossy = self.backbone.place(record.kv), record.loss is not None
+        return Copy(kv, record.positions, None, "patched" if lossy else "exact", (), True, lossy)
+
+    def _deficits(
+        self,
+        target: Facts,
+        canonical: Copy,
+        antecedents: Sequence[Facts],
+        perms: Sequence[tuple[int, ...]],
+    ) -> Iterator[Sequence[Mapping[str, torch.Tensor]]]:
+        backbone = self.backbone
+        # caches[k]: anchor and the first k antecedents of the current ordering
+        caches: list[ModelCache] = [backbone.cache([self.anchor.kv])]
+        previous: tuple[int, ...] = ()
+        for perm in perms:
+            chunks = [antecedents[i] for i in perm]
+            places = compact_positions(backbone, self.anchor.input_ids, [*chunks, target])
+            same = 0
+            while same < len(previous) and previous[same] == perm[same]:
+                same += 1
+            del caches[same + 1 :]
+            for chunk, place in zip(chunks[same:], places[same:-1], strict=True):
+                caches.append(self._grown(caches, chunk, place))
+            previous = perm
+            kv, _ = backbone.prefill(target.encoded, places[-1], backbone.share(caches[-1]))
+            offset = uniform_offset(canonical.positions, places[-1])
+            assert offset is not None, "compact places of one chunk differ by one offset per axis"
+            yield deficit(kv, canonical.kv, backbone.layout, offset)
+
+    def _grown(self, caches: Sequence[ModelCache], chunk: Facts, place: torch.Tensor) -> ModelCache:
+        """The last of ``caches`` with one more antecedent behind it."""
+        if len(caches) == 1:
+            leading = self.canonical(chunk)
+            if not leading.lossy and torch.equal(leading.positions, place):
+                return self.backbone.cache([self.anchor.kv, leading.kv])
+        grown = self.backbone.share(caches[-1])
+        self.backbone.prefill(chunk.encoded, place, grown)
+        return grown
+
+
+def worth_harvesting(
+    held: Callable[[tuple[str, ...]], Guarantee | None], antecedents: tuple[str, ...], formed: Guarantee
+) -> bool:
+    """Whether the patch of a prefill behind ``antecedents`` is worth keeping.
+
+    ``held`` says what a patch that is stored for antecedents was formed behind. A copy conditioned by near
+    or blind KV carries their error and is not harvested.
+    """
+    if not antecedents or not at_least(formed, "survivor"):
+        return False
+    # one that was formed behind these very chunks serves survivors too, and better
+    chunks = tuple(map(chunk_of, antecedents))
+    there = (held(behind) for behind in dict.fromkeys((chunks, antecedents)))
+    return not any(worth is not None and at_least(worth, formed) for worth in there)
+
+
+def own(kv: KV) -> KV:
+    """A copy that does not keep the whole live cache alive."""
+    return kv_map(kv, lambda t: t.detach().clone())
+
+
+def _facts(record: CanonicalRecord) -> Facts:
+    encoded = Encoded(record.input_ids, dict(record.inputs), dict(record.embeds))
+    return Facts(record.chunk_id, encoded, str(record.info.get("label", "")))

@@ -1,0 +1,38 @@
+"""What a slot's KV is worth: the names of DESIGN section 3, and how they compare."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Literal, get_args
+
+Guarantee = Literal["exact", "patched", "orbit", "survivor", "near", "blind"]
+
+GUARANTEES: tuple[Guarantee, ...] = get_args(Guarantee)
+"""From the strongest to the weakest (DESIGN, section 3)."""
+
+
+def at_least(guarantee: Guarantee, minimum: Guarantee) -> bool:
+    """True when ``guarantee`` is ``minimum`` or stronger."""
+    return GUARANTEES.index(guarantee) <= GUARANTEES.index(minimum)
+
+
+def weakest(guarantees: Iterable[Guarantee]) -> Guarantee:
+    """The weakest of them; "exact" for none."""
+    return max(guarantees, key=GUARANTEES.index, default="exact")
+
+
+def prefilled_behind(antecedents: Guarantee) -> Guarantee:
+    """What a prefill here is worth when the weakest KV it attends to is worth ``antecedents``.
+
+    Only a prefill behind exact KV equals a re-prefill of the window. Behind patched, orbit or
+    surviving KV it is a conditioned forward behind these antecedents: as good as a full-rank patch.
+    Behind near or blind KV it is no better than they are.
+    """
+    if antecedents == "exact":
+        return "exact"
+    return "patched" if at_least(antecedents, "survivor") else antecedents
+
+
+def guarantee_named(name: str | None) -> Guarantee:
+    """A stored name as a guarantee; one this version does not know counts as the weakest."""
+    return next((g for g in GUARANTEES if g == name), "blind")

@@ -1,0 +1,79 @@
+"""What bounds a window, and how an operation is decided and acted on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+
+from kamera.patches.chunks import Facts
+from kamera.window.places import Known
+from kamera.window.policy import PositionRule
+from kamera.window.report import Tally
+from kamera.window.run import RowLied, Stage, run
+from kamera.window.seats import Spot
+from kamera.window.state import WindowState
+from kamera.window.steps import Limits, Plan
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """Tokens of anchor and chunks together (None: any number), and the rule by which chunks slide out."""
+
+    max_tokens: int | None
+    rule: PositionRule
+
+    def limits(self, stage: Stage, facts: Mapping[str, Facts]) -> Limits:
+        """What a plan has to keep to, for chunks whose facts are known by id."""
+        former = stage.former
+        backbone = former.backbone
+        trained = getattr(backbone.config, "max_position_embeddings", None)
+        below = None if backbone.limit is None else backbone.limit.below
+        ends = [end for end in (trained, below) if end is not None]
+
+        def check(spot: Spot) -> None:
+            if below is not None and spot.top >= below:
+                backbone.check_positions(torch.tensor([[spot.top]]))
+
+        return Limits(
+            anchor=former.anchor.length,
+            last=min(ends) if ends else 2**31,
+            max_tokens=self.max_tokens,
+            rule=self.rule,
+            lossy=former.context.lossy,
+            check=check,
+            places=Known(stage.standing, facts),
+        )
+
+
+class Decided(NamedTuple):
+    """A plan that was acted on, and the window after it."""
+
+    plan: Plan
+    state: WindowState
+
+
+def decided(
+    decide: Callable[[Limits], Plan],
+    before: WindowState,
+    coming: Mapping[str, Facts],
+    bounds: Bounds,
+    stage: Stage,
+    tally: Tally,
+    ready: Callable[[Plan], Mapping[str, Facts]] = lambda _: {},
+) -> Decided:
+    """Decide, then act; a row that lied is refused, and it is decided again.
+
+    ``coming``: chunks that are not in the window. ``ready`` gives those that had to wait for the plan:
+    what nobody has seen is encoded when it is clear that it can come.
+    """
+    facts = {**coming, **{r.facts.chunk_id: r.facts for r in before.residents}}
+    while True:
+        plan = decide(bounds.limits(stage, facts))
+        facts |= ready(plan)
+        try:
+            return Decided(plan, run(plan, before, facts, stage, tally))
+        except RowLied:
+            continue

@@ -1,0 +1,121 @@
+"""Where the model has chunks, as whole numbers: its positions tensors become spots, and spots them."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import torch
+
+from kamera.backbones import Backbone
+from kamera.ops.digest import tensor_digest
+from kamera.patches.anchor import Anchor
+from kamera.patches.chunks import Facts
+from kamera.patches.standing import compact_positions, extents_of, text_positions
+from kamera.window.seats import Offset, Spot
+
+_HELD = 4096  # chunks: 24 bytes a token each
+
+
+class _Pattern(NamedTuple):
+    """How the tokens of a chunk stand to its lowest position ``[axes, tokens]``, and how far up they go."""
+
+    positions: torch.Tensor
+    high: Offset
+
+
+class Standing:
+    """Spots behind one anchor. Safe to use from several threads: it only remembers."""
+
+    def __init__(self, backbone: Backbone, anchor: Anchor) -> None:
+        self.backbone = backbone
+        self.anchor = anchor
+        self._patterns: OrderedDict[tuple[str, str], _Pattern] = OrderedDict()
+        self._sums: OrderedDict[str, tuple[Offset, Offset]] = OrderedDict()
+
+    def spot(self, facts: Facts, positions: torch.Tensor) -> Spot:
+        """The spot of ``positions`` ``[axes, tokens]`` of a chunk."""
+        low = positions.amin(1)
+        pattern = positions - low[:, None]
+        alone = self._pattern(facts, "")
+        shape = "" if torch.equal(pattern, alone.positions) else tensor_digest(pattern)[:16]
+        if shape:
+            _remember(self._patterns, (facts.chunk_id, shape), _patterned(pattern))
+        return _spot(low.tolist(), self._pattern(facts, shape), shape)
+
+    def positions(self, facts: Facts, spot: Spot) -> torch.Tensor:
+        """The positions of a chunk at a spot, ``[axes, tokens]``."""
+        return self._pattern(facts, spot.shape).positions + torch.tensor(spot.low)[:, None]
+
+    def compact(self, chunks: Sequence[Facts]) -> list[Spot]:
+        """Where chunks stand one after another behind the anchor."""
+        extents = extents_of(self.backbone, chunks)
+        if extents is None:
+            whole = compact_positions(self.backbone, self.anchor.input_ids, chunks)
+            return [self.spot(facts, p) for facts, p in zip(chunks, whole, strict=True)]
+        at = [self.anchor.length] * self.backbone.axes
+        spots = []
+        for facts in chunks:
+            low, advance = self._sum(facts)
+            spots.append(_spot([a + b for a, b in zip(at, low, strict=True)], self._pattern(facts, ""), ""))
+            at = [a + b for a, b in zip(at, advance, strict=True)]
+        return spots
+
+    def behind(self, chunks: Sequence[Facts]) -> Offset:
+        """Where a text token behind them would stand."""
+        one = torch.zeros(1, dtype=torch.int64)
+        return tuple(text_positions(self.backbone, self.anchor.input_ids, chunks, one)[:, 0].tolist())
+
+    # -- inside --------------------------------------------------------------------------------
+
+    def _pattern(self, facts: Facts, shape: str) -> _Pattern:
+        key = (facts.chunk_id, shape)
+        held = self._patterns.get(key)
+        if held is None:
+            assert not shape, "a shape is remembered when a spot of it is made"
+            (alone,) = compact_positions(self.backbone, self.anchor.input_ids, [facts])
+            held = _remember(self._patterns, key, _patterned(alone - alone.amin(1)[:, None]))
+        return held
+
+    def _sum(self, facts: Facts) -> tuple[Offset, Offset]:
+        held = self._sums.get(facts.chunk_id)
+        if held is None:
+            (extent,) = extents_of(self.backbone, [facts]) or [None]
+            assert extent is not None, "asked of chunks whose positions are sums"
+            low = tuple(extent.positions.amin(1).tolist())
+            axes = self.backbone.axes
+            held = low, tuple(extent.advance.expand(axes, 1)[:, 0].tolist())
+            _remember(self._sums, facts.chunk_id, held)
+        return held
+
+
+class Known:
+    """`Standing`, of chunks that are named by their ids: what a plan asks."""
+
+    def __init__(self, standing: Standing, facts: Mapping[str, Facts]) -> None:
+        self._standing = standing
+        self._facts = facts
+
+    def compact(self, chunk_ids: Sequence[str]) -> list[Spot]:
+        """Where the model has chunks one after another behind the anchor."""
+        return self._standing.compact([self._facts[i] for i in chunk_ids])
+
+    def behind(self, chunk_ids: Sequence[str]) -> Offset:
+        """Where a text token behind them would stand."""
+        return self._standing.behind([self._facts[i] for i in chunk_ids])
+
+
+def _patterned(pattern: torch.Tensor) -> _Pattern:
+    return _Pattern(pattern, tuple(pattern.amax(1).tolist()))
+
+
+def _spot(low: Sequence[int], pattern: _Pattern, shape: str) -> Spot:
+    return Spot(tuple(low), tuple(a + b for a, b in zip(low, pattern.high, strict=True)), shape)
+
+
+def _remember(held: OrderedDict, key: object, value: object):  # type: ignore[no-untyped-def,type-arg]
+    held[key] = value
+    while len(held) > _HELD:
+        held.popitem(last=False)
+    return value

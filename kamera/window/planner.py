@@ -1,0 +1,356 @@
+"""How a plan is decided, chunk by chunk."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from kamera.errors import PolicyRefused, WindowFull
+from kamera.patches.former import worth_harvesting
+from kamera.patches.guarantee import Guarantee, at_least, guarantee_named, prefilled_behind, weakest
+from kamera.store import ObjectInfo
+from kamera.store.keys import chunk_of
+from kamera.window.policy import Archive as ArchiveRule
+from kamera.window.policy import OnLeave, PositionRule, ReusePolicy
+from kamera.window.seating import check_room, check_stands, settled, tail
+from kamera.window.seats import Seat, Seats, Source, Spot, new_number
+from kamera.window.steps import (
+    Archive,
+    Clean,
+    Cost,
+    Harvest,
+    Keep,
+    Limits,
+    Newcomer,
+    Offer,
+    Place,
+    Plan,
+    Prefill,
+    Rows,
+    Step,
+)
+
+_WHEN_AN_ANTECEDENT_LEAVES: dict[Guarantee, Guarantee] = {
+    "exact": "survivor",
+    "patched": "survivor",
+    "survivor": "survivor",
+    "orbit": "near",
+    "near": "near",
+    "blind": "blind",
+}
+
+
+@dataclass
+class Planner:
+    """Decides one operation. What the plan itself will have stored counts as stored."""
+
+    before: Seats
+    rows: Rows
+    policy: ReusePolicy
+    limits: Limits
+    steps: list[Step] = field(default_factory=list)
+    left: list[int] = field(default_factory=list)
+    forwards: int = 0
+    tokens: int = 0
+    _made: set[str] = field(default_factory=set)
+    _formed: dict[tuple[str, tuple[str, ...]], Guarantee] = field(default_factory=dict)
+
+    def plan(
+        self, operation: str, after: Seats, arrived: int | None = None, encodes: int = 0, note: str = ""
+    ) -> Plan:
+        """What was decided, whole. Raises NotRelocatable for a chunk that cannot stand where it would."""
+        moved = {step.seat.number for step in self.steps if isinstance(step, Place | Prefill)}
+        stay = tuple(Keep(seat) for seat in after.seats if seat.number not in moved)
+        for seat in after.seats:
+            check_stands(self.limits, seat)
+        return Plan(
+            operation,
+            self.before,
+            after,
+            (*self.steps, *stay),
+            Cost(self.forwards, self.tokens, encodes),
+            arrived,
+            tuple(self.left),
+            (note,) if note else (),
+        )
+
+    # -- arriving ------------------------------------------------------------------------------
+
+    def arrive(self, state: Seats, chunk: Newcomer) -> tuple[Seats, int]:
+        """An archived chunk comes to the tail by the best means the policy admits."""
+        state, spot = tail(self.limits, self._make_room(state, chunk), chunk)
+        seat = self.bring(chunk, state, spot)
+        return state.joined(seat), seat.number
+
+    def arrive_new(self, state: Seats, chunk: Newcomer, archive: ArchiveRule) -> tuple[Seats, int]:
+        """A chunk nobody has seen is prefilled in context; archived and harvested now or later."""
+        state, spot = tail(self.limits, self._make_room(state, chunk), chunk)
+        if not state.seats:
+            # leading: what it computes behind the anchor is the canonical itself
+            seat = self.bring(chunk, state, spot)
+        else:
+            seat = self._prefill(chunk, state, spot, new=True)
+            if archive == "now":
+                seat = self.archived(seat)
+        return state.joined(seat), seat.number
+
+    # -- leaving -------------------------------------------------------------------------------
+
+    def leave(self, state: Seats, indices: Sequence[int], rule: PositionRule) -> Seats:
+        """Chunks leave; those behind them survive, relocated (or not even that, under "keep").
+
+        The frame moves with the larger part of what stays, so that its keys are not turned.
+        """
+        gone = set(indices)
+        for i in indices:
+            self.left.append(self.archived(state.seats[i]).number)
+        first = min(indices)
+        staying = [s for i, s in enumerate(state.seats) if i not in gone]
+        if self.policy.minimum == "exact":
+            return self.arranged(state, staying, first)
+        if rule == "keep" and staying:  # a window that everything left has no positions to keep
+            survivors = [_survivor(s) if i >= first else s for i, s in enumerate(staying)]
+            old, new = (self.limits.places.behind([s.chunk_id for s in w]) for w in (state.seats, survivors))
+            kept = tuple(a + b - c for a, b, c in zip(old, state.shift, new, strict=True))
+            return Seats(tuple(survivors), kept, state.frame)
+        frame, seats = settled(self.limits, state, staying, self._compact(staying))
+        return Seats((*seats[:first], *map(_survivor, seats[first:])), (0,) * len(frame), frame)
+
+    # -- rearranging ---------------------------------------------------------------------------
+
+    def arranged(self, state: Seats, seats: Sequence[Seat], same: int) -> Seats:
+        """``seats`` where the model would have them; from ``same`` on they are brought anew."""
+        spots = self._compact(seats)
+        frame, stay = settled(self.limits, state, seats[:same], spots)
+        new = Seats(tuple(stay), (0,) * len(frame), frame)
+        for seat, spot in zip(seats[same:], spots[same:], strict=True):
+            seat = self.archived(seat)  # what its prefill absorbed is harvested first
+            new = new.joined(self.bring(seat, new, spot.moved(frame), was=seat))
+        return new
+
+    def rearranged(self, state: Seats, wanted: Sequence[Seat | Newcomer], on_leave: OnLeave) -> Seats:
+        """`arrange` of the window."""
+        same = 0
+        while same < min(len(wanted), len(state.seats)) and wanted[same] is state.seats[same]:
+            same += 1
+        if on_leave == "exact":
+            self.policy = self.policy.exactly()
+            same = next((i for i, s in enumerate(state.seats[:same]) if s.guarantee != "exact"), same)
+        numbers = {item.number for item in wanted if isinstance(item, Seat)}
+        self.left += [self.archived(s).number for s in state.seats if s.number not in numbers]
+        check_room(self.limits, wanted)
+        spots = self._compact(wanted)
+        staying = [(s, i) for i, s in enumerate(wanted) if isinstance(s, Seat)]
+        if on_leave != "keep":
+            staying = staying[:same]
+        stay = {i for _, i in staying}
+        others = [spot for i, spot in enumerate(spots) if i not in stay]
+        frame, seats = settled(
+            self.limits, state, [s for s, _ in staying], [*(spots[i] for _, i in staying), *others]
+        )
+        there = {i: seat for (_, i), seat in zip(staying, seats, strict=True)}
+        new = Seats((), (0,) * len(frame), frame)
+        for i, (item, spot) in enumerate(zip(wanted, spots, strict=True)):
+            if i < same:
+                seat = there[i]
+            elif i in there:
+                seat = self._amortized(there[i], new)
+            elif isinstance(item, Seat):
+                item = self.archived(item)  # what its prefill absorbed is harvested first
+                seat = self.bring(item, new, spot.moved(frame), was=item)
+            else:
+                seat = self.bring(item, new, spot.moved(frame))
+            new = new.joined(seat)
+        return new
+
+    # -- one chunk -----------------------------------------------------------------------------
+
+    def archived(self, seat: Seat) -> Seat:
+        """Nobody leaves unarchived: canonical, and the patch of its prefill."""
+        if seat.archived and not self.rows.unkept(seat.chunk_id):
+            return seat
+        self.steps.append(Archive(seat.number, self._computes(seat)))
+        self._harvest(seat)
+        return replace(seat, archived=True)
+
+    def switch(self, seat: Seat, on: bool) -> Seat:
+        """The chunk conditioned, or showing its canonical, where it stands."""
+        if on:
+            return replace(seat, clean=None)
+        computes = self._computes(seat)
+        self.steps.append(Clean(seat.number, computes))
+        return replace(seat, clean=self._canonical(seat.chunk_id))
+
+    def bring(self, chunk: Newcomer | Seat, before: Seats, spot: Spot, was: Seat | None = None) -> Seat:
+        """A chunk behind ``before``, by the best means the policy admits.
+
+        ``was`` is its seat so far when it is in the window: a KV prefilled behind the very same exact
+        antecedents serves again as it is, and a clean view stays one.
+        """
+        found = self._best(chunk, before, was)
+        number = new_number() if was is None else was.number
+        if isinstance(found, Source):
+            seat = Seat(chunk.chunk_id, chunk.length, spot, found, found.guarantee, number=number)
+        elif found is not None:
+            source, offer = found
+            seat = Seat(chunk.chunk_id, chunk.length, spot, source, source.guarantee, number=number)
+            self.steps.append(Place(seat, offer, self._computes(chunk)))
+        else:
+            seat = self._prefill(chunk, before, spot, archived=was is None or was.archived, number=number)
+            if self.policy.on_miss == "form":
+                self._harvest(seat)
+        return seat if was is None or was.clean is None else self.switch(seat, False)
+
+    # -- inside --------------------------------------------------------------------------------
+
+    def _best(
+        self, chunk: Newcomer | Seat, before: Seats, was: Seat | None
+    ) -> Source | tuple[Source, Offer | None] | None:
+        """The best KV that is good enough: one at hand, or a canonical; None when a forward is wanted."""
+        if not before.seats:
+            there = self.rows.has_canonical(chunk.chunk_id) or chunk.chunk_id in self._made
+            source = self._canonical(chunk.chunk_id, lossy=self.limits.lossy and there)
+            if self.policy.admits(source.guarantee):
+                return source, None
+            return None
+        now = _footing(before)
+        held = None if was is None or was.source.canonical else was.source
+        if held and held.antecedents == before.lineage and held.guarantee == now == "exact":
+            return held
+        if self.policy.minimum != "exact":
+            offer = self._offer(chunk, before, now)
+            if offer is not None:
+                canonical = self._canonical(chunk.chunk_id)
+                worth, behind = offer.guarantee, offer.antecedents
+                return replace(canonical, guarantee=worth, antecedents=behind, patched=True), offer
+        if self.policy.admits("blind") or self.policy.on_miss == "blind":
+            source = replace(self._canonical(chunk.chunk_id), guarantee="blind")
+            return source, None
+        return None
+
+    def _offer(self, chunk: Newcomer | Seat, before: Seats, now: Guarantee) -> Offer | None:
+        """The best patch there is a row of."""
+        antecedents, enough = before.chunk_ids, weakest((now, "patched"))
+        # First what these chunks gave when they stood before one another as they do here; then what they
+        # gave as survivors that remember the very same, which is no worse than a forward now.
+        for behind in dict.fromkeys((antecedents, before.lineage)):
+            formed = self._patch_formed(chunk, behind)
+            if formed is not None and at_least(formed, enough):
+                return Offer("patched", behind, "exact", formed)
+        if self.policy.admits("orbit"):
+            row = self._row(chunk, antecedents, "orbit")
+            if row is not None:
+                return Offer("orbit", antecedents, "orbit", row.formed)
+        limit = self.policy.max_divergence
+        if limit is not None and self.policy.admits("near"):
+            for distance, info in self.rows.near(chunk.chunk_id, antecedents, limit):
+                if self._row(chunk, info.antecedents, info.kind) is not None:
+                    note = f"near: a patch of other antecedents, divergence {distance:.2f}"
+                    return Offer("near", info.antecedents, info.kind, info.formed, note)
+        return None
+
+    def _row(self, chunk: Newcomer | Seat, antecedents: Sequence[str], kind: str) -> ObjectInfo | None:
+        return self.rows.patch_within(chunk.chunk_id, chunk.length, antecedents, kind, self.policy.budget)
+
+    def _patch_formed(self, chunk: Newcomer | Seat, antecedents: tuple[str, ...]) -> Guarantee | None:
+        """What the patch behind ``antecedents`` was formed behind, if one is there, or will be by then."""
+        formed = self._formed.get((chunk.chunk_id, antecedents))
+        if formed is not None and not self.rows.refused(chunk.chunk_id, antecedents, "exact"):
+            return formed
+        row = self._row(chunk, antecedents, "exact")
+        return None if row is None else guarantee_named(row.formed)
+
+    def _prefill(
+        self,
+        chunk: Newcomer | Seat,
+        before: Seats,
+        spot: Spot,
+        new: bool = False,
+        archived: bool = False,
+        number: int | None = None,
+    ) -> Seat:
+        """A conditioned forward. Raises PolicyRefused when even that is less than a minimum of "exact"."""
+        state = _footing(before)
+        guarantee = prefilled_behind(state)
+        if self.policy.minimum == "exact" and guarantee != "exact":
+            raise PolicyRefused(
+                f"the window serves exact KV only, but holds {state} KV before this place: switch "
+                "conditioning on (condition(slot, True)), or let it serve less (the policy's minimum; "
+                "kamera certify)"
+            )
+        source = Source(spot, before.lineage, guarantee, canonical=False)
+        seat = Seat(chunk.chunk_id, chunk.length, spot, source, guarantee, state, archived)
+        seat = seat if number is None else replace(seat, number=number)
+        self.steps.append(Prefill(seat, before, new))
+        self._ran(chunk)
+        return seat
+
+    def _harvest(self, seat: Seat) -> None:
+        """The patch of a chunk's prefill is kept, unless a better one is there."""
+        behind, formed = seat.source.antecedents, seat.formed
+        if worth_harvesting(lambda behind: self._patch_formed(seat, behind), behind, formed):
+            self._computes(seat)  # a patch is formed against the canonical: it is made where it is not
+            self.steps.append(Harvest(seat.number))
+            self._formed[seat.chunk_id, behind] = formed
+
+    def _computes(self, chunk: Newcomer | Seat) -> bool:
+        """Whether the canonical has to be prefilled; from now on it is there."""
+        if chunk.chunk_id in self._made or self.rows.has_canonical(chunk.chunk_id):
+            return False
+        self._made.add(chunk.chunk_id)
+        self._ran(chunk)
+        return True
+
+    def _ran(self, chunk: Newcomer | Seat) -> None:
+        self.forwards += 1
+        self.tokens += chunk.length
+
+    def _canonical(self, chunk_id: str, lossy: bool | None = None) -> Source:
+        lossy = self.limits.lossy if lossy is None else lossy
+        (home,) = self.limits.places.compact([chunk_id])
+        return Source(home, (), "patched" if lossy else "exact", canonical=True, lossy=lossy)
+
+    def _amortized(self, seat: Seat, before: Seats) -> Seat:
+        """A chunk that stays while its antecedents change: a survivor, or less where others came."""
+        seat = self.archived(seat)
+        if seat.source.antecedents == before.lineage:
+            return seat
+        survivor = _survivor(seat)
+        if set(before.chunk_ids) <= set(map(chunk_of, seat.source.antecedents)):
+            return survivor
+        return survivor.labelled(weakest((survivor.guarantee, "near")))
+
+    def _compact(self, chunks: Sequence[Newcomer | Seat]) -> list[Spot]:
+        return self.limits.places.compact([c.chunk_id for c in chunks])
+
+    def _make_room(self, state: Seats, chunk: Newcomer) -> Seats:
+        limits = self.limits
+        if limits.max_tokens is None:
+            return state
+        free = limits.max_tokens - limits.anchor
+        if chunk.length > free:
+            raise WindowFull(
+                f"chunk {chunk.chunk_id[:12]} has {chunk.length} tokens, the window has room for {free} "
+                f"(max_tokens={limits.max_tokens}, anchor {limits.anchor}): raise max_tokens "
+                "or cut the chunk smaller"
+            )
+        free -= chunk.length + sum(s.length for s in state.seats)
+        n = 0
+        while free < 0:
+            free += state.seats[n].length
+            n += 1
+        return self.leave(state, range(n), limits.rule) if n else state
+
+
+def _footing(before: Seats) -> Guarantee:
+    """The weakest KV a chunk here attends to.
+
+    Across a gap, where positions were left out in front, even exact KV is a survivor's: no re-prefill
+    of the sequence attends across it.
+    """
+    footing = weakest(before.worths)
+    return weakest((footing, "survivor")) if any(before.shift) else footing
+
+
+def _survivor(seat: Seat) -> Seat:
+    return seat.labelled(_WHEN_AN_ANTECEDENT_LEAVES[seat.guarantee])

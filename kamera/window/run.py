@@ -1,0 +1,153 @@
+"""Acts on a plan, and decides nothing: forwards are run, patches applied, objects read and kept."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+
+from kamera.backbones.backbone import ModelCache
+from kamera.errors import NonFiniteKV, NotRelocatable
+from kamera.patches.chunks import Copy, Facts
+from kamera.patches.former import Former, own
+from kamera.patches.guarantee import Guarantee
+from kamera.window.live import LiveCache
+from kamera.window.places import Standing
+from kamera.window.report import Tally
+from kamera.window.seats import Seats
+from kamera.window.slots import Resident, Span
+from kamera.window.state import WindowState
+from kamera.window.steps import Archive, Clean, Harvest, Keep, Place, Plan, Prefill
+
+
+class RowLied(Exception):
+    """What a row promised is not there. It is refused by now: decide again."""
+
+
+@dataclass(frozen=True)
+class Stage:
+    """Where plans are acted on: what forms and stores, the live cache, and where chunks stand."""
+
+    former: Former
+    live: LiveCache
+    standing: Standing
+
+    def show(self, state: WindowState, tally: Tally, behind: int = 0) -> None:
+        """Make the live cache show ``state``, with room for ``behind`` more tokens."""
+        anchor = Span(self.former.anchor_copy, state.frame)
+        self.live.hold([anchor, *(r.span for r in state.residents)], tally, behind)
+
+    @contextmanager
+    def behind(self, state: WindowState, tokens: int, tally: Tally) -> Iterator[ModelCache]:
+        """The state's KV as one cache to grow by ``tokens``; what is appended is forgotten afterwards."""
+        self.show(state, tally, tokens)
+        with self.live.lent() as cache:
+            yield cache
+
+
+def run(
+    plan: Plan, before: WindowState, facts: Mapping[str, Facts], stage: Stage, tally: Tally
+) -> WindowState:
+    """The window after the plan. ``facts`` of every chunk that it seats, by id; ``before`` stays as it is.
+
+    Raises RowLied for a patch that is not what its row said, and what forwards and puts raise.
+    """
+    return _Run(plan, before, facts, stage, tally).done()
+
+
+@dataclass
+class _Run:
+    plan: Plan
+    before: WindowState
+    facts: Mapping[str, Facts]
+    stage: Stage
+    tally: Tally
+    copies: dict[int, Copy] = field(default_factory=dict)
+    cleans: dict[int, Copy] = field(default_factory=dict)
+    unarchived: set[int] = field(default_factory=set)
+    whose: dict[int, Facts] = field(default_factory=dict)
+    formed: dict[int, Guarantee] = field(default_factory=dict)
+
+    @property
+    def former(self) -> Former:
+        return self.stage.former
+
+    def done(self) -> WindowState:
+        for resident in self.before.residents:
+            self.whose[resident.number] = resident.facts
+            self.copies[resident.number] = resident.copy
+            self.formed[resident.number] = resident.seat.formed
+            if resident.clean is not None:
+                self.cleans[resident.number] = resident.clean
+        for step in self.plan.steps:
+            match step:
+                case Place():
+                    self._place(step)
+                case Prefill():
+                    self._prefill(step)
+                case Archive(number):
+                    self._archive(number)
+                case Harvest(number):
+                    if number not in self.unarchived:
+                        self.former.keep_patch(self.whose[number], self.copies[number], self.formed[number])
+                case Clean(number):
+                    self.cleans[number] = self.former.canonical(self.whose[number])
+                case Keep():
+                    pass
+        self.tally.notes.extend(self.plan.notes)
+        return self._assembled(self.plan.after)
+
+    def _place(self, step: Place) -> None:
+        seat = step.seat
+        facts, source, patch = self.facts[seat.chunk_id], seat.source, None
+        if step.patch is not None:
+            offer = step.patch
+            found = self.former.patch(facts, offer.antecedents, offer.kind, offer.formed)
+            if found is None:
+                raise RowLied
+            patch = found.truncate(self.former.budget.rank)
+            self.tally.notes.extend((offer.note,) if offer.note else ())
+        leading = patch is None and source.guarantee != "blind"
+        canonical = self.former.leading(facts) if leading else self.former.canonical(facts)
+        copy = replace(canonical, patch=patch, guarantee=source.guarantee, antecedents=source.antecedents)
+        self._seated(seat.number, facts, copy)
+        self.former.store.metrics.served(seat.guarantee, computed=False)
+
+    def _prefill(self, step: Prefill) -> None:
+        seat, source = step.seat, step.seat.source
+        facts = self.facts[seat.chunk_id]
+        positions = self.stage.standing.positions(facts, seat.spot)
+        before = self._assembled(step.before)
+        with self.stage.behind(before, seat.length, self.tally) as cache:
+            kv, _ = self.former.backbone.prefill(facts.encoded, positions, cache)
+            copy = Copy(own(kv), positions, None, source.guarantee, source.antecedents, canonical=False)
+        self._seated(seat.number, facts, copy)
+        self.formed[seat.number] = seat.formed
+        self.former.store.metrics.served(seat.guarantee, computed=True, new=step.new)
+
+    def _archive(self, number: int) -> None:
+        facts = self.whose[number]
+        try:
+            self.former.canonical(facts)
+        except (NotRelocatable, NonFiniteKV):
+            # past a position limit, or of float16, even alone: it can only be appended anew
+            self.unarchived.add(number)
+        if facts.chunk_id in self.former.losses.unkept:
+            self.unarchived.add(number)  # it is offered again when it leaves
+
+    def _seated(self, number: int, facts: Facts, copy: Copy) -> None:
+        self.whose[number], self.copies[number] = facts, copy
+        self.cleans.pop(number, None)
+
+    def _assembled(self, seats: Seats) -> WindowState:
+        """Seats with their tensors."""
+        residents, held = [], self.before.residents_by_number
+        for seat in seats.seats:
+            number = seat.number
+            seat = replace(seat, archived=False) if number in self.unarchived else seat
+            clean = None if seat.clean is None else self.cleans[number]
+            old, copy = held.get(number), self.copies[number]
+            if old is None or old.seat is not seat or old.copy is not copy or old.clean is not clean:
+                old = Resident(self.whose[number], seat, copy, clean)
+            residents.append(old)
+        return WindowState(tuple(residents), seats.shift, seats.frame)

@@ -1,0 +1,83 @@
+"""Where chunks are seated: the frame they share, the place of the next, and whether there is room."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from kamera.errors import NotRelocatable, WindowFull
+from kamera.window.seats import Offset, Seat, Seats, Spot
+from kamera.window.steps import Limits, Newcomer
+
+DRIFT = 4096
+"""How far a frame may drift before the keys are turned home. The model computes its angles in float32, which
+are the coarser the farther out a position is; 4096 positions cost no more than a window of that length."""
+
+
+def settled(
+    limits: Limits, state: Seats, staying: Sequence[Seat], spots: Sequence[Spot]
+) -> tuple[Offset, list[Seat]]:
+    """The frame in which the most tokens stay where they are, and ``staying`` in it.
+
+    ``spots`` are the compact ones, of ``staying`` and of what comes behind it. There is no frame where
+    it would reach too far out.
+    """
+    home = (0,) * len(state.frame)
+    if not staying:
+        return home, []
+    here = spots[: len(staying)]
+    extent = max(spot.top for spot in spots)
+    offsets = [spot.offset(seat.spot) for seat, spot in zip(staying, here, strict=True)]
+    together = offsets[0]
+    as_one = together is not None and set(offsets) == {together} and min(together) >= 0
+    if together is not None and as_one and not far(limits, together, extent):
+        return together, list(staying)
+    votes = Counter({state.frame: limits.anchor})
+    for seat, offset in zip(staying, offsets, strict=True):
+        if offset is not None:
+            votes[offset] += seat.length
+    frame = votes.most_common(1)[0][0]
+    frame = home if min(frame) < 0 or far(limits, frame, extent) else frame
+    return frame, [seat.at(spot.moved(frame)) for seat, spot in zip(staying, here, strict=True)]
+
+
+def far(limits: Limits, frame: Offset, extent: int) -> bool:
+    """Whether a frame takes positions up to ``extent`` too far out.
+
+    Half of the positions there are is left to questions and answers: no frame takes them any.
+    """
+    return max(frame) > DRIFT or (any(frame) and extent + max(frame) > limits.last // 2)
+
+
+def tail(limits: Limits, state: Seats, chunk: Newcomer) -> tuple[Seats, Spot]:
+    """Where the next chunk goes; a window that drifted to the position limit is compacted."""
+    *spots, last = limits.places.compact([c.chunk_id for c in (*state.seats, chunk)])
+    spot = last.moved(state.shift)
+    if any(state.shift) and spot.top >= limits.last:
+        seats = [seat.at(s) for seat, s in zip(state.seats, spots, strict=True)]
+        state, spot = Seats.home(seats, len(state.shift)), last
+    elif far(limits, state.frame, spot.top):
+        back = tuple(-f for f in state.frame)
+        seats = [seat.at(seat.spot.moved(back)) for seat in state.seats]
+        state = Seats(tuple(seats), state.shift, (0,) * len(back))
+    spot = spot.moved(state.frame)
+    limits.check(spot)
+    return state, spot
+
+
+def check_room(limits: Limits, chunks: Sequence[Newcomer | Seat]) -> None:
+    tokens = limits.anchor + sum(c.length for c in chunks)
+    if limits.max_tokens is not None and tokens > limits.max_tokens:
+        raise WindowFull(
+            f"{len(chunks)} chunks make {tokens} tokens, the window holds {limits.max_tokens}: "
+            "raise max_tokens, or let some leave"
+        )
+
+
+def check_stands(limits: Limits, seat: Seat) -> None:
+    if seat.shown.home.offset(seat.spot) is None:
+        raise NotRelocatable(
+            f"chunk {seat.chunk_id[:12]} does not move as a whole: its tokens shift against each "
+            "other at the new place (a clip cut out of a longer one?); append it anew"
+        )
+    limits.check(seat.spot)

@@ -1,0 +1,175 @@
+"""A window without its tensors: who sits where, on which KV, and what that is worth."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+from kamera.ops.digest import digest
+from kamera.patches.guarantee import Guarantee
+from kamera.store.keys import survivor
+
+Offset = tuple[int, ...]
+"""Whole positions, one number per axis."""
+
+_numbers = itertools.count(1)
+
+
+def new_number() -> int:
+    """A number that no seat had."""
+    return next(_numbers)
+
+
+@dataclass(frozen=True)
+class Spot:
+    """Where a chunk stands: its lowest and its highest position on each axis.
+
+    ``shape`` tells apart how its tokens stand to each other: "" as behind the anchor alone. A chunk moves as
+    a whole between spots of one shape, and between those alone.
+    """
+
+    low: Offset
+    high: Offset
+    shape: str = ""
+
+    def moved(self, by: Sequence[int]) -> Spot:
+        """The spot ``by`` further."""
+        if not any(by):
+            return self
+        return Spot(
+            tuple(a + b for a, b in zip(self.low, by, strict=True)),
+            tuple(a + b for a, b in zip(self.high, by, strict=True)),
+            self.shape,
+        )
+
+    def offset(self, other: Spot) -> Offset | None:
+        """How far ``other`` is from here; None where that is not one number per axis."""
+        if self.shape != other.shape:
+            return None
+        return tuple(b - a for a, b in zip(self.low, other.low, strict=True))
+
+    @property
+    def top(self) -> int:
+        """The highest position on any axis."""
+        return max(self.high)
+
+
+@dataclass(frozen=True)
+class Source:
+    """A KV the model computed at ``home``, and what it is conditioned on; see `Copy`.
+
+    ``patch`` is the rank of the patch that conditions it, None for none.
+    """
+
+    home: Spot
+    antecedents: tuple[str, ...]
+    guarantee: Guarantee
+    canonical: bool
+    lossy: bool = False
+    patched: bool = False
+
+    @cached_property
+    def lineage(self) -> str:
+        """Digest of what it is conditioned on, and of what that was conditioned on in its turn."""
+        return digest("kamera.lineage.v1", *self.antecedents)[:32]
+
+
+@dataclass(frozen=True)
+class Seat:
+    """A chunk in a window: where, on which KV, and what that is worth here.
+
+    ``formed`` is the weakest KV it was prefilled behind, ``clean`` the canonical shown instead while
+    conditioning is switched off.
+    """
+
+    chunk_id: str
+    length: int
+    spot: Spot
+    source: Source
+    guarantee: Guarantee
+    formed: Guarantee = "exact"
+    archived: bool = True
+    clean: Source | None = None
+    number: int = field(default_factory=new_number)
+
+    @property
+    def shown(self) -> Source:
+        """The KV that is live."""
+        return self.source if self.clean is None else self.clean
+
+    def worth(self, leading: bool, frame: Sequence[int]) -> Guarantee:
+        """What the KV it shows is worth; an unconditioned canonical is exact at home, else blind.
+
+        Home is right behind the anchor: it attended to the anchor from there. Out of codes it is
+        patched there: nothing is missing, and it is not quite equal.
+        """
+        shown = self.shown
+        if shown.canonical and not shown.patched:
+            at_home = leading and self.spot == shown.home.moved(frame)
+            return ("patched" if shown.lossy else "exact") if at_home else "blind"
+        return self.guarantee
+
+    def labelled(self, guarantee: Guarantee) -> Seat:
+        """The same KV under another guarantee."""
+        return self if guarantee == self.guarantee else replace(self, guarantee=guarantee)
+
+    def at(self, spot: Spot) -> Seat:
+        """The same chunk somewhere else."""
+        return self if spot == self.spot else replace(self, spot=spot)
+
+
+@dataclass(frozen=True)
+class Seats:
+    """The chunks of a window in order; ``shift`` and ``frame`` as in `WindowState`."""
+
+    seats: tuple[Seat, ...]
+    shift: Offset
+    frame: Offset
+
+    @classmethod
+    def home(cls, seats: Sequence[Seat], axes: int) -> Seats:
+        """Chunks where the model would have them: no gap, no frame."""
+        return cls(tuple(seats), (0,) * axes, (0,) * axes)
+
+    def joined(self, seat: Seat) -> Seats:
+        """One more at the tail."""
+        return replace(self, seats=(*self.seats, seat))
+
+    @cached_property
+    def chunk_ids(self) -> tuple[str, ...]:
+        """The chunks in order."""
+        return tuple(seat.chunk_id for seat in self.seats)
+
+    @cached_property
+    def lineage(self) -> tuple[str, ...]:
+        """The chunks in order, as the antecedents of what comes next: a survivor says what it remembers.
+
+        A chunk goes by its id while its KV is conditioned on exactly what stands before it here. One that
+        knew something else, or stands across a gap, has a digest of that behind its id.
+        """
+        names: list[str] = []
+        gaps = self._gaps()
+        for seat in self.seats:
+            shown, chunk_id = seat.shown, seat.chunk_id
+            if gaps:
+                names.append(survivor(chunk_id, digest("kamera.gapped.v1", shown.lineage, gaps)[:32]))
+            elif shown.antecedents == tuple(names):
+                names.append(chunk_id)
+            else:
+                names.append(survivor(chunk_id, shown.lineage))
+        return tuple(names)
+
+    @cached_property
+    def worths(self) -> tuple[Guarantee, ...]:
+        """The guarantee each chunk shows now."""
+        return tuple(seat.worth(i == 0, self.frame) for i, seat in enumerate(self.seats))
+
+    def _gaps(self) -> str:
+        """Where chunks and the next one stand, as a digest, if positions were left out between them."""
+        if not any(self.shift):
+            return ""
+        back = tuple(-f for f in self.frame)
+        places = (*(seat.spot.moved(back).low for seat in self.seats), self.shift)
+        return digest("kamera.places.v1", *(",".join(map(str, place)) for place in places))

@@ -1,0 +1,167 @@
+"""Rows decide: what an object was formed under is known before a tensor is read, and a lie is found out."""
+
+from __future__ import annotations
+
+import pytest
+
+from kamera import ChunkStore, ReusePolicy
+from kamera.ops import PatchBudget
+from kamera.store import ObjectInfo
+from tests.models import samples
+from tests.window.rig import FULL_RANK, guarantees, make, rig
+
+LOOK_UPS = ("get_canonical", "get_patch", "canonical_info", "patch_info", "has_canonical", "has_patch")
+
+
+@pytest.fixture(scope="module")
+def pieces():
+    return rig("qwen2_5_vl")
+
+
+@pytest.fixture(params=["memory", "directory", "sealed"])
+def store(request, tmp_path):
+    options = {"secret": b"s" * 32, "keys": [b"k" * 32]} if request.param == "sealed" else {}
+    url = "memory://" if request.param == "memory" else tmp_path / "store"
+    with ChunkStore.open(url, **options) as opened:
+        yield opened
+
+
+def counted(store: ChunkStore, monkeypatch) -> list[tuple]:
+    """Every look-up of the store from now on: its name and what it asks for."""
+    asked: list[tuple] = []
+    for name in LOOK_UPS:
+        plain = getattr(store, name)
+
+        def ask(*given, _name=name, _plain=plain):
+            asked.append((_name, *given[1:]))
+            return _plain(*given)
+
+        monkeypatch.setattr(store, name, ask)
+    return asked
+
+
+def the_patch(store: ChunkStore, kind: str = "exact") -> ObjectInfo:
+    (row,) = store.ls(kind)
+    return row
+
+
+# -- what a row says -------------------------------------------------------------------------------
+
+
+def test_a_row_says_what_its_patch_was_formed_under(pieces, store):
+    backbone, (a, b, *_) = pieces
+    policy = ReusePolicy(rank=3, patch_bytes=None, layers=[0, 1])
+    window = make(backbone, store, a, b, policy=policy)
+    row = the_patch(store)
+    asked = window.store.patch_info(window.context, b.id, [a.id])
+    for info in (row, asked):
+        assert info.budget == PatchBudget(3, None, (0, 1)) and info.formed == "exact"
+        assert info.orderings is None
+    window.form_orbit(1, samples=1)
+    assert (the_patch(store, "orbit").orderings, the_patch(store, "orbit").budget) == (1, row.budget)
+    assert {info.budget for info in store.ls("canonical")} == {None}
+
+
+def test_a_row_is_the_same_from_index_header_and_memory(pieces, tmp_path):
+    backbone, (a, b, *_) = pieces
+    with ChunkStore.open(tmp_path / "s") as store:
+        window = make(backbone, store, a, b, policy=ReusePolicy(rank=5))
+        written = the_patch(store)
+    (index,) = (tmp_path / "s").rglob("index.sqlite")
+    with ChunkStore.open(tmp_path / "s") as again:
+        listed, by_header = the_patch(again), again.patch_info(window.context, b.id, [a.id])
+        again.get_patch(window.context, b.id, [a.id])
+        assert written == listed == by_header == again.patch_info(window.context, b.id, [a.id])
+    index.write_bytes(b"no database")
+    with ChunkStore.open(tmp_path / "s") as rebuilt:
+        assert the_patch(rebuilt) == written
+
+
+def test_info_that_is_no_budget_makes_a_patch_a_miss(pieces):
+    from dataclasses import replace
+
+    backbone, (a, b, *_) = pieces
+    window = make(backbone, None, a, b)
+    record = window.store.get_patch(window.context, b.id, [a.id])
+    window.store.put_patch(replace(record, info={"asked_rank": "many"}))
+    assert the_patch(window.store).budget is None
+    window.evict(1)
+    assert window.recall(b.id).forwards == 1
+
+
+# -- one look-up per object ------------------------------------------------------------------------
+
+
+def test_an_append_asks_for_each_object_once(pieces, tmp_path, monkeypatch):
+    backbone, (a, b, c, _) = pieces
+    with ChunkStore.open(tmp_path / "s") as store:
+        window = make(backbone, store, a, b)
+        asked = counted(store, monkeypatch)
+        window.append(c)
+        assert len(asked) == len(set(asked)) == 2, asked  # its canonical, its patch
+        assert {name for name, *_ in asked} == {"canonical_info", "patch_info"}
+
+
+def test_a_recall_reads_each_object_once(pieces, tmp_path, monkeypatch):
+    backbone, (a, b, c, _) = pieces
+    with ChunkStore.open(tmp_path / "s") as store:
+        window = make(backbone, store, a, b, c)
+        window.evict(2)
+        asked = counted(store, monkeypatch)
+        assert window.recall(c.id).forwards == 0
+        assert len(asked) == len(set(asked)), asked
+        assert [name for name, *_ in asked] == ["get_canonical", "patch_info", "get_patch"]
+
+
+def test_a_patch_that_will_not_do_is_not_read(pieces, tmp_path, monkeypatch):
+    backbone, (a, b, *_) = pieces
+    with ChunkStore.open(tmp_path / "s") as store:
+        make(backbone, store, a, b, policy=ReusePolicy(rank=2, patch_bytes=None))
+        wanting = make(backbone, store, a, policy=ReusePolicy(rank=FULL_RANK))
+        asked = counted(store, monkeypatch)
+        assert wanting.recall(b.id).forwards == 1
+        assert "get_patch" not in [name for name, *_ in asked]
+
+
+# -- rows that lie ---------------------------------------------------------------------------------
+
+
+def test_a_row_that_lied_is_refused_and_decided_again(pieces, tmp_path):
+    backbone, (a, b, *_) = pieces
+    policy = ReusePolicy(minimum="orbit", rank=FULL_RANK)
+    with ChunkStore.open(tmp_path / "s") as store:
+        window = make(backbone, store, a, b, policy=policy)
+        window.form_orbit(1)
+        exact = the_patch(store).key
+    (path,) = (tmp_path / "s").rglob(f"{exact}.safetensors")
+    path.write_bytes(path.read_bytes()[:-1] + b"x")
+    with ChunkStore.open(tmp_path / "s") as store:
+        window = make(backbone, store, a, policy=policy)
+        report = window.recall(b.id)
+        assert (report.forwards, guarantees(window)) == (0, ["exact", "orbit"])
+        assert [note for note in report.notes if "patch refused" in note]
+        assert store.ls("exact") == []
+
+
+def test_a_patch_that_is_gone_by_the_time_it_is_read_is_a_miss(pieces, monkeypatch):
+    backbone, (a, b, *_) = pieces
+    window = make(backbone, None, a, b)
+    window.evict(1)
+    monkeypatch.setattr(window.store, "get_patch", lambda *given: None)
+    report = window.recall(b.id)
+    assert (report.forwards, guarantees(window)) == (1, ["exact", "exact"])
+
+
+def test_a_canonical_that_lied_is_prefilled_and_archived_again(pieces, tmp_path):
+    backbone, (a, b, *_) = pieces
+    with ChunkStore.open(tmp_path / "s") as store:
+        make(backbone, store, a, b)
+        key = next(info.key for info in store.ls("canonical") if info.chunk_id == a.id)
+    (path,) = (tmp_path / "s").rglob(f"{key}.safetensors")
+    path.write_bytes(path.read_bytes()[:-1] + b"x")
+    with ChunkStore.open(tmp_path / "s") as store:
+        window = make(backbone, store)
+        assert window.append(a).forwards == 1
+        assert store.get_canonical(window.context, a.id) is not None
+        text = backbone.chunk_from_tensors(samples.text_ids(4, seed=5))
+        assert window.append(text).forwards == 2

@@ -1,0 +1,272 @@
+"""Plans are decided from rows alone: no backbone, no store, no tensor stands behind these tests."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import pytest
+
+from kamera import window
+from kamera.errors import NotRelocatable, PolicyRefused, WindowFull
+from kamera.window import ReusePolicy, plan
+from kamera.window.seats import Seat, Seats, Source, Spot
+from kamera.window.steps import Archive, Clean, Cost, Harvest, Keep, Limits, Newcomer, Place, Prefill
+
+LENGTH, ANCHOR = 10, 4
+POLICY = ReusePolicy(certified=False)
+
+
+@dataclass
+class Fake:
+    """A catalogue of names: what it has is what it was given."""
+
+    canonicals: set[str] = field(default_factory=set)
+    patches: dict[tuple, str] = field(default_factory=dict)
+    asked: list[tuple] = field(default_factory=list)
+
+    def has_canonical(self, chunk_id: str) -> bool:
+        return chunk_id in self.canonicals
+
+    def patch_within(self, chunk_id, length, antecedents, kind, budget):
+        self.asked.append((chunk_id, tuple(antecedents), kind))
+        formed = self.patches.get((chunk_id, tuple(antecedents), kind))
+        return None if formed is None else Row(tuple(antecedents), kind, formed)
+
+    def near(self, chunk_id, antecedents, limit):
+        rows = [Row(a, kind, formed) for (c, a, kind), formed in self.patches.items() if c == chunk_id]
+        return [(0.25, row) for row in rows]
+
+    def refused(self, chunk_id, antecedents, kind) -> bool:
+        return False
+
+    def unkept(self, chunk_id) -> bool:
+        return False
+
+
+@dataclass(frozen=True)
+class Row:
+    antecedents: tuple[str, ...]
+    kind: str
+    formed: str
+
+
+class Line:
+    """Chunks one after another, each of `LENGTH` positions."""
+
+    def compact(self, chunk_ids: Sequence[str]) -> list[Spot]:
+        starts = (ANCHOR + i * LENGTH for i in range(len(chunk_ids)))
+        return [Spot((start,), (start + LENGTH - 1,)) for start in starts]
+
+    def behind(self, chunk_ids: Sequence[str]) -> tuple[int, ...]:
+        return (ANCHOR + LENGTH * len(chunk_ids),)
+
+
+def limits(max_tokens: int | None = None, last: int = 2**31, check=lambda spot: None) -> Limits:
+    return Limits(ANCHOR, last, max_tokens, "compact", False, check, Line())
+
+
+def standing(*names: str, **changed: Seat) -> Seats:
+    """A window of exact chunks that were prefilled one after another."""
+    seats = []
+    for i, (name, spot) in enumerate(zip(names, Line().compact(names), strict=True)):
+        source = Source(spot, names[:i], "exact", canonical=not i)
+        seats.append(Seat(name, LENGTH, spot, source, "exact"))
+    return Seats.home(seats, 1)
+
+
+def everything(*names: str) -> Fake:
+    return Fake(canonicals=set(names))
+
+
+def new(name: str, encodes: int = 0) -> Newcomer:
+    return Newcomer(name, LENGTH, encodes)
+
+
+def kinds(made) -> list[str]:
+    return [type(step).__name__ for step in made.steps if not isinstance(step, Keep)]
+
+
+def worths(made) -> list[str]:
+    return list(made.after.worths)
+
+
+# -- append and recall -----------------------------------------------------------------------------
+
+
+def test_an_append_of_a_new_chunk_is_two_forwards_and_a_patch():
+    made = plan.append(standing("a", "b"), new("c", 1), "now", everything("a", "b"), POLICY, limits())
+    assert kinds(made) == ["Prefill", "Archive", "Harvest"]
+    assert made.cost == Cost(forwards=2, tokens=2 * LENGTH, encodes=1)
+    assert (worths(made), made.after.seats[-1].archived) == (["exact"] * 3, True)
+
+
+def test_an_append_that_archives_later_is_one_forward():
+    made = plan.append(standing("a"), new("b"), "later", everything("a"), POLICY, limits())
+    assert (kinds(made), made.cost.forwards) == (["Prefill"], 1)
+    assert not made.after.seats[-1].archived
+    gone = plan.evict(made.after, 1, "compact", everything("a"), POLICY, limits())
+    assert (kinds(gone), gone.cost.forwards) == (["Archive", "Harvest"], 1)
+
+
+def test_the_first_chunk_is_its_canonical():
+    made = plan.append(standing(), new("a"), "now", Fake(), POLICY, limits())
+    (step,) = [s for s in made.steps if isinstance(s, Place)]
+    assert (step.patch, step.computes, made.cost.forwards) == (None, True, 1)
+    assert worths(made) == ["exact"]
+
+
+def test_a_recall_with_a_stored_patch_costs_nothing():
+    rows = everything("a", "b")
+    rows.patches["b", ("a",), "exact"] = "exact"
+    made = plan.recall(standing("a"), new("b"), False, rows, POLICY, limits())
+    assert (kinds(made), made.cost, worths(made)) == (["Place"], Cost(), ["exact", "patched"])
+
+
+def test_a_recall_without_one_forms_it():
+    made = plan.recall(standing("a"), new("b"), False, everything("a", "b"), POLICY, limits())
+    assert kinds(made) == ["Prefill", "Harvest"]
+    assert (made.cost.forwards, worths(made)) == (1, ["exact", "exact"])
+
+
+def test_a_patch_of_weaker_antecedents_does_not_do():
+    rows = everything("a", "b")
+    rows.patches["b", ("a",), "exact"] = "near"
+    made = plan.recall(standing("a"), new("b"), False, rows, POLICY, limits())
+    assert made.cost.forwards == 1
+
+
+@pytest.mark.parametrize("minimum, kind, worth", [("orbit", "orbit", "orbit"), ("near", "exact", "near")])
+def test_weaker_patches_serve_where_the_policy_says(minimum, kind, worth):
+    rows = everything("a", "b")
+    rows.patches["b", ("a",) if kind == "orbit" else ("z",), kind] = "exact"
+    policy = replace(POLICY, minimum=minimum, max_divergence=1.0 if minimum == "near" else None)
+    made = plan.recall(standing("a"), new("b"), False, rows, policy, limits())
+    assert (made.cost.forwards, worths(made)[1]) == (0, worth)
+    strict = plan.recall(standing("a"), new("b"), False, rows, POLICY, limits())
+    assert strict.cost.forwards == 1
+
+
+def test_a_blind_miss_runs_nothing():
+    policy = replace(POLICY, on_miss="blind")
+    made = plan.recall(standing("a"), new("b"), False, everything("a", "b"), policy, limits())
+    assert (made.cost.forwards, worths(made)) == (0, ["exact", "blind"])
+
+
+# -- leaving and rearranging -----------------------------------------------------------------------
+
+
+def test_a_slide_costs_nothing_and_turns_nothing():
+    made = plan.slide(standing("a", "b", "c"), 1, "compact", everything("a", "b", "c"), POLICY, limits())
+    assert (kinds(made), made.cost, worths(made)) == ([], Cost(), ["survivor", "survivor"])
+    assert made.after.frame == (LENGTH,)
+    assert [s.spot for s in made.after.seats] == [s.spot for s in made.before.seats[1:]]
+
+
+def test_a_slide_that_keeps_positions_leaves_a_gap():
+    made = plan.slide(standing("a", "b"), 1, "keep", everything("a", "b"), POLICY, limits())
+    assert (made.after.shift, made.after.frame) == ((LENGTH,), (0,))
+
+
+def test_under_exact_what_stays_is_prefilled_again():
+    policy = replace(POLICY, minimum="exact")
+    made = plan.slide(standing("a", "b", "c"), 1, "compact", everything("a", "b", "c"), policy, limits())
+    assert worths(made) == ["exact", "exact"]
+    assert made.cost.forwards == 1  # the first leads now: its canonical is stored
+
+
+def test_a_reorder_leaves_an_unchanged_front_and_uses_patches():
+    rows = everything("a", "b", "c")
+    rows.patches["c", ("a",), "exact"] = "exact"
+    made = plan.reorder(standing("a", "b", "c"), [0, 2, 1], rows, POLICY, limits())
+    assert [type(s).__name__ for s in made.steps] == ["Place", "Prefill", "Harvest", "Keep"]
+    assert (made.cost.forwards, worths(made)) == (1, ["exact", "patched", "patched"])
+    assert [s.number for s in made.after.seats] == [made.before.seats[i].number for i in (0, 2, 1)]
+
+
+def test_a_patch_that_a_plan_forms_serves_later_in_it():
+    """The same chunk twice behind the same antecedents: the second finds what the first will have formed."""
+    state = standing("a", "b", "c")
+    late = replace(state.seats[2], archived=False)
+    made = plan.reorder(replace(state, seats=(*state.seats[:2], late)), [0, 1, 2], Fake(), POLICY, limits())
+    assert made.cost == Cost()  # nothing changes, so nothing is archived
+    moved = plan.reorder(replace(state, seats=(*state.seats[:2], late)), [1, 0, 2], Fake(), POLICY, limits())
+    archive = next(s for s in moved.steps if isinstance(s, Archive) and s.number == late.number)
+    assert archive.computes and any(isinstance(s, Harvest) and s.number == late.number for s in moved.steps)
+
+
+def test_an_arrangement_keeps_repairs_or_prefills():
+    rows = everything("a", "b", "c")
+    for on_leave, forwards, last in (("keep", 0, "survivor"), ("repair", 1, "exact"), ("exact", 1, "exact")):
+        state = standing("a", "b", "c")
+        made = plan.arrange(state, [state.seats[0], state.seats[2]], on_leave, rows, POLICY, limits())
+        assert (made.cost.forwards, worths(made)[-1]) == (forwards, last), on_leave
+        assert made.left == (state.seats[1].number,)
+
+
+def test_a_chunk_is_shown_clean_and_conditioned_again():
+    rows = everything("a", "b")
+    clean = plan.condition(standing("a", "b"), 1, False, rows, POLICY, limits())
+    assert ([type(s) for s in clean.steps][:1], clean.cost.forwards) == ([Clean], 0)
+    assert worths(clean) == ["exact", "blind"]
+    again = plan.condition(clean.after, 1, True, rows, POLICY, limits())
+    assert (worths(again), kinds(again)) == (["exact", "exact"], [])
+
+
+# -- refusals --------------------------------------------------------------------------------------
+
+
+def test_a_full_window_slides_first_and_a_chunk_too_large_is_refused():
+    small = limits(max_tokens=ANCHOR + 2 * LENGTH)
+    made = plan.append(standing("a", "b"), new("c"), "now", everything("a", "b"), POLICY, small)
+    assert made.after.chunk_ids == ("b", "c") and len(made.left) == 1
+    with pytest.raises(WindowFull, match="room for 9"):
+        plan.append(standing(), new("c"), "now", Fake(), POLICY, limits(max_tokens=ANCHOR + 9))
+
+
+def test_what_no_forward_makes_exact_is_refused():
+    policy = replace(POLICY, minimum="exact")
+    blind = plan.condition(standing("a", "b"), 1, False, everything("a", "b"), POLICY, limits()).after
+    with pytest.raises(PolicyRefused, match="holds blind KV"):
+        plan.append(blind, new("c"), "now", everything("a", "b"), policy, limits())
+
+
+def test_a_chunk_that_changes_shape_does_not_move():
+    state = standing("a", "b")
+    odd = replace(state.seats[1].source, home=replace(state.seats[1].spot, shape="bent"))
+    seats = (state.seats[0], replace(state.seats[1], source=odd, spot=odd.home))
+    with pytest.raises(NotRelocatable, match="does not move as a whole"):
+        plan.slide(Seats.home(seats, 1), 1, "compact", everything("a", "b"), POLICY, limits())
+
+
+def test_a_position_past_the_limit_is_refused_before_anything_runs():
+    def check(spot: Spot) -> None:
+        if spot.top >= 20:
+            raise NotRelocatable("too far")
+
+    with pytest.raises(NotRelocatable):
+        plan.append(standing("a"), new("b"), "now", everything("a"), POLICY, limits(check=check))
+
+
+def test_a_plan_changes_nothing_it_was_given():
+    state = standing("a", "b", "c")
+    made = plan.reorder(state, [2, 1, 0], everything("a", "b", "c"), POLICY, limits())
+    assert made.before is state and state == standing_as(state)
+    assert [type(s) for s in made.steps if isinstance(s, Prefill)]
+
+
+def standing_as(state: Seats) -> Seats:
+    return Seats(tuple(replace(seat) for seat in state.seats), state.shift, state.frame)
+
+
+def test_the_planner_names_neither_torch_nor_a_backbone():
+    """Its own code, that is: what it imports of the store knows tensors."""
+    for name in ("plan", "planner", "seating", "seats", "steps"):
+        tree = ast.parse((Path(window.__file__).parent / f"{name}.py").read_text(encoding="utf-8"))
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Import | ast.ImportFrom):
+                named = [alias.name for alias in node.names]
+                named.append(getattr(node, "module", "") or "")
+                assert not any(n.startswith(("torch", "kamera.backbones")) for n in named), (name, named)

@@ -1,0 +1,134 @@
+"""What was planned is what is measured: forwards, tokens, encodes, and the window afterwards."""
+
+from __future__ import annotations
+
+import functools
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from kamera import ChunkStore, KameraWindow, ReusePolicy
+from kamera.errors import KameraError, PolicyRefused, UnknownChunk, WindowFull
+from kamera.window.steps import Cost
+from tests.window.rig import FULL_RANK, SYSTEM, make, rig, watching
+
+POLICIES = {
+    "patched": ReusePolicy(rank=FULL_RANK),
+    "prefill": ReusePolicy(on_miss="prefill", rank=4),
+    "orbit": ReusePolicy(minimum="orbit"),
+    "near": ReusePolicy(minimum="near", max_divergence=0.7, on_miss="blind"),
+    "blind": ReusePolicy(minimum="blind"),
+    "exact": ReusePolicy(minimum="exact", on_miss="form"),
+}
+ON_LEAVE = st.sampled_from(["keep", "repair", "exact"])
+CHUNK = st.integers(0, 4)
+OPERATIONS = st.one_of(
+    st.tuples(st.just("append"), CHUNK, st.sampled_from(["now", "later"])),
+    st.tuples(st.just("recall"), CHUNK, st.booleans()),
+    st.tuples(st.just("slide"), st.integers(1, 2), st.sampled_from(["compact", "keep"])),
+    st.tuples(st.just("evict"), st.integers(0, 3), st.sampled_from(["compact", "keep"])),
+    st.tuples(st.just("reorder"), st.randoms(use_true_random=False)),
+    st.tuples(st.just("insert"), st.integers(0, 3), CHUNK, ON_LEAVE),
+    st.tuples(st.just("replace"), st.integers(0, 3), CHUNK, ON_LEAVE),
+    st.tuples(st.just("condition"), st.integers(0, 3), st.booleans()),
+)
+
+
+@functools.cache
+def pieces():
+    return rig("qwen2_5_vl", 5)
+
+
+def asked(window: KameraWindow, chunks, operation: tuple) -> tuple[str, tuple, dict]:
+    """An operation's name and arguments, for this window."""
+    name, first, *rest = operation
+    if name == "append":
+        return name, (chunks[first],), {"archive": rest[0]}
+    if name == "recall":
+        return name, (chunks[first].id,), {"move": rest[0]}
+    if name in ("slide", "evict"):
+        return name, (first,), {"positions": rest[0]}
+    if name == "reorder":
+        order = list(range(len(window)))
+        first.shuffle(order)
+        return name, (order,), {}
+    if name == "condition":
+        return name, (first, rest[0]), {}
+    return name, (first, chunks[rest[0]]), {"on_leave": rest[1]}
+
+
+@pytest.mark.parametrize("name", POLICIES)
+@settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
+@given(operations=st.lists(OPERATIONS, min_size=3, max_size=9), kv=st.sampled_from(["as-is", "int8"]))
+def test_planned_equals_measured_over_any_sequence(name, operations, kv):
+    backbone, chunks = pieces()
+    with ChunkStore.open("memory://", kv=kv) as store:
+        window = KameraWindow(backbone, store, SYSTEM, policy=POLICIES[name], max_tokens=50)
+        for operation in operations:
+            verb, given_, options = asked(window, chunks, operation)
+            try:
+                planned = getattr(window, f"plan_{verb}")(*given_, **options)
+            except (KameraError, ValueError, IndexError) as error:
+                with pytest.raises(type(error)):
+                    getattr(window, verb)(*given_, **options)
+                continue
+            slots = window.slots
+            report = getattr(window, verb)(*given_, **options)
+            measured = Cost(report.forwards, report.tokens_recomputed, report.vision_encodes)
+            assert planned.cost == measured, (verb, given_, options)
+            after = planned.after
+            assert after.chunk_ids == tuple(slot.chunk_id for slot in window.slots)
+            assert after.worths == tuple(slot.guarantee for slot in window.slots)
+            assert {s.number for s in slots} - {s.number for s in window.slots} == set(planned.left)
+
+
+# -- a plan does nothing ---------------------------------------------------------------------------
+
+
+def test_a_plan_runs_no_forward_and_no_tower(tmp_path):
+    backbone, chunks = pieces()
+    with ChunkStore.open(tmp_path / "s") as store:
+        window = make(backbone, store, *chunks[:3])
+        slots, held = window.slots, store.ls()
+        window.evict(2)
+        window.recall(chunks[2].id)
+        slots = window.slots
+        with watching(backbone) as seen:
+            plans = [
+                window.plan_append(chunks[3]),
+                window.plan_recall(chunks[1].id),
+                window.plan_slide(),
+                window.plan_evict(1),
+                window.plan_reorder([2, 1, 0]),
+                window.plan_insert(0, chunks[3]),
+                window.plan_replace(0, chunks[3]),
+                window.plan_arrange([window[2], chunks[3]]),
+                window.plan_condition(1, False),
+            ]
+        assert (seen.forwards, seen.encodes) == (0, 0)
+        assert (window.slots, store.ls()) == (slots, held)
+    assert [p.operation for p in plans[:3]] == ["append", "recall", "slide"]
+    assert [p.cost for p in plans][2] == Cost()
+    assert plans[0].cost == Cost(2, 2 * chunks[3].num_tokens, 1)
+
+
+def test_a_plan_refuses_what_its_operation_would():
+    backbone, chunks = pieces()
+    window = make(backbone, None, *chunks[:2], max_tokens=4 + 12 + 12)
+    with pytest.raises(UnknownChunk):
+        window.plan_recall("no such chunk")
+    with pytest.raises(ValueError, match="cannot slide 3"):
+        window.plan_slide(3)
+    small = make(backbone, None, max_tokens=6)
+    with pytest.raises(WindowFull), watching(backbone) as seen:
+        small.append(chunks[0])
+    assert seen.encodes == 0  # refused before it was encoded
+
+
+def test_exact_only_behind_a_clean_view_is_refused_in_the_plan():
+    backbone, chunks = pieces()
+    window = make(backbone, None, *chunks[:2], policy=POLICIES["exact"])
+    window.condition(1, False)
+    with pytest.raises(PolicyRefused):
+        window.plan_append(chunks[2])
