@@ -44,9 +44,9 @@ PUT, ANEW = "put", "new: open, read, put"
 
 _OPEN = """
 import sys
-from kamera.store import ChunkStore
+from kamera.store import ChunkStore, StoreAdmin
 with ChunkStore.open(sys.argv[1]) as store:
-    report = store.verify()
+    report = StoreAdmin(store).verify()
     print(len(store.ls()), len(report.quarantined), report.orphan_files, report.orphan_rows)
 """
 

@@ -217,7 +217,7 @@ def test_a_full_folder_in_the_place_of_a_lock_stops_its_object_alone(root: Path)
 KILLED = """
 import os, sys
 from pathlib import Path
-from kamera.store import ChunkStore
+from kamera.store import ChunkStore, StoreAdmin
 from tests.store.builders import canonical
 store = ChunkStore.open(sys.argv[1], secret=b"a secret of acme, 32 bytes long!", keys=[b"k" * 32])
 store.put_canonical(canonical(info={"title": "PLAIN TEXT OF A CHUNK"}))
@@ -229,7 +229,7 @@ def dies(descriptor):
     real(descriptor)
 os.fsync = dies
 if sys.argv[2] == "export":
-    store.export_bundle(Path(sys.argv[1]).parent / "out" / "bundle")
+    StoreAdmin(store).export_bundle(Path(sys.argv[1]).parent / "out" / "bundle")
 else:
     store.put_canonical(canonical("d" * 64, info={"title": "PLAIN TEXT OF A CHUNK"}))
     store.put_canonical(canonical("e" * 64, info={"title": "PLAIN TEXT OF A CHUNK"}))

@@ -46,7 +46,7 @@ def children(script: str, *arguments: object, count: int = 1) -> list[subprocess
 _PINNING = """
 import sys, threading
 from pathlib import Path
-from kamera.store import ChunkStore
+from kamera.store import ChunkStore, StoreAdmin
 from tests.store.builders import patch
 me, root = sys.argv[1:]
 failed = []
@@ -54,7 +54,7 @@ def pins(thread):
     try:
         with ChunkStore.open(root) as store:
             for i in range(8):
-                store.pin([store.put_patch(patch(antecedents=(me, str(thread), str(i))))])
+                StoreAdmin(store).pin([store.put_patch(patch(antecedents=(me, str(thread), str(i))))])
     except Exception as error:
         failed.append(repr(error))
 threads = [threading.Thread(target=pins, args=(n,)) for n in range(3)]
