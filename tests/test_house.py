@@ -20,9 +20,6 @@ MOST_METHODS = 15
 LONG = {
     "kamera/backbones/backbone.py": "to be split when it becomes engines/hf",
     "kamera/store/disk/following.py": "settling, comparing and the copy in memory: to be split",
-    "kamera/store/disk/tier.py": "to be split: writing apart from reading",
-    "kamera/store/store.py": "to be split: upkeep is a class of its own",
-    "kamera/window/serving.py": "to be split: deciding apart from acting",
     "tests/models/tiny.py": "a table of families, one entry each",
     "tests/store/test_bundle.py": "to be split with its room",
     "tests/store/test_index.py": "to be split with its room",
