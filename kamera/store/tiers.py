@@ -120,8 +120,7 @@ class Tiers:
         remote = self.remote
         try:
             found = self._local(name)
-        except CorruptChunk:
-            # set aside by now; the remote may have a good one
+        except CorruptChunk:  # set aside by now; the remote may have a good one
             found = self._flights.share(name, lambda: self._fetch(name, remote))
             if found is None:
                 raise
@@ -286,8 +285,7 @@ class Tiers:
         if self._is_over(name):
             self.memory.drop(name)
             return None
-        # asking the file each time costs microseconds, and makes a replacement or deletion by
-        # another process visible at once
+        # asking the file each time costs microseconds, and shows at once what another process did
         stamp = self.disk.stamp(name)
         kept = self.memory.get(name, stamp)
         if stamp is not None:
@@ -322,10 +320,9 @@ class Tiers:
         return not self._is_over(name) and self.disk.stamp(name) is not None
 
     def _info_here(self, name: str) -> ObjectInfo | None:
-        """What the object in the directory, or without one in memory, is; a header read once is not again."""
         if self.disk is None:
             return self.memory.info(name)
-        stamp = None if self._is_over(name) else self.disk.stamp(name)
+        stamp = None if self._is_over(name) else self.disk.stamp(name)  # a header once read is not again
         return None if stamp is None else self.memory.info(name, stamp) or self.disk.info(name)
 
     def _is_over(self, name: str) -> bool:

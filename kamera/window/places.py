@@ -81,8 +81,9 @@ class Standing:
     def _sum(self, facts: Facts) -> tuple[Offset, Offset]:
         held = self._sums.get(facts.chunk_id)
         if held is None:
-            (extent,) = extents_of(self.backbone, [facts]) or [None]
-            assert extent is not None, "asked of chunks whose positions are sums"
+            extents = extents_of(self.backbone, [facts])
+            assert extents is not None, "asked of chunks whose positions are sums"
+            (extent,) = extents
             low = tuple(extent.positions.amin(1).tolist())
             axes = self.backbone.axes
             held = low, tuple(extent.advance.expand(axes, 1)[:, 0].tolist())

@@ -51,7 +51,7 @@ def far(limits: Limits, frame: Offset, extent: int) -> bool:
 
 def tail(limits: Limits, state: Seats, chunk: Newcomer) -> tuple[Seats, Spot]:
     """Where the next chunk goes; a window that drifted to the position limit is compacted."""
-    *spots, last = limits.places.compact([c.chunk_id for c in (*state.seats, chunk)])
+    *spots, last = limits.places.compact([*state.chunk_ids, chunk.chunk_id])
     spot = last.moved(state.shift)
     if any(state.shift) and spot.top >= limits.last:
         seats = [seat.at(s) for seat, s in zip(state.seats, spots, strict=True)]
