@@ -1,4 +1,4 @@
-"""``python -m lab.replay``: agents' sessions under each way of caching; ``exact``: random turns, held exact."""
+"""``python -m lab.replay``: agents' sessions under each way of caching. ``exact``: random turns."""
 
 from __future__ import annotations
 
