@@ -1,4 +1,4 @@
-"""Recorded-style sessions from a seed: what an agent's client sends, turn by turn, before its rule edits it."""
+"""Recorded-style sessions from a seed: what an agent's client sends, turn by turn, before its rule."""
 
 from __future__ import annotations
 

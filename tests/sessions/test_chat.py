@@ -185,3 +185,25 @@ def test_a_backbone_without_a_processor_is_refused():
 def test_a_mode_there_is_not_is_refused():
     with pytest.raises(ValueError, match="mode 'erase'"):
         session(seeing(), mode="erase")
+
+
+@settings(max_examples=8)
+@given(st.data())
+def test_random_turns_of_the_exact_mode_never_diverge(data):
+    style = data.draw(st.sampled_from(["seeing", "thinking", "headers", "turns", "plain"]))
+    chat = session(seeing() if style == "seeing" else speaking(style))
+    said = st.text("ab c\n.", min_size=1, max_size=60).map(str.strip).filter(bool)
+    history = [{"role": "user", "content": data.draw(said)}]
+    for _ in range(data.draw(st.integers(1, 4))):
+        edit, at = (
+            data.draw(st.sampled_from(["turn", "rewrite", "drop"])),
+            data.draw(st.integers(0, len(history) - 1)),
+        )
+        if edit == "turn":
+            history += [{"role": "assistant", "content": data.draw(said)}]
+            history += [{"role": "user", "content": data.draw(said)}]
+        elif edit == "rewrite":
+            history[at] = {**history[at], "content": data.draw(said)}
+        elif len(history) > 2:
+            del history[at - at % 2 : at - at % 2 + 2]
+        _agrees(chat, history)

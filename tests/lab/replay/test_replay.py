@@ -24,12 +24,12 @@ def _agent(name: str):
     return next(a for a in AGENTS if a.name == name)
 
 
-def test_forty_images_of_which_three_stay_are_thirty_six_rewrites(backbone):
+def test_forty_images_of_which_three_stay_are_37_rewrites(backbone):
     agent, conversations = _agent("cua"), Conversations(backbone.processor)
     turns = list(agent.script(random.Random(0), 40))
     prompts = [conversations.render(edited(agent.rule, m, i)) for i, m in enumerate(turns)]
     cost = _prefix(prompts)
-    # the first picture to leave at turn 4 stands at the front; each later one leaves pictures behind it
+    # from the fourth turn on a picture leaves each turn, and two that stay stand behind it
     assert cost.rewrites == 37 and cost.rewritten > cost.prefilled // 2
 
 
