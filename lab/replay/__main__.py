@@ -50,6 +50,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     torch.set_num_threads(1)
     backbone = Backbone(*testbed.load())
     rest = f" --steps {asked.steps}" if asked.name == "agents" else f" exact --turns {asked.turns}"
+    rest += f" --only {' '.join(asked.only)}" if asked.only and asked.name == "agents" else ""
     document: dict[str, Any] = {"command": f"python -m lab.replay{rest} --seed {asked.seed}"}
     document |= {"commit": commit(), "machine": machine(), "seed": asked.seed}
     if asked.name == "exact":
