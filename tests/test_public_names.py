@@ -6,7 +6,18 @@ import kamera
 
 NAMES = {
     *("Backbone", "Certificate", "ChatSession", "Chunk", "ChunkStore", "Clip", "Directive", "KameraError"),
-    *("KameraWindow", "Patch", "Report", "ReusePolicy", "Slot", "Turn", "errors", "policies", "read_video"),
+    *(
+        "KameraWindow",
+        "Patch",
+        "Report",
+        "ReusePolicy",
+        "SessionPool",
+        "Slot",
+        "Turn",
+        "errors",
+        "policies",
+        "read_video",
+    ),
 }
 
 

@@ -168,9 +168,12 @@ class ChatSession:
         return Turn(text, tool_calls(text), report)
 
     def next_token_logits(
-        self, messages: str | Message | Sequence[Message], *, append: bool = False
+        self, messages: str | Message | Sequence[Message] | None = None, *, append: bool = False
     ) -> torch.Tensor:
-        """Logits ``[vocabulary]`` of the first token of an answer; nothing joins the history."""
+        """Logits ``[vocabulary]`` of the first token of an answer; nothing joins the history.
+
+        ``messages`` as for `send`; None asks behind the history as it is.
+        """
         shaped = self._shaped(self._history(messages, append))
         try:
             state, _ = self._shown(shaped, [self.mode])
@@ -239,9 +242,11 @@ class ChatSession:
     # -- inside --------------------------------------------------------------------------------
 
     def _history(
-        self, messages: str | Message | Sequence[Message], append: bool
+        self, messages: str | Message | Sequence[Message] | None, append: bool
     ) -> tuple[dict[str, Any], ...]:
         before = self._state.messages
+        if messages is None:
+            return before
         if isinstance(messages, str):
             return (*before, {"role": "user", "content": messages})
         if isinstance(messages, Mapping):

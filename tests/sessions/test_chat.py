@@ -133,6 +133,14 @@ def test_an_edit_policy_shapes_the_prompt_and_not_the_history():
     assert len(chat.messages) == len(screens(3)) + 1
 
 
+def test_logits_are_asked_behind_the_history_as_it_is():
+    chat = session(seeing())
+    chat.send(screens(1), **GREEDY)
+    before = chat.messages
+    assert relative(chat.next_token_logits(), plain_logits(chat.backbone, before)) <= CLOSE
+    assert chat.messages == before
+
+
 def test_another_system_prompt_is_another_window():
     chat = session(seeing())
     chat.next_token_logits(screens(1))
