@@ -133,6 +133,8 @@ class Planner:
         same = 0
         while same < min(len(wanted), len(state.seats)) and wanted[same] is state.seats[same]:
             same += 1
+        if self.policy.minimum == "exact":
+            on_leave = "exact"  # a survivor is less than such a window serves
         if on_leave == "exact":
             self.policy = self.policy.exactly()
             same = next((i for i, s in enumerate(state.seats[:same]) if s.guarantee != "exact"), same)

@@ -70,6 +70,14 @@ def test_exact_prefills_behind_what_was_less():
     _agrees(window, [b, c, d])
 
 
+def test_a_window_of_exact_chunks_keeps_no_survivor():
+    backbone, (a, b, c, _) = rig("qwen2_5_vl")
+    window = make(backbone, None, a, b, c, policy=EXACT)
+    window.arrange(window.slots[1:], on_leave="keep")
+    assert [s.guarantee for s in window.slots] == ["exact", "exact"]
+    _agrees(window, [b, c])
+
+
 def test_a_removed_chunk_is_archived_and_can_be_recalled():
     backbone, (a, b, c, _) = rig("qwen2_5_vl")
     window = make(backbone)
