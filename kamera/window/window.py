@@ -191,8 +191,8 @@ class KameraWindow(Planned):
         Slots that are not named leave. Chunks in front of the first change stay as they are. Behind it,
         ``on_leave`` "keep" keeps the KV of those that stay, turned to its new place: they are survivors, or
         ``near`` where a chunk came that they never saw. "repair" brings them as the policy says (a stored
-        patch, else a forward), "exact" prefills them, as a window with a minimum of "exact" always does. Chunks are encoded once. Raises WindowFull, and what
-        `append` raises.
+        patch, else a forward), "exact" prefills them, as a window with a minimum of
+        "exact" always does. Chunks are encoded once. Raises WindowFull, and what `append` raises.
         """
         return self._perform("arrange", lambda asking, _: asking.arrange(order, on_leave))
 
