@@ -69,7 +69,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--format", choices=("table", "json"), default="table")
     parser.add_argument("--output", type=Path, help="write there instead of to stdout")
     asked = parser.parse_args(arguments)
-    logging.getLogger("kamera").setLevel(logging.ERROR)  # damage is what is asked for here
     more = {} if asked.threads is None else {"threads": asked.threads}
     if more and asked.name != "threads":
         parser.error("--threads is for the program threads")
@@ -95,4 +94,5 @@ def _flat(prefix: str, value: Any) -> Iterator[tuple[str, Any]]:
 
 
 if __name__ == "__main__":
+    logging.getLogger("kamera").setLevel(logging.ERROR)  # damage is what is asked for here
     sys.exit(main())

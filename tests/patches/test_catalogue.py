@@ -10,7 +10,7 @@ from kamera.store import ObjectInfo
 from tests.models import samples
 from tests.window.rig import FULL_RANK, guarantees, make, rig
 
-LOOK_UPS = ("get_canonical", "get_patch", "canonical_info", "patch_info", "has_canonical", "has_patch")
+LOOK_UPS = ("get_canonical", "get_patch", "info", "has")
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +53,7 @@ def test_a_row_says_what_its_patch_was_formed_under(pieces, store):
     policy = ReusePolicy(rank=3, patch_bytes=None, layers=[0, 1])
     window = make(backbone, store, a, b, policy=policy)
     row = the_patch(store)
-    asked = window.store.patch_info(window.context, b.id, [a.id])
+    asked = window.store.info(window.context, b.id, [a.id])
     for info in (row, asked):
         assert info.budget == PatchBudget(3, None, (0, 1)) and info.formed == "exact"
         assert info.orderings is None
@@ -69,9 +69,9 @@ def test_a_row_is_the_same_from_index_header_and_memory(pieces, tmp_path):
         written = the_patch(store)
     (index,) = (tmp_path / "s").rglob("index.sqlite")
     with ChunkStore.open(tmp_path / "s") as again:
-        listed, by_header = the_patch(again), again.patch_info(window.context, b.id, [a.id])
+        listed, by_header = the_patch(again), again.info(window.context, b.id, [a.id])
         again.get_patch(window.context, b.id, [a.id])
-        assert written == listed == by_header == again.patch_info(window.context, b.id, [a.id])
+        assert written == listed == by_header == again.info(window.context, b.id, [a.id])
     index.write_bytes(b"no database")
     with ChunkStore.open(tmp_path / "s") as rebuilt:
         assert the_patch(rebuilt) == written
@@ -99,7 +99,7 @@ def test_an_append_asks_for_each_object_once(pieces, tmp_path, monkeypatch):
         asked = counted(store, monkeypatch)
         window.append(c)
         assert len(asked) == len(set(asked)) == 2, asked  # its canonical, its patch
-        assert {name for name, *_ in asked} == {"canonical_info", "patch_info"}
+        assert {name for name, *_ in asked} == {"info"}
 
 
 def test_a_recall_reads_each_object_once(pieces, tmp_path, monkeypatch):
@@ -110,7 +110,7 @@ def test_a_recall_reads_each_object_once(pieces, tmp_path, monkeypatch):
         asked = counted(store, monkeypatch)
         assert window.recall(c.id).forwards == 0
         assert len(asked) == len(set(asked)), asked
-        assert [name for name, *_ in asked] == ["get_canonical", "patch_info", "get_patch"]
+        assert [name for name, *_ in asked] == ["get_canonical", "info", "get_patch"]
 
 
 def test_a_patch_that_will_not_do_is_not_read(pieces, tmp_path, monkeypatch):

@@ -152,7 +152,10 @@ def test_a_listed_remote_header_with_flipped_bits_is_left_out(tmp_path: Path) ->
     [path] = (tmp_path / "far").rglob(key)
     path.write_bytes(path.read_bytes().replace(b'\\"rank\\":2', b'\\"rank\\":3'))
     with ChunkStore.open(url) as store:
-        assert store.info(CONTEXT, CHUNK, ("x", "y")) is None and store.ls() == []
+        assert store.ls() == []
+        with pytest.raises(CorruptChunk, match="bytes of the header have changed"):
+            store.info(CONTEXT, CHUNK, ("x", "y"))
+        assert store.info(CONTEXT, CHUNK, ("x", "y")) is None  # it was set aside
 
 
 @pytest.mark.parametrize("name", ["vectors.sqlite", "vectors.sqlite-wal", "vectors.sqlite-journal"])

@@ -30,8 +30,10 @@ def open_directory(root: Path, wanted: Mapping[str, Any], *, make: bool = True) 
             _check(root, folder.read(MARKER)[0], wanted)
             return folder
         except FileNotFoundError:
-            strangers = [name for name in folder.names() if not name.startswith(".kamera")]
-        if strangers:
+            names = folder.names()
+        if MARKER in names:  # another process has just made the store
+            return open_directory(root, wanted, make=make)
+        if any(not name.startswith(".kamera") for name in names):
             raise StoreError(
                 f"{root} is not empty and no kamera store (no {MARKER}): give an empty or new directory"
             )

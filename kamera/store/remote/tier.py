@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import logging
 import re
@@ -101,12 +102,14 @@ class RemoteTier:
     def info(self, name: str) -> ObjectInfo | None:
         """What the header of ``name`` says, its tensors unverified; None if there is none.
 
-        Raises as `get` for what lies there and is no such object: it is set aside.
+        Raises as `get` for what lies there and is no such object: it is set aside. A key of another type is
+        none.
         """
         found = self.infos_of([name])[0]
         if found is None and name in self._unreadable:
             self._unreadable.discard(name)
-            self.get(name)
+            with contextlib.suppress(ForeignKey):
+                self.get(name)
         return found
 
     def infos_of(self, names: Sequence[str]) -> list[ObjectInfo | None]:
