@@ -7,8 +7,9 @@ from kamera import errors
 from kamera.errors import KameraError
 
 if TYPE_CHECKING:
-    from kamera.backbones import Backbone, Chunk, Clip, read_video
+    from kamera.content import Chunk, Clip, read_video
     from kamera.edits import Directive, policies
+    from kamera.engines.hf import Backbone
     from kamera.ops import Patch
     from kamera.sessions import ChatSession, SessionPool, Turn
     from kamera.store import ChunkStore
@@ -41,8 +42,9 @@ __all__ = [
 if not TYPE_CHECKING:
     # torch and transformers take seconds: they are imported with the first name that needs them
     _ROOMS = {
-        "kamera.backbones": ("Backbone", "Chunk", "Clip", "read_video"),
+        "kamera.content": ("Chunk", "Clip", "read_video"),
         "kamera.edits": ("Directive", "policies"),
+        "kamera.engines.hf": ("Backbone",),
         "kamera.ops": ("Patch",),
         "kamera.sessions": ("ChatSession", "SessionPool", "Turn"),
         "kamera.store": ("ChunkStore",),

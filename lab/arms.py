@@ -15,7 +15,7 @@ from typing import Protocol
 
 import torch
 
-from kamera.backbones.masked import prefill_hiding
+from kamera.engines.hf.masked import prefill_hiding
 from kamera.ops import KV
 from lab.scene import Scene
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from kamera.backbones import Backbone
+from kamera.engines.hf import Backbone
 from lab.scene import Scene
 
 

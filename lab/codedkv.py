@@ -17,8 +17,8 @@ import numpy as np
 import torch
 
 from kamera import testbed
-from kamera.backbones import Backbone
 from kamera.certify.metrics import Interval, bootstrap, kl
+from kamera.engines.hf import Backbone
 from kamera.ops import KV, CodedKV, Patch, PatchBudget, apply_patch, code_kv, deficit
 from kamera.ops.quantize_kv import KV_CODECS
 from kamera.patches.anchor import Anchor, prefill_anchor

@@ -19,9 +19,9 @@ import numpy as np
 import torch
 
 from kamera import testbed
-from kamera.backbones import Backbone
-from kamera.backbones.readers import Reading, measure_readers
 from kamera.certify.metrics import Interval, bootstrap, eta, kl
+from kamera.engines.hf import Backbone
+from kamera.engines.hf.readers import Reading, measure_readers
 from kamera.ops import Bits, LowRank, Patch, Readers, allocate, compress, factor, kv_bytes, quantize
 from kamera.patches.anchor import Anchor, prefill_anchor
 from lab.basis import Basis

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from kamera.backbones import Chunk
+from kamera.content import Chunk
 from kamera.ops import LowRank, Patch, apply_patch, compress, deficit, floats, patch_of, relocate_kv
 from lab.arms import Served, register_budgeted
 from lab.basis import Basis

@@ -12,8 +12,9 @@ from functools import cached_property
 
 import torch
 
-from kamera.backbones import Backbone, Chunk, Encoded
-from kamera.backbones.backbone import ModelCache
+from kamera.content import Chunk, Encoded
+from kamera.engines.hf import Backbone
+from kamera.engines.hf.backbone import ModelCache
 from kamera.errors import EmptyChunk, InvalidPermutation, NotRelocatable
 from kamera.ops import (
     KV,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import subprocess
 import sys
 import zipfile
@@ -18,7 +19,7 @@ MOST_BYTES = 8_000_000
 MOST_METHODS = 15
 
 LONG = {
-    "kamera/backbones/backbone.py": "to be split when it becomes engines/hf",
+    "kamera/engines/hf/backbone.py": "the model's interface in one place",
     "kamera/store/disk/following.py": "settling, comparing and the copy in memory: to be split",
     "tests/models/tiny.py": "a table of families, one entry each",
     "tests/store/test_bundle.py": "to be split with its room",
@@ -44,6 +45,25 @@ def test_imports_run_one_way_and_never_into_the_laboratory():
     lint = "from importlinter.cli import lint_imports as lint; raise SystemExit(lint(no_cache=True))"
     done = subprocess.run([sys.executable, "-c", lint], cwd=TOP, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def _imported(path: Path) -> list[str]:
+    """Modules that a file imports names from."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    return [n.module for n in ast.walk(tree) if isinstance(n, ast.ImportFrom) and n.module and not n.level]
+
+
+def test_a_room_is_entered_by_its_door():
+    """Names of another room come from its package; the command line alone imports late, and so deeper."""
+    inside = []
+    for name, path in _files("kamera").items():
+        room = name.split("/")[1]
+        for module in _imported(path):
+            first, *parts = module.split(".")
+            foreign = first == "kamera" and len(parts) > 1 and parts[0] != room
+            if foreign and room != "cli" and not TOP.joinpath("kamera", *parts).is_dir():
+                inside.append(f"{name} imports {module}")
+    assert inside == []
 
 
 def test_no_file_is_too_long_but_those_that_are_named():

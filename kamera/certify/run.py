@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from datetime import datetime, timezone
 
-from kamera.backbones import Backbone, Chunk
 from kamera.certify.metrics import kl
 from kamera.certify.probe import PER_SCENE, PROBES, ProbeScene, Query, digest_of
 from kamera.certify.verdict import Judgement, Outcome, judge
+from kamera.content import Chunk
+from kamera.engines.hf import Backbone
 from kamera.store import ChunkStore
-from kamera.window import KameraWindow, ReusePolicy
-from kamera.window.certificate import Certificate, library_versions
+from kamera.window import Certificate, KameraWindow, ReusePolicy, library_versions
 
 ITEMS = 120
 """Questions of a probe: enough for a safe verdict when two of them are lost (`verdict.MARGIN`)."""

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from kamera.certify.metrics import eta_interval
-from kamera.window.certificate import Estimate, Verdict
+from kamera.window import Estimate, Verdict
 
 SKILL = 0.5
 """Least share of the way from chance to perfect that re-prefill's answers must reach. With it, `MARGIN`

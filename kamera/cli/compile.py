@@ -13,7 +13,6 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from kamera.backbones import Backbone
 from kamera.cli.models import load_backbone
 from kamera.cli.options import (
     Device,
@@ -36,6 +35,7 @@ from kamera.compile import CompileReport, Counts, Here, Job, Plan, Settings, Tea
 from kamera.compile.cluster import Cluster, RayTeam
 from kamera.compile.job import refuse_ids
 from kamera.compile.plan import Stored
+from kamera.engines.hf import Backbone
 from kamera.store import ChunkStore
 from kamera.window import ReusePolicy
 

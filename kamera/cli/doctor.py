@@ -9,10 +9,10 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from kamera.backbones import Backbone, Proof, prove_patch, prove_relocation
 from kamera.cli.models import load_backbone
 from kamera.cli.options import Device, Dtype, File, Form, Format, Model, Precision, Quiet
 from kamera.cli.output import Output, facts, listing
+from kamera.engines.hf import Backbone, Proof, prove_patch, prove_relocation
 from kamera.errors import UnsupportedBackbone
 from kamera.window import ReusePolicy
 from kamera.window.certified import find_certificate, folders

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from kamera.backbones import Backbone
 from kamera.cli.options import Dtype
+from kamera.engines.hf import Backbone, hide_progress
 
 
 def load_backbone(name: str, device: str | None, dtype: Dtype, *, show_progress: bool) -> Backbone:
@@ -13,10 +13,8 @@ def load_backbone(name: str, device: str | None, dtype: Dtype, *, show_progress:
 
     Raises UnsupportedBackbone, with the reason, when it does not load or is refused.
     """
-    from transformers.utils import logging
-
     if not show_progress:
-        logging.disable_progress_bar()
+        hide_progress()
     source = name
     if name == "testbed" and not Path(name).exists():
         from kamera import testbed

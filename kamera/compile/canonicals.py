@@ -13,7 +13,6 @@ from collections.abc import Hashable, Sequence
 
 import torch
 
-from kamera.backbones.batch import form
 from kamera.compile.clock import Clock
 from kamera.compile.tasks import Cost
 from kamera.ops import KV
@@ -40,7 +39,7 @@ class Canonicals:
         """Equal for chunks that `archive` may put into one forward; None for one that goes alone."""
         if self.rows(facts) < 2:
             return None
-        shape = form(former.backbone, facts.encoded)
+        shape = former.backbone.batch_form(facts.encoded)
         return None if shape is None else (former.anchor.length, self.rows(facts), shape)
 
     def rows(self, facts: Facts) -> int:

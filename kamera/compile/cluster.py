@@ -17,10 +17,10 @@ from typing import Any
 
 import torch
 
-from kamera.backbones import Backbone
 from kamera.compile.settings import Settings
 from kamera.compile.team import Result, Task
 from kamera.compile.worker import Worker
+from kamera.engines.hf import Backbone
 from kamera.errors import ClusterError
 from kamera.store import ChunkStore
 

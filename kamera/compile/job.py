@@ -14,7 +14,6 @@ import time
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from kamera.backbones import Backbone
 from kamera.compile.ledger import Ledger, System
 from kamera.compile.plan import Plan, PlannedWindow, Stored
 from kamera.compile.report import Batches, BreakEven, CompileReport
@@ -22,6 +21,7 @@ from kamera.compile.settings import Settings
 from kamera.compile.tasks import Cost, Sources
 from kamera.compile.team import Here, Team
 from kamera.compile.worker import Worker
+from kamera.engines.hf import Backbone
 from kamera.errors import PlanError
 from kamera.store import ChunkStore
 

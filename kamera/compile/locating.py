@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
 
-from kamera.backbones import Backbone, Chunk
 from kamera.compile.canonicals import Canonicals
 from kamera.compile.lookup import Lookup
 from kamera.compile.plan import ChunkSource, Described, Stored
 from kamera.compile.tasks import Cost, Found, Sources
+from kamera.content import Chunk
+from kamera.engines.hf import Backbone
 from kamera.errors import KameraError, StoreError, StoreVersionError, UnknownChunk, UnreadableMedia
 from kamera.patches import Facts, Former
 from kamera.store import ChunkStore

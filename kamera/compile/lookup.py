@@ -5,10 +5,9 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 
-from kamera.backbones import Backbone
+from kamera.engines.hf import Backbone
 from kamera.errors import CorruptChunk, KameraError, WrongKey
-from kamera.ops import PatchBudget
-from kamera.ops.digest import tensor_digest
+from kamera.ops import PatchBudget, tensor_digest
 from kamera.patches import anchor_ids, how_many
 from kamera.store import ChunkStore, Context, ObjectInfo
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol, TypeVar
 
-from kamera.backbones import Backbone
 from kamera.compile.settings import Settings
 from kamera.compile.worker import Worker
+from kamera.engines.hf import Backbone
 from kamera.store import ChunkStore
 
 Task = TypeVar("Task")

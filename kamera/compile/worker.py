@@ -12,8 +12,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 
-from kamera.backbones import Backbone
-from kamera.backbones.hooks import Observer
 from kamera.compile.canonicals import Canonicals
 from kamera.compile.clock import Clock
 from kamera.compile.locating import Locator, NotStored, not_stored
@@ -23,6 +21,7 @@ from kamera.compile.plan import Stored
 from kamera.compile.reuse import time_serving
 from kamera.compile.settings import Settings
 from kamera.compile.tasks import About, Branch, Compiled, Cost, Found, Grown, Located, Sources
+from kamera.engines.hf import Backbone, Observer
 from kamera.errors import (
     CorruptChunk,
     KameraError,

@@ -1,8 +1,42 @@
 """Conversations become segments: the tokens of the model's own chat template, cut where they may move."""
 
+from kamera.content.borders import LONGEST
+from kamera.content.build import ChunkBuilder, Content, Spoken
+from kamera.content.chunk import TOKEN_TYPES, Chunk, Encoded
 from kamera.content.conversation import Conversations
+from kamera.content.exclusive import exclusive_of
+from kamera.content.image_only import load_image_only
+from kamera.content.media import load_image
 from kamera.content.media_tokens import Media
+from kamera.content.prompt import Seams
 from kamera.content.segment import Rendered, Segment, SegmentKind
-from kamera.content.template import ChatTemplate, Message
+from kamera.content.template import ChatTemplate, Message, media_items, tool_schema
+from kamera.content.turns import as_messages
+from kamera.content.video import Clip, load_clip, read_video
 
-__all__ = ["ChatTemplate", "Conversations", "Media", "Message", "Rendered", "Segment", "SegmentKind"]
+__all__ = [
+    "LONGEST",
+    "TOKEN_TYPES",
+    "ChatTemplate",
+    "Chunk",
+    "ChunkBuilder",
+    "Clip",
+    "Content",
+    "Conversations",
+    "Encoded",
+    "Media",
+    "Message",
+    "Rendered",
+    "Seams",
+    "Segment",
+    "SegmentKind",
+    "Spoken",
+    "as_messages",
+    "exclusive_of",
+    "load_clip",
+    "load_image",
+    "load_image_only",
+    "media_items",
+    "read_video",
+    "tool_schema",
+]

@@ -14,7 +14,7 @@ from kamera.content.media_tokens import Media, MediaTokens, expand
 from kamera.content.segment import Rendered, Segment, SegmentKind
 from kamera.content.template import ChatTemplate, Message, media_items
 from kamera.errors import ModalityNotSupported, NotSegmentable
-from kamera.ops.digest import digest
+from kamera.ops import digest
 
 
 class Conversations:

@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from kamera.backbones.chunk import TOKEN_TYPES
-from kamera.backbones.media import load_image
-from kamera.backbones.video import Clip, load_clip
+from kamera.content.chunk import TOKEN_TYPES
+from kamera.content.media import load_image
 from kamera.content.template import ChatTemplate
-from kamera.ops.digest import digest
+from kamera.content.video import Clip, load_clip
+from kamera.ops import digest
 
 _PER_TOKEN = ("input_ids", "attention_mask", *TOKEN_TYPES)
 

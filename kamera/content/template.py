@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from kamera.backbones.exclusive import exclusive_of
-from kamera.backbones.prompt import PromptFormat
-from kamera.backbones.turns import strings_in
+from kamera.content.exclusive import exclusive_of
+from kamera.content.prompt import PromptFormat
+from kamera.content.turns import strings_in
 from kamera.errors import ModalityNotSupported, ProcessorRequired, UnsafeText
 
 Message = Mapping[str, Any]
@@ -180,6 +180,16 @@ def media_items(messages: Sequence[Message]) -> list[dict[str, Any]]:
                 if kind != "text":
                     found.append({**item, "type": kind})
     return found
+
+
+def tool_schema(tool: Any) -> dict[str, Any]:
+    """A tool as JSON; a function as transformers describes it to a template."""
+    if isinstance(tool, Mapping):
+        return dict(tool)
+    from transformers.utils.chat_template_utils import get_json_schema
+
+    schema: dict[str, Any] = get_json_schema(tool)
+    return schema
 
 
 def _plain_item(item: Mapping[str, Any]) -> dict[str, Any]:

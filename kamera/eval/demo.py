@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 
 from kamera import testbed
-from kamera.backbones import Backbone, Chunk
+from kamera.content import Chunk
+from kamera.engines.hf import Backbone
 from kamera.eval.items import Item, Score, Scorer, answer_logits
 from kamera.store import ChunkStore
 from kamera.window import KameraWindow, Report, ReusePolicy

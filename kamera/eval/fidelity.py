@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from kamera import testbed
-from kamera.backbones import Backbone
+from kamera.engines.hf import Backbone
 from kamera.eval.items import Item, Score, Scorer, answer_logits
 from kamera.ops import kv_bytes
 from kamera.store import ChunkStore

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from kamera.certify.metrics import Interval, bootstrap, eta, kl
+from kamera.certify import Interval, bootstrap, eta, kl
 from kamera.window import KameraWindow
 
 

@@ -17,7 +17,7 @@ from typing import Any, Literal
 from lmms_eval.api.model import lmms
 from lmms_eval.models.registry_v2 import ModelManifest
 
-from kamera.backbones import Backbone
+from kamera.engines.hf import Backbone
 from kamera.errors import TaskDataError
 from kamera.eval.tasks.arms import REFERENCE, parse_arms
 from kamera.eval.tasks.asking import Asking, room_of

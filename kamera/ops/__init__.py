@@ -3,7 +3,9 @@
 from kamera.ops.allocate import allocate, bought
 from kamera.ops.budget import PatchBudget, layers_of
 from kamera.ops.compress import compress
+from kamera.ops.digest import chunk_id, digest, tensor_bytes, tensor_digest
 from kamera.ops.factoring import factor, kept_energy
+from kamera.ops.finite import check_encoding, check_finite
 from kamera.ops.kv import KV, LayerKV, kv_bytes, kv_concat, kv_map, kv_slice, kv_tokens
 from kamera.ops.layout import (
     Channel,
@@ -26,12 +28,14 @@ from kamera.ops.patch import (
     turn_factors,
 )
 from kamera.ops.quantize import Bits, Codes, Quantized, quantize
-from kamera.ops.quantize_kv import CodedChannel, CodedKV, KVCodec, Loss, code_kv
+from kamera.ops.quantize_kv import GRIDS, KV_CODECS, CodedChannel, CodedKV, Grid, KVCodec, Loss, code_kv
 from kamera.ops.readers import Metric, Readers
 from kamera.ops.rope import RopeSpec, relocate, uniform_offset
 
 __all__ = [
+    "GRIDS",
     "KV",
+    "KV_CODECS",
     "Bits",
     "Channel",
     "CodedChannel",
@@ -40,6 +44,7 @@ __all__ = [
     "Deltas",
     "Factor",
     "Formed",
+    "Grid",
     "KVCodec",
     "LayerKV",
     "LayerLayout",
@@ -56,10 +61,14 @@ __all__ = [
     "apply_patch",
     "attention_layout",
     "bought",
+    "check_encoding",
+    "check_finite",
     "check_kv",
+    "chunk_id",
     "code_kv",
     "compress",
     "deficit",
+    "digest",
     "factor",
     "floats",
     "form_patch",
@@ -78,6 +87,8 @@ __all__ = [
     "relocate",
     "relocate_kv",
     "rotated_bytes",
+    "tensor_bytes",
+    "tensor_digest",
     "turn_factors",
     "uniform_offset",
 ]

@@ -3,7 +3,7 @@
 An error in a cached feature matters as far as something reads it. `Readers` holds, per layer, channel and
 head, the second moment M = E[g gᵀ] of what reads it: to first order a deficit that is off by E costs
 tr(E M Eᵀ). Moments of all channels are in one unit, so they also say what a direction of one channel is
-worth against one of another. How they are measured on a live model is `kamera.backbones.readers`.
+worth against one of another. How they are measured on a live model is `kamera.engines.hf.readers`.
 """
 
 from __future__ import annotations

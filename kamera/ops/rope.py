@@ -2,7 +2,7 @@
 
 A `RopeSpec` describes the phase *as it stands in the cache*: one angular frequency per rotated pair,
 the position axis that frequency reads, and how pairs lie in the feature dimension. It is read off
-the live rotary module (`kamera.backbones.probe`), never recomputed from a config.
+the live rotary module (`kamera.engines.hf.probe`), never recomputed from a config.
 
 Intentionally not applied here: `attention_scaling` (YaRN, longrope). It multiplies cos and sin when
 the model writes a key, so a cached key carries it already; turning a key must not apply it again.

@@ -3,11 +3,20 @@
 from kamera.patches.anchor import Anchor, anchor_ids, anchor_of, prefill_anchor
 from kamera.patches.catalogue import Catalogue
 from kamera.patches.chunks import Copy, Facts
-from kamera.patches.former import Former, own
-from kamera.patches.guarantee import GUARANTEES, Guarantee
+from kamera.patches.former import Former, own, worth_harvesting
+from kamera.patches.forming import FormingRule, forming_of
+from kamera.patches.guarantee import (
+    GUARANTEES,
+    Guarantee,
+    at_least,
+    guarantee_named,
+    prefilled_behind,
+    weakest,
+)
 from kamera.patches.losses import Losses, Strict
+from kamera.patches.near import Near
 from kamera.patches.orderings import how_many, orderings
-from kamera.patches.standing import compact_positions
+from kamera.patches.standing import compact_positions, extents_of, text_positions
 
 __all__ = [
     "GUARANTEES",
@@ -16,14 +25,24 @@ __all__ = [
     "Copy",
     "Facts",
     "Former",
+    "FormingRule",
     "Guarantee",
     "Losses",
+    "Near",
     "Strict",
     "anchor_ids",
     "anchor_of",
+    "at_least",
     "compact_positions",
+    "extents_of",
+    "forming_of",
+    "guarantee_named",
     "how_many",
     "orderings",
     "own",
     "prefill_anchor",
+    "prefilled_behind",
+    "text_positions",
+    "weakest",
+    "worth_harvesting",
 ]

@@ -6,10 +6,9 @@ from dataclasses import dataclass
 
 import torch
 
-from kamera.backbones import Backbone, Encoded
-from kamera.backbones.build import Spoken
-from kamera.ops import KV, kv_map
-from kamera.ops.digest import tensor_digest
+from kamera.content import Encoded, Spoken
+from kamera.engines.hf import Backbone
+from kamera.ops import KV, kv_map, tensor_digest
 
 
 @dataclass(frozen=True, eq=False)

@@ -12,8 +12,7 @@ from kamera.ops import PatchBudget
 from kamera.patches.forming import Forming
 from kamera.patches.losses import Losses
 from kamera.patches.near import Near, likeness, nearest
-from kamera.store import ChunkStore, Context, ObjectInfo
-from kamera.store.keys import behind_survivors, canonical_key, patch_key
+from kamera.store import ChunkStore, Context, ObjectInfo, behind_survivors, canonical_key, patch_key
 
 logger = logging.getLogger(__name__)
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from kamera.backbones import Encoded
+from kamera.content import Encoded
 from kamera.ops import KV, Patch
 from kamera.patches.guarantee import Guarantee
 

@@ -11,8 +11,8 @@ from dataclasses import replace
 
 import torch
 
-from kamera.backbones import Backbone, Encoded
-from kamera.backbones.backbone import ModelCache
+from kamera.content import Encoded
+from kamera.engines.hf import Backbone, ModelCache
 from kamera.errors import CorruptChunk, IncompatibleChunk, NotRelocatable, UnknownChunk, WrongKey
 from kamera.ops import KV, Formed, Patch, PatchBudget, deficit, kv_map, mean_deficit, uniform_offset
 from kamera.patches.anchor import Anchor
@@ -23,10 +23,17 @@ from kamera.patches.guarantee import Guarantee, at_least, guarantee_named
 from kamera.patches.losses import Losses, Strict
 from kamera.patches.orderings import orderings
 from kamera.patches.standing import compact_positions
-from kamera.store import CanonicalRecord, ChunkStore, Context, PatchRecord
-from kamera.store.keys import canonical_key, chunk_of, patch_key
-from kamera.store.records import kept
-from kamera.store.search.embedding import VISION_TOKENS
+from kamera.store import (
+    VISION_TOKENS,
+    CanonicalRecord,
+    ChunkStore,
+    Context,
+    PatchRecord,
+    canonical_key,
+    chunk_of,
+    kept,
+    patch_key,
+)
 
 logger = logging.getLogger(__name__)
 

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 
 import torch
 
-from kamera.backbones import Backbone
-from kamera.backbones.extent import Extent, behind, standing
-from kamera.backbones.touching import refuse_touching
+from kamera.engines import Extent, behind, standing
+from kamera.engines.hf import Backbone
 from kamera.errors import IncompatibleChunk
 from kamera.patches.chunks import Facts
+from kamera.patches.touching import refuse_touching
 
 
 def compact_positions(

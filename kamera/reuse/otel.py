@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from kamera.errors import TraceError, TraceHole
-from kamera.ops.digest import digest
+from kamera.ops import digest
 
 CALLS = ("chat", "text_completion", "generate_content")
 """Operations that send a prompt to a model."""

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, replace
 from types import MappingProxyType
 from typing import Any, Literal
 
-from kamera.ops.digest import digest
+from kamera.ops import digest
 from kamera.reuse.gear import Bits, sight
 from kamera.reuse.scan import WINDOW
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 
-from kamera.ops.digest import digest
+from kamera.ops import digest
 
 
 @dataclass(frozen=True)

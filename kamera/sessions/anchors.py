@@ -7,8 +7,8 @@ from collections import OrderedDict
 
 import torch
 
-from kamera.backbones import Backbone
-from kamera.ops.digest import tensor_digest
+from kamera.engines.hf import Backbone
+from kamera.ops import tensor_digest
 from kamera.store import ChunkStore
 from kamera.window import KameraWindow, ReusePolicy, WindowMemory
 

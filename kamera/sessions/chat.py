@@ -10,10 +10,9 @@ from typing import Any, Literal, get_args
 
 import torch
 
-from kamera.backbones import Backbone, Chunk
-from kamera.content import Conversations, Message, Rendered
-from kamera.content.template import media_items
+from kamera.content import Chunk, Conversations, Message, Rendered, media_items
 from kamera.edits import Directive, EditPolicy, Snap, difference, edited, edited_messages
+from kamera.engines.hf import Backbone
 from kamera.errors import ProcessorRequired
 from kamera.sessions.anchors import Anchors
 from kamera.sessions.layout import Layout, Run, anchor_ids, anchor_segments, laid_out, question
@@ -21,8 +20,7 @@ from kamera.sessions.tool_calls import tool_calls
 from kamera.sessions.turn import Turn, TurnReport, turn_report
 from kamera.sessions.uncached import UNCACHEABLE, plain_answer, plain_logits
 from kamera.store import ChunkStore
-from kamera.window import KameraWindow, ReusePolicy, Slot
-from kamera.window.policy import OnLeave
+from kamera.window import KameraWindow, OnLeave, ReusePolicy, Slot
 
 SessionMode = Literal["amortize", "repair", "forget", "auto"]
 _ON_LEAVE: dict[str, OnLeave] = {"amortize": "keep", "repair": "repair", "forget": "exact"}

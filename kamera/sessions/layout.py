@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from kamera.content import Rendered, Segment
-from kamera.content.borders import LONGEST
+from kamera.content import LONGEST, Rendered, Segment
 from kamera.edits import difference
 
 Run = tuple[int, int]

@@ -9,7 +9,7 @@ from typing import Any, Literal
 from kamera.content import Conversations, Message, Rendered
 from kamera.edits import EditPolicy, difference, edited
 from kamera.errors import KameraError
-from kamera.patches.guarantee import at_least
+from kamera.patches import at_least
 from kamera.sessions.chat import ChatSession, on_leave_of
 from kamera.sessions.layout import Layout, anchor_ids, anchor_segments
 

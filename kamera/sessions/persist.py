@@ -21,10 +21,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from PIL import Image
 
-from kamera.backbones import Backbone, Clip
-from kamera.backbones.media import load_image
-from kamera.backbones.video import load_clip
-from kamera.content import Rendered, Segment
+from kamera.content import Clip, Rendered, Segment, load_clip, load_image, tool_schema
+from kamera.engines.hf import Backbone
 from kamera.errors import CorruptChunk, IncompatibleChunk, StoreError, StoreVersionError
 from kamera.sessions.layout import Layout
 from kamera.store import ChunkStore
@@ -50,7 +48,7 @@ def save_session(path: Path, session: ChatSession, anchors: Anchors, state: Stat
         "tenant": session.store.tenant,
         "mode": session.mode,
         "uncached": session.uncached,
-        "tools": None if session.tools is None else [_schema(tool) for tool in session.tools],
+        "tools": None if session.tools is None else [tool_schema(tool) for tool in session.tools],
         "policy": None if anchors.policy is None else asdict(anchors.policy),
         "max_tokens": anchors.max_tokens,
         "messages": [_put_message(m, files) for m in state.messages],
@@ -183,15 +181,6 @@ def _get_picture(name: str, media: Path) -> Image.Image:
     if f"{hashlib.sha256(data).hexdigest()}.png" != name:
         raise CorruptChunk(f"{str(where)!r} is damaged: its digest does not match")
     return load_image(data)
-
-
-def _schema(tool: Any) -> Any:
-    """A tool as JSON; a function as transformers describes it to a template."""
-    if isinstance(tool, Mapping):
-        return dict(tool)
-    from transformers.utils.chat_template_utils import get_json_schema
-
-    return get_json_schema(tool)
 
 
 # -- prompts -----------------------------------------------------------------------------------

@@ -9,11 +9,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
-from kamera.backbones import Backbone
 from kamera.content import Message, Rendered
 from kamera.edits import EditPolicy
+from kamera.engines.hf import Backbone
 from kamera.errors import UnknownSession
-from kamera.ops.digest import digest
+from kamera.ops import digest
 from kamera.sessions.anchors import Anchors
 from kamera.sessions.chat import ChatSession, SessionMode, check_mode, conversations_of
 from kamera.sessions.match import best_match, shaped_prompt

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from kamera.backbones import Backbone
+from kamera.engines.hf import Backbone
 from kamera.errors import NotRelocatable, NotSegmentable, PolicyRefused, UnsafeText, WindowFull
 from kamera.sessions.turn import TurnReport
 

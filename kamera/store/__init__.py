@@ -4,18 +4,22 @@
 shared and must not be written in place.
 """
 
-from kamera.ops.digest import chunk_id, digest, tensor_digest
+from kamera.ops import chunk_id, digest, tensor_digest
 from kamera.store.admin.admin import StoreAdmin
 from kamera.store.admin.bundle import Exported, Imported, certificate_folders
 from kamera.store.admin.forget import Forgotten
+from kamera.store.coded import coded_header, coded_kv, coded_tensors
+from kamera.store.disk.locks import folder_locked
 from kamera.store.info import MemoryStats, ObjectInfo, StoreStats, VerifyReport
-from kamera.store.keys import Context, canonical_key, patch_key
-from kamera.store.records import CanonicalRecord, PatchRecord
+from kamera.store.keys import Context, behind_survivors, canonical_key, chunk_of, patch_key, survivor
+from kamera.store.records import CanonicalRecord, PatchRecord, kept
 from kamera.store.seal.rotate import Rotated
+from kamera.store.search.embedding import VISION_TOKENS, mean_features
 from kamera.store.search.lookback import Hit, NearDuplicate
 from kamera.store.store import ChunkStore
 
 __all__ = [
+    "VISION_TOKENS",
     "CanonicalRecord",
     "ChunkStore",
     "Context",
@@ -31,10 +35,19 @@ __all__ = [
     "StoreAdmin",
     "StoreStats",
     "VerifyReport",
+    "behind_survivors",
     "canonical_key",
     "certificate_folders",
     "chunk_id",
+    "chunk_of",
+    "coded_header",
+    "coded_kv",
+    "coded_tensors",
     "digest",
+    "folder_locked",
+    "kept",
+    "mean_features",
     "patch_key",
+    "survivor",
     "tensor_digest",
 ]

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from kamera.ops.quantize_kv import CodedChannel, CodedKV, Grid, Loss
+from kamera.ops import CodedChannel, CodedKV, Grid, Loss
 
 _PARTS = ("codes", "steps", "lows")
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import BinaryIO
 
 from kamera.errors import CorruptChunk
-from kamera.ops.digest import tensor_bytes
+from kamera.ops import tensor_bytes
 from kamera.store.digests import DigestName, hasher_of
 from kamera.store.groups import grouped, laid_out
 from kamera.store.head import (

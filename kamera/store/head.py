@@ -17,7 +17,7 @@ import torch
 from safetensors import SafetensorError
 
 from kamera.errors import CorruptChunk, ForeignObject, StoreError, StoreVersionError
-from kamera.ops.budget import PatchBudget
+from kamera.ops import PatchBudget
 from kamera.store.digests import Hasher, hasher_of
 from kamera.store.groups import Entry, Group, grouped, laid_out
 from kamera.store.info import ObjectInfo

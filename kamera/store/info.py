@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from kamera.ops.budget import PatchBudget
+from kamera.ops import PatchBudget
 from kamera.store.keys import Context
 
 

@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from kamera.errors import AmbiguousId, UnknownChunk
-from kamera.ops.digest import digest
-from kamera.ops.quantize_kv import KVCodec
+from kamera.ops import KVCodec, digest
 
 PATCH_KINDS = ("exact", "orbit")
 """A patch binds the order of the antecedents, or only their set."""

@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from kamera.errors import ComputationChanged
-from kamera.ops.digest import digest
+from kamera.ops import digest
 from kamera.store.codec import Codec
 
 logger = logging.getLogger(__name__)

@@ -14,9 +14,7 @@ from typing import Any, Protocol, TypeVar
 
 import torch
 
-from kamera.ops.kv import KV
-from kamera.ops.lowrank import LowRank, Patch
-from kamera.ops.quantize_kv import GRIDS, KV_CODECS, CodedChannel, CodedKV, Loss, code_kv
+from kamera.ops import GRIDS, KV, KV_CODECS, CodedChannel, CodedKV, Loss, LowRank, Patch, code_kv
 from kamera.store.coded import coded_header, coded_kv, coded_tensors
 from kamera.store.keys import PATCH_KINDS, Context, canonical_key, patch_key
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from kamera.backbones.load import load_processor
+from kamera.engines.hf import load_processor
 
 
 def weights_dir() -> Path:

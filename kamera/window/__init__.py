@@ -1,10 +1,10 @@
 """The window: a deque of chunks that makes one live cache."""
 
-from kamera.patches.guarantee import GUARANTEES, Guarantee
-from kamera.window.certificate import Certificate
+from kamera.patches import GUARANTEES, Guarantee
+from kamera.window.certificate import Certificate, Estimate, Verdict, library_versions
 from kamera.window.events import Event
 from kamera.window.memory import WindowMemory
-from kamera.window.policy import ReusePolicy
+from kamera.window.policy import OnLeave, OnMiss, ReusePolicy
 from kamera.window.report import Report, SlotReport
 from kamera.window.slots import Slot
 from kamera.window.steps import Cost, Plan
@@ -14,13 +14,18 @@ __all__ = [
     "GUARANTEES",
     "Certificate",
     "Cost",
+    "Estimate",
     "Event",
     "Guarantee",
     "KameraWindow",
+    "OnLeave",
+    "OnMiss",
     "Plan",
     "Report",
     "ReusePolicy",
     "Slot",
     "SlotReport",
+    "Verdict",
     "WindowMemory",
+    "library_versions",
 ]

@@ -8,10 +8,9 @@ from typing import Any
 
 import torch
 
-from kamera.backbones import Chunk, Encoded
-from kamera.backbones.build import Content
+from kamera.content import Chunk, Content, Encoded
 from kamera.errors import IncompatibleChunk, InvalidPermutation
-from kamera.patches.chunks import Facts
+from kamera.patches import Facts
 from kamera.window import plan
 from kamera.window.lookback import MIN_SCORE, chosen
 from kamera.window.policy import Archive, OnLeave, PositionRule, ReusePolicy

@@ -6,11 +6,9 @@ from typing import Any
 
 import torch
 
-from kamera.backbones import Chunk
-from kamera.backbones.build import Spoken
-from kamera.backbones.turns import as_messages
+from kamera.content import Chunk, Spoken, as_messages
 from kamera.errors import EmptyChunk
-from kamera.patches.standing import text_positions
+from kamera.patches import text_positions
 from kamera.window.report import Tally
 from kamera.window.run import Stage
 from kamera.window.slots import moved

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import torch
 
-from kamera.patches.chunks import Facts
+from kamera.patches import Facts
 from kamera.window.places import Known
 from kamera.window.policy import PositionRule
 from kamera.window.report import Tally

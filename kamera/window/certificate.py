@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 from dataclasses import asdict, dataclass, fields
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -147,12 +148,9 @@ class Certificate:
 
 def library_versions() -> dict[str, str]:
     """Versions of what decides an answer besides the backbone: kamera, torch, transformers."""
-    import torch
-    import transformers
+    from kamera import __version__
 
-    import kamera
-
-    return {library.__name__: str(library.__version__) for library in (kamera, torch, transformers)}
+    return {"kamera": __version__} | {name: version(name) for name in ("torch", "transformers")}
 
 
 def _digest(content: Any) -> str:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import platformdirs
 
-from kamera.backbones import Backbone
+from kamera.engines.hf import Backbone
 from kamera.errors import CertificateMismatch, InvalidCertificate, UncertifiedBackbone
 from kamera.ops import PatchBudget
 from kamera.store import ChunkStore, certificate_folders

@@ -15,8 +15,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from kamera.backbones import Backbone
-from kamera.backbones.backbone import ModelCache
+from kamera.engines.hf import Backbone, ModelCache
 from kamera.ops import KV, kv_slice, rotated_bytes
 from kamera.ops.kernels import serve
 from kamera.window.report import Tally

@@ -7,13 +7,10 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import torch
 
-from kamera.backbones import Chunk
-from kamera.backbones.build import Content
+from kamera.content import Chunk, Content
 from kamera.errors import UnknownChunk
-from kamera.patches.chunks import Facts
-from kamera.patches.former import Former
-from kamera.store import Hit
-from kamera.store.search.embedding import mean_features
+from kamera.patches import Facts, Former
+from kamera.store import Hit, mean_features
 from kamera.window.report import Tally
 from kamera.window.slots import Resident, Slot
 

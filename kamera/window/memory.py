@@ -8,9 +8,8 @@ from dataclasses import dataclass
 import torch
 
 from kamera.ops import KV, CodedKV
-from kamera.patches.anchor import Anchor
-from kamera.patches.chunks import Copy
-from kamera.store.coded import coded_tensors
+from kamera.patches import Anchor, Copy
+from kamera.store import coded_tensors
 from kamera.window.live import LiveCache
 from kamera.window.state import WindowState
 

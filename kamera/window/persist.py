@@ -10,16 +10,12 @@ from typing import Any
 
 import torch
 
-from kamera.backbones import Backbone, Encoded
+from kamera.content import Encoded
+from kamera.engines.hf import Backbone
 from kamera.errors import IncompatibleChunk
 from kamera.ops import KV, CodedKV, LowRank, Patch
-from kamera.patches.anchor import anchor_of
-from kamera.patches.chunks import Copy, Facts
-from kamera.patches.former import Former
-from kamera.patches.forming import FormingRule, forming_of
-from kamera.patches.losses import Losses
-from kamera.store import ChunkStore
-from kamera.store.coded import coded_header, coded_kv, coded_tensors
+from kamera.patches import Copy, Facts, Former, FormingRule, Losses, anchor_of, forming_of
+from kamera.store import ChunkStore, coded_header, coded_kv, coded_tensors
 from kamera.window import plan
 from kamera.window.bounds import Bounds, decided
 from kamera.window.certificate import Certificate

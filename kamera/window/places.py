@@ -8,11 +8,9 @@ from typing import NamedTuple
 
 import torch
 
-from kamera.backbones import Backbone
-from kamera.ops.digest import tensor_digest
-from kamera.patches.anchor import Anchor
-from kamera.patches.chunks import Facts
-from kamera.patches.standing import compact_positions, extents_of, text_positions
+from kamera.engines.hf import Backbone
+from kamera.ops import tensor_digest
+from kamera.patches import Anchor, Facts, compact_positions, extents_of, text_positions
 from kamera.window.seats import Offset, Spot
 
 _HELD = 4096  # chunks: 24 bytes a token each

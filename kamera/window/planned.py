@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from kamera.backbones import Chunk
-from kamera.backbones.build import Content
+from kamera.content import Chunk, Content
 from kamera.window.asked import Asked, Asking
 from kamera.window.policy import Archive, OnLeave, PositionRule
 from kamera.window.questions import Questions

@@ -6,10 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from kamera.errors import PolicyRefused, WindowFull
-from kamera.patches.former import worth_harvesting
-from kamera.patches.guarantee import Guarantee, at_least, guarantee_named, prefilled_behind, weakest
-from kamera.store import ObjectInfo
-from kamera.store.keys import chunk_of
+from kamera.patches import Guarantee, at_least, guarantee_named, prefilled_behind, weakest, worth_harvesting
+from kamera.store import ObjectInfo, chunk_of
 from kamera.window.policy import Archive as ArchiveRule
 from kamera.window.policy import OnLeave, PositionRule, ReusePolicy
 from kamera.window.seating import check_room, check_stands, settled, tail

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal, get_args
 
 from kamera.ops import PatchBudget, layers_of
-from kamera.patches.guarantee import GUARANTEES, Guarantee, at_least
+from kamera.patches import GUARANTEES, Guarantee, at_least
 
 OnMiss = Literal["form", "prefill", "blind"]
 Archive = Literal["now", "later"]

@@ -9,7 +9,7 @@ from typing import Any, Literal, overload
 
 import torch
 
-from kamera.backbones import Chunk
+from kamera.content import Chunk
 from kamera.window import plan
 from kamera.window.asking import Asker, Question
 from kamera.window.bounds import decided

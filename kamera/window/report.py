@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from kamera.backbones import Backbone
+from kamera.engines.hf import Backbone
 from kamera.window.html import slot_table, table
 from kamera.window.slots import Slot
 

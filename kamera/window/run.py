@@ -6,11 +6,9 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
-from kamera.backbones.backbone import ModelCache
+from kamera.engines.hf import ModelCache
 from kamera.errors import NonFiniteKV, NotRelocatable
-from kamera.patches.chunks import Copy, Facts
-from kamera.patches.former import Former, own
-from kamera.patches.guarantee import Guarantee
+from kamera.patches import Copy, Facts, Former, Guarantee, own
 from kamera.window.live import LiveCache
 from kamera.window.places import Standing
 from kamera.window.report import Tally

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-from kamera.ops.digest import digest
-from kamera.patches.guarantee import Guarantee
-from kamera.store.keys import survivor
+from kamera.ops import digest
+from kamera.patches import Guarantee
+from kamera.store import survivor
 
 Offset = tuple[int, ...]
 """Whole positions, one number per axis."""

@@ -9,9 +9,8 @@ from typing import NamedTuple
 
 import torch
 
-from kamera.patches.chunks import Copy, Facts
-from kamera.patches.guarantee import Guarantee
-from kamera.store.keys import chunk_of
+from kamera.patches import Copy, Facts, Guarantee
+from kamera.store import chunk_of
 from kamera.window.seats import Seat
 
 

@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import SupportsIndex
 
 from kamera.errors import InvalidPermutation, UnknownSlot
-from kamera.patches.guarantee import Guarantee
+from kamera.patches import Guarantee
 from kamera.window.seats import Seats
 from kamera.window.slots import Resident, Slot
 

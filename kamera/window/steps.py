@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from kamera.ops import PatchBudget
-from kamera.patches.guarantee import Guarantee
-from kamera.patches.near import Near
+from kamera.patches import Guarantee, Near
 from kamera.store import ObjectInfo
 from kamera.window.policy import PositionRule
 from kamera.window.seats import Offset, Seat, Seats, Spot

@@ -7,9 +7,9 @@ import weakref
 from collections.abc import Iterator
 from typing import overload
 
-from kamera.backbones import Backbone, Chunk
-from kamera.patches.anchor import Anchor
-from kamera.patches.guarantee import Guarantee, weakest
+from kamera.content import Chunk
+from kamera.engines.hf import Backbone
+from kamera.patches import Anchor, Guarantee, weakest
 from kamera.store import ChunkStore, Context
 from kamera.window.bounds import Bounds
 from kamera.window.certificate import Certificate

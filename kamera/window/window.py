@@ -12,13 +12,10 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from kamera.backbones import Backbone, Chunk
-from kamera.backbones.build import Content, Spoken
+from kamera.content import Chunk, Content, Spoken
+from kamera.engines.hf import Backbone
 from kamera.errors import WindowFull
-from kamera.patches.anchor import prefill_anchor
-from kamera.patches.former import Former
-from kamera.patches.forming import FormingRule, forming_of
-from kamera.patches.losses import Losses
+from kamera.patches import Former, FormingRule, Losses, forming_of, prefill_anchor
 from kamera.store import ChunkStore, Hit
 from kamera.window.asked import Asked, Asking, check_rule
 from kamera.window.bounds import Bounds, decided

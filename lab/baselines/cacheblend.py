@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import torch
 
-from kamera.backbones.recompute import recompute
+from kamera.engines.hf.recompute import recompute
 from kamera.ops import LayerKV
 from lab.arms import Served
 from lab.baselines.deviation import deviation, highest

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import torch
 
-from kamera.backbones.recompute import recompute
+from kamera.engines.hf.recompute import recompute
 from lab.arms import Served
 from lab.baselines.rows import Budgeted, everywhere, rows_bytes, tokens_afforded
 from lab.scene import Scene

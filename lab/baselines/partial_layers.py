@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import torch
 
-from kamera.backbones.recompute import Resume, hidden_states, recompute
+from kamera.engines.hf.recompute import Resume, hidden_states, recompute
 from lab.arms import Served
 from lab.baselines.rows import row_bytes
 from lab.scene import Scene

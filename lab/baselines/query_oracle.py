@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import torch
 
-from kamera.backbones.attention import attention_mass
+from kamera.engines.hf.attention import attention_mass
 from kamera.ops import kv_tokens
 from lab.arms import Served
 from lab.baselines.deviation import highest

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import torch
 
-from kamera.backbones.recompute import recompute
+from kamera.engines.hf.recompute import recompute
 from lab.arms import Served
 from lab.baselines.deviation import deviation
 from lab.baselines.rows import Budgeted, mix, rows_bytes, spread

@@ -14,7 +14,8 @@ from functools import cached_property
 import numpy as np
 
 from kamera import testbed
-from kamera.backbones import Backbone, Chunk
+from kamera.content import Chunk
+from kamera.engines.hf import Backbone
 from kamera.patches.anchor import Anchor, prefill_anchor
 from lab.basis import Basis
 from lab.paper.trial import Trial

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from kamera.backbones import Backbone
+from kamera.engines.hf import Backbone
 from lab.paper import (
     basis,
     deficit,

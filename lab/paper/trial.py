@@ -9,8 +9,8 @@ from functools import cached_property
 import numpy as np
 import torch
 
-from kamera.backbones.asking import ask_side_by_side
 from kamera.certify.metrics import Items, agreement, kl_items
+from kamera.engines.hf.asking import ask_side_by_side
 from kamera.ops import KV
 from kamera.testbed import Question
 from lab.arms import Arm, Served

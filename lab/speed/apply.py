@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from kamera.backbones import Backbone
+from kamera.engines.hf import Backbone
 from kamera.ops import KV, CodedKV, KVCodec, Patch, code_kv, kv_bytes, kv_slice
 from kamera.ops.kernels import serve
 from kamera.ops.layout import Layout

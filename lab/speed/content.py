@@ -7,7 +7,8 @@ from collections.abc import Mapping
 
 import torch
 
-from kamera.backbones import Backbone, Chunk
+from kamera.content import Chunk
+from kamera.engines.hf import Backbone
 from kamera.ops import KV, Patch
 from kamera.ops.layout import Layout
 from kamera.window import ReusePolicy

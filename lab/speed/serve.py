@@ -16,11 +16,12 @@ from typing import Any
 
 import torch
 
-from kamera.backbones import Backbone, Chunk, Encoded
-from kamera.backbones.backbone import ModelCache
-from kamera.backbones.chunk import TOKEN_TYPES
-from kamera.backbones.encode import batched, decoder_arguments
-from kamera.backbones.recompute import recompute
+from kamera.content import Chunk, Encoded
+from kamera.content.chunk import TOKEN_TYPES
+from kamera.engines.hf import Backbone
+from kamera.engines.hf.backbone import ModelCache
+from kamera.engines.hf.encode import batched, decoder_arguments
+from kamera.engines.hf.recompute import recompute
 from kamera.ops import relocate_kv
 from kamera.store import ChunkStore
 from kamera.window import KameraWindow, ReusePolicy

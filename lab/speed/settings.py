@@ -9,7 +9,7 @@ from typing import Any, Literal, get_args
 
 import torch
 
-from kamera.backbones import Backbone
+from kamera.engines.hf import Backbone
 from lab.speed.shape import Preset
 
 Name = Literal["apply", "serve", "window", "growth", "store", "compile"]

@@ -16,7 +16,7 @@ import transformers
 from torch import nn
 from transformers.initialization import no_init_weights
 
-from kamera.backbones import Backbone
+from kamera.engines.hf import Backbone
 
 IMAGE, VISION_START, VISION_END, VIDEO = 3, 4, 5, 6
 """Special token ids, low in every preset so that a cut vocabulary has them."""

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from kamera import Backbone, Chunk, ChunkStore, KameraWindow, ReusePolicy
-from kamera.backbones.chunk import TOKEN_TYPES
+from kamera.content.chunk import TOKEN_TYPES
 from kamera.patches.forming import FormingRule
 from kamera.store import CanonicalRecord, Context, PatchRecord
 from lab.speed.content import noise_kv, noise_patch, picture_chunk, words

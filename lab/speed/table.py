@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from kamera.backbones import Backbone
+from kamera.engines.hf import Backbone
 from lab.speed.machine import commit, machine
 from lab.speed.presets import Preset
 from lab.speed.settings import Settings

@@ -10,7 +10,7 @@ import torch
 from transformers import GenerationConfig
 
 from kamera import testbed
-from kamera.backbones.load import load_processor
+from kamera.engines.hf.load import load_processor
 
 from .families import family as _family
 from .frontend import build_processor

@@ -12,7 +12,7 @@ import torch
 import transformers
 from PIL import Image
 
-from kamera.backbones import Backbone
+from kamera.engines.hf import Backbone
 from kamera.testbed.render import CELL
 from lab.testbed.frontend import build_processor
 from tests.models import tiny

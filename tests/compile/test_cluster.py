@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from kamera import ChunkStore
-from kamera.backbones import Backbone
 from kamera.compile import Job, Settings, read_plan, run_plan
 from kamera.compile.cluster import Cluster, RayTeam
+from kamera.engines.hf import Backbone
 from kamera.errors import ClusterError, KameraError
 from kamera.store import StoreAdmin
 from tests.compile.same import contents

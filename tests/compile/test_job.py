@@ -8,13 +8,13 @@ import pytest
 import torch
 
 from kamera import ChunkStore, KameraWindow, ReusePolicy
-from kamera.backbones import Backbone, Observer
 from kamera.compile import Counts, Here, Job, PlanError, Settings, read_plan, run_plan
 from kamera.compile.lookup import context_of
+from kamera.engines.hf import Backbone, Observer
 from kamera.errors import StoreError
 from kamera.store import StoreAdmin
-from tests.backbones.compare import relative
 from tests.compile.saved import SYSTEM, bare_model, pictures, vision_backbone, vision_model, write_plan
+from tests.engines.compare import relative
 
 QUESTION = "what is it?"
 FULL = Settings(rank=64)  # more than the chunks have tokens

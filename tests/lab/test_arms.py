@@ -33,7 +33,7 @@ from lab.repairs import (
     UpdatedPatch,
 )
 from lab.scene import Scene
-from tests.backbones.compare import worst
+from tests.engines.compare import worst
 from tests.lab.scenes import FAMILIES, FULL, chunks_of, fresh, questions, scene_of
 from tests.models import samples
 from tests.window.rig import SYSTEM, Prefilled, same_bits

@@ -5,14 +5,14 @@ import functools
 import pytest
 import torch
 
-from kamera.backbones.encode import batched
+from kamera.engines.hf.encode import batched
 from kamera.errors import UnsupportedBackbone
 from kamera.ops import kv_bytes, kv_concat, kv_map
 from lab.arms import known_arms, parse_arm
 from lab.baselines.rows import live_layers, row_bytes, spread, tokens_afforded
 from lab.baselines.sink import SINKS
 from lab.scene import Scene
-from tests.backbones.compare import relative, worst
+from tests.engines.compare import relative, worst
 from tests.lab.scenes import FAMILIES, FULL, questions
 from tests.lab.scenes import scene_of as new_scene
 from tests.models.tiny import build

@@ -7,7 +7,7 @@ from kamera.errors import EmptyChunk, InvalidPermutation
 from kamera.ops import check_kv, factor, kv_slice
 from lab import scene as scenes
 from lab.scene import Scene
-from tests.backbones.compare import relative, worst
+from tests.engines.compare import relative, worst
 from tests.lab.scenes import FAMILIES, chunks_of, fresh, questions, scene_of
 from tests.models import tiny
 from tests.window.rig import SYSTEM, Prefilled, same_bits

@@ -10,8 +10,9 @@ from typing import NamedTuple
 
 import torch
 
-from kamera.backbones import Backbone, Chunk
-from kamera.backbones.chunk import TOKEN_TYPES
+from kamera.content import Chunk
+from kamera.content.chunk import TOKEN_TYPES
+from kamera.engines.hf import Backbone
 from tests.models.tiny import IMAGE, VIDEO, VISION_END, VISION_START
 
 Inputs = dict[str, torch.Tensor]

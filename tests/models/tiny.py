@@ -19,7 +19,7 @@ from transformers.models.gemma4.configuration_gemma4 import Gemma4Config, Gemma4
 from transformers.models.qwen2_5_omni.configuration_qwen2_5_omni import Qwen2_5OmniThinkerConfig
 from transformers.models.qwen3_omni_moe.configuration_qwen3_omni_moe import Qwen3OmniMoeThinkerConfig
 
-from kamera.backbones import Backbone
+from kamera.engines.hf import Backbone
 from tests.models.unknown import UnknownConfig, UnknownForCausalLM
 
 VOCABULARY, HIDDEN = 160, 64

@@ -11,8 +11,8 @@ from kamera import ChunkStore
 from kamera.edits import policies
 from kamera.errors import EditPolicyFailed, ModalityNotSupported, ProcessorRequired, WindowFull
 from kamera.sessions import ChatSession
-from tests.backbones.compare import relative
 from tests.content.templates import AGENT, LONG_TALK, TALK, TOOLS, picture, screens
+from tests.engines.compare import relative
 from tests.models import tiny
 from tests.sessions.rig import EXACT, FULL, plain_logits, seeing, session, speaking
 

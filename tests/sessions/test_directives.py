@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from kamera.edits import Directive
 from kamera.errors import InvalidDirective
-from tests.backbones.compare import relative
 from tests.content.templates import AGENT, LONG_TALK, TOOLS, screens
+from tests.engines.compare import relative
 from tests.sessions.rig import FULL, plain_logits, seeing, session, speaking
 
 GREEDY = {"max_new_tokens": 2, "do_sample": False}

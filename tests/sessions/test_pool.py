@@ -12,8 +12,8 @@ from kamera import ChunkStore
 from kamera.errors import UnknownSession
 from kamera.sessions import SessionPool
 from kamera.sessions.uncached import plain_answer
-from tests.backbones.compare import relative
 from tests.content.templates import LONG_TALK, TALK, TOOLS, picture, screens
+from tests.engines.compare import relative
 from tests.sessions.rig import EXACT, FULL, plain_logits, seeing, speaking
 
 GREEDY = {"max_new_tokens": 2, "do_sample": False}

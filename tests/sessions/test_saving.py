@@ -14,8 +14,8 @@ from kamera import ChunkStore, Clip
 from kamera.edits import Directive
 from kamera.errors import CorruptChunk, IncompatibleChunk, StoreError, StoreVersionError
 from kamera.sessions import ChatSession
-from tests.backbones.compare import relative
 from tests.content.templates import AGENT, TALK, TOOLS, picture, screens
+from tests.engines.compare import relative
 from tests.sessions.rig import FULL, plain_logits, seeing, session, speaking
 
 GREEDY = {"max_new_tokens": 2, "do_sample": False}
@@ -39,7 +39,7 @@ import tests.conftest
 from tests.content.templates import picture
 from tests.sessions.test_saving import GREEDY, _loaded
 from tests.sessions.rig import plain_logits
-from tests.backbones.compare import relative
+from tests.engines.compare import relative
 from kamera.edits import Directive
 chat = _loaded(sys.argv[1])
 pictures = [i["image"] for m in chat.messages if isinstance(m["content"], list) for i in m["content"][1:]]

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from kamera.errors import NotSegmentable, UnsafeText, WindowFull
-from tests.backbones.compare import relative
 from tests.content.templates import LONG_TALK, TALK, screens
+from tests.engines.compare import relative
 from tests.sessions.rig import FULL, plain_logits, seeing, session, speaking
 
 GREEDY = {"max_new_tokens": 3, "do_sample": False}

@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 from torch import nn
 
-from kamera.backbones import Backbone
+from kamera.engines.hf import Backbone
 from kamera.store import ChunkStore, Context, tensor_digest
 from tests.models import processors, tiny
 

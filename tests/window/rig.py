@@ -11,10 +11,10 @@ import torch
 from transformers import DeepseekV32Config, DeepseekV32ForCausalLM, DynamicCache
 
 from kamera import Backbone, Chunk, ChunkStore, KameraWindow, ReusePolicy
-from kamera.backbones import Observer
+from kamera.engines.hf import Observer
 from kamera.ops import KV, kv_map, relocate_kv
 from kamera.window.report import Tally
-from tests.backbones.compare import relative, worst
+from tests.engines.compare import relative, worst
 from tests.models import samples, tiny
 
 SYSTEM = torch.tensor([5, 6, 7, 8])

@@ -10,9 +10,9 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from kamera import ChunkStore, KameraWindow, ReusePolicy
-from kamera.backbones import Chunk
+from kamera.content import Chunk
 from kamera.ops import relocate_kv, uniform_offset
-from tests.backbones.compare import relative, worst
+from tests.engines.compare import relative, worst
 from tests.models import samples
 from tests.window.rig import (
     FULL_RANK,

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from kamera import ReusePolicy
 from kamera.errors import InvalidPermutation, UnknownSlot, WindowFull
-from tests.backbones.compare import relative
+from tests.engines.compare import relative
 from tests.models import samples
 from tests.window.rig import QUESTION, Prefilled, make, rig
 

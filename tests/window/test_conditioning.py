@@ -7,7 +7,7 @@ import pytest
 from kamera import ReusePolicy
 from kamera.errors import PolicyRefused
 from kamera.ops import relocate_kv, uniform_offset
-from tests.backbones.compare import worst
+from tests.engines.compare import worst
 from tests.window.rig import (
     GREEDY,
     QUESTION,

@@ -7,7 +7,7 @@ import torch
 
 from kamera.patches.standing import compact_positions
 from kamera.window import seating
-from tests.backbones.compare import relative, worst
+from tests.engines.compare import relative, worst
 from tests.models import tiny
 from tests.window.rig import GREEDY, QUESTION, SYSTEM, Prefilled, chunks_of, live, make, rig, rope_index
 

@@ -6,7 +6,7 @@ import pytest
 
 from kamera import ChunkStore, KameraWindow, ReusePolicy
 from kamera.store import StoreAdmin, patch_key
-from tests.backbones.compare import worst
+from tests.engines.compare import worst
 from tests.models import samples
 from tests.window.rig import FULL_RANK, guarantees, live, make, rig, watching
 

@@ -11,13 +11,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kamera.backbones.cache import cache_length, read
+from kamera.engines.hf.cache import cache_length, read
 from kamera.ops import KV, LowRank, Patch, apply_patch, kv_bytes, kv_concat
 from kamera.patches.chunks import Copy
 from kamera.window.live import SLACK, LiveCache
 from kamera.window.report import Tally
 from kamera.window.slots import Span
-from tests.backbones.compare import worst
+from tests.engines.compare import worst
 from tests.models import tiny
 from tests.window.rig import same_bits, sparse
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from kamera import Backbone, ChunkStore, ReusePolicy
-from kamera.backbones import batch
+from kamera.engines.hf import batch
 from kamera.errors import NonFiniteKV, UnsupportedBackbone
 from kamera.ops import form_patch, patch_of
 from kamera.ops.finite import all_finite

@@ -269,4 +269,4 @@ def test_the_planner_names_neither_torch_nor_a_backbone():
             if isinstance(node, ast.Import | ast.ImportFrom):
                 named = [alias.name for alias in node.names]
                 named.append(getattr(node, "module", "") or "")
-                assert not any(n.startswith(("torch", "kamera.backbones")) for n in named), (name, named)
+                assert not any(n.startswith(("torch", "kamera.engines")) for n in named), (name, named)

@@ -14,7 +14,7 @@ from kamera.patches.near import divergence
 from kamera.patches.orderings import balanced, how_many, orderings
 from kamera.store import StoreAdmin
 from kamera.store.keys import chunk_of
-from tests.backbones.compare import worst
+from tests.engines.compare import worst
 from tests.window.rig import (
     FULL_RANK,
     QUESTION,

@@ -13,7 +13,7 @@ from kamera.ops.kernels import serve
 from kamera.patches.standing import compact_positions
 from kamera.window import seating
 from kamera.window.state import WindowState
-from tests.backbones.compare import relative, worst
+from tests.engines.compare import relative, worst
 from tests.models import samples, tiny
 from tests.window.rig import (
     QUESTION,

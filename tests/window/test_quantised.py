@@ -12,7 +12,7 @@ from kamera.ops.quantize_kv import KV_CODECS
 from kamera.store import Context, StoreAdmin
 from kamera.window.file import read_saved
 from lab.testbed import load
-from tests.backbones.compare import relative, worst
+from tests.engines.compare import relative, worst
 from tests.window.rig import (
     FULL_RANK,
     QUESTION,

@@ -8,7 +8,7 @@ import pytest
 
 from kamera.errors import WrongKey
 from kamera.store import ChunkStore, StoreAdmin
-from tests.backbones.compare import relative
+from tests.engines.compare import relative
 from tests.window.rig import QUESTION, make, rig
 
 SECRET, KEY, STRAY = b"a secret of acme, 32 bytes long!", b"k" * 32, b"s" * 32

@@ -10,13 +10,12 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from kamera.backbones import Backbone, Chunk
+from kamera.content import Chunk
+from kamera.engines.hf import Backbone
 from kamera.errors import StoreError
-from kamera.patches.guarantee import Guarantee
+from kamera.patches import Guarantee
 from kamera.store import ChunkStore
-from kamera.window import KameraWindow, ReusePolicy
-from kamera.window.policy import OnMiss
-from kamera.window.report import Report
+from kamera.window import KameraWindow, OnMiss, Report, ReusePolicy
 
 REFERENCE = "reprefill"
 BLIND = "blind"

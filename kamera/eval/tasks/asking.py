@@ -10,14 +10,15 @@ from typing import Any, Literal
 
 import torch
 
-from kamera.backbones import Backbone, Chunk
+from kamera.content import Chunk
+from kamera.engines.hf import Backbone
 from kamera.eval.tasks import native
 from kamera.eval.tasks.arms import NATIVE, REFERENCE, Arm, Cost, Windows
 from kamera.eval.tasks.first_token import FirstToken
 from kamera.eval.tasks.journal import Line
 from kamera.eval.tasks.sample import Sample, Task, digest
 from kamera.eval.tasks.shrink import Shrink
-from kamera.patches.anchor import anchor_ids
+from kamera.patches import anchor_ids
 
 Reuse = Literal["context", "all"]
 """What the reusing arms reuse: the context, or the live parts before the prompt's last text as well."""

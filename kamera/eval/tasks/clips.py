@@ -8,7 +8,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from kamera.backbones.video import Clip, read_video
+from kamera.content import Clip, read_video
 from kamera.eval.tasks.sample import Video
 
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from kamera.errors import TaskDataError
 from kamera.eval.tasks.sample import Picture, Sample, Text, digest
-from kamera.store.disk.locks import folder_locked
+from kamera.store import folder_locked
 
 FORM = 2
 """Of the files here. A run of another form is refused, not read."""

@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 
-from kamera.backbones import Backbone
-from kamera.backbones.chunk import TOKEN_TYPES
-from kamera.patches.anchor import anchor_ids
+from kamera.content import TOKEN_TYPES
+from kamera.engines.hf import Backbone
+from kamera.patches import anchor_ids
 
 
 @dataclass(frozen=True, eq=False)

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from kamera.certify.metrics import Interval, bootstrap
+from kamera.certify import Interval, bootstrap
 from kamera.eval.tasks.arms import BLIND, NATIVE, REFERENCE
 from kamera.eval.tasks.journal import Line
 from kamera.eval.tasks.sample import Answered, Problem, Summary, Task, mean

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, get_args
+from typing import get_args
 
-from kamera.backbones import Backbone
+from kamera.engines.hf import Backbone
 from kamera.errors import TaskDataError
 from kamera.eval.tasks.arms import BLIND, REFERENCE, Arm, parse_arms
 from kamera.eval.tasks.asking import Asking, Reuse, room_of
@@ -16,6 +16,7 @@ from kamera.eval.tasks.report import Results, collect
 from kamera.eval.tasks.sample import Answered, Problem, Sample, Task, digest
 from kamera.eval.tasks.selection import Chooser, Selection
 from kamera.eval.tasks.shrink import Shrink
+from kamera.window import library_versions
 
 ARMS = (REFERENCE, BLIND, "patch@16")
 
@@ -73,7 +74,7 @@ def run_task(
         "max_tokens": room,
         "reuse": reuse,
         "pictures": asdict(shrink),
-        "versions": _versions(),
+        "versions": library_versions(),
     }
     asked = {"data": str(data), "arms": [arm.name for arm in wanted], **selection.document()}
     with locked(out_dir):
@@ -125,15 +126,6 @@ def finish(
         folder.mkdir(parents=True, exist_ok=True)
         task.write_predictions(of_arm, folder)
     return collect(task, answered, lines, found)
-
-
-def _versions() -> Mapping[str, Any]:
-    import torch
-    import transformers
-
-    from kamera import __version__
-
-    return {"kamera": __version__, "torch": torch.__version__, "transformers": transformers.__version__}
 
 
 def _missing(journal: Journal, sample: Sample, arms: Sequence[Arm]) -> list[Arm]:

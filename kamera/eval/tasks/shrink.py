@@ -8,8 +8,7 @@ from typing import Any
 
 from PIL import Image
 
-from kamera.backbones.media import load_image
-from kamera.backbones.video import Clip, read_video
+from kamera.content import Clip, load_image, read_video
 from kamera.eval.tasks.sample import Part, Picture, Text
 
 

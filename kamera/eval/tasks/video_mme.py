@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from kamera.backbones.video import Clip
+from kamera.content import Clip
 from kamera.errors import TaskDataError, UnreadableMedia
 from kamera.eval.tasks.clips import Sampling, find_video
 from kamera.eval.tasks.letters import decided, first_abcd, unread

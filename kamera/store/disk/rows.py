@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-from kamera.ops.budget import PatchBudget
+from kamera.ops import PatchBudget
 from kamera.store.info import ObjectInfo
 from kamera.store.keys import Context
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from urllib.parse import parse_qsl, urlencode, urlsplit
 
 from kamera.errors import KameraError, StoreError
-from kamera.ops.digest import digest
+from kamera.ops import digest
 from kamera.store.codec import Codec
 from kamera.store.remote.blobs import Blobs
 from kamera.store.remote.guard import COOLDOWN, Breaker

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import torch
 
-from kamera.ops.digest import digest
+from kamera.ops import digest
 from kamera.store.records import CanonicalRecord
 
 VISION_TOKENS = "vision_tokens"

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from kamera.errors import CorruptChunk, StoreError, StoreVersionError, UnknownChunk, WrongKey
-from kamera.ops.digest import digest
+from kamera.ops import digest
 from kamera.store.codec import Codec
 from kamera.store.disk.database import Unusable
 from kamera.store.keys import Context, canonical_key, is_key

@@ -9,7 +9,7 @@ import torch
 from transformers import Kimi_K25Config, PreTrainedTokenizerBase
 from transformers.utils.constants import OPENAI_CLIP_MEAN, OPENAI_CLIP_STD
 
-from kamera.backbones.kimi_pictures import KimiPictureProcessor, KimiPictures
+from kamera.content.kimi_pictures import KimiPictureProcessor, KimiPictures
 
 from .family import HEAD_DIM, HEADS, LAYERS, PATCH, Family, by_window, grids, patches, text_config
 

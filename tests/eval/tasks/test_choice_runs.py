@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from kamera.backbones import Backbone
+from kamera.engines.hf import Backbone
 from kamera.eval.tasks.registry import make_task
 from kamera.eval.tasks.report import Results
 from kamera.eval.tasks.run import run_task

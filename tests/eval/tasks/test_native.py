@@ -7,8 +7,8 @@ import torch
 from PIL import Image
 
 from kamera import Backbone, testbed
-from kamera.backbones.media import load_image
-from kamera.backbones.video import Clip
+from kamera.content.media import load_image
+from kamera.content.video import Clip
 from kamera.eval.tasks.mm_niah import MMNiah
 from kamera.eval.tasks.run import run_task
 from kamera.eval.tasks.sample import Picture, Video

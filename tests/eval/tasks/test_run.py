@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from kamera import Backbone, testbed
-from kamera.backbones.media import load_image
+from kamera.content.media import load_image
 from kamera.errors import TaskDataError
 from kamera.eval.tasks.arms import parse_arms
 from kamera.eval.tasks.journal import Journal

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from kamera import Backbone
-from kamera.backbones.load import load_processor
+from kamera.engines.hf.load import load_processor
 from kamera.testbed import COLOURS, GLYPHS, SYSTEM, World
 from lab.testbed import FAMILIES, load, weights_dir
 from lab.testbed.batches import chunk_ids, pack, vision_inputs

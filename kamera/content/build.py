@@ -1,0 +1,301 @@
+"""Chunk building: content in any form a user has it in, to token ids and model inputs."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from kamera.content.chunk import TOKEN_TYPES, Chunk
+from kamera.content.items import as_turns, text_turns
+from kamera.content.media import load_image
+from kamera.content.prompt import PromptFormat, Written
+from kamera.content.sizing import CELL, SIZES, cell_of, check_sizes
+from kamera.content.turns import Turn, as_messages
+from kamera.content.video import Clip, load_clip
+from kamera.errors import (
+    EmptyChunk,
+    IncompatibleChunk,
+    KameraError,
+    ModalityNotSupported,
+    ProcessorRequired,
+    UnreadableMedia,
+)
+
+Content = Any
+"""A string, a picture, a path, frames, one chat content item, a list of items, or chat messages."""
+
+Spoken = str | torch.Tensor | Sequence[int] | Mapping[str, Any] | Sequence[Mapping[str, Any]]
+"""Text, token ids ``[tokens]`` taken as they are, or chat messages."""
+
+_GRIDS = {"pixel_values": "image_grid_thw", "pixel_values_videos": "video_grid_thw"}
+
+
+class ChunkBuilder:
+    """Turns content into chunks for one model and processor.
+
+    ``sees`` says that the model has a vision tower.
+    """
+
+    def __init__(self, model: nn.Module, processor: Any | None, *, sees: bool) -> None:
+        self.model = model
+        forward: Any = model.forward
+        self.accepted = [
+            n
+            for n, p in inspect.signature(forward).parameters.items()
+            if p.kind is not inspect.Parameter.VAR_KEYWORD
+        ]
+        self.takes_pixels = sees and "pixel_values" in self.accepted
+        config: Any = model.config
+        self.image_token = _first(config, "image_token_id", "image_token_index")
+        self.video_token = _first(config, "video_token_id", "video_token_index")
+        self.format = None if processor is None else PromptFormat(processor, self.vision_tokens)
+
+    @property
+    def vision_tokens(self) -> tuple[int, ...]:
+        """Ids of the tokens in whose places picture and clip features stand."""
+        return tuple(token for token in (self.image_token, self.video_token) if token is not None)
+
+    def from_content(self, content: Content, fingerprint: str) -> Chunk:
+        """Build a chunk from chat content or messages, an image, frames, a video file or text.
+
+        A user's message alone is its content, as a window stands within the user's turn. Messages of other
+        roles close that turn, and the chunk opens it again.
+        """
+        turns = as_turns(content)
+        items = [item for turn in turns for item in turn["content"]]
+        if not items and not any(turn.keys() > {"role", "content"} for turn in turns):
+            raise EmptyChunk(f"content {content!r} holds nothing: give text, an image or a video")
+        if self.format is None:
+            raise ProcessorRequired(
+                "this backbone has no processor, so content cannot be tokenised: pass one "
+                "(Backbone(model, processor)) or use chunk_from_tensors"
+            )
+        media = [i["type"] for i in items if i["type"] != "text"]
+        if media and not (self.takes_pixels and self.format.takes_images):
+            raise ModalityNotSupported(
+                f"{type(self.model).__name__} with {type(self.format.processor).__name__} takes text "
+                f"only, the content holds {sorted(set(media))}: use a vision-language backbone"
+            )
+        turns = [{**turn, "content": self._loaded(turn["content"])} for turn in turns]
+        return self._process(turns, fingerprint)
+
+    def question_ids(self, question: Spoken, tail: str) -> torch.Tensor:
+        """Token ids of a question, int64 ``[tokens]``; text gets ``tail``, messages the template's own end.
+
+        What text spells is text (`PlainText`); ids are taken as they are, if they are ids of this model.
+        """
+        if isinstance(question, str):
+            return self._written(lambda f: f.question(question, tail), question)
+        messages = as_messages(question)
+        if messages is None:
+            return self.checked_ids(question)
+        turns = text_turns(messages, "question")
+        return self._written(lambda f: f.question(turns, tail), "messages")
+
+    def anchor_ids(self, system: Spoken | None) -> torch.Tensor:
+        """Token ids a window under this system prompt begins with, int64 ``[tokens]``.
+
+        Without a processor, None is no tokens and text raises ProcessorRequired.
+        """
+        messages = None if system is None else as_messages(system)
+        if system is not None and not isinstance(system, str) and messages is None:
+            return self.checked_ids(system)
+        if self.format is None and not system:
+            return torch.empty(0, dtype=torch.int64)
+        given = text_turns(messages, "system prompt") if messages else system
+        # without a template the tokenizer's own BOS opens the sequence
+        special = self.format is not None and not self.format.has_template
+        return self._written(lambda f: f.opening(given), str(system), special=special)  # type: ignore[arg-type]
+
+    def checked_ids(self, given: Any) -> torch.Tensor:
+        """Token ids ``[tokens]`` as int64 on the CPU. Raises ValueError for what are no ids of this model."""
+        try:
+            ids = torch.as_tensor(given)
+        except (TypeError, ValueError, RuntimeError):
+            raise ValueError(
+                f"{str(given)[:60]} of {type(given).__name__}: give integer ids [tokens]"
+            ) from None
+        if ids.dim() == 2 and ids.shape[0] == 1:
+            ids = ids[0]
+        if ids.numel() == 0:
+            return torch.empty(0, dtype=torch.int64)  # of any dtype: a list of nothing is floats to torch
+        if ids.dim() != 1 or ids.is_floating_point() or ids.dtype == torch.bool:
+            raise ValueError(f"input_ids of shape {tuple(ids.shape)}, {ids.dtype}: give integer ids [tokens]")
+        size = self.model.get_input_embeddings().weight.shape[0]  # type: ignore[operator, union-attr]
+        if int(ids.min()) < 0 or int(ids.max()) >= size:
+            raise ValueError(
+                f"token id {int(ids.min()) if int(ids.min()) < 0 else int(ids.max())} is outside the "
+                f"vocabulary of {size}: tokenise with this backbone's tokenizer"
+            )
+        return ids.to(device="cpu", dtype=torch.int64, copy=True)
+
+    def from_tensors(
+        self, input_ids: Any, inputs: Mapping[str, Any], fingerprint: str, label: str = ""
+    ) -> Chunk:
+        """Build a chunk from token ids ``[tokens]`` (or ``[1, tokens]``) and the model's own inputs."""
+        ids = self.checked_ids(input_ids)
+        if ids.numel() == 0:
+            raise EmptyChunk("a chunk of no tokens: give at least one token id")
+        tensors: dict[str, torch.Tensor] = {}
+        for name, value in inputs.items():
+            if value is None or name == "attention_mask":
+                continue
+            if name not in self.accepted:
+                raise ModalityNotSupported(
+                    f"{type(self.model).__name__} takes no {name!r}; it takes "
+                    f"{[n for n in self.accepted if 'pixel' in n or 'grid' in n] or 'text only'}"
+                )
+            tensor = torch.as_tensor(value).detach().cpu()
+            if name in TOKEN_TYPES:
+                tensor = tensor.reshape(-1).to(torch.int64)
+                if tensor.shape != ids.shape:
+                    raise ValueError(f"{name} has {tensor.shape[0]} entries for {ids.shape[0]} tokens")
+            tensors[name] = tensor
+        self._check_grids(tensors)
+        tensors.update(self._token_types(ids, tensors))
+        return Chunk(ids, tensors, fingerprint, label)
+
+    def tokenize(self, text: str, *, special: bool = False) -> torch.Tensor:
+        """Token ids of trusted ``text``, int64 ``[tokens]``: special tokens in it count.
+
+        ``special`` lets the tokenizer add its BOS.
+        """
+        return self._written(lambda _: Written(text), text, special=special)
+
+    def _written(
+        self, write: Callable[[PromptFormat], Written], said: str, *, special: bool = False
+    ) -> torch.Tensor:
+        if self.format is None:
+            raise ProcessorRequired(
+                f"this backbone has no processor to tokenise {said[:40]!r}: pass token ids, or "
+                "Backbone(model, processor)"
+            )
+        return self.format.ids(write(self.format), special=special)
+
+    def _check_grids(self, given: Mapping[str, torch.Tensor]) -> None:
+        for pixels, grid in _GRIDS.items():
+            if pixels not in self.accepted or grid not in self.accepted:
+                continue
+            for there, missing in ((pixels, grid), (grid, pixels)):
+                if there in given and missing not in given:
+                    raise IncompatibleChunk(
+                        f"{there} without {missing}: {type(self.model).__name__} needs both, as its "
+                        "processor gives them"
+                    )
+
+    def _token_types(self, ids: torch.Tensor, given: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        wanted = [n for n in TOKEN_TYPES if n in self.accepted and n not in given]
+        has_media = any(n.startswith("pixel_values") for n in given)
+        if not wanted or not has_media:
+            return {}
+        kinds = torch.zeros_like(ids)
+        if self.image_token is not None:
+            kinds[ids == self.image_token] = 1
+        if self.video_token is not None:
+            kinds[ids == self.video_token] = 2
+        return {name: kinds.clone() for name in wanted}
+
+    def _loaded(self, items: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Items with their pictures and clips in memory, in the sizes they ask for.
+
+        For processors without a video part a clip is its frames, one picture after another.
+        """
+        assert self.format is not None
+        loaded: list[dict[str, Any]] = []
+        for item in items:
+            kind = item["type"]
+            if kind == "text":
+                loaded.append(item)
+                continue
+            sized = any(item.get(name) is not None for name in SIZES)
+            cell = cell_of(self.format.processor, kind)
+            if sized and cell is None:
+                raise UnreadableMedia(
+                    f"{[n for n in SIZES if item.get(n) is not None]} of {kind}: "
+                    f"{type(self.format.processor).__name__} has sizes of its own, leave them out"
+                )
+            if kind == "image":
+                loaded.append({"type": kind, kind: load_image(item, cell or CELL), "sized": sized})
+                continue
+            clip = load_clip(item, cell or CELL)
+            if self.format.takes_videos:
+                loaded.append({"type": kind, kind: clip, "sized": sized})
+            else:
+                loaded += [{"type": "image", "image": frame, "sized": sized} for frame in clip.frames]
+        return loaded
+
+    def _process(self, turns: list[Turn], fingerprint: str) -> Chunk:
+        assert self.format is not None
+        items = [item for turn in turns for item in turn["content"]]
+        plain = [{**turn, "content": [_placeholder(i) for i in turn["content"]]} for turn in turns]
+        bare = len(turns) == 1 and turns[0].keys() == {"role", "content"} and turns[0]["role"] == "user"
+        written = self.format.content(plain[0]["content"]) if bare else self.format.dialogue(plain)
+        label = "".join(i.get("text", f"<{i['type']}>") for i in items)[:80]
+        images = [i["image"] for i in items if i["type"] == "image"]
+        clips: list[Clip] = [i["video"] for i in items if i["type"] == "video"]
+        if not images and not clips:
+            ids = self.format.ids(written)
+            if ids.shape[0] == 0:
+                raise EmptyChunk(f"content {label!r} has no tokens: give at least one")
+            return self.from_tensors(ids, {}, fingerprint, label)
+        given: dict[str, Any] = {
+            "text": [written.text],
+            "return_tensors": "pt",
+            "add_special_tokens": False,
+        }
+        if images:
+            given["images"] = images
+        if clips:
+            given["videos"] = [_stacked(c) for c in clips]
+            given["do_sample_frames"] = False
+            given["video_metadata"] = [
+                {
+                    "fps": c.fps,
+                    "total_num_frames": c.total_frames,
+                    "duration": c.duration,
+                    "frames_indices": list(c.indices),
+                }
+                for c in clips
+            ]
+        try:
+            with self.format.exclusive.alone():
+                made = self.format.processor(**given)
+        except ImportError as error:
+            raise ModalityNotSupported(
+                f"the processor needs a package for {sorted({i['type'] for i in items})}: {error}"
+            ) from None
+        except KameraError:
+            raise
+        except ValueError as error:
+            raise UnreadableMedia(f"the processor refuses {label!r}: {str(error).splitlines()[0]}") from error
+        check_sizes(self.format.processor, items, made)
+        ids, inputs = torch.as_tensor(made["input_ids"])[0], dict(made)
+        if written.hidden:
+            ids, inputs = self.format.plain.spliced(ids, written.word, written.hidden, inputs)
+        inputs = {k: v for k, v in inputs.items() if k in self.accepted and k != "input_ids"}
+        return self.from_tensors(ids, inputs, fingerprint, label)
+
+
+def _placeholder(item: dict[str, Any]) -> dict[str, Any]:
+    """An item as templates take it: text, or the kind of media alone."""
+    return {name: item[name] for name in ("type", "text") if name in item}
+
+
+def _stacked(clip: Clip) -> np.ndarray:
+    frames = [np.asarray(frame) for frame in clip.frames]
+    if len({frame.shape for frame in frames}) > 1:
+        raise UnreadableMedia(f"{clip!r} has frames of several sizes: give frames of one size")
+    return np.stack(frames)
+
+
+def _first(config: Any, *names: str) -> int | None:
+    for name in names:
+        value = getattr(config, name, None)
+        if isinstance(value, int):
+            return value
+    return None

@@ -1,0 +1,111 @@
+"""Chunks: spans of tokens with the model inputs they need, ready to be prefilled anywhere."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import torch
+
+from kamera.ops import chunk_id
+
+TOKEN_TYPES = ("mm_token_type_ids", "token_type_ids", "moe_mm_token_type_ids")
+"""Per-token inputs, ``[tokens]`` in a chunk: 0 text, 1 image, 2 video."""
+
+POSITION_INPUTS = (
+    "image_grid_thw",
+    "video_grid_thw",
+    "second_per_grid_ts",
+    "video_second_per_grid",
+    *TOKEN_TYPES,
+)
+"""What a model needs, besides token ids, to give a chunk its positions."""
+
+
+class _Copies(Mapping[str, torch.Tensor]):
+    """Tensors by name, a copy at every look-up: what a caller writes reaches nobody else."""
+
+    def __init__(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        self.own = {name: tensor.clone() for name, tensor in tensors.items()}
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        return self.own[name].clone()
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.own)
+
+    def __len__(self) -> int:
+        return len(self.own)
+
+    def __repr__(self) -> str:
+        shapes = {name: tuple(tensor.shape) for name, tensor in self.own.items()}
+        return f"{shapes}"
+
+
+@dataclass(frozen=True, eq=False, init=False, repr=False)
+class Chunk:
+    """One span of tokens that is stored and moved as a whole.
+
+    ``id`` is a digest of the token ids and of every model input (processed pixels included), so two
+    chunks of equal content are one chunk. ``input_ids`` is int64 ``[tokens]`` on the CPU; ``inputs``
+    are the model's keyword arguments for it, per-token ones as ``[tokens]``. ``fingerprint`` is that
+    of the backbone that built it.
+
+    A chunk is a value: it copies the tensors it is made of, ``input_ids`` and ``inputs`` give copies,
+    and the id is taken from its own. So an id never names other content than it was taken from.
+    """
+
+    id: str
+    fingerprint: str
+    label: str
+    inputs: Mapping[str, torch.Tensor]
+    _ids: torch.Tensor
+
+    def __init__(
+        self, input_ids: torch.Tensor, inputs: Mapping[str, torch.Tensor], fingerprint: str, label: str = ""
+    ) -> None:
+        ids, held = input_ids.clone(), _Copies(inputs)
+        own = {"id": chunk_id(ids, held.own), "fingerprint": fingerprint, "label": label}
+        for name, value in (own | {"inputs": held, "_ids": ids}).items():
+            object.__setattr__(self, name, value)
+
+    @property
+    def input_ids(self) -> torch.Tensor:
+        """Token ids, int64 ``[tokens]``."""
+        return self._ids.clone()
+
+    @property
+    def num_tokens(self) -> int:
+        """Length in tokens."""
+        return int(self._ids.shape[0])
+
+    @property
+    def has_media(self) -> bool:
+        """True when the vision tower has to see it."""
+        return any(name not in POSITION_INPUTS for name in self.inputs)
+
+    def position_inputs(self) -> dict[str, torch.Tensor]:
+        """The inputs that fix its positions: small, and kept with its KV."""
+        return {name: self.inputs[name] for name in self.inputs if name in POSITION_INPUTS}
+
+    def __repr__(self) -> str:
+        media = " with media" if self.has_media else ""
+        return f"Chunk({self.id[:12]}, {self.num_tokens} tokens{media}, {self.label!r})"
+
+
+@dataclass(frozen=True, eq=False)
+class Encoded:
+    """What the decoder needs for a chunk: nothing left for the vision tower to do.
+
+    ``tensors`` are the decoder's own keyword arguments as the full model passed them (inputs_embeds,
+    DeepStack features, …); empty for text, which is embedded from ``input_ids`` again.
+    """
+
+    input_ids: torch.Tensor
+    position_inputs: Mapping[str, torch.Tensor]
+    tensors: Mapping[str, torch.Tensor]
+
+    @property
+    def num_tokens(self) -> int:
+        """Length in tokens."""
+        return int(self.input_ids.shape[0])

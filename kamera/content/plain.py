@@ -1,0 +1,112 @@
+"""Untrusted text to tokens: what it spells is text, never the end of a turn or the place of a picture.
+
+Captions, tool results and questions hold what cameras, web pages and users say. A tokenizer takes
+"<|im_start|>" in them for the token that opens a turn. Here such text is tokenised apart, without the
+guarded tokens: while the chat template is rendered and tokenised, one special token that nobody uses
+stands for it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from kamera.content.chunk import TOKEN_TYPES
+from kamera.content.exclusive import exclusive_of
+from kamera.errors import UnsafeText
+
+
+class PlainText:
+    """Tokenises untrusted text for one tokenizer.
+
+    ``guarded`` are the ids that text must not give: special tokens, media placeholders, and the added
+    tokens of ``wrapping`` (the chat template's own text around what users say).
+    """
+
+    def __init__(self, tokenizer: Any, media: Sequence[int | None], wrapping: Callable[[], str]) -> None:
+        self._tokenizer = tokenizer
+        self._media = {token for token in media if token is not None}
+        self._wrapping = wrapping
+        # a fast tokenizer that two threads call at once raises "Already borrowed"
+        self._exclusive = exclusive_of(tokenizer)
+        self._known: dict[int, str] | None = None
+
+    @property
+    def guarded(self) -> dict[int, str]:
+        """Guarded ids and what they are spelt like."""
+        if self._known is None:
+            words = self._tokenizer
+            added = {int(i): token for i, token in getattr(words, "added_tokens_decoder", {}).items()}
+            special = {i for i, token in added.items() if token.special} | set(words.all_special_ids)
+            wrapping = set(self.tokens(self._wrapping())) & added.keys()
+            ids = (special | self._media | wrapping) - {words.unk_token_id, None}
+            self._known = {i: str(words.convert_ids_to_tokens(i)) for i in sorted(ids)}
+        return self._known
+
+    def tokens(self, text: str, **options: Any) -> list[int]:
+        """Ids of trusted text: special tokens in it count."""
+        if not text:
+            return []
+        with self._exclusive.alone():
+            return list(self._tokenizer(text, **{"add_special_tokens": False, **options})["input_ids"])
+
+    def is_plain(self, text: str) -> bool:
+        """Whether the tokenizer takes no part of ``text`` for a guarded token."""
+        return self.guarded.keys().isdisjoint(self.tokens(text))
+
+    def escaped(self, text: str) -> list[int]:
+        """Ids of ``text``, none of them guarded. Raises UnsafeText where the tokenizer knows no such."""
+        ids = self.tokens(text, split_special_tokens=True)
+        if not self.guarded.keys().isdisjoint(ids):
+            ids = [i for piece in self._pieces(text) for i in self.tokens(piece, split_special_tokens=True)]
+        found = [self.guarded[i] for i in ids if i in self.guarded]
+        if found:
+            raise UnsafeText(
+                f"the text {text[:40]!r} spells the special token {found[0]!r}, which this tokenizer cannot "
+                "write as text: take it out"
+            )
+        return ids
+
+    def stand_in(self, written: str) -> str:
+        """A special token that ``written`` does not use. Raises UnsafeText without one."""
+        with self._exclusive.alone():
+            own = set(self._tokenizer("")["input_ids"])  # what the tokenizer adds by itself
+        added = getattr(self._tokenizer, "added_tokens_decoder", {})
+        for i, word in self.guarded.items():
+            token = added.get(i)
+            eats = token is not None and (token.lstrip or token.rstrip)
+            spare = i not in own and i not in self._media and not eats and word not in written
+            if spare and self.tokens(word) == [i]:
+                return word
+        raise UnsafeText("a text spells special tokens, and this tokenizer has none to spare: take them out")
+
+    def spliced(
+        self, ids: torch.Tensor, word: str, texts: Sequence[str], inputs: dict[str, Any]
+    ) -> tuple[torch.Tensor, dict[str, Any]]:
+        """``ids`` ``[tokens]`` with ``texts`` in the places of ``word``, and ``inputs`` to match."""
+        (stand_in,) = self.tokens(word)
+        places = (ids == stand_in).nonzero().flatten().tolist()
+        if len(places) != len(texts):
+            raise UnsafeText(f"the chat template keeps {len(places)} of {len(texts)} texts: take {word} out")
+        pieces, kinds, start = [], [], 0
+        for place, text in zip(places, texts, strict=True):
+            plain = torch.tensor(self.escaped(text), dtype=ids.dtype)
+            pieces += [ids[start:place], plain]
+            kinds += [torch.arange(start, place), torch.full_like(plain, -1)]
+            start = place + 1
+        source = torch.cat([*kinds, torch.arange(start, len(ids))])
+        moved = dict(inputs)
+        for name in TOKEN_TYPES:
+            if name in moved:
+                old = torch.as_tensor(moved[name]).reshape(-1)
+                moved[name] = torch.where(source < 0, 0, old[source.clamp_min(0)])
+        return torch.cat([*pieces, ids[start:]]), moved
+
+    def _pieces(self, text: str) -> list[str]:
+        """``text`` cut inside of every guarded word."""
+        words = sorted(self.guarded.values(), key=len, reverse=True)
+        cuts = [match.start() + 1 for match in re.finditer("|".join(map(re.escape, words)), text)]
+        return [text[a:b] for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True) if a < b]

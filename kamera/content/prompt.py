@@ -1,0 +1,299 @@
+"""Chat content to token text: the processor's own template, cut where a window needs seams.
+
+A window's sequence is ``prefix · chunk · chunk · … · question · tail``. The seams are found by
+rendering the template with a marker in the user's place, so any template that keeps the user's
+content in one piece works; one that does not is refused by name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+
+from kamera.content.exclusive import exclusive_of
+from kamera.content.plain import PlainText
+from kamera.content.turns import Turn, check_role, strings_in
+from kamera.errors import (
+    KameraError,
+    ModalityNotSupported,
+    ProcessorRequired,
+    RoleNotSupported,
+    UnsafeText,
+)
+
+_MARK = "KAMERAMARK"
+_START = "KAMERASTART"
+_SOMETHING = "KAMERATEXT"
+
+
+@dataclass(frozen=True)
+class Seams:
+    """The template's text around what users say."""
+
+    prefix: str  # system prompt and the opening of the user's turn
+    tail: str  # end of the user's turn and the opening of the answer
+    reopen: str  # end of an answer and the opening of the user's next turn
+
+
+class Written(NamedTuple):
+    """Rendered text; ``word`` stands in it for each of ``hidden``, texts that spell special tokens."""
+
+    text: str
+    word: str = ""
+    hidden: tuple[str, ...] = ()
+
+
+class PromptFormat:
+    """Renders content with a processor's (or a bare tokenizer's) chat template.
+
+    ``media`` are the ids in whose places pictures and clips stand. What users say is text: special
+    tokens count in the template's own words only (`PlainText`).
+    """
+
+    def __init__(self, processor: Any, media: Sequence[int | None] = ()) -> None:
+        self.processor = processor
+        self.tokenizer: Any = getattr(processor, "tokenizer", processor)
+        # a fast tokenizer that two threads call at once raises "Already borrowed"
+        self.exclusive = exclusive_of(self.tokenizer)
+        self.takes_images = getattr(processor, "image_processor", None) is not None
+        self.takes_videos = getattr(processor, "video_processor", None) is not None
+        self.has_template = bool(
+            getattr(processor, "chat_template", None) or getattr(self.tokenizer, "chat_template", None)
+        )
+        self.plain = PlainText(self.tokenizer, media, self._wrapping)
+
+    def seams(self, system: str | None) -> Seams:
+        """Where a window under this system prompt begins, and how a question ends."""
+        if not self.has_template:
+            return Seams(system or "", "", "")
+        opening = [] if system is None else [self._message("system", system)]
+        once = self._render([*opening, self._message("user", _MARK)], generation=True)
+        prefix, mark, tail = once.partition(_MARK)
+        if not mark:
+            raise ProcessorRequired(
+                "the chat template drops the user's text: Kamera cannot find where a question goes; "
+                "build chunks with chunk_from_tensors and pass token ids"
+            )
+        turns = [
+            *opening,
+            self._message("user", _MARK + "1"),
+            self._message("assistant", _MARK + "2"),
+            self._message("user", _MARK + "3"),
+        ]
+        dialogue = self._render(turns, generation=False)
+        _, found, rest = dialogue.partition(_MARK + "2")
+        reopen, closed, _ = rest.partition(_MARK + "3")
+        return Seams(prefix, tail, reopen if found and closed else "")
+
+    def content_text(self, items: Sequence[dict[str, Any]]) -> str:
+        """Token text of one chunk's content, placeholders unexpanded.
+
+        ``items`` are ``{"type": "text", "text": …}``, ``{"type": "image"}`` or ``{"type": "video"}``.
+        """
+        if not self.has_template:
+            tokens = {
+                "image": getattr(self.processor, "image_token", ""),
+                "video": getattr(self.processor, "video_token", ""),
+            }
+            return "".join(i["text"] if i["type"] == "text" else tokens[i["type"]] for i in items)
+        if all(i["type"] == "text" for i in items):
+            return "".join(i["text"] for i in items)
+        # A question always follows a chunk, and templates write media with text behind it otherwise
+        # than media alone (LLaVA, SmolVLM): render what will stand there.
+        content = [*items, _text(_MARK)]
+        whole = self._render([{"role": "user", "content": content}], generation=True)
+        before, _, after = whole.partition(_MARK)
+        if after != self.seams(None).tail:
+            raise ModalityNotSupported(
+                "the chat template does not keep a user's media and text in one piece: "
+                "build the chunk with chunk_from_tensors"
+            )
+        return self._behind_prefix(before)
+
+    # -- what goes into token ids --------------------------------------------------------------
+
+    def content(self, items: Sequence[dict[str, Any]]) -> Written:
+        """A chunk's content, as `content_text` takes it."""
+        return self._guarded([{"role": "user", "content": list(items)}], lambda t: self._content_of(t[0]))
+
+    def dialogue(self, turns: Sequence[Turn]) -> Written:
+        """Messages as a chunk: it begins and ends within the user's turn that stands open in a window.
+
+        Raises RoleNotSupported for a role the template does not have.
+        """
+        self._check(turns)
+        return self._guarded(turns, self._dialogue_text)
+
+    def question(self, asked: str | Sequence[Turn], tail: str) -> Written:
+        """A question within the user's open turn, up to the answer. ``tail`` follows one that is text."""
+        if isinstance(asked, str):
+            said = [{"role": "user", "content": [{"type": "text", "text": asked}]}]
+            return self._guarded(said, lambda t: self._content_of(t[0]) + tail)
+        self._check(asked)
+        if [turn["role"] for turn in asked] == ["user"]:
+            return self._guarded(asked, lambda t: self._content_of(t[0]) + tail)
+        return self._guarded(asked, self._question_text)
+
+    def opening(self, system: str | Sequence[Turn] | None) -> Written:
+        """What a window begins with: a system prompt, or messages, and the opening of the user's turn."""
+        if system is None:
+            return Written(self.seams(None).prefix)
+        if isinstance(system, str):
+            said = [{"role": "system", "content": [{"type": "text", "text": system}]}]
+            return self._guarded(said, lambda t: self.seams(self._content_of(t[0])).prefix)
+        self._check(system)
+        return self._guarded(system, self._opening_text)
+
+    def ids(self, written: Written, *, special: bool = False) -> torch.Tensor:
+        """Token ids, int64 ``[tokens]``; ``special`` lets the tokenizer add its BOS."""
+        ids = torch.tensor(self.plain.tokens(written.text, add_special_tokens=special), dtype=torch.int64)
+        return self.plain.spliced(ids, written.word, written.hidden, {})[0] if written.hidden else ids
+
+    # -- inside --------------------------------------------------------------------------------
+
+    def _guarded(self, turns: Sequence[Turn], render: Callable[[list[Turn]], str]) -> Written:
+        """``turns`` rendered; a special token stands for every text if they spell one, each or together."""
+        for turn in turns:
+            rest = {name: value for name, value in turn.items() if name not in ("role", "content")}
+            if not all(map(self.plain.is_plain, strings_in(rest))):
+                raise UnsafeText(
+                    f"{', '.join(rest)} of a {turn['role']} message spells a special token: take it out"
+                )
+        said = [item.get("text") for turn in turns for item in turn["content"]]
+        texts = tuple(text for text in said if text)
+        if self.plain.is_plain("".join(texts)):
+            return Written(render(list(turns)))
+        word = self.plain.stand_in(render([_saying(turn, _SOMETHING) for turn in turns]))
+        return Written(render([_saying(turn, word) for turn in turns]), word, texts)
+
+    def _content_of(self, turn: Turn) -> str:
+        return self.content_text(turn["content"])
+
+    def _dialogue_text(self, turns: list[Turn]) -> str:
+        text, after = self._from_open_turn(_ending(turns, _MARK), last=_MARK)
+        if after != self.seams(None).tail:
+            raise ModalityNotSupported(
+                "the chat template does not keep these messages in one piece: "
+                "build the chunk with chunk_from_tensors"
+            )
+        return text
+
+    def _question_text(self, turns: list[Turn]) -> str:
+        return self._from_open_turn(turns)[0]
+
+    def _opening_text(self, turns: list[Turn]) -> str:
+        before, found, _ = self._render(self._told(_ending(turns, _MARK)), generation=True).partition(_MARK)
+        if not found:
+            raise ProcessorRequired(
+                "the chat template drops the user's text: Kamera cannot find where chunks go; pass token ids"
+            )
+        return before
+
+    def _from_open_turn(self, turns: list[Turn], last: str = "") -> tuple[str, str]:
+        """The text of ``turns`` from within an open user's turn up to ``last``, and what follows that."""
+        if turns[0]["role"] == "user":
+            whole = self._render(self._told(turns), generation=True)
+            before, _, after = whole.partition(last) if last else (whole, "", "")
+            return self._behind_prefix(before), after
+        opened: list[Turn] = [{"role": "user", "content": [_text(_START)]}, *turns]
+        whole = self._render(self._told(opened), generation=True)
+        before, _, after = whole.partition(last) if last else (whole, "", "")
+        _, found, text = before.partition(_START)
+        if not found:
+            raise ModalityNotSupported("the chat template drops the user's text: pass token ids")
+        return text, after
+
+    def _behind_prefix(self, rendered: str) -> str:
+        """What stands behind the prefix of a window in ``rendered``, which begins with it."""
+        prefix = self.seams(None).prefix
+        pairs = zip(rendered, prefix, strict=False)
+        shared = next((i for i, (a, b) in enumerate(pairs) if a != b), len(prefix))
+        # whitespace may differ
+        if prefix[shared:].strip() or len(rendered) < shared:
+            raise ModalityNotSupported(
+                "the chat template does not keep a user's media and text in one piece: "
+                "build the chunk with chunk_from_tensors"
+            )
+        return rendered[shared:]
+
+    def _check(self, turns: Sequence[Turn]) -> None:
+        roles = [check_role(turn["role"]) for turn in turns]
+        if not self.has_template:
+            raise RoleNotSupported(f"no chat template writes the roles {roles}: give their text as content")
+        for role in dict.fromkeys(roles):
+            if role not in ("user", "system"):
+                self._check_kept(role)
+
+    def _check_kept(self, role: str) -> None:
+        """A template may drop what it does not know, or take everyone for the user."""
+        opened: Turn = {"role": "user", "content": [_text("a")]}
+
+        def said(by: str) -> str:
+            turns = [opened, {"role": by, "content": [_text(_MARK)]}]
+            return self._render(self._told(turns), generation=False)
+
+        try:
+            written = said(role)
+        except RoleNotSupported:
+            return  # not like this: the message itself decides
+        try:
+            same = written == said("user")
+        except RoleNotSupported:
+            same = False
+        if same or _MARK not in written:
+            raise RoleNotSupported(
+                f"the chat template does not write role {role!r}: give the text as a user's, or token ids"
+            )
+
+    def _told(self, turns: Sequence[Turn]) -> list[dict[str, Any]]:
+        """Turns as this template takes them: content as a list of items where it takes pictures."""
+        if self.takes_images:
+            return [dict(turn) for turn in turns]
+        return [{**turn, "content": "".join(i["text"] for i in turn["content"])} for turn in turns]
+
+    def _wrapping(self) -> str:
+        try:
+            return "".join((lambda s: (s.prefix, s.tail, s.reopen))(self.seams(None)))
+        except KameraError:
+            return ""  # a template that Kamera cannot cut is refused where it is needed
+
+    def _message(self, role: str, text: str) -> dict[str, Any]:
+        if self.takes_images:
+            return {"role": role, "content": [{"type": "text", "text": text}]}
+        return {"role": role, "content": text}
+
+    def _render(self, messages: list[dict[str, Any]], generation: bool) -> str:
+        from jinja2 import TemplateError
+
+        try:
+            rendered: str = self.processor.apply_chat_template(
+                messages, tokenize=False, add_generation_prompt=generation
+            )
+        except TemplateError as error:
+            roles = [m["role"] for m in messages]
+            raise RoleNotSupported(
+                f"the chat template refuses the roles {roles}: {error}; without a system role pass "
+                "system=None and put the instructions into the first chunk"
+            ) from None
+        return rendered
+
+
+def _text(text: str) -> dict[str, str]:
+    return {"type": "text", "text": text}
+
+
+def _saying(turn: Turn, word: str) -> Turn:
+    """The turn with ``word`` for each of its texts."""
+    said = [{**i, "text": word} if i.get("text") else i for i in turn["content"]]
+    return {**turn, "content": said}
+
+
+def _ending(turns: Sequence[Turn], mark: str) -> list[Turn]:
+    """``turns`` with ``mark`` at the end, said by the user."""
+    *before, last = turns
+    if last["role"] != "user":
+        return [*turns, {"role": "user", "content": [_text(mark)]}]
+    return [*before, {**last, "content": [*last["content"], _text(mark)]}]

@@ -1,0 +1,213 @@
+"""Clips: frames out of a video file, out of a list of pictures, and which of them are taken."""
+
+from __future__ import annotations
+
+import math
+import numbers
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from kamera.content.media import check_options, load_image, local_path
+from kamera.content.sizing import CELL, SIZES, Sizing
+from kamera.errors import UnreadableMedia
+
+VIDEO_SUFFIXES = {".mp4", ".mkv", ".mov", ".avi", ".webm", ".m4v", ".mpg", ".mpeg", ".gif"}
+_SAMPLING = ("fps", "nframes", "num_frames", "max_frames", "video_start", "video_end")
+_DEFAULT_RATE = 2.0  # of a list of pictures, as qwen-vl-utils has it
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Clip:
+    """Decoded frames of a video. ``seconds[i]`` is the presentation time of ``frames[i]``."""
+
+    frames: tuple[Image.Image, ...]
+    indices: tuple[int, ...]
+    seconds: tuple[float, ...]
+    fps: float
+    total_frames: int
+
+    @property
+    def duration(self) -> float:
+        """Length of the whole video in seconds."""
+        return self.total_frames / self.fps
+
+    def __repr__(self) -> str:
+        sizes = sorted({f"{frame.width} x {frame.height}" for frame in self.frames})
+        size = sizes[0] if len(sizes) == 1 else f"{len(sizes)} sizes"
+        return (
+            f"Clip({len(self.frames)} of {self.total_frames} frames, {size}, {self.duration:.4g} s at "
+            f"{self.fps:.4g} fps)"
+        )
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """Which frames are taken: a part of the video in seconds, and a rate or a count of it.
+
+    All of them for None. Raises ValueError for what is no positive number.
+    """
+
+    fps: float | None = None
+    num_frames: int | None = None
+    max_frames: int | None = None
+    start: float | None = None
+    end: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.fps is not None and self.num_frames is not None:
+            raise ValueError(f"give fps ({self.fps}) or num_frames ({self.num_frames}), not both")
+        for name, count in (("num_frames", self.num_frames), ("max_frames", self.max_frames)):
+            whole = _is_number(count) and isinstance(count, numbers.Integral)
+            if count is not None and not (whole and count > 0):
+                raise ValueError(f"{name} is {count!r}: must be positive, a whole number of frames")
+        if self.fps is not None:
+            check_rate(self.fps)
+        for name, value in (("start", self.start), ("end", self.end)):
+            if value is not None and not (_is_number(value) and value >= 0):
+                raise ValueError(f"{name} is {value!r}: give seconds from the video's beginning")
+        if self.start is not None and self.end is not None and self.start >= self.end:
+            raise ValueError(f"start {self.start} is not before end {self.end}: swap them")
+
+    def indices(self, total: int, rate: float) -> list[int]:
+        """Indices of the frames to take out of ``total`` at ``rate`` frames per second."""
+        first = 0 if self.start is None else math.ceil(self.start * rate)
+        last = total - 1 if self.end is None else min(total - 1, math.floor(self.end * rate))
+        if first > last:
+            raise UnreadableMedia(
+                f"no frame between {self.start or 0} s and "
+                f"{'the end' if self.end is None else f'{self.end} s'} of a video of {total / rate:.4g} s: "
+                "give a part of it"
+            )
+        picked = sample_indices(last - first + 1, rate, self.fps, self.num_frames, self.max_frames)
+        return [first + i for i in picked]
+
+
+def read_video(
+    source: str | Path,
+    *,
+    fps: float | None = None,
+    num_frames: int | None = None,
+    max_frames: int | None = None,
+    start: float | None = None,
+    end: float | None = None,
+) -> Clip:
+    """Decode a video file with PyAV.
+
+    All frames by default; ``fps`` takes frames at that rate, ``num_frames`` that many evenly spaced
+    ones, ``max_frames`` caps either; ``start`` and ``end`` cut a part out first, in seconds. Raises
+    UnreadableMedia, naming the file, and ValueError for numbers that are none.
+    """
+    import av
+
+    sampling = Sampling(fps, num_frames, max_frames, start, end)
+    path = local_path(source, "video")
+    if not path.is_file():
+        raise UnreadableMedia(f"no video at {str(path)!r}: give an existing file")
+    try:
+        with av.open(str(path)) as container:
+            if container.format.name == "image2" or container.format.name.endswith("_pipe"):
+                raise UnreadableMedia(f"{str(path)!r} is a picture, no video: give it as an image")
+            if not container.streams.video:
+                raise UnreadableMedia(f"{str(path)!r} holds no video stream")
+            stream = container.streams.video[0]
+            rate = float(stream.average_rate or stream.guessed_rate or 0)
+            times: list[float] = []
+            for packet_frame in container.decode(stream):
+                times.append(float(packet_frame.time or 0.0))
+            if not times or rate <= 0:
+                raise UnreadableMedia(f"{str(path)!r} holds no decodable frame")
+            wanted = sampling.indices(len(times), rate)
+            # A second pass keeps memory at the sampled frames only: long videos do not fit decoded.
+            container.seek(0)
+            keep = set(wanted)
+            pictures = {i: frame.to_image() for i, frame in enumerate(container.decode(stream)) if i in keep}
+    except av.error.FFmpegError as error:
+        raise UnreadableMedia(f"{str(path)!r} cannot be decoded: {error}") from None
+    return Clip(
+        frames=tuple(pictures[i] for i in wanted),
+        indices=tuple(wanted),
+        seconds=tuple(times[i] for i in wanted),
+        fps=rate,
+        total_frames=len(times),
+    )
+
+
+def sample_indices(
+    total: int,
+    rate: float,
+    fps: float | None,
+    num_frames: int | None,
+    max_frames: int | None,
+) -> list[int]:
+    """Indices of the frames to take out of ``total`` at ``rate`` frames per second."""
+    if num_frames is not None:
+        count = min(num_frames, total)
+    elif fps is not None:
+        count = max(1, min(total, round(total / rate * fps)))
+    else:
+        count = total
+    if max_frames is not None:
+        count = min(count, max_frames)
+    return np.linspace(0, total - 1, count).round().astype(int).tolist()
+
+
+def load_clip(item: Any, cell: int = CELL) -> Clip:
+    """A clip from a chat item, a path, a `Clip`, or a sequence of pictures.
+
+    A chat item may carry ``fps``, ``nframes`` / ``num_frames``, ``max_frames``, ``video_start`` and
+    ``video_end`` (seconds), and the sizes of `Sizing`, for each frame, in cells of ``cell`` pixels. For a
+    list of pictures ``fps`` is the rate they were taken at (default 2, as qwen-vl-utils has it). Raises
+    UnreadableMedia, for any other option too, and ValueError for numbers that are none.
+    """
+    if not isinstance(item, Mapping):
+        return _clip(item, {})
+    check_options(item, "video", (*_SAMPLING, *SIZES))
+    sizing = Sizing.of(item, "video")
+    source = next((item[k] for k in ("video", "path", "url") if item.get(k) is not None), None)
+    clip = _clip(source, {name: item[name] for name in _SAMPLING if item.get(name) is not None})
+    return clip if sizing is None else replace(clip, frames=tuple(sizing.apply(f, cell) for f in clip.frames))
+
+
+def check_rate(fps: Any) -> float:
+    """A rate in frames per second as a float. Raises ValueError for one that is not positive and finite."""
+    if not (_is_number(fps) and fps > 0):
+        raise ValueError(f"fps is {fps!r}: must be positive and finite")
+    return float(fps)
+
+
+def _clip(source: Any, options: Mapping[str, Any]) -> Clip:
+    if isinstance(source, Clip):
+        if options:
+            raise UnreadableMedia(f"{', '.join(options)} of a Clip: its frames are taken already")
+        return source
+    if "nframes" in options and "num_frames" in options:
+        raise ValueError("give nframes or num_frames, not both")
+    wanted = {
+        "num_frames": options.get("nframes", options.get("num_frames")),
+        "max_frames": options.get("max_frames"),
+        "start": options.get("video_start"),
+        "end": options.get("video_end"),
+    }
+    if isinstance(source, str | Path):
+        return read_video(source, fps=options.get("fps"), **wanted)
+    if isinstance(source, np.ndarray):
+        source = list(source)
+    if not isinstance(source, Sequence) or isinstance(source, bytes):
+        raise UnreadableMedia(
+            f"{type(source).__name__} is no video: give a path, a list of pictures or an array"
+        )
+    if not source:
+        raise UnreadableMedia("a clip of no frames: give at least one picture")
+    rate = check_rate(options.get("fps", _DEFAULT_RATE))
+    indices = Sampling(**wanted).indices(len(source), rate)
+    frames = tuple(load_image(source[i]) for i in indices)
+    return Clip(frames, tuple(indices), tuple(i / rate for i in indices), rate, len(source))
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, numbers.Real) and not isinstance(value, bool) and math.isfinite(value)

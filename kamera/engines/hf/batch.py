@@ -1,0 +1,80 @@
+"""Several spans of one form in one forward, each behind its own copy of the same past.
+
+Rows do not see each other. Whether a row's KV is, bit for bit, that of a forward of its own is a matter of
+the machine's matrix kernels, which are chosen by shape: whoever needs that must look (`kamera.compile`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from kamera.content import Encoded
+from kamera.engines.hf import cache as model_cache
+from kamera.engines.hf import encode as encoding
+from kamera.ops import KV, check_finite
+
+if TYPE_CHECKING:
+    from kamera.engines.hf.backbone import Backbone
+
+_FLAT = "deepstack_visual_embeds"  # [vision tokens, width], in the order of the rows' vision tokens
+
+
+def form(backbone: Backbone, span: Encoded) -> Hashable | None:
+    """Equal for spans that may share a forward: same tensors of same shapes. None for one that may not.
+
+    Alone go spans whose mask the outer model makes, those with an argument that is not one row long, and
+    all spans of a decoder with experts: how many tokens an expert gets, and so its arithmetic, depends on
+    the other rows.
+    """
+    if has_experts(backbone.decoder) or (backbone.masks_by_type and span.tensors):
+        return None
+    if any(t.dim() < 2 or (t.shape[0] != 1 and not _flat(n)) for n, t in span.tensors.items()):
+        return None
+    shapes = sorted((n, tuple(t.shape), str(t.dtype)) for n, t in span.tensors.items())
+    return (span.num_tokens, *shapes)
+
+
+def has_experts(decoder: nn.Module) -> bool:
+    """Whether tokens are routed to experts somewhere in the decoder."""
+    return any("expert" in name.lower() for name, _ in decoder.named_modules())
+
+
+def prefill(
+    backbone: Backbone, spans: Sequence[Encoded], positions: Sequence[torch.Tensor], past: KV
+) -> tuple[KV, ...]:
+    """KV of each span at its positions ``[axes, tokens]`` behind ``past``, as views of one batch.
+
+    Raises ValueError for spans that do not share a `form`, NonFiniteKV.
+    """
+    if not spans or len({form(backbone, span) for span in spans}) > 1 or form(backbone, spans[0]) is None:
+        raise ValueError(f"{len(spans)} spans of different forms cannot share a forward: prefill them alone")
+    for places in positions:
+        backbone.check_positions(places)
+    cache = model_cache.spread(backbone.cache([past]), len(spans))
+    start = model_cache.cache_length(cache)
+    rows = [encoding.decoder_arguments(span, backbone.device) for span in spans]
+    arguments: dict[str, Any] = {name: _stacked([row[name] for row in rows]) for name in rows[0]}
+    arguments["position_ids"] = torch.cat([encoding.batched(p) for p in positions], dim=-2).to(
+        backbone.device
+    )
+    with torch.no_grad(), backbone.alone():
+        backbone.decoder(**arguments, past_key_values=cache, use_cache=True)
+    rows_kv = tuple(model_cache.read(cache, backbone.layout, start, row=i) for i in range(len(spans)))
+    for kv in rows_kv:
+        check_finite(kv)
+    return rows_kv
+
+
+def _stacked(rows: Sequence[Any]) -> Any:
+    """One argument of all rows; of a list of tensors, item by item."""
+    if isinstance(rows[0], list):
+        return [torch.cat(items) for items in zip(*rows, strict=True)]
+    return torch.cat(list(rows))
+
+
+def _flat(name: str) -> bool:
+    return name.rpartition(".")[0] == _FLAT

@@ -1,0 +1,161 @@
+"""Run everything before the decoder once, and keep what the decoder would have received.
+
+The full model is called with its decoder stopped at the door: the keyword arguments it was about to
+get (embeddings with vision features scattered in, DeepStack features, expert routing types, …) are the
+chunk's encoding. Prefilling from them later is the same arithmetic, with no pixels and no vision tower.
+
+The door is a hook that stays, and is shut for one thread at a time that asked for it: a forward of any
+other thread, a user's own among them, goes through.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+
+from kamera.content import TOKEN_TYPES, Chunk, Encoded
+from kamera.engines.hf.hooks import Observer
+from kamera.errors import IncompatibleChunk, UnsupportedBackbone
+
+_NOT_CONTENT = ("input_ids", "position_ids", "attention_mask", "past_key_values")
+_LIST = re.compile(r"^(.+)\.(\d+)$")
+
+
+class _AtTheDoor(Exception):
+    """Stops the full model's forward where its decoder would begin."""
+
+
+class Door(Observer):
+    """Stands before a decoder. Shut, it stops the thread that shut it and keeps what it came with."""
+
+    def __init__(self, decoder: nn.Module) -> None:
+        super().__init__(self._stop)
+        self._decoder = decoder
+        self._shut = threading.local()
+        self._hang()
+
+    def __call__(self, *given: Any) -> None:
+        """As a hook, before every other one: what is kept goes through those when it is prefilled."""
+        self._stop(*given)
+
+    @contextmanager
+    def shut(self) -> Iterator[dict[str, Any]]:
+        """In the block a forward of this thread ends at the decoder; filled with its keyword arguments."""
+        if self not in self._decoder._forward_pre_hooks.values():
+            self._hang()  # somebody has removed all hooks of the model
+        caught: dict[str, Any] = {}
+        self._shut.caught = caught
+        try:
+            yield caught
+        except _AtTheDoor:
+            return
+        finally:
+            self._shut.caught = None
+        raise UnsupportedBackbone(
+            f"{type(self._decoder).__name__} was not called by its model: what it would receive for a "
+            "picture cannot be kept"
+        )
+
+    def _hang(self) -> None:
+        self._decoder.register_forward_pre_hook(self, with_kwargs=True, prepend=True)
+
+    def _stop(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
+        caught = getattr(self._shut, "caught", None)
+        if caught is not None:
+            caught.update(kwargs)
+            raise _AtTheDoor
+
+
+def encode(model: nn.Module, door: Door, chunk: Chunk, positions: torch.Tensor) -> Encoded:
+    """Encode a chunk's media.
+
+    ``positions`` ``[axes, tokens]`` keep the model from deriving (and remembering) its own.
+    """
+    if not chunk.has_media:
+        return Encoded(chunk.input_ids, chunk.position_inputs(), {})
+    try:
+        caught = _at_the_door(model, door, chunk.input_ids, positions, chunk.inputs)
+    except (ValueError, RuntimeError, IndexError) as error:
+        first = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise IncompatibleChunk(
+            f"{type(model).__name__} refuses the inputs {sorted(chunk.inputs)} of chunk "
+            f"{chunk.id[:12]}: {first}"
+        ) from error
+    return Encoded(chunk.input_ids, chunk.position_inputs(), _flatten(caught))
+
+
+def mask_input(model: nn.Module, door: Door, ids: torch.Tensor, positions: torch.Tensor) -> str | None:
+    """The per-token input from which the outer model builds the attention mask itself, if it does.
+
+    Such a model (bidirectional picture blocks: Gemma 3, Gemma 4) hands its decoder a finished mask.
+    """
+    if _at_the_door(model, door, ids, positions, {}).get("attention_mask") is None:
+        return None
+    accepted = inspect.signature(model.forward).parameters
+    return next((n for n in ("token_type_ids", "mm_token_type_ids") if n in accepted), None)
+
+
+def _at_the_door(
+    model: nn.Module,
+    door: Door,
+    ids: torch.Tensor,
+    positions: torch.Tensor,
+    inputs: Mapping[str, torch.Tensor],
+) -> dict[str, Any]:
+    """The keyword arguments the full model would have called its decoder with."""
+    device = next(model.parameters()).device
+    dtype = next(p.dtype for p in model.parameters() if p.is_floating_point())
+    with door.shut() as caught:
+        model(
+            input_ids=ids[None].to(device),
+            position_ids=batched(positions).to(device),
+            **{n: _model_input(n, t, device, dtype) for n, t in inputs.items()},
+        )
+    return caught
+
+
+def decoder_arguments(encoded: Encoded, device: torch.device) -> dict[str, Any]:
+    """The captured arguments as the decoder takes them, on ``device``."""
+    if not encoded.tensors:
+        return {"input_ids": encoded.input_ids[None].to(device)}
+    arguments: dict[str, Any] = {}
+    for name, tensor in encoded.tensors.items():
+        match = _LIST.match(name)
+        if match:
+            arguments.setdefault(match.group(1), []).append(tensor.to(device))
+        else:
+            arguments[name] = tensor.to(device)
+    return arguments
+
+
+def batched(positions: torch.Tensor) -> torch.Tensor:
+    """``[axes, tokens]`` as transformers takes it: ``[1, tokens]`` or ``[3, 1, tokens]``."""
+    return positions if positions.shape[0] == 1 else positions[:, None]
+
+
+def _model_input(name: str, tensor: torch.Tensor, device: torch.device, dtype: torch.dtype) -> torch.Tensor:
+    if name in TOKEN_TYPES:
+        tensor = tensor[None]
+    # pixels follow the weights' dtype; times and sizes keep theirs
+    cast = dtype if tensor.is_floating_point() and "pixel" in name else tensor.dtype
+    return tensor.to(device=device, dtype=cast)
+
+
+def _flatten(caught: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+    """Tensor arguments by name; lists of tensors as ``name.0``, ``name.1``, …"""
+    flat: dict[str, torch.Tensor] = {}
+    for name, value in caught.items():
+        if name in _NOT_CONTENT:
+            continue
+        if isinstance(value, torch.Tensor):
+            flat[name] = value.detach()
+        elif isinstance(value, list | tuple) and any(isinstance(v, torch.Tensor) for v in value):
+            flat.update({f"{name}.{i}": v.detach() for i, v in enumerate(value)})
+    return flat

@@ -1,0 +1,104 @@
+"""What a KV depends on apart from tokens: one digest over weights, computation, dtype and processor."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import torch
+from torch import nn
+
+from kamera.content import exclusive_of
+from kamera.engines.hf.computation import bound_buffer, chooses_frequencies, frequencies
+from kamera.engines.hf.witness import adapter_state
+from kamera.ops import Layout, digest, tensor_digest
+
+
+def tensors_digest(model: nn.Module) -> str:
+    """Of every parameter and buffer, by name and content (adapters are parameters). Reads all of them."""
+    outer = hashlib.blake2b(digest_size=32, person=b"kamera-tensors")
+    names = [name for name, _ in _named_tensors(model)]
+    with ThreadPoolExecutor() as pool:  # hashlib releases the GIL
+        digests = pool.map(tensor_digest, (t for _, t in _named_tensors(model)))
+        for name, one in zip(names, digests, strict=True):
+            _feed(outer, name.encode())
+            _feed(outer, one.encode())
+    return outer.hexdigest()
+
+
+def fingerprint(
+    model: nn.Module, layout: Layout, limit: Any, *, tensors: str, settings: str, processor: str
+) -> str:
+    """BLAKE2b-256 over everything but the tokens that decides a chunk's KV.
+
+    Binds: class, every parameter and buffer with its dtype (``tensors``), the settings of every module and
+    config, forwards and foreign hooks (``settings``), which adapters act, the rotary facts in ``layout``,
+    and the ``processor``'s settings.
+    """
+    chosen = [frequencies(m) for m in model.modules() if chooses_frequencies(m)]
+    facts = (type(model).__name__, repr(layout), repr(limit), repr(adapter_state(model)), repr(chosen))
+    return digest("kamera.backbone.v2", *facts, tensors, settings, processor)
+
+
+def processor_digest(processor: Any | None) -> str:
+    """Of `processor_settings`."""
+    with exclusive_of(getattr(processor, "tokenizer", processor)).alone():
+        return digest("kamera.processor.v1", _json(processor_settings(processor)))
+
+
+def processor_settings(processor: Any | None) -> Any:
+    """Everything that decides what a processor makes of a picture or a text, JSON-able."""
+    if processor is None:
+        return None
+    settings = processor_state(processor)
+    tokenizer = getattr(processor, "tokenizer", processor)
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is None:
+        settings["tokenizer"] = sorted(tokenizer.get_vocab().items())
+    else:  # what the last call padded and cut to is no setting
+        settings["tokenizer"] = json.loads(backend.to_str()) | {"padding": None, "truncation": None}
+    return settings
+
+
+def processor_state(processor: Any | None) -> dict[str, Any]:
+    """All of `processor_settings` but the vocabulary: cheap enough to look at every time."""
+    if processor is None:
+        return {}
+    settings: dict[str, Any] = {"class": type(processor).__name__}
+    for part in ("image_processor", "video_processor", "feature_extractor"):
+        member = getattr(processor, part, None)
+        if member is not None:
+            settings[part] = {"class": type(member).__name__, **member.to_dict()}
+    if hasattr(processor, "image_processor") is False and hasattr(processor, "to_dict"):
+        settings["self"] = processor.to_dict()
+    tokenizer = getattr(processor, "tokenizer", processor)
+    settings["vocabulary"] = len(tokenizer)
+    settings["chat_template"] = getattr(processor, "chat_template", None) or getattr(
+        tokenizer, "chat_template", None
+    )
+    return settings
+
+
+def _named_tensors(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    yield from model.named_parameters(remove_duplicate=False)
+    for path, module in model.named_modules(remove_duplicate=False):
+        for name, buffer in module._buffers.items():
+            if buffer is not None and bound_buffer(module, name):
+                yield f"{path}.{name}", buffer
+
+
+def settings_state(processor: Any | None) -> bytes:
+    """Cheap witness of the processor's settings."""
+    return _json(processor_state(processor))
+
+
+def _json(value: Any) -> bytes:
+    return json.dumps(value, sort_keys=True, default=str).encode()
+
+
+def _feed(digest: Any, field: bytes) -> None:
+    digest.update(len(field).to_bytes(8, "little"))
+    digest.update(field)

@@ -1,0 +1,82 @@
+"""Which model this is, now: its fingerprint, kept up to date by a look each time it is asked for."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+from torch import nn
+
+from kamera.engines.hf import fingerprint as digests
+from kamera.engines.hf import probe
+from kamera.engines.hf.computation import autocast
+from kamera.engines.hf.witness import Seen, Witness
+from kamera.errors import ComputationChanged
+from kamera.ops import Layout, digest
+
+
+class Identity:
+    """The fingerprint of a live model and its processor. Safe to use from several threads.
+
+    What a look shows to be unchanged is not digested again: tensors, settings and processor each have a
+    digest of their own.
+    """
+
+    def __init__(
+        self, model: nn.Module, decoder: nn.Module, processor: Any | None, layout: Layout, limit: Any
+    ) -> None:
+        self._model = model
+        self._decoder = decoder
+        self._processor = processor
+        self._layout = layout
+        self._limit = limit
+        self._facts = self._read_facts()
+        self._lock = threading.Lock()
+        self._witness = Witness(model)
+        self._devices = tuple(sorted({p.device.type for p in model.parameters()}))
+        self._seen: tuple[Seen, bytes] | None = None
+        self._base = ""
+        self._changed = False
+        self._tensors: tuple[Any, str] | None = None
+        self._settings: tuple[bytes, str] | None = None
+        self.moves = 0
+        """How often something about the model had moved, whether or not the fingerprint did."""
+
+    def fingerprint(self) -> str:
+        """Of the model as this thread would run it now.
+
+        Raises ComputationChanged when rotary facts are no longer those that were probed.
+        """
+        with self._lock:
+            now = (self._witness.look(), digests.settings_state(self._processor))
+            if self._seen != now:
+                self._take_anew(*now)
+            if self._changed:
+                raise ComputationChanged(
+                    f"the rotary angles of this {type(self._model).__name__}, or their limit, are not those "
+                    "that this Backbone read off it: put them back, or make a new Backbone of it"
+                )
+            base = self._base
+        running = autocast(self._devices)
+        return digest("kamera.autocast.v1", base, *running) if running else base
+
+    def _take_anew(self, seen: Seen, settings: bytes) -> None:
+        if self._tensors is None or self._tensors[0] != seen.tensors:
+            self._tensors = (seen.tensors, digests.tensors_digest(self._model))
+        if self._settings is None or self._settings[0] != settings:
+            self._settings = (settings, digests.processor_digest(self._processor))
+        self._base = digests.fingerprint(
+            self._model,
+            self._layout,
+            self._limit,
+            tensors=self._tensors[1],
+            settings=seen.settings,
+            processor=self._settings[1],
+        )
+        self._changed = self._read_facts() != self._facts
+        self._seen = (seen, settings)
+        self.moves += 1
+
+    def _read_facts(self) -> Any:
+        """What a Backbone reads off a model once and relocates by."""
+        return probe.probe_ropes(self._decoder, len(self._layout)), probe.position_limit(self._model)

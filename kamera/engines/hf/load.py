@@ -1,0 +1,85 @@
+"""Load a model and its processor from a directory or a hub name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from kamera.content import load_image_only
+from kamera.errors import UnsupportedBackbone
+
+
+def hide_progress() -> None:
+    """Load without transformers' own progress bars."""
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+
+
+def load_model(name: str | Path, *, dtype: str | torch.dtype, **options: Any) -> nn.Module:
+    """The model in eval mode, through its image-text class when it has one, else the causal LM class."""
+    import transformers
+
+    source = str(name)
+    try:
+        config = transformers.AutoConfig.from_pretrained(source)
+    except (OSError, ValueError, KeyError) as error:
+        raise UnsupportedBackbone(f"no transformers model at {source!r}: {_first_line(error)}") from None
+    if type(config) in transformers.AutoModelForImageTextToText._model_mapping:
+        loader: Any = transformers.AutoModelForImageTextToText
+    elif type(config) in transformers.AutoModelForCausalLM._model_mapping:
+        loader = transformers.AutoModelForCausalLM
+    else:
+        thinker = _thinker(transformers, config)
+        if thinker is None:
+            raise UnsupportedBackbone(
+                f"{source!r} is a {config.model_type}, which transformers loads as neither an "
+                "image-text nor a causal language model: load it yourself and pass Backbone(model)"
+            )
+        loader = thinker
+    try:
+        model: nn.Module = loader.from_pretrained(source, dtype=dtype, **options)
+    except (OSError, ValueError, RuntimeError) as error:
+        raise UnsupportedBackbone(f"{source!r} does not load: {_first_line(error)}") from error
+    return model.eval()
+
+
+def load_processor(name: str | Path) -> Any | None:
+    """The processor, else the tokenizer, else None when the directory has neither.
+
+    Where torchvision is missing, Qwen vision models get a processor for pictures only.
+    """
+    import transformers
+
+    found: Any | None = None
+    for loader in (transformers.AutoProcessor, transformers.AutoTokenizer):
+        try:
+            found = loader.from_pretrained(str(name))
+            break
+        except (OSError, ValueError, ImportError, KeyError, AttributeError):
+            continue
+    if getattr(getattr(found, "tokenizer", found), "vocab_size", 2) <= 1:
+        found = None  # what transformers makes of a directory without tokenizer files
+    if getattr(found, "image_processor", None) is not None:
+        return found
+    try:
+        config = transformers.AutoConfig.from_pretrained(str(name))
+        return load_image_only(str(name), config.model_type) or found
+    except (OSError, ValueError, ImportError):
+        return found
+
+
+def _thinker(transformers: Any, config: Any) -> Any | None:
+    """Omni models are several; the one that sees and answers is the thinker."""
+    for prefix in ("Qwen2_5Omni", "Qwen3OmniMoe"):
+        if type(config).__name__.startswith(prefix):
+            return getattr(transformers, f"{prefix}ThinkerForConditionalGeneration", None)
+    return None
+
+
+def _first_line(error: Exception) -> str:
+    text = str(error).strip()
+    return text.splitlines()[0] if text else type(error).__name__

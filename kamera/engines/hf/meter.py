@@ -1,0 +1,78 @@
+"""Work counted where it happens: hooks on the decoder and the vision towers."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar, copy_context
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import nn
+
+from kamera.engines.hf.hooks import Observer
+
+
+@dataclass(eq=False)
+class Work:
+    """Model work done while a `Meter.measure` block was open."""
+
+    forwards: int = 0
+    tokens: int = 0
+    vision_encodes: int = 0
+    _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
+
+    def add(self, *, forwards: int = 0, tokens: int = 0, vision_encodes: int = 0) -> None:
+        """Count more; safe from several threads."""
+        with self._lock:
+            self.forwards += forwards
+            self.tokens += tokens
+            self.vision_encodes += vision_encodes
+
+
+_open: ContextVar[tuple[tuple[Meter, Work], ...]] = ContextVar("kamera_open_work", default=())
+
+
+class Meter:
+    """Counts decoder forwards (and the tokens in them) and vision tower runs of one model.
+
+    A count belongs to the operation that opened it: it sees the work of its own context, that is of its
+    thread, and of threads that were started in a copy of the context (`contextvars.copy_context`).
+    """
+
+    def __init__(self, decoder: nn.Module, towers: list[nn.Module]) -> None:
+        decoder.register_forward_hook(Observer(self._decoded), with_kwargs=True)
+        for tower in towers:
+            tower.register_forward_hook(Observer(self._encoded))
+
+    @contextmanager
+    def measure(self) -> Iterator[Work]:
+        """Collect the work done inside the block; blocks nest, and the outer one counts all."""
+        work = Work()
+        token = _open.set((*_open.get(), (self, work)))
+        try:
+            yield work
+        finally:
+            _open.reset(token)
+
+    def _add(self, **counts: int) -> None:
+        for meter, work in _open.get():
+            if meter is self:
+                work.add(**counts)
+
+    def _decoded(self, module: nn.Module, args: Any, kwargs: dict[str, Any], output: Any) -> None:
+        given = kwargs.get("inputs_embeds")
+        if given is None:
+            given = kwargs.get("input_ids", args[0] if args else None)
+        self._add(forwards=1, tokens=0 if given is None else int(given.shape[0] * given.shape[1]))
+
+    def _encoded(self, module: nn.Module, args: Any, output: Any) -> None:
+        self._add(vision_encodes=1)
+
+
+def uncounted(work: Any) -> Any:
+    """What ``work()`` returns; nothing it runs is counted by anybody."""
+    context = copy_context()
+    context.run(_open.set, ())
+    return context.run(work)

@@ -1,0 +1,265 @@
+"""Read family, layout and rotary facts off the live model: probed, never assumed from a config."""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from kamera.engines.hf import cache as model_cache
+from kamera.errors import UnsupportedBackbone
+from kamera.ops import (
+    LayerLayout,
+    RopeSpec,
+    attention_layout,
+    mla_expanded_layout,
+    mla_latent_layout,
+)
+
+
+@dataclass(frozen=True)
+class PositionLimit:
+    """Positions from which the model turns keys in another way; relocation holds below it."""
+
+    below: int
+    reason: str
+
+
+def text_config(model: nn.Module) -> Any:
+    """The decoder's config."""
+    config: Any = model.config
+    return config.get_text_config(decoder=True)
+
+
+def find_decoder(model: nn.Module) -> nn.Module:
+    """The decoder stack: the module that owns the layers, the embedding and the rotary module."""
+    for module in model.modules():
+        if all(hasattr(module, name) for name in ("layers", "rotary_emb", "embed_tokens")):
+            return module
+    raise UnsupportedBackbone(
+        f"{type(model).__name__} has no decoder stack with a rotary module (rotary_emb): Kamera "
+        "relocates rotary positions only; use a RoPE model"
+    )
+
+
+def find_vision_towers(model: nn.Module) -> list[nn.Module]:
+    """The modules that encode pixels, as the model's classes name them."""
+    names = ("visual", "vision_tower", "vision_model", "vision_encoder", "vision_embed_tokens")
+    towers: list[nn.Module] = []
+    for path, module in model.named_modules():
+        nested = any(module in set(t.modules()) for t in towers)
+        if path.split(".")[-1] in names and not nested:
+            towers.append(module)
+    return towers
+
+
+def module_state(model: nn.Module) -> list[Any]:
+    """Objects every module holds and writes to its tensors: equal if a forward left nothing behind.
+
+    Hooks are left out: transformers hangs its own, once, and they ask the thread they run in.
+    """
+    state: list[Any] = []
+    for module in model.modules():
+        held = {k: v for k, v in vars(module).items() if "hooks" not in k}
+        for part in ("_parameters", "_buffers", "_modules"):
+            held |= {f"{part}.{k}": v for k, v in held.pop(part).items()}
+        for name, value in held.items():
+            counted = isinstance(value, torch.Tensor) and not value.is_inference()
+            state.append((name, id(value), value._version if counted else 0))
+    return state
+
+
+def position_axes(decoder: nn.Module) -> int:
+    """3 for M-RoPE (temporal, height, width), 1 otherwise."""
+    rotary: Any = decoder.rotary_emb
+    return 3 if hasattr(rotary, "mrope_section") else 1
+
+
+def probe_rope(decoder: nn.Module, layer_type: str | None) -> RopeSpec:
+    """Describe the rotary module by calling it with one-hot positions.
+
+    Angles come from the module's own ``inv_freq`` buffer; the call only tells which buffer entry each
+    pair uses, on which axis, in which pairing, and the scaling of cos and sin.
+    """
+    rotary: Any = decoder.rotary_emb
+    axes = position_axes(decoder)
+    buffer = "inv_freq" if layer_type is None else f"{layer_type}_inv_freq"
+    device = getattr(rotary, buffer).device
+    extra = () if layer_type is None else (layer_type,)
+
+    def angles(position: list[int]) -> tuple[torch.Tensor, float]:
+        x = torch.zeros(1, 1, 1, device=device)  # a float32 probe gives float32 tables
+        ids = torch.tensor(position, device=device)
+        ids = ids.view(axes, 1, 1) if axes == 3 else ids.view(1, 1)
+        table = rotary(x, ids, *extra)
+        if isinstance(table, tuple):
+            cos, sin = (t.flatten().double().cpu() for t in table)
+        else:  # complex table (DeepSeek-V2): one entry per interleaved pair
+            pairs = torch.view_as_real(table).reshape(-1, 2).double().cpu()
+            cos, sin = pairs[:, 0].repeat_interleave(2), pairs[:, 1].repeat_interleave(2)
+        return torch.atan2(sin, cos), float(torch.hypot(cos, sin).mean())
+
+    full, scaling = angles([1] * axes)
+    half = len(full) // 2
+    is_half = torch.equal(full[:half], full[half:])
+    is_interleaved = torch.equal(full[0::2], full[1::2])
+    if not (is_half or is_interleaved):
+        raise UnsupportedBackbone(
+            f"{type(rotary).__name__} pairs its features neither half-split nor interleaved"
+        )
+    interleaved = is_interleaved and not is_half
+
+    def per_pair(table: torch.Tensor) -> torch.Tensor:
+        return table[0::2] if interleaved else table[:half]
+
+    applied = per_pair(full)
+    axis = torch.zeros(half, dtype=torch.long)
+    for a in range(axes if axes > 1 else 0):
+        one_hot = [0] * axes
+        one_hot[a] = 1
+        axis[per_pair(angles(one_hot)[0]).abs() > 0] = a
+    # only now: a module that chooses its frequencies has chosen them for these positions
+    own = getattr(rotary, buffer).detach().double().cpu().flatten()
+    # the buffer's entry whose angle this pair shows: the table itself is rounded through cos and sin
+    nearest = (applied[:, None] - own[None]).abs().argmin(1)
+    return RopeSpec(
+        inv_freq=tuple(own[nearest].tolist()),
+        axes=tuple(axis.tolist()),
+        num_axes=axes,
+        pairing="interleaved" if interleaved else "half",
+        attention_scaling=round(scaling, 6),  # read through float32 cos and sin
+    )
+
+
+def probe_ropes(decoder: nn.Module, layers: int) -> list[RopeSpec]:
+    """The phase of every layer; layer types with thetas of their own are probed apart."""
+    rotary: Any = decoder.rotary_emb
+    config: Any = decoder.config
+    types: list[str] = list(getattr(config, "layer_types", None) or ())
+    typed = "layer_type" in inspect.signature(rotary.forward).parameters
+    if not (typed and types and hasattr(rotary, f"{types[0]}_inv_freq")):
+        return [probe_rope(decoder, None)] * layers
+    known = {t: probe_rope(decoder, t) for t in set(types)}
+    return [known[t] for t in types[:layers]]
+
+
+def probe_layout(decoder: nn.Module, config: Any, cache: model_cache.ModelCache) -> list[LayerLayout]:
+    """Name the channels of a cache the model has just written, by shape (never by version)."""
+    shapes = model_cache.raw_shapes(cache)
+    ropes = probe_ropes(decoder, max(len(shapes), config.num_hidden_layers))
+    latent = getattr(config, "kv_lora_rank", None)
+    rope_dim = getattr(config, "qk_rope_head_dim", None)
+    layouts: list[LayerLayout] = []
+    for i, held in enumerate(shapes):
+        if not held:
+            layouts.append(LayerLayout("NONE", ()))
+            continue
+        rope = ropes[i]
+        keys, values = held["keys"], held["values"]
+        if latent and keys[1] == 1 and keys[-1] == latent and values[-1] == rope_dim:
+            indexer = None
+            if "indexer_keys" in held:
+                indexer = (1, held["indexer_keys"][-1], _indexer_rope(rope))
+            layouts.append(mla_latent_layout(latent, rope, indexer))
+        elif latent and rope_dim and keys[-1] > rope_dim:
+            layouts.append(mla_expanded_layout(keys[1], keys[-1] - rope_dim, values[-1], rope))
+        else:
+            layouts.append(attention_layout(keys[1], config.num_attention_heads, keys[-1], values[-1], rope))
+    layouts += [LayerLayout("NONE", ())] * (config.num_hidden_layers - len(layouts))
+    return layouts
+
+
+def _indexer_rope(rope: RopeSpec) -> RopeSpec:
+    # DSA indexers turn the first features of their one head half-split, whatever the main keys do
+    return RopeSpec(rope.inv_freq, rope.axes, rope.num_axes, "half", rope.attention_scaling)
+
+
+def without_wrapper(model: nn.Module) -> nn.Module:
+    """The transformers model inside a PEFT wrapper, its adapters in place. Raises ValueError for none."""
+    if not isinstance(model, nn.Module):
+        raise ValueError(
+            f"Backbone takes a loaded model, not {str(model)[:60]!r}: "
+            "Backbone.from_pretrained loads one by name"
+        )
+    wrapper: Any = model
+    adapters = getattr(wrapper, "peft_config", None)
+    if not (isinstance(adapters, dict) and hasattr(wrapper, "get_base_model")):
+        return model
+    learned = [name for name, a in adapters.items() if getattr(a, "is_prompt_learning", False)]
+    if learned:
+        raise UnsupportedBackbone(
+            f"adapters {learned} learn a prompt in front of every input, which no chunk could be moved "
+            "past: use an adapter that changes weights (LoRA, …)"
+        )
+    inner: nn.Module = wrapper.get_base_model()
+    return inner
+
+
+def refuse_unsupported(model: nn.Module) -> None:
+    """Raise UnsupportedBackbone for state that is no relocatable KV."""
+    config: Any = model.config
+    name = getattr(config, "model_type", type(model).__name__)
+    text = text_config(model)
+    if getattr(config, "is_encoder_decoder", False):
+        raise UnsupportedBackbone(
+            f"{name} is an encoder-decoder: its decoder reads the encoder through cross-attention; "
+            "use a decoder-only model"
+        )
+    crossing = getattr(text, "cross_attention_layers", None)
+    if crossing:
+        raise UnsupportedBackbone(
+            f"{name} reads images through cross-attention (layers {list(crossing)}): image KV has no "
+            "place in the sequence to move; use a model that puts image tokens into the sequence"
+        )
+    foreign = model_cache.foreign_layers(config)
+    if foreign:
+        kinds = sorted(set(foreign.values()))
+        raise UnsupportedBackbone(
+            f"{name} is a hybrid: {len(foreign)} of {text.num_hidden_layers} layers keep {kinds}, a "
+            "running state that mixes all earlier tokens and cannot be cut out; use a model with "
+            "attention in every layer"
+        )
+    types = set(getattr(text, "layer_types", None) or ())
+    if "chunked_attention" in types:
+        raise UnsupportedBackbone(
+            f"{name} cuts attention into chunks at fixed absolute positions: a moved span would attend "
+            "differently; use a model with full or sliding attention"
+        )
+
+
+def position_limit(model: nn.Module) -> PositionLimit | None:
+    """The position from which this model's rotary or query scaling changes, if there is one."""
+    text = text_config(model)
+    parameters = getattr(text, "rope_parameters", None) or {}
+    per_type = [p for p in parameters.values() if isinstance(p, dict)] or [parameters]
+    limits = []
+    for p in per_type:
+        kind = p.get("rope_type", "default")
+        original = p.get("original_max_position_embeddings") or getattr(
+            text, "original_max_position_embeddings", None
+        )
+        if kind == "dynamic":
+            limits.append(
+                PositionLimit(
+                    original or text.max_position_embeddings,
+                    "dynamic NTK scaling changes the frequencies of every key with the length past it",
+                )
+            )
+        elif kind == "longrope":
+            limits.append(
+                PositionLimit(
+                    original or text.max_position_embeddings,
+                    "longrope switches to its long frequencies there, and older keys stay short",
+                )
+            )
+        if p.get("llama_4_scaling_beta"):
+            limits.append(
+                PositionLimit(
+                    original or text.max_position_embeddings,
+                    "queries are scaled by position bucket, so what a chunk absorbs depends on its place",
+                )
+            )
+    return min(limits, key=lambda limit: limit.below, default=None)

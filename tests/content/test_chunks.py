@@ -1,0 +1,286 @@
+"""Content to chunks: every form users have it in, and a named error for every form they should not."""
+
+from __future__ import annotations
+
+import av
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from kamera.content import Clip, load_image, read_video
+from kamera.content.video import sample_indices
+from kamera.engines.hf import Backbone
+from kamera.errors import (
+    EmptyChunk,
+    IncompatibleChunk,
+    ModalityNotSupported,
+    ProcessorRequired,
+    UnreadableMedia,
+)
+from tests.models import processors, samples, tiny
+
+
+@pytest.fixture(scope="module")
+def backbone() -> Backbone:
+    return Backbone(processors.matching_model(), processors.picture_processor())
+
+
+@pytest.fixture(scope="module")
+def reader() -> Backbone:
+    """A text-only model with a tokenizer."""
+    return Backbone(tiny.build("llama_mqa"), processors.tokenizer(processors.CHATML))
+
+
+def picture(width: int = 32, height: int = 16, seed: int = 0) -> Image.Image:
+    pixels = np.random.default_rng(seed).integers(0, 255, (height, width, 3), dtype=np.uint8)
+    return Image.fromarray(pixels)
+
+
+def write_video(path, frames: int = 10, rate: int = 5):
+    with av.open(str(path), "w") as container:
+        stream = container.add_stream("mpeg4", rate=rate)
+        stream.width, stream.height, stream.pix_fmt = 32, 16, "yuv420p"
+        for i in range(frames):
+            shade = np.full((16, 32, 3), 20 * i, dtype=np.uint8)
+            container.mux(stream.encode(av.VideoFrame.from_ndarray(shade, format="rgb24")))
+        container.mux(stream.encode())
+    return path
+
+
+def token_counts(chunk, token: str = "<|image_pad|>") -> int:
+    return int((chunk.input_ids == processors.SPECIAL.index(token)).sum())
+
+
+def test_text_is_its_tokens_without_special_ones(backbone):
+    chunk = backbone.chunk("hello")
+    assert backbone.detokenize(chunk.input_ids) == "hello"
+    assert chunk.num_tokens == 5
+    assert not chunk.has_media
+    assert chunk.label == "hello"
+
+
+def test_a_picture_is_the_same_chunk_from_memory_array_path_and_chat_item(backbone, tmp_path):
+    image = picture()
+    path = tmp_path / "frame.png"
+    image.save(path)
+    forms = [
+        image,
+        np.asarray(image),
+        path,
+        {"type": "image", "image": image},
+        {"type": "image", "path": str(path)},
+        {"image": f"file://{path}"},
+        [{"type": "image", "url": str(path)}],
+        {"role": "user", "content": [{"type": "image", "image": np.asarray(image)}]},
+    ]
+    chunks = [backbone.chunk(form) for form in forms]
+    assert len({c.id for c in chunks}) == 1
+    assert token_counts(chunks[0]) == (32 // 8) * (16 // 8)
+    assert chunks[0].has_media
+    assert backbone.chunk(picture(seed=1)).id != chunks[0].id
+
+
+def test_a_picture_is_wrapped_as_the_template_wraps_it(backbone):
+    chunk = backbone.chunk([{"type": "text", "text": "a"}, {"type": "image", "image": picture()}, "b"])
+    names = [processors.SPECIAL[i] if i < len(processors.SPECIAL) else "." for i in chunk.input_ids.tolist()]
+    want = [".", "<|vision_start|>", *["<|image_pad|>"] * 8, "<|vision_end|>", "."]
+    assert names == want
+    assert chunk.inputs["mm_token_type_ids"].tolist() == [0, 0, *[1] * 8, 0, 0]
+    encoded = backbone.encode(chunk)
+    positions = backbone.positions([chunk.input_ids], [chunk.position_inputs()])
+    kv, _ = backbone.prefill(encoded, positions)
+    assert kv[0]["k"].shape[1] == chunk.num_tokens
+
+
+def test_nested_content_is_flattened_in_order(backbone):
+    flat = backbone.chunk(["a", picture(), "b"])
+    nested = backbone.chunk({"role": "user", "content": ["a", [[picture()], "b"][0][0], ["b"]]})
+    assert nested.id == flat.id
+
+
+def test_frames_become_pictures_one_after_another_without_a_video_processor(backbone, tmp_path):
+    frames = [picture(seed=i) for i in range(3)]
+    forms = [frames, np.stack([np.asarray(f) for f in frames]), {"type": "video", "video": frames}]
+    chunks = [backbone.chunk(form) for form in forms]
+    assert len({c.id for c in chunks}) == 1
+    assert token_counts(chunks[0]) == 3 * 8
+    assert chunks[0].inputs["image_grid_thw"].tolist() == [[1, 4, 8]] * 3
+
+
+def test_a_video_file_is_its_frames(backbone, tmp_path):
+    path = write_video(tmp_path / "clip.mp4")
+    clip = read_video(path)
+    assert (len(clip.frames), clip.total_frames, clip.fps, clip.duration) == (10, 10, 5.0, 2.0)
+    assert clip.indices == tuple(range(10))
+    assert clip.seconds == pytest.approx([i / 5 for i in range(10)])
+    shades = [float(np.asarray(f).mean()) for f in clip.frames]
+    assert shades == pytest.approx([20 * i for i in range(10)], abs=6)
+    assert token_counts(backbone.chunk(path)) == 10 * 8
+    taken = backbone.chunk({"type": "video", "video": str(path), "nframes": 4})
+    assert token_counts(taken) == 4 * 8
+    assert taken.id == backbone.chunk(read_video(path, num_frames=4)).id
+
+
+def test_sampled_frames_are_the_ones_of_the_whole_decode(tmp_path):
+    path = write_video(tmp_path / "clip.mp4")
+    whole = read_video(path)
+    for options, indices in (
+        ({"num_frames": 3}, (0, 4, 9)),
+        ({"fps": 2.5}, (0, 2, 4, 7, 9)),
+        ({"fps": 100.0}, tuple(range(10))),
+        ({"max_frames": 2}, (0, 9)),
+        ({"num_frames": 1}, (0,)),
+    ):
+        clip = read_video(path, **options)
+        assert clip.indices == indices
+        assert clip.seconds == tuple(whole.seconds[i] for i in indices)
+        for i, frame in zip(indices, clip.frames, strict=True):
+            assert np.array_equal(np.asarray(frame), np.asarray(whole.frames[i]))
+
+
+@pytest.mark.parametrize("options", [{"fps": 0}, {"num_frames": -1}, {"max_frames": 0}])
+def test_frame_counts_must_be_positive(tmp_path, options):
+    with pytest.raises(ValueError, match="must be positive"):
+        read_video(tmp_path / "x.mp4", **options)
+
+
+def test_fps_and_a_count_exclude_each_other(tmp_path):
+    with pytest.raises(ValueError, match="not both"):
+        read_video(tmp_path / "x.mp4", fps=1, num_frames=1)
+
+
+def test_every_sampling_stays_inside_the_video():
+    for total in (1, 2, 7):
+        for wanted in ((None, None, None), (0.1, None, None), (None, 20, None), (None, None, 1)):
+            indices = sample_indices(total, 5.0, *wanted)
+            assert indices
+            assert indices == sorted(set(indices))
+
+
+@pytest.mark.parametrize("content", ["", [], [""], {"role": "user", "content": []}])
+def test_nothing_is_no_chunk(backbone, content):
+    with pytest.raises(EmptyChunk):
+        backbone.chunk(content)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (3, "int is no content"),
+        (b"ab", "bytes is no content"),
+        (None, "NoneType is no content"),
+        ({"type": "audio", "audio": "x"}, "none of text, image, video"),
+        ({"type": "text", "text": 3}, "none of text, image, video"),
+        ({"type": "image"}, "NoneType is no image"),
+        ({"type": "video"}, "NoneType is no video"),
+        ({"type": "video", "video": []}, "no frames"),
+        ({"type": "image", "image": "/nowhere/x.png"}, "no image at '/nowhere/x.png'"),
+        ({"type": "video", "video": "/nowhere/x.mp4"}, "no video at '/nowhere/x.mp4'"),
+        (np.zeros((4, 4), np.uint8), "array of shape"),
+        (np.zeros((4, 4, 3), np.float32), "float32 is no picture"),
+    ],
+)
+def test_unreadable_content_is_named(backbone, content, message):
+    with pytest.raises(UnreadableMedia, match=message):
+        backbone.chunk(content)
+
+
+def test_a_damaged_file_is_unreadable_and_nothing_else(backbone, tmp_path):
+    good, bad = tmp_path / "good.png", tmp_path / "bad.png"
+    picture().save(good)
+    raw = good.read_bytes()
+    for cut in (0, 1, 7, 20, 33, 60, len(raw) // 2):
+        bad.write_bytes(raw[:cut])
+        with pytest.raises(UnreadableMedia, match=r"bad\.png"):
+            load_image(bad)
+    for position in range(8, 45):
+        bad.write_bytes(raw[:position] + bytes([raw[position] ^ 0xFF]) + raw[position + 1 :])
+        try:
+            load_image(bad)  # a byte that does not matter
+        except UnreadableMedia as error:
+            assert "bad.png" in str(error)
+    with pytest.raises(UnreadableMedia):
+        load_image(tmp_path)
+
+
+def test_a_damaged_video_is_unreadable(backbone, tmp_path):
+    bad = tmp_path / "bad.mp4"
+    raw = write_video(tmp_path / "good.mp4").read_bytes()
+    for cut in (0, 10, len(raw) // 2):
+        bad.write_bytes(raw[:cut])
+        with pytest.raises(UnreadableMedia, match=r"bad\.mp4"):
+            backbone.chunk(bad)
+
+
+def test_without_a_processor_content_asks_for_one():
+    bare = tiny.backbone("qwen2_5_vl")
+    for content in ("hello", picture()):
+        with pytest.raises(ProcessorRequired, match="chunk_from_tensors"):
+            bare.chunk(content)
+    with pytest.raises(ProcessorRequired, match="'hello'"):
+        bare.tokenize("hello")
+    assert bare.detokenize(torch.tensor([5])) is None
+
+
+def test_a_text_only_model_takes_no_pictures(reader):
+    for content in (picture(), ["look", picture()], [picture(), picture()]):
+        with pytest.raises(ModalityNotSupported, match="takes text only"):
+            reader.chunk(content)
+
+
+@pytest.mark.parametrize(
+    ("ids", "error", "message"),
+    [
+        ([], EmptyChunk, "no tokens"),
+        ([1, 160], ValueError, "token id 160 is outside the vocabulary of 160"),
+        ([1, -1], ValueError, "token id -1 is outside"),
+        ([0.5], ValueError, "integer ids"),
+        ([[1, 2], [3, 4]], ValueError, r"shape \(2, 2\)"),
+    ],
+)
+def test_token_ids_that_are_none_are_refused(ids, error, message):
+    with pytest.raises(error, match=message):
+        tiny.backbone("qwen2_5_vl").chunk_from_tensors(torch.tensor(ids))
+
+
+def test_inputs_the_model_does_not_take_are_refused():
+    with pytest.raises(ModalityNotSupported, match=r"takes no 'pixel_values'.*text only"):
+        tiny.backbone("deepseek_v3").chunk_from_tensors([1, 2], pixel_values=torch.zeros(1))
+    with pytest.raises(ModalityNotSupported, match="takes no 'pixels'"):
+        tiny.backbone("qwen2_5_vl").chunk_from_tensors([1, 2], pixels=torch.zeros(1))
+
+
+def test_token_types_must_be_one_per_token():
+    with pytest.raises(ValueError, match="3 entries for 2 tokens"):
+        tiny.backbone("qwen2_5_vl").chunk_from_tensors([1, 2], mm_token_type_ids=torch.zeros(1, 3))
+
+
+def test_pixels_that_do_not_fit_the_tokens_are_refused_by_name():
+    b = tiny.backbone("qwen2_5_vl")
+    given = samples.sample("qwen2_5_vl")
+    without = given.input_ids[given.input_ids != tiny.IMAGE]
+    twice = torch.cat([given.input_ids, given.input_ids])
+    for ids in (without, twice):
+        with pytest.raises(IncompatibleChunk, match="pixel_values"):
+            b.encode(b.chunk_from_tensors(ids, **given.vision_inputs))
+
+
+def test_a_chunk_of_another_backbone_is_refused():
+    b = tiny.backbone("qwen2_5_vl")
+    chunk = b.chunk_from_tensors([1, 2, 3])
+    with pytest.raises(IncompatibleChunk, match="build it again"):
+        tiny.backbone("qwen2_vl").encode(chunk)
+
+
+def test_one_row_of_ids_and_lists_are_taken_and_the_mask_is_dropped():
+    b = tiny.backbone("qwen2_5_vl")
+    plain = b.chunk_from_tensors([5, 6, 7])
+    assert plain.id == b.chunk_from_tensors(torch.tensor([[5, 6, 7]], dtype=torch.int32)).id
+    assert plain.id == b.chunk_from_tensors([5, 6, 7], attention_mask=torch.ones(1, 3)).id
+    assert plain.input_ids.dtype == torch.int64
+
+
+def test_a_clip_given_by_hand_is_taken(backbone):
+    clip = Clip((picture(), picture(seed=1)), (0, 1), (0.0, 0.5), 2.0, 2)
+    assert backbone.chunk(clip).id == backbone.chunk([picture(), picture(seed=1)]).id

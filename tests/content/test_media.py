@@ -1,0 +1,336 @@
+"""Pictures and clips as users keep them: upright, in the size asked for, or refused by name."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from kamera.content import Clip, load_image, read_video
+from kamera.content.sizing import Sizing, fitted
+from kamera.content.video import load_clip
+from kamera.engines.hf import Backbone
+from kamera.errors import IncompatibleChunk, ModalityNotSupported, UnreadableMedia
+from tests.engines.test_chunks import picture, token_counts, write_video
+from tests.models import processors, samples, tiny
+
+ORIENTATION = 0x0112
+UPRIGHT = {
+    1: None,
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
+
+
+@pytest.fixture(scope="module")
+def backbone() -> Backbone:
+    return Backbone(processors.matching_model(), processors.picture_processor())
+
+
+def photo(path, orientation: int):
+    """A JPEG as a phone writes it: the sensor's rows, and how to hold it."""
+    exif = Image.Exif()
+    exif[ORIENTATION] = orientation
+    picture(48, 24).save(path, exif=exif, quality=95)
+    return path
+
+
+def pixels(image: Image.Image) -> list:
+    return np.asarray(image).tolist()
+
+
+# -- orientation -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("orientation", UPRIGHT)
+def test_a_photo_enters_upright(backbone, tmp_path, orientation):
+    path = photo(tmp_path / "phone.jpg", orientation)
+    stored = Image.open(path)
+    turn = UPRIGHT[orientation]
+    sensor = Image.fromarray(np.asarray(stored.convert("RGB")))
+    upright = sensor if turn is None else sensor.transpose(turn)
+    forms = [
+        path,
+        stored,
+        {"type": "image", "image": str(path)},
+        {"type": "image", "image": path.read_bytes()},
+    ]
+    for form in forms:
+        assert pixels(load_image(form)) == pixels(upright)
+    want = backbone.chunk(upright)
+    for form in forms:
+        chunk = backbone.chunk(form)
+        assert chunk.id == want.id
+        assert torch.equal(chunk.inputs["pixel_values"], want.inputs["pixel_values"])
+    assert torch.equal(
+        backbone.chunk([stored, stored]).input_ids, backbone.chunk([upright, upright]).input_ids
+    )
+
+
+def test_a_picture_in_memory_is_left_as_it_is(tmp_path):
+    stored = Image.open(photo(tmp_path / "phone.jpg", 6))
+    load_image(stored)
+    assert stored.getexif()[ORIENTATION] == 6
+    assert stored.size == (48, 24)
+
+
+def test_damaged_bytes_are_unreadable(tmp_path):
+    raw = photo(tmp_path / "phone.jpg", 6).read_bytes()
+    for damaged in (b"", raw[:30], raw[: len(raw) // 3]):
+        with pytest.raises(UnreadableMedia, match=f"{len(damaged)} bytes"):
+            load_image(damaged)
+    for position in range(2, 60):  # the EXIF block
+        spoiled = raw[:position] + bytes([raw[position] ^ 0xFF]) + raw[position + 1 :]
+        try:
+            load_image(spoiled)  # a byte that does not matter
+        except UnreadableMedia as error:
+            assert "\n" not in str(error)
+
+
+# -- sizes -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "size"),
+    [
+        ({"max_pixels": 16 * 16}, (16, 8)),
+        ({"max_pixels": 32 * 16}, (32, 16)),
+        ({"min_pixels": 2 * 48 * 24}, (72, 40)),
+        ({"min_pixels": 2000, "max_pixels": 4000}, (64, 32)),
+        ({"resized_height": 30, "resized_width": 10}, (8, 32)),
+        ({"resized_height": 1, "resized_width": 1}, (8, 8)),
+    ],
+)
+def test_a_picture_has_the_size_its_item_asks_for(backbone, options, size):
+    image = picture(48, 24)
+    chunk = backbone.chunk({"type": "image", "image": image, **options})
+    width, height = size
+    assert chunk.inputs["image_grid_thw"].tolist() == [[1, height // 4, width // 4]]
+    assert token_counts(chunk) == (width // 8) * (height // 8)
+    assert chunk.id == backbone.chunk(image.resize(size)).id
+
+
+def test_sizes_are_those_of_qwen_vl_utils():
+    """Its smart_resize, written out: `round`, `floor`, `ceil` to whole cells."""
+    assert fitted(280, 560, 28, 3136, 12845056) == (280, 560)
+    assert fitted(280, 560, 28, 3136, 28 * 28 * 16) == (56, 140)
+    assert fitted(20, 20, 28, 3136, 12845056) == (56, 56)
+    assert fitted(1080, 1920, 28, 100352, 602112) == (560, 1008)
+    with pytest.raises(UnreadableMedia, match="strip"):
+        fitted(1, 201, 28, 3136, 12845056)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"max_pixels": 0}, "max_pixels is 0"),
+        ({"max_pixels": 10.5}, "max_pixels is 10.5"),
+        ({"max_pixels": "512"}, "max_pixels is '512'"),
+        ({"min_pixels": True}, "min_pixels is True"),
+        ({"min_pixels": 20, "max_pixels": 10}, "more than max_pixels"),
+        ({"resized_height": 32}, "together"),
+        ({"resized_height": 32, "resized_width": 32, "max_pixels": 9}, "together"),
+        ({"detail": "low"}, "'detail'"),
+        ({"total_pixels": 99}, "'total_pixels'"),
+        ({"fps": 2}, "'fps'"),
+        ({"text": "a caption"}, "'text'"),
+    ],
+)
+def test_an_option_of_a_picture_is_heeded_or_refused(backbone, options, message):
+    with pytest.raises(UnreadableMedia, match=message) as caught:
+        backbone.chunk({"type": "image", "image": picture(), **options})
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("kind", ["image", "video"])
+def test_a_size_past_the_processors_limits_is_refused(backbone, kind):
+    source = picture() if kind == "image" else [picture(), picture(seed=1)]
+    item = {"type": kind, kind: source, "resized_height": 128, "resized_width": 128}
+    with pytest.raises(UnreadableMedia, match=r"128 x 128 as asked.*64 x 64"):
+        backbone.chunk(item)
+
+
+def test_a_processor_with_sizes_of_its_own_refuses_them():
+    processor = processors.picture_processor()
+    processor.image_processor.merge_size = None
+    sized = Backbone(processors.matching_model(), processor)
+    with pytest.raises(UnreadableMedia, match=r"\['max_pixels'\] of image.*sizes of its own"):
+        sized.chunk({"type": "image", "image": picture(), "max_pixels": 512})
+
+
+def test_one_bound_moves_the_default_of_the_other():
+    assert Sizing("image", max_pixels=100).bounds(28) == (100, 100)
+    assert Sizing("video", min_pixels=10**6).bounds(28) == (10**6, 10**6)
+    assert Sizing("image", min_pixels=99).bounds(28) == (99, 16384 * 28 * 28)
+
+
+# -- clips -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "indices"),
+    [
+        ({"video_start": 0.5}, (3, 4, 5, 6, 7, 8, 9)),
+        ({"video_end": 1.0}, (0, 1, 2, 3, 4, 5)),
+        ({"video_start": 0.4, "video_end": 1.3}, (2, 3, 4, 5, 6)),
+        ({"video_start": 0.4, "video_end": 1.3, "nframes": 2}, (2, 6)),
+        ({"video_start": 1.0, "video_end": 99.0, "max_frames": 3}, (5, 7, 9)),
+        ({"nframes": 4, "video_end": 1.3}, (0, 2, 4, 6)),
+    ],
+)
+@pytest.mark.parametrize("source", ["file", "frames"])
+def test_a_part_of_a_video_is_taken(backbone, tmp_path, options, indices, source):
+    path = write_video(tmp_path / "clip.mp4")
+    whole = read_video(path)
+    item = {"type": "video", **options}
+    item |= {"video": str(path)} if source == "file" else {"video": list(whole.frames), "fps": 5}
+    clip = load_clip(item)
+    assert clip.indices == indices
+    assert clip.seconds == pytest.approx([whole.seconds[i] for i in indices])
+    assert (clip.total_frames, clip.fps) == (10, 5)
+    assert backbone.chunk(item).id == backbone.chunk([whole.frames[i] for i in indices]).id
+
+
+def test_fps_takes_frames_of_a_part(tmp_path):
+    path = write_video(tmp_path / "clip.mp4")
+    assert read_video(path, start=1.0, fps=2.5).indices == (5, 9)
+
+
+@pytest.mark.parametrize("source", ["file", "frames", "clip"])
+def test_the_frames_of_a_clip_have_the_size_asked_for(backbone, tmp_path, source):
+    clip = read_video(write_video(tmp_path / "clip.mp4"), num_frames=3)
+    given = {
+        "file": {"video": str(tmp_path / "clip.mp4"), "nframes": 3},
+        "frames": {"video": list(clip.frames)},
+        "clip": {"video": clip},
+    }[source]
+    chunk = backbone.chunk({"type": "video", **given, "max_pixels": 16 * 8})
+    assert chunk.inputs["image_grid_thw"].tolist() == [[1, 2, 4]] * 3
+    assert chunk.id == backbone.chunk([f.resize((16, 8)) for f in clip.frames]).id
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"fps": math.nan}, ValueError, "fps is nan"),
+        ({"fps": math.inf}, ValueError, "fps is inf"),
+        ({"fps": 0}, ValueError, "fps is 0"),
+        ({"fps": -1.0}, ValueError, "fps is -1.0"),
+        ({"fps": "2"}, ValueError, "fps is '2'"),
+        ({"fps": True}, ValueError, "fps is True"),
+        ({"nframes": 2.5}, ValueError, "num_frames is 2.5"),
+        ({"nframes": 0}, ValueError, "num_frames is 0"),
+        ({"max_frames": math.nan}, ValueError, "max_frames is nan"),
+        ({"nframes": 2, "num_frames": 2}, ValueError, "not both"),
+        ({"video_start": -1}, ValueError, "start is -1"),
+        ({"video_start": math.nan}, ValueError, "start is nan"),
+        ({"video_start": 1, "video_end": 0.5}, ValueError, "not before end"),
+        ({"video_start": 50}, UnreadableMedia, "no frame between 50 s and the end"),
+        ({"min_frames": 2}, UnreadableMedia, "'min_frames'"),
+        ({"max_pixels": -4}, UnreadableMedia, "max_pixels is -4"),
+    ],
+)
+@pytest.mark.parametrize("source", ["file", "frames"])
+def test_an_option_of_a_video_is_heeded_or_refused(backbone, tmp_path, options, error, message, source):
+    path = write_video(tmp_path / "clip.mp4")
+    video = str(path) if source == "file" else [picture(), picture(seed=1)]
+    with pytest.raises(error, match=message) as caught:
+        backbone.chunk({"type": "video", "video": video, **options})
+    assert "\n" not in str(caught.value)
+
+
+def test_a_clip_is_not_sampled_again(backbone):
+    clip = Clip((picture(), picture(seed=1)), (0, 1), (0.0, 0.5), 2.0, 2)
+    with pytest.raises(UnreadableMedia, match="nframes of a Clip"):
+        backbone.chunk({"type": "video", "video": clip, "nframes": 1})
+
+
+@pytest.mark.parametrize("fps", [math.nan, math.inf, 0, -2, "5"])
+def test_read_video_takes_a_rate_that_is_one(tmp_path, fps):
+    with pytest.raises(ValueError, match=r"fps is .*positive and finite"):
+        read_video(write_video(tmp_path / "clip.mp4"), fps=fps)
+
+
+@pytest.mark.parametrize("suffix", ["png", "jpg", "bmp", "webp", "tiff"])
+def test_read_video_names_a_picture(tmp_path, suffix):
+    path = tmp_path / f"still.{suffix}"
+    picture().save(path)
+    with pytest.raises(UnreadableMedia, match=rf"still\.{suffix}' is a picture, no video"):
+        read_video(path)
+
+
+def test_an_animated_gif_is_a_video(tmp_path):
+    path = tmp_path / "moving.gif"
+    picture().save(path, save_all=True, append_images=[picture(seed=1)], duration=200)
+    assert len(read_video(path).frames) == 2
+
+
+@pytest.mark.parametrize("url", ["https://example.com/a", "s3://bucket/a", "data:image/png;base64,AAAA"])
+def test_a_url_is_named_and_not_fetched(backbone, url):
+    for read in (read_video, load_image, lambda u: backbone.chunk({"type": "image", "url": u})):
+        with pytest.raises(UnreadableMedia, match="is a url: Kamera fetches nothing"):
+            read(url)
+
+
+@pytest.mark.parametrize("shape", [(0, 4, 3), (4, 0, 3), (4, 4, 0), (0,), (0, 0, 0)])
+def test_an_array_without_pixels_is_named(backbone, shape):
+    with pytest.raises(UnreadableMedia, match="is no picture"):
+        backbone.chunk(np.zeros(shape, np.uint8))
+
+
+@pytest.mark.parametrize("shape", [(0, 4, 4, 3), (2, 0, 4, 3), (2, 4, 0, 3), (2, 4, 4, 0)])
+def test_a_clip_without_pixels_is_named(backbone, shape):
+    with pytest.raises(UnreadableMedia, match=r"no frames|is no picture"):
+        backbone.chunk(np.zeros(shape, np.uint8))
+
+
+@pytest.mark.parametrize("size", [(0, 0), (0, 5), (5, 0)])
+def test_a_picture_without_pixels_is_named(backbone, size):
+    for content in (Image.new("RGB", size), [Image.new("RGB", size)] * 2):
+        with pytest.raises(UnreadableMedia, match=f"{size[0]} x {size[1]} pixels"):
+            backbone.chunk(content)
+
+
+def test_a_picture_the_processor_refuses_is_named(backbone):
+    with pytest.raises(UnreadableMedia, match="the processor refuses '<image>'"):
+        backbone.chunk(Image.new("RGB", (900, 1)))
+
+
+def test_a_clip_says_what_it_is_in_a_line(tmp_path):
+    clip = read_video(write_video(tmp_path / "clip.mp4"), num_frames=4)
+    assert repr(clip) == "Clip(4 of 10 frames, 32 x 16, 2 s at 5 fps)"
+    mixed = Clip((picture(8, 8), picture(16, 8)), (0, 1), (0.0, 0.5), 2.0, 2)
+    assert repr(mixed) == "Clip(2 of 2 frames, 2 sizes, 1 s at 2 fps)"
+
+
+# -- tensors by hand -------------------------------------------------------------------------------
+
+
+def test_pixels_and_grids_come_together():
+    b, given = tiny.backbone("qwen2_5_vl"), samples.sample("qwen2_5_vl")
+    for name, missing in (("pixel_values", "image_grid_thw"), ("image_grid_thw", "pixel_values")):
+        with pytest.raises(IncompatibleChunk, match=f"{name} without {missing}"):
+            b.chunk_from_tensors(given.input_ids, **{name: given.vision_inputs[name]})
+    clip = samples.video_sample("qwen2_5_vl")
+    with pytest.raises(IncompatibleChunk, match="pixel_values_videos without video_grid_thw"):
+        b.chunk_from_tensors(clip.input_ids, pixel_values_videos=clip.vision_inputs["pixel_values_videos"])
+
+
+@pytest.mark.parametrize("model", ["Qwen/Qwen2.5-VL-7B-Instruct", None, 3])
+def test_a_backbone_of_a_name_says_how_to_load_it(model):
+    with pytest.raises(ValueError, match=r"Backbone\.from_pretrained loads one by name"):
+        Backbone(model)
+
+
+def test_a_text_only_model_takes_no_sizes_either():
+    reader = Backbone(tiny.build("llama_mqa"), processors.tokenizer(processors.CHATML))
+    with pytest.raises(ModalityNotSupported):
+        reader.chunk({"type": "image", "image": picture(), "max_pixels": 9})

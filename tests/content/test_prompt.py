@@ -1,0 +1,168 @@
+"""Prompt seams, on the templates that models in use ship with."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from kamera.content.prompt import PromptFormat
+from kamera.errors import KameraError
+from tests.models import processors
+
+LLAVA = (
+    "{% for message in messages %}{% if message['role'] != 'system' %}{{ message['role'].upper() + ': '}}"
+    "{% endif %}{% for content in message['content'] | selectattr('type', 'equalto', 'image') %}"
+    "{{ '<image>\n' }}{% endfor %}"
+    "{% for content in message['content'] | selectattr('type', 'equalto', 'text') %}"
+    "{{ content['text'] + ' '}}{% endfor %}{% endfor %}"
+    "{% if add_generation_prompt %}{{ 'ASSISTANT:' }}{% endif %}"
+)
+ONEVISION = (
+    "{% for message in messages %}{{'<|im_start|>' + message['role'] + ' '}}"
+    "{% for content in message['content'] | selectattr('type', 'equalto', 'image') %}{{ '<image>' }}"
+    "{% endfor %}"
+    "{% for content in message['content'] | selectattr('type', 'equalto', 'text') %}"
+    "{{ '\n' + content['text'] }}{% endfor %}{{'<|im_end|>'}}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+SMOLVLM = (
+    "<|im_start|>{% for message in messages %}{{message['role'] | capitalize}}"
+    "{% if message['content'][0]['type'] == 'image' %}{{':'}}{% else %}{{': '}}{% endif %}"
+    "{% for line in message['content'] %}{% if line['type'] == 'text' %}{{line['text']}}"
+    "{% elif line['type'] == 'image' %}{{ '<image>' }}{% endif %}{% endfor %}<end_of_utterance>\n{% endfor %}"
+    "{% if add_generation_prompt %}{{ 'Assistant:' }}{% endif %}"
+)
+GEMMA = (
+    "<bos>{% if messages[0]['role'] == 'system' %}{{ raise_exception('System role not supported') }}"
+    "{% endif %}"
+    "{% for message in messages %}{% if message['role'] == 'assistant' %}{% set role = 'model' %}{% else %}"
+    "{% set role = message['role'] %}{% endif %}{{ '<start_of_turn>' + role + '\n' }}"
+    "{% if message['content'] is string %}{{ message['content'] | trim }}{% else %}"
+    "{% for c in message['content'] %}{% if c['type'] == 'image' %}{{ '<start_of_image>' }}{% else %}"
+    "{{ c['text'] | trim }}{% endif %}{% endfor %}{% endif %}{{ '<end_of_turn>\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<start_of_turn>model\n' }}{% endif %}"
+)
+TEMPLATES = {
+    "chatml": processors.CHATML,
+    "llava": LLAVA,
+    "onevision": ONEVISION,
+    "smolvlm": SMOLVLM,
+    "gemma": GEMMA,
+}
+
+
+def prompt(template: str | None) -> PromptFormat:
+    return PromptFormat(processors.picture_processor(template))
+
+
+def item(text: str) -> dict[str, Any]:
+    return {"type": "text", "text": text}
+
+
+IMAGE = {"type": "image"}
+
+
+@pytest.mark.parametrize(
+    ("name", "system", "prefix", "tail", "reopen"),
+    [
+        (
+            "chatml",
+            "S",
+            "<|im_start|>system\nS<|im_end|>\n<|im_start|>user\n",
+            "<|im_end|>\n<|im_start|>assistant\n",
+            "<|im_end|>\n<|im_start|>user\n",
+        ),
+        (
+            "chatml",
+            None,
+            "<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n<|im_start|>user\n",
+            "<|im_end|>\n<|im_start|>assistant\n",
+            "<|im_end|>\n<|im_start|>user\n",
+        ),
+        ("llava", None, "USER: ", " ASSISTANT:", " USER: "),
+        ("llava", "S", "S USER: ", " ASSISTANT:", " USER: "),
+        (
+            "gemma",
+            None,
+            "<bos><start_of_turn>user\n",
+            "<end_of_turn>\n<start_of_turn>model\n",
+            "<end_of_turn>\n<start_of_turn>user\n",
+        ),
+    ],
+)
+def test_seams_are_the_templates_own_text(name, system, prefix, tail, reopen):
+    assert prompt(TEMPLATES[name]).seams(system) == (type(prompt(None).seams(None)))(prefix, tail, reopen)
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_seams_and_a_question_are_the_templates_prompt(name):
+    made = prompt(TEMPLATES[name])
+    seams = made.seams(None)
+    messages = [{"role": "user", "content": [item("What is it?")]}]
+    whole = made.processor.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    assert seams.prefix + "What is it?" + seams.tail == whole
+    messages += [{"role": "assistant", "content": [item("A cat.")]}]
+    messages += [{"role": "user", "content": [item("Sure?")]}]
+    dialogue = made.processor.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    assert dialogue.endswith("A cat." + seams.reopen + "Sure?" + seams.tail)
+    assert seams.reopen
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+@pytest.mark.parametrize("content", [[IMAGE], [IMAGE, IMAGE], [IMAGE, item("Look.")]])
+def test_pictures_stand_in_a_chunk_as_the_template_writes_them(name, content):
+    """Prefix, chunk, question and tail make the prompt the template would have made of them."""
+    made = prompt(TEMPLATES[name])
+    seams, text = made.seams(None), made.content_text(content)
+    messages = [{"role": "user", "content": [*content, item("What?")]}]
+    whole = made.processor.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    built = seams.prefix + text + "What?" + seams.tail
+    assert "".join(built.split()) == "".join(whole.split())  # templates differ in the space around media
+    assert text.count("image") == len([c for c in content if c is IMAGE])
+    assert seams.prefix not in text
+
+
+def test_chatml_chunks_are_exact_pieces_of_the_prompt():
+    made = prompt(processors.CHATML)
+    content = [item("a"), IMAGE, item(" b")]
+    assert made.content_text(content) == "a<|vision_start|><|image_pad|><|vision_end|> b"
+
+
+def test_text_is_taken_as_it_is_in_any_template():
+    for template in (*TEMPLATES.values(), None):
+        assert prompt(template).content_text([item(" a "), item("b\n")]) == " a b\n"
+
+
+def test_without_a_template_the_seams_are_empty_and_pictures_are_their_token():
+    made = prompt(None)
+    assert made.seams("S").prefix == "S"
+    assert (made.seams(None).prefix, made.seams(None).tail, made.seams(None).reopen) == ("", "", "")
+    assert made.content_text([item("a"), IMAGE, item("b")]) == "a<|image_pad|>b"
+
+
+def test_a_template_without_a_system_role_refuses_a_system_prompt_by_name():
+    with pytest.raises(KameraError, match=r"System role not supported.*system=None"):
+        prompt(GEMMA).seams("You watch.")
+
+
+def test_a_template_that_drops_the_user_is_refused():
+    with pytest.raises(KameraError, match="drops the user's text"):
+        prompt("{% for m in messages %}x{% endfor %}").seams(None)
+
+
+def test_a_template_that_puts_pictures_behind_the_text_is_refused():
+    template = (
+        "{% for m in messages %}[{% for c in m['content'] | selectattr('type', 'equalto', 'text') %}"
+        "{{ c['text'] }}{% endfor %}{% for c in m['content'] | selectattr('type', 'equalto', 'image') %}"
+        "<image>{% endfor %}]{% endfor %}"
+    )
+    with pytest.raises(KameraError, match="in one piece"):
+        prompt(template).content_text([IMAGE])
+
+
+def test_a_bare_tokenizers_template_is_used():
+    made = PromptFormat(processors.tokenizer(processors.CHATML))
+    assert made.has_template
+    assert not made.takes_images
+    assert made.seams("S") == prompt(processors.CHATML).seams("S")

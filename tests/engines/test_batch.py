@@ -1,0 +1,92 @@
+"""Spans of one form in one forward: each row is that span alone behind the past, and nothing else."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from kamera.content import Encoded
+from kamera.engines.hf import batch
+from kamera.errors import NotRelocatable
+from tests.engines.compare import encoded, text, worst
+from tests.models import samples, tiny
+
+ANCHOR = samples.text_ids(4)
+BATCHED = (
+    "qwen2_vl",  # three axes of positions
+    "qwen3_vl",  # DeepStack: features of all rows' pictures, one behind the other
+    "llava",  # MHA
+    "minicpm3",  # MLA, dense
+    "mistral_sliding",
+    "gemma4_shared",  # layers without a KV of their own
+)
+
+
+def placed(backbone, spans):
+    """The anchor's KV, and the spans' positions right behind it."""
+    kv, _ = backbone.prefill(Encoded(ANCHOR, {}, {}), backbone.positions([ANCHOR], [{}]))
+    ids = [(ANCHOR, s.input_ids) for s in spans]
+    inputs = [({}, s.position_inputs) for s in spans]
+    places = [backbone.positions(i, p)[:, len(ANCHOR) :] for i, p in zip(ids, inputs, strict=True)]
+    return kv, places
+
+
+@pytest.mark.parametrize("family", BATCHED)
+def test_a_row_is_the_span_alone(family):
+    backbone = tiny.backbone(family)
+    spans = [encoded(backbone, family, seed) for seed in range(3)]
+    anchor, places = placed(backbone, spans)
+    # not at one place: positions are each row's own
+    places[1] = places[1] + 3
+    alone = [
+        backbone.prefill(span, where, backbone.cache([anchor]))[0]
+        for span, where in zip(spans, places, strict=True)
+    ]
+    with backbone.measure() as work:
+        rows = backbone.prefill_batch(spans, places, anchor)
+    assert (work.forwards, work.tokens) == (1, 3 * spans[0].num_tokens)
+    assert max(worst(row, want) for row, want in zip(rows, alone, strict=True)) <= 1e-5
+    assert worst(rows[0], alone[2]) > 1e-3  # rows differ, so an exchange of two would show
+
+
+def test_rows_without_an_anchor_stand_alone():
+    backbone = tiny.backbone("qwen2_vl")
+    spans, where = [text(5, 1), text(5, 2)], torch.arange(5).expand(backbone.axes, -1)
+    rows = backbone.prefill_batch(spans, [where, where], backbone.no_kv())
+    for row, span in zip(rows, spans, strict=True):
+        assert worst(row, backbone.prefill(span, where)[0]) <= 1e-5
+
+
+@pytest.mark.parametrize("family", ["kimi_k25", "qwen3_vl_moe", "deepseek_v32"])
+def test_a_decoder_with_experts_takes_no_batch(family):
+    backbone = tiny.backbone(family)
+    spans = [text(5, 1), text(5, 2)]
+    assert [batch.form(backbone, span) for span in spans] == [None, None]
+    where = torch.arange(5).expand(backbone.axes, -1)
+    with pytest.raises(ValueError, match="cannot share a forward"):
+        backbone.prefill_batch(spans, [where, where], backbone.no_kv())
+
+
+def test_a_picture_whose_mask_the_outer_model_makes_goes_alone():
+    backbone = tiny.backbone("gemma3")
+    assert batch.form(backbone, encoded(backbone, "gemma3")) is None
+    assert batch.form(backbone, text(5, 1)) == batch.form(backbone, text(5, 2)) != None  # noqa: E711
+
+
+def test_other_shapes_have_another_form():
+    backbone = tiny.backbone("qwen3_vl")
+    picture = encoded(backbone, "qwen3_vl")
+    forms = {batch.form(backbone, s) for s in (text(5), text(6), picture, encoded(backbone, "qwen3_vl", 1))}
+    assert len(forms) == 3
+    where = [torch.arange(n).expand(3, -1) for n in (5, 6)]
+    with pytest.raises(ValueError, match="2 spans of different forms"):
+        backbone.prefill_batch([text(5), text(6)], where, backbone.no_kv())
+    with pytest.raises(ValueError, match="0 spans"):
+        backbone.prefill_batch([], [], backbone.no_kv())
+
+
+def test_a_row_past_the_models_limit_is_refused():
+    backbone = tiny.backbone("dynamic_ntk")
+    below = torch.arange(5).expand(1, -1)
+    with pytest.raises(NotRelocatable):
+        backbone.prefill_batch([text(5), text(5, 1)], [below, below + 10**6], backbone.no_kv())

@@ -1,0 +1,165 @@
+"""The fingerprint: what decides a chunk's KV changes it, and nothing else does."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from kamera.engines.hf import Backbone
+from kamera.errors import UnsupportedBackbone
+from tests.engines.compare import encoded, positions, worst
+from tests.models import processors, tiny
+
+
+def fingerprint(name: str = "llava", **options) -> str:
+    return Backbone(tiny.build(name, **options)).fingerprint
+
+
+def test_equal_models_have_equal_fingerprints_and_different_ones_do_not():
+    base = fingerprint()
+    assert base == fingerprint()
+    others = [fingerprint(seed=1), fingerprint(dtype=torch.bfloat16), fingerprint("llava_llama3")]
+    assert len({base, *others}) == 4
+
+
+def test_one_weight_element_counts():
+    model = tiny.build("llava")
+    with torch.no_grad():
+        model.get_parameter("model.language_model.layers.1.mlp.up_proj.weight")[3, 5] += 1e-6
+    assert Backbone(model).fingerprint != fingerprint()
+
+
+def test_a_weight_of_the_vision_tower_counts():
+    model = tiny.build("llava")
+    with torch.no_grad():
+        next(model.model.vision_tower.parameters()).flatten()[0] += 1.0
+    assert Backbone(model).fingerprint != fingerprint()
+
+
+def test_an_adapter_parameter_counts():
+    model = tiny.build("llava")
+    layer = model.model.language_model.layers[0].self_attn.q_proj
+    layer.register_parameter("lora_A", nn.Parameter(torch.zeros(2, 64)))
+    assert Backbone(model).fingerprint != fingerprint()
+
+
+def test_rotary_frequencies_count_whether_by_config_or_by_buffer():
+    model = tiny.build("llava")
+    model.model.language_model.rotary_emb.inv_freq.mul_(1.001)
+    by_buffer = Backbone(model).fingerprint
+    config = tiny.build("llava").config
+    config.text_config.rope_parameters["rope_theta"] = 12_345.0
+    other = type(model)(config).eval()
+    other.load_state_dict(tiny.build("llava").state_dict())
+    assert len({fingerprint(), by_buffer, Backbone(other).fingerprint}) == 3
+
+
+def test_weights_written_or_replaced_after_a_first_look_are_noticed():
+    b = Backbone(tiny.build("llava"))
+    layer = b.model.model.language_model.layers[2].mlp.up_proj
+    kept = layer.weight.detach().clone()
+    seen = [b.fingerprint]
+    with torch.no_grad():
+        layer.weight[0, 0] += 1
+    seen.append(b.fingerprint)
+    layer.weight = nn.Parameter(kept + 2)
+    seen.append(b.fingerprint)
+    layer.weight.data = kept + 3
+    seen.append(b.fingerprint)
+    layer.register_parameter("lora_A", nn.Parameter(torch.zeros(2)))
+    seen.append(b.fingerprint)
+    assert len(set(seen)) == 5
+    del layer.lora_A
+    b.model.load_state_dict(tiny.build("llava").state_dict())
+    assert b.fingerprint == seen[0]
+
+
+@pytest.mark.parametrize("part", ["picture size", "chat template", "vocabulary", "no processor"])
+def test_the_processors_settings_count(part):
+    model = processors.matching_model()
+    other = processors.picture_processor()
+    if part == "picture size":
+        other = processors.picture_processor(longest_edge=32 * 32)
+    elif part == "chat template":
+        other = processors.picture_processor(processors.CHATML + " ")
+    elif part == "vocabulary":
+        other.tokenizer.add_tokens(["kamera"])
+    else:
+        other = None
+    same = Backbone(model, processors.picture_processor()).fingerprint
+    assert same == Backbone(model, processors.picture_processor()).fingerprint
+    assert same != Backbone(model, other).fingerprint
+
+
+def test_a_processor_setting_changed_after_a_first_look_is_noticed():
+    b = Backbone(processors.matching_model(), processors.picture_processor())
+    before = b.fingerprint
+    b.processor.image_processor.image_mean = [0.1, 0.2, 0.3]
+    assert b.fingerprint != before
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_two_loads_of_a_directory_are_one_backbone(tmp_path, dtype):
+    model = tiny.build("qwen2_5_vl", dtype)
+    model.save_pretrained(tmp_path)
+    first, second = (Backbone.from_pretrained(tmp_path, dtype=dtype) for _ in range(2))
+    assert first.fingerprint == second.fingerprint
+    assert first.describe().dtype == str(dtype).removeprefix("torch.")
+    assert first.processor is None
+    span = encoded(first, "qwen2_5_vl")
+    (place,) = positions(first, span)
+    memory = Backbone(model)
+    assert worst(first.prefill(span, place)[0], memory.prefill(span, place)[0]) == 0
+    assert first.fingerprint == memory.fingerprint
+
+
+def test_the_directorys_name_does_not_count(tmp_path):
+    model = tiny.build("deepseek_v3")
+    prints = set()
+    for name in ("a", "b"):
+        model.save_pretrained(tmp_path / name)
+        prints.add(Backbone.from_pretrained(tmp_path / name).fingerprint)
+    assert len(prints) == 1
+
+
+def test_a_directory_brings_its_processor(tmp_path):
+    processors.matching_model().save_pretrained(tmp_path)
+    processors.tokenizer(processors.CHATML).save_pretrained(tmp_path)
+    b = Backbone.from_pretrained(str(tmp_path))
+    assert b.detokenize(b.chunk("hello").input_ids) == "hello"
+
+
+def test_what_is_no_model_directory_is_refused_by_name(tmp_path):
+    with pytest.raises(UnsupportedBackbone, match="no transformers model at"):
+        Backbone.from_pretrained(tmp_path)
+    with pytest.raises(UnsupportedBackbone, match="no transformers model at '/nowhere'"):
+        Backbone.from_pretrained("/nowhere")
+
+
+def test_switching_merging_and_removing_a_real_adapter_is_noticed():
+    peft = pytest.importorskip("peft")
+    model = tiny.build("llava")
+    plain = Backbone(model).fingerprint
+    config = peft.LoraConfig(r=2, target_modules=["q_proj", "v_proj"], init_lora_weights=False)
+    wrapped = peft.get_peft_model(model, config, adapter_name="one")
+    wrapped.add_adapter("two", config)
+    backbone = Backbone(wrapped)  # the wrapper itself is stepped out of
+    seen = {"plain": plain, "one": backbone.fingerprint}
+    wrapped.set_adapter("two")
+    seen["two"] = backbone.fingerprint
+    wrapped.merge_adapter()  # PEFT writes through tensor.data
+    seen["two, merged"] = backbone.fingerprint
+    wrapped.unmerge_adapter()
+    wrapped.set_adapter("one")
+    assert len(set(seen.values())) == len(seen), seen
+    with wrapped.disable_adapter():
+        assert backbone.fingerprint not in seen.values()
+
+
+def test_an_adapter_that_learns_a_prompt_is_refused():
+    peft = pytest.importorskip("peft")
+    config = peft.PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=2)
+    wrapped = peft.get_peft_model(tiny.build("deepseek_v3"), config)
+    with pytest.raises(UnsupportedBackbone, match="learn a prompt"):
+        Backbone(wrapped)

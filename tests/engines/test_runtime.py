@@ -1,0 +1,279 @@
+"""Probing, refusing, counting, sharing: what a backbone does around a prefill."""
+
+from __future__ import annotations
+
+import importlib.util
+import warnings
+from dataclasses import replace
+
+import pytest
+import torch
+
+from kamera.engines.hf import Backbone, Observer, prove_patch, prove_relocation
+from kamera.errors import NotRelocatable, UnsupportedBackbone
+from kamera.ops import kv_slice, relocate_kv
+from tests.engines.compare import encoded, positions, relative, text, worst
+from tests.models import samples, tiny
+from tests.models.tiny import FAMILIES, LIMIT, LIMITED, backbone, build
+
+ONE = "pppppppp"
+# attention family, pairing, axis of every pair, features that carry phase (facts, section 1)
+FACTS = {
+    "qwen2_vl": ("GQA", "half", "tthhhwww", 16),
+    "qwen2_5_vl": ("GQA", "half", "tthhhwww", 16),
+    "qwen2_5_omni": ("GQA", "half", "tthhhwww", 16),
+    "qwen3_vl": ("GQA", "half", "thwthwtt", 16),
+    "qwen3_vl_moe": ("GQA", "half", "thwthwtt", 16),
+    "qwen3_omni": ("GQA", "half", "thwthwtt", 16),
+    "glm4v": ("GQA", "interleaved", "thww", 8),
+    "glm46v": ("GQA", "interleaved", "thww", 8),
+    "paddleocr_vl": ("GQA", "half", "tthhhwww", 16),
+    "ernie": ("GQA", "interleaved", "hwhwhwtt", 16),
+    "kimi_k25": ("MLA", "half", "pppp", 8),
+    "deepseek_v2": ("MLA", "interleaved", "pppp", 8),
+    "deepseek_v3": ("MLA", "half", "pppp", 8),
+    "deepseek_v3_noint": ("MLA", "half", "pppp", 8),
+    "deepseek_v3_yarn": ("MLA", "half", "pppp", 8),
+    "deepseek_v32": ("MLA", "half", "pppp", 8),
+    "minicpm3": ("MLA", "half", "pppp", 8),
+    "mistral4": ("MLA", "half", "pppp", 8),
+    "deepseek_vl": ("MHA", "half", ONE, 16),
+    "llama_mqa": ("MQA", "half", ONE, 16),
+    "unknown": ("GQA", "interleaved", ONE, 16),
+    **{
+        name: ("GQA", "half", ONE, 16)
+        for name in (
+            *("llava", "llava_llama3", "llava_yarn", "llava_onevision", "smolvlm", "idefics3", "internvl"),
+            *("video_llama_3", "mistral3", "gemma3", "gemma4", "gemma4_shared", "gemma4_vl"),
+            *("mistral_sliding", "dynamic_ntk", "longrope", "ministral3"),
+        )
+    },
+}
+
+
+@pytest.mark.parametrize("name", [*FAMILIES, *LIMITED])
+def test_the_probe_reads_off_what_the_family_is(name):
+    d = backbone(name).describe()
+    assert (d.family, d.pairing, d.axis_order, d.rotary_dim) == FACTS[name]
+    assert d.takes_pixels == (name in samples.PICTURED)
+
+
+def test_scaling_limits_layers_and_bytes_are_described():
+    yarn = backbone("llava_yarn").describe()
+    assert yarn.attention_scaling == pytest.approx(1.2079, abs=1e-4)
+    assert backbone("llava").describe().attention_scaling == 1.0
+    shared = backbone("gemma4_shared").describe()
+    assert (shared.layers, shared.kv_layers) == (4, 2)
+    mla = backbone("deepseek_v32").describe()
+    assert mla.bytes_per_token == 3 * 4 * (24 + 8 + 16)
+    assert mla.channels == ("c_kv[1x24]", "k_pe[1x8] phased 0:8", "k_idx[1x16] phased 0:8")
+    half = backbone("deepseek_v32", torch.bfloat16).describe()
+    assert (half.dtype, half.bytes_per_token) == ("bfloat16", mla.bytes_per_token // 2)
+
+
+def test_gemmas_layer_types_have_frequencies_of_their_own():
+    ropes = [spec.channels[0].rope for spec in backbone("gemma4").layout]
+    assert ropes[0] == ropes[2] != ropes[1] == ropes[3]
+    assert 0.0 in ropes[1].inv_freq
+
+
+def test_frequencies_are_the_modules_own_also_where_it_was_cast():
+    model = build("qwen2_5_vl").to(torch.bfloat16)
+    b = Backbone(model)
+    buffer = model.model.language_model.rotary_emb.inv_freq
+    assert buffer.dtype == torch.bfloat16
+    assert b.layout[0].channels[0].rope.inv_freq == tuple(buffer.double().tolist())
+
+
+REASONS = {
+    "qwen3_5": "hybrid: 3 of 4 layers keep .*LinearAttentionLayer",
+    "mllama": r"cross-attention \(layers \[1, 3\]\)",
+    "llama4": "chunks at fixed absolute positions",
+    "gpt2": "no decoder stack with a rotary module",
+    "t5": "encoder-decoder",
+    "unknown_absolute": "moving keys does not equal a prefill",
+    "unknown_decaying_values": "moving keys does not equal a prefill",
+    "unknown_other_rotation": "layer 0 channel k|moving keys does not equal a prefill",
+}
+
+
+@pytest.mark.parametrize("name", tiny.REFUSED)
+def test_state_that_is_no_relocatable_kv_is_refused_with_the_reason(name):
+    with pytest.raises(UnsupportedBackbone, match=REASONS[name]):
+        Backbone(build(name))
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("dynamic_ntk", "dynamic NTK"),
+        ("longrope", "longrope switches"),
+        ("ministral3", "position bucket"),
+        ("mistral4", "position bucket"),
+    ],
+)
+def test_positions_past_the_limit_are_refused_with_the_reason(name, reason):
+    b = backbone(name)
+    span, last = text(4), torch.arange(LIMIT - 4, LIMIT)[None]
+    b.prefill(span, last)
+    _, cache = b.prefill(span, last - 100)
+    for run in (
+        lambda: b.prefill(span, last + 1),
+        lambda: b.forward(span.input_ids, last + 1, cache),
+        lambda: b.check_positions(last + 1),
+    ):
+        with pytest.raises(NotRelocatable, match=f"position {LIMIT} .*{LIMIT}: .*{reason}"):
+            run()
+    assert b.describe().position_limit == LIMIT
+
+
+@pytest.mark.parametrize("name", LIMITED)
+def test_past_the_limit_relocation_would_be_wrong(name):
+    """The limit is where the model changes, not a number we chose."""
+    b = backbone(name)
+    span = text(12)
+    home = torch.arange(12)[None]
+    here, _ = b.prefill(span, home)
+    for step, holds in ((LIMIT - 12, True), (LIMIT + 40, False)):
+        there = b._run(span, home + step, None)  # past the refusal
+        want = [
+            {c.name: getattr(layer, c.tensor)[0] for c in spec.channels}
+            for layer, spec in zip(there.layers, b.layout, strict=True)
+        ]
+        assert (worst(relocate_kv(here, b.layout, (step,)), want) < 1e-4) == holds
+    b._run(span, home, None)  # a short forward resets what a long one switched
+
+
+def test_proofs_hold_on_every_layout_and_name_what_fails():
+    for name in ("qwen3_vl", "deepseek_v32", "gemma4_shared", "glm4v"):
+        b = backbone(name)
+        for proof in (prove_relocation(b), prove_patch(b), prove_relocation(b, encoded(b, name))):
+            assert proof.holds
+            assert proof.error <= 1e-4
+    b = Backbone(build("llava"))
+    k, v = b.layout[0].channels
+    wrong = replace(k, rope=replace(k.rope, pairing="interleaved"))
+    b.layout = (replace(b.layout[0], channels=(wrong, v)), *b.layout[1:])
+    proof = prove_relocation(b)
+    assert not proof.holds
+    assert proof.worst == "layer 0 channel k"
+
+
+@pytest.mark.parametrize("name", samples.PICTURED)
+def test_the_meter_counts_what_the_modules_run(name):
+    b = backbone(name)
+    towers = [m for n, m in b.model.named_modules() if "patch_embed" in n.split(".")[-1]][:1] or [
+        m for n, m in b.model.named_modules() if n.endswith("patch_conv")
+    ]
+    assert towers, [n for n, _ in b.model.named_modules()][:20]
+    seen = {"vision": 0, "layer": 0}
+
+    def count(kind):
+        return lambda *_: seen.__setitem__(kind, seen[kind] + 1)
+
+    hooks = [towers[0].register_forward_hook(Observer(count("vision")))]
+    hooks.append(b.decoder.layers[0].register_forward_hook(Observer(count("layer"))))
+    try:
+        with b.measure() as work:
+            span = encoded(b, name)
+            assert (work.forwards, work.vision_encodes) == (0, 1)
+            plain = b.encode(b.chunk_from_tensors(samples.text_ids(3)))
+            first, second = positions(b, span, plain)
+            with b.measure() as inner:
+                _, cache = b.prefill(span, first)
+            b.prefill(plain, second, cache)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    assert (work.forwards, work.vision_encodes) == (seen["layer"], seen["vision"]) == (2, 1)
+    assert work.tokens == span.num_tokens + 3
+    assert (inner.forwards, inner.tokens, inner.vision_encodes) == (1, span.num_tokens, 0)
+
+
+@pytest.mark.parametrize("name", ["qwen2_5_vl", "deepseek_v32", "gemma4_shared", "gemma3"])
+def test_a_shared_cache_leaves_the_original_as_it_was(name):
+    b = backbone(name)
+    span, more = text(12), text(5, seed=1)
+    first, second = positions(b, span, more)
+    kv, cache = b.prefill(span, first)
+    before = [{n: t.clone() for n, t in layer.items()} for layer in kv]
+    shared, again = b.share(cache), b.share(cache)
+    one = b.forward(more.input_ids, second, shared)
+    assert cache.get_seq_length() == 12
+    assert shared.get_seq_length() == 17
+    two = b.forward(more.input_ids, second, again)
+    assert torch.equal(one, two)
+    assert worst(kv, before) == 0
+    assembled = b.cache([kv_slice(kv, 0, 5), kv_slice(kv, 5, 12)])
+    assert relative(b.forward(more.input_ids, second, assembled), one) <= 1e-6
+    assert b.cache([]).get_seq_length() == b.share(b.cache([])).get_seq_length() == 0
+
+
+@pytest.mark.parametrize(
+    "name", ["qwen2_5_vl", "qwen3_vl", "deepseek_v3", "llava", "gemma4_shared", "deepseek_v32"]
+)
+@pytest.mark.parametrize("options", [{}, {"num_beams": 3}], ids=["greedy", "beams"])
+def test_generate_on_an_assembled_cache_equals_the_plain_model(name, options):
+    b = backbone(name)
+    chunks = [samples.chunk(b, samples.sample(name, seed)) for seed in (1, 2)]
+    chunks.append(b.chunk_from_tensors(samples.text_ids(4, seed=3)))
+    ids, inputs = samples.join(chunks)
+    options = {"max_new_tokens": 6, "do_sample": False, "eos_token_id": None, **options}
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        want = b.model.generate(input_ids=ids, attention_mask=torch.ones_like(ids), **inputs, **options)
+    spans = [b.encode(c) for c in chunks]
+    places = positions(b, *spans)
+    cache = None
+    for span, place in zip(spans[:2], places[:2], strict=True):
+        _, cache = b.prefill(span, place, cache)
+    got = b.generate(ids[0], torch.cat(places, 1), cache, **options)
+    assert torch.equal(got, want[:, ids.shape[1] :])
+
+
+@pytest.mark.parametrize("name", ["qwen2_5_vl", "deepseek_v2", "gemma3", "ernie", "gemma4_vl"])
+def test_eager_and_sdpa_attention_agree_and_masks_are_never_boolean(name):
+    """A boolean mask is silently added as 0 and 1 by eager attention."""
+    model = build(name)
+    model.set_attn_implementation("eager")
+    eager, sdpa = Backbone(model), backbone(name)
+    kinds = set()
+
+    def look(module, args, kwargs):
+        mask = kwargs.get("attention_mask")
+        if mask is not None:
+            kinds.add(mask.dtype)
+
+    for layer in eager.decoder.layers:
+        layer.self_attn.register_forward_pre_hook(Observer(look), with_kwargs=True)
+    caches = []
+    for b in (eager, sdpa):
+        spans = [encoded(b, name, seed) for seed in (1, 2)]
+        cache = None
+        for span, place in zip(spans, positions(b, *spans), strict=True):
+            kv, cache = b.prefill(span, place, cache)
+        caches.append(kv)
+    assert worst(*caches) <= (5e-5 if name.startswith("gemma4") else 1e-5)
+    assert kinds == {torch.float32}
+
+
+def test_probing_changes_neither_weights_nor_mode():
+    model = build("qwen3_vl").train()
+    before = {n: p.clone() for n, p in model.named_parameters()}
+    state = torch.random.get_rng_state()
+    Backbone(model)
+    assert model.training
+    assert torch.equal(state, torch.random.get_rng_state())
+    assert all(torch.equal(before[n], p) for n, p in model.named_parameters())
+
+
+@pytest.mark.skipif(importlib.util.find_spec("accelerate") is None, reason="needs accelerate")
+def test_a_model_placed_by_device_map_gives_the_same_kv(tmp_path):
+    model = build("qwen2_5_vl")
+    model.save_pretrained(tmp_path)
+    whole = Backbone(model)
+    placed = Backbone.from_pretrained(tmp_path, device_map="cpu", dtype="float32")
+    span = encoded(whole, "qwen2_5_vl")
+    (place,) = positions(whole, span)
+    assert worst(placed.prefill(span, place)[0], whole.prefill(span, place)[0]) == 0
+    assert placed.fingerprint == whole.fingerprint
