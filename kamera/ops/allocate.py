@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
+import numpy as np
 import torch
 
 Key = TypeVar("Key")
@@ -26,11 +27,10 @@ def allocate(gains: Mapping[Key, torch.Tensor], costs: Mapping[Key, int], budget
             raise ValueError(f"a direction of {key} costs {costs[key]} bytes: must be at least 1")
         if bool((gain[1:] > gain[:-1]).any()):
             raise ValueError(f"the gains of {key} must not grow: give them strongest first")
-    useful = {key: gain[gain > 0].tolist() for key, gain in gains.items()}
-    return max(
-        (_greedy(useful, costs, budget), _uniform(useful, costs, budget)),
-        key=lambda ranks: bought(gains, ranks),
-    )
+    channels = _Channels.of(gains, costs)
+    choices = (_greedy(channels, budget), _uniform(channels, budget))
+    best = max(choices, key=channels.bought)
+    return dict(zip(gains, best.tolist(), strict=True))
 
 
 def bought(gains: Mapping[Key, torch.Tensor], ranks: Mapping[Key, int]) -> float:
@@ -38,28 +38,40 @@ def bought(gains: Mapping[Key, torch.Tensor], ranks: Mapping[Key, int]) -> float
     return sum(float(gain[: ranks[key]].sum()) for key, gain in gains.items())
 
 
-def _greedy(gains: Mapping[Key, list[float]], costs: Mapping[Key, int], budget: int) -> dict[Key, int]:
-    ranks = dict.fromkeys(gains, 0)
-    offers = sorted(
-        ((gain / costs[key], key) for key, channel in gains.items() for gain in channel),
-        key=lambda offer: -offer[0],  # stable: directions of a channel stay in their order
-    )
-    for _, key in offers:
+class _Channels(NamedTuple):
+    """Gains of n channels ``[n, directions]``, zero where there are none; ``useful`` [n] of them are not."""
+
+    gains: np.ndarray
+    useful: np.ndarray
+    costs: np.ndarray
+
+    @classmethod
+    def of(cls, gains: Mapping[Key, torch.Tensor], costs: Mapping[Key, int]) -> _Channels:
+        table = np.zeros((len(gains), max(map(len, gains.values()), default=0)))
+        for row, gain in zip(table, gains.values(), strict=True):
+            row[: len(gain)] = gain.tolist()
+        return cls(table, (table > 0).sum(1), np.array(list(map(costs.__getitem__, gains)), dtype=np.int64))
+
+    def bought(self, ranks: np.ndarray) -> float:
+        """What ``ranks`` [n] buy in all."""
+        return float(self.gains[np.arange(self.gains.shape[1]) < ranks[:, None]].sum())
+
+
+def _greedy(channels: _Channels, budget: int) -> np.ndarray:
+    ranks = np.zeros_like(channels.costs)
+    per_byte = channels.gains / channels.costs[:, None]
+    # stable: directions of a channel stay in their order
+    for place in np.argsort(-per_byte, axis=None, kind="stable")[: int(channels.useful.sum())].tolist():
+        channel = place // channels.gains.shape[1]
         # all directions of a channel cost the same: one that does not fit is followed by none that does
-        if costs[key] <= budget:
-            budget -= costs[key]
-            ranks[key] += 1
+        if channels.costs[channel] <= budget:
+            budget -= channels.costs[channel]
+            ranks[channel] += 1
     return ranks
 
 
-def _uniform(gains: Mapping[Key, list[float]], costs: Mapping[Key, int], budget: int) -> dict[Key, int]:
-    ranks = dict.fromkeys(gains, 0)
-    for rank in range(1, 1 + max(map(len, gains.values()), default=0)):
-        step = [key for key, channel in gains.items() if len(channel) >= rank]
-        price = sum(costs[key] for key in step)
-        if price > budget:
-            break
-        budget -= price
-        for key in step:
-            ranks[key] = rank
-    return ranks
+def _uniform(channels: _Channels, budget: int) -> np.ndarray:
+    steps = np.arange(1, 1 + channels.gains.shape[1])
+    prices = np.where(channels.useful[:, None] >= steps, channels.costs[:, None], 0).sum(0)
+    affordable = int((prices.cumsum() <= budget).sum())
+    return np.minimum(channels.useful, affordable)
