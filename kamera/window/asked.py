@@ -68,11 +68,12 @@ class Asking:
         chunk: str | Slot | Chunk | None,
         tally: Tally,
         like: Content | Chunk | None = None,
+        question: torch.Tensor | None = None,
         min_score: float = MIN_SCORE,
         move: bool = False,
     ) -> Asked:
-        """See `KameraWindow.recall`."""
-        chunk_id = chosen(self._former, self._state.residents, chunk, like, min_score, tally)
+        """See `KameraWindow.recall`; ``question`` are token ids ``[tokens]``."""
+        chunk_id = chosen(self._former, self._state.residents, chunk, like, question, min_score, tally)
         facts = self._here(chunk_id) or self._former.known(chunk_id)
         newcomer = Newcomer(chunk_id, facts.length)
         return Asked(

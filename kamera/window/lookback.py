@@ -11,6 +11,7 @@ from kamera.content import Chunk, Content
 from kamera.errors import UnknownChunk
 from kamera.patches import Facts, Former
 from kamera.store import Hit, mean_features
+from kamera.window.by_question import answering
 from kamera.window.report import Tally
 from kamera.window.slots import Resident, Slot
 
@@ -32,18 +33,22 @@ def chosen(
     residents: Sequence[Resident],
     chunk: str | Slot | Chunk | None,
     like: Content | Chunk | None,
+    question: torch.Tensor | None,
     min_score: float,
     tally: Tally,
 ) -> str:
-    """The chunk that a recall by id or by likeness is about, told in the notes when it was found.
+    """The chunk that a recall by id, likeness or question is about, told in the notes when it was found.
 
-    By likeness: of those that are not in the window the one that looks most like ``like``. Raises
-    UnknownChunk when there is none, or none with a cosine of ``min_score``, `ValueError` unless exactly
-    one of ``chunk`` and ``like`` is given.
+    By likeness: of those that are not in the window the one that looks most like ``like``. By question
+    (token ids ``[tokens]``): of all that are archived the one that answers it with the most certainty.
+    Raises UnknownChunk when there is none, or none with a cosine of ``min_score``, `ValueError` unless
+    exactly one of ``chunk``, ``like`` and ``question`` is given.
     """
-    if (chunk is None) == (like is None):
-        raise ValueError("recall takes a chunk id or like=PICTURE: give one of the two")
+    if sum(given is not None for given in (chunk, like, question)) != 1:
+        raise ValueError("recall takes a chunk id, like=PICTURE or question=TEXT: give one of the three")
     check_cosine("min_score", min_score)
+    if question is not None:
+        return _answering_best(former, question, tally)
     if isinstance(chunk, Slot | Chunk):
         return chunk.chunk_id if isinstance(chunk, Slot) else chunk.id
     if chunk is not None:
@@ -66,6 +71,19 @@ def chosen(
         )
     tally.notes.append(f"recalled {best.chunk_id}, which looks like it at a cosine of {best.score:.3f}")
     return best.chunk_id
+
+
+def _answering_best(former: Former, question: torch.Tensor, tally: Tally) -> str:
+    hits = answering(former, question, 1)
+    if not hits:
+        raise UnknownChunk(
+            f"{former.store!r} holds nothing of this backbone and system prompt: nothing to recall; "
+            "append the content"
+        )
+    tally.notes.append(
+        f"recalled {hits[0].chunk_id}, which answers with the most certainty: {hits[0].score:.3f}"
+    )
+    return hits[0].chunk_id
 
 
 def note_duplicate(former: Former, facts: Facts, threshold: float, tally: Tally) -> None:

@@ -18,7 +18,9 @@ from kamera.errors import WindowFull
 from kamera.patches import Former, FormingRule, Losses, forming_of, prefill_anchor
 from kamera.store import ChunkStore, Hit
 from kamera.window.asked import Asked, Asking, check_rule
+from kamera.window.asking import Question
 from kamera.window.bounds import Bounds, decided
+from kamera.window.by_question import answering
 from kamera.window.certificate import Certificate
 from kamera.window.certified import agree
 from kamera.window.events import Event, Listener, tell
@@ -119,6 +121,7 @@ class KameraWindow(Planned):
         chunk_id: str | Slot | Chunk | None = None,
         *,
         like: Content | Chunk | None = None,
+        question: Question | None = None,
         min_score: float = MIN_SCORE,
         move: bool = False,
     ) -> SlotReport:
@@ -127,18 +130,32 @@ class KameraWindow(Planned):
         ``chunk_id`` is its id, a slot that holds or held it, or the chunk itself. One that is in view stays
         where it is, and the notes say so; ``move=True`` brings it to the tail, as `evict` and a recall do.
         ``like`` a picture, for one vision encode: of the chunks not in the window the one that looks
-        most like it, if by a cosine of ``min_score``. Raises UnknownChunk, IncompatibleChunk or
-        CorruptChunk when it cannot be had, StoreError when the store cannot be asked.
+        most like it, if by a cosine of ``min_score``. ``question`` (as `generate` takes it), for one forward
+        of the question a chunk: of all archived chunks the one behind which the model answers with the most
+        certainty. Raises UnknownChunk, IncompatibleChunk or CorruptChunk when it cannot be had, StoreError
+        when the store cannot be asked.
         """
+        ids = None if question is None else self._asker().question_ids(question)
 
         return self._perform_on_slot(
-            "recall", lambda asking, tally: asking.recall(chunk_id, tally, like, min_score, move)
+            "recall", lambda asking, tally: asking.recall(chunk_id, tally, like, ids, min_score, move)
         )
 
     @serial
-    def search(self, like: Content | Chunk, k: int = 5) -> list[Hit]:
-        """The ``k`` archived chunks that look most like a picture: one vision encode, no forward."""
+    def search(
+        self, like: Content | Chunk | None = None, k: int = 5, *, question: Question | None = None
+    ) -> list[Hit]:
+        """The ``k`` archived chunks that look most like a picture: one vision encode, no forward.
+
+        With ``question`` those that answer it with the most certainty: no encode, one forward of the
+        question's tokens for each. Raises ValueError unless one of the two is given.
+        """
         self._check_backbone()
+        if (like is None) == (question is None):
+            raise ValueError("search takes a picture or question=TEXT: give one of the two")
+        if question is not None:
+            return answering(self._stage.former, self._asker().question_ids(question), k)
+        assert like is not None
         return candidates(self._stage.former, like, k)
 
     @serial

@@ -1,0 +1,40 @@
+"""Looking back by question: the archived chunk behind which the model answers with the most certainty.
+
+The model itself reads each canonical where it was computed, right behind the anchor: no second encoder, no
+vision encode, and one forward of the question's few tokens for a chunk. Attention to the keys alone finds the
+kind of frame and not the frame (docs/search.md has both).
+"""
+
+from __future__ import annotations
+
+import torch
+
+from kamera.patches import Former, text_positions
+from kamera.store import Hit
+
+MOST = 256
+"""Archived chunks a question is asked of: the latest ones."""
+
+
+def answering(former: Former, question: torch.Tensor, k: int) -> list[Hit]:
+    """The ``k`` chunks archived behind the former's anchor that answer ``question`` best, best first.
+
+    ``question`` are token ids ``[tokens]``. The score is the probability of the answer's first token where
+    it is highest, 0.0 to 1.0. A chunk whose canonical cannot be read is left out.
+    """
+    if isinstance(k, bool) or not isinstance(k, int) or k < 1:
+        raise ValueError(f"k={k!r} hits: ask for at least 1")
+    rows = former.store.ls("canonical", context=former.context)[-MOST:]
+    with former.operation():
+        hits = [Hit(row.chunk_id, _certainty(former, row.chunk_id, question)) for row in rows]
+    return sorted((hit for hit in hits if hit.score > 0.0), key=lambda hit: -hit.score)[:k]
+
+
+def _certainty(former: Former, chunk_id: str, question: torch.Tensor) -> float:
+    facts = former.archived(chunk_id)
+    if facts is None:
+        return 0.0
+    backbone, anchor = former.backbone, former.anchor
+    past = backbone.cache([anchor.kv, former.canonical(facts).kv])
+    positions = text_positions(backbone, anchor.input_ids, [facts], question)
+    return float(backbone.forward(question, positions, past).float().softmax(-1).max())

@@ -1,0 +1,170 @@
+"""``python -m lab.streaming``: a stream of frames under every way of keeping a window, and what it cost.
+
+Questions are asked at every step once frames have left: about facts that stay, facts that the departure
+changed, and facts that only departed frames state. ``right`` is against the truth (`lab.streaming.stream`),
+``agree`` and ``kl`` against `recent`, which prefills the window anew. Costs are those of `see`, a step.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from kamera import Backbone, testbed
+from kamera.certify import bootstrap, kl
+from kamera.patches import Anchor, prefill_anchor
+from lab.speed.machine import commit, machine
+from lab.streaming.ours import Windowed
+from lab.streaming.rivals import Keeper, Recent, ReKV, Streaming
+from lab.streaming.stream import FRAMES, HELD_OUT, KINDS, Asked, questions
+from lab.testbed import load
+
+REFERENCE = "recent"
+
+
+def arms(backbone: Backbone, anchor: Anchor, window: int) -> dict[str, Keeper]:
+    """Every way of keeping a stream, by name."""
+
+    def streaming(contiguous: bool = True) -> Streaming:
+        return Streaming(backbone, anchor, window, contiguous)
+
+    makers: dict[str, Callable[[], Keeper]] = {
+        REFERENCE: lambda: Recent(backbone, anchor, window),
+        "exact": lambda: Windowed(backbone, window, "exact"),
+        "streaming_vlm": streaming,
+        "survivor": lambda: Windowed(backbone, window, "keep"),
+        "appended": lambda: streaming(contiguous=False),
+        "repair": lambda: Windowed(backbone, window, "repair"),
+        "rekv": lambda: ReKV(streaming(), window),
+        "recall": lambda: Windowed(backbone, window, "repair", recalls=True),
+    }
+    return {name: make() for name, make in makers.items()}
+
+
+def run(backbone: Backbone, episodes: int, window: int, most: int, seed: int) -> dict[str, Any]:
+    """Ask every arm the same questions at the same moments."""
+    anchor = prefill_anchor(backbone, testbed.SYSTEM)
+    rows: dict[str, list[dict[str, Any]]] = {}
+    costs: dict[str, dict[str, int]] = {}
+    steps = 0
+    for index in range(episodes):
+        episode = testbed.World(HELD_OUT + seed).episode(index, layout=FRAMES[index % len(FRAMES)])
+        keepers = arms(backbone, anchor, window)
+        for seen, frame in enumerate(episode.frames, 1):
+            chunk = backbone.chunk(frame.content)
+            for name, keeper in keepers.items():
+                with backbone.measure() as work:
+                    keeper.see(chunk)
+                if seen > window:
+                    spent = costs.setdefault(name, {"tokens": 0, "encodes": 0, "forwards": 0})
+                    spent["tokens"] += work.tokens
+                    spent["encodes"] += work.vision_encodes
+                    spent["forwards"] += work.forwards
+            if seen > window:
+                steps += 1
+                for asked in questions(episode, seen, window, most, seed):
+                    _ask(backbone, anchor, keepers, asked, rows)
+    return {
+        "steps": steps,
+        "arms": {name: _summary(found, costs[name], steps) for name, found in rows.items()},
+        "claims": _claims(rows),
+    }
+
+
+def _ask(
+    backbone: Backbone,
+    anchor: Anchor,
+    keepers: dict[str, Keeper],
+    asked: Asked,
+    rows: dict[str, list[dict[str, Any]]],
+) -> None:
+    ids = backbone.tokenize(asked.text + anchor.tail)
+    truth = int(backbone.tokenize(asked.truth)[0])
+    said = {name: keeper.logits(ids).float().cpu() for name, keeper in keepers.items()}
+    reference = said[REFERENCE]
+    for name, logits in said.items():
+        rows.setdefault(name, []).append(
+            {
+                "kind": asked.kind,
+                "right": float(int(logits.argmax()) == truth),
+                "agree": float(int(logits.argmax()) == int(reference.argmax())),
+                "kl": kl(logits, reference),
+                "same as streaming_vlm": float(int(logits.argmax()) == int(said["streaming_vlm"].argmax())),
+                "off recent": float((logits - reference).abs().max()),
+            }
+        )
+
+
+def _summary(found: list[dict[str, Any]], spent: dict[str, int], steps: int) -> dict[str, Any]:
+    out: dict[str, Any] = {f"{name} a step": count / steps for name, count in spent.items()}
+    for kind in KINDS:
+        some = [row for row in found if row["kind"] == kind]
+        if some:
+            out[kind] = {"n": len(some), "right": vars(bootstrap([r["right"] for r in some]))}
+            out[kind] |= {what: sum(r[what] for r in some) / len(some) for what in ("agree", "kl")}
+    return out
+
+
+def _claims(rows: dict[str, list[dict[str, Any]]]) -> dict[str, float]:
+    """Exact is `recent`, a survivor is StreamingVLM's frame: by how much that fails to hold."""
+    pairs = zip(rows["survivor"], rows["streaming_vlm"], strict=True)
+    apart = max(abs(ours["kl"] - theirs["kl"]) for ours, theirs in pairs)
+    same = [row["same as streaming_vlm"] for row in rows["survivor"]]
+    return {
+        "exact, largest difference of a logit to recent": max(r["off recent"] for r in rows["exact"]),
+        "survivor, share of answers that are streaming_vlm's": sum(same) / len(same),
+        "survivor, largest difference of KL to streaming_vlm's": apart,
+    }
+
+
+def table(document: dict[str, Any]) -> str:
+    """The same for people, as Markdown."""
+    lines = [f"`{document['command']}`, commit {document['commit']}", ""]
+    lines.append(
+        "| arm | " + " | ".join(f"{k}: right (KL)" for k in KINDS) + " | tokens | encodes | forwards |"
+    )
+    lines.append("|---" * (4 + len(KINDS)) + "|")
+    for name, arm in document["results"]["arms"].items():
+        cells = []
+        for kind in KINDS:
+            cell = arm.get(kind)
+            cells.append(f"{cell['right']['mean']:.3f} ({cell['kl']:.2f})" if cell else "–")
+        cells += [f"{arm[f'{what} a step']:,.1f}" for what in ("tokens", "encodes", "forwards")]
+        lines.append(f"| {name} | " + " | ".join(cells) + " |")
+    lines += ["", *(f"{claim}: {value:.3g}" for claim, value in document["results"]["claims"].items())]
+    return "\n".join(lines)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run what the command line asks for."""
+    parser = argparse.ArgumentParser(prog="python -m lab.streaming", description=__doc__)
+    parser.add_argument("--family", default="gqa", help="a trained backbone of the testbed")
+    parser.add_argument("--episodes", type=int, default=12)
+    parser.add_argument("--window", type=int, default=4, help="frames in view")
+    parser.add_argument("--questions", type=int, default=4, help="of each kind, at most, at each step")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--format", choices=("table", "json"), default="table")
+    parser.add_argument("--output", type=Path, help="write there instead of to stdout")
+    asked = parser.parse_args(arguments)
+    torch.set_num_threads(1)
+    backbone = Backbone(*load(asked.family))
+    command = f"python -m lab.streaming --family {asked.family} --episodes {asked.episodes}"
+    command += f" --window {asked.window} --questions {asked.questions} --seed {asked.seed}"
+    document: dict[str, Any] = {"command": command, "commit": commit(), "machine": machine()}
+    document["results"] = run(backbone, asked.episodes, asked.window, asked.questions, asked.seed)
+    text = json.dumps(document, indent=1) if asked.format == "json" else table(document)
+    if asked.output is None:
+        print(text)
+    else:
+        asked.output.write_text(text + "\n", encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

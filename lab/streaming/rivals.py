@@ -1,0 +1,152 @@
+"""Ways to keep a stream in view that are not Kamera's, each in its strongest form.
+
+``recent@N`` prefills the last N frames anew (the bar in streaming video). ``streaming_vlm@W`` keeps the KV of
+the last W frames behind the system prompt as it was computed, and turns it to contiguous positions at every
+step (StreamingVLM); ``appended@W`` is the same with positions that only grow. ``rekv@k`` keeps the KV of
+every frame and attends to the k that the question itself attends to most (ReKV), in the order of time, at
+contiguous positions.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import torch
+
+from kamera.content import Chunk, Encoded
+from kamera.engines.hf import Backbone
+from kamera.engines.hf.attention import attention_mass
+from kamera.ops import KV, kv_map, relocate_kv, uniform_offset
+from kamera.patches import Anchor
+
+
+class Keeper(Protocol):
+    """Something that sees a stream and is asked about it."""
+
+    def see(self, chunk: Chunk) -> None:
+        """The next frame."""
+
+    def logits(self, question: torch.Tensor) -> torch.Tensor:
+        """Next-token logits ``[vocabulary]`` after the question's token ids ``[tokens]``."""
+
+
+@dataclass(frozen=True, eq=False)
+class _Held:
+    """A frame's KV at ``positions`` ``[axes, tokens]``."""
+
+    encoded: Encoded
+    kv: KV
+    positions: torch.Tensor
+
+
+@dataclass
+class Recent:
+    """The last ``window`` frames encoded and prefilled at every step."""
+
+    backbone: Backbone
+    anchor: Anchor
+    window: int
+    chunks: list[Chunk] = field(default_factory=list)
+    held: list[_Held] = field(default_factory=list)
+
+    def see(self, chunk: Chunk) -> None:
+        """Prefill the window from pixels."""
+        self.chunks = [*self.chunks, chunk][-self.window :]
+        self.held = []
+        for item in self.chunks:
+            encoded = self.backbone.encode(item)
+            self.held.append(_prefilled(self.backbone, self.anchor, self.held, encoded))
+
+    def logits(self, question: torch.Tensor) -> torch.Tensor:
+        """Behind the window."""
+        return _asked(self.backbone, self.anchor, self.held, question)
+
+
+@dataclass
+class Streaming:
+    """The KV of the last ``window`` frames, never repaired.
+
+    ``contiguous`` says whether positions close up when a frame leaves.
+    """
+
+    backbone: Backbone
+    anchor: Anchor
+    window: int
+    contiguous: bool = True
+    held: list[_Held] = field(default_factory=list)
+    every: list[_Held] = field(default_factory=list)
+
+    def see(self, chunk: Chunk) -> None:
+        """Drop the oldest, turn the others, prefill the new one behind them."""
+        if len(self.held) == self.window:
+            self.held = self.held[1:]
+            if self.contiguous:
+                self.held = _closed_up(self.backbone, self.anchor, self.held)
+        encoded = self.backbone.encode(chunk)
+        self.held.append(_prefilled(self.backbone, self.anchor, self.held, encoded))
+        self.every.append(self.held[-1])
+
+    def logits(self, question: torch.Tensor) -> torch.Tensor:
+        """Behind the window."""
+        return _asked(self.backbone, self.anchor, self.held, question)
+
+
+@dataclass
+class ReKV:
+    """Every frame's KV is kept; a question attends to the ``count`` frames it looks at most."""
+
+    stream: Streaming
+    count: int
+
+    def see(self, chunk: Chunk) -> None:
+        """As `Streaming`, keeping what leaves."""
+        self.stream.see(chunk)
+
+    def logits(self, question: torch.Tensor) -> torch.Tensor:
+        """Behind the frames that the question's own attention, summed over layers, chooses."""
+        backbone, anchor = self.stream.backbone, self.stream.anchor
+        every = _closed_up(backbone, anchor, self.stream.every)
+        past = backbone.cache([anchor.kv, *(held.kv for held in every)])
+        masses = attention_mass(backbone, question, _behind(anchor, every, question), past)
+        lengths = [anchor.length, *(held.positions.shape[1] for held in every)]
+        mass = torch.stack([layer for layer in masses if layer.numel()]).sum(0).split(lengths)[1:]
+        best = torch.stack([m.sum() for m in mass]).topk(min(self.count, len(every))).indices.tolist()
+        chosen = _closed_up(backbone, anchor, [self.stream.every[i] for i in sorted(best)])
+        return _asked(backbone, anchor, chosen, question)
+
+
+def _next(anchor: Anchor, held: list[_Held]) -> int:
+    """The position of what comes behind: one past the highest so far."""
+    last = held[-1].positions if held else anchor.positions
+    return int(last.max()) + 1 if last.numel() else 0
+
+
+def _prefilled(backbone: Backbone, anchor: Anchor, held: list[_Held], encoded: Encoded) -> _Held:
+    alone = backbone.positions([encoded.input_ids], [encoded.position_inputs])
+    positions = alone + _next(anchor, held)
+    past = backbone.cache([anchor.kv, *(item.kv for item in held)])
+    kv, _ = backbone.prefill(encoded, positions, past)
+    return _Held(encoded, kv_map(kv, lambda t: t.detach().clone()), positions)
+
+
+def _closed_up(backbone: Backbone, anchor: Anchor, held: list[_Held]) -> list[_Held]:
+    """The same KV, turned to positions without gaps."""
+    closed: list[_Held] = []
+    for item in held:
+        alone = backbone.positions([item.encoded.input_ids], [item.encoded.position_inputs])
+        positions = alone + _next(anchor, closed)
+        offset = uniform_offset(item.positions, positions)
+        assert offset is not None, "a frame moves as a whole"
+        closed.append(_Held(item.encoded, relocate_kv(item.kv, backbone.layout, offset), positions))
+    return closed
+
+
+def _behind(anchor: Anchor, held: list[_Held], question: torch.Tensor) -> torch.Tensor:
+    start = _next(anchor, held)
+    return torch.arange(start, start + question.shape[0]).expand(anchor.positions.shape[0], -1)
+
+
+def _asked(backbone: Backbone, anchor: Anchor, held: list[_Held], question: torch.Tensor) -> torch.Tensor:
+    past = backbone.cache([anchor.kv, *(item.kv for item in held)])
+    return backbone.forward(question, _behind(anchor, held, question), past)
