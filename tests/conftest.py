@@ -10,12 +10,14 @@ os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 # The tests are about what is served, not about who may be served: a test that is about certificates says so.
 os.environ["KAMERA_CERTIFIED"] = "0"
+# Threads change the order of sums, and a test never needs more than one; nor do the processes it starts:
+# threads that share a busy core wait for each other, many times as long as they work.
+os.environ["OMP_NUM_THREADS"] = "1"
 
 import torch
 from hypothesis import HealthCheck, settings
 from torch import library as operators
 
-# Threads change the order of sums, and a test never needs more than one.
 torch.set_num_threads(1)
 
 settings.register_profile(

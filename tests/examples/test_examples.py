@@ -1,6 +1,6 @@
 """The examples run as they stand."""
 
-import os
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -10,19 +10,26 @@ import pytest
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
-def run(name: str, *arguments: str) -> str:
-    done = subprocess.run(
-        [sys.executable, str(EXAMPLES / name), *arguments],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "2"},
-        timeout=300,
-    )
+@pytest.fixture
+def run(monkeypatch, capsys):
+    """Runs an example as ``python`` would, in this process; what it printed."""
+
+    def run(name: str, *arguments: str) -> str:
+        monkeypatch.setattr(sys, "argv", [str(EXAMPLES / name), *arguments])
+        runpy.run_path(str(EXAMPLES / name), run_name="__main__")
+        return capsys.readouterr().out
+
+    return run
+
+
+def test_an_interpreter_of_its_own_runs_one():
+    command = [sys.executable, str(EXAMPLES / "look_back.py")]
+    done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    return done.stdout
+    assert "recalled frame 0: 1 vision encode" in done.stdout
 
 
-def test_video_agent_looks_back_without_encoding_and_answers_right():
+def test_video_agent_looks_back_without_encoding_and_answers_right(run):
     out = run("video_agent.py")
     assert out.count("0 vision encodes") == 2
     answered = next(line for line in out.splitlines() if "after looking back" in line)
@@ -30,7 +37,7 @@ def test_video_agent_looks_back_without_encoding_and_answers_right():
     assert answer == truth
 
 
-def test_video_agent_takes_a_model_and_a_video(tmp_path):
+def test_video_agent_takes_a_model_and_a_video(run, tmp_path):
     from kamera import testbed
 
     clip = tmp_path / "clip.mp4"
@@ -44,28 +51,26 @@ def test_video_agent_takes_a_model_and_a_video(tmp_path):
 
 
 @pytest.mark.parametrize("name", sorted(p.name for p in EXAMPLES.glob("*.py")))
-def test_every_example_explains_its_options(name):
-    assert "--model" in run(name, "--help")
+def test_every_example_explains_its_options(name, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", [name, "--help"])
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_path(str(EXAMPLES / name), run_name="__main__")
+    assert ended.value.code == 0 and "--model" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("name", ["eval_mm_niah.py", "eval_milebench.py"])
-def test_a_benchmark_runs_as_it_stands_and_shows_gap_and_repair(name):
-    rows = {line.split()[0]: line.split() for line in run(name, "--limit", "4").splitlines()}
+def test_a_benchmark_runs_as_it_stands_and_shows_gap_and_repair(run, name):
+    rows = {line.split()[0]: line.split() for line in run(name, "--limit", "1").splitlines()}
     score = {arm: float(row[2]) for arm, row in rows.items()}
     agreement = {arm: float(row[-1]) for arm, row in rows.items()}
     assert score["reprefill"] > score["blind"] + 0.2
     assert agreement["patch@16"] > agreement["blind"]
 
 
-def test_a_screenshot_agent_prefills_less_than_a_prefix_cache():
+def test_a_screenshot_agent_prefills_less_than_a_prefix_cache(run):
     rows = [line.split() for line in run("screenshot_agent.py", "--steps", "6").splitlines()[1:]]
     steps, total = rows[:6], rows[6]
     assert [row[6] for row in steps[4:]] == ["488", "488"]  # a prefix cache begins anew behind each removal
     assert all(int(row[5]) == 164 for row in steps[1:]) and steps[-1][7] == "survivor"
     kamera, prefix = int(total[total.index("Kamera") + 1].rstrip(",")), int(total[-1])
     assert kamera < prefix
-
-
-def test_look_back_finds_the_frame_that_was_seen_again():
-    out = run("look_back.py")
-    assert "recalled frame 0: 1 vision encode" in out
