@@ -25,7 +25,7 @@ from lab.reliability.redis_server import RedisServer
 SIZE: int = 8000
 SLOTS = 24
 _TROUBLE = 0.05  # the share of operations before which something happens
-_LAST_SECONDS = 120.0  # for the remote to get what waits, once it works again
+_LAST_SECONDS = 600.0  # for the remote to get what waits, once it works again
 
 # it keeps what it confirmed through a SIGKILL
 _DURABLE = ("--appendonly", "yes", "--appendfsync", "always")
@@ -86,7 +86,7 @@ def _outages(
                 trouble(server, False)
             report = store.flush(_LAST_SECONDS)
             tally["lost"] += len(report.unsaved) + len(report.dropped)
-        with ChunkStore.open(server.url("timeout=10")) as store:
+        with ChunkStore.open(server.url("timeout=60")) as store:
             for slot, version in latest.items():
                 tally["lost"] += _get(store, slot, Counter()) != version
     return tally
@@ -100,7 +100,7 @@ def _lies(operations: int, rng: random.Random) -> Counter[str]:
     history: dict[Any, list[Any]] = {}
     with RedisServer() as server:
         client = server.client()
-        with ChunkStore.open(server.url("timeout=10"), memory_limit=0) as store:
+        with ChunkStore.open(server.url("timeout=60"), memory_limit=0) as store:
             for version in range(1, operations + 1):
                 slot = rng.randrange(SLOTS)
                 keys: list[Any] = sorted(key for key in client.keys("*") if b"/objects/" in key)

@@ -45,7 +45,7 @@ class S3Server:
             "AWS_SECRET_ACCESS_KEY": "secret",
         }
 
-    def url(self, query: str = "timeout=10&retries=0") -> str:
+    def url(self, query: str = "timeout=60&retries=0") -> str:
         """The url of a store in the bucket."""
         return f"s3://{BUCKET}/folder?{query}"
 

@@ -16,7 +16,7 @@ VERBS = ("ls", "stats", "verify", "gc", "pin", "quarantine ls")
 def url(request, tmp_path):
     if request.param == "obstore":
         return f"obstore+{(tmp_path / 'far').as_uri()}"
-    return request.getfixturevalue({"redis": "server"}.get(request.param, "s3")).url("timeout=10")
+    return request.getfixturevalue({"redis": "server"}.get(request.param, "s3")).url("timeout=60")
 
 
 @pytest.fixture
@@ -159,7 +159,7 @@ def test_what_no_other_command_could_open_is_bad_usage(capsys, wrong):
 def test_a_url_with_a_password_comes_from_a_file_and_is_shown_nowhere(capsys, server, tmp_path):
     server.client().config_set("requirepass", "hunter2")
     try:
-        (tmp_path / "url").write_text(f"redis+unix://:hunter2@{server.socket}?timeout=5\n")
+        (tmp_path / "url").write_text(f"redis+unix://:hunter2@{server.socket}?timeout=60\n")
         done = kamera(capsys, "store", "stats", f"@{tmp_path / 'url'}", "--format", "json")
         assert (done.code, done.document["objects"]) == (0, 0)
         assert "hunter2" not in done.out + done.err

@@ -74,7 +74,7 @@ def test_a_redis_that_dies_on_the_way_ends_the_job_and_the_next_run_completes_it
     tmp_path, server, plan, monkeypatch
 ):
     want = directory(tmp_path / "s", plan)
-    with ChunkStore.open(server.url("timeout=10&retries=0&cooldown=0.1")) as store:
+    with ChunkStore.open(server.url("timeout=60&retries=0&cooldown=0.1")) as store:
         job = Job(read_plan(plan), Here(vision_backbone(), store, SETTINGS), store, SETTINGS)
         steps = job.steps()
         assert next(steps).doing == "canonicals"
@@ -94,7 +94,7 @@ def test_a_redis_that_dies_on_the_way_ends_the_job_and_the_next_run_completes_it
 def test_the_program_compiles_into_a_redis_and_plans_from_it(
     capsys, tmp_path, server, plan, frames, monkeypatch
 ):
-    url = server.url("timeout=5")
+    url = server.url("timeout=60")
     done = kamera(capsys, "compile", vision_model(), plan, "--store", url, "--rank", "4", "--format", "json")
     assert (done.code, done.err) == (0, "")
     assert done.document["patches"]["formed"] == 3
@@ -174,7 +174,7 @@ def test_a_directory_that_is_no_store_is_not_planned_from(capsys, tmp_path, plan
 def test_workers_open_the_redis_themselves(capsys, tmp_path, server, plan):
     (tmp_path / "key").write_bytes(KEY)
     (tmp_path / "secret").write_bytes(SECRET)
-    url = server.url("timeout=5")
+    url = server.url("timeout=60")
     sealed = ("--tenant", "acme", "--secret-file", tmp_path / "secret", "--key-file", tmp_path / "key")
     given = ("--store", url, "--rank", "4", *sealed, "--format", "json", "--dtype", "float32")
     done = kamera(capsys, "compile", vision_model(), plan, *given, "--cluster", "local:2")

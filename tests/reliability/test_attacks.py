@@ -19,6 +19,13 @@ BITS = [(bombs.PATCH, bit) for bit in range(4770, 4790)]
 """A key in the header of a patch; a flip here has been believed."""
 
 
+@pytest.fixture(autouse=True)
+def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What hangs hangs longer than a busy machine takes."""
+    for attack in (bombs, forks):
+        monkeypatch.setattr(attack, "SECONDS", 200.0)
+
+
 def nothing(figures: dict[str, Any]) -> None:
     assert figures["findings"] == 0, figures["found"]
 

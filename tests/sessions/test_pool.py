@@ -89,7 +89,7 @@ class _Gate:
 
     def put(self, value) -> None:
         self.begun.set()
-        assert self.open.wait(60)
+        assert self.open.wait(300)
 
     def end(self) -> None:
         pass
@@ -102,7 +102,7 @@ def test_a_busy_session_is_forked_as_its_last_answer_left_it():
     before = pool.session(name).messages
     slow = threading.Thread(target=pool.send, args=("slow", name), kwargs={**GREEDY, "streamer": gate})
     slow.start()
-    assert gate.begun.wait(60)
+    assert gate.begun.wait(300)
     try:
         taken, entry = pool._reserved("quick", name, "", None)
         assert taken != name and entry.session.messages == before == pool.session(name).messages

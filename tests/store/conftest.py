@@ -12,6 +12,12 @@ from lab.reliability.s3_server import MISSING as MOTO_MISSING
 from lab.reliability.s3_server import S3Server
 
 
+@pytest.fixture(autouse=True)
+def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A store that closes waits for a remote that lives, however busy the machine is."""
+    monkeypatch.setattr("kamera.store.tiers.CLOSE_SECONDS", 300.0)
+
+
 def _running(binary: str | None) -> Iterator[RedisServer]:
     if binary is None:
         pytest.skip(MISSING)
@@ -73,7 +79,7 @@ def far(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     if request.param == "obstore":
         return f"obstore+{(tmp_path / 'objects').as_uri()}"
     name = "server" if request.param == "redis" else "s3"
-    return str(request.getfixturevalue(name).url("timeout=10"))
+    return str(request.getfixturevalue(name).url("timeout=60"))
 
 
 @pytest.fixture

@@ -54,7 +54,7 @@ def test_another_tenants_record_is_refused_and_the_others_are_put(tmp_path: Path
 
 def test_calls_of_a_remote_overlap(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each waits until all have begun: one by one that would never be."""
-    everyone = threading.Barrier(len(RECORDS), timeout=30)
+    everyone = threading.Barrier(len(RECORDS), timeout=300)
 
     def met(call: str) -> None:
         real = getattr(RemoteTier, call)

@@ -27,16 +27,16 @@ def opener(request: pytest.FixtureRequest, tmp_path: Path) -> Opener:
         name = "server" if request.param == "redis" else "valkey"
         server: RedisServer = request.getfixturevalue(name)
         return lambda prefix: RedisBlobs(
-            f"unix://{server.socket}", prefix, timeout=5, retries=1, shown="r://"
+            f"unix://{server.socket}", prefix, timeout=60, retries=1, shown="r://"
         )
     if request.param == "s3":
         request.getfixturevalue("s3")
         return lambda prefix: ObjectBlobs.open(
-            f"s3://{BUCKET}", f"folder/{prefix}", timeout=10, retries=1, shown="s3://"
+            f"s3://{BUCKET}", f"folder/{prefix}", timeout=60, retries=1, shown="s3://"
         )
     if request.param == "file":
         return lambda prefix: ObjectBlobs.open(
-            (tmp_path / "a b").as_uri(), prefix, timeout=5, retries=1, shown="f://"
+            (tmp_path / "a b").as_uri(), prefix, timeout=60, retries=1, shown="f://"
         )
     memory = obstore.store.MemoryStore()
     return lambda prefix: ObjectBlobs(memory, prefix, shown="m://")
@@ -158,7 +158,7 @@ def test_exchanges_at_once_lose_nothing(blobs: Blobs) -> None:
 
 
 def test_a_service_that_heeds_no_condition_is_not_relied_on(s3: S3Server) -> None:
-    blobs = ObjectBlobs.open(f"s3://{BUCKET}", "p/", timeout=10, retries=0, shown="s3://")
+    blobs = ObjectBlobs.open(f"s3://{BUCKET}", "p/", timeout=60, retries=0, shown="s3://")
     blobs.put("objects/a", b"old")
     s3.heeds_conditions = False
     for use in (lambda: blobs.create("objects/a", b"x"), lambda: blobs.exchange("objects/a", b"old", b"x")):
@@ -182,7 +182,7 @@ def test_a_value_that_redis_cannot_hold_is_refused_before_it_is_sent(
     server: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("kamera.store.remote.redis.MAX_BYTES", 3)
-    blobs = RedisBlobs(f"unix://{server.socket}", "p/", timeout=5, retries=0, shown="r://")
+    blobs = RedisBlobs(f"unix://{server.socket}", "p/", timeout=60, retries=0, shown="r://")
     with pytest.raises(ValueError, match="4 bytes are more than the 3"):
         blobs.put("objects/a", b"1234")
     assert issubclass(ValueError, blobs.errors)

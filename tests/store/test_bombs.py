@@ -244,7 +244,7 @@ def test_a_killed_writer_of_an_encrypted_store_leaves_nothing_plain(
     tmp_path: Path, root: Path, what: str, at: int
 ) -> None:
     (tmp_path / "out").mkdir()
-    done = subprocess.run([sys.executable, "-c", KILLED, str(root), what, str(at)], timeout=60)
+    done = subprocess.run([sys.executable, "-c", KILLED, str(root), what, str(at)], timeout=600)
     assert done.returncode == 9
     for name, data in snapshot(tmp_path).items():
         assert b"PLAIN TEXT" not in data and CHUNK.encode() not in data, name

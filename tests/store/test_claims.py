@@ -195,13 +195,13 @@ def test_a_writer_that_waited_for_another_takes_what_that_one_wrote(
             monkeypatch.setattr(disk_module, "claim", told)
             late = threading.Thread(target=lambda: two.put_canonical(canonical(seed=2)))
             late.start()
-            assert asked.wait(30) and not file_of(root, KEY).exists()
+            assert asked.wait(300) and not file_of(root, KEY).exists()
             # what the claim's holder does inside
             file_of(root, KEY).parent.mkdir()
             with ChunkStore.open(root.parent / "other") as other:
                 other.put_canonical(canonical(seed=1))
             os.replace(file_of(root.parent / "other", KEY), file_of(root, KEY))
-        late.join(30)
+        late.join(300)
         assert_same(two.get_canonical(CONTEXT, CHUNK), canonical(seed=1))
 
 

@@ -307,7 +307,7 @@ def test_readers_do_not_wait_for_a_writer_of_another_process(root: Path) -> None
 
         reading = threading.Thread(target=reads)
         reading.start()
-        reading.join(20)
+        reading.join(120)
         stuck = reading.is_alive()
         drop_row.execute("ROLLBACK")
         drop_row.close()
@@ -332,7 +332,7 @@ def test_a_rebuild_holds_the_index_for_a_folder_at_a_time(
         monkeypatch.setattr(files, "row", puts_meanwhile)
         rebuilding = threading.Thread(target=StoreAdmin(store).rebuild_index)
         rebuilding.start()
-        rebuilding.join(60)
+        rebuilding.join(300)
         monkeypatch.undo()
         assert not rebuilding.is_alive()
         assert len(listed) >= 12 and listed == sorted(listed) and listed[0] == 13

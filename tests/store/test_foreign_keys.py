@@ -57,7 +57,7 @@ KINDS: dict[str, tuple[Any, ...]] = {
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_redis_key_of_another_type_takes_nobody_down(server: RedisServer, kind: str) -> None:
-    url = server.url("timeout=10")
+    url = server.url("timeout=60")
     with ChunkStore.open(url) as store:
         keys = filled(store)
     command, *values = KINDS[kind]
@@ -82,7 +82,7 @@ def test_a_redis_key_of_another_type_takes_nobody_down(server: RedisServer, kind
 
 
 def test_a_key_of_another_type_in_an_objects_place_is_written_over(server: RedisServer) -> None:
-    url = server.url("timeout=10")
+    url = server.url("timeout=60")
     with ChunkStore.open(url, memory_limit=0) as store:
         key = store.put_canonical(canonical())
         [name] = server.client().keys(f"*objects/{key}")
@@ -98,7 +98,7 @@ def test_a_key_of_another_type_in_an_objects_place_is_written_over(server: Redis
 
 
 def test_names_and_sizes_of_others_in_redis_are_passed_over(server: RedisServer) -> None:
-    url = server.url("timeout=10")
+    url = server.url("timeout=60")
     with ChunkStore.open(url) as store:
         keys = filled(store)
     [prefix] = {name.decode().rpartition("objects/")[0] for name in server.client().keys("*objects/*")}

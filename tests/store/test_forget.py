@@ -285,7 +285,7 @@ def test_a_remote_that_is_down_is_an_error_and_nothing_is_removed(
 def test_what_waited_to_be_sent_leaves_no_name_behind(server: RedisServer, tmp_path: Path) -> None:
     """Neither in the list of uploads nor in any other file: freed pages are overwritten."""
     cache = tmp_path / "cache"
-    url = server.url("timeout=5&cooldown=0.01")
+    url = server.url("timeout=60&cooldown=0.01")
     with ChunkStore.open(url, cache=cache, memory_limit=0) as store:
         sent = store.put_canonical(canonical(GONE))
         StoreAdmin(store).pin([sent])

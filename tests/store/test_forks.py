@@ -19,7 +19,8 @@ import torch
 
 from kamera.errors import ForkedStore, StoreError
 from kamera.patches.forming import BackgroundForming
-from kamera.store import ChunkStore, StoreAdmin
+from kamera.store import ChunkStore, StoreAdmin, forks
+from kamera.store.disk import database as database_module
 from kamera.store.disk import tier as tier_module
 from kamera.store.disk.claims import claim
 from kamera.store.disk.database import Database
@@ -33,7 +34,7 @@ from .builders import CHUNK, CONTEXT, canonical, patch
 OTHER = "d" * 64
 WIDE = torch.arange(2**19, dtype=torch.int32).reshape(1, 2, 2**18)  # 2 MiB: read by several threads
 LARGE = canonical(input_ids=torch.arange(2), positions=torch.arange(2).expand(3, 2), kv=({"k": WIDE},))
-DEADLINE = 30.0  # seconds; a child that works takes some milliseconds
+DEADLINE = 120.0  # seconds; a child that works takes some milliseconds
 
 
 def in_child(work: Callable[[], object], meanwhile: Callable[[], object] = lambda: None) -> str:
@@ -122,7 +123,11 @@ CALLS: dict[str, Callable[[ChunkStore], object]] = {
 }
 
 
-def test_whatever_is_asked_while_threads_hold_locks_is_refused(store: ChunkStore) -> None:
+def test_whatever_is_asked_while_threads_hold_locks_is_refused(
+    store: ChunkStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(forks, "_LONGEST", 0.1)  # a fork waits for them, and not for ever
+
     def held(reached: threading.Event, go: threading.Event) -> None:
         assert store._disk is not None
         with store._memory._lock, store._disk.index.database.writing():
@@ -178,6 +183,7 @@ def test_a_child_that_lets_go_of_the_store_leaves_the_parents_log(store: ChunkSt
 def test_a_child_forked_during_an_open_keeps_no_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "index.sqlite"
     Index(path, lambda: []).close()
+    monkeypatch.setattr(forks, "_LONGEST", 0.1)
     stop_read, stop_write = os.pipe()
 
     def opening(reached: threading.Event, go: threading.Event) -> None:
@@ -188,9 +194,9 @@ def test_a_child_forked_during_an_open_keeps_no_lock(tmp_path: Path, monkeypatch
             assert go.wait(DEADLINE)
             real(self)
 
-        monkeypatch.setattr(Database, "_connect", slow)
-        Database(path, 1, "CREATE TABLE t (x)").execute("SELECT 1")
-        monkeypatch.undo()
+        with pytest.MonkeyPatch.context() as slowed:
+            slowed.setattr(Database, "_connect", slow)
+            Database(path, 1, "CREATE TABLE t (x)").execute("SELECT 1")
 
     def lives() -> bool:
         held = str(tmp_path) in descriptors()
@@ -231,6 +237,7 @@ def test_a_wait_for_a_lock_ends_and_names_the_process(root: Path, monkeypatch: p
         with pytest.raises(TimeoutError, match=says), folder_locked(root, 0.05):
             pass
         monkeypatch.setattr(tier_module, "_CLAIM_SECONDS", 0.05)
+        monkeypatch.setattr(database_module, "_BUSY_SECONDS", 0.05)  # of the row, which is made later then
         with Folder.at(root / "tmp") as folder:
             mine = claim(folder, canonical().key, 0)
             assert mine is not None
@@ -274,7 +281,7 @@ def test_patches_under_way_in_the_parent_do_not_stop_a_child() -> None:
 
 
 def test_a_remote_of_the_parent_is_refused_and_opens_again(server: RedisServer) -> None:
-    url = server.url("timeout=10")
+    url = server.url("timeout=60")
     with ChunkStore.open(url, memory_limit=0) as store:
         store.put_canonical(LARGE)
         assert in_child(lambda: store.get_canonical(CONTEXT, CHUNK)).startswith("ForkedStore")
@@ -303,7 +310,10 @@ def test_an_object_store_in_a_child_works_or_is_refused_at_once(tmp_path: Path) 
         assert store.get_canonical(CONTEXT, CHUNK) is not None
 
 
-def test_a_child_forked_amid_a_transaction_writes_to_the_same_file(tmp_path: Path) -> None:
+def test_a_child_forked_amid_a_transaction_writes_to_the_same_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(forks, "_LONGEST", DEADLINE)
     path = tmp_path / "index.sqlite"
     tables = "CREATE TABLE t (x)"
     database = Database(path, 1, tables)
@@ -317,7 +327,7 @@ def test_a_child_forked_amid_a_transaction_writes_to_the_same_file(tmp_path: Pat
 
     def child() -> str:
         own = Database(path, 1, tables)
-        with own.writing(2.0):
+        with own.writing(DEADLINE / 2):
             own.execute("INSERT INTO t VALUES (2)")
         return str(own.execute("SELECT COUNT(*) FROM t"))
 

@@ -395,7 +395,7 @@ def test_a_reader_does_not_wait_for_a_writer_to_count_a_use(tmp_path: Path) -> N
         mine.used(ROWS[0].key)
         flushing = threading.Thread(target=mine.flush_uses)
         flushing.start()
-        flushing.join(30)
+        flushing.join(120)
         assert not flushing.is_alive()
     assert uses(mine)[ROWS[0].key] == (0, None)
     mine.used(ROWS[0].key)

@@ -209,7 +209,7 @@ def test_questions_and_layers_are_counted_apart_from_look_ups(store, registry) -
 def test_a_remote_that_dies_shows_in_every_metric_of_it(server: RedisServer, registry, monkeypatch) -> None:
     now = [0.0]
     monkeypatch.setattr(urls, "Breaker", partial(Breaker, clock=lambda: now[0]))
-    url = server.url("timeout=10&retries=0&cooldown=15")
+    url = server.url("timeout=60&retries=0&cooldown=15")
     with ChunkStore.open(url) as other:
         other.put_canonical(canonical("e" * 64))
     with ChunkStore.open(url, metrics=Metrics(registry)) as store:

@@ -187,6 +187,6 @@ def test_processes_that_pin_at_once_keep_the_cap(pins: Pins) -> None:
     for taker in takers:
         taker.start()
     for taker in takers:
-        taker.join(60)
+        taker.join(300)
     assert [taker.exitcode for taker in takers] == [0, 0, 0]
     assert sum(pin.bytes for pin in pins.list()) == 100

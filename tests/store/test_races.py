@@ -109,7 +109,7 @@ def test_two_processes_make_and_fill_one_store(root: Path) -> None:
     for writer in writers:
         writer.start()
     for writer in writers:
-        writer.join(60)
+        writer.join(300)
     assert [writer.exitcode for writer in writers] == [0, 0]
     with ChunkStore.open(root) as store:
         assert len(store.ls()) == 45

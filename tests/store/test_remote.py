@@ -25,7 +25,7 @@ KEY = canonical().key
 def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     if request.param != "obstore":
         name = "server" if request.param == "redis" else request.param
-        return request.getfixturevalue(name).url("timeout=10")
+        return request.getfixturevalue(name).url("timeout=60")
     return f"obstore+{(tmp_path / 'objects').as_uri()}"
 
 
@@ -39,7 +39,7 @@ class Redis:
 
     def __init__(self, server: RedisServer) -> None:
         self.client = server.client()
-        self.url = server.url("timeout=5")
+        self.url = server.url("timeout=60")
 
     def names(self, folder: str = "objects") -> dict[str, str]:
         """Redis key by object name."""
@@ -289,7 +289,7 @@ def test_a_server_killed_half_way_serves_what_is_in_memory_and_misses_the_rest(s
     with ChunkStore.open(server.url()) as store:
         for chunk in "abcd":
             store.put_canonical(canonical(chunk))
-    with ChunkStore.open(server.url("timeout=10&retries=0&cooldown=0.05")) as store:
+    with ChunkStore.open(server.url("timeout=60&retries=0&cooldown=0.05")) as store:
         assert store.get_canonical(CONTEXT, "a") is not None
         server.kill()
         assert [store.get_canonical(CONTEXT, c) is not None for c in "abcd"] == [True, False, False, False]
@@ -304,7 +304,7 @@ def test_a_server_killed_half_way_serves_what_is_in_memory_and_misses_the_rest(s
 
 
 def test_a_server_out_of_memory_serves_and_what_is_put_waits(server: RedisServer) -> None:
-    with ChunkStore.open(server.url("timeout=5&retries=0&cooldown=0.05")) as store:
+    with ChunkStore.open(server.url("timeout=60&retries=0&cooldown=0.05")) as store:
         store.put_canonical(canonical("a"))
         client = server.client()
         client.config_set("maxmemory-policy", "noeviction")
@@ -312,12 +312,12 @@ def test_a_server_out_of_memory_serves_and_what_is_put_waits(server: RedisServer
         store.put_canonical(canonical("b"))
         assert store.flush(0.1).unsaved == (canonical("b").key,)
         assert "maxmemory" in StoreAdmin(store).stats().remote.last_error  # type: ignore[union-attr]
-        with ChunkStore.open(server.url("timeout=5")) as other:
+        with ChunkStore.open(server.url("timeout=60")) as other:
             assert_same(other.get_canonical(CONTEXT, "a"), canonical("a"))
             assert other.get_canonical(CONTEXT, "b") is None
         client.config_set("maxmemory", "0")
         assert not store.flush(30).unsaved
-    with ChunkStore.open(server.url("timeout=5")) as store:
+    with ChunkStore.open(server.url("timeout=60")) as store:
         assert_same(store.get_canonical(CONTEXT, "b"), canonical("b"))
 
 
@@ -336,7 +336,7 @@ def test_a_key_of_something_else_is_refused_by_name(remote: Redis, server: Redis
 def test_what_waits_is_never_evicted_and_what_finds_no_room_is_told(
     server: RedisServer, caplog: pytest.LogCaptureFixture
 ) -> None:
-    url, size = server.url("timeout=5&retries=0&cooldown=0.05"), canonical("a").nbytes
+    url, size = server.url("timeout=60&retries=0&cooldown=0.05"), canonical("a").nbytes
     with ChunkStore.open(url, memory_limit=2 * size) as store:
         server.kill()
         for chunk in "abc":

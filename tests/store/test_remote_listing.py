@@ -68,7 +68,7 @@ def test_a_listing_that_finds_nothing_new_reads_no_blob_of_an_object_store(s3: S
 
 
 def test_a_listing_asks_redis_for_little_of_what_it_knows(server: RedisServer) -> None:
-    with ChunkStore.open(server.url("timeout=10")) as store:
+    with ChunkStore.open(server.url("timeout=60")) as store:
         for i in range(40):
             store.put_canonical(canonical(f"{i:064x}", info={"title": "x" * 3000}))
 
@@ -82,7 +82,7 @@ def test_a_listing_asks_redis_for_little_of_what_it_knows(server: RedisServer) -
 
 
 def test_what_is_remembered_of_a_listing_is_bounded(server: RedisServer) -> None:
-    with ChunkStore.open(server.url("timeout=10")) as store:
+    with ChunkStore.open(server.url("timeout=60")) as store:
         for i in range(6):
             store.put_canonical(canonical(f"{i:064x}"))
         remote = remote_of(store)
@@ -98,7 +98,7 @@ def test_what_is_remembered_of_a_listing_is_bounded(server: RedisServer) -> None
 def test_hits_of_a_search_are_asked_for_all_at_once(server: RedisServer) -> None:
     pytest.importorskip("faiss")
     embedded = [pictured(i) for i in range(12)]
-    with ChunkStore.open(server.url("timeout=10"), memory_limit=0) as store:
+    with ChunkStore.open(server.url("timeout=60"), memory_limit=0) as store:
         for record in embedded:
             store.put_canonical(record)
         store.search(embedded[0].chunk_id, k=3, context=CONTEXT)

@@ -26,7 +26,7 @@ CHUNK = "c" * 64
 @pytest.fixture(params=["redis", "s3"])
 def url(request: pytest.FixtureRequest) -> str:
     name = "server" if request.param == "redis" else "s3"
-    return str(request.getfixturevalue(name).url("timeout=10"))
+    return str(request.getfixturevalue(name).url("timeout=60"))
 
 
 def opened(url: str, *keys: bytes, **options: Any) -> ChunkStore:
@@ -76,7 +76,7 @@ def test_what_is_written_between_the_look_and_the_writing_stays(
 
 def test_a_writer_at_work_all_the_while_never_sees_an_older_patch(server: RedisServer) -> None:
     """Each version it wrote is there until it writes the next, whatever the rotations do."""
-    url = server.url("timeout=10")
+    url = server.url("timeout=60")
     stop = threading.Event()
     wrong: list[tuple[int, str | None]] = []
 
@@ -112,7 +112,7 @@ def test_files_that_cannot_be_compared_are_refused_and_stay(tmp_path: Path) -> N
 
 
 def test_a_rotated_cache_sends_nothing_that_the_remote_has_newer(server: RedisServer, tmp_path: Path) -> None:
-    url, cache = server.url("timeout=10"), tmp_path / "cache"
+    url, cache = server.url("timeout=60"), tmp_path / "cache"
     newer = patch(context=ACME, rank=3, seed=7)
     with opened(url, OLD, cache=cache) as store:
         store.put_patch(patch(context=ACME, rank=1))
@@ -131,7 +131,7 @@ def test_an_upload_under_way_is_waited_for(
     server: RedisServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It was read under the old key; were it to arrive after the rotation, the new key would not open it."""
-    url, cache = server.url("timeout=10&retries=0"), tmp_path / "cache"
+    url, cache = server.url("timeout=60&retries=0"), tmp_path / "cache"
     server.kill()
     with opened(url, OLD, cache=cache) as store:
         store.put_canonical(canonical(context=ACME))
@@ -140,13 +140,13 @@ def test_an_upload_under_way_is_waited_for(
 
     def slow(self: RemoteTier, name: str, data: bytes) -> None:
         started.set()
-        assert go.wait(30)
+        assert go.wait(300)
         put(self, name, data)
 
     with monkeypatch.context() as patched:
         patched.setattr(RemoteTier, "put", slow)
         with opened(url, NEW, OLD, cache=cache) as store:
-            assert started.wait(30)
+            assert started.wait(300)
             later = threading.Timer(0.3, go.set)
             later.start()
             assert StoreAdmin(store).rotate().refused == ()

@@ -59,7 +59,7 @@ def test_another_leaves_instead_of_what_is_pinned(two: tuple[ChunkStore, ChunkSt
 
 
 def test_a_pin_in_a_remote_is_over_after_its_time_for_everybody(server: RedisServer) -> None:
-    with ChunkStore.open(server.url("timeout=10")) as store:
+    with ChunkStore.open(server.url("timeout=60")) as store:
         key = store.put_canonical(canonical())
         now = [1000.0]
         pins = RemotePins(remote_of(store)._blobs, lambda: now[0])
@@ -144,7 +144,7 @@ def test_a_pin_set_while_gc_is_at_work_is_honoured_by_the_next_batch(
 
 
 def test_a_pin_that_cannot_be_read_holds(server: RedisServer) -> None:
-    with ChunkStore.open(server.url("timeout=10")) as store:
+    with ChunkStore.open(server.url("timeout=60")) as store:
         key = store.put_canonical(canonical())
         StoreAdmin(store).pin([key], ttl=0.001)
         [pin] = [k for k in server.client().keys("*/pins/*") if key in k.decode()]

@@ -21,7 +21,7 @@ def test_an_object_store_that_is_switched_off_makes_misses_and_what_is_put_waits
     with ChunkStore.open(s3.url()) as store:
         for chunk in "ab":
             store.put_canonical(canonical(chunk))
-    with ChunkStore.open(s3.url("timeout=1&retries=0&cooldown=600")) as store:
+    with ChunkStore.open(s3.url("timeout=60&retries=0&cooldown=600")) as store:
         assert store.get_canonical(CONTEXT, "a") is not None
         s3.stop()
         assert [store.get_canonical(CONTEXT, c) is not None for c in "abab"] == [True, False, True, False]

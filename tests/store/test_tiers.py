@@ -27,7 +27,7 @@ from lab.reliability.redis_server import RedisServer
 
 from .builders import CONTEXT, assert_same, canonical, patch
 
-QUICK = "timeout=5&retries=0&cooldown=0.05"
+QUICK = "timeout=60&retries=0&cooldown=0.05"
 CHUNK = "c" * 64
 KEY = canonical().key
 FILE = f"objects/{KEY[:2]}/{KEY}.safetensors"
@@ -114,10 +114,10 @@ def test_a_damaged_file_that_nobody_else_has_is_refused(
     path = tmp_path / "cache" / FILE
     path.write_bytes(path.read_bytes()[:-1])
     with opened() as store:
-        try:  # whoever reads it first sets it aside: this look-up, or the upload that begins with the store
+        # The upload that begins with the store reads it too. Who is first sets it aside and says where; the
+        # other has read the damage as well, and cannot move what is gone, or finds nothing.
+        with contextlib.suppress(CorruptChunk):
             assert store.get_canonical(CONTEXT, CHUNK) is None
-        except CorruptChunk as error:
-            assert "moved to" in str(error)
         assert store.get_canonical(CONTEXT, CHUNK) is None
         [copy] = StoreAdmin(store).quarantine.copies()
         assert copy.name in FILE
@@ -258,13 +258,13 @@ def test_what_is_fetched_never_covers_what_was_put_meanwhile(
     def held(self: RedisBlobs, name: str) -> bytes | None:
         data = get(self, name)
         fetched.set()
-        put.wait(1.0)  # a put of this very object waits for the fetch; one of another process would not
+        assert put.wait(60)  # nothing waits for the fetch: the put is as of another process
         return data
 
     monkeypatch.setattr(RedisBlobs, "get", held)
     reader = threading.Thread(target=store.get_patch, args=(CONTEXT, CHUNK, ("x", "y")))
     reader.start()
-    assert fetched.wait(10)
+    assert fetched.wait(60)
     with ChunkStore.open(store._disk.root) as other:  # type: ignore[union-attr]
         other.put_patch(patch(seed=2))
     put.set()
@@ -281,7 +281,7 @@ def test_what_is_deleted_while_it_waits_does_not_come_back(
     store.put_canonical(canonical())
     assert store.flush(0.2).unsaved == (KEY,)
     server.client().config_set("maxmemory", "0")
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 60
     while time.monotonic() < deadline:  # until writes are tried again
         with contextlib.suppress(RemoteUnavailable):
             assert StoreAdmin(store).delete(KEY)
@@ -431,7 +431,7 @@ def test_a_failure_is_shared_and_the_next_one_tries_again(monkeypatch: pytest.Mo
     def fail() -> int:
         calls.append(1)
         inside.set()
-        go.wait(10)
+        go.wait(60)
         raise ValueError("no")
 
     def ask() -> str:
@@ -442,7 +442,7 @@ def test_a_failure_is_shared_and_the_next_one_tries_again(monkeypatch: pytest.Mo
 
     with ThreadPoolExecutor(4) as pool:
         first = pool.submit(ask)
-        assert inside.wait(10)
+        assert inside.wait(60)
         others = [pool.submit(ask) for _ in range(3)]
         here.wait(4)
         go.set()
@@ -494,8 +494,8 @@ def test_one_object_that_is_refused_does_not_hold_up_the_others(caplog: pytest.L
     with caplog.at_level(logging.ERROR):
         for name in ("bad", "odd", "damaged", "a", "b"):
             uploads.add(name)
-        deadline = time.monotonic() + 30
-        while len(sent) < 2 and time.monotonic() < deadline:
+        deadline = time.monotonic() + 60
+        while set(uploads.names()) != {"bad", "odd"} and time.monotonic() < deadline:
             uploads.flush(0.05)
     assert sent == ["a", "b"]
     assert set(uploads.names()) == {"bad", "odd"}
@@ -509,11 +509,11 @@ def test_what_is_put_while_it_is_sent_is_sent_again() -> None:
     def send(name: str) -> None:
         versions.append(len(versions))
         inside.set()
-        go.wait(10)
+        go.wait(60)
 
     uploads = Uploads(send)
     uploads.add("a")
-    assert inside.wait(10)
+    assert inside.wait(60)
     uploads.add("a")
     go.set()
     assert uploads.flush(30) == ()

@@ -30,7 +30,7 @@ class Gate:
         self.forming.submit("gate", (), self._wait)
 
     def _wait(self) -> Patch:
-        assert self._opened.wait(20), "nobody opened the gate"
+        assert self._opened.wait(300), "nobody opened the gate"
         return NONE
 
     def open(self) -> None:
@@ -194,7 +194,7 @@ def test_no_more_than_the_limit_is_under_way():
     forming, opened, through = BackgroundForming(limit=2), threading.Event(), threading.Event()
 
     def wait() -> Patch:
-        assert opened.wait(20), "waited for where nothing was to be waited for"
+        assert opened.wait(300), "waited for where nothing was to be waited for"
         return NONE
 
     for _ in range(2):
@@ -208,7 +208,7 @@ def test_no_more_than_the_limit_is_under_way():
     thread.start()
     assert not through.wait(0.2)
     opened.set()
-    assert through.wait(20)
+    assert through.wait(300)
     thread.join()
     forming.close()
 
@@ -217,7 +217,7 @@ def test_one_chunk_does_not_wait_for_another():
     forming, opened = BackgroundForming(), threading.Event()
 
     def wait() -> Patch:
-        assert opened.wait(20), "waited for where nothing was to be waited for"
+        assert opened.wait(300), "waited for where nothing was to be waited for"
         return NONE
 
     forming.submit("a", (), wait)

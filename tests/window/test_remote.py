@@ -23,7 +23,7 @@ def filled() -> Iterator[tuple[RedisServer, torch.Tensor]]:
         pytest.skip(MISSING)
     backbone, chunks = rig(FAMILY)
     with RedisServer("--save", "3600 1") as server:
-        with ChunkStore.open(server.url("timeout=5")) as store:
+        with ChunkStore.open(server.url("timeout=60")) as store:
             make(backbone, store, *chunks)
         server.client().save()
         yield server, Prefilled(backbone, chunks).logits
@@ -59,11 +59,12 @@ def test_the_answer_is_the_plain_models_whatever_the_remote_does(trouble, filled
     backbone, chunks = rig(FAMILY)
     server.kill()
     server.start()  # with what it saved
-    timeout = 1 if trouble is _hang else 10
+    timeout = 1 if trouble is _hang else 60
     with ChunkStore.open(server.url(f"timeout={timeout}&retries=0")) as store:
         window = make(backbone, store, *chunks[:2])
         hits = StoreAdmin(store).stats().remote.hits
-        assert hits >= 2  # this far it is the remote that serves
+        # this far it is the remote that serves; who waits for a second only may miss what is there
+        assert hits >= 2 or trouble is _hang
         trouble(server)
         for chunk in chunks[2:]:
             window.append(chunk)
