@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import stat
 
 import pytest
@@ -12,7 +13,30 @@ from kamera.ops import attention_layout
 from kamera.ops.kernels import native, serve
 from tests.ops.kernel_cases import rope, span
 
+COMPILER = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
 needs_compiler = pytest.mark.skipif(native.compiled() is None, reason="no C compiler on this machine")
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory):
+    """The library as the compiler makes it, once: what follows is about where it is kept."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        return native._built(COMPILER)
+
+
+@pytest.fixture
+def copying(library, monkeypatch, tmp_path_factory):
+    """A compiler that brings that library, of the real one's version."""
+    tools = tmp_path_factory.mktemp("tools")
+    version = native._run([COMPILER, "--version"])
+    (tools / "version").write_text(version)
+    script = f'#!/bin/sh\n[ "$1" = --version ] && exec cat {tools}/version\n'
+    script += f'while [ "$1" != -o ]; do shift; done\nexec cp {library} "$2"\n'
+    (tools / "cc").write_text(script)
+    (tools / "cc").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tools}:{os.environ['PATH']}")
+    return str(tools / "cc")
 
 
 @pytest.fixture
@@ -33,7 +57,7 @@ def moved() -> tuple[str, bool]:
 
 
 @needs_compiler
-def test_the_library_is_built_once_and_only_its_user_may_write_beside_it(fresh, monkeypatch):
+def test_the_library_is_built_once_and_only_its_user_may_write_beside_it(fresh, copying):
     assert moved() == ("native", True)
     kept = fresh / "cache" / "kamera" / "kernels"
     (built,) = kept.iterdir()
@@ -45,11 +69,15 @@ def test_the_library_is_built_once_and_only_its_user_may_write_beside_it(fresh, 
 
 
 @needs_compiler
-def test_another_processor_or_source_takes_another_library(fresh, monkeypatch):
-    compiler = "cc"
+def test_another_processor_or_source_takes_another_library(fresh, copying, monkeypatch, tmp_path):
+    compiler = copying
     first = native._built(compiler)
+    assert native._built(compiler) == first
     monkeypatch.setattr(native, "_processor", lambda: "a lesser one")
-    assert native._built(compiler) != first
+    lesser = native._built(compiler)
+    monkeypatch.setattr(native, "_SOURCE", tmp_path / "serve.c")
+    native._SOURCE.write_text("int other;")
+    assert len({first, lesser, native._built(compiler)}) == 3
 
 
 @pytest.mark.parametrize("why", ["switched off", "no compiler", "it fails", "it makes nonsense"])
@@ -72,7 +100,7 @@ def test_without_a_library_torch_serves(fresh, monkeypatch, why):
 
 
 @needs_compiler
-def test_a_directory_that_others_may_write_to_is_not_trusted(fresh):
+def test_a_directory_that_others_may_write_to_is_not_trusted(fresh, copying):
     kept = fresh / "cache" / "kamera" / "kernels"
     kept.mkdir(parents=True)
     kept.chmod(0o777)
@@ -81,7 +109,7 @@ def test_a_directory_that_others_may_write_to_is_not_trusted(fresh):
 
 
 @needs_compiler
-def test_a_home_that_cannot_be_written_is_no_obstacle(fresh, monkeypatch):
+def test_a_home_that_cannot_be_written_is_no_obstacle(fresh, copying, monkeypatch):
     blocked = fresh / "file"
     blocked.write_text("")
     monkeypatch.setenv("XDG_CACHE_HOME", str(blocked))

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +15,7 @@ from kamera.errors import CorruptChunk, StoreError
 from kamera.store import ChunkStore, StoreAdmin
 from kamera.store import head as head_module
 from kamera.store.format import encode
+from tests.killing import Countdown, in_child
 
 from .builders import CHUNK, CONTEXT, assert_same, canonical, file_of, join, patch, snapshot, split
 
@@ -217,26 +216,7 @@ def test_a_full_folder_in_the_place_of_a_lock_stops_its_object_alone(root: Path)
     assert (root / "tmp" / f"{key}.lock" / "mine").read_text() == "keep"
 
 
-KILLED = """
-import os, sys
-from pathlib import Path
-from kamera.store import ChunkStore, StoreAdmin
-from tests.store.builders import canonical
-store = ChunkStore.open(sys.argv[1], secret=b"a secret of acme, 32 bytes long!", keys=[b"k" * 32])
-store.put_canonical(canonical(info={"title": "PLAIN TEXT OF A CHUNK"}))
-real, done = os.fsync, []
-def dies(descriptor):
-    done.append(descriptor)
-    if len(done) >= int(sys.argv[3]):
-        os._exit(9)
-    real(descriptor)
-os.fsync = dies
-if sys.argv[2] == "export":
-    StoreAdmin(store).export_bundle(Path(sys.argv[1]).parent / "out" / "bundle")
-else:
-    store.put_canonical(canonical("d" * 64, info={"title": "PLAIN TEXT OF A CHUNK"}))
-    store.put_canonical(canonical("e" * 64, info={"title": "PLAIN TEXT OF A CHUNK"}))
-"""
+PLAIN = {"title": "PLAIN TEXT OF A CHUNK"}
 
 
 @pytest.mark.parametrize("what, at", [("export", 1), ("put", 1), ("put", 3)])
@@ -244,8 +224,17 @@ def test_a_killed_writer_of_an_encrypted_store_leaves_nothing_plain(
     tmp_path: Path, root: Path, what: str, at: int
 ) -> None:
     (tmp_path / "out").mkdir()
-    done = subprocess.run([sys.executable, "-c", KILLED, str(root), what, str(at)], timeout=600)
-    assert done.returncode == 9
+
+    def work(_: Callable[[bytes], None]) -> None:
+        store = ChunkStore.open(root, secret=SECRET, keys=[KEY])
+        store.put_canonical(canonical(info=PLAIN))
+        with Countdown(at).over(os, "fsync"):
+            if what == "export":
+                StoreAdmin(store).export_bundle(tmp_path / "out" / "bundle")
+            for name in "de":
+                store.put_canonical(canonical(name * 64, info=PLAIN))
+
+    assert in_child(work).killed
     for name, data in snapshot(tmp_path).items():
         assert b"PLAIN TEXT" not in data and CHUNK.encode() not in data, name
     with ChunkStore.open(root, secret=SECRET, keys=[KEY]) as store:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import shutil
 import sqlite3
 import subprocess
@@ -26,69 +27,52 @@ def root(tmp_path: Path) -> Path:
     return tmp_path / "store"
 
 
-def children(script: str, *arguments: object, count: int = 1) -> list[subprocess.Popen[str]]:
-    """Processes of their own that run ``script``, each with its number first."""
-    where = Path(__file__).parents[2]
-    return [
-        subprocess.Popen(
-            [sys.executable, "-c", script, str(number), *map(str, arguments)],
-            cwd=where,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        for number in range(count)
-    ]
+FORK = multiprocessing.get_context("fork")  # other processes import torch once more, for seconds
 
 
 # -- locks of a live database are nobody's to drop ---------------------------------------------------
 
-_PINNING = """
-import sys, threading
-from pathlib import Path
-from kamera.store import ChunkStore, StoreAdmin
-from tests.store.builders import patch
-me, root = sys.argv[1:]
-failed = []
-def pins(thread):
-    try:
-        with ChunkStore.open(root) as store:
-            for i in range(8):
-                StoreAdmin(store).pin([store.put_patch(patch(antecedents=(me, str(thread), str(i))))])
-    except Exception as error:
-        failed.append(repr(error))
-threads = [threading.Thread(target=pins, args=(n,)) for n in range(3)]
-print("ready", flush=True)
-sys.stdin.readline()
-for thread in threads: thread.start()
-for thread in threads: thread.join()
-print(failed, flush=True)
-"""
+
+def pin_in_threads(root: Path, me: int, ready: Any, told: Any) -> None:
+    failed = []
+
+    def pins(thread: int) -> None:
+        try:
+            with ChunkStore.open(root) as store:
+                for i in range(8):
+                    record = patch(antecedents=(str(me), str(thread), str(i)))
+                    StoreAdmin(store).pin([store.put_patch(record)])
+        except Exception as error:
+            failed.append(repr(error))
+
+    threads = [threading.Thread(target=pins, args=(n,)) for n in range(3)]
+    ready.wait()
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    told.put(failed)
 
 
 def test_pins_of_processes_and_threads_at_once_all_hold(root: Path) -> None:
     ChunkStore.open(root).close()
-    running = children(_PINNING, root, count=3)
+    ready, told = FORK.Barrier(3), FORK.Queue()
+    running = [FORK.Process(target=pin_in_threads, args=(root, me, ready, told)) for me in range(3)]
     for child in running:
-        assert child.stdout is not None and child.stdout.readline() == "ready\n"
+        child.start()
+    assert [told.get(timeout=300) for _ in running] == [[]] * 3
     for child in running:
-        assert child.stdin is not None
-        child.stdin.write("go\n")
-        child.stdin.flush()
-    assert [child.communicate()[0] for child in running] == ["[]\n"] * 3
+        child.join()
     with ChunkStore.open(root) as store:
         names = {info.key for info in store.ls()}
         assert len(names) == 72 and {pin.name for pin in StoreAdmin(store).pins.list()} == names
         assert StoreAdmin(store).gc(0).removed == ()
 
 
-_LISTING = """
-import sys
-from kamera.store import ChunkStore
-store = ChunkStore.open(sys.argv[2])
-for line in sys.stdin:
-    print(len(store.ls()), flush=True)
-"""
+def list_when_asked(root: Path, asked: Any) -> None:
+    with ChunkStore.open(root) as store:
+        while asked.recv():
+            asked.send(len(store.ls()))
 
 
 def test_a_second_tenant_that_closes_takes_no_locks_away(root: Path) -> None:
@@ -118,16 +102,18 @@ def test_a_second_tenant_that_closes_takes_no_locks_away(root: Path) -> None:
 def test_what_another_process_puts_is_listed_while_tenants_close(root: Path) -> None:
     with ChunkStore.open(root) as mine:
         mine.put_canonical(canonical())
-        [reader] = children(_LISTING, root)
-        assert reader.stdin is not None and reader.stdout is not None
+        asking, asked = FORK.Pipe()
+        reader = FORK.Process(target=list_when_asked, args=(root, asked))
+        reader.start()
+        asked.close()
         for number in range(20):
             mine.put_patch(patch(antecedents=(str(number),)))
             ChunkStore.open(root, tenant="acme").close()
-            reader.stdin.write("\n")
-            reader.stdin.flush()
-            assert reader.stdout.readline() == f"{number + 2}\n"
-        reader.stdin.close()
-        assert reader.wait() == 0
+            asking.send(True)
+            assert asking.recv() == number + 2
+        asking.send(False)
+        reader.join()
+        assert reader.exitcode == 0
 
 
 # -- what the index has lost -------------------------------------------------------------------------

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -77,9 +78,7 @@ def changed(draw: st.DataObject, document: dict[str, Any]) -> dict[str, Any]:
     return document
 
 
-@settings(max_examples=400)
-@given(st.data())
-def test_a_header_changed_in_any_place_is_refused_or_read_as_written(draw: st.DataObject) -> None:
+def header_changed(draw: st.DataObject) -> None:
     record = draw.draw(st.sampled_from(RECORDS))
     outer, header, rest = split(encode(record, 7))
     header = changed(draw, header)
@@ -90,9 +89,7 @@ def test_a_header_changed_in_any_place_is_refused_or_read_as_written(draw: st.Da
     assert_refused_or_read(data, record)
 
 
-@settings(max_examples=400)
-@given(st.data())
-def test_tensor_entries_changed_in_any_place_are_refused_or_read_as_written(draw: st.DataObject) -> None:
+def entry_changed(draw: st.DataObject) -> None:
     record = draw.draw(st.sampled_from(RECORDS))
     outer, header, rest = split(encode(record, 7))
     metadata = outer.pop("__metadata__")
@@ -105,6 +102,24 @@ def test_tensor_entries_changed_in_any_place_are_refused_or_read_as_written(draw
     except (ValueError, UnicodeEncodeError):
         return
     assert_refused_or_read(data, record)
+
+
+CHANGES = [header_changed, entry_changed]
+
+
+def many(change: Callable[[st.DataObject], None], times: int) -> None:
+    settings(max_examples=times)(given(st.data())(change))()
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_what_was_changed_in_any_place_is_refused_or_read_as_written(change: Any) -> None:
+    many(change, 150)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("change", CHANGES)
+def test_thousands_of_changes_are_refused_or_read_as_written(change: Any) -> None:
+    many(change, 4000)
 
 
 def assert_refused_or_read(data: bytes, record: Any) -> None:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import logging
+import multiprocessing
 import shutil
-import subprocess
-import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -96,49 +96,46 @@ def test_verify_mends_the_rows_and_says_so(tmp_path):
 
 # -- other processes -------------------------------------------------------------------------------
 
-_OTHER_PROCESS = """
-import sys
-from pathlib import Path
-from kamera.store import ChunkStore, StoreAdmin
-from tests.store.test_search import CONTEXT, assert_as_reference, picture
-store = ChunkStore.open(sys.argv[1])
-for line in sys.stdin:
-    verb, *seeds = line.split()
-    for seed in map(int, seeds):
-        if verb == "put":
-            store.put_canonical(picture(seed))
-        elif verb == "delete":
-            StoreAdmin(store).delete(picture(seed).key)
-    if verb == "search":
-        assert_as_reference(store, [picture(int(seed)) for seed in seeds])
-    print("done", flush=True)
-"""
+
+def obey(root: Path, orders: Any) -> None:
+    """Another process: does what it is told to its own store."""
+    with ChunkStore.open(root) as store:
+        while line := orders.recv():
+            verb, *seeds = line.split()
+            for seed in map(int, seeds):
+                if verb == "put":
+                    store.put_canonical(picture(seed))
+                elif verb == "delete":
+                    StoreAdmin(store).delete(picture(seed).key)
+            if verb == "search":
+                assert_as_reference(store, [picture(int(seed)) for seed in seeds])
+            orders.send("done")
 
 
 def test_two_processes_see_each_others_puts_and_deletes_at_once(tmp_path):
-    command = [sys.executable, "-c", _OTHER_PROCESS, str(tmp_path)]
-    root = Path(__file__).parents[2]
-    with subprocess.Popen(
-        command, cwd=root, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as other:
+    fork = multiprocessing.get_context("fork")  # another interpreter imports torch once more, for seconds
+    orders, theirs = fork.Pipe()
+    other = fork.Process(target=obey, args=(tmp_path, theirs))
+    other.start()
+    theirs.close()
 
-        def there(line: str) -> None:
-            other.stdin.write(line + "\n")
-            other.stdin.flush()
-            assert other.stdout.readline() == "done\n", line
+    def there(line: str) -> None:
+        orders.send(line)
+        assert orders.recv() == "done", line
 
-        with ChunkStore.open(tmp_path) as here:
-            for seed in range(4):
-                here.put_canonical(picture(seed))
-            assert_as_reference(here, [picture(seed) for seed in range(4)])
-            there("search 0 1 2 3")
-            there("put 4 5 6")
-            there("delete 0 5")
-            assert_as_reference(here, [picture(seed) for seed in (1, 2, 3, 4, 6)])
-            StoreAdmin(here).delete(picture(4).key)
-            here.put_canonical(picture(7))
-            there("search 1 2 3 6 7")
-            there("delete 1 2 3 6 7")
-            assert here.search(np.ones(WIDTH), context=CONTEXT) == []
-        other.stdin.close()
-        assert other.wait() == 0
+    with ChunkStore.open(tmp_path) as here:
+        for seed in range(4):
+            here.put_canonical(picture(seed))
+        assert_as_reference(here, [picture(seed) for seed in range(4)])
+        there("search 0 1 2 3")
+        there("put 4 5 6")
+        there("delete 0 5")
+        assert_as_reference(here, [picture(seed) for seed in (1, 2, 3, 4, 6)])
+        StoreAdmin(here).delete(picture(4).key)
+        here.put_canonical(picture(7))
+        there("search 1 2 3 6 7")
+        there("delete 1 2 3 6 7")
+        assert here.search(np.ones(WIDTH), context=CONTEXT) == []
+    orders.send("")
+    other.join()
+    assert other.exitcode == 0

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -24,6 +21,7 @@ from kamera.store.flights import Flights
 from kamera.store.remote.redis import RedisBlobs
 from kamera.store.remote.uploads import Uploads
 from lab.reliability.redis_server import RedisServer
+from tests.killing import die, in_child
 
 from .builders import CONTEXT, assert_same, canonical, patch
 
@@ -168,27 +166,20 @@ def test_a_put_is_on_the_disk_when_it_returns_and_in_the_remote_soon(
         assert_same(other.get_canonical(CONTEXT, CHUNK), canonical())
 
 
-_CHILD = """
-import os, signal, sys
-from kamera.store import ChunkStore
-from tests.store.builders import canonical
-store = ChunkStore.open(sys.argv[1], cache=sys.argv[2])
-print(*[store.put_canonical(canonical(name)) for name in "abc"], flush=True)
-os.kill(os.getpid(), signal.SIGKILL)
-"""
-
-
 def test_what_a_killed_process_had_acknowledged_is_uploaded_by_the_next(
     server: RedisServer, tmp_path: Path
 ) -> None:
     url, cache = server.url(QUICK), tmp_path / "cache"
     server.kill()
-    child = subprocess.run(
-        [sys.executable, "-c", _CHILD, url, str(cache)], stdout=subprocess.PIPE, text=True, check=False
-    )
-    assert child.returncode == -signal.SIGKILL
-    names = child.stdout.split()
-    assert len(names) == 3
+
+    def puts_and_dies(tell: Callable[[bytes], None]) -> None:
+        store = ChunkStore.open(url, cache=cache)
+        for name in "abc":
+            tell(store.put_canonical(canonical(name)).encode())
+        die()
+
+    ended = in_child(puts_and_dies)
+    assert ended.killed and len(ended.told) == 3 * len(KEY)
     server.start()
     with ChunkStore.open(url, cache=cache) as store:
         assert not store.flush(30).unsaved

@@ -70,7 +70,7 @@ def test_the_guard_runs_end_to_end_and_its_exit_code_tells(tmp_path, monkeypatch
     capsys.readouterr()
     assert guard.main([]) == 0
     assert "8 of 8 ratios hold" in capsys.readouterr().out
-    # a machine that is busy elsewhere has a thousand times its time, and somebody made apply a billion times as slow
+    # a busy machine may take a thousand times as long; somebody made apply slower by more than that
     lost = {name: dataclasses.replace(ratio, value=ratio.value * 1e12) for name, ratio in loose.items()}
     guard.write(reference, {}, lost, loose)
     assert guard.main(["--only", "apply"]) == 1
