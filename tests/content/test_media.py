@@ -14,7 +14,7 @@ from kamera.content.sizing import Sizing, fitted
 from kamera.content.video import load_clip
 from kamera.engines.hf import Backbone
 from kamera.errors import IncompatibleChunk, ModalityNotSupported, UnreadableMedia
-from tests.engines.test_chunks import picture, token_counts, write_video
+from tests.content.test_chunks import picture, token_counts, write_video
 from tests.models import processors, samples, tiny
 
 ORIENTATION = 0x0112

@@ -18,7 +18,7 @@ from kamera.errors import (
     UnreadableMedia,
     UnsafeText,
 )
-from tests.engines.test_prompt import GEMMA, LLAVA
+from tests.content.test_prompt import GEMMA, LLAVA
 from tests.models import processors, tiny
 
 TOOLS = (

@@ -16,7 +16,7 @@ from kamera import Backbone, ChunkStore, KameraWindow
 from kamera.content.plain import PlainText
 from kamera.errors import UnsafeText
 from lab.testbed.frontend import build_tokenizer
-from tests.engines.test_prompt import GEMMA
+from tests.content.test_prompt import GEMMA
 from tests.models import processors, tiny
 
 ATTACKS = [
