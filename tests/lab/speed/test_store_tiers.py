@@ -66,7 +66,7 @@ def test_every_store_and_every_tier_has_its_rows(found):
         assert set(tiers) == wanted
         assert {r["tokens"] for r in tiers.values()} == {TOKENS}
         assert len({r["MB"] for r in tiers.values()}) == 1
-        for what in ("recall: page cache", "get: page cache"):  # how much longer is for a quiet machine to say
+        for what in ("recall: page cache", "get: page cache"):  # by how much is for a quiet machine
             assert 0.0 < tiers[what]["times memory"].median < math.inf
 
 
