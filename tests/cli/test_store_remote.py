@@ -107,6 +107,7 @@ def test_a_store_behind_a_cache_is_one_store(capsys, url, tmp_path):
     cache = tmp_path / "cache"
     with ChunkStore.open(url, cache=cache) as store:
         store.put_canonical(canonical("a" * 64))
+        assert not store.flush(300).unsaved
     with ChunkStore.open(url) as store:
         store.put_canonical(canonical("b" * 64))
     assert as_json(capsys, "ls", url, "--cache", cache)[1]["objects"] == 2
