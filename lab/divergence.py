@@ -26,7 +26,7 @@ from kamera.certify.metrics import kl_items
 from kamera.ops import patch_of
 from kamera.patches.anchor import prefill_anchor
 from kamera.patches.near import disorder, divergence, likeness
-from kamera.store import CanonicalRecord, Context
+from kamera.store import CanonicalRecord, Context, EncodingRecord, encoding_context
 from kamera.store.search.embedding import VISION_TOKENS
 from lab.scene import Scene
 from lab.speed.machine import machine
@@ -76,9 +76,10 @@ def run(items: int, family: str) -> list[Row]:
         encoded = backbone.encode(made)
         tokens = {VISION_TOKENS: [*backbone.builder.vision_tokens]}
         where = backbone.positions([made.input_ids], [made.position_inputs()])
-        store.put_canonical(
-            CanonicalRecord(made.id, context, made.input_ids, where, (), {}, encoded.tensors, tokens)
-        )
+        seen = encoding_context(backbone.vision_fingerprint, store.tenant)
+        store.put(EncodingRecord(made.id, seen, made.num_tokens, encoded.tensors))
+        vision = seen.fingerprint
+        store.put(CanonicalRecord(made.id, context, made.input_ids, where, (), {}, tokens, vision))
         return made
 
     rows: list[Row] = []

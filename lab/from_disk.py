@@ -29,7 +29,7 @@ from kamera.store import CanonicalRecord, ChunkStore, Context
 from kamera.store.digests import DIGESTS, hasher_of
 from lab.speed.machine import commit, machine
 
-LAYERS, HEADS, DIM, HIDDEN = 28, 4, 128, 3584
+LAYERS, HEADS, DIM = 28, 4, 128
 CONTEXT, CHUNK = Context("f" * 64, "a" * 64), "c" * 64
 OFFSET = (7, 7, 7)
 _ROPE = RopeSpec(tuple(1e6 ** (-i / 64) for i in range(64)), (0,) * 16 + (1,) * 24 + (2,) * 24, 3, "half")
@@ -49,8 +49,7 @@ def record(tokens: int) -> CanonicalRecord:
     noise = torch.randn(HEADS, tokens, DIM, generator=generator).bfloat16()
     kv = tuple({"k": noise.roll(i, 1), "v": noise.roll(-i, 1)} for i in range(LAYERS))
     positions = torch.arange(tokens).expand(3, tokens)
-    embeds = {"inputs_embeds": torch.randn(tokens, HIDDEN, generator=generator).bfloat16()}
-    return CanonicalRecord(CHUNK, CONTEXT, torch.arange(tokens), positions, kv, embeds=embeds)
+    return CanonicalRecord(CHUNK, CONTEXT, torch.arange(tokens), positions, kv)
 
 
 def patch_for(tokens: int) -> Patch:
@@ -127,12 +126,12 @@ def run(tokens: int, rounds: int, folder: Path) -> list[dict[str, Any]]:
     """A row for each arm."""
     slot, made = Slot(tokens), record(tokens)
     memory = ChunkStore.open("memory://", memory_limit="64GiB")
-    memory.put_canonical(made)
+    memory.put(made)
     arms = {"memory: apply": Arm(lambda: slot.whole(memory))}
     stores = []
     for digest in DIGESTS:
         with ChunkStore.open(folder / digest, digest=digest) as store:
-            store.put_canonical(made)
+            store.put(made)
         disk = ChunkStore.open(folder / digest, memory_limit=0)
         [file] = (folder / digest).glob("objects/*/*.safetensors")
         stores.append(disk)

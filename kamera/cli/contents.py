@@ -13,10 +13,10 @@ import torch
 
 from kamera.errors import CorruptChunk, StoreVersionError, WrongKey
 from kamera.ops import CodedKV
-from kamera.store import CanonicalRecord, Context, canonical_key
+from kamera.store import CanonicalRecord, Context, PatchRecord, canonical_key
 from kamera.store.codec import Codec
 from kamera.store.disk.folder import Folder, NotAFile
-from kamera.store.keys import is_key, whole_id
+from kamera.store.keys import PATCH_KINDS, is_key, whole_id
 from kamera.window.file import read_saved
 
 Document = dict[str, Any]
@@ -80,7 +80,7 @@ def describe(data: bytes, name: str, path: str, codec: Codec | None = None) -> D
         held["percent_of_kv"] = 100.0 * coded / held["kv_bytes"] if held["kv_bytes"] else 100.0
         held["loss"] = None if record.loss is None else asdict(record.loss)
     else:
-        layers = [_factors(layer) for layer in record.patch.layers]
+        layers = [_factors(layer) for layer in record.patch.layers] if isinstance(record, PatchRecord) else []
         held["kv_bytes"] = None
         held["percent_of_kv"] = None
     held["layers"] = len(layers)
@@ -97,9 +97,10 @@ def relate(objects: list[Document], store: Path | None, name: Callable[[str], st
     """
     known = {o["key"]: o["kv_bytes"] for o in objects if o["intact"] and o["kind"] == "canonical"}
     for patch in objects:
-        if not patch["intact"] or patch["kind"] == "canonical":
+        if not patch["intact"] or patch["kind"] not in PATCH_KINDS:
             continue
-        key = name(canonical_key(Context(**patch["context"]), patch["chunk_id"]))
+        own = patch["context"] | {"anchor": patch["base"] or patch["context"]["anchor"]}
+        key = name(canonical_key(Context(**own), patch["chunk_id"]))
         if key not in known and store is not None:
             beside = store / "objects" / key[:2] / f"{key}.safetensors"
             known[key] = read_object(beside).get("kv_bytes") if beside.is_file() else None

@@ -11,7 +11,7 @@ from kamera.compile.tasks import Cost, Found, Sources
 from kamera.content import Chunk
 from kamera.engines.hf import Backbone
 from kamera.errors import KameraError, StoreError, StoreVersionError, UnknownChunk, UnreadableMedia
-from kamera.patches import Facts, Former
+from kamera.patches import Encodings, Facts, Former, Strict
 from kamera.store import ChunkStore
 
 
@@ -26,6 +26,7 @@ class Locator:
         self._backbone = backbone
         self._store = store
         self._canonicals = canonicals
+        self._encodings = Encodings(backbone, store, Strict())
 
     def locate(
         self, lookup: Lookup, former: Callable[[], Former], task: Sources, cost: Cost
@@ -86,7 +87,7 @@ class Locator:
             raise UnreadableMedia(f"{source.key[:80]} was refused by the processor: {error}") from error
 
     def _encoded(self, chunk: Chunk) -> Facts:
-        return Facts(chunk.id, self._backbone.encode(chunk), chunk.label)
+        return self._encodings.stored(chunk) or self._encodings.made(chunk)
 
     def _form(
         self,

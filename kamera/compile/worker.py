@@ -208,7 +208,7 @@ class Worker:
     def _opened(self, system: str | None) -> _Open:
         if self._open is None or self._open.system != system:
             self._open = None  # let go of the old KV first
-            anchor = prefill_anchor(self.backbone, system)
+            anchor = prefill_anchor(self.backbone, system, self.store)
             self._open = _Open(system, Former(self.backbone, self.store, anchor, self.settings.budget))
         return self._open
 

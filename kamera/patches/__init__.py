@@ -3,6 +3,7 @@
 from kamera.patches.anchor import Anchor, anchor_ids, anchor_of, prefill_anchor
 from kamera.patches.catalogue import Catalogue
 from kamera.patches.chunks import Copy, Facts
+from kamera.patches.encodings import Encodings
 from kamera.patches.former import Former, own, worth_harvesting
 from kamera.patches.forming import FormingRule, forming_of
 from kamera.patches.guarantee import (
@@ -23,6 +24,7 @@ __all__ = [
     "Anchor",
     "Catalogue",
     "Copy",
+    "Encodings",
     "Facts",
     "Former",
     "FormingRule",

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 
 import torch
 
 from kamera.content import Encoded, Spoken
 from kamera.engines.hf import Backbone
+from kamera.errors import CorruptChunk, WrongKey
 from kamera.ops import KV, kv_map, tensor_digest
+from kamera.patches.losses import Losses, Strict
+from kamera.store import CanonicalRecord, ChunkStore, Context
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,10 +37,16 @@ class Anchor:
         return int(self.input_ids.shape[0])
 
 
-def prefill_anchor(backbone: Backbone, system: Spoken | None) -> Anchor:
-    """Tokenise and prefill a system prompt, text or messages; token ids are taken as they are."""
+def prefill_anchor(
+    backbone: Backbone, system: Spoken | None, store: ChunkStore | None = None, losses: Losses | None = None
+) -> Anchor:
+    """Tokenise and prefill a system prompt, text or messages; token ids are taken as they are.
+
+    The other arguments as of `anchor_of`.
+    """
     seams = backbone.seams(system if isinstance(system, str) else None)
-    return anchor_of(backbone, anchor_ids(backbone, system), seams.tail, seams.reopen)
+    ids = anchor_ids(backbone, system)
+    return anchor_of(backbone, ids, seams.tail, seams.reopen, store, losses)
 
 
 def anchor_ids(backbone: Backbone, system: Spoken | None) -> torch.Tensor:
@@ -45,11 +57,40 @@ def anchor_ids(backbone: Backbone, system: Spoken | None) -> torch.Tensor:
     return backbone.builder.anchor_ids(system)
 
 
-def anchor_of(backbone: Backbone, ids: torch.Tensor, tail: str, reopen: str) -> Anchor:
-    """The anchor of given token ids, prefilled."""
+def anchor_of(
+    backbone: Backbone,
+    ids: torch.Tensor,
+    tail: str,
+    reopen: str,
+    store: ChunkStore | None = None,
+    losses: Losses | None = None,
+) -> Anchor:
+    """The anchor of given token ids: out of ``store`` where it is kept, else prefilled, and kept there.
+
+    It is kept as the model computed it, in a store of codes as well; a damaged one is a miss. What the store
+    cannot take or give is raised, unless ``losses`` bear it.
+    """
     positions = backbone.positions([ids], [{}])
-    kv: KV = backbone.no_kv()
-    if ids.shape[0]:
-        kv, _ = backbone.prefill(Encoded(ids, {}, {}), positions)
-        kv = kv_map(kv, lambda t: t.detach().clone())
-    return Anchor(ids, positions, kv, tensor_digest(ids), tail, reopen)
+    digest = tensor_digest(ids)
+    if not ids.shape[0]:
+        return Anchor(ids, positions, backbone.no_kv(), digest, tail, reopen)
+    losses = losses or Strict()
+    found = None if store is None else _stored(backbone, store, digest, losses)
+    if found is not None and torch.equal(found.positions, positions):
+        return Anchor(ids, positions, backbone.place(found.kv), digest, tail, reopen)
+    kv, _ = backbone.prefill(Encoded(ids, {}, {}), positions)
+    kv = kv_map(kv, lambda t: t.detach().clone())
+    if store is not None:
+        context = Context(backbone.fingerprint, digest, store.tenant)
+        with losses.borne("the system prompt was not kept"):
+            store.put(CanonicalRecord(digest, context, ids, positions, tuple(kv), kind="anchor"))
+    return Anchor(ids, positions, kv, digest, tail, reopen)
+
+
+def _stored(backbone: Backbone, store: ChunkStore, digest: str, losses: Losses) -> CanonicalRecord | None:
+    with losses.borne("the system prompt was not looked up"):
+        try:
+            return store.get_anchor(Context(backbone.fingerprint, digest, store.tenant))
+        except (CorruptChunk, WrongKey) as error:
+            logger.warning("a stored system prompt was refused: %s", error)
+    return None

@@ -11,13 +11,14 @@ from dataclasses import replace
 
 import torch
 
-from kamera.content import Encoded
+from kamera.content import Chunk
 from kamera.engines.hf import Backbone, ModelCache
 from kamera.errors import CorruptChunk, IncompatibleChunk, NotRelocatable, UnknownChunk, WrongKey
 from kamera.ops import KV, Formed, Patch, PatchBudget, deficit, kv_map, mean_deficit, uniform_offset
 from kamera.patches.anchor import Anchor
 from kamera.patches.catalogue import Catalogue
 from kamera.patches.chunks import Copy, Facts
+from kamera.patches.encodings import Encodings
 from kamera.patches.forming import Forming
 from kamera.patches.guarantee import Guarantee, at_least, guarantee_named
 from kamera.patches.losses import Losses, Strict
@@ -61,6 +62,7 @@ class Former:
         self.budget = budget
         self.forming = forming or Forming()
         self.losses = losses or Strict()
+        self.encodings = Encodings(backbone, store, self.losses)
         self.context = Context(backbone.fingerprint, anchor.digest, store.tenant, store.kv)
         self.catalogue = Catalogue(store, self.context, self.forming, self.losses)
         self.anchor_copy = Copy(anchor.kv, anchor.positions, None, "exact", (), canonical=True)
@@ -117,7 +119,7 @@ class Former:
             if record.context == self.context:
                 self._remember(chunk_id, self._out_of(record))
                 self.catalogue.was_read(chunk_id)
-            return _facts(record)
+            return self.encodings.behind(record)
         if any(c.fingerprint == self.context.fingerprint for c in others):
             raise IncompatibleChunk(
                 f"chunk {chunk_id[:12]} was archived behind another system prompt: append its content "
@@ -133,13 +135,17 @@ class Former:
             "content first"
         )
 
-    def archived(self, chunk_id: str) -> Facts | None:
-        """Facts of an archived chunk, or None; a damaged archive is a miss, and said so."""
-        record = self._record(chunk_id)
-        if record is None:
-            return None
-        self._remember(chunk_id, self._out_of(record))
-        return _facts(record)
+    def stored(self, chunk: Chunk) -> Facts | None:
+        """Facts of a chunk at hand, if no tower has to run for it; what is damaged is a miss.
+
+        Its canonical is read where it is archived, as it is about to serve.
+        """
+        record = self._record(chunk.id)
+        if record is not None:
+            self._remember(chunk.id, self._out_of(record))
+        if record is not None and not chunk.has_media:
+            return self.encodings.behind(record)
+        return self.encodings.stored(chunk)
 
     def alone(self, facts: Facts) -> torch.Tensor:
         """The model's positions of a chunk right behind the anchor, ``[axes, tokens]``."""
@@ -184,13 +190,15 @@ class Former:
                 positions=copy.positions,
                 kv=tuple(copy.kv),
                 inputs=encoded.position_inputs,
-                embeds=encoded.tensors,
                 info={"label": facts.label, VISION_TOKENS: [*self.backbone.builder.vision_tokens]},
+                vision=self.encodings.vision if encoded.tensors else "",
+                behind=self.anchor.length,
             )
         )
         self.losses.unkept.add(facts.chunk_id)
         with self.losses.borne(f"chunk {facts.chunk_id[:12]} was not kept"):
-            self.store.put_canonical(record)
+            self.encodings.keep(facts)  # first: whoever finds the canonical finds it
+            self.store.put(record)
             self.losses.unkept.discard(facts.chunk_id)
         self.catalogue.forget(record.key)
         return record
@@ -237,9 +245,7 @@ class Former:
         def form() -> Patch:
             (patch, energy), filled = budget.form(deltas, self.backbone.layout, canonical.kv)
             info = {"energy": energy, **filled.to_info()}
-            self.store.put_patch(
-                PatchRecord(facts.chunk_id, self.context, behind, "exact", patch, formed, info)
-            )
+            self.store.put(PatchRecord(facts.chunk_id, self.context, behind, "exact", patch, formed, info))
             return patch
 
         with self.losses.borne(f"a patch of chunk {facts.chunk_id[:12]} was not kept"):
@@ -270,7 +276,7 @@ class Former:
             formed="exact",
             info={"energy": formed.energy, **filled.to_info(), "orderings": len(perms)},
         )
-        self.store.put_patch(record)
+        self.store.put(record)
         self.catalogue.forget(record.key)
         return formed
 
@@ -387,8 +393,3 @@ def worth_harvesting(
 def own(kv: KV) -> KV:
     """A copy that does not keep the whole live cache alive."""
     return kv_map(kv, lambda t: t.detach().clone())
-
-
-def _facts(record: CanonicalRecord) -> Facts:
-    encoded = Encoded(record.input_ids, dict(record.inputs), dict(record.embeds))
-    return Facts(record.chunk_id, encoded, str(record.info.get("label", "")))

@@ -10,8 +10,18 @@ from kamera.store.admin.bundle import Exported, Imported, certificate_folders
 from kamera.store.admin.forget import Forgotten
 from kamera.store.coded import coded_header, coded_kv, coded_tensors
 from kamera.store.disk.locks import folder_locked
+from kamera.store.encoding import EncodingRecord
 from kamera.store.info import MemoryStats, ObjectInfo, StoreStats, VerifyReport
-from kamera.store.keys import Context, behind_survivors, canonical_key, chunk_of, patch_key, survivor
+from kamera.store.keys import (
+    Context,
+    behind_survivors,
+    canonical_key,
+    chunk_of,
+    encoding_context,
+    object_key,
+    patch_key,
+    survivor,
+)
 from kamera.store.records import CanonicalRecord, PatchRecord, kept
 from kamera.store.seal.rotate import Rotated
 from kamera.store.search.embedding import VISION_TOKENS, mean_features
@@ -23,6 +33,7 @@ __all__ = [
     "CanonicalRecord",
     "ChunkStore",
     "Context",
+    "EncodingRecord",
     "Exported",
     "Forgotten",
     "Hit",
@@ -44,9 +55,11 @@ __all__ = [
     "coded_kv",
     "coded_tensors",
     "digest",
+    "encoding_context",
     "folder_locked",
     "kept",
     "mean_features",
+    "object_key",
     "patch_key",
     "survivor",
     "tensor_digest",

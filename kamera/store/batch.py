@@ -1,4 +1,4 @@
-"""Many look-ups or writes at once, where each of them waits for a remote."""
+"""Many look-ups at once, where each of them waits for a remote."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from kamera.store.digests import DigestName
 from kamera.store.format import DIRECTORY_VERSION
 from kamera.store.info import ObjectInfo
 from kamera.store.opened import Opened
-from kamera.store.records import CanonicalRecord, PatchRecord
+from kamera.store.records import Record
 from kamera.store.sources import Source
 
 
@@ -29,7 +29,7 @@ class Codec:
         """What the object under ``key`` is called in every tier: 64 lower-case hex digits."""
         return key
 
-    def encode(self, record: CanonicalRecord | PatchRecord, created: float) -> bytes:
+    def encode(self, record: Record, created: float) -> bytes:
         """The file of ``record``. Raises as `format.encode`."""
         return object_format.encode(record, created, digest=self.digest)
 
@@ -40,7 +40,7 @@ class Codec:
         """
         return object_format.open_object(source, name, where)
 
-    def decode(self, data: bytes, name: str, source: str) -> CanonicalRecord | PatchRecord:
+    def decode(self, data: bytes, name: str, source: str) -> Record:
         """The record in ``data``, which must be the object called ``name``. Raises as `format.decode`."""
         return object_format.decode(data, name, source)
 
@@ -48,7 +48,7 @@ class Codec:
         """What the header of a file of ``size`` bytes says, its digest verified. As `format.decode`."""
         return object_format.read_info(file, size, name, source)
 
-    def describe(self, record: CanonicalRecord | PatchRecord, created: float, size: int) -> ObjectInfo:
+    def describe(self, record: Record, created: float, size: int) -> ObjectInfo:
         """What `read_info` says of the file of ``record``."""
         return object_format.describe(record, created, size)
 

@@ -27,7 +27,7 @@ from kamera.store.head import (
 )
 from kamera.store.info import ObjectInfo
 from kamera.store.opened import Opened, Plain
-from kamera.store.records import CanonicalRecord, PatchRecord, Record
+from kamera.store.records import Record
 from kamera.store.sources import BytesSource, Source
 
 __all__ = [
@@ -83,9 +83,7 @@ def open_object(source: Source, expected: str, where: str, mac: bytes = b"", nam
     return Opened(head, Plain(source, size))
 
 
-def decode(
-    data: bytes, expected: str, source: str, mac: bytes = b"", name: Naming = str
-) -> CanonicalRecord | PatchRecord:
+def decode(data: bytes, expected: str, source: str, mac: bytes = b"", name: Naming = str) -> Record:
     """The record in ``data``, whose key is called ``expected`` by ``name``.
 
     ``source`` names the bytes in errors; ``mac`` is the one `encode` had. Raises `CorruptChunk` for

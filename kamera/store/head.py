@@ -19,10 +19,11 @@ from safetensors import SafetensorError
 from kamera.errors import CorruptChunk, ForeignObject, StoreError, StoreVersionError
 from kamera.ops import PatchBudget
 from kamera.store.digests import Hasher, hasher_of
+from kamera.store.fields import Header, canonical_json, is_count
 from kamera.store.groups import Entry, Group, grouped, laid_out
 from kamera.store.info import ObjectInfo
-from kamera.store.keys import KINDS, Context, canonical_key, is_key, patch_key
-from kamera.store.records import CanonicalRecord, Header, PatchRecord, Record, canonical_json
+from kamera.store.keys import KINDS, PATCH_KINDS, Context, is_key, object_key
+from kamera.store.records import Record, record_of
 
 FORMAT_VERSION = 4
 """What stands in an object's header as its format; an object of any other is refused by name."""
@@ -152,8 +153,7 @@ def _rebuilt(text: bytes, header: Header) -> tuple[dict[str, Entry], int]:
         tensors = {name: torch.empty(e.shape, dtype=e.dtype, device="meta") for name, e in told.items()}
     except RuntimeError as error:
         raise ValueError(f"a shape is impossible: {error}") from error
-    cls = CanonicalRecord if header["kind"] == "canonical" else PatchRecord
-    record: Record = cls.from_parts(header, tensors)
+    record = record_of(header, tensors)
     rebuilt = written(record, header["created"], header["digests"])
     wrong = _differences(rebuilt, header)
     if wrong:
@@ -194,10 +194,12 @@ def _parsed(text: bytes, expected: str, source: str, name: Naming) -> Header:
         if key != info.key:
             raise ValueError(f"key {info.key} is not that of its own fields, {key}")
         # what a listing shows; whether it is true of the tensors is checked when they are read
-        if not (_is_count(info.tokens) and (info.rank is None or _is_count(info.rank))):
+        if not (is_count(info.tokens) and (info.rank is None or is_count(info.rank))):
             raise ValueError(f"tokens {info.tokens!r} and rank {info.rank!r} must be counts")
-        if not (isinstance(info.created, float) or _is_count(info.created)):
+        if not (isinstance(info.created, float) or is_count(info.created)):
             raise ValueError(f"created must be seconds, got {info.created!r}")
+        if not isinstance(info.base, str) or not is_count(info.behind):
+            raise ValueError(f"it stands on {info.base!r} behind {info.behind!r} tokens")
         if not isinstance(info.formed, str | None):
             raise ValueError(f"formed must be text, got {info.formed!r}")
         if name(key) != expected:
@@ -224,12 +226,14 @@ def info_of(header: Header, size: int) -> ObjectInfo:
         created=header["created"],
         budget=_budget_of(header),
         orderings=_orderings_of(header),
+        base=header.get("vision") or header.get("base") or "",
+        behind=header.get("behind", 0),
     )
 
 
 def _budget_of(header: Header) -> PatchBudget | None:
     """What a patch was formed under; ``info`` is free text to the format, so it may say nothing of that."""
-    if header["kind"] == "canonical":
+    if header["kind"] not in PATCH_KINDS:
         return None
     try:
         return PatchBudget.from_info(header["info"], header["rank"])
@@ -239,7 +243,7 @@ def _budget_of(header: Header) -> PatchBudget | None:
 
 def _orderings_of(header: Header) -> int | None:
     told = header["info"].get("orderings") if header["kind"] == "orbit" else None
-    return told if _is_count(told) else None
+    return told if is_count(told) else None
 
 
 def _digest(front: bytes | bytearray, mac: bytes) -> bytes:
@@ -250,10 +254,10 @@ def _digest(front: bytes | bytearray, mac: bytes) -> bytes:
 
 
 def _key_of(header: Header) -> str:
-    context = Context(**header["context"])
-    if header["kind"] == "canonical":
-        return canonical_key(context, header["chunk_id"])
-    return patch_key(context, header["chunk_id"], header["antecedents"], header["kind"])
+    context, kind = Context(**header["context"]), header["kind"]
+    if kind not in PATCH_KINDS:
+        return object_key(kind, context, header["chunk_id"])
+    return object_key(kind, context, header["chunk_id"], header["antecedents"], header["base"])
 
 
 def _differ(name: str, mine: Mapping[str, Any], theirs: Mapping[str, Any]) -> bool:
@@ -261,7 +265,3 @@ def _differ(name: str, mine: Mapping[str, Any], theirs: Mapping[str, Any]) -> bo
         return True
     # as text, because True == 1 == 1.0 in Python
     return canonical_json(mine[name]) != canonical_json(theirs[name])
-
-
-def _is_count(value: object) -> bool:
-    return type(value) is int and 0 <= value < 2**53

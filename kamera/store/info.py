@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from kamera.ops import PatchBudget
-from kamera.store.keys import Context
+from kamera.store.keys import PATCH_KINDS, Context, canonical_key, encoding_context, object_key
 
 
 @dataclass(frozen=True)
 class ObjectInfo:
     """One object: its name, what it is of, and its size.
 
-    ``antecedents`` is empty, ``rank`` and ``formed`` are None for a canonical. ``bytes`` is the
+    ``antecedents`` is empty, ``rank`` and ``formed`` are None for what is no patch. ``bytes`` is the
     size as stored, ``created`` seconds since 1970 (UTC). ``budget`` is what a patch was formed under (None
     for one whose header says nothing that is one), ``orderings`` how many an orbit patch is the mean of.
+    ``base`` is what it cannot be used without: of a canonical the vision fingerprint of its encoding ("": it
+    has none), of a patch the anchor of the canonical that it is added to ("": its context's own).
+    ``behind``: tokens of the anchor that a canonical was computed behind.
     """
 
     key: str
@@ -30,6 +33,18 @@ class ObjectInfo:
     created: float
     budget: PatchBudget | None = None
     orderings: int | None = None
+    base: str = ""
+    behind: int = 0
+
+
+def home_of(info: ObjectInfo) -> str | None:
+    """Key of what an object is of no use without: of a patch its canonical, of a canonical its encoding."""
+    if info.kind in PATCH_KINDS:
+        own = replace(info.context, anchor=info.base or info.context.anchor)
+        return canonical_key(own, info.chunk_id)
+    if info.kind == "canonical" and info.base:
+        return object_key("encoding", encoding_context(info.base, info.context.tenant), info.chunk_id)
+    return None
 
 
 @dataclass(frozen=True)
@@ -42,7 +57,10 @@ class KindCount:
 
 @dataclass(frozen=True)
 class Census:
-    """What a tenant has: counts by kind and by form of the KV, of how many chunks and contexts."""
+    """What a tenant has: counts by kind and by form of the KV, of how many chunks and contexts.
+
+    A chunk is counted by whatever is of it, an anchor is none; a context is a model's, not a tower's.
+    """
 
     kinds: dict[str, KindCount]
     chunks: int
@@ -58,8 +76,8 @@ class Census:
         return cls(
             kinds={kind: KindCount(len(sizes), sum(sizes)) for kind, sizes in held.items()},
             forms={form: KindCount(len(sizes), sum(sizes)) for form, sizes in of.items()},
-            chunks=len({info.chunk_id for info in objects}),
-            contexts=len({info.context for info in objects}),
+            chunks=len({info.chunk_id for info in objects if info.kind != "anchor"}),
+            contexts=len({info.context for info in objects if info.kind not in ("anchor", "encoding")}),
         )
 
 
@@ -106,10 +124,17 @@ class StoreStats:
     url: str
     canonicals: int
     patches: int
+    encodings: int
+    anchors: int
     bytes: int
     memory: MemoryStats
     remote: RemoteStats | None = None
     directory: bool = False
+
+    @property
+    def objects(self) -> int:
+        """How many there are, of all kinds."""
+        return self.canonicals + self.patches + self.encodings + self.anchors
 
 
 @dataclass(frozen=True)

@@ -18,8 +18,11 @@ from kamera.ops import KVCodec, digest
 PATCH_KINDS = ("exact", "orbit")
 """A patch binds the order of the antecedents, or only their set."""
 
-KINDS = ("canonical", *PATCH_KINDS)
-"""Kinds of object: a chunk's canonical KV, and the two kinds of patch."""
+KV_KINDS = ("canonical", "anchor")
+"""KV as the model computed it: of a chunk behind the anchor alone, or of the anchor itself."""
+
+KINDS = (*KV_KINDS, "encoding", *PATCH_KINDS)
+"""Kinds of object; an encoding is what the decoder receives for a chunk's pixels."""
 
 KVForm = Literal["as-is", KVCodec]
 KV_FORMS: tuple[KVForm, ...] = get_args(KVForm)
@@ -59,21 +62,49 @@ def check_form(kv: str) -> None:
         raise ValueError(f"kv {kv!r} is none of {', '.join(KV_FORMS)}")
 
 
+def encoding_context(vision: str, tenant: str) -> Context:
+    """The context of encodings: ``vision`` is the fingerprint of tower, projector and processor alone."""
+    return Context(vision, "", tenant)
+
+
 def canonical_key(context: Context, chunk_id: str) -> str:
     """Key of a chunk's canonical KV."""
     return digest(_domain("canonical", context), *_fields(context), chunk_id)
 
 
-def patch_key(context: Context, chunk_id: str, antecedents: Sequence[str], kind: str) -> str:
+def patch_key(context: Context, chunk_id: str, antecedents: Sequence[str], kind: str, base: str = "") -> str:
     """Key of the patch of a chunk behind ``antecedents`` (chunk ids; `survivor` where one remembers others).
 
     ``kind`` is ``"exact"``, where their order matters, or ``"orbit"``, where it does not (a chunk
-    that stands there twice still counts twice). Raises `ValueError` for any other kind.
+    that stands there twice still counts twice). ``base``: the anchor of the canonical that it is added to,
+    where that is not the context's own. Raises `ValueError` for any other kind.
     """
     if kind not in PATCH_KINDS:
         raise ValueError(f"a patch is of kind 'exact' or 'orbit', not {kind!r}")
     ordered = sorted(antecedents) if kind == "orbit" else antecedents
+    if base:
+        domain = _domain(f"patch.{kind}.based", context)
+        return digest(domain, *_fields(context), base, chunk_id, *ordered)
     return digest(_domain(f"patch.{kind}", context), *_fields(context), chunk_id, *ordered)
+
+
+def object_key(
+    kind: str, context: Context, chunk_id: str, antecedents: Sequence[str] = (), base: str = ""
+) -> str:
+    """Key of an object of any kind. Raises `ValueError` for what is none.
+
+    That is an encoding whose context names an anchor, or an anchor that is not its context's own; neither
+    is in codes.
+    """
+    if kind == "canonical":
+        return canonical_key(context, chunk_id)
+    if kind == "encoding" and not context.anchor and not context.lossy:
+        return digest("kamera.encoding.v1", context.fingerprint, context.tenant, chunk_id)
+    if kind == "anchor" and context.anchor == chunk_id and not context.lossy:
+        return digest("kamera.anchor.v1", *_fields(context))
+    if kind in ("encoding", "anchor"):
+        raise ValueError(f"no {kind} is of chunk {chunk_id!r} under {context}")
+    return patch_key(context, chunk_id, antecedents, kind, base)
 
 
 def survivor(chunk_id: str, lineage: str) -> str:

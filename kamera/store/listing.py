@@ -49,6 +49,8 @@ def stats(tiers: Tiers, tenant: str, url: str) -> StoreStats:
         url=url,
         canonicals=kinds["canonical"].objects,
         patches=sum(kinds[kind].objects for kind in PATCH_KINDS),
+        encodings=kinds["encoding"].objects,
+        anchors=kinds["anchor"].objects,
         bytes=sum(held.bytes for held in kinds.values()),
         memory=tiers.memory.stats(),
         remote=tiers.remote_stats(),

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from kamera.errors import PinsFull
 from kamera.store.info import MemoryStats, ObjectInfo
-from kamera.store.records import CanonicalRecord, PatchRecord
+from kamera.store.records import Record
 
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(?:([KMGT]i?)?B)?", re.IGNORECASE)
 
@@ -29,7 +29,7 @@ def parse_size(size: int | str) -> int:
 
 
 class _Entry(NamedTuple):
-    record: CanonicalRecord | PatchRecord
+    record: Record
     info: ObjectInfo
     stamp: str
     nbytes: int
@@ -70,7 +70,7 @@ class MemoryTier:
         half = self.limit // 2
         return half if self.pin_cap is None else min(half, self.pin_cap)
 
-    def get(self, key: str, stamp: str | None = "") -> CanonicalRecord | PatchRecord | None:
+    def get(self, key: str, stamp: str | None = "") -> Record | None:
         """The record kept under ``key`` for ``stamp``, now the most recently used."""
         with self._lock:
             entry = self._entries.get(key)
@@ -84,7 +84,7 @@ class MemoryTier:
             self._entries.move_to_end(key)
             return entry.record
 
-    def put(self, record: CanonicalRecord | PatchRecord, info: ObjectInfo, stamp: str = "") -> bool:
+    def put(self, record: Record, info: ObjectInfo, stamp: str = "") -> bool:
         """Keep ``record`` and make room for it; whether it is kept.
 
         The caller no longer writes to its tensors.
@@ -148,7 +148,7 @@ class MemoryTier:
         with self._lock:
             return self._remove(key)
 
-    def peek(self, key: str) -> tuple[CanonicalRecord | PatchRecord, ObjectInfo] | None:
+    def peek(self, key: str) -> tuple[Record, ObjectInfo] | None:
         """What is kept under ``key``, and what it is; no use of it, so neither hit nor miss."""
         with self._lock:
             entry = self._entries.get(key)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from kamera.errors import CorruptChunk, ForeignObject, KameraError, StoreError, StoreVersionError, WrongKey
 from kamera.store.info import StoreStats
-from kamera.store.records import CanonicalRecord, PatchRecord
+from kamera.store.records import Record
 
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
@@ -38,9 +38,7 @@ _SECONDS = (0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
 class Silent:
     """Counts nothing: what a store has unless it is given a `Metrics`."""
 
-    def lookup(
-        self, get: Callable[[], CanonicalRecord | PatchRecord | None], remote_down: Callable[[], bool]
-    ) -> CanonicalRecord | PatchRecord | None:
+    def lookup(self, get: Callable[[], Record | None], remote_down: Callable[[], bool]) -> Record | None:
         """The outcome of ``get`` (None: a miss), counted and timed."""
         return get()
 
@@ -112,9 +110,7 @@ class Metrics(Silent):
         collector: Any = self._tiers  # theirs is a base class, and importing it would need the extra
         registry.register(collector)
 
-    def lookup(
-        self, get: Callable[[], CanonicalRecord | PatchRecord | None], remote_down: Callable[[], bool]
-    ) -> CanonicalRecord | PatchRecord | None:
+    def lookup(self, get: Callable[[], Record | None], remote_down: Callable[[], bool]) -> Record | None:
         """See `Silent`."""
         start = time.perf_counter()
         try:
@@ -192,7 +188,7 @@ class _Tiers:
                 memory.add_metric([url, event], getattr(held, event))
             if stats.directory:
                 size.add_metric([url, "disk"], stats.bytes)
-                objects.add_metric([url, "disk"], stats.canonicals + stats.patches)
+                objects.add_metric([url, "disk"], stats.objects)
             far = stats.remote
             if far is not None:
                 for event in ("calls", "failures", "skipped", "hits", "misses", "refused", "stored"):

@@ -13,7 +13,7 @@ import torch
 from kamera.errors import CorruptChunk
 from kamera.store.groups import Group, joined
 from kamera.store.head import ObjectHead
-from kamera.store.records import CanonicalRecord, PatchRecord
+from kamera.store.records import Record, record_of
 from kamera.store.slabs import allocated
 from kamera.store.sources import Source
 
@@ -52,7 +52,7 @@ class Opened:
         """Memory for all of it, not yet filled."""
         return Room(self)
 
-    def read(self) -> CanonicalRecord | PatchRecord:
+    def read(self) -> Record:
         """The record, every byte of it verified. Raises `CorruptChunk`, `OSError`."""
         room = self.room()
         for name in room.groups:
@@ -108,8 +108,6 @@ class Room:
         if not hmac.compare_digest(hasher.hexdigest(), head.digests[group]):
             raise CorruptChunk(f"{head.source}: the digest does not match, bytes of {group} have changed")
 
-    def record(self) -> CanonicalRecord | PatchRecord:
+    def record(self) -> Record:
         """The record of all tensors; only once every group of the object is filled."""
-        head = self._opened.head
-        cls = CanonicalRecord if head.info.kind == "canonical" else PatchRecord
-        return cls.from_parts(head.header, self.tensors)
+        return record_of(self._opened.head.header, self.tensors)

@@ -1,4 +1,4 @@
-"""What a store holds: a chunk's canonical KV, and the patches formed for it.
+"""What a store holds: KV of chunks and of anchors, patches formed for chunks, and their encodings.
 
 A record turns into a JSON-able header plus flat, named tensors and back; the header alone says
 which tensors there must be. Tensors of a record that a store returned may be shared with other
@@ -10,35 +10,36 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol, TypeVar
+from typing import Any
 
 import torch
 
 from kamera.ops import GRIDS, KV, KV_CODECS, CodedChannel, CodedKV, Loss, LowRank, Patch, code_kv
 from kamera.store.coded import coded_header, coded_kv, coded_tensors
-from kamera.store.keys import PATCH_KINDS, Context, canonical_key, patch_key
-
-Header = dict[str, Any]
-"""JSON-able description of a record (`docs/store-format.md` lists the fields)."""
-
-
-def _no_tensors() -> Mapping[str, torch.Tensor]:
-    return {}
-
-
-def _no_info() -> Mapping[str, Any]:
-    return {}
+from kamera.store.encoding import EncodingRecord
+from kamera.store.fields import (
+    Header,
+    bytes_of,
+    canonical_json,
+    check_identity,
+    identity,
+    is_count,
+    no_info,
+    no_tensors,
+)
+from kamera.store.keys import KV_KINDS, PATCH_KINDS, Context, object_key
 
 
 @dataclass(frozen=True, eq=False)
 class CanonicalRecord:
-    """A chunk's KV behind the anchor alone, at the positions it was computed for.
+    """A chunk's KV behind the anchor alone, at the positions it was computed for; or the anchor's own.
 
     ``input_ids`` ``[S]`` int64 · ``positions`` ``[axes, S]`` int64 · ``kv`` per layer and channel
     ``[heads, S, dim]``, a `CodedKV` once it is held in codes · ``inputs``: small model inputs a window
-    needs again (grids, token types) · ``embeds``: decoder inputs behind the vision tower, so that it
-    never runs again · ``info``: JSON. Raises `ValueError` when the shapes disagree, or codes are not of
-    the context's form.
+    needs again (grids, token types) · ``vision``: under which fingerprint its encoding is stored, "" for
+    a chunk without · ``behind``: tokens of the anchor it was computed behind · ``info``: JSON. Of ``kind``
+    "anchor" the chunk is the anchor, which is never in codes. Raises `ValueError` when the shapes disagree,
+    or codes are not of the context's form.
     """
 
     chunk_id: str
@@ -46,12 +47,16 @@ class CanonicalRecord:
     input_ids: torch.Tensor
     positions: torch.Tensor
     kv: KV
-    inputs: Mapping[str, torch.Tensor] = field(default_factory=_no_tensors)
-    embeds: Mapping[str, torch.Tensor] = field(default_factory=_no_tensors)
-    info: Mapping[str, Any] = field(default_factory=_no_info)
+    inputs: Mapping[str, torch.Tensor] = field(default_factory=no_tensors)
+    info: Mapping[str, Any] = field(default_factory=no_info)
+    vision: str = ""
+    behind: int = 0
+    kind: str = "canonical"
 
     def __post_init__(self) -> None:
-        _check_identity(self.chunk_id, self.context, self.info)
+        check_identity(self.chunk_id, self.context, self.info, vision=self.vision)
+        if self.kind not in KV_KINDS or not is_count(self.behind):
+            raise ValueError(f"KV of kind {self.kind!r} behind {self.behind!r} tokens")
         for name, dims in (("input_ids", 1), ("positions", 2)):
             tensor = getattr(self, name)
             if tensor.dim() != dims or tensor.dtype != torch.int64:
@@ -76,14 +81,9 @@ class CanonicalRecord:
         return self.kv.loss if isinstance(self.kv, CodedKV) else None
 
     @property
-    def kind(self) -> str:
-        """``"canonical"``."""
-        return "canonical"
-
-    @property
     def key(self) -> str:
-        """Where it is stored."""
-        return canonical_key(self.context, self.chunk_id)
+        """Where it is stored. Raises `ValueError` for an anchor that is not its context's own."""
+        return object_key(self.kind, self.context, self.chunk_id)
 
     @property
     def tokens(self) -> int:
@@ -93,22 +93,23 @@ class CanonicalRecord:
     @property
     def nbytes(self) -> int:
         """Bytes of all tensors."""
-        return _bytes(self.tensors())
+        return bytes_of(self.tensors())
 
     def header(self) -> Header:
         """Everything but the tensors. Raises `ValueError` for a KV that is not yet as it is `kept`."""
         if self.context.lossy and not isinstance(self.kv, CodedKV):
             raise ValueError(f"KV as it is under a context of kv={self.context.kv!r}: it is not coded yet")
         header = {
-            **_identity(self.kind, self.key, self.chunk_id, self.context, self.tokens, self.info),
+            **identity(self.kind, self.key, self.chunk_id, self.context, self.tokens, self.info),
             "layers": [list(layer) for layer in self.kv],
             "inputs": sorted(self.inputs),
-            "embeds": sorted(self.embeds),
+            "vision": self.vision,
+            "behind": self.behind,
         }
         return header | ({"coded": coded_header(self.kv)} if isinstance(self.kv, CodedKV) else {})
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        """``input_ids``, ``positions``, ``kv/00012/k``, ``inputs/…``, ``embeds/…``; not copied.
+        """``input_ids``, ``positions``, ``kv/00012/k``, ``inputs/…``; not copied.
 
         A channel in codes is ``kv/00012/k/codes``, ``…/steps`` and ``…/lows`` instead.
         """
@@ -121,7 +122,6 @@ class CanonicalRecord:
                 else:
                     flat[name] = held
         flat.update({f"inputs/{name}": t for name, t in self.inputs.items()})
-        flat.update({f"embeds/{name}": t for name, t in self.embeds.items()})
         return flat
 
     @classmethod
@@ -135,8 +135,10 @@ class CanonicalRecord:
             positions=tensors["positions"],
             kv=_kv(header, tensors, dict(enumerate(header["layers"])), tensors["input_ids"].shape[0]),
             inputs={name: tensors[f"inputs/{name}"] for name in header["inputs"]},
-            embeds={name: tensors[f"embeds/{name}"] for name in header["embeds"]},
             info=header["info"],
+            vision=header["vision"],
+            behind=header["behind"],
+            kind=header["kind"],
         )
 
 
@@ -146,7 +148,8 @@ class PatchRecord:
 
     ``antecedents`` are chunk ids in window order; ``kind`` is ``"exact"`` (this order) or
     ``"orbit"`` (this set). ``formed`` is the weakest guarantee the antecedents themselves carried
-    when it was formed. Raises `ValueError` when the factors' token counts disagree.
+    when it was formed. ``base``: the anchor behind which the canonical was computed that it is added to,
+    "" for the context's own. Raises `ValueError` when the factors' token counts disagree.
     """
 
     chunk_id: str
@@ -155,10 +158,11 @@ class PatchRecord:
     kind: str
     patch: Patch
     formed: str
-    info: Mapping[str, Any] = field(default_factory=_no_info)
+    info: Mapping[str, Any] = field(default_factory=no_info)
+    base: str = ""
 
     def __post_init__(self) -> None:
-        _check_identity(self.chunk_id, self.context, self.info)
+        check_identity(self.chunk_id, self.context, self.info, base=self.base)
         if self.kind not in PATCH_KINDS:
             raise ValueError(f"kind must be one of {', '.join(PATCH_KINDS)}, got {self.kind!r}")
         if not isinstance(self.formed, str):
@@ -175,7 +179,7 @@ class PatchRecord:
     @property
     def key(self) -> str:
         """Where it is stored."""
-        return patch_key(self.context, self.chunk_id, self.antecedents, self.kind)
+        return object_key(self.kind, self.context, self.chunk_id, self.antecedents, self.base)
 
     @property
     def tokens(self) -> int:
@@ -185,13 +189,14 @@ class PatchRecord:
     @property
     def nbytes(self) -> int:
         """Bytes of all factors."""
-        return _bytes(self.tensors())
+        return bytes_of(self.tensors())
 
     def header(self) -> Header:
         """Everything but the tensors."""
         header = {
-            **_identity(self.kind, self.key, self.chunk_id, self.context, self.tokens, self.info),
+            **identity(self.kind, self.key, self.chunk_id, self.context, self.tokens, self.info),
             "antecedents": list(self.antecedents),
+            "base": self.base,
             "formed": self.formed,
             "rank": self.patch.rank,
             "layers": [list(layer) for layer in self.patch.layers],
@@ -233,6 +238,7 @@ class PatchRecord:
             ),
             formed=header["formed"],
             info=header["info"],
+            base=header["base"],
         )
 
     @property
@@ -245,20 +251,16 @@ class PatchRecord:
                 yield i, channel, factors
 
 
-class Record(Protocol):
-    """What format, memory and disk need of a record, whichever it is."""
-
-    @property
-    def kind(self) -> str: ...
-    @property
-    def key(self) -> str: ...
-    @property
-    def nbytes(self) -> int: ...
-    def header(self) -> Header: ...
-    def tensors(self) -> dict[str, torch.Tensor]: ...
+Record = CanonicalRecord | PatchRecord | EncodingRecord
+"""What is stored under one key."""
 
 
-RecordType = TypeVar("RecordType", CanonicalRecord, PatchRecord)
+def record_of(header: Header, tensors: Mapping[str, torch.Tensor]) -> Record:
+    """The record that a header and its tensors make; `KeyError` names a tensor that is missing."""
+    cls: Any = CanonicalRecord if header["kind"] in KV_KINDS else PatchRecord
+    cls = EncodingRecord if header["kind"] == "encoding" else cls
+    record: Record = cls.from_parts(header, tensors)
+    return record
 
 
 def kept(record: CanonicalRecord) -> CanonicalRecord:
@@ -272,7 +274,7 @@ def kept(record: CanonicalRecord) -> CanonicalRecord:
     return replace(record, kv=code_kv(record.kv, codec))
 
 
-def detached(record: RecordType) -> RecordType:
+def detached(record: Record) -> Record:
     """What a store keeps of ``record``: `kept`, contiguous, on the CPU, sharing memory with nothing.
 
     It must not change when the caller goes on writing into its live cache.
@@ -284,33 +286,7 @@ def detached(record: RecordType) -> RecordType:
         return torch.empty(tensor.shape, dtype=tensor.dtype).copy_(tensor.detach())
 
     header = json.loads(canonical_json(record.header()))
-    return type(record).from_parts(header, {n: own(t) for n, t in record.tensors().items()})
-
-
-def canonical_json(value: object) -> str:
-    """The one JSON text of ``value``: names sorted, no spaces, ASCII. `ValueError` if none."""
-    try:
-        return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
-    except (TypeError, ValueError, RecursionError) as error:
-        raise ValueError(f"not JSON: {error}") from error
-
-
-def _identity(
-    kind: str, key: str, chunk_id: str, context: Context, tokens: int, info: Mapping[str, Any]
-) -> Header:
-    return {
-        "kind": kind,
-        "key": key,
-        "chunk_id": chunk_id,
-        "context": {
-            "fingerprint": context.fingerprint,
-            "anchor": context.anchor,
-            "tenant": context.tenant,
-            **({"kv": context.kv} if context.lossy else {}),
-        },
-        "tokens": tokens,
-        "info": dict(info),
-    }
+    return record_of(header, {n: own(t) for n, t in record.tensors().items()})
 
 
 def _kv(
@@ -324,15 +300,3 @@ def _kv(
 def _held(kv: KV) -> Sequence[Mapping[str, torch.Tensor | CodedChannel]]:
     """The channels as they are held, none decoded."""
     return kv.layers if isinstance(kv, CodedKV) else kv
-
-
-def _check_identity(chunk_id: object, context: Context, info: object) -> None:
-    for name, value in {"chunk_id": chunk_id, **vars(context)}.items():
-        if not isinstance(value, str):
-            raise ValueError(f"{name} must be text, got {value!r}")
-    if not isinstance(info, Mapping):
-        raise ValueError(f"info must be a mapping, got {type(info).__name__}")
-
-
-def _bytes(tensors: Mapping[str, torch.Tensor]) -> int:
-    return sum(t.numel() * t.element_size() for t in tensors.values())

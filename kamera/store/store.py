@@ -17,19 +17,21 @@ from kamera.store import batch, forks
 from kamera.store.closed import Closed
 from kamera.store.codec import Codec
 from kamera.store.digests import DigestName, hasher_of
+from kamera.store.encoding import EncodingRecord
 from kamera.store.info import FlushReport, ObjectInfo, StoreStats
 from kamera.store.keys import (
+    PATCH_KINDS,
     Context,
     KVForm,
-    canonical_key,
     check_form,
-    patch_key,
+    encoding_context,
+    object_key,
 )
 from kamera.store.listing import rows, stats
 from kamera.store.memory import parse_size
 from kamera.store.metrics import Metrics, Silent
 from kamera.store.probes import Probes
-from kamera.store.records import CanonicalRecord, PatchRecord, RecordType
+from kamera.store.records import CanonicalRecord, PatchRecord, Record
 from kamera.store.remote import SCHEMES, is_remote
 from kamera.store.seal.tenants import codec_of
 from kamera.store.search.lookback import Hit, Query, open_search
@@ -37,7 +39,9 @@ from kamera.store.tiers import Tiers, open_directory_tiers, open_tiers
 
 
 class ChunkStore:
-    """Canonicals and patches of one tenant. Open it with `ChunkStore.open`; `StoreAdmin` is its upkeep.
+    """Canonicals, patches, encodings and anchors of one tenant; open it with `ChunkStore.open`.
+
+    `StoreAdmin` is its upkeep.
 
     What it returns is verified to the last byte and lies on the CPU; the tensors may be shared with
     other callers and must not be written in place. What is put is copied first, so the caller may
@@ -135,7 +139,7 @@ class ChunkStore:
 
     def get_canonical(self, context: Context, chunk_id: str) -> CanonicalRecord | None:
         """The canonical of a chunk under ``context``; None is a miss."""
-        record = self._look_up(self._named(context, chunk_id, None))
+        record = self._look_up(self._named(context, chunk_id))
         assert record is None or isinstance(record, CanonicalRecord)
         return record
 
@@ -147,48 +151,54 @@ class ChunkStore:
         waits = self._tiers.remote is not None
         return batch.over(chunk_ids, lambda chunk: self.get_canonical(context, chunk), waits=waits)
 
-    def put_many(self, records: Sequence[CanonicalRecord | PatchRecord]) -> list[str]:
-        """`put_canonical` or `put_patch` of each of ``records``; their keys, in their order.
+    def get_anchor(self, context: Context) -> CanonicalRecord | None:
+        """The KV of the anchor of ``context``, as the model computed it whatever form the context's is."""
+        context = replace(context, kv="as-is")
+        record = self._look_up(self._named(context, context.anchor, None, "anchor"))
+        assert record is None or isinstance(record, CanonicalRecord)
+        return record
 
-        Into a remote without a cache several at once; elsewhere no faster than one by one. Raises as these
-        do when all are done: the others are stored.
-        """
-
-        def put(record: CanonicalRecord | PatchRecord) -> str:
-            return (
-                self.put_canonical(record) if isinstance(record, CanonicalRecord) else self.put_patch(record)
-            )
-
-        return batch.over(records, put, waits=self._tiers.remote is not None and self._disk is None)
-
-    def put_canonical(self, record: CanonicalRecord) -> str:
-        """Store a canonical in its context's form and return its key. One that is there is not written again.
-
-        Raises `ValueError` for a KV that has no codes (not finite), where its context asks for them.
-        """
-        return self.metrics.write(lambda: self._put(record, replace=False))
+    def get_encoding(self, vision: str, chunk_id: str) -> EncodingRecord | None:
+        """The encoding of a chunk by the tower, projector and processor whose fingerprint is ``vision``."""
+        context = encoding_context(vision, self.tenant)
+        record = self._look_up(self._named(context, chunk_id, None, "encoding"))
+        assert record is None or isinstance(record, EncodingRecord)
+        return record
 
     def get_patch(
-        self, context: Context, chunk_id: str, antecedents: Sequence[str], kind: str = "exact"
+        self,
+        context: Context,
+        chunk_id: str,
+        antecedents: Sequence[str],
+        kind: str = "exact",
+        base: str = "",
     ) -> PatchRecord | None:
-        """The patch of a chunk behind ``antecedents``: this order, or for ``"orbit"`` this set."""
-        record = self._look_up(self._named(context, chunk_id, antecedents, kind))
+        """The patch of a chunk behind ``antecedents``: this order, or for ``"orbit"`` this set.
+
+        ``base``: the anchor of the canonical that it is added to, where that is not the context's own.
+        """
+        record = self._look_up(self._named(context, chunk_id, antecedents, kind, base))
         assert record is None or isinstance(record, PatchRecord)
         return record
 
-    def put_patch(self, record: PatchRecord) -> str:
-        """Store a patch, in place of the one under the same key, and return the key."""
-        return self.metrics.write(lambda: self._put(record, replace=True))
+    def put(self, record: Record) -> str:
+        """Store an object and return its key. A patch replaces the one under its key, others stay.
+
+        A canonical is kept in its context's form: raises `ValueError` for a KV that has no codes (not
+        finite), where its context asks for them.
+        """
+        return self.metrics.write(lambda: self._put(record))
 
     def has(
         self,
         context: Context,
         chunk_id: str,
         antecedents: Sequence[str] | None = None,
-        kind: str = "exact",
+        kind: str | None = None,
+        base: str = "",
     ) -> bool:
-        """Whether there is a canonical, or with ``antecedents`` a patch, to look up; nothing is read."""
-        key = self._named(context, chunk_id, antecedents, kind)
+        """Whether there is an object to look up; nothing is read. Which one is said as in `info`."""
+        key = self._named(context, chunk_id, antecedents, kind, base)
         return self.metrics.asked(lambda: self._tiers.has(key), self._remote_is_down)
 
     def info(
@@ -196,13 +206,14 @@ class ChunkStore:
         context: Context,
         chunk_id: str,
         antecedents: Sequence[str] | None = None,
-        kind: str = "exact",
+        kind: str | None = None,
+        base: str = "",
     ) -> ObjectInfo | None:
-        """Tokens and size of a stored canonical, or with ``antecedents`` rank and ``formed`` of a patch.
+        """What a stored object is, by its header alone: no tensor is read.
 
-        By the header alone: no tensor is read.
+        That is a chunk's canonical, with ``antecedents`` its patch, or what ``kind`` says (`keys.KINDS`).
         """
-        key = self._named(context, chunk_id, antecedents, kind)
+        key = self._named(context, chunk_id, antecedents, kind, base)
         return self.metrics.asked(lambda: self._tiers.info(key), self._remote_is_down)
 
     def contexts_of(self, chunk_id: str) -> list[Context]:
@@ -284,38 +295,40 @@ class ChunkStore:
                 f"open the store with tenant={context.tenant!r}"
             )
 
-    def _look_up(self, key: str) -> CanonicalRecord | PatchRecord | None:
+    def _look_up(self, key: str) -> Record | None:
         return self.metrics.lookup(lambda: self._get(key), self._remote_is_down)
 
     def _remote_is_down(self) -> bool:
         remote = self._tiers.remote_stats()
         return remote is not None and remote.reads != "closed"
 
-    def _get(self, key: str) -> CanonicalRecord | PatchRecord | None:
+    def _get(self, key: str) -> Record | None:
         record = self._tiers.get(key)
-        if self._tiers.remote is not None and isinstance(record, CanonicalRecord):
+        if self._tiers.remote is not None and record is not None and record.kind == "canonical":
+            assert isinstance(record, CanonicalRecord)
             self._search.met(key, record)
         return record
 
-    def _put(self, record: RecordType, *, replace: bool) -> str:
+    def _put(self, record: Record) -> str:
         self._check(record.context)
         key = self._codec.name(record.key)
-        own = self._tiers.put(key, record, overwrite=replace)
-        if isinstance(own, CanonicalRecord):
+        own = self._tiers.put(key, record, overwrite=record.kind in PATCH_KINDS)
+        if isinstance(own, CanonicalRecord) and own.kind == "canonical":
             self._search.add(key, own)
         return key
 
     def _named(
-        self, context: Context, chunk_id: str, antecedents: Sequence[str] | None, kind: str = "exact"
+        self,
+        context: Context,
+        chunk_id: str,
+        antecedents: Sequence[str] | None = None,
+        kind: str | None = None,
+        base: str = "",
     ) -> str:
-        """The name of the canonical, or with ``antecedents`` (which may be empty) of the patch."""
+        """The name of the canonical, with ``antecedents`` (which may be empty) of the patch, or as said."""
         self._check(context)
-        key = (
-            canonical_key(context, chunk_id)
-            if antecedents is None
-            else patch_key(context, chunk_id, antecedents, kind)
-        )
-        return self._codec.name(key)
+        kind = kind or ("canonical" if antecedents is None else "exact")
+        return self._codec.name(object_key(kind, context, chunk_id, antecedents or (), base))
 
 
 def _stats(store: ChunkStore) -> StoreStats:

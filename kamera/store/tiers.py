@@ -23,7 +23,7 @@ from kamera.store.disk.verify import verify
 from kamera.store.flights import Flights
 from kamera.store.info import FlushReport, ObjectInfo, RemoteStats, VerifyReport
 from kamera.store.memory import MemoryTier, parse_size
-from kamera.store.records import CanonicalRecord, PatchRecord, RecordType, detached
+from kamera.store.records import Record, detached
 from kamera.store.remote import RemoteTier, open_remote
 from kamera.store.remote.cache import DiskCache
 from kamera.store.remote.uploads import Uploads
@@ -101,7 +101,7 @@ class Tiers:
         self.url = "" if remote is None else remote.url
         self._codec = codec
         self._tenant = tenant
-        self._flights: Flights[CanonicalRecord | PatchRecord | None] = Flights()
+        self._flights: Flights[Record | None] = Flights()
         self._uploads = Uploads(self._send)
         self._dropped: dict[str, None] = {}
         # with a disk, memory may forget what waits: it is read again
@@ -113,7 +113,7 @@ class Tiers:
             for name in self._cache.unsent(tenant):  # of a process that was killed, or offline
                 self._uploads.add(name)
 
-    def get(self, name: str) -> CanonicalRecord | PatchRecord | None:
+    def get(self, name: str) -> Record | None:
         """The object ``name`` from the nearest tier that has it."""
         if self.remote is None:
             return self._local(name)
@@ -129,7 +129,7 @@ class Tiers:
             return found
         return self._flights.share(name, lambda: self._fetch(name, remote))
 
-    def put(self, name: str, record: RecordType, *, overwrite: bool) -> RecordType | None:
+    def put(self, name: str, record: Record, *, overwrite: bool) -> Record | None:
         """Store a copy of ``record``, and return it; None if there was one that stays."""
         if not overwrite and self._holds(name):
             return None
@@ -279,7 +279,7 @@ class Tiers:
         if self.disk is not None:
             self.disk.close()
 
-    def _local(self, name: str) -> CanonicalRecord | PatchRecord | None:
+    def _local(self, name: str) -> Record | None:
         if self.disk is None:
             return self.memory.get(name)
         if self._is_over(name):
@@ -328,7 +328,7 @@ class Tiers:
     def _is_over(self, name: str) -> bool:
         return self._bounds is not None and self._bounds.is_over(name)
 
-    def _fetch(self, name: str, remote: RemoteTier) -> CanonicalRecord | PatchRecord | None:
+    def _fetch(self, name: str, remote: RemoteTier) -> Record | None:
         if self.has_here(name):  # brought while this one waited
             return self._local(name)
         try:
@@ -339,7 +339,7 @@ class Tiers:
             self._keep(name, found.record, found.info, found.data)
         return None if found is None else found.record
 
-    def _keep(self, name: str, record: CanonicalRecord | PatchRecord, info: ObjectInfo, data: bytes) -> None:
+    def _keep(self, name: str, record: Record, info: ObjectInfo, data: bytes) -> None:
         if self.disk is None or self._cache is None:
             self.memory.put(record, info)
             return
@@ -353,7 +353,7 @@ class Tiers:
             self._cache.grew(len(data))
             self.memory.put(record, info, stamp)
 
-    def _put_without_disk(self, name: str, record: CanonicalRecord | PatchRecord) -> None:
+    def _put_without_disk(self, name: str, record: Record) -> None:
         """To the remote, or into memory until it can be sent; without a remote, into memory."""
         created = round(time.time(), 3)
         if self.remote is None:

@@ -37,7 +37,7 @@ class Asked:
         def ready(_: Plan) -> Mapping[str, Facts]:
             for chunk in self.unseen.values():
                 if chunk.id not in done:
-                    done[chunk.id] = Facts(chunk.id, stage.former.backbone.encode(chunk), chunk.label)
+                    done[chunk.id] = stage.former.encodings.made(chunk)
             return done
 
         return ready
@@ -56,7 +56,7 @@ class Asking:
         if archive not in ("now", "later"):
             raise ValueError(f'archive {archive!r} is neither "now" nor "later"')
         chunk = self._chunk(content)
-        facts = self._former.archived(chunk.id) or self._here(chunk.id)
+        facts = self._former.stored(chunk) or self._here(chunk.id)
         newcomer = self._newcomer(chunk, facts)
         return self._asked(
             lambda limits: plan.append(self._state.seats, newcomer, archive, *self._given, limits),
@@ -151,7 +151,7 @@ class Asking:
             chunk = self._chunk(item)
             first = chunk.id not in found
             if first:
-                found[chunk.id] = chunk, self._here(chunk.id) or self._former.archived(chunk.id)
+                found[chunk.id] = chunk, self._here(chunk.id) or self._former.stored(chunk)
             newcomer = self._newcomer(*found[chunk.id])
             items.append(newcomer if first else Newcomer(chunk.id, newcomer.length))
         return self._asked(

@@ -110,7 +110,8 @@ def _features(former: Former, like: Content | Chunk) -> np.ndarray:
     chunk = like if isinstance(like, Chunk) else former.backbone.chunk(like)
     vector = former.store.embedding(former.context, chunk.id)
     if vector is None:
-        encoded = former.backbone.encode(chunk)
+        facts = former.encodings.stored(chunk)
+        encoded = former.backbone.encode(chunk) if facts is None else facts.encoded
         vector = _mean(former, encoded.input_ids, encoded.tensors)
     if vector is None:
         raise ValueError(f"{chunk!r} holds no picture to look for: give one, or recall by chunk id")

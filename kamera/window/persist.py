@@ -61,8 +61,10 @@ def load_window(
     certificate: Certificate | str | os.PathLike[str] | None = None,
     forming: FormingRule = "now",
 ) -> tuple[Terms, Stage, Bounds, WindowState]:
-    """Read a saved window. The anchor is prefilled again; every chunk comes back as it was, or exact
-    where nothing certifies any more what it was."""
+    """Read a saved window; its anchor comes out of the store, or is prefilled again.
+
+    Every chunk comes back as it was, or exact where nothing certifies any more what it was.
+    """
     document, tensors = read_saved(path)
     if document["fingerprint"] != backbone.fingerprint:
         raise IncompatibleChunk(
@@ -74,9 +76,10 @@ def load_window(
             f"the window at {str(path)!r} belongs to tenant {document['tenant']!r}, the store to "
             f"{store.tenant!r}: open the store with that tenant"
         )
-    anchor = anchor_of(backbone, tensors["anchor/ids"], document["tail"], document["reopen"])
+    losses = Losses()
+    anchor = anchor_of(backbone, tensors["anchor/ids"], document["tail"], document["reopen"], store, losses)
     terms = agree(backbone, store, ReusePolicy(**document["policy"]), certificate)
-    former = Former(backbone, store, anchor, terms.served.budget, forming_of(forming), Losses())
+    former = Former(backbone, store, anchor, terms.served.budget, forming_of(forming), losses)
     stage = Stage(former, LiveCache(backbone), Standing(backbone, anchor))
     residents = tuple(
         _get_resident(tensors, f"{i:05d}", chunk, stage) for i, chunk in enumerate(document["chunks"])

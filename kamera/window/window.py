@@ -78,14 +78,15 @@ class KameraWindow(Planned):
         _check_parts(backbone, store)
         self._listeners: tuple[Listener, ...] = () if trace is None else (Trace(trace),)
         self._terms = agree(backbone, store, policy, certificate)
-        anchor = prefill_anchor(backbone, system)
+        losses = Losses()
+        anchor = prefill_anchor(backbone, system, store, losses)
         if max_tokens is not None and anchor.length >= max_tokens:
             raise WindowFull(
                 f"max_tokens={max_tokens} leaves no room behind the system prompt's {anchor.length} "
                 "tokens: raise it"
             )
         budget = self._terms.served.budget
-        former = Former(backbone, store, anchor, budget, forming_of(forming), Losses())
+        former = Former(backbone, store, anchor, budget, forming_of(forming), losses)
         self._stage = Stage(former, LiveCache(backbone), Standing(backbone, anchor))
         self._bounds = Bounds(max_tokens, positions)
         self._state = WindowState.of((), backbone.axes)

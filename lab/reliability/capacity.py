@@ -2,7 +2,7 @@
 
 ``size`` counts chunks; each is one canonical of one token, and every tenth has a patch. Measured at a
 hundredth, a tenth and all of it. How objects get in: the first 200 at each size by the store's own
-`put_canonical` (its rate is reported: three fsyncs each). The others are files that the store's own
+`put` (its rate is reported: three fsyncs each). The others are files that the store's own
 codec encoded, written without fsync, and the index is made from them: the very files and rows that
 puts make, but not as safe while they are made. Nothing here decides on a threshold.
 """
@@ -80,10 +80,7 @@ def _fill(root: Path, start: int, stop: int) -> dict[str, float]:
         begun = time.perf_counter()
         for number in range(start, min(start + _PUT, stop)):
             for record in _records(number):
-                if isinstance(record, CanonicalRecord):
-                    store.put_canonical(record)
-                else:
-                    store.put_patch(record)
+                store.put(record)
         put = time.perf_counter() - begun
         for number in range(start + _PUT, stop):
             for record in _records(number):

@@ -46,7 +46,7 @@ def run(size: int, seed: int) -> dict[str, Any]:
     figures: dict[str, Any] = {}
     try:
         with ChunkStore.open(root, memory_limit=0) as store:
-            store.put_canonical(next(_records(0)))  # type: ignore[arg-type]
+            store.put(next(_records(0)))
         for number in range(size * 10 // 11):
             for record in _records(number):
                 _write(root, record)
@@ -57,7 +57,7 @@ def run(size: int, seed: int) -> dict[str, Any]:
         figures["look-ups"] = _look_ups(root, count, draw)
         figures["while another process holds the index"] = _locked(root, count, draw)
         with ChunkStore.open(root, memory_limit=0) as store:
-            figures["objects"] = StoreAdmin(store).stats().canonicals + StoreAdmin(store).stats().patches
+            figures["objects"] = StoreAdmin(store).stats().objects
             figures["forget s"] = round(_seconds(lambda: StoreAdmin(store).forget(_chunk(count // 2))), 3)
             keep = StoreAdmin(store).stats().bytes * 4 // 5
             figures["gc of a fifth s"] = round(_seconds(lambda: StoreAdmin(store).gc(keep)), 3)
@@ -108,9 +108,8 @@ def _rebuilt(root: Path) -> dict[str, float]:
             while not done.is_set():
                 number += 1
                 record = next(_records(number))
-                assert isinstance(record, CanonicalRecord)
                 calls: dict[str, Callable[[], object]] = {
-                    "put": partial(other.put_canonical, record),
+                    "put": partial(other.put, record),
                     "get": partial(other.get_canonical, _CONTEXT, record.chunk_id),
                     "stats": StoreAdmin(other).stats,
                 }
@@ -178,7 +177,7 @@ def _bulk(root: Path) -> dict[str, float]:
         for number in range(_BULK):
             kv = {name: torch.full((8, _BULK_TOKENS, 64), number, dtype=torch.bfloat16) for name in "kv"}
             ids, positions = torch.zeros(_BULK_TOKENS, dtype=torch.int64), torch.zeros(1, _BULK_TOKENS).long()
-            store.put_canonical(CanonicalRecord(_chunk(number), _CONTEXT, ids, positions, (kv,)))
+            store.put(CanonicalRecord(_chunk(number), _CONTEXT, ids, positions, (kv,)))
         size = StoreAdmin(store).stats().bytes / 2**20
         files = list(root.glob("objects/*/*"))
 

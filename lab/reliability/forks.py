@@ -58,7 +58,7 @@ def run(size: int, seed: int, *, fresh: bool = True) -> dict[str, Any]:
         root = Path(folder) / "store"
         with ChunkStore.open(root, memory_limit=0) as store:
             for slot in LARGE:
-                store.put_canonical(large(slot))
+                store.put(large(slot))
             with _busy(store, root, seed, found):
                 acknowledged = [slot for number in range(size) for slot in _one(store, root, number, found)]
             _alive(root, seed, found)

@@ -150,7 +150,7 @@ def _served(root: Path, acknowledged: list[int]) -> list[str]:
         lost = [slot for slot in acknowledged if rig.get(store, slot) != 1]
         listed = {info.chunk_id for info in store.ls()}
         unlisted = [slot for slot in acknowledged if rig.chunk(slot) not in listed]
-        counted = StoreAdmin(store).stats().canonicals + StoreAdmin(store).stats().patches
+        counted = StoreAdmin(store).stats().objects
     wrong = [f"lost: {len(lost)} objects"] if lost else []
     wrong += [f"not listed: {len(unlisted)} objects"] if unlisted else []
     return wrong + ([f"counted wrong: {counted}"] if counted < len(acknowledged) else [])

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from kamera.errors import KameraError
-from kamera.store import ChunkStore, PatchRecord, StoreAdmin
+from kamera.store import ChunkStore, StoreAdmin
 from lab.reliability import rig
 from lab.reliability.findings import Child, Findings
 
@@ -262,7 +262,7 @@ def _record(tenant: str, slot: int, version: int = 1) -> Any:
 
 def _store(store: ChunkStore, slot: int, version: int) -> str:
     record = _record(store.tenant, slot, version)
-    return store.put_patch(record) if isinstance(record, PatchRecord) else store.put_canonical(record)
+    return store.put(record)
 
 
 def _held(store: ChunkStore, slot: int) -> int:

@@ -61,7 +61,7 @@ def version_of(found: Record) -> int:
 def put(store: ChunkStore, slot: int, version: int) -> None:
     """Store one version of a slot."""
     made = record(slot, version)
-    store.put_patch(made) if isinstance(made, PatchRecord) else store.put_canonical(made)
+    store.put(made)
 
 
 def get(store: ChunkStore, slot: int) -> int:

@@ -150,4 +150,4 @@ def _context(store: ChunkStore) -> Context:
 
 def _put(store: ChunkStore, slot: int) -> str:
     record = replace(rig.record(slot, 1), context=_context(store))
-    return store.put_patch(record) if isinstance(record, PatchRecord) else store.put_canonical(record)
+    return store.put(record)

@@ -137,8 +137,8 @@ def _storing(canonical: CanonicalRecord, patch: PatchRecord) -> Arm:
         return folder, ChunkStore.open(folder.name, memory_limit=0)
 
     def run(into: tuple[tempfile.TemporaryDirectory[str], ChunkStore]) -> object:
-        into[1].put_canonical(canonical)
-        into[1].put_patch(patch)
+        into[1].put(canonical)
+        into[1].put(patch)
         return into
 
     return Arm(STORING, run, before)

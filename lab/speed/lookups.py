@@ -53,10 +53,7 @@ def fill(root: Path, start: int, stop: int) -> None:
     """Put chunks ``start`` to ``stop`` into the store at ``root``."""
     with ChunkStore.open(root, memory_limit=0) as store:
         for record in records(start):  # makes the directory what it has to be
-            if isinstance(record, CanonicalRecord):
-                store.put_canonical(record)
-            else:
-                store.put_patch(record)
+            store.put(record)
         for number in range(start + 1, stop):
             for record in records(number):
                 _write(root, record)

@@ -15,7 +15,7 @@ import torch
 from kamera import Backbone, Chunk, ChunkStore, KameraWindow, ReusePolicy
 from kamera.content.chunk import TOKEN_TYPES
 from kamera.patches.forming import FormingRule
-from kamera.store import CanonicalRecord, Context, PatchRecord
+from kamera.store import CanonicalRecord, Context, EncodingRecord, PatchRecord, encoding_context
 from lab.speed.content import noise_kv, noise_patch, picture_chunk, words
 from lab.speed.shape import FIRST_WORD, Preset
 
@@ -66,7 +66,7 @@ class Stock:
         """See to it that a patch for the chunk behind ``antecedents`` is stored."""
         if antecedents and not self.store.has(self._context, chunk_id, antecedents):
             info = POLICY.budget.to_info()
-            self.store.put_patch(
+            self.store.put(
                 PatchRecord(chunk_id, self._context, tuple(antecedents), "exact", self.factors, "exact", info)
             )
 
@@ -95,7 +95,10 @@ class Stock:
         ids = self._base.input_ids.clone()
         ids[-1] = FIRST_WORD + index % (size - FIRST_WORD)  # every chunk ends with a word
         made = self.backbone.chunk_from_tensors(ids, label=f"stock {index}", **self._base.inputs)
-        self.store.put_canonical(
+        seen = encoding_context(self.backbone.vision_fingerprint, self.store.tenant)
+        if self._encoded.tensors:
+            self.store.put(EncodingRecord(made.id, seen, self.tokens, self._encoded.tensors))
+        self.store.put(
             CanonicalRecord(
                 chunk_id=made.id,
                 context=self._context,
@@ -103,8 +106,8 @@ class Stock:
                 positions=self._positions,
                 kv=noise_kv(self.backbone, self.tokens, seed=index + 1),
                 inputs=self._encoded.position_inputs,
-                embeds=self._encoded.tensors,
                 info={"label": made.label},
+                vision=seen.fingerprint if self._encoded.tensors else "",
             )
         )
         return made

@@ -18,8 +18,8 @@ NAMES = "abc"
 def root(tmp_path):
     with ChunkStore.open(tmp_path / "s") as store:
         for name in NAMES:
-            store.put_canonical(canonical(name * 64))
-            store.put_patch(patch(name * 64))
+            store.put(canonical(name * 64))
+            store.put(patch(name * 64))
     return tmp_path / "s"
 
 
@@ -182,7 +182,7 @@ def test_a_secret_comes_from_a_file_and_shows_what_it_names(capsys, tmp_path):
     root = tmp_path / "s"
     context = type(CONTEXT)(CONTEXT.fingerprint, CONTEXT.anchor, "acme")
     with ChunkStore.open(root, tenant="acme", secret=secret.read_bytes()) as store:
-        store.put_canonical(canonical(context=context))
+        store.put(canonical(context=context))
     mine = ("--tenant", "acme", "--secret-file", secret)
     assert as_json(capsys, "ls", root, *mine)[1]["objects"] == 1
     assert as_json(capsys, "ls", root, "--tenant", "acme")[1]["objects"] == 0

@@ -15,8 +15,8 @@ A, B = "a" * 64, "b" * 64
 def root(tmp_path):
     with ChunkStore.open(tmp_path / "s") as store:
         for chunk in (A, B):
-            store.put_canonical(canonical(chunk))
-            store.put_patch(patch(chunk, antecedents=(A,)))
+            store.put(canonical(chunk))
+            store.put(patch(chunk, antecedents=(A,)))
     return tmp_path / "s"
 
 
@@ -70,7 +70,7 @@ def test_rotate_brings_a_store_under_the_first_key(capsys, tmp_path):
     for name, data in files.items():
         (tmp_path / name).write_bytes(data)
     with ChunkStore.open(tmp_path / "s", secret=files["secret"], keys=[files["old"]]) as store:
-        store.put_canonical(canonical(A))
+        store.put(canonical(A))
     secret = ("--secret-file", tmp_path / "secret")
 
     def rotate(*names):

@@ -23,8 +23,8 @@ def url(request, tmp_path):
 def filled(url):
     with ChunkStore.open(url) as store:
         for name in NAMES:
-            store.put_canonical(canonical(name * 64))
-            store.put_patch(patch(name * 64))
+            store.put(canonical(name * 64))
+            store.put(patch(name * 64))
     return url
 
 
@@ -87,7 +87,7 @@ def test_a_bundle_goes_from_remote_to_remote(capsys, filled, tmp_path):
 def test_damage_in_a_remote_is_set_aside_shown_and_deleted(capsys, tmp_path):
     url = f"obstore+{(tmp_path / 'far').as_uri()}"
     with ChunkStore.open(url) as store:
-        key = store.put_canonical(canonical())
+        key = store.put(canonical())
     [blob] = (tmp_path / "far").rglob(key)
     blob.write_bytes(blob.read_bytes()[:-1] + b"!")
     code, report = as_json(capsys, "verify", url)
@@ -106,10 +106,10 @@ def test_damage_in_a_remote_is_set_aside_shown_and_deleted(capsys, tmp_path):
 def test_a_store_behind_a_cache_is_one_store(capsys, url, tmp_path):
     cache = tmp_path / "cache"
     with ChunkStore.open(url, cache=cache) as store:
-        store.put_canonical(canonical("a" * 64))
+        store.put(canonical("a" * 64))
         assert not store.flush(300).unsaved
     with ChunkStore.open(url) as store:
-        store.put_canonical(canonical("b" * 64))
+        store.put(canonical("b" * 64))
     assert as_json(capsys, "ls", url, "--cache", cache)[1]["objects"] == 2
     for verb in (("gc", "--max-bytes", "0"), ("forget", "a" * 64), ("rotate",)):
         alone = kamera(capsys, "store", verb[0], cache, *verb[1:])
@@ -133,7 +133,7 @@ def test_a_remote_that_is_dead_is_an_error_and_no_empty_store(capsys, tmp_path):
 
 def test_a_remote_that_dies_on_the_way_is_no_shorter_list(capsys, server, monkeypatch):
     with ChunkStore.open(server.url()) as store:
-        store.put_canonical(canonical())
+        store.put(canonical())
     census = StoreAdmin.census
 
     def dies(self, *arguments):
@@ -173,7 +173,7 @@ def test_a_url_with_a_password_comes_from_a_file_and_is_shown_nowhere(capsys, se
 
 def test_a_file_url_is_a_directory(capsys, tmp_path):
     with ChunkStore.open(tmp_path / "s") as store:
-        store.put_canonical(canonical())
+        store.put(canonical())
     assert as_json(capsys, "ls", (tmp_path / "s").as_uri())[1]["objects"] == 1
 
 
@@ -181,7 +181,7 @@ def test_rotation_reaches_a_remote_and_refuses_files(capsys, url, tmp_path):
     for name, data in {"secret": b"s" * 32, "new": b"n" * 32, "old": b"o" * 32}.items():
         (tmp_path / name).write_bytes(data)
     with ChunkStore.open(url, secret=b"s" * 32, keys=[b"o" * 32]) as store:
-        store.put_canonical(canonical())
+        store.put(canonical())
     sealed = ("--secret-file", tmp_path / "secret")
     done = kamera(
         capsys,
@@ -219,8 +219,8 @@ def test_inspect_reads_a_remote_and_moves_nothing(capsys, filled, tmp_path):
 def test_inspect_opens_a_sealed_remote_with_its_secret(capsys, url, tmp_path):
     (tmp_path / "secret").write_bytes(b"s" * 32)
     with ChunkStore.open(url, secret=b"s" * 32) as store:
-        store.put_canonical(canonical())
-        store.put_patch(patch())
+        store.put(canonical())
+        store.put(patch())
     done = kamera(capsys, "inspect", url, "--secret-file", tmp_path / "secret", "--format", "json")
     assert (done.code, done.document["inspected"]) == (0, 2)
     assert all(o["percent_of_kv"] for o in done.document["contents"])

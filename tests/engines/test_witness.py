@@ -82,7 +82,7 @@ def _dict_swapped(model: Any) -> None:
 )
 def test_a_change_is_seen_once_and_the_next_one_too(change: Change):
     model = tiny.build("qwen2_5_vl")
-    witness = Witness(model)
+    witness = Witness(model, model)
     before = witness.look()
     assert witness.look() == before
     change(model)
@@ -96,7 +96,7 @@ def test_a_change_is_seen_once_and_the_next_one_too(change: Change):
 
 def test_a_new_parameter_at_an_old_ones_address_is_seen():
     model = tiny.build("qwen2_5_vl")
-    witness, linear = Witness(model), _layer(model).up_proj
+    witness, linear = Witness(model, model), _layer(model).up_proj
     seen = [witness.look()]
     for value in range(20):  # the allocator hands the freed block out again
         shape = linear.weight.shape
@@ -108,12 +108,12 @@ def test_a_new_parameter_at_an_old_ones_address_is_seen():
 
 def test_frequencies_may_be_rewritten_where_forwards_choose_them():
     model = tiny.build("longrope")
-    witness, rotary = Witness(model), model.model.rotary_emb
+    witness, rotary = Witness(model, model), model.model.rotary_emb
     before = witness.look()
     rotary.register_buffer("inv_freq", rotary.inv_freq * 2, persistent=False)
     assert witness.look() == before
     other = tiny.build("qwen2_5_vl")
-    witness, rotary = Witness(other), other.model.language_model.rotary_emb
+    witness, rotary = Witness(other, other), other.model.language_model.rotary_emb
     before = witness.look()
     rotary.inv_freq.data.mul_(2)
     assert witness.look() != before
@@ -123,7 +123,7 @@ def test_a_module_shared_twice_and_inference_tensors_are_witnessed():
     with torch.inference_mode():
         frozen = nn.Linear(3, 3)
     model = nn.Sequential(frozen, nn.ReLU(), frozen)
-    witness = Witness(model)
+    witness = Witness(model, model)
     before = witness.look()
     assert witness.look() == before
     model[2] = nn.Linear(3, 3)
@@ -132,7 +132,7 @@ def test_a_module_shared_twice_and_inference_tensors_are_witnessed():
 
 def test_an_addition_to_any_module_is_seen():
     model = nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Sequential(nn.BatchNorm1d(2), nn.BatchNorm1d(2)))
-    witness = Witness(model)
+    witness = Witness(model, model)
     seen = [witness.look()]
     for i, module in enumerate(list(model.modules())):
         module.register_buffer(f"b{i}", torch.zeros(1))

@@ -83,7 +83,7 @@ def test_info_that_is_no_budget_makes_a_patch_a_miss(pieces):
     backbone, (a, b, *_) = pieces
     window = make(backbone, None, a, b)
     record = window.store.get_patch(window.context, b.id, [a.id])
-    window.store.put_patch(replace(record, info={"asked_rank": "many"}))
+    window.store.put(replace(record, info={"asked_rank": "many"}))
     assert the_patch(window.store).budget is None
     window.evict(1)
     assert window.recall(b.id).forwards == 1

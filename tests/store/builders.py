@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import torch
 from hypothesis import strategies as st
 
 from kamera.ops import Codes, LowRank, Patch
-from kamera.store import CanonicalRecord, Context, PatchRecord
+from kamera.store import CanonicalRecord, Context, EncodingRecord, PatchRecord, encoding_context
 from kamera.store.admin.pins import PinBook
 from lab.reliability.forge import join, seal, split
 
@@ -43,10 +44,24 @@ def canonical(
         "positions": torch.arange(tokens).expand(3, tokens),
         "kv": kv,
         "inputs": {"image_grid_thw": torch.tensor([[1, 2, 2]])},
-        "embeds": {"inputs_embeds": tensor((tokens, 6), torch.bfloat16, seed + 2)},
         "info": {"title": "Käfer", "size": [640, 480]},
     }
     return CanonicalRecord(chunk_id=chunk, context=context, **(defaults | fields))
+
+
+VISION = "e" * 64
+
+
+def encoding(
+    chunk: str = "c" * 64, vision: str = VISION, tenant: str = "", tokens: int = 3, seed: int = 0
+) -> EncodingRecord:
+    embeds = {"inputs_embeds": tensor((1, tokens, 6), torch.bfloat16, seed + 2)}
+    return EncodingRecord(chunk, encoding_context(vision, tenant), tokens, embeds)
+
+
+def anchor(context: Context = CONTEXT, tokens: int = 5, seed: int = 0) -> CanonicalRecord:
+    made = canonical(context.anchor, replace(context, kv="as-is"), tokens, seed, inputs={}, info={})
+    return replace(made, kind="anchor")
 
 
 def patch(
@@ -154,9 +169,17 @@ def canonicals(draw: st.DrawFn) -> CanonicalRecord:
         positions=torch.arange(tokens).expand(draw(st.integers(1, 3)), tokens),
         kv=tuple(draw(st.lists(st.dictionaries(_names, channel, max_size=3), max_size=3))),
         inputs=draw(named),
-        embeds=draw(named),
         info=draw(_infos),
+        vision=draw(_text),
+        behind=draw(st.integers(0, 9)),
     )
+
+
+@st.composite
+def encodings(draw: st.DrawFn) -> EncodingRecord:
+    named = st.dictionaries(_names, tensors(), max_size=2)
+    context = encoding_context(draw(_text), "")
+    return EncodingRecord(draw(_text), context, draw(st.integers(0, 4)), draw(named), draw(_infos))
 
 
 @st.composite
@@ -183,7 +206,14 @@ def patches(draw: st.DrawFn) -> PatchRecord:
         patch=Patch(tuple(layers)),
         formed=draw(_text),
         info=draw(_infos),
+        base=draw(_text),
     )
 
 
-records = canonicals() | patches()
+@st.composite
+def anchors(draw: st.DrawFn) -> CanonicalRecord:
+    made, context = draw(canonicals()), draw(contexts)
+    return replace(made, chunk_id=context.anchor, context=context, kind="anchor")
+
+
+records = canonicals() | patches() | encodings() | anchors()

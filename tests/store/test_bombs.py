@@ -33,8 +33,8 @@ def bomb(root: Path, gib: int = 8) -> Path:
     record = canonical()
     outer, header, rest = split(encode(record, 7.0))
     end = len(rest) + gib * GIB
-    outer["embeds/zz"] = {"dtype": "U8", "shape": [gib * GIB], "data_offsets": [len(rest), end]}
-    header = header | {"embeds": [*header["embeds"], "zz"]}
+    outer["inputs/zz"] = {"dtype": "U8", "shape": [gib * GIB], "data_offsets": [len(rest), end]}
+    header = header | {"inputs": [*header["inputs"], "zz"]}
     path = file_of(root, record.key)
     path.parent.mkdir(exist_ok=True)
     path.write_bytes(join(outer, header, rest))
@@ -115,7 +115,7 @@ def test_a_header_beyond_the_bound_is_refused_unread(root: Path) -> None:
 
 def test_nothing_is_parsed_before_its_digest_is_checked(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with ChunkStore.open(root) as store:
-        key = store.put_canonical(canonical())
+        key = store.put(canonical())
     path = file_of(root, key)
     data = bytearray(path.read_bytes())
     data[120] ^= 1
@@ -132,7 +132,7 @@ def test_nothing_is_parsed_before_its_digest_is_checked(root: Path, monkeypatch:
 def test_flipped_header_bits_give_no_wrong_answer(root: Path, options: dict[str, bytes]) -> None:
     """The rank of a patch changed where the index cannot know: its header says so, its digest does not."""
     with ChunkStore.open(root, **options) as store:
-        key = store.put_patch(patch(rank=2))
+        key = store.put(patch(rank=2))
         assert store._disk is not None
         path = file_of(store._disk.root, key)
         data = path.read_bytes()
@@ -147,7 +147,7 @@ def test_flipped_header_bits_give_no_wrong_answer(root: Path, options: dict[str,
 def test_a_listed_remote_header_with_flipped_bits_is_left_out(tmp_path: Path) -> None:
     url = f"obstore+{(tmp_path / 'far').as_uri()}"
     with ChunkStore.open(url) as store:
-        key = store.put_patch(patch(rank=2))
+        key = store.put(patch(rank=2))
     [path] = (tmp_path / "far").rglob(key)
     path.write_bytes(path.read_bytes().replace(b'\\"rank\\":2', b'\\"rank\\":3'))
     with ChunkStore.open(url) as store:
@@ -165,7 +165,7 @@ def test_a_link_in_the_place_of_the_embeddings_is_refused(root: Path, tmp_path: 
     (root / "search" / name).unlink(missing_ok=True)
     (root / "search" / name).symlink_to(victim)
     with pytest.raises(StoreError, match="is a link"), ChunkStore.open(root) as store:
-        store.put_canonical(canonical())
+        store.put(canonical())
         store.embedding(CONTEXT, CHUNK)
     assert not victim.exists()
 
@@ -180,7 +180,7 @@ def test_a_link_in_the_place_of_the_search_folder_is_refused(root: Path, tmp_pat
         (root / "search").rmdir()
     (root / "search").symlink_to(elsewhere)
     with pytest.raises(StoreError, match="is a link"), ChunkStore.open(root) as store:
-        store.embedding(CONTEXT, store.put_canonical(canonical()) and CHUNK)
+        store.embedding(CONTEXT, store.put(canonical()) and CHUNK)
     assert list(elsewhere.iterdir()) == []
 
 
@@ -195,7 +195,7 @@ def test_a_stranger_in_the_place_of_a_lock_blocks_nothing(root: Path, make: Call
     place = root / "tmp" / f"{key}.lock"
     make(place)
     with ChunkStore.open(root) as store:
-        assert store.put_canonical(canonical()) == key
+        assert store.put(canonical()) == key
         assert_same(store.get_canonical(CONTEXT, CHUNK), canonical())
     make(place)
     with ChunkStore.open(root) as store:
@@ -209,10 +209,10 @@ def test_a_full_folder_in_the_place_of_a_lock_stops_its_object_alone(root: Path)
     (root / "tmp" / f"{key}.lock").mkdir()
     (root / "tmp" / f"{key}.lock" / "mine").write_text("keep")
     with ChunkStore.open(root) as store:
-        other = store.put_patch(patch())
+        other = store.put(patch())
         assert [info.key for info in store.ls()] == [other]
         with pytest.raises(StoreError, match="no file"):
-            store.put_canonical(canonical())
+            store.put(canonical())
     assert (root / "tmp" / f"{key}.lock" / "mine").read_text() == "keep"
 
 
@@ -227,12 +227,12 @@ def test_a_killed_writer_of_an_encrypted_store_leaves_nothing_plain(
 
     def work(_: Callable[[bytes], None]) -> None:
         store = ChunkStore.open(root, secret=SECRET, keys=[KEY])
-        store.put_canonical(canonical(info=PLAIN))
+        store.put(canonical(info=PLAIN))
         with Countdown(at).over(os, "fsync"):
             if what == "export":
                 StoreAdmin(store).export_bundle(tmp_path / "out" / "bundle")
             for name in "de":
-                store.put_canonical(canonical(name * 64, info=PLAIN))
+                store.put(canonical(name * 64, info=PLAIN))
 
     assert in_child(work).killed
     for name, data in snapshot(tmp_path).items():
@@ -249,7 +249,7 @@ def test_an_open_sealed_tenant_holds_few_descriptors(root: Path) -> None:
     for n in range(8):
         store = ChunkStore.open(root, tenant=f"t{n}", secret=SECRET, memory_limit=0)
         context = replace(CONTEXT, tenant=f"t{n}")
-        store.put_canonical(canonical(context=context))
+        store.put(canonical(context=context))
         assert store.get_canonical(context, CHUNK) is not None
         held.append(store)
     each = (len(os.listdir("/proc/self/fd")) - before) / len(held)

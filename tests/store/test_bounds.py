@@ -37,8 +37,8 @@ def test_gc_takes_nothing_that_was_pinned_after_it_had_chosen(
     root: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
     with ChunkStore.open(root) as store, ChunkStore.open(root) as other:
-        keys = [store.put_canonical(canonical(name * 64)) for name in "abcd"]
-        fixed = store.put_patch(patch("d" * 64))
+        keys = [store.put(canonical(name * 64)) for name in "abcd"]
+        fixed = store.put(patch("d" * 64))
         weigh = store._disk.index.weighed  # type: ignore[union-attr]
 
         def overtaken(tenant: str | None) -> list[Any]:
@@ -88,7 +88,7 @@ def test_what_pin_acknowledged_stays_while_others_collect(root: Path) -> None:
     kept, lost = [], 0
     with ChunkStore.open(root, memory_limit=0) as store:
         for number in range(40):
-            key = store.put_canonical(canonical(f"{number:064x}"))
+            key = store.put(canonical(f"{number:064x}"))
             try:
                 StoreAdmin(store).pin([key])
             except StoreError:
@@ -106,7 +106,7 @@ def test_what_pin_acknowledged_stays_while_others_collect(root: Path) -> None:
 
 def test_pin_of_what_was_just_collected_is_refused(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with ChunkStore.open(root) as store, ChunkStore.open(root) as other:
-        key = store.put_canonical(canonical())
+        key = store.put(canonical())
         infos = store._tiers.infos_of
 
         def overtaken(names: Any) -> Any:
@@ -125,13 +125,13 @@ def test_pin_of_what_was_just_collected_is_refused(root: Path, monkeypatch: pyte
 
 def test_a_directory_never_holds_more_than_its_limit(root: Path) -> None:
     with ChunkStore.open(root) as store:
-        one = store.ls() or (store.put_canonical(canonical()) and store.ls())
+        one = store.ls() or (store.put(canonical()) and store.ls())
         size = one[0].bytes
         StoreAdmin(store).gc(0)
     limit = int(4.5 * size)
     with ChunkStore.open(root, disk_limit=limit, memory_limit=0) as store:
         for number in range(12):
-            store.put_canonical(canonical(f"{number:064x}"))
+            store.put(canonical(f"{number:064x}"))
             assert on_disk(root) <= limit
             assert store.get_canonical(CONTEXT, f"{0:064x}") is not None  # used, so it stays
         left = {info.chunk_id for info in store.ls()}
@@ -140,14 +140,14 @@ def test_a_directory_never_holds_more_than_its_limit(root: Path) -> None:
 
 def test_pinned_objects_and_their_canonicals_stay_within_a_limit(root: Path) -> None:
     with ChunkStore.open(root) as store:
-        store.put_canonical(canonical("a" * 64))
-        fixed = store.put_patch(patch("a" * 64))
-        store.put_canonical(canonical("b" * 64))
-        loose = store.put_patch(patch("b" * 64))
+        store.put(canonical("a" * 64))
+        fixed = store.put(patch("a" * 64))
+        store.put(canonical("b" * 64))
+        loose = store.put(patch("b" * 64))
         total = on_disk(root)
         StoreAdmin(store).pin([fixed])
     with ChunkStore.open(root, disk_limit=total) as store:
-        store.put_canonical(canonical("c" * 64))
+        store.put(canonical("c" * 64))
         assert store.has(CONTEXT, "a" * 64, ("x", "y")) and store.has(CONTEXT, "a" * 64)
         assert not store.has(CONTEXT, "b" * 64)
         assert loose not in {info.key for info in store.ls()}  # of no use without its canonical
@@ -155,17 +155,17 @@ def test_pinned_objects_and_their_canonicals_stay_within_a_limit(root: Path) -> 
     with ChunkStore.open(root, disk_limit=small) as store:
         before = on_disk(root)
         with pytest.raises(StoreFull, match="disk_limit"):
-            store.put_canonical(canonical("d" * 64))
+            store.put(canonical("d" * 64))
         assert on_disk(root) <= before and not store.has(CONTEXT, "d" * 64)
         assert store.has(CONTEXT, "a" * 64, ("x", "y"))
 
 
 def test_a_patch_is_replaced_in_a_directory_that_is_at_its_limit(root: Path) -> None:
     with ChunkStore.open(root) as store:
-        store.put_patch(patch(rank=2))
+        store.put(patch(rank=2))
         limit = on_disk(root)
     with ChunkStore.open(root, disk_limit=limit) as store:
-        store.put_patch(patch(rank=2, seed=1))
+        store.put(patch(rank=2, seed=1))
         assert len(store.ls()) == 1
 
 
@@ -184,7 +184,7 @@ def test_what_is_not_used_for_its_time_is_gone(root: Path) -> None:
         assert isinstance(disk, DiskTier)
         store._tiers._bounds = Bounds(disk, Pins(disk.root), None, 100, clock)
         disk.index._clock = clock
-        used, pinned, idle = (store.put_canonical(canonical(name * 64)) for name in "abc")
+        used, pinned, idle = (store.put(canonical(name * 64)) for name in "abc")
         StoreAdmin(store).pin([pinned])
         clock.now += 90
         assert store.get_canonical(CONTEXT, "a" * 64) is not None
@@ -193,7 +193,7 @@ def test_what_is_not_used_for_its_time_is_gone(root: Path) -> None:
         assert store.get_canonical(CONTEXT, "c" * 64) is None
         assert not file_of(root, idle).exists()
         assert {info.key for info in store.ls()} == {used, pinned}
-        store.put_canonical(canonical("c" * 64))
+        store.put(canonical("c" * 64))
         os.utime(file_of(root, idle), (clock.now, clock.now))
         assert store.has(CONTEXT, "c" * 64)
         clock.now += 1000

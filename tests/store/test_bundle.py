@@ -50,7 +50,7 @@ def records(tenant: str = "") -> list[Any]:
 
 
 def put(store: ChunkStore, record: Any) -> str:
-    return store.put_canonical(record) if record.kind == "canonical" else store.put_patch(record)
+    return store.put(record)
 
 
 def assert_holds(store: ChunkStore, wanted: list[Any]) -> None:
@@ -141,7 +141,7 @@ def test_a_store_of_any_kind_comes_back_in_one_of_any_kind(
 
 def test_a_bundle_tells_nothing_of_tenant_secret_or_key(tmp_path: Path) -> None:
     with ChunkStore.open(tmp_path / "s", tenant="acme corp", secret=SECRET, keys=[KEY]) as store:
-        name = store.put_canonical(canonical(A, replace(CONTEXT, tenant="acme corp")))
+        name = store.put(canonical(A, replace(CONTEXT, tenant="acme corp")))
         StoreAdmin(store).export_bundle(tmp_path / "b")
     held = (tmp_path / "b").read_bytes()
     assert A.encode() in held
@@ -222,7 +222,7 @@ def test_a_canonical_in_codes_stays_the_same_codes(tmp_path: Path) -> None:
     context = replace(CONTEXT, kv="int8", tenant="acme")
     record = canonical(A, context, kv=({"k": torch.randn(2, 3, 4), "v": torch.randn(2, 3, 4)},))
     with ChunkStore.open(tmp_path / "s", tenant="acme", kv="int8") as store:
-        store.put_canonical(record)
+        store.put(record)
         held = store.get_canonical(context, A)
         StoreAdmin(store).export_bundle(tmp_path / "b")
     with ChunkStore.open(tmp_path / "t", tenant="acme", secret=SECRET, memory_limit=0) as store:

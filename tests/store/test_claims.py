@@ -85,7 +85,7 @@ def test_a_killed_holder_loses_its_claim_and_is_noticed(root: Path) -> None:
 
 def test_what_dead_writers_left_goes_when_the_store_is_opened(root: Path) -> None:
     with ChunkStore.open(root) as store:
-        store.put_canonical(canonical())
+        store.put(canonical())
     (root / "tmp" / f"{KEY}.part").write_bytes(b"half")
     (root / "tmp" / f"{KEY}.lock").touch()
     with ChunkStore.open(root) as store:
@@ -120,7 +120,7 @@ def test_files_that_tell_nothing_of_their_writer_go_after_an_hour(root: Path) ->
 
 def test_a_deletion_that_was_interrupted_behind_the_file_is_a_deletion(root: Path) -> None:
     with ChunkStore.open(root) as store:
-        store.put_canonical(canonical())
+        store.put(canonical())
     file_of(root, KEY).unlink()
     with ChunkStore.open(root) as store:
         assert store.ls() == [] and tmp(root) == []
@@ -128,9 +128,9 @@ def test_a_deletion_that_was_interrupted_behind_the_file_is_a_deletion(root: Pat
 
 def test_an_interrupted_write_gets_its_row_on_opening(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with ChunkStore.open(root) as store:
-        store.put_patch(patch(rank=2))
+        store.put(patch(rank=2))
         monkeypatch.setattr(store._disk.index, "put", lambda *_: None)  # type: ignore[union-attr]
-        store.put_patch(patch(rank=5))
+        store.put(patch(rank=5))
         monkeypatch.undo()
     (root / "tmp" / f"{patch().key}.lock").touch()
     with ChunkStore.open(root) as store:
@@ -139,7 +139,7 @@ def test_an_interrupted_write_gets_its_row_on_opening(root: Path, monkeypatch: p
 
 def test_verify_counts_what_index_and_files_did_not_agree_on(root: Path) -> None:
     with ChunkStore.open(root) as store:
-        unlisted, lost = store.put_canonical(canonical()), store.put_patch(patch())
+        unlisted, lost = store.put(canonical()), store.put(patch())
         store._disk.index.drop(unlisted)  # type: ignore[union-attr]
         file_of(root, lost).unlink()
         report = StoreAdmin(store).verify()
@@ -151,7 +151,7 @@ def test_verify_counts_what_index_and_files_did_not_agree_on(root: Path) -> None
 
 def test_verify_can_make_the_rows_anew(root: Path) -> None:
     with ChunkStore.open(root) as store:
-        store.put_patch(patch(rank=3))
+        store.put(patch(rank=3))
         [row] = store.ls()
         index = store._disk.index  # type: ignore[union-attr]
         known = index.get(row.key)
@@ -169,7 +169,7 @@ def test_of_many_that_put_one_chunk_at_once_one_writes(root: Path, monkeypatch: 
 
         def puts(seed: int) -> str:
             together.wait()
-            return store.put_canonical(canonical(seed=seed))
+            return store.put(canonical(seed=seed))
 
         with ThreadPoolExecutor(8) as pool:
             assert set(pool.map(puts, range(8))) == {KEY}
@@ -193,13 +193,13 @@ def test_a_writer_that_waited_for_another_takes_what_that_one_wrote(
                 return claims(*arguments)
 
             monkeypatch.setattr(disk_module, "claim", told)
-            late = threading.Thread(target=lambda: two.put_canonical(canonical(seed=2)))
+            late = threading.Thread(target=lambda: two.put(canonical(seed=2)))
             late.start()
             assert asked.wait(300) and not file_of(root, KEY).exists()
             # what the claim's holder does inside
             file_of(root, KEY).parent.mkdir()
             with ChunkStore.open(root.parent / "other") as other:
-                other.put_canonical(canonical(seed=1))
+                other.put(canonical(seed=1))
             os.replace(file_of(root.parent / "other", KEY), file_of(root, KEY))
         late.join(300)
         assert_same(two.get_canonical(CONTEXT, CHUNK), canonical(seed=1))
@@ -212,10 +212,10 @@ def test_a_claim_that_is_never_let_go_is_an_error_and_no_deadlock(
     with ChunkStore.open(root) as store:
         writer = held(root)
         with pytest.raises(StoreError, match=KEY):
-            store.put_canonical(canonical())
-        store.put_patch(patch())  # another object is another claim
+            store.put(canonical())
+        store.put(patch())  # another object is another claim
         writer.close()
-        store.put_canonical(canonical())
+        store.put(canonical())
         assert store.has(CONTEXT, CHUNK) and tmp(root) == []
 
 
@@ -231,9 +231,9 @@ DAMAGE = {
 @pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE)
 def test_a_put_over_a_damaged_canonical_heals_it(root: Path, damage: Any) -> None:
     with ChunkStore.open(root) as store:
-        store.put_canonical(canonical())
+        store.put(canonical())
         damage(file_of(root, KEY))
-        store.put_canonical(canonical())
+        store.put(canonical())
         assert_same(store.get_canonical(CONTEXT, CHUNK), canonical())
         assert [copy.name for copy in StoreAdmin(store).quarantine.copies()] == [KEY]
         assert [row.key for row in store.ls()] == [KEY]
@@ -241,7 +241,7 @@ def test_a_put_over_a_damaged_canonical_heals_it(root: Path, damage: Any) -> Non
 
 def test_damage_that_left_no_trace_is_found_by_reading_alone(root: Path) -> None:
     with ChunkStore.open(root, memory_limit=0) as store:
-        store.put_canonical(canonical())
+        store.put(canonical())
         path = file_of(root, KEY)
         before = path.stat()
         with open(path, "r+b") as file:
@@ -250,10 +250,10 @@ def test_damage_that_left_no_trace_is_found_by_reading_alone(root: Path) -> None
             file.seek(-1, os.SEEK_END)
             file.write(bytes([last[0] ^ 1]))
         os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
-        store.put_canonical(canonical())
+        store.put(canonical())
         assert StoreAdmin(store).quarantine.copies() == []
         assert len(StoreAdmin(store).verify().quarantined) == 1
-        store.put_canonical(canonical())
+        store.put(canonical())
         assert_same(store.get_canonical(CONTEXT, CHUNK), canonical())
 
 
@@ -261,9 +261,9 @@ def test_an_intact_canonical_without_a_row_is_kept_and_not_written(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with ChunkStore.open(root) as store:
-        store.put_canonical(canonical(seed=1))
+        store.put(canonical(seed=1))
         store._disk.index.drop(KEY)  # type: ignore[union-attr]
         moves = counted_moves(monkeypatch)
-        store.put_canonical(canonical(seed=2))
+        store.put(canonical(seed=2))
         assert moves == [] and [row.key for row in store.ls()] == [KEY]
         assert_same(store.get_canonical(CONTEXT, CHUNK), canonical(seed=1))

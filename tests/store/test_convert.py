@@ -29,8 +29,8 @@ def finite(chunk: str, seed: int = 0) -> Any:
 def root(tmp_path: Path) -> Path:
     with ChunkStore.open(tmp_path / "s") as store:
         for i, name in enumerate("ab"):
-            store.put_canonical(finite(name * 64, i))
-        store.put_patch(patch("a" * 64))
+            store.put(finite(name * 64, i))
+        store.put(patch("a" * 64))
     return tmp_path / "s"
 
 
@@ -57,9 +57,9 @@ def test_what_is_converted_is_what_putting_it_in_codes_gives(root: Path, tmp_pat
 def test_what_codes_cannot_hold_is_refused_and_the_others_are_converted(root: Path, tmp_path: Path) -> None:
     with ChunkStore.open(root) as store, ChunkStore.open(tmp_path / "t") as target:
         wild = canonical("c" * 64, kv=({"k": torch.full((1, 3, 4), float("nan"))},))
-        names = [store.put_canonical(wild)]
+        names = [store.put(wild)]
         twice = replace(finite("d" * 64), context=replace(CONTEXT, kv="int4"))
-        names.append(store.put_canonical(twice))
+        names.append(store.put(twice))
         done = StoreAdmin(store).convert(target, "int8")
         assert done.canonicals == 2 and len(done.refused) == 2
         assert all(any(name in line for line in done.refused) for name in names)
@@ -91,7 +91,7 @@ def test_forms_are_counted_alike_by_index_and_by_listing(tmp_path: Path, options
     url = f"obstore+{(tmp_path / 'far').as_uri()}"
     with ChunkStore.open(tmp_path / "s", **options) as near, ChunkStore.open(url, **options) as far:
         for store in (near, far):
-            store.put_canonical(finite("a" * 64))
-            store.put_canonical(replace(finite("b" * 64), context=replace(CONTEXT, kv="int8")))
+            store.put(finite("a" * 64))
+            store.put(replace(finite("b" * 64), context=replace(CONTEXT, kv="int8")))
         assert StoreAdmin(near).census().forms == StoreAdmin(far).census().forms
         assert set(StoreAdmin(near).census().forms) == {"as-is", "int8"}

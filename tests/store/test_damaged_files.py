@@ -20,8 +20,8 @@ def root(tmp_path: Path) -> Path:
 
 def test_a_damaged_object_is_refused_quarantined_and_then_a_miss(root: Path) -> None:
     with ChunkStore.open(root) as store:
-        key = store.put_canonical(canonical())
-        store.put_patch(patch())
+        key = store.put(canonical())
+        store.put(patch())
         path = file_of(root, key)
         flip(path)
         damaged = path.read_bytes()
@@ -31,14 +31,14 @@ def test_a_damaged_object_is_refused_quarantined_and_then_a_miss(root: Path) -> 
         assert not path.exists()
         assert store.get_canonical(CONTEXT, CHUNK) is None
         assert [i.kind for i in store.ls()] == ["exact"]
-        store.put_canonical(canonical())
+        store.put(canonical())
         assert_same(store.get_canonical(CONTEXT, CHUNK), canonical())
 
 
 def test_quarantine_keeps_every_damaged_file(root: Path) -> None:
     with ChunkStore.open(root) as store:
         for _ in range(3):
-            flip(file_of(root, store.put_canonical(canonical())))
+            flip(file_of(root, store.put(canonical())))
             with pytest.raises(CorruptChunk):
                 store.get_canonical(CONTEXT, CHUNK)
     assert len(list((root / "quarantine").glob("*.safetensors"))) == 3
@@ -49,7 +49,7 @@ def test_a_file_under_another_keys_name_is_refused(root: Path) -> None:
         other = canonical("d" * 64)
         path = file_of(root, other.key)
         path.parent.mkdir(exist_ok=True)
-        path.write_bytes(file_of(root, store.put_canonical(canonical())).read_bytes())
+        path.write_bytes(file_of(root, store.put(canonical())).read_bytes())
         StoreAdmin(store).rebuild_index()
         assert len(store.ls()) == 1
         with pytest.raises(CorruptChunk, match="expected"):
@@ -58,8 +58,8 @@ def test_a_file_under_another_keys_name_is_refused(root: Path) -> None:
 
 def test_verify_reads_everything_and_quarantines_what_is_damaged(root: Path) -> None:
     with ChunkStore.open(root) as store:
-        store.put_canonical(canonical())
-        bad = store.put_patch(patch())
+        store.put(canonical())
+        bad = store.put(patch())
         flip(file_of(root, bad), 200)
         record = patch(antecedents=("newer",))
         outer, header, rest = split(encode(record, 7.0))
@@ -76,7 +76,7 @@ def test_verify_reads_everything_and_quarantines_what_is_damaged(root: Path) -> 
 
 def test_an_object_of_a_newer_format_is_refused_and_left_in_place(root: Path) -> None:
     with ChunkStore.open(root) as store:
-        path = file_of(root, store.put_canonical(canonical()))
+        path = file_of(root, store.put(canonical()))
         outer, header, rest = split(path.read_bytes())
         path.write_bytes(join(outer, header | {"format": FORMAT_VERSION + 1}, rest))
         for _ in range(2):

@@ -41,7 +41,7 @@ def pin_in_threads(root: Path, me: int, ready: Any, told: Any) -> None:
             with ChunkStore.open(root) as store:
                 for i in range(8):
                     record = patch(antecedents=(str(me), str(thread), str(i)))
-                    StoreAdmin(store).pin([store.put_patch(record)])
+                    StoreAdmin(store).pin([store.put(record)])
         except Exception as error:
             failed.append(repr(error))
 
@@ -78,7 +78,7 @@ def list_when_asked(root: Path, asked: Any) -> None:
 def test_a_second_tenant_that_closes_takes_no_locks_away(root: Path) -> None:
     """Two connections of one process share their locks: closing any descriptor of the file drops them."""
     with ChunkStore.open(root) as mine:
-        mine.put_canonical(canonical())
+        mine.put(canonical())
         database: Any = mine._disk.index._db  # type: ignore[union-attr]
         with database.writing():
             with ChunkStore.open(root, tenant="acme") as other:
@@ -101,13 +101,13 @@ def test_a_second_tenant_that_closes_takes_no_locks_away(root: Path) -> None:
 
 def test_what_another_process_puts_is_listed_while_tenants_close(root: Path) -> None:
     with ChunkStore.open(root) as mine:
-        mine.put_canonical(canonical())
+        mine.put(canonical())
         asking, asked = FORK.Pipe()
         reader = FORK.Process(target=list_when_asked, args=(root, asked))
         reader.start()
         asked.close()
         for number in range(20):
-            mine.put_patch(patch(antecedents=(str(number),)))
+            mine.put(patch(antecedents=(str(number),)))
             ChunkStore.open(root, tenant="acme").close()
             asking.send(True)
             assert asking.recv() == number + 2
@@ -132,10 +132,10 @@ def test_a_lost_tail_of_the_log_is_noticed(root: Path, kind: str) -> None:
     with ChunkStore.open(root, **options) as store:
         folder = store._disk.root  # type: ignore[union-attr]
         for number in range(10):
-            store.put_canonical(canonical(f"{number:064x}", context))
+            store.put(canonical(f"{number:064x}", context))
         copied(folder, root.parent / "before")
         for number in range(10, 40):
-            store.put_canonical(canonical(f"{number:064x}", context))
+            store.put(canonical(f"{number:064x}", context))
         copied(folder, root.parent / "after")
     drop_index(folder)
     for path in (root.parent / "before").iterdir():
@@ -150,13 +150,13 @@ def test_a_lost_tail_of_the_log_is_noticed(root: Path, kind: str) -> None:
 def test_an_index_of_a_backup_follows_the_files(root: Path) -> None:
     """Rows of what is gone, of what was replaced, and none of what is new; the folders' times are newer."""
     with ChunkStore.open(root) as store:
-        gone = store.put_canonical(canonical("a" * 64))
-        store.put_patch(patch(rank=1))
+        gone = store.put(canonical("a" * 64))
+        store.put(patch(rank=1))
         assert len(store.ls()) == 2
     copied(root, root.parent / "before")
     with ChunkStore.open(root) as store:
-        store.put_patch(patch(rank=7))
-        store.put_canonical(canonical())
+        store.put(patch(rank=7))
+        store.put(canonical())
         assert StoreAdmin(store).delete(gone)
     drop_index(root)
     for path in (root.parent / "before").iterdir():
@@ -171,7 +171,7 @@ def test_a_listing_in_a_store_that_nobody_touched_reads_no_header(
 ) -> None:
     with ChunkStore.open(root) as store:
         for number in range(5):
-            store.put_canonical(canonical(f"{number:064x}"))
+            store.put(canonical(f"{number:064x}"))
         time.sleep(0.15)  # a folder's time counts once it cannot be another change's as well
         assert len(store.ls()) == 5
     with ChunkStore.open(root) as store:
@@ -184,14 +184,14 @@ def test_a_listing_in_a_store_that_nobody_touched_reads_no_header(
 
 def test_look_ups_by_key_need_no_index(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with ChunkStore.open(root) as store:
-        key = store.put_canonical(canonical())
-        store.put_patch(patch())
+        key = store.put(canonical())
+        store.put(patch())
     drop_index(root)
     (root / "index.sqlite").mkdir()  # nothing that SQLite could open
     with ChunkStore.open(root, memory_limit=0) as store:
         assert store.has(CONTEXT, CHUNK) and store.get_canonical(CONTEXT, CHUNK) is not None
         assert store.info(CONTEXT, CHUNK, ("x", "y")) is not None
-        assert store.put_canonical(canonical("d" * 64)) and store.has(CONTEXT, "d" * 64)
+        assert store.put(canonical("d" * 64)) and store.has(CONTEXT, "d" * 64)
         assert len(store.ls()) == 3 and StoreAdmin(store).stats().patches == 1
         assert StoreAdmin(store).delete(key) and len(store.ls()) == 2
         assert StoreAdmin(store).verify().ok == 2
@@ -223,8 +223,8 @@ def test_verify_mends_whatever_a_row_says_wrongly(root: Path, kind: str, column:
     options: dict[str, Any] = {} if kind == "plain" else {"tenant": "acme", "secret": SECRET}
     context = CONTEXT if kind == "plain" else ACME
     with ChunkStore.open(root, **options) as store:
-        key = store.put_patch(patch(context=context))
-        store.put_canonical(canonical(context=context))
+        key = store.put(patch(context=context))
+        store.put(canonical(context=context))
         right = store.ls()
         path = store._disk.root / "index.sqlite"  # type: ignore[union-attr]
     with sqlite3.connect(path) as db:
@@ -241,7 +241,7 @@ def test_verify_mends_whatever_a_row_says_wrongly(root: Path, kind: str, column:
 def test_a_forged_row_of_a_sealed_store_is_not_listed(root: Path) -> None:
     options: dict[str, Any] = {"tenant": "acme", "secret": SECRET}
     with ChunkStore.open(root, **options) as store:
-        store.put_patch(patch(context=ACME))
+        store.put(patch(context=ACME))
         right = store.ls()
         path = store._disk.root / "index.sqlite"  # type: ignore[union-attr]
     with sqlite3.connect(path) as db:
@@ -254,7 +254,7 @@ def test_a_forged_row_of_a_sealed_store_is_not_listed(root: Path) -> None:
 def test_rows_lost_from_a_secondary_index_are_found_by_verify(root: Path) -> None:
     with ChunkStore.open(root) as store:
         for number in range(5):
-            store.put_canonical(canonical(f"{number:064x}"))
+            store.put(canonical(f"{number:064x}"))
     with sqlite3.connect(root / "index.sqlite") as db:
         db.execute("PRAGMA writable_schema = ON")
         db.execute("UPDATE sqlite_master SET sql = replace(sql, 'created, key)', 'created, key) ') WHERE 0")
@@ -275,8 +275,8 @@ def test_rows_lost_from_a_secondary_index_are_found_by_verify(root: Path) -> Non
 
 def test_readers_do_not_wait_for_a_writer_of_another_process(root: Path) -> None:
     with ChunkStore.open(root, memory_limit=0) as store:
-        store.put_canonical(canonical())
-        path = file_of(root, store.put_patch(patch()))
+        store.put(canonical())
+        path = file_of(root, store.put(patch()))
         assert len(store.ls()) == 2
         drop_row = sqlite3.connect(root / "index.sqlite", isolation_level=None)
         drop_row.execute("DELETE FROM objects WHERE kind = 'exact'")
@@ -306,12 +306,12 @@ def test_a_rebuild_holds_the_index_for_a_folder_at_a_time(
 ) -> None:
     with ChunkStore.open(root) as store, ChunkStore.open(root) as other:
         for number in range(12):
-            store.put_canonical(canonical(f"{number:064x}"))
+            store.put(canonical(f"{number:064x}"))
         files: Any = store._disk._files  # type: ignore[union-attr]
         row, listed = files.row, []
 
         def puts_meanwhile(key: str) -> Any:
-            other.put_patch(patch(antecedents=(key,)))  # needs the index's own lock
+            other.put(patch(antecedents=(key,)))  # needs the index's own lock
             listed.append(len(other.ls()))
             return row(key)
 
@@ -330,9 +330,9 @@ def test_a_rebuild_holds_the_index_for_a_folder_at_a_time(
 def test_forgetting_opens_only_what_is_forgotten(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with ChunkStore.open(root) as store:
         for number in range(30):
-            store.put_canonical(canonical(f"{number:064x}"))
-        gone = {store.put_canonical(canonical()), store.put_patch(patch(antecedents=("x",)))}
-        gone.add(store.put_patch(patch("d" * 64, antecedents=("x", CHUNK))))
+            store.put(canonical(f"{number:064x}"))
+        gone = {store.put(canonical()), store.put(patch(antecedents=("x",)))}
+        gone.add(store.put(patch("d" * 64, antecedents=("x", CHUNK))))
         files: Any = store._disk._files  # type: ignore[union-attr]
         peek, opened = files.peek, []
         monkeypatch.setattr(files, "peek", lambda key: opened.append(key) or peek(key))
@@ -344,7 +344,7 @@ def test_forgetting_opens_only_what_is_forgotten(root: Path, monkeypatch: pytest
 
 def test_a_directory_keeps_its_rows_in_one_file(root: Path) -> None:
     with ChunkStore.open(root) as store:
-        key = store.put_canonical(canonical())
+        key = store.put(canonical())
         StoreAdmin(store).pin([key])
         store.ls()
     assert {path.name for path in root.rglob("*.sqlite")} == {"index.sqlite", "vectors.sqlite"}

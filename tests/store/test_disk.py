@@ -25,8 +25,8 @@ def root(tmp_path: Path) -> Path:
 
 def test_what_was_put_is_there_after_reopening(root: Path) -> None:
     with ChunkStore.open(root) as store:
-        store.put_canonical(canonical())
-        store.put_patch(patch())
+        store.put(canonical())
+        store.put(patch())
     with ChunkStore.open(root) as store:
         got, fixed = (
             store.get_canonical(CONTEXT, CHUNK),
@@ -41,7 +41,7 @@ def test_files_and_folders_are_the_owners_alone(root: Path) -> None:
     old = os.umask(0)
     try:
         with ChunkStore.open(root) as store:
-            store.put_canonical(canonical())
+            store.put(canonical())
             paths = [root, *root.rglob("*")]
             modes = {p.name: stat.S_IMODE(p.stat().st_mode) for p in paths}
     finally:
@@ -52,9 +52,9 @@ def test_files_and_folders_are_the_owners_alone(root: Path) -> None:
 
 def test_a_canonical_that_is_there_is_not_written_again(root: Path) -> None:
     with ChunkStore.open(root) as store:
-        key = store.put_canonical(canonical(seed=1))
+        key = store.put(canonical(seed=1))
         before = file_of(root, key).stat()
-        assert store.put_canonical(canonical(seed=2)) == key
+        assert store.put(canonical(seed=2)) == key
         after = file_of(root, key).stat()
         assert (before.st_ino, before.st_mtime_ns) == (after.st_ino, after.st_mtime_ns)
         assert_same(store.get_canonical(CONTEXT, CHUNK), canonical(seed=1))
@@ -62,7 +62,7 @@ def test_a_canonical_that_is_there_is_not_written_again(root: Path) -> None:
 
 def test_a_directory_object_is_exactly_the_format(root: Path) -> None:
     with ChunkStore.open(root) as store:
-        key = store.put_canonical(canonical())
+        key = store.put(canonical())
     assert_same(decode(file_of(root, key).read_bytes(), key, "here"), canonical())
 
 
@@ -75,13 +75,13 @@ def test_a_write_that_is_interrupted_leaves_the_old_object(
         raise error
 
     with ChunkStore.open(root) as store:
-        store.put_patch(patch(rank=2))
+        store.put(patch(rank=2))
         before = snapshot(root / "objects")
         monkeypatch.setattr(os, call, fails)
         with pytest.raises((StoreError, KeyboardInterrupt)):
-            store.put_patch(patch(rank=7))
+            store.put(patch(rank=7))
         with pytest.raises((StoreError, KeyboardInterrupt)):
-            store.put_canonical(canonical())
+            store.put(canonical())
         monkeypatch.undo()
         assert snapshot(root / "objects") == before
         # where the names cannot be synced the claim stays, for the next one to see to
@@ -89,8 +89,8 @@ def test_a_write_that_is_interrupted_leaves_the_old_object(
         got = store.get_patch(CONTEXT, CHUNK, ("x", "y"))
         assert got is not None and got.patch.rank == 2
         assert store.get_canonical(CONTEXT, CHUNK) is None
-        store.put_canonical(canonical())
-        store.put_patch(patch(rank=7))
+        store.put(canonical())
+        store.put(patch(rank=7))
         assert list((root / "tmp").iterdir()) == []
 
 
@@ -109,13 +109,13 @@ def test_the_bytes_are_on_the_disk_before_the_name_is(root: Path, monkeypatch: p
     with ChunkStore.open(root) as store:
         for name in ("fsync", "replace"):
             monkeypatch.setattr(os, name, spy(name))
-        store.put_patch(patch(rank=2))
+        store.put(patch(rank=2))
     assert events == ["fsync", "fsync", "replace", "fsync"]  # objects/, file, objects/ab/
 
 
 def test_leftovers_of_dead_writers_are_ignored(root: Path) -> None:
     with ChunkStore.open(root) as store:
-        key = store.put_canonical(canonical())
+        key = store.put(canonical())
     (root / "tmp" / f"{key}.1.dead").write_bytes(b"half")
     (file_of(root, key).parent / "notes.safetensors").write_bytes(b"not ours")
     drop_index(root)
@@ -127,7 +127,7 @@ def test_leftovers_of_dead_writers_are_ignored(root: Path) -> None:
 @pytest.mark.parametrize("version", [1, 2, 4])
 def test_a_store_of_another_format_is_refused_and_left_untouched(root: Path, version: int) -> None:
     with ChunkStore.open(root) as store:
-        store.put_canonical(canonical())
+        store.put(canonical())
     (root / "kamera-store.json").write_text(json.dumps({"format": version}))
     drop_index(root)
     before = snapshot(root)

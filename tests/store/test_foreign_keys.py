@@ -19,9 +19,9 @@ SPARE = "5" * 64  # an object's name that nothing else has
 
 def filled(store: ChunkStore) -> set[str]:
     return {
-        store.put_canonical(canonical()),
-        store.put_canonical(canonical(OTHER)),
-        store.put_patch(patch()),
+        store.put(canonical()),
+        store.put(canonical(OTHER)),
+        store.put(patch()),
     }
 
 
@@ -84,7 +84,7 @@ def test_a_redis_key_of_another_type_takes_nobody_down(server: RedisServer, kind
 def test_a_key_of_another_type_in_an_objects_place_is_written_over(server: RedisServer) -> None:
     url = server.url("timeout=60")
     with ChunkStore.open(url, memory_limit=0) as store:
-        key = store.put_canonical(canonical())
+        key = store.put(canonical())
         [name] = server.client().keys(f"*objects/{key}")
         server.client().delete(name)
         server.client().rpush(name, "x")
@@ -93,7 +93,7 @@ def test_a_key_of_another_type_in_an_objects_place_is_written_over(server: Redis
                 store.get_canonical(CONTEXT, CHUNK)
         assert store.info(CONTEXT, CHUNK) is None
         assert state(store) == ("closed", "closed", 0)
-        store.put_canonical(canonical())
+        store.put(canonical())
         assert_same(store.get_canonical(CONTEXT, CHUNK), canonical())
 
 
@@ -166,7 +166,7 @@ def test_s3_keys_that_stop_the_listing_are_named_and_objects_served(s3: S3Server
                 store.ls()
             assert_same(store.get_canonical(CONTEXT, CHUNK), canonical())
         assert state(store) == ("closed", "closed", 0)
-        store.put_patch(patch(OTHER))
+        store.put(patch(OTHER))
 
 
 def test_an_object_of_somebody_elses_bytes_is_set_aside(s3: S3Server) -> None:

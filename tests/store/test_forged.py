@@ -77,7 +77,7 @@ FORGED = {
     "layers that are none": ({"layers": 5}, "int"),
     "layers as text": ({"layers": ["kv", ""]}, "layers"),
     "an input less": ({"inputs": []}, "inputs/image_grid_thw"),
-    "an embed more": ({"embeds": ["inputs_embeds", "x"]}, "embeds/x"),
+    "an input more": ({"inputs": ["image_grid_thw", "x"]}, "inputs/x"),
 }
 
 
@@ -168,8 +168,8 @@ def test_missing_metadata_is_refused() -> None:
     [
         lambda digests: digests["groups"].pop("head"),
         lambda digests: digests["groups"].update({"kv/00001": "0" * 64}),
-        lambda digests: digests["groups"].update({"embeds": "0" * 63}),
-        lambda digests: digests["groups"].update({"embeds": 5}),
+        lambda digests: digests["groups"].update({"head": "0" * 63}),
+        lambda digests: digests["groups"].update({"head": 5}),
         lambda digests: digests.update({"more": 1}),
         lambda digests: digests.pop("algorithm"),
     ],

@@ -18,7 +18,7 @@ from kamera.store.format import encode
 from kamera.store.remote import RemoteTier
 from lab.reliability.redis_server import RedisServer
 
-from .builders import CONTEXT, assert_same, canonical, join, patch, split, tensor
+from .builders import CONTEXT, VISION, anchor, assert_same, canonical, encoding, join, patch, split, tensor
 
 GONE, KEPT = "d" * 64, "e" * 64
 OTHER = Context("g" * 64, "b" * 64)
@@ -33,13 +33,12 @@ STORES: dict[str, dict[str, Any]] = {
 
 
 def picture(chunk: str, context: Context = CONTEXT, seed: int = 0) -> Any:
-    embeds = {"inputs_embeds": torch.randn(1, 3, 16, generator=torch.Generator().manual_seed(seed))}
     return canonical(
         chunk,
         context,
         seed=seed,
         input_ids=torch.tensor([PICTURE, PICTURE, 2]),
-        embeds=embeds,
+        vision=VISION,
         info={"vision_tokens": [PICTURE]},
     )
 
@@ -47,17 +46,21 @@ def picture(chunk: str, context: Context = CONTEXT, seed: int = 0) -> Any:
 def fill(store: ChunkStore) -> tuple[set[str], set[str]]:
     """Names of what must go, and of what must stay."""
     go = {
-        store.put_canonical(picture(GONE, seed=1)),
-        store.put_canonical(picture(GONE, OTHER, seed=2)),
-        store.put_patch(patch(GONE)),
-        store.put_patch(patch(GONE, kind="orbit")),
-        store.put_patch(patch(KEPT, antecedents=("x", GONE))),
-        store.put_patch(patch(KEPT, antecedents=(GONE, "x"), kind="orbit")),
+        store.put(encoding(GONE, seed=1)),
+        store.put(encoding(GONE, "o" * 64, seed=1)),
+        store.put(picture(GONE, seed=1)),
+        store.put(picture(GONE, OTHER, seed=2)),
+        store.put(patch(GONE)),
+        store.put(patch(GONE, kind="orbit")),
+        store.put(patch(KEPT, antecedents=("x", GONE))),
+        store.put(patch(KEPT, antecedents=(GONE, "x"), kind="orbit")),
     }
     stay = {
-        store.put_canonical(picture(KEPT, seed=3)),
-        store.put_patch(patch(KEPT)),
-        store.put_patch(patch(KEPT, OTHER)),
+        store.put(encoding(KEPT, seed=3)),
+        store.put(anchor()),
+        store.put(picture(KEPT, seed=3)),
+        store.put(patch(KEPT)),
+        store.put(patch(KEPT, OTHER)),
     }
     return go, stay
 
@@ -176,7 +179,7 @@ def test_an_object_that_cannot_be_read_here_is_said_to_be_left(root: Path) -> No
         [left] = done.left
         assert patch(GONE).key in left and "format 9" in left
     with ChunkStore.open(root.parent / "e", secret=SECRET, keys=[KEY]) as store:
-        name = store.put_canonical(canonical(GONE))
+        name = store.put(canonical(GONE))
     for path in (root.parent / "e").rglob("index.sqlite*"):
         path.unlink()
     with ChunkStore.open(root.parent / "e", secret=SECRET, keys=[b"n" * 32]) as store:
@@ -211,7 +214,7 @@ def test_what_a_dead_writer_left_aside_is_gone_and_a_live_ones_is_told(
 def test_another_tenants_objects_of_the_same_chunk_stay(root: Path) -> None:
     with ChunkStore.open(root, tenant="acme") as mine, ChunkStore.open(root, tenant="beta") as theirs:
         for store in (mine, theirs):
-            store.put_canonical(canonical(GONE, replace(CONTEXT, tenant=store.tenant)))
+            store.put(canonical(GONE, replace(CONTEXT, tenant=store.tenant)))
         done = StoreAdmin(mine).forget(GONE)
         assert (len(done.removed), done.left) == (1, ())
         assert theirs.contexts_of(GONE) and len(StoreAdmin(theirs).forget(GONE).removed) == 1
@@ -287,12 +290,12 @@ def test_what_waited_to_be_sent_leaves_no_name_behind(server: RedisServer, tmp_p
     cache = tmp_path / "cache"
     url = server.url("timeout=60&cooldown=0.01")
     with ChunkStore.open(url, cache=cache, memory_limit=0) as store:
-        sent = store.put_canonical(canonical(GONE))
+        sent = store.put(canonical(GONE))
         StoreAdmin(store).pin([sent])
         assert not store.flush(30).unsaved
         assert store.get_canonical(CONTEXT, GONE) is not None
         server.kill()
-        waiting = store.put_patch(patch(GONE))
+        waiting = store.put(patch(GONE))
         assert StoreAdmin(store).stats().remote.pending == 1  # type: ignore[union-attr]
         with pytest.raises(RemoteUnavailable):
             StoreAdmin(store).forget(GONE)
@@ -311,7 +314,7 @@ def test_what_waited_to_be_sent_leaves_no_name_behind(server: RedisServer, tmp_p
 def test_a_cache_does_not_claim_to_forget_for_its_remote(tmp_path: Path) -> None:
     url = f"obstore+file://{tmp_path / 'remote'}"
     with ChunkStore.open(url, cache=tmp_path / "cache") as store:
-        key = store.put_canonical(canonical(GONE))
+        key = store.put(canonical(GONE))
         store.flush(30)
     with ChunkStore.open(tmp_path / "cache") as store:
         with pytest.raises(StoreError, match=r"cache of obstore\+file.*open that.*forget"):

@@ -37,9 +37,9 @@ def fill(store: ChunkStore, count: int) -> None:
     order = list(range(count))
     random.Random(5).shuffle(order)
     for n in order:
-        store.put_canonical(canonical(chunk(n)))
+        store.put(canonical(chunk(n)))
         behind = tuple(chunk((n * 7 + k) % count) for k in range(1, 1 + n % 4))
-        store.put_patch(patch(chunk(n), antecedents=behind))
+        store.put(patch(chunk(n), antecedents=behind))
 
 
 def holding(root: Path, needles: dict[str, bytes]) -> list[tuple[str, str]]:
@@ -123,7 +123,7 @@ def test_a_start_of_one_chunk_is_forgotten_as_that_chunk(root: Path) -> None:
 def test_a_start_of_none_or_of_several_forgets_nothing(root: Path) -> None:
     with ChunkStore.open(root) as store:
         for one in ("ab" + "0" * 62, "ab" + "1" * 62):
-            store.put_canonical(canonical(one))
+            store.put(canonical(one))
         with pytest.raises(AmbiguousId, match="'ab' names no one chunk: 2 begin so"):
             StoreAdmin(store).forget("ab")
         for start in ("abc", "", "ab" * 33):
@@ -135,17 +135,17 @@ def test_a_start_of_none_or_of_several_forgets_nothing(root: Path) -> None:
 
 def test_a_start_of_anothers_chunk_names_nothing(root: Path) -> None:
     with ChunkStore.open(root) as store, ChunkStore.open(root, tenant="acme") as other:
-        store.put_canonical(canonical(chunk(1)))
+        store.put(canonical(chunk(1)))
         with pytest.raises(UnknownChunk):
             StoreAdmin(other).forget(chunk(1)[:12])
-        other.put_canonical(canonical(chunk(2), replace(CONTEXT, tenant="acme")))
+        other.put(canonical(chunk(2), replace(CONTEXT, tenant="acme")))
         assert StoreAdmin(other).forget(chunk(2)[:12]).removed
         assert store.contexts_of(chunk(1)) == [CONTEXT]
 
 
 def test_a_chunk_that_only_others_stand_behind_is_found_by_its_start(root: Path) -> None:
     with ChunkStore.open(root) as store:
-        key = store.put_patch(patch(chunk(1), antecedents=(chunk(2),)))
+        key = store.put(patch(chunk(1), antecedents=(chunk(2),)))
         assert StoreAdmin(store).forget(chunk(2)[:12]).removed == (key,)
 
 
@@ -166,7 +166,7 @@ def test_a_start_of_none_or_of_several_is_exit_code_1(
 ) -> None:
     with ChunkStore.open(root) as store:
         for one in ("ab" + "0" * 62, "ab" + "1" * 62):
-            store.put_canonical(canonical(one))
+            store.put(canonical(one))
     for start, says in (("ab", "give more of it"), ("abc", "begins with")):
         assert main([*verb, str(root), start]) == 1
         assert says in capsys.readouterr().err

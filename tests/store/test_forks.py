@@ -92,7 +92,7 @@ def is_large(found: Any) -> bool:
 def store(root: Path) -> Iterator[ChunkStore]:
     """A store whose threads have read, and whose connections are open."""
     with ChunkStore.open(root, memory_limit=0) as held:
-        held.put_canonical(LARGE)
+        held.put(LARGE)
         assert is_large(held.get_canonical(CONTEXT, CHUNK))
         yield held
 
@@ -105,7 +105,7 @@ def test_a_large_object_is_refused_at_once_in_a_child(store: ChunkStore) -> None
 
 CALLS: dict[str, Callable[[ChunkStore], object]] = {
     "get": lambda s: s.get_canonical(CONTEXT, CHUNK),
-    "put": lambda s: s.put_patch(patch()),
+    "put": lambda s: s.put(patch()),
     "has": lambda s: s.has(CONTEXT, CHUNK),
     "info": lambda s: s.info(CONTEXT, CHUNK),
     "ls": lambda s: s.ls(),
@@ -156,7 +156,7 @@ def test_a_child_that_opens_the_store_itself_works(store: ChunkStore, root: Path
     def work() -> str:
         with ChunkStore.open(root, memory_limit=0) as own:
             assert is_large(own.get_canonical(CONTEXT, CHUNK))
-            own.put_canonical(canonical(OTHER))
+            own.put(canonical(OTHER))
             return str(len(own.ls()))
 
     assert in_child(work) == "2"
@@ -176,7 +176,7 @@ def test_a_child_that_lets_go_of_the_store_leaves_the_parents_log(store: ChunkSt
         return str(log.stat().st_size)
 
     assert in_child(lets_go) == str(before)
-    store.put_canonical(canonical(OTHER))
+    store.put(canonical(OTHER))
     assert len(store.ls()) == 2
 
 
@@ -242,9 +242,9 @@ def test_a_wait_for_a_lock_ends_and_names_the_process(root: Path, monkeypatch: p
             mine = claim(folder, canonical().key, 0)
             assert mine is not None
             with pytest.raises(StoreError, match=rf"for 0.05 s: process {os.getpid()} holds"):
-                store.put_canonical(canonical())
+                store.put(canonical())
             mine.close()
-        store.put_canonical(canonical())
+        store.put(canonical())
 
 
 def test_locks_of_strangers_are_waited_for(root: Path) -> None:
@@ -283,7 +283,7 @@ def test_patches_under_way_in_the_parent_do_not_stop_a_child() -> None:
 def test_a_remote_of_the_parent_is_refused_and_opens_again(server: RedisServer) -> None:
     url = server.url("timeout=60")
     with ChunkStore.open(url, memory_limit=0) as store:
-        store.put_canonical(LARGE)
+        store.put(LARGE)
         assert in_child(lambda: store.get_canonical(CONTEXT, CHUNK)).startswith("ForkedStore")
         assert in_child(lambda: store.ls()).startswith("ForkedStore")
 
@@ -298,7 +298,7 @@ def test_a_remote_of_the_parent_is_refused_and_opens_again(server: RedisServer) 
 def test_an_object_store_in_a_child_works_or_is_refused_at_once(tmp_path: Path) -> None:
     url = f"obstore+{(tmp_path / 'far').as_uri()}"
     with ChunkStore.open(url, memory_limit=0) as store:
-        store.put_canonical(canonical())
+        store.put(canonical())
         assert in_child(lambda: store.get_canonical(CONTEXT, CHUNK)).startswith("ForkedStore")
 
         def own() -> str:

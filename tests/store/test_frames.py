@@ -48,7 +48,7 @@ def read(data: bytes) -> Any:
 def test_an_object_is_a_preamble_a_head_and_a_frame_for_each_group() -> None:
     data = CODEC.encode(RECORD, 1.0)
     assert data[:8] == b"KAMERA\x00\x02"
-    assert len(frames_of(data)) == 1 + 2 + LAYERS  # the head; small tensors, embeds; layers
+    assert len(frames_of(data)) == 1 + 1 + LAYERS  # the head; small tensors; layers
     assert_same(read(data), RECORD)
 
 
@@ -86,7 +86,7 @@ def test_a_frame_of_another_write_or_another_object_does_not_fit() -> None:
 def test_a_damaged_layer_is_refused_by_its_name(tmp_path: Path) -> None:
     options: dict[str, Any] = {"tenant": "acme", "secret": SECRET, "keys": [b"k" * 32], "memory_limit": 0}
     with ChunkStore.open(tmp_path / "s", **options) as store:
-        store.put_canonical(RECORD)
+        store.put(RECORD)
         [file] = tmp_path.rglob("objects/*/*.safetensors")
         data = file.read_bytes()
         groups = list(CODEC.open(BytesSource(data), NAME, "here").head.groups)

@@ -46,7 +46,7 @@ def fill(where: Path) -> None:
 
 def stored(root: Path, count: int = 20) -> list[str]:
     with ChunkStore.open(root) as store:
-        return [store.put_canonical(canonical(f"{number:064x}")) for number in range(count)]
+        return [store.put(canonical(f"{number:064x}")) for number in range(count)]
 
 
 def test_a_full_disk_is_opened_read_and_collected(small: Path) -> None:
@@ -57,14 +57,14 @@ def test_a_full_disk_is_opened_read_and_collected(small: Path) -> None:
         assert len(store.ls()) == 20 and StoreAdmin(store).stats().canonicals == 20
         assert_same(store.get_canonical(CONTEXT, f"{3:064x}"), canonical(f"{3:064x}"))
         with pytest.raises(StoreError, match="No space"):
-            store.put_canonical(canonical())
+            store.put(canonical())
         assert StoreAdmin(store).delete(keys[0]) and len(store.ls()) == 19
         report = StoreAdmin(store).gc(StoreAdmin(store).stats().bytes // 2)
         assert 0 < len(report.removed) < 19 and report.objects_after == len(store.ls())
     (small / "ballast").unlink()
     with ChunkStore.open(root) as store:
         assert len(store.ls()) == report.objects_after == StoreAdmin(store).verify().ok
-        store.put_canonical(canonical())
+        store.put(canonical())
         assert len(store.ls()) == report.objects_after + 1
 
 
@@ -72,7 +72,7 @@ def test_a_disk_that_fills_while_a_store_is_open_loses_no_row(small: Path) -> No
     root = small / "store"
     with ChunkStore.open(root, memory_limit=0) as store:
         for number in range(5):
-            store.put_canonical(canonical(f"{number:064x}"))
+            store.put(canonical(f"{number:064x}"))
         assert len(store.ls()) == 5
         fill(small)
         with open(small / "ballast", "r+b") as file:  # room for an object, and none for its row
@@ -80,7 +80,7 @@ def test_a_disk_that_fills_while_a_store_is_open_loses_no_row(small: Path) -> No
         put = 0
         for number in range(5, 20):
             try:
-                store.put_canonical(canonical(f"{number:064x}"))
+                store.put(canonical(f"{number:064x}"))
                 put += 1
             except StoreError:
                 pass
@@ -114,7 +114,7 @@ def test_a_read_only_file_system_is_read(small: Path) -> None:
     with ChunkStore.open(root, memory_limit=0) as store:
         assert len(store.ls()) == 5 and StoreAdmin(store).stats().canonicals == 5
         assert store.get_canonical(CONTEXT, f"{3:064x}") is not None
-        for refused in (lambda: store.put_canonical(canonical()), lambda: StoreAdmin(store).gc(0)):
+        for refused in (lambda: store.put(canonical()), lambda: StoreAdmin(store).gc(0)):
             with pytest.raises(StoreReadOnly, match="read only"):
                 refused()
         assert StoreAdmin(store).verify().ok == 5
@@ -134,8 +134,8 @@ def test_read_only_serves_and_lists_and_changes_nothing(tmp_path: Path, kind: st
         assert {info.key for info in store.ls()} == set(keys)
         assert store.get_canonical(CONTEXT, f"{3:064x}") is not None
         for refused in (
-            lambda: store.put_canonical(canonical()),
-            lambda: store.put_patch(patch()),
+            lambda: store.put(canonical()),
+            lambda: store.put(patch()),
             lambda: StoreAdmin(store).delete(keys[0]),
             lambda: StoreAdmin(store).gc(0),
             lambda: StoreAdmin(store).quarantine.drop(keys[0]),
@@ -196,7 +196,7 @@ def test_an_index_without_room_keeps_nobody_from_anything(
 
     monkeypatch.setattr(database_module.sqlite3, "connect", connect)
     with ChunkStore.open(root, memory_limit=0) as store:
-        new = store.put_canonical(canonical())
+        new = store.put(canonical())
         assert store.get_canonical(CONTEXT, CHUNK) is not None
         assert {info.key for info in store.ls()} == {*keys, new}
         assert StoreAdmin(store).delete(keys[0]) and len(store.ls()) == 5

@@ -166,8 +166,8 @@ def root(tmp_path: Path) -> Path:
 def test_gc_removes_files_and_rows_and_says_so(root: Path) -> None:
     with ChunkStore.open(root) as store:
         for name in "abcd":
-            store.put_canonical(canonical(name * 64))
-            store.put_patch(patch(name * 64))
+            store.put(canonical(name * 64))
+            store.put(patch(name * 64))
         for _ in range(3):
             assert store.get_canonical(CONTEXT, "b" * 64) is not None
             assert store.get_patch(CONTEXT, "b" * 64, ("x", "y")) is not None
@@ -188,7 +188,7 @@ def test_gc_removes_files_and_rows_and_says_so(root: Path) -> None:
 
 def test_gc_takes_sizes_as_text_and_refuses_what_is_none(root: Path) -> None:
     with ChunkStore.open(root) as store:
-        store.put_canonical(canonical())
+        store.put(canonical())
         assert StoreAdmin(store).gc("1MiB").removed == ()
         with pytest.raises(ValueError, match="size"):
             StoreAdmin(store).gc("much")
@@ -200,8 +200,8 @@ def test_gc_takes_sizes_as_text_and_refuses_what_is_none(root: Path) -> None:
 def test_gc_leaves_other_tenants_alone_unless_asked(root: Path) -> None:
     acme = Context(CONTEXT.fingerprint, CONTEXT.anchor, "acme")
     with ChunkStore.open(root) as store, ChunkStore.open(root, tenant="acme") as other:
-        store.put_canonical(canonical())
-        other.put_canonical(canonical(context=acme))
+        store.put(canonical())
+        other.put(canonical(context=acme))
         assert len(StoreAdmin(store).gc(0).removed) == 1
         assert (len(store.ls()), len(other.ls())) == (0, 1)
         assert len(StoreAdmin(store).gc(0, every_tenant=True).removed) == 1
@@ -210,13 +210,13 @@ def test_gc_leaves_other_tenants_alone_unless_asked(root: Path) -> None:
 
 def test_an_object_replaced_after_it_was_weighed_stays(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with ChunkStore.open(root) as store:
-        store.put_canonical(canonical())
-        store.put_patch(patch(rank=1))
+        store.put(canonical())
+        store.put(patch(rank=1))
         weigh = store._disk.index.weighed  # type: ignore[union-attr]
 
         def overtaken(tenant: str | None) -> list[Weighed]:
             found = list(weigh(tenant))
-            store.put_patch(patch(rank=3))
+            store.put(patch(rank=3))
             return found
 
         monkeypatch.setattr(store._disk.index, "weighed", overtaken)  # type: ignore[union-attr]
@@ -228,7 +228,7 @@ def test_an_object_replaced_after_it_was_weighed_stays(root: Path, monkeypatch: 
 
 def test_old_copies_in_quarantine_leave_only_when_asked(root: Path) -> None:
     with ChunkStore.open(root, memory_limit=0) as store:
-        key = store.put_canonical(canonical())
+        key = store.put(canonical())
         path = root / "objects" / key[:2] / f"{key}.safetensors"
         path.write_bytes(path.read_bytes()[:-1])
         with pytest.raises(CorruptChunk):
@@ -245,7 +245,7 @@ def test_the_cache_of_a_remote_is_not_collected_by_itself(tmp_path: Path) -> Non
     (tmp_path / "far").mkdir()
     url = f"obstore+file://{tmp_path / 'far'}"
     with ChunkStore.open(url, cache=tmp_path / "near") as store:
-        key = store.put_canonical(canonical())
+        key = store.put(canonical())
         store.flush(30)
     with ChunkStore.open(tmp_path / "near") as store:
         with pytest.raises(StoreError, match="disk_limit"):

@@ -105,8 +105,8 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     setting = Setting.usual()
     context, chunk = setting.names()
     with setting.open(root) as store:
-        store.put_canonical(canonical(chunk, context))
-        store.put_patch(patch(chunk, context))
+        store.put(canonical(chunk, context))
+        store.put(patch(chunk, context))
     return root
 
 

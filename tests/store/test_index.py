@@ -231,11 +231,11 @@ def test_a_write_that_meets_damage_is_not_lost(tmp_path: Path) -> None:
     root = tmp_path / "store"
     with ChunkStore.open(root) as store:
         for i in range(60):
-            store.put_patch(patch(antecedents=(str(i),)))
+            store.put(patch(antecedents=(str(i),)))
     path = root / "index.sqlite"
     overwrite(path, 4096, b"\xff" * (path.stat().st_size - 4096))
     with ChunkStore.open(root) as store:
-        store.put_canonical(canonical())
+        store.put(canonical())
         assert len(store.ls()) == 61
         assert store.get_canonical(CONTEXT, CHUNK) is not None
 
@@ -254,7 +254,7 @@ def test_verify_finds_damage_of_the_index_too(tmp_path: Path) -> None:
     root = tmp_path / "store"
     with ChunkStore.open(root) as store:
         for i in range(60):
-            store.put_patch(patch(antecedents=(str(i),)))
+            store.put(patch(antecedents=(str(i),)))
     path = root / "index.sqlite"
     overwrite(path, path.stat().st_size - 4096, b"\xff" * 4096)
     with ChunkStore.open(root) as store:
@@ -303,7 +303,7 @@ def test_a_repair_that_was_interrupted_is_done_again(tmp_path: Path, monkeypatch
 def test_an_index_of_the_schema_before_is_made_anew(tmp_path: Path) -> None:
     root = tmp_path / "store"
     with ChunkStore.open(root) as store:
-        store.put_canonical(canonical())
+        store.put(canonical())
         before = store.ls()
     with sqlite3.connect(root / "index.sqlite") as db:
         db.executescript("DROP TABLE uses; DROP INDEX by_age; PRAGMA user_version = 2")
@@ -359,9 +359,9 @@ def test_uses_are_counted_and_fade(tmp_path: Path) -> None:
 
 def test_reads_write_no_row_each(tmp_path: Path) -> None:
     with ChunkStore.open(tmp_path / "store") as store:
-        store.put_canonical(canonical())
+        store.put(canonical())
         for i in range(40):
-            store.put_patch(patch(antecedents=(str(i),)))
+            store.put(patch(antecedents=(str(i),)))
         log = tmp_path / "store" / "index.sqlite-wal"
         before = log.stat().st_size
         for _ in range(5):

@@ -56,7 +56,7 @@ def test_no_record_of_any_refusal_holds_content(tmp_path: Path, caplog: pytest.L
         with pytest.raises(KameraError):
             window(store).recall("0" * 64)
         with pytest.raises(KameraError):
-            store.put_canonical(canonical(context=Context("f", "a", "marigold")))
+            store.put(canonical(context=Context("f", "a", "marigold")))
         first.next_token_logits(QUESTION)
         objects = list(root.glob("objects/??/*"))
         objects[0].write_bytes(b"walrus" * 100)

@@ -51,8 +51,8 @@ def file_of(store: ChunkStore, key: str) -> Path:
 
 def test_hits_are_counted_by_kind_and_misses_by_reason(store, registry) -> None:
     assert store.get_canonical(CONTEXT, CHUNK) is None
-    store.put_canonical(canonical())
-    store.put_patch(patch())
+    store.put(canonical())
+    store.put(patch())
     for _ in range(3):
         store.get_canonical(CONTEXT, CHUNK)
     store.get_patch(CONTEXT, CHUNK, ("x", "y"))
@@ -66,7 +66,7 @@ def test_hits_are_counted_by_kind_and_misses_by_reason(store, registry) -> None:
 
 
 def test_what_is_refused_is_a_miss_with_its_reason(store, registry) -> None:
-    path = file_of(store, store.put_canonical(canonical()))
+    path = file_of(store, store.put(canonical()))
     path.write_bytes(path.read_bytes()[:-1] + b"!")
     with pytest.raises(CorruptChunk):
         store.get_canonical(CONTEXT, CHUNK)
@@ -86,7 +86,7 @@ def test_what_is_refused_is_a_miss_with_its_reason(store, registry) -> None:
 def test_a_foreign_object_is_a_reason_of_its_own(tmp_path, registry) -> None:
     secret = b"s" * 32
     with ChunkStore.open(tmp_path / "s", secret=secret, metrics=Metrics(registry), memory_limit=0) as store:
-        path = file_of(store, store.put_canonical(canonical()))
+        path = file_of(store, store.put(canonical()))
         path = path if path.exists() else next((tmp_path / "s").rglob("objects/??/*.safetensors"))
         path.write_bytes(encode(canonical(), 7.0))  # intact, but nobody with the secret wrote it
         with pytest.raises(CorruptChunk):
@@ -97,7 +97,7 @@ def test_a_foreign_object_is_a_reason_of_its_own(tmp_path, registry) -> None:
 def test_bytes_are_told_by_tier_while_the_store_lives(tmp_path, registry) -> None:
     metrics = Metrics(registry)
     store = ChunkStore.open(tmp_path / "s", memory_limit="1MiB", metrics=metrics)
-    store.put_canonical(canonical())
+    store.put(canonical())
     store.get_canonical(CONTEXT, CHUNK)
     where = {"store": store.url}
     stats = StoreAdmin(store).stats()
@@ -120,7 +120,7 @@ def test_two_stores_share_one_set_of_metrics(tmp_path, registry) -> None:
         ChunkStore.open(tmp_path / "b", metrics=metrics) as b,
     ):
         for store in (a, b):
-            store.put_canonical(canonical())
+            store.put(canonical())
             store.get_canonical(CONTEXT, CHUNK)
         assert registry.get_sample_value("kamera_store_hits_total", {"kind": "canonical"}) == 2
         urls = {
@@ -196,8 +196,8 @@ def test_questions_and_layers_are_counted_apart_from_look_ups(store, registry) -
         return registry.get_sample_value(name, labels) or 0
 
     assert not store.has(CONTEXT, CHUNK)
-    store.put_canonical(canonical())
-    store.put_patch(patch())
+    store.put(canonical())
+    store.put(patch())
     assert store.has(CONTEXT, CHUNK) and store.has(CONTEXT, CHUNK, ("x", "y"))
     assert store.info(CONTEXT, CHUNK, ("x", "y")) and not store.info(CONTEXT, CHUNK, ("z",))
     assert store.info(CONTEXT, CHUNK)
@@ -211,7 +211,7 @@ def test_a_remote_that_dies_shows_in_every_metric_of_it(server: RedisServer, reg
     monkeypatch.setattr(urls, "Breaker", partial(Breaker, clock=lambda: now[0]))
     url = server.url("timeout=60&retries=0&cooldown=15")
     with ChunkStore.open(url) as other:
-        other.put_canonical(canonical("e" * 64))
+        other.put(canonical("e" * 64))
     with ChunkStore.open(url, metrics=Metrics(registry)) as store:
 
         def of_remote(name: str, **labels: str) -> float | None:
@@ -221,7 +221,7 @@ def test_a_remote_that_dies_shows_in_every_metric_of_it(server: RedisServer, reg
             (family,) = [f for f in registry.collect() if f.name == "kamera_remote"]
             return {s.labels["event"]: s.value for s in family.samples}
 
-        store.put_canonical(canonical())
+        store.put(canonical())
         assert store.get_canonical(CONTEXT, "e" * 64) is not None
         assert store.get_canonical(CONTEXT, "f" * 64) is None
         alive = events()
@@ -236,7 +236,7 @@ def test_a_remote_that_dies_shows_in_every_metric_of_it(server: RedisServer, reg
         assert not store.has(CONTEXT, "f" * 64)
         assert misses(registry) == {"absent": 1, "remote_dead": 3}
         assert registry.get_sample_value("kamera_store_asked_total", {"answer": "remote_dead"}) == 1
-        store.put_canonical(canonical("d" * 64))
+        store.put(canonical("d" * 64))
         assert store.flush(0.05).unsaved
         dead = events()
         assert dead["failures"] >= 3 and dead["skipped"] >= 1 and dead["stored"] == 1

@@ -95,7 +95,7 @@ def test_looking_makes_no_file_and_the_file_is_the_owners(pins: Pins) -> None:
 
 def test_damaged_pins_are_an_error_and_never_nothing_pinned(tmp_path: Path) -> None:
     with ChunkStore.open(tmp_path / "s") as store:
-        key = store.put_canonical(canonical())
+        key = store.put(canonical())
         StoreAdmin(store).pin([key])
         StoreAdmin(store).pins.path.write_bytes(b"no database " * 1000)
         for use in (
@@ -111,7 +111,7 @@ def test_damaged_pins_are_an_error_and_never_nothing_pinned(tmp_path: Path) -> N
 def test_pins_outlive_the_index_and_the_process(tmp_path: Path) -> None:
     root = tmp_path / "s"
     with ChunkStore.open(root) as store:
-        kept, gone = store.put_canonical(canonical()), store.put_canonical(canonical("d" * 64))
+        kept, gone = store.put(canonical()), store.put(canonical("d" * 64))
         StoreAdmin(store).pin([kept])
     for path in root.glob("index.sqlite*"):
         path.unlink()
@@ -125,7 +125,7 @@ def test_pins_outlive_the_index_and_the_process(tmp_path: Path) -> None:
 def test_what_is_not_there_or_not_ours_cannot_be_pinned(tmp_path: Path) -> None:
     root = tmp_path / "s"
     with ChunkStore.open(root) as store, ChunkStore.open(root, tenant="acme") as other:
-        key = store.put_patch(patch())
+        key = store.put(patch())
         for keys in ([key, "0" * 64], ["0" * 64]):
             with pytest.raises(StoreError, match="nothing was pinned"):
                 StoreAdmin(store).pin(keys)
@@ -144,7 +144,7 @@ def test_what_is_not_there_or_not_ours_cannot_be_pinned(tmp_path: Path) -> None:
 def test_a_pin_ends_with_its_object_and_one_that_outlived_it_can_be_let_go(tmp_path: Path) -> None:
     root = tmp_path / "s"
     with ChunkStore.open(root) as store:
-        key, lost = store.put_canonical(canonical()), store.put_canonical(canonical("d" * 64))
+        key, lost = store.put(canonical()), store.put(canonical("d" * 64))
         StoreAdmin(store).pin([key, lost])
         assert StoreAdmin(store).delete(key)
         assert [pin.name for pin in StoreAdmin(store).pins.list()] == [lost]
@@ -156,14 +156,14 @@ def test_a_pin_ends_with_its_object_and_one_that_outlived_it_can_be_let_go(tmp_p
 def test_in_memory_a_pin_keeps_an_object_from_being_evicted() -> None:
     size = canonical().nbytes
     with ChunkStore.open("memory://", memory_limit=3 * size) as store:
-        first = store.put_canonical(canonical("0" * 64))
+        first = store.put(canonical("0" * 64))
         StoreAdmin(store).pin([first])
         for name in "123456":
-            store.put_canonical(canonical(name * 64))
+            store.put(canonical(name * 64))
         assert first in [info.key for info in store.ls()]
         assert StoreAdmin(store).unpin([first]) == 1
         for name in "789":
-            store.put_canonical(canonical(name * 64))
+            store.put(canonical(name * 64))
         assert first not in [info.key for info in store.ls()]
         with pytest.raises(StoreError, match="nothing was pinned"):
             StoreAdmin(store).pin(["0" * 64])

@@ -24,7 +24,7 @@ def root(tmp_path: Path) -> Path:
 
 def damage(store: ChunkStore, root: Path, times: int = 1) -> None:
     for _ in range(times):
-        flip(file_of(root, store.put_canonical(canonical())))
+        flip(file_of(root, store.put(canonical())))
         with pytest.raises(CorruptChunk):
             store.get_canonical(CONTEXT, CHUNK)
 
@@ -48,7 +48,7 @@ def test_a_copy_tells_what_it_was_how_large_when_and_why(root: Path) -> None:
 def test_one_copy_or_all_of_an_object_can_be_dropped(root: Path) -> None:
     with ChunkStore.open(root) as store:
         damage(store, root, 3)
-        flip(file_of(root, store.put_patch(patch())))
+        flip(file_of(root, store.put(patch())))
         StoreAdmin(store).verify()
         first, *others = StoreAdmin(store).quarantine.copies()
         assert len(others) == 3
@@ -112,14 +112,14 @@ def link_object(root: Path, elsewhere: Path) -> None:
 def test_a_link_in_the_place_of_an_object_is_refused_and_set_aside(root: Path, tmp_path: Path) -> None:
     elsewhere = tmp_path / "elsewhere"
     with ChunkStore.open(root, memory_limit=0) as store:
-        store.put_canonical(canonical())
+        store.put(canonical())
         link_object(root, elsewhere)
         intact = elsewhere.read_bytes()
         with pytest.raises(CorruptChunk, match=r"link.*quarantine"):
             store.get_canonical(CONTEXT, CHUNK)
         assert store.get_canonical(CONTEXT, CHUNK) is None
         assert [copy.bytes for copy in StoreAdmin(store).quarantine.copies()] == [0]
-        store.put_canonical(canonical())
+        store.put(canonical())
         assert not file_of(root, KEY).is_symlink()
         assert StoreAdmin(store).quarantine.drop(KEY) == 1
         assert elsewhere.read_bytes() == intact
@@ -127,7 +127,7 @@ def test_a_link_in_the_place_of_an_object_is_refused_and_set_aside(root: Path, t
 
 def test_verify_and_rebuild_follow_no_link(root: Path, tmp_path: Path) -> None:
     with ChunkStore.open(root) as store:
-        store.put_canonical(canonical())
+        store.put(canonical())
         link_object(root, tmp_path / "elsewhere")
         assert StoreAdmin(store).rebuild_index() == 0
         report = StoreAdmin(store).verify()
@@ -136,7 +136,7 @@ def test_verify_and_rebuild_follow_no_link(root: Path, tmp_path: Path) -> None:
 
 def test_a_pipe_in_the_place_of_an_object_is_not_waited_on(root: Path) -> None:
     with ChunkStore.open(root, memory_limit=0) as store:
-        store.put_canonical(canonical())
+        store.put(canonical())
         file_of(root, KEY).unlink()
         os.mkfifo(file_of(root, KEY))
         with pytest.raises(CorruptChunk, match="no file"):
@@ -148,7 +148,7 @@ def test_a_pipe_in_the_place_of_an_object_is_not_waited_on(root: Path) -> None:
 )
 def test_a_store_with_a_link_in_it_is_not_opened(root: Path, tmp_path: Path, name: str) -> None:
     with ChunkStore.open(root) as store:
-        store.put_canonical(canonical())
+        store.put(canonical())
     elsewhere = tmp_path / "elsewhere"
     if name == "keep.json":
         (root / name).touch()
@@ -160,14 +160,14 @@ def test_a_store_with_a_link_in_it_is_not_opened(root: Path, tmp_path: Path, nam
 
 def test_a_folder_of_objects_that_became_a_link_is_refused(root: Path, tmp_path: Path) -> None:
     with ChunkStore.open(root) as store:
-        key = store.put_canonical(canonical())
+        key = store.put(canonical())
         shard, elsewhere = file_of(root, key).parent, tmp_path / "elsewhere"
         os.replace(shard, elsewhere)
         shard.symlink_to(elsewhere)
         before = {path.name: path.read_bytes() for path in elsewhere.iterdir()}
         for refused in (
             lambda: store.get_canonical(CONTEXT, CHUNK),
-            lambda: store.put_canonical(canonical()),
+            lambda: store.put(canonical()),
             lambda: StoreAdmin(store).delete(key),
             StoreAdmin(store).verify,
         ):
@@ -180,7 +180,7 @@ def test_a_store_may_be_reached_through_a_link(root: Path, tmp_path: Path) -> No
     ChunkStore.open(root).close()
     (tmp_path / "link").symlink_to(root)
     with ChunkStore.open(tmp_path / "link") as store:
-        store.put_canonical(canonical())
+        store.put(canonical())
     assert file_of(root, KEY).is_file()
 
 

@@ -29,11 +29,11 @@ def test_a_slow_reader_does_not_bring_back_the_row_of_the_old_file(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with ChunkStore.open(root, memory_limit=0) as store:
-        store.put_patch(patch(rank=1))
+        store.put(patch(rank=1))
 
         def overtaken(*arguments: Any, **named: Any) -> Any:
             monkeypatch.undo()
-            store.put_patch(patch(rank=2))
+            store.put(patch(rank=2))
             return open_object(*arguments, **named)
 
         monkeypatch.setattr(object_format, "open_object", overtaken)
@@ -46,11 +46,11 @@ def test_a_damaged_file_that_was_just_replaced_is_not_quarantined(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with ChunkStore.open(root, memory_limit=0) as store:
-        flip(file_of(root, store.put_patch(patch(rank=1))))
+        flip(file_of(root, store.put(patch(rank=1))))
 
         def overtaken(*arguments: Any, **named: Any) -> Any:
             monkeypatch.undo()
-            store.put_patch(patch(rank=2))
+            store.put(patch(rank=2))
             return open_object(*arguments, **named)
 
         monkeypatch.setattr(object_format, "open_object", overtaken)
@@ -62,7 +62,7 @@ def test_a_damaged_file_that_was_just_replaced_is_not_quarantined(
 
 def test_readers_see_the_old_patch_or_the_new_one_while_threads_write(root: Path) -> None:
     with ChunkStore.open(root, memory_limit=0) as store:
-        store.put_patch(patch(rank=1))
+        store.put(patch(rank=1))
         done = threading.Event()
         seen: set[int] = set()
 
@@ -73,8 +73,8 @@ def test_readers_see_the_old_patch_or_the_new_one_while_threads_write(root: Path
                 seen.add(got.patch.rank)
 
         def writes(rank: int) -> None:
-            store.put_canonical(canonical(str(rank)))
-            store.put_patch(patch(rank=rank))
+            store.put(canonical(str(rank)))
+            store.put(patch(rank=rank))
 
         with ThreadPoolExecutor(6) as pool:
             readers = [pool.submit(reads) for _ in range(2)]
@@ -99,7 +99,7 @@ def fill(root: Path, me: int, ready: Any) -> None:
             for name in ("shared", f"own{me}"):
                 factors = LowRank(torch.full((3, me), me), torch.full((8, me), me))
                 fixed = Patch(({"v": factors},))
-                store.put_patch(PatchRecord(f"{name}{i}", Context("f", "a"), (), "exact", fixed, ""))
+                store.put(PatchRecord(f"{name}{i}", Context("f", "a"), (), "exact", fixed, ""))
 
 
 def test_two_processes_make_and_fill_one_store(root: Path) -> None:
@@ -123,9 +123,9 @@ def test_two_processes_make_and_fill_one_store(root: Path) -> None:
 
 def test_another_process_view_of_a_replacement_and_a_deletion(root: Path) -> None:
     with ChunkStore.open(root) as one, ChunkStore.open(root) as two:
-        key = one.put_patch(patch(rank=1))
+        key = one.put(patch(rank=1))
         assert one.get_patch(CONTEXT, CHUNK, ("x", "y")) is not None
-        two.put_patch(patch(rank=4))
+        two.put(patch(rank=4))
         got = one.get_patch(CONTEXT, CHUNK, ("x", "y"))
         assert got is not None and got.patch.rank == 4
         assert StoreAdmin(two).delete(key)

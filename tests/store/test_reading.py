@@ -39,7 +39,7 @@ def threads(request: Any, monkeypatch: pytest.MonkeyPatch) -> None:
 def path(tmp_path: Path) -> Path:
     """A store with one canonical."""
     with ChunkStore.open(tmp_path / "s") as store:
-        store.put_canonical(RECORD)
+        store.put(RECORD)
     return tmp_path / "s"
 
 
@@ -168,7 +168,7 @@ def test_a_file_replaced_while_it_is_read_serves_its_own(path: Path, monkeypatch
             done.append(group)
             with ChunkStore.open(path) as writer:
                 StoreAdmin(writer).delete(RECORD.key)
-                writer.put_canonical(other)
+                writer.put(other)
         fill(self, group)
 
     monkeypatch.setattr(Room, "fill", overtaken)

@@ -36,7 +36,7 @@ def misread(store: ChunkStore, monkeypatch: pytest.MonkeyPatch, codec: type[Code
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
     with ChunkStore.open(tmp_path / "s") as store:
-        store.put_canonical(canonical())
+        store.put(canonical())
     return tmp_path / "s"
 
 
@@ -59,7 +59,7 @@ def test_what_stands_in_its_place_is_never_replaced(root: Path, monkeypatch: pyt
     newer = canonical(info={"newer": True})
     with ChunkStore.open(root, memory_limit=0) as store:
         file = misread(store, monkeypatch)
-        store.put_canonical(newer)
+        store.put(newer)
         done = StoreAdmin(store).quarantine.release(file)
         assert (done.sound, done.released) == (True, False) and "stands in its place" in done.reason
         assert_same(store.get_canonical(CONTEXT, CHUNK), newer)
@@ -69,7 +69,7 @@ def test_what_stands_in_its_place_is_never_replaced(root: Path, monkeypatch: pyt
 def test_a_copy_of_another_tenant_stays_for_that_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with ChunkStore.open(tmp_path / "s", tenant="acme", memory_limit=0) as acme:
         context = replace(CONTEXT, tenant="acme")
-        acme.put_canonical(canonical(context=context))
+        acme.put(canonical(context=context))
         file = misread(acme, monkeypatch)
         with ChunkStore.open(tmp_path / "s") as other:
             done = StoreAdmin(other).quarantine.release(file)
@@ -82,7 +82,7 @@ def test_an_encrypted_copy_needs_its_key(tmp_path: Path, monkeypatch: pytest.Mon
     encryption = pytest.importorskip("kamera.store.seal.encryption")
     options: dict[str, Any] = {"secret": SECRET, "memory_limit": 0}
     with ChunkStore.open(tmp_path / "s", keys=[OLD], **options) as store:
-        store.put_canonical(canonical())
+        store.put(canonical())
         file = misread(store, monkeypatch, encryption.Encrypted)
     with ChunkStore.open(tmp_path / "s", keys=[NEW], **options) as store:
         done = StoreAdmin(store).quarantine.release(file)

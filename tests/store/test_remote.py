@@ -55,9 +55,9 @@ class Redis:
 
 def test_what_one_machine_put_another_gets(url: str) -> None:
     with ChunkStore.open(url) as one:
-        assert one.put_canonical(canonical()) == KEY
-        one.put_patch(patch())
-        one.put_patch(patch(kind="orbit", rank=1))
+        assert one.put(canonical()) == KEY
+        one.put(patch())
+        one.put(patch(kind="orbit", rank=1))
         assert one.flush(0) == one.flush(0) and not one.flush(0).unsaved
     with ChunkStore.open(url) as two:
         assert two.has(CONTEXT, CHUNK) and two.has(CONTEXT, CHUNK, ("x", "y"))
@@ -71,7 +71,7 @@ def test_what_one_machine_put_another_gets(url: str) -> None:
 
 def test_the_second_look_up_asks_nobody(url: str) -> None:
     with ChunkStore.open(url) as store:
-        store.put_canonical(canonical())
+        store.put(canonical())
     with ChunkStore.open(url) as store:
         first = store.get_canonical(CONTEXT, CHUNK)
         calls = StoreAdmin(store).stats().remote.calls  # type: ignore[union-attr]
@@ -81,8 +81,8 @@ def test_the_second_look_up_asks_nobody(url: str) -> None:
 
 def test_a_patch_is_replaced_and_its_info_follows(url: str) -> None:
     with ChunkStore.open(url) as store, ChunkStore.open(url) as other:
-        store.put_patch(patch(rank=1))
-        store.put_patch(patch(rank=3, formed="patched", seed=9))
+        store.put(patch(rank=1))
+        store.put(patch(rank=3, formed="patched", seed=9))
         info = other.info(CONTEXT, CHUNK, ("x", "y"))
         assert info is not None and (info.rank, info.formed) == (3, "patched")
         assert other.info(CONTEXT, CHUNK, ("z",)) is None
@@ -94,10 +94,10 @@ def test_a_listing_reads_headers_only_and_says_what_is_there(url: str) -> None:
     # a header that does not fit into the first bytes that are asked for
     long = canonical("d" * 64, info={"title": "x" * 100_000})
     with ChunkStore.open(url) as store:
-        store.put_canonical(canonical())
-        store.put_canonical(long)
-        store.put_canonical(canonical(context=other))
-        store.put_patch(patch())
+        store.put(canonical())
+        store.put(long)
+        store.put(canonical(context=other))
+        store.put(patch())
     with ChunkStore.open(url) as store:
         assert [len(store.ls(kind)) for kind in (None, "canonical", "exact", "orbit")] == [4, 3, 1, 0]
         assert {i.chunk_id for i in store.ls("canonical", context=CONTEXT)} == {CHUNK, "d" * 64}
@@ -108,7 +108,7 @@ def test_a_listing_reads_headers_only_and_says_what_is_there(url: str) -> None:
 
 def test_what_is_deleted_is_gone_for_everybody(url: str) -> None:
     with ChunkStore.open(url) as store:
-        store.put_canonical(canonical())
+        store.put(canonical())
         assert StoreAdmin(store).delete(KEY) and not StoreAdmin(store).delete(KEY)
         assert store.get_canonical(CONTEXT, CHUNK) is None and store.ls() == []
     with ChunkStore.open(url) as store:
@@ -118,7 +118,7 @@ def test_what_is_deleted_is_gone_for_everybody(url: str) -> None:
 def test_tenants_of_one_remote_do_not_see_each_other(url: str) -> None:
     with ChunkStore.open(url, tenant="me") as mine, ChunkStore.open(url, tenant="you") as yours:
         context = replace(CONTEXT, tenant="me")
-        key = mine.put_canonical(canonical(context=context))
+        key = mine.put(canonical(context=context))
         assert yours.ls() == [] and yours.contexts_of(CHUNK) == [] and not StoreAdmin(yours).delete(key)
         assert yours.get_canonical(replace(CONTEXT, tenant="you"), CHUNK) is None
         with ChunkStore.open(url, tenant="me") as again:
@@ -129,7 +129,7 @@ def test_a_sealed_tenant_shares_through_the_remote_with_who_has_the_secret(remot
     context = replace(CONTEXT, tenant="acme")
     secret = "a secret of many bytes"
     with ChunkStore.open(remote.url, tenant="acme", secret=secret) as store:
-        store.put_canonical(canonical(context=context))
+        store.put(canonical(context=context))
     keys = remote.client.keys("*")
     assert len(keys) == 1 and KEY.encode() not in keys[0]
     with ChunkStore.open(remote.url, tenant="acme", secret=secret) as store:
@@ -163,7 +163,7 @@ LIES = {
 @pytest.mark.parametrize("lie", LIES)
 def test_a_lie_is_refused_by_name_set_aside_and_then_a_miss(lie: str, remote: Redis) -> None:
     with ChunkStore.open(remote.url) as store:
-        store.put_canonical(canonical())
+        store.put(canonical())
     damaged = LIES[lie](remote.read(KEY))
     remote.write(KEY, damaged)
     with ChunkStore.open(remote.url) as store:
@@ -174,7 +174,7 @@ def test_a_lie_is_refused_by_name_set_aside_and_then_a_miss(lie: str, remote: Re
         [(name, key)] = remote.names("quarantine").items()
         assert name.startswith(KEY) and remote.client.get(key) == damaged
         assert StoreAdmin(store).stats().remote.refused == 1  # type: ignore[union-attr]
-        store.put_canonical(canonical())
+        store.put(canonical())
     with ChunkStore.open(remote.url) as store:
         assert_same(store.get_canonical(CONTEXT, CHUNK), canonical())
 
@@ -183,7 +183,7 @@ def test_a_remote_that_swaps_everything_serves_nothing(remote: Redis) -> None:
     chunks = [c * 64 for c in "abcdef"]
     with ChunkStore.open(remote.url) as store:
         for i, chunk in enumerate(chunks):
-            store.put_canonical(canonical(chunk, seed=i))
+            store.put(canonical(chunk, seed=i))
     keys = list(remote.names().values())
     values = [remote.client.get(key) for key in keys]
     for key, value in zip(keys, values[1:] + values[:1], strict=True):
@@ -197,9 +197,9 @@ def test_a_remote_that_swaps_everything_serves_nothing(remote: Redis) -> None:
 
 def test_an_old_version_of_a_patch_says_itself_what_it_is_worth(remote: Redis) -> None:
     with ChunkStore.open(remote.url) as store:
-        key = store.put_patch(patch(rank=1, formed="survivor"))
+        key = store.put(patch(rank=1, formed="survivor"))
         old = remote.read(key)
-        store.put_patch(patch(rank=3, formed="exact", seed=9))
+        store.put(patch(rank=3, formed="exact", seed=9))
     remote.write(key, old)
     with ChunkStore.open(remote.url) as store:
         got = store.get_patch(CONTEXT, CHUNK, ("x", "y"))
@@ -208,7 +208,7 @@ def test_an_old_version_of_a_patch_says_itself_what_it_is_worth(remote: Redis) -
 
 def test_an_object_of_a_newer_format_stays_where_it_is(remote: Redis) -> None:
     with ChunkStore.open(remote.url) as store:
-        store.put_canonical(canonical())
+        store.put(canonical())
     data = newer(remote.read(KEY))
     remote.write(KEY, data)
     with ChunkStore.open(remote.url) as store:
@@ -223,7 +223,7 @@ def test_damage_is_not_set_aside_over_what_came_in_its_place(
     remote: Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with ChunkStore.open(remote.url) as store:
-        store.put_canonical(canonical())
+        store.put(canonical())
     good = remote.read(KEY)
     remote.write(KEY, good[:-1])
     with ChunkStore.open(remote.url) as store:
@@ -243,8 +243,8 @@ def test_damage_is_not_set_aside_over_what_came_in_its_place(
 
 def test_verify_reads_everything_and_tells_what_is_damaged(remote: Redis) -> None:
     with ChunkStore.open(remote.url) as store:
-        store.put_canonical(canonical())
-        store.put_patch(patch())
+        store.put(canonical())
+        store.put(patch())
         remote.write(KEY, remote.read(KEY)[:-1])
         report = StoreAdmin(store).verify()
     assert report.ok == 1 and len(report.quarantined) == 1 and KEY in report.quarantined[0]
@@ -271,7 +271,7 @@ def test_nobody_there_makes_misses_and_the_first_one_is_told(
 
 def test_what_cannot_be_deleted_is_an_error_and_stays(server: RedisServer) -> None:
     with ChunkStore.open(server.url()) as store:
-        store.put_canonical(canonical())
+        store.put(canonical())
         assert not store.flush(30).unsaved
         server.pause()
         with ChunkStore.open(server.url("timeout=0.1&retries=0")) as hasty:  # it asks while nobody answers
@@ -288,12 +288,12 @@ def test_what_cannot_be_deleted_is_an_error_and_stays(server: RedisServer) -> No
 def test_a_server_killed_half_way_serves_what_is_in_memory_and_misses_the_rest(server: RedisServer) -> None:
     with ChunkStore.open(server.url()) as store:
         for chunk in "abcd":
-            store.put_canonical(canonical(chunk))
+            store.put(canonical(chunk))
     with ChunkStore.open(server.url("timeout=60&retries=0&cooldown=0.05")) as store:
         assert store.get_canonical(CONTEXT, "a") is not None
         server.kill()
         assert [store.get_canonical(CONTEXT, c) is not None for c in "abcd"] == [True, False, False, False]
-        store.put_canonical(canonical("e"))
+        store.put(canonical("e"))
         assert_same(store.get_canonical(CONTEXT, "e"), canonical("e"))
         assert len(store.flush(0.05).unsaved) == 1
         server.start()  # empty: it kept nothing
@@ -305,11 +305,11 @@ def test_a_server_killed_half_way_serves_what_is_in_memory_and_misses_the_rest(s
 
 def test_a_server_out_of_memory_serves_and_what_is_put_waits(server: RedisServer) -> None:
     with ChunkStore.open(server.url("timeout=60&retries=0&cooldown=0.05")) as store:
-        store.put_canonical(canonical("a"))
+        store.put(canonical("a"))
         client = server.client()
         client.config_set("maxmemory-policy", "noeviction")
         client.config_set("maxmemory", "1mb")
-        store.put_canonical(canonical("b"))
+        store.put(canonical("b"))
         assert store.flush(0.1).unsaved == (canonical("b").key,)
         assert "maxmemory" in StoreAdmin(store).stats().remote.last_error  # type: ignore[union-attr]
         with ChunkStore.open(server.url("timeout=60")) as other:
@@ -323,7 +323,7 @@ def test_a_server_out_of_memory_serves_and_what_is_put_waits(server: RedisServer
 
 def test_a_key_of_something_else_is_refused_by_name(remote: Redis, server: RedisServer) -> None:
     with ChunkStore.open(remote.url) as store:
-        store.put_canonical(canonical())
+        store.put(canonical())
         [key] = remote.names().values()
         remote.client.delete(key)
         remote.client.rpush(key, b"a list, no value")
@@ -340,7 +340,7 @@ def test_what_waits_is_never_evicted_and_what_finds_no_room_is_told(
     with ChunkStore.open(url, memory_limit=2 * size) as store:
         server.kill()
         for chunk in "abc":
-            store.put_canonical(canonical(chunk))
+            store.put(canonical(chunk))
         report = store.flush(0)
         assert report.unsaved == (canonical("a").key, canonical("b").key)
         assert report.dropped == (canonical("c").key,) and canonical("c").key in caplog.text
@@ -348,7 +348,7 @@ def test_what_waits_is_never_evicted_and_what_finds_no_room_is_told(
         assert store.get_canonical(CONTEXT, "b") is not None
         server.start()
         assert not store.flush(30).unsaved
-        store.put_canonical(canonical("c"))
+        store.put(canonical("c"))
         assert store.flush(30).dropped == ()
     with ChunkStore.open(url) as store:
         assert [store.has(CONTEXT, chunk) for chunk in "abc"] == [True] * 3
@@ -359,7 +359,7 @@ def test_closing_waits_for_no_dead_remote_and_says_what_is_lost(
 ) -> None:
     with ChunkStore.open(server.url()) as store:
         server.kill()
-        store.put_canonical(canonical())
+        store.put(canonical())
     assert "1 objects that never reached the remote" in caplog.text
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from kamera.store.remote.tier import RemoteTier
 from lab.reliability.redis_server import RedisServer
 from lab.reliability.s3_server import S3Server
 
-from .builders import CONTEXT, canonical, patch
+from .builders import CONTEXT, VISION, canonical, encoding, patch
 
 
 def remote_of(store: ChunkStore) -> RemoteTier:
@@ -26,13 +27,13 @@ def test_a_listing_is_read_once_and_again_where_something_changed(
 ) -> None:
     one, other = two
     for name in "abc":
-        one.put_canonical(canonical(name * 64))
-    one.put_patch(patch(rank=1))
+        one.put(canonical(name * 64))
+    one.put(patch(rank=1))
     first = other.ls()
     assert other.ls() == first == one.ls()
-    one.put_patch(patch(rank=3, seed=5))  # of the same name
+    one.put(patch(rank=3, seed=5))  # of the same name
     StoreAdmin(one).delete(canonical("a" * 64).key)
-    one.put_canonical(canonical("d" * 64))
+    one.put(canonical("d" * 64))
     with ChunkStore.open(one.url) as fresh:
         assert other.ls() == fresh.ls() != first
     assert [info.rank for info in other.ls("exact")] == [3]
@@ -45,9 +46,9 @@ def test_what_is_remembered_is_what_reading_all_headers_gives(two: tuple[ChunkSt
         chunk = rng.choice("abcd") * 64
         action = rng.randrange(4)
         if action == 0:
-            one.put_canonical(canonical(chunk, tokens=rng.randrange(1, 5)))
+            one.put(canonical(chunk, tokens=rng.randrange(1, 5)))
         elif action < 3:
-            one.put_patch(patch(chunk, rank=rng.randrange(1, 4), seed=step, formed=str(step)))
+            one.put(patch(chunk, rank=rng.randrange(1, 4), seed=step, formed=str(step)))
         else:
             StoreAdmin(one).delete(rng.choice([canonical(chunk).key, patch(chunk).key]))
         remote = remote_of(other)
@@ -57,7 +58,7 @@ def test_what_is_remembered_is_what_reading_all_headers_gives(two: tuple[ChunkSt
 def test_a_listing_that_finds_nothing_new_reads_no_blob_of_an_object_store(s3: S3Server) -> None:
     with ChunkStore.open(s3.url()) as store:
         for i in range(20):
-            store.put_canonical(canonical(f"{i:064x}"))
+            store.put(canonical(f"{i:064x}"))
     with ChunkStore.open(s3.url()) as store:
         s3.requests.clear()
         assert len(store.ls()) == 20
@@ -70,7 +71,7 @@ def test_a_listing_that_finds_nothing_new_reads_no_blob_of_an_object_store(s3: S
 def test_a_listing_asks_redis_for_little_of_what_it_knows(server: RedisServer) -> None:
     with ChunkStore.open(server.url("timeout=60")) as store:
         for i in range(40):
-            store.put_canonical(canonical(f"{i:064x}", info={"title": "x" * 3000}))
+            store.put(canonical(f"{i:064x}", info={"title": "x" * 3000}))
 
         def sent() -> int:
             before = int(server.client().info("stats")["total_net_output_bytes"])
@@ -84,7 +85,7 @@ def test_a_listing_asks_redis_for_little_of_what_it_knows(server: RedisServer) -
 def test_what_is_remembered_of_a_listing_is_bounded(server: RedisServer) -> None:
     with ChunkStore.open(server.url("timeout=60")) as store:
         for i in range(6):
-            store.put_canonical(canonical(f"{i:064x}"))
+            store.put(canonical(f"{i:064x}"))
         remote = remote_of(store)
         small = remote._lister()
         small._bound = 4
@@ -97,10 +98,10 @@ def test_what_is_remembered_of_a_listing_is_bounded(server: RedisServer) -> None
 
 def test_hits_of_a_search_are_asked_for_all_at_once(server: RedisServer) -> None:
     pytest.importorskip("faiss")
-    embedded = [pictured(i) for i in range(12)]
+    encodings, embedded = zip(*map(pictured, range(12)), strict=True)
     with ChunkStore.open(server.url("timeout=60"), memory_limit=0) as store:
-        for record in embedded:
-            store.put_canonical(record)
+        for record in (*encodings, *embedded):
+            store.put(record)
         store.search(embedded[0].chunk_id, k=3, context=CONTEXT)
         calls = [remote_of(store).stats().calls]
         for k in (1, 10):
@@ -118,9 +119,6 @@ def pictured(i: int) -> Any:
 
     width = 6
     embeds = torch.nn.functional.one_hot(torch.tensor([i % width, (i * 5 + 1) % width, 2]), width).float()
-    return canonical(
-        f"{i:064x}",
-        input_ids=torch.tensor([7, 7, 7]),
-        embeds={"inputs_embeds": embeds + 0.01 * i},
-        info={"vision_tokens": [7]},
-    )
+    seen = replace(encoding(f"{i:064x}"), embeds={"inputs_embeds": embeds + 0.01 * i})
+    info = {"vision_tokens": [7]}
+    return seen, canonical(f"{i:064x}", input_ids=torch.tensor([7, 7, 7]), vision=VISION, info=info)

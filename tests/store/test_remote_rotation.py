@@ -35,10 +35,10 @@ def opened(url: str, *keys: bytes, **options: Any) -> ChunkStore:
 
 def test_every_object_of_a_remote_comes_under_the_first_key(url: str) -> None:
     with opened(url, OLD) as store:
-        store.put_canonical(canonical(context=ACME))
-        store.put_patch(patch(context=ACME))
+        store.put(canonical(context=ACME))
+        store.put(patch(context=ACME))
     with opened(url, NEW, OLD) as store:
-        store.put_canonical(canonical("d" * 64, ACME))
+        store.put(canonical("d" * 64, ACME))
         done = StoreAdmin(store).rotate()
         assert (done.rewritten, done.current, done.refused) == (2, 1, ())
         assert (StoreAdmin(store).rotate().rewritten, StoreAdmin(store).rotate().current) == (0, 3)
@@ -56,14 +56,14 @@ def test_what_is_written_between_the_look_and_the_writing_stays(
     get = RemoteTier.get
     written = []
     with opened(url, OLD) as store:
-        store.put_patch(patch(context=ACME, rank=1))
+        store.put(patch(context=ACME, rank=1))
 
     with opened(url, NEW, OLD) as store, opened(url, NEW, OLD) as writer:
 
         def overtaken(self: RemoteTier, name: str) -> Fetched | None:
             found = get(self, name)
             if not written:
-                written.append(writer.put_patch(newer))
+                written.append(writer.put(newer))
             return found
 
         with monkeypatch.context() as patched:
@@ -83,7 +83,7 @@ def test_a_writer_at_work_all_the_while_never_sees_an_older_patch(server: RedisS
     def write() -> None:
         with opened(url, OLD, NEW, memory_limit=0) as store:
             for version in range(40):
-                store.put_patch(patch(context=ACME, formed=str(version), seed=version))
+                store.put(patch(context=ACME, formed=str(version), seed=version))
                 held = store.get_patch(ACME, CHUNK, ("x", "y"))
                 if held is None or held.formed != str(version):
                     wrong.append((version, None if held is None else held.formed))
@@ -102,7 +102,7 @@ def test_a_writer_at_work_all_the_while_never_sees_an_older_patch(server: RedisS
 def test_files_that_cannot_be_compared_are_refused_and_stay(tmp_path: Path) -> None:
     url = f"obstore+{(tmp_path / 'far').as_uri()}"
     with opened(url, OLD) as store:
-        store.put_canonical(canonical(context=ACME))
+        store.put(canonical(context=ACME))
     with opened(url, NEW, OLD) as store:
         with pytest.raises(StoreError, match="export it to a bundle"):
             StoreAdmin(store).rotate()
@@ -115,10 +115,10 @@ def test_a_rotated_cache_sends_nothing_that_the_remote_has_newer(server: RedisSe
     url, cache = server.url("timeout=60"), tmp_path / "cache"
     newer = patch(context=ACME, rank=3, seed=7)
     with opened(url, OLD, cache=cache) as store:
-        store.put_patch(patch(context=ACME, rank=1))
+        store.put(patch(context=ACME, rank=1))
         assert not store.flush(30).unsaved
     with opened(url, NEW, OLD) as other:
-        other.put_patch(newer)
+        other.put(newer)
     with opened(url, NEW, OLD, cache=cache) as store:
         assert StoreAdmin(store).rotate().rewritten == 1  # of the two, the cache's
     with opened(url, NEW, cache=cache) as store:
@@ -134,7 +134,7 @@ def test_an_upload_under_way_is_waited_for(
     url, cache = server.url("timeout=60&retries=0"), tmp_path / "cache"
     server.kill()
     with opened(url, OLD, cache=cache) as store:
-        store.put_canonical(canonical(context=ACME))
+        store.put(canonical(context=ACME))
     server.start()
     put, started, go = RemoteTier.put, threading.Event(), threading.Event()
 

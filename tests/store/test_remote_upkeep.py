@@ -33,8 +33,8 @@ def remote_of(store: ChunkStore) -> RemoteTier:
 
 def test_what_one_client_pinned_another_does_not_collect(two: tuple[ChunkStore, ChunkStore]) -> None:
     one, other = two
-    kept, gone = (one.put_canonical(canonical(c * 64)) for c in "ab")
-    loose = one.put_patch(patch("b" * 64))
+    kept, gone = (one.put(canonical(c * 64)) for c in "ab")
+    loose = one.put(patch("b" * 64))
     StoreAdmin(one).pin([kept])
     assert is_pinned(StoreAdmin(other).pins, kept) and not is_pinned(StoreAdmin(other).pins, gone)
     assert [pin.name for pin in StoreAdmin(other).pins.list()] == [kept]
@@ -50,7 +50,7 @@ def test_what_one_client_pinned_another_does_not_collect(two: tuple[ChunkStore, 
 def test_another_leaves_instead_of_what_is_pinned(two: tuple[ChunkStore, ChunkStore]) -> None:
     one, other = two
     for name in "ab":
-        one.put_canonical(canonical(name * 64))
+        one.put(canonical(name * 64))
     size = one.ls()[0].bytes
     [first] = StoreAdmin(other).gc(size, dry_run=True).removed
     StoreAdmin(one).pin([first.key])
@@ -60,7 +60,7 @@ def test_another_leaves_instead_of_what_is_pinned(two: tuple[ChunkStore, ChunkSt
 
 def test_a_pin_in_a_remote_is_over_after_its_time_for_everybody(server: RedisServer) -> None:
     with ChunkStore.open(server.url("timeout=60")) as store:
-        key = store.put_canonical(canonical())
+        key = store.put(canonical())
         now = [1000.0]
         pins = RemotePins(remote_of(store)._blobs, lambda: now[0])
         pins.pin([(key, 10)], ttl=60)
@@ -77,7 +77,7 @@ def test_the_cap_holds_for_every_client_and_a_refused_pin_changes_nothing(
     two: tuple[ChunkStore, ChunkStore],
 ) -> None:
     one, other = two
-    a, b, c = (one.put_canonical(canonical(x * 64)) for x in "abc")
+    a, b, c = (one.put(canonical(x * 64)) for x in "abc")
     size = one.ls()[0].bytes
     assert StoreAdmin(one).pins.cap is None
     StoreAdmin(one).pins.set_cap(2 * size)
@@ -98,7 +98,7 @@ def test_the_cap_holds_for_every_client_and_a_refused_pin_changes_nothing(
 
 def test_what_is_not_there_cannot_be_pinned(two: tuple[ChunkStore, ChunkStore]) -> None:
     one, _ = two
-    key = one.put_canonical(canonical())
+    key = one.put(canonical())
     with pytest.raises(StoreError, match="nothing was pinned"):
         StoreAdmin(one).pin([key, "0" * 64])
     with pytest.raises(ValueError, match="no key"):
@@ -110,7 +110,7 @@ def test_a_pin_that_came_too_late_is_told_and_let_go(
     two: tuple[ChunkStore, ChunkStore], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one, other = two
-    key = one.put_canonical(canonical())
+    key = one.put(canonical())
     pin = RemotePins.pin
 
     def overtaken(self: RemotePins, *arguments: Any) -> None:
@@ -128,8 +128,8 @@ def test_a_pin_set_while_gc_is_at_work_is_honoured_by_the_next_batch(
     two: tuple[ChunkStore, ChunkStore], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one, other = two
-    key = one.put_canonical(canonical())
-    one.put_patch(patch())
+    key = one.put(canonical())
+    one.put(patch())
     names = RemotePins.list
 
     def then_pinned(self: RemotePins) -> list[Pin]:
@@ -145,7 +145,7 @@ def test_a_pin_set_while_gc_is_at_work_is_honoured_by_the_next_batch(
 
 def test_a_pin_that_cannot_be_read_holds(server: RedisServer) -> None:
     with ChunkStore.open(server.url("timeout=60")) as store:
-        key = store.put_canonical(canonical())
+        key = store.put(canonical())
         StoreAdmin(store).pin([key], ttl=0.001)
         [pin] = [k for k in server.client().keys("*/pins/*") if key in k.decode()]
         for damage in (b"", b"x y", b"10 nan", b"-1 5", b"\xff\xff"):
@@ -156,7 +156,7 @@ def test_a_pin_that_cannot_be_read_holds(server: RedisServer) -> None:
 def test_in_memory_pins_are_this_processs_with_cap_and_time() -> None:
     size = canonical().nbytes
     with ChunkStore.open("memory://", memory_limit=6 * size) as store:
-        a, b, c = (store.put_canonical(canonical(x * 64)) for x in "abc")
+        a, b, c = (store.put(canonical(x * 64)) for x in "abc")
         stored = {info.key: info.bytes for info in store.ls()}
         assert StoreAdmin(store).pins.cap == 3 * size
         StoreAdmin(store).pin([a], ttl=500)
@@ -180,8 +180,8 @@ def test_in_memory_pins_are_this_processs_with_cap_and_time() -> None:
 def test_gc_reaches_the_budget_dry_and_for_real_and_a_cache_follows(far: str, tmp_path: Path) -> None:
     with ChunkStore.open(far, cache=tmp_path / "cache") as store:
         for name in "abcd":
-            store.put_canonical(canonical(name * 64))
-        store.put_patch(patch("e" * 64))  # its canonical is nowhere
+            store.put(canonical(name * 64))
+        store.put(patch("e" * 64))  # its canonical is nowhere
         assert not store.flush(30).unsaved
         size = store.ls("canonical")[0].bytes
         dry = StoreAdmin(store).gc(2 * size, dry_run=True)
@@ -198,7 +198,7 @@ def test_gc_reaches_the_budget_dry_and_for_real_and_a_cache_follows(far: str, tm
 
 def test_gc_of_a_dead_remote_is_an_error_and_removes_nothing(server: RedisServer) -> None:
     with ChunkStore.open(server.url()) as store:
-        store.put_canonical(canonical())
+        store.put(canonical())
         assert not store.flush(30).unsaved
         server.pause()
         with ChunkStore.open(server.url("timeout=0.1&retries=0")) as hasty:  # it asks while nobody answers
@@ -228,7 +228,7 @@ def test_a_copy_that_turns_out_sound_is_served_again(
     from kamera.store.codec import Codec
 
     with ChunkStore.open(folder) as store:
-        key = store.put_canonical(canonical())
+        key = store.put(canonical())
 
     def misread(self: Codec, data: bytes, name: str, source: str) -> Any:
         raise CorruptChunk(f"{source}: a bad bit on the way")
@@ -253,7 +253,7 @@ def test_a_copy_that_turns_out_sound_is_served_again(
 
 def test_a_copy_that_is_damaged_stays_and_says_why(folder: str, tmp_path: Path) -> None:
     with ChunkStore.open(folder) as store:
-        key = store.put_canonical(canonical())
+        key = store.put(canonical())
     [blob] = objects_of(tmp_path)
     good = blob.read_bytes()
     blob.write_bytes(good[:-1] + bytes([good[-1] ^ 1]))
@@ -267,7 +267,7 @@ def test_a_copy_that_is_damaged_stays_and_says_why(folder: str, tmp_path: Path) 
         )
         [lying] = objects_of(tmp_path, "quarantine")
         lying.write_bytes(good)  # the medium was mended
-        put = store.put_canonical(canonical(info={"newer": True}))
+        put = store.put(canonical(info={"newer": True}))
         assert put == key
         kept = StoreAdmin(store).quarantine.release(copy.file)
         assert (kept.released, kept.sound) == (False, True) and "stands in its place" in kept.reason
@@ -281,7 +281,7 @@ def test_a_copy_that_is_damaged_stays_and_says_why(folder: str, tmp_path: Path) 
 
 def test_old_copies_of_a_remote_leave_with_gc_when_it_is_asked_to(folder: str, tmp_path: Path) -> None:
     with ChunkStore.open(folder) as store:
-        store.put_canonical(canonical())
+        store.put(canonical())
         [blob] = objects_of(tmp_path)
         blob.write_bytes(b"damaged")
         StoreAdmin(store).verify()
@@ -302,7 +302,7 @@ def test_old_copies_of_a_remote_leave_with_gc_when_it_is_asked_to(folder: str, t
 def test_tenants_keep_their_pins_apart(far: str) -> None:
     with ChunkStore.open(far, tenant="me") as mine, ChunkStore.open(far, tenant="you") as yours:
         record = canonical(context=replace(CONTEXT, tenant="me"))
-        key = mine.put_canonical(record)
+        key = mine.put(record)
         StoreAdmin(mine).pin([key])
         assert StoreAdmin(yours).pins.list() == [] and StoreAdmin(yours).unpin([key]) == 0
         with pytest.raises(StoreError):

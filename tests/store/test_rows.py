@@ -22,8 +22,8 @@ def root(tmp_path: Path) -> Path:
 
 def test_a_lost_index_is_rebuilt_from_the_files(root: Path) -> None:
     with ChunkStore.open(root) as store:
-        store.put_canonical(canonical())
-        store.put_patch(patch(formed="survivor"))
+        store.put(canonical())
+        store.put(patch(formed="survivor"))
         before = store.ls()
     drop_index(root)
     with ChunkStore.open(root) as store:
@@ -35,7 +35,7 @@ def test_a_lost_index_is_rebuilt_from_the_files(root: Path) -> None:
 def test_an_unreadable_index_is_rebuilt_from_the_files(root: Path, damage: str) -> None:
     with ChunkStore.open(root) as store:
         for i in range(60):
-            store.put_patch(patch(antecedents=(str(i),)))
+            store.put(patch(antecedents=(str(i),)))
         before = store.ls()
     path = root / "index.sqlite"
     data = path.read_bytes()
@@ -57,8 +57,8 @@ def test_a_listing_that_was_interrupted_is_whole_the_next_time(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with ChunkStore.open(root) as store:
-        store.put_canonical(canonical())
-        store.put_patch(patch())
+        store.put(canonical())
+        store.put(patch())
     drop_index(root)
     peek = ObjectFiles.peek
     calls: list[str] = []
@@ -84,7 +84,7 @@ def test_an_interrupted_rebuild_keeps_the_rows(root: Path, monkeypatch: pytest.M
         raise KeyboardInterrupt
 
     with ChunkStore.open(root) as store:
-        store.put_canonical(canonical())
+        store.put(canonical())
         monkeypatch.setattr(ObjectFiles, "peek", dies)
         with pytest.raises(KeyboardInterrupt):
             StoreAdmin(store).rebuild_index()
@@ -108,7 +108,7 @@ def test_a_file_without_a_row_is_found_and_its_row_repaired(root: Path) -> None:
 
 def test_a_row_without_its_file_is_a_miss_and_goes(root: Path) -> None:
     with ChunkStore.open(root) as store:
-        key = store.put_canonical(canonical())
+        key = store.put(canonical())
         file_of(root, key).unlink()
         assert store.ls() == []
         assert not store.has(CONTEXT, CHUNK)
@@ -119,9 +119,9 @@ def test_a_row_without_its_file_is_a_miss_and_goes(root: Path) -> None:
 def test_a_row_of_the_file_before_is_repaired(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As left by a process that died between the new file and its row."""
     with ChunkStore.open(root) as store:
-        store.put_patch(patch(rank=2))
+        store.put(patch(rank=2))
         monkeypatch.setattr(store._disk.index, "put", lambda *_: None)  # type: ignore[union-attr]
-        store.put_patch(patch(rank=5))
+        store.put(patch(rank=5))
         monkeypatch.undo()
         info = store.info(CONTEXT, CHUNK, ("x", "y"))
         assert info is not None and info.rank == 5
@@ -135,7 +135,7 @@ def test_a_miss_does_not_drop_the_row_of_an_object_that_just_came(
 
         def overtaken(*_: Any) -> None:
             monkeypatch.undo()
-            store.put_patch(patch())
+            store.put(patch())
 
         monkeypatch.setattr(ObjectFiles, "stamp", overtaken)
         assert not store.has(CONTEXT, CHUNK, ("x", "y"))

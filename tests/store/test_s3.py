@@ -20,12 +20,12 @@ def test_an_object_store_that_is_switched_off_makes_misses_and_what_is_put_waits
     s3.reset()
     with ChunkStore.open(s3.url()) as store:
         for chunk in "ab":
-            store.put_canonical(canonical(chunk))
+            store.put(canonical(chunk))
     with ChunkStore.open(s3.url("timeout=60&retries=0&cooldown=600")) as store:
         assert store.get_canonical(CONTEXT, "a") is not None
         s3.stop()
         assert [store.get_canonical(CONTEXT, c) is not None for c in "abab"] == [True, False, True, False]
-        store.put_canonical(canonical("c"))
+        store.put(canonical("c"))
         assert store.flush(0.05).unsaved == (canonical("c").key,)
         with pytest.raises(RemoteUnavailable):
             StoreAdmin(store).objects.reach()

@@ -48,9 +48,9 @@ def objects_of(root: Path) -> dict[str, Path]:
 
 
 def fill(store: ChunkStore, count: int = 3) -> None:
-    store.put_canonical(canonical(context=ACME))
+    store.put(canonical(context=ACME))
     for i in range(count - 1):
-        store.put_patch(patch(context=ACME, antecedents=(str(i),)))
+        store.put(patch(context=ACME, antecedents=(str(i),)))
 
 
 @pytest.fixture
@@ -61,8 +61,8 @@ def root(tmp_path: Path) -> Path:
 @pytest.mark.parametrize("keys", [(), (NEW, OLD)], ids=["sealed", "encrypted"])
 def test_what_was_put_is_there_after_reopening_and_after_a_lost_index(root: Path, keys: Any) -> None:
     with opened(root, *keys) as store:
-        store.put_canonical(canonical(context=ACME))
-        store.put_patch(patch(context=ACME, formed="survivor"))
+        store.put(canonical(context=ACME))
+        store.put(patch(context=ACME, formed="survivor"))
         before = store.ls()
     for path in folder_of(root).glob("index.sqlite*"):
         path.unlink()
@@ -137,19 +137,19 @@ def test_nobody_without_the_secret_can_name_an_object() -> None:
 @pytest.mark.parametrize("keys", [(), (OLD,)], ids=["sealed", "encrypted"])
 def test_an_intact_object_written_without_the_secret_is_foreign_and_set_aside(root: Path, keys: Any) -> None:
     with opened(root, *keys) as store:
-        name = store.put_canonical(canonical(context=ACME))
+        name = store.put(canonical(context=ACME))
         objects_of(root)[name].write_bytes(encode(canonical(context=ACME, seed=5), 1.0))
         with pytest.raises(ForeignObject, match=r"without this store's secret.*quarantine"):
             store.get_canonical(ACME, CHUNK)
         assert store.get_canonical(ACME, CHUNK) is None
-        store.put_canonical(canonical(context=ACME))
+        store.put(canonical(context=ACME))
         assert_same(store.get_canonical(ACME, CHUNK), canonical(context=ACME))
 
 
 @pytest.mark.parametrize("keys", [(), (OLD,)], ids=["sealed", "encrypted"])
 def test_an_object_written_with_another_secret_is_refused(root: Path, keys: Any) -> None:
     with opened(root, *keys) as store:
-        name = store.put_canonical(canonical(context=ACME))
+        name = store.put(canonical(context=ACME))
         secret = b"another secret, also long enough"
         stranger = Encrypted.under("acme", secret, keys) if keys else Sealed.of("acme", secret)
         objects_of(root)[name].write_bytes(stranger.encode(canonical(context=ACME, seed=5), 1.0))
@@ -160,7 +160,7 @@ def test_an_object_written_with_another_secret_is_refused(root: Path, keys: Any)
 
 def test_another_key_is_refused_by_name_and_the_object_stays(root: Path) -> None:
     with opened(root, OLD) as store:
-        name = store.put_canonical(canonical(context=ACME))
+        name = store.put(canonical(context=ACME))
     with opened(root, STRAY, NEW) as store:
         assert [info.chunk_id for info in store.ls()] == [CHUNK]
         for _ in range(2):
@@ -168,7 +168,7 @@ def test_another_key_is_refused_by_name_and_the_object_stays(root: Path) -> None
                 store.get_canonical(ACME, CHUNK)
         report = StoreAdmin(store).verify()
         assert (report.ok, report.quarantined, len(report.refused)) == (0, (), 1)
-        assert store.put_canonical(canonical(context=ACME)) == name  # it may be sound: left alone
+        assert store.put(canonical(context=ACME)) == name  # it may be sound: left alone
     with opened(root, OLD) as store:
         assert_same(store.get_canonical(ACME, CHUNK), canonical(context=ACME))
 
@@ -189,8 +189,8 @@ def test_nothing_of_an_encrypted_object_stands_on_the_disk_in_the_clear(root: Pa
     record = canonical(chunk, ACME, tokens=40, info={"label": "a red door, 4 pm"})
     fixed = patch(chunk, ACME, antecedents=(behind,))
     with opened(root, OLD) as store:
-        store.put_canonical(record)
-        store.put_patch(fixed)
+        store.put(record)
+        store.put(fixed)
         assert {info.chunk_id for info in store.ls()} == {chunk}
         assert [info.antecedents for info in store.ls("exact")] == [(behind,)]
     held = b"".join(path.read_bytes() for path in root.rglob("*") if path.is_file())
@@ -235,7 +235,7 @@ def test_a_sealed_directory_opens_only_as_it_was_made(tmp_path: Path) -> None:
 @pytest.mark.parametrize("keys", [(), (OLD,)], ids=["sealed", "encrypted"])
 def test_a_store_in_memory_is_sealed_alike(keys: Any) -> None:
     with ChunkStore.open("memory://", tenant="acme", secret=SECRET, keys=keys) as store:
-        assert store.put_canonical(canonical(context=ACME)) == SEALED.name(canonical(context=ACME).key)
+        assert store.put(canonical(context=ACME)) == SEALED.name(canonical(context=ACME).key)
         assert_same(store.get_canonical(ACME, CHUNK), canonical(context=ACME))
 
 
@@ -285,7 +285,7 @@ def test_rotation_brings_every_object_under_the_first_key(root: Path) -> None:
         fill(store, 4)
         before = store.ls()
     with opened(root, NEW, OLD) as store:
-        store.put_canonical(canonical("d" * 64, ACME))
+        store.put(canonical("d" * 64, ACME))
         done = StoreAdmin(store).rotate()
         assert (done.rewritten, done.current, done.refused) == (4, 1, ())
         assert store.ls()[:4] == before
@@ -324,14 +324,14 @@ def test_a_patch_written_during_a_rotation_is_not_overwritten(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with opened(root, OLD) as store:
-        store.put_patch(patch(context=ACME, rank=1))
+        store.put(patch(context=ACME, rank=1))
     with opened(root, NEW, OLD) as store, opened(root, NEW, OLD) as other:
         renewed = Encrypted.renewed
 
         def overtaken(self: Encrypted, *arguments: Any) -> bytes | None:
             data = renewed(self, *arguments)
             monkeypatch.undo()
-            other.put_patch(patch(context=ACME, rank=3))
+            other.put(patch(context=ACME, rank=3))
             return data
 
         monkeypatch.setattr(Encrypted, "renewed", overtaken)
@@ -342,9 +342,9 @@ def test_a_patch_written_during_a_rotation_is_not_overwritten(
 
 def test_a_rotation_says_which_objects_still_need_another_key(root: Path) -> None:
     with opened(root, STRAY) as store:
-        stray = store.put_canonical(canonical(context=ACME))
+        stray = store.put(canonical(context=ACME))
     with opened(root, NEW, OLD) as store:
-        store.put_patch(patch(context=ACME))
+        store.put(patch(context=ACME))
         done = StoreAdmin(store).rotate()
         assert (done.rewritten, done.current, len(done.refused)) == (0, 1, 1)
         assert stray in done.refused[0] and stray in objects_of(root)
@@ -356,7 +356,7 @@ def test_a_rotation_says_which_objects_still_need_another_key(root: Path) -> Non
 def test_a_damaged_object_under_an_old_key_is_set_aside_by_a_rotation(root: Path) -> None:
     with opened(root, OLD) as store:
         fill(store, 2)
-        bad = store.put_patch(patch(context=ACME))
+        bad = store.put(patch(context=ACME))
     path = objects_of(root)[bad]
     path.write_bytes(path.read_bytes()[:-1] + b"?")
     with opened(root, NEW, OLD) as store:

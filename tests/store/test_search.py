@@ -8,6 +8,7 @@ import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -17,13 +18,32 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kamera.errors import IncompatibleChunk, StoreError, UnknownChunk
-from kamera.store import CanonicalRecord, ChunkStore, Context, StoreAdmin
+from kamera.store import (
+    CanonicalRecord,
+    ChunkStore,
+    Context,
+    EncodingRecord,
+    StoreAdmin,
+    encoding_context,
+)
 from kamera.store.search.embedding import mean_features, pack, unpack
-from tests.store.builders import CONTEXT, canonical, patch
+from tests.store.builders import CONTEXT, VISION, canonical, encoding, patch
 
 WIDTH = 8
 PICTURE = 9  # the id of picture tokens here
 OTHER = Context(CONTEXT.fingerprint, "b" * 64)  # the same backbone behind another anchor
+
+
+SEEN: dict[str, dict[str, torch.Tensor]] = {}
+"""What the tower made of each `picture`, by chunk."""
+
+
+def put(store: ChunkStore, record: CanonicalRecord) -> str:
+    """A canonical, behind its encoding."""
+    if record.vision:
+        where = encoding_context(record.vision, record.context.tenant)
+        store.put(EncodingRecord(record.chunk_id, where, record.tokens, SEEN[record.chunk_id]))
+    return store.put(record)
 
 
 def picture(seed: int, context: Context = CONTEXT, like: int | None = None) -> CanonicalRecord:
@@ -32,26 +52,32 @@ def picture(seed: int, context: Context = CONTEXT, like: int | None = None) -> C
     embeds = torch.randn(1, 5, WIDTH, generator=torch.Generator().manual_seed(seed if like is None else like))
     if like is not None:
         embeds = embeds + 0.02 * torch.randn(1, 5, WIDTH, generator=torch.Generator().manual_seed(seed))
+    SEEN[f"{seed:064x}"] = {"inputs_embeds": embeds}
     return canonical(
         f"{seed:064x}",
         context,
         tokens=5,
         input_ids=tokens,
-        embeds={"inputs_embeds": embeds},
+        vision=VISION,
         info={"vision_tokens": [PICTURE]},
     )
 
 
 def text(seed: int) -> CanonicalRecord:
-    return canonical(f"{seed:064x}", tokens=3, embeds={}, info={})
+    return canonical(f"{seed:064x}", tokens=3, info={})
 
 
 def reference(records: Sequence[CanonicalRecord]) -> dict[str, np.ndarray]:
     """Chunk id -> unit mean of the picture tokens' features, in float64."""
     out = {}
     for record in records:
-        if record.embeds:
-            mean = record.embeds["inputs_embeds"][0, record.input_ids == PICTURE].double().mean(0).numpy()
+        if record.vision:
+            mean = (
+                SEEN[record.chunk_id]["inputs_embeds"][0, record.input_ids == PICTURE]
+                .double()
+                .mean(0)
+                .numpy()
+            )
             out[record.chunk_id] = mean / np.linalg.norm(mean)
     return out
 
@@ -80,7 +106,7 @@ def filled(root: Path, count: int = 6) -> list[CanonicalRecord]:
     records = [picture(seed) for seed in range(count)]
     with ChunkStore.open(root) as store:
         for record in records:
-            store.put_canonical(record)
+            put(store, record)
     return records
 
 
@@ -131,7 +157,7 @@ def test_a_packed_embedding_belongs_to_its_name_and_every_byte_of_it_counts():
 def test_a_stored_picture_finds_those_most_like_it_but_not_itself(url, tmp_path):
     with ChunkStore.open("memory://" if url == "memory" else tmp_path) as store:
         for record in [*(picture(seed) for seed in range(5)), picture(70, like=3), text(99)]:
-            store.put_canonical(record)
+            put(store, record)
         best, *others = store.search(f"{3:064x}", k=3, context=CONTEXT)
         assert best.chunk_id == f"{70:064x}" and best.score > 0.99 > others[0].score
         assert len(others) == 2 and f"{3:064x}" not in {hit.chunk_id for hit in others}
@@ -141,7 +167,7 @@ def test_a_stored_picture_finds_those_most_like_it_but_not_itself(url, tmp_path)
 def test_what_is_archived_behind_another_anchor_is_no_hit(tmp_path):
     with ChunkStore.open(tmp_path) as store:
         for record in (picture(1), picture(2, OTHER), picture(3, OTHER)):
-            store.put_canonical(record)
+            put(store, record)
         assert_as_reference(store, [picture(1)])
         assert_as_reference(store, [picture(2), picture(3)], OTHER)
 
@@ -150,7 +176,7 @@ def test_near_duplicates_are_the_pairs_a_scan_finds_the_older_first(tmp_path):
     records = [picture(seed) for seed in range(120)] + [picture(400 + i, like=i) for i in range(5)]
     with ChunkStore.open(tmp_path) as store:
         for record in records:
-            store.put_canonical(record)
+            put(store, record)
         found = {(p.chunk_id, p.other): p.score for p in StoreAdmin(store).near_duplicates(CONTEXT, 0.98)}
         vectors = reference(records)
         matrix = np.stack(list(vectors.values()))
@@ -185,7 +211,7 @@ def refused(call, error, match):
 def test_wrong_questions_are_refused_by_name(tmp_path):
     records = filled(tmp_path, 2)
     with ChunkStore.open(tmp_path) as store:
-        store.put_canonical(text(50))
+        put(store, text(50))
         ask = store.search
         refused(lambda: ask("ab12", context=CONTEXT), UnknownChunk, "ab12.*window.search")
         refused(lambda: ask(f"{50:064x}", context=CONTEXT), UnknownChunk, "no picture")
@@ -233,7 +259,7 @@ def test_after_any_puts_deletes_and_reopens_search_equals_a_scan(steps):
                 assert StoreAdmin(where).delete(picture(seed).key) == (held.pop(seed, None) is not None)
             elif step in ("put", "elsewhere"):
                 held[seed] = picture(seed)
-                where.put_canonical(held[seed])
+                put(where, held[seed])
             elif step == "reopen":
                 store.close()
                 store = ChunkStore.open(root)
@@ -259,9 +285,10 @@ def test_an_object_that_leaves_by_another_way_is_no_hit_any_more(tmp_path):
 
 def test_a_memory_store_never_answers_with_what_it_let_go():
     records = [picture(seed) for seed in range(8)]
-    with ChunkStore.open("memory://", memory_limit=3 * records[0].nbytes) as store:
+    pair = records[0].nbytes + replace(encoding(), embeds=SEEN[records[0].chunk_id]).nbytes
+    with ChunkStore.open("memory://", memory_limit=3 * pair) as store:
         for record in records:
-            store.put_canonical(record)
+            put(store, record)
         assert_as_reference(store, records[-3:])
 
 
@@ -286,7 +313,7 @@ def test_an_encrypted_store_shows_nothing_of_an_embedding_and_searches_all_the_s
     def kept(root: Path, **options) -> tuple[bytes, list[bytes]]:
         """All bytes of a store, and what a row says of each record."""
         with ChunkStore.open(root, tenant="acme", **options) as store:
-            keys = [store.put_canonical(record) for record in records]
+            keys = [put(store, record) for record in records]
             held = [store.embedding(context, record.chunk_id) for record in records]
         rows = [pack(key, r.chunk_id, vector) for key, r, vector in zip(keys, records, held, strict=True)]
         whole = b"".join(file.read_bytes() for file in root.rglob("*") if file.is_file())
@@ -308,7 +335,7 @@ def test_in_front_of_a_remote_search_finds_what_was_put_or_read_here(tmp_path):
     records = [picture(seed) for seed in range(4)]
     with ChunkStore.open(url) as there:
         for record in records:
-            there.put_canonical(record)
+            put(there, record)
         assert_as_reference(there, records)
     with ChunkStore.open(url) as here, ChunkStore.open(url, cache=tmp_path / "cache") as cached:
         for store in (here, cached):
@@ -320,6 +347,6 @@ def test_in_front_of_a_remote_search_finds_what_was_put_or_read_here(tmp_path):
 
 def test_patches_have_no_rows(tmp_path):
     with ChunkStore.open(tmp_path) as store:
-        key = store.put_patch(patch())
+        key = store.put(patch())
         assert store._search._vectors.get(key) is None and not list(store.search([1.0], context=CONTEXT))
         assert StoreAdmin(store).delete(key)

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from kamera.store import ChunkStore, StoreAdmin
 from tests.store.builders import CONTEXT
-from tests.store.test_search import WIDTH, assert_as_reference, filled, folder, picture, rows_file
+from tests.store.test_search import WIDTH, assert_as_reference, filled, folder, picture, put, rows_file
 
 # -- rows that are damaged, stale, or another's ----------------------------------------------------
 
@@ -39,7 +39,7 @@ def test_whatever_byte_of_the_rows_is_flipped_search_equals_a_scan(stored, data)
         rows_file(copy).write_bytes(whole)
         with ChunkStore.open(copy) as store:
             assert_as_reference(store, records)
-            store.put_canonical(picture(50))
+            put(store, picture(50))
             assert_as_reference(store, [*records, picture(50)])
 
 
@@ -59,7 +59,7 @@ def test_a_stale_rows_file_is_brought_up_to_date(tmp_path):
     old = rows_file(tmp_path).read_bytes()
     with ChunkStore.open(tmp_path) as store:
         StoreAdmin(store).delete(records[0].key)
-        store.put_canonical(picture(20))
+        put(store, picture(20))
     rows_file(tmp_path).write_bytes(old)
     with ChunkStore.open(tmp_path) as store:
         assert_as_reference(store, [*records[1:], picture(20)])
@@ -72,7 +72,7 @@ def test_rows_lost_while_two_stores_are_open_are_made_anew_by_both(tmp_path):
         assert_as_reference(other, records)
         for file in (tmp_path / "search").iterdir():
             file.unlink()
-        other.put_canonical(picture(30))
+        put(other, picture(30))
         assert_as_reference(one, [*records, picture(30)])
         assert_as_reference(other, [*records, picture(30)])
 
@@ -104,7 +104,7 @@ def obey(root: Path, orders: Any) -> None:
             verb, *seeds = line.split()
             for seed in map(int, seeds):
                 if verb == "put":
-                    store.put_canonical(picture(seed))
+                    put(store, picture(seed))
                 elif verb == "delete":
                     StoreAdmin(store).delete(picture(seed).key)
             if verb == "search":
@@ -125,14 +125,14 @@ def test_two_processes_see_each_others_puts_and_deletes_at_once(tmp_path):
 
     with ChunkStore.open(tmp_path) as here:
         for seed in range(4):
-            here.put_canonical(picture(seed))
+            put(here, picture(seed))
         assert_as_reference(here, [picture(seed) for seed in range(4)])
         there("search 0 1 2 3")
         there("put 4 5 6")
         there("delete 0 5")
         assert_as_reference(here, [picture(seed) for seed in (1, 2, 3, 4, 6)])
         StoreAdmin(here).delete(picture(4).key)
-        here.put_canonical(picture(7))
+        put(here, picture(7))
         there("search 1 2 3 6 7")
         there("delete 1 2 3 6 7")
         assert here.search(np.ones(WIDTH), context=CONTEXT) == []

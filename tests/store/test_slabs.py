@@ -61,7 +61,7 @@ def test_a_layer_that_is_still_in_use_is_not_overwritten_by_what_is_read_next(tm
     records = [record(seed) for seed in range(3)]
     with ChunkStore.open(tmp_path / "s", memory_limit=0) as store:
         for one in records:
-            store.put_canonical(one)  # type: ignore[arg-type]
+            store.put(one)  # type: ignore[arg-type]
         first = store.get_canonical(CONTEXT, "0")
         assert first is not None
         kept = first.kv[1]["k"]
@@ -88,7 +88,7 @@ def test_threads_that_read_at_once_do_not_share_memory(tmp_path: Path) -> None:
 
     with ChunkStore.open(tmp_path / "s", memory_limit=0) as store:
         for one in records:
-            store.put_canonical(one)
+            store.put(one)
         threads = [threading.Thread(target=reads, args=(store, seed)) for seed in range(4)]
         for thread in threads:
             thread.start()

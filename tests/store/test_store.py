@@ -28,18 +28,18 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[ChunkStore
 
 
 def test_what_was_put_comes_back(store: ChunkStore) -> None:
-    assert store.put_canonical(canonical()) == canonical().key
-    assert store.put_patch(patch()) == patch().key
-    assert store.put_patch(patch(kind="orbit", rank=1)) == patch(kind="orbit").key
+    assert store.put(canonical()) == canonical().key
+    assert store.put(patch()) == patch().key
+    assert store.put(patch(kind="orbit", rank=1)) == patch(kind="orbit").key
     assert_same(store.get_canonical(CONTEXT, CHUNK), canonical())
     assert_same(store.get_patch(CONTEXT, CHUNK, ("x", "y")), patch())
     assert_same(store.get_patch(CONTEXT, CHUNK, ("x", "y"), "orbit"), patch(kind="orbit", rank=1))
 
 
 def test_only_the_very_same_question_hits(store: ChunkStore) -> None:
-    store.put_canonical(canonical())
-    store.put_patch(patch())
-    store.put_patch(patch(kind="orbit"))
+    store.put(canonical())
+    store.put(patch())
+    store.put(patch(kind="orbit"))
     others = [replace(CONTEXT, fingerprint="g"), replace(CONTEXT, anchor="b")]
     for context in others:
         assert store.get_canonical(context, CHUNK) is None
@@ -57,8 +57,8 @@ def test_only_the_very_same_question_hits(store: ChunkStore) -> None:
 
 def test_a_patch_is_replaced_and_its_info_follows(store: ChunkStore) -> None:
     assert store.info(CONTEXT, CHUNK, ("x", "y")) is None
-    store.put_patch(patch(rank=1, formed="survivor"))
-    store.put_patch(patch(rank=3, formed="patched", seed=9))
+    store.put(patch(rank=1, formed="survivor"))
+    store.put(patch(rank=3, formed="patched", seed=9))
     info = store.info(CONTEXT, CHUNK, ("x", "y"))
     assert info is not None
     assert (info.rank, info.formed, info.tokens) == (3, "patched", 3)
@@ -68,7 +68,7 @@ def test_a_patch_is_replaced_and_its_info_follows(store: ChunkStore) -> None:
 
 
 def test_a_patch_that_corrects_nothing_is_a_hit(store: ChunkStore) -> None:
-    store.put_patch(PatchRecord(CHUNK, CONTEXT, ("x",), "exact", Patch(({}, {})), "exact"))
+    store.put(PatchRecord(CHUNK, CONTEXT, ("x",), "exact", Patch(({}, {})), "exact"))
     got = store.get_patch(CONTEXT, CHUNK, ("x",))
     assert got is not None
     assert (got.patch.rank, len(got.patch.layers), got.nbytes) == (0, 2, 0)
@@ -77,7 +77,7 @@ def test_a_patch_that_corrects_nothing_is_a_hit(store: ChunkStore) -> None:
 def test_what_was_put_does_not_change_with_the_callers_tensors(store: ChunkStore) -> None:
     live = torch.zeros(2, 10, 4)
     record = canonical(kv=({"k": live[:, 2:5], "v": live[:, 5:8]},))
-    store.put_canonical(record)
+    store.put(record)
     live.fill_(7)
     got = store.get_canonical(CONTEXT, CHUNK)
     assert got is not None
@@ -89,9 +89,9 @@ def test_another_tenants_context_is_refused_everywhere(store: ChunkStore) -> Non
     you = replace(CONTEXT, tenant="you")
     calls = [
         lambda: store.get_canonical(you, CHUNK),
-        lambda: store.put_canonical(canonical(context=you)),
+        lambda: store.put(canonical(context=you)),
         lambda: store.get_patch(you, CHUNK, ()),
-        lambda: store.put_patch(patch(context=you)),
+        lambda: store.put(patch(context=you)),
         lambda: store.has(you, CHUNK),
         lambda: store.has(you, CHUNK, ()),
         lambda: store.info(you, CHUNK, ()),
@@ -108,7 +108,7 @@ def test_tenants_of_one_directory_do_not_see_each_other(tmp_path: Path) -> None:
         ChunkStore.open(tmp_path / "s", tenant="me") as mine,
         ChunkStore.open(tmp_path / "s", tenant="you") as yours,
     ):
-        key = mine.put_canonical(canonical(context=replace(CONTEXT, tenant="me")))
+        key = mine.put(canonical(context=replace(CONTEXT, tenant="me")))
         assert yours.ls() == [] and yours.contexts_of(CHUNK) == []
         assert StoreAdmin(yours).stats().canonicals == 0 and StoreAdmin(yours).stats().bytes == 0
         assert not StoreAdmin(yours).delete(key)
@@ -118,7 +118,7 @@ def test_tenants_of_one_directory_do_not_see_each_other(tmp_path: Path) -> None:
 
 def test_contexts_of_tells_made_by_another_backbone_from_never_seen(store: ChunkStore) -> None:
     other = Context("another backbone", "anchor")
-    store.put_canonical(canonical(context=other))
+    store.put(canonical(context=other))
     assert store.get_canonical(CONTEXT, CHUNK) is None
     assert store.contexts_of(CHUNK) == [other]
     assert store.contexts_of("d" * 64) == []
@@ -126,11 +126,11 @@ def test_contexts_of_tells_made_by_another_backbone_from_never_seen(store: Chunk
 
 def test_listing_by_kind_and_context(store: ChunkStore) -> None:
     other = replace(CONTEXT, anchor="b")
-    store.put_canonical(canonical())
-    store.put_canonical(canonical("d" * 64))
-    store.put_canonical(canonical(context=other))
-    store.put_patch(patch())
-    store.put_patch(patch(kind="orbit"))
+    store.put(canonical())
+    store.put(canonical("d" * 64))
+    store.put(canonical(context=other))
+    store.put(patch())
+    store.put(patch(kind="orbit"))
     assert {i.chunk_id for i in store.ls("canonical", context=CONTEXT)} == {CHUNK, "d" * 64}
     assert [i.context for i in store.ls("canonical", context=other)] == [other]
     assert [len(store.ls(kind)) for kind in (None, "canonical", "exact", "orbit")] == [5, 3, 1, 1]
@@ -139,8 +139,8 @@ def test_listing_by_kind_and_context(store: ChunkStore) -> None:
 
 
 def test_delete_removes_one_object(store: ChunkStore) -> None:
-    key = store.put_canonical(canonical())
-    store.put_patch(patch())
+    key = store.put(canonical())
+    store.put(patch())
     assert StoreAdmin(store).delete(key)
     assert not StoreAdmin(store).delete(key)
     assert store.get_canonical(CONTEXT, CHUNK) is None
@@ -154,8 +154,8 @@ def test_what_is_no_key_is_refused(store: ChunkStore, key: str) -> None:
 
 
 def test_reports_are_json(store: ChunkStore) -> None:
-    store.put_canonical(canonical())
-    store.put_patch(patch())
+    store.put(canonical())
+    store.put(patch())
     stats = StoreAdmin(store).stats()
     assert (stats.canonicals, stats.patches) == (1, 1)
     assert stats.bytes == sum(i.bytes for i in store.ls()) > 0
@@ -166,7 +166,7 @@ def test_reports_are_json(store: ChunkStore) -> None:
 
 def test_a_second_look_up_is_served_from_memory(tmp_path: Path) -> None:
     with ChunkStore.open(tmp_path / "s") as store:
-        store.put_canonical(canonical())
+        store.put(canonical())
     with ChunkStore.open(tmp_path / "s") as store:
         first = store.get_canonical(CONTEXT, CHUNK)
         assert store.get_canonical(CONTEXT, CHUNK) is first
@@ -179,7 +179,7 @@ def test_a_second_look_up_is_served_from_memory(tmp_path: Path) -> None:
 def test_a_memory_store_over_its_limit_forgets_the_oldest(tmp_path: Path) -> None:
     with ChunkStore.open("memory://", memory_limit=2 * canonical().nbytes) as store:
         for chunk in "abc":
-            store.put_canonical(canonical(chunk))
+            store.put(canonical(chunk))
         assert store.get_canonical(CONTEXT, "a") is None
         assert store.get_canonical(CONTEXT, "c") is not None
         assert [i.chunk_id for i in store.ls()] == ["b", "c"]
@@ -188,7 +188,7 @@ def test_a_memory_store_over_its_limit_forgets_the_oldest(tmp_path: Path) -> Non
 def test_urls_and_paths_name_the_same_store(tmp_path: Path) -> None:
     path = tmp_path / "a store"
     with ChunkStore.open(path) as store:
-        store.put_canonical(canonical())
+        store.put(canonical())
     for url in (str(path), path.as_uri(), f"file://{path}"):
         with ChunkStore.open(url) as store:
             assert store.has(CONTEXT, CHUNK), url

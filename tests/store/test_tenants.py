@@ -44,8 +44,8 @@ def context_of(store: ChunkStore) -> Context:
 
 def fill(store: ChunkStore) -> str:
     context = context_of(store)
-    store.put_patch(patch(context=context))
-    return store.put_canonical(canonical(context=context))
+    store.put(patch(context=context))
+    return store.put(canonical(context=context))
 
 
 QUESTIONS: dict[str, Callable[[ChunkStore], Any]] = {
@@ -108,8 +108,8 @@ def test_the_same_chunk_of_two_tenants_is_two_objects(
     tmp_path: Path, owner: dict[str, Any], stranger: dict[str, Any]
 ) -> None:
     with ChunkStore.open(tmp_path, **owner) as mine, ChunkStore.open(tmp_path, **stranger) as theirs:
-        one = mine.put_canonical(canonical(context=context_of(mine), seed=1))
-        two = theirs.put_canonical(canonical(context=context_of(theirs), seed=2))
+        one = mine.put(canonical(context=context_of(mine), seed=1))
+        two = theirs.put(canonical(context=context_of(theirs), seed=2))
         assert one != two
         assert_same(mine.get_canonical(context_of(mine), CHUNK), canonical(context=context_of(mine), seed=1))
         assert_same(
@@ -179,8 +179,8 @@ def test_a_foreign_look_up_takes_the_same_steps_whether_or_not_the_object_is_the
     for root, chunk in ((tmp_path / "has it", CHUNK), (tmp_path / "has another", "d" * 64)):
         with ChunkStore.open(root, tenant="acme", secret=SECRET) as mine:
             context = context_of(mine)
-            mine.put_canonical(canonical(chunk, context))
-            mine.put_patch(patch(chunk, context))
+            mine.put(canonical(chunk, context))
+            mine.put(patch(chunk, context))
             name = mine._codec.name(canonical(context=context).key)
             with ChunkStore.open(root, **stranger) as theirs:
                 steps.append(lookups(theirs, name))
@@ -192,7 +192,7 @@ def test_the_steps_of_the_owner_do_tell_so_the_test_above_can_fail(tmp_path: Pat
     steps = []
     for root, chunk in ((tmp_path / "has it", CHUNK), (tmp_path / "has another", "d" * 64)):
         with ChunkStore.open(root, tenant="acme", secret=SECRET, memory_limit=0) as mine:
-            mine.put_canonical(canonical(chunk, context_of(mine)))
+            mine.put(canonical(chunk, context_of(mine)))
             steps.append(tenants.steps_of(lambda mine=mine: mine.get_canonical(context_of(mine), CHUNK)))
     assert steps[0] != steps[1]
 

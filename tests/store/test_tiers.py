@@ -48,8 +48,8 @@ def opened(server: RedisServer, tmp_path: Path) -> Iterator[Callable[..., ChunkS
 
 def test_what_the_remote_has_is_kept_nearer(opened: Callable[..., ChunkStore], tmp_path: Path) -> None:
     with opened("one") as store:
-        store.put_canonical(canonical())
-        store.put_patch(patch())
+        store.put(canonical())
+        store.put(patch())
     with opened("two") as store:
         assert_same(store.get_canonical(CONTEXT, CHUNK), canonical())
         assert_same(store.get_patch(CONTEXT, CHUNK, ("x", "y")), patch())
@@ -65,7 +65,7 @@ def test_many_who_want_one_object_fetch_it_once(
     opened: Callable[..., ChunkStore], server: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with opened("one") as store:
-        store.put_canonical(canonical())
+        store.put(canonical())
     fetched = []
     get, take_off = RedisBlobs.get, Flights._take_off
     here = Arrivals()
@@ -93,7 +93,7 @@ def test_many_who_want_one_object_fetch_it_once(
 
 def test_a_damaged_file_is_healed_from_the_remote(opened: Callable[..., ChunkStore], tmp_path: Path) -> None:
     with opened() as store:
-        store.put_canonical(canonical())
+        store.put(canonical())
     path = tmp_path / "cache" / FILE
     path.write_bytes(path.read_bytes()[:-1])
     with opened() as store:
@@ -106,7 +106,7 @@ def test_a_damaged_file_that_nobody_else_has_is_refused(
     opened: Callable[..., ChunkStore], tmp_path: Path, server: RedisServer
 ) -> None:
     with opened() as store:
-        store.put_canonical(canonical())
+        store.put(canonical())
         assert not store.flush(30).unsaved
     server.client().flushall()
     path = tmp_path / "cache" / FILE
@@ -125,7 +125,7 @@ def test_a_cache_that_cannot_be_written_still_serves(
     opened: Callable[..., ChunkStore], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     with opened("one") as store:
-        store.put_canonical(canonical())
+        store.put(canonical())
 
     def full(*_: object, **__: object) -> None:
         raise StoreError("no space left on device")
@@ -138,11 +138,11 @@ def test_a_cache_that_cannot_be_written_still_serves(
 
 def test_a_listing_is_of_both_without_repetition(opened: Callable[..., ChunkStore]) -> None:
     with opened("one") as store:
-        store.put_canonical(canonical("a"))
-        store.put_canonical(canonical("b"))
+        store.put(canonical("a"))
+        store.put(canonical("b"))
     with opened("two") as store:
         assert store.get_canonical(CONTEXT, "a") is not None
-        store.put_canonical(canonical("d"))
+        store.put(canonical("d"))
         assert [i.chunk_id for i in store.ls()] == ["a", "b", "d"]
         assert [i.chunk_id for i in store.ls(limit=1, offset=1)] == ["b"]
         assert StoreAdmin(store).census().chunks == 3
@@ -156,7 +156,7 @@ def test_a_put_is_on_the_disk_when_it_returns_and_in_the_remote_soon(
 ) -> None:
     store = opened()
     server.pause()
-    store.put_canonical(canonical())
+    store.put(canonical())
     assert (tmp_path / "cache" / FILE).exists()
     assert store.flush(0.05).unsaved == (KEY,)
     assert StoreAdmin(store).stats().remote.pending == 1  # type: ignore[union-attr]
@@ -175,7 +175,7 @@ def test_what_a_killed_process_had_acknowledged_is_uploaded_by_the_next(
     def puts_and_dies(tell: Callable[[bytes], None]) -> None:
         store = ChunkStore.open(url, cache=cache)
         for name in "abc":
-            tell(store.put_canonical(canonical(name)).encode())
+            tell(store.put(canonical(name)).encode())
         die()
 
     ended = in_child(puts_and_dies)
@@ -198,7 +198,7 @@ def test_a_sealed_tenants_cache_is_uploaded_sealed_by_the_next_who_opens_it(
     context, sealed = replace(CONTEXT, tenant="acme"), {"tenant": "acme", "secret": "a secret of many bytes"}
     server.kill()
     with opened(**sealed) as store:
-        store.put_canonical(canonical(context=context))
+        store.put(canonical(context=context))
     server.start()
     with opened(**sealed) as store:
         assert not store.flush(30).unsaved
@@ -213,11 +213,11 @@ def test_a_directory_that_was_a_store_by_itself_is_uploaded(
     opened: Callable[..., ChunkStore], server: RedisServer, tmp_path: Path
 ) -> None:
     with ChunkStore.open(tmp_path / "cache") as plain:
-        plain.put_canonical(canonical())
+        plain.put(canonical())
     with opened() as store:
         assert not store.flush(30).unsaved
         plain = ChunkStore.open(tmp_path / "cache")
-        plain.put_patch(patch())  # behind the cache's back
+        plain.put(patch())  # behind the cache's back
         plain.close()
     with opened() as store:
         assert not store.flush(30).unsaved
@@ -230,7 +230,7 @@ def test_the_last_patch_put_is_what_the_remote_ends_up_with(
 ) -> None:
     store = opened()
     for seed in range(20):
-        store.put_patch(patch(seed=seed))
+        store.put(patch(seed=seed))
     assert not store.flush(30).unsaved
     with ChunkStore.open(server.url(QUICK)) as other:
         assert_same(other.get_patch(CONTEXT, CHUNK, ("x", "y")), patch(seed=19))
@@ -241,7 +241,7 @@ def test_what_is_fetched_never_covers_what_was_put_meanwhile(
     opened: Callable[..., ChunkStore], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with opened("one") as store:
-        store.put_patch(patch(seed=1))
+        store.put(patch(seed=1))
     get = RedisBlobs.get
     store = opened("two")
     fetched, put = threading.Event(), threading.Event()
@@ -257,7 +257,7 @@ def test_what_is_fetched_never_covers_what_was_put_meanwhile(
     reader.start()
     assert fetched.wait(60)
     with ChunkStore.open(store._disk.root) as other:  # type: ignore[union-attr]
-        other.put_patch(patch(seed=2))
+        other.put(patch(seed=2))
     put.set()
     reader.join()
     assert_same(store.get_patch(CONTEXT, CHUNK, ("x", "y")), patch(seed=2))
@@ -269,7 +269,7 @@ def test_what_is_deleted_while_it_waits_does_not_come_back(
     store = opened()
     server.client().config_set("maxmemory-policy", "noeviction")
     server.client().config_set("maxmemory", "1mb")
-    store.put_canonical(canonical())
+    store.put(canonical())
     assert store.flush(0.2).unsaved == (KEY,)
     server.client().config_set("maxmemory", "0")
     deadline = time.monotonic() + 60
@@ -288,7 +288,7 @@ def test_a_delete_that_the_remote_does_not_confirm_removes_nothing(
     opened: Callable[..., ChunkStore], server: RedisServer
 ) -> None:
     store = opened()
-    store.put_canonical(canonical())
+    store.put(canonical())
     assert not store.flush(30).unsaved
     server.kill()
     with pytest.raises(RemoteUnavailable):
@@ -301,7 +301,7 @@ def test_collecting_leaves_alone_what_the_remote_does_not_have(
 ) -> None:
     store = opened()
     server.kill()
-    store.put_canonical(canonical())
+    store.put(canonical())
     with pytest.raises(RemoteUnavailable):
         StoreAdmin(store).gc(0)
     assert store.get_canonical(CONTEXT, CHUNK) is not None
@@ -319,7 +319,7 @@ def test_a_cache_over_its_limit_lets_go_what_was_not_used_for_longest(
 ) -> None:
     with opened() as store:
         for name in "abcde":
-            store.put_canonical(canonical(name))
+            store.put(canonical(name))
             time.sleep(0.002)  # times are kept to the millisecond
         assert not store.flush(30).unsaved
         one = size_of(store)
@@ -342,11 +342,11 @@ def test_what_the_remote_does_not_have_never_leaves_the_cache(
     with opened(disk_limit=1) as store:
         server.kill()
         for name in "abc":
-            store.put_canonical(canonical(name))
+            store.put(canonical(name))
         assert [store.get_canonical(CONTEXT, name) is not None for name in "abc"] == [True] * 3
         server.start()
         assert not store.flush(30).unsaved
-        store.put_canonical(canonical("d"))
+        store.put(canonical("d"))
         assert not store.flush(30).unsaved
         assert len(store._disk.index.rows(tenant="")) <= 1  # type: ignore[union-attr]
         assert [store.get_canonical(CONTEXT, name) is not None for name in "abcd"] == [True] * 4
@@ -356,14 +356,14 @@ def test_what_is_pinned_never_leaves_the_cache(
     opened: Callable[..., ChunkStore], server: RedisServer
 ) -> None:
     with opened(disk_limit=1, memory_limit=0) as store:
-        key = store.put_canonical(canonical("a"))
+        key = store.put(canonical("a"))
         StoreAdmin(store).pin([key])
         assert store.get_canonical(CONTEXT, "a") is not None  # it may have been let go before it was pinned
         server.pause()
-        store.put_canonical(canonical("b"))
+        store.put(canonical("b"))
         server.resume()
         assert not store.flush(30).unsaved
-        store.put_canonical(canonical("d"))
+        store.put(canonical("d"))
         assert not store.flush(30).unsaved
         server.kill()
         assert store.get_canonical(CONTEXT, "a") is not None
@@ -373,7 +373,7 @@ def test_what_is_pinned_never_leaves_the_cache(
 def test_a_directory_without_a_remote_keeps_everything(tmp_path: Path) -> None:
     with ChunkStore.open(tmp_path / "s", memory_limit=0) as store:
         for name in "abc":
-            store.put_canonical(canonical(name))
+            store.put(canonical(name))
         assert [store.get_canonical(CONTEXT, name) is not None for name in "abc"] == [True] * 3
         assert store.flush() == store.flush(0) and store.flush(0).unsaved == ()
 
@@ -517,7 +517,7 @@ def test_what_is_put_while_it_is_sent_is_sent_again() -> None:
 
 def test_pins_fill_half_the_memory_at_most(server: RedisServer) -> None:
     with ChunkStore.open(server.url(QUICK), memory_limit=4 * canonical("a").nbytes) as store:
-        keys = [store.put_canonical(canonical(name)) for name in "abcd"]
+        keys = [store.put(canonical(name)) for name in "abcd"]
         memory = store._memory
         assert memory.pin(keys[0]) and memory.pin(keys[1]) and memory.pin(keys[0])
         with pytest.raises(PinsFull, match="memory_limit"):

@@ -37,8 +37,7 @@ def refusing_puts(store: ChunkStore, monkeypatch) -> None:
     def refuse(record):
         raise StoreError("no room, says the test")
 
-    monkeypatch.setattr(store, "put_canonical", refuse)
-    monkeypatch.setattr(store, "put_patch", refuse)
+    monkeypatch.setattr(store, "put", refuse)
 
 
 def locked(store: ChunkStore, monkeypatch) -> None:

@@ -49,7 +49,7 @@ def replace_patches(store: ChunkStore) -> None:
             {n: LowRank(f.left * 0 + 1, f.right * 0 + 1) for n, f in layer.items()}
             for layer in record.patch.layers
         )
-        store.put_patch(replace(record, patch=Patch(layers)))
+        store.put(replace(record, patch=Patch(layers)))
 
 
 @pytest.mark.parametrize("change", [delete_all, overwrite_in_place, set_aside, replace_patches])

@@ -167,14 +167,14 @@ def test_saving_waits_for_what_is_under_way(pieces, gated, tmp_path):
 def test_a_failure_is_logged_kept_and_raised_by_the_next_flush(pieces, caplog, monkeypatch):
     backbone, (a, b, c, _) = pieces
     window = make(backbone, None, a, forming="background")
-    put, full = window.store.put_patch, [True]
+    put, full = window.store.put, [True]
 
     def refusing(record):
         if full:
             raise StoreError("no room for a patch")
         return put(record)
 
-    monkeypatch.setattr(window.store, "put_patch", refusing)
+    monkeypatch.setattr(window.store, "put", refusing)
     assert window.append(b).slot.guarantee == "exact"
     window.evict(1)
     with watching(backbone) as seen:

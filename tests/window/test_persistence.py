@@ -199,7 +199,7 @@ def test_a_patch_in_codes_is_served_saved_and_comes_back(bits, tmp_path):
         for i in window.store.ls("exact")
         if i.chunk_id == window.slots[-1].chunk_id
     ][:1]
-    window.store.put_patch(replace(record, patch=record.patch.quantize(bits)))
+    window.store.put(replace(record, patch=record.patch.quantize(bits)))
     backbone, chunks = rig("qwen2_5_vl")
     again = make(backbone, window.store, policy=window.policy)
     for name in (*record.antecedents, record.chunk_id):

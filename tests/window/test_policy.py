@@ -124,7 +124,7 @@ def test_a_patch_of_other_antecedents_or_another_order_is_never_applied(pieces):
     store = make(backbone, None, a, b, c).store
     store2 = archived(backbone, d)
     for info in store2.ls():
-        store.put_canonical(store2.get_canonical(info.context, info.chunk_id))
+        store.put(store2.get_canonical(info.context, info.chunk_id))
     for antecedents in ([b, a], [a], [b], [a, b, d], [a, a, b], [d, b]):
         window = make(backbone, store, *antecedents)
         with watching(backbone) as seen:

@@ -105,6 +105,11 @@ class Backbone:
         """
         return self.identity.fingerprint()
 
+    @property
+    def vision_fingerprint(self) -> str:
+        """The same of a chunk's encoding: without the decoder's layers, which it has not seen."""
+        return self.identity.vision()
+
     def answers(self) -> Answers:
         """What the model answers to the probe: asked once, and anew whenever something about it moved."""
         state = (self.fingerprint, self.identity.moves)

@@ -95,6 +95,12 @@ def computation(model: nn.Module) -> Iterator[list[Any]]:
     yield ["configs", *said.configs]
 
 
+def layers_path(model: nn.Module, decoder: nn.Module) -> str:
+    """How the names of all that is in the decoder's layers begin: the one part that no encoding sees."""
+    path = next(name for name, module in model.named_modules() if module is decoder)
+    return f"{path}.layers." if path else "layers."
+
+
 def watched(model: nn.Module) -> tuple[list[tuple[dict[str, Any], frozenset[str]]], list[Any]]:
     """Where its settings stand: dicts with the names in them that are left out, and lists."""
     found: dict[int, tuple[dict[str, Any], frozenset[str]]] = {}

@@ -12,21 +12,26 @@ import torch
 from torch import nn
 
 from kamera.content import exclusive_of
-from kamera.engines.hf.computation import bound_buffer, chooses_frequencies, frequencies
+from kamera.engines.hf.computation import bound_buffer, chooses_frequencies, frequencies, layers_path
 from kamera.engines.hf.witness import adapter_state
 from kamera.ops import Layout, digest, tensor_digest
 
 
-def tensors_digest(model: nn.Module) -> str:
-    """Of every parameter and buffer, by name and content (adapters are parameters). Reads all of them."""
-    outer = hashlib.blake2b(digest_size=32, person=b"kamera-tensors")
+def tensors_digests(model: nn.Module, decoder: nn.Module) -> tuple[str, str]:
+    """Of every parameter and buffer, by name and content (adapters are parameters). Reads all of them.
+
+    The second is of those that stand before the decoder's layers.
+    """
+    whole, vision = (hashlib.blake2b(digest_size=32, person=b"kamera-tensors") for _ in range(2))
     names = [name for name, _ in _named_tensors(model)]
+    layers = layers_path(model, decoder)
     with ThreadPoolExecutor() as pool:  # hashlib releases the GIL
         digests = pool.map(tensor_digest, (t for _, t in _named_tensors(model)))
         for name, one in zip(names, digests, strict=True):
-            _feed(outer, name.encode())
-            _feed(outer, one.encode())
-    return outer.hexdigest()
+            for outer in (whole,) if name.startswith(layers) else (whole, vision):
+                _feed(outer, name.encode())
+                _feed(outer, one.encode())
+    return whole.hexdigest(), vision.hexdigest()
 
 
 def fingerprint(
@@ -38,9 +43,26 @@ def fingerprint(
     config, forwards and foreign hooks (``settings``), which adapters act, the rotary facts in ``layout``,
     and the ``processor``'s settings.
     """
-    chosen = [frequencies(m) for m in model.modules() if chooses_frequencies(m)]
-    facts = (type(model).__name__, repr(layout), repr(limit), repr(adapter_state(model)), repr(chosen))
+    modules = list(model.modules())
+    chosen = [frequencies(m) for m in modules if chooses_frequencies(m)]
+    facts = (type(model).__name__, repr(layout), repr(limit), repr(adapter_state(modules)), repr(chosen))
     return digest("kamera.backbone.v2", *facts, tensors, settings, processor)
+
+
+def vision_fingerprint(
+    model: nn.Module, decoder: nn.Module, *, tensors: str, settings: str, processor: str
+) -> str:
+    """BLAKE2b-256 over everything but the chunk that decides its encoding.
+
+    It is that of the whole without the decoder's layers, which no encoding has seen. Tower, projector and
+    token embeddings are in it, with their dtype, settings, forwards, foreign hooks and adapters; and the
+    processor.
+    """
+    layers = layers_path(model, decoder)
+    modules = [m for name, m in model.named_modules() if not f"{name}.".startswith(layers)]
+    chosen = [frequencies(m) for m in modules if chooses_frequencies(m)]
+    facts = (type(model).__name__, repr(adapter_state(modules)), repr(chosen))
+    return digest("kamera.vision.v1", *facts, tensors, settings, processor)
 
 
 def processor_digest(processor: Any | None) -> str:

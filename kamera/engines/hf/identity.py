@@ -16,7 +16,7 @@ from kamera.ops import Layout, digest
 
 
 class Identity:
-    """The fingerprint of a live model and its processor. Safe to use from several threads.
+    """The fingerprints of a live model and its processor. Safe to use from several threads.
 
     What a look shows to be unchanged is not digested again: tensors, settings and processor each have a
     digest of their own.
@@ -32,12 +32,12 @@ class Identity:
         self._limit = limit
         self._facts = self._read_facts()
         self._lock = threading.Lock()
-        self._witness = Witness(model)
+        self._witness = Witness(model, decoder)
         self._devices = tuple(sorted({p.device.type for p in model.parameters()}))
         self._seen: tuple[Seen, bytes] | None = None
-        self._base = ""
+        self._base = self._vision = ""
         self._changed = False
-        self._tensors: tuple[Any, str] | None = None
+        self._tensors: tuple[Any, tuple[str, str]] | None = None
         self._settings: tuple[bytes, str] | None = None
         self.moves = 0
         """How often something about the model had moved, whether or not the fingerprint did."""
@@ -47,6 +47,13 @@ class Identity:
 
         Raises ComputationChanged when rotary facts are no longer those that were probed.
         """
+        return self._now()[0]
+
+    def vision(self) -> str:
+        """Of what encodes a chunk, as `fingerprint`: all of it but the decoder's layers."""
+        return self._now()[1]
+
+    def _now(self) -> tuple[str, str]:
         with self._lock:
             now = (self._witness.look(), digests.settings_state(self._processor))
             if self._seen != now:
@@ -56,21 +63,31 @@ class Identity:
                     f"the rotary angles of this {type(self._model).__name__}, or their limit, are not those "
                     "that this Backbone read off it: put them back, or make a new Backbone of it"
                 )
-            base = self._base
+            both = (self._base, self._vision)
         running = autocast(self._devices)
-        return digest("kamera.autocast.v1", base, *running) if running else base
+        if not running:
+            return both
+        whole, vision = (digest("kamera.autocast.v1", base, *running) for base in both)
+        return whole, vision
 
     def _take_anew(self, seen: Seen, settings: bytes) -> None:
         if self._tensors is None or self._tensors[0] != seen.tensors:
-            self._tensors = (seen.tensors, digests.tensors_digest(self._model))
+            self._tensors = (seen.tensors, digests.tensors_digests(self._model, self._decoder))
         if self._settings is None or self._settings[0] != settings:
             self._settings = (settings, digests.processor_digest(self._processor))
         self._base = digests.fingerprint(
             self._model,
             self._layout,
             self._limit,
-            tensors=self._tensors[1],
+            tensors=self._tensors[1][0],
             settings=seen.settings,
+            processor=self._settings[1],
+        )
+        self._vision = digests.vision_fingerprint(
+            self._model,
+            self._decoder,
+            tensors=self._tensors[1][1],
+            settings=seen.vision,
             processor=self._settings[1],
         )
         self._changed = self._read_facts() != self._facts

@@ -16,6 +16,7 @@ from kamera.engines.hf.computation import (
     chooses_frequencies,
     computation,
     frequencies,
+    layers_path,
     watched,
 )
 from kamera.engines.hf.hooks import hook_tables, is_foreign
@@ -39,6 +40,7 @@ class Seen(NamedTuple):
     tensors: tuple[Any, ...]
     settings: str
     hooks: tuple[int, ...]  # foreign ones, by identity
+    vision: str  # the settings of what runs before the decoder's layers
 
     @property
     def computation(self) -> tuple[Any, ...]:
@@ -61,8 +63,9 @@ class Witness:
     is not what it was. The tensors are held, so that no new one can take an old one's address unseen.
     """
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, decoder: nn.Module) -> None:
         self._model = model
+        self._decoder = decoder
         self._walks = 0
         self._walk()
         self._note()
@@ -82,7 +85,8 @@ class Witness:
         chosen = tuple(map(tuple, map(frequencies, self._choosing)))
         content = tuple(map(_read, self._samples))
         hooks = tuple(map(id, self._foreign))
-        return Seen((self._walks, addresses, counted, switches, chosen, content), self._settings, hooks)
+        tensors = (self._walks, addresses, counted, switches, chosen, content)
+        return Seen(tensors, self._settings, hooks, self._vision)
 
     # -- modules and tensors -------------------------------------------------------------------
 
@@ -148,10 +152,14 @@ class Witness:
         self._copies = [list(values) for values in self._lists]
         self._hung = self._hooks()
         self._foreign = [hook for hook in self._hung if is_foreign(hook)]
-        digest = hashlib.blake2b(digest_size=32)
+        whole, vision = hashlib.blake2b(digest_size=32), hashlib.blake2b(digest_size=32)
+        layers = layers_path(self._model, self._decoder)
         for line in computation(self._model):
-            digest.update(json.dumps(line, sort_keys=True).encode() + b"\n")
-        self._settings = digest.hexdigest()
+            said = json.dumps(line, sort_keys=True).encode() + b"\n"
+            whole.update(said)
+            if not line[0].startswith(layers):
+                vision.update(said)
+        self._settings, self._vision = whole.hexdigest(), vision.hexdigest()
 
     def _is_as_noted(self) -> bool:
         return (
@@ -168,9 +176,9 @@ class Witness:
         return list(chain.from_iterable(map(dict.values, self._tables)))
 
 
-def adapter_state(model: nn.Module) -> tuple[str, ...]:
+def adapter_state(modules: list[nn.Module]) -> tuple[str, ...]:
     """Which adapters act, layer by layer: PEFT switches and merges them without a new tensor."""
-    return tuple(map(_switches, _adapters(list(model.modules()))))
+    return tuple(map(_switches, _adapters(modules)))
 
 
 def _adapters(modules: list[nn.Module]) -> list[nn.Module]:

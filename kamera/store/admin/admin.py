@@ -18,8 +18,8 @@ from kamera.store.admin.pinbooks import book_of
 from kamera.store.admin.pins import PinBook
 from kamera.store.admin.raw import RawObjects
 from kamera.store.admin.release import Ward
-from kamera.store.info import Census, Collected, ObjectInfo, StoreStats, VerifyReport
-from kamera.store.keys import Context, KVForm, canonical_key, is_key
+from kamera.store.info import Census, Collected, ObjectInfo, StoreStats, VerifyReport, home_of
+from kamera.store.keys import Context, KVForm, is_key
 from kamera.store.listing import census, stats
 from kamera.store.memory import parse_size
 from kamera.store.remote.ledger import remote_of
@@ -96,9 +96,9 @@ class StoreAdmin:
         names = list(dict.fromkeys(keys))
         found = self._own_infos(names)
         homes = {
-            key: self.store._codec.name(canonical_key(info.context, info.chunk_id))
+            key: self.store._codec.name(home)
             for key, info in found.items()
-            if info.kind != "canonical"
+            if (home := home_of(info)) is not None
         }
         self.pins.pin([(key, info.bytes) for key, info in found.items()], ttl, homes)
         remote = self._tiers.remote

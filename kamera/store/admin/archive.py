@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from kamera.errors import CorruptChunk, StoreError, StoreVersionError
-from kamera.store.records import canonical_json
+from kamera.store.fields import canonical_json
 
 BUNDLE_VERSION = 1
 MANIFEST = "manifest.json"

@@ -17,7 +17,8 @@ from kamera.errors import CorruptChunk, StoreVersionError, UnknownChunk, WrongKe
 from kamera.store import format as object_format
 from kamera.store.admin.archive import CERTIFICATE, OBJECT, Archive, Unfit, new_file, opened, written
 from kamera.store.info import ObjectInfo
-from kamera.store.records import CanonicalRecord, PatchRecord
+from kamera.store.keys import PATCH_KINDS
+from kamera.store.records import Record
 
 if TYPE_CHECKING:
     from kamera.store.store import ChunkStore
@@ -26,6 +27,7 @@ Progress = Callable[[int, int], None]
 """Told how many objects are done, and of how many."""
 
 _CERTIFICATE_LIMIT = 2**20  # bytes
+_COUNTED = ("canonicals", "patches", "encodings", "anchors")
 
 
 @dataclass(frozen=True)
@@ -36,6 +38,8 @@ class Exported:
     bytes: int
     canonicals: int
     patches: int
+    encodings: int
+    anchors: int
     certificates: int
     refused: tuple[str, ...]
 
@@ -44,12 +48,15 @@ class Exported:
 class Imported:
     """What became of a bundle's members.
 
-    ``canonicals``, ``patches``, ``certificates``: how many are new here. ``present``: how many were here
-    already and stayed as they were. ``refused``: one line, member and reason, for each other one.
+    ``canonicals``, ``patches``, ``encodings``, ``anchors``, ``certificates``: how many are new here.
+    ``present``: how many were here already and stayed as they were. ``refused``: one line, member and reason,
+    for each other one.
     """
 
     canonicals: int
     patches: int
+    encodings: int
+    anchors: int
     certificates: int
     present: int
     refused: tuple[str, ...]
@@ -69,7 +76,7 @@ def export_bundle(
     with written(Path(path)) as bundle:
         for done, info in enumerate(chosen, 1):
             try:
-                record = _get(store, info)
+                record = store._look_up(info.key)
             except (CorruptChunk, StoreVersionError, WrongKey) as error:
                 refused.append(str(error))
                 record = None
@@ -86,8 +93,7 @@ def export_bundle(
     return Exported(
         path=str(path),
         bytes=os.stat(path).st_size,
-        canonicals=counts["canonicals"],
-        patches=counts["patches"],
+        **{kind: counts[kind] for kind in _COUNTED},
         certificates=counts["certificates"],
         refused=tuple(refused),
     )
@@ -115,8 +121,7 @@ def import_bundle(
             except Unfit as error:
                 refused[name] = str(error)
     return Imported(
-        canonicals=counts["canonicals"],
-        patches=counts["patches"],
+        **{kind: counts[kind] for kind in _COUNTED},
         certificates=counts["certificates"],
         present=counts["present"],
         # a name from outside may hold anything
@@ -134,7 +139,7 @@ def certificate_folders(store: ChunkStore) -> tuple[Path, ...]:
 
 
 def _chosen(store: ChunkStore, chunks: Sequence[str] | None) -> list[ObjectInfo]:
-    """All objects; or of some chunks the canonicals, and the patches behind no other chunk."""
+    """All objects; or what is of some chunks alone, and the anchors behind which they stand."""
     listed = store.ls()
     if chunks is None:
         return listed
@@ -142,16 +147,12 @@ def _chosen(store: ChunkStore, chunks: Sequence[str] | None) -> list[ObjectInfo]
     missing = wanted - {info.chunk_id for info in listed if info.kind == "canonical"}
     if missing:
         raise UnknownChunk(f"no chunk {min(missing)!r} in {store!r}: nothing was exported")
-    return [i for i in listed if i.chunk_id in wanted and wanted.issuperset(i.antecedents)]
+    mine = [i for i in listed if i.chunk_id in wanted and wanted.issuperset(i.antecedents)]
+    behind = {replace(i.context, kv="as-is") for i in mine}
+    return [*mine, *(i for i in listed if i.kind == "anchor" and i.context in behind)]
 
 
-def _get(store: ChunkStore, info: ObjectInfo) -> CanonicalRecord | PatchRecord | None:
-    if info.kind == "canonical":
-        return store.get_canonical(info.context, info.chunk_id)
-    return store.get_patch(info.context, info.chunk_id, info.antecedents, info.kind)
-
-
-def _record(bundle: Archive, name: str) -> CanonicalRecord | PatchRecord:
+def _record(bundle: Archive, name: str) -> Record:
     data = bundle.read(name)
     record = object_format.decode(data, name.partition("/")[2].partition(".")[0], name)
     if record.context.tenant:
@@ -159,26 +160,21 @@ def _record(bundle: Archive, name: str) -> CanonicalRecord | PatchRecord:
     return record
 
 
-def _put(store: ChunkStore, record: CanonicalRecord | PatchRecord) -> str:
+def _put(store: ChunkStore, record: Record) -> str:
     """What to count: an object that is here is never replaced by one from outside."""
     record = _of_tenant(record, store.tenant)
-    if isinstance(record, CanonicalRecord):
-        if store.has(record.context, record.chunk_id):
-            return "present"
-        store.put_canonical(record)
-    else:
-        if store.has(record.context, record.chunk_id, record.antecedents, record.kind):
-            return "present"
-        store.put_patch(record)
+    if store._tiers.has(store._codec.name(record.key)):
+        return "present"
+    store.put(record)
     return _plural(record)
 
 
-def _of_tenant(record: CanonicalRecord | PatchRecord, tenant: str) -> CanonicalRecord | PatchRecord:
+def _of_tenant(record: Record, tenant: str) -> Record:
     return replace(record, context=replace(record.context, tenant=tenant))
 
 
-def _plural(record: CanonicalRecord | PatchRecord) -> str:
-    return "canonicals" if isinstance(record, CanonicalRecord) else "patches"
+def _plural(record: Record) -> str:
+    return "patches" if record.kind in PATCH_KINDS else f"{record.kind}s"
 
 
 def _certificates(store: ChunkStore, fingerprints: set[str]) -> Iterator[tuple[str, bytes]]:

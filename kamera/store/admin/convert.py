@@ -1,6 +1,7 @@
 """A store's canonicals as codes, in another store: what was kept as computed takes a half or less.
 
-Patches stay behind: each belongs to the form it was formed against, and makes up for its losses too.
+Encodings and anchors go along as they are. Patches stay behind: each belongs to the form it was formed
+against, and makes up for its losses too.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from kamera.errors import CorruptChunk, IncompatibleChunk, StoreVersionError, WrongKey
 from kamera.store.admin.bundle import Progress
-from kamera.store.keys import KVForm, check_form
+from kamera.store.keys import PATCH_KINDS, KVForm, check_form
 from kamera.store.records import CanonicalRecord, kept
 
 if TYPE_CHECKING:
@@ -50,6 +51,14 @@ def convert(source: ChunkStore, target: ChunkStore, kv: KVForm, progress: Progre
     counts: Counter[str] = Counter()
     losses: list[float] = []
     refused: list[str] = []
+    for info in listed:
+        if info.kind in ("encoding", "anchor"):
+            try:
+                shared = source._look_up(info.key)
+                if shared is not None:
+                    target.put(shared)
+            except (CorruptChunk, StoreVersionError, WrongKey) as error:
+                refused.append(f"{info.key}: {error}")
     for done, info in enumerate(chosen, 1):
         if info.context.lossy:
             refused.append(f"{info.key}: it is in {info.context.kv} already, and codes of codes lose twice")
@@ -67,7 +76,7 @@ def convert(source: ChunkStore, target: ChunkStore, kv: KVForm, progress: Progre
         kv_before=counts["before"],
         kv_after=counts["after"],
         loss=max(losses, default=None),
-        patches=sum(info.kind != "canonical" for info in listed),
+        patches=sum(info.kind in PATCH_KINDS for info in listed),
         refused=tuple(refused),
     )
 
@@ -80,7 +89,7 @@ def _bring(
         counts["present"] += 1
         return
     coded = kept(replace(record, context=context))
-    target.put_canonical(coded)
+    target.put(coded)
     counts["canonicals"] += 1
     counts["before"] += _kv_bytes(record)
     counts["after"] += _kv_bytes(coded)

@@ -17,7 +17,7 @@ from kamera.store.codec import Codec
 from kamera.store.disk.folder import Folder, NotAFile
 from kamera.store.disk.tier import DiskTier
 from kamera.store.info import ObjectInfo
-from kamera.store.keys import Context, behind_survivors, canonical_key, is_key, whole_id
+from kamera.store.keys import Context, behind_survivors, is_key, object_key, whole_id
 from kamera.store.remote import RemoteTier
 from kamera.store.search.lookback import Search
 from kamera.store.tiers import Tiers
@@ -50,7 +50,7 @@ class _Trace(NamedTuple):
 
 
 def forget(tiers: Tiers, search: Search, codec: Codec, tenant: str, chunk_id: str) -> Forgotten:
-    """Remove a chunk's canonicals and patches, and the patches of other chunks formed behind it.
+    """Remove a chunk's canonicals, encodings and patches, and the patches of others formed behind it.
 
     With them leaves every patch formed behind survivors: such a patch does not name all that it absorbed.
 
@@ -95,8 +95,8 @@ def _whole(tiers: Tiers, tenant: str, start: str) -> str:
 class _Look:
     """One look through all places.
 
-    ``names``: what the chunk's objects are called, as far as is known: those found, and its canonicals
-    under every context that the store has anything of.
+    ``names``: what the chunk's objects are called, as far as is known: those found, and its canonicals and
+    encodings under every context that the store has anything of.
     """
 
     def __init__(
@@ -149,7 +149,7 @@ class _Look:
             if self._is_of(row):
                 yield self._object(f"object {row.key}", row.key)
         for context in disk.index.contexts(self._tenant):
-            self.names.add(self._codec.name(canonical_key(context, self._chunk_id)))
+            self._note(context)
         with Folder.at(disk.root) as root:
             for folder in _subfolder(root, "quarantine"):
                 for copy in disk.quarantined():
@@ -205,13 +205,17 @@ class _Look:
         if info.context.tenant != self._tenant:
             return False
         if info.context not in self._contexts:
-            self._contexts.add(info.context)
-            self.names.add(self._codec.name(canonical_key(info.context, self._chunk_id)))
+            self._note(info.context)
         named = self._chunk_id in (info.chunk_id, *info.antecedents)
         if not named and not behind_survivors(info.antecedents):  # these do not name all that they absorbed
             return False
         self.names.add(info.key)
         return True
+
+    def _note(self, context: Context) -> None:
+        self._contexts.add(context)
+        kinds = ("canonical",) if context.anchor or context.lossy else ("canonical", "encoding")
+        self.names.update(self._codec.name(object_key(kind, context, self._chunk_id)) for kind in kinds)
 
 
 def _subfolder(root: Folder, name: str) -> Iterator[Folder]:

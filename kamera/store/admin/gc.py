@@ -2,15 +2,16 @@
 
 The value of an object is what it saves when it is used, times how much it is used:
 
-    saved = tokens × 1.5   a canonical: the forward behind the anchor, and the vision tower (half of one)
-            tokens × 1     a patch: the conditioned forward
+    saved = tokens × 1     a canonical or an anchor: its forward; a patch: the conditioned forward
+            tokens × 0.5   an encoding: the vision tower
     used  = 2^(−age / half-life) + Σ over its uses of 2^(−(time since) / half-life)
     value = saved × used
 
 A patch serves only together with its canonical, so a canonical can leave only with all its patches;
-it is weighed with them: Σ value / Σ bytes. Whatever has the least value per byte leaves first, until
-the rest fits. A patch without its canonical is worth nothing and leaves always. What is pinned stays,
-and so does the canonical of a pinned patch.
+it is weighed with them: Σ value / Σ bytes. An encoding can leave once no canonical refers to it: without,
+a canonical is of no use to who has not the chunk's content. Whatever has the least value per byte leaves
+first, until the rest fits. A patch without its canonical is worth nothing and leaves always. What is
+pinned stays, and so do the canonical of a pinned patch and the encoding of a canonical that stays.
 """
 
 from __future__ import annotations
@@ -25,12 +26,13 @@ from kamera.store.admin.pins import Pins
 from kamera.store.disk.index import Weighed, decayed
 from kamera.store.disk.tier import DiskTier
 from kamera.store.info import Collected, Removed
+from kamera.store.keys import KINDS, PATCH_KINDS
 
-CANONICAL_COST = 1.5
-"""Forwards of the language model per token that a canonical saves; the vision tower counts as half."""
+ENCODING_COST = 0.5
+"""What an encoding saves, in forwards of the language model per token; every other object saves one."""
 
-PATCH_COST = 1.0
-"""The same of a patch."""
+HEADS = frozenset(KINDS) - frozenset(PATCH_KINDS)
+"""Kinds of object that are of use by themselves."""
 
 _AT_ONCE = 64  # objects that leave under one look at the pins
 
@@ -44,7 +46,7 @@ class Victim(NamedTuple):
 
 def value(found: Weighed, now: float) -> float:
     """Tokens whose recompute an object saves, weighted by its use up to ``now`` (seconds since 1970)."""
-    saved = found.tokens * (CANONICAL_COST if found.kind == "canonical" else PATCH_COST)
+    saved = found.tokens * (ENCODING_COST if found.kind == "encoding" else 1.0)
     used = decayed(1.0, found.created, now)
     if found.used is not None:
         used += decayed(found.uses, found.used, now)
@@ -61,11 +63,14 @@ def choose(
     groups: dict[tuple[str, ...], _Group] = {}
     total = 0
     for found in objects:
-        key = (found.chunk_id, found.fingerprint, found.anchor, found.tenant, found.kv)
-        groups.setdefault(key, _Group()).add(found, found.key in pinned, now)
+        groups.setdefault(found.group, _Group()).add(found, found.key in pinned, now)
         total += found.bytes
     for group in groups.values():
-        if group.canonical is None:
+        group.encoding = None if group.head is None else groups.get(group.head.encoding)
+        if group.encoding is not None:
+            group.encoding.referring += 1
+    for group in groups.values():
+        if group.head is None:
             for orphan in group.loose():
                 group.take(orphan)
                 total -= orphan.bytes
@@ -81,7 +86,7 @@ def choose(
             if offer.size != len(group.values):
                 continue  # a patch has left since: it was offered anew
             # the canonical last: whoever is interrupted leaves no patch without one
-            leaving = sorted(group.objects.values(), key=lambda found: found.kind == "canonical")
+            leaving = sorted(group.objects.values(), key=lambda found: found.kind in HEADS)
         elif offer.patch.key in group.objects:
             leaving = [offer.patch]
         else:
@@ -90,8 +95,15 @@ def choose(
             group.take(found)
             total -= found.bytes
             yield Victim(found, "least value per byte")
-        if group.objects and not group.kept:
-            heapq.heappush(queue, group.offer())
+        if group.objects:
+            free = group
+        elif group.encoding is not None:
+            free = group.encoding
+            free.referring -= 1
+        else:
+            continue
+        if free.is_free:
+            heapq.heappush(queue, free.offer())
 
 
 def clean(
@@ -159,7 +171,7 @@ def collect(
 
 
 class _Offer(NamedTuple):
-    """A patch, or a canonical with all its ``size`` - 1 patches, and what it is worth per byte."""
+    """A patch, or what others belong to with ``size`` - 1 of them, and what it is worth per byte."""
 
     density: float
     created: float
@@ -174,9 +186,11 @@ class _Offer(NamedTuple):
 
 @dataclass
 class _Group:
-    """A canonical and its patches."""
+    """A canonical and its patches; or an encoding, or an anchor, by itself."""
 
-    canonical: Weighed | None = None
+    head: Weighed | None = None
+    encoding: _Group | None = None
+    referring: int = 0  # canonicals whose encoding it is
     kept: bool = False  # something of it is pinned
     objects: dict[str, Weighed] = field(default_factory=dict)
     values: dict[str, float] = field(default_factory=dict)
@@ -185,8 +199,8 @@ class _Group:
     value: float = 0.0
 
     def add(self, found: Weighed, pinned: bool, now: float) -> None:
-        if found.kind == "canonical":
-            self.canonical = found
+        if found.kind in HEADS:
+            self.head = found
         if pinned:
             self.kept = True
             self.pinned.add(found.key)
@@ -202,21 +216,26 @@ class _Group:
 
     def loose(self) -> list[Weighed]:
         """Patches that may leave alone."""
-        return [o for o in self.objects.values() if o.kind != "canonical" and o.key not in self.pinned]
+        return [o for o in self.objects.values() if o.kind not in HEADS and o.key not in self.pinned]
+
+    @property
+    def is_free(self) -> bool:
+        """Whether all of it may leave."""
+        return not self.kept and not self.referring
 
     def offer(self) -> _Offer:
         """All of it."""
-        assert self.canonical is not None
+        assert self.head is not None
         density = self.value / max(1, self.bytes)
-        return _Offer(density, self.canonical.created, self.canonical.key, len(self.objects), self, None)
+        return _Offer(density, self.head.created, self.head.key, len(self.objects), self, None)
 
 
 def _offers(groups: Iterable[_Group]) -> Iterator[_Offer]:
     for group in groups:
-        if group.canonical is None:
+        if group.head is None:
             continue
         for patch in group.loose():
             density = group.values[patch.key] / max(1, patch.bytes)
             yield _Offer(density, patch.created, patch.key, 1, group, patch)
-        if not group.kept:
+        if group.is_free:
             yield group.offer()

@@ -60,12 +60,8 @@ def clean_remote(
 def _still_free(remote: RemoteTier, batch: list[Victim]) -> list[Victim]:
     """Those of a batch that nobody has pinned since, nor anything of their chunk."""
     pinned = remote.pins.pinned([found.key for found, _ in batch])
-    kept = {_group(found) for found, _ in batch if found.key in pinned}
-    return [victim for victim in batch if _group(victim.object) not in kept]
-
-
-def _group(found: Weighed) -> tuple[str, ...]:
-    return found.chunk_id, found.fingerprint, found.anchor, found.kv
+    kept = {found.chunk_id for found, _ in batch if found.key in pinned}
+    return [victim for victim in batch if victim.object.chunk_id not in kept]
 
 
 def _weighed(info: ObjectInfo) -> Weighed:
@@ -84,4 +80,5 @@ def _weighed(info: ObjectInfo) -> Weighed:
         uses=0.0,
         used=None,
         kv=context.kv,
+        base=info.base,
     )

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from kamera.errors import CorruptChunk, StoreError, StoreVersionError, WrongKey
 from kamera.store.disk.folder import Folder, NotAFile
 from kamera.store.info import ObjectInfo, Quarantined
-from kamera.store.records import CanonicalRecord, PatchRecord
+from kamera.store.records import CanonicalRecord, Record
 
 if TYPE_CHECKING:
     from kamera.store.store import ChunkStore
@@ -39,7 +39,7 @@ class Judged:
 
 class _Read(NamedTuple):
     data: bytes
-    record: CanonicalRecord | PatchRecord
+    record: Record
     info: ObjectInfo
 
 
@@ -82,7 +82,7 @@ class Ward:
         if not self._bring(judged.copy, found):
             return replace(judged, reason="an object stands in its place, which may be newer: drop the copy")
         self.drop(file)
-        if isinstance(found.record, CanonicalRecord):
+        if isinstance(found.record, CanonicalRecord) and found.record.kind == "canonical":
             self._store._search.add(found.info.key, found.record)
         return replace(judged, released=True)
 

@@ -18,7 +18,7 @@ from kamera.store.disk.database import Unusable
 from kamera.store.disk.following import Files, Following, WrongRows
 from kamera.store.disk.rows import COLUMNS, Stamped
 from kamera.store.info import Census, KindCount, ObjectInfo
-from kamera.store.keys import KINDS, Context
+from kamera.store.keys import KINDS, PATCH_KINDS, Context
 
 logger = logging.getLogger(__name__)
 
@@ -45,6 +45,20 @@ class Weighed(NamedTuple):
     uses: float
     used: float | None
     kv: str = "as-is"
+    base: str = ""
+
+    @property
+    def group(self) -> tuple[str, ...]:
+        """Equal for a canonical and its patches; of its own for an encoding or an anchor."""
+        if self.kind == "encoding":
+            return self.chunk_id, self.fingerprint, self.tenant
+        anchor = (self.base if self.kind in PATCH_KINDS else "") or self.anchor
+        return self.chunk_id, self.fingerprint, anchor, self.tenant, self.kv
+
+    @property
+    def encoding(self) -> tuple[str, ...]:
+        """The `group` of the encoding that a canonical refers to; nobody's for what refers to none."""
+        return (self.chunk_id, self.base, self.tenant) if self.kind == "canonical" and self.base else ()
 
 
 class Index(Following):
@@ -145,9 +159,10 @@ class Index(Following):
         kinds = {name: held for name, held in self.kinds(tenant).items() if kind in (None, name)}
         where = "tenant = ?" if kind is None else "tenant = ? AND kind = ?"
         values = (self._veil(tenant),) if kind is None else (self._veil(tenant), kind)
-        chunks = f"SELECT COUNT(DISTINCT chunk_id) FROM objects WHERE {where}"
+        chunks = f"SELECT COUNT(DISTINCT chunk_id) FROM objects WHERE {where} AND kind != 'anchor'"
         contexts = (
-            f"SELECT COUNT(*) FROM (SELECT DISTINCT fingerprint, anchor, kv FROM objects WHERE {where})"
+            f"SELECT COUNT(*) FROM (SELECT DISTINCT fingerprint, anchor, kv FROM objects WHERE {where} "
+            "AND kind NOT IN ('anchor', 'encoding'))"
         )
         by_form = f"SELECT kv, COUNT(*), SUM(bytes) FROM objects WHERE {where} GROUP BY kv"
         held, of, forms = self._answer(
@@ -192,7 +207,7 @@ class Index(Following):
         after, only = "", "" if tenant is None else "AND +tenant = ?"
         sql = (
             "SELECT key, kind, chunk_id, fingerprint, anchor, tenant, tokens, bytes, created, stamp, "
-            f"COALESCE(uses, 0), used, kv FROM objects LEFT JOIN uses USING (key) WHERE key > ? {only} "
+            f"COALESCE(uses, 0), used, kv, base FROM objects LEFT JOIN uses USING (key) WHERE key > ? {only} "
             f"ORDER BY key LIMIT {_PAGE}"
         )
         mine = () if tenant is None else (self._veil(tenant),)

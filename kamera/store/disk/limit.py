@@ -12,6 +12,7 @@ from typing import Protocol
 from kamera.errors import StoreFull
 from kamera.store.disk.index import Weighed
 from kamera.store.disk.tier import DiskTier
+from kamera.store.keys import PATCH_KINDS
 
 logger = logging.getLogger(__name__)
 
@@ -28,8 +29,9 @@ class Bounds:
     """Keeps ``disk`` at or below ``limit`` bytes, and lets go what was not used for ``ttl`` seconds.
 
     None: no such bound. What is pinned stays, the canonical of a pinned patch as well; a canonical leaves
-    with its patches. ``clock`` tells seconds since 1970. Safe to use from threads and processes; of several
-    processes each counts the others' bytes before it writes.
+    with its patches, an encoding behind the canonicals that refer to it. ``clock`` tells seconds since 1970.
+    Safe to use from threads and processes; of several processes each counts the others' bytes before it
+    writes.
     """
 
     def __init__(
@@ -92,18 +94,29 @@ class Bounds:
         """Let go at least ``excess`` bytes if that many may leave; how many did."""
         rows = list(self._disk.index.weighed())
         patches: dict[tuple[str, ...], list[Weighed]] = {}
+        referring: dict[tuple[str, ...], list[Weighed]] = {}
         for row in rows:
-            if row.kind != "canonical":
-                patches.setdefault(_home(row), []).append(row)
+            if row.kind in PATCH_KINDS:
+                patches.setdefault(row.group, []).append(row)
+            elif row.encoding:
+                referring.setdefault(row.encoding, []).append(row)
+
+        def turn(row: Weighed) -> tuple[float, bool]:
+            users = referring.get(row.group, ()) if row.kind == "encoding" else ()
+            return max(map(last_use, (row, *users))), row.kind == "encoding"
+
         gone, left = 0, set()
         with self._pins.alone():
             kept = self._pins.kept()
-            for row in sorted(rows, key=last_use):
+            for row in sorted(rows, key=turn):
                 if gone >= excess:
                     break
-                # a patch serves only with its canonical, so it leaves first
-                leaving = [*patches.get(_home(row), ()), row] if row.kind == "canonical" else [row]
+                # a patch serves only with its canonical, so it leaves first; and that before its encoding
+                leaving = [*patches.get(row.group, ()), row] if row.kind == "canonical" else [row]
+                users = referring.get(row.group, ()) if row.kind == "encoding" else ()
                 if any(one.key in kept or one.key == coming for one in leaving):
+                    continue
+                if any(one.key not in left for one in users):
                     continue
                 for one in leaving:
                     if one.key not in left and self._disk.evict(one.key, one.stamp):
@@ -115,7 +128,3 @@ class Bounds:
 def last_use(row: Weighed) -> float:
     """When an object was used last, or made (seconds since 1970)."""
     return row.created if row.used is None else row.used
-
-
-def _home(row: Weighed) -> tuple[str, ...]:
-    return row.chunk_id, row.fingerprint, row.anchor, row.tenant, row.kv

@@ -7,7 +7,7 @@ import threading
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 
 from kamera.store.opened import Opened, Room
-from kamera.store.records import CanonicalRecord, PatchRecord
+from kamera.store.records import Record
 
 _THREADS = 8
 _INLINE = 1 << 20  # bytes; less is read sooner than another thread wakes
@@ -21,7 +21,7 @@ class Readers:
         self._pool: ThreadPoolExecutor | None = None
         self._closed = False
 
-    def read(self, opened: Opened) -> CanonicalRecord | PatchRecord:
+    def read(self, opened: Opened) -> Record:
         """The record, every byte of it verified; when this returns or raises, no thread reads on.
 
         Raises `CorruptChunk`, and `OSError` as the system does.

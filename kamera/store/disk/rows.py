@@ -10,14 +10,14 @@ from kamera.ops import PatchBudget
 from kamera.store.info import ObjectInfo
 from kamera.store.keys import Context
 
-SCHEMA = 4
+SCHEMA = 5
 TABLES = """
 CREATE TABLE IF NOT EXISTS objects (
     key TEXT PRIMARY KEY, kind TEXT NOT NULL, chunk_id TEXT NOT NULL,
     fingerprint TEXT NOT NULL, anchor TEXT NOT NULL, tenant TEXT NOT NULL,
     antecedents TEXT NOT NULL, tokens INTEGER NOT NULL, rank INTEGER, formed TEXT,
     bytes INTEGER NOT NULL, created REAL NOT NULL, stamp TEXT NOT NULL, kv TEXT NOT NULL,
-    formed_under TEXT NOT NULL, mac TEXT NOT NULL
+    formed_under TEXT NOT NULL, base TEXT NOT NULL, behind INTEGER NOT NULL, mac TEXT NOT NULL
 ) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS uses (
     key TEXT PRIMARY KEY, uses REAL NOT NULL, used REAL NOT NULL
@@ -30,9 +30,9 @@ CREATE INDEX IF NOT EXISTS by_kind ON objects (tenant, kind, bytes);
 """
 COLUMNS = (
     "key, kind, chunk_id, fingerprint, anchor, tenant, antecedents, tokens, rank, formed, bytes, "
-    "created, stamp, kv, formed_under, mac"
+    "created, stamp, kv, formed_under, base, behind, mac"
 )
-INSERT = f"INSERT OR REPLACE INTO objects ({COLUMNS}) VALUES ({', '.join('?' * 16)})"
+INSERT = f"INSERT OR REPLACE INTO objects ({COLUMNS}) VALUES ({', '.join('?' * 18)})"
 
 Stamped = tuple[ObjectInfo, str]
 """A row: the object, and the stamp of the file it was read from."""
@@ -78,6 +78,8 @@ class RowCodec:
             stamp,
             self.veil(context.kv),
             json.dumps([info.budget and info.budget.to_info(), info.orderings]),
+            info.base and self.veil(info.base),
+            info.behind,
         )
         return self.signed(row)
 
@@ -98,5 +100,7 @@ class RowCodec:
             created=row[11],
             budget=None if budget is None else PatchBudget.from_info(budget, 1),
             orderings=orderings,
+            base=row[15] and self.unveil(row[15]),
+            behind=row[16],
         )
         return info, row[12]

@@ -30,7 +30,7 @@ from kamera.store.disk.reading import Readers
 from kamera.store.disk.rows import Stamped
 from kamera.store.info import ObjectInfo, Quarantined
 from kamera.store.keys import is_key
-from kamera.store.records import CanonicalRecord, PatchRecord
+from kamera.store.records import Record
 
 __all__ = ["MARKER", "DiskTier"]
 
@@ -82,7 +82,7 @@ class DiskTier:
         with self._translated("read"):
             return self._files.stamp(key)
 
-    def read(self, key: str) -> tuple[CanonicalRecord | PatchRecord, Stamped] | None:
+    def read(self, key: str) -> tuple[Record, Stamped] | None:
         """The object ``key``, verified to the last byte, with its row and stamp.
 
         A damaged file goes to ``quarantine/`` and `CorruptChunk` is raised. None if there is none.
@@ -146,7 +146,7 @@ class DiskTier:
             # a claim: in the middle of a write, whose name may not be on the disk yet
             return self._agrees(key) and (tmp is None or tmp.status(key + LOCK) is None)
 
-    def write(self, record: CanonicalRecord | PatchRecord, *, replace: bool = True) -> Stamped | None:
+    def write(self, record: Record, *, replace: bool = True) -> Stamped | None:
         """Store ``record``, in place of the object under its key; its row and stamp.
 
         When this returns, the object survives a loss of power. Whatever interrupts it, the old

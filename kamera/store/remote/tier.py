@@ -16,7 +16,7 @@ from kamera.errors import CorruptChunk, ForeignKey, RemoteUnavailable, StoreVers
 from kamera.store.codec import Codec
 from kamera.store.info import ObjectInfo, Quarantined, RemoteStats, VerifyReport
 from kamera.store.keys import is_key
-from kamera.store.records import CanonicalRecord, PatchRecord
+from kamera.store.records import Record
 from kamera.store.remote.blobs import OBJECTS, QUARANTINE, Blobs, Head
 from kamera.store.remote.guard import Breaker, Guard
 from kamera.store.remote.listing import Listing
@@ -31,7 +31,7 @@ _COPY = re.compile(r"([0-9a-f]{64})\.(\d{1,20})")
 class Fetched(NamedTuple):
     """An object, what it is, and the very bytes it was read from."""
 
-    record: CanonicalRecord | PatchRecord
+    record: Record
     info: ObjectInfo
     data: bytes
 

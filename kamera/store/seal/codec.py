@@ -15,7 +15,7 @@ from kamera.store import format as object_format
 from kamera.store.codec import Codec
 from kamera.store.info import ObjectInfo
 from kamera.store.opened import Opened
-from kamera.store.records import CanonicalRecord, PatchRecord
+from kamera.store.records import Record
 from kamera.store.sources import Source
 
 MINIMUM_SECRET = 16
@@ -55,7 +55,7 @@ class Sealed(Codec):
         """The keyed digest of ``key``."""
         return hashlib.blake2b(key.encode(), key=self.key_for("kamera.name.v1"), digest_size=32).hexdigest()
 
-    def encode(self, record: CanonicalRecord | PatchRecord, created: float) -> bytes:
+    def encode(self, record: Record, created: float) -> bytes:
         """As the plain codec, under a keyed digest."""
         return object_format.encode(record, created, mac=self._mac, digest=self.digest)
 
@@ -66,7 +66,7 @@ class Sealed(Codec):
         opened = object_format.open_object(source, name, where, self._mac, self.name)
         return replace(opened, head=replace(opened.head, info=replace(opened.head.info, key=name)))
 
-    def decode(self, data: bytes, name: str, source: str) -> CanonicalRecord | PatchRecord:
+    def decode(self, data: bytes, name: str, source: str) -> Record:
         """As the plain codec; `ForeignObject` for an intact object written without the secret, `WrongKey`
         for an encrypted one."""
         if data[:8] == ENCRYPTED:
@@ -77,7 +77,7 @@ class Sealed(Codec):
         """As the plain codec; its ``key`` is the name."""
         return replace(object_format.read_info(file, size, name, source, self._mac, self.name), key=name)
 
-    def describe(self, record: CanonicalRecord | PatchRecord, created: float, size: int) -> ObjectInfo:
+    def describe(self, record: Record, created: float, size: int) -> ObjectInfo:
         """As the plain codec; its ``key`` is the name."""
         return replace(object_format.describe(record, created, size), key=self.name(record.key))
 

@@ -19,7 +19,7 @@ from kamera.store import format as object_format
 from kamera.store.head import MAX_HEADER, front_size, verified
 from kamera.store.info import ObjectInfo
 from kamera.store.opened import Opened
-from kamera.store.records import CanonicalRecord, PatchRecord
+from kamera.store.records import Record
 from kamera.store.seal.codec import ENCRYPTED, SEALED_VERSION, Sealed, root_key
 from kamera.store.seal.preamble import LENGTH, SALT, Preamble, is_encrypted, parsed, started
 from kamera.store.sources import BytesSource, Source
@@ -57,7 +57,7 @@ class Encrypted(Sealed):
         derived = [_derive(key, root) for key in keys]
         return cls(root, {_key_id(key): key for key in derived})
 
-    def encode(self, record: CanonicalRecord | PatchRecord, created: float) -> bytes:
+    def encode(self, record: Record, created: float) -> bytes:
         """The encrypted file; `ValueError` for a group of 2 GiB or more."""
         name = self.name(record.key)
         return self._encrypt(super().encode(record, created), name)
@@ -77,7 +77,7 @@ class Encrypted(Sealed):
         frames = Frames(source, cipher, preamble, head.groups, where)
         return Opened(replace(head, info=replace(head.info, key=name)), frames)
 
-    def decode(self, data: bytes, name: str, source: str) -> CanonicalRecord | PatchRecord:
+    def decode(self, data: bytes, name: str, source: str) -> Record:
         """As `open`, and whole."""
         return self.open(BytesSource(data), name, source).read()
 

@@ -1,7 +1,7 @@
 """What a chunk looks like in one vector: the mean of its vision features.
 
-The features are those that the decoder receives in the place of picture tokens (`embeds` of a
-canonical record). They were computed before the decoder, so neither the anchor nor anything else in
+The features are those that the decoder receives in the place of picture tokens (the encoding of a
+canonical). They were computed before the decoder, so neither the anchor nor anything else in
 a window is in them. DeepStack features are extra layers of the same pictures and are left out.
 """
 
@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from kamera.ops import digest
+from kamera.store.encoding import EncodingRecord
 from kamera.store.records import CanonicalRecord
 
 VISION_TOKENS = "vision_tokens"
@@ -38,12 +39,12 @@ def mean_features(
     return unit(mean.numpy())
 
 
-def embedding_of(record: CanonicalRecord) -> np.ndarray | None:
-    """`mean_features` of a stored canonical."""
+def embedding_of(record: CanonicalRecord, encoding: EncodingRecord | None) -> np.ndarray | None:
+    """`mean_features` of a stored canonical and its encoding."""
     tokens = record.info.get(VISION_TOKENS, ())
     if not isinstance(tokens, list | tuple) or not all(type(token) is int for token in tokens):
         return None
-    return mean_features(record.input_ids, record.embeds, tokens)
+    return None if encoding is None else mean_features(record.input_ids, encoding.embeds, tokens)
 
 
 def unit(vector: np.ndarray) -> np.ndarray | None:

@@ -21,8 +21,9 @@ from kamera.errors import CorruptChunk, StoreError, StoreVersionError, UnknownCh
 from kamera.ops import digest
 from kamera.store.codec import Codec
 from kamera.store.disk.database import Unusable
-from kamera.store.keys import Context, canonical_key, is_key
-from kamera.store.records import CanonicalRecord, PatchRecord
+from kamera.store.encoding import EncodingRecord
+from kamera.store.keys import Context, canonical_key, encoding_context, is_key, object_key
+from kamera.store.records import CanonicalRecord, Record
 from kamera.store.search.embedding import embedding_of, unit
 from kamera.store.search.nearest import Nearest
 from kamera.store.search.vectors import DiskVectors, MemoryVectors, Row, Vectors
@@ -63,14 +64,16 @@ class NearDuplicate:
 class Objects:
     """What search asks of the store whose objects it is about.
 
-    ``name`` of a chunk's canonical, which objects of some are ``present`` (asked for all at once: it
-    may be a remote that is asked), the names of all ``canonicals``, and an object to ``read``.
+    ``name`` of a chunk's canonical, that of a canonical's ``encoding``, which objects of some are
+    ``present`` (asked for all at once: it may be a remote that is asked), the names of all ``canonicals``,
+    and an object to ``read``.
     """
 
     name: Callable[[Context, str], str]
+    encoding: Callable[[CanonicalRecord], str]
     present: Callable[[Sequence[str]], Collection[str]]
     canonicals: Callable[[Context], Iterable[str]]
-    read: Callable[[str], CanonicalRecord | PatchRecord | None]
+    read: Callable[[str], Record | None]
 
 
 class Search:
@@ -302,19 +305,26 @@ class Search:
 
     def _make(self, name: str) -> tuple[bool, np.ndarray | None]:
         """Write the row of a stored object; whether it could, and the embedding."""
+        record = self._read(name)
+        return self._put(name, record) if isinstance(record, CanonicalRecord) else (False, None)
+
+    def _put(self, name: str, record: CanonicalRecord) -> tuple[bool, np.ndarray | None]:
+        """The same; a canonical whose encoding is gone gets its row when the chunk was encoded again."""
+        encoding = self._read(self._objects.encoding(record)) if record.vision else None
+        if not isinstance(encoding, EncodingRecord):
+            if record.vision:
+                return False, None
+            encoding = None
+        vector = embedding_of(record, encoding)
+        self._vectors.put(self._space(record.context), name, record.chunk_id, vector)
+        return True, vector
+
+    def _read(self, name: str) -> Record | None:
         try:
-            record = self._objects.read(name)
+            return self._objects.read(name)
         except (CorruptChunk, StoreVersionError, WrongKey) as error:
             logger.warning("not searchable: %s", error)
-            return False, None
-        if not isinstance(record, CanonicalRecord):
-            return False, None
-        return True, self._put(name, record)
-
-    def _put(self, name: str, record: CanonicalRecord) -> np.ndarray | None:
-        vector = embedding_of(record)
-        self._vectors.put(self._space(record.context), name, record.chunk_id, vector)
-        return vector
+            return None
 
 
 def _direction(query: Any) -> np.ndarray:
@@ -346,6 +356,9 @@ def open_search(tiers: Tiers, codec: Codec, tenant: str) -> Search:
 
     objects = Objects(
         name=lambda context, chunk: codec.name(canonical_key(context, chunk)),
+        encoding=lambda made: codec.name(
+            object_key("encoding", encoding_context(made.vision, tenant), made.chunk_id)
+        ),
         present=tiers.present,
         canonicals=canonicals,
         read=tiers.get,

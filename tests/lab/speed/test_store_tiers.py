@@ -28,9 +28,9 @@ def test_a_store_filled_in_bulk_is_one_that_puts_made(tmp_path):
     with ChunkStore.open(tmp_path / "put") as store:
         for number in range(25):
             canonical, *patch = made(number)
-            store.put_canonical(canonical)
+            store.put(canonical)
             for record in patch:
-                store.put_patch(record)
+                store.put(record)
         expected = [(i.key, i.kind, i.tokens) for i in store.ls()]
     with ChunkStore.open(tmp_path / "bulk") as store:
         assert sorted((i.key, i.kind, i.tokens) for i in store.ls()) == sorted(expected)

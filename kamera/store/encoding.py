@@ -1,0 +1,63 @@
+"""A chunk's encoding as stored: the decoder's inputs behind the vision tower, so that it never runs again."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from kamera.store.fields import Header, bytes_of, check_identity, identity, is_count, no_info
+from kamera.store.keys import Context, object_key
+
+
+@dataclass(frozen=True, eq=False)
+class EncodingRecord:
+    """What the decoder receives for a chunk's pixels, whatever stands before it.
+
+    ``context`` is a `keys.encoding_context`: the fingerprint of the vision part alone, no anchor. ``tokens``
+    of the chunk; ``embeds``: the decoder's arguments by name. Raises `ValueError` for fields that are none.
+    """
+
+    chunk_id: str
+    context: Context
+    tokens: int
+    embeds: Mapping[str, torch.Tensor]
+    info: Mapping[str, Any] = field(default_factory=no_info)
+
+    def __post_init__(self) -> None:
+        check_identity(self.chunk_id, self.context, self.info)
+        if not is_count(self.tokens):
+            raise ValueError(f"tokens must be a count, got {self.tokens!r}")
+
+    @property
+    def kind(self) -> str:
+        """``"encoding"``."""
+        return "encoding"
+
+    @property
+    def key(self) -> str:
+        """Where it is stored. Raises `ValueError` for a context that has an anchor or codes."""
+        return object_key("encoding", self.context, self.chunk_id)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all tensors."""
+        return bytes_of(self.tensors())
+
+    def header(self) -> Header:
+        """Everything but the tensors."""
+        told = identity(self.kind, self.key, self.chunk_id, self.context, self.tokens, self.info)
+        return told | {"embeds": sorted(self.embeds)}
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """``embeds/…``; not copied."""
+        return {f"embeds/{name}": tensor for name, tensor in self.embeds.items()}
+
+    @classmethod
+    def from_parts(cls, header: Header, tensors: Mapping[str, torch.Tensor]) -> EncodingRecord:
+        """The record of `header` and `tensors`; `KeyError` names a tensor that is missing."""
+        embeds = {name: tensors[f"embeds/{name}"] for name in header["embeds"]}
+        context = Context(**header["context"])
+        return cls(header["chunk_id"], context, header["tokens"], embeds, header["info"])
