@@ -6,6 +6,7 @@ import logging
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 
 from kamera.errors import CorruptChunk, KameraError, WrongKey
 from kamera.ops import PatchBudget
@@ -15,6 +16,8 @@ from kamera.patches.near import Near, likeness, nearest
 from kamera.store import ChunkStore, Context, ObjectInfo, behind_survivors, canonical_key, patch_key
 
 logger = logging.getLogger(__name__)
+
+_BASE = "base of "  # begins no key
 
 
 class Catalogue:
@@ -60,41 +63,77 @@ class Catalogue:
 
         return self._once(canonical_key(self.context, chunk_id), ask)
 
+    def base(self, chunk_id: str) -> ObjectInfo | None:
+        """The row of a canonical behind another anchor, to which this context's patches can be added.
+
+        The oldest of the same model, tenant and form; of a remote's objects those at hand.
+        """
+
+        def ask() -> ObjectInfo | None:
+            with self.losses.borne(f"chunk {chunk_id[:12]} was not looked up"):
+                rows = self.store.ls("canonical", chunk_id=chunk_id, here=True)
+                own = self.context
+                others = (r for r in rows if r.context.anchor != own.anchor)
+                return next((r for r in others if replace(r.context, anchor=own.anchor) == own), None)
+            return None
+
+        return self._once(_BASE + chunk_id, ask)
+
+    def refuse_base(self, chunk_id: str) -> None:
+        """What `base` gave cannot be used: for the rest of the operation there is none."""
+        if self._known is not None:
+            self._known[_BASE + chunk_id] = None
+
     def has_canonical(self, chunk_id: str) -> bool:
         """Whether a chunk's canonical is stored; one that this operation has read is."""
         if self._known is not None and chunk_id in self._here.read:
             return True
         return self.canonical(chunk_id) is not None
 
+    def holds(self, chunk_id: str) -> bool:
+        """Whether a chunk is archived: here, or behind another anchor as a base."""
+        return self.canonical(chunk_id) is not None or self.base(chunk_id) is not None
+
     def was_read(self, chunk_id: str) -> None:
         """A chunk's canonical was read, and so it is there."""
         if self._known is not None:
             self._here.read.add(chunk_id)
 
-    def patch(self, chunk_id: str, antecedents: Sequence[str], kind: str) -> ObjectInfo | None:
-        """The row of a chunk's patch behind ``antecedents``: this order, or for ``"orbit"`` this set."""
+    def patch(
+        self, chunk_id: str, antecedents: Sequence[str], kind: str, base: str = ""
+    ) -> ObjectInfo | None:
+        """The row of a chunk's patch behind ``antecedents``: this order, or for ``"orbit"`` this set.
+
+        ``base`` as in `PatchRecord`.
+        """
 
         def ask() -> ObjectInfo | None:
             self._forming.settle(chunk_id)
             with self.losses.borne(f"a patch of chunk {chunk_id[:12]} was not looked up"):
                 try:
-                    return self.store.info(self.context, chunk_id, antecedents, kind)
+                    return self.store.info(self.context, chunk_id, antecedents, kind, base)
                 except (CorruptChunk, WrongKey) as error:
                     self.told_refused(error)
             return None
 
-        if self.refused(chunk_id, antecedents, kind):
+        if self.refused(chunk_id, antecedents, kind, base):
             return None
-        return self._once(patch_key(self.context, chunk_id, antecedents, kind), ask)
+        return self._once(patch_key(self.context, chunk_id, antecedents, kind, base), ask)
 
     def patch_within(
-        self, chunk_id: str, length: int, antecedents: Sequence[str], kind: str, budget: PatchBudget
+        self,
+        chunk_id: str,
+        length: int,
+        antecedents: Sequence[str],
+        kind: str,
+        budget: PatchBudget,
+        base: str = "",
     ) -> ObjectInfo | None:
         """`patch`, if it is as large as ``budget`` wants of a chunk of ``length`` tokens.
 
         One held shorter is a miss, unless that was all the chunk has.
         """
-        row = self.patch(chunk_id, antecedents, kind)
+        row = self.patch(chunk_id, antecedents, kind, base)
         return row if row and row.budget and budget.met_by(row.budget, length) else None
 
     def patches_of(self, chunk_id: str) -> list[ObjectInfo]:
@@ -103,8 +142,9 @@ class Catalogue:
         return [
             info
             for info in self.store.ls(chunk_id=chunk_id)
-            if info.kind != "canonical"
+            if info.rank is not None
             and info.context == self.context
+            and not info.base
             and not behind_survivors(info.antecedents)
             and (self._known or {}).get(_key(info), info) is not None
         ]
@@ -120,9 +160,9 @@ class Catalogue:
         """Whether the store has not taken a chunk's canonical so far."""
         return chunk_id in self.losses.unkept
 
-    def refused(self, chunk_id: str, antecedents: Sequence[str], kind: str) -> bool:
+    def refused(self, chunk_id: str, antecedents: Sequence[str], kind: str, base: str = "") -> bool:
         """Whether this operation has found out that a patch is not what it was said to be."""
-        return patch_key(self.context, chunk_id, antecedents, kind) in (self._lies or ())
+        return patch_key(self.context, chunk_id, antecedents, kind, base) in (self._lies or ())
 
     def refuse(self, key: str) -> None:
         """The row under ``key`` lied: for the rest of the operation the object is not there."""

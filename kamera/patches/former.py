@@ -12,7 +12,7 @@ from dataclasses import replace
 import torch
 
 from kamera.content import Chunk
-from kamera.engines.hf import Backbone, ModelCache
+from kamera.engines.hf import Backbone
 from kamera.errors import CorruptChunk, IncompatibleChunk, NotRelocatable, UnknownChunk, WrongKey
 from kamera.ops import KV, Formed, Patch, PatchBudget, deficit, kv_map, mean_deficit, uniform_offset
 from kamera.patches.anchor import Anchor
@@ -22,8 +22,7 @@ from kamera.patches.encodings import Encodings
 from kamera.patches.forming import Forming
 from kamera.patches.guarantee import Guarantee, at_least, guarantee_named
 from kamera.patches.losses import Losses, Strict
-from kamera.patches.orderings import orderings
-from kamera.patches.standing import compact_positions
+from kamera.patches.orderings import deficits, orderings
 from kamera.store import (
     VISION_TOKENS,
     CanonicalRecord,
@@ -112,19 +111,14 @@ class Former:
         record = self.store.get_canonical(self.context, chunk_id)
         others = self.store.contexts_of(chunk_id) if record is None else []
         for other in others:
-            # kept in another form its KV is none for this window, but its encoding is the same
-            if record is None and replace(other, kv=self.context.kv) == self.context:
+            # in another form or behind another prompt its KV is none of this window's, but its encoding is
+            if record is None and other.fingerprint == self.context.fingerprint:
                 record = self.store.get_canonical(other, chunk_id)
         if record is not None:
             if record.context == self.context:
                 self._remember(chunk_id, self._out_of(record))
                 self.catalogue.was_read(chunk_id)
             return self.encodings.behind(record)
-        if any(c.fingerprint == self.context.fingerprint for c in others):
-            raise IncompatibleChunk(
-                f"chunk {chunk_id[:12]} was archived behind another system prompt: append its content "
-                "to this window, or open the window with that prompt"
-            )
         if others:
             raise IncompatibleChunk(
                 f"chunk {chunk_id[:12]} was archived by backbone {others[0].fingerprint[:12]}, this is "
@@ -179,6 +173,23 @@ class Former:
         record = self._record(facts.chunk_id)
         return self._computed(facts)[0] if record is None else self._out_of(record)
 
+    def based(self, facts: Facts, base: str) -> Copy | None:
+        """The chunk's KV behind the anchor ``base``, which a row promised; None when it lied."""
+        held = self._held(facts.chunk_id + base)
+        if held is not None:
+            return held
+        record = None
+        with self.losses.borne(f"chunk {facts.chunk_id[:12]} was not looked up"):
+            try:
+                record = self.store.get_canonical(replace(self.context, anchor=base), facts.chunk_id)
+            except (CorruptChunk, WrongKey) as error:
+                logger.warning("a stored canonical was refused: %s", error)
+                self.losses.note(f"canonical refused: {error}")
+        if record is None:
+            self.catalogue.refuse_base(facts.chunk_id)
+            return None
+        return self._remember(facts.chunk_id + base, self._out_of(record))
+
     def archive(self, facts: Facts, copy: Copy) -> CanonicalRecord:
         """Store a canonical copy; what the store keeps of it. What is refused is offered again later."""
         encoded = facts.encoded
@@ -205,18 +216,23 @@ class Former:
 
     # -- patches -------------------------------------------------------------------------------
 
-    def patch(self, facts: Facts, antecedents: Sequence[str], kind: str, formed: str | None) -> Patch | None:
-        """The patch that a row promised, formed behind what it said; None when it lied, and it is refused."""
+    def patch(
+        self, facts: Facts, antecedents: Sequence[str], kind: str, formed: str | None, base: str = ""
+    ) -> Patch | None:
+        """The patch that a row promised, formed behind what it said; None when it lied, and it is refused.
+
+        ``base`` as in `PatchRecord`.
+        """
         chunk_id = facts.chunk_id
         self.forming.settle(chunk_id)
         record = None
         with self.losses.borne(f"a patch of chunk {chunk_id[:12]} was not looked up"):
             try:
-                record = self.store.get_patch(self.context, chunk_id, antecedents, kind)
+                record = self.store.get_patch(self.context, chunk_id, antecedents, kind, base)
             except (CorruptChunk, WrongKey) as error:
                 self.catalogue.told_refused(error)
         if record is None or record.formed != formed or not self._meets(record, facts.length):
-            self.catalogue.refuse(patch_key(self.context, chunk_id, antecedents, kind))
+            self.catalogue.refuse(patch_key(self.context, chunk_id, antecedents, kind, base))
             return None
         return record.patch
 
@@ -233,11 +249,16 @@ class Former:
         if worth_harvesting(held, conditioned.antecedents, formed):
             self.keep_patch(facts, conditioned, formed)
 
-    def keep_patch(self, facts: Facts, conditioned: Copy, formed: Guarantee) -> None:
-        """Form the patch that takes the canonical to ``conditioned``, and store it."""
-        canonical = self.canonical(facts)
+    def keep_patch(self, facts: Facts, conditioned: Copy, formed: Guarantee, base: str = "") -> bool:
+        """Form the patch that takes the canonical to ``conditioned``, and store it.
+
+        ``base`` as in `PatchRecord`; False when its row lied, and it is refused.
+        """
+        canonical = self.based(facts, base) if base else self.canonical(facts)
+        if canonical is None:
+            return False
         if facts.chunk_id in self.losses.unkept:
-            return  # its patch would have nothing to be served with
+            return True  # its patch would have nothing to be served with
         offset = self.offset(facts, canonical.positions, conditioned.positions)
         deltas = deficit(conditioned.kv, canonical.kv, self.backbone.layout, offset)
         behind, budget = conditioned.antecedents, self.budget
@@ -245,12 +266,15 @@ class Former:
         def form() -> Patch:
             (patch, energy), filled = budget.form(deltas, self.backbone.layout, canonical.kv)
             info = {"energy": energy, **filled.to_info()}
-            self.store.put(PatchRecord(facts.chunk_id, self.context, behind, "exact", patch, formed, info))
+            self.store.put(
+                PatchRecord(facts.chunk_id, self.context, behind, "exact", patch, formed, info, base)
+            )
             return patch
 
         with self.losses.borne(f"a patch of chunk {facts.chunk_id[:12]} was not kept"):
             self.forming.submit(facts.chunk_id, deltas, form)
-        self.catalogue.forget(patch_key(self.context, facts.chunk_id, behind, "exact"))
+        self.catalogue.forget(patch_key(self.context, facts.chunk_id, behind, "exact", base))
+        return True
 
     def orbit(
         self, target: Facts, antecedents: Sequence[Facts], *, samples: int | None = None, seed: int = 0
@@ -265,7 +289,7 @@ class Former:
             raise ValueError("a leading chunk absorbs nothing: it needs no orbit patch")
         perms = orderings(len(antecedents), samples, seed)
         canonical = self.canonical(target)
-        mean = mean_deficit(self._deficits(target, canonical, antecedents, perms))
+        mean = mean_deficit(deficits(self, target, canonical, antecedents, perms))
         formed, filled = self.budget.form(mean, self.backbone.layout, canonical.kv)
         record = PatchRecord(
             chunk_id=target.chunk_id,
@@ -337,52 +361,20 @@ class Former:
         kv, lossy = self.backbone.place(record.kv), record.loss is not None
         return Copy(kv, record.positions, None, "patched" if lossy else "exact", (), True, lossy)
 
-    def _deficits(
-        self,
-        target: Facts,
-        canonical: Copy,
-        antecedents: Sequence[Facts],
-        perms: Sequence[tuple[int, ...]],
-    ) -> Iterator[Sequence[Mapping[str, torch.Tensor]]]:
-        backbone = self.backbone
-        # caches[k]: anchor and the first k antecedents of the current ordering
-        caches: list[ModelCache] = [backbone.cache([self.anchor.kv])]
-        previous: tuple[int, ...] = ()
-        for perm in perms:
-            chunks = [antecedents[i] for i in perm]
-            places = compact_positions(backbone, self.anchor.input_ids, [*chunks, target])
-            same = 0
-            while same < len(previous) and previous[same] == perm[same]:
-                same += 1
-            del caches[same + 1 :]
-            for chunk, place in zip(chunks[same:], places[same:-1], strict=True):
-                caches.append(self._grown(caches, chunk, place))
-            previous = perm
-            kv, _ = backbone.prefill(target.encoded, places[-1], backbone.share(caches[-1]))
-            offset = uniform_offset(canonical.positions, places[-1])
-            assert offset is not None, "compact places of one chunk differ by one offset per axis"
-            yield deficit(kv, canonical.kv, backbone.layout, offset)
-
-    def _grown(self, caches: Sequence[ModelCache], chunk: Facts, place: torch.Tensor) -> ModelCache:
-        """The last of ``caches`` with one more antecedent behind it."""
-        if len(caches) == 1:
-            leading = self.canonical(chunk)
-            if not leading.lossy and torch.equal(leading.positions, place):
-                return self.backbone.cache([self.anchor.kv, leading.kv])
-        grown = self.backbone.share(caches[-1])
-        self.backbone.prefill(chunk.encoded, place, grown)
-        return grown
-
 
 def worth_harvesting(
-    held: Callable[[tuple[str, ...]], Guarantee | None], antecedents: tuple[str, ...], formed: Guarantee
+    held: Callable[[tuple[str, ...]], Guarantee | None],
+    antecedents: tuple[str, ...],
+    formed: Guarantee,
+    leading: bool = False,
 ) -> bool:
     """Whether the patch of a prefill behind ``antecedents`` is worth keeping.
 
-    ``held`` says what a patch that is stored for antecedents was formed behind. A copy conditioned by near
-    or blind KV carries their error and is not harvested.
+    Behind none it is if ``leading``: where it corrects what another anchor left. ``held`` says what a patch
+    that is stored for antecedents was formed behind. A copy conditioned by near or blind KV carries their
+    error and is not harvested.
     """
-    if not antecedents or not at_least(formed, "survivor"):
+    if not (antecedents or leading) or not at_least(formed, "survivor"):
         return False
     # one that was formed behind these very chunks serves survivors too, and better
     chunks = tuple(map(chunk_of, antecedents))

@@ -1,10 +1,22 @@
-"""Which orderings of antecedents an orbit patch is the mean of (paper, section 5)."""
+"""Which orderings of antecedents an orbit patch is the mean of, and its deficits (paper, section 5)."""
 
 from __future__ import annotations
 
 import itertools
 import math
 import random
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import torch
+
+from kamera.engines.hf import ModelCache
+from kamera.ops import deficit, uniform_offset
+from kamera.patches.chunks import Copy, Facts
+from kamera.patches.standing import compact_positions
+
+if TYPE_CHECKING:
+    from kamera.patches.former import Former
 
 
 def balanced(count: int) -> list[tuple[int, ...]]:
@@ -45,3 +57,42 @@ def orderings(count: int, samples: int | None, seed: int) -> list[tuple[int, ...
     while len(chosen) < wanted:
         chosen.add(tuple(rng.sample(range(count), count)))
     return sorted(chosen)
+
+
+def deficits(
+    former: Former,
+    target: Facts,
+    canonical: Copy,
+    antecedents: Sequence[Facts],
+    perms: Sequence[tuple[int, ...]],
+) -> Iterator[Sequence[Mapping[str, torch.Tensor]]]:
+    """The deficit of ``target`` behind its antecedents in each order; each prefix of orders runs once."""
+    backbone = former.backbone
+    # caches[k]: anchor and the first k antecedents of the current ordering
+    caches: list[ModelCache] = [backbone.cache([former.anchor.kv])]
+    previous: tuple[int, ...] = ()
+    for perm in perms:
+        chunks = [antecedents[i] for i in perm]
+        places = compact_positions(backbone, former.anchor.input_ids, [*chunks, target])
+        same = 0
+        while same < len(previous) and previous[same] == perm[same]:
+            same += 1
+        del caches[same + 1 :]
+        for chunk, place in zip(chunks[same:], places[same:-1], strict=True):
+            caches.append(_grown(former, caches, chunk, place))
+        previous = perm
+        kv, _ = backbone.prefill(target.encoded, places[-1], backbone.share(caches[-1]))
+        offset = uniform_offset(canonical.positions, places[-1])
+        assert offset is not None, "compact places of one chunk differ by one offset per axis"
+        yield deficit(kv, canonical.kv, backbone.layout, offset)
+
+
+def _grown(former: Former, caches: Sequence[ModelCache], chunk: Facts, place: torch.Tensor) -> ModelCache:
+    """The last of ``caches`` with one more antecedent behind it."""
+    if len(caches) == 1:
+        leading = former.canonical(chunk)
+        if not leading.lossy and torch.equal(leading.positions, place):
+            return former.backbone.cache([former.anchor.kv, leading.kv])
+    grown = former.backbone.share(caches[-1])
+    former.backbone.prefill(chunk.encoded, place, grown)
+    return grown

@@ -15,17 +15,21 @@ def rows(
     context: Context | None = None,
     limit: int | None = None,
     offset: int = 0,
+    here: bool = False,
 ) -> list[ObjectInfo]:
-    """The objects, oldest first; ``limit`` of them behind the first ``offset``. `ValueError` for no kind."""
+    """The objects, oldest first; ``limit`` of them behind the first ``offset``. `ValueError` for no kind.
+
+    ``here``: those in directory and memory alone.
+    """
     check_kind(kind)
     tiers.sweep()
-    if tiers.disk is not None and tiers.remote is None:
+    if tiers.disk is not None and (here or tiers.remote is None):
         return tiers.disk.index.rows(
             tenant=tenant, kind=kind, chunk_id=chunk_id, context=context, limit=limit, offset=offset
         )
     found = [
         info
-        for info in tiers.infos()
+        for info in (tiers.memory.infos() if here else tiers.infos())
         if kind in (None, info.kind) and chunk_id in (None, info.chunk_id) and context in (None, info.context)
     ]
     return found[offset:][:limit]

@@ -231,15 +231,16 @@ class ChunkStore:
         context: Context | None = None,
         limit: int | None = None,
         offset: int = 0,
+        here: bool = False,
     ) -> list[ObjectInfo]:
         """This tenant's objects, oldest first; ``kind`` is one of `keys.KINDS`, or None for all.
 
         Of one chunk with ``chunk_id``, of one context with ``context``; ``limit`` of them behind the
-        first ``offset``.
+        first ``offset``. ``here``: a remote is not asked.
         """
         if context is not None:
             self._check(context)
-        return rows(self._tiers, self.tenant, kind, chunk_id, context, limit, offset)
+        return rows(self._tiers, self.tenant, kind, chunk_id, context, limit, offset, here)
 
     def flush(self, timeout: float | None = None) -> FlushReport:
         """Wait until the remote has all that was put, at most ``timeout`` seconds; what it has not got.

@@ -158,7 +158,7 @@ def _get_resident(tensors: Tensors, name: str, chunk: dict[str, Any], stage: Sta
         chunk["guarantee"],
         chunk["formed"],
         # the store may be another than the one it was archived in
-        chunk["archived"] and stage.former.catalogue.canonical(facts.chunk_id) is not None,
+        chunk["archived"] and stage.former.catalogue.holds(facts.chunk_id),
         None if clean is None else _source(facts, clean, stage),
     )
     return Resident(facts, seat, copies["copy"], clean)

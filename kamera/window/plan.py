@@ -21,8 +21,8 @@ def append(
 ) -> Plan:
     """A chunk at the tail: as `recall` where it is stored, else prefilled in context and archived."""
     planner = Planner(state, rows, policy, limits)
-    if rows.has_canonical(chunk.chunk_id):
-        return planner.plan("append", *planner.arrive(state, chunk))
+    if rows.has_canonical(chunk.chunk_id) or planner.base(chunk.chunk_id) is not None:
+        return planner.plan("append", *planner.arrive(state, chunk), chunk.encodes)
     return planner.plan("append", *planner.arrive_new(state, chunk, archive), chunk.encodes)
 
 

@@ -51,7 +51,7 @@ class Planner:
     forwards: int = 0
     tokens: int = 0
     _made: set[str] = field(default_factory=set)
-    _formed: dict[tuple[str, tuple[str, ...]], Guarantee] = field(default_factory=dict)
+    _formed: dict[tuple[str, tuple[str, ...], str], Guarantee] = field(default_factory=dict)
 
     def plan(
         self, operation: str, after: Seats, arrived: int | None = None, encodes: int = 0, note: str = ""
@@ -169,7 +169,8 @@ class Planner:
         """Nobody leaves unarchived: canonical, and the patch of its prefill."""
         if seat.archived and not self.rows.unkept(seat.chunk_id):
             return seat
-        self.steps.append(Archive(seat.number, self._computes(seat)))
+        if self.base(seat.chunk_id) is None:
+            self.steps.append(Archive(seat.number, self._computes(seat)))
         self._harvest(seat)
         return replace(seat, archived=True)
 
@@ -194,7 +195,8 @@ class Planner:
         elif found is not None:
             source, offer = found
             seat = Seat(chunk.chunk_id, chunk.length, spot, source, source.guarantee, number=number)
-            self.steps.append(Place(seat, offer, self._computes(chunk)))
+            computes = not (offer and offer.base) and self._computes(chunk)
+            self.steps.append(Place(seat, offer, computes))
         else:
             seat = self._prefill(chunk, before, spot, archived=was is None or was.archived, number=number)
             if self.policy.on_miss == "form":
@@ -207,7 +209,8 @@ class Planner:
         self, chunk: Newcomer | Seat, before: Seats, was: Seat | None
     ) -> Source | tuple[Source, Offer | None] | None:
         """The best KV that is good enough: one at hand, or a canonical; None when a forward is wanted."""
-        if not before.seats:
+        base = self.base(chunk.chunk_id)
+        if not before.seats and base is None:
             there = self.rows.has_canonical(chunk.chunk_id) or chunk.chunk_id in self._made
             source = self._canonical(chunk.chunk_id, lossy=self.limits.lossy and there)
             if self.policy.admits(source.guarantee):
@@ -218,25 +221,31 @@ class Planner:
         if held and held.antecedents == before.lineage and held.guarantee == now == "exact":
             return held
         if self.policy.minimum != "exact":
-            offer = self._offer(chunk, before, now)
+            offer = self._offer(chunk, before, now, base)
             if offer is not None:
-                canonical = self._canonical(chunk.chunk_id)
+                canonical = self._canonical(chunk.chunk_id, base=base)
                 worth, behind = offer.guarantee, offer.antecedents
                 return replace(canonical, guarantee=worth, antecedents=behind, patched=True), offer
-        if self.policy.admits("blind") or self.policy.on_miss == "blind":
+        if before.seats and (self.policy.admits("blind") or self.policy.on_miss == "blind"):
             source = replace(self._canonical(chunk.chunk_id), guarantee="blind")
             return source, None
         return None
 
-    def _offer(self, chunk: Newcomer | Seat, before: Seats, now: Guarantee) -> Offer | None:
-        """The best patch there is a row of."""
+    def _offer(
+        self, chunk: Newcomer | Seat, before: Seats, now: Guarantee, base: ObjectInfo | None
+    ) -> Offer | None:
+        """The best patch there is a row of; with a ``base``, of those that are added to it."""
         antecedents, enough = before.chunk_ids, weakest((now, "patched"))
+        anchor = "" if base is None else base.context.anchor
         # First what these chunks gave when they stood before one another as they do here; then what they
         # gave as survivors that remember the very same, which is no worse than a forward now.
         for behind in dict.fromkeys((antecedents, before.lineage)):
-            formed = self._patch_formed(chunk, behind)
+            formed = self._patch_formed(chunk, behind, anchor)
             if formed is not None and at_least(formed, enough):
-                return Offer("patched", behind, "exact", formed)
+                note = anchor and f"base: the canonical behind another system prompt, {anchor[:12]}"
+                return Offer("patched", behind, "exact", formed, note, anchor)
+        if base is not None:
+            return None
         if self.policy.admits("orbit"):
             row = self._row(chunk, antecedents, "orbit")
             if row is not None:
@@ -249,15 +258,20 @@ class Planner:
                     return Offer("near", info.antecedents, info.kind, info.formed, note)
         return None
 
-    def _row(self, chunk: Newcomer | Seat, antecedents: Sequence[str], kind: str) -> ObjectInfo | None:
-        return self.rows.patch_within(chunk.chunk_id, chunk.length, antecedents, kind, self.policy.budget)
+    def _row(
+        self, chunk: Newcomer | Seat, antecedents: Sequence[str], kind: str, base: str = ""
+    ) -> ObjectInfo | None:
+        budget = self.policy.budget
+        return self.rows.patch_within(chunk.chunk_id, chunk.length, antecedents, kind, budget, base)
 
-    def _patch_formed(self, chunk: Newcomer | Seat, antecedents: tuple[str, ...]) -> Guarantee | None:
+    def _patch_formed(
+        self, chunk: Newcomer | Seat, antecedents: tuple[str, ...], base: str = ""
+    ) -> Guarantee | None:
         """What the patch behind ``antecedents`` was formed behind, if one is there, or will be by then."""
-        formed = self._formed.get((chunk.chunk_id, antecedents))
-        if formed is not None and not self.rows.refused(chunk.chunk_id, antecedents, "exact"):
+        formed = self._formed.get((chunk.chunk_id, antecedents, base))
+        if formed is not None and not self.rows.refused(chunk.chunk_id, antecedents, "exact", base):
             return formed
-        row = self._row(chunk, antecedents, "exact")
+        row = self._row(chunk, antecedents, "exact", base)
         return None if row is None else guarantee_named(row.formed)
 
     def _prefill(
@@ -287,11 +301,27 @@ class Planner:
 
     def _harvest(self, seat: Seat) -> None:
         """The patch of a chunk's prefill is kept, unless a better one is there."""
+        if seat.source.canonical:
+            return  # nothing was prefilled
         behind, formed = seat.source.antecedents, seat.formed
-        if worth_harvesting(lambda behind: self._patch_formed(seat, behind), behind, formed):
-            self._computes(seat)  # a patch is formed against the canonical: it is made where it is not
-            self.steps.append(Harvest(seat.number))
-            self._formed[seat.chunk_id, behind] = formed
+        there = self.base(seat.chunk_id)
+        base = "" if there is None else there.context.anchor
+        if worth_harvesting(
+            lambda behind: self._patch_formed(seat, behind, base), behind, formed, leading=bool(base)
+        ):
+            if not base:
+                self._computes(seat)  # a patch is formed against the canonical: it is made where it is not
+            self.steps.append(Harvest(seat.number, base))
+            self._formed[seat.chunk_id, behind, base] = formed
+
+    def base(self, chunk_id: str) -> ObjectInfo | None:
+        """The canonical behind another anchor that patches of this window's are added to.
+
+        None where the window has one of its own, or serves exact KV only.
+        """
+        if self.policy.minimum == "exact" or chunk_id in self._made or self.rows.has_canonical(chunk_id):
+            return None
+        return self.rows.base(chunk_id)
 
     def _computes(self, chunk: Newcomer | Seat) -> bool:
         """Whether the canonical has to be prefilled; from now on it is there."""
@@ -305,9 +335,11 @@ class Planner:
         self.forwards += 1
         self.tokens += chunk.length
 
-    def _canonical(self, chunk_id: str, lossy: bool | None = None) -> Source:
+    def _canonical(self, chunk_id: str, lossy: bool | None = None, base: ObjectInfo | None = None) -> Source:
         lossy = self.limits.lossy if lossy is None else lossy
         (home,) = self.limits.places.compact([chunk_id])
+        if base is not None:
+            home = home.moved((base.behind - self.limits.anchor,) * len(home.low))
         return Source(home, (), "patched" if lossy else "exact", canonical=True, lossy=lossy)
 
     def _amortized(self, seat: Seat, before: Seats) -> Seat:

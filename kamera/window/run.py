@@ -85,9 +85,8 @@ class _Run:
                     self._prefill(step)
                 case Archive(number):
                     self._archive(number)
-                case Harvest(number):
-                    if number not in self.unarchived:
-                        self.former.keep_patch(self.whose[number], self.copies[number], self.formed[number])
+                case Harvest(number, base):
+                    self._harvest(number, base)
                 case Clean(number):
                     self.cleans[number] = self.former.canonical(self.whose[number])
                 case Keep():
@@ -100,13 +99,19 @@ class _Run:
         facts, source, patch = self.facts[seat.chunk_id], seat.source, None
         if step.patch is not None:
             offer = step.patch
-            found = self.former.patch(facts, offer.antecedents, offer.kind, offer.formed)
+            found = self.former.patch(facts, offer.antecedents, offer.kind, offer.formed, offer.base)
             if found is None:
                 raise RowLied
             patch = found.truncate(self.former.budget.rank)
             self.tally.notes.extend((offer.note,) if offer.note else ())
         leading = patch is None and source.guarantee != "blind"
-        canonical = self.former.leading(facts) if leading else self.former.canonical(facts)
+        if step.patch is not None and step.patch.base:
+            based = self.former.based(facts, step.patch.base)
+            if based is None:
+                raise RowLied
+            canonical = based
+        else:
+            canonical = self.former.leading(facts) if leading else self.former.canonical(facts)
         copy = replace(canonical, patch=patch, guarantee=source.guarantee, antecedents=source.antecedents)
         self._seated(seat.number, facts, copy)
         self.former.store.metrics.served(seat.guarantee, computed=False)
@@ -122,6 +127,11 @@ class _Run:
         self._seated(seat.number, facts, copy)
         self.formed[seat.number] = seat.formed
         self.former.store.metrics.served(seat.guarantee, computed=True, new=step.new)
+
+    def _harvest(self, number: int, base: str) -> None:
+        facts, copy, formed = self.whose[number], self.copies[number], self.formed[number]
+        if number not in self.unarchived and not self.former.keep_patch(facts, copy, formed, base):
+            raise RowLied
 
     def _archive(self, number: int) -> None:
         facts = self.whose[number]

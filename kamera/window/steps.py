@@ -17,11 +17,18 @@ class Rows(Protocol):
     """What a plan asks of a `Catalogue`."""
 
     def has_canonical(self, chunk_id: str) -> bool: ...
+    def base(self, chunk_id: str) -> ObjectInfo | None: ...
     def patch_within(
-        self, chunk_id: str, length: int, antecedents: Sequence[str], kind: str, budget: PatchBudget
+        self,
+        chunk_id: str,
+        length: int,
+        antecedents: Sequence[str],
+        kind: str,
+        budget: PatchBudget,
+        base: str = "",
     ) -> ObjectInfo | None: ...
     def near(self, chunk_id: str, antecedents: Sequence[str], limit: float) -> list[Near]: ...
-    def refused(self, chunk_id: str, antecedents: Sequence[str], kind: str) -> bool: ...
+    def refused(self, chunk_id: str, antecedents: Sequence[str], kind: str, base: str = "") -> bool: ...
     def unkept(self, chunk_id: str) -> bool: ...
 
 
@@ -60,13 +67,17 @@ class Newcomer:
 
 @dataclass(frozen=True)
 class Offer:
-    """A stored patch that serves: under which antecedents it is kept, formed how, worth what."""
+    """A stored patch that serves: under which antecedents it is kept, formed how, worth what.
+
+    ``base``: the anchor of the canonical that it is added to, "" for the window's own.
+    """
 
     guarantee: Guarantee
     antecedents: tuple[str, ...]
     kind: str
     formed: str | None
     note: str = ""
+    base: str = ""
 
 
 @dataclass(frozen=True)
@@ -107,9 +118,13 @@ class Archive:
 
 @dataclass(frozen=True)
 class Harvest:
-    """The patch that a chunk's prefill was the forward of is formed and kept."""
+    """The patch that a chunk's prefill was the forward of is formed and kept.
+
+    ``base``: against the canonical behind that anchor, "" for the window's own.
+    """
 
     number: int
+    base: str = ""
 
 
 @dataclass(frozen=True)

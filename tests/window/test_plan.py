@@ -26,12 +26,19 @@ class Fake:
     canonicals: set[str] = field(default_factory=set)
     patches: dict[tuple, str] = field(default_factory=dict)
     asked: list[tuple] = field(default_factory=list)
+    bases: dict[str, object] = field(default_factory=dict)
+    based: dict[tuple, object] = field(default_factory=dict)
 
     def has_canonical(self, chunk_id: str) -> bool:
         return chunk_id in self.canonicals
 
-    def patch_within(self, chunk_id, length, antecedents, kind, budget):
+    def base(self, chunk_id):
+        return self.bases.get(chunk_id)
+
+    def patch_within(self, chunk_id, length, antecedents, kind, budget, base=""):
         self.asked.append((chunk_id, tuple(antecedents), kind))
+        if base:
+            return self.based.get((chunk_id, tuple(antecedents), base))
         formed = self.patches.get((chunk_id, tuple(antecedents), kind))
         return None if formed is None else Row(tuple(antecedents), kind, formed)
 
@@ -39,7 +46,7 @@ class Fake:
         rows = [Row(a, kind, formed) for (c, a, kind), formed in self.patches.items() if c == chunk_id]
         return [(0.25, row) for row in rows]
 
-    def refused(self, chunk_id, antecedents, kind) -> bool:
+    def refused(self, chunk_id, antecedents, kind, base="") -> bool:
         return False
 
     def unkept(self, chunk_id) -> bool:
