@@ -130,7 +130,8 @@ def test_more_recompute_per_byte_stays_longer() -> None:
         weighed("long", chunk="4", tokens=300),
     ]
     assert [v.object.key for v in choose(objects, (), 0, NOW)] == ["short", "large", "small", "long"]
-    assert value(weighed("c"), NOW) == 1.5 * value(weighed("p", "exact"), NOW) == 150.0
+    assert value(weighed("c"), NOW) == value(weighed("p", "exact"), NOW) == 100.0
+    assert value(weighed("e", "encoding"), NOW) == 50.0
 
 
 def test_a_patch_leaves_before_its_canonical_when_it_is_worth_less_per_byte() -> None:
