@@ -29,6 +29,8 @@ def export_bundle(
         ("bytes", size(done.bytes)),
         ("canonicals", done.canonicals),
         ("patches", done.patches),
+        ("encodings", done.encodings),
+        ("anchors", done.anchors),
     ]
     rows += [("certificates", done.certificates), *(("refused", line) for line in done.refused)]
     asked.out.write(asdict(done), [facts(done.path, rows)])
@@ -49,6 +51,8 @@ def import_bundle(
     rows: list[tuple[str, object]] = [
         ("canonicals", done.canonicals),
         ("patches", done.patches),
+        ("encodings", done.encodings),
+        ("anchors", done.anchors),
         ("certificates", done.certificates),
     ]
     rows += [("here already", done.present), *(("refused", line) for line in done.refused)]
