@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import torch
 
+from kamera.errors import CorruptChunk, IncompatibleChunk, UnknownChunk
 from kamera.patches import Former, text_positions
 from kamera.store import Hit
 
@@ -31,8 +32,9 @@ def answering(former: Former, question: torch.Tensor, k: int) -> list[Hit]:
 
 
 def _certainty(former: Former, chunk_id: str, question: torch.Tensor) -> float:
-    facts = former.archived(chunk_id)
-    if facts is None:
+    try:
+        facts = former.known(chunk_id)
+    except (UnknownChunk, IncompatibleChunk, CorruptChunk):
         return 0.0
     backbone, anchor = former.backbone, former.anchor
     past = backbone.cache([anchor.kv, former.canonical(facts).kv])
