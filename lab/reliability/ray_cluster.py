@@ -94,11 +94,7 @@ def _contents(store: ChunkStore) -> dict[str, bytes]:
     """Every object as a file written at one time."""
     found = {}
     for info in store.ls():
-        record = (
-            store.get_canonical(info.context, info.chunk_id)
-            if info.kind == "canonical"
-            else store.get_patch(info.context, info.chunk_id, info.antecedents, info.kind)
-        )
+        record = StoreAdmin(store).objects.read(info.key)
         assert record is not None, info
         found[record.key] = encode(record, 0.0)
     return found

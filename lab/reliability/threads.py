@@ -22,6 +22,7 @@ from PIL import Image
 
 from kamera import Backbone, ChunkStore, KameraWindow, ReusePolicy
 from kamera.ops.digest import tensor_digest
+from kamera.store import StoreAdmin
 from kamera.window.report import Report
 from lab.testbed import weights_dir
 
@@ -99,11 +100,7 @@ def contents(store: ChunkStore) -> Objects:
     """Digests of the tensors of all that is stored, by what it is."""
     found: Objects = {}
     for info in store.ls():
-        record: Any
-        if info.kind == "canonical":
-            record = store.get_canonical(info.context, info.chunk_id)
-        else:
-            record = store.get_patch(info.context, info.chunk_id, info.antecedents, info.kind)
+        record: Any = StoreAdmin(store).objects.read(info.key)
         what = (info.kind, info.chunk_id, info.antecedents, getattr(record, "formed", ""))
         found[what] = tensor_digest(record.tensors())
     return found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from kamera import ChunkStore
+from kamera.store import StoreAdmin
 from kamera.store.format import encode
 
 
@@ -10,9 +11,6 @@ def contents(store: ChunkStore) -> dict[str, bytes]:
     """Every object's file, by key, as it were had all been written at one time: `created` is left out."""
     found = {}
     for info in store.ls():
-        if info.kind == "canonical":
-            record = store.get_canonical(info.context, info.chunk_id)
-        else:
-            record = store.get_patch(info.context, info.chunk_id, info.antecedents, info.kind)
+        record = StoreAdmin(store).objects.read(info.key)
         found[record.key] = encode(record, 0.0)
     return found

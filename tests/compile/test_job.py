@@ -60,7 +60,7 @@ def patches(store: ChunkStore) -> dict[tuple, torch.Tensor]:
     """Every patch of a store as one dense vector, by what it is of."""
     found = {}
     for info in store.ls():
-        if info.kind != "canonical":
+        if info.rank is not None:
             record = store.get_patch(info.context, info.chunk_id, info.antecedents, info.kind)
             dense = [f.dense().flatten() for layer in record.patch.layers for f in layer.values()]
             found[info.kind, info.chunk_id, info.antecedents] = torch.cat(dense)
@@ -134,7 +134,7 @@ def test_a_limit_compiles_the_first_lines_only(tmp_path, backbone, store, frames
     plan = read_plan(write_plan(tmp_path, frames[:1], frames[1:2], frames[2:]))
     report = run_plan(plan, backbone, store, Settings(limit=2))
     assert (report.windows, report.chunks) == (2, 2)
-    assert len(store.ls()) == 2
+    assert len(store.ls("canonical")) == 2
 
 
 # -- what it is worth ------------------------------------------------------------------------------
@@ -188,7 +188,7 @@ def test_a_patch_formed_behind_patched_antecedents_is_formed_anew(tmp_path, back
     third = window.slots[2]
 
     def formed() -> str | None:
-        return store.info(store.ls()[0].context, third.chunk_id, third.antecedents).formed
+        return store.info(store.ls("canonical")[0].context, third.chunk_id, third.antecedents).formed
 
     assert formed() == "patched"
     report = run_plan(read_plan(write_plan(tmp_path, [a, b, c])), backbone, store, Settings(rank=2))
@@ -269,7 +269,7 @@ def test_an_unknown_chunk_id_is_refused_before_any_work(tmp_path, backbone, stor
 
 def test_a_chunk_id_of_another_system_prompt_is_unknown(tmp_path, backbone, store, frames):
     run_plan(read_plan(write_plan(tmp_path, [frames[0]])), backbone, store)
-    (info,) = store.ls()
+    (info,) = store.ls("canonical")
     path = write_plan(tmp_path, [{"chunk_id": info.chunk_id}], system="Another.")
     with pytest.raises(PlanError, match="for this model and system prompt"):
         run_plan(read_plan(path), backbone, store)
@@ -278,7 +278,7 @@ def test_a_chunk_id_of_another_system_prompt_is_unknown(tmp_path, backbone, stor
 def test_a_stored_chunk_by_its_id_gets_a_patch_without_its_pixels(tmp_path, backbone, store, frames):
     a, b, _, _ = frames
     run_plan(read_plan(write_plan(tmp_path, [a], [b])), backbone, store)
-    first, second = (i.chunk_id for i in store.ls())
+    first, second = (i.chunk_id for i in store.ls("canonical"))
     report = run_plan(
         read_plan(write_plan(tmp_path, [{"chunk_id": first}, {"chunk_id": second}])), backbone, store
     )

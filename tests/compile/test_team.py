@@ -123,8 +123,8 @@ def test_a_stored_chunk_that_is_damaged_fails_the_lines_behind_it_alone(tmp_path
     a, b, c, *_ = frames
     with ChunkStore.open(tmp_path / "s") as store:
         run_plan(read_plan(write_plan(tmp_path, [a], [b], [c])), vision_backbone(), store)
-        ids = [info.chunk_id for info in store.ls()]
-        (path,) = (tmp_path / "s").rglob(f"{store.ls()[1].key}.safetensors")
+        ids = [info.chunk_id for info in store.ls("canonical")]
+        (path,) = (tmp_path / "s").rglob(f"{store.ls('canonical')[1].key}.safetensors")
         data = bytearray(path.read_bytes())
         data[-1] ^= 1
         path.write_bytes(data)

@@ -166,4 +166,4 @@ def test_a_bundle_of_chunks_has_no_patch_behind_survivors(pieces, tmp_path):
     StoreAdmin(window.store).export_bundle(tmp_path / "b.kamera", [b.id, c.id])
     other = ChunkStore.open("memory://")
     StoreAdmin(other).import_bundle(tmp_path / "b.kamera")
-    assert {i.kind for i in other.ls()} == {"canonical"}
+    assert {i.kind for i in other.ls()} == {"canonical", "encoding", "anchor"}

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from kamera.errors import RemoteUnavailable
 from kamera.store.codec import Codec
+from kamera.store.records import Record
 
 if TYPE_CHECKING:
     from kamera.store.store import ChunkStore
@@ -27,6 +28,10 @@ class RawObjects:
         tiers = self._store._tiers
         here = [i.key for i in tiers.memory.infos()] if tiers.disk is None else tiers.disk.names()
         return sorted({*here, *([] if tiers.remote is None else tiers.remote.names())})
+
+    def read(self, name: str) -> Record | None:
+        """The object ``name`` (a row's ``key``), whatever its kind; otherwise as the store's look-ups."""
+        return self._store._look_up(name)
 
     def load(self, name: str) -> bytes | None:
         """The bytes of one object, unverified; None if there is none."""
