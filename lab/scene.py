@@ -14,7 +14,7 @@ import torch
 
 from kamera.content import Chunk, Encoded
 from kamera.engines.hf import Backbone
-from kamera.engines.hf.backbone import ModelCache
+from kamera.engines.hf.model import ModelCache
 from kamera.errors import EmptyChunk, InvalidPermutation, NotRelocatable
 from kamera.ops import (
     KV,
@@ -160,7 +160,7 @@ class Scene:
     def conditioned(self) -> KV:
         """KV(B|A) at the target's place, from a prefill behind `context`."""
         cache = self.backbone.share(self._shared.trunk(self.antecedents)[-1].cache)
-        return _own(self.backbone.prefill(self.encoded, self.positions, cache)[0])
+        return _own(self.backbone.run(self.encoded, self.positions, cache)[0])
 
     @cached_property
     def delta(self) -> Deltas:
@@ -313,7 +313,7 @@ class _Shared:
         if chunk.id not in self._canonical:
             (positions,) = self.places([chunk])
             cache = self.backbone.cache([self.anchor.kv])
-            kv, _ = self.backbone.prefill(self.encoded(chunk), positions, cache)
+            kv, _ = self.backbone.run(self.encoded(chunk), positions, cache)
             self._canonical[chunk.id] = _Canonical(_own(kv), positions)
         return self._canonical[chunk.id]
 
@@ -330,7 +330,7 @@ class _Shared:
         places = self.places(antecedents)
         for chunk, place in list(zip(antecedents, places, strict=True))[same:]:
             cache = self.backbone.share(steps[-1].cache)
-            kv, _ = self.backbone.prefill(self.encoded(chunk), place, cache)
+            kv, _ = self.backbone.run(self.encoded(chunk), place, cache)
             steps.append(_Step(chunk.id, kv, cache))
         self._trunk = steps
         return steps

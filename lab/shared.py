@@ -94,7 +94,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m lab.shared", description=__doc__)
     parser.add_argument("--output", type=Path, help="write JSON there")
     asked = parser.parse_args()
-    made = {
+    made: dict[str, Any] = {
         "command": "python -m lab.shared",
         "commit": commit(Path(kamera.__file__).parents[1]),
         "prompts": len(PROMPTS),

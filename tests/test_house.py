@@ -19,7 +19,6 @@ MOST_BYTES = 8_000_000
 MOST_METHODS = 15
 
 LONG = {
-    "kamera/engines/hf/backbone.py": "the model's interface in one place",
     "kamera/store/disk/following.py": "settling, comparing and the copy in memory: to be split",
     "tests/models/tiny.py": "a table of families, one entry each",
     "tests/store/test_bundle.py": "to be split with its room",
@@ -64,6 +63,14 @@ def test_a_room_is_entered_by_its_door():
             if foreign and room != "cli" and not TOP.joinpath("kamera", *parts).is_dir():
                 inside.append(f"{name} imports {module}")
     assert inside == []
+
+
+def test_windows_and_patches_are_given_an_engine():
+    """They name the contracts alone, in annotations, too: import-linter looks at what is imported to run."""
+    files = _files("kamera/window", "kamera/patches")
+    assert len(files) > 30
+    named = [(name, module) for name, path in files.items() for module in _imported(path)]
+    assert [pair for pair in named if pair[1].startswith("kamera.engines.")] == []
 
 
 def test_no_file_is_too_long_but_those_that_are_named():

@@ -91,7 +91,7 @@ def doctor(
 
 def _claims(backbone: Backbone) -> dict[str, tuple[int, ...]]:
     """Offsets to prove relocation at; a model with a position limit is tried as far as it reaches."""
-    far = 1000 if backbone.limit is None else max(1, min(1000, backbone.limit.below - _SPAN))
+    far = 1000 if backbone.limits.below is None else max(1, min(1000, backbone.limits.below - _SPAN))
     if backbone.axes == 1:
         return {"relocation, uniform": (far,)}
     return {
@@ -153,8 +153,8 @@ def _notes(backbone: Backbone, proofs: list[_Proven]) -> list[str]:
             f"in {kind} only the first layer is held to the tolerance, as a second forward differs from "
             "the first by rounding alone: use --dtype float32 to prove every layer"
         )
-    if backbone.limit is not None:
-        notes.append(f"windows must stay below position {backbone.limit.below}: {backbone.limit.reason}")
+    if backbone.limits.below is not None:
+        notes.append(f"windows must stay below position {backbone.limits.below}: {backbone.limits.reason}")
     if backbone.builder.format is None:
         notes.append("no processor: chunks come from chunk_from_tensors, questions are token ids")
     return notes

@@ -15,6 +15,7 @@ import torch
 
 from kamera.compile.clock import Clock
 from kamera.compile.tasks import Cost
+from kamera.engines.hf import Backbone
 from kamera.ops import KV
 from kamera.patches import Copy, Facts, Former
 
@@ -30,7 +31,8 @@ WORTH = 2
 class Canonicals:
     """Forms and archives canonicals for one worker; ``batch`` bounds the rows of a forward."""
 
-    def __init__(self, batch: int, clock: Clock) -> None:
+    def __init__(self, backbone: Backbone, batch: int, clock: Clock) -> None:
+        self._backbone = backbone
         self._batch = batch
         self._clock = clock
         self._equal: dict[Hashable, bool] = {}
@@ -39,7 +41,7 @@ class Canonicals:
         """Equal for chunks that `archive` may put into one forward; None for one that goes alone."""
         if self.rows(facts) < 2:
             return None
-        shape = former.backbone.batch_form(facts.encoded)
+        shape = self._backbone.batch_form(facts.encoded)
         return None if shape is None else (former.anchor.length, self.rows(facts), shape)
 
     def rows(self, facts: Facts) -> int:
@@ -75,24 +77,21 @@ class Canonicals:
         shape: Hashable,
         cost: Cost,
     ) -> None:
-        together = former.backbone.prefill_batch([f.encoded for f in group], places, former.anchor.kv)
+        together = self._backbone.prefill_batch([f.encoded for f in group], places, former.anchor.kv)
         self._equal[shape] = all(_same(a, b) for a, b in zip(kvs, together, strict=True))
         cost.trials += 1
         cost.trials_equal += self._equal[shape]
         if not self._equal[shape]:
             logger.info("chunks of %d tokens go alone: %d in one forward differ", group[0].length, len(group))
 
-    @staticmethod
     def _together(
-        former: Former, group: Sequence[Facts], places: Sequence[torch.Tensor], cost: Cost
+        self, former: Former, group: Sequence[Facts], places: Sequence[torch.Tensor], cost: Cost
     ) -> Sequence[KV]:
         cost.batched += len(group)
-        return former.backbone.prefill_batch([f.encoded for f in group], places, former.anchor.kv)
+        return self._backbone.prefill_batch([f.encoded for f in group], places, former.anchor.kv)
 
-    @staticmethod
-    def _alone(former: Former, facts: Facts, positions: torch.Tensor) -> KV:
-        past = former.backbone.cache([former.anchor.kv])
-        return former.backbone.prefill(facts.encoded, positions, past)[0]
+    def _alone(self, former: Former, facts: Facts, positions: torch.Tensor) -> KV:
+        return self._backbone.run(facts.encoded, positions, self._backbone.cache([former.anchor.kv]))[0]
 
 
 def _same(one: KV, other: KV) -> bool:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import torch
+
 from kamera.compile.clock import Clock
 from kamera.compile.tasks import Cost
-from kamera.ops import uniform_offset
+from kamera.ops import kv_map, uniform_offset
 from kamera.ops.kernels import serve
 from kamera.patches import Copy, Facts, Former
 
@@ -22,7 +24,7 @@ def time_serving(former: Former, facts: Facts, copy: Copy, clock: Clock, cost: C
     canonical = former.canonical(facts)
     offset = uniform_offset(canonical.positions, copy.positions)
     assert offset is not None, "compact places of one chunk differ by one offset per axis"
-    layout, room = former.backbone.layout, former.backbone.room(facts.length)
+    layout, room = former.backbone.layout, kv_map(copy.kv, torch.empty_like)
     serve(room, canonical.kv, record.patch, layout, offset)  # the first touch of the room is no part of it
     with clock.adding(cost, "applied_seconds"):
         serve(room, canonical.kv, record.patch, layout, offset)

@@ -21,6 +21,7 @@ from kamera.compile.plan import Stored
 from kamera.compile.reuse import time_serving
 from kamera.compile.settings import Settings
 from kamera.compile.tasks import About, Branch, Compiled, Cost, Found, Grown, Located, Sources
+from kamera.engines import Span
 from kamera.engines.hf import Backbone, Observer
 from kamera.errors import (
     CorruptChunk,
@@ -30,7 +31,7 @@ from kamera.errors import (
     UnknownChunk,
     WrongKey,
 )
-from kamera.patches import Copy, Facts, Former, compact_positions, own, prefill_anchor
+from kamera.patches import Copy, Facts, Former, compact_positions, prefill_anchor
 from kamera.store import ChunkStore, ObjectInfo
 
 FLUSH_SECONDS = 60.0
@@ -45,6 +46,9 @@ class _Open:
     former: Former
     chunks: list[Facts] = field(default_factory=list)
     copies: list[Copy] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.live = self.former.backbone.live()
 
     @property
     def path(self) -> Path:
@@ -62,9 +66,10 @@ class _Open:
         if copy is None or copy.lossy:
             backbone = former.backbone
             place = compact_positions(backbone, former.anchor.input_ids, [*self.chunks, facts])[-1]
-            past = backbone.cache([former.anchor.kv, *(held.kv for held in self.copies)])
-            kv, _ = backbone.prefill(facts.encoded, place, past)
-            copy = Copy(own(kv), place, None, "exact", path, canonical=False)
+            before = [former.anchor.kv, *(held.kv for held in self.copies)]
+            self.live.show([Span(kv, None, (0,) * backbone.axes) for kv in before], room=facts.length)
+            kv = backbone.prefill(facts.encoded, place, self.live)
+            copy = Copy(kv, place, None, "exact", path, canonical=False)
         self.chunks.append(facts)
         self.copies.append(copy)
         return copy
@@ -80,7 +85,7 @@ class Worker:
         self.store = store
         self.settings = settings
         self.clock = Clock(backbone.device)
-        self._locator = Locator(backbone, store, Canonicals(settings.batch, self.clock))
+        self._locator = Locator(backbone, store, Canonicals(backbone, settings.batch, self.clock))
         self._lookups: dict[str | None, Lookup] = {}
         self._open: _Open | None = None
         self._broken: dict[tuple[str | None, Path], str] = {}

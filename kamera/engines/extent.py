@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from typing import NamedTuple
 
 import torch
@@ -53,6 +53,19 @@ class Extents:
             if len(self._known) > _HELD:
                 self._known.popitem(last=False)
         return extent
+
+    def of_all(
+        self, spans: Sequence[tuple[str, torch.Tensor, Mapping[str, torch.Tensor]]], pictures: Container[int]
+    ) -> list[Extent] | None:
+        """Extents of ``(chunk id, ids, inputs)`` one after another; None where one has none, or two pictures
+        (tokens of ``pictures``) touch."""
+        found: list[Extent] = []
+        for chunk_id, ids, inputs in spans:
+            extent = self.of(chunk_id, ids, inputs)
+            if extent is None or (found and extent.first in pictures and found[-1].last in pictures):
+                return None
+            found.append(extent)
+        return found
 
     def _tried(self, ids: torch.Tensor, inputs: Mapping[str, torch.Tensor]) -> Extent | None:
         """Between texts, and right behind itself, the chunk must add the same."""

@@ -189,6 +189,11 @@ class CodedKV(Sequence[LayerKV]):
         return self if same else CodedKV(layers, self.grid, self.loss)
 
     @property
+    def tokens(self) -> int:
+        """Tokens it holds; nothing is decoded."""
+        return next((channel.tokens for layer in self.layers for channel in layer.values()), 0)
+
+    @property
     def nbytes(self) -> int:
         """Bytes of all channels as they are held."""
         return sum(channel.nbytes for layer in self.layers for channel in layer.values())

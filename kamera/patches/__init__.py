@@ -4,7 +4,7 @@ from kamera.patches.anchor import Anchor, anchor_ids, anchor_of, prefill_anchor
 from kamera.patches.catalogue import Catalogue
 from kamera.patches.chunks import Copy, Facts
 from kamera.patches.encodings import Encodings
-from kamera.patches.former import Former, own, worth_harvesting
+from kamera.patches.former import Former, worth_harvesting
 from kamera.patches.forming import FormingRule, forming_of
 from kamera.patches.guarantee import (
     GUARANTEES,
@@ -41,7 +41,6 @@ __all__ = [
     "guarantee_named",
     "how_many",
     "orderings",
-    "own",
     "prefill_anchor",
     "prefilled_behind",
     "text_positions",

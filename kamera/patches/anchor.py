@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import torch
 
 from kamera.content import Encoded, Spoken
-from kamera.engines.hf import Backbone
+from kamera.engines import Engine
 from kamera.errors import CorruptChunk, WrongKey
-from kamera.ops import KV, kv_map, tensor_digest
+from kamera.ops import KV, tensor_digest
 from kamera.patches.losses import Losses, Strict
 from kamera.store import CanonicalRecord, ChunkStore, Context
 
@@ -38,7 +38,7 @@ class Anchor:
 
 
 def prefill_anchor(
-    backbone: Backbone, system: Spoken | None, store: ChunkStore | None = None, losses: Losses | None = None
+    backbone: Engine, system: Spoken | None, store: ChunkStore | None = None, losses: Losses | None = None
 ) -> Anchor:
     """Tokenise and prefill a system prompt, text or messages; token ids are taken as they are.
 
@@ -49,16 +49,16 @@ def prefill_anchor(
     return anchor_of(backbone, ids, seams.tail, seams.reopen, store, losses)
 
 
-def anchor_ids(backbone: Backbone, system: Spoken | None) -> torch.Tensor:
+def anchor_ids(backbone: Engine, system: Spoken | None) -> torch.Tensor:
     """Token ids ``[tokens]`` a window under this system prompt begins with; nothing is prefilled.
 
     Without a processor, None is an anchor of no tokens and text raises ProcessorRequired.
     """
-    return backbone.builder.anchor_ids(system)
+    return backbone.anchor_ids(system)
 
 
 def anchor_of(
-    backbone: Backbone,
+    backbone: Engine,
     ids: torch.Tensor,
     tail: str,
     reopen: str,
@@ -72,22 +72,19 @@ def anchor_of(
     """
     positions = backbone.positions([ids], [{}])
     digest = tensor_digest(ids)
-    if not ids.shape[0]:
-        return Anchor(ids, positions, backbone.no_kv(), digest, tail, reopen)
     losses = losses or Strict()
-    found = None if store is None else _stored(backbone, store, digest, losses)
+    found = None if store is None or not ids.shape[0] else _stored(backbone, store, digest, losses)
     if found is not None and torch.equal(found.positions, positions):
         return Anchor(ids, positions, backbone.place(found.kv), digest, tail, reopen)
-    kv, _ = backbone.prefill(Encoded(ids, {}, {}), positions)
-    kv = kv_map(kv, lambda t: t.detach().clone())
-    if store is not None:
+    kv = backbone.prefill(Encoded(ids, {}, {}), positions)
+    if store is not None and ids.shape[0]:
         context = Context(backbone.fingerprint, digest, store.tenant)
         with losses.borne("the system prompt was not kept"):
             store.put(CanonicalRecord(digest, context, ids, positions, tuple(kv), kind="anchor"))
     return Anchor(ids, positions, kv, digest, tail, reopen)
 
 
-def _stored(backbone: Backbone, store: ChunkStore, digest: str, losses: Losses) -> CanonicalRecord | None:
+def _stored(backbone: Engine, store: ChunkStore, digest: str, losses: Losses) -> CanonicalRecord | None:
     with losses.borne("the system prompt was not looked up"):
         try:
             return store.get_anchor(Context(backbone.fingerprint, digest, store.tenant))

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import torch
 
 from kamera.content import Chunk, Encoded
-from kamera.engines.hf import Backbone
+from kamera.engines import Engine
 from kamera.errors import CorruptChunk, UnknownChunk, WrongKey
 from kamera.patches.chunks import Facts
 from kamera.patches.losses import Losses
@@ -23,7 +23,7 @@ class Encodings:
     What the store cannot take or give goes to ``losses``.
     """
 
-    def __init__(self, backbone: Backbone, store: ChunkStore, losses: Losses) -> None:
+    def __init__(self, backbone: Engine, store: ChunkStore, losses: Losses) -> None:
         self.vision = backbone.vision_fingerprint
         self._backbone = backbone
         self._store = store
@@ -37,7 +37,7 @@ class Encodings:
         return Facts(chunk.id, Encoded(chunk.input_ids, chunk.position_inputs(), held), chunk.label)
 
     def made(self, chunk: Chunk) -> Facts:
-        """A chunk encoded now, and its encoding kept. Raises what `Backbone.encode` raises."""
+        """A chunk encoded now, and its encoding kept. Raises what `Engine.encode` raises."""
         facts = Facts(chunk.id, self._backbone.encode(chunk), chunk.label)
         with self._losses.borne(f"the encoding of chunk {chunk.id[:12]} was not kept"):
             self.keep(facts)

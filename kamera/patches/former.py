@@ -12,9 +12,9 @@ from dataclasses import replace
 import torch
 
 from kamera.content import Chunk
-from kamera.engines.hf import Backbone
+from kamera.engines import Engine, Span
 from kamera.errors import CorruptChunk, IncompatibleChunk, NotRelocatable, UnknownChunk, WrongKey
-from kamera.ops import KV, Formed, Patch, PatchBudget, deficit, kv_map, mean_deficit, uniform_offset
+from kamera.ops import Formed, Patch, PatchBudget, deficit, mean_deficit, uniform_offset
 from kamera.patches.anchor import Anchor
 from kamera.patches.catalogue import Catalogue
 from kamera.patches.chunks import Copy, Facts
@@ -47,7 +47,7 @@ class Former:
 
     def __init__(
         self,
-        backbone: Backbone,
+        backbone: Engine,
         store: ChunkStore,
         anchor: Anchor,
         budget: PatchBudget,
@@ -64,7 +64,7 @@ class Former:
         self.encodings = Encodings(backbone, store, self.losses)
         self.context = Context(backbone.fingerprint, anchor.digest, store.tenant, store.kv)
         self.catalogue = Catalogue(store, self.context, self.forming, self.losses)
-        self.anchor_copy = Copy(anchor.kv, anchor.positions, None, "exact", (), canonical=True)
+        self.anchor_span = Span(anchor.kv, None, (0,) * backbone.axes)
         self._compared = -1
         self._here = threading.local()
         self.check_computation()
@@ -98,11 +98,10 @@ class Former:
                 "the backbone's weights have changed since this window was made, or its settings, hooks or "
                 "autocast: its KV is stale; undo that, or make a new window"
             )
-        moves = self.backbone.identity.moves
-        if moves != self._compared:
-            backbone = self.backbone
-            self.store.probes.compare(self.context.fingerprint, backbone.answers, backbone.tolerance)
-            self._compared = moves
+        probe = self.backbone.probe
+        if probe.moves != self._compared:
+            self.store.probes.compare(self.context.fingerprint, probe.answers, probe.tolerance)
+            self._compared = probe.moves
 
     # -- chunks --------------------------------------------------------------------------------
 
@@ -201,7 +200,7 @@ class Former:
                 positions=copy.positions,
                 kv=tuple(copy.kv),
                 inputs=encoded.position_inputs,
-                info={"label": facts.label, VISION_TOKENS: [*self.backbone.builder.vision_tokens]},
+                info={"label": facts.label, VISION_TOKENS: [*self.backbone.vision_tokens]},
                 vision=self.encodings.vision if encoded.tensors else "",
                 behind=self.anchor.length,
             )
@@ -353,8 +352,10 @@ class Former:
     def _computed(self, facts: Facts) -> tuple[Copy, CanonicalRecord]:
         """The chunk prefilled behind the anchor alone, and what the store now keeps of it."""
         positions = self.alone(facts)
-        kv, _ = self.backbone.prefill(facts.encoded, positions, self.backbone.cache([self.anchor.kv]))
-        copy = Copy(own(kv), positions, None, "exact", (), canonical=True)
+        behind = self.backbone.live()
+        behind.show([self.anchor_span], room=facts.length)
+        kv = self.backbone.prefill(facts.encoded, positions, behind)
+        copy = Copy(kv, positions, None, "exact", (), canonical=True)
         return copy, self.archive(facts, copy)
 
     def _out_of(self, record: CanonicalRecord) -> Copy:
@@ -380,8 +381,3 @@ def worth_harvesting(
     chunks = tuple(map(chunk_of, antecedents))
     there = (held(behind) for behind in dict.fromkeys((chunks, antecedents)))
     return not any(worth is not None and at_least(worth, formed) for worth in there)
-
-
-def own(kv: KV) -> KV:
-    """A copy that does not keep the whole live cache alive."""
-    return kv_map(kv, lambda t: t.detach().clone())

@@ -6,11 +6,11 @@ import itertools
 import math
 import random
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
 
-from kamera.engines.hf import ModelCache
 from kamera.ops import deficit, uniform_offset
 from kamera.patches.chunks import Copy, Facts
 from kamera.patches.standing import compact_positions
@@ -67,9 +67,9 @@ def deficits(
     perms: Sequence[tuple[int, ...]],
 ) -> Iterator[Sequence[Mapping[str, torch.Tensor]]]:
     """The deficit of ``target`` behind its antecedents in each order; each prefix of orders runs once."""
-    backbone = former.backbone
-    # caches[k]: anchor and the first k antecedents of the current ordering
-    caches: list[ModelCache] = [backbone.cache([former.anchor.kv])]
+    backbone, anchor = former.backbone, former.anchor_span
+    # anchor and the first antecedents of the current ordering: spans that stay are not written again
+    behind, spans = backbone.live(), [anchor]
     previous: tuple[int, ...] = ()
     for perm in perms:
         chunks = [antecedents[i] for i in perm]
@@ -77,22 +77,18 @@ def deficits(
         same = 0
         while same < len(previous) and previous[same] == perm[same]:
             same += 1
-        del caches[same + 1 :]
+        del spans[same + 1 :]
         for chunk, place in zip(chunks[same:], places[same:-1], strict=True):
-            caches.append(_grown(former, caches, chunk, place))
+            leading = former.canonical(chunk) if len(spans) == 1 else None
+            if leading is not None and not leading.lossy and torch.equal(leading.positions, place):
+                kv = leading.kv
+            else:
+                behind.show(spans, room=chunk.length)
+                kv = backbone.prefill(chunk.encoded, place, behind)
+            spans.append(replace(anchor, kv=kv))
         previous = perm
-        kv, _ = backbone.prefill(target.encoded, places[-1], backbone.share(caches[-1]))
+        behind.show(spans, room=target.length)
+        kv = backbone.prefill(target.encoded, places[-1], behind)
         offset = uniform_offset(canonical.positions, places[-1])
         assert offset is not None, "compact places of one chunk differ by one offset per axis"
         yield deficit(kv, canonical.kv, backbone.layout, offset)
-
-
-def _grown(former: Former, caches: Sequence[ModelCache], chunk: Facts, place: torch.Tensor) -> ModelCache:
-    """The last of ``caches`` with one more antecedent behind it."""
-    if len(caches) == 1:
-        leading = former.canonical(chunk)
-        if not leading.lossy and torch.equal(leading.positions, place):
-            return former.backbone.cache([former.anchor.kv, leading.kv])
-    grown = former.backbone.share(caches[-1])
-    former.backbone.prefill(chunk.encoded, place, grown)
-    return grown

@@ -6,15 +6,13 @@ from collections.abc import Sequence
 
 import torch
 
-from kamera.engines import Extent, behind, standing
-from kamera.engines.hf import Backbone
+from kamera.engines import Engine, Extent, behind, standing
 from kamera.errors import IncompatibleChunk
 from kamera.patches.chunks import Facts
-from kamera.patches.touching import refuse_touching
 
 
 def compact_positions(
-    backbone: Backbone, anchor_ids: torch.Tensor, chunks: Sequence[Facts]
+    backbone: Engine, anchor_ids: torch.Tensor, chunks: Sequence[Facts]
 ) -> list[torch.Tensor]:
     """The model's own positions of chunks standing behind the anchor, each ``[axes, tokens]``."""
     extents = extents_of(backbone, chunks)
@@ -25,7 +23,7 @@ def compact_positions(
 
 
 def text_positions(
-    backbone: Backbone, anchor_ids: torch.Tensor, chunks: Sequence[Facts], text: torch.Tensor
+    backbone: Engine, anchor_ids: torch.Tensor, chunks: Sequence[Facts], text: torch.Tensor
 ) -> torch.Tensor:
     """The model's own positions of ``text`` ids behind anchor and chunks, ``[axes, tokens]``."""
     extents = extents_of(backbone, chunks)
@@ -36,7 +34,7 @@ def text_positions(
 
 
 def _of_whole(
-    backbone: Backbone, anchor_ids: torch.Tensor, chunks: Sequence[Facts], text: torch.Tensor
+    backbone: Engine, anchor_ids: torch.Tensor, chunks: Sequence[Facts], text: torch.Tensor
 ) -> torch.Tensor:
     """Positions of anchor, chunks and ``text`` in one. Raises IncompatibleChunk where the model has none."""
     ids = [anchor_ids, *[c.encoded.input_ids for c in chunks], text]
@@ -45,23 +43,15 @@ def _of_whole(
         return backbone.positions(ids, inputs)
     except (StopIteration, IndexError, RuntimeError, TypeError) as error:
         raise IncompatibleChunk(
-            f"{type(backbone.model).__name__} has no positions for chunk {chunks[-1].chunk_id[:12]} behind "
+            f"{backbone.named.kind} has no positions for chunk {chunks[-1].chunk_id[:12]} behind "
             f"{len(chunks) - 1} others: a picture right behind another is one to the model; begin or end "
             "chunks with text"
         ) from error
 
 
-def extents_of(backbone: Backbone, chunks: Sequence[Facts]) -> list[Extent] | None:
+def extents_of(backbone: Engine, chunks: Sequence[Facts]) -> list[Extent] | None:
     """What each chunk adds to positions; None when one of them has no such sum, or two pictures touch.
 
     Raises IncompatibleChunk for an order in which pictures touch that would see each other.
     """
-    refuse_touching(backbone, [(c.chunk_id, c.encoded) for c in chunks])
-    found: list[Extent] = []
-    seen = backbone.builder.vision_tokens
-    for chunk in chunks:
-        extent = backbone.extents.of(chunk.chunk_id, chunk.encoded.input_ids, chunk.position_inputs)
-        if extent is None or (found and extent.first in seen and found[-1].last in seen):
-            return None
-        found.append(extent)
-    return found
+    return backbone.extents([(c.chunk_id, c.encoded) for c in chunks])

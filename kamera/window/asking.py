@@ -43,7 +43,7 @@ class Asker:
 
     def question_ids(self, question: Question) -> torch.Tensor:
         """Token ids of a question; text and messages get the chat template's closing."""
-        ids = self._backbone.builder.question_ids(question, self._anchor.tail)
+        ids = self._backbone.question_ids(question, self._anchor.tail)
         if ids.shape[0] == 0:
             raise EmptyChunk(f"question {question!r} has no tokens: ask something")
         return ids
@@ -58,8 +58,8 @@ class Asker:
         """Logits ``[vocabulary]`` of the first token of an answer."""
         ids = self.question_ids(question)
         positions = moved(self.question_positions(ids), self.state.frame)
-        with self._stage.behind(self.state, ids.shape[0], Tally()) as past:
-            return self._backbone.forward(ids, positions, past)
+        self._stage.show(self.state, Tally(), ids.shape[0])
+        return self._backbone.ask(ids, positions, self._stage.live)
 
     def answer_ids(self, question: Question, **options: Any) -> torch.Tensor:
         """New token ids, ``[sequences, new]``, as the model's own ``generate`` gives them."""
@@ -67,9 +67,10 @@ class Asker:
         positions = torch.cat([self.position_ids(), self.question_positions(ids)], dim=1)
         sequence = torch.cat([self.input_ids(), ids])
         expected = ids.shape[0] + int(options.get("max_new_tokens") or ANSWER)
-        with self._stage.behind(self.state, expected, Tally()) as past:
-            framed = moved(positions, self.state.frame)
-            return self._backbone.generate(sequence, framed, past, **options)
+        self._stage.show(self.state, Tally(), expected)
+        return self._backbone.decode(
+            sequence, moved(positions, self.state.frame), self._stage.live, **options
+        )
 
     def exchange(self, question: Question, answer: torch.Tensor) -> Chunk:
         """Question and answer as one text chunk that leaves the user's turn open again."""

@@ -6,14 +6,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-import torch
-
 from kamera.patches import Facts
 from kamera.window.places import Known
 from kamera.window.policy import PositionRule
 from kamera.window.report import Tally
 from kamera.window.run import RowLied, Stage, run
-from kamera.window.seats import Spot
 from kamera.window.state import WindowState
 from kamera.window.steps import Limits, Plan
 
@@ -28,22 +25,14 @@ class Bounds:
     def limits(self, stage: Stage, facts: Mapping[str, Facts]) -> Limits:
         """What a plan has to keep to, for chunks whose facts are known by id."""
         former = stage.former
-        backbone = former.backbone
-        trained = getattr(backbone.config, "max_position_embeddings", None)
-        below = None if backbone.limit is None else backbone.limit.below
-        ends = [end for end in (trained, below) if end is not None]
-
-        def check(spot: Spot) -> None:
-            if below is not None and spot.top >= below:
-                backbone.check_positions(torch.tensor([[spot.top]]))
-
+        reach = former.backbone.limits
         return Limits(
             anchor=former.anchor.length,
-            last=min(ends) if ends else 2**31,
+            last=reach.last,
             max_tokens=self.max_tokens,
             rule=self.rule,
             lossy=former.context.lossy,
-            check=check,
+            check=lambda spot: reach.check(spot.top),
             places=Known(stage.standing, facts),
         )
 

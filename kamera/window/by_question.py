@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import torch
 
+from kamera.engines import LiveKV, Span
 from kamera.errors import CorruptChunk, IncompatibleChunk, UnknownChunk
 from kamera.patches import Former, text_positions
 from kamera.store import Hit
@@ -26,17 +27,18 @@ def answering(former: Former, question: torch.Tensor, k: int) -> list[Hit]:
     if isinstance(k, bool) or not isinstance(k, int) or k < 1:
         raise ValueError(f"k={k!r} hits: ask for at least 1")
     rows = former.store.ls("canonical", context=former.context)[-MOST:]
+    behind = former.backbone.live()
     with former.operation():
-        hits = [Hit(row.chunk_id, _certainty(former, row.chunk_id, question)) for row in rows]
+        hits = [Hit(row.chunk_id, _certainty(former, row.chunk_id, question, behind)) for row in rows]
     return sorted((hit for hit in hits if hit.score > 0.0), key=lambda hit: -hit.score)[:k]
 
 
-def _certainty(former: Former, chunk_id: str, question: torch.Tensor) -> float:
+def _certainty(former: Former, chunk_id: str, question: torch.Tensor, behind: LiveKV) -> float:
     try:
         facts = former.known(chunk_id)
     except (UnknownChunk, IncompatibleChunk, CorruptChunk):
         return 0.0
-    backbone, anchor = former.backbone, former.anchor
-    past = backbone.cache([anchor.kv, former.canonical(facts).kv])
-    positions = text_positions(backbone, anchor.input_ids, [facts], question)
-    return float(backbone.forward(question, positions, past).float().softmax(-1).max())
+    backbone, canonical = former.backbone, former.canonical(facts)
+    behind.show([former.anchor_span, Span(canonical.kv, None, (0,) * backbone.axes)], room=question.shape[0])
+    positions = text_positions(backbone, former.anchor.input_ids, [facts], question)
+    return float(backbone.ask(question, positions, behind).float().softmax(-1).max())

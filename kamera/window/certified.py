@@ -10,7 +10,7 @@ from pathlib import Path
 
 import platformdirs
 
-from kamera.engines.hf import Backbone
+from kamera.engines import Engine
 from kamera.errors import CertificateMismatch, InvalidCertificate, UncertifiedBackbone
 from kamera.ops import PatchBudget
 from kamera.store import ChunkStore, certificate_folders
@@ -44,7 +44,7 @@ class Search:
 
 
 def agree(
-    backbone: Backbone,
+    backbone: Engine,
     store: ChunkStore,
     policy: ReusePolicy | None,
     certificate: Certificate | str | os.PathLike[str] | None,
@@ -123,16 +123,15 @@ def home() -> Path | None:
         return None
 
 
-def _say(backbone: Backbone, budget: PatchBudget, refusal: str) -> None:
-    config = backbone.model.config
-    name = getattr(config, "_name_or_path", "") or "MODEL"
+def _say(backbone: Engine, budget: PatchBudget, refusal: str) -> None:
+    named = backbone.named
     # the fingerprint binds the dtype, and the command would take the checkpoint's by itself
-    command = f"kamera certify {name} --dtype {backbone.describe().dtype}"
+    command = f"kamera certify {named.checkpoint or 'MODEL'} --dtype {named.dtype}"
     command += "" if budget.rank == ReusePolicy.rank else f" --rank {budget.rank}"
     if budget.share != ReusePolicy.patch_bytes:
         command += f" --patch-bytes {budget.share or 0:g}"
     message = (
-        f"no certificate lets {type(backbone.model).__name__} serve reused KV: {refusal}. Every chunk is "
+        f"no certificate lets {named.kind} serve reused KV: {refusal}. Every chunk is "
         f"prefilled exactly, as without Kamera. Run `{command}`, or pass ReusePolicy(certified=False)"
     )
     if message not in _said:

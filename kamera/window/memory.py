@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 import torch
 
+from kamera.engines import LiveKV
 from kamera.ops import KV, CodedKV
 from kamera.patches import Anchor, Copy
 from kamera.store import coded_tensors
-from kamera.window.live import LiveCache
 from kamera.window.state import WindowState
 
 Storages = dict[tuple[torch.device, int], int]
@@ -53,9 +53,9 @@ class Holdings:
     encodings: Storages
 
     @classmethod
-    def of(cls, anchor: Anchor, state: WindowState, live: LiveCache) -> Holdings:
+    def of(cls, anchor: Anchor, state: WindowState, live: LiveKV) -> Holdings:
         """Everything that is there because this window is."""
-        room = _storages(_tensors(live.room))
+        room = _storages(_tensors(live.tensors))
         held = [anchor.input_ids, anchor.positions, *_tensors(anchor.kv)]
         given: list[torch.Tensor] = []
         for resident in state.residents:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from kamera.content import Encoded
-from kamera.engines.hf import Backbone
+from kamera.engines import Engine
 from kamera.errors import IncompatibleChunk
 from kamera.ops import KV, CodedKV, LowRank, Patch
 from kamera.patches import Copy, Facts, Former, FormingRule, Losses, anchor_of, forming_of
@@ -21,7 +21,6 @@ from kamera.window.bounds import Bounds, decided
 from kamera.window.certificate import Certificate
 from kamera.window.certified import Terms, agree
 from kamera.window.file import VERSION, Saved, Tensors, publish, read_saved
-from kamera.window.live import LiveCache
 from kamera.window.places import Standing
 from kamera.window.policy import ReusePolicy
 from kamera.window.report import Tally
@@ -56,7 +55,7 @@ def save_window(path: Path, former: Former, bounds: Bounds, state: WindowState, 
 
 def load_window(
     path: Path,
-    backbone: Backbone,
+    backbone: Engine,
     store: ChunkStore,
     certificate: Certificate | str | os.PathLike[str] | None = None,
     forming: FormingRule = "now",
@@ -80,7 +79,7 @@ def load_window(
     anchor = anchor_of(backbone, tensors["anchor/ids"], document["tail"], document["reopen"], store, losses)
     terms = agree(backbone, store, ReusePolicy(**document["policy"]), certificate)
     former = Former(backbone, store, anchor, terms.served.budget, forming_of(forming), losses)
-    stage = Stage(former, LiveCache(backbone), Standing(backbone, anchor))
+    stage = Stage(former, backbone.live(), Standing(backbone, anchor))
     residents = tuple(
         _get_resident(tensors, f"{i:05d}", chunk, stage) for i, chunk in enumerate(document["chunks"])
     )
@@ -170,7 +169,7 @@ def _source(facts: Facts, copy: Copy, stage: Stage) -> Source:
     return Source(home, copy.antecedents, copy.guarantee, copy.canonical, copy.lossy, patched)
 
 
-def _get_copy(tensors: Tensors, name: str, copy: dict[str, Any], backbone: Backbone) -> Copy:
+def _get_copy(tensors: Tensors, name: str, copy: dict[str, Any], backbone: Engine) -> Copy:
     layers, positions = range(len(backbone.layout)), tensors[f"{name}/positions"]
     if copy["coded"] is None:
         kv: KV = tuple(_under(tensors, f"{name}/kv/{i:05d}/") for i in layers)

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import torch
 
-from kamera.engines.hf import Backbone
+from kamera.engines import Engine
 from kamera.ops import tensor_digest
 from kamera.patches import Anchor, Facts, compact_positions, extents_of, text_positions
 from kamera.window.seats import Offset, Spot
@@ -26,7 +26,7 @@ class _Pattern(NamedTuple):
 class Standing:
     """Spots behind one anchor. Safe to use from several threads: it only remembers."""
 
-    def __init__(self, backbone: Backbone, anchor: Anchor) -> None:
+    def __init__(self, backbone: Engine, anchor: Anchor) -> None:
         self.backbone = backbone
         self.anchor = anchor
         self._patterns: OrderedDict[tuple[str, str], _Pattern] = OrderedDict()

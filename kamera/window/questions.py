@@ -13,7 +13,6 @@ from kamera.content import Chunk
 from kamera.window import plan
 from kamera.window.asking import Asker, Question
 from kamera.window.bounds import decided
-from kamera.window.live import LiveCache
 from kamera.window.policy import ReusePolicy
 from kamera.window.report import SlotReport, Tally
 from kamera.window.serial import serial
@@ -120,7 +119,7 @@ class Questions(View):
         return Asker(self._stage, self._state)
 
     def _without(self, index: int, policy: ReusePolicy) -> Asker:
-        stage = replace(self._stage, live=LiveCache(self.backbone))
+        stage = replace(self._stage, live=self.backbone.live())
         bounds = replace(self._bounds, max_tokens=None)
 
         def decide(limits: Limits) -> Plan:

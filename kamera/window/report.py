@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from kamera.engines.hf import Backbone
+from kamera.engines import Engine, Written
 from kamera.window.html import slot_table, table
 from kamera.window.slots import Slot
 
@@ -79,6 +79,11 @@ class Tally:
     seconds: float = 0.0
     notes: list[str] = field(default_factory=list)
 
+    def add(self, written: Written) -> None:
+        """Count bytes that were written."""
+        self.bytes_rotated += written.bytes_turned
+        self.bytes_patched += written.bytes_patched
+
     def report(
         self, operation: str, slot: Slot | None, slots: tuple[Slot, ...], evicted: tuple[Slot, ...] = ()
     ) -> Report:
@@ -89,7 +94,7 @@ class Tally:
 
 
 @contextmanager
-def counting(backbone: Backbone) -> Iterator[Tally]:
+def counting(backbone: Engine) -> Iterator[Tally]:
     """Count one operation's model work and time into a tally."""
     tally = Tally()
     started = time.perf_counter()

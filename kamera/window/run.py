@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from kamera.engines.hf import ModelCache
+from kamera.engines import LiveKV, Span
 from kamera.errors import NonFiniteKV, NotRelocatable
-from kamera.patches import Copy, Facts, Former, Guarantee, own
-from kamera.window.live import LiveCache
+from kamera.patches import Copy, Facts, Former, Guarantee
 from kamera.window.places import Standing
 from kamera.window.report import Tally
 from kamera.window.seats import Seats
-from kamera.window.slots import Resident, Span
+from kamera.window.slots import Resident
 from kamera.window.state import WindowState
 from kamera.window.steps import Archive, Clean, Harvest, Keep, Place, Plan, Prefill
 
@@ -27,20 +25,13 @@ class Stage:
     """Where plans are acted on: what forms and stores, the live cache, and where chunks stand."""
 
     former: Former
-    live: LiveCache
+    live: LiveKV
     standing: Standing
 
     def show(self, state: WindowState, tally: Tally, behind: int = 0) -> None:
         """Make the live cache show ``state``, with room for ``behind`` more tokens."""
-        anchor = Span(self.former.anchor_copy, state.frame)
-        self.live.hold([anchor, *(r.span for r in state.residents)], tally, behind)
-
-    @contextmanager
-    def behind(self, state: WindowState, tokens: int, tally: Tally) -> Iterator[ModelCache]:
-        """The state's KV as one cache to grow by ``tokens``; what is appended is forgotten afterwards."""
-        self.show(state, tally, tokens)
-        with self.live.lent() as cache:
-            yield cache
+        anchor = Span(self.former.anchor.kv, None, state.frame)
+        tally.add(self.live.show([anchor, *(r.span for r in state.residents)], room=behind))
 
 
 def run(
@@ -120,10 +111,9 @@ class _Run:
         seat, source = step.seat, step.seat.source
         facts = self.facts[seat.chunk_id]
         positions = self.stage.standing.positions(facts, seat.spot)
-        before = self._assembled(step.before)
-        with self.stage.behind(before, seat.length, self.tally) as cache:
-            kv, _ = self.former.backbone.prefill(facts.encoded, positions, cache)
-            copy = Copy(own(kv), positions, None, source.guarantee, source.antecedents, canonical=False)
+        self.stage.show(self._assembled(step.before), self.tally, seat.length)
+        kv = self.former.backbone.prefill(facts.encoded, positions, self.stage.live)
+        copy = Copy(kv, positions, None, source.guarantee, source.antecedents, canonical=False)
         self._seated(seat.number, facts, copy)
         self.formed[seat.number] = seat.formed
         self.former.store.metrics.served(seat.guarantee, computed=True, new=step.new)

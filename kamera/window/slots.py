@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
 
 import torch
 
+from kamera.engines import Span
 from kamera.patches import Copy, Facts, Guarantee
 from kamera.store import chunk_of
 from kamera.window.seats import Seat
@@ -36,22 +36,6 @@ class Slot:
     position: int
     conditioned: bool
     label: str
-
-
-class Span(NamedTuple):
-    """A copy and how far from its own positions (per axis) it is to stand."""
-
-    copy: Copy
-    offset: tuple[int, ...]
-
-    @property
-    def length(self) -> int:
-        """Tokens."""
-        return self.copy.positions.shape[1]
-
-    def same_source(self, other: Span) -> bool:
-        """Whether both are written from the same tensors."""
-        return self.copy.kv is other.copy.kv and self.copy.patch is other.copy.patch
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,7 +71,7 @@ class Resident:
         """What it shows, to stand where its seat is."""
         offset = self.seat.shown.home.offset(self.seat.spot)
         assert offset is not None, "a plan seats no chunk where it cannot stand"
-        return Span(self.shown, offset)
+        return Span(self.shown.kv, self.shown.patch, offset)
 
     @property
     def positions(self) -> torch.Tensor:

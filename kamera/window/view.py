@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import overload
 
 from kamera.content import Chunk
-from kamera.engines.hf import Backbone
+from kamera.engines import Engine
 from kamera.patches import Anchor, Guarantee, weakest
 from kamera.store import ChunkStore, Context
 from kamera.window.bounds import Bounds
@@ -38,7 +38,7 @@ class View:
     _shown: tuple[WindowState, tuple[Slot, ...]] | None = None  # the slots of the state last asked for
 
     @property
-    def backbone(self) -> Backbone:
+    def backbone(self) -> Engine:
         """The model behind it."""
         return self._stage.former.backbone
 

@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from kamera.content import Chunk, Content, Spoken
-from kamera.engines.hf import Backbone
+from kamera.engines import Engine
 from kamera.errors import WindowFull
 from kamera.patches import Former, FormingRule, Losses, forming_of, prefill_anchor
 from kamera.store import ChunkStore, Hit
@@ -24,7 +24,6 @@ from kamera.window.by_question import answering
 from kamera.window.certificate import Certificate
 from kamera.window.certified import agree
 from kamera.window.events import Event, Listener, tell
-from kamera.window.live import LiveCache
 from kamera.window.lookback import MIN_SCORE, candidates, check_cosine, note_duplicate
 from kamera.window.places import Standing
 from kamera.window.planned import Planned
@@ -62,7 +61,7 @@ class KameraWindow(Planned):
 
     def __init__(
         self,
-        backbone: Backbone,
+        backbone: Engine,
         store: ChunkStore,
         system: Spoken | None = None,
         *,
@@ -87,7 +86,7 @@ class KameraWindow(Planned):
             )
         budget = self._terms.served.budget
         former = Former(backbone, store, anchor, budget, forming_of(forming), losses)
-        self._stage = Stage(former, LiveCache(backbone), Standing(backbone, anchor))
+        self._stage = Stage(former, backbone.live(), Standing(backbone, anchor))
         self._bounds = Bounds(max_tokens, positions)
         self._state = WindowState.of((), backbone.axes)
         self._family = weakref.WeakSet([self])
@@ -272,7 +271,7 @@ class KameraWindow(Planned):
     def load(
         cls,
         path: str | Path,
-        backbone: Backbone,
+        backbone: Engine,
         store: ChunkStore,
         *,
         certificate: Certificate | str | os.PathLike[str] | None = None,
@@ -347,7 +346,7 @@ class KameraWindow(Planned):
 
 
 def _check_parts(backbone: object, store: object) -> None:
-    if not isinstance(backbone, Backbone):
+    if not callable(getattr(backbone, "prefill", None)):
         raise ValueError(f"{backbone!r} is no Backbone: load one with Backbone.from_pretrained")
     if not isinstance(store, ChunkStore):
         raise ValueError(f"{store!r} is no ChunkStore: open one with ChunkStore.open")

@@ -98,7 +98,7 @@ def _line(backbone: Backbone, length: int, settings: Settings) -> list[Row]:
     arms = [
         Arm(
             "re-prefill",
-            lambda cache: backbone.prefill(chunk, places, cache),
+            lambda cache: backbone.run(chunk, places, cache),
             lambda: backbone.cache([context]),
         ),
         *(Arm(name, _apply(slot, way, layout, offset)) for name, way in ways.items()),

@@ -92,7 +92,7 @@ def arms(backbone: Backbone, chosen: Preset, tokens: int) -> Sequence[Arm]:
     context = noise_kv(backbone, in_front, seed=1)
 
     def forward(positions: torch.Tensor, past: KV) -> KV:
-        kv, _ = backbone.prefill(span, positions, backbone.cache([past]))
+        kv, _ = backbone.run(span, positions, backbone.cache([past]))
         return kv_map(kv, torch.Tensor.clone)
 
     canonical, conditioned = forward(alone, anchor.kv), forward(there, context)
@@ -107,8 +107,8 @@ def arms(backbone: Backbone, chosen: Preset, tokens: int) -> Sequence[Arm]:
     recall = next(m for m in deck.moves() if m.name == RECALL)
     behind = Deck(deck.stock, ANTECEDENTS, "background")
     parts = (
-        Arm(CANONICAL, lambda past: backbone.prefill(span, alone, past), lambda: backbone.cache([anchor.kv])),
-        Arm(CONDITIONED, lambda past: backbone.prefill(span, there, past), lambda: backbone.cache([context])),
+        Arm(CANONICAL, lambda past: backbone.run(span, alone, past), lambda: backbone.cache([anchor.kv])),
+        Arm(CONDITIONED, lambda past: backbone.run(span, there, past), lambda: backbone.cache([context])),
         Arm(DEFICIT, lambda: deficit(conditioned, canonical, backbone.layout, offset)),
         Arm(FACTORS, lambda: POLICY.budget.form(deltas, backbone.layout, canonical)),
         _storing(*records),

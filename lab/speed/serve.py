@@ -19,8 +19,8 @@ import torch
 from kamera.content import Chunk, Encoded
 from kamera.content.chunk import TOKEN_TYPES
 from kamera.engines.hf import Backbone
-from kamera.engines.hf.backbone import ModelCache
 from kamera.engines.hf.encode import batched, decoder_arguments
+from kamera.engines.hf.model import ModelCache
 from kamera.engines.hf.recompute import recompute
 from kamera.ops import relocate_kv
 from kamera.store import ChunkStore

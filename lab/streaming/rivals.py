@@ -15,9 +15,10 @@ from typing import Protocol
 import torch
 
 from kamera.content import Chunk, Encoded
+from kamera.engines import Span
 from kamera.engines.hf import Backbone
 from kamera.engines.hf.attention import attention_mass
-from kamera.ops import KV, kv_map, relocate_kv, uniform_offset
+from kamera.ops import KV, relocate_kv, uniform_offset
 from kamera.patches import Anchor
 
 
@@ -125,9 +126,11 @@ def _next(anchor: Anchor, held: list[_Held]) -> int:
 def _prefilled(backbone: Backbone, anchor: Anchor, held: list[_Held], encoded: Encoded) -> _Held:
     alone = backbone.positions([encoded.input_ids], [encoded.position_inputs])
     positions = alone + _next(anchor, held)
-    past = backbone.cache([anchor.kv, *(item.kv for item in held)])
-    kv, _ = backbone.prefill(encoded, positions, past)
-    return _Held(encoded, kv_map(kv, lambda t: t.detach().clone()), positions)
+    behind = backbone.live()
+    still = (0,) * backbone.axes
+    spans = [Span(kv, None, still) for kv in (anchor.kv, *(item.kv for item in held))]
+    behind.show(spans, room=alone.shape[1])
+    return _Held(encoded, backbone.prefill(encoded, positions, behind), positions)
 
 
 def _closed_up(backbone: Backbone, anchor: Anchor, held: list[_Held]) -> list[_Held]:

@@ -77,7 +77,7 @@ def test_a_position_limit_is_told_and_not_crossed(capsys):
     document = done.document
     limit = document["backbone"]["position_limit"]
     assert done.code == 0
-    assert limit == tiny.backbone("dynamic_ntk").limit.below
+    assert limit == tiny.backbone("dynamic_ntk").limits.below
     assert any(str(limit) in note and "dynamic NTK" in note for note in document["notes"])
     assert max(document["proofs"][0]["offset"]) < limit
     assert document["processor"] is None

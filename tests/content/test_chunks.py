@@ -89,7 +89,7 @@ def test_a_picture_is_wrapped_as_the_template_wraps_it(backbone):
     assert chunk.inputs["mm_token_type_ids"].tolist() == [0, 0, *[1] * 8, 0, 0]
     encoded = backbone.encode(chunk)
     positions = backbone.positions([chunk.input_ids], [chunk.position_inputs()])
-    kv, _ = backbone.prefill(encoded, positions)
+    kv, _ = backbone.run(encoded, positions)
     assert kv[0]["k"].shape[1] == chunk.num_tokens
 
 

@@ -24,7 +24,7 @@ BATCHED = (
 
 def placed(backbone, spans):
     """The anchor's KV, and the spans' positions right behind it."""
-    kv, _ = backbone.prefill(Encoded(ANCHOR, {}, {}), backbone.positions([ANCHOR], [{}]))
+    kv, _ = backbone.run(Encoded(ANCHOR, {}, {}), backbone.positions([ANCHOR], [{}]))
     ids = [(ANCHOR, s.input_ids) for s in spans]
     inputs = [({}, s.position_inputs) for s in spans]
     places = [backbone.positions(i, p)[:, len(ANCHOR) :] for i, p in zip(ids, inputs, strict=True)]
@@ -39,7 +39,7 @@ def test_a_row_is_the_span_alone(family):
     # not at one place: positions are each row's own
     places[1] = places[1] + 3
     alone = [
-        backbone.prefill(span, where, backbone.cache([anchor]))[0]
+        backbone.run(span, where, backbone.cache([anchor]))[0]
         for span, where in zip(spans, places, strict=True)
     ]
     with backbone.measure() as work:
@@ -54,7 +54,7 @@ def test_rows_without_an_anchor_stand_alone():
     spans, where = [text(5, 1), text(5, 2)], torch.arange(5).expand(backbone.axes, -1)
     rows = backbone.prefill_batch(spans, [where, where], backbone.no_kv())
     for row, span in zip(rows, spans, strict=True):
-        assert worst(row, backbone.prefill(span, where)[0]) <= 1e-5
+        assert worst(row, backbone.run(span, where)[0]) <= 1e-5
 
 
 @pytest.mark.parametrize("family", ["kimi_k25", "qwen3_vl_moe", "deepseek_v32"])

@@ -209,12 +209,12 @@ def test_rotary_angles_changed_on_a_live_model_are_refused(change: Callable[[Any
 def test_frequencies_a_forward_chooses_are_no_change(family: str):
     backbone = Backbone(tiny.build(family))
     before, rotary = backbone.fingerprint, backbone.decoder.rotary_emb
-    assert backbone.limit is not None
+    assert backbone.limits.below is not None
     ids, stood = samples.text_ids(9)[None], rotary.inv_freq.clone()
     with torch.no_grad():
         near = backbone.model(input_ids=ids).logits
         # past the limit: a user's own, which Kamera refuses
-        backbone.model(input_ids=samples.text_ids(backbone.limit.below + 40, seed=3)[None])
+        backbone.model(input_ids=samples.text_ids(backbone.limits.below + 40, seed=3)[None])
         assert not torch.equal(rotary.inv_freq, stood)
         assert backbone.fingerprint == before
         backbone.model.lm_head.weight[0, 0] += 1  # a reason to look at everything again
@@ -273,7 +273,7 @@ def test_use_leaves_the_fingerprint_and_two_builds_agree(family: str):
     before, moves = backbone.fingerprint, backbone.identity.moves
     chunk = samples.chunk(backbone, samples.sample(family))
     spans = backbone.encode(chunk)
-    backbone.prefill(spans, backbone.positions([chunk.input_ids], [chunk.position_inputs()]))
+    backbone.run(spans, backbone.positions([chunk.input_ids], [chunk.position_inputs()]))
     with torch.no_grad():
         backbone.model(input_ids=samples.text_ids(9)[None])
     assert (backbone.fingerprint, backbone.identity.moves) == (before, moves)

@@ -7,6 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kamera.content import Encoded
 from kamera.engines.extent import Extents, behind, standing
 from kamera.errors import IncompatibleChunk
 from kamera.patches.chunks import Facts
@@ -32,7 +33,7 @@ def test_sums_of_extents_are_the_models_own_positions(family, order, anchor):
     ids = [torch.zeros(anchor, dtype=torch.int64), *(c.encoded.input_ids for c in chunks)]
     question = torch.tensor([3, 4, 5])
     whole = backbone.positions([*ids, question], [{}, *(c.position_inputs for c in chunks), {}])
-    assert all(backbone.extents.of(c.chunk_id, c.encoded.input_ids, c.position_inputs) for c in chunks)
+    assert all(backbone.extents([(c.chunk_id, c.encoded)]) for c in chunks)
     places = compact_positions(backbone, ids[0], chunks)
     tail = text_positions(backbone, ids[0], chunks, question)
     assert torch.equal(torch.cat([whole[:, :anchor], *places, tail], dim=1), whole)
@@ -63,8 +64,8 @@ def test_pictures_that_would_touch_are_left_to_the_model():
     kinds = encoded.position_inputs["mm_token_type_ids"]
     inside = kinds.nonzero().flatten()
     bare = {n: (t[inside] if n == "mm_token_type_ids" else t) for n, t in encoded.position_inputs.items()}
-    assert backbone.extents.of("bare", encoded.input_ids[inside], bare) is None
-    assert backbone.extents.of(chunk.id, encoded.input_ids, encoded.position_inputs) is not None
+    assert backbone.extents([("bare", Encoded(encoded.input_ids[inside], bare, {}))]) is None
+    assert backbone.extents([(chunk.id, encoded)]) is not None
 
 
 def test_a_chunk_that_ends_in_a_picture_before_one_that_begins_with_one_is_left_to_the_model():
@@ -79,7 +80,7 @@ def test_a_chunk_that_ends_in_a_picture_before_one_that_begins_with_one_is_left_
     begins = backbone.chunk_from_tensors(torch.cat([chunk.input_ids[begin:end], text]), **grid)
     facts = [Facts(c.id, backbone.encode(c), "") for c in (ends, begins)]
     for f in facts:
-        assert backbone.extents.of(f.chunk_id, f.encoded.input_ids, f.position_inputs) is not None
+        assert backbone.extents([(f.chunk_id, f.encoded)]) is not None
     assert len(compact_positions(backbone, text, facts[::-1])) == 2
     with pytest.raises(RuntimeError):
         backbone.positions([f.encoded.input_ids for f in facts], [f.position_inputs for f in facts])

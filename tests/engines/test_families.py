@@ -45,8 +45,8 @@ def test_relocation_equals_prefill_at_the_new_position(name, kind):
     b, offset = backbone(name), move(name, kind)
     span = encoded(b, name)
     (home,) = positions(b, span)
-    here, _ = b.prefill(span, home)
-    there, _ = b.prefill(span, shifted(home, offset))
+    here, _ = b.run(span, home)
+    there, _ = b.run(span, shifted(home, offset))
     assert worst(relocate_kv(here, b.layout, offset), there) <= bound(name)
     assert worst(here, there) > 1e-2  # or nothing would have had to move
 
@@ -57,8 +57,8 @@ def test_relocation_in_bfloat16_is_one_rounding_in_the_first_layer(name):
     offset = NEAR if name in LIMITED else OFFSETS["per_axis"][: b.axes]
     span = encoded(b, name)
     (home,) = positions(b, span)
-    here, _ = b.prefill(span, home)
-    there, _ = b.prefill(span, shifted(home, offset))
+    here, _ = b.run(span, home)
+    there, _ = b.run(span, shifted(home, offset))
     assert {t.dtype for layer in here for t in layer.values()} == {torch.bfloat16}
     assert worst(relocate_kv(here, b.layout, offset), there, layers=[0]) <= 1e-2
 
@@ -69,16 +69,16 @@ def test_a_full_patch_reproduces_the_conditioned_prefill_at_any_position(name):
     before, span = encoded(b, name, seed=1), encoded(b, name, seed=2)
     (alone,) = positions(b, span)
     first, second = positions(b, before, span)
-    canonical, _ = b.prefill(span, alone)
-    _, cache = b.prefill(before, first)
-    conditioned, _ = b.prefill(span, second, cache)
+    canonical, _ = b.run(span, alone)
+    _, cache = b.run(before, first)
+    conditioned, _ = b.run(span, second, cache)
     there = offset_between(alone, second)
     patch = form_patch(conditioned, canonical, b.layout, there).patch
     blind = relocate_kv(canonical, b.layout, there)
     assert worst(blind, conditioned) > 1e-2  # or there would be nothing to absorb
     onward = move(name, "per_axis")
-    _, cache = b.prefill(before, shifted(first, onward))
-    expected, _ = b.prefill(span, shifted(second, onward), cache)
+    _, cache = b.run(before, shifted(first, onward))
+    expected, _ = b.run(span, shifted(second, onward), cache)
     for step, want in (((0,) * b.axes, conditioned), (onward, expected)):
         place = tuple(x + y for x, y in zip(there, step, strict=True))
         assert worst(apply_patch(canonical, patch, b.layout, place), want) <= bound(name)
@@ -107,7 +107,7 @@ def test_encode_then_prefill_equals_the_plain_model(name):
 
     cache = None
     for span, place in zip(spans[:2], places[:2], strict=True):
-        _, cache = b.prefill(span, place, cache)
+        _, cache = b.run(span, place, cache)
     logits = b.forward(chunks[2].input_ids, places[2], cache)
     assert relative(logits, out.logits[0, -1]) <= 1e-4
     for mine, theirs in zip(cache.layers, out.past_key_values.layers, strict=True):
@@ -155,8 +155,8 @@ def test_a_moved_canonical_equals_the_block_masked_model(name):
     at_anchor, home = positions(b, opening, span)
     first, *_, there = positions(b, before, opening, span)
     offset = uniform_offset(home, there)
-    _, cache = b.prefill(opening, at_anchor)
-    canonical, _ = b.prefill(span, home, cache)
+    _, cache = b.run(opening, at_anchor)
+    canonical, _ = b.run(span, home, cache)
 
     ids, inputs = samples.join(chunks)
     total, behind = ids.shape[1], before.num_tokens
@@ -187,8 +187,8 @@ def test_a_whole_clip_on_the_clock_relocates(name, seconds):
     _, there = positions(b, text(31), span)
     offset = uniform_offset(home, there)
     assert offset == (31, 31, 31)
-    here, _ = b.prefill(span, home)
-    want, _ = b.prefill(span, there)
+    here, _ = b.run(span, home)
+    want, _ = b.run(span, there)
     assert worst(relocate_kv(here, b.layout, offset), want) <= 1e-5
 
 
@@ -199,8 +199,8 @@ def test_a_clip_of_timestamped_frames_relocates():
     _, there = positions(b, encoded(b, "qwen3_vl"), span)
     offset = uniform_offset(home, there)
     assert offset is not None
-    here, _ = b.prefill(span, home)
-    want, _ = b.prefill(span, there)
+    here, _ = b.run(span, home)
+    want, _ = b.run(span, there)
     assert worst(relocate_kv(here, b.layout, offset), want) <= 1e-5
 
 
@@ -230,11 +230,11 @@ def test_sliding_layers_keep_every_token(name):
     b = backbone(name)
     long = text(30, seed=4)  # the window of these models is 8
     (place,) = positions(b, long)
-    kv, _ = b.prefill(long, place)
+    kv, _ = b.run(long, place)
     assert {t.shape[1] for layer in kv for t in layer.values()} == {30}
     again = b.cache([tuple({n: t[:, :19] for n, t in layer.items()} for layer in kv)])
     rest = Encoded(long.input_ids[19:], {}, {})
-    tail, _ = b.prefill(rest, place[:, 19:], again)
+    tail, _ = b.run(rest, place[:, 19:], again)
     assert worst(tail, [{n: t[:, 19:] for n, t in layer.items()} for layer in kv]) <= bound(name)
 
 
@@ -247,9 +247,9 @@ def test_pictures_attend_both_ways_also_from_embeddings_that_were_stored(name):
     b = backbone(name)
     span = encoded(b, name)
     (place,) = positions(b, span)
-    want, _ = b.prefill(span, place)
-    got, _ = Backbone(build(name)).prefill(span, place)
+    want, _ = b.run(span, place)
+    got, _ = Backbone(build(name)).run(span, place)
     assert worst(got, want) == 0
     blind = Encoded(span.input_ids, {}, span.tensors)
-    causal, _ = b.prefill(blind, place)
+    causal, _ = b.run(blind, place)
     assert worst(causal, want) > 1e-2

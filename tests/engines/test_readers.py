@@ -23,10 +23,10 @@ def reading(name: str, questions: int = 1) -> Reading:
     first, here, after = b.positions(ids, [{}] * 3).split([8, TOKENS, 4], dim=1)
     alone = b.positions(ids[1:2], [{}])
     before, target = (b.encode(b.chunk_from_tensors(i)) for i in ids[:2])
-    canonical, _ = b.prefill(target, alone)
-    context, cache = b.prefill(before, first)
+    canonical, _ = b.run(target, alone)
+    context, cache = b.run(before, first)
     context = kv_map(context, torch.clone)
-    conditioned, _ = b.prefill(target, here, cache)
+    conditioned, _ = b.run(target, here, cache)
     offset = uniform_offset(alone, here)
     asked = [samples.text_ids(4, seed=20 + i) for i in range(questions)]
     return Reading(

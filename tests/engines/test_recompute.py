@@ -56,9 +56,9 @@ def case_of(b: Backbone, name: str) -> Case:
     before, span = encoded(b, name, seed=1), encoded(b, name, seed=2)
     (home,) = positions(b, span)
     first, place = positions(b, before, span)
-    canonical, _ = b.prefill(span, home)
-    context, cache = b.prefill(before, first)
-    conditioned, _ = b.prefill(span, place, cache)
+    canonical, _ = b.run(span, home)
+    context, cache = b.run(before, first)
+    conditioned, _ = b.run(span, place, cache)
     blind = relocate_kv(canonical, b.layout, offset_between(home, place))
     return Case(b, span, home, place, context, blind, conditioned)
 
@@ -268,7 +268,7 @@ def test_pictures_that_see_their_later_tokens_are_refused_and_text_is_not(name):
         c.recompute([0])
     b, span = c.backbone, text(6, seed=3)
     (place,) = positions(b, span)
-    whole, _ = b.prefill(span, place)
+    whole, _ = b.run(span, place)
     made = recompute(b, span, place, b.no_kv(), whole, torch.tensor([1, 2]))
     assert worst(made.kv, whole) <= 5e-5
 

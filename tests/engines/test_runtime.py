@@ -115,10 +115,10 @@ def test_state_that_is_no_relocatable_kv_is_refused_with_the_reason(name):
 def test_positions_past_the_limit_are_refused_with_the_reason(name, reason):
     b = backbone(name)
     span, last = text(4), torch.arange(LIMIT - 4, LIMIT)[None]
-    b.prefill(span, last)
-    _, cache = b.prefill(span, last - 100)
+    b.run(span, last)
+    _, cache = b.run(span, last - 100)
     for run in (
-        lambda: b.prefill(span, last + 1),
+        lambda: b.run(span, last + 1),
         lambda: b.forward(span.input_ids, last + 1, cache),
         lambda: b.check_positions(last + 1),
     ):
@@ -133,7 +133,7 @@ def test_past_the_limit_relocation_would_be_wrong(name):
     b = backbone(name)
     span = text(12)
     home = torch.arange(12)[None]
-    here, _ = b.prefill(span, home)
+    here, _ = b.run(span, home)
     for step, holds in ((LIMIT - 12, True), (LIMIT + 40, False)):
         there = b._run(span, home + step, None)  # past the refusal
         want = [
@@ -180,8 +180,8 @@ def test_the_meter_counts_what_the_modules_run(name):
             plain = b.encode(b.chunk_from_tensors(samples.text_ids(3)))
             first, second = positions(b, span, plain)
             with b.measure() as inner:
-                _, cache = b.prefill(span, first)
-            b.prefill(plain, second, cache)
+                _, cache = b.run(span, first)
+            b.run(plain, second, cache)
     finally:
         for hook in hooks:
             hook.remove()
@@ -195,7 +195,7 @@ def test_a_shared_cache_leaves_the_original_as_it_was(name):
     b = backbone(name)
     span, more = text(12), text(5, seed=1)
     first, second = positions(b, span, more)
-    kv, cache = b.prefill(span, first)
+    kv, cache = b.run(span, first)
     before = [{n: t.clone() for n, t in layer.items()} for layer in kv]
     shared, again = b.share(cache), b.share(cache)
     one = b.forward(more.input_ids, second, shared)
@@ -226,7 +226,7 @@ def test_generate_on_an_assembled_cache_equals_the_plain_model(name, options):
     places = positions(b, *spans)
     cache = None
     for span, place in zip(spans[:2], places[:2], strict=True):
-        _, cache = b.prefill(span, place, cache)
+        _, cache = b.run(span, place, cache)
     got = b.generate(ids[0], torch.cat(places, 1), cache, **options)
     assert torch.equal(got, want[:, ids.shape[1] :])
 
@@ -251,7 +251,7 @@ def test_eager_and_sdpa_attention_agree_and_masks_are_never_boolean(name):
         spans = [encoded(b, name, seed) for seed in (1, 2)]
         cache = None
         for span, place in zip(spans, positions(b, *spans), strict=True):
-            kv, cache = b.prefill(span, place, cache)
+            kv, cache = b.run(span, place, cache)
         caches.append(kv)
     assert worst(*caches) <= (5e-5 if name.startswith("gemma4") else 1e-5)
     assert kinds == {torch.float32}
@@ -275,5 +275,5 @@ def test_a_model_placed_by_device_map_gives_the_same_kv(tmp_path):
     placed = Backbone.from_pretrained(tmp_path, device_map="cpu", dtype="float32")
     span = encoded(whole, "qwen2_5_vl")
     (place,) = positions(whole, span)
-    assert worst(placed.prefill(span, place)[0], whole.prefill(span, place)[0]) == 0
+    assert worst(placed.run(span, place)[0], whole.run(span, place)[0]) == 0
     assert placed.fingerprint == whole.fingerprint

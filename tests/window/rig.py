@@ -133,7 +133,7 @@ def live(window: KameraWindow, index: int) -> KV:
     """The KV a slot shows the model, turned to the window's own positions."""
     state = window._state
     window._stage.show(state, Tally())
-    kv = window._stage.live.kv(index + 1)  # behind the anchor
+    kv = window._stage.live.read(index + 1)  # behind the anchor
     home = [-f for f in state.frame]
     return relocate_kv(kv_map(kv, torch.clone), window.backbone.layout, home)
 
@@ -141,7 +141,7 @@ def live(window: KameraWindow, index: int) -> KV:
 def addresses(window: KameraWindow, index: int) -> list[int]:
     """Where in memory a slot's KV stands, channel by channel."""
     window._stage.show(window._state, Tally())
-    return [t.data_ptr() for layer in window._stage.live.kv(index + 1) for t in layer.values()]
+    return [t.data_ptr() for layer in window._stage.live.read(index + 1) for t in layer.values()]
 
 
 def shares(a: KameraWindow, b: KameraWindow, index: int) -> bool:

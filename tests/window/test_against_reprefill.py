@@ -202,7 +202,7 @@ def assert_exact_at_its_own_positions(window: KameraWindow, chunks: list[Chunk])
     cache, start = None, 0
     for i, span in enumerate(spans):
         stop = start + span.num_tokens
-        kv, cache = b.prefill(span, window.position_ids[:, start:stop], cache)
+        kv, cache = b.run(span, window.position_ids[:, start:stop], cache)
         start = stop
         if i and window.slots[i - 1].guarantee == "exact":
             assert worst(live(window, i - 1), kv) <= ROUNDING, (i - 1, guarantees(window))

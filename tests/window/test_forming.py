@@ -128,7 +128,7 @@ def test_what_is_written_later_does_not_change_what_is_factored(pieces, gated):
     window, gate = gated
     window.append(c)
     resident = window._state.residents[2]
-    for kv in (resident.copy.kv, window._stage.live.kv(3)):
+    for kv in (resident.copy.kv, window._stage.live.read(3)):
         for layer in kv:
             for tensor in layer.values():
                 tensor.zero_()

@@ -265,7 +265,7 @@ def test_memory_is_what_the_tensors_take(family, kv, tmp_path):
     held = window.memory()
     assert isinstance(held, WindowMemory) and held.shared == 0
     assert held.total == held.own == sum(blocks(window).values())
-    room = window._stage.live.room
+    room = window._stage.live.tensors
     assert held.live == sum(t.numel() * t.element_size() for layer in room for t in layer.values())
     assert min(held.live, held.copies, held.encodings) > 0
 

@@ -128,7 +128,7 @@ def test_a_deficit_that_is_not_finite_has_no_patch(bad, rank, tokens):
 def test_conditioned_kv_that_is_not_finite_has_no_patch():
     backbone = tiny.backbone("qwen2_5_vl")
     encoded = backbone.encode(backbone.chunk_from_tensors([5, 6, 7]))
-    kv, _ = backbone.prefill(encoded, backbone.positions([encoded.input_ids], [{}]))
+    kv, _ = backbone.run(encoded, backbone.positions([encoded.input_ids], [{}]))
     poisoned = [{name: t.clone() for name, t in layer.items()} for layer in kv]
     poisoned[1]["v"][0, 1, 2] = math.nan
     with pytest.raises(NonFiniteKV):

@@ -117,7 +117,7 @@ def test_a_count_is_of_its_own_thread_and_the_helpers_it_starts():
     places = torch.arange(4)[None]
 
     def forward() -> None:
-        backbone.prefill(span, places)
+        backbone.run(span, places)
 
     with backbone.measure() as outer, ThreadPoolExecutor(1) as pool:
         forward()

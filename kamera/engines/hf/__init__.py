@@ -1,9 +1,10 @@
 """A Hugging Face model behind one interface."""
 
-from kamera.engines.hf.backbone import Backbone, ModelCache
+from kamera.engines.hf.backbone import Backbone
 from kamera.engines.hf.describe import Description
 from kamera.engines.hf.hooks import Observer
 from kamera.engines.hf.load import hide_progress, load_processor
+from kamera.engines.hf.model import ModelCache
 from kamera.engines.hf.prove import Proof, prove_patch, prove_relocation
 
 __all__ = [

@@ -1,33 +1,33 @@
-"""A Hugging Face model behind one interface: probe, chunk, prefill, decode, fingerprint, refuse."""
+"""A Hugging Face model as an engine: chunk, encode, prefill, ask, decode, fingerprint, refuse."""
 
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
-from kamera.content import Chunk, ChunkBuilder, Content, Encoded, Seams, exclusive_of
-from kamera.engines.extent import Extents
-from kamera.engines.hf import batch, probe
-from kamera.engines.hf import cache as model_cache
+from kamera.content import Chunk, Content, Encoded, Seams, Spoken
+from kamera.engines.base import LiveKV, Named, Probe
+from kamera.engines.extent import Extent, Extents
+from kamera.engines.hf import batch
 from kamera.engines.hf import encode as encoding
 from kamera.engines.hf import positions as positioning
 from kamera.engines.hf.describe import Description, describe
-from kamera.engines.hf.identity import Identity
-from kamera.engines.hf.meter import Meter, Work
+from kamera.engines.hf.live import LiveCache
+from kamera.engines.hf.model import Model, ModelCache
 from kamera.engines.hf.probing import Answers, probe_answers, tolerance
-from kamera.errors import IncompatibleChunk, NotRelocatable, UnsupportedBackbone
-from kamera.ops import KV, CodedKV, LayerKV, Layout, check_encoding, check_finite, kv_concat
+from kamera.engines.hf.prove import prove_relocation
+from kamera.engines.touching import refuse_touching
+from kamera.errors import IncompatibleChunk, UnsupportedBackbone
+from kamera.ops import KV, check_encoding, kv_map
 
-ModelCache = model_cache.ModelCache
 
-
-class Backbone:
-    """A loaded transformers model (and its processor) that Kamera can cut, move and patch.
+class Backbone(Model):
+    """A loaded transformers model (and its processor) that Kamera can cut, move and patch: an `Engine`.
 
     Construction probes the model: which layers hold what, how keys carry their position, and proves on
     a few tokens that moving them is exact. Raises UnsupportedBackbone, with the reason, for a model
@@ -35,42 +35,21 @@ class Backbone:
     forwards, and one that stops those that are only to encode, are added.
 
     Safe to use from several threads. Forwards of one model run one after another, whichever backbones of it
-    and threads ask for them; questions (`forward`, `generate`) run beside each other and beside the rest
+    and threads ask for them; questions (`ask`, `decode`) run beside each other and beside the rest
     where a forward was seen to leave nothing behind in the model. What runs no forward waits for nobody.
     """
 
     def __init__(self, model: nn.Module, processor: Any | None = None) -> None:
-        model = probe.without_wrapper(model)
-        probe.refuse_unsupported(model)
-        self.model: Any = model
-        self.processor = processor
-        self.decoder: Any = probe.find_decoder(model)
-        self.config: Any = probe.text_config(model)
-        self.axes = probe.position_axes(self.decoder)
-        self.limit = probe.position_limit(model)
-        towers = probe.find_vision_towers(model)
-        self.builder = ChunkBuilder(model, processor, sees=bool(towers))
-        self.meter = Meter(self.decoder, towers)
-        self._exclusive = exclusive_of(model)
-        self._door = encoding.Door(self.decoder)
-        self.extents = Extents(self.positions)
+        super().__init__(model, processor)
+        self._extents = Extents(self.positions)
         self._answers: tuple[Any, Answers] | None = None
-        self.layout: Layout = ()
-        self._mask_input: str | None = None
-        probed, places = self._probe_tokens(), torch.arange(8).expand(self.axes, -1)
-        with torch.no_grad(), self.alone():
-            self._run(probed, places, None)  # what a first forward sets up has been set up
-            before = probe.module_state(model)
-            cache = self._run(probed, places, None)
-            self.quiet = probe.module_state(model) == before
-            self._mask_input = encoding.mask_input(self.model, self._door, probed.input_ids, places)
-        self.layout = tuple(probe.probe_layout(self.decoder, self.config, cache))
-        self.identity = Identity(model, self.decoder, processor, self.layout, self.limit)
-        self._devices = model_cache.layer_devices(cache)
-        self._like = next(t for layer in model_cache.read(cache, self.layout) for t in layer.values())[
-            ..., :0
-        ]
-        self._prove()
+        proof = prove_relocation(self)
+        if not proof.holds:
+            raise UnsupportedBackbone(
+                f"{type(self.model).__name__}: moving keys does not equal a prefill at the new place "
+                f"(relative error {proof.error:.1e} in {proof.worst}, tolerance {proof.tolerance:.0e}):"
+                " its state is no relocatable KV; Kamera cannot serve it"
+            )
 
     @classmethod
     def from_pretrained(
@@ -110,6 +89,25 @@ class Backbone:
         """The same of a chunk's encoding: without the decoder's layers, which it has not seen."""
         return self.identity.vision()
 
+    @property
+    def probe(self) -> Probe:
+        """As `Engine.probe`."""
+        return Probe(self.identity.moves, self.answers, self.tolerance)
+
+    @property
+    def named(self) -> Named:
+        """As `Engine.named`."""
+        config = self.model.config
+        dtype = str(self._like.dtype).removeprefix("torch.")
+        return Named(type(self.model).__name__, getattr(config, "_name_or_path", "") or "", dtype)
+
+    def describe(self) -> Description:
+        """Family, layers, rotary facts, fingerprint, limits."""
+        return describe(self, self._like, self._devices)
+
+    def __repr__(self) -> str:
+        return f"Backbone({type(self.model).__name__}, {self.family}, {len(self.layout)} layers)"
+
     def answers(self) -> Answers:
         """What the model answers to the probe: asked once, and anew whenever something about it moved."""
         state = (self.fingerprint, self.identity.moves)
@@ -122,33 +120,6 @@ class Backbone:
     def tolerance(self) -> float:
         """How far two `answers` of one model may lie apart, as a share of their length."""
         return tolerance(self, self._like.dtype)
-
-    @property
-    def family(self) -> str:
-        """Attention family of the layers that keep KV: "MHA", "GQA", "MQA", "MLA" or "MLA_EXPANDED"."""
-        return "+".join(sorted({spec.family for spec in self.layout if spec.channels}))
-
-    @property
-    def device(self) -> torch.device:
-        """Where token ids go."""
-        return next(self.model.parameters()).device
-
-    @property
-    def bytes_per_token(self) -> int:
-        """Bytes of a token's KV, all layers."""
-        return self._like.element_size() * sum(c.features for spec in self.layout for c in spec.channels)
-
-    @property
-    def masks_by_type(self) -> bool:
-        """Whether the model makes its mask from token types: pictures that see their own later tokens."""
-        return self._mask_input is not None
-
-    def describe(self) -> Description:
-        """Family, layers, rotary facts, fingerprint, limits."""
-        return describe(self, self._like, self._devices)
-
-    def __repr__(self) -> str:
-        return f"Backbone({type(self.model).__name__}, {self.family}, {len(self.layout)} layers)"
 
     # -- content -------------------------------------------------------------------------------
 
@@ -164,6 +135,19 @@ class Backbone:
     def chunk_from_tensors(self, input_ids: Any, *, label: str = "", **vision_inputs: Any) -> Chunk:
         """Build a chunk from token ids and the model's own inputs (pixel_values, image_grid_thw, …)."""
         return self.builder.from_tensors(input_ids, vision_inputs, self.fingerprint, label)
+
+    @property
+    def vision_tokens(self) -> tuple[int, ...]:
+        """As `Engine.vision_tokens`."""
+        return self.builder.vision_tokens
+
+    def anchor_ids(self, system: Spoken | None) -> torch.Tensor:
+        """As `ChunkBuilder.anchor_ids`."""
+        return self.builder.anchor_ids(system)
+
+    def question_ids(self, question: Spoken, tail: str) -> torch.Tensor:
+        """As `ChunkBuilder.question_ids`."""
+        return self.builder.question_ids(question, tail)
 
     def seams(self, system: str | None) -> Seams:
         """The chat template's text before the first chunk, after a question, and after an answer."""
@@ -192,18 +176,18 @@ class Backbone:
         sequence = torch.cat([torch.empty(0, dtype=torch.int64), *ids])
         return positioning.model_positions(self.model, self.axes, sequence, joined)
 
-    def check_positions(self, positions: torch.Tensor) -> None:
-        """Raise NotRelocatable when positions reach where this model turns keys in another way."""
-        if self.limit is None or positions.numel() == 0:
-            return
-        highest = int(positions.max())
-        if highest >= self.limit.below:
-            raise NotRelocatable(
-                f"position {highest} reaches this model's limit of {self.limit.below}: "
-                f"{self.limit.reason}; keep the window below it (max_tokens, slide)"
-            )
+    def extents(self, spans: Sequence[tuple[str, Encoded]]) -> list[Extent] | None:
+        """As `Engine.extents`; each chunk is tried out once."""
+        if self.masks_by_type:
+            refuse_touching(type(self.model).__name__, spans)
+        given = [(chunk_id, e.input_ids, e.position_inputs) for chunk_id, e in spans]
+        return self._extents.of_all(given, self.vision_tokens)
 
-    # -- prefill and decode --------------------------------------------------------------------
+    # -- running -------------------------------------------------------------------------------
+
+    def live(self) -> LiveCache:
+        """A live cache of this model that shows nothing yet."""
+        return LiveCache(self)
 
     def encode(self, chunk: Chunk) -> Encoded:
         """Run the vision tower over a chunk (not at all for text). Raises NonFiniteKV, IncompatibleChunk."""
@@ -225,20 +209,26 @@ class Backbone:
         check_encoding(encoded.tensors, chunk.id)
         return encoded
 
-    def prefill(
-        self, encoded: Encoded, positions: torch.Tensor, past: ModelCache | None = None
-    ) -> tuple[KV, ModelCache]:
-        """Run a span through the decoder at explicit ``positions`` ``[axes, tokens]`` behind ``past``.
+    def prefill(self, encoded: Encoded, positions: torch.Tensor, behind: LiveKV | None = None) -> KV:
+        """As `Engine.prefill`."""
+        if encoded.num_tokens == 0:
+            return self.no_kv()
+        with self._cache_of(behind) as cache:
+            kv, _ = self.run(encoded, positions, cache)
+            # a copy does not keep the whole cache alive, and nobody writes in it
+            return kv_map(kv, lambda t: t.detach().clone())
 
-        Extends ``past`` in place. Returns views of the new tokens' KV, and the cache. Raises NonFiniteKV.
-        """
-        self.check_positions(positions)
-        start = 0 if past is None else model_cache.cache_length(past)
-        with torch.no_grad(), self.alone():
-            cache = self._run(encoded, positions, past)
-        kv = model_cache.read(cache, self.layout, start)
-        check_finite(kv)
-        return kv, cache
+    def ask(self, ids: torch.Tensor, positions: torch.Tensor, behind: LiveKV) -> torch.Tensor:
+        """As `Engine.ask`."""
+        with self._cache_of(behind) as cache:
+            return self.forward(ids, positions, cache)
+
+    def decode(
+        self, ids: torch.Tensor, positions: torch.Tensor, behind: LiveKV, **sampling: Any
+    ) -> torch.Tensor:
+        """As `Engine.decode`: ``sampling`` goes to ``generate`` of transformers."""
+        with self._cache_of(behind) as cache:
+            return self.generate(ids, positions, cache, **sampling)
 
     def batch_form(self, span: Encoded) -> Hashable | None:
         """Equal for spans that may share a forward; None for one that may not."""
@@ -250,160 +240,14 @@ class Backbone:
         """`prefill` of spans that share a `batch_form`, in one forward, each behind ``past`` alone."""
         return batch.prefill(self, spans, positions, past)
 
-    def forward(self, ids: torch.Tensor, positions: torch.Tensor, past: ModelCache) -> torch.Tensor:
-        """Next-token logits ``[vocabulary]`` after text ``ids`` behind ``past``, which is extended."""
-        self.check_positions(positions)
-        with torch.no_grad(), self._asking():
-            out = self.model(
-                input_ids=ids[None].to(self.device),
-                position_ids=encoding.batched(positions).to(self.device),
-                past_key_values=past,
-                use_cache=True,
-                logits_to_keep=1,
-            )
-        logits: torch.Tensor = out.logits[0, -1]
-        return logits
-
-    def forward_batch(self, ids: torch.Tensor, positions: torch.Tensor, past: ModelCache) -> torch.Tensor:
-        """Next-token logits ``[rows, vocabulary]`` after each row of text ``ids`` ``[rows, tokens]``.
-
-        Every row stands at the same ``positions`` behind the same ``past``, which must not be used again.
-        """
-        self.check_positions(positions)
-        rows = ids.shape[0]
-        places = encoding.batched(positions)
-        places = places.expand(*places.shape[:-2], rows, -1)
-        with torch.no_grad(), self._asking():
-            out = self.model(
-                input_ids=ids.to(self.device),
-                position_ids=places.to(self.device),
-                past_key_values=model_cache.spread(past, rows),
-                use_cache=True,
-                logits_to_keep=1,
-            )
-        logits: torch.Tensor = out.logits[:, -1]
-        return logits
-
-    def generate(
-        self, ids: torch.Tensor, positions: torch.Tensor, past: ModelCache, **options: Any
-    ) -> torch.Tensor:
-        """``model.generate`` over the whole sequence ``ids`` of which ``past`` holds a prefix.
-
-        ``positions`` are those of the whole sequence. Returns new tokens, ``[sequences, new]``.
-        """
-        self.check_positions(positions)
-        rows = max(int(options.get("num_beams") or 1), int(options.get("num_return_sequences") or 1))
-        sequence = ids[None].to(self.device)
-        with torch.no_grad(), self._asking():
-            out = self.model.generate(
-                input_ids=sequence,
-                attention_mask=torch.ones_like(sequence),
-                position_ids=encoding.batched(positions).to(self.device),
-                past_key_values=model_cache.repeat(past, rows),
-                **options,
-            )
-        tokens = out if isinstance(out, torch.Tensor) else out.sequences
-        return tokens[:, ids.shape[0] :].cpu()
-
-    # -- caches --------------------------------------------------------------------------------
-
-    def cache(self, spans: Sequence[KV]) -> ModelCache:
-        """A live cache that holds ``spans`` one after another (copied when more than one)."""
-        held = [s for s in spans if s]
-        kv = kv_concat(held) if len(held) > 1 else held[0] if held else self.no_kv()
-        return model_cache.build(self.model.config, self.layout, kv)
-
-    def share(self, cache: ModelCache) -> ModelCache:
-        """A cache over the same tensors; what is appended to it leaves ``cache`` as it is."""
-        return model_cache.share(cache, self.model.config, self.layout)
-
-    def room(self, tokens: int) -> tuple[LayerKV, ...]:
-        """Uninitialised KV of ``tokens`` tokens, every layer on the device the model keeps it on."""
-        return tuple(
-            {c.name: self._like.new_empty(c.heads, tokens, c.dim, device=d) for c in spec.channels}
-            for spec, d in zip(self.layout, self._devices, strict=True)
-        )
-
-    @contextmanager
-    def growing(self, room: KV, start: int, stop: int) -> Iterator[ModelCache]:
-        """A cache of the tokens ``start:stop`` of ``room`` that grows in place behind them, in the block."""
-        cache = model_cache.growing(self.model.config, self.layout, room, start, stop)
-        try:
-            yield cache
-        finally:
-            model_cache.detach(cache)
-
-    def no_kv(self) -> tuple[LayerKV, ...]:
-        """The KV of zero tokens."""
-        return self.room(0)
-
-    def place(self, kv: KV) -> KV:
-        """``kv`` with every layer on the device the model keeps it on: itself when it is there already.
-
-        Codes stay codes.
-        """
-        if isinstance(kv, CodedKV):
-            return kv.to(self._devices)
-        if all(
-            d is None or t.device == d for x, d in zip(kv, self._devices, strict=True) for t in x.values()
-        ):
-            return kv
-        return tuple(
-            {name: t if d is None else t.to(d) for name, t in layer.items()}
-            for layer, d in zip(kv, self._devices, strict=True)
-        )
-
-    @contextmanager
-    def measure(self) -> Iterator[Work]:
-        """Count decoder forwards, their tokens and vision encodes inside the block."""
-        with self.meter.measure() as work:
-            yield work
-
-    @contextmanager
-    def alone(self) -> Iterator[None]:
-        """Wait until no other thread runs a forward of this model, and keep them waiting for the block.
-
-        Whoever runs the model past the methods of this class holds it. Re-entrant.
-        """
-        with self._exclusive.alone():
-            yield
-
     # -- inside --------------------------------------------------------------------------------
 
-    def _asking(self) -> AbstractContextManager[None]:
-        return nullcontext() if self.quiet else self.alone()
-
-    def _run(self, encoded: Encoded, positions: torch.Tensor, past: ModelCache | None) -> ModelCache:
-        cache = model_cache.new_cache(self.model.config) if past is None else past
-        arguments = encoding.decoder_arguments(encoded, self.device)
-        arguments |= {
-            "position_ids": encoding.batched(positions).to(self.device),
-            "past_key_values": cache,
-            "use_cache": True,
-        }
-        kinds = encoded.position_inputs.get(self._mask_input or "")
-        if kinds is not None and encoded.tensors:
-            # The outer model derives the mask from token types over the cached tokens too; image
-            # blocks never cross a chunk, so what stands before counts as text.
-            before = kinds.new_zeros(model_cache.cache_length(cache))
-            arguments[str(self._mask_input)] = torch.cat([before, kinds])[None].to(self.device)
-            self.model.model(**arguments)
-        else:
-            self.decoder(**arguments)
-        return cache
-
-    def _probe_tokens(self, count: int = 8) -> Encoded:
-        size = self.model.get_input_embeddings().weight.shape[0]
-        ids = (torch.arange(count) * 7919 + 11) % size
-        return Encoded(ids, {}, {})
-
-    def _prove(self) -> None:
-        from kamera.engines.hf.prove import prove_relocation
-
-        proof = prove_relocation(self)
-        if not proof.holds:
-            raise UnsupportedBackbone(
-                f"{type(self.model).__name__}: moving keys does not equal a prefill at the new place "
-                f"(relative error {proof.error:.1e} in {proof.worst}, tolerance {proof.tolerance:.0e}):"
-                " its state is no relocatable KV; Kamera cannot serve it"
-            )
+    @contextmanager
+    def _cache_of(self, behind: LiveKV | None) -> Iterator[ModelCache]:
+        if behind is None:
+            yield self.cache([])
+            return
+        if not isinstance(behind, LiveCache):
+            raise ValueError(f"{behind!r} is no live cache of a Backbone: take one from its live()")
+        with behind.lent() as cache:
+            yield cache

@@ -64,8 +64,8 @@ def describe(backbone: Backbone, like: torch.Tensor, devices: Sequence[torch.dev
         pairing=rope.pairing,
         axis_order=order,
         attention_scaling=rope.attention_scaling,
-        position_limit=None if backbone.limit is None else backbone.limit.below,
-        limit_reason="" if backbone.limit is None else backbone.limit.reason,
+        position_limit=None if backbone.limits.below is None else backbone.limits.below,
+        limit_reason="" if backbone.limits.below is None else backbone.limits.reason,
         takes_pixels=backbone.builder.takes_pixels,
         fingerprint=backbone.fingerprint,
     )

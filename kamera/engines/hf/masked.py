@@ -11,9 +11,10 @@ import inspect
 import torch
 
 from kamera.content import Encoded
-from kamera.engines.hf.backbone import Backbone, ModelCache
+from kamera.engines.hf.backbone import Backbone
 from kamera.engines.hf.cache import cache_length, read
 from kamera.engines.hf.encode import batched, decoder_arguments
+from kamera.engines.hf.model import ModelCache
 from kamera.errors import UnsupportedBackbone
 from kamera.ops import KV
 

@@ -75,7 +75,7 @@ def _asked(backbone: Backbone, spans: list[Encoded], question: torch.Tensor) -> 
     cache, start = backbone.cache([]), 0
     for span in spans:
         stop = start + span.num_tokens
-        _, cache = backbone.prefill(span, places[:, start:stop], cache)
+        _, cache = backbone.run(span, places[:, start:stop], cache)
         start = stop
     logits = backbone.forward(question, places[:, start:], cache).float().cpu()
     chosen = torch.linspace(0, logits.shape[0] - 1, _LOGITS).long()

@@ -46,8 +46,8 @@ def prove_relocation(
     base = backbone.positions([span.input_ids], [span.position_inputs])
     moved = base + torch.tensor(step)[:, None]
     try:
-        here, _ = backbone.prefill(span, base)
-        there, _ = backbone.prefill(span, moved)
+        here, _ = backbone.run(span, base)
+        there, _ = backbone.run(span, moved)
     except NonFiniteKV as error:
         return Proof(math.inf, str(error), 0.0, step)
     return _compare(backbone, relocate_kv(here, backbone.layout, step), there, step)
@@ -60,15 +60,15 @@ def prove_patch(backbone: Backbone, offset: Sequence[int] | None = None) -> Proo
     whole = backbone.positions([antecedent.input_ids, span.input_ids], [{}, {}])
     alone = backbone.positions([span.input_ids], [{}])
     a, b = whole[:, : antecedent.num_tokens], whole[:, antecedent.num_tokens :]
-    canonical, _ = backbone.prefill(span, alone)
-    _, cache = backbone.prefill(antecedent, a)
-    conditioned, _ = backbone.prefill(span, b, cache)
+    canonical, _ = backbone.run(span, alone)
+    _, cache = backbone.run(antecedent, a)
+    conditioned, _ = backbone.run(span, b, cache)
     there = tuple(int(o) for o in (b - alone)[:, 0])
     patch = form_patch(conditioned, canonical, backbone.layout, there, None).patch
     # the whole sequence moved by one more step: what a re-prefill there would compute
     shift = torch.tensor(step)[:, None]
-    _, cache = backbone.prefill(antecedent, a + shift)
-    expected, _ = backbone.prefill(span, b + shift, cache)
+    _, cache = backbone.run(antecedent, a + shift)
+    expected, _ = backbone.run(span, b + shift, cache)
     onward = tuple(x + y for x, y in zip(there, step, strict=True))
     served = apply_patch(canonical, patch, backbone.layout, onward)
     return _compare(backbone, served, expected, onward)
@@ -76,7 +76,7 @@ def prove_patch(backbone: Backbone, offset: Sequence[int] | None = None) -> Proo
 
 def _step(backbone: Backbone, wanted: tuple[int, int, int]) -> tuple[int, ...]:
     """An offset that stays below the model's position limit."""
-    room = wanted[0] if backbone.limit is None else max(1, backbone.limit.below - 24)
+    room = wanted[0] if backbone.limits.below is None else max(1, backbone.limits.below - 24)
     return tuple(min(w, room) for w in wanted[: backbone.axes])
 
 

@@ -134,7 +134,7 @@ def hidden_states(
         caught.append((args[0] if args else kwargs["hidden_states"])[0].clone())
 
     with hooked(on_entry(backbone.decoder.layers[layer], watch)):
-        backbone.prefill(encoded, positions, backbone.cache([context]))
+        backbone.run(encoded, positions, backbone.cache([context]))
     return caught[0]
 
 

@@ -193,7 +193,7 @@ class Asking:
 
 def room_of(backbone: Backbone) -> int | None:
     """How many tokens the model was made for, or serves at all."""
-    limit = None if backbone.limit is None else backbone.limit.below
+    limit = None if backbone.limits.below is None else backbone.limits.below
     bounds = [b for b in (getattr(backbone.config, "max_position_embeddings", None), limit) if b]
     return min(bounds) if bounds else None
 

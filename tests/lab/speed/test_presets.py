@@ -78,7 +78,7 @@ def test_two_layers_of_a_preset_hold_the_published_bytes_per_token(name):
     backbone = preset(name).build(2)
     assert backbone.describe().bytes_per_token == 2 * BYTES_PER_TOKEN[name]
     chunk = picture_chunk(backbone, preset(name), 640)
-    kv, _ = backbone.prefill(
+    kv, _ = backbone.run(
         backbone.encode(chunk), backbone.positions([chunk.input_ids], [chunk.position_inputs()])
     )
     assert all(torch.isfinite(t).all() for layer in kv for t in layer.values())
@@ -139,7 +139,5 @@ def test_layers_that_share_their_weights_have_kv_of_their_own():
     assert len(weights[0]) == len(apart.layout) * len(weights[1])
     assert shared.bytes_per_token == apart.bytes_per_token
     ids = torch.arange(16, 24)
-    kv, _ = shared.prefill(
-        shared.encode(shared.chunk_from_tensors(ids)), torch.arange(8).expand(shared.axes, -1)
-    )
+    kv, _ = shared.run(shared.encode(shared.chunk_from_tensors(ids)), torch.arange(8).expand(shared.axes, -1))
     assert not torch.equal(kv[0]["k"], kv[1]["k"])

@@ -8,25 +8,19 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from kamera.content import TOKEN_TYPES, Encoded
 from kamera.errors import IncompatibleChunk
 
-if TYPE_CHECKING:
-    from kamera.engines.hf import Backbone
 
-
-def refuse_touching(backbone: Backbone, spans: Sequence[tuple[str, Encoded]]) -> None:
-    """Raise IncompatibleChunk where of neighbours ``(chunk id, encoding)`` two pictures would be one."""
-    if not backbone.masks_by_type:
-        return
+def refuse_touching(kind: str, spans: Sequence[tuple[str, Encoded]]) -> None:
+    """Raise IncompatibleChunk where of neighbours ``(chunk id, encoding)`` two pictures would be one to a
+    model of the class ``kind``."""
     for (left, before), (right, behind) in itertools.pairwise(spans):
         if _is_picture(before, -1) and _is_picture(behind, 0):
             raise IncompatibleChunk(
                 f"chunk {left[:12]} ends and chunk {right[:12]} begins with a picture, which "
-                f"{type(backbone.model).__name__} takes for one: begin or end chunks with text, or put text "
-                "between them"
+                f"{kind} takes for one: begin or end chunks with text, or put text between them"
             )
 
 

@@ -1,0 +1,257 @@
+"""A transformers model opened up: probed, and run at the level of its own caches."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
+
+import torch
+from torch import nn
+
+from kamera.content import ChunkBuilder, Encoded, exclusive_of
+from kamera.engines.base import PositionLimits
+from kamera.engines.hf import cache as model_cache
+from kamera.engines.hf import encode as encoding
+from kamera.engines.hf import probe
+from kamera.engines.hf.identity import Identity
+from kamera.engines.hf.meter import Meter, Work
+from kamera.ops import KV, CodedKV, LayerKV, Layout, check_finite, kv_concat
+
+ModelCache = model_cache.ModelCache
+
+
+class Model:
+    """A loaded transformers model, what was read off it, and its forwards behind caches of its own.
+
+    Hooks that count forwards, and one that stops those that are only to encode, are added.
+    """
+
+    def __init__(self, model: nn.Module, processor: Any | None = None) -> None:
+        model = probe.without_wrapper(model)
+        probe.refuse_unsupported(model)
+        self.model: Any = model
+        self.processor = processor
+        self.decoder: Any = probe.find_decoder(model)
+        self.config: Any = probe.text_config(model)
+        self.axes = probe.position_axes(self.decoder)
+        limit = probe.position_limit(model)
+        self.limits = PositionLimits(
+            getattr(self.config, "max_position_embeddings", None),
+            None if limit is None else limit.below,
+            "" if limit is None else limit.reason,
+        )
+        towers = probe.find_vision_towers(model)
+        self.builder = ChunkBuilder(model, processor, sees=bool(towers))
+        self.meter = Meter(self.decoder, towers)
+        self._exclusive = exclusive_of(model)
+        self._door = encoding.Door(self.decoder)
+        self.layout: Layout = ()
+        self._mask_input: str | None = None
+        probed, places = self._probe_tokens(), torch.arange(8).expand(self.axes, -1)
+        with torch.no_grad(), self.alone():
+            self._decoded(probed, places, None)  # what a first forward sets up has been set up
+            before = probe.module_state(model)
+            cache = self._decoded(probed, places, None)
+            self.quiet = probe.module_state(model) == before
+            self._mask_input = encoding.mask_input(self.model, self._door, probed.input_ids, places)
+        self.layout = tuple(probe.probe_layout(self.decoder, self.config, cache))
+        self.identity = Identity(model, self.decoder, processor, self.layout, limit)
+        self._devices = model_cache.layer_devices(cache)
+        self._like = next(t for x in model_cache.read(cache, self.layout) for t in x.values())[..., :0]
+
+    # -- facts ---------------------------------------------------------------------------------
+
+    @property
+    def family(self) -> str:
+        """Attention family of the layers that keep KV: "MHA", "GQA", "MQA", "MLA" or "MLA_EXPANDED"."""
+        return "+".join(sorted({spec.family for spec in self.layout if spec.channels}))
+
+    @property
+    def device(self) -> torch.device:
+        """Where token ids go."""
+        return next(self.model.parameters()).device
+
+    @property
+    def bytes_per_token(self) -> int:
+        """Bytes of a token's KV, all layers."""
+        return self._like.element_size() * sum(c.features for spec in self.layout for c in spec.channels)
+
+    @property
+    def phased_bytes_per_token(self) -> int:
+        """Those of them that are turned when a token moves."""
+        return self._like.element_size() * sum(c.features for s in self.layout for c in s.channels if c.rope)
+
+    @property
+    def masks_by_type(self) -> bool:
+        """Whether the model makes its mask from token types: pictures that see their own later tokens."""
+        return self._mask_input is not None
+
+    def check_positions(self, positions: torch.Tensor) -> None:
+        """Raise NotRelocatable when positions reach where this model turns keys in another way."""
+        if positions.numel():
+            self.limits.check(int(positions.max()))
+
+    # -- forwards ------------------------------------------------------------------------------
+
+    def run(
+        self, encoded: Encoded, positions: torch.Tensor, past: ModelCache | None = None
+    ) -> tuple[KV, ModelCache]:
+        """Run a span through the decoder at explicit ``positions`` ``[axes, tokens]`` behind ``past``.
+
+        Extends ``past`` in place. Returns views of the new tokens' KV, and the cache. Raises NonFiniteKV.
+        """
+        self.check_positions(positions)
+        start = 0 if past is None else model_cache.cache_length(past)
+        with torch.no_grad(), self.alone():
+            cache = self._decoded(encoded, positions, past)
+        kv = model_cache.read(cache, self.layout, start)
+        check_finite(kv)
+        return kv, cache
+
+    def forward(self, ids: torch.Tensor, positions: torch.Tensor, past: ModelCache) -> torch.Tensor:
+        """Next-token logits ``[vocabulary]`` after text ``ids`` behind ``past``, which is extended."""
+        self.check_positions(positions)
+        with torch.no_grad(), self._asking():
+            out = self.model(
+                input_ids=ids[None].to(self.device),
+                position_ids=encoding.batched(positions).to(self.device),
+                past_key_values=past,
+                use_cache=True,
+                logits_to_keep=1,
+            )
+        logits: torch.Tensor = out.logits[0, -1]
+        return logits
+
+    def forward_batch(self, ids: torch.Tensor, positions: torch.Tensor, past: ModelCache) -> torch.Tensor:
+        """Next-token logits ``[rows, vocabulary]`` after each row of text ``ids`` ``[rows, tokens]``.
+
+        Every row stands at the same ``positions`` behind the same ``past``, which must not be used again.
+        """
+        self.check_positions(positions)
+        rows = ids.shape[0]
+        places = encoding.batched(positions)
+        places = places.expand(*places.shape[:-2], rows, -1)
+        with torch.no_grad(), self._asking():
+            out = self.model(
+                input_ids=ids.to(self.device),
+                position_ids=places.to(self.device),
+                past_key_values=model_cache.spread(past, rows),
+                use_cache=True,
+                logits_to_keep=1,
+            )
+        logits: torch.Tensor = out.logits[:, -1]
+        return logits
+
+    def generate(
+        self, ids: torch.Tensor, positions: torch.Tensor, past: ModelCache, **options: Any
+    ) -> torch.Tensor:
+        """``model.generate`` over the whole sequence ``ids`` of which ``past`` holds a prefix.
+
+        ``positions`` are those of the whole sequence. Returns new tokens, ``[sequences, new]``.
+        """
+        self.check_positions(positions)
+        rows = max(int(options.get("num_beams") or 1), int(options.get("num_return_sequences") or 1))
+        sequence = ids[None].to(self.device)
+        with torch.no_grad(), self._asking():
+            out = self.model.generate(
+                input_ids=sequence,
+                attention_mask=torch.ones_like(sequence),
+                position_ids=encoding.batched(positions).to(self.device),
+                past_key_values=model_cache.repeat(past, rows),
+                **options,
+            )
+        tokens = out if isinstance(out, torch.Tensor) else out.sequences
+        return tokens[:, ids.shape[0] :].cpu()
+
+    # -- caches --------------------------------------------------------------------------------
+
+    def cache(self, spans: Sequence[KV]) -> ModelCache:
+        """A live cache that holds ``spans`` one after another (copied when more than one)."""
+        held = [s for s in spans if s]
+        kv = kv_concat(held) if len(held) > 1 else held[0] if held else self.no_kv()
+        return model_cache.build(self.model.config, self.layout, kv)
+
+    def share(self, cache: ModelCache) -> ModelCache:
+        """A cache over the same tensors; what is appended to it leaves ``cache`` as it is."""
+        return model_cache.share(cache, self.model.config, self.layout)
+
+    def room(self, tokens: int) -> tuple[LayerKV, ...]:
+        """Uninitialised KV of ``tokens`` tokens, every layer on the device the model keeps it on."""
+        return tuple(
+            {c.name: self._like.new_empty(c.heads, tokens, c.dim, device=d) for c in spec.channels}
+            for spec, d in zip(self.layout, self._devices, strict=True)
+        )
+
+    @contextmanager
+    def growing(self, room: KV, start: int, stop: int) -> Iterator[ModelCache]:
+        """A cache of the tokens ``start:stop`` of ``room`` that grows in place behind them, in the block."""
+        cache = model_cache.growing(self.model.config, self.layout, room, start, stop)
+        try:
+            yield cache
+        finally:
+            model_cache.detach(cache)
+
+    def no_kv(self) -> tuple[LayerKV, ...]:
+        """The KV of zero tokens."""
+        return self.room(0)
+
+    def place(self, kv: KV) -> KV:
+        """``kv`` with every layer on the device the model keeps it on: itself when it is there already.
+
+        Codes stay codes.
+        """
+        if isinstance(kv, CodedKV):
+            return kv.to(self._devices)
+        if all(
+            d is None or t.device == d for x, d in zip(kv, self._devices, strict=True) for t in x.values()
+        ):
+            return kv
+        return tuple(
+            {name: t if d is None else t.to(d) for name, t in layer.items()}
+            for layer, d in zip(kv, self._devices, strict=True)
+        )
+
+    @contextmanager
+    def measure(self) -> Iterator[Work]:
+        """Count decoder forwards, their tokens and vision encodes inside the block."""
+        with self.meter.measure() as work:
+            yield work
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Wait until no other thread runs a forward of this model, and keep them waiting for the block.
+
+        Whoever runs the model past the methods of this class holds it. Re-entrant.
+        """
+        with self._exclusive.alone():
+            yield
+
+    # -- inside --------------------------------------------------------------------------------
+
+    def _asking(self) -> AbstractContextManager[None]:
+        return nullcontext() if self.quiet else self.alone()
+
+    def _decoded(self, encoded: Encoded, positions: torch.Tensor, past: ModelCache | None) -> ModelCache:
+        cache = model_cache.new_cache(self.model.config) if past is None else past
+        arguments = encoding.decoder_arguments(encoded, self.device)
+        arguments |= {
+            "position_ids": encoding.batched(positions).to(self.device),
+            "past_key_values": cache,
+            "use_cache": True,
+        }
+        kinds = encoded.position_inputs.get(self._mask_input or "")
+        if kinds is not None and encoded.tensors:
+            # The outer model derives the mask from token types over the cached tokens too; image
+            # blocks never cross a chunk, so what stands before counts as text.
+            before = kinds.new_zeros(model_cache.cache_length(cache))
+            arguments[str(self._mask_input)] = torch.cat([before, kinds])[None].to(self.device)
+            self.model.model(**arguments)
+        else:
+            self.decoder(**arguments)
+        return cache
+
+    def _probe_tokens(self, count: int = 8) -> Encoded:
+        size = self.model.get_input_embeddings().weight.shape[0]
+        ids = (torch.arange(count) * 7919 + 11) % size
+        return Encoded(ids, {}, {})

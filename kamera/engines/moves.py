@@ -1,0 +1,94 @@
+"""What showing other spans writes, decided from sources, offsets and lengths alone: no tensor, no place.
+
+A live KV acts on it, and a plan counts bytes by it, so both say the same.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import NamedTuple
+
+
+class Stand(NamedTuple):
+    """A span to decide by: the source it is written from, how far from it it stands, and its tokens."""
+
+    source: Hashable
+    offset: tuple[int, ...]
+    length: int
+
+
+class Move(NamedTuple):
+    """How one wanted span comes about.
+
+    ``was`` is the index of the standing span that it is made of, None where it is written whole. ``turns``:
+    its phased channels are written anew from the source, since it stood at another offset.
+    """
+
+    was: int | None
+    turns: bool
+
+    @property
+    def writes(self) -> bool:
+        """Whether anything is computed for it: what is not may at most be copied to another place."""
+        return self.was is None or self.turns
+
+
+@dataclass(frozen=True)
+class Bytes:
+    """Bytes of phased channels that are turned, and of patches that are applied."""
+
+    turned: int = 0
+    patched: int = 0
+
+    def __add__(self, other: Bytes) -> Bytes:
+        return Bytes(self.turned + other.turned, self.patched + other.patched)
+
+
+def moves(standing: Sequence[Stand], wanted: Sequence[Stand]) -> list[Move]:
+    """How each of ``wanted`` comes about where ``standing`` stands.
+
+    Spans of one source are taken over as far as they keep their order: the largest number of them that does.
+    """
+    seats: dict[Hashable, list[int]] = {}
+    for i in range(len(standing) - 1, -1, -1):
+        seats.setdefault(standing[i].source, []).append(i)
+    found = []
+    for span in wanted:
+        there = seats.get(span.source)
+        found.append(there.pop() if there else None)
+    kept = _in_order(found)
+    return [
+        Move(None, False)
+        if was is None or was not in kept
+        else Move(was, standing[was].offset != span.offset)
+        for was, span in zip(found, wanted, strict=True)
+    ]
+
+
+def bytes_of(made: Sequence[Move], wanted: Sequence[Stand], phased: int, patches: Sequence[int]) -> Bytes:
+    """What ``made`` costs: ``phased`` bytes of phased channels a token, ``patches`` bytes each span's."""
+    writing = [i for i, move in enumerate(made) if move.writes]
+    turned = sum(wanted[i].length for i in writing if any(wanted[i].offset))
+    return Bytes(turned * phased, sum(patches[i] for i in writing))
+
+
+def _in_order(found: Sequence[int | None]) -> set[int]:
+    """The indices of a longest ascending run through ``found``, gaps allowed."""
+    there = [i for i in found if i is not None]
+    if all(a < b for a, b in pairwise(there)):
+        return set(there)
+    ends: list[int] = []  # the least index a run of each length ends with
+    before: dict[int, int | None] = {}
+    for i in there:
+        at = bisect_left(ends, i)
+        before[i] = ends[at - 1] if at else None
+        ends[at : at + 1] = [i]
+    last: int | None = ends[-1]
+    kept = set()
+    while last is not None:
+        kept.add(last)
+        last = before[last]
+    return kept
