@@ -35,7 +35,7 @@ def test_a_store_is_shown_with_what_its_patches_weigh(capsys, made):
     before = files(made)
     done = kamera(capsys, "inspect", made / "s", "--format", "json")
     document = done.document
-    assert (done.code, document["kind"], document["objects"], document["damaged"]) == (0, "store", 4, 0)
+    assert (done.code, document["kind"], document["objects"], document["damaged"]) == (0, "store", 7, 0)
     shown = {o["key"]: o for o in document["contents"]}
     with ChunkStore.open(made / "s") as store:
         listed = store.ls()
@@ -128,7 +128,7 @@ def test_ls_lists_what_the_store_lists(capsys, made):
     some = kamera(capsys, "store", "ls", made / "s", "--kind", "exact", "--format", "json").document
     assert [o["key"] for o in some["listed"]] == patches
     last = kamera(capsys, "store", "ls", made / "s", "--limit", "1", "--format", "json").document
-    assert ([o["key"] for o in last["listed"]], last["objects"]) == (keys[-1:], 4)
+    assert ([o["key"] for o in last["listed"]], last["objects"]) == (keys[-1:], 7)
     table = kamera(capsys, "store", "ls", made / "s").out
     assert all(key[:12] in table for key in keys)
     other = kamera(capsys, "store", "ls", made / "s", "--tenant", "other", "--format", "json").document
@@ -141,7 +141,7 @@ def test_stats_add_up(capsys, made):
     document = kamera(capsys, "store", "stats", made / "s", "--format", "json").document
     assert document["bytes"] == stats.bytes == sum(k["bytes"] for k in document["kinds"].values())
     assert document["kinds"]["canonical"]["objects"] == stats.canonicals == 2
-    assert (document["objects"], document["chunks"], document["contexts"]) == (4, 2, 1)
+    assert (document["objects"], document["chunks"], document["contexts"]) == (7, 2, 1)
 
 
 def test_an_unknown_kind_is_bad_usage(capsys, made):
