@@ -216,6 +216,11 @@ class Engine(Protocol):
         """Bytes of a token's KV, all layers."""
         ...
 
+    @property
+    def phased_bytes_per_token(self) -> int:
+        """Those of them that turn when a token moves."""
+        ...
+
     # -- content -------------------------------------------------------------------------------
 
     @property

@@ -18,7 +18,7 @@ from kamera.ops.layout import (
     relocate_kv,
     rotated_bytes,
 )
-from kamera.ops.lowrank import Deltas, Factor, Formed, LowRank, Patch, floats
+from kamera.ops.lowrank import Deltas, Factor, FactorSize, Formed, LowRank, Patch, floats, patch_bytes
 from kamera.ops.patch import (
     apply_patch,
     deficit,
@@ -43,6 +43,7 @@ __all__ = [
     "Codes",
     "Deltas",
     "Factor",
+    "FactorSize",
     "Formed",
     "Grid",
     "KVCodec",
@@ -82,6 +83,7 @@ __all__ = [
     "mean_deficit",
     "mla_expanded_layout",
     "mla_latent_layout",
+    "patch_bytes",
     "patch_of",
     "quantize",
     "relocate",

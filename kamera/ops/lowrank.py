@@ -136,6 +136,16 @@ class Patch:
         """Bytes of all factors."""
         return sum(f.nbytes for layer in self.layers for f in layer.values())
 
+    @cached_property
+    def sizes(self) -> tuple[FactorSize, ...]:
+        """The sizes of its factors, those of one rank and form together: what `patch_bytes` takes."""
+        rows: dict[tuple[int, int], list[int]] = {}
+        for factors in (f for layer in self.layers for f in layer.values()):
+            for side in (factors.left, factors.right):
+                bits = side.bits if isinstance(side, Codes) else 8 * side.element_size()
+                rows.setdefault((factors.rank, bits), []).append(side.shape[0])
+        return tuple(FactorSize(*form, sum(n), len(n)) for form, n in sorted(rows.items()))
+
     def truncate(self, rank: int) -> Patch:
         """Keep the ``rank`` strongest directions of every channel; rank 0 corrects nothing."""
         return self._map(lambda f: f.truncate(rank))
@@ -154,6 +164,25 @@ class Patch:
             mapped = {name: function(f) for name, f in layer.items()}
             layers.append({name: f for name, f in mapped.items() if f.rank})
         return Patch(tuple(layers))
+
+
+class FactorSize(NamedTuple):
+    """Factors of one rank: ``bits`` of an entry (up to 8: codes), ``rows`` of all of them, their number."""
+
+    rank: int
+    bits: int
+    rows: int
+    factors: int
+
+
+def patch_bytes(sizes: Sequence[FactorSize], rank: int) -> int:
+    """``nbytes`` of a patch of these `Patch.sizes` that is truncated to ``rank``."""
+    total = 0
+    for size in sizes:
+        kept = min(size.rank, rank)
+        total += size.rows * -(-kept * size.bits // 8)
+        total += 4 * kept * size.factors if size.bits <= 8 else 0  # scales
+    return total
 
 
 class Formed(NamedTuple):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from kamera.ops import PatchBudget
+from kamera.ops import FactorSize, PatchBudget
 from kamera.store.keys import PATCH_KINDS, Context, canonical_key, encoding_context, object_key
 
 
@@ -15,7 +15,8 @@ class ObjectInfo:
 
     ``antecedents`` is empty, ``rank`` and ``formed`` are None for what is no patch. ``bytes`` is the
     size as stored, ``created`` seconds since 1970 (UTC). ``budget`` is what a patch was formed under (None
-    for one whose header says nothing that is one), ``orderings`` how many an orbit patch is the mean of.
+    for one whose header says nothing that is one), ``orderings`` how many an orbit patch is the mean of,
+    ``sizes`` those of its factors (`Patch.sizes`), from which its bytes at any rank follow.
     ``base`` is what it cannot be used without: of a canonical the vision fingerprint of its encoding ("": it
     has none), of a patch the anchor of the canonical that it is added to ("": its context's own).
     ``behind``: tokens of the anchor that a canonical was computed behind.
@@ -35,6 +36,7 @@ class ObjectInfo:
     orderings: int | None = None
     base: str = ""
     behind: int = 0
+    sizes: tuple[FactorSize, ...] = ()
 
 
 def home_of(info: ObjectInfo) -> str | None:

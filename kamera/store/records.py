@@ -199,6 +199,7 @@ class PatchRecord:
             "base": self.base,
             "formed": self.formed,
             "rank": self.patch.rank,
+            "sizes": [list(size) for size in self.patch.sizes],
             "layers": [list(layer) for layer in self.patch.layers],
         }
         if self._coded:

@@ -13,6 +13,7 @@ from kamera.window.report import Tally
 from kamera.window.run import RowLied, Stage, run
 from kamera.window.state import WindowState
 from kamera.window.steps import Limits, Plan
+from kamera.window.writing import standing
 
 
 @dataclass(frozen=True)
@@ -22,8 +23,8 @@ class Bounds:
     max_tokens: int | None
     rule: PositionRule
 
-    def limits(self, stage: Stage, facts: Mapping[str, Facts]) -> Limits:
-        """What a plan has to keep to, for chunks whose facts are known by id."""
+    def limits(self, stage: Stage, state: WindowState, facts: Mapping[str, Facts]) -> Limits:
+        """What a plan for ``state`` has to keep to, for chunks whose facts are known by id."""
         former = stage.former
         reach = former.backbone.limits
         return Limits(
@@ -34,6 +35,8 @@ class Bounds:
             lossy=former.context.lossy,
             check=lambda spot: reach.check(spot.top),
             places=Known(stage.standing, facts),
+            standing=standing(stage.live, former.anchor.kv, state),
+            phased=former.backbone.phased_bytes_per_token,
         )
 
 
@@ -60,7 +63,7 @@ def decided(
     """
     facts = {**coming, **{r.facts.chunk_id: r.facts for r in before.residents}}
     while True:
-        plan = decide(bounds.limits(stage, facts))
+        plan = decide(bounds.limits(stage, before, facts))
         facts |= ready(plan)
         try:
             return Decided(plan, run(plan, before, facts, stage, tally))

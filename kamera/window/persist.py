@@ -166,7 +166,8 @@ def _get_resident(tensors: Tensors, name: str, chunk: dict[str, Any], stage: Sta
 def _source(facts: Facts, copy: Copy, stage: Stage) -> Source:
     home = stage.standing.spot(facts, copy.positions)
     patched = copy.patch is not None
-    return Source(home, copy.antecedents, copy.guarantee, copy.canonical, copy.lossy, patched)
+    size = 0 if copy.patch is None else copy.patch.nbytes
+    return Source(home, copy.antecedents, copy.guarantee, copy.canonical, copy.lossy, patched, size)
 
 
 def _get_copy(tensors: Tensors, name: str, copy: dict[str, Any], backbone: Engine) -> Copy:

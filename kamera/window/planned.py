@@ -74,4 +74,4 @@ class Planned(Questions):
         with self._stage.former.operation():
             asked = ask(self._asking())
             facts = {**asked.coming, **{r.facts.chunk_id: r.facts for r in self._state.residents}}
-            return asked.decide(self._bounds.limits(self._stage, facts))
+            return asked.decide(self._bounds.limits(self._stage, self._state, facts))

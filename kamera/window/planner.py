@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from kamera.errors import PolicyRefused, WindowFull
+from kamera.ops import patch_bytes
 from kamera.patches import Guarantee, at_least, guarantee_named, prefilled_behind, weakest, worth_harvesting
 from kamera.store import ObjectInfo, chunk_of
 from kamera.window.policy import Archive as ArchiveRule
@@ -27,6 +28,7 @@ from kamera.window.steps import (
     Rows,
     Step,
 )
+from kamera.window.writing import bytes_written
 
 _WHEN_AN_ANTECEDENT_LEAVES: dict[Guarantee, Guarantee] = {
     "exact": "survivor",
@@ -61,12 +63,13 @@ class Planner:
         stay = tuple(Keep(seat) for seat in after.seats if seat.number not in moved)
         for seat in after.seats:
             check_stands(self.limits, seat)
+        written = bytes_written(self.limits, self.before, self.steps, after)
         return Plan(
             operation,
             self.before,
             after,
             (*self.steps, *stay),
-            Cost(self.forwards, self.tokens, encodes),
+            Cost(self.forwards, self.tokens, encodes, written.turned, written.patched),
             arrived,
             tuple(self.left),
             (note,) if note else (),
@@ -224,8 +227,8 @@ class Planner:
             offer = self._offer(chunk, before, now, base)
             if offer is not None:
                 canonical = self._canonical(chunk.chunk_id, base=base)
-                worth, behind = offer.guarantee, offer.antecedents
-                return replace(canonical, guarantee=worth, antecedents=behind, patched=True), offer
+                source = replace(canonical, guarantee=offer.guarantee, antecedents=offer.antecedents)
+                return replace(source, patched=True, patch_bytes=offer.bytes), offer
         if before.seats and (self.policy.admits("blind") or self.policy.on_miss == "blind"):
             source = replace(self._canonical(chunk.chunk_id), guarantee="blind")
             return source, None
@@ -243,19 +246,21 @@ class Planner:
             formed = self._patch_formed(chunk, behind, anchor)
             if formed is not None and at_least(formed, enough):
                 note = anchor and f"base: the canonical behind another system prompt, {anchor[:12]}"
-                return Offer("patched", behind, "exact", formed, note, anchor)
+                size = self._bytes(self._row(chunk, behind, "exact", anchor))
+                return Offer("patched", behind, "exact", formed, size, note, anchor)
         if base is not None:
             return None
         if self.policy.admits("orbit"):
             row = self._row(chunk, antecedents, "orbit")
             if row is not None:
-                return Offer("orbit", antecedents, "orbit", row.formed)
+                return Offer("orbit", antecedents, "orbit", row.formed, self._bytes(row))
         limit = self.policy.max_divergence
         if limit is not None and self.policy.admits("near"):
             for distance, info in self.rows.near(chunk.chunk_id, antecedents, limit):
-                if self._row(chunk, info.antecedents, info.kind) is not None:
+                row = self._row(chunk, info.antecedents, info.kind)
+                if row is not None:
                     note = f"near: a patch of other antecedents, divergence {distance:.2f}"
-                    return Offer("near", info.antecedents, info.kind, info.formed, note)
+                    return Offer("near", info.antecedents, info.kind, info.formed, self._bytes(row), note)
         return None
 
     def _row(
@@ -263,6 +268,10 @@ class Planner:
     ) -> ObjectInfo | None:
         budget = self.policy.budget
         return self.rows.patch_within(chunk.chunk_id, chunk.length, antecedents, kind, budget, base)
+
+    def _bytes(self, row: ObjectInfo | None) -> int:
+        """Bytes of a stored patch, cut to the policy's rank as it will be."""
+        return 0 if row is None else patch_bytes(row.sizes, self.policy.budget.rank)
 
     def _patch_formed(
         self, chunk: Newcomer | Seat, antecedents: tuple[str, ...], base: str = ""

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from kamera.engines import LiveKV, Span
 from kamera.errors import NonFiniteKV, NotRelocatable
+from kamera.ops import CodedKV
 from kamera.patches import Copy, Facts, Former, Guarantee
 from kamera.window.places import Standing
 from kamera.window.report import Tally
@@ -79,7 +80,7 @@ class _Run:
                 case Harvest(number, base):
                     self._harvest(number, base)
                 case Clean(number):
-                    self.cleans[number] = self.former.canonical(self.whose[number])
+                    self.cleans[number] = _anew(self.former.canonical(self.whose[number]))
                 case Keep():
                     pass
         self.tally.notes.extend(self.plan.notes)
@@ -103,7 +104,9 @@ class _Run:
             canonical = based
         else:
             canonical = self.former.leading(facts) if leading else self.former.canonical(facts)
-        copy = replace(canonical, patch=patch, guarantee=source.guarantee, antecedents=source.antecedents)
+        copy = replace(
+            _anew(canonical), patch=patch, guarantee=source.guarantee, antecedents=source.antecedents
+        )
         self._seated(seat.number, facts, copy)
         self.former.store.metrics.served(seat.guarantee, computed=False)
 
@@ -149,3 +152,9 @@ class _Run:
                 old = Resident(self.whose[number], seat, copy, clean)
             residents.append(old)
         return WindowState(tuple(residents), seats.shift, seats.frame)
+
+
+def _anew(copy: Copy) -> Copy:
+    """The same tensors as another object: a plan takes a copy that is placed again for another source."""
+    kv = copy.kv
+    return replace(copy, kv=replace(kv) if isinstance(kv, CodedKV) else tuple(list(kv)))

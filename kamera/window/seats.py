@@ -60,7 +60,7 @@ class Spot:
 class Source:
     """A KV the model computed at ``home``, and what it is conditioned on; see `Copy`.
 
-    ``patch`` is the rank of the patch that conditions it, None for none.
+    ``patched``: a patch of ``patch_bytes`` bytes conditions it.
     """
 
     home: Spot
@@ -69,6 +69,7 @@ class Source:
     canonical: bool
     lossy: bool = False
     patched: bool = False
+    patch_bytes: int = 0
 
     @cached_property
     def lineage(self) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from kamera.engines import Stand
 from kamera.ops import PatchBudget
 from kamera.patches import Guarantee, Near
 from kamera.store import ObjectInfo
@@ -45,6 +46,8 @@ class Limits:
 
     ``anchor`` its tokens, ``last`` the position from which on there are none. ``check`` raises NotRelocatable
     for a spot where the model turns keys in another way. ``lossy``: canonicals are kept in codes.
+    ``standing`` is what stands in the live KV (`kamera.window.writing`), ``phased`` the bytes of a token that
+    turn when it moves.
     """
 
     anchor: int
@@ -54,6 +57,8 @@ class Limits:
     lossy: bool
     check: Callable[[Spot], None]
     places: Places
+    standing: tuple[Stand, ...] = ()
+    phased: int = 0
 
 
 @dataclass(frozen=True)
@@ -69,6 +74,7 @@ class Newcomer:
 class Offer:
     """A stored patch that serves: under which antecedents it is kept, formed how, worth what.
 
+    ``bytes`` are those of its factors as they will be applied; 0 for a patch that the plan itself forms.
     ``base``: the anchor of the canonical that it is added to, "" for the window's own.
     """
 
@@ -76,6 +82,7 @@ class Offer:
     antecedents: tuple[str, ...]
     kind: str
     formed: str | None
+    bytes: int = 0
     note: str = ""
     base: str = ""
 
@@ -140,11 +147,17 @@ Step = Keep | Place | Prefill | Archive | Harvest | Clean
 
 @dataclass(frozen=True)
 class Cost:
-    """Forwards, tokens they run through the decoder, and runs of the vision tower."""
+    """Forwards, tokens they run through the decoder, runs of the vision tower, and bytes written live.
+
+    ``bytes_turned`` are KV bytes that are turned to another position, ``bytes_patched`` those of the patches
+    that are applied.
+    """
 
     forwards: int = 0
     tokens: int = 0
     encodes: int = 0
+    bytes_turned: int = 0
+    bytes_patched: int = 0
 
 
 @dataclass(frozen=True)

@@ -75,7 +75,13 @@ def test_planned_equals_measured_over_any_sequence(name, operations, kv):
                 continue
             slots = window.slots
             report = getattr(window, verb)(*given_, **options)
-            measured = Cost(report.forwards, report.tokens_recomputed, report.vision_encodes)
+            measured = Cost(
+                report.forwards,
+                report.tokens_recomputed,
+                report.vision_encodes,
+                report.bytes_rotated,
+                report.bytes_patched,
+            )
             assert planned.cost == measured, (verb, given_, options)
             after = planned.after
             assert after.chunk_ids == tuple(slot.chunk_id for slot in window.slots)
@@ -109,7 +115,8 @@ def test_a_plan_runs_no_forward_and_no_tower(tmp_path):
         assert (seen.forwards, seen.encodes) == (0, 0)
         assert (window.slots, store.ls()) == (slots, held)
     assert [p.operation for p in plans[:3]] == ["append", "recall", "slide"]
-    assert [p.cost for p in plans][2] == Cost()
+    turned = 4 * backbone.phased_bytes_per_token  # the anchor's four tokens move up
+    assert plans[2].cost == Cost(bytes_turned=turned)
     assert plans[0].cost == Cost(2, 2 * chunks[3].num_tokens, 1)
 
 

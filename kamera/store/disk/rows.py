@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-from kamera.ops import PatchBudget
+from kamera.ops import FactorSize, PatchBudget
 from kamera.store.info import ObjectInfo
 from kamera.store.keys import Context
 
@@ -77,7 +77,7 @@ class RowCodec:
             info.created,
             stamp,
             self.veil(context.kv),
-            json.dumps([info.budget and info.budget.to_info(), info.orderings]),
+            json.dumps([info.budget and info.budget.to_info(), info.orderings, info.sizes]),
             info.base and self.veil(info.base),
             info.behind,
         )
@@ -86,7 +86,7 @@ class RowCodec:
     def read(self, row: tuple[Any, ...]) -> Stamped:
         """The object of a row that `is_ours`."""
         key, kind, chunk, fingerprint, anchor, tenant, antecedents, tokens, rank, formed = row[:10]
-        budget, orderings = json.loads(row[14])
+        budget, orderings, sizes = json.loads(row[14])
         info = ObjectInfo(
             key=key,
             kind=kind,
@@ -102,5 +102,6 @@ class RowCodec:
             orderings=orderings,
             base=row[15] and self.unveil(row[15]),
             behind=row[16],
+            sizes=tuple(FactorSize(*size) for size in sizes),
         )
         return info, row[12]

@@ -1,0 +1,70 @@
+"""Bytes that a plan will write into the live KV: its steps walked on names, as `run` walks on tensors.
+
+A copy has a name as long as it is the same copy: a chunk that is placed, prefilled or shown clean anew has
+another one, even where the tensors are the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+
+from kamera.engines import Bytes, LiveKV, Stand, bytes_of, moves
+from kamera.ops import KV
+from kamera.window.seats import Seats
+from kamera.window.state import WindowState
+from kamera.window.steps import Clean, Limits, Place, Prefill, Step
+
+_ANCHOR = "anchor"
+
+
+def standing(live: LiveKV, anchor: KV, state: WindowState) -> tuple[Stand, ...]:
+    """What stands in the live KV, by the names of the copies that ``state`` holds; others have none."""
+    names: dict[tuple[int, int], Hashable] = {(id(anchor), id(None)): _ANCHOR}
+    for resident in state.residents:
+        copy, clean = resident.copy, resident.clean
+        names[id(copy.kv), id(copy.patch)] = ("copy", resident.number)
+        if clean is not None:
+            names[id(clean.kv), id(clean.patch)] = ("clean", resident.number)
+    return tuple(
+        Stand(names.get((id(span.kv), id(span.patch)), ("other", i)), span.offset, span.length)
+        for i, span in enumerate(live.standing)
+    )
+
+
+def bytes_written(limits: Limits, before: Seats, steps: Sequence[Step], after: Seats) -> Bytes:
+    """What all shows of a plan turn and patch: one in front of each prefill, and the last one."""
+    walk = _Walk(limits, before)
+    for i, step in enumerate(steps):
+        match step:
+            case Prefill():
+                walk.show(step.before)
+                walk.copies[step.seat.number] = ("new", i)
+            case Place():
+                walk.copies[step.seat.number] = ("new", i)
+            case Clean(number):
+                walk.cleans[number] = ("new", i)
+            case _:
+                pass
+    walk.show(after)
+    return walk.written
+
+
+class _Walk:
+    def __init__(self, limits: Limits, before: Seats) -> None:
+        self.limits = limits
+        self.here: Sequence[Stand] = limits.standing
+        self.copies: dict[int, Hashable] = {s.number: ("copy", s.number) for s in before.seats}
+        self.cleans: dict[int, Hashable] = {s.number: ("clean", s.number) for s in before.seats}
+        self.written = Bytes()
+
+    def show(self, seats: Seats) -> None:
+        """As `Stage.show`."""
+        wanted, patches = [Stand(_ANCHOR, seats.frame, self.limits.anchor)], [0]
+        for seat in seats.seats:
+            offset = seat.shown.home.offset(seat.spot)
+            assert offset is not None, "a plan seats no chunk where it cannot stand"
+            names = self.copies if seat.clean is None else self.cleans
+            wanted.append(Stand(names[seat.number], offset, seat.length))
+            patches.append(seat.shown.patch_bytes)
+        self.written += bytes_of(moves(self.here, wanted), wanted, self.limits.phased, patches)
+        self.here = wanted
