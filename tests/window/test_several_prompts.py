@@ -247,7 +247,8 @@ def test_planner_and_grounder_share_encoding_and_canonical(pieces, store):
         assert [s.patch.base[:8] for s in plan.steps if isinstance(s, Place)] == [tensor_anchor(store)]
         report = later.append(chunk)
         assert (report.forwards, report.vision_encodes, report.slot.guarantee) == (0, 0, "patched")
-        assert "base" in report.notes[0] and plan.cost == Cost()
+        assert "base" in report.notes[0]
+        assert plan.cost == Cost(0, 0, 0, report.bytes_rotated, report.bytes_patched)
     stats = StoreAdmin(store).stats()
     assert (stats.canonicals, stats.encodings, stats.anchors) == (2, 2, 2)
     assert stats.bytes > size
