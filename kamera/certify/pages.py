@@ -1,4 +1,4 @@
-"""Pages rendered as ordinary pictures: text, shapes with captions, and questions that need two of them.
+"""Pages rendered as ordinary pictures: text that later pages correct, shapes with captions, and questions.
 
 Drawn with Pillow's built-in bitmap font and integer geometry, so that a seed gives the same pixels on
 every machine.
@@ -6,20 +6,19 @@ every machine.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
-from kamera.certify.probe import Query
+from kamera.certify.probe import READER, TRIALS, Order, ProbeScene, Reading, asked_of
 
-SYSTEM = "You read pages and answer in one word."
 SIZE = 448
 """Side of a page in pixels: 16 tokens of 28 pixels each way in Qwen2.5-VL."""
 
 ENTRIES = 6
-"""Entries of a page; a guess among what it shows is right once in so many."""
+"""Entries that the reader shows."""
 
 _SCALE = 2
 _INK, _PAPER = (20, 20, 20), (250, 250, 245)
@@ -50,86 +49,136 @@ SHAPES = ("circle", "square", "triangle", "diamond", "cross", "star")
 
 Content = list[dict[str, Any]]
 
+UNKNOWN = "unknown"
 
-class _Words(NamedTuple):
-    """What a pair of pages speaks of; the distractor speaks of others."""
+SYSTEM = (
+    "You read pages in order. Where two pages disagree the later one is right: it corrects the earlier one. "
+    f"Answer in one word; answer {UNKNOWN} where no page says it."
+)
 
-    people: list[str]
-    towns: list[str]
-    fruits: list[str]
+_STATES: tuple[tuple[int, ...], ...] = ((0, 1, 2, 3), (2, 3, 4, 5), (4, 5), (), (0, 1, 2, 3))
+"""The entries that each page states. The first two are on the first page and on the one that stands in for
+it, the next two on the second page too, the last two on the second and the third: so some facts leave with a
+page, some are corrected by a later one, and some turn round in another order."""
 
-
-class _Pair(NamedTuple):
-    """Two pages that answer together, and their questions; the first page alone is the distractor."""
-
-    first: Image.Image
-    second: Image.Image
-    queries: list[Query]
+_FILLED = 4
+"""Entries of a page that states something; where it is fewer, others of which nothing is asked."""
 
 
-def draw_scene(rng: np.random.Generator, index: int) -> tuple[str, tuple[Content, ...], list[Query]]:
-    """System prompt, three pages as chat content, and `ENTRIES` questions in random order.
+class _Template(NamedTuple):
+    """A kind of facts: entries have values, and the reader shows the entries beside what is asked by.
 
-    The first page is like the second, of other people; the third refers to what the second says.
-    Templates take turns by ``index``.
+    ``says`` is a line of a page that states them, ``asks`` a question about an entry itself, ``reads`` one by
+    what the reader shows it with; ``shown`` draws that page.
     """
-    template = _TEMPLATES[index % len(_TEMPLATES)]
-    mixed = [_some(rng, words, 2 * ENTRIES) for words in (NAMES, TOWNS, FRUITS)]
-    pair = template(rng, _Words(*(words[:ENTRIES] for words in mixed)))
-    other = template(rng, _Words(*(words[ENTRIES:] for words in mixed)))
-    pages = (other.first, pair.first, pair.second)
+
+    title: str
+    entries: tuple[str, ...]
+    values: tuple[str, ...]
+    handles: tuple[str, ...]
+    says: str
+    asks: str
+    reads: str
+    shown: Callable[[np.random.Generator, Sequence[tuple[str, str]]], Image.Image]
+
+
+def draw_scene(seed: int, index: int) -> ProbeScene:
+    """The scene of this number; templates take turns."""
+    rng, template = np.random.default_rng([seed, index]), _TEMPLATES[index % len(_TEMPLATES)]
+    entries = _some(rng, template.entries, ENTRIES + _FILLED)
+    handles = _some(rng, template.handles, ENTRIES)
+    others = entries[ENTRIES:]  # of which nothing is asked
+    stated: list[dict[str, str]] = []
+    for numbers in _STATES:
+        named = [entries[i] for i in numbers]
+        # other values on every page: where two state the same entry they disagree
+        free = [v for v in template.values if v not in {v for page in stated for v in page.values()}]
+        values = _some(rng, free if len(free) >= len(named) else template.values, len(named))
+        stated.append(dict(zip(named, values, strict=True)))
+    pages = []
+    for number, facts in enumerate(stated):
+        if number == READER:
+            pages.append(template.shown(rng, list(zip(handles, entries, strict=False))))
+            continue
+        spare = [v for v in template.values if v not in facts.values()]
+        filled = zip(others, _some(rng, spare, _FILLED - len(facts)), strict=False)
+        lines = [template.says.format(e, v) for e, v in _mixed(rng, [*facts.items(), *filled])]
+        pages.append(_text(template.title, lines))
+
+    def told(entry: str, order: Order) -> str | None:
+        return next((stated[i][entry] for i in reversed(order) if entry in stated[i]), None)
+
+    def read(order: Order) -> Mapping[str, Reading]:
+        answers = {h: told(e, order) for h, e in zip(handles, entries, strict=False)}
+        return {template.reads.format(h): Reading(a or UNKNOWN, a is not None) for h, a in answers.items()}
+
+    order = TRIALS["patched"][1]
+    disputed = [e for e in entries[:ENTRIES] if len({stated[i][e] for i in order if e in stated[i]}) > 1]
+    contested = {template.asks.format(e): told(e, order) or UNKNOWN for e in disputed}
     contents: tuple[Content, ...] = tuple(
-        [{"type": "image", "image": page}, {"type": "text", "text": f"Page {number}.\n"}]
-        for number, page in enumerate(pages, start=1)
+        [{"type": "image", "image": page}, {"type": "text", "text": "\n"}] for page in pages
     )
-    return SYSTEM, contents, [pair.queries[i] for i in rng.permutation(ENTRIES)]
+    return ProbeScene(SYSTEM, contents, asked_of(rng, read, contested, (*template.values, UNKNOWN)))
 
 
-def _badges(rng: np.random.Generator, words: _Words) -> _Pair:
-    """Painted shapes with a name under each; then who lives where, in sentences."""
-    people, towns, colours = words.people, words.towns, _some(rng, tuple(COLOURS))
-    shapes = [SHAPES[i] for i in rng.integers(len(SHAPES), size=ENTRIES)]
-    first = _gallery("Badges", [(s, c, p) for s, c, p in zip(shapes, colours, people, strict=True)])
-    second = _text("Homes", [f"{p} lives in {t}." for p, t in _mixed(rng, people, towns)])
-    ask = "Which colour is the badge of the person who lives in {}? Answer in one word."
-    return _Pair(first, second, _queries(ask, towns, colours))
+def _badges(rng: np.random.Generator, shown: Sequence[tuple[str, str]]) -> Image.Image:
+    """A painted shape for each colour, with the entry under it."""
+    shapes = [SHAPES[i] for i in rng.integers(len(SHAPES), size=len(shown))]
+    return _gallery("Badges", [(s, c, e) for s, (c, e) in zip(shapes, shown, strict=True)])
 
 
-def _crates(rng: np.random.Generator, words: _Words) -> _Pair:
-    """Who owns which fruit, in sentences; then a fruit's name under each shape."""
-    people, fruits, shapes = words.people, words.fruits, _some(rng, SHAPES)
-    paints = [list(COLOURS)[i] for i in rng.integers(len(COLOURS), size=ENTRIES)]
-    first = _text("Owners", [f"The {f} crate belongs to {p}." for p, f in _mixed(rng, people, fruits)])
-    second = _gallery("Crates", [(s, c, f) for s, c, f in zip(shapes, paints, fruits, strict=True)])
-    ask = "Who owns the crate with the {} on it? Answer with one name."
-    return _Pair(first, second, _queries(ask, shapes, people))
+def _crates(rng: np.random.Generator, shown: Sequence[tuple[str, str]]) -> Image.Image:
+    """Each shape in some colour, with the entry under it."""
+    paints = [list(COLOURS)[i] for i in rng.integers(len(COLOURS), size=len(shown))]
+    return _gallery("Crates", [(s, c, e) for c, (s, e) in zip(paints, shown, strict=True)])
 
 
-def _ledger(rng: np.random.Generator, words: _Words) -> _Pair:
-    """A table of towns and colours; then who goes to which town, in sentences."""
-    people, towns, colours = words.people, words.towns, _some(rng, tuple(COLOURS))
-    first = _text("Flags", [f"{t:<8} {c}" for t, c in _mixed(rng, towns, colours)])
-    second = _text("Journeys", [f"{p} is going to {t}." for p, t in _mixed(rng, people, towns)])
-    ask = "Which colour is the flag of the town that {} is going to? Answer in one word."
-    return _Pair(first, second, _queries(ask, people, colours))
+def _journeys(rng: np.random.Generator, shown: Sequence[tuple[str, str]]) -> Image.Image:
+    """Who goes to which town, in sentences."""
+    return _text("Journeys", [f"{person} is going to {town}." for person, town in _mixed(rng, shown)])
 
 
-_TEMPLATES: tuple[Callable[[np.random.Generator, _Words], _Pair], ...] = (_badges, _crates, _ledger)
+_TEMPLATES: tuple[_Template, ...] = (
+    _Template(
+        "Homes: notice",
+        NAMES,
+        TOWNS,
+        tuple(COLOURS),
+        "{} lives in {}.",
+        "In which town does {} live? Answer in one word.",
+        "In which town does the person with the {} badge live? Answer in one word.",
+        _badges,
+    ),
+    _Template(
+        "Owners: notice",
+        FRUITS,
+        NAMES,
+        SHAPES,
+        "The {} crate belongs to {}.",
+        "Who owns the {} crate? Answer with one name.",
+        "Who owns the crate with the {} on it? Answer with one name.",
+        _crates,
+    ),
+    _Template(
+        "Flags: notice",
+        TOWNS,
+        tuple(COLOURS),
+        NAMES,
+        "The flag of {} is {}.",
+        "Which colour is the flag of {}? Answer in one word.",
+        "Which colour is the flag of the town that {} is going to? Answer in one word.",
+        _journeys,
+    ),
+)
 
 
 def _some(rng: np.random.Generator, words: Sequence[str], count: int = ENTRIES) -> list[str]:
     return [words[i] for i in rng.permutation(len(words))[:count]]
 
 
-def _mixed(rng: np.random.Generator, left: Sequence[str], right: Sequence[str]) -> list[tuple[str, str]]:
+def _mixed(rng: np.random.Generator, pairs: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
     """Pairs in random order: the place of a line must not give the answer away."""
-    pairs = list(zip(left, right, strict=True))
     return [pairs[i] for i in rng.permutation(len(pairs))]
-
-
-def _queries(ask: str, subjects: Sequence[str], answers: Sequence[str]) -> list[Query]:
-    options = tuple(sorted(answers))
-    return [Query(ask.format(s), a, options) for s, a in zip(subjects, answers, strict=True)]
 
 
 def _text(title: str, lines: Sequence[str]) -> Image.Image:

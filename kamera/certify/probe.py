@@ -1,25 +1,44 @@
-"""Probes: scenes whose questions need two chunks at once, read through a chunk that is reused.
+"""Probes: scenes whose questions need two chunks at once, and the order and the company those stand in.
 
 A single-hop question, or one logit, passes where multi-hop answers are halved (paper, section 1). So
-every question here joins what the last chunk of a scene shows with what an earlier one does: the last
-chunk's KV absorbed the earlier one, and that is what reuse without a patch loses.
+questions join what the last chunk of a scene shows with what an earlier one states: the last chunk's KV
+absorbed the earlier one, and that is what reuse without a patch loses. Where two chunks state the same thing
+differently the later one counts, so that an operator that loses positions, or order, is seen. What is asked
+after a chunk has left is about what stays and about what its departure changed.
 """
 
 from __future__ import annotations
 
 import hashlib
+import itertools
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+
+from kamera.window import Guarantee
 
 PROBE_SEED = 400_000
 """Where a probe's scenes start; the shipped backbones were trained on seeds of a million and above."""
 
-PER_SCENE = 6
-"""Questions of a scene: half after a recall, half after a slide. Few, so that scenes vary."""
+PER_TRIAL = 12
+"""Questions of a scene about one guarantee, at most. Few, so that scenes vary."""
+
+Order = tuple[int, ...]
+"""Chunks of a scene as they stand in a window, by their numbers."""
+
+READER = 3
+"""The chunk that refers to what the others state. It comes last, and is what guarantees are asked of."""
+
+TRIALS: dict[Guarantee, tuple[Order, Order]] = {
+    "patched": ((0, 1, 2, READER), (0, 1, 2, READER)),
+    "orbit": ((0, 1, 2, READER), (2, 0, 1, READER)),
+    "survivor": ((0, 1, 2, READER), (1, 2, READER)),
+    "near": ((4, 1, 2, READER), (0, 1, 2, READER)),
+}
+"""What each guarantee is asked in: the window that KV was conditioned in, and the one it is served in."""
 
 
 @dataclass(frozen=True)
@@ -39,15 +58,12 @@ class Query:
 
 @dataclass(frozen=True, eq=False)
 class ProbeScene:
-    """Chunks in order, as chat content, and the questions.
-
-    The first chunk bears on no question: it leaves before the second half of them, so that what a
-    slide serves is asked too. The last chunk is the one that goes and comes back.
-    """
+    """Five chunks as chat content (four state something, number `READER` refers to it), and the questions
+    about each guarantee, answered for the window it is served in."""
 
     system: str
     contents: tuple[list[dict[str, Any]], ...]
-    queries: tuple[Query, ...]
+    asked: Mapping[Guarantee, tuple[Query, ...]]
 
     def feed(self, digest: Any) -> None:
         """Feed everything that is shown and asked to a hash, pixels included."""
@@ -55,44 +71,53 @@ class ProbeScene:
             for part in content:
                 shown = part["image"].tobytes() if part["type"] == "image" else part["text"].encode()
                 digest.update(len(shown).to_bytes(8, "little") + shown)
-        digest.update(repr((self.system, self.queries)).encode())
+        digest.update(repr((self.system, sorted(self.asked.items()))).encode())
+
+
+class Reading(NamedTuple):
+    """The answer to a question about what the reader shows, and whether a chunk in the window states it."""
+
+    answer: str
+    told: bool
+
+
+def asked_of(
+    rng: np.random.Generator,
+    read: Callable[[Order], Mapping[str, Reading]],
+    contested: Mapping[str, str],
+    options: tuple[str, ...],
+) -> dict[Guarantee, tuple[Query, ...]]:
+    """The questions of a scene: half that another window would answer otherwise, half that it would not.
+
+    ``read`` gives every question about what the reader shows behind chunks in an order. ``contested`` are
+    questions about what two chunks state differently: of patched KV those are the first half. ``options`` are
+    all answers there are.
+    """
+    asked: dict[Guarantee, tuple[Query, ...]] = {}
+    for guarantee, (before, after) in TRIALS.items():
+        was, now = read(before), read(after)
+        changed = {text: found.answer for text, found in now.items() if found.answer != was[text].answer}
+        same = {text: now[text].answer for text in now if text not in changed and now[text].told}
+        hard = dict(contested) if guarantee == "patched" else changed
+        mixed = [[list(group)[i] for i in rng.permutation(len(group))] for group in (hard, same)]
+        pairs = zip(*(group[: PER_TRIAL // 2] for group in mixed), strict=False)
+        answers = hard | same
+        asked[guarantee] = tuple(Query(text, answers[text], options) for pair in pairs for text in pair)
+    return asked
 
 
 def world_scenes() -> Iterator[ProbeScene]:
-    """Frames of the synthetic world: the shipped backbones read no English pages.
+    """Frames of the synthetic world: the shipped backbones read no English pages."""
+    from kamera.certify.world import draw_scene
 
-    Legends and an items frame; asked are values that a legend other than the first fixes, whether
-    the first is there or not.
-    """
-    from kamera import testbed
-
-    world, index = testbed.World(PROBE_SEED), 0
-    while True:
-        episode = world.episode(index, layout="LLLI")
-        rng = np.random.default_rng([PROBE_SEED, index])
-        index += 1
-        values = [episode.ask(*subject) for subject in episode.subjects(["value"])]
-        options = tuple(sorted({question.answer for question in values}))
-        asked = [
-            Query(question.text, question.answer, options)
-            for question in values
-            if question.bound
-            and 0 not in question.frames
-            and episode.answer(question, order=range(1, len(episode.frames))) == question.answer
-        ]
-        chosen = [asked[i] for i in rng.permutation(len(asked))[:PER_SCENE]]
-        yield ProbeScene(testbed.SYSTEM, tuple(f.content for f in episode.frames), tuple(chosen))
+    return (draw_scene(PROBE_SEED, index) for index in itertools.count())
 
 
 def page_scenes() -> Iterator[ProbeScene]:
     """Pages of English text and captioned shapes, for backbones that read."""
     from kamera.certify.pages import draw_scene
 
-    index = 0
-    while True:
-        system, contents, queries = draw_scene(np.random.default_rng([PROBE_SEED, index]), index)
-        yield ProbeScene(system, contents, tuple(queries[:PER_SCENE]))
-        index += 1
+    return (draw_scene(PROBE_SEED, index) for index in itertools.count())
 
 
 PROBES: dict[str, Callable[[], Iterator[ProbeScene]]] = {"pages": page_scenes, "world": world_scenes}

@@ -1,23 +1,20 @@
-"""Certify a backbone: ask a probe's questions of re-prefilled, blind and patched windows, and judge."""
+"""Certify a backbone: ask a probe's questions of every kind of reused KV, and of builds that are wrong."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from datetime import datetime, timezone
 
-from kamera.certify.metrics import kl
-from kamera.certify.probe import PER_SCENE, PROBES, ProbeScene, Query, digest_of
-from kamera.certify.verdict import Judgement, Outcome, judge
-from kamera.content import Chunk
-from kamera.engines.hf import Backbone
-from kamera.store import ChunkStore
-from kamera.window import Certificate, KameraWindow, ReusePolicy, library_versions
+from kamera.certify.probe import PROBES, TRIALS, ProbeScene, digest_of
+from kamera.certify.sabotage import OF_PATCHES, SABOTAGES, SHOWN_BY_KV
+from kamera.certify.trials import DIVERGENCE, Trials
+from kamera.certify.verdict import Outcome, judge, unseen
+from kamera.engines.hf import Backbone, prove_patch, prove_relocation
+from kamera.window import Certificate, Finding, Guarantee, ReusePolicy, grounds_of, library_versions
 
 ITEMS = 120
-"""Questions of a probe: enough for a safe verdict when two of them are lost (`verdict.MARGIN`)."""
-
-ANSWER_TOKENS = 12
-"""An answer is one word; this leaves room for "The answer is …"."""
+"""Questions about each guarantee: enough for a safe verdict when two of them are lost (`verdict.MARGIN`)."""
 
 
 def certify(
@@ -27,11 +24,18 @@ def certify(
     items: int = ITEMS,
     rank: int = ReusePolicy.rank,
     patch_bytes: float | None = ReusePolicy.patch_bytes,
+    guarantees: Sequence[Guarantee] = tuple(TRIALS),
     model: str = "",
 ) -> Certificate:
     """Run a probe to its end. Raises what `run_probe` raises."""
     for step in run_probe(
-        backbone, probe=probe, items=items, rank=rank, patch_bytes=patch_bytes, model=model
+        backbone,
+        probe=probe,
+        items=items,
+        rank=rank,
+        patch_bytes=patch_bytes,
+        guarantees=guarantees,
+        model=model,
     ):
         if isinstance(step, Certificate):
             return step
@@ -45,117 +49,111 @@ def run_probe(
     items: int = ITEMS,
     rank: int = ReusePolicy.rank,
     patch_bytes: float | None = ReusePolicy.patch_bytes,
+    guarantees: Sequence[Guarantee] = tuple(TRIALS),
     model: str = "",
 ) -> Iterator[tuple[int, int] | Certificate]:
-    """Ask ``items`` questions; yields (asked, wanted), at last the certificate.
+    """Ask ``items`` questions about each guarantee; yields (asked, wanted), at last the certificate.
 
-    ``rank`` and ``patch_bytes`` bound the patches, and are those of the policies the certificate will
-    serve; ``model`` is a name
-    for it (default: the class's). Raises ValueError for an unknown probe, ModalityNotSupported or
-    ProcessorRequired for a backbone that cannot be shown a picture.
+    Those about patched KV are always asked, and of each sabotaged build too. ``rank`` and ``patch_bytes``
+    bound the patches, and are those of the policies the certificate will serve; ``guarantees`` are those to
+    ask about, ``model`` is a name for people (default: the class's). Raises ValueError for an unknown probe
+    or guarantee, ModalityNotSupported or ProcessorRequired for a backbone that cannot be shown a picture.
     """
+    if unknown := [g for g in guarantees if g not in TRIALS]:
+        raise ValueError(f"guarantee {unknown[0]!r} is none of {', '.join(TRIALS)}")
     if probe not in PROBES:
         raise ValueError(f"probe {probe!r} is none of {', '.join(PROBES)}")
     if items < 1:
         raise ValueError(f"items {items} must be at least 1")
     # uncertified: whether this may be served is what is found out
     policy = ReusePolicy(rank=rank, patch_bytes=patch_bytes, certified=False)
-    outcomes: list[Outcome] = []
-    shown: list[ProbeScene] = []
-    chances: list[float] = []
+    tally = _Tally(items, tuple(g for g in TRIALS if g == "patched" or g in guarantees))
     for scene in PROBES[probe]():
-        wanted = scene.queries[: items - len(outcomes)]
-        shown.append(scene)
-        for query, outcome in zip(wanted, _ask(backbone, scene, wanted, policy), strict=True):
-            outcomes.append(outcome)
-            chances.append(1.0 / len(query.options))
-            yield len(outcomes), items
-        if len(outcomes) == items:
+        tally.shown.append(scene)
+        yield from tally.add(Trials(backbone, scene, policy))
+        if tally.done:
             break
-    chance = sum(chances) / len(chances)
-    yield _certificate(
-        backbone,
-        judge(outcomes, chance),
-        probe=probe,
-        digest=digest_of(probe, shown),
-        n=items,
-        chance=chance,
-        policy=policy,
+    grounds = grounds_of(backbone, policy.budget)
+    findings, sabotages = tally.judged()
+    yield Certificate(
+        fingerprint=grounds.fingerprint,
         model=model or type(backbone.model).__name__,
-    )
-
-
-def _certificate(
-    backbone: Backbone,
-    judged: Judgement,
-    *,
-    probe: str,
-    digest: str,
-    n: int,
-    chance: float,
-    policy: ReusePolicy,
-    model: str,
-) -> Certificate:
-    return Certificate(
-        fingerprint=backbone.fingerprint,
-        model=model,
+        dtype=grounds.dtype,
+        vocabulary=grounds.vocabulary,
+        position_limit=grounds.position_limit,
         versions=library_versions(),
-        rank=policy.rank,
-        patch_bytes=policy.patch_bytes,
+        rank=rank,
+        patch_bytes=patch_bytes,
         probe=probe,
-        probe_digest=digest,
-        n=n,
-        chance=chance,
+        probe_digest=digest_of(probe, tally.shown),
+        divergence=DIVERGENCE,
+        findings=_overruled(findings, _flaw(backbone)),
+        sabotages=sabotages,
         created=datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        **vars(judged),
     )
 
 
-def _ask(
-    backbone: Backbone, scene: ProbeScene, queries: tuple[Query, ...], policy: ReusePolicy
-) -> Iterator[Outcome]:
-    """The scene's questions: half of them once its last chunk has left and come back, the others once
-    its first chunk has slid out too."""
-    chunks = [backbone.chunk(content) for content in scene.contents]
-    store = ChunkStore.open("memory://")
-    window = KameraWindow(backbone, store, scene.system, policy=policy)
-    for chunk in chunks:
-        window.append(chunk)
-    window.evict(len(chunks) - 1)
-    window.recall(chunks[-1].id)
-    half = PER_SCENE // 2
-    yield from _compare(window, _prefilled(backbone, store, scene.system, chunks), queries[:half])
-    if queries[half:]:
-        window.slide()
-        yield from _compare(window, _prefilled(backbone, store, scene.system, chunks[1:]), queries[half:])
+def _flaw(backbone: Backbone) -> str | None:
+    """What the operator itself gets wrong on this model, in one line; None if it keeps what it promises."""
+    proofs = {"relocation": prove_relocation(backbone), "a full-rank patch": prove_patch(backbone)}
+    for claim, proof in proofs.items():
+        if not proof.holds:
+            return (
+                f"{claim} is off by {proof.error:.1e} at {proof.worst}, over the tolerance of "
+                f"{proof.tolerance:.0e}: the operator itself is wrong here"
+            )
+    return None
 
 
-def _prefilled(backbone: Backbone, store: ChunkStore, system: str, chunks: Sequence[Chunk]) -> KameraWindow:
-    """The same chunks, each prefilled in context; only their vision encodes come from the store."""
-    exact = ReusePolicy(minimum="exact", on_miss="prefill")
-    window = KameraWindow(backbone, store, system, policy=exact)
-    for chunk in chunks:
-        window.append(chunk)
-    return window
+def _overruled(findings: dict[Guarantee, Finding], flaw: str | None) -> dict[Guarantee, Finding]:
+    """What is left of findings where the operator has a flaw: nothing is safe, however it was answered."""
+    if flaw is None:
+        return findings
+    return {g: replace(finding, verdict="unsafe", reason=flaw) for g, finding in findings.items()}
 
 
-def _compare(window: KameraWindow, fresh: KameraWindow, queries: tuple[Query, ...]) -> Iterator[Outcome]:
-    """The same questions of the reused chunks, of them without their conditioning, and prefilled."""
-    blind = window.fork()
-    for slot in blind.slots[1:]:
-        blind.condition(slot, False)
-    for query in queries:
-        reference = fresh.next_token_logits(query.text)
-        yield Outcome(
-            query.answer,
-            reprefill=_answer(fresh, query),
-            blind=_answer(blind, query),
-            patched=_answer(window, query),
-            blind_kl=kl(blind.next_token_logits(query.text), reference),
-            patched_kl=kl(window.next_token_logits(query.text), reference),
-        )
+class _Tally:
+    """What has been asked so far: ``items`` questions of each guarantee at most."""
 
+    def __init__(self, items: int, guarantees: Sequence[Guarantee]) -> None:
+        self.items = items
+        self.shown: list[ProbeScene] = []
+        self.outcomes: dict[Guarantee, list[Outcome]] = {g: [] for g in guarantees}
+        self.chances: dict[Guarantee, list[float]] = {g: [] for g in guarantees}
+        self.sabotaged: dict[str, list[Outcome]] = {name: [] for name in SABOTAGES}
+        self.closed: dict[str, dict[str, float]] = {}
 
-def _answer(window: KameraWindow, query: Query) -> str:
-    said = window.generate(query.text, max_new_tokens=ANSWER_TOKENS, do_sample=False)
-    return query.read(str(said))
+    @property
+    def done(self) -> bool:
+        return all(len(outcomes) == self.items for outcomes in self.outcomes.values())
+
+    def add(self, trials: Trials) -> Iterator[tuple[int, int]]:
+        """Ask a scene's questions, as far as they are wanted."""
+        for guarantee, outcomes in self.outcomes.items():
+            wanted = trials.scene.asked[guarantee][: self.items - len(outcomes)]
+            if not wanted:
+                continue
+            outcomes += trials.ask(guarantee, wanted)
+            self.chances[guarantee] += [1.0 / len(query.options) for query in wanted]
+            if guarantee == "patched":
+                for name, answered in trials.ask_sabotaged(wanted):
+                    self.sabotaged[name] += answered
+                self.closed = self.closed or trials.closed()
+            yield sum(map(len, self.outcomes.values())), self.items * len(self.outcomes)
+
+    def judged(self) -> tuple[dict[Guarantee, Finding], dict[str, Finding]]:
+        """The findings by guarantee, and by what was wrong."""
+        chance = {guarantee: sum(found) / len(found) for guarantee, found in self.chances.items()}
+        sabotages = {
+            name: judge(
+                outcomes, chance["patched"], self.closed[name] if name in SHOWN_BY_KV else None, f"({name})"
+            )
+            for name, outcomes in self.sabotaged.items()
+        }
+        passed = [name for name, finding in sabotages.items() if finding.verdict == "safe"]
+        findings = {}
+        for guarantee, outcomes in self.outcomes.items():
+            closed = self.closed[""] if guarantee == "patched" else None
+            bears = [name for name in passed if guarantee != "survivor" or name not in OF_PATCHES]
+            findings[guarantee] = unseen(judge(outcomes, chance[guarantee], closed, guarantee), bears)
+        return findings, sabotages

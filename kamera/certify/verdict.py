@@ -1,13 +1,16 @@
-"""From a probe's answers to a verdict: every rule of it, with its constant and the reason for that.
+"""From a probe's answers to a finding: every rule of it, with its constant and the reason for that.
 
 * Re-prefill must answer well (`SKILL`), or nothing it loses can be seen: "cannot tell".
-* Patched KV must not answer worse than re-prefill by more than `MARGIN`: "unsafe" when it does, and
+* KV that is served must not answer worse than re-prefill by more than `MARGIN`: "unsafe" when it does, and
   "cannot tell" while there are too few questions to know.
-* Where blind reuse changes answers, the patch must restore them (`FLIPS`).
-* Where it changes none (a model that reads both chunks while it answers), answers cannot show that
-  the patch does anything: a patch of zeros would pass. Then it must close the gap in the distribution
-  of the next token (`ETA`). If even that is not seen the probe does not reach what this model binds:
-  "cannot tell". It is not called safe, as other questions may bind where these did not.
+* Where blind reuse changes answers, it must restore them (`FLIPS`).
+* Where blind reuse changes none (a model that reads both chunks while it answers), answers cannot show that
+  a patch does anything: one of zeros would pass. Then it must close the gap in the distribution of the next
+  token (`ETA`). If even that is not seen the probe does not reach what this model binds: "cannot tell". It
+  is not called safe, as other questions may bind where these did not.
+* Patched KV must be there: of every channel it brings back a part of what was missing (`CLOSED`).
+* A build with something wrong must not come out safe by these rules, or the probe is blind to it and cannot
+  tell (`unseen`).
 
 The error of each rule is on the side of not serving: an interval must lie on the right side whole.
 """
@@ -15,11 +18,11 @@ The error of each rule is on the side of not serving: an interval must lie on th
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from kamera.certify.metrics import eta_interval
-from kamera.window import Estimate, Verdict
+from kamera.window import Estimate, Finding, Verdict
 
 SKILL = 0.5
 """Least share of the way from chance to perfect that re-prefill's answers must reach. With it, `MARGIN`
@@ -40,6 +43,13 @@ about 0.8 to 0.9 (section 3); a broken one is near 0 or below."""
 _Z = 1.959964  # two-sided 95 %
 
 
+CLOSED = 0.1
+"""Least share of what a channel lacks that a patch must bring back in the KV itself. A sound one brings back
+most of it, one that leaves the channel out nothing; answers show that only where the model binds there."""
+
+_Z = 1.959964  # two-sided 95 %
+
+
 @dataclass(frozen=True)
 class Outcome:
     """One question: what each arm answered ("" for none of the options), and how far it was off.
@@ -50,38 +60,62 @@ class Outcome:
     truth: str
     reprefill: str
     blind: str
-    patched: str
+    served: str
     blind_kl: float
-    patched_kl: float
+    served_kl: float
 
 
-@dataclass(frozen=True)
-class Judgement:
-    """What the answers show, and the verdict on it."""
+def judge(
+    outcomes: Sequence[Outcome],
+    chance: float,
+    closed: Mapping[str, float] | None = None,
+    name: str = "patched",
+) -> Finding:
+    """Judge what was served by the questions answered; a guess is right with probability ``chance``.
 
-    reprefill: Estimate
-    blind: Estimate
-    patched: Estimate
-    eta: Estimate | None
-    flip_recover: Estimate | None
-    verdict: Verdict
-    reason: str
-
-
-def judge(outcomes: Sequence[Outcome], chance: float) -> Judgement:
-    """Judge the patch by the questions answered; a guess is right with probability ``chance``."""
+    ``closed`` are the shares of missing KV that are served, by channel; ``name`` is what is judged.
+    """
     if not outcomes:
         raise ValueError("no question was asked: there is nothing to judge")
     accuracy = {
         arm: wilson([getattr(o, arm) == o.truth for o in outcomes])
-        for arm in ("reprefill", "blind", "patched")
+        for arm in ("reprefill", "blind", "served")
     }
     flipped = [o for o in outcomes if o.blind != o.reprefill]
-    recovered = wilson([o.patched == o.reprefill for o in flipped]) if flipped else None
-    share = eta_interval([o.patched_kl for o in outcomes], [o.blind_kl for o in outcomes])
-    closed = None if math.isnan(share.mean) else Estimate(share.mean, share.low, share.high)
-    verdict, reason = _verdict(outcomes, accuracy["reprefill"], chance, recovered, closed)
-    return Judgement(**accuracy, eta=closed, flip_recover=recovered, verdict=verdict, reason=reason)
+    recovered = wilson([o.served == o.reprefill for o in flipped]) if flipped else None
+    share = eta_interval([o.served_kl for o in outcomes], [o.blind_kl for o in outcomes])
+    eta = None if math.isnan(share.mean) else Estimate(share.mean, share.low, share.high)
+    verdict, reason = _verdict(outcomes, accuracy["reprefill"], chance, recovered, eta, name)
+    least = min(closed, key=closed.__getitem__) if closed else None
+    if verdict == "safe" and closed and least is not None and closed[least] < CLOSED:
+        verdict, reason = (
+            "cannot tell",
+            (
+                "these answers do not show it, but the KV does: of what blind reuse lacks in "
+                f"{least} the served has {closed[least]:.2f}"
+            ),
+        )
+    return Finding(
+        verdict,
+        reason,
+        len(outcomes),
+        chance,
+        **accuracy,
+        eta=eta,
+        flip_recover=recovered,
+        closed=None if closed is None else dict(closed),
+    )
+
+
+def unseen(finding: Finding, sabotages: Iterable[str]) -> Finding:
+    """What is left of a finding when the probe answers as well of builds that have something wrong.
+
+    ``sabotages`` are those that came out safe and bear on it. What is not safe anyway stays as it is.
+    """
+    names = ", ".join(sabotages)
+    if finding.verdict != "safe" or not names:
+        return finding
+    return replace(finding, verdict="cannot tell", reason=f"the probe does not see: {names}")
 
 
 def _verdict(
@@ -89,7 +123,8 @@ def _verdict(
     ceiling: Estimate,
     chance: float,
     recovered: Estimate | None,
-    closed: Estimate | None,
+    eta: Estimate | None,
+    name: str,
 ) -> tuple[Verdict, str]:
     needed = chance + SKILL * (1.0 - chance)
     if ceiling.low < needed:
@@ -97,35 +132,35 @@ def _verdict(
             f"re-prefill answers {_show(ceiling)} of the questions, {needed:.2f} is needed to see a loss "
             f"(chance {chance:.2f})"
         )
-    patch, blind = (loss(outcomes, arm) for arm in ("patched", "blind"))
-    if patch.mean < -MARGIN:
-        return "unsafe", f"patched reuse changes accuracy by {_show(patch, sign=True)} against re-prefill"
-    if patch.low < -MARGIN:
+    served, blind = (loss(outcomes, arm) for arm in ("served", "blind"))
+    if served.mean < -MARGIN:
+        return "unsafe", f"{name} KV changes accuracy by {_show(served, sign=True)} against re-prefill"
+    if served.low < -MARGIN:
         return "cannot tell", (
-            f"patched reuse changes accuracy by {_show(patch, sign=True)}: more questions are needed to "
+            f"{name} KV changes accuracy by {_show(served, sign=True)}: more questions are needed to "
             f"rule out a loss of {MARGIN}"
         )
     if blind.high < -MARGIN:
         assert recovered is not None, "accuracy is not lost without a changed answer"
         if recovered.mean < FLIPS:
-            return "unsafe", f"the patch restores {_show(recovered)} of the answers that blind reuse changes"
+            return "unsafe", f"{name} KV restores {_show(recovered)} of the answers that blind reuse changes"
         if recovered.low < FLIPS:
             return "cannot tell", (
-                f"the patch restores {_show(recovered)} of the answers that blind reuse changes: more "
+                f"{name} KV restores {_show(recovered)} of the answers that blind reuse changes: more "
                 f"questions are needed to know that it is {FLIPS}"
             )
         return "safe", (
-            f"patched reuse changes accuracy by {_show(patch, sign=True)} and restores {_show(recovered)} "
+            f"{name} KV changes accuracy by {_show(served, sign=True)} and restores {_show(recovered)} "
             "of the answers that blind reuse changes"
         )
-    if closed is None or closed.low < ETA:
-        shown = "nothing to close" if closed is None else _show(closed)
+    if eta is None or eta.low < ETA:
+        shown = "nothing to close" if eta is None else _show(eta)
         return "cannot tell", (
-            f"blind reuse answers as well as re-prefill, and η of the patch is {shown} where {ETA} would "
+            f"blind reuse answers as well as re-prefill, and η of {name} KV is {shown} where {ETA} would "
             "show that it works: these questions do not reach what this model binds"
         )
     return "safe", (
-        f"blind reuse answers as well as re-prefill, so does patched, and the patch closes {_show(closed)} "
+        f"blind reuse answers as well as re-prefill, so does {name} KV, and it closes {_show(eta)} "
         "of what blind reuse changes in the next token"
     )
 

@@ -1,4 +1,4 @@
-"""``kamera certify``: may this model serve reused KV?"""
+"""``kamera certify``: which reused KV may this model serve?"""
 
 from __future__ import annotations
 
@@ -11,12 +11,11 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from kamera.certify import ITEMS, run_probe
+from kamera.certify import ITEMS, TRIALS, run_probe
 from kamera.cli.models import load_backbone
 from kamera.cli.options import Device, Dtype, Form, Format, Model, PatchBytes, Precision, Quiet
-from kamera.cli.output import Output, facts
-from kamera.window import Certificate, ReusePolicy
-from kamera.window.certificate import Estimate
+from kamera.cli.output import Output, facts, listing
+from kamera.window import Certificate, Estimate, Finding, ReusePolicy
 from kamera.window.certified import home
 
 
@@ -36,7 +35,7 @@ def certify(
     probe: Annotated[
         Probe | None, typer.Option(help="What is asked (default: pages; world for 'testbed').")
     ] = None,
-    items: Annotated[int, typer.Option(min=1, help="Questions to ask.")] = ITEMS,
+    items: Annotated[int, typer.Option(min=1, help="Questions to ask about each guarantee.")] = ITEMS,
     device: Device = None,
     dtype: Precision = Dtype.auto,
     format: Form = Format.table,
@@ -49,10 +48,11 @@ def certify(
     ] = None,
     quiet: Quiet = False,
 ) -> None:
-    """Ask a multi-hop probe of re-prefilled, blind and patched windows, and write a certificate.
+    """Ask a multi-hop probe of reused and of re-prefilled windows, and write a certificate.
 
-    Exit code 0: safe. 1: unsafe, or the probe cannot tell; such a certificate is written too, and serves
-    nothing.
+    It finds of each guarantee (patched, orbit, survivor, near) whether it is safe, after asking the same of
+    builds that are wrong on purpose. Exit code 0: patched KV is safe. 1: it is not, or the probe cannot tell.
+    The certificate is written in every case; windows serve what it found safe.
     """
     folder = home() if output is None else output
     if folder is None:  # said before the model is loaded
@@ -60,7 +60,7 @@ def certify(
     out = Output(format, None, quiet)
     chosen = probe or (Probe.world if model == "testbed" and not Path(model).exists() else Probe.pages)
     backbone = load_backbone(model, device, dtype, show_progress=out.shows_progress)
-    with out.progress(items, "question") as bar:
+    with out.progress(items * len(TRIALS), "question") as bar:
         steps = run_probe(
             backbone, probe=chosen.value, items=items, rank=rank, patch_bytes=patch_bytes or None, model=model
         )
@@ -71,33 +71,43 @@ def certify(
                 bar.update(step[0] - bar.n)
     path = certificate.write(folder)
     out.write({**asdict(certificate), "path": str(path)}, _tables(certificate, path))
-    if certificate.verdict != "safe":
+    if certificate.refusal("patched") is not None:
         raise typer.Exit(1)
 
 
 def _tables(certificate: Certificate, path: Path) -> Iterator[Table | str]:
-    share = certificate.patch_bytes
+    share, patched = certificate.patch_bytes, certificate.findings["patched"]
+    limit = certificate.position_limit
     yield facts(
         certificate.model,
         [
             ("fingerprint", certificate.fingerprint),
+            ("dtype", certificate.dtype),
+            ("vocabulary", certificate.vocabulary),
+            ("positions", "without end" if limit is None else f"below {limit}"),
             ("versions", ", ".join(f"{name} {version}" for name, version in certificate.versions.items())),
             ("rank", certificate.rank),
             ("patch bytes", "as the rank takes" if share is None else f"at most {share:.3g} of the KV's"),
-            ("probe", f"{certificate.probe}, {certificate.n} questions, chance {certificate.chance:.2f}"),
-            ("re-prefill", _share(certificate.reprefill)),
-            ("blind reuse", _share(certificate.blind)),
-            ("patched reuse", _share(certificate.patched)),
-            ("eta", _share(certificate.eta)),
-            ("flip-recover", _share(certificate.flip_recover)),
-            ("verdict", certificate.verdict),
-            ("because", certificate.reason),
+            ("probe", f"{certificate.probe}, {patched.n} questions a guarantee, chance {patched.chance:.2f}"),
             ("written to", path),
         ],
     )
+    for what, findings in (("served", certificate.findings), ("wrong on purpose", certificate.sabotages)):
+        yield ""
+        yield listing(
+            "",
+            (what, "verdict", "re-prefill", "blind", "served", "eta", "flip-recover"),
+            [_row(name, finding) for name, finding in findings.items()],
+        )
+        yield from (f"{name}: {finding.reason}" for name, finding in findings.items())
+
+
+def _row(name: str, finding: Finding) -> tuple[str, ...]:
+    shown = (finding.reprefill, finding.blind, finding.served, finding.eta, finding.flip_recover)
+    return (name, finding.verdict, *map(_share, shown))
 
 
 def _share(estimate: Estimate | None) -> str:
     if estimate is None:
-        return "nothing to win back"
-    return f"{estimate.mean:.3f}  ({estimate.low:.3f}..{estimate.high:.3f})"
+        return "-"
+    return f"{estimate.mean:.2f} ({estimate.low:.2f}..{estimate.high:.2f})"

@@ -14,7 +14,7 @@ from kamera.cli.options import Device, Dtype, File, Form, Format, Model, Precisi
 from kamera.cli.output import Output, facts, listing
 from kamera.engines.hf import Backbone, Proof, prove_patch, prove_relocation
 from kamera.errors import UnsupportedBackbone
-from kamera.window import ReusePolicy
+from kamera.window import ReusePolicy, grounds_of
 from kamera.window.certified import find_certificate, folders
 
 _SPAN = 64
@@ -137,12 +137,17 @@ def _anchor_tokens(backbone: Backbone, system: str | None) -> int | None:
 
 
 def _certificate(backbone: Backbone) -> str:
-    """Whether a window with the default policy would serve reused KV here, and if not why."""
-    found = find_certificate(backbone.fingerprint, ReusePolicy(certified=False).budget, folders())
+    """Which guarantees a window whose policy admits all of them would serve here, and if none why."""
+    grounds = grounds_of(backbone, ReusePolicy(certified=False).budget)
+    found = find_certificate(grounds, folders())
     held = found.certificate
     if held is None:
         return f"none that serves ({found.refusal}); run kamera certify"
-    return f"safe at rank {held.rank}, by the probe {held.probe!r} on {held.created}"
+    safe = [guarantee for guarantee in held.safe if guarantee not in found.denied]
+    others = {g: f"{g} {f.verdict}" for g, f in held.findings.items() if g not in safe}
+    others |= {g: f"{g} unsafe" for g in found.denied}
+    withheld = f"; withheld: {', '.join(others.values())}" if others else ""
+    return f"serves {', '.join(safe)} at rank {held.rank}{withheld} (probe {held.probe!r}, {held.created})"
 
 
 def _notes(backbone: Backbone, proofs: list[_Proven]) -> list[str]:

@@ -212,6 +212,11 @@ class Engine(Protocol):
         ...
 
     @property
+    def vocabulary(self) -> str:
+        """Digest of every token and its id; "" for an engine without a tokenizer."""
+        ...
+
+    @property
     def bytes_per_token(self) -> int:
         """Bytes of a token's KV, all layers."""
         ...
@@ -296,6 +301,10 @@ class Engine(Protocol):
 
     def ask(self, ids: torch.Tensor, positions: torch.Tensor, behind: LiveKV) -> torch.Tensor:
         """Next-token logits ``[vocabulary]`` after text ``ids`` behind what ``behind`` shows."""
+        ...
+
+    def ask_each(self, ids: torch.Tensor, positions: torch.Tensor, behind: LiveKV) -> torch.Tensor:
+        """`ask` of rows of text ``ids`` ``[rows, tokens]``, all at ``positions``: ``[rows, vocabulary]``."""
         ...
 
     def decode(

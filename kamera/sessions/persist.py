@@ -49,7 +49,7 @@ def save_session(path: Path, session: ChatSession, anchors: Anchors, state: Stat
         "mode": session.mode,
         "uncached": session.uncached,
         "tools": None if session.tools is None else [tool_schema(tool) for tool in session.tools],
-        "policy": None if anchors.policy is None else asdict(anchors.policy),
+        "policy": None if anchors.policy is None else anchors.policy.to_info(),
         "max_tokens": anchors.max_tokens,
         "messages": [_put_message(m, files) for m in state.messages],
         "turn": state.turn,

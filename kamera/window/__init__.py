@@ -1,8 +1,9 @@
 """The window: a deque of chunks that makes one live cache."""
 
 from kamera.patches import GUARANTEES, Guarantee
-from kamera.window.certificate import Certificate, Estimate, Verdict, library_versions
+from kamera.window.certificate import Certificate, Estimate, Finding, Grounds, Verdict, library_versions
 from kamera.window.events import Event
+from kamera.window.grounds import grounds_of
 from kamera.window.memory import WindowMemory
 from kamera.window.policy import OnLeave, OnMiss, ReusePolicy
 from kamera.window.report import Report, SlotReport
@@ -16,6 +17,8 @@ __all__ = [
     "Cost",
     "Estimate",
     "Event",
+    "Finding",
+    "Grounds",
     "Guarantee",
     "KameraWindow",
     "OnLeave",
@@ -27,5 +30,6 @@ __all__ = [
     "SlotReport",
     "Verdict",
     "WindowMemory",
+    "grounds_of",
     "library_versions",
 ]

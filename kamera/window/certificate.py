@@ -1,4 +1,4 @@
-"""Certificates: what a multi-hop probe measured on a backbone, and whether it may serve reused KV."""
+"""Certificates: what a probe measured on a backbone, and which KV it may serve less than exact."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from typing import Any, Literal, get_args
 
 from kamera.errors import InvalidCertificate, StoreError
 from kamera.ops import PatchBudget
+from kamera.patches import GUARANTEES, Guarantee
 
-FORMAT = 2
+FORMAT = 1
 Verdict = Literal["safe", "unsafe", "cannot tell"]
 
 
@@ -27,40 +28,86 @@ class Estimate:
 
 
 @dataclass(frozen=True)
+class Finding:
+    """What questions showed of one way of serving KV.
+
+    ``n`` questions were asked, whose answers a guess hits with probability ``chance``. ``reprefill``,
+    ``blind`` and ``served`` are accuracies; ``eta`` and ``flip_recover`` are None when blind reuse lost
+    nothing that could be won back. ``closed`` is, by channel, the share of the KV that blind reuse lacks
+    which is served (None where it was not measured). ``reason`` says in one line what the verdict rests on.
+    """
+
+    verdict: Verdict
+    reason: str
+    n: int
+    chance: float
+    reprefill: Estimate
+    blind: Estimate
+    served: Estimate
+    eta: Estimate | None
+    flip_recover: Estimate | None
+    closed: dict[str, float] | None = None
+
+
+@dataclass(frozen=True)
+class Grounds:
+    """What a measurement holds for, apart from the libraries: a backbone, and the patches of a policy.
+
+    ``vocabulary`` is a digest of the tokenizer's ("" without one), ``position_limit`` the position from which
+    on the model has none, or turns keys in another way (None: no such position).
+    """
+
+    fingerprint: str
+    dtype: str
+    vocabulary: str
+    position_limit: int | None
+    budget: PatchBudget
+
+
+@dataclass(frozen=True)
 class Certificate:
     """The outcome of one probe of one backbone under one set of library versions.
 
-    ``model`` is a name for people; what counts is ``fingerprint``. ``n`` questions were asked, whose
-    answers a guess hits with probability ``chance``; patches were bounded by ``rank`` and ``patch_bytes``
-    as a policy's are. ``reprefill``, ``blind`` and ``patched`` are
-    accuracies; ``eta`` and ``flip_recover`` are None when blind reuse lost nothing that could be
-    won back. ``reason`` says in one line what the verdict rests on; ``created`` is UTC, ISO 8601.
+    ``model`` is a name for people; what counts are the `Grounds`, whose fields are here beside each other.
+    ``findings`` are by guarantee; a guarantee without one was not asked about. ``sabotages`` are those of
+    operators that were wrong on purpose, by what was wrong with them: what the probe can see. ``divergence``
+    is that of the antecedents that "near" was asked behind. ``created`` is UTC, ISO 8601.
     """
 
     fingerprint: str
     model: str
+    dtype: str
+    vocabulary: str
+    position_limit: int | None
     versions: dict[str, str]
     rank: int
     patch_bytes: float | None
     probe: str
     probe_digest: str
-    n: int
-    chance: float
-    reprefill: Estimate
-    blind: Estimate
-    patched: Estimate
-    eta: Estimate | None
-    flip_recover: Estimate | None
-    verdict: Verdict
-    reason: str
+    divergence: float
+    findings: dict[Guarantee, Finding]
+    sabotages: dict[str, Finding]
     created: str
 
-    def difference(self, fingerprint: str, budget: PatchBudget) -> str | None:
+    def difference(self, grounds: Grounds) -> str | None:
         """What here is not as it was measured, in one line; None when all is."""
-        if self.fingerprint != fingerprint:
+        budget = grounds.budget
+        if self.dtype != grounds.dtype:
+            return f"it was measured in {self.dtype}, this model is in {grounds.dtype}"
+        if self.vocabulary != grounds.vocabulary:
             return (
-                f"it is for backbone {self.fingerprint[:12]}, this is {fingerprint[:12]}: weights, adapters, "
-                "dtype, rotary or processor settings differ"
+                f"it was measured with vocabulary {self.vocabulary[:12] or 'none'}, this tokenizer's is "
+                f"{grounds.vocabulary[:12] or 'none'}"
+            )
+        if self.position_limit != grounds.position_limit:
+            return (
+                f"it was measured with positions up to {self.position_limit}, this model's end at "
+                f"{grounds.position_limit}"
+            )
+        if self.fingerprint != grounds.fingerprint:
+            return (
+                f"it is for backbone {self.fingerprint[:12]}, this is {grounds.fingerprint[:12]}: weights, "
+                "adapters, module, rotary or processor settings differ"
             )
         running = library_versions()
         for name in running | self.versions:
@@ -75,16 +122,19 @@ class Certificate:
             return "it was measured with patches of all layers, the policy corrects some of them only"
         return None
 
-    def refusal(self, fingerprint: str, budget: PatchBudget) -> str | None:
-        """Why it does not let a backbone serve patches of ``budget`` here, in one line; None if it does."""
-        why = self.difference(fingerprint, budget)
-        if why is None and self.verdict != "safe":
-            return f'its verdict is "{self.verdict}": {self.reason}'
-        return why
+    @property
+    def safe(self) -> tuple[Guarantee, ...]:
+        """The guarantees it found safe, from the strongest to the weakest."""
+        return tuple(g for g in GUARANTEES if g in self.findings and self.findings[g].verdict == "safe")
 
-    def matches(self, fingerprint: str, budget: PatchBudget) -> bool:
-        """Whether it lets this backbone serve patches of this budget under the libraries that run now."""
-        return self.refusal(fingerprint, budget) is None
+    def refusal(self, guarantee: Guarantee) -> str | None:
+        """Why it does not let KV of this guarantee be served, in one line; None if it does."""
+        found = self.findings.get(guarantee)
+        if found is None:
+            return f'its probe did not ask about "{guarantee}"'
+        if found.verdict != "safe":
+            return f'its verdict on "{guarantee}" is "{found.verdict}": {found.reason}'
+        return None
 
     @property
     def file_name(self) -> str:
@@ -140,7 +190,7 @@ class Certificate:
             )
         try:
             return _built(content)
-        except (TypeError, ValueError) as error:
+        except (AttributeError, TypeError, ValueError) as error:
             raise InvalidCertificate(
                 f"{where} is no certificate: {error}; run kamera certify again"
             ) from None
@@ -159,11 +209,26 @@ def _digest(content: Any) -> str:
 
 
 def _built(content: Any) -> Certificate:
-    names = {f.name for f in fields(Certificate)}
+    found = dict(_exactly(Certificate, content))
+    for group in ("findings", "sabotages"):
+        found[group] = {name: _finding(finding) for name, finding in found[group].items()}
+    for guarantee in found["findings"]:
+        if guarantee not in GUARANTEES:
+            raise ValueError(f"finding {guarantee!r} is about none of {', '.join(GUARANTEES)}")
+    return Certificate(**found)
+
+
+def _finding(content: Any) -> Finding:
+    found = dict(_exactly(Finding, content))
+    if found["verdict"] not in get_args(Verdict):
+        raise ValueError(f"verdict {found['verdict']!r} is none of {', '.join(get_args(Verdict))}")
+    for name in ("reprefill", "blind", "served", "eta", "flip_recover"):
+        found[name] = None if found[name] is None else Estimate(**found[name])
+    return Finding(**found)
+
+
+def _exactly(cls: type, content: Any) -> dict[str, Any]:
+    names = {f.name for f in fields(cls)}
     if not isinstance(content, dict) or set(content) != names:
         raise ValueError(f"its fields are not {', '.join(sorted(names))}")
-    if content["verdict"] not in get_args(Verdict):
-        raise ValueError(f"verdict {content['verdict']!r} is none of {', '.join(get_args(Verdict))}")
-    estimates = ("reprefill", "blind", "patched", "eta", "flip_recover")
-    read = {name: None if content[name] is None else Estimate(**content[name]) for name in estimates}
-    return Certificate(**{**content, **read})
+    return content

@@ -1,11 +1,11 @@
-"""May this backbone serve less than exact KV here? Find its certificate, or say once that there is none."""
+"""Which KV below exact may this backbone serve here? Find its certificate, or say once what is withheld."""
 
 from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import platformdirs
@@ -13,8 +13,10 @@ import platformdirs
 from kamera.engines import Engine
 from kamera.errors import CertificateMismatch, InvalidCertificate, UncertifiedBackbone
 from kamera.ops import PatchBudget
+from kamera.patches import GUARANTEES, Guarantee
 from kamera.store import ChunkStore, certificate_folders
-from kamera.window.certificate import Certificate
+from kamera.window.certificate import Certificate, Grounds
+from kamera.window.grounds import grounds_of
 from kamera.window.policy import ReusePolicy
 
 _said: set[str] = set()
@@ -23,11 +25,15 @@ _said: set[str] = set()
 
 @dataclass(frozen=True)
 class Terms:
-    """What a window was asked to serve, what it serves, and the certificate that lets it."""
+    """What a window was asked to serve, what it serves, and the certificate that lets it.
+
+    ``reasons`` says of each guarantee that was asked for and is not served why that is.
+    """
 
     asked: ReusePolicy
     served: ReusePolicy
     certificate: Certificate | None = None
+    reasons: Mapping[Guarantee, str] = field(default_factory=dict)
 
     @property
     def withheld(self) -> bool:
@@ -37,10 +43,14 @@ class Terms:
 
 @dataclass(frozen=True)
 class Search:
-    """A look through directories: the certificate found, or one line on why there is none."""
+    """A look through directories: the certificate found, or one line on why there is none.
+
+    ``denied`` are guarantees that another certificate, of this very backbone, found unsafe.
+    """
 
     certificate: Certificate | None
     refusal: str
+    denied: Mapping[Guarantee, str] = field(default_factory=dict)
 
 
 def agree(
@@ -51,55 +61,57 @@ def agree(
 ) -> Terms:
     """The terms of a new window. Looks no further than ``certificate`` when one is given.
 
-    Raises CertificateMismatch or InvalidCertificate for a given certificate that does not serve here;
-    warns `UncertifiedBackbone`, once per process and reason, when none is found and one is needed.
+    Raises CertificateMismatch or InvalidCertificate for a given certificate that lets nothing be served here;
+    warns `UncertifiedBackbone`, once per process and reason, of what is asked for and withheld.
     """
     policy = policy or ReusePolicy()
     if certificate is not None:
         held = certificate if isinstance(certificate, Certificate) else Certificate.read(certificate)
-        why = held.refusal(backbone.fingerprint, policy.budget)
+        why = held.difference(grounds_of(backbone, policy.budget)) or _nothing(held)
         if why is not None:
             raise CertificateMismatch(
                 f"the certificate of {held.model} does not serve here: {why}; run kamera certify again, or "
                 "leave it out"
             )
-        return Terms(policy, policy, held)
+        return _terms(backbone, policy, Search(held, ""))
     if not policy.certified or policy.minimum == "exact":
         return Terms(policy, policy)
-    found = find_certificate(backbone.fingerprint, policy.budget, folders(store))
-    if found.certificate is not None:
-        return Terms(policy, policy, found.certificate)
-    _say(backbone, policy.budget, found.refusal)
-    return Terms(policy, policy.exactly())
+    found = find_certificate(grounds_of(backbone, policy.budget), folders(store))
+    return _terms(backbone, policy, found)
 
 
-def find_certificate(fingerprint: str, budget: PatchBudget, places: Iterable[Path]) -> Search:
-    """The certificate in these directories that lets a backbone serve patches of ``budget``.
+def find_certificate(grounds: Grounds, places: Iterable[Path]) -> Search:
+    """The certificate in these directories that lets a backbone serve the most: patches first of all.
 
-    Only files named for the fingerprint are read. An "unsafe" verdict on this backbone, under these
-    versions and at this budget outweighs a "safe" one of another probe.
+    Only files named for the fingerprint are read. What any certificate of this backbone, under these versions
+    and at this budget, found unsafe is denied whatever another probe found.
     """
-    safe: Certificate | None = None
+    matching: list[tuple[Path, Certificate]] = []
     refusals: list[str] = []
     places = list(places)
-    for path in (p for place in places for p in sorted(place.glob(f"{fingerprint[:16]}-*.json"))):
+    for path in (p for place in places for p in sorted(place.glob(f"{grounds.fingerprint[:16]}-*.json"))):
         try:
             held = Certificate.read(path)
         except InvalidCertificate as error:
             refusals.append(str(error))
             continue
-        why = held.refusal(fingerprint, budget)
+        why = held.difference(grounds)
         if why is None:
-            safe = safe or held
-        elif held.verdict == "unsafe" and held.difference(fingerprint, budget) is None:
-            return Search(None, f"{path.name}: {why}")
+            matching.append((path, held))
         else:
             refusals.append(f"{path.name}: {why}")
-    if safe is not None:
-        return Search(safe, "")
+    denied: dict[Guarantee, str] = {}
+    for path, held in matching:
+        for guarantee, finding in held.findings.items():
+            if finding.verdict == "unsafe":
+                denied.setdefault(guarantee, f"{path.name}: {held.refusal(guarantee)}")
+    best = max((held for _, held in matching), key=lambda held: _serves(held, denied), default=None)
+    if best is not None and any(_serves(best, denied)):
+        return Search(best, "", denied)
+    refusals += [f"{path.name}: {_nothing(held) or 'another found it unsafe'}" for path, held in matching]
     where = ", ".join(map(str, places)) or "any folder (this user has no home: set KAMERA_CERTIFICATES)"
-    nothing = f"none of fingerprint {fingerprint[:12]} in {where}"
-    return Search(None, "; ".join(refusals) or nothing)
+    nothing = f"none of fingerprint {grounds.fingerprint[:12]} in {where}"
+    return Search(None, "; ".join(refusals) or nothing, denied)
 
 
 def folders(store: ChunkStore | None = None) -> tuple[Path, ...]:
@@ -123,17 +135,71 @@ def home() -> Path | None:
         return None
 
 
-def _say(backbone: Engine, budget: PatchBudget, refusal: str) -> None:
+def _serves(held: Certificate, denied: Mapping[Guarantee, str]) -> list[bool]:
+    """Guarantee by guarantee, the strongest first."""
+    return [held.refusal(guarantee) is None and guarantee not in denied for guarantee in GUARANTEES[1:]]
+
+
+def _nothing(held: Certificate) -> str | None:
+    """Why a certificate lets nothing at all be served, None if it does."""
+    return None if held.safe else held.refusal("patched")
+
+
+def _terms(backbone: Engine, policy: ReusePolicy, found: Search) -> Terms:
+    """What a policy comes to under the certificate that was found, or under none."""
+    held, wanted = found.certificate, _wanted(policy)
+    command = _command(backbone, policy.budget)
+    reasons: dict[Guarantee, str] = {}
+    for guarantee in wanted:
+        why: str | None = found.refusal
+        if held is not None:
+            why = found.denied.get(guarantee) or held.refusal(guarantee) or _too_far(policy, held, guarantee)
+        if why:
+            reasons[guarantee] = why
+    if len(reasons) == len(wanted):
+        refusal = found.refusal or "; ".join(reasons.values())
+        _say(
+            f"no certificate lets {backbone.named.kind} serve reused KV: {refusal}. Every chunk is prefilled "
+            f"exactly, as without Kamera. Run `{command}`, or pass ReusePolicy(certified=False)"
+        )
+        return Terms(policy, policy.as_exact(), None, reasons)
+    if reasons:
+        told = "; ".join(f"{guarantee} KV ({why})" for guarantee, why in reasons.items())
+        instead = "; survivors are repaired, by a stored patch or a forward" if "survivor" in reasons else ""
+        _say(
+            f"the certificate of {backbone.named.kind} withholds {told}{instead}. Serve it all the same with "
+            f"ReusePolicy(certified=False), or ask again: `{command}`"
+        )
+    return Terms(policy, policy.without(reasons) if reasons else policy, held, reasons)
+
+
+def _wanted(policy: ReusePolicy) -> tuple[Guarantee, ...]:
+    """The guarantees below exact that a policy would serve."""
+    asked = {g for g in GUARANTEES[1:] if policy.admits(g)}
+    asked |= {"survivor"} if policy.keeps("survivor") else set()
+    asked |= {"blind"} if policy.on_miss == "blind" else set()
+    asked -= {"near"} if policy.max_divergence is None else set()
+    return tuple(g for g in GUARANTEES if g in asked)
+
+
+def _too_far(policy: ReusePolicy, held: Certificate, guarantee: Guarantee) -> str | None:
+    limit = policy.max_divergence
+    if guarantee == "near" and limit is not None and limit > held.divergence:
+        return f"it was measured up to a divergence of {held.divergence:g}, the policy takes {limit:g}"
+    return None
+
+
+def _command(backbone: Engine, budget: PatchBudget) -> str:
     named = backbone.named
     # the fingerprint binds the dtype, and the command would take the checkpoint's by itself
     command = f"kamera certify {named.checkpoint or 'MODEL'} --dtype {named.dtype}"
     command += "" if budget.rank == ReusePolicy.rank else f" --rank {budget.rank}"
     if budget.share != ReusePolicy.patch_bytes:
         command += f" --patch-bytes {budget.share or 0:g}"
-    message = (
-        f"no certificate lets {named.kind} serve reused KV: {refusal}. Every chunk is "
-        f"prefilled exactly, as without Kamera. Run `{command}`, or pass ReusePolicy(certified=False)"
-    )
+    return command
+
+
+def _say(message: str) -> None:
     if message not in _said:
         _said.add(message)
-        warnings.warn(message, UncertifiedBackbone, stacklevel=4)
+        warnings.warn(message, UncertifiedBackbone, stacklevel=5)

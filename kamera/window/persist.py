@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +40,7 @@ def save_window(path: Path, former: Former, bounds: Bounds, state: WindowState, 
         "version": VERSION,
         "fingerprint": former.context.fingerprint,
         "tenant": former.context.tenant,
-        "policy": asdict(asked),
+        "policy": asked.to_info(),
         "max_tokens": bounds.max_tokens,
         "positions": bounds.rule,
         "tail": former.anchor.tail,
@@ -88,7 +87,7 @@ def load_window(
     if terms.withheld:
         with former.operation():
             state = decided(
-                lambda limits: plan.exactly(state.seats, former.catalogue, terms.served, limits),
+                lambda limits: plan.kept(state.seats, former.catalogue, terms.served, limits),
                 state,
                 {},
                 bounds,

@@ -101,9 +101,9 @@ def without(state: Seats, index: int, rows: Rows, policy: ReusePolicy, limits: L
     return planner.plan("without", planner.arranged(state, staying, index))
 
 
-def exactly(state: Seats, rows: Rows, policy: ReusePolicy, limits: Limits) -> Plan:
-    """The same chunks under a minimum of "exact": from the first that is less on, brought anew."""
+def kept(state: Seats, rows: Rows, policy: ReusePolicy, limits: Limits) -> Plan:
+    """The same chunks, from the first that is worth less than the policy keeps on brought anew."""
     planner = Planner(state, rows, policy, limits)
-    first = next((i for i, s in enumerate(state.seats) if s.guarantee != "exact"), None)
+    first = next((i for i, s in enumerate(state.seats) if not policy.keeps(s.guarantee)), None)
     after = state if first is None else planner.arranged(state, state.seats, first)
     return planner.plan("load", after)

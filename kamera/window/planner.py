@@ -107,7 +107,7 @@ class Planner:
             self.left.append(self.archived(state.seats[i]).number)
         first = min(indices)
         staying = [s for i, s in enumerate(state.seats) if i not in gone]
-        if self.policy.minimum == "exact":
+        if not self.policy.keeps("survivor"):
             return self.arranged(state, staying, first)
         if rule == "keep" and staying:  # a window that everything left has no positions to keep
             survivors = [_survivor(s) if i >= first else s for i, s in enumerate(staying)]
@@ -136,8 +136,10 @@ class Planner:
             same += 1
         if self.policy.minimum == "exact":
             on_leave = "exact"  # a survivor is less than such a window serves
+        elif on_leave == "keep" and not self.policy.keeps("survivor"):
+            on_leave = "repair"
         if on_leave == "exact":
-            self.policy = self.policy.exactly()
+            self.policy = self.policy.as_exact()
             same = next((i for i, s in enumerate(state.seats[:same]) if s.guarantee != "exact"), same)
         numbers = {item.number for item in wanted if isinstance(item, Seat)}
         self.left += [self.archived(s).number for s in state.seats if s.number not in numbers]
@@ -242,7 +244,7 @@ class Planner:
         anchor = "" if base is None else base.context.anchor
         # First what these chunks gave when they stood before one another as they do here; then what they
         # gave as survivors that remember the very same, which is no worse than a forward now.
-        for behind in dict.fromkeys((antecedents, before.lineage)):
+        for behind in dict.fromkeys((antecedents, before.lineage)) if self.policy.admits("patched") else ():
             formed = self._patch_formed(chunk, behind, anchor)
             if formed is not None and at_least(formed, enough):
                 note = anchor and f"base: the canonical behind another system prompt, {anchor[:12]}"

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
-from typing import Literal, get_args
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, Literal, get_args
 
 from kamera.ops import PatchBudget, layers_of
 from kamera.patches import GUARANTEES, Guarantee, at_least
@@ -50,9 +50,15 @@ class ReusePolicy:
     chunks in which the two antecedent sets may differ (0.0 to 1.0; 1.0 takes any patch however
     stale). None, the default, never does, whatever ``minimum`` is.
 
-    ``certified`` serves less than "exact" only on a backbone whose certificate says that it is safe
-    (`kamera certify MODEL`); without one every chunk is prefilled exactly, as if ``minimum`` were
-    "exact", and `UncertifiedBackbone` is warned once. The default is `certified_by_default`.
+    ``certified`` serves each guarantee below "exact" only on a backbone whose certificate found it safe
+    (`kamera certify MODEL`); the others are withheld, and `UncertifiedBackbone` says once which and why.
+    Without a certificate every chunk is prefilled exactly. The default is `certified_by_default`.
+
+    ``withheld`` are guarantees that are not served although ``minimum`` admits them. Without "survivor"
+    the chunks that stay are brought again by the best means that is left: their stored patch for the chunks
+    that stay, or a forward.
+
+    Raises ValueError for a value that is none of those named, or out of its range.
     """
 
     minimum: Guarantee = "patched"
@@ -62,6 +68,22 @@ class ReusePolicy:
     layers: Sequence[int] | str | None = None
     max_divergence: float | None = None
     certified: bool = field(default_factory=certified_by_default)
+    withheld: frozenset[Guarantee] = frozenset()
+
+    @classmethod
+    def exact(cls) -> ReusePolicy:
+        """Serve what a re-prefill computes and nothing else: what its antecedents change is prefilled."""
+        return cls(minimum="exact", on_miss="prefill")
+
+    @classmethod
+    def balanced(cls) -> ReusePolicy:
+        """Serve what a certificate found safe: patches, and survivors, which are repaired elsewhere."""
+        return cls(certified=True)
+
+    @classmethod
+    def streaming(cls) -> ReusePolicy:
+        """Serve patches and survivors, and ask for no certificate: a survivor still knows what has left."""
+        return cls(certified=False)
 
     def __post_init__(self) -> None:
         if self.minimum not in GUARANTEES:
@@ -73,13 +95,27 @@ class ReusePolicy:
                 'minimum "exact" with on_miss "blind" contradict: use on_miss "form" or "prefill"'
             )
         object.__setattr__(self, "layers", layers_of(self.layers))
+        object.__setattr__(self, "withheld", frozenset(self.withheld))
+        for guarantee in sorted(self.withheld):
+            if guarantee == "exact" or guarantee not in GUARANTEES:
+                raise ValueError(f"withheld {guarantee!r} is none of {', '.join(GUARANTEES[1:])}")
         _ = self.budget  # it refuses what is no budget
         if self.max_divergence is not None and not 0.0 <= self.max_divergence <= 1.0:
             raise ValueError(f"max_divergence {self.max_divergence} must lie between 0.0 and 1.0")
 
     def admits(self, guarantee: Guarantee) -> bool:
         """True when an arriving chunk may be served so."""
-        return at_least(guarantee, self.minimum)
+        return guarantee not in self.withheld and at_least(guarantee, self.minimum)
+
+    def keeps(self, guarantee: Guarantee) -> bool:
+        """True when a chunk that is worth this may stay where it is: under "exact" no other may."""
+        return guarantee == "exact" or (self.minimum != "exact" and guarantee not in self.withheld)
+
+    def without(self, guarantees: Iterable[Guarantee]) -> ReusePolicy:
+        """Serves all it did but these."""
+        withheld = self.withheld.union(guarantees)
+        blind = self.on_miss == "blind" and "blind" in withheld
+        return replace(self, withheld=withheld, on_miss="prefill" if blind else self.on_miss)
 
     @property
     def budget(self) -> PatchBudget:
@@ -98,6 +134,10 @@ class ReusePolicy:
         # a patch of other antecedents could hold the very chunk whose absence is asked about
         return replace(self, minimum=minimum, on_miss=on_miss, max_divergence=None)
 
-    def exactly(self) -> ReusePolicy:
+    def as_exact(self) -> ReusePolicy:
         """What is left of the policy on a backbone that may not serve less than exact KV."""
         return replace(self, minimum="exact", on_miss="prefill" if self.on_miss == "blind" else self.on_miss)
+
+    def to_info(self) -> dict[str, Any]:
+        """As it stands in a saved window: keyword arguments of JSON types."""
+        return asdict(self) | {"withheld": sorted(self.withheld)}

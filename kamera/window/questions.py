@@ -10,6 +10,7 @@ from typing import Any, Literal, overload
 import torch
 
 from kamera.content import Chunk
+from kamera.ops import KV, kv_map
 from kamera.window import plan
 from kamera.window.asking import Asker, Question
 from kamera.window.bounds import decided
@@ -87,6 +88,23 @@ class Questions(View):
         return self._asker().next_token_logits(question)
 
     @serial
+    def next_token_logits_of(self, questions: Sequence[Question]) -> torch.Tensor:
+        """`next_token_logits` of each question, ``[questions, vocabulary]``: those of one length together."""
+        self._check_backbone()
+        return self._asker().logits_of(questions)
+
+    @serial
+    def kv(self, slot: Slot | int) -> KV:
+        """What a slot shows the model, by layer and channel ``[heads, tokens, dim]``: a copy, as it stands.
+
+        As in the live cache, which a slide moves as a whole against the window's own positions.
+        """
+        index = self._state.index(slot)
+        self._check_backbone()
+        self._stage.show(self._state, Tally())
+        return kv_map(self._stage.live.read(index + 1), torch.clone)  # behind the anchor
+
+    @serial
     def is_load_bearing(self, slot: Slot | int, question: Question, *, max_new_tokens: int = 16) -> bool:
         """Would the answer change if this chunk, and what others absorbed from it, were not there?
 
@@ -100,7 +118,7 @@ class Questions(View):
         self._check_backbone()
         options = {"max_new_tokens": max_new_tokens, "do_sample": False}
         answer = self._asker().answer_ids(question, **options)
-        if not self._terms.withheld:
+        if "patched" not in self._terms.reasons:
             cheap = self._without(index, self.policy.as_cheap())
             if torch.equal(cheap.answer_ids(question, **options), answer):
                 return False

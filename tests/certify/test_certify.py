@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import itertools
+import re
+from dataclasses import replace
 
-import numpy as np
 import pytest
 
 from kamera import Backbone, ReusePolicy, testbed
-from kamera.certify import certify, run_probe
-from kamera.certify.pages import ENTRIES, draw_scene
-from kamera.certify.probe import PER_SCENE, PROBE_SEED, PROBES, Query, digest_of, page_scenes
-from kamera.certify.verdict import FLIPS, MARGIN, Outcome, judge, loss, wilson
+from kamera.certify import TRIALS, certify, pages, run_probe
+from kamera.certify import probe as probe_module
+from kamera.certify.pages import ENTRIES
+from kamera.certify.probe import PER_TRIAL, PROBE_SEED, PROBES, READER, Order, Query, digest_of
+from kamera.certify.sabotage import SABOTAGES
+from kamera.certify.verdict import Outcome, judge, loss, unseen, wilson
 from kamera.errors import ModalityNotSupported, ProcessorRequired
 from kamera.ops import PatchBudget
-from kamera.window.certificate import library_versions
+from kamera.window import grounds_of, library_versions
 from tests.models import processors, tiny
 
 
@@ -31,38 +34,67 @@ def untrained():
 # -- on backbones ----------------------------------------------------------------------------------
 
 
-def test_the_trained_backbone_is_safe_at_a_sufficient_rank(trained):
-    *progress, made = run_probe(trained, probe="world", items=42, rank=32, model="testbed")
-    assert progress == [(i, 42) for i in range(1, 43)]
-    assert made.verdict == "safe", made.reason
-    assert made.blind.high < made.reprefill.low, "the probe must show what blind reuse loses"
-    assert made.patched.mean >= made.reprefill.mean - MARGIN
-    assert made.flip_recover.low >= FLIPS
-    assert (made.n, made.rank, made.probe, made.model) == (42, 32, "world", "testbed")
-    assert (made.fingerprint, made.versions) == (trained.fingerprint, library_versions())
-    assert made.matches(trained.fingerprint, PatchBudget(32, ReusePolicy.patch_bytes))
+def few_arms(patch: pytest.MonkeyPatch, *names: str) -> None:
+    """Ask of these sabotaged builds only: the others are asked in a test of their own, and take long."""
+    for name in SABOTAGES.keys() - set(names):
+        patch.delitem(SABOTAGES, name)
 
 
-def test_the_trained_backbone_is_unsafe_at_rank_1(trained):
-    made = certify(trained, probe="world", items=12, rank=1)
-    assert made.verdict == "unsafe", made.reason
-    assert made.patched.mean < made.reprefill.mean - MARGIN
-    assert not made.matches(trained.fingerprint, PatchBudget(1, ReusePolicy.patch_bytes))
+@pytest.fixture(scope="module")
+def made(trained):
+    """A certificate of the trained backbone, and what was said on the way to it."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(probe_module, "PER_TRIAL", 20)
+        few_arms(patch, "no rotation")
+        return list(run_probe(trained, probe="world", items=10, rank=32, model="testbed"))
 
 
-def test_too_few_questions_are_never_safe(trained):
-    made = certify(trained, probe="world", items=6, rank=32)
-    assert made.reprefill.mean == made.patched.mean == 1.0
-    assert made.verdict == "cannot tell"
-    assert "more questions are needed" in made.reason or "is needed to see a loss" in made.reason
+def test_each_guarantee_gets_a_finding_of_its_own(made):
+    *progress, certificate = made
+    assert progress[0] == (10, 40) and progress[-1] == (40, 40)
+    assert tuple(certificate.findings) == tuple(TRIALS) == ("patched", "orbit", "survivor", "near")
+    assert all(finding.n == 10 for finding in certificate.findings.values())
+    patched = certificate.findings["patched"]
+    assert patched.served.mean == patched.reprefill.mean == 1.0 > patched.blind.mean
+    assert patched.verdict == "cannot tell" and "more questions" in patched.reason, "ten are too few"
 
 
-def test_a_random_model_gets_cannot_tell(untrained):
-    made = certify(untrained, probe="pages", items=7, rank=16)
-    assert made.verdict == "cannot tell"
-    assert "re-prefill answers" in made.reason
-    assert made.chance == pytest.approx(1 / ENTRIES)
-    assert not made.matches(untrained.fingerprint, PatchBudget(16, ReusePolicy.patch_bytes))
+@pytest.mark.parametrize("guarantee", ["orbit", "survivor", "near"])
+def test_where_frames_override_each_other_only_patches_hold(made, guarantee):
+    found = made[-1].findings[guarantee]
+    assert found.verdict == "unsafe", found.reason
+    assert found.served.mean <= 0.7 < 0.9 < found.reprefill.mean
+
+
+def test_a_certificate_is_bound_to_what_it_measured(made, trained):
+    certificate = made[-1]
+    grounds = grounds_of(trained, PatchBudget(32, ReusePolicy.patch_bytes))
+    assert certificate.difference(grounds) is None
+    assert (certificate.rank, certificate.probe, certificate.model) == (32, "world", "testbed")
+    assert (certificate.dtype, certificate.versions) == ("float32", library_versions())
+    assert len(certificate.vocabulary) == 64 and certificate.position_limit is not None
+    assert "bfloat16" in certificate.difference(replace(grounds, dtype="bfloat16"))
+    words = "vocabulary .* this tokenizer's is 000000000000"
+    assert re.search(words, certificate.difference(replace(grounds, vocabulary="0" * 64)))
+    assert "end at 7" in certificate.difference(replace(grounds, position_limit=7))
+    assert "rank is 1" in certificate.difference(replace(grounds, budget=PatchBudget(1, 0.03)))
+
+
+def test_the_trained_backbone_is_unsafe_at_rank_1(trained, monkeypatch):
+    few_arms(monkeypatch)
+    made = certify(trained, probe="world", items=10, rank=1, guarantees=["patched"])
+    assert tuple(made.findings) == ("patched",)
+    assert made.findings["patched"].verdict == "unsafe", made.findings["patched"].reason
+
+
+def test_a_random_model_gets_cannot_tell(untrained, monkeypatch):
+    few_arms(monkeypatch)
+    made = certify(untrained, probe="pages", items=2, rank=16, guarantees=["patched"])
+    found = made.findings["patched"]
+    assert found.verdict == "cannot tell"
+    assert "re-prefill answers" in found.reason
+    assert found.chance < 1 / ENTRIES
+    assert made.safe == ()
 
 
 def test_what_cannot_be_asked_is_refused_by_name(untrained):
@@ -70,6 +102,8 @@ def test_what_cannot_be_asked_is_refused_by_name(untrained):
         certify(untrained, probe="leaves")
     with pytest.raises(ValueError, match="items 0"):
         certify(untrained, items=0)
+    with pytest.raises(ValueError, match="guarantee 'blind' is none of patched, orbit, survivor, near"):
+        certify(untrained, guarantees=["blind"])
     with pytest.raises((ModalityNotSupported, ProcessorRequired)):
         certify(tiny.backbone("qwen2_5_vl"), items=1)
 
@@ -86,34 +120,57 @@ def test_a_probe_is_the_same_every_time_and_all_of_it_counts(probe):
     second[0].contents[-1][0]["image"].putpixel((0, 0), (1, 2, 3))
     assert digest_of(probe, first) != digest_of(probe, second)
     for scene in first:
-        assert 0 < len(scene.queries) <= PER_SCENE
-        assert all(q.answer in q.options for q in scene.queries)
+        assert set(scene.asked) == set(TRIALS)
+        for queries in scene.asked.values():
+            assert 0 < len(queries) <= PER_TRIAL
+            assert all(q.answer in q.options for q in queries)
 
 
-def test_every_page_question_has_an_answer_of_its_own():
-    for scene in itertools.islice(page_scenes(), 6):
-        assert len({q.answer for q in scene.queries}) == len({q.text for q in scene.queries}) == PER_SCENE
-        assert len(scene.contents) == 3
+@pytest.mark.parametrize("probe", PROBES)
+def test_half_of_the_questions_turn_on_order_or_on_what_left(probe):
+    for scene in itertools.islice(PROBES[probe](), 4):
+        assert len(scene.contents) == 5
+        for guarantee, queries in scene.asked.items():
+            assert len(queries) % 2 == 0, "hard ones and plain ones by turns"
+            texts = [q.text for q in queries]
+            assert len(set(texts)) == len(texts), guarantee
 
 
-def test_the_distractor_speaks_of_other_things(monkeypatch):
+@pytest.mark.parametrize("index", range(6))
+def test_pages_say_what_their_questions_are_answered_by(monkeypatch, index):
+    """Read as a person would: the last page in the window that says it, found in the words drawn."""
     written: list[list[str]] = []
-    from kamera.certify import pages
+    write = pages._write
 
-    def spied(page, text, at, scale=2, write=pages._write):
+    def spied(page, text, at, scale=2):
         if scale == 3:  # a page's title begins it
             written.append([])
-        written[-1] += text.lower().rstrip(".").split()
+        written[-1].append(text)
         write(page, text, at, scale)
 
     monkeypatch.setattr(pages, "_write", spied)
-    for index in range(6):
-        written.clear()
-        draw_scene(np.random.default_rng([PROBE_SEED, index]), index)
-        first, second, other, _ = written  # the pair is drawn before the distractor
-        named = {w.lower() for w in (*pages.NAMES, *pages.TOWNS, *pages.FRUITS)}
-        assert named & set(first) & set(second), "two hops need a word that both pages show"
-        assert not named & set(other) & (set(first) | set(second))
+    scene = pages.draw_scene(PROBE_SEED, index)
+    template = pages._TEMPLATES[index % 3]
+    assert [lines[0] for lines in written] == [*[template.title] * 3, written[READER][0], template.title]
+    about = re.compile(template.says.replace(".", r"\.").replace("{}", "(.+)"))
+
+    def told(entry: str, order: Order) -> str:
+        found = [m for i in order for line in written[i] if (m := about.fullmatch(line)) and m[1] == entry]
+        return found[-1][2] if found else pages.UNKNOWN
+
+    entry_of = re.compile(re.escape(template.asks).replace(r"\{\}", "(.+)"))
+    asked = 0
+    for guarantee, (_, after) in TRIALS.items():
+        for query in scene.asked[guarantee]:
+            if (match := entry_of.fullmatch(query.text)) and match[1] in template.entries:
+                assert query.answer == told(match[1], after)
+                asked += 1
+            else:
+                possible = {told(e, after) for e in template.entries} | {pages.UNKNOWN}
+                assert query.answer in possible
+    assert asked > 0
+    departed = [q.answer for q in scene.asked["survivor"]]
+    assert pages.UNKNOWN in departed, "what left with its page is asked about"
 
 
 @pytest.mark.parametrize(
@@ -133,7 +190,7 @@ def test_an_answer_is_the_option_it_names_first(said, option):
 # -- the verdict -----------------------------------------------------------------------------------
 
 
-def answers(n: int, *, blind: int = 0, patched: int = 0, ceiling: int = 0, kls=(1.0, 0.01)) -> list[Outcome]:
+def answers(n: int, *, blind: int = 0, served: int = 0, ceiling: int = 0, kls=(1.0, 0.01)) -> list[Outcome]:
     """``n`` questions of which an arm gets the first so many wrong, and re-prefill the last so many."""
     out = []
     for i in range(n):
@@ -143,7 +200,7 @@ def answers(n: int, *, blind: int = 0, patched: int = 0, ceiling: int = 0, kls=(
                 "right",
                 prefilled,
                 "off" if i < blind else prefilled,
-                "off" if i < patched else prefilled,
+                "off" if i < served else prefilled,
                 *kls,
             )
         )
@@ -152,14 +209,14 @@ def answers(n: int, *, blind: int = 0, patched: int = 0, ceiling: int = 0, kls=(
 
 RULES = {
     "all is well": (answers(100, blind=80), "safe", "restores 1.00"),
-    "one answer lost of many": (answers(200, blind=160, patched=1), "safe", "restores 0.99"),
+    "one answer lost of many": (answers(200, blind=160, served=1), "safe", "restores 0.99"),
     "re-prefill is weak": (answers(100, blind=30, ceiling=60), "cannot tell", "re-prefill answers 0.40"),
     "re-prefill may be weak": (answers(12, blind=8, ceiling=4), "cannot tell", "re-prefill answers 0.67"),
-    "the patch loses answers": (answers(100, blind=80, patched=10), "unsafe", "changes accuracy by -0.10"),
-    "the patch does nothing": (answers(100, blind=80, patched=80), "unsafe", "changes accuracy"),
+    "the patch loses answers": (answers(100, blind=80, served=10), "unsafe", "changes accuracy by -0.10"),
+    "the patch does nothing": (answers(100, blind=80, served=80), "unsafe", "changes accuracy"),
     "too few to rule out a loss": (answers(20, blind=15), "cannot tell", "more questions"),
     "too few flips to know": (answers(100, blind=12), "cannot tell", "more questions"),
-    "half of the flips stay": (answers(400, blind=40, patched=12), "unsafe", "the patch restores 0.70"),
+    "half of the flips stay": (answers(400, blind=40, served=12), "unsafe", "KV restores 0.70"),
     "no gap, and the patch is seen to work": (answers(100), "safe", "closes 0.99"),
     "no gap, and nothing to close": (answers(100, kls=(0.0, 0.0)), "cannot tell", "nothing to close"),
     "no gap, a patch of zeros": (answers(100, kls=(0.1, 0.1)), "cannot tell", "do not reach"),
@@ -171,6 +228,26 @@ def test_the_rules_of_the_verdict(case):
     outcomes, verdict, reason = RULES[case]
     judged = judge(outcomes, chance=0.1)
     assert (judged.verdict, reason in judged.reason) == (verdict, True), judged.reason
+
+
+def test_kv_that_lacks_a_channel_is_not_safe_however_it_answers():
+    outcomes = answers(100, blind=80)
+    assert judge(outcomes, 0.1, {"k": 0.2, "v": 0.9}).verdict == "safe"
+    found = judge(outcomes, 0.1, {"k": 0.04, "v": 0.9})
+    assert (found.verdict, found.closed) == ("cannot tell", {"k": 0.04, "v": 0.9})
+    assert "in k the served has 0.04" in found.reason
+    assert judge(answers(100, blind=80, served=80), 0.1, {"k": 0.04}).verdict == "unsafe"
+
+
+def test_a_probe_that_answers_as_well_of_a_wrong_build_cannot_tell():
+    safe, unsafe = judge(answers(100, blind=80), 0.1), judge(answers(100, blind=80, served=80), 0.1)
+    assert unseen(safe, []) == safe
+    found = unseen(safe, ["no rotation", "stale patch"])
+    assert (found.verdict, found.reason) == (
+        "cannot tell",
+        "the probe does not see: no rotation, stale patch",
+    )
+    assert unseen(unsafe, ["no rotation"]) == unsafe, "what is harmful stays so"
 
 
 def test_a_model_that_guesses_well_is_still_weak():
@@ -191,5 +268,5 @@ def test_intervals_are_the_published_ones():
     assert (all_right.mean, all_right.high) == (1.0, 1.0)
     assert all_right.low == pytest.approx(0.7225, abs=1e-4)
     # Agresti and Min: 10 lost, none won, of 100
-    changed = loss(answers(100, patched=10), "patched")
+    changed = loss(answers(100, served=10), "served")
     assert (changed.mean, changed.low, changed.high) == pytest.approx((-10 / 102, -0.1589, -0.0372), abs=2e-4)

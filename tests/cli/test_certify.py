@@ -8,7 +8,7 @@ from kamera import Backbone, Certificate, ChunkStore, KameraWindow, ReusePolicy,
 from kamera.errors import UncertifiedBackbone
 from tests.cli.run import files, kamera
 from tests.compile.saved import bare_model, vision_backbone, vision_model
-from tests.window.certificates import certificate
+from tests.window.certificates import but, certificate, none_safe
 
 
 @pytest.fixture(autouse=True)
@@ -30,20 +30,41 @@ def looked_back(policy: ReusePolicy) -> tuple[int, str]:
     return report.forwards, report.slot.guarantee
 
 
-def test_a_safe_model_is_certified_and_windows_find_it(capsys, folder):
+def test_a_safe_model_is_certified_and_windows_find_it(capsys, folder, monkeypatch):
+    """The probe is asked at length elsewhere; here it has found what it would."""
+
+    def found(backbone, *, probe, items, rank, patch_bytes, model):
+        asked.append((probe, items, rank, patch_bytes, model))
+        yield 40, 40
+        yield certificate(backbone, rank, findings=but("survivor", "unsafe", "it knows"), probe=probe)
+
+    asked: list[tuple] = []
+    monkeypatch.setattr("kamera.cli.certify.run_probe", found)
     policy = ReusePolicy(rank=16, certified=True)
     with pytest.warns(UncertifiedBackbone, match="--dtype float32 --rank 16"):
         assert looked_back(policy) == (1, "exact")
-    options = ("--items", 42, "--rank", 16, "--dtype", "float32", "--format", "json")
+    options = ("--items", 10, "--rank", 16, "--dtype", "float32", "--format", "json")
     done = kamera(capsys, "certify", "testbed", *options)
     assert done.code == 0, done.err
+    assert asked == [("world", 10, 16, ReusePolicy.patch_bytes, "testbed")]
     document = done.document
     path = document.pop("path")
     assert list(files(folder)) == [folder / path.rpartition("/")[2]]
     held = Certificate.read(path)
-    assert (held.verdict, held.probe, held.rank, held.n) == ("safe", "world", 16, 42)
-    assert document["patched"]["mean"] == held.patched.mean
-    assert looked_back(policy) == (0, "patched")
+    assert (held.safe, held.probe, held.rank) == (("patched", "orbit", "near"), "world", 16)
+    assert document["findings"]["survivor"]["reason"] == "it knows"
+    assert document["sabotages"]["no rotation"]["verdict"] == "unsafe"
+    with pytest.warns(UncertifiedBackbone, match="withholds survivor KV"):
+        assert looked_back(policy) == (0, "patched")
+
+
+@pytest.mark.slow
+def test_the_shipped_backbone_serves_patches_and_nothing_less(capsys):
+    done = kamera(capsys, "certify", "testbed", "--dtype", "float32", "--format", "json")
+    assert done.code == 0, done.err
+    verdicts = {name: finding["verdict"] for name, finding in done.document["findings"].items()}
+    assert verdicts == {"patched": "safe", "orbit": "unsafe", "survivor": "unsafe", "near": "unsafe"}
+    assert "safe" not in {finding["verdict"] for finding in done.document["sabotages"].values()}
 
 
 def test_a_user_without_a_home_is_asked_for_a_folder(capsys, monkeypatch):
@@ -55,19 +76,16 @@ def test_a_user_without_a_home_is_asked_for_a_folder(capsys, monkeypatch):
 
 
 def test_a_model_too_weak_to_read_gets_cannot_tell_and_exit_code_1(capsys, folder, tmp_path):
-    done = kamera(capsys, "certify", vision_model(), "--items", 3, "--output", tmp_path / "elsewhere")
+    done = kamera(capsys, "certify", vision_model(), "--items", 1, "--output", tmp_path / "elsewhere")
     assert done.code == 1
     (path,) = files(tmp_path / "elsewhere")
     held = Certificate.read(path)
-    assert (held.verdict, held.probe, held.rank) == ("cannot tell", "pages", ReusePolicy.rank)
-    for shown in (
-        "cannot tell",
-        "re-prefill answers",
-        "fingerprint",
-        "nothing to win back",
-        "pages, 3 questions",
-    ):
+    assert (held.safe, held.probe, held.rank) == ((), "pages", ReusePolicy.rank)
+    assert {finding.verdict for finding in held.findings.values()} == {"cannot tell"}
+    for shown in ("cannot tell", "re-prefill answers", "fingerprint", "pages, 1 questions a guarantee"):
         assert shown in done.out
+    for row in ("patched", "orbit", "survivor", "near", "no rotation", "stale patch"):
+        assert f"\n{row}: " in done.out
     assert not folder.exists()
 
 
@@ -88,7 +106,12 @@ def test_doctor_says_whether_a_certificate_serves(capsys, folder):
     certificate(vision_backbone(), ReusePolicy.rank).write(folder)
     done = kamera(capsys, "doctor", vision_model(), "--format", "json")
     assert done.document["certificate"] == (
-        "safe at rank 32, by the probe 'by hand' on 2026-01-01T00:00:00+00:00"
+        "serves patched, orbit, survivor, near at rank 32 (probe 'by hand', 2026-01-01T00:00:00+00:00)"
     )
-    certificate(vision_backbone(), ReusePolicy.rank, verdict="unsafe", reason="it lies").write(folder)
+    found = but("survivor", "unsafe", "it knows")
+    certificate(vision_backbone(), ReusePolicy.rank, findings=found).write(folder)
+    done = kamera(capsys, "doctor", vision_model(), "--format", "json")
+    shown = "serves patched, orbit, near at rank 32; withheld: survivor unsafe"
+    assert shown in done.document["certificate"]
+    certificate(vision_backbone(), ReusePolicy.rank, findings=none_safe("unsafe", "it lies")).write(folder)
     assert "it lies" in kamera(capsys, "doctor", vision_model()).out

@@ -9,31 +9,58 @@ from pathlib import Path
 from typing import Any
 
 from kamera import Backbone, Certificate, ReusePolicy
-from kamera.window.certificate import Estimate, library_versions
+from kamera.ops import PatchBudget
+from kamera.window import Estimate, Finding, Guarantee, Verdict, grounds_of, library_versions
+
+
+def finding(verdict: Verdict = "safe", reason: str = "made by hand") -> Finding:
+    """What 100 questions might have shown."""
+    return Finding(
+        verdict=verdict,
+        reason=reason,
+        n=100,
+        chance=0.1,
+        reprefill=Estimate(0.9, 0.85, 0.95),
+        blind=Estimate(0.2, 0.15, 0.25),
+        served=Estimate(0.9, 0.85, 0.95),
+        eta=Estimate(0.99, 0.98, 1.0),
+        flip_recover=Estimate(0.99, 0.95, 1.0),
+    )
+
+
+ALL_SAFE: dict[Guarantee, Finding] = {g: finding() for g in ("patched", "orbit", "survivor", "near")}
 
 
 def certificate(backbone: Backbone, of_rank: int, **changes: Any) -> Certificate:
-    """A certificate that lets ``backbone`` serve patches of a rank, but for ``changes``."""
+    """A certificate that lets ``backbone`` serve all KV with patches of a rank, but for ``changes``."""
+    grounds = grounds_of(backbone, PatchBudget(of_rank, ReusePolicy.patch_bytes))
     made = Certificate(
-        fingerprint=backbone.fingerprint,
+        fingerprint=grounds.fingerprint,
         model="tiny",
+        dtype=grounds.dtype,
+        vocabulary=grounds.vocabulary,
+        position_limit=grounds.position_limit,
         versions=library_versions(),
         rank=of_rank,
         patch_bytes=ReusePolicy.patch_bytes,
         probe="by hand",
         probe_digest="0" * 64,
-        n=100,
-        chance=0.1,
-        reprefill=Estimate(0.9, 0.85, 0.95),
-        blind=Estimate(0.2, 0.15, 0.25),
-        patched=Estimate(0.9, 0.85, 0.95),
-        eta=Estimate(0.99, 0.98, 1.0),
-        flip_recover=Estimate(0.99, 0.95, 1.0),
-        verdict="safe",
-        reason="made by hand",
+        divergence=0.5,
+        findings=ALL_SAFE,
+        sabotages={"no rotation": finding("unsafe", "it was seen")},
         created="2026-01-01T00:00:00+00:00",
     )
     return replace(made, **changes)
+
+
+def but(guarantee: Guarantee, verdict: Verdict, reason: str) -> dict[Guarantee, Finding]:
+    """All safe, except for one."""
+    return {**ALL_SAFE, guarantee: finding(verdict, reason)}
+
+
+def none_safe(verdict: Verdict, reason: str) -> dict[Guarantee, Finding]:
+    """All of this verdict."""
+    return dict.fromkeys(ALL_SAFE, finding(verdict, reason))
 
 
 def reseal(path: Path, **changes: Any) -> None:

@@ -15,16 +15,18 @@ from kamera import Backbone, Certificate, ChunkStore, KameraWindow, ReusePolicy
 from kamera.errors import CertificateMismatch, InvalidCertificate, UncertifiedBackbone
 from kamera.ops import PatchBudget
 from kamera.store import StoreAdmin
+from kamera.window import Grounds
 from kamera.window.certificate import library_versions
 from kamera.window.certified import find_certificate, folders, home
 from kamera.window.policy import certified_by_default
 from tests.models import samples, tiny
-from tests.window.certificates import certificate, reseal
+from tests.window.certificates import certificate, none_safe, reseal
 from tests.window.rig import QUESTION, Snapshot, guarantees, is_a_reprefill, make, rig, watching
 
 FAMILY = "qwen2_5_vl"
 RANK = 5
 CERTIFIED = ReusePolicy(rank=RANK, certified=True)
+GROUNDS = Grounds("f" * 64, "float32", "", None, PatchBudget(32))
 
 
 @pytest.fixture(autouse=True)
@@ -162,11 +164,11 @@ def test_a_certificate_beside_the_store_is_found(pieces, tmp_path):
 def test_a_probe_that_found_harm_outweighs_one_that_did_not(pieces, folder):
     backbone, _ = pieces
     certificate(backbone, RANK).write(folder)
-    other = certificate(backbone, RANK, probe="pages", verdict="cannot tell", reason="too weak")
+    other = certificate(backbone, RANK, probe="pages", findings=none_safe("cannot tell", "too weak"))
     other.write(folder)
     assert make(backbone, policy=CERTIFIED).certificate is not None
-    certificate(backbone, RANK, probe="pages", verdict="unsafe", reason="it lies").write(folder)
-    fallback(backbone, 'its verdict is "unsafe": it lies')
+    certificate(backbone, RANK, probe="pages", findings=none_safe("unsafe", "it lies")).write(folder)
+    fallback(backbone, 'its verdict on "patched" is "unsafe": it lies')
 
 
 # -- refused ---------------------------------------------------------------------------------------
@@ -178,8 +180,12 @@ REFUSED = {
     "torch": ({"versions": {**library_versions(), "torch": "1.0"}}, "with torch 1.0, this is torch 2"),
     "kamera": ({"versions": {**library_versions(), "kamera": "0.0"}}, "with kamera 0.0, this is kamera"),
     "library": ({"versions": {}}, "with kamera None, this is kamera"),
-    "unsafe": ({"verdict": "unsafe", "reason": "it lies"}, 'its verdict is "unsafe": it lies'),
-    "cannot tell": ({"verdict": "cannot tell", "reason": "too weak"}, '"cannot tell": too weak'),
+    "dtype": ({"dtype": "bfloat16"}, "measured in bfloat16, this model is in float32"),
+    "vocabulary": ({"vocabulary": "e" * 64}, "with vocabulary eeeeeeeeeeee, this tokenizer's is none"),
+    "limit": ({"position_limit": 77}, "with positions up to 77, this model's end at"),
+    "unsafe": ({"findings": none_safe("unsafe", "it lies")}, 'on "patched" is "unsafe": it lies'),
+    "cannot tell": ({"findings": none_safe("cannot tell", "too weak")}, '"cannot tell": too weak'),
+    "nothing asked": ({"findings": {}}, 'its probe did not ask about "patched"'),
 }
 
 
@@ -188,7 +194,6 @@ def test_a_certificate_that_differs_serves_nothing_and_says_what_differs(pieces,
     backbone, _ = pieces
     changes, line = REFUSED[what]
     held = certificate(backbone, RANK, **changes)
-    assert not held.matches(backbone.fingerprint, CERTIFIED.budget)
     with pytest.raises(CertificateMismatch, match=line) as refusal:
         make(backbone, policy=CERTIFIED, certificate=held)
     assert "\n" not in str(refusal.value)
@@ -211,8 +216,8 @@ def test_one_changed_weight_refuses_the_certificate(folder):
 
 def test_an_edited_certificate_is_refused_by_name_and_a_forged_version_by_what_differs(pieces, folder):
     backbone, _ = pieces
-    path = certificate(backbone, RANK, verdict="unsafe", reason="it lies").write(folder)
-    assert Certificate.read(path).verdict == "unsafe"
+    path = certificate(backbone, RANK, findings=none_safe("unsafe", "it lies")).write(folder)
+    assert Certificate.read(path).findings == none_safe("unsafe", "it lies")
     path.write_text(path.read_text().replace('"verdict": "unsafe"', '"verdict": "safe"'))
     with pytest.raises(InvalidCertificate, match="changed after it was written"):
         make(backbone, policy=CERTIFIED, certificate=path)
@@ -239,8 +244,12 @@ def test_what_is_no_certificate_is_refused_by_name(pieces, folder):
     with pytest.raises(InvalidCertificate, match="its fields are not"):
         Certificate.read(path)
     path.write_text(json.dumps(document))
-    reseal(path, verdict="fine")
+    fine = {**document["certificate"]["findings"]["patched"], "verdict": "fine"}
+    reseal(path, findings={"patched": fine})
     with pytest.raises(InvalidCertificate, match="verdict 'fine' is none of"):
+        Certificate.read(path)
+    reseal(path, findings={"perfect": document["certificate"]["findings"]["patched"]})
+    with pytest.raises(InvalidCertificate, match="finding 'perfect' is about none of"):
         Certificate.read(path)
     with pytest.raises(InvalidCertificate, match="no certificate at"):
         Certificate.read(folder / "missing.json")
@@ -310,4 +319,4 @@ def test_a_user_without_a_home_has_no_certificates_and_no_error(monkeypatch):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr("os.path.expanduser", lambda path: path)  # what Python does then
     assert home() is None and folders() == ()
-    assert "set KAMERA_CERTIFICATES" in find_certificate("f" * 64, PatchBudget(32), folders()).refusal
+    assert "set KAMERA_CERTIFICATES" in find_certificate(GROUNDS, folders()).refusal

@@ -17,6 +17,7 @@ from kamera.engines.hf import batch
 from kamera.engines.hf import encode as encoding
 from kamera.engines.hf import positions as positioning
 from kamera.engines.hf.describe import Description, describe
+from kamera.engines.hf.fingerprint import vocabulary_digest
 from kamera.engines.hf.live import LiveCache
 from kamera.engines.hf.model import Model, ModelCache
 from kamera.engines.hf.probing import Answers, probe_answers, tolerance
@@ -43,6 +44,7 @@ class Backbone(Model):
         super().__init__(model, processor)
         self._extents = Extents(self.positions)
         self._answers: tuple[Any, Answers] | None = None
+        self._vocabulary: tuple[str, str] | None = None
         proof = prove_relocation(self)
         if not proof.holds:
             raise UnsupportedBackbone(
@@ -100,6 +102,14 @@ class Backbone(Model):
         config = self.model.config
         dtype = str(self._like.dtype).removeprefix("torch.")
         return Named(type(self.model).__name__, getattr(config, "_name_or_path", "") or "", dtype)
+
+    @property
+    def vocabulary(self) -> str:
+        """As `Engine.vocabulary`. Read again when the fingerprint is another."""
+        fingerprint = self.fingerprint
+        if self._vocabulary is None or self._vocabulary[0] != fingerprint:
+            self._vocabulary = (fingerprint, vocabulary_digest(self.processor))
+        return self._vocabulary[1]
 
     def describe(self) -> Description:
         """Family, layers, rotary facts, fingerprint, limits."""
@@ -222,6 +232,11 @@ class Backbone(Model):
         """As `Engine.ask`."""
         with self._cache_of(behind) as cache:
             return self.forward(ids, positions, cache)
+
+    def ask_each(self, ids: torch.Tensor, positions: torch.Tensor, behind: LiveKV) -> torch.Tensor:
+        """As `Engine.ask_each`."""
+        with self._cache_of(behind) as past:
+            return self.forward_batch(ids, positions, past)
 
     def decode(
         self, ids: torch.Tensor, positions: torch.Tensor, behind: LiveKV, **sampling: Any

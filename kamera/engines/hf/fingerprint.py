@@ -65,6 +65,16 @@ def vision_fingerprint(
     return digest("kamera.vision.v1", *facts, tensors, settings, processor)
 
 
+def vocabulary_digest(processor: Any | None) -> str:
+    """Of every token and its id; "" without a tokenizer."""
+    tokenizer = getattr(processor, "tokenizer", processor)
+    if tokenizer is None:
+        return ""
+    with exclusive_of(tokenizer).alone():
+        words = (f"{index} {token}" for token, index in sorted(tokenizer.get_vocab().items()))
+        return digest("kamera.vocabulary.v1", *words)
+
+
 def processor_digest(processor: Any | None) -> str:
     """Of `processor_settings`."""
     with exclusive_of(getattr(processor, "tokenizer", processor)).alone():

@@ -1,0 +1,157 @@
+"""The windows of a scene: each guarantee as it comes to be served, and what it is held against."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import cached_property
+
+import torch
+
+from kamera.certify.answers import Asked, Instead, Window, answers
+from kamera.certify.kv import Place, alone, closed, places
+from kamera.certify.metrics import kl
+from kamera.certify.probe import TRIALS, Order, ProbeScene, Query
+from kamera.certify.sabotage import SABOTAGES, Material
+from kamera.certify.verdict import Outcome
+from kamera.engines.hf import Backbone
+from kamera.ops import KV, Patch
+from kamera.store import ChunkStore
+from kamera.window import Guarantee, KameraWindow, ReusePolicy
+
+DIVERGENCE = 0.5
+"""Of the antecedents that "near" is asked behind: one chunk of three is another."""
+
+Said = list[tuple[str, torch.Tensor]]
+"""To each question the answer, and the next-token logits ``[vocabulary]``."""
+
+
+class Trials:
+    """One scene's chunks, stores and windows. ``policy`` bounds the patches."""
+
+    def __init__(self, backbone: Backbone, scene: ProbeScene, policy: ReusePolicy) -> None:
+        self.backbone, self.scene, self.policy = backbone, scene, policy
+        self.chunks = [backbone.chunk(content) for content in scene.contents]
+        self.store = ChunkStore.open("memory://")
+        self.elsewhere = ChunkStore.open("memory://")  # where another chunk stood in the first one's place
+
+    def ask(self, guarantee: Guarantee, queries: Sequence[Query]) -> list[Outcome]:
+        """The questions of a window that serves KV of this guarantee, of its chunks blind, and prefilled."""
+        window = self._served(guarantee)
+        worth = window.slots[-1].guarantee
+        assert worth == guarantee, f"a window that is to serve {guarantee} KV serves {worth}"
+        order = TRIALS[guarantee][1]
+        prefilled = self._said(Window(self._prefilled(order)), queries)
+        return _outcomes(
+            queries,
+            prefilled,
+            self._said(Window(_blind(window)), queries),
+            self._said(Window(window), queries),
+        )
+
+    def ask_sabotaged(self, queries: Sequence[Query]) -> Iterator[tuple[str, list[Outcome]]]:
+        """The questions about patched KV, of what each sabotaged build would serve in its place."""
+        prefilled = self._said(Window(self._exact), queries)
+        blind = self._said(Window(_blind(self._patched)), queries)
+        for name, spans in self._sabotaged.items():
+            served = Instead(self._patched, [place.encoded for place in self._places], spans)
+            yield name, _outcomes(queries, prefilled, blind, self._said(served, queries))
+
+    def closed(self) -> dict[str, dict[str, float]]:
+        """`kv.closed` of patched KV ("") and of what each sabotaged build would serve in its place."""
+        anchor = self._patched.anchor.kv
+        bare = [alone(self.backbone, anchor, place) for place in self._places]
+        true, product = (
+            [window.kv(i) for i in range(len(window))] for window in (self._exact, self._patched)
+        )
+        return {name: closed(kv, true, bare) for name, kv in {"": product, **self._sabotaged}.items()}
+
+    # -- windows -------------------------------------------------------------------------------
+
+    def _served(self, guarantee: Guarantee) -> KameraWindow:
+        before, after = TRIALS[guarantee]
+        if guarantee == "patched":
+            return self._patched
+        if guarantee == "survivor":
+            window = self._patched.fork()
+            window.slide()
+        elif guarantee == "near":
+            assert self._stale  # the patches of the other company are there
+            near = replace(self.policy, minimum="near", max_divergence=DIVERGENCE)
+            window = self._window(self.elsewhere, after, near)
+        else:
+            window = self._window(self.store, before, replace(self.policy, minimum="orbit"))
+            window.form_orbit(len(before) - 1)
+            window.reorder([before.index(i) for i in after])
+        return window
+
+    @cached_property
+    def _patched(self) -> KameraWindow:
+        """All chunks out of the store: the first leads, the others are patched."""
+        order = TRIALS["patched"][1]
+        self._window(self.store, order)  # prefilled in context, so that their patches are formed
+        return self._window(self.store, order)
+
+    @cached_property
+    def _exact(self) -> KameraWindow:
+        return self._prefilled(TRIALS["patched"][1])
+
+    def _prefilled(self, order: Order) -> KameraWindow:
+        """Each chunk prefilled in context; only their vision encodes come from the store."""
+        return self._window(self.store, order, ReusePolicy.exact())
+
+    def _window(self, store: ChunkStore, order: Order, policy: ReusePolicy | None = None) -> KameraWindow:
+        window = KameraWindow(self.backbone, store, self.scene.system, policy=policy or self.policy)
+        for i in order:
+            window.append(self.chunks[i])
+        return window
+
+    # -- sabotage ------------------------------------------------------------------------------
+
+    @cached_property
+    def _places(self) -> list[Place]:
+        return places(self._patched)
+
+    @cached_property
+    def _stale(self) -> dict[str, Patch]:
+        """The patches that the chunks got where another one led, by chunk."""
+        other = self._window(self.elsewhere, TRIALS["near"][0])
+        found = {}
+        for slot in other.slots[1:]:
+            held = self.elsewhere.get_patch(other.context, slot.chunk_id, slot.antecedents)
+            assert held is not None, "it was formed when the chunk was prefilled"
+            found[slot.chunk_id] = held.patch.truncate(self.policy.rank)
+        return found
+
+    @cached_property
+    def _sabotaged(self) -> dict[str, list[KV]]:
+        """What each sabotaged build would show of the chunks of the patched window."""
+        shown: dict[str, list[KV]] = {name: [self._places[0].canonical] for name in SABOTAGES}
+        patched = [(place, place.patch) for place in self._places if place.patch is not None]
+        for n, (place, patch) in enumerate(patched):
+            another = patched[n - 1][1]
+            layout, stale = self.backbone.layout, self._stale[place.chunk_id]
+            of = Material(place.canonical, patch, layout, place.offset, another, stale, seed=n)
+            for name, serve in SABOTAGES.items():
+                shown[name].append(serve(of))
+        return shown
+
+    def _said(self, asked: Asked, queries: Sequence[Query]) -> Said:
+        return list(answers(asked, queries, self.backbone))
+
+
+def _blind(window: KameraWindow) -> KameraWindow:
+    """The same chunks without their conditioning."""
+    blind = window.fork()
+    for slot in blind.slots:
+        blind.condition(slot, False)
+    return blind
+
+
+def _outcomes(queries: Sequence[Query], prefilled: Said, blind: Said, served: Said) -> list[Outcome]:
+    return [
+        Outcome(query.answer, ideal, low, high, blind_kl=kl(far, want), served_kl=kl(near, want))
+        for query, (ideal, want), (low, far), (high, near) in zip(
+            queries, prefilled, blind, served, strict=True
+        )
+    ]

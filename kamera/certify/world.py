@@ -1,0 +1,33 @@
+"""Frames of the synthetic world as a probe: legends that contradict each other, and items that they bind."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from kamera import testbed
+from kamera.certify.probe import READER, TRIALS, Order, ProbeScene, Reading, asked_of
+
+LAYOUT = "LLLIL"
+"""Legends, and the items frame in the reader's place."""
+
+
+def draw_scene(seed: int, index: int) -> ProbeScene:
+    """The scene of this number: asked are values of items, and colours that two legends give differently."""
+    episode = testbed.World(seed).episode(index, layout=LAYOUT)
+    tags = list(episode.frames[READER].glyph_of)
+
+    def read(order: Order) -> Mapping[str, Reading]:
+        found = [episode.ask("value", tag, order) for tag in tags]
+        return {question.text: Reading(question.answer, question.bound) for question in found}
+
+    order = TRIALS["patched"][1]
+    said: dict[int, set[int]] = {}
+    for frame in (episode.frames[i] for i in order):
+        for glyph, colour in frame.colour_of.items():
+            said.setdefault(glyph, set()).add(colour)
+    disputed = [episode.ask("colour", glyph, order) for glyph, colours in said.items() if len(colours) > 1]
+    contested = {question.text: question.answer for question in disputed}
+    asked = asked_of(np.random.default_rng([seed, index]), read, contested, testbed.COLOURS)
+    return ProbeScene(testbed.SYSTEM, tuple(frame.content for frame in episode.frames), asked)
