@@ -20,6 +20,7 @@ from tests.window.rig import (
     make,
     rig,
     rope_index,
+    same_bits,
     shares,
     watching,
 )
@@ -167,14 +168,15 @@ def test_asking_a_fork_leaves_everything_shared():
     assert all(shares(window, branch, i) for branch in branches for i in range(4))
 
 
-def test_the_first_to_write_takes_a_room_of_its_own_and_the_last_writes_in_place():
+def test_a_fork_that_changes_one_chunk_writes_in_the_room_all_share():
     backbone, chunks = rig("qwen2_5_vl")
     window = make(backbone, None, *chunks)
-    room = addresses(window, 0)
+    room, before = addresses(window, 0), live(window, 1)
     branch = window.fork()
     branch.condition(1, False)
-    assert not shares(window, branch, 0)
-    window.condition(2, False)
+    assert addresses(branch, 0) == room
+    assert not same_bits(live(branch, 1), before)
+    assert same_bits(live(window, 1), before)
     assert addresses(window, 0) == room
 
 
