@@ -85,7 +85,7 @@ class CompileReport:
     stands in two windows counts twice. ``refused`` objects were there and not taken: damaged ones were
     made again, those under a key that was not given fail their windows. ``forwards``, ``tokens`` (run
     through the decoder) and ``vision_encodes`` are counted by hooks on the model. ``bytes_stored`` are
-    those of the objects that were formed, as stored.
+    those of the canonicals and patches that were formed, as stored.
 
     ``seconds`` is wall time, ``work_seconds`` what workers spent by their ``clock`` (all of them
     together), ``decoder_seconds`` that part of it inside the decoder. ``saved_tokens`` are what one

@@ -20,8 +20,8 @@ class Cost:
     ``applied_seconds`` is what serving some of those patches, of ``applied_tokens`` tokens, took.
 
     ``batched`` canonicals came out of a forward of several; ``trials`` forwards were spent to see whether
-    that is right, and was for ``trials_equal`` of them. ``bytes`` are those of the objects that were
-    formed, as stored. ``refused`` stored objects were not taken.
+    that is right, and was for ``trials_equal`` of them. ``bytes`` are those of the canonicals and
+    patches that were formed, as stored. ``refused`` stored objects were not taken.
     """
 
     forwards: int = 0

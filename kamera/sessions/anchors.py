@@ -42,10 +42,11 @@ class Anchors:
         name = tensor_digest(ids)
         with self._lock:
             if name not in self._windows:
-                self._windows[name] = KameraWindow(
-                    self.backbone, self.store, ids, max_tokens=self.max_tokens, policy=self.policy
-                )
-                self.prefilled += 1
+                with self.backbone.measure() as work:  # none where the store has the prompt
+                    self._windows[name] = KameraWindow(
+                        self.backbone, self.store, ids, max_tokens=self.max_tokens, policy=self.policy
+                    )
+                self.prefilled += work.forwards
             self._windows.move_to_end(name)
             while len(self._windows) > self._held:
                 self._windows.popitem(last=False)

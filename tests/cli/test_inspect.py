@@ -191,7 +191,7 @@ def test_one_object_or_chunk_of_a_store_is_shown(capsys, made):
         assert [o["key"] for o in found["contents"]] == [patch["key"]] and found["inspected"] == 1
     found = shown(capsys, made / "s", patch["chunk_id"][:16])
     assert {o["chunk_id"] for o in found["contents"]} == {patch["chunk_id"]}
-    assert {o["kind"] for o in found["contents"]} == {"canonical", "exact", "orbit"}
+    assert {o["kind"] for o in found["contents"]} == {"canonical", "encoding", "exact", "orbit"}
 
 
 @pytest.mark.parametrize(
