@@ -231,7 +231,8 @@ class Planner:
                 canonical = self._canonical(chunk.chunk_id, base=base)
                 source = replace(canonical, guarantee=offer.guarantee, antecedents=offer.antecedents)
                 return replace(source, patched=True, patch_bytes=offer.bytes), offer
-        if before.seats and (self.policy.admits("blind") or self.policy.on_miss == "blind"):
+        # with a base there is no canonical to show blind: computing one costs the forward that is exact here
+        if base is None and (self.policy.admits("blind") or self.policy.on_miss == "blind"):
             source = replace(self._canonical(chunk.chunk_id), guarantee="blind")
             return source, None
         return None

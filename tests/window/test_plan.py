@@ -6,6 +6,7 @@ import ast
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -131,6 +132,40 @@ def test_a_recall_with_a_stored_patch_costs_nothing():
     rows.patches["b", ("a",), "exact"] = "exact"
     made = plan.recall(standing("a"), new("b"), False, rows, POLICY, limits())
     assert (kinds(made), made.cost, worths(made)) == (["Place"], Cost(), ["exact", "patched"])
+
+
+BASE = SimpleNamespace(context=SimpleNamespace(anchor="other"), behind=ANCHOR + 3)
+
+
+def test_a_chunk_with_a_base_takes_one_forward_and_a_patch():
+    rows = everything("a")
+    rows.bases["b"] = BASE
+    for before, name in ((standing("a"), "b"), (standing(), "b")):
+        made = plan.append(before, new(name, 0), "now", rows, POLICY, limits())
+        assert kinds(made) == ["Prefill", "Harvest"] and made.cost == Cost(1, LENGTH)
+        assert [s.base for s in made.steps if isinstance(s, Harvest)] == ["other"]
+        assert set(worths(made)) == {"exact"}
+
+
+def test_a_base_with_its_patch_costs_nothing_and_stands_elsewhere():
+    rows = everything()
+    rows.bases["b"] = BASE
+    rows.based["b", (), "other"] = Row((), "exact", "exact")
+    made = plan.append(standing(), new("b"), "now", rows, POLICY, limits())
+    (step,) = [s for s in made.steps if isinstance(s, Place)]
+    assert (step.patch.base, step.computes, made.cost, worths(made)) == ("other", False, Cost(), ["patched"])
+    assert step.seat.source.home == Line().compact(["b"])[0].moved((3,))
+    gone = plan.evict(made.after, 0, "compact", rows, POLICY, limits())
+    assert (kinds(gone), gone.cost) == ([], Cost())
+
+
+@pytest.mark.parametrize("changed", [{"minimum": "exact"}, {"minimum": "blind"}, {"on_miss": "blind"}])
+def test_a_base_is_no_canonical_to_show_blind_or_exact(changed):
+    rows = everything("a")
+    rows.bases["b"] = BASE
+    made = plan.append(standing("a"), new("b"), "now", rows, replace(POLICY, **changed), limits())
+    assert worths(made)[-1] == "exact" and kinds(made)[0] == "Prefill"
+    assert ("Archive" in kinds(made)) == (changed == {"minimum": "exact"})
 
 
 def test_a_recall_without_one_forms_it():
