@@ -184,11 +184,10 @@ def test_a_limit_lets_an_encoding_go_last(tmp_path):
             store.put(canonical(chunk, vision=VISION))
         size = StoreAdmin(store).stats().bytes
     with ChunkStore.open(tmp_path / "s", disk_limit=size) as store:
-        store.put(canonical("e" * 64))
+        store.put(encoding("e" * 64))  # the smaller kind: one that leaves makes room
         kinds = {(info.kind, info.chunk_id) for info in store.ls()}
-    assert ("canonical", chunks[0]) not in kinds
-    for chunk in chunks:
-        assert ("canonical", chunk) not in kinds or ("encoding", chunk) in kinds
+    assert ("canonical", chunks[0]) not in kinds and len(kinds) == 2 * len(chunks)
+    assert all(("encoding", chunk) in kinds for chunk in chunks)
 
 
 def test_forgetting_a_chunk_leaves_nothing_of_any_kind(tmp_path):
