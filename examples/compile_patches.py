@@ -1,4 +1,4 @@
-"""Form the patches of a few frames ahead of time, then fill a window without one forward.
+"""Form the patches of a few frames ahead of time, then fill a window without a forward.
 
 python examples/compile_patches.py
 python examples/compile_patches.py --model Qwen/Qwen2.5-VL-3B-Instruct --images a.png b.png c.png
@@ -20,7 +20,7 @@ SYSTEM = "You watch a camera."
 
 
 def testbed_frames(folder: Path) -> tuple[list[list[dict[str, Any]]], str, str]:
-    """Frames of the shipped synthetic world as chat content, a question about them, and the truth."""
+    """Frames of the shipped synthetic world as chat content, a question about them, and its answer."""
     from kamera import testbed
 
     episode = testbed.World(seed=0).episode(0, legends=2, items=1)
@@ -28,7 +28,7 @@ def testbed_frames(folder: Path) -> tuple[list[list[dict[str, Any]]], str, str]:
     for number, frame in enumerate(episode.frames):
         frame.image.save(folder / f"{number}.png")
         contents.append([{"image": str(folder / f"{number}.png")}, {"text": frame.caption}])
-    question = next(q for q in episode.questions if q.bound)  # one whose answer two frames decide
+    question = next(q for q in episode.questions if q.bound)  # its answer needs two frames
     return contents, question.text, question.answer
 
 
@@ -46,7 +46,7 @@ def main() -> None:
         folder = Path(name)
         if arguments.model:
             backbone = Backbone.from_pretrained(arguments.model)
-            certificate = None  # one is looked for: `kamera certify MODEL`, once, lets windows reuse KV
+            certificate = None  # windows look for one: run `kamera certify MODEL` once
             contents = [[{"image": str(image.resolve())}] for image in arguments.images]
             question, truth = arguments.question, None
         else:
@@ -56,7 +56,7 @@ def main() -> None:
             certificate = certify(backbone, probe="world", items=48, rank=arguments.rank)
             contents, question, truth = testbed_frames(folder)
 
-        # A plan is JSON lines, a window each; `kamera compile MODEL plan.jsonl --store DIR` does the same.
+        # A plan is JSON lines, one window each; `kamera compile MODEL plan.jsonl --store DIR` does the same.
         path = folder / "plan.jsonl"
         path.write_text(json.dumps({"system": SYSTEM, "chunks": contents}) + "\n")
         store = ChunkStore.open(folder / "store")
@@ -66,7 +66,7 @@ def main() -> None:
             f"{report.vision_encodes} vision encodes, {report.bytes_stored / 2**20:.1f} MiB"
         )
 
-        # From here on the frames of a certified backbone cost neither the vision tower nor the decoder.
+        # With a certified backbone the frames now need neither the vision tower nor the decoder.
         policy = ReusePolicy(rank=arguments.rank)
         window = KameraWindow(backbone, store, SYSTEM, policy=policy, certificate=certificate)
         for content in contents:

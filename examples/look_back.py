@@ -1,9 +1,9 @@
-"""Look back by likeness: a frame is seen again, and what the window forgot of it comes back.
+"""Look back by similarity: a frame occurs again, and the window recalls its earlier occurrence.
 
     python examples/look_back.py
     python examples/look_back.py --model Qwen/Qwen2.5-VL-7B-Instruct --frames desk.jpg hall.jpg desk_again.jpg
 
-Without options it watches frames of the synthetic world; the last frame given is the one seen again.
+Without options it shows frames of the synthetic world; the last frame is the one that occurs again.
 """
 
 import argparse
@@ -15,7 +15,7 @@ from kamera import Backbone, ChunkStore, KameraWindow, ReusePolicy, testbed
 
 
 def film() -> list[Image.Image]:
-    """A legend, distractors and other frames, then the legend again as another camera would store it."""
+    """A legend, distractors and other frames, then the legend again with the losses of another camera."""
     frames = [frame.image for frame in testbed.World(seed=31).episode(0, layout="LPPRPI").frames]
     file = io.BytesIO()
     frames[0].save(file, "JPEG", quality=85)
@@ -39,11 +39,11 @@ def main() -> None:
     *frames, again = [Image.open(name) for name in args.frames] if args.frames else film()
 
     system = None if args.model else testbed.SYSTEM
-    # "exact" needs no certificate: what comes back is prefilled, from its stored encoding
+    # "exact" needs no certificate: a recalled frame is prefilled from its stored encoding
     policy = ReusePolicy(minimum="exact")
     window = KameraWindow(backbone, ChunkStore.open(args.store), system, policy=policy)
     seen = [window.append(frame).slot.chunk_id for frame in frames]
-    window.slide(len(frames))  # all of it leaves
+    window.slide(len(frames))  # empties the window
     for hit in window.search(again, k=3):
         print(f"frame {seen.index(hit.chunk_id)} looks like it: {hit.score:.3f}")
     report = window.recall(like=again)

@@ -4,9 +4,9 @@
     python examples/screenshot_agent.py --steps 30 --keep 3 --mode amortize
     python examples/screenshot_agent.py --model Qwen/Qwen2.5-VL-7B-Instruct --device cuda --dtype bfloat16
 
-For each step it prints the tokens that Kamera kept, turned, patched and prefilled, and beside them the tokens
-that a prefix cache would prefill for the same prompt. Without --model it runs on the backbone that ships with
-Kamera; the screenshots are frames of its synthetic world.
+For each step it prints the tokens that Kamera kept, turned (relocated), patched and prefilled, next to the
+tokens that a prefix cache would prefill for the same prompt. Without --model it runs on the backbone that
+ships with Kamera; the screenshots are frames of its synthetic world.
 """
 
 import argparse
@@ -17,7 +17,7 @@ from kamera.edits import policies
 
 
 def screenshots(count: int) -> list:
-    """Pictures to show: items frames of the synthetic world."""
+    """Items frames of the synthetic world."""
     world = testbed.World(seed=7)
     return [world.episode(i, layout="I").frames[0].image for i in range(count)]
 
@@ -43,8 +43,8 @@ def main() -> None:
         backbone,
         ChunkStore.open(args.store),
         mode=args.mode,
-        # certified=False: this agent accepts KV that is less than exact, and the report says where it is.
-        # Patches are formed only where they are served: forming one costs a second forward.
+        # certified=False: this agent accepts less than exact KV; the report names the weakest guarantee.
+        # Patches are formed only if they are served: forming one costs a second forward.
         policy=ReusePolicy(certified=False, on_miss="form" if args.mode == "repair" else "prefill"),
         edit_policy=policies.keep_last_images(args.keep),
     )

@@ -1,4 +1,4 @@
-"""How many bytes a chunk's KV takes, from the shapes in a model's config.json; nothing is loaded.
+"""Bytes of a chunk's KV, from the shapes in a model's config.json; no weights are loaded.
 
 python examples/size_a_store.py                          # a table of public models
 python examples/size_a_store.py --model DIR_OR_HUB_NAME  # one more, from its own config
@@ -18,7 +18,7 @@ PATCH_SHARE = 0.03  # ReusePolicy.patch_bytes: at most this share of the chunk's
 
 @dataclass(frozen=True)
 class Shapes:
-    """What of a language model decides on the bytes; ``deepstack``: vision features added deeper down."""
+    """Shapes of a language model that determine bytes; ``deepstack``: layers that add vision features."""
 
     name: str
     layers: int
@@ -32,25 +32,25 @@ class Shapes:
 
     @property
     def family(self) -> str:
-        """How its attention keeps KV."""
+        """Family of its attention."""
         if self.latent:
             return "MLA + DSA" if self.indexer else "MLA"
         return "GQA" if self.kv_heads * self.head_dim < self.hidden else "MHA"
 
     def kv(self, element: int = 2) -> int:
-        """KV bytes per token, ``element`` bytes a number."""
+        """KV bytes per token, at ``element`` bytes per number."""
         per_layer = (
             self.latent + self.rotary + self.indexer if self.latent else 2 * self.kv_heads * self.head_dim
         )
         return element * self.layers * per_layer
 
     def embeds(self, element: int = 2) -> int:
-        """Bytes per token of the decoder inputs that a chunk with pictures keeps."""
+        """Bytes per token of the encoding of a chunk with pictures."""
         return element * self.hidden * (1 + self.deepstack)
 
 
 def shapes_of(config: PretrainedConfig, name: str) -> Shapes:
-    """The shapes a config gives."""
+    """The shapes of a config."""
     text = config.get_text_config()
     deepstack = getattr(getattr(config, "vision_config", None), "deepstack_visual_indexes", None) or ()
     if getattr(text, "kv_lora_rank", None):
@@ -81,11 +81,11 @@ PUBLISHED = (
     Shapes("moonshotai/Kimi-VL-A3B-Instruct", layers=27, hidden=2048, latent=512, rotary=64),
     Shapes("llava-hf/llava-1.5-7b-hf", layers=32, hidden=4096, kv_heads=32, head_dim=128),
 )
-"""From the models' own config.json."""
+"""Shapes from the models' own config.json."""
 
 
 def public() -> list[Shapes]:
-    """Published models, and those that transformers' default configuration is."""
+    """Published models, and those described by transformers' default configurations."""
     made = {
         "Qwen/Qwen2.5-VL-72B-Instruct": transformers.Qwen2_5_VLConfig(),
         "deepseek-ai/DeepSeek-V3": transformers.DeepseekV3Config(),

@@ -1,10 +1,10 @@
-"""A video agent under a small window: watch a long clip, look back at what has left, answer.
+"""A video agent with a small window: watch a long clip, recall earlier frames, answer.
 
     python examples/video_agent.py
     python examples/video_agent.py --model Qwen/Qwen2.5-VL-7B-Instruct --video clip.mp4 \
         --question "What was on the desk?" --look-back 3
 
-Without options it films the synthetic world, and runs on the backbone that ships with Kamera.
+Without options it renders the synthetic world, and runs on the backbone that ships with Kamera.
 """
 
 import argparse
@@ -16,7 +16,7 @@ from kamera.certify import certify
 
 
 def film() -> tuple[list, list[str], str, str, list[int]]:
-    """A clip of the synthetic world: frames, captions, a question, its answer, where to look back."""
+    """A clip of the synthetic world: frames, captions, a question, its answer, frames to recall."""
     episode = testbed.World(seed=31).episode(0, layout="LIPPLPPP")
     question = next(q for q in episode.questions if q.bound)
     with tempfile.TemporaryDirectory() as folder:
@@ -66,10 +66,10 @@ def main() -> None:
     system = None if args.model else testbed.SYSTEM
     total = sum(chunk.num_tokens for chunk in chunks)
     largest = max(chunk.num_tokens for chunk in chunks)
-    # A window serves reused KV on a certified backbone only. `kamera certify MODEL` certifies yours, once,
-    # and windows find it; without one they prefill every frame exactly and say so.
+    # A window serves reused KV on a certified backbone only. Certify yours once with `kamera certify MODEL`;
+    # without a certificate, windows prefill every frame exactly and warn.
     certificate = None if args.model else certify(backbone, probe="world", items=48)
-    # room for a part of the clip, so that early frames have left when the question comes
+    # a part of the clip fits, so that early frames have slid out before the question
     window = KameraWindow(
         backbone,
         ChunkStore.open(args.store),

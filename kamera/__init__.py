@@ -1,4 +1,4 @@
-"""Kamera: the context window of a vision agent as a deque, by position-free KV and small patches."""
+"""Kamera: a vision agent's context window as a deque, by position-free KV and small patches."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING
@@ -40,7 +40,7 @@ __all__ = [
 ]
 
 if not TYPE_CHECKING:
-    # torch and transformers take seconds: they are imported with the first name that needs them
+    # importing torch and transformers takes seconds, so the first name that needs them imports them
     _ROOMS = {
         "kamera.content": ("Chunk", "Clip", "read_video"),
         "kamera.edits": ("Directive", "policies"),

@@ -1,4 +1,4 @@
-"""One exception class per kind of refusal. Every message says what, which value, and the way out."""
+"""One exception class per kind of refusal. Every message names the problem, the value and the remedy."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from collections.abc import Iterable
 
 
 class KameraError(Exception):
-    """Base of every refusal Kamera makes on purpose."""
+    """Base class of Kamera's errors."""
 
 
 class UnsupportedBackbone(KameraError):
-    """The model's state is no relocatable KV cache, or could not be proven to be one."""
+    """The model's state is not a relocatable KV cache, or could not be proven to be one."""
 
 
 class NotRelocatable(KameraError):
-    """A chunk's new positions are not its old ones plus one offset per axis."""
+    """A chunk's new positions differ from its old ones by more than one offset per axis."""
 
 
 class IncompatibleChunk(KameraError):
@@ -22,26 +22,26 @@ class IncompatibleChunk(KameraError):
 
 
 class NonFiniteKV(KameraError, ValueError):
-    """A forward or an encoding gave NaN or infinities: nothing of it is kept or served."""
+    """A forward or an encoding gave NaN or infinities: none of it is stored or served."""
 
 
 class ComputationChanged(KameraError):
-    """The model computes something else than it did: when its Backbone, or what a store holds, was made."""
+    """The model's computation differs from that of its Backbone's construction, or of stored objects."""
 
 
 class UnknownChunk(KameraError, KeyError):
-    """No chunk of that id is in the store under this backbone and anchor."""
+    """The store holds no chunk of that id for this backbone and anchor."""
 
     def __str__(self) -> str:  # KeyError would show the repr of the message
         return str(self.args[0]) if self.args else ""
 
 
 class AmbiguousId(KameraError, ValueError):
-    """The start of an id names more than one chunk or object."""
+    """A prefix of an id matches more than one chunk or object."""
 
 
 class UnknownSlot(KameraError, ValueError):
-    """The slot named is not (or no longer) in this window."""
+    """The slot is not (or no longer) in this window."""
 
 
 class InvalidPermutation(KameraError, ValueError):
@@ -61,22 +61,22 @@ class ModalityNotSupported(KameraError, ValueError):
 
 
 class RoleNotSupported(ModalityNotSupported):
-    """The chat template has no such role, or cannot write a turn of it where it is asked to."""
+    """The chat template lacks the role, or cannot render a turn of it at this position."""
 
 
 class NotSegmentable(ModalityNotSupported):
-    """A conversation cannot be cut: its processor makes other tokens of the parts than of the whole."""
+    """A conversation cannot be cut: its processor gives other tokens for the parts than for the whole."""
 
 
 class UnknownSession(KameraError, KeyError):
-    """No session of that id is in the pool, or it is of no use without its history."""
+    """The pool holds no session of that id, and the request lacks the whole history."""
 
     def __str__(self) -> str:  # KeyError would show the repr of the message
         return str(self.args[0]) if self.args else ""
 
 
 class UnsafeText(KameraError, ValueError):
-    """A text spells a special token, and this tokenizer cannot write it as text."""
+    """A text spells a special token, and this tokenizer cannot encode it as text."""
 
 
 class ProcessorRequired(KameraError, ValueError):
@@ -84,19 +84,19 @@ class ProcessorRequired(KameraError, ValueError):
 
 
 class WindowFull(KameraError):
-    """The chunk does not fit the window even when every older chunk has left."""
+    """The chunk does not fit in the window even without the older chunks."""
 
 
 class PolicyRefused(KameraError):
-    """The reuse policy's least guarantee cannot be met by what it allows to be done."""
+    """The reuse policy's least guarantee cannot be met by the operations it allows."""
 
 
 class InvalidCertificate(KameraError):
-    """A certificate cannot be read, was edited by hand, or is of a format this version does not know."""
+    """A certificate cannot be read, was edited by hand, or is of an unknown format."""
 
 
 class CertificateMismatch(KameraError):
-    """A certificate that was given by name does not let this backbone serve under this policy."""
+    """An explicitly given certificate does not permit this backbone or policy."""
 
 
 class UncertifiedBackbone(UserWarning):
@@ -108,15 +108,15 @@ class CorruptChunk(KameraError):
 
 
 class ForeignObject(CorruptChunk):
-    """An intact object lies in a sealed store, but nobody who holds its secret wrote it."""
+    """An intact object in a sealed store was not written with the store's secret."""
 
 
 class ForeignKey(CorruptChunk):
-    """Something that no store wrote lies in a remote in the place of an object; it is left there."""
+    """A remote holds a value under an object's name that no store wrote; it is left there."""
 
 
 class WrongKey(KameraError):
-    """An object is encrypted under a key that was not given; it is left where it is."""
+    """An object is encrypted under a missing key; it is left in place."""
 
 
 class StoreVersionError(KameraError):
@@ -132,31 +132,31 @@ class StoreClosed(StoreError):
 
 
 class NotKept(UserWarning):
-    """A window goes on without its store: what it computed was not kept, or what is kept was not found."""
+    """A window continues without its store: an object could not be stored or read."""
 
 
 class StoreReadOnly(StoreError):
-    """The store was opened to be read, or its folder cannot be written."""
+    """The store was opened read-only, or its directory is not writable."""
 
 
 class StoreFull(StoreError):
-    """The object does not fit within the store's ``disk_limit``, whatever leaves."""
+    """The object alone does not fit within the store's ``disk_limit``."""
 
 
 class PinsFull(StoreError):
-    """More bytes would be pinned than the store's cap allows."""
+    """The pins would exceed the store's cap of bytes."""
 
 
 class ForkedStore(StoreError):
-    """A store that was opened before a fork is used in the child, which has none of its threads and locks."""
+    """A store opened before a fork is used in the child process, which lacks its threads and locks."""
 
 
 class RemoteUnavailable(StoreError):
-    """The remote behind a store does not answer, or refuses; reads through the store are misses then."""
+    """A store's remote does not answer, or refuses; reads through the store are then misses."""
 
 
 class PlanError(KameraError, ValueError):
-    """Lines of a plan that cannot be compiled; ``problems`` are ``file:line: what, and what to do``."""
+    """Lines of a plan that cannot be compiled; ``problems`` are ``file:line: problem, and remedy``."""
 
     def __init__(self, problems: Iterable[str]) -> None:
         self.problems = tuple(problems)
@@ -164,31 +164,31 @@ class PlanError(KameraError, ValueError):
 
 
 class TraceError(KameraError, ValueError):
-    """A file is no record of window operations."""
+    """A file is not a trace."""
 
 
 class ClusterError(KameraError):
-    """The workers of a job cannot be had, disagree, or keep dying."""
+    """The workers of a job cannot be started, disagree, or keep dying."""
 
 
 class TaskDataError(KameraError):
-    """A benchmark's files are not there, or not laid out as published."""
+    """A benchmark's files are missing, or not in the published layout."""
 
 
 class InvalidDirective(KameraError, ValueError):
-    """An edit of a prompt that lies outside it, overlaps another, or cuts what must stay whole."""
+    """An edit outside of the prompt, overlapping another, or cutting an indivisible span."""
 
 
 class EditPolicyFailed(KameraError):
-    """An edit policy raised, returned no messages, or gives another answer when it is asked again."""
+    """An edit policy raised, returned no messages, or gives different results for equal arguments."""
 
 
 class UnidentifiedMedia(KameraError, ValueError):
-    """Tokens stand for a picture or clip, and no digest says which."""
+    """A media placeholder has no digest of its picture or clip."""
 
 
 class CorruptIndex(KameraError):
-    """A file of the content index is damaged, or of a format this version does not know."""
+    """A file of the content index is damaged, or of an unknown format."""
 
 
 class ForeignIndex(KameraError):
@@ -196,4 +196,4 @@ class ForeignIndex(KameraError):
 
 
 class TraceHole(TraceError):
-    """A trace of requests leaves out what a request consisted of."""
+    """A trace of requests lacks part of a request's content."""

@@ -1,4 +1,4 @@
-"""What an arm of an evaluation is judged by."""
+"""Metrics of an arm of an evaluation."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy.typing as npt
 import torch
 
 Items = npt.NDArray[np.float64]
-"""One value per item, in the order the items were asked."""
+"""One value per item, in the order of the questions."""
 
 
 def kl(arm: torch.Tensor, reference: torch.Tensor) -> float:
@@ -27,13 +27,13 @@ def kl_items(arm: torch.Tensor, reference: torch.Tensor) -> Items:
 
 
 def agreement(arm: torch.Tensor, reference: torch.Tensor) -> Items:
-    """1.0 where an arm's best token is that of re-prefill, per row of logits ``[items, vocabulary]``."""
+    """1.0 if the arm's best token is re-prefill's, else 0.0, per row of logits ``[items, vocabulary]``."""
     same: Items = (arm.argmax(-1) == reference.argmax(-1)).double().cpu().numpy()
     return same
 
 
 def eta(arm: Sequence[float], blind: Sequence[float]) -> float:
-    """η = 1 − mean KL(arm ‖ re-prefill) / mean KL(blind ‖ re-prefill); nan when blind loses nothing.
+    """η = 1 − mean KL(arm ‖ re-prefill) / mean KL(blind ‖ re-prefill); nan if blind reuse loses nothing.
 
     1 closes the whole gap, 0 none of it, and a harmful arm is negative (paper, section 4).
     """
@@ -62,9 +62,9 @@ def bootstrap(values: Sequence[float], seed: int = 0, rounds: int = 1000) -> Int
 
 
 def flip_recover(arm: Sequence[float] | Items, blind: Sequence[float] | Items, seed: int = 0) -> Interval:
-    """Of the items where blind reuse flips the re-prefill's answer, the share an arm restores.
+    """Share of the re-prefill answers flipped by blind reuse that the arm restores.
 
-    Both are `agreement` with re-prefill per item; nan when blind flips none (paper, section 4).
+    Both are `agreement` with re-prefill per item; nan if blind reuse flips none (paper, section 4).
     """
     kept, base = _paired(arm, blind)
     return bootstrap(kept[base == 0.0].tolist(), seed)
@@ -75,7 +75,7 @@ def eta_interval(
 ) -> Interval:
     """`eta` of per-item KLs, with items drawn in pairs; ``mean`` is η of all items.
 
-    Draws in which blind loses nothing have no η and are left out.
+    Draws in which blind reuse loses nothing have no η and are left out.
     """
     ours, base = _paired(arm, blind)
     if not base.sum() > 0:

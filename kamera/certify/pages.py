@@ -1,6 +1,6 @@
 """Pages rendered as ordinary pictures: text that later pages correct, shapes with captions, and questions.
 
-Drawn with Pillow's built-in bitmap font and integer geometry, so that a seed gives the same pixels on
+They are drawn with Pillow's built-in bitmap font and integer geometry, so that a seed gives equal pixels on
 every machine.
 """
 
@@ -15,7 +15,7 @@ from PIL import Image, ImageDraw, ImageFont
 from kamera.certify.probe import READER, TRIALS, Order, ProbeScene, Reading, asked_of
 
 SIZE = 448
-"""Side of a page in pixels: 16 tokens of 28 pixels each way in Qwen2.5-VL."""
+"""Side of a page in pixels: 16 tokens of 28 pixels in Qwen2.5-VL."""
 
 ENTRIES = 6
 """Entries that the reader shows."""

@@ -21,7 +21,7 @@ import numpy as np
 from kamera.window import Guarantee
 
 PROBE_SEED = 400_000
-"""Where a probe's scenes start; the shipped backbones were trained on seeds of a million and above."""
+"""First seed of a probe's scenes; the shipped backbones were trained on seeds from a million on."""
 
 PER_TRIAL = 12
 """Questions of a scene about one guarantee, at most. Few, so that scenes vary."""
@@ -43,15 +43,15 @@ TRIALS: dict[Guarantee, tuple[Order, Order]] = {
 
 @dataclass(frozen=True)
 class Query:
-    """A question, its answer, and the words among which a guess would be right by chance."""
+    """A question, its answer, and the options of a guess."""
 
     text: str
     answer: str
     options: tuple[str, ...]
 
-    def read(self, said: str) -> str:
-        """The option an answer in words names first; "" when it names none."""
-        found = {o: re.search(rf"\b{re.escape(o)}\b", said, re.IGNORECASE) for o in self.options}
+    def read(self, reply: str) -> str:
+        """The option that the reply names first; "" if it names none."""
+        found = {o: re.search(rf"\b{re.escape(o)}\b", reply, re.IGNORECASE) for o in self.options}
         places = {o: match.start() for o, match in found.items() if match}
         return min(places, key=lambda o: places[o]) if places else ""
 
@@ -66,7 +66,7 @@ class ProbeScene:
     asked: Mapping[Guarantee, tuple[Query, ...]]
 
     def feed(self, digest: Any) -> None:
-        """Feed everything that is shown and asked to a hash, pixels included."""
+        """Feed all content and questions to a hash, pixels included."""
         for content in self.contents:
             for part in content:
                 shown = part["image"].tobytes() if part["type"] == "image" else part["text"].encode()
@@ -124,7 +124,7 @@ PROBES: dict[str, Callable[[], Iterator[ProbeScene]]] = {"pages": page_scenes, "
 
 
 def digest_of(name: str, scenes: Sequence[ProbeScene]) -> str:
-    """BLAKE2b-256 over all that a probe shows and asks."""
+    """BLAKE2b-256 over the content and questions of a probe."""
     digest = hashlib.blake2b(name.encode(), digest_size=32, person=b"kamera-probe")
     for scene in scenes:
         scene.feed(digest)

@@ -27,7 +27,7 @@ def certify(
     guarantees: Sequence[Guarantee] = tuple(TRIALS),
     model: str = "",
 ) -> Certificate:
-    """Run a probe to its end. Raises what `run_probe` raises."""
+    """Run a probe completely. Raises the errors of `run_probe`."""
     for step in run_probe(
         backbone,
         probe=probe,
@@ -65,7 +65,7 @@ def run_probe(
         raise ValueError(f"probe {probe!r} is none of {', '.join(PROBES)}")
     if items < 1:
         raise ValueError(f"items {items} must be at least 1")
-    # uncertified: whether this may be served is what is found out
+    # uncertified: the probe has to serve it before a certificate exists
     policy = ReusePolicy(rank=rank, patch_bytes=patch_bytes, certified=False)
     tally = _Tally(items, tuple(g for g in TRIALS if g == "patched" or g in guarantees))
     for scene in PROBES[probe]():

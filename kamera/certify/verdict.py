@@ -12,7 +12,7 @@
 * A build with something wrong must not come out safe by these rules, or the probe is blind to it and cannot
   tell (`unseen`).
 
-The error of each rule is on the side of not serving: an interval must lie on the right side whole.
+Each rule errs on the side of not serving: the whole interval must be on the right side.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ from kamera.certify.metrics import eta_interval
 from kamera.window import Estimate, Finding, Verdict
 
 SKILL = 0.5
-"""Least share of the way from chance to perfect that re-prefill's answers must reach. With it, `MARGIN`
-is at most a tenth of what the model could lose."""
+"""Smallest share of the range from chance to perfect that re-prefill must reach. `MARGIN` is then at most a
+tenth of the possible loss."""
 
 MARGIN = 0.05
-"""Loss of accuracy that passes as none. About 40 questions show that much when none is lost, 120 when
-two are; the failure this guards against halves accuracy (paper, section 1)."""
+"""Largest accepted loss of accuracy. About 40 questions resolve it if none is lost, 120 if two are; the
+failure it guards against halves accuracy (paper, section 1)."""
 
 FLIPS = 0.8
-"""Least share of blind reuse's changed answers that the patch must restore. The paper's patch restores
-0.96 of them, the repairs that recompute tokens 0.21 to 0.44 (section 6)."""
+"""Smallest share of the answers changed by blind reuse that the patch must restore. The paper's patch
+restores 0.96, repairs by recomputed tokens 0.21 to 0.44 (section 6)."""
 
 ETA = 0.5
-"""Least η when no answer changes: more than half of the gap closed. The paper's rank-32 patch closes
-about 0.8 to 0.9 (section 3); a broken one is near 0 or below."""
+"""Smallest η if no answer changes: more than half of the gap closed. The paper's rank-32 patch closes about
+0.8 to 0.9 (section 3); a broken one is near 0 or below."""
 
 _Z = 1.959964  # two-sided 95 %
 
@@ -52,7 +52,7 @@ _Z = 1.959964  # two-sided 95 %
 
 @dataclass(frozen=True)
 class Outcome:
-    """One question: what each arm answered ("" for none of the options), and how far it was off.
+    """One question: the answer of each arm ("" for none of the options), and its divergence.
 
     The divergences are KL to the re-prefill's next-token distribution, in nats.
     """
@@ -169,7 +169,7 @@ def loss(outcomes: Sequence[Outcome], arm: str) -> Estimate:
     """Change of accuracy from re-prefill to ``arm`` on the same questions; negative is a loss.
 
     The adjusted Wald interval for matched pairs (Agresti and Min, 2005): half a question is added to
-    each cell of the two-by-two table, so that no loss among few questions is no proof.
+    each cell of the two-by-two table, so that few questions without a loss do not prove its absence.
     """
     lost = sum(o.reprefill == o.truth != getattr(o, arm) for o in outcomes)
     won = sum(o.reprefill != o.truth == getattr(o, arm) for o in outcomes)
@@ -184,7 +184,7 @@ def wilson(hits: Sequence[bool]) -> Estimate:
     n, share = len(hits), sum(hits) / len(hits)
     middle = (share + _Z**2 / (2 * n)) / (1 + _Z**2 / n)
     spread = _Z / (1 + _Z**2 / n) * math.sqrt(share * (1 - share) / n + _Z**2 / (4 * n * n))
-    # rounding may put the end a hair inside the share
+    # rounding may put the end slightly inside the share
     return Estimate(share, min(middle - spread, share), max(middle + spread, share))
 
 

@@ -1,4 +1,4 @@
-"""``kamera analyze``: figures about what could be reused, before anything is."""
+"""``kamera analyze``: measures possible reuse in recorded requests."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from kamera.cli.options import File, Form, Format, Quiet
 from kamera.cli.output import Output, listing
 
 analyze = typer.Typer(
-    help="Measure what could be reused; nothing is served.", no_args_is_help=True, rich_markup_mode=None
+    help="Measure possible reuse; nothing is served.", no_args_is_help=True, rich_markup_mode=None
 )
 
 _COLUMNS = ("rule", "service", "requests", "tokens", "exact prefix %", "recovered %", "novel %")
@@ -19,7 +19,7 @@ _COLUMNS = ("rule", "service", "requests", "tokens", "exact prefix %", "recovere
 
 @analyze.callback()
 def _root() -> None:
-    """Measure what could be reused; nothing is served."""
+    """Measure possible reuse; nothing is served."""
 
 
 @analyze.command("recovery")
@@ -34,7 +34,7 @@ def recovery(
         ),
     ],
     rule: Annotated[
-        list[str] | None, typer.Option(help="Cut rule, several times for several; 'every' for all there are.")
+        list[str] | None, typer.Option(help="Cut rule; give it again for more, or 'every' for all.")
     ] = None,
     tokenizer: Annotated[
         Path | None,
@@ -45,7 +45,7 @@ def recovery(
         int, typer.Option(min=0, help="Tokens at a prompt's start that are always prefilled.")
     ] = 32,
     skip_holes: Annotated[
-        bool, typer.Option("--skip-holes", help="Leave out requests whose prompt is not all in the trace.")
+        bool, typer.Option("--skip-holes", help="Leave out requests whose prompt is incomplete in the trace.")
     ] = False,
     format: Form = Format.table,
     output: File = None,
@@ -53,7 +53,7 @@ def recovery(
 ) -> None:
     """Count the tokens of a trace's requests that were seen before: exact prefix, recovered, novel.
 
-    Each request is held against all before it, of every session. Nothing is run or stored.
+    Each request is compared with all earlier ones, of every session. Nothing is run or stored.
     """
     from kamera.reuse import ContentIndex, Observer, Recovery, Scope
     from kamera.reuse.otel import read_calls
@@ -103,8 +103,8 @@ def _tokenise(path: Path) -> Any:
 
     try:
         loaded = Tokenizer.from_file(str(path))
-    except Exception as error:  # what the library raises is a plain Exception
-        raise ValueError(f"{path} is no tokenizer.json: {error}") from None
+    except Exception as error:  # the library raises plain Exception
+        raise ValueError(f"{path} is not a tokenizer.json: {error}") from None
     return lambda text: loaded.encode(text, add_special_tokens=False).ids
 
 

@@ -1,4 +1,4 @@
-"""The program: its verbs, its exit codes, and how errors are shown."""
+"""The program: its verbs, its exit codes, and its error output."""
 
 from __future__ import annotations
 
@@ -23,31 +23,31 @@ STORE = {
     ),
     "gc": Verb(
         "kamera.cli.store_keep:gc",
-        "Remove what saves the least recompute per byte until the rest fits; what is pinned stays.",
+        "Remove objects that save the least recompute per byte until the rest fits; pinned ones stay.",
     ),
     "pin": Verb(
         "kamera.cli.store_keep:pin",
-        "Keep objects through gc, and show what is pinned. Without OBJECT only the latter.",
+        "Keep objects through gc, and show the pins. Without OBJECT only show them.",
     ),
     "unpin": Verb(
         "kamera.cli.store_keep:unpin",
-        "Let gc take objects again. Exit code 0 also when they were not pinned.",
+        "Let gc remove objects again. Exit code 0 also if they were not pinned.",
     ),
     "forget": Verb(
         "kamera.cli.store_keep:forget",
-        "Remove all that was made of a chunk, look again, and say what is left of it.",
+        "Remove everything derived from a chunk, check again, and report any remains.",
     ),
     "export": Verb(
         "kamera.cli.store_bundle:export_bundle",
-        "Write a store's objects to one file, in plain. Exit code 1 when some could not be read.",
+        "Write a store's objects to one file, unencrypted. Exit code 1 if some could not be read.",
     ),
     "import": Verb(
         "kamera.cli.store_bundle:import_bundle",
-        "Take a bundle into a store, which is made if need be. Exit code 1 when some of it was refused.",
+        "Import a bundle into a store, created if missing. Exit code 1 if some of it was refused.",
     ),
     "rotate": Verb(
         "kamera.cli.store_rotate:rotate",
-        "Write every object of a tenant again under the first key; the others are read with.",
+        "Re-encrypt every object of a tenant under the first key; the others only decrypt.",
     ),
     "convert": Verb(
         "kamera.cli.store_convert:convert",
@@ -56,7 +56,7 @@ STORE = {
     ),
     "quarantine": Verb(
         "kamera.cli.store_quarantine:quarantine",
-        "The damaged copies that were set aside; never served, deleted only on demand.",
+        "Damaged copies in quarantine; never served, deleted only on demand.",
     ),
 }
 EVAL = {
@@ -86,9 +86,9 @@ EVAL = {
         "EgoSchema: multiple choice over three-minute videos.",
     ),
 }
-store = typer.Typer(help="What a store holds, and its upkeep.", cls=group(STORE), no_args_is_help=True)
+store = typer.Typer(help="A store's contents and its upkeep.", cls=group(STORE), no_args_is_help=True)
 evaluate = typer.Typer(
-    help="Measure what reuse loses and what a patch brings back.", cls=group(EVAL), no_args_is_help=True
+    help="Measure the loss of reuse and the share a patch restores.", cls=group(EVAL), no_args_is_help=True
 )
 VERBS = {
     "demo": Verb(
@@ -97,7 +97,7 @@ VERBS = {
     ),
     "doctor": Verb(
         "kamera.cli.doctor:doctor",
-        "Probe a model, prove relocation and patching on it, and say supported or refused.",
+        "Probe a model, prove relocation and patching on it, and report supported or refused.",
     ),
     "certify": Verb(
         "kamera.cli.certify:certify",
@@ -109,15 +109,15 @@ VERBS = {
     ),
     "plan": Verb(
         "kamera.cli.plan:plan_from_trace",
-        "Make a plan of the windows that recurred, the most saving first.",
+        "Make a plan of the recurring windows, the largest savings first.",
     ),
     "inspect": Verb(
         "kamera.cli.inspect:inspect",
-        "Show what is stored, and verify every byte of it. Changes nothing.",
+        "Show the contents and verify every byte. Changes nothing.",
     ),
-    "store": Verb("kamera.cli.app:store", "What a store holds, and its upkeep."),
-    "analyze": Verb("kamera.cli.analyze:analyze", "Measure what could be reused; nothing is served."),
-    "eval": Verb("kamera.cli.app:evaluate", "Measure what reuse loses and what a patch brings back."),
+    "store": Verb("kamera.cli.app:store", "A store's contents and its upkeep."),
+    "analyze": Verb("kamera.cli.analyze:analyze", "Measure possible reuse; nothing is served."),
+    "eval": Verb("kamera.cli.app:evaluate", "Measure the loss of reuse and the share a patch restores."),
 }
 app = typer.Typer(
     name="kamera",
@@ -155,8 +155,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def run(program: typer.Typer, name: str, arguments: Sequence[str] | None = None) -> int:
     """Run a program's command line (default: the process's own) and return its exit code.
 
-    0 done, 1 failed (a KameraError or the operating system), 2 bad usage (a ValueError is a caller's
-    mistake by house rule). A failure is told on stderr, in one line for each thing that is wrong.
+    0 done, 1 failed (a KameraError or the operating system), 2 bad usage (a ValueError is the caller's
+    mistake by house rule). Errors go to stderr, one line each.
     """
     try:
         program(None if arguments is None else list(arguments), prog_name=name)

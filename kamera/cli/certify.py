@@ -20,7 +20,7 @@ from kamera.window.certified import home
 
 
 class Probe(str, Enum):
-    """What is asked: pages of English for models that read, the synthetic world for the shipped ones."""
+    """Scenes of the probe: pages of English for models that read, the synthetic world for the shipped one."""
 
     pages = "pages"
     world = "world"
@@ -33,7 +33,7 @@ def certify(
     ] = ReusePolicy.rank,
     patch_bytes: PatchBytes = ReusePolicy.patch_bytes or 0.0,
     probe: Annotated[
-        Probe | None, typer.Option(help="What is asked (default: pages; world for 'testbed').")
+        Probe | None, typer.Option(help="Questions of the probe (default: pages; world for 'testbed').")
     ] = None,
     items: Annotated[int, typer.Option(min=1, help="Questions to ask about each guarantee.")] = ITEMS,
     device: Device = None,
@@ -43,7 +43,7 @@ def certify(
         Path | None,
         typer.Option(
             file_okay=False,
-            help="Directory the certificate goes to (default: KAMERA_CERTIFICATES, or the user's).",
+            help="Directory for the certificate (default: KAMERA_CERTIFICATES, or the user's).",
         ),
     ] = None,
     quiet: Quiet = False,
@@ -55,7 +55,7 @@ def certify(
     The certificate is written in every case; windows serve what it found safe.
     """
     folder = home() if output is None else output
-    if folder is None:  # said before the model is loaded
+    if folder is None:  # checked before the model is loaded
         raise ValueError("this user has no home for a certificate: give --output, or set KAMERA_CERTIFICATES")
     out = Output(format, None, quiet)
     chosen = probe or (Probe.world if model == "testbed" and not Path(model).exists() else Probe.pages)

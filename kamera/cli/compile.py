@@ -50,7 +50,7 @@ def compile_plan(
             metavar="PLAN",
             exists=True,
             dir_okay=False,
-            help='JSON lines, a window each: {"system": …, "chunks": [text, {"image": path}, …]}.',
+            help='JSON lines, one window each: {"system": …, "chunks": [text, {"image": path}, …]}.',
         ),
     ],
     store: StoreUrl,
@@ -61,15 +61,15 @@ def compile_plan(
         typer.Option(metavar="A:B", help="Layers a patch corrects, from A up to B - 1, or A,B,…; else all."),
     ] = None,
     orbit: Annotated[
-        bool, typer.Option("--orbit", help="Also one patch for all orders of what stands before a chunk.")
+        bool, typer.Option("--orbit", help="Also one patch for all orders of a chunk's antecedents.")
     ] = False,
     samples: Annotated[
         int | None,
-        typer.Option(min=1, help="Orderings an orbit patch averages; a few that stand for all if not given."),
+        typer.Option(min=1, help="Orderings that an orbit patch averages (default: a small balanced set)."),
     ] = None,
     limit: Annotated[int | None, typer.Option(min=1, help="Compile the first N lines only.")] = None,
     batch: Annotated[
-        int, typer.Option(min=1, help="Canonicals that may share a forward, where that changes no bit.")
+        int, typer.Option(min=1, help="Canonicals that may share a forward, if that changes no bit.")
     ] = Settings.batch,
     cluster: Annotated[
         str | None,
@@ -91,8 +91,8 @@ def compile_plan(
 ) -> None:
     """Form and store canonicals and patches for every chunk of every window of a plan.
 
-    What is stored already is left alone, so a run that was killed is simply run again. Exit code 1 when
-    a line failed on its way (the others are done), 2 when the plan is bad (nothing is done).
+    Stored objects are not formed again, so a killed run is simply repeated. Exit code 1 if a line failed (the
+    others are done), 2 if the plan is invalid (nothing is done).
     """
     out = Output(format, output, quiet)
     settings = Settings(
@@ -110,9 +110,9 @@ def compile_plan(
     keys = tuple(path.absolute() for path in key_file or ())
     place = Place(store, tenant, secret, keys, kv.form)
     if place.there:
-        place.open_answering().close()  # refuse a stranger's folder before loading a model
+        place.open_answering().close()  # refuse a foreign folder before loading a model
     else:
-        _refuse_any_id(planned, settings, place)  # a store that is not there yet holds no chunk
+        _refuse_any_id(planned, settings, place)  # a store that does not exist yet holds no chunk
     load = partial(load_backbone, model, device, dtype, show_progress=out.shows_progress and where is None)
     with _team(where, load, place, settings, gpu=(device or "").startswith("cuda")) as (team, opened):
         job = Job(planned, team, opened, settings)
@@ -136,7 +136,7 @@ def _team(
     *,
     gpu: bool,
 ) -> Iterator[tuple[Team, ChunkStore]]:
-    """Who does the work, and the store; a model that does not load leaves no store behind."""
+    """The team and the store; the model is loaded first, so that a failure creates no store."""
     if cluster is None:
         backbone = load()
         with place.open() as store:
@@ -147,7 +147,7 @@ def _team(
 
 
 def _layers(text: str | None) -> Sequence[int] | str | None:
-    """``A:B`` as it is, ``A,B,…`` as numbers."""
+    """``A:B`` unchanged, ``A,B,…`` as numbers."""
     if text is None or not re.fullmatch(r"[0-9]{1,6}(,[0-9]{1,6})*", text):
         return text
     return [int(number) for number in text.split(",")]
@@ -173,9 +173,9 @@ def _tables(plan: Plan, store: str, report: CompileReport) -> list[Table | str]:
         *_repaid(report),
     ]
     if report.refused:
-        rows.append(("refused", f"{report.refused} stored objects were not taken"))
+        rows.append(("refused", f"{report.refused} stored objects were not accepted"))
     if report.workers > 1 or report.reruns:
-        rows.append(("workers", f"{report.workers}, {report.reruns} tasks done again"))
+        rows.append(("workers", f"{report.workers}, {report.reruns} tasks repeated"))
     lines = [f"failed: {f.where}: {f.error}" for f in report.failures[:_SHOWN]]
     if len(report.failures) > _SHOWN:
         lines.append(f"… and {len(report.failures) - _SHOWN} more (--format json lists them all)")
@@ -197,7 +197,7 @@ def _repaid(report: CompileReport) -> list[tuple[str, object]]:
         return [("repaid", "never: serving a patch takes as long as the forward it saves")]
     each = "reuses of each patch"
     return [
-        ("repaid, harvested", f"{even.harvested:.1f} {each}, where its prefill in context happens anyway"),
+        ("repaid, harvested", f"{even.harvested:.1f} {each}, if its prefill in context happens anyway"),
         ("repaid, compiled", f"{even.compiled:.1f} {each}, all work of this run counted"),
     ]
 

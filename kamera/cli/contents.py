@@ -1,4 +1,4 @@
-"""Read what a store, one of its objects, or a saved window holds, without changing any of it."""
+"""Read-only contents of a store, of one of its objects, or of a saved window."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def object_files(store: Path) -> list[Path]:
 
 
 def files_of(store: Path, start: str) -> list[Path]:
-    """The object files of the key, or of the chunk, that begins with ``start``.
+    """The object files of the key or the chunk with the prefix ``start``.
 
     Raises `UnknownChunk` and `AmbiguousId`.
     """
@@ -46,24 +46,24 @@ def files_of(store: Path, start: str) -> list[Path]:
 
 
 def read_object(path: Path) -> Document:
-    """One object file: its header, its tensors in short, and whether every byte is as it was written.
+    """One object file: its header, a summary of its tensors, and the result of its verification.
 
-    A damaged file is told of (``intact`` false, ``error``) and stays where it is.
+    A damaged file is reported (``intact`` false, ``error``) and not moved.
     """
     try:
         with Folder.at(path.parent) as folder:
             data, _ = folder.read(path.name)
     except NotAFile as refused:
         return {"path": str(path), "bytes": path.lstat().st_size, "intact": False, "error": str(refused)}
-    key = path.name.split(".")[0]  # a file in quarantine has the time behind its key
+    key = path.name.split(".")[0]  # a file in quarantine has a time after its key
     if not is_key(key):
-        error = f"{path.name!r} is no object's name: it should be KEY.safetensors"
+        error = f"{path.name!r} is not an object's name: it should be KEY.safetensors"
         return {"path": str(path), "bytes": len(data), "intact": False, "error": error}
     return describe(data, key, str(path))
 
 
 def describe(data: bytes, name: str, path: str, codec: Codec | None = None) -> Document:
-    """The same of the bytes of the object ``name``, as ``codec`` (None: the plain one) reads them."""
+    """`read_object` for the bytes of the object ``name``, decoded by ``codec`` (None: the plain one)."""
     found: Document = {"path": path, "bytes": len(data), "intact": False}
     codec = Codec() if codec is None else codec
     try:
@@ -91,9 +91,9 @@ def describe(data: bytes, name: str, path: str, codec: Codec | None = None) -> D
 
 
 def relate(objects: list[Document], store: Path | None, name: Callable[[str], str] = str) -> None:
-    """Fill in what each intact patch weighs against its chunk's KV, where the canonical is at hand.
+    """Add the size of each intact patch relative to its chunk's KV, if the canonical is available.
 
-    ``name``: what the object of a key is called.
+    ``name`` maps a key to the name of its object.
     """
     known = {o["key"]: o["kv_bytes"] for o in objects if o["intact"] and o["kind"] == "canonical"}
     for patch in objects:
@@ -110,7 +110,7 @@ def relate(objects: list[Document], store: Path | None, name: Callable[[str], st
 
 
 def store_of(path: Path) -> Path | None:
-    """The store directory an object file lies in, if it lies in one."""
+    """The store directory that contains an object file, or None."""
     return path.parents[2] if len(path.parents) > 2 and path.parents[1].name == "objects" else None
 
 

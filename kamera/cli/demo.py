@@ -1,4 +1,4 @@
-"""``kamera demo``: a rendered clip under a small window, three ways of keeping its KV, side by side."""
+"""``kamera demo``: a rendered clip in a small window, with three ways to keep its KV compared."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def demo(
                 else:
                     bar.set_description(step)
                     bar.update()
-    kept = None if video is None else str(folder)  # a scratch folder is gone by now
+    kept = None if video is None else str(folder)  # a temporary folder is deleted by now
     document = {**asdict(result), "video": kept, "seconds": time.perf_counter() - started}
     columns = ("after", "arm", "one-hop", "two-hop", "KL", "forwards", "vision encodes", "ms")
     rows = [

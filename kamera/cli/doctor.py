@@ -1,4 +1,4 @@
-"""``kamera doctor``: does Kamera serve this model, and how is that known?"""
+"""``kamera doctor``: proves on a model that Kamera supports it, or refuses it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from kamera.window import ReusePolicy, grounds_of
 from kamera.window.certified import find_certificate, folders
 
 _SPAN = 64
-"""More tokens than any proof runs."""
+"""Upper bound on the tokens of any proof."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ def doctor(
     output: File = None,
     quiet: Quiet = False,
 ) -> None:
-    """Probe a model, prove relocation and patching on it, and say supported or refused.
+    """Probe a model, prove relocation and patching on it, and report supported or refused.
 
     Exit code 0: supported. 1: refused, with the reason.
     """
@@ -129,7 +129,7 @@ def _modalities(backbone: Backbone) -> list[str]:
 
 
 def _anchor_tokens(backbone: Backbone, system: str | None) -> int | None:
-    """Tokens every window under this system prompt begins with; None without a processor."""
+    """Number of anchor tokens under this system prompt; None without a processor."""
     held = backbone.builder.format
     if held is None:
         return None
@@ -155,8 +155,8 @@ def _notes(backbone: Backbone, proofs: list[_Proven]) -> list[str]:
     kind = backbone.describe().dtype
     if kind not in ("float32", "float64"):
         notes.append(
-            f"in {kind} only the first layer is held to the tolerance, as a second forward differs from "
-            "the first by rounding alone: use --dtype float32 to prove every layer"
+            f"in {kind} only the first layer is held to the tolerance, because two forwards differ by "
+            "rounding: use --dtype float32 to prove every layer"
         )
     if backbone.limits.below is not None:
         notes.append(f"windows must stay below position {backbone.limits.below}: {backbone.limits.reason}")

@@ -16,7 +16,7 @@ from kamera.cli.output import Output, finite, listing
 def fidelity(
     items: Annotated[int, typer.Option(min=1, help="Two-hop questions per row.")] = 500,
     rank: Annotated[int, typer.Option(min=1, help="Rank of the patches.")] = 16,
-    seed: Annotated[int, typer.Option(min=0, help="Which held-out episodes.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the held-out episodes.")] = 0,
     format: Form = Format.table,
     output: File = None,
     quiet: Quiet = False,

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Reused(str, Enum):
-    """What reusing arms reuse."""
+    """The part of a prompt that reusing arms reuse."""
 
     context = "context"
     all = "all"
@@ -30,18 +30,18 @@ Data = Annotated[
 ]
 Out = Annotated[
     Path,
-    typer.Option("--out", file_okay=False, help="Answers and predictions; the same command goes on there."),
+    typer.Option("--out", file_okay=False, help="Answers and predictions; the same command resumes there."),
 ]
 ModelName = Annotated[
     str, typer.Option("--model", help="Model directory or hub name; 'testbed' for the shipped one.")
 ]
-Arms = Annotated[str, typer.Option(help="What answers every item: native, reprefill, blind, patch@RANK.")]
+Arms = Annotated[str, typer.Option(help="Arms to compare: native, reprefill, blind, patch@RANK.")]
 Limit = Annotated[int | None, typer.Option(min=1, help="At most so many samples of each annotation file.")]
 Subtasks = Annotated[
     list[str] | None, typer.Option("--subtask", help="Only this subtask; give it again for more.")
 ]
 MaxTokens = Annotated[
-    int | None, typer.Option(min=1, help="Longest prompt in tokens [default: what the model was made for].")
+    int | None, typer.Option(min=1, help="Longest prompt in tokens [default: the model's position limit].")
 ]
 Drawn = Annotated[
     int | None, typer.Option("--sample", min=1, help="Ask so many samples, drawn by --seed from all.")
@@ -54,13 +54,13 @@ Shard = Annotated[
     ),
 ]
 System = Annotated[str | None, typer.Option(help="System prompt [default: the chat template's own].")]
-Resume = Annotated[bool, typer.Option(help="Go on with the run in --out, or refuse a folder that has one.")]
+Resume = Annotated[bool, typer.Option(help="Resume the run in --out, or refuse a folder that has one.")]
 Frames = Annotated[int | None, typer.Option("--frames", min=1, help="Frames of a video, evenly spaced.")]
 Rate = Annotated[float | None, typer.Option("--fps", min=0.001, help="Frames of a video per second.")]
 Clips = Annotated[int, typer.Option(min=1, help="Chunks that a video is cut into.")]
 ReuseRule = Annotated[
     Reused,
-    typer.Option("--reuse", help="The context, or also what of question and choices stands before its end."),
+    typer.Option("--reuse", help="Reuse the context, or also question and choices before its end."),
 ]
 Pixels = Annotated[int | None, typer.Option(min=1, help="Most pixels of a picture or frame.")]
 Side = Annotated[int | None, typer.Option(min=1, help="Longest side of a picture or frame, in pixels.")]
@@ -80,14 +80,14 @@ class Split(str, Enum):
 
 
 class Prompt(str, Enum):
-    """Whose prompt and answer extraction."""
+    """Source of the prompt and of the answer extraction."""
 
     official = "official"
     lmms_eval = "lmms-eval"
 
 
 def _verb(name: str) -> Callable[[Callable[..., Options]], Callable[..., None]]:
-    """Make a function of a benchmark's own options a verb that takes `_run`'s options too."""
+    """Decorator: a function of a benchmark's own options becomes a verb with `_run`'s options too."""
 
     def join(own: Callable[..., Options]) -> Callable[..., None]:
         mine, shared = (inspect.signature(f, eval_str=True).parameters for f in (own, _run))
@@ -140,7 +140,7 @@ def _run(
     written = Output(format, output, quiet)
     task = make_task(name, **options)
     names = [arm.strip() for arm in arms.split(",")]
-    parse_arms(names)  # before minutes of loading
+    parse_arms(names)  # fails before the model is loaded
     if plots:
         check_plots()
     share = None if shard is None else parse_shard(shard)
@@ -173,7 +173,7 @@ def merge(
     runs: Annotated[
         list[Path], typer.Argument(metavar="DIR...", exists=True, file_okay=False, help="Folders of runs.")
     ],
-    out: Annotated[Path, typer.Option("--out", file_okay=False, help="Where the joined run goes.")],
+    out: Annotated[Path, typer.Option("--out", file_okay=False, help="Folder for the joined run.")],
     plots: Plots = False,
     format: Form = Format.table,
     output: File = None,
@@ -187,7 +187,7 @@ def merge(
 
 
 def _write(written: Output, results: Results, out: Path, about: dict[str, Any], plots: bool) -> None:
-    """The tables or the document, and figures on demand. Exit code 1 where no item was answered."""
+    """Write tables or the document, and figures on demand. Exit code 1 if no item was answered."""
     from kamera.eval.tasks.plots import draw
 
     for problem in results.problems:
@@ -197,7 +197,7 @@ def _write(written: Output, results: Results, out: Path, about: dict[str, Any], 
     ending = f"predictions and items: {out}" + "".join(f"\n{file}" for file in drawn)
     written.write(document, [*_tables(results), ending])
     if not results.items:
-        written.note("nothing ran: no item was answered under every arm")
+        written.note("no item was answered under every arm")
         raise typer.Exit(1)
 
 
@@ -209,8 +209,8 @@ def mm_niah(
 ) -> Options:
     """MM-NIAH: needles in long documents of text and images.
 
-    --bare is for models that follow no instructions, as the shipped one; such scores do not compare
-    with published ones.
+    --bare is for models that do not follow instructions, such as the shipped one; its scores are not
+    comparable with published ones.
     """
     return {"subtasks": tuple(subtask or ()), "split": split.value, "bare": bare}
 
@@ -224,7 +224,7 @@ def milebench(subtask: Subtasks = None) -> Options:
 @_verb("muirbench")
 def muirbench(
     subtask: Subtasks = None,
-    prompt: Annotated[Prompt, typer.Option(help="Whose prompt and answer extraction.")] = Prompt.official,
+    prompt: Annotated[Prompt, typer.Option(help="Prompt and answer extraction.")] = Prompt.official,
 ) -> Options:
     """MuirBench: multiple choice over several images."""
     return {"subtasks": tuple(subtask or ()), "form": prompt.value}

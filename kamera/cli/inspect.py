@@ -1,4 +1,4 @@
-"""``kamera inspect``: what is in a store, in one of its objects, or in a saved window."""
+"""``kamera inspect``: the contents of a store, of one of its objects, or of a saved window."""
 
 from __future__ import annotations
 
@@ -43,10 +43,9 @@ def inspect(
     output: File = None,
     quiet: Quiet = False,
 ) -> None:
-    """Show what is stored, and verify every byte of it. Changes nothing.
+    """Show the contents and verify every byte. Changes nothing.
 
-    Exit code 1 when something is damaged, or is nothing of Kamera's, or no object or more than one chunk
-    begins so.
+    Exit code 1 if something is damaged, if PATH is not Kamera's, or if OBJECT matches none or several.
     """
     out = Output(format, output, quiet)
     url = where if where.startswith("@") or "://" in where else None
@@ -75,7 +74,7 @@ def inspect(
         damaged = False
     else:
         raise StoreError(
-            f"{str(path)!r} is no store (no {MARKER}), no saved window (no {WINDOW}) and no object file: "
+            f"{str(path)!r} is not a store (no {MARKER}), no saved window (no {WINDOW}) and no object file: "
             "give one of these"
         )
     if damaged:
@@ -103,7 +102,7 @@ def _store(path: Path, of: str | None, limit: int | None, out: Output) -> dict[s
 
 
 def _remote(place: Place, of: str | None, limit: int | None, out: Output) -> dict[str, Any]:
-    """As `_store`: every blob read as it lies there, and none moved."""
+    """As `_store`: every blob is read in place, and none is moved."""
     objects = []
     with place.open_answering() as store:
         raw = StoreAdmin(store).objects
@@ -111,7 +110,7 @@ def _remote(place: Place, of: str | None, limit: int | None, out: Output) -> dic
         with out.progress(len(names[:limit]), "object") as bar:
             for name in names[:limit]:
                 data = raw.load(name)
-                if data is not None:  # else it was deleted since it was listed
+                if data is not None:  # else it was deleted after the listing
                     objects.append(contents.describe(data, name, f"{store.url} {name}", raw.codec))
                 bar.update()
         set_aside = len(StoreAdmin(store).quarantine.copies())
@@ -153,7 +152,7 @@ def _store_tables(document: dict[str, Any]) -> Iterator[Table | str]:
     )
     yield from (f"damaged: {o['error']}" for o in document["contents"] if not o["intact"])
     if document["quarantined"]:
-        yield f"{document['quarantined']} damaged files were set aside earlier, in quarantine/"
+        yield f"{document['quarantined']} damaged files are in quarantine/ already"
     yield f"verified: {len(intact)} intact, {document['damaged']} damaged"
 
 

@@ -14,13 +14,13 @@ from typer.main import get_group
 
 @dataclass(frozen=True)
 class Verb:
-    """A command (a function or a Typer): where it is, as ``module:name``, and the first line of its help."""
+    """A command (a function or a Typer): its location ``module:name``, and the first line of its help."""
 
     where: str
     help: str
 
     def load(self, name: str) -> Any:
-        """The command itself, called ``name``; its module is imported now."""
+        """The command under the name ``name``; imports its module."""
         module, _, attribute = self.where.partition(":")
         found = getattr(import_module(module), attribute)
         holder = typer.Typer(add_completion=False, rich_markup_mode=None)  # help has [lists] and {objects}
@@ -32,7 +32,7 @@ class Verb:
 
 
 class LazyGroup(TyperGroup):
-    """A group whose help comes from its table, and whose commands are imported when they are called."""
+    """A group with help from a table; it imports a command only to call it."""
 
     verbs: ClassVar[Mapping[str, Verb]] = {}
 
@@ -42,7 +42,7 @@ class LazyGroup(TyperGroup):
         self._loaded: dict[str, Any] = {}
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """The command to run; None for a name that the table does not have."""
+        """The command to run; None for a name outside the table."""
         if cmd_name in self.verbs and cmd_name not in self._loaded:
             self._loaded[cmd_name] = self.verbs[cmd_name].load(cmd_name)
         return self._loaded.get(cmd_name)

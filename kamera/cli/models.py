@@ -1,4 +1,4 @@
-"""Load the MODEL a command names."""
+"""Loading the MODEL of a command."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from kamera.engines.hf import Backbone, hide_progress
 def load_backbone(name: str, device: str | None, dtype: Dtype, *, show_progress: bool) -> Backbone:
     """A backbone from a directory, a hub name, or ``testbed`` for the one that ships with Kamera.
 
-    Raises UnsupportedBackbone, with the reason, when it does not load or is refused.
+    Raises UnsupportedBackbone, with the reason, if it does not load or is refused.
     """
     if not show_progress:
         hide_progress()

@@ -13,14 +13,14 @@ if TYPE_CHECKING:
 
 
 class Format(str, Enum):
-    """How a result is written."""
+    """Format of a result."""
 
     table = "table"
     json = "json"
 
 
 class Dtype(str, Enum):
-    """What a model's weights are loaded as; ``auto`` is what the checkpoint says."""
+    """Dtype of a model's weights; ``auto`` is that of the checkpoint."""
 
     auto = "auto"
     float32 = "float32"
@@ -29,7 +29,7 @@ class Dtype(str, Enum):
 
 
 class Held(str, Enum):
-    """How a store keeps canonicals: `kamera.store.keys.KV_FORMS`."""
+    """Form of stored canonicals: `kamera.store.keys.KV_FORMS`."""
 
     as_is = "as-is"
     int8 = "int8"
@@ -37,7 +37,7 @@ class Held(str, Enum):
 
     @property
     def form(self) -> KVForm:
-        """As `ChunkStore.open` takes it."""
+        """The argument of `ChunkStore.open`."""
         from kamera.store.keys import KV_FORMS
 
         return next(form for form in KV_FORMS if form == self.value)
@@ -64,19 +64,17 @@ def _writable(path: Path | None) -> Path | None:
 
 KVHeld = Annotated[
     Held,
-    typer.Option(
-        "--kv", help="How the store keeps chunks' KV: as it is, or in codes, which are never exact."
-    ),
+    typer.Option("--kv", help="Form of stored KV: as it is, or in codes, which are never exact."),
 ]
 Model = Annotated[
     str, typer.Argument(metavar="MODEL", help="Model directory or hub name; 'testbed' for the shipped one.")
 ]
 Device = Annotated[
-    str | None, typer.Option(callback=_usable, help="Where the model goes: cpu, cuda, cuda:1, …")
+    str | None, typer.Option(callback=_usable, help="Device of the model: cpu, cuda, cuda:1, …")
 ]
-Precision = Annotated[Dtype, typer.Option("--dtype", help="What the weights are loaded as.")]
-Tenant = Annotated[str, typer.Option(help="Whose objects: the tenant the store is opened for.")]
-Form = Annotated[Format, typer.Option("--format", help="How the result is written.")]
+Precision = Annotated[Dtype, typer.Option("--dtype", help="Dtype of the weights.")]
+Tenant = Annotated[str, typer.Option(help="The tenant whose objects are used.")]
+Form = Annotated[Format, typer.Option("--format", help="Format of the result.")]
 File = Annotated[
     Path | None,
     typer.Option("--output", dir_okay=False, callback=_writable, help="Write the result to a file instead."),
@@ -85,6 +83,8 @@ Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress bars and
 PatchBytes = Annotated[
     float,
     typer.Option(
-        min=0.0, max=1.0, help="Share of a chunk's KV bytes a patch may take; 0 for whatever the rank takes."
+        min=0.0,
+        max=1.0,
+        help="Largest patch as a share of the chunk's KV bytes; 0: only the rank limits it.",
     ),
 ]

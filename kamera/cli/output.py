@@ -25,7 +25,7 @@ _UNBROKEN = 24  # cells up to this long are never folded
 
 @dataclass(frozen=True)
 class Output:
-    """Where a verb writes, from its ``--format``, ``--output`` and ``--quiet``."""
+    """Output of a verb, from its ``--format``, ``--output`` and ``--quiet``."""
 
     format: Format = Format.table
     file: Path | None = None
@@ -33,15 +33,15 @@ class Output:
 
     @property
     def shows_progress(self) -> bool:
-        """Whether anyone watches: stderr is a terminal and not asked to be quiet."""
+        """True if stderr is a terminal, unless ``quiet``."""
         return not self.quiet and sys.stderr.isatty()
 
     def write(self, document: Mapping[str, Any], tables: Iterable[Table | str]) -> None:
-        """The result: ``document`` as JSON, or the same for people as ``tables``."""
+        """Write the result: ``document`` as JSON, or ``tables`` for people."""
         if self.format is Format.json:
             self._put(json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
         elif self.file is None:
-            # a pipe has no width: do not fold what grep should find on one line
+            # a pipe has no width: folded lines would hide matches from grep
             _print(Console(width=None if sys.stdout.isatty() else _PLAIN_WIDTH), tables)
         else:
             text = io.StringIO()
@@ -49,17 +49,17 @@ class Output:
             self._put(text.getvalue())
 
     def note(self, text: str) -> None:
-        """A remark for whoever watches."""
+        """Write a remark to stderr, unless ``quiet``."""
         if not self.quiet:
             print(text, file=sys.stderr)
 
     def progress(self, total: int | None, unit: str) -> tqdm[Any]:
-        """A progress bar (``total`` None: a count); it draws nothing when nobody watches."""
+        """A progress bar (``total`` None: a count), drawn only if `shows_progress`."""
         return tqdm(total=total, unit=unit, file=sys.stderr, disable=not self.shows_progress)
 
     @contextmanager
     def counted(self, unit: str) -> Iterator[Callable[[int, int], None]]:
-        """A progress bar to be called with how many are done, and of how many."""
+        """A progress bar as a function of the number done and the total."""
         with self.progress(None, unit) as bar:
 
             def show(done: int, total: int) -> None:
@@ -87,7 +87,7 @@ def facts(title: str, rows: Iterable[tuple[str, object]]) -> Table:
 
 
 def listing(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> Table:
-    """A table of many rows; numbers stand to the right."""
+    """A table of many rows; numbers are right-aligned."""
     cells = [list(row) for row in rows]
     table = Table(title=title, title_justify="left", box=None, padding=(0, 2, 0, 0))
     for i, column in enumerate(columns):
@@ -104,7 +104,7 @@ def listing(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]]
 
 
 def finite(value: Any) -> Any:
-    """JSON knows no nan: what is undefined (no gap to close, no flip to recover) is null."""
+    """The value with null for nan, which JSON lacks (no gap to close, no flip to recover)."""
     if isinstance(value, dict):
         return {k: finite(v) for k, v in value.items()}
     if isinstance(value, list | tuple):

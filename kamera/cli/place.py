@@ -1,4 +1,4 @@
-"""Where a store is, for verbs that take any store that outlives them, and for workers that open it too."""
+"""Location of a store, for verbs that take a persistent store and for workers that open it too."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def lasting(url: str) -> str:
         return url
     if "://" in url and parts.scheme != "file":
         raise typer.BadParameter(
-            f"{parts.scheme}:// is no store: give a directory, file://, redis://, s3://, gs://"
+            f"{parts.scheme}:// is not a store: give a directory, file://, redis://, s3://, gs://"
         )
     path = Path(unquote(parts.path) if "://" in url else url).absolute()
     if path.exists() and not path.is_dir():
@@ -44,10 +44,10 @@ StoreUrl = Annotated[
         metavar="STORE",
         envvar="KAMERA_STORE",
         callback=_lasting,
-        help="A directory (made if not there) or a remote: redis://, s3://, gs://, obstore+file://.",
+        help="A directory (created if missing) or a remote: redis://, s3://, gs://, obstore+file://.",
     ),
 ]
-"""A url with a password belongs into the environment, which other users of the machine cannot read."""
+"""A url with a password belongs in the environment, which other users of the machine cannot read."""
 
 StoreAsked = Annotated[
     str | None,
@@ -57,10 +57,10 @@ StoreAsked = Annotated[
 
 @dataclass(frozen=True)
 class Place:
-    """A store to be opened, by whoever works on it: ``url`` is a remote's or a directory.
+    """A store to open, in this process or in a worker: ``url`` is a remote's or a directory.
 
-    Secret and keys are files, read where the store is opened; ``cache`` is a directory in front of a
-    remote.
+    Secret and keys are files, read by the process that opens the store; ``cache`` is a directory in front of
+    a remote.
     """
 
     url: str
@@ -72,16 +72,16 @@ class Place:
 
     @property
     def remote(self) -> bool:
-        """Whether it is on another machine, or may be."""
+        """True if the store is, or may be, on another machine."""
         return is_remote(self.url)
 
     @property
     def there(self) -> bool:
-        """Whether there is something to open; a remote is taken to be there."""
+        """True if there is a store to open; a remote is assumed to exist."""
         return self.remote or (Path(self.url).is_dir() and any(Path(self.url).iterdir()))
 
     def open(self) -> ChunkStore:
-        """Open the store; a directory is made if need be. Raises what `ChunkStore.open` raises."""
+        """Open the store; a missing directory is created. Raises the errors of `ChunkStore.open`."""
         return ChunkStore.open(
             self.url,
             tenant=self.tenant,
@@ -92,16 +92,18 @@ class Place:
         )
 
     def open_answering(self) -> ChunkStore:
-        """Open a store that is there. Raises `StoreError` for a directory that is none, or a silent remote.
+        """Open an existing store. Raises `StoreError` for a directory that is not a store, or a dead remote.
 
-        Elsewhere a remote that is down makes misses; who lists it, or fills it for hours, wants to know.
+        In a window a remote that is down gives misses; listing or filling one needs the error.
         """
         if not self.remote and not (Path(self.url) / MARKER).is_file():
             raise StoreError(
-                f"{self.url!r} is no kamera store (it has no {MARKER}): give a store's directory"
+                f"{self.url!r} is not a kamera store (it has no {MARKER}): give a store's directory"
             )
         parts = urlsplit(self.url)
-        if parts.scheme == "obstore+file" and not Path(unquote(parts.path)).is_dir():  # opening makes it
+        if (
+            parts.scheme == "obstore+file" and not Path(unquote(parts.path)).is_dir()
+        ):  # opening would create it
             raise StoreError(f"{self.url!r} is not there: give a folder of objects, or fill one first")
         store = self.open()
         try:

@@ -1,4 +1,4 @@
-"""``kamera plan``: a plan from what windows did."""
+"""``kamera plan``: a plan from the trace of windows."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ def plan_from_trace(
     trace: Annotated[
         Path,
         typer.Argument(
-            metavar="TRACE", exists=True, dir_okay=False, help="What KameraWindow(trace=…) wrote."
+            metavar="TRACE", exists=True, dir_okay=False, help="The file of KameraWindow(trace=…)."
         ),
     ],
     plan: Annotated[
         Path, typer.Argument(metavar="PLAN", dir_okay=False, help="Written: a plan for kamera compile.")
     ],
     system: Annotated[
-        str | None, typer.Option(help="The windows' system prompt; a trace knows its digest only.")
+        str | None, typer.Option(help="The windows' system prompt; a trace holds only its digest.")
     ] = None,
     anchor: Annotated[
-        str | None, typer.Option(help="Which prompt's windows, by the beginning of its digest.")
+        str | None, typer.Option(help="Windows of this system prompt only, by a prefix of its digest.")
     ] = None,
-    times: Annotated[int, typer.Option(min=1, help="Arrivals that make a chunk's place recurrent.")] = 2,
+    times: Annotated[int, typer.Option(min=1, help="Fewest equal arrivals of a chunk that count.")] = 2,
     top: Annotated[int | None, typer.Option(min=1, help="At most N windows.")] = None,
     tokens: Annotated[int | None, typer.Option(min=1, help="At most N tokens to prefill for them.")] = None,
     store: StoreAsked = None,
@@ -42,9 +42,9 @@ def plan_from_trace(
     output: File = None,
     quiet: Quiet = False,
 ) -> None:
-    """Make a plan of the windows that recurred, the most saving first.
+    """Make a plan of the recurring windows, the largest savings first.
 
-    With a store, windows end before a chunk it does not hold.
+    With a store, windows end before the first chunk that it does not hold.
     """
     out = Output(format, output, quiet)
     held = None

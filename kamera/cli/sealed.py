@@ -1,6 +1,5 @@
-"""Options for stores of tenants with a secret: secret and keys come from files.
-
-Never from arguments, which every user of the machine can read.
+"""Options for stores of tenants with a secret. Secret and keys come from files, never from arguments, which
+every user of the machine can read.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ import typer
 SecretFile = Annotated[
     Path | None,
     typer.Option(
-        "--secret-file", exists=True, dir_okay=False, help="The tenant's secret: all bytes of a file."
+        "--secret-file", exists=True, dir_okay=False, help="A file whose bytes are the tenant's secret."
     ),
 ]
 KeyFiles = Annotated[
@@ -22,6 +21,6 @@ KeyFiles = Annotated[
         "--key-file",
         exists=True,
         dir_okay=False,
-        help="A file of 32 bytes that encrypts; the one to write with first, older ones behind it.",
+        help="A file with an encryption key of 32 bytes; the current one first, then older ones.",
     ),
 ]

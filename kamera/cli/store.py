@@ -1,4 +1,4 @@
-"""``kamera store``: what a store holds, and whether it is sound."""
+"""``kamera store ls``, ``stats`` and ``verify``: a store's contents and their integrity."""
 
 from __future__ import annotations
 
@@ -88,16 +88,16 @@ def stats(asked: Asked, kind: Kind = None) -> None:
 def verify(
     asked: Asked,
     rebuild: Annotated[
-        bool, typer.Option("--rebuild", help="Make the index anew from the files first.")
+        bool, typer.Option("--rebuild", help="First rebuild the index from the files.")
     ] = False,
 ) -> None:
     """Read every byte of every object; damaged ones go to quarantine, index and files agree afterwards.
 
-    Exit code 1 when something was damaged or cannot be read.
+    Exit code 1 if an object was damaged or cannot be read.
     """
     with asked.opened() as held, asked.out.counted("object") as progress:
         if rebuild and asked.place.remote and asked.place.cache is None:
-            raise StoreError(f"{held.url} has no index to make anew: verify it without --rebuild")
+            raise StoreError(f"{held.url} has no index to rebuild: verify it without --rebuild")
         report = StoreAdmin(held).verify(rebuild=rebuild, progress=progress)
     rows: list[tuple[str, object]] = [
         ("intact", report.ok),

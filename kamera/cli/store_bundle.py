@@ -1,4 +1,4 @@
-"""``kamera store export`` and ``import``: objects and certificates from store to store in one file."""
+"""``kamera store export`` and ``import``: objects and certificates between stores in one file."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def export_bundle(
     ] = None,
     certificates: Certificates = True,
 ) -> None:
-    """Write a store's objects to one file, in plain. Exit code 1 when some could not be read."""
+    """Write a store's objects to one file, unencrypted. Exit code 1 if some could not be read."""
     with asked.opened() as store, asked.out.counted("object") as progress:
         done = StoreAdmin(store).export_bundle(bundle, chunk, certificates=certificates, progress=progress)
     rows: list[tuple[str, object]] = [
@@ -44,7 +44,7 @@ def import_bundle(
     bundle: Annotated[Path, typer.Argument(metavar="FILE", exists=True, dir_okay=False, help="A bundle.")],
     certificates: Certificates = True,
 ) -> None:
-    """Take a bundle into a store, which is made if need be. Exit code 1 when some of it was refused."""
+    """Import a bundle into a store, created if missing. Exit code 1 if some of it was refused."""
     with asked.opened(make=True) as store, asked.out.counted("object") as progress:
         done = StoreAdmin(store).import_bundle(bundle, certificates=certificates, progress=progress)
         unsaved = len(store.flush(60).unsaved)

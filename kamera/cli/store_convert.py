@@ -18,14 +18,16 @@ def convert(
     asked: Asked,
     target: Annotated[
         str,
-        typer.Argument(metavar="TARGET", callback=store_url, help="The store to write to; made if need be."),
+        typer.Argument(
+            metavar="TARGET", callback=store_url, help="The store to write to; created if missing."
+        ),
     ],
     kv: KVHeld = Held.int8,
 ) -> None:
     """Write a store's canonicals in codes of 8 or 4 bits into another store of the same tenant and secret.
 
-    The source stays as it is. Patches are left behind: compile them anew against the codes. Exit code 1
-    when a canonical was refused.
+    The source does not change. Patches are not converted: compile them again for the codes. Exit code 1 if a
+    canonical was refused.
     """
     other = replace(asked, place=replace(asked.place, url=target, cache=None))
     with (
@@ -37,10 +39,10 @@ def convert(
         unsaved = len(store.flush(60).unsaved)
     rows: list[tuple[str, object]] = [
         ("canonicals", done.canonicals),
-        ("KV", f"{size(done.kv_before)} as it was, {size(done.kv_after)} in {kv.value}"),
+        ("KV", f"{size(done.kv_before)} before, {size(done.kv_after)} in {kv.value}"),
         ("largest relative error", "" if done.loss is None else f"{done.loss:.2g}"),
         ("there already", done.present),
-        ("patches left behind", done.patches),
+        ("patches not converted", done.patches),
         *(("refused", line) for line in done.refused),
     ]
     if unsaved:

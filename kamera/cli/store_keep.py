@@ -1,4 +1,4 @@
-"""``kamera store gc``, ``pin``, ``unpin`` and ``forget``: what stays, and what goes."""
+"""``kamera store gc``, ``pin``, ``unpin`` and ``forget``: retention and removal of objects."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ def gc(
         bool, typer.Option("--every-tenant", help="All objects, not only this tenant's, within one budget.")
     ] = False,
     quarantine_older: Older = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would go.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only report what gc would remove.")] = False,
 ) -> None:
-    """Remove what saves the least recompute per byte until the rest fits; what is pinned stays.
+    """Remove objects that save the least recompute per byte until the rest fits; pinned ones stay.
 
-    Patches without their canonical go always. Exit code 1 when what is pinned alone is too large.
+    Patches without their canonical are always removed. Exit code 1 if the pinned objects alone are too large.
     """
     with asked.opened() as held, asked.out.counted("object") as progress:
         done = StoreAdmin(held).gc(
@@ -55,7 +55,7 @@ def gc(
         (f"copies in quarantine {would}", done.quarantined),
     ]
     if not fits:
-        rows.append(("too large", f"what is pinned keeps it above {size(max_bytes or 0)}"))
+        rows.append(("too large", f"pinned objects keep it above {size(max_bytes or 0)}"))
     removed = [(r.key[:12], r.kind, r.bytes, f"{r.value:.3g}", r.reason) for r in done.removed]
     document = {"store": held.url, "dry_run": dry_run, "fits": fits, **asdict(done)}
     tables = [facts(held.url, rows)]
@@ -69,12 +69,12 @@ def gc(
 @on_store
 def pin(
     asked: Asked,
-    objects: Targets = [],  # noqa: B006 (typer reads it, nobody writes it)
+    objects: Targets = [],  # noqa: B006 (never modified)
     ttl: Lasting = None,
     cap: Cap = None,
     no_cap: Annotated[bool, typer.Option("--no-cap", help="First lift that bound.")] = False,
 ) -> None:
-    """Keep objects through gc, and show what is pinned. Without OBJECT only the latter."""
+    """Keep objects through gc, and show the pins. Without OBJECT only show them."""
     if no_cap and cap is not None:
         raise ValueError("--cap and --no-cap exclude each other")
     with asked.opened() as held:
@@ -94,12 +94,12 @@ def pin(
 
 @on_store
 def unpin(asked: Asked, objects: Targets) -> None:
-    """Let gc take objects again. Exit code 0 also when they were not pinned."""
+    """Let gc remove objects again. Exit code 0 also if they were not pinned."""
     with asked.opened() as held:
         admin = StoreAdmin(held)
         pinned = [p.name for p in admin.pins.list()]
         keys: list[str] = []
-        for target in objects:  # a pin may have outlived its object
+        for target in objects:  # a pin may outlive its object
             names = [name for name in pinned if name.startswith(target)]
             keys += names if len(names) == 1 else keys_of(held, [target])
         count = admin.unpin(keys)
@@ -115,9 +115,9 @@ def forget(
     asked: Asked,
     chunk: Annotated[str, typer.Argument(metavar="CHUNK", help="The id of a chunk; its start suffices.")],
 ) -> None:
-    """Remove all that was made of a chunk, look again, and say what is left of it.
+    """Remove everything derived from a chunk, check again, and report any remains.
 
-    Exit code 1 when something is left, or nothing of such a chunk was there.
+    Exit code 1 if anything remains, or if the store held nothing of the chunk.
     """
     with asked.opened() as held:
         done = StoreAdmin(held).forget(chunk)

@@ -1,4 +1,4 @@
-"""What the verbs of ``kamera store`` have in common: which store, whose it is, how the result is written."""
+"""Common parameters of the verbs of ``kamera store``: the store, its tenant, the output."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _SECONDS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 def _duration(text: str) -> float:
     match = _DURATION.fullmatch(text)
     if match is None:
-        raise typer.BadParameter(f"{text!r} is no time: give seconds, or 30m, 12h, 7d, 4w")
+        raise typer.BadParameter(f"{text!r} is not a time: give seconds, or 30m, 12h, 7d, 4w")
     return float(match.group(1)) * _SECONDS[match.group(2)]
 
 
@@ -38,11 +38,11 @@ def _size(text: str) -> int:
     try:
         return parse_size(text)
     except ValueError:
-        raise typer.BadParameter(f"{text!r} is no size: give bytes, or 512MiB, 20GiB") from None
+        raise typer.BadParameter(f"{text!r} is not a size: give bytes, or 512MiB, 20GiB") from None
 
 
 def store_url(text: str) -> str:
-    """As `lasting`; ``@FILE``: what the file says, for a url with a password in it."""
+    """As `lasting`; ``@FILE`` reads the url from a file, for one that contains a password."""
     if text.startswith("@"):
         try:
             text = Path(text[1:]).read_text(encoding="utf-8").strip()
@@ -69,18 +69,18 @@ Targets = Annotated[
     typer.Argument(metavar="OBJECT…", help="Keys, or ids of chunks for all their objects; starts suffice."),
 ]
 Older = Annotated[
-    float | None, typer.Option(metavar="TIME", parser=_duration, help="Copies set aside longer ago, as 30d.")
+    float | None, typer.Option(metavar="TIME", parser=_duration, help="Copies older than this, e.g. 30d.")
 ]
 Lasting = Annotated[
     float | None,
-    typer.Option(metavar="TIME", parser=_duration, help="How long, as 12h or 7d (default: for good)."),
+    typer.Option(metavar="TIME", parser=_duration, help="Duration, e.g. 12h or 7d (default: no limit)."),
 ]
 MaxBytes = Annotated[
-    int | None, typer.Option(metavar="SIZE", parser=_size, help="What the objects may take, as 20GiB.")
+    int | None, typer.Option(metavar="SIZE", parser=_size, help="Most bytes of all objects, e.g. 20GiB.")
 ]
 Cap = Annotated[
     int | None,
-    typer.Option(metavar="SIZE", parser=_size, help="First bound what may be pinned in this store."),
+    typer.Option(metavar="SIZE", parser=_size, help="First limit the bytes of pinned objects."),
 ]
 Certificates = Annotated[
     bool,
@@ -90,17 +90,17 @@ Certificates = Annotated[
 
 @dataclass(frozen=True)
 class Asked:
-    """What was asked of which store, and where the answer goes."""
+    """The store and the output of a command."""
 
     place: Place
     out: Output
 
     @contextmanager
     def opened(self, *, make: bool = False) -> Iterator[ChunkStore]:
-        """The store; unless it is to ``make``, it must be there: looking makes none.
+        """The store, which must exist unless ``make`` creates it.
 
-        A remote that stops answering on the way is an error (`RemoteUnavailable`): what it has would be
-        missing from the answer without a word.
+        Raises `RemoteUnavailable` for a remote that stops answering: its objects would silently be missing
+        from the result.
         """
         with self.place.open() if make else self.place.open_answering() as store:
             if make:
@@ -112,7 +112,7 @@ class Asked:
 
 
 def on_store(verb: Callable[..., None]) -> Callable[..., None]:
-    """``verb(asked, …)`` as a command: STORE first, then its own parameters, then what all verbs take."""
+    """``verb(asked, …)`` as a command: STORE first, then its own parameters, then the common ones."""
     _, *own = inspect.signature(verb, eval_str=True).parameters.values()
     where, *shared = inspect.signature(_asked, eval_str=True).parameters.values()
     taken = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in (where, *own, *shared)]
@@ -122,7 +122,7 @@ def on_store(verb: Callable[..., None]) -> Callable[..., None]:
         verb(_asked(**given), **mine)
 
     functools.update_wrapper(command, verb, assigned=("__module__", "__name__", "__qualname__", "__doc__"))
-    del command.__wrapped__  # type: ignore[attr-defined]  # typer is to see this one's parameters
+    del command.__wrapped__  # type: ignore[attr-defined]  # typer must see this function's own parameters
     command.__signature__ = inspect.Signature(taken)  # type: ignore[attr-defined]
     command.__annotations__ = {p.name: p.annotation for p in taken}
     return command
@@ -150,9 +150,9 @@ def moment(seconds: float | None) -> str:
 
 
 def keys_of(held: ChunkStore, targets: list[str]) -> list[str]:
-    """Keys of the objects that ``targets`` name: a key, a chunk's id (all its objects), or the start of one.
+    """Keys of the objects of ``targets``: keys, ids of chunks (all their objects), or prefixes of either.
 
-    Raises `AmbiguousId` for a start that fits several, `UnknownChunk` for one that fits none.
+    Raises `AmbiguousId` for a prefix of several, `UnknownChunk` for a prefix of none.
     """
     objects = held.ls() if targets else []
     found: list[str] = []

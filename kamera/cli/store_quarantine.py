@@ -1,4 +1,4 @@
-"""``kamera store quarantine``: the damaged copies that were set aside."""
+"""``kamera store quarantine``: damaged copies of objects."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from kamera.store import ChunkStore, StoreAdmin
 from kamera.store.info import Quarantined
 
 quarantine = typer.Typer(
-    help="The damaged copies that were set aside; never served, deleted only on demand.",
+    help="Damaged copies in quarantine; never served, deleted only on demand.",
     no_args_is_help=True,
 )
 
-Copies = Annotated[list[str], typer.Argument(metavar="COPY…", help="Copies, by what `ls` calls their file.")]
+Copies = Annotated[list[str], typer.Argument(metavar="COPY…", help="Copies, by their file in `ls`.")]
 
 
 @quarantine.command("ls")
 @on_store
 def ls(asked: Asked) -> None:
-    """List the copies, and why they were set aside."""
+    """List the copies with the reason of each."""
     with asked.opened() as held:
         copies = StoreAdmin(held).quarantine.copies()
     _write(asked, held, copies, 0)
@@ -33,11 +33,11 @@ def ls(asked: Asked) -> None:
 @quarantine.command("show")
 @on_store
 def show(
-    asked: Asked, copy: Annotated[str, typer.Argument(metavar="COPY", help="What `ls` calls its file.")]
+    asked: Asked, copy: Annotated[str, typer.Argument(metavar="COPY", help="The copy, by its file in `ls`.")]
 ) -> None:
-    """Read a copy again, every byte of it, and say what it is and whether it is sound now.
+    """Read every byte of a copy again and report its contents and its state.
 
-    Changes nothing. Exit code 1 when it is damaged.
+    Changes nothing. Exit code 1 if it is damaged.
     """
     with asked.opened() as held:
         judged = StoreAdmin(held).quarantine.judge(copy)
@@ -58,9 +58,9 @@ def show(
 @quarantine.command("release")
 @on_store
 def release(asked: Asked, copies: Copies) -> None:
-    """Put copies back that are sound, where nothing stands in their place. The others stay, and say why.
+    """Return sound copies to the store, unless it holds the object again. The others stay, with a reason.
 
-    Exit code 1 when one stays.
+    Exit code 1 if one stays.
     """
     with asked.opened() as held:
         judged = [StoreAdmin(held).quarantine.release(copy) for copy in copies]
@@ -79,10 +79,10 @@ def drop(
     asked: Asked,
     names: Annotated[
         list[str], typer.Argument(metavar="NAME…", help="Copies by their file, or objects for all of theirs.")
-    ] = [],  # noqa: B006 (typer reads it, nobody writes it)
+    ] = [],  # noqa: B006 (never modified)
     older: Older = None,
 ) -> None:
-    """Delete copies for good, by name or by age."""
+    """Delete copies permanently, by name or by age."""
     if not names and older is None:
         raise ValueError("nothing to delete: give names, or --older TIME")
     with asked.opened() as held:

@@ -1,4 +1,4 @@
-"""``kamera store rotate``: an encrypted store brought under a new key."""
+"""``kamera store rotate``: re-encrypt a store under a new key."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from kamera.store import StoreAdmin
 
 @on_store
 def rotate(asked: Asked) -> None:
-    """Write every object of a tenant again under the first key; the others are read with.
+    """Re-encrypt every object of a tenant under the first key; the others only decrypt.
 
-    Exit code 1 when some could not be read: then the older keys are still needed.
+    Exit code 1 if some could not be read: then the older keys are still needed.
     """
     with asked.opened() as store:
         done = StoreAdmin(store).rotate()
-    rows: list[tuple[str, object]] = [("written again", done.rewritten), ("as they were", done.current)]
+    rows: list[tuple[str, object]] = [("written again", done.rewritten), ("unchanged", done.current)]
     rows += [("refused", line) for line in done.refused]
     asked.out.write({"store": store.url, **asdict(done)}, [facts(store.url, rows)])
     if done.refused:

@@ -1,4 +1,4 @@
-"""Patch compilation as a job: read a plan, form and store what is missing, report."""
+"""Patch compilation as a job: read a plan, form and store the missing objects, report."""
 
 from kamera.compile.job import Job, Step, run_plan
 from kamera.compile.plan import Plan, PlannedWindow, read_plan

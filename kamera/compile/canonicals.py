@@ -1,9 +1,9 @@
-"""Canonicals are formed alone, or several in one forward where that was seen to change no bit.
+"""Canonicals are formed alone, or several in one forward after a trial has shown that no bit changes.
 
-What is stored must not depend on what else happened to be missing. So chunks share a forward only if
-their tensors have the same shapes, only as many as were tried, and only once all rows of one such batch
-were compared with forwards of their own: a matrix kernel is chosen by shape and sums in one order whatever
-the numbers are. Nothing of this is assumed of a machine; what was seen holds for one process.
+Stored objects must not depend on which others were missing. So chunks share a forward only if their tensors
+have equal shapes, in batches of the tried size, and after all rows of one such batch agreed with forwards of
+their own: a matrix kernel is chosen by shape, and its order of summation does not depend on values. A trial
+holds for one process; nothing is assumed of other machines.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from kamera.patches import Copy, Facts, Former
 logger = logging.getLogger(__name__)
 
 MOST_TOKENS = 4096
-"""Tokens of one forward: above, a batch saves nothing more and takes memory."""
+"""Most tokens of one forward: larger batches save no time and take memory."""
 
 WORTH = 2
-"""Batches still to come, perhaps, for which a trial (one forward of a batch more than needed) is made."""
+"""Fewest batches still possible for which a trial (one extra forward of a batch) is run."""
 
 
 class Canonicals:
@@ -38,20 +38,20 @@ class Canonicals:
         self._equal: dict[Hashable, bool] = {}
 
     def form_of(self, former: Former, facts: Facts) -> Hashable | None:
-        """Equal for chunks that `archive` may put into one forward; None for one that goes alone."""
+        """Key of the chunks that `archive` may put into one forward; None for a chunk that runs alone."""
         if self.rows(facts) < 2:
             return None
         shape = self._backbone.batch_form(facts.encoded)
         return None if shape is None else (former.anchor.length, self.rows(facts), shape)
 
     def rows(self, facts: Facts) -> int:
-        """How many chunks of this length share a forward."""
+        """Number of chunks of this length that share a forward."""
         return min(self._batch, MOST_TOKENS // max(1, facts.length))
 
     def archive(self, former: Former, group: Sequence[Facts], shape: Hashable, more: int, cost: Cost) -> None:
-        """Form and archive the canonicals of ``group``, which has the form ``shape`` (None: of any).
+        """Form and archive the canonicals of ``group``, all of one ``shape`` (None: any shapes).
 
-        ``more``: how many chunks may come after it. A group of fewer than `rows` goes one by one.
+        ``more``: number of chunks that may follow. A group of fewer than `rows` runs one by one.
         """
         places = [former.alone(facts) for facts in group]
         whole = shape is not None and len(group) == self.rows(group[0])
@@ -82,7 +82,9 @@ class Canonicals:
         cost.trials += 1
         cost.trials_equal += self._equal[shape]
         if not self._equal[shape]:
-            logger.info("chunks of %d tokens go alone: %d in one forward differ", group[0].length, len(group))
+            logger.info(
+                "chunks of %d tokens run alone: %d in one forward differ", group[0].length, len(group)
+            )
 
     def _together(
         self, former: Former, group: Sequence[Facts], places: Sequence[torch.Tensor], cost: Cost

@@ -1,4 +1,4 @@
-"""The clock of a job: wall time, read when the device has done what it was told."""
+"""The clock of a job: wall time, read after synchronisation with the device."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ from kamera.compile.tasks import Cost
 
 
 class Clock:
-    """Seconds that pass for one device."""
+    """Wall time of one device."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
 
     def now(self) -> float:
-        """Seconds since some moment; on a GPU after what was launched there has ended."""
+        """Seconds since an arbitrary moment, read after the work launched on the GPU has ended."""
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
         return time.perf_counter()
 
     @contextmanager
     def adding(self, cost: Cost, field: str) -> Iterator[None]:
-        """Add the seconds of the block to a field of ``cost``; of a block that fails, none."""
+        """Add the seconds of the block to a field of ``cost``; nothing if the block raises."""
         started = self.now()
         yield
         setattr(cost, field, getattr(cost, field) + self.now() - started)
 
     @property
     def name(self) -> str:
-        """Which clock it is, for a report."""
+        """Name of the clock, for a report."""
         return "wall time" if self._device.type == "cpu" else f"wall time, {self._device.type} waited for"

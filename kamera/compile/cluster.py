@@ -1,6 +1,6 @@
-"""A team on Ray: workers load the model once each, pull tasks, and write to a store they all reach.
+"""A team on Ray: every worker loads the model once, pulls tasks, and writes to one shared store.
 
-A worker that dies is replaced and its task done again; the store tells the new one what is left of it.
+A worker that dies is replaced and its task repeated; objects it had stored are not formed again.
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ from kamera.store import ChunkStore
 logger = logging.getLogger(__name__)
 
 DEATHS = 3
-"""Workers a task may cost before the job is given up: what kills them all is the task."""
+"""Workers that one task may kill before the job is aborted."""
 
 _OBJECTS = 80 * 2**20  # bytes of Ray's own object store: tasks and results are ids and counts
 
 
 @dataclass(frozen=True)
 class Cluster:
-    """Where workers run: a Ray ``address`` (None: Ray started here for the job), and how many."""
+    """Placement of workers: a Ray ``address`` (None: Ray is started here for the job), and their number."""
 
     address: str | None
     workers: int | None
 
     @classmethod
     def parse(cls, text: str) -> Cluster:
-        """``local``, ``local:N`` (this machine), ``ray`` (the cluster it is part of) or ``ray://HOST:PORT``.
+        """``local``, ``local:N`` (this machine), ``ray`` (the machine's cluster) or ``ray://HOST:PORT``.
 
         Raises ValueError for anything else.
         """
@@ -56,7 +56,7 @@ class Cluster:
 
 
 class _Actor:
-    """What runs in a worker's process. The model is loaded with the first task, and kept."""
+    """The actor in a worker's process. It loads the model for the first task and keeps it."""
 
     def __init__(
         self,
@@ -69,7 +69,7 @@ class _Actor:
         self._worker: Worker | None = None
 
     def do(self, work: Callable[[Worker, Any], Any], task: Any) -> tuple[str, Any]:
-        """The backbone's fingerprint, and what ``work`` makes of ``task``."""
+        """The backbone's fingerprint, and the result of ``work`` on ``task``."""
         worker = self._ready()
         return worker.backbone.fingerprint, work(worker, task)
 
@@ -89,20 +89,20 @@ class _Actor:
         settings: Settings,
         threads: int,
     ) -> Worker:
-        torch.set_num_threads(threads)  # Ray allows one; their number may change the last bit of a sum
+        torch.set_num_threads(threads)  # Ray sets one; the number of threads may change the last bit of a sum
         return Worker(load(), open_store(), settings)
 
 
 class RayTeam:
-    """Workers on Ray. A context manager: leaving it ends them (and Ray, where it was started here).
+    """Workers on Ray. A context manager that ends them (and Ray, if it was started here).
 
-    ``load`` and ``open_store`` are called by every worker, so they are functions Ray can send: a
-    `functools.partial` of `Backbone.from_pretrained` and of `ChunkStore.open`, say. What they name
-    (model, store, the plan's files) has to be reachable where workers run. Each worker takes a GPU when
-    ``gpu`` is true. ``threads`` (default: as many as torch uses here) are those of one worker.
+    Every worker calls ``load`` and ``open_store``, so Ray must be able to serialise them: for example
+    `functools.partial` of `Backbone.from_pretrained` and of `ChunkStore.open`. Model, store and the plan's
+    files must be reachable from the workers. Each worker takes a GPU if ``gpu`` is true, and ``threads``
+    threads (default: torch's present number).
 
-    Raises ClusterError when Ray is not installed or not reached, for workers that load different
-    models, and when a task has killed three workers; and whatever loading raises.
+    Raises ClusterError if Ray is not installed or not reachable, for workers that load different models, and
+    if a task has killed three workers; also the errors of loading.
     """
 
     def __init__(
@@ -125,7 +125,7 @@ class RayTeam:
             self._connect(cluster)
         self.reruns = 0
         self._fingerprint: str | None = None
-        count = cluster.workers or self._room(gpu)
+        count = cluster.workers or self._default_size(gpu)
         actor = ray.remote(_Actor).options(num_cpus=1, num_gpus=1 if gpu else 0)
         given = (load, open_store, settings, threads or torch.get_num_threads())
         self._new: Callable[[], Any] = lambda: actor.remote(*given)
@@ -141,13 +141,13 @@ class RayTeam:
 
     @property
     def size(self) -> int:
-        """How many workers there are."""
+        """Number of workers."""
         return len(self._actors)
 
     def run(
         self, work: Callable[[Worker, Task], Result], tasks: Sequence[Task]
     ) -> Iterator[tuple[Task, Result]]:
-        """Idle workers pull the next task; results come as they are done."""
+        """Run the tasks; idle workers pull the next one, and results arrive as they complete."""
         waiting = deque((task, 0) for task in tasks)
         idle = list(range(self.size))
         busy: dict[Any, tuple[int, Task, int]] = {}
@@ -170,7 +170,7 @@ class RayTeam:
                 send()
                 continue
             self._check(fingerprint)
-            send()  # nobody waits while the result is looked at
+            send()  # keeps the worker busy while the caller handles the result
             yield task, result
 
     def close(self) -> None:
@@ -197,7 +197,7 @@ class RayTeam:
     def _connect(self, cluster: Cluster) -> None:
         options: dict[str, Any] = {"log_to_driver": False, "configure_logging": False}
         if cluster.address is None:
-            # "local" by name: without it Ray joins whatever cluster it finds here, and refuses num_cpus
+            # without "local" Ray joins any cluster it finds on this machine, and refuses num_cpus
             options |= {"address": "local", "num_cpus": cluster.workers, "include_dashboard": False}
             options |= {"object_store_memory": _OBJECTS}
         else:
@@ -211,8 +211,8 @@ class RayTeam:
                 "or use --cluster local"
             ) from error
 
-    def _room(self, gpu: bool) -> int:
-        """A worker for every GPU of the cluster, or for every machine."""
+    def _default_size(self, gpu: bool) -> int:
+        """One worker for every GPU of the cluster, or for every machine."""
         if gpu:
             count = int(self._ray.cluster_resources().get("GPU", 0))
             if count < 1:
@@ -224,14 +224,14 @@ class RayTeam:
         try:
             return self._ray.get(reference)
         except self._ray.exceptions.RayTaskError as error:
-            raise error.cause from error  # what the worker raised, as it would be raised here
+            raise error.cause from error  # the worker's own exception
 
     def _replace(self, i: int, deaths: int, error: Exception) -> None:
         reason = " ".join(str(error).split())[:200]
         if deaths >= DEATHS:
             raise ClusterError(
-                f"one task has ended {deaths} workers ({reason}): what is stored stays; give workers more "
-                "memory, or run with --limit to find the window that does it"
+                f"one task has killed {deaths} workers ({reason}): stored objects stay; give workers more "
+                "memory, or run with --limit to find the window that causes it"
             ) from error
         logger.warning("a worker died, its task is done again: %s", reason)
         self.reruns += 1

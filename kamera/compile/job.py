@@ -1,11 +1,10 @@
-"""Run a plan: form and store what is missing behind each line's windows, and nothing else.
+"""Run a plan: form and store the missing objects of each line's window.
 
-First every chunk's canonical, then the patches, window by window in the order of a trie over
-antecedents (`ordering`), so that what windows have in common is prefilled once whatever the order of the
-plan's lines. Patches are formed behind *exact* antecedents (policy minimum "exact"), so what a plan
-leaves behind does not depend on what was stored before, on interruptions, on the order of runs, or on
-who did which part. The store is the record of progress: a job that was killed is run again and goes on
-where it stopped.
+First every chunk's canonical, then the patches, window by window in the order of a trie over antecedents
+(`ordering`), so that common antecedents are prefilled once for any order of the plan's lines. Patches are
+formed behind *exact* antecedents (policy minimum "exact"), so the result does not depend on the store's
+earlier contents, on interruptions, on the order of runs, or on the division of work. The store is the record
+of progress: a job that was killed is run again and continues.
 """
 
 from __future__ import annotations
@@ -26,12 +25,12 @@ from kamera.errors import PlanError
 from kamera.store import ChunkStore
 
 _PARTS = 4
-"""Tasks for each worker of several: few, so that little is prefilled twice; enough to end together."""
+"""Tasks per worker in a team of several: few repeat little prefill, many end at about the same time."""
 
 
 @dataclass(frozen=True)
 class Step:
-    """Part of a job is done: ``units`` of `Job.units`. ``doing`` is "canonicals" or "patches"."""
+    """Progress of a job: ``units`` of `Job.units` are done. ``doing`` is "canonicals" or "patches"."""
 
     doing: str
     units: int
@@ -40,7 +39,7 @@ class Step:
 def run_plan(
     plan: Plan, backbone: Backbone, store: ChunkStore, settings: Settings | None = None
 ) -> CompileReport:
-    """Compile a plan to its end in this process and report. Raises what `Job` raises."""
+    """Compile a plan completely in this process and report. Raises the errors of `Job`."""
     settings = settings or Settings()
     job = Job(plan, Here(backbone, store, settings), store, settings)
     for _ in job.steps():
@@ -62,11 +61,11 @@ def refuse_ids(windows: Iterable[PlannedWindow], missing: Collection[tuple[Syste
 
 
 class Job:
-    """One run of a plan by a team; `steps` does the work as it is iterated, `report` tells where it stands.
+    """One run of a plan by a team; iterating `steps` does the work, `report` gives the present state.
 
-    ``store`` is the one the team writes to. Raises PlanError, before anything is stored, for a chunk id
-    it does not hold and for layers the model does not have. A line that fails for its own reasons
-    (unreadable media, a position limit) is reported and the rest goes on; StoreError ends the run.
+    ``store`` is the store that the team writes to. Raises PlanError, before anything is stored, for a chunk
+    id that it does not hold and for layers that the model lacks. A line that fails by itself (unreadable
+    media, a position limit) is reported and the others continue; StoreError ends the run.
     """
 
     def __init__(self, plan: Plan, team: Team, store: ChunkStore, settings: Settings) -> None:
@@ -85,24 +84,24 @@ class Job:
 
     @property
     def chunks(self) -> int:
-        """Places that chunks have in windows."""
+        """Number of positions in all windows."""
         return sum(len(window.chunks) for window in self.windows)
 
     @property
     def units(self) -> int:
-        """How much there is to do, as `steps` counts it: different chunks, and places."""
+        """Amount of work in the units of `steps`: distinct chunks, and positions."""
         return sum(len(sources) for sources in self._ledger.sources.values()) + self.chunks
 
     def steps(self) -> Iterator[Step]:
         """Do the work."""
         systems = list(self._ledger.sources)
-        # one worker prefills each anchor once; several do not wait for each other at every prompt
+        # one worker goes prompt by prompt, so that it prefills each anchor once; several do not wait at each
         for group in [[s] for s in systems] if self.team.size == 1 else [systems]:
             yield from self._locate(group)
             yield from self._compile(group)
 
     def report(self) -> CompileReport:
-        """What has been done so far."""
+        """The report up to now."""
         ledger, cost = self._ledger, self._cost
         saved = ledger.formed_tokens()
         return CompileReport(
@@ -148,7 +147,7 @@ class Job:
 
     @property
     def _parts(self) -> int:
-        """Tasks to cut a system's work into; 0 for one for each chunk and window."""
+        """Number of tasks per system prompt; 0 for one per chunk and window."""
         return 0 if self.team.size == 1 else _PARTS * self.team.size
 
     def _check_layers(self, depth: int) -> None:

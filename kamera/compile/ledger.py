@@ -1,4 +1,4 @@
-"""What is known so far of every place a chunk has in a plan's windows, and what that counts up to."""
+"""Progress of a run: the outcome of every position in a plan's windows, and the totals."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from kamera.ops import PatchBudget
 
 System = str | None
 Node = tuple[System, int]
-"""A chunk behind its antecedents, numbered by the walk of its system prompt."""
+"""A chunk with its antecedents, numbered by the walk of its system prompt."""
 
 _BATCHES = 8
-"""Batches of canonicals that a task may fill, where one worker does them all."""
+"""Batches of canonicals in one task, for a team of one worker."""
 
 Key = TypeVar("Key", bound=Hashable)
 
 
 class Ledger:
-    """Books of one run. Results are entered in any order, and the counts do not depend on it."""
+    """Outcomes of one run. Results may be entered in any order, and the totals do not depend on it."""
 
     def __init__(self, windows: Sequence[PlannedWindow], settings: Settings) -> None:
         self.windows = windows
@@ -44,21 +44,20 @@ class Ledger:
         self._errors: dict[Node, tuple[int, str]] = {}
         self._tokens: dict[Node, int] = {}
 
-    # -- what there is to do -------------------------------------------------------------------
+    # -- tasks ---------------------------------------------------------------------------------
 
     def locating(self, system: System, parts: int) -> list[Sources]:
-        """The system's different chunks, in about ``parts`` tasks (0: enough in each to fill batches)."""
+        """The distinct chunks of a system prompt, in about ``parts`` tasks (0: tasks that fill batches)."""
         sources = self.sources[system]
         size = -(-len(sources) // parts) if parts else _BATCHES * self._settings.batch
         return [Sources(system, sources[i : i + size]) for i in range(0, len(sources), size)]
 
     def compiling(self, system: System, parts: int) -> list[tuple[Branch, ...]]:
-        """The system's windows as branches of its trie, in about ``parts`` tasks (0: one each).
+        """The windows of a system prompt as branches of its trie, in about ``parts`` tasks (0: one each).
 
-        Every chunk must have been entered. A patch that several lines want is formed within the least
-        budget that meets them all, as one is stored for each place. An orbit patch is owed by the first
-        branch whose set it is, so that who forms it, and from which order, does not depend on the order
-        of the plan.
+        Every chunk must have been entered. One patch is stored per node, so it is formed within the smallest
+        budget that satisfies all lines. The first branch with its antecedent set forms an orbit patch, so
+        that the result does not depend on the order of the plan.
         """
         windows = [planned for planned in self.windows if planned.system == system]
         walked = self._walks[system] = walk(self._ids(planned) for planned in windows)
@@ -103,21 +102,21 @@ class Ledger:
         ]
 
     def cut_off(self, system: System) -> int:
-        """Places that no branch has, as a chunk before them or their own cannot be had."""
+        """Number of positions outside every branch, because their chunk or one before it is unavailable."""
         return sum(len(w.chunks) - len(self._ids(w)) for w in self.windows if w.system == system)
 
-    # -- what was done -------------------------------------------------------------------------
+    # -- results -------------------------------------------------------------------------------
 
     def enter_found(self, system: System, found: Found) -> None:
-        """A chunk was located."""
+        """Enter a located chunk."""
         self._found[system, found.source] = found
         if found.formed:
             self._canonicals.add((system, found.chunk_id))
 
     def enter_grown(self, branch: Branch, grown: Grown) -> int:
-        """A branch was compiled; how many places of the plan that settles."""
+        """Enter a compiled branch; returns the number of positions of the plan that it settles."""
         nodes = [(branch.system, n) for n in self._walks[branch.system].nodes[branch.index]]
-        for i in grown.patches:  # those of nodes that are another's, too
+        for i in grown.patches:  # including nodes of other branches
             self._patches[nodes[i]] = "formed"
         self._orbits.update(nodes[i] for i in grown.orbits)
         own = range(branch.first, len(nodes))
@@ -128,10 +127,10 @@ class Ledger:
             self._errors[nodes[max(grown.failed, branch.first)]] = (grown.failed, grown.error)
         return sum(self._places[nodes[i]] for i in own)
 
-    # -- what it counts up to ------------------------------------------------------------------
+    # -- totals --------------------------------------------------------------------------------
 
     def canonicals(self) -> Counts:
-        """Of every place whose chunk was located or refused."""
+        """Counts over the positions whose chunk was located or refused."""
         outcomes: list[tuple[Hashable, Outcome]] = []
         for planned in self.windows:
             for source in planned.chunks:
@@ -144,11 +143,11 @@ class Ledger:
         return _counted(outcomes)
 
     def patches(self) -> Counts:
-        """Of every settled place that has antecedents."""
+        """Counts over the settled positions with antecedents."""
         return _counted([(node, outcome) for _, node, outcome in self._settled()])
 
     def orbits(self) -> Counts:
-        """As `patches`, of orbit patches, at the places of lines that want them."""
+        """Counts of orbit patches, over the positions of lines that request them."""
         outcomes: list[tuple[Hashable, Outcome]] = []
         for planned, node, outcome in self._settled():
             if not self._settings.orbit_of(planned):
@@ -161,11 +160,11 @@ class Ledger:
         return _counted(outcomes)
 
     def formed_tokens(self) -> int:
-        """Tokens of the chunks, at their places, whose patches were formed."""
+        """Tokens of the chunks whose patches were formed, counted per node."""
         return sum(self._tokens[node] for node, outcome in self._patches.items() if outcome == "formed")
 
     def failures(self) -> tuple[Failure, ...]:
-        """One for each line that could not be compiled to its end, in their order."""
+        """One for each line that could not be compiled completely, in the plan's order."""
         failures = []
         for planned in self.windows:
             problem = self._problem(planned)
@@ -176,7 +175,7 @@ class Ledger:
     # -- inside --------------------------------------------------------------------------------
 
     def _ids(self, planned: PlannedWindow) -> Path:
-        """Chunk ids of a window, up to the first that cannot be had."""
+        """Chunk ids of a window, up to the first unavailable one."""
         ids: list[str] = []
         for source in planned.chunks:
             found = self._found[planned.system, source]
@@ -190,7 +189,7 @@ class Ledger:
         return [(planned.system, n) for n in nodes]
 
     def _settled(self) -> Iterator[tuple[PlannedWindow, Node | None, Outcome]]:
-        """Places that have antecedents, done or given up; without a node where a chunk cannot be had."""
+        """Settled positions with antecedents; the node is None if a chunk is unavailable."""
         for planned in self.windows:
             if planned.system not in self._walks:
                 continue
@@ -213,12 +212,12 @@ class Ledger:
 
 
 def _join(budgets: dict[Key, PatchBudget], key: Key, budget: PatchBudget) -> None:
-    """The least budget that meets what was asked before and this too."""
+    """Extend ``budgets[key]`` to the smallest budget that also satisfies ``budget``."""
     budgets[key] = budgets[key].joined(budget) if key in budgets else budget
 
 
 def _counted(outcomes: Sequence[tuple[Hashable, Outcome]]) -> Counts:
-    """Count outcomes of named things: what was formed once was reused at every other place it has."""
+    """Counts of named outcomes: an object formed once counts as reused at its other positions."""
     counts: Counter[Outcome] = Counter()
     seen: set[Hashable] = set()
     for name, outcome in outcomes:

@@ -1,4 +1,4 @@
-"""Chunks of a plan, known by their ids; what the store lacks of their canonicals is formed on the way."""
+"""Ids of the chunks of a plan; missing canonicals are formed on the way."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from kamera.store import ChunkStore
 
 
 class NotStored(KameraError):
-    """What was archived is not in the store afterwards."""
+    """An archived object is not in the store afterwards."""
 
 
 class Locator:
-    """Locates chunks for one worker. Chunks of one form wait for each other until they fill a forward."""
+    """Locates chunks for one worker. Chunks of one shape are collected until they fill a forward."""
 
     def __init__(self, backbone: Backbone, store: ChunkStore, canonicals: Canonicals) -> None:
         self._backbone = backbone
@@ -31,15 +31,15 @@ class Locator:
     def locate(
         self, lookup: Lookup, former: Callable[[], Former], task: Sources, cost: Cost
     ) -> tuple[Found, ...]:
-        """Every source of ``task``, in order; errors of a chunk's own are in what is found.
+        """Every source of ``task``, in order; errors of single chunks are in `Found.error`.
 
-        ``former`` is asked for when something has to be formed, as it prefills the anchor. Raises
+        ``former`` is called only if something has to be formed, because it prefills the anchor. Raises
         StoreError and StoreVersionError.
         """
         seen: list[Found | Facts] = []
         groups: dict[Hashable, list[Facts]] = {}
         begun: set[str] = set()
-        why: dict[str, str] = {}  # what could not be formed
+        why: dict[str, str] = {}  # errors by chunk id
         for i, source in enumerate(task.sources):
             seen.append(there := self._look(lookup, former, source))
             if isinstance(there, Found) or there.chunk_id in begun:
@@ -56,11 +56,11 @@ class Locator:
         return tuple(_found(s, there, why) for s, there in zip(task.sources, seen, strict=True))
 
     def facts(self, source: Described) -> Facts:
-        """A chunk from its content, encoded. Raises UnreadableMedia, and what making a chunk raises."""
+        """A chunk from its content, encoded. Raises UnreadableMedia and the errors of chunk building."""
         return self._encoded(self._built(source))
 
     def _look(self, lookup: Lookup, former: Callable[[], Former], source: ChunkSource) -> Found | Facts:
-        """A chunk that is stored, or cannot be had; or the facts of one that is to be formed."""
+        """A stored or unavailable chunk, or the facts of one to be formed."""
         try:
             if isinstance(source, Stored):
                 info = self._store.info(lookup.context, source.chunk_id)
@@ -83,7 +83,7 @@ class Locator:
             return self._backbone.chunk([dict(item) for item in source.items])
         except KameraError:
             raise
-        except ValueError as error:  # a processor's own refusal: a picture too narrow, say
+        except ValueError as error:  # the processor's own error, for example for a picture too narrow
             raise UnreadableMedia(f"{source.key[:80]} was refused by the processor: {error}") from error
 
     def _encoded(self, chunk: Chunk) -> Facts:
@@ -98,7 +98,7 @@ class Locator:
         more: int,
         cost: Cost,
     ) -> dict[str, str]:
-        """Form the canonicals of a group; why those could not be that could not, by chunk id."""
+        """Form the canonicals of a group; returns errors by chunk id."""
         try:
             self._canonicals.archive(former, group, shape, more, cost)
         except (StoreError, StoreVersionError):
@@ -121,8 +121,8 @@ class Locator:
 def not_stored(chunk_id: str, store: ChunkStore) -> str:
     """The message of a `NotStored`."""
     return (
-        f"chunk {chunk_id[:12]} was prefilled but {store!r} does not hold what came of it: a memory store "
-        "let go of it; give the store more room"
+        f"chunk {chunk_id[:12]} was prefilled but {store!r} does not hold the result: a memory store "
+        "evicted it; give the store more memory"
     )
 
 

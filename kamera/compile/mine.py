@@ -1,4 +1,4 @@
-"""Plans from what windows did: the antecedent lists that came back, by what patches for them would save."""
+"""Plans from traces of windows: recurring lists of antecedents, ranked by the savings of their patches."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from kamera.errors import TraceError
 
 @dataclass(frozen=True)
 class Mined:
-    """A window worth compiling: its chunk ids in order, and how often all of it recurred.
+    """A window worth compiling: its chunk ids in order, and the number of its recurrences.
 
-    ``saved_tokens`` are what the same traffic again would not prefill with the window's patches,
-    ``forming_tokens`` what forming them prefills once (its canonicals are stored). Patches that a window
-    before this one brings with it count there.
+    ``saved_tokens`` are the tokens that the window's patches would save if the trace occurred again,
+    ``forming_tokens`` those that forming them prefills once (with stored canonicals). Patches shared with
+    an earlier window of the list count there.
     """
 
     chunks: Path
@@ -38,15 +38,14 @@ def mine(
     tokens: int | None = None,
     held: Collection[str] | None = None,
 ) -> list[Mined]:
-    """The windows of a trace (`kamera.window.trace`) that recurred, the most saving first.
+    """The recurring windows of a trace (`kamera.window.trace`), the largest savings first.
 
-    A chunk's coming to a place behind antecedents counts if it did so ``times`` times or more. At most
-    ``top`` windows, and at most ``tokens`` to prefill for all of them. Windows end before the first
-    chunk that is not in ``held``. ``anchor`` chooses a system prompt, by the beginning of its digest,
-    when windows had several.
+    An arrival of a chunk behind given antecedents counts if it occurred at least ``times`` times. Returns at
+    most ``top`` windows with at most ``tokens`` to prefill in all. Windows end before the first chunk that
+    is not in ``held``. ``anchor`` selects a system prompt by a prefix of its digest, if there are several.
 
-    Raises TraceError naming the line for a file that is no trace, ValueError for an anchor that is not in
-    it, or for several when none is chosen.
+    Raises TraceError naming the line for a file that is not a trace, ValueError for an unknown anchor, or if
+    there are several and none is selected.
     """
     for name, value in (("times", times), ("top", top), ("tokens", tokens)):
         if value is not None and value < 1:
@@ -59,7 +58,7 @@ def mine(
         if line["anchor"] == wanted:
             chunks = _held(line["chunks"], held)
             length.update(zip(line["chunks"], line["tokens"], strict=True))
-            # a leading chunk needs no patch
+            # a leading chunk has no antecedents
             arrivals.update(chunks[: i + 1] for i in range(max(1, line["placed"]), len(chunks)))
     recurred = {path: count for path, count in arrivals.items() if count >= times}
     return _chosen(recurred, length, top, tokens)
@@ -75,7 +74,7 @@ def plan_text(mined: Iterable[Mined], system: str | None) -> str:
 def _chosen(
     recurred: dict[Path, int], length: dict[str, int], top: int | None, tokens: int | None
 ) -> list[Mined]:
-    """Greedy by what is still to be saved: what a chosen window has covered, no other saves again."""
+    """Greedy by remaining savings: a patch of one chosen window counts in no other."""
     covered: set[Path] = set()
 
     def worth(path: Path) -> Mined:
@@ -90,7 +89,7 @@ def _chosen(
     while heap and len(chosen) != top:
         promised, path = heapq.heappop(heap)
         best = worth(path)
-        if -best.saved_tokens != promised:  # less than when it was put here: not the best any more, perhaps
+        if -best.saved_tokens != promised:  # smaller than on insertion: maybe not the largest any more
             heapq.heappush(heap, (-best.saved_tokens, path))
         elif best.forming_tokens <= left:
             chosen.append(best)
@@ -129,10 +128,10 @@ def _lines(path: FilePath) -> Iterator[dict[str, Any]]:
             if not ok:
                 raise ValueError("fields of the wrong form")
         except (ValueError, KeyError, TypeError, RecursionError) as error:
-            if number > len(whole):  # the end of a file, or a line that is being written
+            if number > len(whole):  # the last line may be incomplete: it is still being written
                 continue
             raise TraceError(
-                f"{path}:{number}: no operation of a window ({type(error).__name__}: {error}): give a file "
+                f"{path}:{number}: not a window's operation ({type(error).__name__}: {error}): give a file "
                 "that KameraWindow(trace=…) wrote"
             ) from None
         yield line

@@ -1,8 +1,8 @@
-"""In which order windows are run: as a walk over a trie, so that common antecedents are prefilled once.
+"""Order of windows: a walk over a trie, so that common antecedents are prefilled once.
 
-The trie's nodes are chunks behind their antecedents. Sorted by chunk ids, windows stand in the order of
-a depth-first walk, so the trie itself is never built: what a window has in common with the one before
-it is all that can be kept, and no order keeps more.
+The trie's nodes are chunks with their antecedents. Sorting windows by chunk ids gives a depth-first walk, so
+the trie itself is never built: each window keeps its common prefix with the one before, and no order keeps
+more.
 """
 
 from __future__ import annotations
@@ -17,12 +17,11 @@ Path = tuple[str, ...]
 
 @dataclass(frozen=True)
 class Walk:
-    """Windows in trie order, whatever order they were given in.
+    """Windows in trie order.
 
-    ``paths``: those that are no prefix of another; the others are done on the way. ``nodes[i][d]``
-    numbers the node of chunk ``d`` of path ``i``: equal numbers are equal chunks behind equal
-    antecedents. Path ``i`` has its first ``shared[i]`` nodes in common with the path before it and is
-    the first to come by the rest, which are its own.
+    ``paths``: the windows that are not a prefix of another. ``nodes[i][d]`` numbers the node of chunk ``d``
+    of path ``i``: equal numbers are equal chunks behind equal antecedents. Path ``i`` shares its first
+    ``shared[i]`` nodes with the path before it; the others are new.
     """
 
     paths: tuple[Path, ...]
@@ -30,11 +29,11 @@ class Walk:
     shared: tuple[int, ...]
 
     def places(self, window: Sequence[str]) -> tuple[int, ...]:
-        """The node of each chunk of a window that the walk was made of."""
+        """The node of each chunk of a window of the walk."""
         path = tuple(window)
-        if not path:  # its first chunk cannot be had, and there may be no path at all
+        if not path:  # its first chunk is unavailable, and the walk may be empty
             return ()
-        first = bisect_left(self.paths, path)  # nothing sorts between a prefix and what it begins
+        first = bisect_left(self.paths, path)  # a prefix sorts directly before its extensions
         return self.nodes[first][: len(path)]
 
 
@@ -56,7 +55,7 @@ def walk(windows: Iterable[Sequence[str]]) -> Walk:
 
 
 def common(one: Sequence[str], other: Sequence[str]) -> int:
-    """How many leading chunks two windows have in common."""
+    """Length of the common prefix of two windows, in chunks."""
     same = 0
     while same < min(len(one), len(other)) and one[same] == other[same]:
         same += 1
@@ -64,10 +63,10 @@ def common(one: Sequence[str], other: Sequence[str]) -> int:
 
 
 def shards(paths: Walk, tokens: Mapping[str, int], limit: int) -> list[range]:
-    """Cut a walk into runs of consecutive paths of at most ``limit`` tokens, or one path, each.
+    """Cut a walk into runs of consecutive paths, each of at most ``limit`` tokens or one path.
 
-    ``tokens`` are those of each chunk; a run costs the tokens of its distinct nodes, as whoever does it
-    starts from nothing. A run that has to end does so where, in its second half, the least is shared.
+    ``tokens`` are those of each chunk; a run costs the tokens of its distinct nodes, because its worker
+    starts without KV. A run ends at the smallest common prefix in its second half.
     """
 
     def cost(i: int, held: int) -> int:

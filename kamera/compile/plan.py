@@ -1,11 +1,10 @@
-"""Plans: which windows to compile, one JSON object a line.
+"""Plans: the windows to compile, one JSON object per line.
 
 A line is ``{"system": "You watch a camera.", "chunks": [CONTENT, …]}``. CONTENT is text, a chat content
 item or list (``{"image": "a.png"}``, ``{"video": "b.mp4", "fps": 1}``, ``{"text": "…"}``), or
-``{"chunk_id": "…"}`` of a chunk that is already stored. ``system`` may be left out, and means what it
-means to `KameraWindow`. ``rank``, ``layers`` (numbers, or ``"a:b"``) and ``orbit`` (true, false) say what
-to form for this line, where that is not what the job forms. Relative paths are relative to the plan; blank
-lines are skipped.
+``{"chunk_id": "…"}`` of a stored chunk. ``system`` is optional, as in `KameraWindow`. ``rank``, ``layers``
+(numbers, or ``"a:b"``) and ``orbit`` (true, false) override the job's settings for this line. Relative paths
+are relative to the plan; blank lines are skipped.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ class Described:
 
 @dataclass(frozen=True)
 class Stored:
-    """A chunk given by the id it is stored under."""
+    """A chunk given by its id in the store."""
 
     chunk_id: str
 
@@ -48,7 +47,7 @@ ChunkSource = Described | Stored
 
 @dataclass(frozen=True)
 class PlannedWindow:
-    """One line: the chunks of a window, in order, and what it asks to be formed (None: it does not say).
+    """One line: the chunks of a window, in order, and its own settings (None: those of the job).
 
     ``where`` is ``file:line``.
     """
@@ -63,18 +62,18 @@ class PlannedWindow:
 
 @dataclass(frozen=True)
 class Plan:
-    """A plan file that was read and checked."""
+    """A checked plan file."""
 
     path: Path
     windows: tuple[PlannedWindow, ...]
 
 
 class _Bad(Exception):
-    """What is wrong with the line being read."""
+    """An error of the line being read."""
 
 
 def read_plan(path: str | Path) -> Plan:
-    """Read and check a plan without a model: form, names, and that every file is there.
+    """Read a plan and check, without a model, its format, its names and that every file exists.
 
     Raises PlanError naming every bad line, FileNotFoundError (or another OSError) for the plan itself.
     """
@@ -92,7 +91,7 @@ def read_plan(path: str | Path) -> Plan:
     if problems:
         raise PlanError(problems)
     if not windows:
-        raise PlanError([f"{path}:1: the plan describes no window: give one JSON object a line"])
+        raise PlanError([f"{path}:1: the plan describes no window: give one JSON object per line"])
     return Plan(path, tuple(windows))
 
 
@@ -106,11 +105,11 @@ def _window(where: str, line: bytes, base: Path) -> PlannedWindow:
     except (ValueError, RecursionError) as error:
         raise _Bad(f"not JSON ({error}): give one object a line") from None
     if not isinstance(value, dict):
-        raise _Bad(f'{_short(value)} is no object: give {{"system": …, "chunks": […]}}')
+        raise _Bad(f'{_short(value)} is not an object: give {{"system": …, "chunks": […]}}')
     _known(value, ("system", "chunks", "rank", "layers", "orbit"), "a window")
     system = value.get("system")
     if system is not None and not isinstance(system, str):
-        raise _Bad(f"system {_short(system)} is no text: give a string, or leave it out")
+        raise _Bad(f"system {_short(system)} is not text: give a string, or leave it out")
     chunks = value.get("chunks")
     if not isinstance(chunks, list) or not chunks:
         raise _Bad(f"chunks is {_short(chunks)}: give a list of at least one chunk")
@@ -142,11 +141,11 @@ def _source(content: Any, base: Path) -> ChunkSource:
         _known(content, ("chunk_id",), "a stored chunk")
         chunk_id = content["chunk_id"]
         if not isinstance(chunk_id, str) or not chunk_id:
-            raise _Bad(f"chunk_id {_short(chunk_id)} is no id: give a stored chunk's (kamera store ls)")
+            raise _Bad(f"chunk_id {_short(chunk_id)} is not an id: give a stored chunk's (kamera store ls)")
         return Stored(chunk_id)
     parts = content if isinstance(content, list) else [content]
     if not parts:
-        raise _Bad(f"an empty list is no chunk: {_WAYS}")
+        raise _Bad(f"an empty list is not a chunk: {_WAYS}")
     items = tuple(_item(part, base) for part in parts)
     return Described(items, json.dumps(items, sort_keys=True))
 
@@ -155,13 +154,13 @@ def _item(part: Any, base: Path) -> dict[str, Any]:
     if isinstance(part, str):
         part = {"text": part}
     if not isinstance(part, dict):
-        raise _Bad(f"{_short(part)} is no content: {_WAYS}")
+        raise _Bad(f"{_short(part)} is not content: {_WAYS}")
     if "chunk_id" in part:
-        raise _Bad("chunk_id stands for a whole chunk: it cannot be one item of a list")
+        raise _Bad("chunk_id names a whole chunk: it cannot be one item of a list")
     kinds = [kind for kind in _FIELDS if kind in part]
     kind = part.get("type", kinds[0] if len(kinds) == 1 else None)
     if not isinstance(kind, str) or kinds != [kind]:
-        raise _Bad(f"item with {sorted(part)} is no content: {_WAYS}")
+        raise _Bad(f"item with {sorted(part)} is not content: {_WAYS}")
     _known(part, ("type", kind, *_FIELDS[kind]), f"{kind} content")
     options = {name: part[name] for name in _FIELDS[kind] if part.get(name) is not None}
     for name, number in options.items():
@@ -181,7 +180,7 @@ def _item(part: Any, base: Path) -> dict[str, Any]:
 
 def _file(name: Any, base: Path, kind: str) -> str:
     if not isinstance(name, str) or not name:
-        raise _Bad(f"{kind} {_short(name)} is no path: give the path of a file")
+        raise _Bad(f"{kind} {_short(name)} is not a path: give the path of a file")
     path = base / name.removeprefix("file://")
     if not path.is_file():
         raise _Bad(f"no {kind} at {str(path)!r}: paths are relative to the plan's folder")

@@ -1,4 +1,4 @@
-"""What a compilation did: counts taken where the work happened."""
+"""Outcome of a compilation, from counts taken on the model and the store."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Outcome = Literal["formed", "reused", "skipped"]
 
 @dataclass(frozen=True)
 class Counts:
-    """``formed`` in this run, ``reused`` because they were there, ``skipped`` as their window failed."""
+    """``formed`` in this run, ``reused`` from the store, ``skipped`` because their window failed."""
 
     formed: int = 0
     reused: int = 0
@@ -21,7 +21,7 @@ class Counts:
 
 @dataclass(frozen=True)
 class Failure:
-    """A line that could not be compiled to its end. ``where`` is ``file:line``."""
+    """A line that could not be compiled completely. ``where`` is ``file:line``."""
 
     where: str
     error: str
@@ -29,16 +29,15 @@ class Failure:
 
 @dataclass(frozen=True)
 class BreakEven:
-    """How often each patch formed in a run has to be reused until it is repaid; seconds by the run's clock.
+    """Reuses after which each patch formed in a run has repaid its cost; seconds by the run's clock.
 
-    ``context_seconds`` is what the forwards in context took of the chunks whose patches were formed, and
-    so what a window without them would spend again; ``serving_seconds`` what serving all of them from
-    memory takes, measured on some. Their difference is what one reuse of each saves. None where it saves
-    nothing.
+    ``context_seconds`` is the time of the forwards in context of the chunks whose patches were formed, which
+    a window without them would spend again; ``serving_seconds`` the time to serve all of them from memory,
+    measured on some. One reuse of each saves the difference. None if it saves nothing.
 
-    ``harvested``: for a window that prefills these chunks anyway, extra are the canonicals that were not
-    stored (``canonical_seconds``) and making the patches (``forming_seconds``). ``compiled``: ahead of
-    any window, all the work of the run is extra: antecedents, media and orbit patches too.
+    ``harvested``: for a window that prefills these chunks anyway, the extra cost is that of the missing
+    canonicals (``canonical_seconds``) and of the patches (``forming_seconds``). ``compiled``: ahead of any
+    window, all work of the run is extra cost: antecedents, media and orbit patches too.
     """
 
     harvested: float | None
@@ -50,7 +49,7 @@ class BreakEven:
 
     @classmethod
     def of(cls, cost: Cost, tokens: int) -> BreakEven:
-        """From the work of a run that formed patches of ``tokens`` tokens."""
+        """Break-even of a run that formed patches of ``tokens`` tokens."""
         serving = tokens * cost.applied_seconds / cost.applied_tokens if cost.applied_tokens else 0.0
         saved = cost.context_seconds - serving
         extra = cost.canonical_seconds + cost.forming_seconds
@@ -66,9 +65,9 @@ class BreakEven:
 
 @dataclass(frozen=True)
 class Batches:
-    """Canonicals that shared a forward (`compile.canonicals`), and what it took to know that they may.
+    """Canonicals that shared a forward (`compile.canonicals`), and the trials that allowed it.
 
-    ``trials`` batches were run once more than needed, to compare rows; ``equal`` of them in every bit.
+    ``trials`` batches were run once more to compare rows; ``equal`` of them agreed in every bit.
     """
 
     canonicals: int
@@ -87,11 +86,11 @@ class CompileReport:
     through the decoder) and ``vision_encodes`` are counted by hooks on the model. ``bytes_stored`` are
     those of the canonicals and patches that were formed, as stored.
 
-    ``seconds`` is wall time, ``work_seconds`` what workers spent by their ``clock`` (all of them
-    together), ``decoder_seconds`` that part of it inside the decoder. ``saved_tokens`` are what one
-    reuse of every patch formed here does not prefill; ``break_even`` is None when none was formed.
+    ``seconds`` is wall time, ``work_seconds`` the sum over workers by their ``clock``, and
+    ``decoder_seconds`` its part inside the decoder. ``saved_tokens`` are the tokens that one reuse of every
+    patch formed here does not prefill; ``break_even`` is None if none was formed.
 
-    ``workers`` is the size of the team, ``reruns`` the tasks done again because a worker died.
+    ``workers`` is the size of the team, ``reruns`` the tasks repeated because a worker died.
     """
 
     windows: int

@@ -1,4 +1,4 @@
-"""What a reuse costs: a patch that was just formed, served once for the clock."""
+"""Cost of a reuse: a newly formed patch is served once for the clock."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from kamera.patches import Copy, Facts, Former
 
 
 def time_serving(former: Former, facts: Facts, copy: Copy, clock: Clock, cost: Cost) -> None:
-    """Time what a window does to serve the patch of a chunk where ``copy`` was prefilled, from memory.
+    """Time serving a chunk's patch from memory at the position of ``copy``, as a window does.
 
-    Once in a task: a reuse costs about the same for every token.
+    Once per task: the cost of a reuse is about equal for every token.
     """
     if cost.applied_tokens:
         return

@@ -1,4 +1,4 @@
-"""What a job forms."""
+"""Settings of a job."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ from kamera.window import ReusePolicy
 
 @dataclass(frozen=True)
 class Settings:
-    """What to form where a line of the plan does not say: patches within ``rank``, ``patch_bytes`` and
-    ``layers`` (as in `ReusePolicy`); with ``orbit`` also one per antecedent set.
+    """Defaults for the lines of a plan: patches within ``rank``, ``patch_bytes`` and ``layers`` (as in
+    `ReusePolicy`); with ``orbit`` also one per antecedent set.
 
-    ``samples`` and ``seed`` say which orderings an orbit patch averages (`patches.orderings`); ``limit``
-    compiles the first lines only. At most ``batch`` canonicals share a forward (`compile.canonicals`).
+    ``samples`` and ``seed`` select the orderings that an orbit patch averages (`patches.orderings`);
+    ``limit`` compiles the first lines only. At most ``batch`` canonicals share a forward
+    (`compile.canonicals`).
     """
 
     rank: int = ReusePolicy.rank
@@ -34,19 +35,19 @@ class Settings:
             if value is not None and value < 1:
                 raise ValueError(f"{name} {value} must be at least 1")
         object.__setattr__(self, "layers", layers_of(self.layers))
-        _ = self.budget  # it refuses what is no budget
+        _ = self.budget  # raises for an invalid budget
 
     @property
     def budget(self) -> PatchBudget:
-        """How large a patch may be."""
+        """Budget of a patch."""
         return PatchBudget(self.rank, self.patch_bytes, layers_of(self.layers))
 
     def budget_of(self, line: PlannedWindow) -> PatchBudget:
-        """How large a patch of this line may be."""
+        """Budget of a patch of this line."""
         rank = self.rank if line.rank is None else line.rank
         layers = self.layers if line.layers is None else line.layers
         return PatchBudget(rank, self.patch_bytes, layers_of(layers))
 
     def orbit_of(self, line: PlannedWindow) -> bool:
-        """Whether orbit patches are formed for this line."""
+        """True if orbit patches are formed for this line."""
         return self.orbit if line.orbit is None else line.orbit

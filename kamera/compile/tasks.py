@@ -1,4 +1,4 @@
-"""What a worker is asked to do, and what it answers: ids, counts and descriptions, no tensors."""
+"""Tasks and results of workers: ids, counts and descriptions, no tensors."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from kamera.ops import PatchBudget
 class Cost:
     """Work done: counts by hooks on the model, seconds by the worker's `Clock`.
 
-    ``seconds`` is all of a task's. Of that: ``decoder_seconds`` inside the decoder; ``canonical_seconds``
-    forming and archiving canonicals; ``context_seconds`` prefilling, in context, the chunks whose patches
-    were formed; ``forming_seconds`` making those patches of it and storing them.
-    ``applied_seconds`` is what serving some of those patches, of ``applied_tokens`` tokens, took.
+    ``seconds`` is the total of a task. Of these, ``decoder_seconds`` were inside the decoder,
+    ``canonical_seconds`` formed and archived canonicals, ``context_seconds`` prefilled in context the chunks
+    whose patches were formed, and ``forming_seconds`` formed and stored those patches. ``applied_seconds``
+    is the time to serve some of those patches, of ``applied_tokens`` tokens.
 
     ``batched`` canonicals came out of a forward of several; ``trials`` forwards were spent to see whether
     that is right, and was for ``trials_equal`` of them. ``bytes`` are those of the canonicals and
@@ -41,7 +41,7 @@ class Cost:
     refused: int = 0
 
     def add(self, other: Cost) -> None:
-        """Count ``other`` too."""
+        """Add the counts of ``other``."""
         for name, value in vars(other).items():
             setattr(self, name, getattr(self, name) + value)
 
@@ -64,7 +64,7 @@ class Sources:
 
 @dataclass(frozen=True)
 class Found:
-    """One chunk of `Sources`: its id and tokens, and whether it was formed now; or why it cannot be."""
+    """One chunk of `Sources`: its id and tokens, and True in ``formed`` if it was formed now; or an error."""
 
     source: ChunkSource
     chunk_id: str = ""
@@ -75,11 +75,10 @@ class Found:
 
 @dataclass(frozen=True)
 class Branch:
-    """A window to compile: path ``index`` of a walk, its chunk ids, and where each is from.
+    """A window to compile: path ``index`` of a walk, its chunk ids, and the source of each.
 
-    The chunks before ``first`` belong to another branch: they are prefilled, and no more is owed.
-    ``budgets`` are those of every chunk's patch; orbit patches are owed for the places in ``orbits``,
-    within the budgets there.
+    The chunks before ``first`` belong to another branch: they are only prefilled. ``budgets`` are those of
+    every chunk's patch; ``orbits`` maps the positions that need an orbit patch to its budget.
     """
 
     system: str | None
@@ -93,9 +92,9 @@ class Branch:
 
 @dataclass(frozen=True)
 class Grown:
-    """One `Branch`: for which of its chunks a patch and an orbit patch was formed now.
+    """Result of a `Branch`: the positions whose patch and whose orbit patch were formed now.
 
-    ``failed`` is the first chunk that could not be done, ``error`` why; those behind it are not done.
+    ``failed`` is the first chunk that failed, with ``error``; the chunks after it were not compiled.
     """
 
     patches: frozenset[int]
@@ -106,7 +105,7 @@ class Grown:
 
 @dataclass(frozen=True)
 class Located:
-    """Found of every source of a task, in order, and what it cost."""
+    """Results for every source of a task, in order, and the cost."""
 
     found: tuple[Found, ...]
     cost: Cost
@@ -114,7 +113,7 @@ class Located:
 
 @dataclass(frozen=True)
 class Compiled:
-    """Grown of every branch of a task, in order, and what it cost."""
+    """Results for every branch of a task, in order, and the cost."""
 
     grown: tuple[Grown, ...]
     cost: Cost

@@ -1,4 +1,4 @@
-"""A team of workers: who does a job's tasks, and in which order the results come back."""
+"""Teams of workers that run a job's tasks."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ Result = TypeVar("Result")
 
 
 class Team(Protocol):
-    """What a job needs of its workers.
+    """Interface of a job to its workers.
 
-    ``size`` is how many there are, ``reruns`` how many tasks were done again because a worker died.
+    ``size`` is the number of workers, ``reruns`` the number of tasks repeated because a worker died.
     """
 
     @property
@@ -28,7 +28,7 @@ class Team(Protocol):
     def run(
         self, work: Callable[[Worker, Task], Result], tasks: Sequence[Task]
     ) -> Iterator[tuple[Task, Result]]:
-        """Do each task on some worker; results come as they are done."""
+        """Run each task on some worker; results arrive as they complete."""
         ...
 
 
@@ -44,6 +44,6 @@ class Here:
     def run(
         self, work: Callable[[Worker, Task], Result], tasks: Sequence[Task]
     ) -> Iterator[tuple[Task, Result]]:
-        """Do the tasks in their order."""
+        """Run the tasks in their order."""
         for task in tasks:
             yield task, work(self._worker, task)

@@ -1,8 +1,7 @@
-"""Who forms and stores: one backbone and one store, given a task at a time, in this process or another.
+"""A worker: one backbone and one store, which forms and stores one task at a time, in any process.
 
-Nothing here depends on which worker did what before: canonicals are formed behind the anchor alone,
-patches behind *exact* antecedents. So however a plan is cut into tasks, and whoever dies on the way, the
-same objects are stored.
+Results do not depend on earlier tasks: canonicals are formed behind the anchor alone, patches behind *exact*
+antecedents. So the same objects are stored for any division of a plan into tasks and after any crash.
 """
 
 from __future__ import annotations
@@ -35,12 +34,12 @@ from kamera.patches import Copy, Facts, Former, compact_positions, prefill_ancho
 from kamera.store import ChunkStore, ObjectInfo
 
 FLUSH_SECONDS = 60.0
-"""How long a remote may take for what a task has put."""
+"""Seconds a remote may take to store the objects of a task."""
 
 
 @dataclass(eq=False)
 class _Open:
-    """The window at hand: what stands in it, all exact. Branches that share a beginning share its KV."""
+    """The current window, all of it exact. Branches with a common prefix share its KV."""
 
     system: str | None
     former: Former
@@ -56,11 +55,11 @@ class _Open:
         return tuple(chunk.chunk_id for chunk in self.chunks)
 
     def keep(self, count: int) -> None:
-        """Let go of all but the first chunks."""
+        """Drop all but the first ``count`` chunks."""
         del self.chunks[count:], self.copies[count:]
 
     def grow(self, facts: Facts) -> Copy:
-        """One more chunk, prefilled behind the others; the first is its canonical, where that is exact."""
+        """Append a chunk, prefilled in context; the leading one is its canonical, if that is exact."""
         former, path = self.former, self.path
         copy = None if path else former.leading(facts)
         if copy is None or copy.lossy:
@@ -76,7 +75,7 @@ class _Open:
 
 
 class Worker:
-    """Does tasks. Errors of a chunk's own are part of the result; StoreError and what is no
+    """Runs tasks. Errors of single chunks are part of the result; StoreError and errors that are not a
     KameraError are raised.
     """
 
@@ -91,22 +90,22 @@ class Worker:
         self._broken: dict[tuple[str | None, Path], str] = {}
 
     def about(self, task: Sources) -> About:
-        """What a job has to know of its model and clock."""
+        """Facts of the model and the clock that a job needs."""
         return About(len(self.backbone.layout), self.clock.name)
 
     def missing(self, task: Sources) -> list[str]:
-        """Which of the chunks given by id are not stored."""
+        """The ids, among those that sources name, of chunks that are not stored."""
         lookup = self._lookup(task.system)
         ids = [source.chunk_id for source in task.sources if isinstance(source, Stored)]
         return [chunk_id for chunk_id in ids if not lookup.has_canonical(chunk_id)]
 
     def locate(self, task: Sources) -> Located:
-        """Know each chunk by its id, and form its canonical where that is not stored."""
+        """Determine the id of each chunk, and form its canonical if that is not stored."""
         cost = Cost()
         with self._measured(task.system, cost):
             try:
                 lookup = self._lookup(task.system)
-            except KameraError as error:  # no such prompt for this model
+            except KameraError as error:  # this model cannot have such a prompt
                 return Located(tuple(Found(source, error=str(error)) for source in task.sources), cost)
             found = self._locator.locate(lookup, partial(self._former, task.system), task, cost)
         return Located(found, cost)
@@ -124,7 +123,7 @@ class Worker:
         lookup = self._lookup(branch.system)
         patches: set[int] = set()
         orbits: set[int] = set()
-        i = 1  # a leading chunk absorbs nothing
+        i = 1  # a leading chunk has no antecedents
         try:
             for i in range(1, len(branch.path)):
                 chunk_id, before = branch.path[i], branch.path[:i]
@@ -153,13 +152,13 @@ class Worker:
 
     def _check_unbroken(self, branch: Branch, i: int) -> None:
         error = self._broken.get((branch.system, branch.path[: i + 1]))
-        if error is not None:  # it failed in a branch before this one, and would again
+        if error is not None:  # it failed in an earlier branch and would fail again
             raise KameraError(error)
 
     def _reach(self, lookup: Lookup, branch: Branch, i: int, formed: set[int], cost: Cost) -> _Open:
-        """Make the open window hold the branch up to chunk ``i``; patches formed on the way are noted.
+        """Extend the open window to the branch's chunk ``i``; adds patches formed on the way to ``formed``.
 
-        What it has in common with what stands there stays.
+        The common prefix stays.
         """
         opened = self._opened(branch.system)
         same = common(opened.path, branch.path[: i + 1])
@@ -181,17 +180,17 @@ class Worker:
         return opened
 
     def _kept(self, lookup: Lookup, chunk_id: str, before: Path, kind: str) -> ObjectInfo:
-        """What the store holds of a patch that was put. Raises NotStored when that is nothing."""
+        """The row of a patch that was put. Raises NotStored if the store does not hold it."""
         info = self.store.info(lookup.context, chunk_id, before, kind)
         if info is None:
             raise NotStored(not_stored(chunk_id, self.store))
         return info
 
     def _facts_of(self, lookup: Lookup, former: Former, branch: Branch, place: int) -> Facts:
-        """A chunk from its archive; made again from its content where that is damaged or gone.
+        """A chunk from its stored canonical; built again from its content if that is damaged or missing.
 
-        Raises WrongKey for an archive under a key that was not given: it stays, and so no patch would
-        have its canonical.
+        Raises WrongKey for an object under a missing encryption key: it is not replaced, so a patch would
+        have no canonical.
         """
         source = branch.sources[place]
         try:
@@ -228,7 +227,7 @@ class Worker:
 
     @contextmanager
     def _measured(self, system: str | None, cost: Cost) -> Iterator[None]:
-        """Count and time the block, and see that what it has put is where it belongs."""
+        """Count and time the block, and check that its objects are stored."""
         started = self.clock.now()
         before = self._refused(system)
         with self.backbone.measure() as work, self._timing_the_decoder(cost):
@@ -236,8 +235,8 @@ class Worker:
         flushed = self.store.flush(FLUSH_SECONDS)
         if lost := (*flushed.unsaved, *flushed.dropped):
             raise StoreError(
-                f"{self.store.url} has not taken {len(lost)} objects: what it holds stays, and is not formed "
-                "again when this is run again"
+                f"{self.store.url} has not stored {len(lost)} objects: run again, objects already stored are "
+                "not formed again"
             )
         cost.forwards, cost.tokens = work.forwards, work.tokens
         cost.vision_encodes = work.vision_encodes

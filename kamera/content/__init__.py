@@ -1,4 +1,4 @@
-"""Conversations become segments: the tokens of the model's own chat template, cut where they may move."""
+"""Pictures, messages and text become chunks and segments of the model's own chat template; no forward."""
 
 from kamera.content.borders import LONGEST
 from kamera.content.build import ChunkBuilder, Content, Spoken

@@ -1,4 +1,4 @@
-"""Where a rendered conversation is cut: at turns, at media, and long text at lines that content chooses."""
+"""Borders of segments in a rendered conversation: turns, media, and content-defined lines of long text."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ import hashlib
 from collections.abc import Collection, Sequence
 
 LONGEST = 512
-"""Tokens of text in one segment at most."""
+"""Most tokens of text in one segment."""
 
 SHORTEST = 32
-"""Tokens of text in a piece that a line end cuts off, at least."""
+"""Fewest tokens of text in a segment that ends at a line end."""
 
 ONE_IN = 4
-"""A line end cuts where the digest of its line is divisible by this."""
+"""A line end is a border if the digest of its line is divisible by this."""
 
 
 def turn_borders(ids: Sequence[int], opener: int | None, start: int, stop: int) -> list[int]:
-    """Where a turn begins: at each ``opener`` token in ``start:stop``."""
+    """Starts of turns: positions of the ``opener`` token in ``start:stop``."""
     return [] if opener is None else [i for i in range(start, stop) if ids[i] == opener]
 
 
@@ -25,8 +25,8 @@ def line_borders(
 ) -> list[int]:
     """Borders inside the text ``start:stop``, none of them at its ends.
 
-    A border stands behind a line end if the digest of the line says so, so an edit moves the borders
-    beside it and no others. Text without such a line is cut after ``longest`` tokens.
+    The digest of a line decides if its end is a border (content-defined chunking), so an edit moves only
+    the borders next to it. Text without such a line is cut after ``longest`` tokens.
     """
     cuts: list[int] = []
     last = line = start

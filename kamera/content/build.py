@@ -1,4 +1,4 @@
-"""Chunk building: content in any form a user has it in, to token ids and model inputs."""
+"""Chunk building: user content in any form, to token ids and model inputs."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Content = Any
 """A string, a picture, a path, frames, one chat content item, a list of items, or chat messages."""
 
 Spoken = str | torch.Tensor | Sequence[int] | Mapping[str, Any] | Sequence[Mapping[str, Any]]
-"""Text, token ids ``[tokens]`` taken as they are, or chat messages."""
+"""Text, token ids ``[tokens]``, or chat messages."""
 
 _GRIDS = {"pixel_values": "image_grid_thw", "pixel_values_videos": "video_grid_thw"}
 
@@ -38,7 +38,7 @@ _GRIDS = {"pixel_values": "image_grid_thw", "pixel_values_videos": "video_grid_t
 class ChunkBuilder:
     """Turns content into chunks for one model and processor.
 
-    ``sees`` says that the model has a vision tower.
+    ``sees`` is True if the model has a vision tower.
     """
 
     def __init__(self, model: nn.Module, processor: Any | None, *, sees: bool) -> None:
@@ -57,14 +57,14 @@ class ChunkBuilder:
 
     @property
     def vision_tokens(self) -> tuple[int, ...]:
-        """Ids of the tokens in whose places picture and clip features stand."""
+        """Ids of the tokens that picture and clip features replace."""
         return tuple(token for token in (self.image_token, self.video_token) if token is not None)
 
     def from_content(self, content: Content, fingerprint: str) -> Chunk:
         """Build a chunk from chat content or messages, an image, frames, a video file or text.
 
-        A user's message alone is its content, as a window stands within the user's turn. Messages of other
-        roles close that turn, and the chunk opens it again.
+        A single user message gives its content only, because a window is within the user's turn. Messages of
+        other roles close that turn, and the chunk opens it again.
         """
         turns = as_turns(content)
         items = [item for turn in turns for item in turn["content"]]
@@ -85,9 +85,9 @@ class ChunkBuilder:
         return self._process(turns, fingerprint)
 
     def question_ids(self, question: Spoken, tail: str) -> torch.Tensor:
-        """Token ids of a question, int64 ``[tokens]``; text gets ``tail``, messages the template's own end.
+        """Token ids of a question, int64 ``[tokens]``; ``tail`` follows text, the template ends messages.
 
-        What text spells is text (`PlainText`); ids are taken as they are, if they are ids of this model.
+        Special tokens spelt in text are text (`PlainText`); ids are checked against the vocabulary.
         """
         if isinstance(question, str):
             return self._written(lambda f: f.question(question, tail), question)
@@ -98,9 +98,9 @@ class ChunkBuilder:
         return self._written(lambda f: f.question(turns, tail), "messages")
 
     def anchor_ids(self, system: Spoken | None) -> torch.Tensor:
-        """Token ids a window under this system prompt begins with, int64 ``[tokens]``.
+        """Token ids of the anchor for this system prompt, int64 ``[tokens]``.
 
-        Without a processor, None is no tokens and text raises ProcessorRequired.
+        Without a processor, None gives no tokens and text raises ProcessorRequired.
         """
         messages = None if system is None else as_messages(system)
         if system is not None and not isinstance(system, str) and messages is None:
@@ -113,7 +113,7 @@ class ChunkBuilder:
         return self._written(lambda f: f.opening(given), str(system), special=special)  # type: ignore[arg-type]
 
     def checked_ids(self, given: Any) -> torch.Tensor:
-        """Token ids ``[tokens]`` as int64 on the CPU. Raises ValueError for what are no ids of this model."""
+        """Token ids ``[tokens]`` as int64 on the CPU. Raises ValueError unless they are ids of this model."""
         try:
             ids = torch.as_tensor(given)
         except (TypeError, ValueError, RuntimeError):
@@ -123,7 +123,7 @@ class ChunkBuilder:
         if ids.dim() == 2 and ids.shape[0] == 1:
             ids = ids[0]
         if ids.numel() == 0:
-            return torch.empty(0, dtype=torch.int64)  # of any dtype: a list of nothing is floats to torch
+            return torch.empty(0, dtype=torch.int64)  # of any dtype: torch makes an empty list floats
         if ids.dim() != 1 or ids.is_floating_point() or ids.dtype == torch.bool:
             raise ValueError(f"input_ids of shape {tuple(ids.shape)}, {ids.dtype}: give integer ids [tokens]")
         size = self.model.get_input_embeddings().weight.shape[0]  # type: ignore[operator, union-attr]
@@ -168,11 +168,11 @@ class ChunkBuilder:
         return self._written(lambda _: Written(text), text, special=special)
 
     def _written(
-        self, write: Callable[[PromptFormat], Written], said: str, *, special: bool = False
+        self, write: Callable[[PromptFormat], Written], text: str, *, special: bool = False
     ) -> torch.Tensor:
         if self.format is None:
             raise ProcessorRequired(
-                f"this backbone has no processor to tokenise {said[:40]!r}: pass token ids, or "
+                f"this backbone has no processor to tokenise {text[:40]!r}: pass token ids, or "
                 "Backbone(model, processor)"
             )
         return self.format.ids(write(self.format), special=special)
@@ -201,9 +201,9 @@ class ChunkBuilder:
         return {name: kinds.clone() for name in wanted}
 
     def _loaded(self, items: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-        """Items with their pictures and clips in memory, in the sizes they ask for.
+        """Items with their pictures and clips in memory, in their requested sizes.
 
-        For processors without a video part a clip is its frames, one picture after another.
+        For processors without a video part a clip becomes its frames, one picture each.
         """
         assert self.format is not None
         loaded: list[dict[str, Any]] = []
@@ -282,7 +282,7 @@ class ChunkBuilder:
 
 
 def _placeholder(item: dict[str, Any]) -> dict[str, Any]:
-    """An item as templates take it: text, or the kind of media alone."""
+    """An item in a template's form: text, or the kind of media alone."""
     return {name: item[name] for name in ("type", "text") if name in item}
 
 

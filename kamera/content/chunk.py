@@ -19,11 +19,11 @@ POSITION_INPUTS = (
     "video_second_per_grid",
     *TOKEN_TYPES,
 )
-"""What a model needs, besides token ids, to give a chunk its positions."""
+"""Inputs from which, with the token ids, a model computes a chunk's positions."""
 
 
 class _Copies(Mapping[str, torch.Tensor]):
-    """Tensors by name, a copy at every look-up: what a caller writes reaches nobody else."""
+    """Tensors by name, copied at every look-up: writing to one changes no other copy."""
 
     def __init__(self, tensors: Mapping[str, torch.Tensor]) -> None:
         self.own = {name: tensor.clone() for name, tensor in tensors.items()}
@@ -51,8 +51,8 @@ class Chunk:
     are the model's keyword arguments for it, per-token ones as ``[tokens]``. ``fingerprint`` is that
     of the backbone that built it.
 
-    A chunk is a value: it copies the tensors it is made of, ``input_ids`` and ``inputs`` give copies,
-    and the id is taken from its own. So an id never names other content than it was taken from.
+    A chunk is a value: it copies its tensors on construction, ``input_ids`` and ``inputs`` return copies, and
+    the id is a digest of its own. So an id always matches the content.
     """
 
     id: str
@@ -81,11 +81,11 @@ class Chunk:
 
     @property
     def has_media(self) -> bool:
-        """True when the vision tower has to see it."""
+        """True if the vision tower has to encode it."""
         return any(name not in POSITION_INPUTS for name in self.inputs)
 
     def position_inputs(self) -> dict[str, torch.Tensor]:
-        """The inputs that fix its positions: small, and kept with its KV."""
+        """The inputs that determine its positions: small, and stored with its KV."""
         return {name: self.inputs[name] for name in self.inputs if name in POSITION_INPUTS}
 
     def __repr__(self) -> str:
@@ -95,10 +95,10 @@ class Chunk:
 
 @dataclass(frozen=True, eq=False)
 class Encoded:
-    """What the decoder needs for a chunk: nothing left for the vision tower to do.
+    """A chunk's encoding: decoder inputs that need no vision tower.
 
-    ``tensors`` are the decoder's own keyword arguments as the full model passed them (inputs_embeds,
-    DeepStack features, …); empty for text, which is embedded from ``input_ids`` again.
+    ``tensors`` are the decoder's keyword arguments from the full model (inputs_embeds, DeepStack features,
+    …); empty for text, which is embedded again from ``input_ids``.
     """
 
     input_ids: torch.Tensor

@@ -20,11 +20,10 @@ from kamera.ops import digest
 class Conversations:
     """Renders conversations for one processor (or bare tokenizer).
 
-    The tokens are those of ``apply_chat_template`` with the processor over the whole conversation. They
-    are cut where a turn opens, around each picture and clip, and long text at line ends that its content
-    chooses, so that equal content is an equal segment wherever it stands. ``longest`` bounds the tokens of
-    a text segment. Threads may share one: they render one after another. Raises ProcessorRequired without a
-    chat template.
+    The tokens equal those of ``apply_chat_template`` with the processor over the whole conversation. They
+    are cut at turns, around each picture and clip, and in long text at content-defined line ends, so that
+    equal content is an equal segment at every position. ``longest`` bounds the tokens of a text segment.
+    Threads may share one: they render one after another. Raises ProcessorRequired without a chat template.
     """
 
     def __init__(self, processor: Any, *, longest: int = LONGEST) -> None:
@@ -43,10 +42,10 @@ class Conversations:
         self._frames: dict[str, tuple[list[int], list[int]]] = {"": ([], [])}
 
     def render(self, messages: Sequence[Message], *, tools: Sequence[Any] | None = None) -> Rendered:
-        """The conversation with the generation prompt behind it.
+        """The conversation with the generation prompt.
 
-        Raises ModalityNotSupported for messages that the template refuses or media the processor does not
-        take, NotSegmentable where media make other tokens together, UnsafeText for text that spells a
+        Raises ModalityNotSupported for messages that the template or media that the processor refuses,
+        NotSegmentable if media give other tokens together than alone, UnsafeText for text that spells a
         special token, UnreadableMedia for media that cannot be read, `ValueError` for no messages.
         """
         if not messages:
@@ -62,9 +61,9 @@ class Conversations:
     def whole(
         self, messages: Sequence[Message], *, tools: Sequence[Any] | None = None
     ) -> dict[str, torch.Tensor]:
-        """Model inputs of the whole conversation as the processor makes them in one call, batch axis first.
+        """Model inputs of the whole conversation from one call of the processor, batch axis first.
 
-        Nothing is cut and no text is looked at: what it spells is what the chat template makes of it. Raises
+        Nothing is cut and no text is checked: special tokens spelt in text count as tokens. Raises
         ModalityNotSupported and UnreadableMedia as `render` does.
         """
         items = media_items(messages)
@@ -75,7 +74,7 @@ class Conversations:
         return self._media.together(text, items)
 
     def tokenize(self, text: str) -> list[int]:
-        """Token ids of text, as they stand inside a message."""
+        """Token ids of text inside a message."""
         return self._template.ids(text)
 
     def decode(self, ids: Sequence[int]) -> str:
@@ -90,10 +89,10 @@ class Conversations:
         self._template.check_text(messages)
         media = [self.media(item) for item in items]
         asked = self._template.tokenize(self._template.render(messages, tools=tools, generation=True))
-        said = self._template.tokenize(self._template.render(messages, tools=tools, generation=False))
+        answered = self._template.tokenize(self._template.render(messages, tools=tools, generation=False))
         placeholders = {kind: self._placeholder(kind) for kind in self._template.kinds}
         ids, spans = expand(asked, placeholders, media)
-        common = _common(asked, said)
+        common = _common(asked, answered)
         before = sum(i in placeholders.values() for i in asked[:common])
         stable = common + sum(len(m.ids) - 1 for m in media[:before])
         if media:
@@ -119,12 +118,12 @@ class Conversations:
         borders = {0, stable, *(start for start, _ in owners if start < stable), *closed}
         of: dict[int, Media] = {}
         for (start, stop), item in media:
-            before, behind = self._wrapper(item.kind)
+            before, after = self._wrapper(item.kind)
             if before and ids[start - len(before) : start] == before:
                 start -= len(before)
-            if behind and ids[stop : stop + len(behind)] == behind:
-                stop += len(behind)
-            # what stands in a picture's span is the picture's, whatever else wants a border there
+            if after and ids[stop : stop + len(after)] == after:
+                stop += len(after)
+            # no border falls inside a picture's span
             borders = {b for b in borders if not start < b < stop} | {start, min(stop, stable)}
             of[start] = item
         out: list[tuple[int, int, Media | None]] = []
@@ -154,12 +153,12 @@ class Conversations:
         name = digest("kamera.segment.v1", role, kind, "" if media is None else media.digest, named)
         return Segment(name, start, stop, kind, role, owner, None if media is None else media.digest)
 
-    # -- which message a turn renders ----------------------------------------------------------
+    # -- messages of a turn --------------------------------------------------------------------
 
     def _owners(
         self, messages: Sequence[Message], tools: Sequence[Any] | None, ids: list[int], stable: int
     ) -> list[tuple[int, tuple[int, int]]]:
-        """Where turns begin, each with the messages it renders; those that share a turn share its span."""
+        """Starts of turns with the messages they render; messages that share a turn share its span."""
         begins = turn_borders(ids, self._opener, 0, stable)
         whole = [(0, (0, len(messages)))]
         if not begins:
@@ -184,9 +183,9 @@ class Conversations:
     def _by_prefix(
         self, messages: Sequence[Message], tools: Sequence[Any] | None, ids: list[int]
     ) -> list[tuple[int, tuple[int, int]]]:
-        """For a template without an opening token: a border where fewer messages render to a prefix.
+        """Starts of turns for a template without an opening token: lengths of prefixes of messages.
 
-        Only text is looked at; a conversation with media is not cut so.
+        Text only; a conversation with media is not cut.
         """
         if media_items(messages):
             return []
@@ -198,14 +197,14 @@ class Conversations:
                     self._template.render(messages[:i], tools=tools, generation=False)
                 )
             except ModalityNotSupported:
-                continue  # no conversation of its own: it goes with the next message
+                continue  # not a conversation by itself: merged with the next message
             if part and ids[: len(part)] == part:
                 owners.append((begin, (first, i)))
                 begin, first = len(part), i
         return [*owners, (begin, (first, len(messages)))]
 
     def _count(self, messages: Sequence[Message], tools: Sequence[Any] | None) -> int | None:
-        """Turns that these messages open; None where the template does not render them alone."""
+        """Turns that these messages open; None if the template does not render them alone."""
         key = digest("turns", repr(tools), *(repr(self._shape(m)) for m in messages))
         if key not in self._turns:
             try:
@@ -222,7 +221,7 @@ class Conversations:
             return dict(message)
         return {**message, "content": [i.get("text", i.get("type")) for i in content]}
 
-    # -- what the template and the tokenizer write ---------------------------------------------
+    # -- tokens of the template and the tokenizer ----------------------------------------------
 
     def _tags(
         self,
@@ -249,9 +248,9 @@ class Conversations:
         owners: list[tuple[int, tuple[int, int]]],
         messages: Sequence[Message],
     ) -> set[int]:
-        """Where turns that may hold pictures are closed.
+        """Starts of the closing tokens of turns that may hold pictures.
 
-        The closing is a segment of its own there, so that a picture may leave and no text changes.
+        They are a segment of their own, so that a picture can leave without a change of text.
         """
         roles = {at: str(messages[span[0]].get("role", "")) for at, span in owners if span[0] < span[1]}
         begins = {stop: start for start, stop in turns if roles.get(start) in ("user", "tool")}
@@ -260,7 +259,7 @@ class Conversations:
         return {start for start, stop in tags if stop in begins and start > begins[stop]}
 
     def _frame(self, role: str) -> tuple[list[int], list[int]]:
-        """Token ids that open and close a turn of ``role``; nothing where the template does not say."""
+        """Token ids that open and close a turn of ``role``; empty if they cannot be found."""
         if role not in self._frames:
             self._frames[role] = self._template.frame(role, self._opener)
         return self._frames[role]
@@ -288,9 +287,9 @@ class Conversations:
     def _check_together(
         self, messages: Sequence[Message], tools: Sequence[Any] | None, media: list[Media], ids: list[int]
     ) -> None:
-        """Once for each mixture of media: the processor makes of all together what it makes of each.
+        """Check, once for each mixture of media, that the processor gives equal tokens for all and for each.
 
-        Raises NotSegmentable where it does not: no chunk of such a prompt has KV of its own.
+        Raises NotSegmentable if it does not: no chunk of such a prompt has KV of its own.
         """
         mixture = tuple(sorted({f"{m.kind} {len(m.ids)}" for m in media}))
         if mixture in self._checked:
@@ -306,7 +305,7 @@ class Conversations:
 
 
 def _common(one: Sequence[int], other: Sequence[int]) -> int:
-    """Tokens that two sequences begin with in common."""
+    """Length of the common prefix of two sequences."""
     return next(
         (i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other))
     )

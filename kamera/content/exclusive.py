@@ -1,4 +1,4 @@
-"""One at a time: forwards of one model run one after another, whoever asks for them."""
+"""Mutual exclusion: forwards of one model run one after another."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from typing import Any
 
 
 class Exclusive:
-    """One re-entrant lock. A child forked while somebody held it begins with a free one."""
+    """One re-entrant lock. A process forked while it was held starts with a free one."""
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
 
     @contextmanager
     def alone(self) -> Iterator[None]:
-        """Wait until nobody else is inside, and keep others out for the block."""
+        """Hold the lock for the block."""
         with self._lock:
             yield
 
     def renew(self) -> None:
-        """Forget who holds it: in a forked child that is nobody."""
+        """Release it unconditionally, for a forked child."""
         self._lock = threading.RLock()
 
 
@@ -32,11 +32,11 @@ _known: weakref.WeakKeyDictionary[Any, Exclusive] = weakref.WeakKeyDictionary()
 
 
 def exclusive_of(thing: Any) -> Exclusive:
-    """The lock of a model or a processor, the same for every backbone that is made of it."""
+    """The lock of a model or a processor, shared by all of its backbones."""
     with _making:
         try:
             return _known.setdefault(thing, Exclusive())
-        except TypeError:  # neither hashable nor weakly referable: nobody else can be told that it is it
+        except TypeError:  # neither hashable nor weakly referable: its lock cannot be shared
             return Exclusive()
 
 

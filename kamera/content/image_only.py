@@ -1,8 +1,8 @@
-"""Processors for pictures and text where there is no torchvision.
+"""Processors for pictures and text without torchvision.
 
-The stock classes insist on a video processor, and every video processor of transformers needs
-torchvision; without it `AutoProcessor` hands back the bare tokenizer, without a word. Pictures need
-Pillow only, so these models can still see: a clip's frames become pictures.
+The stock classes require a video processor, and every video processor of transformers needs torchvision;
+without it `AutoProcessor` silently returns the bare tokenizer. Pictures need Pillow only, so these models
+still accept them: a clip's frames become pictures.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def load_image_only(name: str, model_type: str) -> Any | None:
 
     stock = getattr(transformers, _PROCESSORS[model_type])
     tokenizer = transformers.AutoTokenizer.from_pretrained(name)
-    # Pillow's resize, whether or not torchvision is there: the two differ, and with them the chunks' ids
+    # Pillow's resize even with torchvision: the two differ in rounding, and with them the chunks' ids
     pictures = transformers.AutoImageProcessor.from_pretrained(name, backend="pil")
     return image_only(stock)(pictures, tokenizer, chat_template=tokenizer.chat_template)
 
@@ -41,8 +41,8 @@ def load_image_only(name: str, model_type: str) -> Any | None:
 def image_only(stock: Any) -> Any:
     """The class of a Qwen vision processor without its video part.
 
-    It refuses a video, and a video placeholder in the text, which the stock class would leave at one
-    token without a word.
+    It refuses a video, and a video placeholder in the text, which the stock class would silently leave at
+    one token.
     """
     from transformers.processing_utils import ProcessorMixin
 

@@ -1,4 +1,4 @@
-"""Content in any form a user has it in, as chat turns of text, image and video items."""
+"""User content in any form, as chat turns of text, image and video items."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from kamera.errors import ModalityNotSupported, UnreadableMedia
 
 
 def as_turns(content: Any) -> list[Turn]:
-    """Content as turns; what has no role is said by the user. Raises UnreadableMedia for no content."""
+    """Content as turns; the default role is the user. Raises UnreadableMedia for other types."""
     messages = as_messages(content)
     if messages is None:
         return [{"role": "user", "content": _items(content)}]
     held = [message.get("content") for message in messages]
     return [
-        {**message, "content": [] if said is None else _items(said)}
-        for message, said in zip(messages, held, strict=True)
+        {**message, "content": [] if content is None else _items(content)}
+        for message, content in zip(messages, held, strict=True)
     ]
 
 
@@ -57,7 +57,7 @@ def _items(content: Any) -> list[dict[str, Any]]:
             return [{"type": "video", "video": list(content)}]
         return [item for c in content for item in _items(c)]
     raise UnreadableMedia(
-        f"{type(content).__name__} is no content: give text, an image, frames, a path, or a chat content list"
+        f"{type(content).__name__} is not content: give text, an image, frames, a path, or chat content"
     )
 
 

@@ -1,8 +1,8 @@
-"""Kimi-K2.5's pictures where there is no torchvision: the stock picture processor is made of it.
+"""Pictures for Kimi-K2.5 without torchvision, which the stock picture processor needs.
 
-Same settings, same file on disk, same patches for pictures that need no resizing; a picture above
-the model's budget is resized by Pillow, so its pixels differ from torchvision's in rounding, and
-with them the chunk's id.
+Settings, file on disk and patches equal the stock ones for pictures that need no resizing. Pillow resizes
+a picture above the model's budget, so its pixels differ from torchvision's in rounding, and so does the
+chunk's id.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ STOCK = "Kimi_K25ImageProcessor"
 
 
 class KimiPicturesKwargs(ImagesKwargs, total=False):
-    """What the stock processor takes beside the common arguments."""
+    """Arguments of the stock processor in addition to the common ones."""
 
     max_patches: int
     patch_size: int
@@ -68,7 +68,7 @@ class KimiPictures(PilBackend):
             rows, columns = image.shape[1] // patch, image.shape[2] // patch
             if rows % merge or columns % merge:
                 raise ValueError(
-                    f"a picture of {image.shape[2]} x {image.shape[1]} pixels is no multiple of "
+                    f"a picture of {image.shape[2]} x {image.shape[1]} pixels is not a multiple of "
                     f"{patch * merge}: leave do_resize on"
                 )
             grid = np.asarray(image, dtype=np.float32).reshape(3, rows, patch, columns, patch)
@@ -110,7 +110,7 @@ class KimiPictureProcessor(Kimi_K25Processor):
         ProcessorMixin.__init__(self, image_processor, tokenizer, chat_template=chat_template)
 
     def __call__(self, images: Any = None, text: Any = None, videos: Any = None, **kwargs: Any) -> Any:
-        """Pictures and text to model inputs, as the stock class does it."""
+        """Model inputs of pictures and text, equal to the stock class's."""
         texts = [text] if isinstance(text, str) else (text or [])
         if videos is not None or any(self.video_token in str(one) for one in texts):
             raise ModalityNotSupported(

@@ -1,4 +1,4 @@
-"""Pictures from where users keep them: files, bytes, arrays, PIL images, chat content items."""
+"""Pictures from files, bytes, arrays, PIL images and chat content items."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from kamera.errors import UnreadableMedia
 
 _SOURCES = {"image": ("image", "path", "url"), "video": ("video", "path", "url")}
 _URL = re.compile(r"^(?:[a-z][a-z0-9+.-]*://|data:)", re.IGNORECASE)
-# what Pillow raises for damaged files, beside OSError
+# raised by Pillow for damaged files, in addition to OSError
 _DAMAGE = (UnidentifiedImageError, OSError, ValueError, SyntaxError, EOFError, KeyError, struct.error)
 
 
@@ -37,7 +37,8 @@ def load_image(source: Any, cell: int = CELL) -> Image.Image:
     if isinstance(source, np.ndarray):
         if source.ndim != 3 or source.shape[-1] != 3 or source.dtype != np.uint8 or 0 in source.shape:
             raise UnreadableMedia(
-                f"array of shape {source.shape}, {source.dtype} is no picture: give uint8 [height, width, 3]"
+                f"array of shape {source.shape}, {source.dtype} is not a picture: "
+                "give uint8 [height, width, 3]"
             )
         return Image.fromarray(source)
     if isinstance(source, bytes):
@@ -45,11 +46,11 @@ def load_image(source: Any, cell: int = CELL) -> Image.Image:
     if isinstance(source, str | Path):
         path = local_path(source, "image")
         return _opened(path, repr(str(path)))
-    raise UnreadableMedia(f"{type(source).__name__} is no image: give a PIL image, a path or a uint8 array")
+    raise UnreadableMedia(f"{type(source).__name__} is not an image: give a PIL image, a path or an array")
 
 
 def local_path(source: str | Path, kind: str) -> Path:
-    """The file a path or a file:// url names. Raises UnreadableMedia for any other url."""
+    """The file of a path or a file:// url. Raises UnreadableMedia for any other url."""
     text = str(source)
     if not isinstance(source, Path) and _URL.match(text) and not text.startswith("file://"):
         raise UnreadableMedia(f"{text[:80]!r} is a url: Kamera fetches nothing, give the {kind} as a file")
@@ -57,7 +58,7 @@ def local_path(source: str | Path, kind: str) -> Path:
 
 
 def check_options(item: Mapping[str, Any], kind: str, options: Sequence[str]) -> None:
-    """Raise UnreadableMedia for an entry of a chat item that nobody would heed."""
+    """Raise UnreadableMedia for an entry of a chat item that would have no effect."""
     unknown = [name for name in item if name not in ("type", *_SOURCES[kind], *options)]
     if unknown:
         raise UnreadableMedia(

@@ -1,4 +1,4 @@
-"""How many tokens a picture or clip becomes, and which: asked of the processor once per picture."""
+"""Tokens of pictures and clips, from one call of the processor for each."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from kamera.ops import digest
 _PER_TOKEN = ("input_ids", "attention_mask", *TOKEN_TYPES)
 
 HELD = 256
-"""Pictures and clips whose tokens and pixels are kept."""
+"""Number of pictures and clips whose tokens and pixels are kept."""
 
 
 @dataclass(frozen=True, eq=False)
 class Media:
-    """A picture or clip as the processor makes it.
+    """A picture or clip after the processor.
 
-    ``ids`` are the tokens in its placeholder's place, ``inputs`` the model inputs (pixels, grids) for it
-    alone, none of them per token. ``digest`` names the pixels and their times.
+    ``ids`` are the tokens that replace its placeholder, ``inputs`` its own model inputs (pixels, grids),
+    none of them per token. ``digest`` identifies the pixels and their times.
     """
 
     kind: str
@@ -79,9 +79,9 @@ class MediaTokens:
 def expand(
     ids: Sequence[int], placeholders: Mapping[str, int], media: Sequence[Media]
 ) -> tuple[list[int], list[tuple[int, int]]]:
-    """``ids`` with each placeholder token replaced by its media's, and where each media stands then.
+    """``ids`` with each placeholder replaced by the tokens of its media, and the span of each.
 
-    Raises `ValueError` when there are more or fewer placeholders than media.
+    Raises `ValueError` unless there are as many placeholders as media.
     """
     wanted = set(placeholders.values())
     count = sum(i in wanted for i in ids)
@@ -104,7 +104,7 @@ def expand(
 
 
 def _given(images: list[Any], clips: list[Clip]) -> dict[str, Any]:
-    """Pictures and clips as the processor takes them."""
+    """Pictures and clips as arguments of the processor."""
     given: dict[str, Any] = {"return_tensors": "pt"}
     if images:
         given["images"] = images

@@ -1,9 +1,8 @@
-"""Untrusted text to tokens: what it spells is text, never the end of a turn or the place of a picture.
+"""Untrusted text to tokens: its words never end a turn and never become a picture's placeholder.
 
-Captions, tool results and questions hold what cameras, web pages and users say. A tokenizer takes
-"<|im_start|>" in them for the token that opens a turn. Here such text is tokenised apart, without the
-guarded tokens: while the chat template is rendered and tokenised, one special token that nobody uses
-stands for it.
+Captions, tool results and questions hold text from cameras, web pages and users. A tokenizer reads
+"<|im_start|>" in them as the token that opens a turn. Such text is tokenised separately, without the
+guarded tokens; an unused special token replaces it while the chat template is rendered and tokenised.
 """
 
 from __future__ import annotations
@@ -23,20 +22,20 @@ class PlainText:
     """Tokenises untrusted text for one tokenizer.
 
     ``guarded`` are the ids that text must not give: special tokens, media placeholders, and the added
-    tokens of ``wrapping`` (the chat template's own text around what users say).
+    tokens of ``wrapping`` (the chat template's own text around a user's message).
     """
 
     def __init__(self, tokenizer: Any, media: Sequence[int | None], wrapping: Callable[[], str]) -> None:
         self._tokenizer = tokenizer
         self._media = {token for token in media if token is not None}
         self._wrapping = wrapping
-        # a fast tokenizer that two threads call at once raises "Already borrowed"
+        # a fast tokenizer called by two threads at once raises "Already borrowed"
         self._exclusive = exclusive_of(tokenizer)
         self._known: dict[int, str] | None = None
 
     @property
     def guarded(self) -> dict[int, str]:
-        """Guarded ids and what they are spelt like."""
+        """Guarded ids and their spelling."""
         if self._known is None:
             words = self._tokenizer
             added = {int(i): token for i, token in getattr(words, "added_tokens_decoder", {}).items()}
@@ -54,11 +53,11 @@ class PlainText:
             return list(self._tokenizer(text, **{"add_special_tokens": False, **options})["input_ids"])
 
     def is_plain(self, text: str) -> bool:
-        """Whether the tokenizer takes no part of ``text`` for a guarded token."""
+        """True if the tokenizer reads no part of ``text`` as a guarded token."""
         return self.guarded.keys().isdisjoint(self.tokens(text))
 
     def escaped(self, text: str) -> list[int]:
-        """Ids of ``text``, none of them guarded. Raises UnsafeText where the tokenizer knows no such."""
+        """Ids of ``text``, none of them guarded. Raises UnsafeText if the tokenizer has no such ids."""
         ids = self.tokens(text, split_special_tokens=True)
         if not self.guarded.keys().isdisjoint(ids):
             ids = [i for piece in self._pieces(text) for i in self.tokens(piece, split_special_tokens=True)]
@@ -73,7 +72,7 @@ class PlainText:
     def stand_in(self, written: str) -> str:
         """A special token that ``written`` does not use. Raises UnsafeText without one."""
         with self._exclusive.alone():
-            own = set(self._tokenizer("")["input_ids"])  # what the tokenizer adds by itself
+            own = set(self._tokenizer("")["input_ids"])  # tokens that the tokenizer adds by itself
         added = getattr(self._tokenizer, "added_tokens_decoder", {})
         for i, word in self.guarded.items():
             token = added.get(i)

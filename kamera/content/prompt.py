@@ -1,8 +1,8 @@
-"""Chat content to token text: the processor's own template, cut where a window needs seams.
+"""Chat content to token text: the processor's own template, cut at the borders of a window.
 
-A window's sequence is ``prefix · chunk · chunk · … · question · tail``. The seams are found by
-rendering the template with a marker in the user's place, so any template that keeps the user's
-content in one piece works; one that does not is refused by name.
+A window's sequence is ``prefix · chunk · chunk · … · question · tail``. Rendering the template with a
+marker for the user's content finds the borders, so any template that keeps the user's content in one
+piece works; others are refused by name.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _SOMETHING = "KAMERATEXT"
 
 @dataclass(frozen=True)
 class Seams:
-    """The template's text around what users say."""
+    """The template's text around the user's content."""
 
     prefix: str  # system prompt and the opening of the user's turn
     tail: str  # end of the user's turn and the opening of the answer
@@ -39,7 +39,7 @@ class Seams:
 
 
 class Written(NamedTuple):
-    """Rendered text; ``word`` stands in it for each of ``hidden``, texts that spell special tokens."""
+    """Rendered text; ``word`` replaces each of ``hidden``, texts that spell special tokens."""
 
     text: str
     word: str = ""
@@ -49,14 +49,14 @@ class Written(NamedTuple):
 class PromptFormat:
     """Renders content with a processor's (or a bare tokenizer's) chat template.
 
-    ``media`` are the ids in whose places pictures and clips stand. What users say is text: special
-    tokens count in the template's own words only (`PlainText`).
+    ``media`` are the ids of picture and clip placeholders. User content is text: special tokens count in
+    the template's own words only (`PlainText`).
     """
 
     def __init__(self, processor: Any, media: Sequence[int | None] = ()) -> None:
         self.processor = processor
         self.tokenizer: Any = getattr(processor, "tokenizer", processor)
-        # a fast tokenizer that two threads call at once raises "Already borrowed"
+        # a fast tokenizer called by two threads at once raises "Already borrowed"
         self.exclusive = exclusive_of(self.tokenizer)
         self.takes_images = getattr(processor, "image_processor", None) is not None
         self.takes_videos = getattr(processor, "video_processor", None) is not None
@@ -66,7 +66,7 @@ class PromptFormat:
         self.plain = PlainText(self.tokenizer, media, self._wrapping)
 
     def seams(self, system: str | None) -> Seams:
-        """Where a window under this system prompt begins, and how a question ends."""
+        """The beginning of a window under this system prompt, and the end of a question."""
         if not self.has_template:
             return Seams(system or "", "", "")
         opening = [] if system is None else [self._message("system", system)]
@@ -101,8 +101,8 @@ class PromptFormat:
             return "".join(i["text"] if i["type"] == "text" else tokens[i["type"]] for i in items)
         if all(i["type"] == "text" for i in items):
             return "".join(i["text"] for i in items)
-        # A question always follows a chunk, and templates write media with text behind it otherwise
-        # than media alone (LLaVA, SmolVLM): render what will stand there.
+        # A question always follows a chunk, and templates render media before text differently from
+        # media alone (LLaVA, SmolVLM): render both.
         content = [*items, _text(_MARK)]
         whole = self._render([{"role": "user", "content": content}], generation=True)
         before, _, after = whole.partition(_MARK)
@@ -113,37 +113,37 @@ class PromptFormat:
             )
         return self._behind_prefix(before)
 
-    # -- what goes into token ids --------------------------------------------------------------
+    # -- text for token ids --------------------------------------------------------------------
 
     def content(self, items: Sequence[dict[str, Any]]) -> Written:
-        """A chunk's content, as `content_text` takes it."""
+        """Content of a chunk; ``items`` as in `content_text`."""
         return self._guarded([{"role": "user", "content": list(items)}], lambda t: self._content_of(t[0]))
 
     def dialogue(self, turns: Sequence[Turn]) -> Written:
-        """Messages as a chunk: it begins and ends within the user's turn that stands open in a window.
+        """Messages as a chunk, which begins and ends within a window's open user turn.
 
-        Raises RoleNotSupported for a role the template does not have.
+        Raises RoleNotSupported for a role that the template lacks.
         """
         self._check(turns)
         return self._guarded(turns, self._dialogue_text)
 
     def question(self, asked: str | Sequence[Turn], tail: str) -> Written:
-        """A question within the user's open turn, up to the answer. ``tail`` follows one that is text."""
+        """A question within the user's open turn, up to the answer. ``tail`` follows a question of text."""
         if isinstance(asked, str):
-            said = [{"role": "user", "content": [{"type": "text", "text": asked}]}]
-            return self._guarded(said, lambda t: self._content_of(t[0]) + tail)
+            turn = [{"role": "user", "content": [{"type": "text", "text": asked}]}]
+            return self._guarded(turn, lambda t: self._content_of(t[0]) + tail)
         self._check(asked)
         if [turn["role"] for turn in asked] == ["user"]:
             return self._guarded(asked, lambda t: self._content_of(t[0]) + tail)
         return self._guarded(asked, self._question_text)
 
     def opening(self, system: str | Sequence[Turn] | None) -> Written:
-        """What a window begins with: a system prompt, or messages, and the opening of the user's turn."""
+        """The beginning of a window: a system prompt or messages, then the opening of the user's turn."""
         if system is None:
             return Written(self.seams(None).prefix)
         if isinstance(system, str):
-            said = [{"role": "system", "content": [{"type": "text", "text": system}]}]
-            return self._guarded(said, lambda t: self.seams(self._content_of(t[0])).prefix)
+            turn = [{"role": "system", "content": [{"type": "text", "text": system}]}]
+            return self._guarded(turn, lambda t: self.seams(self._content_of(t[0])).prefix)
         self._check(system)
         return self._guarded(system, self._opening_text)
 
@@ -155,25 +155,25 @@ class PromptFormat:
     # -- inside --------------------------------------------------------------------------------
 
     def _guarded(self, turns: Sequence[Turn], render: Callable[[list[Turn]], str]) -> Written:
-        """``turns`` rendered; a special token stands for every text if they spell one, each or together."""
+        """``turns`` rendered; if texts spell a special token, alone or joined, one replaces each text."""
         for turn in turns:
             rest = {name: value for name, value in turn.items() if name not in ("role", "content")}
             if not all(map(self.plain.is_plain, strings_in(rest))):
                 raise UnsafeText(
                     f"{', '.join(rest)} of a {turn['role']} message spells a special token: take it out"
                 )
-        said = [item.get("text") for turn in turns for item in turn["content"]]
-        texts = tuple(text for text in said if text)
+        found = [item.get("text") for turn in turns for item in turn["content"]]
+        texts = tuple(text for text in found if text)
         if self.plain.is_plain("".join(texts)):
             return Written(render(list(turns)))
-        word = self.plain.stand_in(render([_saying(turn, _SOMETHING) for turn in turns]))
-        return Written(render([_saying(turn, word) for turn in turns]), word, texts)
+        word = self.plain.stand_in(render([_with_text(turn, _SOMETHING) for turn in turns]))
+        return Written(render([_with_text(turn, word) for turn in turns]), word, texts)
 
     def _content_of(self, turn: Turn) -> str:
         return self.content_text(turn["content"])
 
     def _dialogue_text(self, turns: list[Turn]) -> str:
-        text, after = self._from_open_turn(_ending(turns, _MARK), last=_MARK)
+        text, after = self._from_open_turn(_with_mark(turns, _MARK), last=_MARK)
         if after != self.seams(None).tail:
             raise ModalityNotSupported(
                 "the chat template does not keep these messages in one piece: "
@@ -185,7 +185,9 @@ class PromptFormat:
         return self._from_open_turn(turns)[0]
 
     def _opening_text(self, turns: list[Turn]) -> str:
-        before, found, _ = self._render(self._told(_ending(turns, _MARK)), generation=True).partition(_MARK)
+        before, found, _ = self._render(self._adapted(_with_mark(turns, _MARK)), generation=True).partition(
+            _MARK
+        )
         if not found:
             raise ProcessorRequired(
                 "the chat template drops the user's text: Kamera cannot find where chunks go; pass token ids"
@@ -193,13 +195,13 @@ class PromptFormat:
         return before
 
     def _from_open_turn(self, turns: list[Turn], last: str = "") -> tuple[str, str]:
-        """The text of ``turns`` from within an open user's turn up to ``last``, and what follows that."""
+        """The text of ``turns`` from within an open user turn up to ``last``, and the text after it."""
         if turns[0]["role"] == "user":
-            whole = self._render(self._told(turns), generation=True)
+            whole = self._render(self._adapted(turns), generation=True)
             before, _, after = whole.partition(last) if last else (whole, "", "")
             return self._behind_prefix(before), after
         opened: list[Turn] = [{"role": "user", "content": [_text(_START)]}, *turns]
-        whole = self._render(self._told(opened), generation=True)
+        whole = self._render(self._adapted(opened), generation=True)
         before, _, after = whole.partition(last) if last else (whole, "", "")
         _, found, text = before.partition(_START)
         if not found:
@@ -207,7 +209,7 @@ class PromptFormat:
         return text, after
 
     def _behind_prefix(self, rendered: str) -> str:
-        """What stands behind the prefix of a window in ``rendered``, which begins with it."""
+        """``rendered`` without the window's prefix, with which it begins."""
         prefix = self.seams(None).prefix
         pairs = zip(rendered, prefix, strict=False)
         shared = next((i for i, (a, b) in enumerate(pairs) if a != b), len(prefix))
@@ -228,19 +230,19 @@ class PromptFormat:
                 self._check_kept(role)
 
     def _check_kept(self, role: str) -> None:
-        """A template may drop what it does not know, or take everyone for the user."""
+        """Refuse a template that drops the role's text or renders it as the user's."""
         opened: Turn = {"role": "user", "content": [_text("a")]}
 
-        def said(by: str) -> str:
+        def rendered(by: str) -> str:
             turns = [opened, {"role": by, "content": [_text(_MARK)]}]
-            return self._render(self._told(turns), generation=False)
+            return self._render(self._adapted(turns), generation=False)
 
         try:
-            written = said(role)
+            written = rendered(role)
         except RoleNotSupported:
-            return  # not like this: the message itself decides
+            return  # the template refuses this probe: the message itself decides
         try:
-            same = written == said("user")
+            same = written == rendered("user")
         except RoleNotSupported:
             same = False
         if same or _MARK not in written:
@@ -248,8 +250,8 @@ class PromptFormat:
                 f"the chat template does not write role {role!r}: give the text as a user's, or token ids"
             )
 
-    def _told(self, turns: Sequence[Turn]) -> list[dict[str, Any]]:
-        """Turns as this template takes them: content as a list of items where it takes pictures."""
+    def _adapted(self, turns: Sequence[Turn]) -> list[dict[str, Any]]:
+        """Turns in this template's form: content is a list of items if it takes pictures."""
         if self.takes_images:
             return [dict(turn) for turn in turns]
         return [{**turn, "content": "".join(i["text"] for i in turn["content"])} for turn in turns]
@@ -258,7 +260,7 @@ class PromptFormat:
         try:
             return "".join((lambda s: (s.prefix, s.tail, s.reopen))(self.seams(None)))
         except KameraError:
-            return ""  # a template that Kamera cannot cut is refused where it is needed
+            return ""  # a template that Kamera cannot cut is refused at its first use
 
     def _message(self, role: str, text: str) -> dict[str, Any]:
         if self.takes_images:
@@ -285,14 +287,14 @@ def _text(text: str) -> dict[str, str]:
     return {"type": "text", "text": text}
 
 
-def _saying(turn: Turn, word: str) -> Turn:
+def _with_text(turn: Turn, word: str) -> Turn:
     """The turn with ``word`` for each of its texts."""
-    said = [{**i, "text": word} if i.get("text") else i for i in turn["content"]]
-    return {**turn, "content": said}
+    content = [{**i, "text": word} if i.get("text") else i for i in turn["content"]]
+    return {**turn, "content": content}
 
 
-def _ending(turns: Sequence[Turn], mark: str) -> list[Turn]:
-    """``turns`` with ``mark`` at the end, said by the user."""
+def _with_mark(turns: Sequence[Turn], mark: str) -> list[Turn]:
+    """``turns`` with ``mark`` at the end of the user's turn."""
     *before, last = turns
     if last["role"] != "user":
         return [*turns, {"role": "user", "content": [_text(mark)]}]

@@ -14,11 +14,11 @@ SegmentKind = Literal["text", "image", "video"]
 class Segment:
     """A span of a rendered conversation that is stored and moved as a whole.
 
-    Tokens ``start:stop`` of `Rendered.ids`. ``messages`` are the indices of the first message it renders
-    and of the one behind the last: more than one where the template merges messages, and an empty span
-    at 0 for what the template adds by itself. ``role`` is that of the first (``""`` for the template's
-    own). ``media`` is the digest of its picture or clip, None for text. ``id`` is a digest of the tokens,
-    the media and the role: equal content in the same role has one id wherever it stands.
+    Tokens ``start:stop`` of `Rendered.ids`. ``messages`` is the span of messages it renders, as indices
+    [first, last + 1): more than one if the template merges messages, and an empty span at 0 for tokens that
+    the template adds by itself. ``role`` is that of the first (``""`` for the template's own). ``media`` is
+    the digest of its picture or clip, None for text. ``id`` is a digest of the tokens, the media and the
+    role: equal content in the same role has one id at every position.
     """
 
     id: str
@@ -37,12 +37,12 @@ class Segment:
 
 @dataclass(frozen=True, eq=False)
 class Rendered:
-    """A conversation as the model sees it.
+    """A conversation as tokens.
 
-    ``ids`` int64 ``[tokens]``: what the chat template and the processor make of the whole conversation,
-    the generation prompt included. ``segments`` cover ``ids`` without a gap up to ``stable``; the tokens
-    behind it are the generation prompt, which the next turn may render otherwise. ``turns`` are the spans of
-    tokens that the template opens as turns, ``tags`` those with which it opens and closes them.
+    ``ids`` int64 ``[tokens]``: the whole conversation after chat template and processor, the generation
+    prompt included. ``segments`` cover ``ids`` without a gap up to ``stable``; the tokens after it are the
+    generation prompt, which the next turn may render differently. ``turns`` are the token spans of turns,
+    ``tags`` those of the template's tokens that open and close them.
     """
 
     ids: torch.Tensor
@@ -65,7 +65,7 @@ class Rendered:
         return self.ids[segment.start : segment.stop]
 
     def of_messages(self, first: int, last: int) -> tuple[int, int]:
-        """Indices of the segments that render the messages ``first:last``: the first, and behind the last.
+        """Span of the segments that render the messages ``first:last``, as indices [start, stop).
 
         Raises `ValueError` for messages that share a segment with others: the template merges them.
         """

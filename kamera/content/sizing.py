@@ -1,7 +1,7 @@
-"""Pixel budgets of chat items: `max_pixels` and its kin, with the meaning qwen-vl-utils gives them.
+"""Pixel budgets of chat items: `max_pixels` and related options, with their meaning in qwen-vl-utils.
 
-Sides become multiples of a cell (the pixels of one token: patch times merge), the shape is kept, the
-area stays within the bounds. Resized by Pillow, bicubic, so that an item is the same picture everywhere.
+Sides become multiples of a cell (the pixels of one token: patch times merge), the aspect ratio is kept,
+the area stays within the bounds. Pillow resizes (bicubic), so that an item gives equal pixels everywhere.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _LONGEST = 200  # times the shorter side
 
 @dataclass(frozen=True)
 class Sizing:
-    """What an item asks its picture, or each of its frames, to be resized to."""
+    """The size that an item requests for its picture, or for each of its frames."""
 
     kind: str  # "image" or "video"
     min_pixels: int | None = None
@@ -39,7 +39,7 @@ class Sizing:
 
     @classmethod
     def of(cls, item: Mapping[str, Any], kind: str) -> Sizing | None:
-        """The sizing an item asks for, None for none. Raises UnreadableMedia for one that makes no sense."""
+        """The sizing of an item, or None. Raises UnreadableMedia for contradictory or invalid sizes."""
         given = {name: item[name] for name in SIZES if item.get(name) is not None}
         if not given:
             return None
@@ -59,7 +59,7 @@ class Sizing:
         return sizing
 
     def bounds(self, cell: int) -> tuple[int, int]:
-        """Fewest and most pixels. A bound that is given moves the default of the other where they cross."""
+        """Fewest and most pixels. A given bound also moves the default of the other if they would cross."""
         low = self.min_pixels or _LEAST[self.kind] * cell**2
         high = self.max_pixels or _MOST[self.kind] * cell**2
         if self.min_pixels is None:
@@ -69,7 +69,7 @@ class Sizing:
         return low, high
 
     def apply(self, image: Image.Image, cell: int = CELL) -> Image.Image:
-        """The picture in the size asked for."""
+        """The picture in the requested size."""
         if self.resized_height and self.resized_width:
             sides = (self.resized_height, self.resized_width)
             height, width = (max(cell, round(side / cell) * cell) for side in sides)
@@ -79,9 +79,9 @@ class Sizing:
 
 
 def fitted(height: int, width: int, cell: int, least: int, most: int) -> tuple[int, int]:
-    """Height and width in whole cells, of the same shape, with ``least`` to ``most`` pixels.
+    """Height and width in whole cells, of the same aspect ratio, with ``least`` to ``most`` pixels.
 
-    At least one cell a side, whatever ``most``. Raises UnreadableMedia for a strip of a picture.
+    A side is at least one cell, even beyond ``most``. Raises UnreadableMedia for a strip of a picture.
     """
     if max(height, width) > _LONGEST * min(height, width):
         raise UnreadableMedia(f"a picture of {width} x {height} pixels is a strip: cut it into pieces")
@@ -96,14 +96,14 @@ def fitted(height: int, width: int, cell: int, least: int, most: int) -> tuple[i
 
 
 def cell_of(processor: Any, kind: str) -> int | None:
-    """Pixels along a side of a token of an "image" or "video"; None for a processor without such."""
+    """Pixels along a side of a token of an "image" or "video"; None if the processor has no such part."""
     part = _part(processor, kind)
     patch, merge = getattr(part, "patch_size", None), getattr(part, "merge_size", None)
     return patch * merge if isinstance(patch, int) and isinstance(merge, int) else None
 
 
 def check_sizes(processor: Any, items: Sequence[Mapping[str, Any]], made: Mapping[str, Any]) -> None:
-    """Raise UnreadableMedia where the processor has resized what had been brought to a size asked for."""
+    """Raise UnreadableMedia if the processor resized an item again after it had its requested size."""
     for kind in ("image", "video"):
         of_kind = [i for i in items if i["type"] == kind]
         patch = getattr(_part(processor, kind), "patch_size", None)

@@ -1,4 +1,4 @@
-"""A chat template as Kamera uses it: rendered whole, and asked where it opens turns and wraps media."""
+"""A chat template: rendered whole, and probed for the tokens that open turns and wrap media."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class ChatTemplate:
         self.tokenizer: Any = getattr(processor, "tokenizer", processor)
         taken = {"image": "image_processor", "video": "video_processor"}
         self.kinds = tuple(k for k, part in taken.items() if getattr(processor, part, None) is not None)
-        # a fast tokenizer that two threads call at once raises "Already borrowed"
+        # a fast tokenizer called by two threads at once raises "Already borrowed"
         self.exclusive = exclusive_of(self.tokenizer)
         self._plain_text = PromptFormat(processor, [self._id(kind) for kind in self.kinds]).plain
         if not (getattr(processor, "chat_template", None) or getattr(self.tokenizer, "chat_template", None)):
@@ -36,7 +36,7 @@ class ChatTemplate:
             )
 
     def check_text(self, messages: Sequence[Message]) -> None:
-        """Raise UnsafeText for a message whose text spells a special token: text opens no turn."""
+        """Raise UnsafeText for a message whose text spells a special token: it could open a turn."""
         for message in messages:
             content = message.get("content")
             items = content if isinstance(content, list | tuple) else [{"text": content}]
@@ -74,7 +74,7 @@ class ChatTemplate:
         return text
 
     def tokenize(self, text: str) -> list[int]:
-        """Token ids of a rendered prompt, as transformers tokenises it for this processor."""
+        """Token ids of a rendered prompt, equal to those of transformers for this processor."""
         bos = self.tokenizer.bos_token
         bare = self.processor is self.tokenizer  # a tokenizer's own apply_chat_template adds nothing
         special = not bare and not (bos is not None and text.startswith(bos))
@@ -92,7 +92,7 @@ class ChatTemplate:
             return str(self.tokenizer.decode(list(ids), clean_up_tokenization_spaces=False))
 
     def opener(self) -> int | None:
-        """The special token that opens a turn; None where the template opens them with none."""
+        """The special token that opens a turn; None if the template has none."""
         messages = [self._text("user", _MARK)]
         rest = self.render(messages, generation=True)
         whole = self.render(messages, generation=False)
@@ -103,33 +103,33 @@ class ChatTemplate:
         return first if first in set(self.tokenizer.all_special_ids) | set(self._added()) else None
 
     def wrapper(self, kind: str) -> tuple[list[int], list[int]]:
-        """Token ids that the template writes before and behind a picture's (clip's) placeholder."""
+        """Token ids that the template writes before and after a picture's (clip's) placeholder."""
         items = [{"type": "text", "text": _MARK}, {"type": kind}, {"type": "text", "text": _MARK}]
         text = self.render([{"role": "user", "content": items}], generation=False)
         _, _, rest = text.partition(_MARK)
         between, mark, _ = rest.partition(_MARK)
         placeholder = self.placeholder(kind)
-        before, found, behind = between.partition(placeholder)
+        before, found, after = between.partition(placeholder)
         if not mark or not found:
             return [], []
-        return self.ids(before), self.ids(behind)
+        return self.ids(before), self.ids(after)
 
     def frame(self, role: str, opener: int | None) -> tuple[list[int], list[int]]:
-        """Token ids that open a turn of ``role`` and close it; nothing where ``role`` stands for no turn."""
+        """Token ids that open a turn of ``role`` and close it; empty if ``role`` is not a turn."""
         opening = [] if role == "user" else [self._text("user", "x")]
         try:
             text = self.render([*opening, self._text(role, _MARK)], generation=False)
         except ModalityNotSupported:
             return [], []
-        before, mark, behind = text.partition(_MARK)
+        before, mark, after = text.partition(_MARK)
         ids = self.ids(before)
         if not mark or opener not in ids:
             return [], []
         last = len(ids) - 1 - ids[::-1].index(opener)
-        return ids[last:], self.ids(behind)
+        return ids[last:], self.ids(after)
 
     def check(self, items: Sequence[Mapping[str, Any]]) -> None:
-        """Raise ModalityNotSupported for media items of a kind the processor does not take."""
+        """Raise ModalityNotSupported for media items of a kind that the processor lacks."""
         for kind in dict.fromkeys(item["type"] for item in items):
             if kind not in self.kinds:
                 raise ModalityNotSupported(
@@ -138,14 +138,14 @@ class ChatTemplate:
                 )
 
     def placeholder(self, kind: str) -> str:
-        """The text of a picture's (clip's) placeholder. Raises ModalityNotSupported where there is none."""
+        """The text of a picture's (clip's) placeholder. Raises ModalityNotSupported if there is none."""
         token = getattr(self.processor, f"{kind}_token", None)
         if not token:
             raise ModalityNotSupported(f"{type(self.processor).__name__} takes no {kind}: leave it out")
         return str(token)
 
     def _plain(self, message: Message) -> dict[str, Any]:
-        """A message whose media items are placeholders, in the form of content the template reads."""
+        """A message with placeholders for media items, in the template's form of content."""
         content = message.get("content")
         if isinstance(content, Sequence) and not isinstance(content, str):
             items = [_plain_item(item) for item in content]
@@ -157,7 +157,7 @@ class ChatTemplate:
         return dict(message)
 
     def _id(self, kind: str) -> int | None:
-        """The id of a kind's placeholder; None where it is no single token."""
+        """The id of a kind's placeholder; None if it is not a single token."""
         ids = self.ids(str(getattr(self.processor, f"{kind}_token", "")))
         return ids[0] if len(ids) == 1 else None
 
@@ -183,7 +183,7 @@ def media_items(messages: Sequence[Message]) -> list[dict[str, Any]]:
 
 
 def tool_schema(tool: Any) -> dict[str, Any]:
-    """A tool as JSON; a function as transformers describes it to a template."""
+    """A tool as JSON; a function becomes the schema that transformers derives from it."""
     if isinstance(tool, Mapping):
         return dict(tool)
     from transformers.utils.chat_template_utils import get_json_schema

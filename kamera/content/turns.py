@@ -1,4 +1,4 @@
-"""Chat messages: which content they are, and whose roles a chat template knows."""
+"""Chat messages in content, and their roles."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from kamera.errors import RoleNotSupported, UnreadableMedia
 _ROLE = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,31}")
 
 Turn = dict[str, Any]
-"""A message: "role", "content" (a list of content items), and what else a template reads."""
+"""A message: "role", "content" (a list of content items), and other entries that a template reads."""
 
 
 def as_messages(content: Any) -> list[Mapping[str, Any]] | None:
-    """The messages that ``content`` is (one, or a list of them); None for other content.
+    """``content`` as messages, if it is one or a list of them; None for other content.
 
-    Raises UnreadableMedia for a list of messages and other things.
+    Raises UnreadableMedia for a list of messages and other items.
     """
     if isinstance(content, Mapping):
         return [content] if "role" in content else None
@@ -32,9 +32,9 @@ def as_messages(content: Any) -> list[Mapping[str, Any]] | None:
 
 
 def check_role(role: Any) -> str:
-    """A role that may be written into a template. Raises RoleNotSupported for one that is no plain name."""
+    """``role``, if a template may contain it. Raises RoleNotSupported for anything but a plain name."""
     if not isinstance(role, str) or not _ROLE.fullmatch(role):
-        raise RoleNotSupported(f"role {str(role)[:40]!r} is no name: give system, user, assistant, tool, …")
+        raise RoleNotSupported(f"role {str(role)[:40]!r} is not a name: give system, user, assistant or tool")
     return role
 
 

@@ -1,4 +1,4 @@
-"""Clips: frames out of a video file, out of a list of pictures, and which of them are taken."""
+"""Clips: frames sampled from a video file or from a list of pictures."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from kamera.errors import UnreadableMedia
 
 VIDEO_SUFFIXES = {".mp4", ".mkv", ".mov", ".avi", ".webm", ".m4v", ".mpg", ".mpeg", ".gif"}
 _SAMPLING = ("fps", "nframes", "num_frames", "max_frames", "video_start", "video_end")
-_DEFAULT_RATE = 2.0  # of a list of pictures, as qwen-vl-utils has it
+_DEFAULT_RATE = 2.0  # of a list of pictures, as in qwen-vl-utils
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -47,9 +47,9 @@ class Clip:
 
 @dataclass(frozen=True)
 class Sampling:
-    """Which frames are taken: a part of the video in seconds, and a rate or a count of it.
+    """Selection of frames: a part of the video in seconds, and a rate or a count.
 
-    All of them for None. Raises ValueError for what is no positive number.
+    None selects all. Raises ValueError for values that are not positive numbers.
     """
 
     fps: float | None = None
@@ -74,7 +74,7 @@ class Sampling:
             raise ValueError(f"start {self.start} is not before end {self.end}: swap them")
 
     def indices(self, total: int, rate: float) -> list[int]:
-        """Indices of the frames to take out of ``total`` at ``rate`` frames per second."""
+        """Indices of the sampled frames of ``total`` at ``rate`` frames per second."""
         first = 0 if self.start is None else math.ceil(self.start * rate)
         last = total - 1 if self.end is None else min(total - 1, math.floor(self.end * rate))
         if first > last:
@@ -99,8 +99,8 @@ def read_video(
     """Decode a video file with PyAV.
 
     All frames by default; ``fps`` takes frames at that rate, ``num_frames`` that many evenly spaced
-    ones, ``max_frames`` caps either; ``start`` and ``end`` cut a part out first, in seconds. Raises
-    UnreadableMedia, naming the file, and ValueError for numbers that are none.
+    ones, ``max_frames`` caps either; ``start`` and ``end`` first select a part, in seconds. Raises
+    UnreadableMedia, naming the file, and ValueError for invalid numbers.
     """
     import av
 
@@ -111,7 +111,7 @@ def read_video(
     try:
         with av.open(str(path)) as container:
             if container.format.name == "image2" or container.format.name.endswith("_pipe"):
-                raise UnreadableMedia(f"{str(path)!r} is a picture, no video: give it as an image")
+                raise UnreadableMedia(f"{str(path)!r} is a picture, not a video: give it as an image")
             if not container.streams.video:
                 raise UnreadableMedia(f"{str(path)!r} holds no video stream")
             stream = container.streams.video[0]
@@ -144,7 +144,7 @@ def sample_indices(
     num_frames: int | None,
     max_frames: int | None,
 ) -> list[int]:
-    """Indices of the frames to take out of ``total`` at ``rate`` frames per second."""
+    """Indices of the sampled frames of ``total`` at ``rate`` frames per second."""
     if num_frames is not None:
         count = min(num_frames, total)
     elif fps is not None:
@@ -161,8 +161,8 @@ def load_clip(item: Any, cell: int = CELL) -> Clip:
 
     A chat item may carry ``fps``, ``nframes`` / ``num_frames``, ``max_frames``, ``video_start`` and
     ``video_end`` (seconds), and the sizes of `Sizing`, for each frame, in cells of ``cell`` pixels. For a
-    list of pictures ``fps`` is the rate they were taken at (default 2, as qwen-vl-utils has it). Raises
-    UnreadableMedia, for any other option too, and ValueError for numbers that are none.
+    list of pictures ``fps`` is their frame rate (default 2, as in qwen-vl-utils). Raises UnreadableMedia,
+    for any other option too, and ValueError for invalid numbers.
     """
     if not isinstance(item, Mapping):
         return _clip(item, {})
@@ -199,7 +199,7 @@ def _clip(source: Any, options: Mapping[str, Any]) -> Clip:
         source = list(source)
     if not isinstance(source, Sequence) or isinstance(source, bytes):
         raise UnreadableMedia(
-            f"{type(source).__name__} is no video: give a path, a list of pictures or an array"
+            f"{type(source).__name__} is not a video: give a path, a list of pictures or an array"
         )
     if not source:
         raise UnreadableMedia("a clip of no frames: give at least one picture")

@@ -1,4 +1,4 @@
-"""Edits of a conversation: directives, what two renderings differ in, and policies that edit messages."""
+"""Edits of a conversation: directives, differences of two renderings, and policies that edit messages."""
 
 from kamera.edits import policies
 from kamera.edits.difference import Difference, difference

@@ -1,4 +1,4 @@
-"""What two renderings of a conversation differ in, whoever edited it."""
+"""Differences of two renderings of a conversation."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Difference:
     """Indices of segments of the prompt ``before`` and of the one ``after``.
 
     ``kept``: pairs of equal segments in the same order in both, chosen to hold the most tokens. ``moved``:
-    pairs of equal segments that stand elsewhere now. ``removed`` and ``inserted`` are the rest.
+    pairs of other equal segments. ``removed`` and ``inserted`` are the rest.
     """
 
     kept: tuple[tuple[int, int], ...]
@@ -25,14 +25,14 @@ class Difference:
 
     @property
     def appended_only(self) -> bool:
-        """Whether the prompt before is a prefix of the one after."""
+        """True if the prompt before is a prefix of the one after."""
         return not self.removed and not self.moved and all(i == j for i, j in self.kept)
 
 
 def difference(before: Rendered, after: Rendered) -> Difference:
-    """Which segments stay, moved, went and came, recognised by their ids.
+    """Kept, moved, removed and inserted segments, matched by their ids.
 
-    The kept ones are a heaviest common subsequence by tokens: in O(m log n) for m pairs of equal segments.
+    The kept ones are a heaviest common subsequence by tokens, in O(m log n) for m pairs of equal segments.
     """
     kept = _heaviest(before, after)
     old = set(range(len(before.segments))) - {i for i, _ in kept}
@@ -54,10 +54,10 @@ def difference(before: Rendered, after: Rendered) -> Difference:
 
 
 def directives(before: Rendered, after: Rendered, mode: Mode = "repair") -> tuple[Directive, ...]:
-    """Directives, in segments, that make ``before`` read as ``after`` does.
+    """Directives, in segments, that turn ``before`` into ``after``.
 
-    A moved segment leaves where it stood and comes as a replacement: a caller that holds its KV looks it
-    up by id (`difference`).
+    A moved segment is removed at its old position and inserted as a replacement at its new one; `difference`
+    names such segments for callers that hold their KV.
     """
     pairs = [*difference(before, after).kept, (len(before.segments), len(after.segments))]
     out = []
@@ -71,11 +71,11 @@ def directives(before: Rendered, after: Rendered, mode: Mode = "repair") -> tupl
 
 
 def _heaviest(before: Rendered, after: Rendered) -> list[tuple[int, int]]:
-    """Pairs (i, j) of equal segments, both rising, that hold the most tokens together."""
+    """Pairs (i, j) of equal segments, increasing in both, with the most tokens in total."""
     places: dict[str, list[int]] = defaultdict(list)
     for j, segment in enumerate(after.segments):
         places[segment.id].append(j)
-    # the ends of the best chains so far, rising in j and in weight: bisection finds the best one before j
+    # the ends of the best chains so far, increasing in j and in weight: bisection finds the best before j
     ends: list[int] = []
     weights: list[int] = []
     chains: list[tuple[tuple[int, int], object]] = []
@@ -85,7 +85,7 @@ def _heaviest(before: Rendered, after: Rendered) -> list[tuple[int, int]]:
             at = bisect_right(ends, j - 1)
             weight = (weights[at - 1] if at else 0) + segment.num_tokens
             found.append((j, weight, ((i, j), chains[at - 1] if at else None)))
-        for j, weight, chain in found:  # looked up before any is entered: one segment is used once
+        for j, weight, chain in found:  # all looked up before any is entered, so that a segment is used once
             at = bisect_right(ends, j)
             if at and weights[at - 1] >= weight:
                 continue
@@ -103,5 +103,5 @@ def _heaviest(before: Rendered, after: Rendered) -> list[tuple[int, int]]:
 
 
 def is_permutation(before: Rendered, after: Rendered) -> bool:
-    """Whether the two hold the same segments, each as often, in any order."""
+    """True if both hold the same segments equally often, in any order."""
     return Counter(before.segment_ids()) == Counter(after.segment_ids())

@@ -1,6 +1,6 @@
-"""Directives: which span of a prompt goes, what stands there instead, and what that promises.
+"""Directives: a span of a prompt, its replacement, and the KV of the chunks after it.
 
-After the directive of Leyline (section 3.1), extended by units, by `repair` and by what must stay whole.
+After the directive of Leyline (section 3.1), extended by units, by `repair` and by indivisible spans.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ Snap = Literal["refuse", "widen"]
 class Directive:
     """Replace ``start:end`` of a prompt, counted in ``unit``, by ``replacement``.
 
-    ``replacement`` is text, token ids, or None for nothing. ``mode`` says what is promised of what stands
-    behind the span:
+    ``replacement`` is text, token ids, or None for nothing. ``mode`` determines the KV of the chunks after
+    the span:
 
-    * ``amortize``: it is turned to its new place and keeps what it absorbed. This is no forgetting.
-    * ``repair``: turned, then patched to what it would have absorbed without the span.
+    * ``amortize``: relocated, still conditioned on the span. The model does not forget it.
+    * ``repair``: relocated and patched to the antecedents without the span.
     * ``forget``: prefilled again; equal to a run that never saw the span.
     * ``auto``: the cheapest of these that the window's policy admits.
 
-    Raises InvalidDirective for a mode or unit there is not, or a span that ends before it starts.
+    Raises InvalidDirective for an unknown mode or unit, or a span that ends before it starts.
     """
 
     start: int
@@ -46,9 +46,9 @@ class Directive:
             raise InvalidDirective(f"unit {self.unit!r} is none of {', '.join(get_args(Unit))}")
         for name, value in (("start", self.start), ("end", self.end)):
             if not isinstance(value, int) or isinstance(value, bool):
-                raise InvalidDirective(f"{name} {value!r} is no index: give a whole number")
+                raise InvalidDirective(f"{name} {value!r} is not an index: give a whole number")
         if not 0 <= self.start <= self.end:
-            raise InvalidDirective(f"span {self.start}:{self.end} is none: give 0 <= start <= end")
+            raise InvalidDirective(f"span {self.start}:{self.end} is invalid: give 0 <= start <= end")
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class Edit:
 
     @property
     def shift(self) -> int:
-        """By how many tokens what stands behind it moves."""
+        """Change of position, in tokens, of everything after it."""
         return len(self.replacement) - (self.stop - self.start)
 
 
@@ -74,11 +74,11 @@ def resolve(
     sink: int = 0,
     snap: Snap = "refuse",
 ) -> tuple[Edit, ...]:
-    """Directives as edits of ``rendered``, in order, none of which overlap.
+    """Directives as edits of ``rendered``, in order, without overlaps.
 
     A span that would cut a template tag or a picture, or reaches into the first ``sink`` tokens, raises
-    InvalidDirective; with ``snap="widen"`` it grows to the whole turn or picture, and begins behind the
-    sink. Raises InvalidDirective, too, for spans outside the prompt and for spans that overlap.
+    InvalidDirective; with ``snap="widen"`` it grows to the whole turn or picture, and begins after the sink.
+    Also raises InvalidDirective for spans outside the prompt and for spans that overlap.
     """
     if snap not in get_args(Snap):
         raise ValueError(f"snap {snap!r} is none of {', '.join(get_args(Snap))}")
@@ -103,13 +103,13 @@ def _resolved(
     start, stop = _token_span(directive, rendered)
     if stop > rendered.stable:
         raise InvalidDirective(
-            f"span {directive.start}:{directive.end} ({directive.unit}) ends behind the prompt's "
+            f"span {directive.start}:{directive.end} ({directive.unit}) ends after the prompt's "
             f"{rendered.stable} tokens: end it there"
         )
     given = directive.replacement
     new = tuple(tokenize(given) if isinstance(given, str) else given or ())
     if any(not isinstance(i, int) or i < 0 for i in new):
-        raise InvalidDirective(f"replacement {given!r} holds what is no token id")
+        raise InvalidDirective(f"replacement {given!r} holds a value that is not a token id")
     grown = _whole(rendered, start, stop)
     if grown != (start, stop):
         if snap == "refuse":
@@ -154,7 +154,7 @@ def _token_span(directive: Directive, rendered: Rendered) -> tuple[int, int]:
 
 
 def _whole(rendered: Rendered, start: int, stop: int) -> tuple[int, int]:
-    """The least span around ``start:stop`` that cuts no picture, and no turn but inside its body."""
+    """The smallest span around ``start:stop`` that cuts no picture and no tag of a turn."""
     held = (-1, -1)
     while held != (start, stop):
         held = (start, stop)
@@ -170,5 +170,5 @@ def _whole(rendered: Rendered, start: int, stop: int) -> tuple[int, int]:
 
 
 def _cuts(start: int, stop: int, first: int, last: int) -> bool:
-    """Whether a border of ``start:stop`` lies inside ``first:last``."""
+    """True if a border of ``start:stop`` is inside ``first:last``."""
     return first < start < last or first < stop < last

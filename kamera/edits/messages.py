@@ -1,4 +1,4 @@
-"""Directives carried out on messages: what a conversation must say so that its prompt reads as asked."""
+"""Directives applied to messages, so that the conversation renders to the edited prompt."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ def edited_messages(
     tools: Sequence[Any] | None = None,
     snap: Snap = "refuse",
 ) -> list[dict[str, Any]]:
-    """The messages after ``directives``, which count in the prompt that `Conversations.render` makes of them.
+    """The messages after ``directives``, whose indices refer to the prompt from `Conversations.render`.
 
-    A span of messages leaves; with a text as replacement its first message stays and says that. A span of
-    segments or tokens takes whole messages, pictures and parts of texts. What it leaves is rendered again,
-    and must be the prompt with the span replaced, token for token. Raises InvalidDirective where no change
-    of the messages does that, and what `resolve` raises.
+    A span of messages is removed; with a replacement text its first message stays and holds the text. A span
+    of segments or tokens removes whole messages, pictures and parts of texts. The result is rendered and must
+    equal the prompt with the span replaced, token for token. Raises InvalidDirective if no change of the
+    messages has that effect, and the errors of `resolve`.
     """
     rendered = conversations.render(messages, tools=tools)
-    resolve(directives, rendered, conversations.tokenize, snap=snap)  # all together: none may overlap
+    resolve(directives, rendered, conversations.tokenize, snap=snap)  # all at once: none may overlap
     edits = [(d, resolve([d], rendered, conversations.tokenize, snap=snap)[0]) for d in directives]
-    edits.sort(key=lambda pair: -pair[1].start)  # from behind: what stands in front keeps its place
+    edits.sort(key=lambda pair: -pair[1].start)  # from the end, so that earlier positions stay valid
     out: _Messages = [dict(m) for m in messages]
     inner = [edit for directive, edit in edits if directive.unit != "messages"]
     for edit in inner:
@@ -65,10 +65,10 @@ def _replace(out: _Messages, directive: Directive) -> None:
 
 
 def _cut(out: _Messages, edit: Edit, rendered: Rendered, conversations: Conversations) -> None:
-    """Take the tokens of ``edit`` out of the messages, and put its replacement in their place as text."""
-    said: str | None = conversations.decode(edit.replacement) if edit.replacement else None
+    """Replace the tokens of ``edit`` in the messages by its replacement as text."""
+    text: str | None = conversations.decode(edit.replacement) if edit.replacement else None
     touched = [s for s in rendered.segments if s.start < edit.stop and edit.start < s.stop]
-    if not touched:  # nothing leaves: what comes stands at the end of the text in front
+    if not touched:  # an insertion goes to the end of the text before it
         touched = [s for s in rendered.segments if s.start <= edit.start <= s.stop][:1]
     whole = [span for span in _owners(touched) if _covers(edit, rendered, span)]
     for span in whole:
@@ -83,17 +83,17 @@ def _cut(out: _Messages, edit: Edit, rendered: Rendered, conversations: Conversa
             places[-1] = (last[0], last[1], stop)
         else:
             places.append((segment, start, max(start, stop)))
-    if said is not None and not places:
+    if text is not None and not places:
         raise InvalidDirective(
             f"tokens {edit.start}:{edit.stop} are whole messages, and text outside of a message is none: "
             'give unit="messages"'
         )
     for number, (segment, start, stop) in reversed(list(enumerate(places))):
-        text = said if number == 0 else None
+        new = text if number == 0 else None
         if segment.media is not None and start < stop:
-            _replace_media(out, rendered, segment, text)
+            _replace_media(out, rendered, segment, new)
         else:
-            _replace_text(out, rendered, segment, (start, stop), text or "", conversations)
+            _replace_text(out, rendered, segment, (start, stop), new or "", conversations)
 
 
 def _owners(segments: Sequence[Segment]) -> list[tuple[int, int]]:
@@ -101,7 +101,7 @@ def _owners(segments: Sequence[Segment]) -> list[tuple[int, int]]:
 
 
 def _covers(edit: Edit, rendered: Rendered, span: tuple[int, int]) -> bool:
-    """Whether every token of the messages ``span`` goes."""
+    """True if the edit covers every token of the messages ``span``."""
     held = [s for s in rendered.segments if s.messages == span]
     return edit.start <= held[0].start and held[-1].stop <= edit.stop
 
@@ -113,7 +113,7 @@ def _replace_media(out: _Messages, rendered: Rendered, segment: Segment, text: s
     message = out[index]
     assert message is not None
     items = list(message["content"])
-    # a picture behind it may have gone already, one in front has not
+    # pictures after it may be removed already, those before it are not
     where = [i for i, item in enumerate(items) if _is_media(item)]
     items[where[nth] : where[nth] + 1] = [] if text is None else [{"type": "text", "text": text}]
     out[index] = {**message, "content": items}
@@ -136,18 +136,18 @@ def _replace_text(
     before = conversations.decode(ids[begin : span[0]])
     content = message.get("content")
     items = [{"type": "text", "text": content}] if isinstance(content, str) else list(content or [])
-    best: tuple[int, int] | None = None  # item and place in its text
+    best: tuple[int, int] | None = None  # item and position in its text
     for i, item in enumerate(items):
-        said = item.get("text") if isinstance(item, dict) else None
-        if not isinstance(said, str):
+        old = item.get("text") if isinstance(item, dict) else None
+        if not isinstance(old, str):
             continue
-        for at in _places(said, gone):
-            # what stands in front of the span is the template's opening, then this text up to the place
-            if before.endswith(said[:at].lstrip()) and (best is None or at > best[1]):
+        for at in _occurrences(old, gone):
+            # the tokens before the span are the template's opening, then this text up to the position
+            if before.endswith(old[:at].lstrip()) and (best is None or at > best[1]):
                 best = (i, at)
     if best is None:
         raise InvalidDirective(
-            f"tokens {span[0]}:{span[1]} are {gone[:40]!r}, which stands in no text of message {index}: the "
+            f"tokens {span[0]}:{span[1]} are {gone[:40]!r}, which is not in a text of message {index}: the "
             "template wrote it; edit the whole message"
         )
     item, at = best
@@ -157,8 +157,8 @@ def _replace_text(
     out[index] = {**message, "content": kept if isinstance(content, str) else items}
 
 
-def _places(text: str, part: str) -> list[int]:
-    """Where ``part`` begins in ``text``, every time."""
+def _occurrences(text: str, part: str) -> list[int]:
+    """Starts of all occurrences of ``part`` in ``text``."""
     found, at = [], text.find(part)
     while at >= 0:
         found.append(at)
@@ -188,7 +188,7 @@ def _check(
     tools: Sequence[Any] | None,
 ) -> None:
     wanted = before.ids[: before.stable].tolist()
-    for edit in edits:  # from behind
+    for edit in edits:  # from the end
         wanted[edit.start : edit.stop] = edit.replacement
     after = conversations.render(messages, tools=tools)
     if after.ids[: after.stable].tolist() != wanted:

@@ -1,4 +1,4 @@
-"""A prompt after edits, as pieces: segments that stay whole, and tokens that stand there instead."""
+"""A prompt after edits, as pieces: unchanged segments, and new tokens."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from kamera.edits.directive import Edit
 
 @dataclass(frozen=True)
 class Kept:
-    """Segment ``index`` of the prompt before, whole."""
+    """Segment ``index`` of the prompt before the edits, unchanged."""
 
     index: int
 
 
 @dataclass(frozen=True)
 class Fresh:
-    """Tokens that no segment of the prompt before is: a replacement, or what an edit left of a segment."""
+    """Tokens that are not a segment of the prompt before: a replacement, or the rest of a cut segment."""
 
     ids: tuple[int, ...]
 
@@ -29,8 +29,8 @@ Piece = Kept | Fresh
 def pieces(rendered: Rendered, edits: Sequence[Edit]) -> tuple[Piece, ...]:
     """The stable part of ``rendered`` after ``edits`` (in order, not overlapping), in order.
 
-    Their tokens one after another are the prompt's with each edited span replaced; tokens that stand side
-    by side and belong to no kept segment are one piece.
+    Their concatenated tokens are the prompt's with each edited span replaced; adjacent tokens outside of kept
+    segments are one piece.
     """
     out: list[Piece] = []
 
@@ -66,7 +66,7 @@ def pieces(rendered: Rendered, edits: Sequence[Edit]) -> tuple[Piece, ...]:
 
 
 def _inside(edit: Edit, start: int, stop: int) -> bool:
-    """Whether an edit changes tokens of ``start:stop``, or inserts between two of them."""
+    """True if an edit changes tokens of ``start:stop``, or inserts between two of them."""
     if edit.start < edit.stop:
         return edit.start < stop and start < edit.stop
     return start < edit.start < stop

@@ -1,4 +1,4 @@
-"""Edit policies: callables that give a conversation its shape for the next turn, run with care."""
+"""Edit policies: functions from messages to the messages of the next turn, with checks of their results."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ EditPolicy = Callable[[Sequence[Message], int], Sequence[Message]]
 
 
 def edited(policy: EditPolicy, messages: Sequence[Message], turn: int) -> list[dict[str, Any]]:
-    """The messages as ``policy`` wants them; the caller's own are not changed.
+    """The messages after ``policy``; the caller's own are not changed.
 
-    Raises EditPolicyFailed, naming the policy, when it raises, returns what are no messages, writes to the
-    messages it was given, or answers otherwise when it is asked again.
+    Raises EditPolicyFailed, naming the policy, if it raises, returns anything but messages, modifies its
+    arguments, or returns another result for equal arguments.
     """
     name = getattr(policy, "__name__", type(policy).__name__)
     given = [_copied(m) for m in messages]
     first = _asked(policy, given, turn, name)
     if not _same(given, messages):
-        raise EditPolicyFailed(f"edit policy {name} wrote to the messages it was given: return new ones")
+        raise EditPolicyFailed(f"edit policy {name} modified the messages it was given: return new ones")
     if not _same(_asked(policy, given, turn, name), first):
         raise EditPolicyFailed(
-            f"edit policy {name} gives two answers to one question (turn {turn}): its answer must depend on "
-            "its arguments alone"
+            f"edit policy {name} gives two results for equal arguments (turn {turn}): its result must depend "
+            "on its arguments alone"
         )
     return first
 
@@ -62,7 +62,7 @@ def _copied(message: Message) -> dict[str, Any]:
 
 
 def _same(one: Any, other: Any) -> bool:
-    """Equality that asks media for identity: arrays and tensors have no truth value."""
+    """Equality, with media compared by identity: arrays and tensors have no truth value."""
     if isinstance(one, dict) and isinstance(other, dict):
         return one.keys() == other.keys() and all(_same(one[k], other[k]) for k in one)
     if isinstance(one, list | tuple) and isinstance(other, list | tuple):

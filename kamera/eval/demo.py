@@ -1,4 +1,4 @@
-"""The demo: a rendered clip under a small window, three ways of keeping its KV, side by side."""
+"""The demo: a rendered clip in a small window, with three ways to keep its KV compared."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from kamera.window import KameraWindow, Report, ReusePolicy
 
 SEED = 700_000
 LAYOUT = "LLILIL"
-"""Legends and items frames of a clip; the last legend pushes the first one out of the window."""
+"""Legends and items frames of a clip; the last legend slides the first one out of the window."""
 
 ARMS = ("re-prefill", "blind reuse", "kamera")
 RANK = 16
 POLICY = ReusePolicy(rank=RANK, certified=False)
-"""Uncertified: what a certificate would vouch for is what is shown here, next to the re-prefill."""
+"""Uncertified: the demo itself shows the fidelity next to the re-prefill."""
 
 
 @dataclass(frozen=True)
 class Cost:
-    """What one arm did to have the window ready after an operation."""
+    """Cost of one arm for one operation."""
 
     forwards: int
     tokens: int
@@ -54,7 +54,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Demo:
-    """The table, and what the slots of the first clip were worth."""
+    """The table, and the guarantees of the first clip's slots."""
 
     rows: tuple[Row, ...]
     clips: int
@@ -64,10 +64,9 @@ class Demo:
 def run_demo(
     directory: Path, *, clips: int = 3, per_kind: int = 8, backbone: Backbone | None = None
 ) -> Iterator[str | Demo]:
-    """Render, decode, and walk each clip through the window; yields what it does, then the table.
+    """Render and decode clips and run the operations on each; yields progress, then the table.
 
-    Clips are written to ``directory`` as mp4 and decoded with PyAV; what is asked about are the
-    decoded frames.
+    Clips are written to ``directory`` as mp4 and decoded with PyAV; the chunks are the decoded frames.
     """
     if backbone is None:
         backbone = Backbone(*testbed.load())
@@ -94,7 +93,7 @@ def run_demo(
 
 
 class _Walk:
-    """One clip's way through the operations."""
+    """The operations on one clip."""
 
     def __init__(
         self,
@@ -112,18 +111,18 @@ class _Walk:
         self.store = ChunkStore.open("memory://")
         self.window = KameraWindow(backbone, self.store, testbed.SYSTEM, policy=POLICY)
         anchor = self.window.num_tokens
-        # room for all but the first frame: the last append slides by itself
-        room = anchor + sum(c.num_tokens for c in self.chunks[1:])
+        # the limit holds all but the first frame, so the last append slides by itself
+        most = anchor + sum(c.num_tokens for c in self.chunks[1:])
         self.window = KameraWindow(
             backbone,
             self.store,
             testbed.SYSTEM,
             policy=POLICY,
-            max_tokens=room,
+            max_tokens=most,
         )
 
     def operations(self) -> Iterator[tuple[str, Report]]:
-        """Run them one by one; the window is each one's outcome while it is yielded."""
+        """Run the operations one by one; each is yielded while the window is in its resulting state."""
         window = self.window
         for chunk in self.chunks[:-1]:
             window.append(chunk)
@@ -139,7 +138,7 @@ class _Walk:
         yield "reorder", window.reorder([2, 1, 0, 3])
 
     def arms(self, report: Report) -> tuple[dict[str, KameraWindow], dict[str, Cost]]:
-        """The window after an operation, blind, and prefilled afresh; and what each took."""
+        """The window after an operation, blind, and re-prefilled; and the cost of each."""
         blind = self.window.fork()
         reports = [blind.condition(slot, False) for slot in blind.slots[1:]]
         started = time.perf_counter()
@@ -160,7 +159,7 @@ class _Walk:
         return windows, spent
 
     def items(self) -> list[Item]:
-        """Questions that frames still in the window answer: two hops, and one hop in a frame."""
+        """Questions that frames in the window answer: two hops, and one hop in a frame."""
         order = [self._frame(s.chunk_id) for s in self.window.slots]
         values = [self.episode.ask(*s, order=order) for s in self._subjects("value", order)]
         bound = [q for q in values if q.bound and self._seen(q, order)]
@@ -173,7 +172,7 @@ class _Walk:
         return [(kind, tag) for tag in tags]
 
     def _seen(self, question: Any, order: Sequence[int]) -> bool:
-        """Only what the window shows is asked: not of survivors whose legend has left."""
+        """True if the window shows the frames of the answer; excludes survivors whose legend has left."""
         items = question.frames[-1]
         return order.index(items) > 0
 

@@ -1,4 +1,4 @@
-"""The fidelity table: what reuse loses after recall and reorder, and what a patch brings back.
+"""The fidelity table: the loss of blind reuse after recall and reorder, and the share a patch restores.
 
 Measured through the public window operations on the shipped backbone, on held-out episodes of the
 synthetic world. The re-prefill is a fresh window that prefills the same frames in the same order.
@@ -20,14 +20,14 @@ from kamera.store import ChunkStore
 from kamera.window import KameraWindow, ReusePolicy
 
 HELD_OUT = 900_000
-"""Seed of the episodes asked here; the backbone was trained on seeds of a million and above."""
+"""Seed of the episodes; the backbone was trained on seeds from a million on."""
 
 KINDS = {"value": "two-hop", "glyph": "one-hop in the frame"}
 
 
 @dataclass(frozen=True)
 class Fidelity:
-    """The table, and what it cost to keep: bytes of the patch against the chunk's KV."""
+    """The table, with mean bytes of a patch and of its chunk's KV."""
 
     scores: tuple[Score, ...]
     rank: int
@@ -39,16 +39,16 @@ class Fidelity:
 def measure(
     backbone: Backbone, *, items: int = 500, rank: int = 16, per_episode: int = 12, seed: int = 0
 ) -> Iterator[tuple[int, int] | Fidelity]:
-    """Run until every row has ``items`` two-hop items; yields (done, wanted), at last the result.
+    """Run until every row has ``items`` two-hop items; yields (done, wanted), and finally the result.
 
-    Each episode shows three legends and an items frame whose values they fix, and asks about values
-    that a legend fixes (not defaults). Operations and arms:
+    Each episode shows three legends and an items frame whose values they define, and asks for values that a
+    legend defines (not defaults). Operations and arms:
 
-    * recall: the items frame leaves and comes back. Blind, the stored patch at ``rank``.
-    * reorder: the legends are reversed, so later ones override others. Blind, patch, and the patch
-      of the old order ("stale patch").
-    * turnover: the items frame comes back behind three other legends. Blind, the patch of the old
-      legends ("stale patch"), a fresh patch.
+    * recall: the items frame is evicted and recalled. Blind, the stored patch at ``rank``.
+    * reorder: the legends are reversed, so that other ones override. Blind, patch, and the patch of the old
+      order ("stale patch").
+    * turnover: the items frame is recalled behind three other legends. Blind, the patch of the old legends
+      ("stale patch"), a new patch.
     """
     scorer = Scorer(backbone.tokenize)
     world = testbed.World(HELD_OUT + seed)
@@ -66,11 +66,11 @@ def measure(
 
 
 class _Episode:
-    """One episode's windows. Six legends and an items frame; the first three stand before it."""
+    """One episode's windows. Six legends and an items frame; the first three are its antecedents."""
 
     def __init__(self, backbone: Backbone, episode: Any, rank: int, per_episode: int, index: int) -> None:
         self.backbone = backbone
-        # uncertified: what a certificate would vouch for is what is measured
+        # uncertified: this measures what a certificate states
         self.policy = ReusePolicy(rank=rank, certified=False)
         self.episode = episode
         self.chunks = [backbone.chunk(frame.content) for frame in episode.frames]
@@ -93,7 +93,7 @@ class _Episode:
         stale = self._stale(order)
         window = self.window.fork()
         window.reorder([2, 1, 0, 3])
-        # the patch is stored by the first visit; the arm is the second, which runs no forward
+        # the first reorder stores the patch; the arm is the second, which runs no forward
         window.reorder([2, 1, 0, 3])
         window.reorder([2, 1, 0, 3])
         return "reorder", self._arms(window, order) | {"stale patch": stale}, self._items(order)
@@ -132,7 +132,7 @@ class _Episode:
         return window
 
     def _items(self, order: Sequence[int]) -> list[Item]:
-        """Two-hop items whose value a legend in ``order`` fixes, and as many one-hop ones."""
+        """Two-hop items whose value a legend in ``order`` defines, and as many one-hop ones."""
         asked = [self.episode.ask(*s, order=order) for s in self.episode.subjects(["value"])]
         bound = [q for q in asked if q.bound]
         chosen = self.rng.permutation(len(bound))[: self.per_episode]

@@ -1,4 +1,4 @@
-"""Asking a window questions with known answers, one arm against the re-prefill."""
+"""Questions with known answers to a window, and scores of arms against the re-prefill."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ class Item:
 
 @dataclass(eq=False)
 class Outcomes:
-    """What one arm answered, item by item."""
+    """Outcomes of one arm, item by item."""
 
     right: list[float] = field(default_factory=list)
     kl: list[float] = field(default_factory=list)
-    agree: list[float] = field(default_factory=list)  # same answer as the re-prefill
+    agree: list[float] = field(default_factory=list)  # 1.0: same answer as the re-prefill
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ def answer_logits(window: KameraWindow, items: Sequence[Item]) -> list[torch.Ten
 
 
 class Scorer:
-    """Collects outcomes of several arms on the same items, and makes rows of them."""
+    """Collects outcomes of several arms on the same items, and computes the rows of a table."""
 
     def __init__(self, tokenize: Callable[[str], torch.Tensor]) -> None:
         self._tokenize = tokenize
@@ -63,7 +63,7 @@ class Scorer:
         arms: dict[str, list[torch.Tensor]],
         reference: str = "re-prefill",
     ) -> None:
-        """Judge every arm's logits on ``items`` against truth and against the reference arm."""
+        """Compare every arm's logits on ``items`` with the correct answers and the reference arm."""
         for i, item in enumerate(items):
             truth = int(self._tokenize(item.answer)[0])
             ideal = arms[reference][i]
@@ -75,7 +75,7 @@ class Scorer:
                 out.kl.append(kl(logits[i], ideal))
 
     def scores(self, blind: str = "blind reuse") -> list[Score]:
-        """All rows. η and flip-recover are taken against the arm called ``blind``."""
+        """All rows. η and flip-recover are relative to the arm called ``blind``."""
         rows = []
         for (operation, kind, arm), out in self._outcomes.items():
             base = self._outcomes[(operation, kind, blind)]

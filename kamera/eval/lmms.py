@@ -3,8 +3,8 @@
     python -m lmms_eval --model kamera --tasks muirbench \\
         --model_args pretrained=DIR,arms=reprefill:blind:patch@16,answer=patch@16,out=runs/muirbench
 
-Pictures and clips are the context, words are live. Every arm answers an item in one pass into ``out``;
-lmms-eval scores the one named ``answer``, and a second run with another finds its answers there.
+Pictures and clips are the context, text is live. Every arm answers an item in one pass into ``out``;
+lmms-eval scores the arm ``answer``, and a second run with another arm finds its answers there.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from kamera.eval.tasks.shrink import Shrink
 
 
 def manifest() -> ModelManifest:
-    """What lmms-eval finds under the entry point ``lmms_eval.models``."""
+    """The manifest for lmms-eval's entry point ``lmms_eval.models``."""
     return ModelManifest("kamera", chat_class_path="kamera.eval.lmms.Kamera")
 
 
 class Kamera(lmms):  # type: ignore[misc]
-    """The chat model. ``arms`` are divided by colons, ``answer`` (default: the last) is what is scored.
+    """The chat model. Colons separate ``arms``; lmms-eval scores the arm ``answer`` (default: the last).
 
     Greedy only. Raises ValueError for sampling, and for a conversation of several turns.
     """
@@ -70,7 +70,7 @@ class Kamera(lmms):  # type: ignore[misc]
     def generate_until(self, requests: Sequence[Any]) -> list[str]:
         """The answers of the arm `answer`, in the order of the requests; the other arms' are in ``out``.
 
-        An item that failed is answered with nothing; its line says why, and the next run asks it again.
+        A failed item has an empty answer; its line holds the error, and the next run asks it again.
         """
         settings = {
             "task": "lmms-eval",
@@ -84,11 +84,11 @@ class Kamera(lmms):  # type: ignore[misc]
             return [self._answer(journal, at, *request.args) for at, request in enumerate(requests)]
 
     def loglikelihood(self, requests: Sequence[Any]) -> list[tuple[float, bool]]:
-        """Not offered."""
+        """Not supported."""
         raise NotImplementedError("kamera generates: choose tasks of the type generate_until")
 
     def generate_until_multi_round(self, requests: Sequence[Any]) -> list[str]:
-        """Not offered."""
+        """Not supported."""
         raise NotImplementedError("kamera answers one turn: choose tasks of the type generate_until")
 
     def _answer(
@@ -114,8 +114,8 @@ class Kamera(lmms):  # type: ignore[misc]
         missing = [arm for arm, line in lines.items() if line is None or line.error]
         if missing:
             limits: Any = _Limits(int(generation.get("max_new_tokens", 128)))
-            room = room_of(self.backbone)
-            asking = Asking(self.backbone, limits, self.system, room, shrink=self.shrink)
+            tokens = room_of(self.backbone)
+            asking = Asking(self.backbone, limits, self.system, tokens, shrink=self.shrink)
             for line in asking.lines(sample, missing, journal.lines.get((sample.id, REFERENCE))):
                 journal.add(_cut(line, generation.get("until") or ()))
         return journal.lines[sample.id, self.answer].response
@@ -140,7 +140,7 @@ class Kamera(lmms):  # type: ignore[misc]
 
 
 class _Limits:
-    """What `Asking` needs of a task: lmms-eval has the rest."""
+    """The part of a task that `Asking` uses; lmms-eval does the rest."""
 
     overlong: Literal["left", "refuse"] = "refuse"
 
@@ -152,8 +152,8 @@ class _Limits:
 
 
 def _cut(line: Line, until: Sequence[str] | str) -> Line:
-    """The answer up to the first of the texts that end one."""
-    said = line.response
+    """The answer up to the first of the stop strings."""
+    text = line.response
     for end in [until] if isinstance(until, str) else until:
-        said = said.split(end)[0] if end else said
-    return replace(line, response=said.strip())
+        text = text.split(end)[0] if end else text
+    return replace(line, response=text.strip())

@@ -1,6 +1,6 @@
-"""Tensors in, tensors out: the algebra of position-free KV. Of the package it imports the errors only."""
+"""The algebra of position-free KV: tensors in, tensors out. It imports only `kamera.errors`."""
 
-from kamera.ops.allocate import allocate, bought
+from kamera.ops.allocate import allocate, total_gain
 from kamera.ops.budget import PatchBudget, layers_of
 from kamera.ops.compress import compress
 from kamera.ops.digest import chunk_id, digest, tensor_bytes, tensor_digest
@@ -61,7 +61,6 @@ __all__ = [
     "allocate",
     "apply_patch",
     "attention_layout",
-    "bought",
     "check_encoding",
     "check_finite",
     "check_kv",
@@ -91,6 +90,7 @@ __all__ = [
     "rotated_bytes",
     "tensor_bytes",
     "tensor_digest",
+    "total_gain",
     "turn_factors",
     "uniform_offset",
 ]

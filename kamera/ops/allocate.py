@@ -1,4 +1,4 @@
-"""Where a budget of bytes buys most: a rank for every channel instead of one for all."""
+"""Allocation of a budget of bytes: a rank for every channel instead of one for all."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ Key = TypeVar("Key")
 
 
 def allocate(gains: Mapping[Key, torch.Tensor], costs: Mapping[Key, int], budget: int) -> dict[Key, int]:
-    """How many directions of each channel to keep within ``budget`` bytes.
+    """Rank of each channel within ``budget`` bytes.
 
-    ``gains[key]`` are what the directions of a channel buy, strongest first, ``costs[key]`` the bytes of
-    each of them. Greedy by gain per byte, which is the optimum up to the last direction; where one rank
-    for all buys more (channels of very different cost, a budget of a few directions), that is taken.
-    Directions that buy nothing are left out. Raises ValueError for a negative budget, a cost below one
-    byte, and gains that grow.
+    ``gains[key]`` are the gains of a channel's directions, strongest first, ``costs[key]`` the bytes of
+    each of them. Greedy by gain per byte, which is optimal up to the last direction; one rank for all is
+    taken if its total gain is larger (channels of very different cost, a budget of a few directions).
+    Directions without gain are left out. Raises ValueError for a negative budget, a cost below one byte,
+    and gains that grow.
     """
     if budget < 0:
         raise ValueError(f"a budget of {budget} bytes is negative")
@@ -29,17 +29,17 @@ def allocate(gains: Mapping[Key, torch.Tensor], costs: Mapping[Key, int], budget
             raise ValueError(f"the gains of {key} must not grow: give them strongest first")
     channels = _Channels.of(gains, costs)
     choices = (_greedy(channels, budget), _uniform(channels, budget))
-    best = max(choices, key=channels.bought)
+    best = max(choices, key=channels.gain)
     return dict(zip(gains, best.tolist(), strict=True))
 
 
-def bought(gains: Mapping[Key, torch.Tensor], ranks: Mapping[Key, int]) -> float:
-    """What these ranks buy in all."""
+def total_gain(gains: Mapping[Key, torch.Tensor], ranks: Mapping[Key, int]) -> float:
+    """Sum of the gains of the kept directions."""
     return sum(float(gain[: ranks[key]].sum()) for key, gain in gains.items())
 
 
 class _Channels(NamedTuple):
-    """Gains of n channels ``[n, directions]``, zero where there are none; ``useful`` [n] of them are not."""
+    """Gains of n channels ``[n, directions]``, padded with zeros; ``useful`` [n] counts those above zero."""
 
     gains: np.ndarray
     useful: np.ndarray
@@ -52,15 +52,15 @@ class _Channels(NamedTuple):
             row[: len(gain)] = gain.tolist()
         return cls(table, (table > 0).sum(1), np.array(list(map(costs.__getitem__, gains)), dtype=np.int64))
 
-    def bought(self, ranks: np.ndarray) -> float:
-        """What ``ranks`` [n] buy in all."""
+    def gain(self, ranks: np.ndarray) -> float:
+        """Total gain of ``ranks`` [n]."""
         return float(self.gains[np.arange(self.gains.shape[1]) < ranks[:, None]].sum())
 
 
 def _greedy(channels: _Channels, budget: int) -> np.ndarray:
     ranks = np.zeros_like(channels.costs)
     per_byte = channels.gains / channels.costs[:, None]
-    # stable: directions of a channel stay in their order
+    # a stable sort keeps the directions of a channel in order
     for place in np.argsort(-per_byte, axis=None, kind="stable")[: int(channels.useful.sum())].tolist():
         channel = place // channels.gains.shape[1]
         # all directions of a channel cost the same: one that does not fit is followed by none that does

@@ -1,4 +1,4 @@
-"""How large a patch may be, and the best patch of that size."""
+"""The largest size of a patch, and the best patch of that size."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from kamera.ops.lowrank import Deltas, Formed
 from kamera.ops.patch import patch_of
 
 SMALL = 128 * 1024
-"""Bytes below which a patch is not worth making smaller: its chunk's embeddings alone are more."""
+"""Bytes to which any patch may grow: the chunk's embeddings alone take more."""
 
 
 class Sized(NamedTuple):
-    """A patch, and the budget it fills: what it was formed under, as far as that cut it."""
+    """A patch, and the limits that applied when it was formed."""
 
     formed: Formed
     budget: PatchBudget
@@ -29,10 +29,9 @@ class Sized(NamedTuple):
 class PatchBudget:
     """At most ``rank`` directions per layer and channel, and at most ``share`` of the chunk's KV bytes.
 
-    ``share`` None leaves the bytes to the rank. No patch is cut below `SMALL` bytes for the share's sake.
-    ``layers`` are the only ones that are corrected (ascending; None: all).
-    Raises ValueError for a rank below 1, a share that is not above 0 and at most 1, and for layers that
-    are none, or not as `layers_of` gives them.
+    ``share`` None means no limit on bytes. The share never cuts a patch below `SMALL` bytes. ``layers`` are
+    the layers to correct (ascending; None: all). Raises ValueError for a rank below 1, a share outside
+    (0, 1], and layers that are empty or not a tuple from `layers_of`.
     """
 
     rank: int
@@ -48,10 +47,10 @@ class PatchBudget:
             raise ValueError(f"layers {self.layers} are not a tuple in ascending order")
 
     def form(self, deltas: Deltas, layout: Layout, canonical: KV) -> Sized:
-        """The best patch within the budget for deficits as `deficit` gives them.
+        """The best patch within the budget for deficits from `deficit`.
 
-        The plain one, in the canonical's dtype, where that fits; otherwise `compress` spends the bytes.
-        Raises ValueError for layers the layout does not have.
+        Plain factors in the canonical's dtype, if they fit; otherwise `compress` allots the bytes. Raises
+        ValueError for layers that the layout lacks.
         """
         self.check(len(layout))
         if self.layers is None:
@@ -60,17 +59,17 @@ class PatchBudget:
         some = tuple(delta if i in wanted else {} for i, delta in enumerate(deltas))
         spent = tuple(s if i in wanted else replace(s, channels=()) for i, s in enumerate(layout))
         (patch, _), budget = self._formed(some, spent, canonical)
-        return Sized(Formed(patch, kept_energy(deltas, patch)), budget)  # what is left out counts as lost
+        return Sized(Formed(patch, kept_energy(deltas, patch)), budget)  # layers left out count as lost
 
     def check(self, depth: int) -> None:
-        """Raise ValueError for layers that a model of ``depth`` layers does not have."""
+        """Raise ValueError for layers beyond a model of ``depth`` layers."""
         if self.layers is not None and self.layers[-1] >= depth:
             raise ValueError(
                 f"layer {self.layers[-1]} of a model of {depth} layers: give layers from 0 to {depth - 1}"
             )
 
     def met_by(self, other: PatchBudget, tokens: int) -> bool:
-        """Whether a patch of a ``tokens``-token chunk formed under ``other`` is as good as this asks for."""
+        """True if a patch of a ``tokens``-token chunk formed under ``other`` satisfies this budget."""
         if min(other.rank, tokens) < min(self.rank, tokens):
             return False
         if other.layers is not None and (self.layers is None or not set(self.layers) <= set(other.layers)):
@@ -78,7 +77,7 @@ class PatchBudget:
         return other.share is None or (self.share is not None and other.share >= self.share)
 
     def joined(self, other: PatchBudget) -> PatchBudget:
-        """The least budget that meets both."""
+        """The smallest budget that satisfies both."""
         share = None if self.share is None or other.share is None else max(self.share, other.share)
         both = None
         if self.layers is not None and other.layers is not None:
@@ -86,13 +85,13 @@ class PatchBudget:
         return PatchBudget(max(self.rank, other.rank), share, both)
 
     def to_info(self) -> dict[str, Any]:
-        """As it stands in a record's ``info``."""
+        """The budget as written to a record's ``info``."""
         layers = {} if self.layers is None else {"asked_layers": list(self.layers)}
         return {"asked_rank": self.rank, "asked_share": self.share, **layers}
 
     @classmethod
     def from_info(cls, info: Mapping[str, Any], rank: int) -> PatchBudget:
-        """The budget of a stored patch; ``rank`` is its own, for records that do not say."""
+        """The budget of a stored patch; ``rank`` is the patch's own, for records without a budget."""
         layers = layers_of(info.get("asked_layers"))
         return cls(max(1, int(info.get("asked_rank", rank))), info.get("asked_share"), layers)
 
@@ -112,9 +111,9 @@ class PatchBudget:
 
 
 def layers_of(given: Sequence[int] | str | None) -> tuple[int, ...] | None:
-    """Layer numbers in ascending order, of a list or of ``"a:b"`` (from a up to b - 1); None for all.
+    """Layer numbers in ascending order, from a list or from ``"a:b"`` (a to b - 1); None for all.
 
-    Raises ValueError for anything else, for a negative number and for no layer.
+    Raises ValueError for other values, negative numbers and an empty list.
     """
     if given is None:
         return None

@@ -1,7 +1,7 @@
-"""The smallest patch that answers: a deficit within a budget of bytes.
+"""The best patch of a deficit within a budget of bytes.
 
-Three things make it small (`docs/patches.md` has what each buys): bytes go to the layers and channels where
-they buy most, factors are stored in few bits, and what is kept is what the readers of a channel see.
+Three measures make it small (`docs/patches.md` has the gain of each): bytes are allotted to the layers and
+channels of largest gain, factors are stored in few bits, and directions are weighted by a channel's readers.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import torch
 from einops import rearrange
 
 from kamera.ops.allocate import allocate
-from kamera.ops.factoring import energies, kept_energy, left_behind, share_kept, stacks
+from kamera.ops.factoring import energies, kept_energy, residuals, share_kept, stacks
 from kamera.ops.layout import Layout
 from kamera.ops.lowrank import Deltas, Factor, Formed, LowRank, Patch
 from kamera.ops.quantize import Bits, Codes, coded_bytes, encode
@@ -27,14 +27,14 @@ Key = tuple[int, str]  # layer, channel
 _Columns = Callable[[int, int], Factor]  # of the n-th channel of a stack, the first k: a copy
 
 
-class _Offer(NamedTuple):
-    """All directions that may be kept of one channel, as they would be stored in one width."""
+class _Candidates(NamedTuple):
+    """All directions of one channel that may be kept, coded in one width."""
 
     first: Callable[[int], LowRank]  # the first k directions
     most: int
-    gains: torch.Tensor  # what each group of directions buys
+    gains: torch.Tensor  # energy of each group of directions
     cost: int  # bytes of one group
-    behind: list[float]  # energy, as the readers see it, that the first k directions leave behind
+    residual: list[float]  # weighted energy without the first k directions
 
 
 def compress(
@@ -47,11 +47,11 @@ def compress(
     dtype: torch.dtype = torch.float32,
     rank: int | None = None,
 ) -> Formed:
-    """The best patch of at most ``budget`` bytes for deficits as `deficit` gives them.
+    """The best patch of at most ``budget`` bytes for deficits from `deficit`.
 
-    ``readers`` say what a direction is worth; without them it is worth its energy. Factors are coded in
-    the one of ``widths`` bits that leaves the least behind (twice the directions at half the bits pay at
-    small budgets); an empty ``widths`` stores floats of ``dtype``. ``rank`` bounds the directions of a
+    ``readers`` weight the directions; without them a direction counts by its energy. Factors are coded in
+    the one of ``widths`` bits with the smallest residual (at small budgets twice the directions at half the
+    bits are better); an empty ``widths`` stores floats of ``dtype``. ``rank`` bounds the directions of a
     channel. A budget below the cost of any direction gives the empty patch. Raises ValueError for a
     negative budget, and for deficits or readers that do not fit the layout.
     """
@@ -65,31 +65,33 @@ def compress(
         {c.name: delta[c.name] for c in spec.channels} for delta, spec in zip(deltas, layout, strict=True)
     ]
     choices: tuple[Bits | None, ...] = tuple(widths) or (None,)
-    offers: dict[Bits | None, dict[Key, _Offer]] = {bits: {} for bits in choices}
+    candidates: dict[Bits | None, dict[Key, _Candidates]] = {bits: {} for bits in choices}
     for keys, x in stacks(channels):
         metrics = [None if readers is None else readers.metric(i, name) for i, name in keys]
         cheapest = min(_cost(x.shape[1:], bits, dtype) for bits in choices)
         kept = 2 * (budget // max(1, cheapest))
-        made = _offers(x, metrics, kept if rank is None else min(kept, rank), choices, dtype)
+        made = _candidates(x, metrics, kept if rank is None else min(kept, rank), choices, dtype)
         for bits, some in zip(choices, made, strict=True):
-            offers[bits].update(zip(keys, some, strict=True))
-    spent = {bits: _spend(some, budget, _group(bits)) for bits, some in offers.items()}
-    lost = {bits: sum(offers[bits][key].behind[k] for key, k in spent[bits].items()) for bits in choices}
+            candidates[bits].update(zip(keys, some, strict=True))
+    ranks = {bits: _allot(some, budget, _group(bits)) for bits, some in candidates.items()}
+    lost = {
+        bits: sum(candidates[bits][key].residual[k] for key, k in ranks[bits].items()) for bits in choices
+    }
     best = min(choices, key=lambda bits: lost[bits])
-    patch = _patch(offers[best], spent[best], len(layout))
+    patch = _patch(candidates[best], ranks[best], len(layout))
     if readers is not None:
         return Formed(patch, kept_energy(channels, patch))
-    return Formed(patch, share_kept(sum(offer.behind[0] for offer in offers[best].values()), lost[best]))
+    return Formed(patch, share_kept(sum(c.residual[0] for c in candidates[best].values()), lost[best]))
 
 
-def _offers(
+def _candidates(
     x: torch.Tensor,
     metrics: Sequence[Metric | None],
     kept: int,
     choices: Sequence[Bits | None],
     dtype: torch.dtype,
-) -> Iterator[list[_Offer]]:
-    """For every width, what a stack of channels ``x`` has to offer; factored once for all widths."""
+) -> Iterator[list[_Candidates]]:
+    """Candidates of a stack of channels ``x`` in every width; factored once for all widths."""
     seen = x
     if any(metric is not None for metric in metrics):
         pairs = zip(metrics, x, strict=True)
@@ -106,11 +108,11 @@ def _offers(
         if seen is not x:
             pairs = zip(metrics, shown, strict=True)
             shown = torch.stack([r.to(torch.float64) if m is None else m.apply(r.mT).mT for m, r in pairs])
-        behind = left_behind(seen, lefts[0], shown, total).tolist()
+        residual = residuals(seen, lefts[0], shown, total).tolist()
         gains, cost = _pooled(found.values.square(), _group(bits)), _cost(x.shape[1:], bits, dtype)
         yield [
-            _Offer(partial(_first, lefts[1], rights[1], n), most, gain, cost, rest)
-            for n, (most, gain, rest) in enumerate(zip(found.counts, gains, behind, strict=True))
+            _Candidates(partial(_first, lefts[1], rights[1], n), most, gain, cost, rest)
+            for n, (most, gain, rest) in enumerate(zip(found.counts, gains, residual, strict=True))
         ]
 
 
@@ -119,12 +121,12 @@ def _first(left: _Columns, right: _Columns, n: int, k: int) -> LowRank:
 
 
 def _coded(side: torch.Tensor, bits: Bits | None, dtype: torch.dtype) -> tuple[torch.Tensor, _Columns]:
-    """Factors ``[n, rows, m]`` as they would be stored: what they mean, and columns of them."""
+    """Factors ``[n, rows, m]`` coded: their decoded values, and their columns to store."""
     if bits is None:
         stored = side.to(dtype)
         return stored, lambda n, k: stored[n, :, :k].clone(memory_format=torch.contiguous_format)
-    # columns have scales of their own, so those of all channels are coded side by side; of 4 bits a pair
-    # shares its bytes, which no two channels may do
+    # each column has its own scale, so all channels are coded side by side; two 4-bit columns share their
+    # bytes, so every channel is padded to an even number of them
     count, _, wanted = side.shape
     side = torch.nn.functional.pad(side, (0, wanted % 2))
     m = side.shape[2]
@@ -139,26 +141,26 @@ def _coded(side: torch.Tensor, bits: Bits | None, dtype: torch.dtype) -> tuple[t
     return dense[:, :, :wanted], columns
 
 
-def _spend(offers: Mapping[Key, _Offer], budget: int, group: int) -> dict[Key, int]:
-    """How many directions of each channel to keep, by what they buy per byte."""
-    ranks = allocate(
-        {key: offer.gains for key, offer in offers.items()},
-        {key: offer.cost for key, offer in offers.items()},
+def _allot(candidates: Mapping[Key, _Candidates], budget: int, group: int) -> dict[Key, int]:
+    """Rank of each channel, by gain per byte."""
+    groups = allocate(
+        {key: c.gains for key, c in candidates.items()},
+        {key: c.cost for key, c in candidates.items()},
         budget,
     )
-    return {key: min(group * rank, offers[key].most) for key, rank in ranks.items()}
+    return {key: min(group * count, candidates[key].most) for key, count in groups.items()}
 
 
-def _patch(offers: Mapping[Key, _Offer], ranks: Mapping[Key, int], layers: int) -> Patch:
+def _patch(candidates: Mapping[Key, _Candidates], ranks: Mapping[Key, int], layers: int) -> Patch:
     out: list[dict[str, LowRank]] = [{} for _ in range(layers)]
     for (i, name), rank in ranks.items():
         if rank:
-            out[i][name] = offers[i, name].first(rank)
+            out[i][name] = candidates[i, name].first(rank)
     return Patch(tuple(out))
 
 
 def _group(bits: Bits | None) -> int:
-    """Directions that are bought together: two columns of four bits share their bytes."""
+    """Directions that are kept together: two columns of four bits share their bytes."""
     return 2 if bits == 4 else 1
 
 
@@ -170,6 +172,6 @@ def _cost(shape: Sequence[int], bits: Bits | None, dtype: torch.dtype) -> int:
 
 
 def _pooled(energies: torch.Tensor, group: int) -> torch.Tensor:
-    """What each group of directions buys: the energy, as its readers see it, that it brings back."""
+    """Gain of each group of directions: its energy, weighted by the readers."""
     spare = -energies.shape[1] % group
     return torch.nn.functional.pad(energies, (0, spare)).unflatten(1, (-1, group)).sum(2)

@@ -1,7 +1,7 @@
 """Content digests: BLAKE2b-256 in lower-case hex over length-prefixed fields.
 
-The first field names what is digested (the domain), so neither two field lists nor two kinds of
-thing can meet in one digest by concatenation.
+The first field names the domain, so neither two lists of fields nor two kinds of content can share a
+digest by concatenation.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def digest(*fields: bytes | str | memoryview) -> str:
 
 
 def tensor_bytes(tensor: torch.Tensor) -> memoryview:
-    """The values of ``tensor`` in row-major order; not copied if it lies so on the CPU."""
+    """The values of ``tensor`` in row-major order; not copied if contiguous on the CPU."""
     flat = tensor.detach().cpu().contiguous().reshape(-1)
     # numpy knows no bfloat16 or float8, but it knows their bytes
     return flat.view(torch.uint8).numpy().data
@@ -48,10 +48,10 @@ def tensor_digest(tensors: torch.Tensor | Mapping[str, torch.Tensor]) -> str:
 
 
 def chunk_id(input_ids: torch.Tensor, inputs: Mapping[str, torch.Tensor]) -> str:
-    """Content id of a chunk: its token ids ``[S]`` and every named model input it was made from.
+    """Content id of a chunk: a digest of its token ids ``[S]`` and of every named model input.
 
     ``inputs`` are the processed inputs (pixels, grids, …); their order does not matter. Raises
-    `ValueError` if ``input_ids`` is no vector of integers.
+    `ValueError` if ``input_ids`` is not a vector of integers.
     """
     if input_ids.dim() != 1 or input_ids.is_floating_point() or input_ids.dtype == torch.bool:
         raise ValueError(

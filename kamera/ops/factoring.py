@@ -1,4 +1,4 @@
-"""Factoring deficits: channels of one shape side by side, and what the factors leave behind."""
+"""Factoring of deficits: channels of one shape together, and the energy that factors leave out."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from kamera.ops.readers import Metric
 from kamera.ops.spectrum import strongest
 
 STACK_BYTES = 64 * 1024**2
-"""Deficits are copied side by side up to so many bytes at a time."""
+"""Bytes of deficits that are stacked at a time."""
 
 
 class Stack(NamedTuple):
@@ -23,7 +23,7 @@ class Stack(NamedTuple):
 
 
 def stacks(deltas: Deltas) -> Iterator[Stack]:
-    """All deficits, those of one shape, dtype and device together. Lazily: one copy at a time."""
+    """All deficits in stacks of one shape, dtype and device. Lazy: one copy at a time."""
     alike: dict[tuple[object, ...], list[tuple[int, str]]] = {}
     for i, layer in enumerate(deltas):
         for name, delta in layer.items():
@@ -39,9 +39,9 @@ def stacks(deltas: Deltas) -> Iterator[Stack]:
 def factor(delta: torch.Tensor, rank: int | None = None, metric: Metric | None = None) -> LowRank:
     """The best rank-``rank`` factors of ``delta`` ``[tokens, features]``; all of them for None.
 
-    Best in the Frobenius norm, or with a metric M in that of Δ M^½: what is left out is then what the
-    channel's readers see least. `strongest` says how close to the best. Directions without energy are
-    dropped, so the rank of the result can be smaller than asked, down to 0.
+    Best in the Frobenius norm, or with a metric M in that of Δ M^½, which leaves out the directions that
+    the channel's readers weight least; `strongest` has the bound. Directions without energy are dropped, so
+    the rank of the result can be smaller than ``rank``, down to 0.
     """
     if delta.dim() != 2:
         raise ValueError(f"delta must be [tokens, features], got {tuple(delta.shape)}")
@@ -56,7 +56,7 @@ def factor(delta: torch.Tensor, rank: int | None = None, metric: Metric | None =
 
 
 def kept_energy(deltas: Deltas, patch: Patch) -> float:
-    """Share of the deficit's energy that the patch brings back: 1 − ‖Δ − patch‖² / ‖Δ‖², at least 0."""
+    """Share of the deficit's energy that the patch keeps: 1 − ‖Δ − patch‖² / ‖Δ‖², at least 0."""
     if len(deltas) != len(patch.layers):
         raise ValueError(f"deficits of {len(deltas)} layers, patch of {len(patch.layers)}")
     total = lost = 0.0
@@ -68,14 +68,14 @@ def kept_energy(deltas: Deltas, patch: Patch) -> float:
             if low is not None:
                 left[n, :, : low.rank] = floats(low.left).to(x)
                 right[n, :, : low.rank] = floats(low.right).to(x)
-        behind = left_behind(x, left, right)
-        total += float(behind[:, 0].sum())
-        lost += float(behind[:, -1].sum())
+        residual = residuals(x, left, right)
+        total += float(residual[:, 0].sum())
+        lost += float(residual[:, -1].sum())
     return share_kept(total, lost)
 
 
 def share_kept(total: float, lost: float) -> float:
-    """1 − ``lost`` / ``total`` within 0 and 1; 1.0 where there was nothing to lose."""
+    """1 − ``lost`` / ``total`` within 0 and 1; 1.0 if ``total`` is 0."""
     return 1.0 if total == 0.0 else min(1.0, max(0.0, 1.0 - lost / total))
 
 
@@ -84,13 +84,13 @@ def energies(x: torch.Tensor) -> torch.Tensor:
     return torch.linalg.vector_norm(x, dim=(1, 2), dtype=torch.float64).square()
 
 
-def left_behind(
+def residuals(
     x: torch.Tensor, left: torch.Tensor, right: torch.Tensor, total: torch.Tensor | None = None
 ) -> torch.Tensor:
     """Energy ‖x − left rightᵀ‖² with the first k columns of both factors, float64 ``[n, m + 1]``.
 
     From ‖x‖² − 2⟨x, left rightᵀ⟩ + ‖left rightᵀ‖², so that no ``[tokens, features]`` product is formed; off
-    by the rounding of ‖x‖² in the dtype of ``x``. ``total`` are the `energies` of ``x`` if they are known.
+    by the rounding of ‖x‖² in the dtype of ``x``. ``total`` are the `energies` of ``x``, if known.
     """
     total = (energies(x) if total is None else total).unsqueeze(1)
     wide, other = left.to(torch.float64), right.to(torch.float64)

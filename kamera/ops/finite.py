@@ -11,10 +11,10 @@ from kamera.ops.kv import KV
 
 
 def all_finite(tensors: Iterable[torch.Tensor]) -> bool:
-    """Whether no tensor holds a NaN or an infinity; integers hold none.
+    """True if no tensor holds a NaN or an infinity; integers hold none.
 
-    One sum each, which is not finite if any entry is not, and one look per device. Only where finite
-    entries overflow the sum every entry is looked at.
+    Takes one sum per tensor, which is not finite if any entry is not, and one synchronisation per device.
+    Entries are checked one by one only if the sum overflows.
     """
     given = [t for t in tensors if t.is_floating_point()]
     sums: dict[torch.device, list[torch.Tensor]] = {}
@@ -26,7 +26,7 @@ def all_finite(tensors: Iterable[torch.Tensor]) -> bool:
 
 
 def check_finite(kv: KV) -> None:
-    """Raise NonFiniteKV for KV a forward has made, naming the first layer, channel and token."""
+    """Raise NonFiniteKV for KV of a forward, naming the first layer, channel and token."""
     if all_finite(tensor for layer in kv for tensor in layer.values()):
         return
     for i, layer in enumerate(kv):
@@ -40,7 +40,7 @@ def check_finite(kv: KV) -> None:
 
 
 def check_encoding(tensors: Mapping[str, torch.Tensor], chunk: str) -> None:
-    """Raise NonFiniteKV for what the vision tower made of a chunk, naming chunk and tensor."""
+    """Raise NonFiniteKV for the encoding of a chunk, naming chunk and tensor."""
     if all_finite(tensors.values()):
         return
     name = next(n for n, t in tensors.items() if not all_finite([t]))
@@ -63,4 +63,4 @@ def _short(tensor: torch.Tensor) -> str:
 def _advice(tensor: torch.Tensor) -> str:
     if tensor.dtype == torch.float16:
         return "float16 ends at 65504, load the model in bfloat16 or float32"
-    return "look for NaN or inf in the weights and in what stands before"
+    return "look for NaN or inf in the weights and in the antecedents"

@@ -10,11 +10,11 @@ LayerKV = Mapping[str, torch.Tensor]
 """One layer: channel name -> ``[heads, tokens, dim]``."""
 
 KV = Sequence[LayerKV]
-"""All layers, in decoder order. A layer that keeps no KV of its own is an empty mapping."""
+"""All layers, in decoder order. A layer without KV of its own is an empty mapping."""
 
 
 def kv_tokens(kv: KV) -> int:
-    """Number of tokens the span holds (0 when no layer keeps KV)."""
+    """Number of tokens of the span (0 if no layer holds KV)."""
     for layer in kv:
         for tensor in layer.values():
             return tensor.shape[1]

@@ -1,7 +1,7 @@
-"""Layer layouts: which channels a layer's cache holds, and which of them carry a phase.
+"""Layer layouts: the channels of a layer's cache, each free or phased.
 
-The layout is data, not code: MHA, GQA, MQA, MLA and DSA differ only in the channels they name, and
-everything above works on "a channel is free or phased" (DESIGN, section 2).
+The layout is data, not code: MHA, GQA, MQA, MLA and DSA differ only in their channels, and all other code
+distinguishes only free and phased channels (DESIGN, section 2).
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Channel:
 
 @dataclass(frozen=True)
 class LayerLayout:
-    """The channels of one decoder layer; none for a layer that reads another layer's KV."""
+    """The channels of one decoder layer; empty for a layer that reads another layer's KV."""
 
     family: Family
     channels: tuple[Channel, ...]
@@ -111,7 +111,7 @@ def relocate_kv(kv: KV, layout: Layout, offset: Sequence[int]) -> tuple[LayerKV,
 
 
 def rotated_bytes(kv: KV, layout: Layout) -> int:
-    """Bytes a relocation of ``kv`` writes: its phased channels."""
+    """Bytes that a relocation of ``kv`` writes: those of its phased channels."""
     return sum(
         layer[c.name].numel() * layer[c.name].element_size()
         for layer, spec in zip(kv, layout, strict=True)

@@ -12,7 +12,7 @@ import torch
 from kamera.ops.quantize import Bits, Codes, quantize
 
 Factor = torch.Tensor | Codes
-"""One factor of a direction set: floats ``[rows, m]``, or codes of such a matrix."""
+"""One factor: floats ``[rows, m]``, or codes of such a matrix."""
 
 Deltas = Sequence[Mapping[str, torch.Tensor]]
 """A deficit: per layer, channel -> ``[tokens, features]``."""
@@ -25,8 +25,8 @@ class LowRank:
     """Factors of one channel's deficit: Δ ≈ ``left @ right.T``.
 
     ``left`` is ``[tokens, m]``, ``right`` ``[features, m]`` (heads flattened), each in floats or as
-    `Codes`. Columns are ordered by the energy they carry, so a prefix of them is the best approximation
-    of its rank (of the weighted deficit, when it was factored under a `Metric`).
+    `Codes`. Columns are ordered by energy, so a prefix of them is the best approximation of its rank (of
+    the weighted deficit, if it was factored under a `Metric`).
     """
 
     left: Factor
@@ -56,7 +56,7 @@ class LowRank:
         return left.to(work) @ right.to(work).T
 
     def truncate(self, rank: int) -> LowRank:
-        """The ``rank`` strongest directions (all of them when there are fewer)."""
+        """The ``rank`` strongest directions (all of them if there are fewer)."""
         if rank < 0:
             raise ValueError(f"rank {rank} is negative")
         return LowRank(_prefix(self.left, rank), _prefix(self.right, rank))
@@ -88,7 +88,7 @@ class LowRank:
         return LowRank(floats(self.left).to(dtype), floats(self.right).to(dtype))
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        """What to store: ``left``, ``right``; of a coded factor ``left_codes`` and ``left_scales``."""
+        """Tensors to store: ``left`` and ``right``; for codes ``left_codes``, ``left_scales`` and so on."""
         held: dict[str, torch.Tensor] = {}
         for side, factor in (("left", self.left), ("right", self.right)):
             if isinstance(factor, Codes):
@@ -99,7 +99,7 @@ class LowRank:
 
     @classmethod
     def from_tensors(cls, tensors: Mapping[str, torch.Tensor]) -> LowRank:
-        """The factors that `tensors` gave; `KeyError` names one that is missing."""
+        """The factors from the `tensors` of another; `KeyError` names a missing one."""
 
         def side(name: str) -> Factor:
             if f"{name}_codes" in tensors:
@@ -125,7 +125,7 @@ class Patch:
 
     @property
     def num_tokens(self) -> int | None:
-        """Tokens of the chunk it corrects, or None when it corrects nothing."""
+        """Tokens of the chunk it corrects, or None if it corrects nothing."""
         for layer in self.layers:
             for factors in layer.values():
                 return factors.left.shape[0]
@@ -186,7 +186,7 @@ def patch_bytes(sizes: Sequence[FactorSize], rank: int) -> int:
 
 
 class Formed(NamedTuple):
-    """A patch and the share of the deficit's energy it kept (1.0 when there was no deficit)."""
+    """A patch and the share of the deficit's energy it keeps (1.0 for a deficit of zero)."""
 
     patch: Patch
     energy: float
@@ -198,7 +198,7 @@ def floats(factor: Factor) -> torch.Tensor:
 
 
 def _significant(s: torch.Tensor, rank: int | None) -> int:
-    """How many of the descending singular values ``s`` carry signal, at most ``rank``."""
+    """Number of the descending singular values ``s`` that carry signal, at most ``rank``."""
     if s.numel() == 0 or float(s[0]) == 0.0:
         return 0
     count = int((s > s[0] * _NOISE).sum())

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import torch
 from einops import rearrange
 
-from kamera.ops.factoring import left_behind, share_kept, stacks
+from kamera.ops.factoring import residuals, share_kept, stacks
 from kamera.ops.kv import KV, LayerKV
 from kamera.ops.layout import Channel, Layout, check_kv, relocate_kv
 from kamera.ops.lowrank import Deltas, Formed, LowRank, Patch, floats
@@ -26,8 +26,8 @@ def deficit(
 ) -> tuple[Mapping[str, torch.Tensor], ...]:
     """Δ in the canonical frame: per layer and channel ``[tokens, features]``, float32 or wider.
 
-    ``offset`` (one entry per axis) is where the conditioned copy stands minus where the canonical
-    does. Neither input is modified.
+    ``offset`` (one entry per axis) is the position of the conditioned copy minus that of the
+    canonical. Neither input is modified.
     """
     check_kv(canonical, layout)
     back = relocate_kv(_widen(conditioned), layout, [-o for o in offset])
@@ -53,15 +53,15 @@ def form_patch(
 
 
 def patch_of(deltas: Deltas, rank: int | None, dtype: torch.dtype) -> Formed:
-    """Factor deficits (as `deficit` gives them) into a patch of one rank for all channels."""
+    """Factor deficits (from `deficit`) into a patch of one rank for all channels."""
     layers: list[dict[str, LowRank]] = [{} for _ in deltas]
     total = lost = 0.0
     for keys, x in stacks(deltas):
         found = strongest(x, rank)
         left, right = found.left.to(dtype), found.right.to(dtype)
-        behind = left_behind(x, left, right)
-        total += float(behind[:, 0].sum())
-        lost += float(behind[:, -1].sum())
+        residual = residuals(x, left, right)
+        total += float(residual[:, 0].sum())
+        lost += float(residual[:, -1].sum())
         for n, (i, name) in enumerate(keys):
             if keep := found.counts[n]:
                 # copies in rows: views would keep the whole stack alive
@@ -94,11 +94,11 @@ def mean_deficit(
 def apply_patch(
     canonical: KV, patch: Patch | None, layout: Layout, offset: Sequence[int]
 ) -> tuple[LayerKV, ...]:
-    """Serve a chunk at ``offset`` from its canonical place: R(δ)·canonical + U (R(δ) V)ᵀ (eq. 1).
+    """KV of a chunk relocated by ``offset`` from its canonical: R(δ)·canonical + U (R(δ) V)ᵀ (eq. 1).
 
     Without a patch this is blind reuse. Sums are done in float32 and cast last. Free channels that
-    need no correction are shared with the input, so the result must not be written in place. The slow
-    reference of `kamera.ops.kernels.serve`, which writes into a buffer that is there already.
+    need no correction are shared with the input, so the result must not be written in place. This is
+    the slow reference of `kamera.ops.kernels.serve`, which writes into an existing buffer.
     """
     check_kv(canonical, layout)
     if patch is None:
@@ -109,7 +109,7 @@ def apply_patch(
     for layer, factors, spec in zip(canonical, patch.layers, layout, strict=True):
         unknown = set(factors) - set(layer)
         if unknown:
-            raise ValueError(f"patch names channels {sorted(unknown)} the layout does not have")
+            raise ValueError(f"patch names channels {sorted(unknown)}, which the layout lacks")
         out.append(
             {c.name: apply_channel(layer[c.name], factors.get(c.name), c, offset) for c in spec.channels}
         )

@@ -1,7 +1,7 @@
 """Factors in few bits: one integer code per entry, one scale per column.
 
-A column of a factor is one direction of a patch. Its entries are of one kind, so one scale fits them;
-columns differ by orders of magnitude, so they do not share it.
+A column of a factor is one direction of a patch. Its entries are of one magnitude, so one scale fits them;
+columns differ by orders of magnitude, so each has its own.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Codes:
 
     ``codes`` is int8 ``[rows, columns]``, or uint8 ``[rows, ⌈columns / 2⌉]`` for 4 bits: column ``2j`` in
     the low half of byte ``j``, column ``2j + 1`` in the high half, each plus 8. ``scales`` is float32
-    ``[columns]``. Raises ValueError for tensors that are not of this form.
+    ``[columns]``. Raises ValueError for other dtypes and shapes.
     """
 
     codes: torch.Tensor
@@ -50,7 +50,7 @@ class Codes:
 
     @property
     def shape(self) -> tuple[int, int]:
-        """(rows, columns) of the matrix that is meant."""
+        """(rows, columns) of the decoded matrix."""
         return self.codes.shape[0], self.scales.shape[0]
 
     @property
@@ -63,7 +63,7 @@ class Codes:
         return self._integers() * self.scales
 
     def truncate(self, columns: int) -> Codes:
-        """The first ``columns`` columns (all of them when there are fewer)."""
+        """The first ``columns`` columns (all of them if there are fewer)."""
         kept = self.scales[:columns]
         held = kept.shape[0] if self.bits == 8 else -(-kept.shape[0] // 2)
         return Codes(self.codes[:, :held], kept)
@@ -77,7 +77,7 @@ class Codes:
 
 
 class Quantized(NamedTuple):
-    """Codes of a matrix, and the relative error (Frobenius norm) they make: 0.0 for a matrix of zeros."""
+    """Codes of a matrix and their relative error (Frobenius norm), 0.0 for a matrix of zeros."""
 
     codes: Codes
     error: float
@@ -87,7 +87,7 @@ def quantize(x: torch.Tensor, bits: Bits = 8) -> Quantized:
     """Round every column of ``x`` ``[rows, columns]`` to ``bits`` bits, symmetrically about zero.
 
     No entry is off by more than half a step, which is the column's largest entry / 127 (8 bits) or / 7
-    (4 bits). Raises ValueError for entries that are not finite (codes would make numbers of them) and
+    (4 bits). Raises ValueError for entries that are not finite (their codes would decode to numbers) and
     for other widths.
     """
     codes = encode(x, bits)
@@ -98,7 +98,7 @@ def quantize(x: torch.Tensor, bits: Bits = 8) -> Quantized:
 
 
 def encode(x: torch.Tensor, bits: Bits = 8) -> Codes:
-    """As `quantize`, for a caller who does not ask for the error."""
+    """The codes of `quantize`, without their error."""
     if bits not in _LEVELS:
         raise ValueError(f"bits {bits} is none of {sorted(_LEVELS)}")
     if x.dim() != 2:
@@ -116,7 +116,7 @@ def encode(x: torch.Tensor, bits: Bits = 8) -> Codes:
 
 
 def coded_bytes(rows: int, columns: int, bits: Bits) -> int:
-    """Bytes that a matrix of this shape takes (`Codes.nbytes`)."""
+    """Bytes of a coded matrix of this shape (`Codes.nbytes`)."""
     return rows * (columns if bits == 8 else -(-columns // 2)) + 4 * columns
 
 

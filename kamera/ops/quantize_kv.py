@@ -1,9 +1,8 @@
 """A span's KV in few bits: codes of 8 or 4 bits between the least and the largest value of a group.
 
 Keys have channels that are large at every token, so keys are grouped per channel, over tokens: a large
-channel does not coarsen its neighbours. Values have none, and attention reads few tokens at a time, so
-values are grouped per token: an error stays with the token that made it (KIVI, 2024; KVQuant, 2024, for
-the keys).
+channel does not coarsen its neighbours. Values have no such channels, and attention reads few tokens at a
+time, so values are grouped per token: an error stays with its token (KIVI, 2024; KVQuant, 2024, for keys).
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ KVCodec = Literal["int8", "int4"]
 KV_CODECS: tuple[KVCodec, ...] = get_args(KVCodec)
 
 Axis = Literal["tokens", "features"]
-"""What a group runs along: a channel's tokens, or a token's features (of one head)."""
+"""Axis of a group: the tokens of a channel, or the features of a token (of one head)."""
 
 _DIM: dict[Axis, int] = {"tokens": 1, "features": 2}
 _LARGEST = torch.finfo(torch.float32).max / 4  # beyond it, code times step could overflow
@@ -30,7 +29,7 @@ _LARGEST = torch.finfo(torch.float32).max / 4  # beyond it, code times step coul
 
 @dataclass(frozen=True)
 class Grid:
-    """Bits of a code (8 or 4), and how many values share a step and a low; 0: all along the axis."""
+    """Bits of a code (8 or 4), and values per group (one step and one low); 0: the whole axis."""
 
     bits: int
     group: int
@@ -47,16 +46,16 @@ class Grid:
         return (1 << self.bits) - 1
 
     def groups(self, length: int) -> int:
-        """How many groups an axis of ``length`` has."""
+        """Number of groups along an axis of ``length`` values."""
         return -(-length // (self.group or max(length, 1)))
 
 
 GRIDS: Mapping[str, Grid] = {"int8": Grid(8, 0), "int4": Grid(4, 32)}
-"""What a codec means. Part of the keys of what is stored in it: a change takes another name."""
+"""Grid of each codec. Keys of stored objects contain the name, so a changed grid needs a new name."""
 
 
 def axis_of(channel: str) -> Axis:
-    """How the channel called ``channel`` is grouped: keys (k, k_pe, k_idx) over tokens, others per token."""
+    """Grouping axis of a channel: keys (k, k_pe, k_idx) over tokens, others over features."""
     return "tokens" if channel.startswith("k") else "features"
 
 
@@ -66,8 +65,8 @@ class CodedChannel:
 
     ``codes`` is uint8 ``[heads, tokens, dim]``, or ``[heads, ⌈tokens / 2⌉, dim]`` for 4 bits: token
     ``2t`` in the low half of a byte, ``2t + 1`` in the high half. ``steps`` and ``lows`` have the dtype
-    of the values and their shape, but for ``axis``, which has one entry per group. Raises ValueError for
-    tensors that are not of this form.
+    of the values and their shape, except that ``axis`` has one entry per group. Raises ValueError for
+    other dtypes and shapes.
     """
 
     codes: torch.Tensor
@@ -97,7 +96,7 @@ class CodedChannel:
 
     @property
     def shape(self) -> tuple[int, int, int]:
-        """(heads, tokens, dim) of the channel that is meant."""
+        """(heads, tokens, dim) of the decoded channel."""
         return self.codes.shape[0], self.tokens, self.codes.shape[2]
 
     @property
@@ -106,7 +105,7 @@ class CodedChannel:
         return sum(t.numel() * t.element_size() for t in (self.codes, self.steps, self.lows))
 
     def to(self, device: torch.device) -> CodedChannel:
-        """The same on another device; itself when it is there."""
+        """A copy on ``device``; ``self`` if it is there already."""
         if self.codes.device == device:
             return self
         codes, steps, lows = (t.to(device) for t in (self.codes, self.steps, self.lows))
@@ -117,7 +116,7 @@ class CodedChannel:
         dtype = self.steps.dtype
         wide = torch.promote_types(dtype, torch.float32)
         steps, lows = (self._spread(t.to(wide)) for t in (self.steps, self.lows))
-        largest = torch.finfo(dtype).max  # the last code may lie a part of a step above it
+        largest = torch.finfo(dtype).max  # the last code may exceed it by a fraction of a step
         return self._integers().to(wide).mul_(steps).add_(lows).clamp_(-largest, largest).to(dtype)
 
     def _integers(self) -> torch.Tensor:
@@ -135,7 +134,7 @@ class CodedChannel:
 
 @dataclass(frozen=True)
 class Loss:
-    """What coding a KV cost: relative error (Frobenius norm) of all and by channel; largest of any value."""
+    """Error of a coded KV: relative (Frobenius norm), overall and by channel; largest of any value."""
 
     relative: float
     largest: float
@@ -149,9 +148,9 @@ class Loss:
 
 @dataclass(frozen=True, eq=False)
 class CodedKV(Sequence[LayerKV]):
-    """A KV in codes. As a `KV` its layers hold the decoded values, decoded anew each time they are read.
+    """A KV in codes. As a `KV` its layers hold the decoded values, decoded again at every read.
 
-    Whoever reads it more than once takes ``tuple(dict(layer) for layer in kv)`` first.
+    To read it more than once, take ``tuple(dict(layer) for layer in kv)`` first.
     """
 
     layers: tuple[Mapping[str, CodedChannel], ...]
@@ -178,7 +177,7 @@ class CodedKV(Sequence[LayerKV]):
         return _Layer(self.layers[index])
 
     def to(self, devices: Sequence[torch.device | None]) -> CodedKV:
-        """The codes of every layer on its device (None: where they are); itself when they are there."""
+        """The codes of every layer on its device (None: unchanged); ``self`` if nothing moves."""
         layers = tuple(
             {name: c if d is None else c.to(d) for name, c in layer.items()}
             for layer, d in zip(self.layers, devices, strict=True)
@@ -195,7 +194,7 @@ class CodedKV(Sequence[LayerKV]):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all channels as they are held."""
+        """Bytes of the codes, steps and lows of all channels."""
         return sum(channel.nbytes for layer in self.layers for channel in layer.values())
 
 
@@ -214,11 +213,11 @@ class _Layer(Mapping[str, torch.Tensor]):
 
 
 def code_kv(kv: KV, codec: KVCodec) -> CodedKV:
-    """``kv`` in codes, on the CPU, and what that cost. The same values give the same codes anywhere.
+    """``kv`` in codes, on the CPU, with their error. Equal values give equal codes on every machine.
 
     No value is off by more than half a step of its group, and a step is the group's range / 255 (int8)
     or / 15 (int4), rounded up in the values' dtype. Raises ValueError, naming layer and channel, for
-    values that are not finite (codes would make numbers of them) or of a dtype without codes.
+    values that are not finite (their codes would decode to numbers) or of a dtype without codes.
     """
     if codec not in GRIDS:
         raise ValueError(f"codec {codec!r} is none of {', '.join(KV_CODECS)}")
@@ -245,7 +244,7 @@ def code_kv(kv: KV, codec: KVCodec) -> CodedKV:
 
 
 def code_channel(x: torch.Tensor, axis: Axis, grid: Grid) -> CodedChannel:
-    """``x`` ``[heads, tokens, dim]`` in codes; raises as `code_kv`, which names the channel."""
+    """``x`` ``[heads, tokens, dim]`` in codes; raises ValueError for the values that `code_kv` refuses."""
     if not _codable(x.dtype):
         raise ValueError(f"of {x.dtype} has no codes")
     wide = _wide(x)
@@ -255,7 +254,7 @@ def code_channel(x: torch.Tensor, axis: Axis, grid: Grid) -> CodedChannel:
         raise ValueError("holds values that are not finite, or too large for codes")
     length = wide.shape[dim]
     group, count = grid.group or max(length, 1), grid.groups(length)
-    if count * group > length:  # repeat the last, which changes neither least nor largest
+    if count * group > length:  # padding with the last value changes neither minimum nor maximum
         last = wide.narrow(dim, length - 1, 1)
         wide = torch.cat((wide, *[last] * (count * group - length)), dim)
     grouped = wide.unflatten(dim, (count, group))
@@ -275,7 +274,7 @@ def _codable(dtype: torch.dtype) -> bool:
 
 
 def _rounded_up(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """The least values of ``dtype`` that are not below ``x`` (at least 0, of a wider dtype or the same)."""
+    """``x`` (≥ 0, same or wider dtype) rounded up to values of ``dtype``."""
     near = x.to(dtype)
     bits = {2: torch.int16, 4: torch.int32, 8: torch.int64}[dtype.itemsize]
     above = (near.view(bits) + 1).view(dtype)  # the next positive float

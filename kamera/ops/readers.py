@@ -1,9 +1,9 @@
-"""What reads a channel: the weights under which a deficit should be truncated.
+"""Readers of a channel: the weights under which a deficit is truncated.
 
-An error in a cached feature matters as far as something reads it. `Readers` holds, per layer, channel and
-head, the second moment M = E[g gᵀ] of what reads it: to first order a deficit that is off by E costs
-tr(E M Eᵀ). Moments of all channels are in one unit, so they also say what a direction of one channel is
-worth against one of another. How they are measured on a live model is `kamera.engines.hf.readers`.
+An error in a cached feature matters as far as queries and output projections read it. `Readers` holds, per
+layer, channel and head, the second moment M = E[g gᵀ] of the gradients g with respect to it: an error E of
+a deficit costs tr(E M Eᵀ) to first order. All moments are in one unit, so directions of different channels
+compare. `kamera.engines.hf.readers` measures them on a live model.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from einops import rearrange
 
 from kamera.ops.layout import Layout
 
-# No direction is quite unread: what the measured readers never looked at, others may. Shares of the
+# No direction is quite unread: other prompts may read what the measured ones did not. Shares of the
 # channel's own mean, and of the mean over all channels.
 _DAMPING = 1e-2
 _FLOOR = 1e-4
@@ -30,17 +30,17 @@ class Metric:
     inverse: torch.Tensor
 
     def apply(self, x: torch.Tensor) -> torch.Tensor:
-        """Rows ``[n, features]`` as their readers see them: x M^½."""
+        """Rows ``[n, features]`` weighted by their readers: x M^½."""
         return _per_head(x, self.root)
 
     def undo(self, x: torch.Tensor) -> torch.Tensor:
-        """Back again: x M^-½."""
+        """The inverse of `apply`: x M^-½."""
         return _per_head(x, self.inverse)
 
 
 @dataclass(frozen=True, eq=False)
 class Readers:
-    """Second moments of what reads each channel, in the canonical frame.
+    """Second moments of the readers of each channel, in the canonical frame.
 
     Per layer, channel -> ``[heads, dim, dim]``, symmetric and positive semidefinite; heads do not mix,
     as the queries and the output projection of a head group read that head alone.
@@ -49,7 +49,7 @@ class Readers:
     layers: tuple[Mapping[str, torch.Tensor], ...]
 
     def check(self, layout: Layout) -> None:
-        """Raise ValueError unless there is a finite moment of the right shape for every channel."""
+        """Raise ValueError unless every channel has a finite moment of the right shape."""
         if len(self.layers) != len(layout):
             raise ValueError(f"readers of {len(self.layers)} layers, layout of {len(layout)}")
         for i, (layer, spec) in enumerate(zip(self.layers, layout, strict=True)):
@@ -61,10 +61,10 @@ class Readers:
                         f"{(c.heads, c.dim, c.dim)}: measure them on this backbone"
                     )
                 if not bool(layer[c.name].isfinite().all()):
-                    raise ValueError(f"layer {i} channel {c.name}: readers are not finite; measure them anew")
+                    raise ValueError(f"layer {i} channel {c.name}: readers are not finite: measure again")
 
     def metric(self, layer: int, channel: str) -> Metric | None:
-        """The weights of one channel; None when nothing reads anything (all moments are zero)."""
+        """The weights of one channel; None if all moments are zero."""
         moment = self.layers[layer][channel].to(torch.float64)
         floor = _DAMPING * _mean(moment) + _FLOOR * self._overall
         if floor <= 0.0:
@@ -81,7 +81,7 @@ class Readers:
 
 
 def _mean(moment: torch.Tensor) -> float:
-    """Mean reading of a feature: trace over features."""
+    """Mean moment of a feature: trace over features."""
     return float(moment.to(torch.float64).diagonal(dim1=-2, dim2=-1).mean())
 
 

@@ -1,8 +1,8 @@
-"""Rotary phase: what a cached key carries of its position, and how to turn it.
+"""Rotary phase: the position that a cached key carries, and its rotation to another.
 
-A `RopeSpec` describes the phase *as it stands in the cache*: one angular frequency per rotated pair,
-the position axis that frequency reads, and how pairs lie in the feature dimension. It is read off
-the live rotary module (`kamera.engines.hf.probe`), never recomputed from a config.
+A `RopeSpec` describes the phase *in the cache*: one angular frequency per rotated pair, the position axis of
+that frequency, and the pairing of the feature dimension. It is probed from the live rotary module
+(`kamera.engines.hf.probe`), never recomputed from a config.
 
 Intentionally not applied here: `attention_scaling` (YaRN, longrope). It multiplies cos and sin when
 the model writes a key, so a cached key carries it already; turning a key must not apply it again.
@@ -42,7 +42,7 @@ class RopeSpec:
                 "give one axis per frequency"
             )
         if self.axes and not 0 <= min(self.axes) <= max(self.axes) < self.num_axes:
-            raise ValueError(f"axes {set(self.axes)} do not lie in 0..{self.num_axes - 1}")
+            raise ValueError(f"axes {set(self.axes)} are not in 0..{self.num_axes - 1}")
         if self.pairing not in ("half", "interleaved"):
             raise ValueError(f"pairing {self.pairing!r} is neither 'half' nor 'interleaved'")
 
@@ -51,8 +51,8 @@ class RopeSpec:
 
     @cached_property
     def _hash(self) -> int:
-        # asked for by every layer of every move; of numbers alone, because hashes of strings differ between
-        # processes and this one travels with a pickled spec
+        # every layer of every move reads it; made of numbers alone, because hashes of strings differ between
+        # processes and a pickled spec carries this one
         return hash((self.inv_freq, self.axes, self.num_axes))
 
     @property
@@ -76,12 +76,12 @@ class RopeSpec:
 def turn_table(
     spec: RopeSpec, offset: tuple[int, ...], dtype: torch.dtype, device: torch.device
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Cosine and sine of `RopeSpec.angles`, cast last: two ``[pairs]`` that nobody may write to.
+    """Cosine and sine of `RopeSpec.angles`, cast last: two ``[pairs]``, read-only.
 
-    The layers of a model share one phase, and every layer of a chunk moves by the same offset: the
+    The layers of a model share one phase, and every layer of a chunk moves by the same offset, so the
     table is made once for all of them.
     """
-    with torch.inference_mode(False):  # a table made in inference mode would not serve outside of it
+    with torch.inference_mode(False):  # a table made in inference mode cannot be used outside of it
         angles = spec.angles(offset)
         return angles.cos().to(device=device, dtype=dtype), angles.sin().to(device=device, dtype=dtype)
 
@@ -96,7 +96,7 @@ def relocate(
     every token. Angles are float64 and cast last; the product is done in float32 (float64 for float64
     input). A zero offset returns ``x`` itself, so a chunk that does not move keeps its bits.
 
-    Always start from the copy the model computed: repeated turning of a bf16 tensor drifts.
+    Always start from the copy the model computed: repeated rotation of a bf16 tensor drifts.
     """
     stop = rotary_start + spec.rotary_dim
     if x.shape[-1] < stop:
@@ -119,10 +119,10 @@ def relocate(
 
 
 def uniform_offset(old: torch.Tensor, new: torch.Tensor) -> tuple[int, ...] | None:
-    """The one offset per axis that takes positions ``old`` to ``new``, or None if there is none.
+    """The offset per axis from positions ``old`` to ``new``, or None if tokens differ in it.
 
-    Both are integer ``[axes, tokens]``. None means that the tokens moved against each other (a clip
-    cut out of a longer one whose time grid was floored, say): their KV cannot be relocated.
+    Both are integer ``[axes, tokens]``. None means that the tokens moved against each other (for example
+    a clip cut out of a longer one whose time grid was floored): their KV cannot be relocated.
     """
     if old.shape != new.shape:
         raise ValueError(f"positions {tuple(old.shape)} and {tuple(new.shape)} differ in shape")

@@ -1,9 +1,9 @@
 """The strongest directions of many matrices of one shape at once.
 
-Two ways to the same factors. *Exact*: all eigenvectors of the smaller Gram matrix, in float64. *Sketched*,
-for ranks far below the smaller side: subspace iteration from a fixed random start, a few passes over the
-matrices and eigenvectors of small Gram matrices only. After each pass it is bounded how much energy the
-next ones could still find; what stays above `TOLERANCE` goes the exact way.
+Two methods give the same factors. *Exact*: all eigenvectors of the smaller Gram matrix, in float64.
+*Sketched*, for ranks far below the smaller side: subspace iteration from a fixed random start, with a few
+passes over the matrices and eigenvectors of small Gram matrices only. Each pass bounds the energy that later
+ones could still find; matrices above `TOLERANCE` are factored exactly.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ _GRAM_NOISE = 1e-7
 _ROUNDINGS = 16.0
 
 SEED = 0
-"""Of the random start: the same deficit has the same factors, whoever factors it."""
+"""Seed of the random start: equal deficits have equal factors in every process."""
 
 PASSES = 8
-"""Passes over the matrices at most, before the exact way."""
+"""Most passes over the matrices before the exact method."""
 
 TOLERANCE = 5e-5
 """Share of the kept energy that a sketch may miss."""
 
-# The same of what is kept on average: a matrix that is float32 rounding beside the others has no directions
-# to be found, and none that matter.
+# Share of the average kept energy that a matrix may miss: one that is float32 rounding next to the others
+# has no directions that matter.
 _FAINT = 1e-9
 
 
@@ -49,18 +49,18 @@ class Directions(NamedTuple):
 
 
 class _Found(NamedTuple):
-    """As `Directions`, nothing dropped: columns of ``unit`` are of length one, of ``image`` of ``values``."""
+    """Directions before any is dropped: columns of ``unit`` have length one, of ``image`` ``values``."""
 
     unit: torch.Tensor
     image: torch.Tensor
     values: torch.Tensor
-    tokens_first: bool  # unit stands on the token side
+    tokens_first: bool  # unit is the token side
 
 
 def strongest(x: torch.Tensor, rank: int | None = None) -> Directions:
     """The best factors of rank ``rank`` (all directions for None) of each of ``x`` ``[n, tokens, features]``.
 
-    Together the sketched ones keep all but `TOLERANCE` of the energy that the best factors keep.
+    Sketched factors together keep all but `TOLERANCE` of the energy that the best factors keep.
     Deterministic; in the dtype of ``x``. Raises NonFiniteKV for a NaN or an infinity in ``x``.
     """
     check_deficit(x)
@@ -107,7 +107,7 @@ def _exact(x: torch.Tensor, rank: int) -> _Found:
 
 
 def _sketched(x: torch.Tensor, rank: int, width: int) -> tuple[_Found, torch.Tensor]:
-    """Directions by subspace iteration, and for which matrices ``[n]`` they keep enough energy."""
+    """Directions by subspace iteration, and a mask ``[n]``: True if they keep enough energy."""
     work = x.to(torch.promote_types(x.dtype, torch.float32))
     draw = torch.randn(x.shape[2], width, generator=torch.Generator().manual_seed(SEED), dtype=torch.float64)
     image = (work @ draw.to(work)).to(torch.float64)
@@ -122,8 +122,8 @@ def _sketched(x: torch.Tensor, rank: int, width: int) -> tuple[_Found, torch.Ten
         gained += kept
         if turn == 0:
             continue
-        # An error in a wanted direction shrinks in every pass by the energy of what lies beyond the sketch
-        # over its own. Half way out stands for "beyond": the outermost directions are found last.
+        # An error in a wanted direction shrinks in every pass by the energy beyond the sketch over its own.
+        # The middle of the sketch stands for "beyond": the outermost directions converge last.
         shrink = (values[:, (rank + width) // 2] * _inverse(values[:, rank - 1])).square().clamp_max(0.999)
         missed = gained.clamp_min(0.0) * shrink / (1.0 - shrink)
         allowed = TOLERANCE * kept + _FAINT * kept.mean()

@@ -1,4 +1,4 @@
-"""Content that moved: where prompts are cut, and which of their segments were seen before. No forward."""
+"""Moved content: prompts are cut into segments and compared with earlier ones. No forward."""
 
 from kamera.reuse.cuts import cut, resets, sub_windows, windows
 from kamera.reuse.file import IndexFile

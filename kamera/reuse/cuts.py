@@ -1,4 +1,4 @@
-"""Content-defined cuts of a prompt: where its segments begin and end."""
+"""Content-defined cuts of a prompt: the borders of its segments."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from kamera.reuse.rules import CutRule
 def cut(prompt: Prompt, rule: CutRule) -> list[int]:
     """The boundaries of ``prompt``'s segments in order, 0 and its length among them.
 
-    Segment i is tokens ``cuts[i]`` to ``cuts[i + 1]``; together they are the prompt. Where a segment
-    ends depends on its own tokens and the resets alone. An empty prompt has the one boundary 0.
+    Segment i is tokens ``cuts[i]`` to ``cuts[i + 1]``; together they are the prompt. The end of a segment
+    depends on its own tokens and the resets alone. An empty prompt has the one boundary 0.
     """
     whole = frozenset(m.start for m in prompt.media)
     edges = resets(prompt, rule)
@@ -41,7 +41,7 @@ def cut(prompt: Prompt, rule: CutRule) -> list[int]:
 
 
 def resets(prompt: Prompt, rule: CutRule) -> list[int]:
-    """The boundaries that stand whatever the content, in order: both ends, media, what the rule asks for."""
+    """The boundaries independent of content, in order: both ends, media, and the rule's resets."""
     total = len(prompt)
     places = {0, total}
     if rule.anchors:
@@ -51,7 +51,7 @@ def resets(prompt: Prompt, rule: CutRule) -> list[int]:
     if rule.marker:
         for start in occurrences(prompt.ids, rule.marker).tolist():
             places.update((start, start + len(rule.marker)))
-    for one in prompt.media:  # a picture is never cut, whatever was asked for
+    for one in prompt.media:  # no rule cuts a picture
         places.difference_update(range(one.start + 1, one.stop))
         places.update((one.start, one.stop))
     return sorted(places)
@@ -69,7 +69,7 @@ def occurrences(ids: Ids, marker: tuple[int, ...]) -> Places:
 
 
 def sub_windows(start: int, stop: int, size: int) -> Iterator[tuple[int, int]]:
-    """The segment ``start`` to ``stop`` in pieces of ``size`` tokens; none if it is no longer than one.
+    """The segment ``start`` to ``stop`` in pieces of ``size`` tokens; none if it is at most one piece.
 
     They follow each other from its start; the last ends with it and may overlap the one before.
     """

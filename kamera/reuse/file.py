@@ -1,4 +1,4 @@
-"""A content index in a file that several processes share: a log of what each prompt added."""
+"""A content index in a file that several processes share: a log of the additions of each prompt."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from kamera.reuse.scope import Scope
 
 
 class IndexFile:
-    """A `ContentIndex` whose additions are appended to a file, and which takes in those of others.
+    """A `ContentIndex` that appends its additions to a file and reads those of other processes.
 
-    Appending locks the file; reading does not. A process that is killed while it appends leaves an
-    unfinished frame: readers stop before it, the next writer cuts it off. The file holds token ids in the
-    clear: it is made for its owner's eyes only (mode 0600). Not for several threads at once.
+    Appending locks the file; reading does not. A process killed during an append leaves an unfinished frame:
+    readers stop before it, the next writer truncates it. The file holds token ids unencrypted and only its
+    owner can read it (mode 0600). Not thread-safe.
     """
 
     def __init__(self, path: str | Path, scope: Scope, rule: CutRule) -> None:
-        """Open the index at ``path``, made if there is none.
+        """Open the index at ``path``; create it if there is none.
 
-        `ForeignIndex` for one of another model, tokenizer, tenant or rule, `CorruptIndex` for a damaged one;
-        the file stays as it is. `rebuild` makes it anew.
+        Raises `ForeignIndex` for another model, tokenizer, tenant or rule, `CorruptIndex` for a damaged file,
+        which stays unchanged. `rebuild` replaces it.
         """
         self._path = Path(path)
         self._scope = scope
@@ -41,9 +41,9 @@ class IndexFile:
 
     @classmethod
     def rebuild(cls, path: str | Path, scope: Scope, rule: CutRule, prompts: Iterable[Prompt]) -> IndexFile:
-        """Put an index of ``prompts`` alone in the place of whatever lies at ``path``.
+        """Replace the file at ``path`` by an index of ``prompts`` alone.
 
-        Other processes go over to it when they next look.
+        Other processes switch to it at their next refresh.
         """
         target = Path(path)
         handle, name = tempfile.mkstemp(dir=target.parent, prefix=target.name)
@@ -69,7 +69,7 @@ class IndexFile:
 
     @property
     def index(self) -> ContentIndex:
-        """What was read so far."""
+        """The index up to the last refresh."""
         return self._index
 
     def find(self, prompt: Prompt) -> Found:
@@ -88,7 +88,7 @@ class IndexFile:
             return len(self._index) - known
 
     def refresh(self) -> None:
-        """Take in what other processes added. `CorruptIndex` as on opening; what was read before stays."""
+        """Read the additions of other processes. Raises `CorruptIndex` as on opening and keeps `index`."""
         try:
             there = os.stat(self._path)
         except FileNotFoundError:
@@ -109,7 +109,7 @@ class IndexFile:
             data = data[size:]
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         if self._file >= 0:
             os.close(self._file)
             self._file = -1
@@ -131,13 +131,13 @@ class IndexFile:
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
-        """Alone with the file, all of it read, no unfinished frame behind it and a header before it."""
+        """Hold the lock with the file fully read, an unfinished frame truncated and the header written."""
         while True:
             handle = self._file
             fcntl.flock(handle, fcntl.LOCK_EX)
             try:
                 self.refresh()
-                if self._file != handle:  # another file took its place before it was locked
+                if self._file != handle:  # the file was replaced before it was locked
                     continue
                 os.ftruncate(handle, self._end)
                 if self._end == 0:
@@ -160,7 +160,7 @@ class IndexFile:
         try:
             self._index.apply(frames.record_of(payload, str(self._path)))
         except ValueError as error:
-            raise CorruptIndex(f"{self._path}: {error}: make the index anew with IndexFile.rebuild") from None
+            raise CorruptIndex(f"{self._path}: {error}: rebuild the index with IndexFile.rebuild") from None
 
     def _facts(self) -> dict[str, object]:
         return {**self._scope.digests, "rule": self._rule.digest, "cut": self._rule.to_info()}
@@ -170,5 +170,5 @@ class IndexFile:
             if facts.get(name) != digest:
                 raise ForeignIndex(
                     f"{self._path} was made for another {name}: {str(facts.get(name))[:12]}, not "
-                    f"{digest[:12]}: open another file, or make this one anew with IndexFile.rebuild"
+                    f"{digest[:12]}: open another file, or rebuild this one with IndexFile.rebuild"
                 )

@@ -1,7 +1,7 @@
-"""The bytes of an index file: frames that each vouch for themselves and for all before them.
+"""The bytes of an index file: a chain of frames, each with a digest over itself and all before it.
 
 A frame is ``length`` (4 bytes, little-endian), its complement, ``length`` bytes of payload, and the first 16
-bytes of BLAKE2b over the digest before it and the payload. The first payload is the header, each other one a
+bytes of BLAKE2b over the previous digest and the payload. The first payload is the header, every other one a
 record: one line of JSON, then token ids of 4 bytes each. Nothing in it is executed.
 """
 
@@ -24,16 +24,16 @@ _DIGEST = 16
 
 
 def frame(payload: bytes, before: bytes) -> tuple[bytes, bytes]:
-    """``payload`` as a frame behind the digest ``before``, and the frame's own digest."""
+    """``payload`` as a frame after the digest ``before``, and the frame's own digest."""
     own = _digest(before, payload)
     length = len(payload)
     return length.to_bytes(4, "little") + (length ^ 0xFFFFFFFF).to_bytes(4, "little") + payload + own, own
 
 
 def next_frame(data: memoryview, before: bytes, where: str) -> tuple[bytes, int, bytes] | None:
-    """The payload at the beginning of ``data``, the frame's bytes and digest; None for a frame still growing.
+    """The first payload of ``data``, the frame's length in bytes and its digest; None if it is unfinished.
 
-    `CorruptIndex`, naming ``where``, for bytes that were never written so.
+    Raises `CorruptIndex`, naming ``where``, for bytes that are not a beginning of a frame.
     """
     if len(data) < _PREAMBLE:
         return None
@@ -62,7 +62,7 @@ def record_bytes(record: Record) -> bytes:
 
 
 def record_of(payload: bytes, where: str) -> Record:
-    """The record of a payload. `CorruptIndex` for one that says what no record says."""
+    """The record of a payload. Raises `CorruptIndex` for an invalid one."""
     line, _, ids = payload.partition(b"\n")
     try:
         head = json.loads(line)
@@ -73,32 +73,32 @@ def record_of(payload: bytes, where: str) -> Record:
         windows = tuple((_whole(a), _whole(b)) for a, b in head["windows"])
         record = Record(_whole(head["node"]), lengths, tuple(media), windows, ids)
     except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError) as error:
-        raise _damaged(where, f"a record is none ({type(error).__name__}: {error})") from None
+        raise _damaged(where, f"a record is invalid ({type(error).__name__}: {error})") from None
     if 4 * sum(lengths) != len(ids) or any(not a < b <= sum(lengths) for a, b in windows):
         raise _damaged(where, "a record's lengths are not those of its tokens")
     return record
 
 
 def header_bytes(facts: Mapping[str, Any]) -> bytes:
-    """The payload of the first frame: the format and what the index is of."""
+    """The payload of the first frame: the format, and the scope and rule of the index."""
     return json.dumps({"kamera": "content index", "format": FORMAT, **facts}, sort_keys=True).encode()
 
 
 def header_of(payload: bytes, where: str) -> dict[str, Any]:
-    """The facts of the first frame. `CorruptIndex` for another format."""
+    """The facts of the first frame. Raises `CorruptIndex` for another format."""
     try:
         facts = json.loads(payload)
         known = facts["kamera"] == "content index" and facts["format"] == FORMAT
     except (ValueError, KeyError, TypeError, RecursionError):
         known = False
     if not known:
-        raise _damaged(where, f"it is no content index of format {FORMAT}")
+        raise _damaged(where, f"it is not a content index of format {FORMAT}")
     return dict(facts)
 
 
 def _whole(value: Any) -> int:
     if type(value) is not int or value < 0:
-        raise ValueError(f"{value!r} is no count")
+        raise ValueError(f"{value!r} is not a count")
     return value
 
 
@@ -107,4 +107,4 @@ def _digest(before: bytes, payload: bytes) -> bytes:
 
 
 def _damaged(where: str, reason: str) -> CorruptIndex:
-    return CorruptIndex(f"{where}: {reason}: make the index anew with IndexFile.rebuild")
+    return CorruptIndex(f"{where}: {reason}: rebuild the index with IndexFile.rebuild")

@@ -1,7 +1,7 @@
-"""The Gear rolling hash over token ids, all places at once.
+"""The Gear rolling hash over token ids, computed for all positions at once.
 
-``h[i] = (h[i-1] << 1) + g(t[i])`` in 32 bits: bit b of h[i] depends on the last b+1 tokens and no others,
-for what is older has been shifted out. Hence no state: the sum over the last 32 tokens is taken by doubling.
+``h[i] = (h[i-1] << 1) + g(t[i])`` in 32 bits: bit b of h[i] depends on the last b+1 tokens only, since older
+ones are shifted out. So no state is needed: doubling gives the sum over the last 32 tokens.
 """
 
 from __future__ import annotations
@@ -15,26 +15,26 @@ from kamera.reuse.prompt import Ids, Places
 Bits = Literal["low", "high"]
 
 _BITS = 32
-_BLOCK = 1 << 14  # 64 KiB a buffer: the passes stay in the second-level cache
+_BLOCK = 1 << 14  # 64 KiB per buffer, so that the passes stay in the second-level cache
 
 
-def sight(exponent: int, bits: Bits) -> int:
-    """How many of the last tokens decide whether a cut may fall."""
+def hash_window(exponent: int, bits: Bits) -> int:
+    """Number of last tokens on which a cut depends."""
     return exponent if bits == "low" else _BITS
 
 
 def candidates(ids: Ids, exponent: int, bits: Bits) -> Places:
-    """Places behind a token at which ``exponent`` bits of the hash are zero: one in ``2**exponent``.
+    """Positions after a token at which ``exponent`` bits of the hash are zero: one in ``2**exponent``.
 
-    A place p lies behind token p - 1. Places that see fewer than `sight` tokens are judged by those there
-    are. A token that repeats the one before it is never cut behind: a run has no content to cut by.
+    Position p is after token p - 1. Positions with fewer than `hash_window` tokens before them depend on
+    those. No position follows a token that repeats the one before it: a run has no content to cut by.
     """
     if not 1 <= exponent <= 16:
         raise ValueError(f"mask exponent {exponent} must be 1 to 16")
     mask = np.uint32((1 << exponent) - 1)
     if bits == "high":
         mask = np.uint32(int(mask) << (_BITS - exponent))
-    passes = (sight(exponent, bits) - 1).bit_length()
+    passes = (hash_window(exponent, bits) - 1).bit_length()
     before = (1 << passes) - 1
     found = []
     for start in range(0, len(ids), _BLOCK):
@@ -48,7 +48,7 @@ def candidates(ids: Ids, exponent: int, bits: Bits) -> Places:
 
 
 def gear(ids: Ids) -> Ids:
-    """The hash behind every token ``[tokens]``; from the 32nd on, a hash of the last 32."""
+    """The hash after every token ``[tokens]``; from the 32nd on, a hash of the last 32."""
     passes = (_BITS - 1).bit_length()
     before = (1 << passes) - 1
     hashes = np.empty(len(ids), np.uint32)
@@ -60,7 +60,7 @@ def gear(ids: Ids) -> Ids:
 
 
 def _sums(hashes: Ids, passes: int) -> Ids:
-    """``sum over j < 2**passes of hashes[i-j] << j``, in place of ``hashes``."""
+    """``sum over j < 2**passes of hashes[i-j] << j``, computed in place."""
     reach = 1
     for _ in range(passes):
         shifted = hashes[:-reach] << np.uint32(reach)
@@ -70,7 +70,7 @@ def _sums(hashes: Ids, passes: int) -> Ids:
 
 
 def _mixed(ids: Ids) -> Ids:
-    """Each id through murmur3's finaliser: every bit of it depends on every bit of the id."""
+    """Each id through murmur3's finaliser: every output bit depends on every bit of the id."""
     mixed: Ids = ids ^ (ids >> np.uint32(16))
     mixed *= np.uint32(0x85EBCA6B)
     mixed ^= mixed >> np.uint32(13)

@@ -1,4 +1,4 @@
-"""The content index: what of a prompt was seen before, at its beginning or anywhere in it."""
+"""The content index: finds parts of a prompt in earlier prompts, as a prefix or at any position."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from kamera.reuse.table import Content, SegmentTable
 
 
 class Hit(NamedTuple):
-    """Tokens ``start`` to ``stop`` of a prompt are ``segment`` of the index, token by token.
+    """Tokens ``start`` to ``stop`` of a prompt equal ``segment`` of the index, token by token.
 
-    It says nothing of what stood before them then: the same tokens behind other tokens have other KV.
+    Their antecedents may differ, and with them their KV.
     """
 
     start: int
@@ -31,9 +31,9 @@ class Hit(NamedTuple):
 
 @dataclass(frozen=True)
 class Found:
-    """What of a prompt was seen: its first ``prefix`` tokens in one piece, and ``hits`` that end behind them.
+    """Parts of a prompt seen before: its first ``prefix`` tokens, and ``hits`` that end after them.
 
-    Hits come in the order of their starts; those of overlapping windows overlap.
+    Hits are in the order of their starts; those of overlapping windows overlap.
     """
 
     prefix: int
@@ -42,7 +42,7 @@ class Found:
 
 @dataclass(frozen=True)
 class Record:
-    """What a prompt adds: segments behind ``node``, by their ``lengths`` in ``ids`` and media digests.
+    """Additions of a prompt: segments after ``node``, by their ``lengths`` in ``ids`` and media digests.
 
     ``windows`` are further segments by start and stop, counted from the first of ``lengths``.
     """
@@ -55,7 +55,7 @@ class Record:
 
 
 class ContentIndex:
-    """Segments and prompts of one scope, cut by one rule, in memory. Not for several threads at once."""
+    """Segments and prompts of one scope, cut by one rule, in memory. Not thread-safe."""
 
     def __init__(self, scope: Scope, rule: CutRule) -> None:
         self.scope = scope
@@ -65,7 +65,7 @@ class ContentIndex:
         self._scan = Scan()
 
     def __len__(self) -> int:
-        """How many distinct segments there are, sub-windows and windows among them."""
+        """Number of distinct segments, sub-windows and windows included."""
         return len(self._table)
 
     def content(self, segment: int) -> Content:
@@ -77,7 +77,7 @@ class ContentIndex:
         return segment_key(self.scope, *self._table[segment])
 
     def find(self, prompt: Prompt) -> Found:
-        """What of ``prompt`` was added before. Changes nothing."""
+        """The parts of ``prompt`` that were added before. Changes nothing."""
         prefix = self._paths.longest_prefix(prompt)
         hits: list[Hit] = []
         if prefix == len(prompt):
@@ -97,13 +97,13 @@ class ContentIndex:
         return Found(prefix, tuple(hits))
 
     def add(self, prompt: Prompt) -> int:
-        """Take in ``prompt``; returns how many segments were new."""
+        """Add ``prompt``; returns the number of new segments."""
         known = len(self)
         self.apply(self.record_of(prompt))
         return len(self) - known
 
     def record_of(self, prompt: Prompt) -> Record:
-        """What `add` would take in: all of ``prompt`` behind the longest path it shares with one before."""
+        """The record that `add` would apply: all of ``prompt`` after its longest path in the trie."""
         node = ROOT
         lengths: list[int] = []
         media: list[str] = []
@@ -121,9 +121,9 @@ class ContentIndex:
         return Record(node, tuple(lengths), tuple(media), extra, prompt.slice(begin, len(prompt)))
 
     def apply(self, record: Record) -> None:
-        """Take in what a record says. `ValueError`, and nothing taken in, for one that does not fit here."""
+        """Add a record. Raises `ValueError`, and adds nothing, for one that does not fit the index."""
         if not 0 <= record.node < len(self._paths):
-            raise ValueError(f"a record stands behind node {record.node} of {len(self._paths)}")
+            raise ValueError(f"a record follows node {record.node} of {len(self._paths)}")
         node = record.node
         pieces: list[tuple[int, int]] = []
         start = 0
@@ -133,7 +133,7 @@ class ContentIndex:
             node = self._paths.step(node, number)
             if not digest:
                 pieces += sub_windows(start, stop, self.rule.sub_window)
-                if self.rule.scan and length == WINDOW:  # its own only piece
+                if self.rule.scan and length == WINDOW:  # the segment is its own only piece
                     pieces.append((start, stop))
             start = stop
         self._take(record.ids, pieces)
@@ -151,7 +151,7 @@ class ContentIndex:
         return hits
 
     def _scanned(self, prompt: Prompt, prefix: int, hits: list[Hit]) -> list[Hit]:
-        """Stored windows in what neither the prefix nor a hit nor a picture covers, from left to right."""
+        """Stored windows in the gaps between prefix, hits and pictures, from left to right."""
         taken = [(0, prefix), *((h.start, h.stop) for h in hits), *((m.start, m.stop) for m in prompt.media)]
         taken = sorted([*taken, (len(prompt), len(prompt))])
         found = []

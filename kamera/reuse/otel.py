@@ -1,9 +1,9 @@
-"""Agents' requests out of OpenTelemetry traces: spans with the GenAI conventions' attributes, as JSON.
+"""Requests of agents from OpenTelemetry traces: spans with attributes of the GenAI conventions, as JSON.
 
-The reader takes OTLP/JSON documents (``resourceSpans``), flat spans with an ``attributes`` object (what SDKs
-print), and rows with a list of ``spans``; one document, a list of them, or one a line. A span is a request if
-its ``gen_ai.operation.name`` is a model's call. Messages stand in ``gen_ai.input.messages`` of the span or of
-one of its events, structured or as a JSON string.
+The reader accepts OTLP/JSON documents (``resourceSpans``), flat spans with an ``attributes`` object (the
+output of SDKs), and rows with a list of ``spans``; one document, a list of them, or one per line. A span is a
+request if its ``gen_ai.operation.name`` is a model's call. ``gen_ai.input.messages`` of the span or of one of
+its events holds the messages, structured or as a JSON string.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from kamera.errors import TraceError, TraceHole
 from kamera.ops import digest
 
 CALLS = ("chat", "text_completion", "generate_content")
-"""Operations that send a prompt to a model."""
+"""Values of ``gen_ai.operation.name`` for calls of a model."""
 
 _SYSTEM = "gen_ai.system_instructions"
 _TOOLS = "gen_ai.tool.definitions"
@@ -36,7 +36,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Message:
-    """What one role said."""
+    """A message of one role."""
 
     role: str
     parts: tuple[Part, ...]
@@ -44,7 +44,7 @@ class Message:
 
 @dataclass(frozen=True)
 class Call:
-    """One request of a trace, in the order of their starts. ``service`` and ``session`` say whose."""
+    """One request of a trace, with the ``service`` and the ``session`` that sent it."""
 
     span: str
     service: str
@@ -55,7 +55,7 @@ class Call:
 
 @dataclass(frozen=True)
 class Calls:
-    """The requests of a trace, and what was left out: one line for each hole."""
+    """The requests of a trace in the order of their starts, and one line for each hole."""
 
     calls: tuple[Call, ...]
     holes: tuple[str, ...] = ()
@@ -64,9 +64,9 @@ class Calls:
 def read_calls(path: str | Path, *, skip_holes: bool = False) -> Calls:
     """The requests that the trace at ``path`` recorded.
 
-    `TraceError` for a file that is no such trace or has no request in it. `TraceHole` for a request whose
-    prompt is not all there: no messages (content was not captured), messages cut off, media by reference
-    only. With ``skip_holes`` such requests are left out and named in the result.
+    Raises `TraceError` for a file that is not a trace or holds no request, and `TraceHole` for a request with
+    an incomplete prompt: no messages (content was not captured), truncated messages, media by reference
+    only. With ``skip_holes`` such requests are left out and listed in `Calls.holes`.
     """
     found: list[tuple[int, int, Call]] = []
     holes: list[str] = []
@@ -91,7 +91,7 @@ def read_calls(path: str | Path, *, skip_holes: bool = False) -> Calls:
 
 
 class _Hole(Exception):
-    """Something of a prompt is missing."""
+    """A prompt is incomplete."""
 
 
 def _call(name: str, service: str, span: Mapping[str, Any], attributes: Mapping[str, Any]) -> Call:
@@ -149,7 +149,7 @@ def _part(part: Any) -> Part:
 def _spans(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
     for document in _documents(path):
         if not isinstance(document, Mapping):
-            raise TraceError(f"{path}: {_short(document)} is no span: give OTLP/JSON or JSON spans")
+            raise TraceError(f"{path}: {_short(document)} is not a span: give OTLP/JSON or JSON spans")
         if "resourceSpans" in document:
             yield from _otlp(document, path)
         elif isinstance(document.get("spans"), list):
@@ -185,7 +185,7 @@ def _documents(path: Path) -> Iterator[Any]:
 
 
 def _attributes(span: Mapping[str, Any], path: str | Path) -> dict[str, Any]:
-    """Of the span, and of the events in which some record the messages."""
+    """Attributes of the span and of its events, in which some instrumentations record the messages."""
     held = span.get("attributes") or {}
     if isinstance(held, str):  # a column of a table
         try:
@@ -224,14 +224,14 @@ def _listed(attributes: Mapping[str, Any], name: str) -> list[Any]:
         try:
             value = json.loads(value)
         except (ValueError, RecursionError):
-            raise _Hole(f"{name} is no JSON: was it cut off?") from None
+            raise _Hole(f"{name} is not JSON: was it cut off?") from None
     if not isinstance(value, list):
-        raise _Hole(f"{name} is no list")
+        raise _Hole(f"{name} is not a list")
     return value
 
 
 def _start(span: Mapping[str, Any], path: str | Path) -> int:
-    """When the span began, in the file's own unit; spans without order keep the file's."""
+    """Start of the span in the file's own unit; 0 without one, which keeps the order of the file."""
     value = span.get("startTimeUnixNano", span.get("start_time_unix_nano", span.get("start_time", 0)))
     if isinstance(value, str) and not value.isdigit():
         from datetime import datetime
@@ -239,11 +239,11 @@ def _start(span: Mapping[str, Any], path: str | Path) -> int:
         try:
             return int(datetime.fromisoformat(value.replace("Z", "+00:00")).timestamp() * 10**9)
         except ValueError:
-            raise TraceError(f"{path}: a span starts at {value[:40]!r}, which is no time") from None
+            raise TraceError(f"{path}: a span starts at {value[:40]!r}, which is not a time") from None
     try:
         return int(value)
     except (TypeError, ValueError):
-        raise TraceError(f"{path}: a span starts at {_short(value)}, which is no time") from None
+        raise TraceError(f"{path}: a span starts at {_short(value)}, which is not a time") from None
 
 
 def _context(span: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -254,13 +254,13 @@ def _context(span: Mapping[str, Any]) -> Mapping[str, Any]:
 def _objects(holder: Mapping[str, Any], name: str, path: Path) -> list[Mapping[str, Any]]:
     held = holder.get(name, [])
     if not isinstance(held, list):
-        raise TraceError(f"{path}: {name} is no list: give OTLP/JSON traces")
+        raise TraceError(f"{path}: {name} is not a list: give OTLP/JSON traces")
     return [_object(one, path) for one in held]
 
 
 def _object(value: Any, path: Path) -> Mapping[str, Any]:
     if not isinstance(value, Mapping):
-        raise TraceError(f"{path}: {_short(value)} stands where a span should: give OTLP/JSON traces")
+        raise TraceError(f"{path}: {_short(value)} is not a span: give OTLP/JSON traces")
     return value
 
 

@@ -1,4 +1,4 @@
-"""Which segments followed which: every prompt seen is a path from the root, common beginnings are shared."""
+"""A trie of segments: every added prompt is a path from the root, common prefixes are shared."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from kamera.reuse.table import Content, SegmentTable
 
 ROOT = 0
 
-_HEAD = 16  # tokens by which a node's children are told apart
+_HEAD = 16  # tokens that distinguish a node's children
 
 
 class Paths:
-    """A tree whose node n stands for one segment behind all those above it. Nodes count from 1."""
+    """A trie whose node n is one segment after all those above it. Nodes count from 1."""
 
     def __init__(self, table: SegmentTable) -> None:
         self._table = table
@@ -29,15 +29,15 @@ class Paths:
         return len(self._parents)
 
     def child(self, node: int, segment: int) -> int | None:
-        """The node of ``segment`` right behind ``node``; None if it never stood there."""
+        """The child of ``node`` for ``segment``; None if there is none."""
         return self._steps.get((node, segment))
 
     def step(self, node: int, segment: int) -> int:
-        """As `child`, made if there is none. `IndexError` for a node that is none."""
+        """As `child`, created if there is none. Raises `IndexError` for an unknown node."""
         known = self._steps.get((node, segment))
         if known is not None:
             return known
-        self._parents[node]  # a node that is none is no parent
+        self._parents[node]  # an unknown node raises
         new = self._steps[node, segment] = len(self._parents)
         self._parents.append(node)
         self._segments.append(segment)
@@ -48,10 +48,10 @@ class Paths:
         return new
 
     def longest_prefix(self, prompt: Prompt) -> int:
-        """Tokens at the beginning of ``prompt`` that began a prompt seen before, each one compared.
+        """Length of the longest prefix of ``prompt`` that an earlier prompt begins with, tokens compared.
 
-        Never more than is so, and at most 15 less: what differs within a segment's first 16 tokens
-        counts as different from its start. A picture counts whole or not at all.
+        A lower bound, at most 15 too small: a difference within a segment's first 16 tokens counts from the
+        segment's start. A picture counts whole or not at all.
         """
         media = {m.start: m for m in prompt.media}
         borders = [*media, len(prompt)]

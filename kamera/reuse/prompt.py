@@ -1,4 +1,4 @@
-"""A prompt as this room sees it: token ids, and the places of its messages, pictures and given spans."""
+"""A prompt: token ids, and the positions of its messages, pictures and given spans."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _LARGEST = 2**32 - 1
 
 @dataclass(frozen=True)
 class Media:
-    """Tokens ``start`` to ``stop`` stand for a picture or clip whose bytes have ``digest``."""
+    """Tokens ``start`` to ``stop`` are a picture or clip whose bytes have ``digest``."""
 
     start: int
     stop: int
@@ -28,7 +28,7 @@ class Media:
 
 @dataclass(frozen=True)
 class Span:
-    """Tokens ``start`` to ``stop`` are one thing by structure: a tool's specification, a preamble."""
+    """Tokens ``start`` to ``stop`` are one unit of structure: a tool's specification, a preamble."""
 
     start: int
     stop: int
@@ -37,10 +37,10 @@ class Span:
 
 @dataclass(frozen=True, eq=False)
 class Prompt:
-    """Token ids and the places in them that are known.
+    """Token ids with their known structure.
 
-    ``anchors`` are the places where a message begins (a place p lies before token p). ``media`` spans come
-    in order and do not overlap; ``spans`` may. Build one with `Prompt.of`, which checks all of it.
+    ``anchors`` are the starts of messages (position p is before token p). ``media`` spans are in order and do
+    not overlap; ``spans`` may. Build one with `Prompt.of`, which checks all of it.
     """
 
     ids: Ids
@@ -48,7 +48,7 @@ class Prompt:
     media: tuple[Media, ...] = ()
     spans: tuple[Span, ...] = ()
     raw: bytes = field(default=b"", repr=False)
-    """The ids as 4 bytes each, little-endian: what is hashed and compared."""
+    """The ids as 4 bytes each, little-endian, for hashing and comparison."""
 
     @classmethod
     def of(
@@ -62,9 +62,9 @@ class Prompt:
     ) -> Prompt:
         """A prompt of ``ids`` ``[tokens]``, integers of 0 to 2**32 - 1.
 
-        ``placeholders`` are the ids that stand for media. One outside every media span is
-        `UnidentifiedMedia`: equal placeholders say nothing about the picture behind them. `ValueError` for
-        places outside the prompt, media that overlap, or ids that are none.
+        ``placeholders`` are the ids of media placeholders. Raises `UnidentifiedMedia` for one outside every
+        media span, since equal placeholders may be different pictures, and `ValueError` for positions outside
+        the prompt, overlapping media, or invalid ids.
         """
         tokens = _ids(ids)
         total = len(tokens)
@@ -72,7 +72,7 @@ class Prompt:
         placed: tuple[Media | Span, ...] = (*ordered, *spans)
         for one in placed:
             if not 0 <= one.start < one.stop <= total:
-                raise ValueError(f"{one} does not lie within a prompt of {total} tokens")
+                raise ValueError(f"{one} is not within a prompt of {total} tokens")
         for left, right in itertools.pairwise(ordered):
             if right.start < left.stop:
                 raise ValueError(f"media spans overlap: {left} and {right}")
@@ -81,7 +81,7 @@ class Prompt:
                 raise UnidentifiedMedia(f"media at tokens {one.start} to {one.stop} has no digest: give one")
         wrong = next((a for a in anchors if not 0 <= a <= total), None)
         if wrong is not None:
-            raise ValueError(f"anchor {wrong} does not lie within a prompt of {total} tokens")
+            raise ValueError(f"anchor {wrong} is not within a prompt of {total} tokens")
         if placeholders:
             _check_placeholders(tokens, ordered, placeholders)
         return cls(tokens, tuple(sorted(set(anchors))), ordered, tuple(spans), tokens.tobytes())
@@ -106,12 +106,12 @@ def _ids(ids: ArrayLike) -> Ids:
 
 
 def _check_placeholders(tokens: Ids, media: tuple[Media, ...], placeholders: Collection[int]) -> None:
-    stand = np.isin(tokens, np.fromiter(placeholders, np.int64))
+    unidentified = np.isin(tokens, np.fromiter(placeholders, np.int64))
     for one in media:
-        stand[one.start : one.stop] = False
-    if stand.any():
-        place = int(stand.argmax())
+        unidentified[one.start : one.stop] = False
+    if unidentified.any():
+        place = int(unidentified.argmax())
         raise UnidentifiedMedia(
-            f"token {int(tokens[place])} at {place} stands for a picture or clip of which no digest was "
+            f"token {int(tokens[place])} at {place} is a placeholder of media of which no digest was "
             "given: pass media=[Media(start, stop, digest), …]"
         )

@@ -1,4 +1,4 @@
-"""Observer mode: how much of each request was seen before, counted and never served."""
+"""Observer mode: counts the tokens of each request that occurred before, and reuses none."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from kamera.reuse.index import ContentIndex, Hit
 from kamera.reuse.prompt import Prompt
 
 SINK = 32
-"""Tokens at the start of a prompt that are always prefilled: attention sinks there (Irminsul, 7.1)."""
+"""Tokens at the start of a prompt that are always prefilled: attention sinks (Irminsul, 7.1)."""
 
 
 @dataclass(frozen=True)
 class Recovery:
-    """Tokens of some requests: those of an exact prefix seen before, those recovered behind it, and all.
+    """Token counts of requests: in an exact prefix of an earlier request, recovered after it, and all.
 
-    ``recovered`` tokens were seen in the same segment at any place. They are what reuse *may* save, before
-    anything was said of whether their KV is still right.
+    ``recovered`` tokens occurred before in an equal segment at any position. They are an upper bound on the
+    savings of reuse: their KV may depend on other antecedents.
     """
 
     requests: int = 0
@@ -40,7 +40,7 @@ class Recovery:
 
 
 class Observer:
-    """Counts requests as they come, each against all before it, and takes them in."""
+    """Counts each request against all before it, and adds it to the index."""
 
     def __init__(self, index: ContentIndex, *, sink: int = SINK) -> None:
         """A segment that begins in the first ``sink`` tokens counts as novel. `ValueError` below 0."""
@@ -50,7 +50,7 @@ class Observer:
         self._sink = sink
 
     def observe(self, prompt: Prompt) -> Recovery:
-        """What of ``prompt`` was there; then it is, too."""
+        """Counts of ``prompt`` against the index, to which it is then added."""
         found = self._index.find(prompt)
         usable = [hit for hit in found.hits if hit.start >= self._sink]
         self._index.add(prompt)
@@ -63,10 +63,10 @@ def recovery(index: ContentIndex, prompts: Iterable[Prompt], *, sink: int = SINK
     return sum((observer.observe(prompt) for prompt in prompts), Recovery())
 
 
-def covered(hits: Sequence[Hit], behind: int) -> int:
-    """Tokens at ``behind`` or later that are in any of ``hits``."""
+def covered(hits: Sequence[Hit], first: int) -> int:
+    """Tokens at ``first`` or later that are in any of ``hits``."""
     count = 0
-    at = behind
+    at = first
     for start, stop, _ in sorted(hits):
         count += max(0, stop - max(start, at))
         at = max(at, stop)

@@ -1,4 +1,4 @@
-"""A recorded call as a prompt: tokens of its messages, with the places where each begins."""
+"""A recorded call as a prompt: tokens of its messages, with the start of each."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from kamera.reuse.otel import Call
 from kamera.reuse.prompt import Media, Prompt, Span
 from kamera.reuse.words import Tokenise
 
-_PICTURE = 2**32 - 1  # no tokenizer's id
+_PICTURE = 2**32 - 1  # not an id of any tokenizer
 
 
 def render(call: Call, tokenise: Tokenise, *, media_tokens: int = 1024) -> Prompt:
-    """The tokens of ``call``: its tools, then its messages, each behind a line that names its role.
+    """The tokens of ``call``: its tools, then its messages, each after a line with its role.
 
-    No model's chat template: parts are tokenised one by one, and a picture is ``media_tokens`` equal tokens.
-    What moves and what stays is the trace's; counts of tokens are about right. Anchors are the messages'
-    starts, spans the tools.
+    This is not a model's chat template: parts are tokenised one by one, and a picture is ``media_tokens``
+    equal tokens, so token counts are approximate while repetitions are those of the trace. Anchors are the
+    starts of messages, spans the tools.
     """
     ids: list[int] = []
     anchors: list[int] = []

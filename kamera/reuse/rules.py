@@ -1,4 +1,4 @@
-"""How a prompt is cut: the rules there are, by name."""
+"""Rules by which prompts are cut, by name."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import Any, Literal
 
 from kamera.ops import digest
-from kamera.reuse.gear import Bits, sight
+from kamera.reuse.gear import Bits, hash_window
 from kamera.reuse.scan import WINDOW
 
 Kind = Literal["content", "fixed"]
@@ -16,22 +16,21 @@ Kind = Literal["content", "fixed"]
 
 @dataclass(frozen=True)
 class CutRule:
-    """Where segments begin and end.
+    """Rule for the borders of segments.
 
     ``kind``: by content (Gear), or every ``maximum`` tokens. Segments have ``minimum`` to ``maximum`` tokens;
-    only the last before a reset may be shorter, and media spans are never cut. ``exponent`` bits of the hash
-    must be zero (mean segment ``minimum + 2**exponent``), its ``low`` or its ``high`` ones.
+    only the last before a reset may be shorter, and media spans are never cut. At a cut ``exponent`` bits of
+    the hash are zero (mean segment ``minimum + 2**exponent``), its ``low`` or its ``high`` ones.
 
-    Resets, at which a segment always ends: media, and where asked for ``anchors`` (messages), ``spans``
-    (given structure) and both ends of every ``marker`` (a sequence of token ids that the prompt's author put
-    there).
+    A segment always ends at a reset: media, and, if enabled, ``anchors`` (messages), ``spans`` (given
+    structure) and both ends of every ``marker`` (token ids that the prompt's author inserted).
 
-    Further segments beside the partition: pieces of ``sub_window`` tokens of every segment, looked up on a
-    miss at the segment's own pieces, or with ``scan`` at every place (32 tokens, what the hash sees);
+    Segments in addition to the partition: pieces of ``sub_window`` tokens of every segment, looked up on a
+    miss at the segment's own pieces, or with ``scan`` at every position (32 tokens, the hash's window);
     ``windows = (size, stride)``, overlapping, from every reset.
 
-    `ValueError` unless 1 <= minimum <= maximum and ``minimum`` is at least the hash's sight: then what
-    stands before a segment has no part in where it ends.
+    Raises `ValueError` unless 1 <= minimum <= maximum and ``minimum`` is at least `hash_window`, so that a
+    segment's end does not depend on the tokens before it.
     """
 
     kind: Kind = "content"
@@ -49,26 +48,26 @@ class CutRule:
     def __post_init__(self) -> None:
         if not 1 <= self.minimum <= self.maximum:
             raise ValueError(f"minimum {self.minimum} must be 1 to the maximum of {self.maximum} tokens")
-        if self.kind == "content" and self.minimum < sight(self.exponent, self.bits):
+        if self.kind == "content" and self.minimum < hash_window(self.exponent, self.bits):
             raise ValueError(
-                f"minimum {self.minimum} is less than the {sight(self.exponent, self.bits)} tokens that "
-                f"{self.bits} bits see: a cut would depend on what stands before its segment"
+                f"minimum {self.minimum} is less than the {hash_window(self.exponent, self.bits)} tokens of "
+                f"the hash's {self.bits} bits: a cut would depend on tokens before its segment"
             )
         if self.sub_window < 0:
             raise ValueError(f"sub_window {self.sub_window} must be 0 or more tokens")
         if self.scan and self.sub_window != WINDOW:
-            raise ValueError(f"scan looks for sub-windows of {WINDOW} tokens, not {self.sub_window}")
+            raise ValueError(f"scan finds sub-windows of {WINDOW} tokens, not {self.sub_window}")
         if self.windows is not None and not 1 <= self.windows[1] <= self.windows[0]:
             raise ValueError(f"windows {self.windows} must be (size, stride) with 1 <= stride <= size")
 
     @property
     def digest(self) -> str:
-        """Two rules with one digest cut alike."""
+        """Digest of all fields: rules with one digest cut equally."""
         fields = [f"{name}={value}" for name, value in sorted(self.to_info().items())]
         return digest("kamera.reuse.rule.v1", *fields)
 
     def to_info(self) -> dict[str, Any]:
-        """The rule as JSON would hold it."""
+        """The rule as JSON values."""
         held = asdict(self)
         return {name: list(value) if isinstance(value, tuple) else value for name, value in held.items()}
 
@@ -89,7 +88,7 @@ RULES: Mapping[str, CutRule] = MappingProxyType(
         "anchors+scan": CutRule(sub_window=WINDOW, scan=True),
     }
 )
-"""Rules by the names that ``kamera analyze recovery --rule`` takes. Those with anchors use resets."""
+"""Rules by their names in ``kamera analyze recovery --rule``. Those with anchors use resets."""
 
 DEFAULT_RULE = "anchors+scan"
-"""Chosen by what it recovers: docs/reuse.md, section Measured."""
+"""The rule that recovers most: docs/reuse.md, section Measured."""

@@ -1,7 +1,7 @@
-"""Windows of 32 tokens looked for at every place of a prompt, in the one pass that finds its cuts.
+"""Search for stored windows of 32 tokens at every position of a prompt, in the pass that finds its cuts.
 
-The 32-bit Gear hash *is* a hash of the last 32 tokens. A table of bits says which of a prompt's places may
-end a window that is stored; the caller compares the tokens of those.
+The 32-bit Gear hash *is* a hash of the last 32 tokens. A bit table marks the positions of a prompt that may
+end a stored window; the caller compares the tokens of those.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from kamera.reuse.gear import gear
 from kamera.reuse.prompt import Ids, Places
 
 WINDOW = 32
-"""Tokens of a window: what the hash sees."""
+"""Tokens of a window: the hash's window."""
 
-_ROOM = 64  # places in the table for each hash in it: one look-up in 64 finds what is not there
+_ROOM = 64  # slots of the table per hash: one look-up in 64 is a false positive
 _SMALLEST = 16
 _LARGEST = 27  # bits of the table's size: 128 MiB, full at two million windows
 
@@ -30,7 +30,7 @@ class Scan:
         self._marked: NDArray[np.bool_] = np.zeros(1 << _SMALLEST, bool)
 
     def add(self, ids: Ids, starts: Places) -> None:
-        """Take in the windows of ``ids`` that begin at ``starts``."""
+        """Add the windows of ``ids`` that begin at ``starts``."""
         hashes = gear(ids)[starts + WINDOW - 1]
         self._hashes.append(hashes)
         self._count += len(hashes)
@@ -42,10 +42,10 @@ class Scan:
         self._marked[self._slots(hashes)] = True
 
     def candidates(self, ids: Ids) -> Places:
-        """Starts of windows of ``ids`` that may be stored: all that are, and a few that are not."""
+        """Starts of windows of ``ids`` that may be stored: every stored one and a few false positives."""
         if len(ids) < WINDOW:
             return np.zeros(0, np.int64)
         return np.flatnonzero(self._marked[self._slots(gear(ids)[WINDOW - 1 :])])
 
     def _slots(self, hashes: Ids) -> Ids:
-        return hashes >> np.uint32(32 - self._bits)  # the high bits have seen all of the window
+        return hashes >> np.uint32(32 - self._bits)  # the high bits depend on all of the window

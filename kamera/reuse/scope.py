@@ -1,4 +1,4 @@
-"""Whose content: a segment of another model, tokenizer or tenant is another segment."""
+"""Scope of a segment: its model, its tokenizer and its tenant."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from kamera.ops import digest
 
 @dataclass(frozen=True)
 class Scope:
-    """What token ids mean and to whom they belong.
+    """Meaning and owner of token ids.
 
-    ``model`` is the backbone's fingerprint, ``tokenizer`` a digest of the tokenizer's files (token 17 of
-    another one is another word), ``tenant`` whose prompts they are. Nothing is found across scopes.
+    ``model`` is the backbone's fingerprint, ``tokenizer`` a digest of the tokenizer's files (ids of another
+    one mean other words), ``tenant`` the owner of the prompts. Nothing is found across scopes.
     """
 
     model: str
@@ -26,7 +26,7 @@ class Scope:
 
     @property
     def digests(self) -> dict[str, str]:
-        """One digest for each field: files say what they were made for without naming it."""
+        """One digest for each field, so that files identify their scope without naming it."""
         return {name: digest(f"kamera.reuse.{name}.v1", value) for name, value in asdict(self).items()}
 
 

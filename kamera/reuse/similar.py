@@ -1,4 +1,4 @@
-"""Segments that are nearly equal: MinHash over token shingles of canonical text. Proposals, never hits."""
+"""Near-duplicate segments: MinHash over token shingles of canonical text. Proposals, never hits."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ import numpy as np
 from kamera.reuse.words import Tokenise, canonical, word_ids
 
 _PERMUTATIONS = 128
-_SEED = 20_240_515  # of the permutations: signatures of one seed only can be compared
+_SEED = 20_240_515  # of the permutations: only signatures of one seed compare
 
 
 @dataclass(frozen=True)
 class Proposal:
-    """A stored segment that reads like the one asked for. Its KV is *not* the KV asked for.
+    """A stored segment similar to the one in the query. Its KV is *not* that of the query.
 
     ``key`` names the segment, ``similarity`` estimates the Jaccard index of the two segments' shingles,
-    ``left`` that of the text before them (1.0 where neither has any). Nothing is served for its similarity.
+    ``left`` that of the text before them (1.0 if neither has any). No KV is reused by similarity.
     """
 
     key: str
@@ -27,11 +27,11 @@ class Proposal:
 
 
 class SimilarIndex:
-    """Texts by likeness, in memory. Needs the ``similar`` extra.
+    """Similarity index of texts, in memory. Needs the ``similar`` extra.
 
     ``shingle`` consecutive tokens of the canonical text are one feature. ``threshold`` is the least
-    similarity that is proposed; the band structure finds a pair at the threshold about half of the time and
-    likelier ones surely. ``left_tokens`` of what stands before a segment make its left-context signature.
+    similarity that is proposed; the bands find a pair at the threshold about half of the time and more
+    similar ones almost surely. The ``left_tokens`` before a segment make its left-context signature.
     """
 
     def __init__(
@@ -67,20 +67,20 @@ class SimilarIndex:
         return len(self._entries)
 
     def add(self, key: str, text: str, left: str = "") -> None:
-        """Take in the segment ``key`` that reads ``text`` and stood behind ``left``."""
+        """Add the segment ``key`` with ``text``, which followed ``left``."""
         signature = self._signature(self._features(text))
         self._bands.insert(len(self._entries), signature)
         self._entries.append((key, signature, self._left(left)))
 
     def propose(self, text: str, left: str = "", *, limit: int = 8) -> tuple[Proposal, ...]:
-        """At most ``limit`` segments like ``text``, those behind a likelier ``left`` first among equals."""
-        signature, behind = self._signature(self._features(text)), self._left(left)
+        """At most ``limit`` segments similar to ``text``; ties are ordered by the similarity of ``left``."""
+        signature, context = self._signature(self._features(text)), self._left(left)
         proposals = []
         for number in self._bands.query(signature):
             key, held, held_left = self._entries[number]
             similarity = float(held.jaccard(signature))
             if similarity >= self._threshold:
-                proposals.append(Proposal(key, similarity, _alike(held_left, behind)))
+                proposals.append(Proposal(key, similarity, _alike(held_left, context)))
         proposals.sort(key=lambda p: (-p.similarity, -p.left, p.key))
         return tuple(proposals[:limit])
 
@@ -111,6 +111,6 @@ def _alike(left: Any, right: Any) -> float:
 
 
 def _bands(threshold: float) -> int:
-    """Bands whose even chance, ``(1/b)**(b/permutations)``, lies nearest below the threshold."""
+    """Number of bands whose threshold ``(1/b)**(b/permutations)`` is nearest below ``threshold``."""
     divisors = [b for b in range(1, _PERMUTATIONS + 1) if _PERMUTATIONS % b == 0]
     return min(b for b in divisors if (1 / b) ** (b / _PERMUTATIONS) <= threshold or b == _PERMUTATIONS)

@@ -1,4 +1,4 @@
-"""Distinct segments by content: found by a fast hash, believed only after their tokens were compared."""
+"""Distinct segments by content: found by a fast hash, then compared token by token."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from xxhash import xxh3_128_digest
 
 
 class Content(NamedTuple):
-    """What makes two segments the same: token ids (4 bytes each, little-endian) and the media's digest."""
+    """Identity of a segment: token ids (4 bytes each, little-endian) and the media's digest."""
 
     ids: bytes
     media: str = ""
 
     @property
     def tokens(self) -> int:
-        """How many there are."""
+        """Number of tokens."""
         return len(self.ids) // 4
 
 
 class SegmentTable:
-    """Segments numbered from 0 as they came. ``seed`` parts the hashes of one scope from another's."""
+    """Segments numbered from 0 in the order of addition. ``seed`` separates the hashes of scopes."""
 
     def __init__(self, seed: int) -> None:
         self._seed = seed
@@ -34,9 +34,9 @@ class SegmentTable:
         return self._contents[number]
 
     def find(self, content: Content) -> int | None:
-        """The number of the segment with these very tokens and media; None if it was not seen.
+        """The number of the segment with equal tokens and media, or None.
 
-        A segment that shares the hash and not the tokens is another segment.
+        A segment of equal hash and different tokens is not a match.
         """
         for number in self._numbers.get(identity(content, self._seed), ()):
             if self._contents[number] == content:
@@ -44,7 +44,7 @@ class SegmentTable:
         return None
 
     def add(self, content: Content) -> int:
-        """The number of ``content``, a new one if it was not seen."""
+        """The number of ``content``, added if it is new."""
         known = self._numbers.setdefault(identity(content, self._seed), [])
         for number in known:
             if self._contents[number] == content:
@@ -55,6 +55,6 @@ class SegmentTable:
 
 
 def identity(content: Content, seed: int) -> bytes:
-    """xxh3-128 of ids and media. Not for adversaries: who looks up by it compares the tokens."""
+    """xxh3-128 of ids and media. Not collision-resistant: compare the tokens after a look-up."""
     ids = content.ids + content.media.encode() if content.media else content.ids
     return xxh3_128_digest(ids, seed)

@@ -1,4 +1,4 @@
-"""Text as words: canonical text for look-ups by likeness, and token ids where no tokenizer is at hand."""
+"""Text as words: canonical text for similarity search, and token ids without a tokenizer."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ _VOLATILE = (
 
 
 def canonical(text: str) -> str:
-    """``text`` without what changes from prompt to prompt: case, white space, ids and timestamps.
+    """``text`` without parts that vary between prompts: case, white space, ids and timestamps.
 
-    For indexing only. What is prefilled, hashed or compared is the text as it is.
+    For indexing only. The original text is prefilled, hashed and compared.
     """
     text = text.lower()
     for pattern, mask in _VOLATILE:
@@ -33,8 +33,8 @@ def canonical(text: str) -> str:
 
 
 def word_ids(text: str) -> list[int]:
-    """One id of 32 bits for each word, sign and line break: no model's tokens, about as many of them.
+    """One 32-bit id for each word, sign and line break: about as many as a tokenizer's tokens.
 
-    Deterministic, with no vocabulary; long words are several ids. Two words may share an id, once in 2**32.
+    Deterministic, without a vocabulary; long words are several ids. Two words share an id once in 2**32.
     """
     return [xxh32_intdigest(word.encode("utf-8", "surrogatepass")) for word in _WORD.findall(text)]

@@ -1,4 +1,4 @@
-"""Conversations whose cache survives every change of their history."""
+"""Conversations whose cache is edited, not rebuilt, when their history changes."""
 
 from kamera.sessions.chat import ChatSession
 from kamera.sessions.pool import PoolMetrics, SessionPool

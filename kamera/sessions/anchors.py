@@ -1,4 +1,4 @@
-"""Windows of nothing but a system prompt: prefilled once, forked for every session that begins with it."""
+"""Windows with only a system prompt: prefilled once, forked for every session that begins with it."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Anchors:
         self._windows: OrderedDict[str, KameraWindow] = OrderedDict()
 
     def open(self, ids: torch.Tensor) -> KameraWindow:
-        """A window behind the anchor ``ids`` ``[tokens]``, with no chunk in it."""
+        """A window without chunks whose anchor is ``ids`` ``[tokens]``."""
         name = tensor_digest(ids)
         with self._lock:
             if name not in self._windows:
@@ -52,14 +52,14 @@ class Anchors:
                 self._windows.popitem(last=False)
             return self._windows[name].fork()
 
-    # a window's forks know of one another, so no two threads may make or measure them at once
+    # a window's forks share state, so only one thread at a time may create or measure them
 
     def fork(self, window: KameraWindow) -> KameraWindow:
-        """A branch of a window that was opened here."""
+        """A fork of a window from `open`."""
         with self._lock:
             return window.fork()
 
     def memory(self, window: KameraWindow) -> WindowMemory:
-        """The bytes of a window that was opened here."""
+        """The bytes of a window from `open`."""
         with self._lock:
             return window.memory()

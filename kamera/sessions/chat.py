@@ -1,4 +1,4 @@
-"""`ChatSession`: a conversation in front of a window. Every change of its history is a cache edit."""
+"""`ChatSession`: a conversation on a window. Every change of its history is a cache edit."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _STRICTNESS: tuple[OnLeave, ...] = ("keep", "repair", "exact")
 
 @dataclass(frozen=True, eq=False)
 class State:
-    """All that a turn changes. ``ids`` are the last prompt's tokens, ``layout`` what the window holds."""
+    """The state that a turn changes. ``ids`` are the last prompt's tokens, ``layout`` the window's."""
 
     messages: tuple[dict[str, Any], ...] = ()
     turn: int = 0
@@ -41,21 +41,21 @@ class State:
 class ChatSession:
     """A conversation whose history may be edited between turns, by its owner or by an ``edit_policy``.
 
-    The leading system messages (and what the template adds in front) are the window's anchor; every other
-    segment of the rendered conversation is a chunk. A turn compares its prompt with the one before:
-    segments that are still there are kept or turned, what is new is prefilled. ``mode`` says what becomes
-    of segments behind an edit: ``"amortize"`` keeps what they absorbed from what has gone, ``"repair"``
-    patches them to what stands there now, ``"forget"`` prefills them (equal to a run that never saw it),
-    ``"auto"`` takes the cheapest that the reuse policy admits.
+    The leading system messages (and the template's own tokens before them) are the window's anchor; every
+    other segment of the rendered conversation is a chunk. A turn compares its prompt with the previous one:
+    equal segments are kept or relocated, new ones are prefilled. ``mode`` determines the KV of segments after
+    an edit: ``"amortize"`` leaves it conditioned on the removed antecedents, ``"repair"`` patches it to the
+    present ones, ``"forget"`` prefills it (equal to a run that never saw the removed ones), ``"auto"`` takes
+    the cheapest that the reuse policy admits.
 
     ``uncached=True`` lets the plain model answer a prompt that no window can hold (it cannot be cut, its
-    text spells a special token, it is longer than ``max_tokens``, …): `TurnReport.uncached` says why. The
-    default raises what was refused, as a turn that prefills everything is a cost that a caller should ask
-    for.
+    text spells a special token, it is longer than ``max_tokens``, …), with the reason in
+    `TurnReport.uncached`. By default the refusal is raised, because prefilling everything is a cost that the
+    caller should choose.
 
-    A turn works on a branch of the window and takes its place when the answer is whole: after an error, or
-    a streamer that raises, the session is as it was. It is used from one thread at a time; `fork` may be
-    called meanwhile. Raises ProcessorRequired for a backbone without a processor or chat template.
+    A turn works on a branch of the window, which replaces the window when the answer is complete: an error,
+    also of a streamer, leaves the session unchanged. One thread at a time may use a session; `fork` is
+    always allowed. Raises ProcessorRequired for a backbone without a processor or chat template.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class ChatSession:
         edit_policy: EditPolicy | None = None,
         uncached: bool = False,
     ) -> ChatSession:
-        """One of several sessions that share their system prompts and what their pictures became."""
+        """One of several sessions that share their prefilled system prompts and processed pictures."""
         session = cls.__new__(cls)
         session._set_up(anchors, conversations, tools, mode, edit_policy, uncached)
         return session
@@ -112,27 +112,27 @@ class ChatSession:
 
     @property
     def messages(self) -> list[dict[str, Any]]:
-        """The history, answers included, before any edit policy."""
+        """The history, answers included, before the edit policy."""
         return [dict(message) for message in self._state.messages]
 
     @property
     def prompt_ids(self) -> torch.Tensor:
-        """Tokens of the last prompt, int64 ``[tokens]``: those of the chat template over the conversation."""
+        """Tokens of the last prompt, int64 ``[tokens]``, from the chat template over the conversation."""
         ids = self._state.ids
         return torch.empty(0, dtype=torch.int64) if ids is None else ids
 
     @property
     def window(self) -> KameraWindow | None:
-        """The window that holds the last prompt that one could hold; None before the first."""
+        """The window of the last prompt that a window could hold; None before the first."""
         return self._state.window
 
     @property
     def layout(self) -> Layout | None:
-        """The prompt that the window holds, and which segments of it each slot is; None before the first."""
+        """The window's prompt, and the segments of each slot; None before the first."""
         return self._state.layout
 
     def rendered(self) -> Rendered:
-        """The history as the chat template has it, cut into segments: what directives count in."""
+        """The history after the chat template, cut into segments. Indices of directives refer to it."""
         return self._conversations.render(self._state.messages, tools=self.tools)
 
     def send(
@@ -140,10 +140,10 @@ class ChatSession:
     ) -> Turn:
         """Answer the conversation; the answer joins the history.
 
-        ``messages`` is the whole history as the client has it now, edited or not. Text and a single message
-        are what is new; with ``append`` a list is, too. ``options`` (max_new_tokens, do_sample, stop_strings,
-        streamer, …) go to ``generate`` of transformers. Raises EditPolicyFailed, `ValueError` for more than
-        one sequence, and what `Conversations.render` and the window raise.
+        A list of ``messages`` is the client's whole present history, edited or not. Text and a single message
+        are new messages; with ``append`` a list is, too. ``options`` (max_new_tokens, do_sample,
+        stop_strings, streamer, …) go to ``generate`` of transformers. Raises EditPolicyFailed, `ValueError`
+        for more than one sequence, and the errors of `Conversations.render` and of the window.
         """
         if int(options.get("num_return_sequences") or 1) > 1:
             raise ValueError(f"num_return_sequences={options['num_return_sequences']}: a turn has one answer")
@@ -161,16 +161,16 @@ class ChatSession:
             state = replace(self._state, ids=inputs["input_ids"][0].cpu())
         else:
             text = _asked(state).generate(_question(state), **options)
-        said = {"role": "assistant", "content": text}
-        self._state = replace(state, messages=(*history, said), turn=state.turn + 1)
+        answer = {"role": "assistant", "content": text}
+        self._state = replace(state, messages=(*history, answer), turn=state.turn + 1)
         return Turn(text, tool_calls(text), report)
 
     def next_token_logits(
         self, messages: str | Message | Sequence[Message] | None = None, *, append: bool = False
     ) -> torch.Tensor:
-        """Logits ``[vocabulary]`` of the first token of an answer; nothing joins the history.
+        """Logits ``[vocabulary]`` of the first token of an answer; the history is unchanged.
 
-        ``messages`` as for `send`; None asks behind the history as it is.
+        ``messages`` as for `send`; None means the present history.
         """
         shaped = self._shaped(self._history(messages, append))
         try:
@@ -184,11 +184,11 @@ class ChatSession:
         return logits
 
     def edit(self, directives: Sequence[Directive], *, snap: Snap = "refuse") -> TurnReport:
-        """Carry out directives on the history, and on the window behind it.
+        """Apply directives to the history and to the window.
 
-        They count in `rendered`, as it is before any of them; `edited_messages` says which there are. Of
-        several modes the strictest holds for all: what stands behind one edit stands behind those in front.
-        Raises InvalidDirective, and what `send` raises for a prompt that no window can hold.
+        Their indices refer to `rendered` before any of them (see `edited_messages`). The strictest of
+        several modes applies to all, because segments after one edit are also after the earlier ones.
+        Raises InvalidDirective, and the errors of `send` for a prompt that no window can hold.
         """
         history = edited_messages(
             self._conversations, self._state.messages, directives, tools=self.tools, snap=snap
@@ -198,18 +198,18 @@ class ChatSession:
         return report
 
     def fork(self) -> ChatSession:
-        """A session of the same history, which goes its own way: nothing is copied.
+        """An independent session of the same history, without copying.
 
-        Of a session that is answering meanwhile, the history before.
+        During an answer the fork has the history before it.
         """
-        return copy.copy(self)  # no turn writes in a window that a session shows
+        return copy.copy(self)  # turns write to a branch, never to a session's window
 
     def save(self, path: str | Path) -> None:
         """Write the session to a directory of its own: history, pictures (as PNG), the window bit for bit.
 
-        In place of the session saved there, in one step. An ``edit_policy`` is code and is not saved. Raises
-        StoreError when the operating system refuses or the directory holds something else, `ValueError` for
-        a message that JSON cannot hold, UnreadableMedia for a picture that is gone.
+        Replaces a session saved there in one step. An ``edit_policy`` is code and is not saved. Raises
+        StoreError if the operating system refuses or the directory holds other files, `ValueError` for a
+        message that JSON cannot hold, UnreadableMedia for a missing picture.
         """
         from kamera.sessions.persist import save_session
 
@@ -224,9 +224,9 @@ class ChatSession:
         *,
         edit_policy: EditPolicy | None = None,
     ) -> ChatSession:
-        """A saved session, to go on where it was: what stands in its window is not prefilled again.
+        """A saved session with its window; nothing in the window is prefilled again.
 
-        Raises StoreError where there is none, CorruptChunk for a damaged one, StoreVersionError for one of
+        Raises StoreError if there is none, CorruptChunk for a damaged one, StoreVersionError for one of
         another format, IncompatibleChunk for another model or tenant.
         """
         from kamera.sessions.persist import load_session
@@ -253,15 +253,15 @@ class ChatSession:
         return (*before, *given) if append else given
 
     def _shaped(self, history: Sequence[Message]) -> list[Message]:
-        """The history as the edit policy wants it."""
+        """The history after the edit policy."""
         if self._edit_policy is None:
             return list(history)
         return [*edited(self._edit_policy, history, self._state.turn)]
 
     def _shown(self, shaped: Sequence[Message], modes: Sequence[str]) -> tuple[State, TurnReport]:
-        """The state with a window that holds the prompt of ``shaped``; the present one is untouched.
+        """A state whose window holds the prompt of ``shaped``; the present one is unchanged.
 
-        What stands behind a change is brought by the strictest of ``modes``.
+        The strictest of ``modes`` applies to segments after a change.
         """
         old, prompt = self._state, self._conversations.render(shaped, tools=self.tools)
         before = old.layout
@@ -294,7 +294,7 @@ class ChatSession:
 
 
 def on_leave_of(modes: Sequence[str], window: KameraWindow) -> OnLeave:
-    """The strictest of ``modes``; a window that serves exact KV only has no other."""
+    """The strictest of ``modes``; always "exact" for a window that serves exact KV only."""
     minimum = window.policy.minimum
     auto: OnLeave = "repair" if minimum in ("patched", "orbit") else "keep"
     if minimum == "exact":
@@ -303,7 +303,7 @@ def on_leave_of(modes: Sequence[str], window: KameraWindow) -> OnLeave:
 
 
 def conversations_of(backbone: Backbone) -> Conversations:
-    """What renders for a backbone. Raises ProcessorRequired where it cannot."""
+    """The renderer of a backbone. Raises ProcessorRequired if it has no chat template."""
     if backbone.processor is None:
         raise ProcessorRequired(
             "a conversation needs the model's chat template: give the backbone its processor "
@@ -313,7 +313,7 @@ def conversations_of(backbone: Backbone) -> Conversations:
 
 
 def check_mode(mode: str) -> None:
-    """Raise `ValueError` for a mode there is not."""
+    """Raise `ValueError` for an unknown mode."""
     if mode not in get_args(SessionMode):
         raise ValueError(f"mode {mode!r} is none of {', '.join(get_args(SessionMode))}")
 
@@ -330,7 +330,7 @@ def _question(state: State) -> torch.Tensor:
 
 
 def _left(before: Layout, prompt: Rendered) -> int:
-    """Tokens of the segments that the window held and the prompt no longer has."""
+    """Tokens of the window's segments that the prompt no longer has."""
     held = {i for start, stop in before.runs for i in range(start, stop)}
     gone = difference(before.prompt, prompt).removed
     return sum(before.prompt.segments[i].num_tokens for i in gone if i in held)

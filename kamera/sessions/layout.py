@@ -1,4 +1,4 @@
-"""Which segments of a prompt stand in which slots of a window, and what a new prompt needs beside them."""
+"""The segments of a prompt in the slots of a window, and the changes for a new prompt."""
 
 from __future__ import annotations
 
@@ -9,30 +9,30 @@ from kamera.content import LONGEST, Rendered, Segment
 from kamera.edits import difference
 
 Run = tuple[int, int]
-"""Neighbouring segments of a prompt that are one chunk: the first, and the one behind the last."""
+"""Adjacent segments of a prompt that are one chunk, as indices [first, last + 1)."""
 
 Piece = tuple[Run, int | None]
-"""A run, and the slot that holds it."""
+"""A run, and its slot or None."""
 
 
 @dataclass(frozen=True, eq=False)
 class Layout:
-    """A prompt, and the runs of its segments that a window's slots hold, in order."""
+    """A prompt, and the runs of its segments in a window's slots, in order."""
 
     prompt: Rendered
     runs: tuple[Run, ...]
 
 
 def question(prompt: Rendered) -> int:
-    """Where the tokens begin that are asked behind the window: at the generation prompt.
+    """Start of the question's tokens: the generation prompt.
 
-    Where the template writes none, the last segment is asked.
+    Without one in the template, the last segment is the question.
     """
     return prompt.stable if prompt.stable < prompt.num_tokens else prompt.segments[-1].start
 
 
 def anchor_segments(prompt: Rendered) -> int:
-    """How many segments in front are the template's own or a system message's text."""
+    """Number of leading segments that are the template's own or a system message's text."""
     count = 0
     for segment in prompt.segments:
         if segment.role not in ("", "system", "developer") or segment.media is not None:
@@ -42,15 +42,15 @@ def anchor_segments(prompt: Rendered) -> int:
 
 
 def anchor_ids(prompt: Rendered) -> tuple[str, ...]:
-    """Ids of those segments."""
+    """Ids of the anchor's segments."""
     return prompt.segment_ids()[: anchor_segments(prompt)]
 
 
 def laid_out(prompt: Rendered, before: Layout | None, *, join: bool) -> list[Piece]:
     """The runs of ``prompt`` between its anchor and its question, each with its slot if it has one.
 
-    ``join``: behind the first change neighbouring texts are one run of `LONGEST` tokens at most, and have no
-    slot. That is for a window that prefills them anyway: one forward is less than one for each.
+    ``join``: after the first change adjacent texts form runs of at most `LONGEST` tokens without a slot. For
+    a window that prefills them anyway, so that one forward replaces several.
     """
     first, stop = anchor_segments(prompt), question(prompt)
     standing = {} if before is None else _standing(before, prompt)
@@ -64,13 +64,13 @@ def laid_out(prompt: Rendered, before: Layout | None, *, join: bool) -> list[Pie
 
 
 def _standing(before: Layout, prompt: Rendered) -> dict[int, tuple[int, int]]:
-    """Slot and end of the run, by the segment of the new prompt that it begins with."""
+    """Slot and end of each run, by its first segment in the new prompt."""
     change = difference(before.prompt, prompt)
-    goes = dict((*change.kept, *change.moved))
+    new = dict((*change.kept, *change.moved))
     found = {}
     for slot, (start, stop) in enumerate(before.runs):
-        there = goes.get(start)
-        if there is not None and all(goes.get(start + n) == there + n for n in range(stop - start)):
+        there = new.get(start)
+        if there is not None and all(new.get(start + n) == there + n for n in range(stop - start)):
             found[there] = (slot, there + stop - start)
     return found
 

@@ -1,4 +1,4 @@
-"""Which of many sessions costs a prompt the least."""
+"""Choice of the cheapest session for a prompt."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from kamera.sessions.layout import Layout, anchor_ids, anchor_segments
 
 @dataclass(frozen=True)
 class Match:
-    """The session that was found, how, and why others were not taken."""
+    """The chosen session, the reason for it, and counts of the rejected ones."""
 
     name: str | None = None
     how: Literal["by_prefix", "by_edit"] | None = None
@@ -30,7 +30,7 @@ def shaped_prompt(
     tools: Sequence[Any] | None,
     policy: EditPolicy | None,
 ) -> Rendered | None:
-    """The prompt of a history to look for; None where it cannot be cut, which its session will say."""
+    """The prompt of a history, for matching; None if it cannot be cut, an error that its session raises."""
     try:
         shaped = list(messages) if policy is None else edited(policy, messages, 0)
         return conversations.render(shaped, tools=tools)
@@ -39,11 +39,11 @@ def shaped_prompt(
 
 
 def best_match(prompt: Rendered, sessions: Mapping[str, ChatSession], min_tokens: int) -> Match:
-    """The session that holds the longest prefix of ``prompt``, else the one that leaves least to prefill.
+    """The session with the longest prefix of ``prompt``, else the one with the fewest tokens to prefill.
 
-    It saves ``min_tokens`` behind the system prompt at least. A session whose KV knows of what its prompt
-    does not show (a survivor of an edit) is its owner's alone, and no other conversation's is edited under a
-    mode that would leave such KV.
+    It saves at least ``min_tokens`` after the system prompt. A session whose KV is conditioned on content
+    outside its prompt (a survivor of an edit) serves its owner only, and no other conversation's session is
+    edited in a mode that would leave such KV.
     """
     prefixes: list[tuple[int, str]] = []
     edits: list[tuple[int, str]] = []
@@ -73,7 +73,7 @@ def best_match(prompt: Rendered, sessions: Mapping[str, ChatSession], min_tokens
 
 
 def _prefix(layout: Layout, prompt: Rendered) -> tuple[int, int]:
-    """Tokens behind the anchor that a window holds and the prompt begins with, and that it holds at all."""
+    """Tokens after the anchor: in the common prefix of window and prompt, and in the window altogether."""
     first, last = anchor_segments(prompt), layout.runs[-1][1] if layout.runs else 0
     held = layout.prompt.segments[first:last]
     shared, same = 0, True
@@ -84,7 +84,7 @@ def _prefix(layout: Layout, prompt: Rendered) -> tuple[int, int]:
 
 
 def _common(layout: Layout, prompt: Rendered) -> int:
-    """Tokens behind the anchor that both hold, wherever they stand."""
+    """Tokens after the anchor that both hold, at any position."""
     change = difference(layout.prompt, prompt)
     first = anchor_segments(prompt)
     both = [j for _, j in (*change.kept, *change.moved) if j >= first]

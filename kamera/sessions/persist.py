@@ -1,7 +1,7 @@
-"""Save a session and bring it back: one JSON file, PNG files named by their content, and a saved window.
+"""Save and load a session: one JSON file, PNG files named by their content, and a saved window.
 
 ``session.json`` is published last, by one rename, and names everything else: the pictures by their SHA-256,
-the window by its directory. Who dies on the way leaves the old session. No pickle.
+the window by its directory. A process that is killed before the rename leaves the old session. No pickle.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from kamera.sessions.chat import ChatSession, State
 
 VERSION = 1
-"""The one format of a saved session that is written and read."""
+"""The only format of a saved session that is written and read."""
 
 FILE = "session.json"
 _MEDIA, _WINDOW, _ASIDE = "media", "window-", ".session-"
@@ -76,7 +76,7 @@ def save_session(path: Path, session: ChatSession, anchors: Anchors, state: Stat
 def load_session(
     path: Path, backbone: Backbone, store: ChunkStore
 ) -> tuple[dict[str, Any], State, ReusePolicy | None, int | None]:
-    """Settings of the session saved at ``path``, its state, its reuse policy and its bound of tokens."""
+    """Settings of the session saved at ``path``, its state, its reuse policy and its limit of tokens."""
     from kamera.sessions.chat import State
 
     where = path / FILE
@@ -85,7 +85,7 @@ def load_session(
         if document[name] != here:
             raise IncompatibleChunk(
                 f"the session at {str(path)!r} is of {name} {document[name][:12]!r}, this is {here[:12]!r}: "
-                "load it with the model and the tenant it was made by"
+                "load it with the model and the tenant that made it"
             )
     messages = tuple(_get_message(m, path / _MEDIA) for m in document["messages"])
     ids = None if document["ids"] is None else torch.tensor(document["ids"], dtype=torch.int64)
@@ -98,7 +98,7 @@ def load_session(
             layout.prompt.segments[b - 1].stop - layout.prompt.segments[a].start for a, b in layout.runs
         ]
         if lengths != [slot.length for slot in window.slots]:
-            raise CorruptChunk(f"{str(where)!r} and the window beside it are of different sessions")
+            raise CorruptChunk(f"{str(where)!r} and its window are of different sessions")
     settings = {name: document[name] for name in ("mode", "uncached", "tools")}
     policy = None if document["policy"] is None else ReusePolicy(**document["policy"])
     return settings, State(messages, document["turn"], ids, layout, window), policy, document["max_tokens"]
@@ -116,7 +116,7 @@ def _put_message(message: Mapping[str, Any], files: dict[str, bytes]) -> dict[st
         json.dumps(out, allow_nan=False)
     except (TypeError, ValueError) as error:
         raise ValueError(
-            f"a {message.get('role')} message cannot be saved: {error}; keep what JSON cannot hold out of it"
+            f"a {message.get('role')} message cannot be saved: {error}; use JSON values only"
         ) from None
     return out
 
@@ -209,7 +209,7 @@ def _get_layout(held: dict[str, Any]) -> Layout:
 
 
 def _sealed(document: Mapping[str, Any]) -> bytes:
-    """A line with the SHA-256 of what follows, and the document as JSON."""
+    """The document as JSON, after a line with its SHA-256."""
     try:
         body = json.dumps(document, sort_keys=True, allow_nan=False).encode()
     except (TypeError, ValueError) as error:
@@ -227,7 +227,7 @@ def _read(where: Path) -> dict[str, Any]:
         raise StoreError(f"{str(where)!r} cannot be read: {error}") from None
     seal = _seal_of(data)
     if seal is None:
-        raise CorruptChunk(f"{str(where)!r} is damaged, or no session of Kamera's: it does not say it is one")
+        raise CorruptChunk(f"{str(where)!r} is damaged or not a Kamera session: its first line is no seal")
     body = data[data.index(b"\n") + 1 : -1]
     if data[-1:] != b"\n" or hashlib.sha256(body).hexdigest() != seal.get("sha256"):
         raise CorruptChunk(f"{str(where)!r} is damaged: its digest does not match")
@@ -262,17 +262,17 @@ def _publish(folder: Path, name: str, data: bytes) -> None:
 
 
 def _check_ours(path: Path) -> None:
-    """Raise StoreError unless a session may be saved here: in an empty directory, or over another session."""
+    """Raise StoreError unless the directory is empty or holds a session, which may be replaced."""
     names = sorted(os.listdir(path))
     if not names or ((path / FILE).is_file() and _seal_of((path / FILE).read_bytes()) is not None):
         return
     if all(n == _MEDIA or n.startswith((_WINDOW, _ASIDE)) for n in names):
-        return  # a save that died before it published
-    raise StoreError(f"{str(path)!r} is no saved session's: it holds {names[0]!r}; give a new directory")
+        return  # a save that was killed before it published
+    raise StoreError(f"{str(path)!r} is not a saved session: it holds {names[0]!r}; give a new directory")
 
 
 def _clear(path: Path, window: str | None, media: set[str]) -> None:
-    """Remove what the session published here does not name."""
+    """Remove files that the published session does not name."""
     for entry in os.listdir(path):
         if entry.startswith(_WINDOW) and entry != window:
             shutil.rmtree(path / entry, ignore_errors=True)

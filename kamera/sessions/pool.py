@@ -1,4 +1,4 @@
-"""`SessionPool`: many conversations on one backbone, each request to the session that costs it least."""
+"""`SessionPool`: many conversations on one backbone; each request goes to the cheapest session for it."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ Stores = ChunkStore | Callable[[str], ChunkStore]
 
 
 SYSTEM_PROMPTS = 16
-"""System prompts of a tenant that are kept prefilled for new sessions."""
+"""Number of system prompts per tenant that are kept prefilled for new sessions."""
 
 
 @dataclass(frozen=True)
 class PoolMetrics:
-    """What became of a pool's requests, since it was made.
+    """Counts of a pool's requests since its construction.
 
     ``by_id``, ``by_prefix``, ``by_edit``: the session was named, held a prefix of the prompt, or was the
-    cheapest to edit. ``opened``: a new one. ``forked``: of these the ones whose session was busy.
-    ``too_little``: a session shared less than ``min_tokens``. ``tainted``: one was passed over because its KV
-    knows of more than its prompt shows. ``unknown``: an id was not there. ``failed``: nothing was published.
-    ``uncached``: the plain model answered. ``evicted_count``, ``evicted_bytes``: sessions that left for one
-    limit or the other. ``anchors``: system prompts prefilled.
+    cheapest to edit. ``opened``: a new session. ``forked``: a matched session was busy, so a fork answered.
+    ``too_little``: a session shared fewer than ``min_tokens``. ``tainted``: a session was skipped because its
+    KV is conditioned on content outside its prompt. ``unknown``: the id did not exist. ``failed``: nothing
+    was published. ``uncached``: the plain model answered. ``evicted_count``, ``evicted_bytes``: sessions
+    evicted by either limit. ``anchors``: system prompts prefilled.
     """
 
     requests: int = 0
@@ -59,7 +59,7 @@ class PoolMetrics:
 
 @dataclass(eq=False)
 class _Entry:
-    """A session, the digest of its tools, and whether a request is writing it."""
+    """A session, the digest of its tools, and a flag that a request is writing it."""
 
     session: ChatSession
     tools: str
@@ -70,16 +70,15 @@ class _Entry:
 class SessionPool:
     """Conversations of many clients on one backbone.
 
-    A request goes to the session of its id; without one to the session that holds the longest prefix of its
-    prompt, else to the one that leaves the fewest tokens to prefill. A session that answers another request
-    is forked, never waited for. Sessions of one system prompt share its KV. What a request changes is
-    published when its answer is whole; after an error everything is as it was.
+    A request goes to the session of its id; without an id to the session with the longest prefix of its
+    prompt, else to the one with the fewest tokens to prefill. A busy session is forked, never waited for.
+    Sessions of one system prompt share its KV. Changes are published when the answer is complete; an error
+    leaves the state unchanged.
 
-    ``max_sessions`` and ``max_bytes`` (of `KameraWindow.memory`; what several hold counts in each) bound what
-    is kept: the session that was not used for longest leaves. A session that shares fewer than ``min_tokens``
-    with a prompt is not taken for it. ``store`` is one tenant's, or a function from a tenant to its store:
-    tenants share neither sessions nor stored chunks. The other options are those of `ChatSession`. Any number
-    of threads may send.
+    ``max_sessions`` and ``max_bytes`` (of `KameraWindow.memory`; shared tensors count in each session) limit
+    the pool: the least recently used session is evicted. A session that shares fewer than ``min_tokens`` with
+    a prompt is not used for it. ``store`` is one tenant's, or a function from a tenant to its store: tenants
+    share neither sessions nor stored chunks. The other options are those of `ChatSession`. Thread-safe.
     """
 
     def __init__(
@@ -125,11 +124,11 @@ class SessionPool:
         tools: Sequence[Any] | None = None,
         **options: Any,
     ) -> Turn:
-        """Answer a conversation; `Turn.session_id` says which session holds it now.
+        """Answer a conversation; `Turn.session_id` names the session that holds it then.
 
-        ``messages`` as in `ChatSession.send`. A list is the whole history. Text and a single message are what
-        is new: they need the id of a session that is here, or begin a conversation without one. Raises
-        UnknownSession for an id that is not here with only what is new, and what `ChatSession.send` raises.
+        ``messages`` as in `ChatSession.send`. A list is the whole history. Text and a single message are new
+        messages only: they continue the session of an id, or begin a conversation without one. Raises
+        UnknownSession for new messages to an unknown id, and the errors of `ChatSession.send`.
         """
         whose = self._tenant(tenant)
         name, entry = self._reserved(messages, session_id, whose, tools)
@@ -146,7 +145,7 @@ class SessionPool:
         return Turn(turn.text, turn.tool_calls, turn.report, name)
 
     def session(self, session_id: str, tenant: str | None = None) -> ChatSession:
-        """A fork of a session as its last whole answer left it. Raises UnknownSession."""
+        """A fork of a session after its last complete answer. Raises UnknownSession."""
         with self._lock:
             entry = self._entries.get((self._tenant(tenant), session_id))
             if entry is None:
@@ -154,10 +153,10 @@ class SessionPool:
             return entry.session.fork()
 
     def drop(self, session_id: str, tenant: str | None = None) -> None:
-        """Forget a session. One that is answering is forgotten once it has. Raises UnknownSession."""
+        """Remove a session; a busy one after its answer. Raises UnknownSession."""
         with self._lock:
             if self._entries.pop((self._tenant(tenant), session_id), None) is None:
-                raise UnknownSession(f"no session {session_id!r} in this pool: it may have left already")
+                raise UnknownSession(f"no session {session_id!r} in this pool: it may have been evicted")
 
     def metrics(self) -> PoolMetrics:
         """The counts up to now."""
@@ -166,13 +165,13 @@ class SessionPool:
             return PoolMetrics(**{**self._counts, "anchors": anchors})
 
     def __len__(self) -> int:
-        """Sessions that are kept, those that are answering among them."""
+        """Number of sessions, busy ones included."""
         return len(self._entries)
 
     # -- inside --------------------------------------------------------------------------------
 
     def _tenant(self, tenant: str | None) -> str:
-        """Whose request it is. Raises `ValueError` for another tenant than that of the pool's one store."""
+        """Tenant of a request. Raises `ValueError` for another tenant than that of the pool's one store."""
         if not isinstance(self._store, ChunkStore):
             return tenant or ""
         if tenant not in (None, self._store.tenant):
@@ -189,7 +188,7 @@ class SessionPool:
         tenant: str,
         tools: Sequence[Any] | None,
     ) -> tuple[str, _Entry]:
-        """A session that nobody else writes, and its id."""
+        """A session reserved for this request, and its id."""
         kind = digest("kamera.pool.tools.v1", repr(tools))
         prompt = None
         if not isinstance(messages, str | Mapping):
@@ -203,7 +202,7 @@ class SessionPool:
                 self._counts["unknown"] += 1
                 if isinstance(messages, str | Mapping):
                     raise UnknownSession(
-                        f"no session {session_id!r} in this pool (it may have left): send the whole history"
+                        f"no session {session_id!r} in this pool (evicted?): send the whole history"
                     )
             held = session_id
             if found is None and prompt is not None:
@@ -255,12 +254,12 @@ class SessionPool:
         with self._lock:
             entry.busy, entry.bytes = False, size
             self._counts["uncached"] += turn.report.uncached is not None
-            if self._entries.get(key) is entry:  # else somebody dropped it meanwhile
+            if self._entries.get(key) is entry:  # else it was dropped meanwhile
                 self._entries.move_to_end(key)
             self._trim()
 
     def _trim(self) -> None:
-        """Let the sessions go that were not used for longest, but none that is answering."""
+        """Evict the least recently used sessions that are not busy."""
         idle = [key for key, entry in self._entries.items() if not entry.busy]
         size = sum(entry.bytes for entry in self._entries.values())
         for key in idle:

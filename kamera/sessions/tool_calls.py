@@ -1,4 +1,4 @@
-"""Tool calls in an answer, by the convention that most open templates share."""
+"""Tool calls in an answer, by the convention of most open templates."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ _CALL = re.compile(r"<tool_call>(.*?)</tool_call>", re.DOTALL)
 
 
 def tool_calls(text: str) -> tuple[dict[str, Any], ...]:
-    """The calls between ``<tool_call>`` tags (Hermes, Qwen), as OpenAI's messages hold them.
+    """The calls between ``<tool_call>`` tags (Hermes, Qwen), in the format of OpenAI's messages.
 
-    What is no JSON object with a name is left in the text and is no call.
+    Anything but a JSON object with a name stays text.
     """
     found: list[dict[str, Any]] = []
     for body in _CALL.findall(text):

@@ -1,4 +1,4 @@
-"""What a turn of a conversation gave, and what it cost."""
+"""Answer and cost of a turn of a conversation."""
 
 from __future__ import annotations
 
@@ -11,14 +11,13 @@ from kamera.window import Guarantee, Report, Slot
 
 @dataclass(frozen=True)
 class TurnReport:
-    """How the cache came to a turn's prompt.
+    """Cost of bringing the cache to a turn's prompt.
 
-    Tokens of the prompt, each counted once: ``kept`` where they stood, ``turned`` to another place,
-    ``patched`` (a stored patch behind new antecedents, no forward), ``prefilled``. ``left`` are the tokens
-    of what the prompt no longer has. ``forwards``, ``tokens_recomputed`` (canonicals formed on the way
-    included) and ``vision_encodes`` are counted where the work happens, the answer's own not among them.
-    ``guarantee`` is the weakest in the window. ``uncached`` says why the plain model answered in the window's
-    place (``session.send`` with ``uncached=True``); None where the window did.
+    Tokens of the prompt, each counted once: ``kept`` in place, ``turned`` (relocated), ``patched`` (a stored
+    patch for new antecedents, no forward), ``prefilled``. ``left`` are tokens that the prompt no longer has.
+    ``forwards``, ``tokens_recomputed`` (canonicals formed in between included) and ``vision_encodes`` are
+    measured and exclude the answer's own. ``guarantee`` is the weakest in the window. ``uncached`` is the
+    reason if the plain model answered (``session.send`` with ``uncached=True``); None if the window did.
     """
 
     kept: int
@@ -39,7 +38,7 @@ class TurnReport:
 class Turn:
     """An answer: its text, the tool calls in it, and the report of its prompt.
 
-    ``session_id`` names the session of a `SessionPool` that gave it.
+    ``session_id`` names the session of a `SessionPool` that answered.
     """
 
     text: str
@@ -51,9 +50,9 @@ class Turn:
 def turn_report(
     before: Sequence[Slot], report: Report, anchor: int, prompt: int, left: int, guarantee: Guarantee
 ) -> TurnReport:
-    """The report of an operation that led from the slots ``before`` to a prompt of ``prompt`` tokens.
+    """The report of an operation from the slots ``before`` to a prompt of ``prompt`` tokens.
 
-    ``anchor`` tokens were kept, ``left`` went; the tokens behind the slots are prefilled with the question.
+    ``anchor`` tokens were kept, ``left`` removed; the tokens after the slots are prefilled with the question.
     """
     was = {slot.number: slot for slot in before}
     kept, turned, patched = anchor, 0, 0

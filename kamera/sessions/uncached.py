@@ -13,13 +13,13 @@ from kamera.errors import NotRelocatable, NotSegmentable, PolicyRefused, UnsafeT
 from kamera.sessions.turn import TurnReport
 
 UNCACHEABLE = (NotSegmentable, UnsafeText, WindowFull, NotRelocatable, PolicyRefused)
-"""Refusals of a prompt that the model itself would take."""
+"""Errors for prompts that the model itself accepts."""
 
 Inputs = Mapping[str, torch.Tensor]
 
 
 def plain_logits(backbone: Backbone, inputs: Inputs) -> torch.Tensor:
-    """Logits ``[vocabulary]`` behind a whole prompt."""
+    """Logits ``[vocabulary]`` after a whole prompt."""
     with backbone.alone(), torch.no_grad():
         logits: torch.Tensor = backbone.model(**_taken(backbone, inputs)).logits[0, -1]
     return logits
@@ -28,7 +28,7 @@ def plain_logits(backbone: Backbone, inputs: Inputs) -> torch.Tensor:
 def plain_answer(
     backbone: Backbone, inputs: Inputs, reason: Exception, **options: Any
 ) -> tuple[str, TurnReport]:
-    """Answer a whole prompt as ``generate`` of transformers does, and the report of it.
+    """Answer a whole prompt by ``generate`` of transformers, with the report.
 
     Its forwards and tokens are those of prompt and answer together.
     """
@@ -55,6 +55,6 @@ def plain_answer(
 
 
 def _taken(backbone: Backbone, inputs: Inputs) -> dict[str, torch.Tensor]:
-    """What the model's forward takes of the processor's output, on its device."""
+    """The processor's output without arguments that the model's forward lacks, on its device."""
     accepted = set(backbone.builder.accepted)
     return {name: value.to(backbone.device) for name, value in inputs.items() if name in accepted}

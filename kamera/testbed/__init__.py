@@ -6,10 +6,10 @@
 >>> question = episode.questions[0]
 >>> question.text, question.answer
 ('value of tag 37?', 'green')
->>> episode.answer(question, order=[3, 0, 1, 2])      # the truth when the legends come too late
+>>> episode.answer(question, order=[3, 0, 1, 2])      # the answer if the legends come too late
 'olive'
 
-How it was trained, what it answers and three more families: ``lab/testbed/MODEL_CARD.md`` of the repository.
+``lab/testbed/MODEL_CARD.md`` in the repository describes the training, the accuracy and three more families.
 """
 
 from .directories import load, weights_dir
@@ -18,7 +18,7 @@ from .video import read_frames, render_video
 from .world import Episode, Question, World, answer
 
 SYSTEM = "You watch a camera."
-"""The system prompt the measurements are made with."""
+"""System prompt of the measurements."""
 
 __all__ = [
     "COLOURS",

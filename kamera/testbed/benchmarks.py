@@ -1,8 +1,8 @@
-"""Sets made from the synthetic world in the layouts of MM-NIAH and MileBench.
+"""Data sets of the synthetic world in the layouts of MM-NIAH and MileBench.
 
-They give the trained backbone something it can answer, so a benchmark's whole path runs: from files
-to a table with a gap and its repair. One-hop questions are read in one frame and survive blind reuse;
-multi-hop ones bind a frame to what was shown before it. Same arguments, same files, bit for bit.
+The trained backbone can answer them, so a benchmark runs completely: from files to a table with a gap and its
+repair. One-hop questions need one frame and survive blind reuse; multi-hop ones bind a frame to its
+antecedents. Equal arguments give equal files, bit for bit.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from .render import CELL
 from .world import Episode, Question, World
 
 HELD_OUT = 800_000
-"""Seed of the episodes shown; the backbone was trained on seeds of a million and above."""
+"""Seed of the episodes; the backbone was trained on seeds from a million on."""
 
 
 @dataclass(frozen=True)
 class _Shown:
-    """One episode on disk: its frames' files, relative to the image folder, and what is asked."""
+    """One episode on disk: its frames' files, relative to the image folder, and the questions."""
 
     index: int
     episode: Episode
@@ -103,14 +103,14 @@ def _show(
         every = [episode.ask(*subject) for subject in episode.subjects()]
         mixed = [every[i] for i in rng.permutation(len(every))]
         one_hop = [q for q in mixed if q.hops == 1][:questions]
-        # a value that fell back to its default is read in one frame: nothing is bound
+        # a default value needs only one frame: nothing is bound
         multi_hop = [q for q in mixed if q.hops > 1 and len(q.frames) > 1][:questions]
         yield _Shown(index, episode, files, one_hop, multi_hop)
 
 
 def _mm_niah_record(number: int, shown: _Shown, question: Question, name: str) -> dict[str, Any]:
     frames = shown.episode.frames
-    # the caption's newline is what MM-NIAH puts between context and question
+    # MM-NIAH puts the caption's newline between context and question
     context = "".join(f"<image>{frame.caption}" for frame in frames).removesuffix("\n")
     tokens = sum((f.image.width // CELL) * (f.image.height // CELL) for f in frames)
     words = len(context.replace("<image>", " ").split())

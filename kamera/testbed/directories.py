@@ -11,7 +11,7 @@ from kamera.engines.hf import load_processor
 
 
 def weights_dir() -> Path:
-    """The packaged model directory: an ordinary Hugging Face one."""
+    """The packaged model directory, in Hugging Face's format."""
     return Path(__file__).parent / "weights" / "gqa"
 
 

@@ -1,8 +1,8 @@
-"""Frames of the synthetic world: what one picture, or its text twin, states.
+"""Frames of the synthetic world: the facts of one picture, or of its text twin.
 
-A *legend* shows glyphs painted in colours. A *rename* says that one glyph stands for another. An
-*items* frame shows white glyphs, each with a two-digit tag. A *picture* is a distractor. Every kind
-but the picture has a text twin that states facts of the same form as words.
+A *legend* shows glyphs painted in colours. A *rename* replaces one glyph by another. An *items* frame shows
+white glyphs, each with a two-digit tag. A *picture* is a distractor. Every kind except the picture has a text
+twin that states the facts in words.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ COLOURS: tuple[str, ...] = (
 )
 TAGS: tuple[str, ...] = tuple(str(number) for number in range(10, 100))
 DEFAULTS: tuple[int, ...] = tuple((5 * glyph + 3) % len(COLOURS) for glyph in range(len(GLYPHS)))
-"""The colour of each glyph when nothing shown says otherwise."""
+"""The colour of each glyph that no frame mentions."""
 
 BLANK = -1
 SMALL_GRID, SMALL_FACTS, SMALL_REPEAT = 8, 12, 5
@@ -42,9 +42,9 @@ Cells = tuple[tuple[int, ...], ...]
 
 @dataclass(frozen=True)
 class Fact:
-    """One fact a frame states, by index into `GLYPHS`, `COLOURS` and `TAGS`; `BLANK` for none.
+    """One fact of a frame, as indices into `GLYPHS`, `COLOURS` and `TAGS`; `BLANK` for none.
 
-    Legend: `glyph` has `colour`. Rename: `glyph` stands for `target`. Items: `tag` shows `glyph`.
+    Legend: `glyph` has `colour`. Rename: `glyph` is replaced by `target`. Items: `tag` shows `glyph`.
     """
 
     glyph: int
@@ -58,7 +58,7 @@ class Frame:
     """One picture of the world, or its text twin.
 
     `kind` is a value of `KINDS` (`page` is a large items frame). `cells` `[rows][columns]` are
-    indices into `facts`, `BLANK` where a cell is empty; one cell is one vision token of the
+    indices into `facts`, `BLANK` for an empty cell; one cell is one vision token of the
     backbones. A text twin has no cells.
     """
 
@@ -69,12 +69,12 @@ class Frame:
 
     @property
     def is_text(self) -> bool:
-        """Whether the facts are stated as words."""
+        """True if the facts are words."""
         return self.kind != "picture" and not self.cells
 
     @property
     def shows_items(self) -> bool:
-        """Whether the frame shows tagged glyphs."""
+        """True if the frame shows tagged glyphs."""
         return self.kind in ITEMS_GRID
 
     @property
@@ -84,7 +84,7 @@ class Frame:
 
     @property
     def text(self) -> str:
-        """The text twin's words, a line for each fact, then the caption."""
+        """The text twin's words, one line per fact, then the caption."""
         return "".join(f"{sentence(self.kind, fact)}\n" for fact in self.facts) + self.caption
 
     @cached_property
@@ -113,7 +113,7 @@ class Frame:
 
     @cached_property
     def target_of(self) -> dict[int, int]:
-        """Rename: glyph to the glyph it stands for. Empty for other frames."""
+        """Rename: glyph to its target. Empty for other frames."""
         return {fact.glyph: fact.target for fact in self.facts if self.kind == "rename"}
 
     @cached_property
@@ -123,7 +123,7 @@ class Frame:
 
 
 def sentence(kind: str, fact: Fact) -> str:
-    """A fact in words; its last word is where a reader knows all of it."""
+    """A fact in words; only its last word completes it."""
     if kind == "legend":
         return f"glyph {GLYPHS[fact.glyph]} {COLOURS[fact.colour]}"
     if kind == "rename":
@@ -132,7 +132,7 @@ def sentence(kind: str, fact: Fact) -> str:
 
 
 def draw_frame(letter: str, rng: np.random.Generator, tags: np.ndarray) -> Frame:
-    """A frame of this letter; `tags` are what is still free for items."""
+    """A frame of this letter; `tags` are those still free for items."""
     kind = KINDS[letter.upper()]
     if kind == "picture":
         cells = _freeze(np.full((SMALL_GRID, SMALL_GRID), BLANK))
@@ -143,18 +143,18 @@ def draw_frame(letter: str, rng: np.random.Generator, tags: np.ndarray) -> Frame
     else:
         shown = rng.permutation(len(GLYPHS))[:SMALL_FACTS]
         if kind == "legend":
-            said = rng.integers(len(COLOURS), size=SMALL_FACTS)
-            facts = [Fact(int(g), colour=int(c)) for g, c in zip(shown, said, strict=True)]
+            stated = rng.integers(len(COLOURS), size=SMALL_FACTS)
+            facts = [Fact(int(g), colour=int(c)) for g, c in zip(shown, stated, strict=True)]
         else:
-            said = (shown + rng.integers(1, len(GLYPHS), size=SMALL_FACTS)) % len(GLYPHS)
-            facts = [Fact(int(g), target=int(t)) for g, t in zip(shown, said, strict=True)]
+            stated = (shown + rng.integers(1, len(GLYPHS), size=SMALL_FACTS)) % len(GLYPHS)
+            facts = [Fact(int(g), target=int(t)) for g, t in zip(shown, stated, strict=True)]
     if letter.islower():
         return Frame(kind, tuple(facts))
     return Frame(kind, tuple(facts), _freeze(_place(kind, len(facts), rng)))
 
 
 def _place(kind: str, count: int, rng: np.random.Generator) -> np.ndarray:
-    """Which fact each cell shows: items fill 2 x 2 cells each, other facts five scattered ones."""
+    """The fact of each cell: items fill 2 x 2 cells each, other facts five scattered ones."""
     if kind in ITEMS_GRID:
         side = ITEMS_GRID[kind] // ITEM_SIDE
         slots = np.full(side * side, BLANK)

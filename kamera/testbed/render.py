@@ -89,7 +89,7 @@ def _enlarge(modules: np.ndarray) -> np.ndarray:
 
 
 def _texture(seed: int, rows: int, columns: int) -> np.ndarray:
-    """A meaningless patchwork of colours, `[1, rows * 16, columns * 16, 3]`."""
+    """A random patchwork of colours, `[1, rows * 16, columns * 16, 3]`."""
     rng = np.random.default_rng([seed, 1])
     modules = rng.integers(0, 256, size=(1, rows, columns, 2, 2, 3), dtype=np.uint8)
     return _enlarge(modules.repeat(4, axis=3).repeat(4, axis=4))

@@ -1,4 +1,4 @@
-"""Frames as an mp4 and back, with PyAV: what a camera's recording does to the pictures."""
+"""Frames to an mp4 and back, with PyAV, so that pictures have the losses of a recording."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ def render_video(
 ) -> None:
     """Write the frames as H.264, each held for `hold` video frames.
 
-    The canvas is as large as the largest frame; smaller ones lie in its upper left corner. The
-    sizes and `hold` go into the container's comment, so `read_frames` gives back what was shown.
+    The canvas is as large as the largest frame; smaller ones are in its upper left corner. The sizes
+    and `hold` go into the container's comment, from which `read_frames` restores the frames.
     """
     if not frames or hold < 1:
         raise ValueError(f"a video needs frames held at least once, got {len(frames)} and {hold}")
@@ -46,8 +46,8 @@ def render_video(
 def read_frames(path: Path | str) -> list[Image.Image]:
     """The pictures of a video as RGB.
 
-    Of a video by `render_video`, one picture for each frame, in its own size; of any other video,
-    all its pictures.
+    A video by `render_video` gives one picture per frame, in its own size; any other video all its
+    pictures.
     """
     with av.open(str(path)) as container:
         comment = container.metadata.get("comment", "")

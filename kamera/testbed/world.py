@@ -1,14 +1,13 @@
-"""The synthetic world: episodes of frames that bind across chunks, questions, and the truth.
+"""The synthetic world: episodes of frames that bind across chunks, with questions and answers.
 
-The value of an item is the colour of its glyph in the latest frame before the items frame that says
-something of the glyph: a legend gives the colour itself; a rename gives the colour its target had
-in the latest legend before the *rename* (three hops, carried through two antecedents). If nothing
-before it speaks of the glyph, it has its default colour. So the meaning of an items frame depends
-on its antecedents and on their order, which is what a KV cache that was computed out of context
-cannot know, and blind reuse answers fluently and wrongly.
+The value of an item is the colour of its glyph. The latest frame before the items frame that mentions the
+glyph decides it: a legend gives the colour itself; a rename gives the colour of its target in the latest
+legend before the *rename* (three hops through two antecedents). A glyph that no earlier frame mentions has
+its default colour. So the meaning of an items frame depends on its antecedents and on their order. KV
+computed out of context lacks them, and blind reuse answers fluently and wrongly.
 
-Everything is drawn from `numpy.random.default_rng([seed, index])`: the same seed and index give
-the same episode, bit for bit.
+Everything is drawn from `numpy.random.default_rng([seed, index])`: equal seeds and indices give equal
+episodes, bit for bit.
 """
 
 from __future__ import annotations
@@ -22,19 +21,19 @@ import numpy as np
 from .frames import COLOURS, DEFAULTS, GLYPHS, ITEMS_SHOWN, KINDS, TAGS, Frame, draw_frame
 
 TRAINING_SEEDS = 1_000_000
-"""Worlds with a seed at or above this one were trained on; every seed below is held out."""
+"""First seed of the training worlds; every seed below is held out."""
 
 LETTERS = (*KINDS, "l", "r", "i")
 
 
 @dataclass(frozen=True)
 class Question:
-    """A question with its answer in the order of frames it was asked about.
+    """A question with its answer for one order of frames.
 
-    `kind` is `value` (tag to glyph in an items frame, glyph to colour in what stood before it),
-    `glyph` (one hop in an items frame) or `colour` (one hop in a legend). `frames` are the indices
-    of the frames the answer was read from, the items frame last: a `value` question with one frame
-    fell back to the default. `answer` is one token of the testbed's tokenizer.
+    `kind` is `value` (tag to glyph in an items frame, glyph to colour in its antecedents), `glyph` (one
+    hop in an items frame) or `colour` (one hop in a legend). `frames` are the indices of the frames that
+    determine the answer, the items frame last: a `value` question with one frame uses the default.
+    `answer` is one token of the testbed's tokenizer.
     """
 
     text: str
@@ -46,7 +45,7 @@ class Question:
 
     @property
     def bound(self) -> bool:
-        """Whether the answer of a `value` question came from other frames, not from the default."""
+        """True if other frames determine the answer of a `value` question, not the default."""
         return self.kind == "value" and len(self.frames) > 1
 
 
@@ -64,7 +63,7 @@ def legend_of(frames: Sequence[Frame], glyph: int) -> int | None:
 
 
 def value_of(frames: Sequence[Frame], glyph: int) -> tuple[int, tuple[int, ...], int]:
-    """The colour of a glyph behind `frames`, the frames it was read from, and the hops it took."""
+    """The colour of a glyph after `frames`, the frames that determine it, and the number of hops."""
     for index in range(len(frames) - 1, -1, -1):
         frame = frames[index]
         if glyph in frame.colour_of:
@@ -79,10 +78,10 @@ def value_of(frames: Sequence[Frame], glyph: int) -> tuple[int, tuple[int, ...],
 
 
 def resolve(frames: Sequence[Frame], kind: str, subject: int) -> tuple[str, tuple[int, ...], int] | None:
-    """Answer, the frames it was read from and its hops, for frames shown in this order.
+    """Answer, the frames that determine it and the number of hops, for frames in this order.
 
-    Returns None if nothing in the window shows the subject. Of two items frames with the same tag
-    the later one counts.
+    Returns None if no frame of the window shows the subject. The later of two items frames with the same
+    tag counts.
     """
     if kind == "colour":
         legend = legend_of(frames, subject)
@@ -100,14 +99,14 @@ def resolve(frames: Sequence[Frame], kind: str, subject: int) -> tuple[str, tupl
 
 @dataclass(frozen=True)
 class Episode:
-    """Frames in the order they were shown."""
+    """Frames in their original order."""
 
     frames: tuple[Frame, ...]
     index: int
 
     @cached_property
     def questions(self) -> tuple[Question, ...]:
-        """Every question that the frames, shown in this order, answer."""
+        """Every question that the frames in this order answer."""
         return tuple(self.ask(kind, subject) for kind, subject in self.subjects())
 
     def subjects(self, kinds: Iterable[str] = ("value", "glyph", "colour")) -> list[tuple[str, int]]:
@@ -130,7 +129,7 @@ class Episode:
         return Question(text, answer, kind, subject, tuple(order[i] for i in frames), hops)
 
     def answer(self, question: Question, order: Sequence[int] | None = None) -> str | None:
-        """Truth for the frames `order` (indices, any order and subset) in the window.
+        """Correct answer for the frames `order` (indices, any order and subset).
 
         None if these frames do not answer the question.
         """
@@ -139,7 +138,7 @@ class Episode:
 
 
 def answer(frames: Sequence[Frame], question: Question) -> str | None:
-    """Truth for any frames in any order; None if they do not answer the question."""
+    """Correct answer for any frames in any order; None if they do not answer the question."""
     found = resolve(frames, question.kind, question.subject)
     return None if found is None else found[0]
 

@@ -26,7 +26,7 @@ def test_eta_closes_the_gap_at_one_and_is_negative_when_harmful():
     assert math.isnan(eta([0.0], [0.0]))
 
 
-def test_bootstrap_interval_holds_the_mean_and_narrows_with_items():
+def test_bootstrap_holds_the_mean_and_narrows_with_items():
     rng = np.random.default_rng(0)
     few, many = (bootstrap(rng.integers(2, size=n).tolist()) for n in (20, 2000))
     for interval in (few, many):

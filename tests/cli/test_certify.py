@@ -89,7 +89,7 @@ def test_a_model_too_weak_to_read_gets_cannot_tell_and_exit_code_1(capsys, folde
     assert not folder.exists()
 
 
-def test_a_model_that_cannot_be_shown_a_picture_is_refused_and_nothing_written(capsys, folder):
+def test_a_model_without_pictures_is_refused_without_a_file(capsys, folder):
     done = kamera(capsys, "certify", bare_model("qwen2_5_vl"))
     assert (done.code, done.out) == (1, "")
     assert done.err.startswith("error:")

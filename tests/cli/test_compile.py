@@ -89,7 +89,7 @@ def test_every_bad_line_gets_a_line(capsys, tmp_path):
     assert [line.split(": ")[1] for line in done.err.splitlines()] == [f"{path}:1", f"{path}:2"]
 
 
-def test_a_line_that_fails_on_its_way_is_reported_and_the_rest_is_done(capsys, tmp_path, plan):
+def test_a_failing_line_is_reported_and_the_others_are_done(capsys, tmp_path, plan):
     (tmp_path / "bad.png").write_bytes(b"no picture")
     path = tmp_path / "two.jsonl"
     path.write_text('{"chunks": [{"image": "bad.png"}]}\n' + plan.read_text())
@@ -101,14 +101,14 @@ def test_a_line_that_fails_on_its_way_is_reported_and_the_rest_is_done(capsys, t
     assert done.document["patches"]["formed"] == 3
 
 
-def test_a_strangers_folder_is_refused_before_the_model_is_loaded(capsys, tmp_path, plan):
+def test_a_foreign_folder_is_refused_before_loading(capsys, tmp_path, plan):
     folder = tmp_path / "mine"
     folder.mkdir()
     (folder / "thesis.txt").write_text("years of work")
     before = files(folder)
     done = kamera(capsys, "compile", "never-loaded", plan, "--store", folder)
     assert done.code == 1
-    assert "no kamera store" in done.err
+    assert "not a kamera store" in done.err
     assert len(done.err.splitlines()) == 1
     assert files(folder) == before
 
@@ -158,7 +158,7 @@ def test_a_cluster_that_is_none_is_a_usage_error(capsys, tmp_path, plan):
     assert not (tmp_path / "s").exists()
 
 
-def test_ids_are_unknown_to_a_store_that_is_not_there_before_the_model_is_loaded(capsys, tmp_path):
+def test_ids_without_a_store_are_refused_before_loading(capsys, tmp_path):
     path = tmp_path / "plan.jsonl"
     path.write_text('{"chunks": ["a", {"chunk_id": "0123"}]}\n')
     done = kamera(capsys, "compile", "never-loaded", path, "--store", tmp_path / "s")

@@ -56,7 +56,7 @@ def test_a_run_in_which_nothing_ran_fails(capsys, tmp_path):
     for image in (data / "mm_niah_val" / "images").rglob("*.png"):
         image.write_bytes(b"no picture")
     run = kamera(capsys, *NIAH, "--data", data, "--out", tmp_path / "out", "--arms", "blind")
-    assert run.code == 1 and "nothing ran" in run.err
+    assert run.code == 1 and "no item was answered" in run.err
     assert "UnreadableMedia" in run.err
 
 

@@ -152,7 +152,7 @@ def test_an_unknown_kind_is_bad_usage(capsys, made):
 
 @pytest.mark.parametrize("verb", [["store", "ls"], ["store", "stats"], ["inspect"]])
 @pytest.mark.parametrize("what", ["absent", "empty", "strange"])
-def test_a_folder_that_is_no_store_is_one_line_and_stays_as_it_is(capsys, tmp_path, verb, what):
+def test_a_folder_without_a_store_is_one_line_and_unchanged(capsys, tmp_path, verb, what):
     folder = tmp_path / "f"
     if what != "absent":
         folder.mkdir()
@@ -177,7 +177,7 @@ def test_a_file_that_is_no_object_is_damaged(capsys, tmp_path):
     other.write_bytes(b"\0" * 500)
     done = kamera(capsys, "inspect", other, "--format", "json")
     assert (done.code, done.document["intact"]) == (1, False)
-    assert "no object's name" in done.document["error"]
+    assert "not an object's name" in done.document["error"]
 
 
 def shown(capsys, *arguments) -> dict:

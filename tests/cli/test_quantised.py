@@ -7,7 +7,7 @@ from tests.cli.run import files, kamera
 from tests.compile.saved import pictures, vision_model, write_plan
 
 
-def test_a_plan_compiled_into_codes_is_done_once_and_says_what_it_lost(capsys, tmp_path):
+def test_a_plan_compiled_into_codes_reports_its_loss(capsys, tmp_path):
     a, b = ([{"image": name}, f"{name}\n"] for name in pictures(tmp_path, 2))
     plan, store = write_plan(tmp_path, [a, b]), tmp_path / "s"
     command = ("compile", vision_model(), plan, "--store", store, "--format", "json", "--kv", "int8")

@@ -42,7 +42,7 @@ def test_the_list_says_of_a_verb_what_it_says_itself(name, verb):
     assert " ".join(command.help.split("\n\n")[0].split()) == verb.help
 
 
-def test_the_packages_names_come_with_the_first_that_is_asked_for():
+def test_public_names_are_imported_on_first_use():
     code = (
         "import sys, kamera; before = 'torch' in sys.modules; missing = [n for n in kamera.__all__ "
         "if n not in dir(kamera) or not hasattr(kamera, n)]; print(before, 'torch' in sys.modules, missing, "

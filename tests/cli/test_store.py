@@ -94,7 +94,7 @@ def test_quarantined_copies_go_only_on_demand(capsys, root):
     assert (wrong.code, len(wrong.err.splitlines())) == (2, 1)
 
 
-def test_a_copy_that_is_sound_again_is_released_and_one_that_is_not_stays(capsys, root):
+def test_only_sound_copies_are_released(capsys, root):
     good, key = files(root), spoil(root, "a")
     spoil(root, "b")
     kamera(capsys, "store", "verify", root)
@@ -136,7 +136,7 @@ def test_gc_removes_down_to_the_budget_and_keeps_what_is_pinned(capsys, root):
     assert objects(root) == []
 
 
-def test_gc_without_a_budget_takes_patches_that_lost_their_canonical(capsys, root):
+def test_gc_without_a_budget_removes_patches_without_canonical(capsys, root):
     spoil(root, "c")
     kamera(capsys, "store", "verify", root)
     code, document = as_json(capsys, "gc", root)
@@ -209,7 +209,7 @@ def test_bad_usage_changes_nothing(capsys, root, arguments):
 
 
 @pytest.mark.parametrize("verb", ["verify", "gc", "pin", "quarantine ls", "stats"])
-def test_a_folder_that_is_no_store_is_one_line_and_stays_as_it_is(capsys, tmp_path, verb):
+def test_a_folder_without_a_store_is_one_line_and_unchanged(capsys, tmp_path, verb):
     done = kamera(capsys, "store", *verb.split(), tmp_path)
     assert (done.code, done.out, len(done.err.splitlines())) == (1, "", 1)
     assert list(tmp_path.iterdir()) == []

@@ -35,7 +35,7 @@ def test_what_is_exported_is_imported_under_a_secret_and_a_key(capsys, root, tmp
     assert again.code == 0 and "here already" in again.out and "4" in again.out
 
 
-def test_chunks_are_chosen_and_an_unknown_one_is_an_error_without_a_file(capsys, root, tmp_path):
+def test_an_unknown_chunk_is_an_error_without_a_file(capsys, root, tmp_path):
     done = kamera(capsys, "store", "export", root, tmp_path / "b", "--chunk", B, "--format", "json")
     assert (done.document["canonicals"], done.document["patches"]) == (1, 0)
     wrong = kamera(capsys, "store", "export", root, tmp_path / "c", "--chunk", "f" * 64)
@@ -45,11 +45,11 @@ def test_chunks_are_chosen_and_an_unknown_one_is_an_error_without_a_file(capsys,
 
 def test_a_directory_that_is_no_store_is_not_made_by_an_export(capsys, tmp_path):
     done = kamera(capsys, "store", "export", tmp_path / "no", tmp_path / "b")
-    assert done.code == 1 and "no kamera store" in done.err
+    assert done.code == 1 and "not a kamera store" in done.err
     assert not (tmp_path / "no").exists() and not (tmp_path / "b").exists()
 
 
-def test_a_damaged_object_fails_the_export_and_a_damaged_bundle_the_import(capsys, root, tmp_path):
+def test_damage_fails_the_export_and_the_import(capsys, root, tmp_path):
     kamera(capsys, "store", "export", root, tmp_path / "b")
     data = bytearray((tmp_path / "b").read_bytes())
     data[500] ^= 1

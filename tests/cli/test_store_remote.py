@@ -157,7 +157,7 @@ def test_what_no_other_command_could_open_is_bad_usage(capsys, wrong):
     assert done.code == 2 and done.out == ""
 
 
-def test_a_url_with_a_password_comes_from_a_file_and_is_shown_nowhere(capsys, server, tmp_path):
+def test_a_url_with_a_password_from_a_file_is_never_shown(capsys, server, tmp_path):
     server.client().config_set("requirepass", "hunter2")
     try:
         (tmp_path / "url").write_text(f"redis+unix://:hunter2@{server.socket}?timeout=60\n")

@@ -55,7 +55,7 @@ def rows_that_see_each_other():
         hook.remove()
 
 
-def test_a_batched_job_leaves_what_forwards_alone_leave_with_fewer_of_them(tmp_path, frames):
+def test_a_batched_job_stores_equal_objects_in_fewer_forwards(tmp_path, frames):
     plan = read_plan(write_plan(tmp_path, frames[:2], *([frame] for frame in frames[2:])))
     want, alone = compiled(tmp_path / "alone", plan, ALONE)
     got, report = compiled(tmp_path / "twos", plan, TWOS)
@@ -116,7 +116,7 @@ def test_a_chunk_described_twice_in_one_batch_is_formed_once(tmp_path, frames):
         assert report.bytes_stored == StoreAdmin(store).stats().bytes
 
 
-def test_an_unreadable_chunk_in_the_middle_takes_no_other_with_it(tmp_path, frames):
+def test_an_unreadable_chunk_in_a_batch_fails_alone(tmp_path, frames):
     (tmp_path / "bad.png").write_bytes(b"no picture")
     windows = [[frame] for frame in frames]
     windows.insert(3, [{"image": str(tmp_path / "bad.png")}])

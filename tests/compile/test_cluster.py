@@ -52,7 +52,7 @@ def plan_of(folder):
 
 @pytest.mark.slow
 @needs_ray
-def test_workers_leave_what_one_process_leaves_though_one_is_killed(tmp_path):
+def test_workers_store_the_objects_of_one_process_despite_kills(tmp_path):
     plan = plan_of(tmp_path)
     load = partial(one_is_deadly, vision_model(), tmp_path / "taken")
     with ChunkStore.open(tmp_path / "alone") as store:
@@ -88,7 +88,7 @@ def test_what_cannot_be_done_ends_the_job_by_name(tmp_path):
     load = partial(Backbone.from_pretrained, vision_model(), dtype="float32")
     with RayTeam(Cluster(None, 1), load, reach, SETTINGS, threads=1) as team, reach() as store:
         job = Job(plan, team, store, SETTINGS)
-        with pytest.raises(ClusterError, match="one task has ended 3 workers"):
+        with pytest.raises(ClusterError, match="one task has killed 3 workers"):
             list(team.run(die_of_it, ["a task"]))
         assert team.reruns == 2
         list(job.steps())  # the team is whole again

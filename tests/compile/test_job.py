@@ -142,9 +142,7 @@ def test_a_limit_compiles_the_first_lines_only(tmp_path, backbone, store, frames
 # -- what it is worth ------------------------------------------------------------------------------
 
 
-def test_a_window_on_a_compiled_store_fills_without_a_forward_and_answers_as_the_exact_one(
-    tmp_path, backbone, store, frames
-):
+def test_a_compiled_store_fills_windows_without_a_forward(tmp_path, backbone, store, frames):
     run_plan(read_plan(write_plan(tmp_path, frames)), backbone, store, FULL)
     window = KameraWindow(backbone, store, SYSTEM, policy=ReusePolicy(rank=64))
     fresh = KameraWindow(backbone, ChunkStore.open("memory://"), SYSTEM)
@@ -181,7 +179,7 @@ def test_patches_are_those_of_windows_that_start_from_nothing(tmp_path, backbone
     assert {i.formed for i in store.ls("exact")} == {"exact"}
 
 
-def test_a_patch_formed_behind_patched_antecedents_is_formed_anew(tmp_path, backbone, store, frames):
+def test_a_patch_behind_patched_antecedents_is_formed_again(tmp_path, backbone, store, frames):
     a, b, c, _ = frames
     run_plan(read_plan(write_plan(tmp_path, [a, b])), backbone, store, Settings(rank=2))
     window = KameraWindow(backbone, store, SYSTEM, policy=ReusePolicy(rank=2))
@@ -277,7 +275,7 @@ def test_a_chunk_id_of_another_system_prompt_is_unknown(tmp_path, backbone, stor
         run_plan(read_plan(path), backbone, store)
 
 
-def test_a_stored_chunk_by_its_id_gets_a_patch_without_its_pixels(tmp_path, backbone, store, frames):
+def test_a_stored_chunk_by_id_is_patched_without_its_pixels(tmp_path, backbone, store, frames):
     a, b, _, _ = frames
     run_plan(read_plan(write_plan(tmp_path, [a], [b])), backbone, store)
     first, second = (i.chunk_id for i in store.ls("canonical"))

@@ -100,7 +100,7 @@ def test_a_file_that_is_no_trace_is_refused_by_line(trace, bad):
     path = trace(line("a"))
     spoilt = json.dumps({**line("ab"), "tokens": [1]}) if bad == "wrong" else bad
     path.write_text(path.read_text() + spoilt + "\n" + json.dumps(line("a")) + "\n")
-    with pytest.raises(TraceError, match=r"trace\.jsonl:2: no operation"):
+    with pytest.raises(TraceError, match=r"trace\.jsonl:2: not a window's operation"):
         mine(path)
 
 

@@ -42,14 +42,14 @@ def test_no_order_of_the_lines_is_cheaper(windows):
 
 
 @given(WINDOWS, st.integers(0, 10**6))
-def test_the_walk_does_not_depend_on_the_order_or_number_of_lines(windows, seed):
+def test_the_walk_is_independent_of_order_and_number_of_lines(windows, seed):
     mixed = [*windows, *windows[:2]]
     random.Random(seed).shuffle(mixed)
     assert walk(mixed) == walk(windows)
 
 
 @given(WINDOWS)
-def test_places_have_one_node_exactly_where_chunk_and_antecedents_are_equal(windows):
+def test_a_node_is_a_chunk_with_its_antecedents(windows):
     walked = walk(windows)
     nodes = {}
     for window in windows:
@@ -77,7 +77,7 @@ def cost(paths) -> int:
 
 
 @given(WINDOWS, st.integers(0, 60))
-def test_shards_are_the_whole_walk_cut_into_runs_within_the_limit(windows, limit):
+def test_shards_are_runs_of_the_walk_within_the_limit(windows, limit):
     walked = walk(windows)
     runs = shards(walked, TOKENS, limit)
     assert [i for run in runs for i in run] == list(range(len(walked.paths)))
@@ -86,7 +86,7 @@ def test_shards_are_the_whole_walk_cut_into_runs_within_the_limit(windows, limit
 
 
 @given(WINDOWS)
-def test_without_a_limit_there_is_one_shard_and_at_zero_one_for_each_path(windows):
+def test_no_limit_gives_one_shard_and_zero_one_per_path(windows):
     walked = walk(windows)
     assert len(shards(walked, TOKENS, 10**6)) == bool(walked.paths)
     assert len(shards(walked, TOKENS, 0)) == len(walked.paths)

@@ -15,7 +15,7 @@ GOOD = {"chunks": ["hello"]}
 BAD = {
     "truncated": ('{"chunks": ["a"', "not JSON"),
     "two_objects": ('{"chunks": ["a"]} {}', "not JSON"),
-    "no_object": ('["a"]', "is no object"),
+    "no_object": ('["a"]', "is not an object"),
     "unknown_key": ('{"chunks": ["a"], "sytem": "x"}', "'sytem'"),
     "no_chunks": ('{"system": "x"}', "chunks is null"),
     "empty_chunks": ('{"chunks": []}', "chunks is []"),
@@ -24,16 +24,16 @@ BAD = {
     "empty_text": ('{"chunks": ["a", ""]}', "chunks[1]: text"),
     "empty_item_list": ('{"chunks": [[]]}', "chunks[0]: an empty list"),
     "number": ('{"chunks": [7]}', "chunks[0]: 7"),
-    "nested_list": ('{"chunks": [[["a"]]]}', "is no content"),
+    "nested_list": ('{"chunks": [[["a"]]]}', "is not content"),
     "unknown_kind": ('{"chunks": [{"audio": "a.wav"}]}', "['audio']"),
-    "two_kinds": ('{"chunks": [{"text": "a", "image": "0.png"}]}', "is no content"),
-    "type_says_other": ('{"chunks": [{"type": "video", "image": "0.png"}]}', "is no content"),
+    "two_kinds": ('{"chunks": [{"text": "a", "image": "0.png"}]}', "is not content"),
+    "type_says_other": ('{"chunks": [{"type": "video", "image": "0.png"}]}', "is not content"),
     "unknown_option": ('{"chunks": [{"image": "0.png", "fps": 1}]}', "'fps'"),
     "missing_image": ('{"chunks": [{"image": "gone.png"}]}', "gone.png"),
     "missing_video": ('{"chunks": [{"video": "gone.mp4"}]}', "gone.mp4"),
     "missing_frame": ('{"chunks": [{"video": ["0.png", "gone.png"]}]}', "gone.png"),
     "no_frames": ('{"chunks": [{"video": []}]}', "no frames"),
-    "image_no_path": ('{"chunks": [{"image": 1}]}', "image 1 is no path"),
+    "image_no_path": ('{"chunks": [{"image": 1}]}', "image 1 is not a path"),
     "fps_zero": ('{"chunks": [{"video": ["0.png"], "fps": 0}]}', "fps is 0"),
     "fps_true": ('{"chunks": [{"video": ["0.png"], "fps": true}]}', "fps is true"),
     "id_no_text": ('{"chunks": [{"chunk_id": 1}]}', "chunk_id 1"),
@@ -86,7 +86,7 @@ def test_a_plan_of_nothing_is_refused(tmp_path, text):
         read_plan(path)
 
 
-def test_every_form_of_content_is_read_and_paths_are_relative_to_the_plan(tmp_path, monkeypatch):
+def test_all_content_is_read_with_paths_relative_to_the_plan(tmp_path, monkeypatch):
     folder = tmp_path / "deep"
     folder.mkdir()
     (name,) = pictures(folder, 1)
@@ -126,7 +126,7 @@ def test_a_byte_order_mark_and_windows_line_ends_are_read(tmp_path):
     assert len(read_plan(path).windows) == 2
 
 
-def test_equal_descriptions_are_one_chunk_and_options_tell_them_apart(tmp_path):
+def test_equal_descriptions_are_one_chunk_up_to_options(tmp_path):
     (name,) = pictures(tmp_path, 1)
     one, same, other = (
         read_plan(

@@ -28,7 +28,7 @@ def plan(tmp_path, frames):
     return write_plan(tmp_path, frames[:3], [frames[1], frames[3]])
 
 
-def test_the_program_compiles_for_a_tenant_with_secret_and_keys_from_files(capsys, tmp_path, plan):
+def test_secret_and_keys_of_a_tenant_come_from_files(capsys, tmp_path, plan):
     for name, data in (("secret", SECRET), ("key", KEY)):
         (tmp_path / name).write_bytes(data)
     given = ("--tenant", "acme", "--secret-file", tmp_path / "secret", "--key-file", tmp_path / "key")

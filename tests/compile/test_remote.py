@@ -47,7 +47,7 @@ def directory(folder, plan) -> dict[str, bytes]:
         return contents(store)
 
 
-def test_a_redis_gets_what_a_directory_gets_and_a_window_fills_from_it(tmp_path, server, plan, frames):
+def test_a_redis_gets_a_directorys_objects_and_fills_windows(tmp_path, server, plan, frames):
     want = directory(tmp_path / "s", plan)
     with ChunkStore.open(server.url()) as store:
         report = run_plan(read_plan(plan), vision_backbone(), store, SETTINGS)
@@ -70,9 +70,7 @@ def test_a_redis_gets_what_a_directory_gets_and_a_window_fills_from_it(tmp_path,
     assert (report.failures, report.vision_encodes) == ((), 0)
 
 
-def test_a_redis_that_dies_on_the_way_ends_the_job_and_the_next_run_completes_it(
-    tmp_path, server, plan, monkeypatch
-):
+def test_a_dying_redis_ends_the_job_and_the_next_completes_it(tmp_path, server, plan, monkeypatch):
     want = directory(tmp_path / "s", plan)
     with ChunkStore.open(server.url("timeout=60&retries=0&cooldown=0.1")) as store:
         job = Job(read_plan(plan), Here(vision_backbone(), store, SETTINGS), store, SETTINGS)
@@ -80,7 +78,7 @@ def test_a_redis_that_dies_on_the_way_ends_the_job_and_the_next_run_completes_it
         assert next(steps).doing == "canonicals"
         server.kill()
         monkeypatch.setattr(working, "FLUSH_SECONDS", 0.1)
-        with pytest.raises(StoreError, match=r"has not taken . objects: .* when this is run again"):
+        with pytest.raises(StoreError, match=r"has not stored . objects: .* not formed again"):
             list(steps)
         server.start()  # empty
     with ChunkStore.open(server.url()) as store:
@@ -117,7 +115,7 @@ def test_the_program_compiles_into_a_redis_and_plans_from_it(
     assert "timeout" not in done.document["store"]
 
 
-def test_a_redis_that_does_not_answer_is_named_before_the_model_is_loaded(capsys, tmp_path, server, plan):
+def test_a_dead_redis_is_named_before_loading(capsys, tmp_path, server, plan):
     server.kill()
     password = server.url().replace("redis+unix://", "redis+unix://:hunter2@")
     for given in (
@@ -137,7 +135,7 @@ def test_a_redis_that_does_not_answer_is_named_before_the_model_is_loaded(capsys
     [
         ("memory://", "ends with this command"),
         ("obstore+memory://x", "ends with this command"),
-        ("ftp://host/path", "ftp:// is no store"),
+        ("ftp://host/path", "ftp:// is not a store"),
         (__file__, "is a file"),
     ],
 )
@@ -162,7 +160,7 @@ def test_a_file_url_is_the_directory_it_names(capsys, tmp_path, plan):
 def test_a_directory_that_is_no_store_is_not_planned_from(capsys, tmp_path, plan):
     done = kamera(capsys, "plan", plan, tmp_path / "p", "--store", tmp_path / "gone")
     assert done.code == 1
-    assert "is no kamera store" in done.err
+    assert "is not a kamera store" in done.err
     assert not (tmp_path / "gone").exists()
 
 

@@ -119,7 +119,7 @@ def test_failures_are_the_same_whoever_meets_them(tmp_path, frames):
     assert alone.orbits == report.orbits == Counts(formed=3, reused=2, skipped=3)
 
 
-def test_a_stored_chunk_that_is_damaged_fails_the_lines_behind_it_alone(tmp_path, frames):
+def test_a_damaged_stored_chunk_fails_only_its_lines(tmp_path, frames):
     a, b, c, *_ = frames
     with ChunkStore.open(tmp_path / "s") as store:
         run_plan(read_plan(write_plan(tmp_path, [a], [b], [c])), vision_backbone(), store)
@@ -162,7 +162,7 @@ def test_break_even_is_what_is_extra_over_what_a_reuse_saves(tmp_path, frames):
     assert (again.saved_tokens, again.break_even, again.decoder_seconds) == (0, None, 0.0)
 
 
-def test_break_even_counts_the_forward_in_context_only_where_it_is_extra():
+def test_break_even_counts_context_only_if_it_is_extra():
     cost = Cost(seconds=100.0, context_seconds=30.0, canonical_seconds=20.0, forming_seconds=5.0)
     cost.applied_tokens, cost.applied_seconds = 100, 2.0
     even = BreakEven.of(cost, 500)  # all patches are five times those that were tried

@@ -27,7 +27,7 @@ def lines(path) -> list[dict]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-def test_every_operation_is_a_line_of_ids_and_nothing_of_the_content(tmp_path, frames):
+def test_every_operation_is_a_line_of_ids_without_content(tmp_path, frames):
     path = tmp_path / "trace.jsonl"
     with ChunkStore.open("memory://") as store:
         window = KameraWindow(vision_backbone(), store, SYSTEM, trace=path)
@@ -78,7 +78,7 @@ def test_an_append_that_slides_by_itself_wants_one_patch(tmp_path, frames):
     assert [(x["chunks"], x["placed"]) for x in lines(path)[-2:]] == [(ids[:2], 1), (ids[1:], 1)]
 
 
-def test_a_trace_that_cannot_be_written_costs_a_warning_not_the_operation(tmp_path, frames, caplog):
+def test_an_unwritable_trace_only_warns(tmp_path, frames, caplog):
     with ChunkStore.open("memory://") as store:
         window = KameraWindow(vision_backbone(), store, SYSTEM, trace=tmp_path / "no" / "trace.jsonl")
         with caplog.at_level(logging.WARNING, logger="kamera.window.trace"):
@@ -87,7 +87,7 @@ def test_a_trace_that_cannot_be_written_costs_a_warning_not_the_operation(tmp_pa
     assert "missing from the trace" in caplog.text
 
 
-def test_traffic_that_recurs_runs_no_forward_once_its_plan_is_compiled(tmp_path, frames, capsys):
+def test_recurring_traffic_runs_no_forward_once_compiled(tmp_path, frames, capsys):
     a, b, c, d = frames
     trace, plan, folder = tmp_path / "trace.jsonl", tmp_path / "plan.jsonl", tmp_path / "s"
     windows = [[a, b, c], [a, b, c], [a, b, d], [d, a]]

@@ -78,7 +78,7 @@ def test_a_patch_of_fewer_layers_is_a_miss_for_who_wants_all(tmp_path, store, fr
     assert work.forwards == 1
 
 
-def test_a_policy_of_layers_survives_saving_and_needs_layers_there_are(tmp_path, store, frames):
+def test_a_policy_of_layers_is_saved_and_checked(tmp_path, store, frames):
     window = filled(store, frames[:2], layers="1:3")
     window.save(tmp_path / "window")
     again = KameraWindow.load(tmp_path / "window", vision_backbone(), store)
@@ -137,7 +137,7 @@ def test_orbit_patches_are_formed_for_the_lines_that_ask(tmp_path, store, frames
     assert more.orbits == Counts(formed=1, reused=4)
 
 
-def test_layers_the_model_does_not_have_are_named_before_anything_is_stored(tmp_path, store, frames):
+def test_missing_layers_are_named_before_anything_is_stored(tmp_path, store, frames):
     plan = plan_of(tmp_path, (frames[:1], {}), (frames[:2], {"layers": "0:4"}), (frames[:2], {"layers": [9]}))
     with pytest.raises(PlanError) as refused:
         run_plan(plan, vision_backbone(), store)

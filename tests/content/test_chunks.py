@@ -60,7 +60,7 @@ def test_text_is_its_tokens_without_special_ones(backbone):
     assert chunk.label == "hello"
 
 
-def test_a_picture_is_the_same_chunk_from_memory_array_path_and_chat_item(backbone, tmp_path):
+def test_a_picture_is_one_chunk_from_every_kind_of_source(backbone, tmp_path):
     image = picture()
     path = tmp_path / "frame.png"
     image.save(path)
@@ -99,7 +99,7 @@ def test_nested_content_is_flattened_in_order(backbone):
     assert nested.id == flat.id
 
 
-def test_frames_become_pictures_one_after_another_without_a_video_processor(backbone, tmp_path):
+def test_frames_become_pictures_without_a_video_processor(backbone, tmp_path):
     frames = [picture(seed=i) for i in range(3)]
     forms = [frames, np.stack([np.asarray(f) for f in frames]), {"type": "video", "video": frames}]
     chunks = [backbone.chunk(form) for form in forms]
@@ -167,18 +167,18 @@ def test_nothing_is_no_chunk(backbone, content):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (3, "int is no content"),
-        (b"ab", "bytes is no content"),
-        (None, "NoneType is no content"),
+        (3, "int is not content"),
+        (b"ab", "bytes is not content"),
+        (None, "NoneType is not content"),
         ({"type": "audio", "audio": "x"}, "none of text, image, video"),
         ({"type": "text", "text": 3}, "none of text, image, video"),
-        ({"type": "image"}, "NoneType is no image"),
-        ({"type": "video"}, "NoneType is no video"),
+        ({"type": "image"}, "NoneType is not an image"),
+        ({"type": "video"}, "NoneType is not a video"),
         ({"type": "video", "video": []}, "no frames"),
         ({"type": "image", "image": "/nowhere/x.png"}, "no image at '/nowhere/x.png'"),
         ({"type": "video", "video": "/nowhere/x.mp4"}, "no video at '/nowhere/x.mp4'"),
         (np.zeros((4, 4), np.uint8), "array of shape"),
-        (np.zeros((4, 4, 3), np.float32), "float32 is no picture"),
+        (np.zeros((4, 4, 3), np.float32), "float32 is not a picture"),
     ],
 )
 def test_unreadable_content_is_named(backbone, content, message):
@@ -273,7 +273,7 @@ def test_a_chunk_of_another_backbone_is_refused():
         tiny.backbone("qwen2_vl").encode(chunk)
 
 
-def test_one_row_of_ids_and_lists_are_taken_and_the_mask_is_dropped():
+def test_rows_and_lists_of_ids_are_accepted_without_a_mask():
     b = tiny.backbone("qwen2_5_vl")
     plain = b.chunk_from_tensors([5, 6, 7])
     assert plain.id == b.chunk_from_tensors(torch.tensor([[5, 6, 7]], dtype=torch.int32)).id

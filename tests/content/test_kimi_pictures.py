@@ -62,8 +62,8 @@ def test_a_picture_above_the_budget_shrinks_and_keeps_its_shape():
     assert grid.tolist() == [[1, 4, 6]], "22 x 45 pixels, padded to whole blocks"
 
 
-def test_a_picture_of_broken_blocks_is_refused_when_resizing_is_off():
-    with pytest.raises(ValueError, match="40 x 24 pixels is no multiple of 16"):
+def test_a_picture_of_partial_blocks_needs_resizing():
+    with pytest.raises(ValueError, match="40 x 24 pixels is not a multiple of 16"):
         KimiPictures(patch_size=8, do_resize=False)([picture(40, 24)])
 
 

@@ -263,7 +263,7 @@ def test_read_video_takes_a_rate_that_is_one(tmp_path, fps):
 def test_read_video_names_a_picture(tmp_path, suffix):
     path = tmp_path / f"still.{suffix}"
     picture().save(path)
-    with pytest.raises(UnreadableMedia, match=rf"still\.{suffix}' is a picture, no video"):
+    with pytest.raises(UnreadableMedia, match=rf"still\.{suffix}' is a picture, not a video"):
         read_video(path)
 
 
@@ -282,13 +282,13 @@ def test_a_url_is_named_and_not_fetched(backbone, url):
 
 @pytest.mark.parametrize("shape", [(0, 4, 3), (4, 0, 3), (4, 4, 0), (0,), (0, 0, 0)])
 def test_an_array_without_pixels_is_named(backbone, shape):
-    with pytest.raises(UnreadableMedia, match="is no picture"):
+    with pytest.raises(UnreadableMedia, match="is not a picture"):
         backbone.chunk(np.zeros(shape, np.uint8))
 
 
 @pytest.mark.parametrize("shape", [(0, 4, 4, 3), (2, 0, 4, 3), (2, 4, 0, 3), (2, 4, 4, 0)])
 def test_a_clip_without_pixels_is_named(backbone, shape):
-    with pytest.raises(UnreadableMedia, match=r"no frames|is no picture"):
+    with pytest.raises(UnreadableMedia, match=r"no frames|is not a picture"):
         backbone.chunk(np.zeros(shape, np.uint8))
 
 

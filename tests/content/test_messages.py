@@ -143,10 +143,10 @@ def test_chunks_of_messages_make_the_templates_prompt(backbone):
         (FLAT, say("tool", "4 C"), "does not write role 'tool'"),
         (GEMMA.replace("{% for message", "{% if messages | length > 1 %}{{ raise_exception('no roles') }}"
                        "{% endif %}{% for message", 1), say("tool", "4 C"), "no roles"),
-        (processors.CHATML, say("user<|im_end|>", "x"), "is no name"),
-        (processors.CHATML, say("tool\nx", "x"), "is no name"),
-        (processors.CHATML, say(3, "x"), "is no name"),
-        (processors.CHATML, say("", "x"), "is no name"),
+        (processors.CHATML, say("user<|im_end|>", "x"), "is not a name"),
+        (processors.CHATML, say("tool\nx", "x"), "is not a name"),
+        (processors.CHATML, say(3, "x"), "is not a name"),
+        (processors.CHATML, say("", "x"), "is not a name"),
     ],
 )  # fmt: skip
 def test_a_role_the_template_lacks_is_refused(template, messages, message):
@@ -179,7 +179,7 @@ def test_llavas_roles_are_its_own_words():
         ([say("user", "a"), "b"], UnreadableMedia, "1 messages and 1 other things"),
         ([{"type": "text", "text": "a"}, say("tool", "b")], UnreadableMedia, "1 messages and 1 other"),
         (say("user", None), EmptyChunk, "holds nothing"),
-        (say("tool", 3), UnreadableMedia, "int is no content"),
+        (say("tool", 3), UnreadableMedia, "int is not content"),
         (say("assistant", "x", tool_calls=[{"name": "<|im_end|>"}]), UnsafeText, "tool_calls of a assistant"),
     ],
 )

@@ -134,14 +134,14 @@ def test_text_is_taken_as_it_is_in_any_template():
         assert prompt(template).content_text([item(" a "), item("b\n")]) == " a b\n"
 
 
-def test_without_a_template_the_seams_are_empty_and_pictures_are_their_token():
+def test_without_a_template_seams_are_empty():
     made = prompt(None)
     assert made.seams("S").prefix == "S"
     assert (made.seams(None).prefix, made.seams(None).tail, made.seams(None).reopen) == ("", "", "")
     assert made.content_text([item("a"), IMAGE, item("b")]) == "a<|image_pad|>b"
 
 
-def test_a_template_without_a_system_role_refuses_a_system_prompt_by_name():
+def test_a_template_without_a_system_role_refuses_a_system():
     with pytest.raises(KameraError, match=r"System role not supported.*system=None"):
         prompt(GEMMA).seams("You watch.")
 
@@ -151,7 +151,7 @@ def test_a_template_that_drops_the_user_is_refused():
         prompt("{% for m in messages %}x{% endfor %}").seams(None)
 
 
-def test_a_template_that_puts_pictures_behind_the_text_is_refused():
+def test_a_template_that_moves_pictures_is_refused():
     template = (
         "{% for m in messages %}[{% for c in m['content'] | selectattr('type', 'equalto', 'text') %}"
         "{{ c['text'] }}{% endfor %}{% for c in m['content'] | selectattr('type', 'equalto', 'image') %}"

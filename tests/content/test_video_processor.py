@@ -57,7 +57,7 @@ def clip(tmp_path_factory) -> str:
     return str(path)
 
 
-def test_a_video_file_becomes_one_clip_with_the_clock_of_its_frames(backbone, clip):
+def test_a_video_file_is_one_clip_with_its_frames_times(backbone, clip):
     chunk = backbone.chunk({"type": "video", "video": clip})
     t, h, w = chunk.inputs["video_grid_thw"][0].tolist()
     assert (t, h, w) == (FRAMES // 2, SIDE // 4, SIDE // 4)
@@ -67,7 +67,7 @@ def test_a_video_file_becomes_one_clip_with_the_clock_of_its_frames(backbone, cl
     assert not torch.equal(*[chunk.inputs["pixel_values_videos"][i] for i in (0, -1)])
 
 
-def test_a_list_of_frames_is_the_same_clip_as_the_file_they_came_from(backbone, clip):
+def test_a_list_of_frames_equals_the_clip_of_their_file(backbone, clip):
     frames = list(read_video(clip).frames)
     item = {"type": "video", "video": frames, "fps": RATE}
     assert backbone.chunk(item).id == backbone.chunk({"type": "video", "video": clip}).id

@@ -60,7 +60,7 @@ def test_a_span_that_cuts_a_picture_is_refused_or_widened(cut):
     assert (edit.start, edit.stop) == (start, stop)
 
 
-def test_a_span_that_takes_half_a_turns_tag_is_widened_to_the_turn():
+def test_a_span_across_a_turns_tag_is_widened_to_the_turn():
     begin, end = _TALK.turns[1]
     directive = Directive(begin + 1, begin + 12)
     with pytest.raises(InvalidDirective, match="cut a picture or a template tag"):
@@ -88,7 +88,7 @@ def test_the_sink_is_never_cut():
     [
         ([(0, 4), (3, 6)], "overlap"),
         ([(2, 2), (2, 2)], "overlap"),
-        ([(0, 13)], "ends behind the prompt's 12 tokens"),
+        ([(0, 13)], "ends after the prompt's 12 tokens"),
     ],
 )
 def test_overlapping_and_foreign_spans_are_refused(spans, says):
@@ -110,7 +110,7 @@ def test_a_directive_that_means_nothing_is_refused():
         Directive(0, 1, mode="drop")
     with pytest.raises(InvalidDirective, match="unit 'words'"):
         Directive(0, 1, unit="words")
-    with pytest.raises(InvalidDirective, match="no token id"):
+    with pytest.raises(InvalidDirective, match="not a token id"):
         resolve([Directive(0, 1, [-5])], rendered("cde"), _tokenize)
 
 

@@ -76,7 +76,7 @@ def test_thinking_leaves_text_and_fields():
     assert edited(policies.strip_thinking(keep_last=1), messages, 0)[-1] == messages[-1]
 
 
-def test_a_failed_call_leaves_with_its_result_once_a_later_one_worked():
+def test_a_failed_call_is_removed_after_a_later_success():
     def call(n: str) -> dict:
         return {
             "role": "assistant",
@@ -128,8 +128,8 @@ def _wavers(messages, turn):
         (lambda m, t: "hello", "returned str"),
         (lambda m, t: [{"content": "no role"}], "a dict with a role"),
         (lambda m, t: [], "left no message"),
-        (_writes, "wrote to the messages"),
-        (_wavers, "gives two answers"),
+        (_writes, "modified the messages"),
+        (_wavers, "gives two results"),
     ],
     ids=["raises", "text", "no role", "empty", "writes", "wavers"],
 )

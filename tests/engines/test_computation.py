@@ -223,7 +223,7 @@ def test_frequencies_a_forward_chooses_are_no_change(family: str):
         assert torch.allclose(backbone.model(input_ids=ids).logits, near)
 
 
-def test_dynamic_frequencies_that_stand_are_bound_until_they_are_chosen():
+def test_dynamic_frequencies_are_bound_until_they_are_chosen():
     backbone = Backbone(tiny.build("dynamic_ntk"))
     backbone.decoder.rotary_emb.inv_freq.mul_(1.01)
     with pytest.raises(ComputationChanged):
@@ -292,7 +292,7 @@ def test_another_process_finds_the_same_fingerprint():
     assert done.stdout.split()[-1] == tiny.backbone("gemma4_vl").fingerprint
 
 
-def test_kernels_of_one_arithmetic_are_one_model_and_others_are_not():
+def test_only_kernels_of_equal_arithmetic_are_one_model():
     backbone = Backbone(tiny.build(FAMILY))
     before, config = backbone.fingerprint, backbone.model.config.text_config
     config._attn_implementation = "eager"

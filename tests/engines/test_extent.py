@@ -39,7 +39,7 @@ def test_sums_of_extents_are_the_models_own_positions(family, order, anchor):
     assert torch.equal(torch.cat([whole[:, :anchor], *places, tail], dim=1), whole)
 
 
-def test_a_chunk_whose_positions_depend_on_what_stands_before_has_no_extent():
+def test_positions_that_depend_on_antecedents_have_no_extent():
     """A made-up model in which a span starts at a multiple of four: no sum of what each span adds."""
 
     def positions(ids, inputs):
@@ -68,7 +68,7 @@ def test_pictures_that_would_touch_are_left_to_the_model():
     assert backbone.extents([(chunk.id, encoded)]) is not None
 
 
-def test_a_chunk_that_ends_in_a_picture_before_one_that_begins_with_one_is_left_to_the_model():
+def test_touching_pictures_are_left_to_the_model():
     """Each stands behind itself; the two together are what the model refuses, and so does the window."""
     backbone = tiny.backbone("qwen2_5_vl")
     chunk = samples.chunk(backbone, samples.sample("qwen2_5_vl", 0))

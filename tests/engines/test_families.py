@@ -52,7 +52,7 @@ def test_relocation_equals_prefill_at_the_new_position(name, kind):
 
 
 @pytest.mark.parametrize("name", SERVED)
-def test_relocation_in_bfloat16_is_one_rounding_in_the_first_layer(name):
+def test_relocation_in_bfloat16_rounds_once_in_the_first_layer(name):
     b = backbone(name, torch.bfloat16)
     offset = NEAR if name in LIMITED else OFFSETS["per_axis"][: b.axes]
     span = encoded(b, name)
@@ -64,7 +64,7 @@ def test_relocation_in_bfloat16_is_one_rounding_in_the_first_layer(name):
 
 
 @pytest.mark.parametrize("name", SERVED)
-def test_a_full_patch_reproduces_the_conditioned_prefill_at_any_position(name):
+def test_a_full_patch_equals_the_conditioned_prefill_anywhere(name):
     b = backbone(name)
     before, span = encoded(b, name, seed=1), encoded(b, name, seed=2)
     (alone,) = positions(b, span)
@@ -213,7 +213,7 @@ def test_video_positions_follow_the_clock():
 
 
 @pytest.mark.parametrize(("seconds", "uniform"), [(1.0, True), (1.5, True), (0.7, False)])
-def test_a_clip_cut_out_of_a_longer_one_moves_only_if_its_floored_times_do(seconds, uniform):
+def test_a_cut_clip_moves_only_if_its_floored_times_do(seconds, uniform):
     b = backbone("qwen2_5_vl")
     long, short = (
         b.encode(samples.chunk(b, samples.video_sample("qwen2_5_vl", seconds=seconds, steps=n)))
@@ -239,7 +239,7 @@ def test_sliding_layers_keep_every_token(name):
 
 
 @pytest.mark.parametrize("name", ["gemma3", "gemma4_vl"])
-def test_pictures_attend_both_ways_also_from_embeddings_that_were_stored(name):
+def test_pictures_attend_both_ways_from_stored_embeddings_too(name):
     """A backbone that never encoded a picture itself masks one as the model does."""
     from kamera.engines.hf import Backbone
     from tests.models.tiny import build

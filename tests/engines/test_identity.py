@@ -16,7 +16,7 @@ def fingerprint(name: str = "llava", **options) -> str:
     return Backbone(tiny.build(name, **options)).fingerprint
 
 
-def test_equal_models_have_equal_fingerprints_and_different_ones_do_not():
+def test_only_equal_models_have_equal_fingerprints():
     base = fingerprint()
     assert base == fingerprint()
     others = [fingerprint(seed=1), fingerprint(dtype=torch.bfloat16), fingerprint("llava_llama3")]
@@ -55,7 +55,7 @@ def test_rotary_frequencies_count_whether_by_config_or_by_buffer():
     assert len({fingerprint(), by_buffer, Backbone(other).fingerprint}) == 3
 
 
-def test_weights_written_or_replaced_after_a_first_look_are_noticed():
+def test_later_changes_of_weights_are_noticed():
     b = Backbone(tiny.build("llava"))
     layer = b.model.model.language_model.layers[2].mlp.up_proj
     kept = layer.weight.detach().clone()
@@ -92,7 +92,7 @@ def test_the_processors_settings_count(part):
     assert same != Backbone(model, other).fingerprint
 
 
-def test_a_processor_setting_changed_after_a_first_look_is_noticed():
+def test_later_changes_of_processor_settings_are_noticed():
     b = Backbone(processors.matching_model(), processors.picture_processor())
     before = b.fingerprint
     b.processor.image_processor.image_mean = [0.1, 0.2, 0.3]
@@ -137,7 +137,7 @@ def test_what_is_no_model_directory_is_refused_by_name(tmp_path):
         Backbone.from_pretrained("/nowhere")
 
 
-def test_switching_merging_and_removing_a_real_adapter_is_noticed():
+def test_switching_merging_and_removing_an_adapter_is_noticed():
     peft = pytest.importorskip("peft")
     model = tiny.build("llava")
     plain = Backbone(model).fingerprint

@@ -80,7 +80,7 @@ def test_the_moment_is_that_of_the_numerical_gradient(name):
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_moments_are_symmetric_positive_and_seen_in_every_channel(name):
+def test_every_channel_has_symmetric_positive_moments(name):
     b = backbone(name)
     readers = measure_readers(b, [reading(name, 3)])
     for layer in readers.layers:
@@ -91,7 +91,7 @@ def test_moments_are_symmetric_positive_and_seen_in_every_channel(name):
             assert float(values.max()) > 0
 
 
-def test_the_same_seed_gives_the_same_readers_and_leaves_the_model_alone():
+def test_equal_seeds_give_equal_readers_and_an_unchanged_model():
     b, r = backbone("qwen2_5_vl"), reading("qwen2_5_vl", 3)
     print_before = b.fingerprint
     one, two = (measure_readers(b, [r], seed=5) for _ in range(2))

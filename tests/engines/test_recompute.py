@@ -79,7 +79,7 @@ def test_all_rows_equal_a_prefill_in_context(name):
 
 
 @pytest.mark.parametrize("name", SERVED)
-def test_first_rows_equal_the_head_of_a_prefill_and_the_rest_stays_blind(name):
+def test_first_rows_equal_a_prefill_and_the_rest_stays_blind(name):
     c = case(name)
     made = c.recompute([0, 1, 2, 3, 4])
     assert worst(rows_of(made.kv, slice(0, 5)), rows_of(c.conditioned, slice(0, 5))) <= 1e-5
@@ -164,7 +164,7 @@ def test_inputs_are_left_as_they_were(name):
 
 
 @pytest.mark.parametrize("name", MAIN)
-def test_keep_sees_fresh_and_held_rows_and_what_it_drops_stays_blind(name):
+def test_keep_sees_all_rows_and_dropped_rows_stay_blind(name):
     c = case(name)
     asked: list[tuple[int, list[int]]] = []
 
@@ -217,7 +217,7 @@ def test_resuming_at_the_first_layer_is_a_prefill(name):
 
 @pytest.mark.parametrize("name", MAIN)
 @pytest.mark.parametrize("layer", [1, 2])
-def test_resuming_with_the_conditioned_hidden_states_is_a_prefill_from_there(name, layer):
+def test_resuming_with_conditioned_states_equals_a_prefill(name, layer):
     c = case(name)
     entry = hidden_states(c.backbone, c.span, c.place, c.context, layer)
     made = c.recompute(c.all_rows, resume=Resume(layer, entry))
@@ -226,7 +226,7 @@ def test_resuming_with_the_conditioned_hidden_states_is_a_prefill_from_there(nam
 
 
 @pytest.mark.parametrize("name", MAIN)
-def test_resuming_with_canonical_hidden_states_first_changes_the_layer_after(name):
+def test_resuming_with_canonical_states_changes_later_layers(name):
     c = case(name)
     made = c.recompute(
         c.all_rows, resume=Resume(1, hidden_states(c.backbone, c.span, c.home, c.backbone.no_kv(), 1))
@@ -262,7 +262,7 @@ def test_resuming_equals_running_the_deep_layers_by_hand():
 
 
 @pytest.mark.parametrize("name", BIDIRECTIONAL)
-def test_pictures_that_see_their_later_tokens_are_refused_and_text_is_not(name):
+def test_bidirectional_pictures_are_refused_and_text_is_not(name):
     c = case(name)
     with pytest.raises(UnsupportedBackbone, match="lets the tokens of a picture see each other"):
         c.recompute([0])
@@ -338,7 +338,7 @@ def test_attention_mass_leaves_the_model_as_it_was():
     assert not any(layer.self_attn._forward_hooks for layer in c.backbone.decoder.layers)
 
 
-def test_attention_mass_is_refused_where_layers_hide_their_attention():
+def test_attention_mass_is_refused_if_attention_is_hidden():
     c = case("unknown")
     with pytest.raises(UnsupportedBackbone, match="no self_attn to watch"):
         attention_mass(c.backbone, text(2).input_ids, torch.arange(2)[None] + 30, c.backbone.cache([c.blind]))

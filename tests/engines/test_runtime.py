@@ -98,7 +98,7 @@ REASONS = {
 
 
 @pytest.mark.parametrize("name", tiny.REFUSED)
-def test_state_that_is_no_relocatable_kv_is_refused_with_the_reason(name):
+def test_state_other_than_relocatable_kv_is_refused_by_reason(name):
     with pytest.raises(UnsupportedBackbone, match=REASONS[name]):
         Backbone(build(name))
 
@@ -232,7 +232,7 @@ def test_generate_on_an_assembled_cache_equals_the_plain_model(name, options):
 
 
 @pytest.mark.parametrize("name", ["qwen2_5_vl", "deepseek_v2", "gemma3", "ernie", "gemma4_vl"])
-def test_eager_and_sdpa_attention_agree_and_masks_are_never_boolean(name):
+def test_eager_and_sdpa_agree_and_masks_are_never_boolean(name):
     """A boolean mask is silently added as 0 and 1 by eager attention."""
     model = build(name)
     model.set_attn_implementation("eager")

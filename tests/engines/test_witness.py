@@ -119,7 +119,7 @@ def test_frequencies_may_be_rewritten_where_forwards_choose_them():
     assert witness.look() != before
 
 
-def test_a_module_shared_twice_and_inference_tensors_are_witnessed():
+def test_shared_modules_and_inference_tensors_are_watched():
     with torch.inference_mode():
         frozen = nn.Linear(3, 3)
     model = nn.Sequential(frozen, nn.ReLU(), frozen)

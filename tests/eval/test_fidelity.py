@@ -43,7 +43,7 @@ def test_patch_restores_what_blind_reuse_loses_on_500_items(backbone):
     check(table, 500)
 
 
-def test_demo_answers_right_after_every_operation_for_fewer_forwards(backbone, tmp_path):
+def test_the_demo_is_right_after_every_operation_and_cheaper(backbone, tmp_path):
     *steps, demo = run_demo(tmp_path, clips=1, per_kind=4, backbone=backbone)
     assert isinstance(demo, Demo) and steps
     assert (tmp_path / "clip0.mp4").stat().st_size > 0

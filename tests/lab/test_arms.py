@@ -73,7 +73,7 @@ def all_arms(scene: Scene, rank: int):
 
 
 @family
-def test_at_full_rank_patch_update_removal_and_own_basis_equal_the_reprefill(family):
+def test_full_rank_arms_equal_the_reprefill(family):
     scene = scene_of(family)
     before = (*other_chunks(scene, 1), *scene.antecedents)
     plain = Prefilled(scene.backbone, [*scene.antecedents, scene.target])
@@ -95,7 +95,7 @@ def test_at_full_rank_patch_update_removal_and_own_basis_equal_the_reprefill(fam
 
 
 @family
-def test_mask_oracle_equals_blind_reuse_where_position_is_all_that_differs(family):
+def test_mask_oracle_equals_blind_reuse_up_to_position(family):
     # behind an anchor the oracle sees it from further away than the canonical did
     scene = scene_of(family, system=torch.empty(0, dtype=torch.int64))
     assert any(scene.offset)
@@ -160,7 +160,7 @@ def test_orbit_of_two_is_the_patch_of_the_other_order():
 
 
 @pytest.mark.parametrize("count", [0, 1, 2, 3])
-def test_stale_patch_was_formed_before_that_many_antecedents_came(count):
+def test_a_stale_patch_lacks_that_many_antecedents(count):
     scene = scene_of("qwen3_vl")
     replaced = other_chunks(scene, count)
     before = fresh(scene, [*replaced, *scene.antecedents[count:]])
@@ -183,7 +183,7 @@ def test_deep_half_patches_the_deeper_layers_and_no_other(family):
     assert worst(half, full) > 1e-2
 
 
-def test_a_basis_of_other_scenes_is_a_basis_and_costs_only_coefficients():
+def test_a_basis_of_other_scenes_costs_only_coefficients():
     backbone, chunks = chunks_of("qwen2_5_vl", 6)
     scene = Scene(backbone, SYSTEM, chunks[1:4], chunks[0])
     others = [Scene(backbone, scene.anchor, chunks[2:5], c) for c in (chunks[1], chunks[5])]
@@ -238,7 +238,7 @@ def test_update_is_the_old_patch_and_the_best_correction_of_it():
 
 
 @family
-def test_no_arm_writes_into_its_scene_and_all_give_kv_of_the_layout(family):
+def test_arms_give_kv_of_the_layout_and_keep_their_scene(family):
     scene = scene_of(family)
     names = ("canonical", "blind", "conditioned", "context")
     kept = {name: kv_map(getattr(scene, name), torch.clone) for name in names}
@@ -308,7 +308,7 @@ def test_a_name_that_is_none_is_refused_with_the_way_out(text, why):
 
 @family
 @pytest.mark.parametrize("rank", [1, 2, 4])
-def test_best_patch_comes_closer_than_a_plain_one_of_no_fewer_bytes(family, rank):
+def test_the_best_patch_beats_a_plain_one_of_as_many_bytes(family, rank):
     scene = scene_of(family)
 
     def left_behind(arm):

@@ -95,7 +95,7 @@ def test_a_budget_in_tokens_is_that_of_the_paper(family):
     assert tokens_afforded(scene, FULL) == scene.target.num_tokens
 
 
-def test_rows_are_spread_in_proportion_and_what_a_full_layer_cannot_use_goes_on():
+def test_rows_are_spread_in_proportion_and_overflow_moves_on():
     scene = scene_of("qwen2_5_vl")
     tokens, afforded = scene.target.num_tokens, tokens_afforded(scene, 4)
     assert (tokens, afforded, len(scene.layout)) == (12, 5, 3)
@@ -126,7 +126,7 @@ def test_every_row_served_is_that_of_the_reprefill(family, kind):
 
 
 @family
-def test_partial_layers_reach_from_the_last_layer_up_and_all_of_them_are_the_reprefill(family):
+def test_partial_layers_end_at_the_last_and_all_are_reprefill(family):
     scene = scene_of(family)
     count, tokens = len(scene.layout), scene.target.num_tokens
     assert worst(serve(scene, "layers@100").kv, scene.conditioned) <= 1e-5
@@ -147,7 +147,7 @@ def test_partial_layers_reach_from_the_last_layer_up_and_all_of_them_are_the_rep
 
 
 @family
-def test_first_k_recomputes_the_head_and_the_sink_its_head_and_tail(family):
+def test_first_k_recomputes_the_head_and_sink_both_ends(family):
     scene = scene_of(family)
     count, tokens = tokens_afforded(scene, 6), scene.target.num_tokens
     assert SINKS < count < tokens
@@ -160,7 +160,7 @@ def test_first_k_recomputes_the_head_and_the_sink_its_head_and_tail(family):
 
 
 @family
-def test_the_deviation_oracle_takes_the_tokens_of_largest_deficit(family):
+def test_the_deviation_oracle_takes_tokens_of_largest_deficit(family):
     scene = scene_of(family)
     want = norms(scene).topk(tokens_afforded(scene, 4)).indices.sort().values.tolist()
     got = changed(scene, serve(scene, "deviation-oracle@4").kv)
@@ -169,7 +169,7 @@ def test_the_deviation_oracle_takes_the_tokens_of_largest_deficit(family):
 
 
 @family
-def test_cacheblend_takes_the_most_deviating_tokens_of_its_check_layer_and_narrows(family):
+def test_cacheblend_narrows_from_its_check_layers_deviation(family):
     scene = scene_of(family)
     served = serve(scene, "cacheblend@4")
     tokens = changed(scene, served.kv)
@@ -227,7 +227,7 @@ def test_the_query_oracle_takes_what_this_question_attends_to(family):
 
 
 @family
-def test_low_rank_keys_leave_values_blind_and_at_full_rank_are_the_true_keys(family):
+def test_low_rank_keys_leave_values_blind(family):
     scene = scene_of(family)
     small, full = (serve(scene, f"low-rank-k@{rank}").kv for rank in (2, FULL))
     for i in range(len(scene.layout)):
@@ -240,7 +240,7 @@ def test_low_rank_keys_leave_values_blind_and_at_full_rank_are_the_true_keys(fam
                 assert relative(small[i][n], true) <= relative(scene.blind[i][n], true) + 1e-6
 
 
-def test_keys_that_would_come_out_worse_than_reused_ones_are_not_stored():
+def test_keys_worse_than_reused_ones_are_not_stored():
     scene = scene_of("qwen2_5_vl").behind([])  # nothing before it: the canonical's keys are the true ones
     served = serve(scene, "low-rank-k@1")
     assert served.nbytes == 0

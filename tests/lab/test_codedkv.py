@@ -16,7 +16,7 @@ def table() -> Table:
     return last
 
 
-def test_codes_cost_little_and_a_patch_formed_against_them_repairs_them(table):
+def test_codes_lose_little_and_a_patch_repairs_it(table):
     rows = {row.arm: row for row in table.rows}
     assert {row.n for row in table.rows} == {rows["blind"].n} and table.episodes == 1
     assert rows["re-prefill"].kl == rows["re-prefill"].error == 0.0

@@ -16,7 +16,7 @@ family = pytest.mark.parametrize("family", FAMILIES.values(), ids=FAMILIES)
 
 
 @family
-def test_conditioned_and_context_are_what_the_plain_model_computes(family):
+def test_conditioned_and_context_equal_the_plain_model(family):
     scene = scene_of(family)
     plain = Prefilled(scene.backbone, [*scene.antecedents, scene.target])
     assert worst(scene.conditioned, plain.kv(3)) <= 1e-5
@@ -30,7 +30,7 @@ def test_conditioned_and_context_are_what_the_plain_model_computes(family):
 
 
 @pytest.mark.parametrize("family", tiny.FAMILIES)
-def test_questions_side_by_side_answer_as_one_by_one_and_as_the_plain_model(family):
+def test_batched_questions_answer_as_the_plain_model(family):
     scene = scene_of(family)
     asked = questions(4, 6, 4, 4, 6)
     together = scene.logits(scene.conditioned, asked)
@@ -41,7 +41,7 @@ def test_questions_side_by_side_answer_as_one_by_one_and_as_the_plain_model(fami
         assert relative(got, plain.logits) <= 1e-4
 
 
-def test_few_questions_at_a_time_where_copies_of_the_cache_would_be_large(monkeypatch):
+def test_batches_of_questions_shrink_with_large_caches(monkeypatch):
     scene = scene_of("qwen2_5_vl")
     asked = questions(4, 4, 4, 6)
     together = scene.logits(scene.blind, asked)
@@ -53,7 +53,7 @@ def test_few_questions_at_a_time_where_copies_of_the_cache_would_be_large(monkey
 
 
 @family
-def test_logits_are_those_of_the_kv_given_and_asking_changes_nothing(family):
+def test_logits_follow_the_given_kv_and_asking_changes_nothing(family):
     scene = scene_of(family)
     asked = questions(4, 4)
     before = scene.logits(scene.blind, asked)
@@ -77,7 +77,7 @@ def test_alone_behind_the_anchor_nothing_is_lost():
 
 
 @family
-def test_budget_is_the_bytes_of_a_plain_patch_over_all_layers_and_channels(family):
+def test_budget_is_the_bytes_of_a_plain_patch(family):
     scene = scene_of(family)
     tokens = scene.target.num_tokens
     for rank in (1, 4, 1000):
@@ -109,7 +109,7 @@ def test_siblings_equal_scenes_made_afresh(family):
         assert torch.equal(sibling.positions, other.positions)
 
 
-def test_siblings_run_no_vision_no_canonical_and_no_common_prefix_again():
+def test_siblings_share_vision_canonicals_and_prefix():
     scene = scene_of("qwen3_vl")
     assert len(scene.delta) == len(scene.layout)
     with scene.backbone.measure() as work:

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kamera.ops import allocate, bought
+from kamera.ops import allocate, total_gain
 
 channels = st.lists(
     st.tuples(st.lists(st.floats(0, 100), max_size=6), st.integers(1, 40)), min_size=0, max_size=5
@@ -30,7 +30,7 @@ def test_the_budget_holds_and_no_one_rank_for_all_buys_more(drawn, budget):
     for rank in range(7):
         uniform = {k: min(rank, len(g)) for k, g in gains.items()}
         if sum(costs[k] * r for k, r in uniform.items()) <= budget:
-            assert bought(gains, ranks) >= bought(gains, uniform) - 1e-9
+            assert total_gain(gains, ranks) >= total_gain(gains, uniform) - 1e-9
 
 
 @given(channels, st.integers(1, 40), st.integers(0, 12))
@@ -40,7 +40,7 @@ def test_at_one_cost_for_all_nothing_buys_more(drawn, cost, count):
     best = sum(
         sorted(itertools.chain.from_iterable(g.tolist() for g in gains.values()), reverse=True)[:count]
     )
-    assert bought(gains, allocate(gains, costs, cost * count)) == pytest.approx(best)
+    assert total_gain(gains, allocate(gains, costs, cost * count)) == pytest.approx(best)
 
 
 def test_a_dear_direction_is_worth_its_bytes_or_left():
@@ -51,7 +51,7 @@ def test_a_dear_direction_is_worth_its_bytes_or_left():
     assert allocate(gains, costs, 100) == {"dear": 2, "cheap": 3}
 
 
-def test_one_rank_for_all_is_taken_where_the_cheap_would_crowd_out_the_dear():
+def test_one_rank_for_all_wins_over_crowding_by_cheap_channels():
     gains = {"dear": torch.tensor([10.0]), "cheap": torch.tensor([2.0, 1.9])}
     assert allocate(gains, {"dear": 10, "cheap": 1}, 11) == {"dear": 1, "cheap": 1}
 

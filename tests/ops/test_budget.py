@@ -66,7 +66,7 @@ def test_a_small_patch_is_not_cut_for_the_shares_sake(dtype):
     assert {t.dtype for layer in patch.layers for f in layer.values() for t in (f.left, f.right)} == {dtype}
 
 
-def test_where_the_plain_patch_is_too_large_its_bytes_are_spent_better():
+def test_a_plain_patch_over_budget_is_replaced_by_a_better_one():
     canonical, deltas = scene(tokens=4096)
     share = 0.04
     (patch, energy), filled = PatchBudget(32, share).form(deltas, _layout(), canonical)
@@ -104,7 +104,7 @@ def test_a_stored_patch_serves_who_asks_for_no_more(asked, held, tokens, met):
     assert PatchBudget(*asked).met_by(PatchBudget(*held), tokens) is met
 
 
-def test_a_budget_reads_back_and_old_records_were_cut_by_rank_alone():
+def test_a_budget_reads_back_and_defaults_to_rank_alone():
     for budget in (PatchBudget(8, 0.25), PatchBudget(3), PatchBudget(3, 0.1, (0, 2))):
         assert PatchBudget.from_info(budget.to_info(), 1) == budget
     assert PatchBudget.from_info({"asked_rank": 16}, 5) == PatchBudget(16, None)

@@ -67,9 +67,7 @@ def test_readers_that_read_all_alike_give_the_plain_svd(tokens, features, scale)
 
 
 @given(st.integers(1, 9), st.integers(1, 4), st.integers(1, 3), st.integers(0, 12), st.integers(0, 1000))
-def test_what_readers_see_of_the_rest_is_the_least_of_any_factors_of_that_rank(
-    tokens, dim, heads, rank, seed
-):
+def test_the_weighted_residual_is_minimal_for_its_rank(tokens, dim, heads, rank, seed):
     generator = torch.Generator().manual_seed(seed)
     delta = torch.randn(tokens, heads * dim, dtype=torch.float64, generator=generator)
     metric = alone(moments(heads, dim, seed))

@@ -37,7 +37,7 @@ def test_strides_do_not_count():
     assert tensor_digest(torch.stack((base, base), -1)[..., 0]) == tensor_digest(base)
 
 
-def test_every_dtype_and_an_empty_and_a_single_element_have_a_digest():
+def test_every_dtype_and_every_size_has_a_digest():
     kinds = (torch.bool, torch.uint8, torch.int64, torch.float16, torch.bfloat16, torch.float64)
     digests = {tensor_digest(torch.zeros(shape, dtype=d)) for d in kinds for shape in ((), (1,), (0,))}
     assert len(digests) == 3 * len(kinds)
@@ -48,7 +48,7 @@ def test_the_sign_of_zero_and_the_payload_of_nan_count():
     assert tensor_digest(torch.tensor([float("nan")])) == tensor_digest(torch.tensor([float("nan")]))
 
 
-def test_a_chunk_is_its_tokens_and_every_named_input_in_any_order():
+def test_a_chunk_id_covers_tokens_and_inputs_in_any_order():
     ids, a, b = torch.tensor([1, 2, 3]), torch.zeros(2), torch.ones(2)
     base = chunk_id(ids, {"a": a, "b": b})
     assert base == chunk_id(ids.int(), {"b": b, "a": a})

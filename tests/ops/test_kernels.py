@@ -68,9 +68,7 @@ def gqa(dtype=torch.float32, tokens=9, rank: int | None = 4, offset=MOVE, pairin
     st.sampled_from([1, 2]),
     st.sampled_from([torch_path.TILE, 150]),
 )
-def test_every_path_is_one_rounding_from_float64_and_writes_nothing_else(
-    path, case, other, across, count, tile
-):
+def test_every_path_rounds_once_and_writes_only_its_target(path, case, other, across, count, tile):
     for dtype in {case.dtype, other}:
         buffer, views = target(case, dtype, across)
         with threads(count), tiles_of(tile):
@@ -125,7 +123,7 @@ def test_without_a_move_and_a_patch_the_bits_are_the_sources(path, dtype):
 @pytest.mark.parametrize("pairing", ["half", "interleaved"])
 @settings(max_examples=15)
 @given(st.sampled_from(WIDE[:3]), st.tuples(*[st.integers(-9999, 9999)] * 3), st.integers(0, 99))
-def test_a_move_without_a_patch_gives_the_bits_that_relocation_gives(path, pairing, dtype, offset, seed):
+def test_a_move_without_a_patch_equals_relocation_bit_for_bit(path, pairing, dtype, offset, seed):
     layout = layouts(pairing, 3)["gqa"]
     case = Case(layout, span(layout, 20, dtype, seed), None, offset, False, dtype, 20)
     _, views = target(case, dtype)

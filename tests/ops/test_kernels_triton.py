@@ -39,7 +39,7 @@ def write(case: Case, dtype: torch.dtype, across: bool = False):
 
 @settings(max_examples=25)
 @given(cases(KNOWN, (0, 1, 5, 67)), st.sampled_from(KNOWN), st.booleans())
-def test_the_kernel_is_one_rounding_from_float64_and_writes_nothing_else(case, dtype, across):
+def test_the_kernel_rounds_once_and_writes_only_its_target(case, dtype, across):
     buffer, views = write(case, dtype, across)
     # a GPU rounds to the nearest bfloat16, the interpreter cuts
     check(case, buffer, views, ulps=1.0 if dtype == torch.bfloat16 else 0.5)

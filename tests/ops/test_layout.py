@@ -86,7 +86,7 @@ def test_layers_turn_by_their_own_frequencies():
     assert not torch.equal(moved[0]["k"], moved[1]["k"])
 
 
-def test_a_channel_is_found_by_name_and_a_wrong_name_lists_the_right_ones():
+def test_an_unknown_channel_name_lists_the_known_ones():
     assert LAYOUTS["mla"].channel("k_pe").tensor == "values"
     assert LAYOUTS["gqa"].channel("k").features == 24
     with pytest.raises(ValueError, match=r"no channel 'v'.*\['c_kv', 'k_pe'\]"):
@@ -105,7 +105,7 @@ def test_a_channel_is_found_by_name_and_a_wrong_name_lists_the_right_ones():
         (lambda kv: ({**kv[0], "k": kv[0]["k"][None]}, kv[1]), "layer 0 channel k"),
     ],
 )
-def test_kv_that_does_not_fit_its_layout_is_refused_by_layer_and_channel(spoil, message):
+def test_kv_of_another_layout_is_refused_by_layer_and_channel(spoil, message):
     layout = [LAYOUTS["gqa"]] * 2
     kv = span(*layout)
     check_kv(kv, layout)

@@ -110,7 +110,7 @@ def test_rerank_of_arbitrary_factors_is_the_svd_of_their_product():
         torch.testing.assert_close(got.left.norm(dim=0) * got.right.norm(dim=0), s[:kept])
 
 
-def test_rerank_of_more_directions_than_the_matrix_has_drops_the_empty_ones():
+def test_rerank_drops_directions_beyond_the_matrix():
     base = factor(matrix(6, 8), 3)
     doubled = LowRank(torch.cat([base.left] * 3, 1), torch.cat([base.right] * 3, 1))
     got = doubled.rerank()
@@ -225,7 +225,7 @@ def test_half_precision_is_served_by_one_rounding():
             assert float(error) < 4e-3
 
 
-def test_energy_is_the_share_of_the_deficit_that_the_factors_keep():
+def test_energy_is_the_share_of_the_deficit_in_the_factors():
     deltas = [{"k": matrix(6, 12), "v": matrix(6, 9, seed=1)}, {"k": torch.zeros(6, 12)}]
     for rank in (1, 2, 6, None):
         formed = patch_of(deltas, rank, torch.float64)

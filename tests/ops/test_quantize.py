@@ -62,7 +62,7 @@ def test_four_bits_take_half_the_bytes_of_eight():
 
 
 @BITS
-def test_a_column_of_zeros_stays_one_and_leaves_its_neighbours_alone(bits):
+def test_a_column_of_zeros_stays_zero_between_its_neighbours(bits):
     x = matrix(6, 4)
     x[:, 1] = 0
     codes, _ = quantize(x, bits)
@@ -72,7 +72,7 @@ def test_a_column_of_zeros_stays_one_and_leaves_its_neighbours_alone(bits):
 
 
 @BITS
-def test_the_right_factor_of_coded_factors_turns_as_that_of_floats(bits):
+def test_coded_right_factors_turn_like_floats(bits):
     rope = RopeSpec((1.0, 0.3), (0, 1), 2, "half")
     channel = attention_layout(2, 4, 6, 4, rope).channel("k")
     coded = factor(matrix(7, channel.features), 3).quantize(bits)

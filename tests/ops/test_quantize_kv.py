@@ -67,7 +67,7 @@ def test_no_value_is_off_by_more_than_half_a_step_of_its_group(
         assert float(off.max()) <= step / 2 * (1 + 1e-4), place
 
 
-def test_codes_are_the_nearest_levels_between_the_least_and_the_largest_of_a_group():
+def test_codes_are_the_nearest_levels_of_the_groups_range():
     """Against arithmetic by hand: one group of range 15 in 16 levels, so that a step is 1."""
     x = torch.tensor([-5.0, 10.0, -4.6, -4.4, 0.0, 9.6]).reshape(1, 6, 1)
     coded = code_channel(x, "tokens", Grid(4, 0))
@@ -107,7 +107,7 @@ def test_the_loss_told_is_the_loss(codec, dtype):
 
 
 @CODECS
-def test_a_kv_in_codes_reads_as_a_kv_and_takes_the_bytes_it_should(codec):
+def test_a_coded_kv_reads_as_a_kv_of_the_expected_bytes(codec):
     kv = [{"k": values(2, 64, 32, torch.bfloat16), "v": values(2, 64, 32, torch.bfloat16)}, {}]
     coded = code_kv(kv, codec)
     assert isinstance(coded, CodedKV) and len(coded) == 2

@@ -51,7 +51,7 @@ def turned_by_hand(x: torch.Tensor, rope: RopeSpec, position, start: int = 0) ->
 @pytest.mark.parametrize("axes", AXES)
 @pytest.mark.parametrize("start", [0, 5])
 @pytest.mark.parametrize("tail", [0, 6])
-def test_relocate_turns_every_pair_by_its_own_axis_and_passes_the_rest(axes, pairing, start, tail):
+def test_relocate_turns_pairs_by_axis_and_copies_the_rest(axes, pairing, start, tail):
     rope = spec(axes, pairing)
     x = keys(2, 3, start + 16 + tail)
     for offset in OFFSETS[rope.num_axes]:
@@ -69,7 +69,7 @@ def test_pairings_and_axis_orders_give_different_keys():
 
 
 @pytest.mark.parametrize(("dtype", "bound"), [(torch.float32, 1e-6), (torch.bfloat16, 5e-3)])
-def test_relocate_is_one_rounding_away_from_the_exact_rotation_at_long_range(dtype, bound):
+def test_relocate_rounds_once_even_at_long_range(dtype, bound):
     x = keys(2, 5, 16, dtype=dtype)
     for offset in (1000, 120_000, -1_000_000):
         got, want = relocate(x, spec(), (offset,)), turned_by_hand(x, spec(), (offset,))
@@ -98,7 +98,7 @@ def test_a_zero_offset_returns_the_same_object():
     assert relocate(x, spec("mrope_blocked"), (0, 0, 1)) is not x
 
 
-def test_a_move_first_made_in_inference_mode_can_be_differentiated_afterwards():
+def test_a_cached_table_of_inference_mode_allows_gradients():
     x, place = keys(1, 3, 16), (31_415,)  # a place no other test goes to: tables are kept
     with torch.inference_mode():
         inside = relocate(x, spec(), place)
@@ -119,7 +119,7 @@ def test_equal_phases_are_one_key_and_others_are_not():
         assert replace(again, attention_scaling=2.0) not in held
 
 
-def test_tables_of_turns_are_made_once_for_equal_phases_and_few_are_kept():
+def test_turn_tables_are_shared_by_equal_phases_and_bounded():
     given = (torch.float32, torch.device("cpu"))
     first = turn_table(spec(), (27_182,), *given)
     assert turn_table(spec(), (27_182,), *given) is first
@@ -134,7 +134,7 @@ def test_relocate_leaves_its_input_as_it_was():
     assert torch.equal(x, before)
 
 
-def test_moves_from_the_canonical_equal_one_move_bit_for_bit_and_repeated_turning_drifts():
+def test_moves_from_the_canonical_are_exact_and_repeats_drift():
     canonical = keys(2, 64, 16, dtype=torch.bfloat16)
     walk = [17 * i for i in range(1, 65)]
     chained = canonical
@@ -164,7 +164,7 @@ def test_a_phase_without_pairs_moves_nothing():
     ("make", "message"),
     [
         (lambda: RopeSpec((1.0, 0.5), (0,), 1, "half"), "one axis per frequency"),
-        (lambda: RopeSpec((1.0,), (1,), 1, "half"), "do not lie in 0..0"),
+        (lambda: RopeSpec((1.0,), (1,), 1, "half"), "are not in 0..0"),
         (lambda: RopeSpec((1.0,), (0,), 1, "quarter"), "neither 'half' nor 'interleaved'"),
         (lambda: spec("mrope_blocked").angles((1,)), "has 1 axes, the phase has 3"),
         (lambda: relocate(keys(1, 2, 15), spec(), (1,)), "15 features, the phase needs 0..16"),
@@ -183,7 +183,7 @@ def test_uniform_offset_is_the_step_of_every_axis():
     assert uniform_offset(old, old) == (0, 0, 0)
 
 
-def test_tokens_that_move_against_each_other_have_no_uniform_offset():
+def test_tokens_with_different_offsets_have_no_uniform_offset():
     old = torch.tensor([[0, 1, 2, 3]])
     for token in range(4):
         new = old + 5

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 import kamera.ops.spectrum as spectrum
 from kamera.ops import factor, kept_energy, patch_of
-from kamera.ops.factoring import left_behind, stacks
+from kamera.ops.factoring import residuals, stacks
 from kamera.ops.spectrum import strongest
 
 
@@ -68,7 +68,7 @@ def test_a_sketch_keeps_the_energy_that_the_svd_keeps(tokens, features, fall, dt
 
 
 @pytest.mark.parametrize("fall", [0.9, 0.95])
-def test_both_ways_give_orthogonal_columns_that_split_each_value_evenly(fall, ways):
+def test_both_methods_give_orthogonal_evenly_split_columns(fall, ways):
     x = matrices(200, 180, fall)
     for rank in (10, None):
         found = strongest(x, rank)
@@ -164,7 +164,7 @@ def test_the_same_deficit_has_the_same_factors_bit_for_bit():
     assert torch.equal(first.left, second.left) and torch.equal(first.right, second.right)
 
 
-def test_a_full_rank_patch_of_float32_deficits_is_exact_to_rounding():
+def test_a_full_rank_patch_of_float32_is_exact_to_rounding():
     deltas = [{"k": matrices(96, 80, 0.8, n=1)[0], "v": torch.randn(96, 80)}]
     formed = patch_of(deltas, None, torch.float32)
     for name, delta in deltas[0].items():
@@ -173,20 +173,20 @@ def test_a_full_rank_patch_of_float32_deficits_is_exact_to_rounding():
     assert formed.energy == pytest.approx(1.0, abs=1e-6)
 
 
-# -- what factors leave behind ----------------------------------------------------------------------
+# -- the energy factors leave out ----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_what_each_prefix_leaves_behind_is_what_the_dense_difference_holds(dtype):
+def test_residuals_equal_those_of_the_dense_difference(dtype):
     x = matrices(60, 40, 0.7, dtype=dtype)
     found = strongest(x, 6)
     # factors as they are stored, not as they were found
     left, right = found.left.to(torch.bfloat16), found.right.to(torch.bfloat16)
-    behind = left_behind(x, left, right)
+    residual = residuals(x, left, right)
     for k in range(7):
         rest = x.double() - left[:, :, :k].double() @ right[:, :, :k].double().mT
         want = rest.square().sum((1, 2))
-        torch.testing.assert_close(behind[:, k], want, rtol=0, atol=1e-6 * float(behind[:, 0].max()))
+        torch.testing.assert_close(residual[:, k], want, rtol=0, atol=1e-6 * float(residual[:, 0].max()))
 
 
 def test_the_energy_of_any_patch_is_that_of_the_dense_difference():
@@ -205,7 +205,7 @@ def test_the_energy_of_any_patch_is_that_of_the_dense_difference():
         assert kept_energy(deltas, made) == pytest.approx(max(0.0, 1 - lost / total), abs=1e-6)
 
 
-def test_stacks_hold_every_channel_once_and_no_more_bytes_than_they_may(monkeypatch):
+def test_stacks_hold_every_channel_once_within_their_bytes(monkeypatch):
     deltas = [{"k": torch.full((4, 6), float(i)), "v": torch.full((4, 3), -float(i))} for i in range(5)]
     monkeypatch.setattr("kamera.ops.factoring.STACK_BYTES", 2 * 4 * 6 * 4)
     seen = {}

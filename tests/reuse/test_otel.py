@@ -128,7 +128,7 @@ def with_part(**part: object) -> str:
     [
         (None, "not captured"),
         (json.dumps(MESSAGES)[:-30], "cut off"),
-        ('{"role": "user"}', "no list"),
+        ('{"role": "user"}', "not a list"),
         ('["hello"]', "no role"),
         ('[{"role": "user", "content": "hello"}]', "no parts"),
         ('[{"role": "user", "parts": ["hello"]}]', "no type"),

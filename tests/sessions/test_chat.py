@@ -83,7 +83,7 @@ def test_amortize_keeps_what_survivors_absorbed_and_says_so():
     assert relative(logits, plain_logits(chat.backbone, edited)) > CLOSE
 
 
-def test_amortize_turns_what_stands_behind_and_prefills_nothing_old():
+def test_amortize_relocates_survivors_and_prefills_none():
     chat = session(seeing(), FULL, mode="amortize")
     before = chat.send(screens(3), **GREEDY).report
     edited = policies.keep_last_images(2)(screens(3), 0)

@@ -9,7 +9,7 @@ def test_the_package_has_one_backbone_under_eight_megabytes():
     assert sum(path.stat().st_size for path in weights_dir().iterdir()) <= 8_000_000
 
 
-def test_a_backbone_by_load_and_one_by_directory_share_their_archive():
+def test_backbones_by_load_and_by_directory_share_an_archive():
     model, processor = load()
     assert not model.training
     by_directory = Backbone.from_pretrained(weights_dir(), dtype="float32")

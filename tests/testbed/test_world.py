@@ -95,7 +95,7 @@ def test_a_question_names_the_frames_its_answer_depends_on(hops):
     assert episode.answer(bound, [items]) == episode.answer(bound, [items, *through]) == default
 
 
-def test_tags_are_unique_in_an_episode_and_wrong_layouts_are_refused():
+def test_tags_are_unique_and_unknown_layouts_are_refused():
     episode = World(0).episode(0, layout="III")
     tags = [tag for frame in episode.frames for tag in frame.glyph_of]
     assert len(set(tags)) == len(tags) == len(TAGS)

@@ -1,4 +1,4 @@
-"""The edits that agents make, one file each. Any callable of the same form is a policy too."""
+"""Edit policies of common agents, one file each. Any callable with this signature is a policy too."""
 
 from kamera.edits.policies.images import keep_last_images
 from kamera.edits.policies.keep import keep_all

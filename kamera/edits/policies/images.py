@@ -12,12 +12,12 @@ _KINDS = ("image", "image_url")
 
 
 def keep_last_images(n: int, placeholder: str | None = None, *, batch: int = 1) -> EditPolicy:
-    """Pictures leave when they are older than the ``n`` latest.
+    """Remove all pictures except the ``n`` latest.
 
-    ``placeholder`` stands in their place (Agent-TARS writes "[Image omitted to conserve context]"); None
-    leaves nothing, and a message of nothing but pictures goes whole. ``batch``: nothing goes before that
-    many pictures can go at once, as agents do to spare a prefix cache (OmniParser: 10). Raises `ValueError`
-    for a negative ``n`` or a batch below 1.
+    ``placeholder`` replaces them (Agent-TARS writes "[Image omitted to conserve context]"); None leaves
+    nothing, and a message of pictures only is removed whole. ``batch``: pictures are removed only when that
+    many can be removed at once, which spares a prefix cache (OmniParser: 10). Raises `ValueError` for a
+    negative ``n`` or a batch below 1.
     """
     if n < 0 or batch < 1:
         raise ValueError(f"n={n}, batch={batch}: keep 0 or more pictures, in batches of 1 or more")

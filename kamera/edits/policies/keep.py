@@ -1,4 +1,4 @@
-"""Keep everything: Anthropic's computer-use demo, which finds no break of the cache worth it."""
+"""Keep everything, like Anthropic's computer-use demo, which never breaks a prefix cache."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from kamera.edits.policy import EditPolicy
 
 
 def keep_all() -> EditPolicy:
-    """Every message as it is."""
+    """Keep every message unchanged."""
 
     def keep_all(messages: Sequence[Message], turn: int) -> list[dict[str, Any]]:
         return [dict(message) for message in messages]

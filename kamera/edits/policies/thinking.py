@@ -1,4 +1,4 @@
-"""Strip thinking: Qwen3's and DeepSeek's templates do it, and agents do where theirs do not."""
+"""Strip thinking, as the templates of Qwen3 and DeepSeek do, and agents with other templates."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ _FIELDS = ("reasoning_content", "reasoning", "thinking")
 
 
 def strip_thinking(*, keep_last: int = 0, tag: str = "think") -> EditPolicy:
-    """Thinking leaves the assistant's messages but the ``keep_last`` latest.
+    """Remove thinking from the assistant's messages except the ``keep_last`` latest.
 
-    Both ``<think>…</think>`` in the text and the fields in which servers return it.
+    Covers ``<think>…</think>`` in the text and the fields in which servers return thinking.
     """
     if keep_last < 0:
         raise ValueError(f"keep_last={keep_last} must not be negative")
     block = re.compile(rf"<{re.escape(tag)}>.*?</{re.escape(tag)}>\s*", re.DOTALL)
 
     def strip_thinking(messages: Sequence[Message], turn: int) -> list[dict[str, Any]]:
-        said = [i for i, m in enumerate(messages) if m.get("role") == "assistant"]
-        spared = set(said[len(said) - keep_last :]) if keep_last else set()
+        own = [i for i, m in enumerate(messages) if m.get("role") == "assistant"]
+        spared = set(own[len(own) - keep_last :]) if keep_last else set()
         return [
-            _stripped(m, block) if i in said and i not in spared else dict(m) for i, m in enumerate(messages)
+            _stripped(m, block) if i in own and i not in spared else dict(m) for i, m in enumerate(messages)
         ]
 
     return strip_thinking

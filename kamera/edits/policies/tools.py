@@ -16,10 +16,10 @@ def clear_tool_results(
     exclude: Collection[str] = (),
     placeholder: str = "[old tool result cleared]",
 ) -> EditPolicy:
-    """Results of tool calls but the ``keep`` latest become ``placeholder``; the calls stay.
+    """Replace the results of tool calls, except the ``keep`` latest, by ``placeholder``; keep the calls.
 
-    ``trigger``: nothing is cleared before that many characters of results stand in the conversation.
-    ``exclude``: names of tools whose results stay. Raises `ValueError` for a negative number.
+    ``trigger``: characters of results in the conversation below which nothing is cleared. ``exclude``: names
+    of tools whose results stay. Raises `ValueError` for a negative number.
     """
     if keep < 0 or trigger < 0:
         raise ValueError(f"keep={keep}, trigger={trigger} must not be negative")
@@ -41,10 +41,10 @@ def clear_tool_results(
 def drop_failed_tool_calls(
     failed: Callable[[Message], bool] | None = None, *, keep_last: int = 1
 ) -> EditPolicy:
-    """A failed call and its result leave once a later call of the same tool did not fail.
+    """Remove a failed call and its result after a later call of the same tool succeeded.
 
-    ``failed`` tells of a tool's message whether it failed; by default its ``status`` or ``is_error`` says
-    so, or its text begins with "error". The ``keep_last`` latest calls stay whatever became of them.
+    ``failed`` is a predicate of a tool's message; by default it reads ``status`` and ``is_error``, or a text
+    that begins with "error". The ``keep_last`` latest calls always stay.
     """
     judge = failed or _failed
 

@@ -1,4 +1,4 @@
-"""Whole turns: keep head and tail (Agent-S on vLLM pops turns), or put a summary in the middle's place."""
+"""Whole turns: keep head and tail (Agent-S on vLLM drops turns), or replace the middle by a summary."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from kamera.edits.policy import EditPolicy
 
 
 def keep_ends(head: int, tail: int) -> EditPolicy:
-    """The first ``head`` and the last ``tail`` messages stay, system messages too.
+    """Keep the first ``head`` and the last ``tail`` messages, and system messages.
 
-    A tool's result goes with the call it answers. Raises `ValueError` unless both are 0 or more and
-    ``tail`` is at least 1.
+    A tool's result is removed with its call. Raises `ValueError` unless both are 0 or more and ``tail`` is
+    at least 1.
     """
     _check(head, tail)
 
@@ -31,7 +31,7 @@ def summarise(
     *,
     role: str = "user",
 ) -> EditPolicy:
-    """As `keep_ends`, with one message in the middle's place: ``stub``, or what it makes of the middle."""
+    """As `keep_ends`, with one message for the middle: ``stub``, or its result for these messages."""
     _check(head, tail)
 
     def summarise(messages: Sequence[Message], turn: int) -> list[dict[str, Any]]:
@@ -50,7 +50,7 @@ def summarise(
 
 def _check(head: int, tail: int) -> None:
     if head < 0 or tail < 1:
-        raise ValueError(f"head={head}, tail={tail}: keep 0 or more messages in front and 1 or more behind")
+        raise ValueError(f"head={head}, tail={tail}: keep at least 0 messages at the start and 1 at the end")
 
 
 def _middle(messages: Sequence[Message], head: int, tail: int) -> set[int]:

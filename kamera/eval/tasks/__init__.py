@@ -1,4 +1,4 @@
-"""Published benchmarks in their published formats, asked of windows that reuse KV.
+"""Published benchmarks in their published formats, run on windows that reuse KV.
 
 >>> from kamera.eval.tasks import MMNiah, run_task
 >>> results = run_task(backbone, MMNiah(), "MM-NIAH", "out", arms=["reprefill", "blind", "patch@16"])

@@ -1,6 +1,6 @@
-"""The arms of a benchmark run: real `KameraWindow`s over the same chunks and the same store.
+"""The arms of a benchmark run: `KameraWindow`s over the same chunks and the same store.
 
-`NATIVE` alone is none: it asks the model without Kamera (`kamera.eval.tasks.native`).
+Only `NATIVE` has no window: it asks the model without Kamera (`kamera.eval.tasks.native`).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ REFERENCE = "reprefill"
 BLIND = "blind"
 NATIVE = "native"
 KNOWN = f"{NATIVE}, {REFERENCE}, {BLIND}, patch@RANK"
-_KEPT = "64GiB"  # one sample's canonicals and patches at a time
+_KEPT = "64GiB"  # for one sample's canonicals and patches at a time
 
 
 @dataclass(frozen=True)
@@ -34,9 +34,9 @@ class Arm:
 
 @dataclass(frozen=True)
 class Cost:
-    """What it took to have the window ready, question and answer aside.
+    """Cost of filling the window, without question and answer.
 
-    ``bytes`` are those of the patches added, ``kv_bytes`` those of the chunks' live KV.
+    ``bytes`` are those of the applied patches, ``kv_bytes`` those of the chunks' live KV.
     """
 
     seconds: float
@@ -66,9 +66,9 @@ def _parse(name: str) -> Arm:
 class Windows:
     """One sample's chunks under every arm.
 
-    The store is shared, so pixels are encoded once; each chunk's canonical is archived before any arm
-    is measured, except those of ``live`` (their indices), which every arm prefills in its place and
-    nobody stores. `window` must be asked for blind before the first patch: stored patches would serve.
+    The store is shared, so pixels are encoded once. Each chunk's canonical is archived before any arm is
+    measured, except those with indices in ``live``, which every arm prefills in context and none stores.
+    Ask `window` for the blind arm before the first patch: stored patches would serve it.
     """
 
     def __init__(
@@ -91,10 +91,10 @@ class Windows:
                 alone.evict(0)
 
     def window(self, arm: Arm) -> tuple[KameraWindow, Cost]:
-        """The window of an arm, and its cost. Ask for lower ranks first: each arm's patches are formed at
-        its own rank, whatever other arms there are.
+        """The window of an arm, and its cost. Ask for lower ranks first, so that each arm's patches are
+        formed at its own rank.
 
-        Raises StoreError when a reusing arm had to run a forward (the store lost something).
+        Raises StoreError if a reusing arm had to run a forward (the store lost an object).
         """
         if arm.name == REFERENCE:
             return self._filled(_policy("exact", "prefill"))
@@ -117,7 +117,7 @@ class Windows:
 
     def _filled(self, policy: ReusePolicy) -> tuple[KameraWindow, Cost]:
         window = self._empty(policy)
-        # "later" is never: what is live does not leave the window
+        # "later" means never: live chunks do not leave the window
         reports = [
             window.append(chunk, archive="later" if index in self.live else "now")
             for index, chunk in enumerate(self.chunks)
@@ -129,7 +129,7 @@ class Windows:
 
 
 def _policy(minimum: Guarantee, on_miss: OnMiss = "form", rank: int = 1) -> ReusePolicy:
-    # an evaluation is what a certificate is made from, so it cannot ask for one
+    # uncertified: a certificate is made from an evaluation
     return ReusePolicy(minimum=minimum, on_miss=on_miss, rank=rank, certified=False)
 
 

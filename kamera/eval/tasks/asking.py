@@ -1,4 +1,4 @@
-"""Asking one sample under every arm: its chunks, what of them is live, the answers and their costs."""
+"""Asks one sample under every arm: its chunks, the live ones, the answers and their costs."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ from kamera.eval.tasks.shrink import Shrink
 from kamera.patches import anchor_ids
 
 Reuse = Literal["context", "all"]
-"""What the reusing arms reuse: the context, or the live parts before the prompt's last text as well."""
+"""Reused part: the context, or also the live parts before the prompt's last text."""
 
 UNANSWERED = "None"
-"""What an item is answered that does not fit (the benchmarks' own convention)."""
+"""Response to an item that does not fit (the benchmarks' own convention)."""
 
 
 @dataclass(frozen=True)
 class Prompt:
     """A sample's chunks that fit and their contents, the indices of the live ones, the question's tokens.
 
-    Live parts that follow one another are one chunk: they arrive together, with the question.
+    Adjacent live parts are one chunk, because they arrive together, with the question.
     """
 
     chunks: tuple[Chunk, ...]
@@ -41,36 +41,37 @@ class Prompt:
 
     @property
     def tokens(self) -> int:
-        """Of chunks and question."""
+        """Tokens of chunks and question."""
         return self.question + sum(chunk.num_tokens for chunk in self.chunks)
 
 
 class Asking:
-    """Asks samples under arms, one after the other; ``room`` bounds anchor, prompt and answer, in tokens."""
+    """Asks samples under arms, one by one; ``limit`` bounds anchor, prompt and answer together, in tokens."""
 
     def __init__(
         self,
         backbone: Backbone,
         task: Task,
         system: str | None,
-        room: int | None,
+        limit: int | None,
         reuse: Reuse = "context",
         shrink: Shrink | None = None,
     ) -> None:
         self.backbone = backbone
         self.task = task
         self.system = system
-        self.room = room
+        self.limit = limit
         self.reuse = reuse
         self.shrink = shrink or Shrink()
-        self._first: FirstToken | None = None  # of the sample being asked
+        self._first: FirstToken | None = None  # of the current sample
         self.around = anchor_ids(backbone, system).shape[0]
 
     def lines(self, sample: Sample, arms: Sequence[Arm], reference: Line | None = None) -> Iterator[Line]:
-        """One line for each arm, the re-prefill's first: others are compared with it (``reference`` is
-        its line where it has one). Blind goes before patches, which would serve it once stored.
+        """One line for each arm, the re-prefill first, because the others are compared with it
+        (``reference`` is its existing line). Blind reuse runs before patches, which would serve it once
+        stored.
 
-        Whatever goes wrong with this sample is in its lines (`Line.error`): nothing is raised for it.
+        Errors of this sample are in its lines (`Line.error`), never raised.
         """
         self._first = None if reference is None else _first_token(reference)
         left = sorted(arms, key=lambda arm: (arm.name != REFERENCE, arm.name == NATIVE, arm.rank or 0))
@@ -102,16 +103,16 @@ class Asking:
     def _answer(self, sample: Sample, arm: Arm, prompt: Prompt, windows: Windows, note: str) -> Line:
         window, cost = windows.window(arm)
         started = time.perf_counter()
-        said = window.generate(
+        text = window.generate(
             sample.question, max_new_tokens=self.task.max_new_tokens(sample), do_sample=False
         )
         seconds = time.perf_counter() - started
         logits = window.next_token_logits(sample.question)
         if arm.name == REFERENCE:
             self._first = FirstToken.of(logits)
-        # the benchmarks' own runs strip what is generated; their scorers count on it
+        # the benchmarks' own runs strip the generated text, and their scorers need that
         return replace(
-            self._line(sample, arm, said.strip(), note, prompt, cost),
+            self._line(sample, arm, text.strip(), note, prompt, cost),
             answer_seconds=seconds,
             first_token_kl=None if self._first is None else self._first.kl(logits),
             first_token=asdict(self._first) if self._first and arm.name == REFERENCE else None,
@@ -123,7 +124,7 @@ class Asking:
             self.backbone, contents, sample.question, self.system, self.task.max_new_tokens(sample)
         )
         return replace(
-            self._line(sample, arm, answer.said.strip(), note),
+            self._line(sample, arm, answer.text.strip(), note),
             tokens=answer.tokens,
             live_tokens=answer.tokens,
             answer_seconds=answer.seconds,
@@ -160,11 +161,11 @@ class Asking:
         )
 
     def _fitted(self, sample: Sample) -> tuple[Prompt | None, str]:
-        """The prompt as it fits (None if that cannot be), and a note."""
+        """The prompt, cut to fit (None if impossible), and a note."""
         whole = self._prompt(sample)
-        if self.room is None:
+        if self.limit is None:
             return whole, ""
-        over = whole.tokens + self.around + self.task.max_new_tokens(sample) - self.room
+        over = whole.tokens + self.around + self.task.max_new_tokens(sample) - self.limit
         if over <= 0:
             return whole, ""
         cut = sample.head

@@ -1,4 +1,4 @@
-"""A benchmark's video as the clips that become chunks."""
+"""A benchmark's video as clips, one per chunk."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from kamera.eval.tasks.sample import Video
 
 @dataclass(frozen=True)
 class Sampling:
-    """Which frames of a video are shown, and as how many clips.
+    """Sampling of a video's frames, and the number of clips.
 
-    ``num_frames`` evenly spaced ones, or those at ``fps``; 8 frames where neither is given. The frames
-    go into ``clips`` consecutive clips of equal length (to one frame). A video in one clip is one
-    chunk with nothing before it: all arms answer alike. Several clips are the chunks of a stream,
-    each the antecedent of those behind it.
+    ``num_frames`` evenly spaced ones, or those at ``fps``; 8 frames by default. The frames go into ``clips``
+    consecutive clips of equal length (to one frame). A video in one clip is one chunk without antecedents:
+    all arms answer equally. Several clips are the chunks of a stream, each with all earlier ones as
+    antecedents.
     """
 
     num_frames: int | None = None
@@ -36,7 +36,7 @@ class Sampling:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """What is shown, as `Sampling` takes it."""
+        """The arguments of `Sampling`."""
         return {"num_frames": self._count, "fps": self.fps, "clips": self.clips}
 
     @property
@@ -48,15 +48,15 @@ class Sampling:
         return split(read_video(path, num_frames=self._count, fps=self.fps), self.clips)
 
     def parts(self, clips: Sequence[Clip]) -> tuple[Video, ...]:
-        """The clips as parts of a prompt, with what they were sampled by beside them."""
+        """The clips as parts of a prompt, with their sampling."""
         return tuple(Video(clip, len(clip.frames), self.fps) for clip in clips)
 
 
 def split(clip: Clip, parts: int) -> tuple[Clip, ...]:
-    """Consecutive clips whose lengths differ by at most one frame; fewer where frames are fewer.
+    """Consecutive clips whose lengths differ by at most one frame; at most one clip per frame.
 
-    Times and indices stay those in the whole video. ``total_frames`` becomes the piece's share of it,
-    so that the rate the frames were sampled at, from which processors space temporal positions, stays.
+    Times and indices stay those in the whole video. ``total_frames`` becomes the piece's share of it, which
+    keeps the sampling rate, from which processors compute temporal positions.
     """
     count = len(clip.frames)
     parts = min(parts, count)

@@ -1,9 +1,9 @@
 """EgoSchema: five-way questions over three-minute first-person videos.
 
-Layouts: the repository's (``questions.json``, ``subset_answers.json``, ``videos/{q_uid}.mp4``), or
-the Hugging Face mirror's that lmms-eval reads (``Subset/`` and ``MC/`` ``test-*.parquet`` beside
-``videos/``; its GENERATION and MC_PPL configs are other tasks and are not read). The benchmark
-publishes no prompt: prompt and extraction are lmms-eval's in both.
+Layouts: the repository's (``questions.json``, ``subset_answers.json``, ``videos/{q_uid}.mp4``), or the one of
+the Hugging Face mirror that lmms-eval reads (``Subset/`` and ``MC/`` ``test-*.parquet`` next to ``videos/``;
+its GENERATION and MC_PPL configs are other tasks and are not read). The benchmark publishes no prompt: prompt
+and extraction are lmms-eval's in both.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from kamera.eval.tasks.parquet import rows
 from kamera.eval.tasks.sample import Answered, Group, Problem, Sample, Summary, Wanted, every, mean
 
 SUBTASKS = ("subset", "full")
-"""The 500 questions with public answers, and all 5031, whose answers only the server knows."""
+"""The 500 questions with public answers, and all 5031, whose answers only the server has."""
 
 OPTIONS = 5
 
 _Found = tuple[str, str, Any, Any, Any]
-"""Place, uid, and as they stand there question, options and answer of one item."""
+"""Location, uid, and the unchecked question, options and answer of one item."""
 
 _SUFFIXES = (".mp4", ".MP4")
 _POST = "\nAnswer with the option's letter from the given choices directly."
@@ -52,13 +52,13 @@ class EgoSchema:
 
     @property
     def settings(self) -> Mapping[str, Any]:
-        """Which frames are shown, in how many chunks."""
+        """Sampling of frames, and the number of chunks."""
         return self.sampling.settings
 
     def load(
         self, data: Path, limit: int | None = None, wanted: Wanted = every
     ) -> Iterator[Sample | Problem]:
-        """Samples in file order; without a public answer ``answer`` is None. See `Task.load`."""
+        """Samples in file order; ``answer`` is None if it is not public. See `Task.load`."""
         seen: set[str] = set()
         for found in self._repository(data) if (data / "questions.json").is_file() else self._mirror(data):
             if limit is not None and len(seen) >= limit:
@@ -68,7 +68,7 @@ class EgoSchema:
                 continue
             where, uid = found[:2]
             if uid in seen:
-                yield Problem(where, f"q_uid {uid!r} stands there twice")
+                yield Problem(where, f"q_uid {uid!r} occurs twice")
                 continue
             made = _fault(*found) or find_video(data / "videos", uid, _SUFFIXES)
             if not isinstance(made, Path):
@@ -79,15 +79,15 @@ class EgoSchema:
                 yield self._sample(made, *found)
 
     def max_new_tokens(self, sample: Sample) -> int:
-        """16, as lmms-eval has it."""
+        """16, as in lmms-eval."""
         return 16
 
     def score(self, response: str, sample: Sample) -> float:
-        """1.0 where the extracted option is the answer; a response without a letter is wrong."""
+        """1.0 if the extracted option is the answer; a response without a letter is wrong."""
         return float(str(_index(response, sample)) == str(sample.answer))
 
     def decision(self, response: str, sample: Sample) -> str:
-        """The letter that is read, or the whole response where none is."""
+        """The extracted letter, or the whole response if there is none."""
         return decided(first_letter(response, sample.choices), response)
 
     def summarize(self, answered: Sequence[Answered]) -> Summary:
@@ -176,7 +176,7 @@ def _fault(where: str, uid: str, question: Any, options: Any, answer: Any) -> Pr
     if not options or len(options) != OPTIONS or not all(isinstance(option, str) for option in options):
         return Problem(where, f"options of {uid} are {options!r}, not {OPTIONS} texts")
     if answer is not None and not _is_label(answer):
-        return Problem(where, f"answer {answer!r} of {uid} is no number 0 to {OPTIONS - 1}")
+        return Problem(where, f"answer {answer!r} of {uid} is not a number 0 to {OPTIONS - 1}")
     return None
 
 

@@ -1,4 +1,4 @@
-"""How far an arm's first token lies from the re-prefill's, from what a line of a journal can hold."""
+"""Divergence of an arm's first token from the re-prefill's, from a summary that fits in a journal line."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from dataclasses import dataclass
 import torch
 
 KEPT = 64
-"""Tokens of a distribution that are kept by name; the others are kept as one."""
+"""Number of tokens of a distribution that are kept; the others are summed."""
 
 
 @dataclass(frozen=True)
 class FirstToken:
-    """Log-probabilities of the likeliest tokens of an answer's beginning, and of all others together.
+    """Log-probabilities of the most likely first tokens of an answer, and of all others together.
 
-    ``rest`` is None where ``ids`` are the whole vocabulary.
+    ``rest`` is None if ``ids`` are the whole vocabulary.
     """
 
     ids: tuple[int, ...]
@@ -23,14 +23,14 @@ class FirstToken:
 
     @classmethod
     def of(cls, logits: torch.Tensor, kept: int = KEPT) -> FirstToken:
-        """The ``kept`` likeliest of logits ``[vocabulary]``."""
+        """The ``kept`` most likely tokens of logits ``[vocabulary]``."""
         ids = tuple(logits.topk(min(kept, logits.shape[0])).indices.tolist())
         return cls(ids, *_grouped(logits, ids))
 
     def kl(self, arm: torch.Tensor) -> float:
-        """KL(arm ‖ this) in nats of an arm's logits ``[vocabulary]``, all tokens not named taken as one.
+        """KL(arm ‖ this) in nats of an arm's logits ``[vocabulary]``, with all other tokens as one.
 
-        Never more than the KL over the whole vocabulary, and equal to it where that is named.
+        A lower bound of the KL over the whole vocabulary, and equal to it if all tokens are kept.
         """
         named, rest = _grouped(arm, self.ids)
         pairs = list(zip(named, self.log_probs, strict=True))

@@ -1,8 +1,8 @@
-"""A run's folder: what it was run with, its samples, and one JSON line per item and arm.
+"""A run's folder: its settings, its samples, and one JSON line per item and arm.
 
-``run.json`` holds the form, the settings (which a run that goes on must share) and what was last asked
-for; ``samples.jsonl`` what scores and predictions are made from, so that neither data nor model is
-needed again; ``items.jsonl`` the answers.
+``run.json`` holds the format, the settings (which a resumed run must share) and the last request;
+``samples.jsonl`` the data for scores and predictions, so that neither data set nor model is needed again;
+``items.jsonl`` the answers.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from kamera.eval.tasks.sample import Picture, Sample, Text, digest
 from kamera.store import folder_locked
 
 FORM = 2
-"""Of the files here. A run of another form is refused, not read."""
+"""Format of the files. A run of another format is refused."""
 
 HEADER, SAMPLES, LINES = "run.json", "samples.jsonl", "items.jsonl"
 
@@ -28,12 +28,12 @@ HEADER, SAMPLES, LINES = "run.json", "samples.jsonl", "items.jsonl"
 class Line:
     """One arm's answer to one sample.
 
-    ``digest`` is that of the sample as it was asked, ``score`` None without a label. ``tokens`` are
-    those of the chunks and the question: ``reused_tokens`` came from the store, ``live_tokens`` were
-    computed for this answer. ``note`` is empty, "cut" (parts dropped from the left), "over-length" or
-    "out of memory" (both answered "None"). ``first_token`` is the re-prefill's (its `FirstToken` as a
-    dict), ``first_token_kl`` how far the arm's lies from it; None without a re-prefill. ``error`` says
-    why there is no answer; such a line has no score, and the next run asks again.
+    ``digest`` is that of the sample, ``score`` None without a label. ``tokens`` are those of the chunks and
+    the question: ``reused_tokens`` came from the store, ``live_tokens`` were computed for this answer.
+    ``note`` is empty, "cut" (parts dropped from the left), "over-length" or "out of memory" (both answered
+    "None"). ``first_token`` is the re-prefill's (its `FirstToken` as a dict), ``first_token_kl`` the arm's
+    divergence from it; None without a re-prefill. ``error`` is the reason for a missing answer; such a
+    line has no score, and the next run asks again.
     """
 
     id: str
@@ -58,7 +58,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Row:
-    """A sample as the journal keeps it: without what was shown. ``at`` orders the rows of all shards."""
+    """A sample in the journal, without its media. ``at`` orders the rows of all shards."""
 
     id: str
     at: int
@@ -74,7 +74,7 @@ class Row:
 
     @classmethod
     def of(cls, sample: Sample, at: int) -> Row:
-        """Of a sample with its media."""
+        """The row of a sample with its media."""
         clips = [p.source for p in sample.parts if not isinstance(p, Text | Picture)]
         return cls(
             sample.id,
@@ -92,12 +92,12 @@ class Row:
 
     @property
     def sample(self) -> Sample:
-        """What scoring and predictions need of it."""
+        """The sample for scoring and predictions."""
         return Sample(self.id, self.task, (), self.question, self.answer, self.choices, self.meta, self.where)
 
 
 class Journal:
-    """Lines kept so far, by (sample id, arm), and files that grow by one line at a time."""
+    """Lines by (sample id, arm), and files to which they are appended."""
 
     def __init__(
         self,
@@ -106,11 +106,11 @@ class Journal:
         resume: bool = True,
         asked: Mapping[str, Any] | None = None,
     ) -> None:
-        """Begin a run in ``folder``, or go on with the one that is there; inside `locked`.
+        """Begin or resume a run in ``folder``; call inside `locked`.
 
-        ``asked`` is written down, and may change from run to run. A damaged last line (a run that was
-        killed) is dropped. Raises ValueError when ``resume`` is off and there is a run, TaskDataError
-        when it was run with other ``settings``, is of another form or is damaged.
+        ``asked`` is recorded, and may differ between runs. A damaged last line (of a killed run) is dropped.
+        Raises ValueError if ``resume`` is off and there is a run, TaskDataError if it has other
+        ``settings``, another format, or is damaged.
         """
         self.path = folder / LINES
         self.lines: dict[tuple[str, str], Line] = {}
@@ -124,7 +124,7 @@ class Journal:
             self._read()
         else:
             folder.mkdir(parents=True, exist_ok=True)
-            self.path.unlink(missing_ok=True)  # of a run that died before it had a header
+            self.path.unlink(missing_ok=True)  # of a run that was killed before it had a header
             self._samples.unlink(missing_ok=True)
         header = {"form": FORM, "settings": settings, "asked": dict(asked or {})}
         fresh = kept.with_suffix(".new")
@@ -132,12 +132,12 @@ class Journal:
         fresh.replace(kept)
 
     def add(self, line: Line) -> None:
-        """Keep a line; it is on its way to the disk when this returns."""
+        """Append a line; it is written to the operating system when this returns."""
         _append(self.path, asdict(line))
         self.lines[line.id, line.arm] = line
 
     def add_row(self, row: Row) -> None:
-        """Keep a sample, unless it is there."""
+        """Append a sample, unless it is in the journal already."""
         if row.id not in self.rows:
             _append(self._samples, asdict(row))
             self.rows[row.id] = row
@@ -151,7 +151,7 @@ class Journal:
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Hold a run's folder, made if need be. Raises TaskDataError, naming the process that holds it."""
+    """Lock a run's folder, created if missing. Raises TaskDataError, naming the process that holds it."""
     folder.mkdir(parents=True, exist_ok=True)
     lock = folder_locked(folder, seconds=0.0)
     try:
@@ -168,7 +168,7 @@ def locked(folder: Path) -> Iterator[None]:
 
 
 def read_header(folder: Path) -> dict[str, Any]:
-    """``run.json``. Raises TaskDataError for a folder without a run, a damaged one, and another form."""
+    """``run.json``. Raises TaskDataError for a folder without a run, a damaged one, and another format."""
     kept = folder / HEADER
     try:
         header = json.loads(kept.read_text(encoding="utf-8"))
@@ -178,14 +178,14 @@ def read_header(folder: Path) -> dict[str, Any]:
         raise TaskDataError(f"{kept} is damaged ({error}): give another folder") from None
     form = header.get("form", 1) if isinstance(header, dict) else None
     if form != FORM:
-        raise TaskDataError(f"{kept} is a run of form {form}, this is form {FORM}: give another folder")
+        raise TaskDataError(f"{kept} is a run of format {form}, this is format {FORM}: give another folder")
     return dict(header)
 
 
 def check_same(folder: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    """Raise TaskDataError, naming the first setting in which two runs differ."""
+    """Raise TaskDataError if two runs differ in a setting, naming the first."""
     for key in dict.fromkeys([*now, *before]):
-        # as JSON has them: tuples are lists
+        # after JSON: tuples are lists
         if json.loads(json.dumps(now.get(key))) != before.get(key):
             raise TaskDataError(
                 f"{folder} was run with {key} {before.get(key)!r}, not {now.get(key)!r}: "
@@ -199,7 +199,7 @@ def _append(path: Path, record: Mapping[str, Any]) -> None:
 
 
 def _read_lines(path: Path, kind: type) -> list[Any]:
-    """The records of a file; a last one that was cut off is taken off the file."""
+    """The records of a file; an incomplete last one is removed from the file."""
     if not path.is_file():
         return []
     data = path.read_bytes()

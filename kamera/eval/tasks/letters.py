@@ -1,7 +1,7 @@
-"""The option letter in a response, as each benchmark's own code finds it.
+"""The option letter in a response, by the rule of each benchmark's own code.
 
-Where none is found every function gives None. The MMMU-like parsers of the benchmarks then draw a
-letter at random; here a response without a letter is wrong, and `unread` counts it in the report.
+Every function returns None if there is none. The MMMU-like parsers of the benchmarks then draw a letter at
+random; here a response without a letter is wrong, and `unread` counts it in the report.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ _PREFIXES = (
 
 
 def last_letter(response: str, options: Sequence[str]) -> str | None:
-    """MuirBench (MMMU): ``(B)``, else `` B ``, else, in over five words, an option's text.
+    """MuirBench (MMMU): ``(B)``, else `` B ``, else, in a response of over five words, an option's text.
 
-    Of several the last in the response.
+    The last of several in the response counts.
     """
     padded = _padded(response)
     letters = LETTERS[: len(options)]
@@ -46,8 +46,8 @@ def last_letter(response: str, options: Sequence[str]) -> str | None:
 def first_letter(response: str, options: Sequence[str]) -> str | None:
     """EgoSchema (lmms-eval): ``(B)``, ``B `` and ``B.`` all count, else, in over five words, a text.
 
-    Of several the first, each taken where it stands last. A capital at the end of a word is ``B ``
-    too. ``options`` are with their letters, as the set has them ("A. cooks").
+    The first of several counts, each at its last occurrence. A capital at the end of a word is ``B ``
+    too. ``options`` include their letters, as in the set ("A. cooks").
     """
     padded = _padded(response)
     letters = LETTERS[: len(options)]
@@ -60,13 +60,13 @@ def first_letter(response: str, options: Sequence[str]) -> str | None:
 
 
 def leading_letter(response: str) -> str:
-    """MuirBench (lmms-eval): the capital before a full stop that opens the response, else all of it."""
+    """MuirBench (lmms-eval): a capital before a full stop at the start of the response, else all of it."""
     match = re.match(r"\s*([A-Z])\.", response)
     return match[1] if match else response
 
 
 def first_abcd(response: str) -> str | None:
-    """Video-MME: the first capital A to D once the usual openings are removed.
+    """Video-MME: the first capital A to D after the usual openings are removed.
 
     Quirks of the published list: "Best answer: C" gives B (of "Best"), "A man, so C" gives A.
     """
@@ -77,7 +77,7 @@ def first_abcd(response: str) -> str | None:
 
 
 def unread(answered: Sequence[Answered], find: Callable[[Answered], str | None]) -> tuple[Group, ...]:
-    """How many labelled responses hold no option letter, as a row of the report; none if all do."""
+    """Number of labelled responses without an option letter, as a row of the report; no row for zero."""
     lost = sum(a.score is not None and find(a) is None for a in answered)
     return (Group("extraction", "no option letter (counted wrong)", 0.0, lost),) if lost else ()
 
@@ -89,7 +89,7 @@ def _padded(response: str) -> str:
 
 
 def _places(text: str, forms: dict[str, str]) -> dict[str, int]:
-    """Where each form stands last in the text; forms that do not stand in it are left out."""
+    """Last occurrence of each form in the text; missing forms are left out."""
     return {key: place for key, form in forms.items() if (place := text.rfind(form)) >= 0}
 
 
@@ -101,5 +101,5 @@ def _texts(padded: str, options: Sequence[str]) -> dict[str, int]:
 
 
 def decided(letter: str | None, response: str) -> str:
-    """A letter as a decision; without one two responses decide alike only if they say the same."""
+    """A letter as a decision; without one the whole response is the decision."""
     return letter.strip().upper() if letter is not None else f"unread: {' '.join(response.split())}"

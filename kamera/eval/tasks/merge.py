@@ -14,10 +14,10 @@ from kamera.eval.tasks.run import finish
 
 
 def merge(folders: Sequence[str | Path], out_dir: str | Path) -> Results:
-    """Write the run that ``folders`` are parts of to ``out_dir``, and its results.
+    """Join the runs in ``folders`` into one in ``out_dir``; returns its results.
 
     Raises ValueError for an ``out_dir`` that holds a run and for a folder given twice; TaskDataError for
-    folders of different settings, of another form, being written, or that answer one item differently.
+    folders with different settings, of another format, being written, or with different answers to one item.
     """
     parts, out_dir = [Path(folder) for folder in folders], Path(out_dir)
     if not parts or len({part.resolve() for part in (*parts, out_dir)}) <= len(parts):
@@ -43,17 +43,17 @@ def _take(joined: Journal, part: Journal) -> None:
     for row in part.rows.values():
         before = joined.rows.get(row.id)
         if before is not None and before.digest != row.digest:
-            raise TaskDataError(f"{part.path.parent} asked another {row.id}: its data are not the others'")
+            raise TaskDataError(f"{part.path.parent} has another {row.id}: its data differ from the others'")
         joined.add_row(row)
     for line in part.lines.values():
         held = joined.lines.get((line.id, line.arm))
         if held is None or (held.error and not line.error):
             joined.add(line)
-        elif not line.error and _said(held) != _said(line):
+        elif not line.error and _answer(held) != _answer(line):
             raise TaskDataError(
-                f"{part.path.parent} answers {line.id} under {line.arm} otherwise than a folder before it"
+                f"{part.path.parent} answers {line.id} under {line.arm} differently from an earlier folder"
             )
 
 
-def _said(line: Line) -> tuple[str, float | None, str]:
+def _answer(line: Line) -> tuple[str, float | None, str]:
     return line.response, line.score, line.note

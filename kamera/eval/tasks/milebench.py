@@ -1,8 +1,8 @@
 """MileBench (FreedomIntelligence): 29 long-context tasks over many images, as published.
 
-``DIR/{Task}/{Task}.json`` beside ``DIR/{Task}/images/``; the archives' top folder ``MileBench``
-(``MLBench`` in old snapshots) may be ``DIR`` or lie in it. The combined-image and adversarial
-variants are not read: they leave one image, and no context to reuse.
+``DIR/{Task}/{Task}.json`` next to ``DIR/{Task}/images/``; the archives' top folder ``MileBench``
+(``MLBench`` in old snapshots) may be ``DIR`` or in it. The combined-image and adversarial variants are not
+read: they have one image, and no context to reuse.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ _PLACEHOLDER = re.compile(r"\{(?:image|table)#(\d+)\}")
 
 
 class MileBench:
-    """All datasets that are there, or ``subtasks`` (dataset names or codes such as ``T-1``).
+    """All existing datasets, or ``subtasks`` (dataset names or codes such as ``T-1``).
 
     Raises ValueError for a subtask that does not exist.
     """
@@ -71,7 +71,7 @@ class MileBench:
 
     @property
     def settings(self) -> Mapping[str, Any]:
-        """None."""
+        """No settings."""
         return {}
 
     # -- loading -------------------------------------------------------------------------------
@@ -123,7 +123,7 @@ class MileBench:
     # -- answering and scoring -----------------------------------------------------------------
 
     def max_new_tokens(self, sample: Sample) -> int:
-        """512, as the official configuration has it."""
+        """512, as in the official configuration."""
         return 512
 
     def score(self, response: str, sample: Sample) -> float:
@@ -159,7 +159,7 @@ class MileBench:
         )
 
     def write_predictions(self, answered: Sequence[Answered], folder: Path) -> list[Path]:
-        """``{Dataset}/pred.json`` as the official tools read it, their ``eval.json`` and item scores."""
+        """``{Dataset}/pred.json`` for the official tools, their ``eval.json`` and item scores."""
         return write_predictions(answered, folder)
 
 
@@ -185,7 +185,7 @@ def _document(file: Path) -> dict[str, Any] | Problem:
 def _sample(
     folder: Path, where: str, record: Any, instructions: Sequence[str], metric: Metric
 ) -> Iterator[Sample | Problem]:
-    """One record's sample, a remark before it where there is one, or what is wrong with it."""
+    """One record's sample, possibly after a remark, or its error."""
     wrong = _wrong(record, instructions, metric)
     if wrong:
         yield Problem(where, wrong)
@@ -221,14 +221,14 @@ def _sample(
 
 
 def _asked_from(context: str) -> int:
-    """Where the question begins: at the last "Question:", else behind the last image."""
+    """Start of the question: at the last "Question:", else after the last image."""
     marked = context.rfind("Question:")
     ends = [match.end() for match in _PLACEHOLDER.finditer(context)]
     return marked if marked >= 0 else max(ends, default=0)
 
 
 def _parts(text: str, images: Path, paths: Sequence[str], live: bool) -> list[Part]:
-    """Text and pictures by turns, text first and last."""
+    """Text and pictures alternately, text first and last."""
     pieces = _PLACEHOLDER.split(text)
     parts: list[Part] = [Text(pieces[0], live)]
     for number, words in zip(pieces[1::2], pieces[2::2], strict=True):
@@ -237,18 +237,18 @@ def _parts(text: str, images: Path, paths: Sequence[str], live: bool) -> list[Pa
 
 
 def _wrong(record: Any, instructions: Sequence[str], metric: Metric) -> str:
-    """Why a record cannot be asked; "" when it can."""
+    """The error in a record, or ""."""
     instance = record.get("task_instance") if isinstance(record, dict) else None
     if not isinstance(instance, dict) or not isinstance(instance.get("context"), str):
         return "no task_instance with a context"
     if not str(record.get("sample_id")).isdecimal():
-        return f"sample_id {record.get('sample_id')!r} is no number"
+        return f"sample_id {record.get('sample_id')!r} is not a number"
     chosen = record.get("task_instruction_id")
     if not isinstance(chosen, int) or not 0 <= chosen < len(instructions):
         return f"task_instruction_id {chosen!r} of {len(instructions)} instructions"
     paths = instance.get("images_path")
     if not isinstance(paths, list) or not all(isinstance(path, str) for path in paths):
-        return "images_path is no list of file names"
+        return "images_path is not a list of file names"
     for number in _PLACEHOLDER.findall(instance["context"]):
         if not 1 <= int(number) <= len(paths):
             return f"placeholder {number} for {len(paths)} images"
@@ -263,7 +263,7 @@ def _wrong(record: Any, instructions: Sequence[str], metric: Metric) -> str:
 
 
 def _listed(task: str, choices: Sequence[str]) -> str:
-    """The options as the prompt lists them; GPR1200 has too many for letters."""
+    """The options as lines of the prompt; GPR1200 has too many for letters."""
     if not choices:
         return ""
     letters = ["" if task == "GPR1200" else f"{chr(ord('A') + i)}. " for i in range(len(choices))]

@@ -1,4 +1,4 @@
-"""MileBench's result files: what its own tools write and read."""
+"""MileBench's result files, in the format of its own tools."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def write_predictions(answered: Sequence[Answered], folder: Path) -> list[Path]:
 
 
 def quantity(sample: Sample) -> str:
-    """The benchmark's level of a sample by its number of images."""
+    """The benchmark's level of a sample, by its number of images."""
     count = len(sample.meta["images_path"])
     return "Few" if count < 6 else "Many" if count > 31 else "Medium"
 

@@ -1,4 +1,4 @@
-"""MileBench's scorers: needle, ROUGE-L and choice extraction, quirks kept so that numbers compare."""
+"""MileBench's scorers: needle, ROUGE-L and choice extraction, with its quirks for comparable numbers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Metric = Literal["needle", "contains", "rouge-l", "choice"]
 
 
 def metric_of(task: str, question_type: str) -> Metric:
-    """How a task is scored: by its name first, then by its ``question_type``.
+    """Metric of a task: by its name first, then by its ``question_type``.
 
     Raises ValueError for a question type that is neither multi-choice nor open-ended.
     """
@@ -40,47 +40,47 @@ def label(index: int) -> str:
 
 
 def score_response(response: str, answer: str, choices: Sequence[str], metric: Metric) -> float:
-    """0.0 to 1.0. For ``"choice"``, ``answer`` is one of ``choices``."""
-    said, truth = process(response), process(answer)
+    """Score from 0.0 to 1.0. For ``"choice"``, ``answer`` is one of ``choices``."""
+    text, truth = process(response), process(answer)
     if metric == "needle":
-        return float(truth in said.split())
+        return float(truth in text.split())
     if metric == "contains":
-        return float(truth in said)
+        return float(truth in text)
     if metric == "rouge-l":
-        return rouge_l(said, truth)
+        return rouge_l(text, truth)
     options = [process(choice) for choice in choices]
-    return float(extract_choice(said, options) == label(options.index(truth)))
+    return float(extract_choice(text, options) == label(options.index(truth)))
 
 
 def decide(response: str, choices: Sequence[str], metric: Metric) -> str:
-    """The letters a choice is read as, else the response in the scorer's normal form."""
-    said = process(response)
-    return extract_choice(said, [process(choice) for choice in choices]) if metric == "choice" else said
+    """The letters of an extracted choice, else the response in the scorer's normal form."""
+    text = process(response)
+    return extract_choice(text, [process(choice) for choice in choices]) if metric == "choice" else text
 
 
-def extract_choice(said: str, options: Sequence[str]) -> str:
+def extract_choice(response: str, options: Sequence[str]) -> str:
     """The label a processed response names among processed options; "" for none.
 
-    In this order: nothing said is C; a "label option" found anywhere gives its first letter; an option
-    found anywhere when spaces are taken out gives its label (the first that matches: "image12" is
-    found as "image1"); one or two letters that are a label; else every letter that is a label.
+    In this order: an empty response is C; a "label option" anywhere gives its first letter; an option
+    anywhere after spaces are removed gives its label (the first match: "image12" matches "image1"); one
+    or two letters that are a label; else every letter that is a label.
     """
     labels = [label(i) for i in range(len(options))]
-    if said == "":
+    if response == "":
         return "C"
     both = [_escape(process(f"{name} {option}")) for name, option in zip(labels, options, strict=True)]
-    hit = re.search("|".join(both), said, re.DOTALL)
+    hit = re.search("|".join(both), response, re.DOTALL)
     # an empty match has no first letter: official code fails there and takes the response itself
     if hit is not None:
         return hit.group(0)[:1].upper()
     plain = [_escape(process(option)).replace(" ", "") for option in options]
-    hit = re.search("|".join(plain), said.replace(" ", ""), re.DOTALL)
-    # compared in escaped form: an option with a decimal point is never recognised here
+    hit = re.search("|".join(plain), response.replace(" ", ""), re.DOTALL)
+    # compared in escaped form: an option with a decimal point never matches here
     if hit is not None and hit.group(0).strip() in plain:
         return labels[plain.index(hit.group(0).strip())]
-    if said.upper() in labels:
-        return said.upper()
-    return "".join(letter.upper() for letter in said if letter.upper() in labels)
+    if response.upper() in labels:
+        return response.upper()
+    return "".join(letter.upper() for letter in response if letter.upper() in labels)
 
 
 def _escape(text: str) -> str:

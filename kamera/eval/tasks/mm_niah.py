@@ -1,6 +1,6 @@
 """MM-NIAH (OpenGVLab): needles in long documents of text and images, as published.
 
-``DIR/mm_niah_val/annotations/{subtask}.jsonl`` beside the images of the tarball, or ``mm_niah_test``.
+``DIR/mm_niah_val/annotations/{subtask}.jsonl`` next to the images of the tarball, or ``mm_niah_test``.
 """
 
 from __future__ import annotations
@@ -45,10 +45,10 @@ _PHRASE = "\nAnswer the question using a single word or phrase."
 
 
 class MMNiah:
-    """The benchmark's ``split``, all subtasks that are there or ``subtasks``.
+    """The benchmark's ``split``, with all existing subtasks or ``subtasks``.
 
-    ``bare`` leaves the answer instruction out, for models that follow none; scores taken so do not
-    compare with published ones. Raises ValueError for a split or subtask that does not exist.
+    ``bare`` omits the answer instruction, for models that do not follow any; such scores are not comparable
+    with published ones. Raises ValueError for a split or subtask that does not exist.
     """
 
     name = "mm-niah"
@@ -113,7 +113,7 @@ class MMNiah:
                 yield Problem(where, f"missing image {missing[0]!r} ({at})")
                 continue
             if _only_first_is_pattern(name, record["images_list"]):
-                yield Problem(where, "the pattern stands first in images_list, not last", skipped=False)
+                yield Problem(where, "the pattern is first in images_list, not last", skipped=False)
             taken += 1
             unlabelled += record.get("answer") is None
             if wanted(self._id(name, record)):
@@ -126,7 +126,7 @@ class MMNiah:
         return f"{name}-{self.split}/{record['id']}"
 
     def _images(self, data: Path, first: str) -> Path | None:
-        """The image folder; the val tarball extracts to ``mm_niah_dev``, wherever that was done."""
+        """The image folder; the val tarball extracts to ``mm_niah_dev``, in any folder."""
         top = f"mm_niah_{self.split}"
         inside = "mm_niah_dev" if self.split == "val" else top
         roots = [data / top / "images", data / top / inside / "images", data / inside / "images"]
@@ -175,7 +175,7 @@ class MMNiah:
 
     def decision(self, response: str, sample: Sample) -> str:
         """The choice, the list of counts, or the words in normal form."""
-        # labels of test are private: the kind of answer is known without them
+        # labels of test are private: the kind of answer does not depend on them
         kind = int if sample.choices else list if sample.task.startswith("counting") else str
         return decide(response, kind if sample.answer is None else type(sample.answer))
 
@@ -241,13 +241,13 @@ def _lines(file: Path) -> Iterator[tuple[int, str]]:
 
 
 def _parsed(line: str, name: str) -> dict[str, Any] | str:
-    """The record of a line, or what is wrong with it."""
+    """The record of a line, or its error."""
     try:
         record = json.loads(line)
     except (ValueError, RecursionError) as error:
         return f"no JSON, the line is truncated or damaged ({error})"
     if not isinstance(record, dict):
-        return f"a {type(record).__name__} where a record belongs"
+        return f"a {type(record).__name__}, not a record"
     for key, kinds in _FIELDS.items():
         if not isinstance(record.get(key), kinds):
             return f"{key!r} is missing or of the wrong type"
@@ -255,12 +255,12 @@ def _parsed(line: str, name: str) -> dict[str, Any] | str:
     depths = meta.get("placed_depth")
     depths = depths if isinstance(depths, list) else [depths]
     if not depths or not all(isinstance(d, int | float) and 0.0 <= d <= 1.0 for d in depths):
-        return f"placed_depth {meta.get('placed_depth')!r} is no depth between 0 and 1"
+        return f"placed_depth {meta.get('placed_depth')!r} is not a depth between 0 and 1"
     if not isinstance(meta.get("context_length"), int | float):
-        return f"context_length {meta.get('context_length')!r} is no number"
+        return f"context_length {meta.get('context_length')!r} is not a number"
     for key in ("choices", "choices_image_path"):
         if not _all_text(meta.get(key) or []):
-            return f"{key} {meta[key]!r} is no list of text"
+            return f"{key} {meta[key]!r} is not a list of text"
     if not _all_text(record["images_list"]):
         return "images_list holds other things than file names"
     if meta.get("choices") and meta.get("choices_image_path"):
@@ -271,9 +271,9 @@ def _parsed(line: str, name: str) -> dict[str, Any] | str:
     try:
         answer = _answer(name, record.get("answer"))
     except ValueError:
-        return f"answer {record['answer']!r} is no list of counts"
+        return f"answer {record['answer']!r} is not a list of counts"
     if answer is not None and not isinstance(answer, int | list | str):
-        return f"answer {answer!r} is no choice, list or text"
+        return f"answer {answer!r} is not a choice, list or text"
     return record
 
 
@@ -297,7 +297,7 @@ def _only_first_is_pattern(name: str, pictures: Sequence[str]) -> bool:
 
 
 def _interleave(text: str, pictures: Iterator[Picture]) -> list[Text | Picture]:
-    """The text with pictures in the places of its marks; empty texts only at its end."""
+    """The text with pictures in place of its marks; empty texts only at its end."""
     first, *rest = text.split(IMAGE)
     parts: list[Text | Picture] = [Text(first)]
     for piece in rest:

@@ -1,7 +1,7 @@
 """MM-NIAH's scorer: choices, soft accuracy of lists, words in text; and scores by length and depth.
 
-Follows the benchmark's ``calculate_scores``; its quirks (what counts as a letter, that empty rows of
-the depth axis count as zero) are kept, so that numbers compare.
+Follows the benchmark's ``calculate_scores`` with its quirks (the rule for letters, zero for empty rows of the
+depth axis), so that numbers are comparable.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ DEPTHS = 5
 
 
 class Place(NamedTuple):
-    """Column and row of a sample in the heat map; column -1 is shorter than the first edge."""
+    """Column and row of a sample in the heat map; column -1 is below the first edge."""
 
     column: int
     row: int
@@ -39,7 +39,7 @@ def score_response(response: str, answer: Any) -> float:
 
 
 def decide(response: str, kind: type) -> str:
-    """What `score_response` compares with an answer of type ``kind`` (int, list or str), as text."""
+    """The reading that `score_response` compares with an answer of ``kind`` (int, list or str), as text."""
     stripped = response.strip(".")
     if kind is int:
         chosen = _chosen(stripped)
@@ -51,7 +51,7 @@ def decide(response: str, kind: type) -> str:
 
 
 def place(context_length: float, placed_depth: float | Sequence[float]) -> Place:
-    """Where a sample counts; ``placed_depth`` (0 to 1) of several needles is their mean."""
+    """Cell of a sample; ``placed_depth`` (0 to 1) of several needles is their mean."""
     depths = [placed_depth] if isinstance(placed_depth, int | float) else list(placed_depth)
     depth = sum(depths) / len(depths)
     row = int((0.99 if depth == 1.0 else depth) / 0.2)
@@ -71,7 +71,7 @@ def bin_scores(scored: Iterable[tuple[Place, float]]) -> list[float]:
 
 
 def _chosen(text: str) -> int | None:
-    """The choice a response names, or None."""
+    """The choice in a response, or None."""
     if text.isdigit():
         return int(text) if text.isdecimal() else None
     text = text.lower().replace("the answer is", "").replace("*", "")
@@ -86,7 +86,7 @@ def _chosen(text: str) -> int | None:
 
 
 def _counts(text: str) -> list[Any] | None:
-    """The list a response holds, or None."""
+    """The list in a response, or None."""
     try:
         given = json.loads(text.replace("json", "").replace("```", "").strip())
     except (ValueError, RecursionError):

@@ -43,7 +43,7 @@ TASKS = (
     "Ordering",
 )
 NONE_FITS = "None of the choices provided"
-"""The right option of an unanswerable item; each has an answerable counterpart."""
+"""The correct option of an unanswerable item; each has an answerable counterpart."""
 
 _COLUMNS = (
     *("idx", "task", "image_relation", "image_type", "question", "options", "answer", "image_list"),
@@ -72,7 +72,7 @@ class MuirBench:
 
     @property
     def settings(self) -> Mapping[str, Any]:
-        """Whose prompt."""
+        """Source of the prompt."""
         return {"form": self.form}
 
     def load(
@@ -93,7 +93,7 @@ class MuirBench:
                     if made.task not in self.subtasks:
                         continue
                     if made.id in seen:
-                        yield Problem(made.where, f"idx {made.meta['idx']!r} stands there twice")
+                        yield Problem(made.where, f"idx {made.meta['idx']!r} occurs twice")
                         continue
                     seen.add(made.id)
                     left = None if left is None else left - 1
@@ -102,16 +102,16 @@ class MuirBench:
                 yield made
 
     def max_new_tokens(self, sample: Sample) -> int:
-        """16, as lmms-eval has it; the benchmark's own code does not say."""
+        """16, as in lmms-eval; the benchmark's own code sets no limit."""
         return 16
 
     def score(self, response: str, sample: Sample) -> float:
-        """1.0 where the extracted letter is the answer; a response without a letter is wrong."""
+        """1.0 if the extracted letter is the answer; a response without a letter is wrong."""
         found = self._find(response, sample)
         return float(found is not None and found.strip().lower() == sample.answer.lower())
 
     def decision(self, response: str, sample: Sample) -> str:
-        """The letter that is read, or the whole response where none is."""
+        """The extracted letter, or the whole response if there is none."""
         return decided(self._find(response, sample), response)
 
     def summarize(self, answered: Sequence[Answered]) -> Summary:
@@ -127,7 +127,7 @@ class MuirBench:
         return Summary(overall, "accuracy over all samples", overall, len(scored), filled + lost)
 
     def write_predictions(self, answered: Sequence[Answered], folder: Path) -> list[Path]:
-        """``muirbench.jsonl``: lmms-eval's per-item fields, and the response they come from."""
+        """``muirbench.jsonl``: lmms-eval's per-item fields, and the response."""
         path = folder / "muirbench.jsonl"
         with path.open("w", encoding="utf-8") as file:
             for a in answered:
@@ -185,7 +185,7 @@ class MuirBench:
 
 
 def _fault(row: dict[str, Any]) -> str:
-    """What is wrong with a row's fields, or nothing."""
+    """The error in a row's fields, or ""."""
     for field in ("idx", "task", "question", "answer"):
         if not isinstance(row[field], str) or not row[field]:
             return f"{field} is {row[field]!r}, no text"
@@ -200,7 +200,7 @@ def _fault(row: dict[str, Any]) -> str:
 
 
 def _pairs(scored: Sequence[tuple[Sample, float]]) -> list[float]:
-    """For every item whose counterpart was asked too: 1.0 where both are right. Each pair once."""
+    """1.0 if both items of a pair are right, else 0.0; once for every pair with both items asked."""
     by_idx = {q.meta["idx"]: (q.meta["counterpart_idx"], s) for q, s in scored}
     return [
         min(score, by_idx[other][1])

@@ -1,4 +1,4 @@
-"""The reference that owes Kamera nothing: the unsplit prompt through the processor, one ``generate``."""
+"""The reference without Kamera: the unsplit prompt through the processor and one ``generate``."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from kamera.patches import anchor_ids
 class Native:
     """An answer, the logits ``[vocabulary]`` of its first token, the prompt's tokens, and seconds."""
 
-    said: str
+    text: str
     logits: torch.Tensor
     tokens: int
     seconds: float
@@ -31,13 +31,13 @@ def ask(
     system: str | None,
     max_new_tokens: int,
 ) -> Native:
-    """Answer greedily: all contents and the question are one turn, processed and prefilled in one go."""
+    """Answer greedily: all contents and the question are one turn, processed and prefilled at once."""
     words = [{"type": "text", "text": question}] if question else []
     turn = backbone.chunk([*map(dict, contents), *words])
     tail = backbone.tokenize(backbone.seams(system).tail)
     ids = torch.cat([anchor_ids(backbone, system), turn.input_ids, tail])
     media = {name: turn.inputs[name] for name in turn.inputs if name not in TOKEN_TYPES}
-    # per-token inputs become those of all the tokens
+    # per-token inputs are extended to the whole sequence
     whole = backbone.builder.from_tensors(ids, media, backbone.fingerprint)
     sequence = ids[None].to(backbone.device)
     dtype = next(p.dtype for p in backbone.model.parameters() if p.is_floating_point())
@@ -53,11 +53,11 @@ def ask(
             output_logits=True,
         )
     seconds = time.perf_counter() - started
-    said = backbone.detokenize(made.sequences[0, ids.shape[0] :].cpu()) or ""
-    return Native(said, made.logits[0][0].cpu(), turn.num_tokens, seconds)
+    text = backbone.detokenize(made.sequences[0, ids.shape[0] :].cpu()) or ""
+    return Native(text, made.logits[0][0].cpu(), turn.num_tokens, seconds)
 
 
 def _given(name: str, tensor: torch.Tensor, device: torch.device, dtype: torch.dtype) -> torch.Tensor:
-    """As the model takes it: per-token inputs as a batch of one, pixels in the weights' dtype."""
+    """An argument of the model: per-token inputs as a batch of one, pixels in the weights' dtype."""
     batched = tensor[None] if name in TOKEN_TYPES else tensor
     return batched.to(device, dtype if tensor.is_floating_point() and "pixel" in name else tensor.dtype)

@@ -1,4 +1,4 @@
-"""Rows of a parquet file, one by one, as dicts: the container of the Hugging Face sets."""
+"""Rows of a parquet file, one by one, as dicts: the format of the Hugging Face sets."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _BATCH = 16  # rows in memory at once: a MuirBench row holds its pictures
 
 
 def rows(path: Path, columns: Sequence[str]) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Number (from 0) and the ``columns`` of every row, streamed.
+    """Index (from 0) and the ``columns`` of every row, streamed.
 
     Raises TaskDataError for a file that cannot be read, for columns it lacks, and without pyarrow.
     """
@@ -44,7 +44,7 @@ def rows(path: Path, columns: Sequence[str]) -> Iterator[tuple[int, dict[str, An
 def picture(cell: Any) -> Image.Image:
     """The RGB picture in a Hugging Face image cell ``{"bytes": …, "path": …}``.
 
-    Raises ValueError, saying what the cell holds instead.
+    Raises ValueError for other contents, which it names.
     """
     data = cell.get("bytes") if isinstance(cell, dict) else None
     if not data:

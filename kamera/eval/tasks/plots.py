@@ -18,16 +18,16 @@ _SHORT = "<1k"
 
 
 def check_plots() -> None:
-    """Raise TaskDataError without matplotlib: before a run, not behind it."""
+    """Raise TaskDataError without matplotlib, before a run starts."""
     if importlib.util.find_spec("matplotlib") is None:
         raise TaskDataError('plots need matplotlib: pip install "kamera[plots]", or leave them out')
 
 
 def draw(results: Results, folder: Path) -> list[Path]:
-    """Write the figures that the results have something for; the files.
+    """Write the figures for which the results have data; returns the files.
 
     ``arms.png``: every arm's mean with its interval. For MM-NIAH also ``heatmap.png``, scores by context
-    length and needle depth, a panel per arm (an empty cell was asked nothing), and ``lengths.png``, the
+    length and needle depth, one panel per arm (empty cells had no questions), and ``lengths.png``, the
     official score of every length.
     """
     check_plots()
@@ -45,7 +45,7 @@ def draw(results: Results, folder: Path) -> list[Path]:
 
 
 def heat_map(row: ArmResult) -> tuple[tuple[str, ...], list[list[float]]]:
-    """Context lengths, and an arm's scores ``[depths][lengths]``, depth 0 first; nan where none was asked."""
+    """Context lengths, and an arm's scores ``[depths][lengths]``, depth 0 first; nan for empty cells."""
     found = {group.label: group.score for group in row.summary.groups if group.by == CELLS}
     columns = tuple(
         length for length in (_SHORT, *LABELS) if any(label.startswith(f"{length},") for label in found)

@@ -20,7 +20,7 @@ NAMES = tuple(_PLACES)
 def make_task(name: str, **options: Any) -> Task:
     """The benchmark called ``name``; ``options`` (``subtasks``, ``split``, …) are its own.
 
-    Raises ValueError for a name that is none of `NAMES`.
+    Raises ValueError for a name outside `NAMES`.
     """
     if name not in _PLACES:
         raise ValueError(f"task {name!r} is none of {', '.join(NAMES)}")

@@ -1,4 +1,4 @@
-"""What a benchmark run found: scores beside fidelity to the re-prefill, costs, and what was wrong."""
+"""Results of a benchmark run: scores, fidelity to the re-prefill, costs, and problems."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ class ArmResult:
     """One arm over all items.
 
     ``summary`` holds the official score and the plain mean, ``interval`` the mean's 95 % bootstrap
-    interval. ``agreement`` is the share of items decided (`Task.decision`) as the re-prefill decides
-    them, ``native_agreement`` as the unsplit prompt is decided without Kamera; ``flip_recover`` is the
-    first of these among the items where blind reuse decides otherwise. All three are nan without such
-    items or without these arms. ``first_token_kl`` is the mean KL(arm ‖ re-prefill) of the answers'
-    first token (`FirstToken.kl`), of the items that were compared. Costs are means over items of
-    getting the window ready from stored canonicals: ``kv_share`` is bytes of patches to bytes of the
-    chunks' KV, ``reused_tokens`` and ``live_tokens`` are the prompt's.
+    interval. ``agreement`` is the share of items with the decision (`Task.decision`) of the re-prefill,
+    ``native_agreement`` with that of the unsplit prompt without Kamera; ``flip_recover`` is the agreement
+    over the items where blind reuse differs. All three are nan without such items or without these arms.
+    ``first_token_kl`` is the mean KL(arm ‖ re-prefill) of the answers' first token (`FirstToken.kl`), over
+    the compared items. Costs are means over items of filling the window from stored canonicals:
+    ``kv_share`` is bytes of patches per byte of the chunks' KV, ``reused_tokens`` and ``live_tokens`` are
+    the prompt's.
     """
 
     arm: str
@@ -45,9 +45,9 @@ class ArmResult:
 
 @dataclass(frozen=True)
 class Results:
-    """A finished run: one row per arm, and everything that was wrong with the data.
+    """A finished run: one row per arm, and all problems of the data.
 
-    ``notes`` counts the items that were cut, over-length or out of memory, by arm and note.
+    ``notes`` counts the items that were cut, over-length or out of memory, per arm and note.
     """
 
     task: str
@@ -63,7 +63,7 @@ class Results:
         return sum(problem.skipped for problem in self.problems)
 
     def document(self) -> dict[str, Any]:
-        """Plain values for JSON, nan where something is undefined."""
+        """Plain values for JSON, nan for undefined ones."""
         return {
             "task": self.task,
             "items": self.items,
@@ -85,14 +85,18 @@ def collect(
     lines: Sequence[Line],
     problems: Sequence[Problem],
 ) -> Results:
-    """The results of a run from every arm's answers (in the same order) and the lines of all items."""
-    said = {arm: [task.decision(a.response, a.sample) for a in of_arm] for arm, of_arm in answered.items()}
-    ideal = said.get(REFERENCE)
-    flipped = [i for i, b in enumerate(said[BLIND]) if b != ideal[i]] if ideal and BLIND in said else []
+    """The results of a run from every arm's answers (in equal order) and the lines of all items."""
+    decisions = {
+        arm: [task.decision(a.response, a.sample) for a in of_arm] for arm, of_arm in answered.items()
+    }
+    ideal = decisions.get(REFERENCE)
+    flipped = (
+        [i for i, b in enumerate(decisions[BLIND]) if b != ideal[i]] if ideal and BLIND in decisions else []
+    )
     rows = []
     for arm, of_arm in answered.items():
         own = [line for line in lines if line.arm == arm]
-        same = [float(a == b) for a, b in zip(said[arm], ideal, strict=True)] if ideal else []
+        same = [float(a == b) for a, b in zip(decisions[arm], ideal, strict=True)] if ideal else []
         kv_bytes = sum(line.kv_bytes for line in own)
         rows.append(
             ArmResult(
@@ -101,7 +105,7 @@ def collect(
                 interval=bootstrap([a.score for a in of_arm if a.score is not None]),
                 agreement=mean(same),
                 native_agreement=mean(
-                    [float(a == b) for a, b in zip(said[arm], said.get(NATIVE, ()), strict=False)]
+                    [float(a == b) for a, b in zip(decisions[arm], decisions.get(NATIVE, ()), strict=False)]
                 ),
                 flip_recover=mean([same[i] for i in flipped]),
                 first_token_kl=mean([x.first_token_kl for x in own if x.first_token_kl is not None]),

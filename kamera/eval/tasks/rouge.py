@@ -1,6 +1,6 @@
-"""ROUGE-L as the package ``rouge`` 1.0.1 computes it: over sets of words, sentence by sentence.
+"""ROUGE-L of the package ``rouge`` 1.0.1: over sets of words, sentence by sentence.
 
-MileBench's published numbers were taken with that package, and other ROUGE-L code gives others.
+MileBench's published numbers come from that package; other ROUGE-L code gives other numbers.
 """
 
 from __future__ import annotations
@@ -9,10 +9,10 @@ from collections.abc import Sequence
 
 
 def rouge_l(hypothesis: str, reference: str) -> float:
-    """The F score, 0.0 to 1.0; 0.0 when either holds no sentence.
+    """The F score, 0.0 to 1.0; 0.0 if either has no sentence.
 
-    Sentences end at periods. With m and n different words in reference and hypothesis, and L of them
-    in the union of longest common subsequences: p = L / n, r = L / m, f = 2 p r / (p + r + 1e-8).
+    Sentences end at periods. With m and n distinct words in reference and hypothesis, and L of them in the
+    union of longest common subsequences: p = L / n, r = L / m, f = 2 p r / (p + r + 1e-8).
     """
     hypotheses, references = _sentences(hypothesis), _sentences(reference)
     if not hypotheses or not references:
@@ -28,12 +28,12 @@ def rouge_l(hypothesis: str, reference: str) -> float:
 
 
 def _sentences(text: str) -> list[list[str]]:
-    """Words of each sentence; one of nothing but spaces holds the empty word, as there."""
+    """Words of each sentence; one of only spaces holds the empty word, as in the package."""
     return [" ".join(piece.split()).split(" ") for piece in text.split(".") if piece]
 
 
 def _common_words(x: Sequence[str], y: Sequence[str]) -> set[str]:
-    """Words of the longest common subsequence that the backtrack finds; on a tie it goes back in y."""
+    """Words of the longest common subsequence found by backtracking; a tie steps back in y."""
     table = [[0] * (len(y) + 1) for _ in range(len(x) + 1)]
     for i, a in enumerate(x, 1):
         for j, b in enumerate(y, 1):

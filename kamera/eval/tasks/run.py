@@ -1,4 +1,4 @@
-"""Run a benchmark: every arm answers every item through a real window; resumable."""
+"""Run a benchmark: every arm answers every item through a `KameraWindow`; resumable."""
 
 from __future__ import annotations
 
@@ -42,20 +42,20 @@ def run_task(
 ) -> Results:
     """Ask samples of ``task`` in ``data`` under every arm, greedily, and score the answers.
 
-    Chunks are a sample's images, clips and the text between them; the antecedents of each are what
-    stands before it. Only the context is reused; the question and its choices are live, pictures and
-    all, unless ``reuse`` is "all" (then only the text that ends the prompt is).
+    Chunks are a sample's images, clips and the text between them. Only the context is reused; the question
+    and its choices with their pictures are live, unless ``reuse`` is "all" (then only the text that ends the
+    prompt is live).
 
-    ``limit``, ``sample``, ``seed`` and ``shard`` choose the samples (`Selection`; default: all).
-    ``max_tokens`` (default: what the model was made for) bounds the prompt, ``system`` is the system
-    prompt, ``max_pixels`` and ``image_size`` make pictures and frames smaller (`Shrink`) for every arm.
-    ``on_item`` is called after each sample.
+    ``limit``, ``sample``, ``seed`` and ``shard`` select the samples (`Selection`; default: all).
+    ``max_tokens`` (default: the model's limit) bounds the prompt, ``system`` is the system prompt,
+    ``max_pixels`` and ``image_size`` make pictures and frames smaller (`Shrink`) for every arm. ``on_item``
+    is called after each sample.
 
-    Lines, predictions and settings are kept in ``out_dir``; a second run there answers only what is
-    missing: other samples, arms that are new, items that failed. A sample that fails is a line with its
-    error and one of the result's ``problems``; the results are of the others. Raises ValueError for an
-    unknown arm, TaskDataError for data that is not laid out as published, for a folder of another run
-    (model, settings, versions, data) and for one that another process is writing.
+    Lines, predictions and settings are kept in ``out_dir``; a second run there answers only missing items:
+    other samples, new arms, failed items. A sample that fails is a line with its error and one of the
+    result's ``problems``; the results cover the others. Raises ValueError for an unknown arm, TaskDataError
+    for data in an unknown layout, for a folder of another run (model, settings, versions, data) and for one
+    that another process is writing.
     """
     data, out_dir = Path(data), Path(out_dir)
     wanted = parse_arms(arms)
@@ -63,7 +63,7 @@ def run_task(
         raise ValueError(f"reuse {reuse!r} is none of {', '.join(get_args(Reuse))}")
     shrink = Shrink(max_pixels, image_size)
     selection = Selection(limit, sample, seed, shard)
-    room = room_of(backbone) if max_tokens is None else max_tokens
+    limit_tokens = room_of(backbone) if max_tokens is None else max_tokens
     seams = backbone.seams(system)
     settings = {
         "task": task.name,
@@ -71,7 +71,7 @@ def run_task(
         "backbone": backbone.fingerprint,
         "system": system,
         "prompt": {"opening": seams.prefix, "closing": seams.tail},
-        "max_tokens": room,
+        "max_tokens": limit_tokens,
         "reuse": reuse,
         "pictures": asdict(shrink),
         "versions": library_versions(),
@@ -79,7 +79,7 @@ def run_task(
     asked = {"data": str(data), "arms": [arm.name for arm in wanted], **selection.document()}
     with locked(out_dir):
         journal = Journal(out_dir, settings, resume, asked)
-        asking = Asking(backbone, task, system, room, reuse, shrink)
+        asking = Asking(backbone, task, system, limit_tokens, reuse, shrink)
         chooser = Chooser(selection, task, data)
         problems: list[Problem] = []
         ids: list[str] = []
@@ -105,7 +105,7 @@ def finish(
     out_dir: Path,
     problems: Sequence[Problem] = (),
 ) -> Results:
-    """Predictions and results of the samples that every arm answered; the others are problems too."""
+    """Predictions and results of the samples that every arm answered; the others become problems."""
     answered: dict[str, list[Answered]] = {arm: [] for arm in arms}
     lines, found = [], list(problems)
     for id in ids:
@@ -129,12 +129,12 @@ def finish(
 
 
 def _missing(journal: Journal, sample: Sample, arms: Sequence[Arm]) -> list[Arm]:
-    """Arms without an answer. Raises TaskDataError when a line answers another version of the sample."""
+    """Arms without an answer. Raises TaskDataError if a line answers another version of the sample."""
     wanted = digest(sample)
     row = journal.rows.get(sample.id)
     if row is not None and row.digest != wanted:
         raise TaskDataError(
-            f"{sample.where}: {sample.id} is not what {journal.path} holds answers to (its prompt, "
+            f"{sample.where}: {sample.id} is not the sample answered in {journal.path} (its prompt, "
             "images or label changed): give another folder"
         )
     held = {arm: journal.lines.get((sample.id, arm.name)) for arm in arms}
@@ -146,7 +146,7 @@ def _once(items: Iterator[Sample | Problem]) -> Iterator[Sample | Problem]:
     for item in items:
         if isinstance(item, Sample):
             if item.id in seen:
-                yield Problem(item.where, f"{item.id} was there before")
+                yield Problem(item.where, f"{item.id} occurs twice")
                 continue
             seen.add(item.id)
         yield item

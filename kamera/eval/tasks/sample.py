@@ -1,4 +1,4 @@
-"""What every benchmark is made of: samples, problems with its files, and the contract of a task."""
+"""Samples of benchmarks, problems with their files, and the interface of a task."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any, Literal, Protocol
 
 @dataclass(frozen=True)
 class Text:
-    """Words of the prompt, exactly as they stand there, newlines included."""
+    """Text of the prompt, verbatim, newlines included."""
 
     text: str
     live: bool = False
@@ -20,7 +20,7 @@ class Text:
 
 @dataclass(frozen=True)
 class Picture:
-    """An image of the prompt. ``source`` is a path, or a PIL image where the set holds no files."""
+    """An image of the prompt. ``source`` is a path, or a PIL image if the set has no image files."""
 
     source: Any
     live: bool = False
@@ -30,7 +30,7 @@ class Picture:
 class Video:
     """A clip of the prompt: ``num_frames`` evenly spaced frames, or frames at ``fps``, of a file.
 
-    ``source`` is a path, or a `Clip` that is already decoded.
+    ``source`` is a path, or a decoded `Clip`.
     """
 
     source: Any
@@ -42,7 +42,7 @@ class Video:
 Part = Text | Picture | Video
 
 Wanted = Callable[[str], bool]
-"""Whether the sample of an id is to be made: asked before its media are read, once each, in file order."""
+"""Predicate of ids of wanted samples, called once each, in file order, before their media are read."""
 
 
 def every(id: str) -> bool:
@@ -52,15 +52,14 @@ def every(id: str) -> bool:
 
 @dataclass(frozen=True)
 class Sample:
-    """One item of a benchmark, ready to be asked.
+    """One item of a benchmark.
 
-    ``parts`` and then ``question`` are the whole prompt in the order the benchmark's own code has it:
-    the parts become chunks, the question is the text that ends the prompt. A part that is ``live``
-    belongs to the question or its choices too: a server meets it with the question, so it is computed
-    behind the context, whatever of that is reused. ``id`` is unique in a run
-    (``"retrieval-text-val/17"``), ``task`` the subtask. ``answer`` is None where labels are private:
-    then only predictions are written. ``choices`` are the options in order, empty for open questions.
-    ``meta`` holds what results are grouped by and what the prediction files repeat. ``where`` is
+    ``parts`` and then ``question`` are the whole prompt in the order of the benchmark's own code: the parts
+    become chunks, the question is the text that ends the prompt. A ``live`` part belongs to the question or
+    its choices: it arrives with the question, so it is always computed after the context, never reused.
+    ``id`` is unique in a run (``"retrieval-text-val/17"``), ``task`` the subtask. ``answer`` is None if
+    labels are private: then only predictions are written. ``choices`` are the options in order, empty for
+    open questions. ``meta`` holds keys for grouping and fields of the prediction files. ``where`` is
     ``"file:line"``. The first ``head`` parts (an instruction) stay when an over-long prompt is cut.
     """
 
@@ -76,16 +75,16 @@ class Sample:
 
     @property
     def prompt(self) -> str:
-        """The prompt as text, with ``<image>`` and ``<video>`` where media stand."""
+        """The prompt as text, with ``<image>`` and ``<video>`` for media."""
         marks = {Picture: "<image>", Video: "<video>"}
         return "".join(p.text if isinstance(p, Text) else marks[type(p)] for p in self.parts) + self.question
 
 
 @dataclass(frozen=True)
 class Problem:
-    """Something wrong with the data: named with file and line, never guessed around.
+    """An error in the data, with file and line.
 
-    ``skipped`` tells an item that is left out from a remark on one that runs all the same.
+    ``skipped`` is True if the item is left out, False for a remark on an item that runs.
     """
 
     where: str
@@ -98,7 +97,7 @@ class Problem:
 
 @dataclass(frozen=True)
 class Answered:
-    """A sample (its media's ``source`` may be None by now), one arm's response, and what it scores.
+    """A sample (the ``source`` of its media may be None), one arm's response, and its score.
 
     ``score`` is 0.0 to 1.0, None without a label.
     """
@@ -120,11 +119,11 @@ class Group:
 
 @dataclass(frozen=True)
 class Summary:
-    """What a benchmark says of one arm.
+    """Scores of one arm.
 
-    ``official`` is the score as the benchmark's own tools take it (``how`` says in a few words how),
-    ``mean`` the plain mean over labelled samples. Both are nan where ``n``, the number of labelled
-    samples, is zero.
+    ``official`` is the score by the rule of the benchmark's own tools (``how`` describes it in a few words),
+    ``mean`` the plain mean over labelled samples. Both are nan if ``n``, the number of labelled samples, is
+    zero.
     """
 
     official: float
@@ -135,55 +134,55 @@ class Summary:
 
 
 class Task(Protocol):
-    """A benchmark in its published layout. Options (split, subtasks) are given when it is made."""
+    """A benchmark in its published layout. Options (split, subtasks) are arguments of its constructor."""
 
     name: str
     overlong: Literal["left", "refuse"]
-    """A prompt longer than the window: drop parts from the left behind the head, or answer "None"."""
+    """Treatment of a prompt longer than the window: drop parts after the head, or answer "None"."""
 
     @property
     def settings(self) -> Mapping[str, Any]:
-        """The options that decide what a prompt looks like, as JSON has them; `make_task` takes them."""
+        """The options that determine prompts, as JSON values; arguments of `make_task`."""
         ...
 
     def load(
         self, data: Path, limit: int | None = None, wanted: Wanted = every
     ) -> Iterator[Sample | Problem]:
-        """Samples in file order, at most ``limit`` of each annotation file, of these the ``wanted``, and
-        what is wrong with them.
+        """Samples in file order, at most ``limit`` of each annotation file, of these the ``wanted``; and
+        problems of the data.
 
-        Streams. Raises TaskDataError where nothing can be loaded at all (no such layout).
+        Streams. Raises TaskDataError if nothing can be loaded at all (unknown layout).
         """
         ...
 
     def max_new_tokens(self, sample: Sample) -> int:
-        """How long an answer may be."""
+        """Most tokens of an answer."""
         ...
 
     def score(self, response: str, sample: Sample) -> float:
-        """0.0 to 1.0, as the benchmark's own scorer gives it. Only called with a label."""
+        """Score from 0.0 to 1.0 by the benchmark's own scorer. Only called with a label."""
         ...
 
     def decision(self, response: str, sample: Sample) -> str:
-        """What the scorer reads in a response: two responses of one decision always score alike.
+        """The scorer's reading of a response: responses with equal decisions have equal scores.
 
-        The option where one is found, else the answer in the scorer's normal form. Needs no label.
+        The option if one is found, else the answer in the scorer's normal form. Needs no label.
         """
         ...
 
     def summarize(self, answered: Sequence[Answered]) -> Summary:
-        """One arm's results, grouped as the benchmark groups them."""
+        """One arm's results, in the benchmark's groups."""
         ...
 
     def write_predictions(self, answered: Sequence[Answered], folder: Path) -> list[Path]:
-        """Write one arm's responses in the benchmark's own prediction format; the files written."""
+        """Write one arm's responses in the benchmark's own prediction format; returns the files."""
         ...
 
 
 def digest(sample: Sample) -> str:
-    """What an answer depends on besides the model: prompt, media (name and size), label."""
-    said = [sample.id, sample.prompt, repr(sample.answer), [_name(part) for part in sample.parts]]
-    return hashlib.sha256(json.dumps(said).encode()).hexdigest()[:32]
+    """Digest of everything but the model that affects an answer: prompt, media (name and size), label."""
+    fields = [sample.id, sample.prompt, repr(sample.answer), [_name(part) for part in sample.parts]]
+    return hashlib.sha256(json.dumps(fields).encode()).hexdigest()[:32]
 
 
 def _name(part: Part) -> list[Any]:
@@ -197,12 +196,12 @@ def _name(part: Part) -> list[Any]:
 
 
 def mean(values: Sequence[float]) -> float:
-    """The plain mean, nan of nothing."""
+    """The plain mean; nan for no values."""
     return sum(values) / len(values) if values else float("nan")
 
 
 def grouped(by: str, scored: Iterable[tuple[str, float]]) -> tuple[Group, ...]:
-    """Means of (label, score) pairs by label, in the order labels first come."""
+    """Means of (label, score) pairs by label, in the order of first occurrence."""
     cells: dict[str, list[float]] = {}
     for label, score in scored:
         cells.setdefault(label, []).append(score)

@@ -1,4 +1,4 @@
-"""Which samples of a benchmark a run asks: the first of each file, some drawn by a seed, a share of them."""
+"""Selection of a benchmark's samples: the first of each file, a random draw, a shard."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from kamera.eval.tasks.sample import Task
 @dataclass(frozen=True)
 class Selection:
     """``limit`` samples of each annotation file; of these ``sample`` drawn by ``seed``; of these the
-    share ``shard`` = (i, n), 1 ≤ i ≤ n.
+    shard ``shard`` = (i, n), 1 ≤ i ≤ n.
 
-    Of one seed, fewer samples are among those of more. The n shares are disjoint and together all.
+    For one seed a smaller draw is a subset of a larger one. The n shards are a partition.
     """
 
     limit: int | None = None
@@ -31,15 +31,15 @@ class Selection:
             raise ValueError(f"shard {self.shard[0]}/{self.shard[1]}: give i/n with 1 <= i <= n")
 
     def document(self) -> dict[str, Any]:
-        """As JSON has it."""
+        """The selection as JSON values."""
         shard = None if self.shard is None else f"{self.shard[0]}/{self.shard[1]}"
         return {"limit": self.limit, "sample": self.sample, "seed": self.seed, "shard": shard}
 
 
 class Chooser:
-    """A selection from one set: `wanted` is asked once for every sample that could be, in file order.
+    """A selection from one set: call `wanted` once for every sample, in file order.
 
-    Drawing goes once through the set, without its media.
+    A random draw reads the set once, without its media.
     """
 
     def __init__(self, selection: Selection, task: Task, data: Path) -> None:
@@ -54,7 +54,7 @@ class Chooser:
             self._drawn = frozenset(ranked[: selection.sample])
 
     def wanted(self, id: str) -> bool:
-        """Whether this run asks the sample."""
+        """True if this run asks the sample."""
         if self._drawn is not None and id not in self._drawn:
             return False
         place = self.places.setdefault(id, len(self.places))

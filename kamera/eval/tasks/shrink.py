@@ -1,4 +1,4 @@
-"""Smaller pictures for every arm alike, before the processor has its say."""
+"""Smaller pictures for every arm, before the processor's own resizing."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from kamera.eval.tasks.sample import Part, Picture, Text
 
 @dataclass(frozen=True)
 class Shrink:
-    """Pictures and frames keep their shape and get at most ``max_pixels`` pixels, and a longer side of at
-    most ``image_size``. Smaller ones stay as they are.
+    """Limits of ``max_pixels`` pixels and a longer side of ``image_size``; the aspect ratio is kept. Smaller
+    pictures and frames do not change.
     """
 
     max_pixels: int | None = None
@@ -27,7 +27,7 @@ class Shrink:
                 raise ValueError(f"{name} is {value}: give a positive number of pixels")
 
     def apply(self, image: Image.Image) -> Image.Image:
-        """The picture in its size."""
+        """The picture within the limits."""
         width, height = image.size
         share = 1.0
         if self.max_pixels is not None:

@@ -1,4 +1,4 @@
-"""SubRip subtitles, and which of them are on the screen at given times."""
+"""SubRip subtitles, and those on the screen at given times."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def read_srt(path: Path) -> tuple[Cue, ...]:
             raise ValueError(f"{path}:{i + 1}: time {lines[i].strip()!r} is not 'h:m:s,ms --> h:m:s,ms'")
         body = lines[i + 1 : stop]
         if stop < len(lines) and body and body[-1].strip().isdigit():
-            body = body[:-1]  # the number of the cue that follows
+            body = body[:-1]  # the number of the next cue
         words = " ".join(_TAG.sub("", line).strip() for line in body).split()
         if words:
             cues.append(Cue(_seconds(match, 1), _seconds(match, 5), " ".join(words)))

@@ -53,7 +53,7 @@ class VideoMME:
 
     @property
     def settings(self) -> Mapping[str, Any]:
-        """Which frames are shown, in how many chunks."""
+        """Sampling of frames, and the number of chunks."""
         return self.sampling.settings
 
     def load(
@@ -66,12 +66,12 @@ class VideoMME:
         if "with-subtitles" in self.subtasks and not (data / "subtitle").is_dir():
             raise TaskDataError(f"{data / 'subtitle'}: no such folder: unpack subtitle.zip")
         seen: set[str] = set()
-        shown: tuple[str, tuple[Clip, ...] | str] = ("", ())  # a video's questions follow one another
+        shown: tuple[str, tuple[Clip, ...] | str] = ("", ())  # a video's questions are consecutive
         for number, row in rows(table, (*_TEXTS, "options")):
             if limit is not None and len(seen) >= limit:
                 return
             where = f"{table}:row {number}"
-            bad = _fault(row) or ("question_id stands there twice" if row["question_id"] in seen else "")
+            bad = _fault(row) or ("question_id occurs twice" if row["question_id"] in seen else "")
             if bad:
                 yield Problem(where, bad)
                 continue
@@ -88,22 +88,22 @@ class VideoMME:
                 yield from self._samples(row, shown[1], setting, data / "subtitle", where)
 
     def max_new_tokens(self, sample: Sample) -> int:
-        """16, as lmms-eval has it; the benchmark's own page does not say."""
+        """16, as in lmms-eval; the benchmark publishes no limit."""
         return 16
 
     def score(self, response: str, sample: Sample) -> float:
-        """1.0 where the first capital A to D is the answer; a response without one is wrong."""
+        """1.0 if the first capital A to D is the answer; a response without one is wrong."""
         return float(first_abcd(response) == sample.answer)
 
     def decision(self, response: str, sample: Sample) -> str:
-        """The letter that is read, or the whole response where none is."""
+        """The extracted letter, or the whole response if there is none."""
         return decided(first_abcd(response), response)
 
     def summarize(self, answered: Sequence[Answered]) -> Summary:
-        """Official: right of answered, as the benchmark's own script divides; ``mean`` is of all asked.
+        """Official: correct per answered, as in the benchmark's own script; ``mean`` is over all samples.
 
-        Overall and by duration, domain, sub-category and task type, for each setting; an answer without
-        a letter counts as none.
+        Overall and by duration, domain, sub-category and task type, for each setting; a response without a
+        letter counts as unanswered.
         """
         scored = [(a.sample, a.score) for a in answered if a.score is not None]
         read = [
@@ -131,7 +131,7 @@ class VideoMME:
         return Summary(head.score, how, overall, len(scored), (*groups, *lost))
 
     def write_predictions(self, answered: Sequence[Answered], folder: Path) -> list[Path]:
-        """``video-mme-{setting}.json`` for each setting, as the benchmark's result template has it."""
+        """``video-mme-{setting}.json`` for each setting, in the format of the benchmark's result template."""
         paths = []
         for setting in SETTINGS:
             videos: dict[str, dict[str, Any]] = {}
@@ -153,7 +153,7 @@ class VideoMME:
         return paths
 
     def _video(self, folder: Path, video_id: str) -> tuple[Clip, ...] | str:
-        """The video's clips, or what is wrong with it."""
+        """The video's clips, or its error."""
         path = find_video(folder, video_id, SUFFIXES)
         if path is None:
             return f"no video {folder / video_id} with any of {', '.join(SUFFIXES)}"
@@ -198,12 +198,12 @@ def _id(setting: str, row: Mapping[str, Any]) -> str:
 
 
 def _right(scores: Sequence[float]) -> float:
-    """The share that is right; 0 where nothing was answered, as the benchmark's script has it."""
+    """The share of correct answers; 0 if nothing was answered, as in the benchmark's script."""
     return mean(scores) if scores else 0.0
 
 
 def _fault(row: dict[str, Any]) -> str:
-    """What is wrong with a row's fields, or nothing."""
+    """The error in a row's fields, or ""."""
     for field in _TEXTS:
         if not isinstance(row[field], str) or not row[field]:
             return f"{field} is {row[field]!r}, no text"
@@ -212,4 +212,4 @@ def _fault(row: dict[str, Any]) -> str:
     options = row["options"]
     if not options or len(options) != 4 or not all(isinstance(option, str) for option in options):
         return f"options are {options!r}, not four texts"
-    return "" if row["answer"] in ("A", "B", "C", "D") else f"answer {row['answer']!r} is no letter A to D"
+    return "" if row["answer"] in ("A", "B", "C", "D") else f"answer {row['answer']!r} is not a letter A to D"

@@ -1,6 +1,6 @@
-"""Text normalisation as the VQA-derived scorers do it, quirks included.
+"""Text normalisation of the VQA-derived scorers, quirks included.
 
-Source: the VQA evaluation's answer processing, as MM-NIAH and MileBench carry it.
+Source: the VQA evaluation's answer processing, in the version of MM-NIAH and MileBench.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ _PUNCTUATION = ';/[]"{}()=+\\_-><@`,?!'
 _COMMA_IN_NUMBER = re.compile(r"\d,\d")
 _PERIOD = re.compile(r"\.(?!\d)")
 _MOST_PERIODS = 32
-"""The scorers pass a regular expression flag where a count belongs: 32 periods go, the rest stay."""
+"""The scorers pass a regular expression flag as a count: 32 periods are removed, the rest stay."""
 
 _NUMBERS = {
     word: str(number)
@@ -50,14 +50,14 @@ _CONTRACTED = (
 _CONTRACTIONS = {
     word[:at] + word[at + 1 :]: word for word in _CONTRACTED for at, mark in enumerate(word) if mark == "'"
 } | {"somebody'd": "somebodyd"}
-"""Each word with one of its apostrophes left out, to the word; one entry stands the other way round there."""
+"""Each word with an apostrophe missing, to the word; the source has one entry reversed."""
 
 
 def strip_punctuation(text: str) -> str:
     """Delete or blank each punctuation mark.
 
-    A mark goes without a trace when the text has it next to a space, or holds a number with a comma
-    anywhere; else a space takes its place. Periods go where no digit follows, the first 32 of them.
+    A mark is deleted if the text has it next to a space, or a number with a comma anywhere; else a space
+    replaces it. The first 32 periods without a following digit are deleted.
     """
     number = _COMMA_IN_NUMBER.search(text) is not None
     out = text
@@ -68,7 +68,7 @@ def strip_punctuation(text: str) -> str:
 
 
 def on_one_line(text: str) -> str:
-    """Newlines and tabs as spaces, none at the ends."""
+    """Newlines and tabs become spaces; spaces at the ends are stripped."""
     return text.replace("\n", " ").replace("\t", " ").strip()
 
 
@@ -84,5 +84,5 @@ def normalize(text: str) -> str:
 
 
 def holds_word(text: str, word: str) -> bool:
-    """Whether ``word`` stands in ``text`` between word boundaries."""
+    """True if ``word`` occurs in ``text`` between word boundaries."""
     return re.search(rf"\b{re.escape(word)}\b", text) is not None

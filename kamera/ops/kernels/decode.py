@@ -1,4 +1,4 @@
-"""Codes of a stored channel, decoded a tile at a time into a buffer that is there already."""
+"""Codes of a stored channel, decoded tile by tile into an existing buffer."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def decode(channel: CodedChannel, heads: slice, start: int, stop: int, out: torc
         out[:, 0::2].copy_(codes & 15)
         out[:, 1::2].copy_((codes >> 4)[:, : (stop - start) // 2])
     steps, lows = (_spread(channel, t[heads], start, stop) for t in (channel.steps, channel.lows))
-    largest = torch.finfo(channel.steps.dtype).max  # the last code may lie a part of a step above it
+    largest = torch.finfo(channel.steps.dtype).max  # the last code may exceed it by a fraction of a step
     out.mul_(steps).add_(lows).clamp_(-largest, largest)
 
 

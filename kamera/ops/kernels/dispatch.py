@@ -1,4 +1,4 @@
-"""`serve`: check everything, then write, by the fastest path that can run here."""
+"""`serve`: check every argument, then write by the fastest implementation that runs here."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from typing import Literal
 import torch
 
 from kamera.ops.kernels import native_path, torch_path
-from kamera.ops.kernels.place import stored_layers
+from kamera.ops.kernels.stored import stored_layers
 from kamera.ops.kv import KV
 from kamera.ops.layout import Channel, Layout
 from kamera.ops.lowrank import LowRank, Patch
 
 Path = Literal["torch", "native", "triton"]
-"""Which implementation wrote."""
+"""The implementation that wrote."""
 
 
 def serve(
@@ -30,17 +30,17 @@ def serve(
     *,
     phased_only: bool = False,
 ) -> Path:
-    """Write R(δ)(source + patch) into ``into``, in place: what `apply_patch` gives, in fewer passes.
+    """Write R(δ)(source + patch) into ``into``, in place: the result of `apply_patch` in fewer passes.
 
     ``into`` and ``source`` hold ``[heads, tokens, dim]`` per layer and channel; ``into`` is usually views
     of a preallocated live buffer (any strides, any dtype) and must not share memory with ``source``.
     ``source`` is floats or a `CodedKV`, which is decoded on the way. ``offset`` holds one integer per
-    position axis. ``phased_only`` writes only the phased channels, where the free ones stand already (a
-    slide); neither KV then needs the free ones.
+    position axis. ``phased_only`` writes only the phased channels, for a target that holds the free ones
+    already (a slide); neither KV then needs the free ones.
 
     Sums are done in float32 (float64 where source or factors are) and cast last. A zero offset without
-    a patch keeps the source's bits. Returns the path that ran. Raises ValueError, before anything is
-    written, for shapes, channels or an offset that do not fit the layout.
+    a patch keeps the source's bits. Returns the implementation that ran. Raises ValueError, before anything
+    is written, for shapes, channels or an offset that do not fit the layout.
     """
     _check(into, source, patch, layout, offset, phased_only)
     for path, fused in _candidates(into):
@@ -51,7 +51,7 @@ def serve(
             return path
         except (MemoryError, torch.OutOfMemoryError):
             raise
-        except Exception as error:  # triton has no compiler for its launcher, or does not know the chip
+        except Exception as error:  # triton lacks a compiler for its launcher, or support for the device
             _broken[path] = error
             warnings.warn(f"the {path} path cannot run here, torch serves instead: {error}", stacklevel=2)
     torch_path.write(into, source, patch, layout, offset, phased_only=phased_only)
@@ -59,11 +59,11 @@ def serve(
 
 
 _broken: dict[Path, Exception] = {}
-"""Paths that failed in this process, and why; they are not tried again."""
+"""Implementations that failed in this process, with the error; they are not tried again."""
 
 
 def _candidates(into: KV) -> Iterator[tuple[Path, ModuleType]]:
-    """The fused paths for the device the targets lie on."""
+    """The fused implementations for the device of the targets."""
     device = next((t.device.type for layer in into for t in layer.values()), None)
     if device == "cpu" and "native" not in _broken:
         yield "native", native_path

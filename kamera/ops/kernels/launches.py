@@ -1,4 +1,4 @@
-"""What one launch of a compiled kernel can serve together, and what each channel reads and writes."""
+"""Launches of a compiled kernel: channels of one shape, with the tensors each reads and writes."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import torch
 
-from kamera.ops.kernels.place import Stored, beside, stored_layers, value_dtype
+from kamera.ops.kernels.stored import Stored, on_device, stored_layers, value_dtype
 from kamera.ops.kv import KV
 from kamera.ops.layout import Layout
 from kamera.ops.lowrank import Factor, LowRank, Patch
@@ -16,9 +16,9 @@ from kamera.ops.rope import RopeSpec
 
 
 class Shape(NamedTuple):
-    """What all channels of one launch have in common.
+    """Properties that all channels of one launch share.
 
-    ``rope`` is None where nothing turns. ``bits`` 0 means floats; of codes, ``token_group`` tokens and
+    ``rope`` is None if no phase is rotated. ``bits`` 0 means floats; in codes ``token_group`` tokens and
     ``feature_group`` features share a step (0: all of them). Strides are in entries: of source (or codes)
     by head and token, of the target by head and token, of the steps by head, token and feature.
     """
@@ -36,7 +36,7 @@ class Shape(NamedTuple):
 
 
 class Line(NamedTuple):
-    """One channel: values or codes, steps and lows of codes, where to write, and the patch."""
+    """One channel: values or codes, steps and lows of codes, the target, and the patch."""
 
     source: torch.Tensor
     steps: torch.Tensor | None
@@ -54,7 +54,7 @@ def launches(
     *,
     phased_only: bool,
 ) -> dict[Shape, list[Line]]:
-    """Every channel that `kamera.ops.kernels.serve` writes, by what it has in common with others."""
+    """The channels that `kamera.ops.kernels.serve` writes, grouped by shape."""
     moves = any(offset)
     found: dict[Shape, list[Line]] = {}
     for i, (spec, target, stored) in enumerate(zip(layout, into, stored_layers(source), strict=True)):
@@ -81,7 +81,7 @@ def launches(
 def servable(
     into: KV, source: KV, layout: Layout, dtypes: frozenset[torch.dtype], *, phased_only: bool
 ) -> bool:
-    """Whether all targets lie on one device with adjacent features, and all values are of ``dtypes``."""
+    """True if all targets are on one device with adjacent features, and all values are of ``dtypes``."""
     device: torch.device | None = None
     for spec, target, stored in zip(layout, into, stored_layers(source), strict=True):
         for c in spec.channels:
@@ -111,7 +111,7 @@ def factor_dtypes(patch: Patch | None) -> set[torch.dtype]:
 def _read(
     held: Stored, target: torch.Tensor, factors: LowRank | None
 ) -> tuple[Line, tuple[int, int, int], tuple[int, ...]]:
-    held = beside(held, target.device)
+    held = on_device(held, target.device)
     if isinstance(held, torch.Tensor):
         x = held if held.stride(2) == 1 else held.contiguous()
         strides = (*x.stride()[:2], *target.stride()[:2], 0, 0, 0)

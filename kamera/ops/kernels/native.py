@@ -1,7 +1,7 @@
-"""The compiled CPU kernel: built once on the machine it runs on, when a C compiler is there.
+"""The compiled CPU kernel: built once per machine, if a C compiler is present.
 
-Nothing is built at installation and nothing is required: without a compiler, with one that fails, or with
-``KAMERA_NATIVE=0`` in the environment there is no library, and the torch path serves.
+Installation builds nothing and requires nothing: without a working compiler, or with ``KAMERA_NATIVE=0`` in
+the environment, there is no library and the torch implementation runs.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Launch(ctypes.Structure):
 
 @cache
 def compiled() -> ctypes.CDLL | None:
-    """The kernel, or None where it cannot be built. Builds it on the first call of a machine (a second)."""
+    """The kernel, or None if it cannot be built. The first call on a machine builds it (one second)."""
     compiler = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
     if compiler is None or os.name != "posix" or os.environ.get("KAMERA_NATIVE") == "0":
         return None
@@ -83,7 +83,7 @@ def _run(command: list[str]) -> str:
 
 
 def _cache() -> Path:
-    """A directory that only this user writes to; one for this process alone where the home has none."""
+    """A directory that only this user can write to; a temporary one if the home has none."""
     home = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
     path = Path(home) / "kamera" / "kernels"
     try:
@@ -100,7 +100,7 @@ def _cache() -> Path:
 
 
 def _processor() -> str:
-    """What the library was tuned for: it must not be loaded on a lesser machine that shares the home."""
+    """The processor the library is compiled for; another machine with this home may lack its instructions."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:

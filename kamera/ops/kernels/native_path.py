@@ -1,4 +1,4 @@
-"""The fused operator on CPUs that can compile it: every value is read once and written once."""
+"""The fused operator, compiled for the CPU: every value is read once and written once."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from kamera.ops.rope import turn_table
 _KINDS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 _CODES = {8: 3, 4: 4}
 _VALUES_PER_THREAD = 1 << 15
-"""A thread takes longer to start than to serve less than this."""
+"""Values below which starting a thread takes longer than the work."""
 
 
 def can_write(into: KV, source: KV, patch: Patch | None, layout: Layout, *, phased_only: bool) -> bool:
-    """Whether the kernel is there and knows these dtypes and strides."""
+    """True if the kernel is built and supports these dtypes and strides."""
     built = compiled()
     if built is None:
         return False
@@ -38,7 +38,7 @@ def write(
     *,
     phased_only: bool,
 ) -> None:
-    """Write what `kamera.ops.kernels.serve` says; everything has been checked, `can_write` was true."""
+    """`kamera.ops.kernels.serve` for arguments that are checked and for which `can_write` is true."""
     work = launches(into, source, patch, layout, offset, phased_only=phased_only)
     with torch.inference_mode():  # the target may have been made in it
         for shape, lines in work.items():
@@ -47,7 +47,7 @@ def write(
 
 def _launch(shape: Shape, lines: list[Line], offset: tuple[int, ...]) -> None:
     served = lines
-    if shape.rope is None and not shape.bits:  # what neither turns nor is decoded is a copy, unless patched
+    if shape.rope is None and not shape.bits:  # neither rotated nor decoded: a copy, unless patched
         served = [line for line in lines if line.factors is not None]
         for line in lines:
             if line.factors is None:
@@ -92,7 +92,7 @@ def _launch(shape: Shape, lines: list[Line], offset: tuple[int, ...]) -> None:
 
 
 def _held(line: Line) -> tuple[torch.Tensor | None, ...]:
-    """Steps, lows, left and right factor as the kernel reads them; only the right one may be narrow."""
+    """Steps, lows, left and right factor in the kernel's dtypes; only the right factor may be narrow."""
     steps, lows = (None if t is None else t.float() for t in (line.steps, line.lows))
     if line.factors is None:
         return steps, lows, None, None

@@ -1,9 +1,9 @@
-"""The fused operator in plain torch: tiles that stay in the cache between their few passes.
+"""The fused operator in plain torch, in tiles that stay in the processor's cache between passes.
 
-A free channel without a patch is one copy. Anything else goes tile by tile: widen (or decode) into a
-buffer, add U Vᵀ, turn, cast into the target. The patch is added before the turn, in the canonical frame,
-so that not even its right factor has to turn. A pass that a tile does not need is left out: a float32
-channel turns straight from source to target.
+A free channel without a patch is one copy. Any other channel is written tile by tile: widen (or decode)
+into a buffer, add U Vᵀ, rotate, cast into the target. The patch is added before the rotation, in the
+canonical frame, so that not even its right factor is rotated. Passes that a tile does not need are left
+out: a float32 channel is rotated straight from source to target.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import torch
 from einops import rearrange
 
 from kamera.ops.kernels.decode import decode
-from kamera.ops.kernels.place import Stored, beside, stored_layers, value_dtype
+from kamera.ops.kernels.stored import Stored, on_device, stored_layers, value_dtype
 from kamera.ops.kernels.turn import turn
 from kamera.ops.kv import KV
 from kamera.ops.layout import Channel, Layout
@@ -34,7 +34,7 @@ def write(
     *,
     phased_only: bool,
 ) -> None:
-    """Write what `kamera.ops.kernels.serve` says; everything has been checked."""
+    """`kamera.ops.kernels.serve` for arguments that are checked."""
     stored = stored_layers(source)
     buffers = _Buffers()
     with torch.inference_mode():  # the target may have been made in it
@@ -46,7 +46,7 @@ def write(
 
 
 class _Buffers:
-    """Scratch that all tiles of a call share, by what it is for."""
+    """Scratch tensors by purpose, shared by all tiles of a call."""
 
     def __init__(self) -> None:
         self._held: dict[str, torch.Tensor] = {}
@@ -71,7 +71,7 @@ def _write(
     if isinstance(source, torch.Tensor) and turned is None and factors is None:
         target.copy_(source)
         return
-    source = beside(source, target.device)
+    source = on_device(source, target.device)
     work = torch.promote_types(value_dtype(source), torch.float32)
     left = right = table = None
     if factors is not None:
@@ -109,7 +109,7 @@ def _write(
 
 
 def _tiles(c: Channel, tokens: int) -> Iterator[tuple[slice, slice]]:
-    """Heads and tokens of every tile: whole heads where they are short. Tiles start at even tokens."""
+    """Heads and tokens of every tile: several whole heads if they are short. Tiles start at even tokens."""
     limit = TILE * torch.get_num_threads()
     long = max(2, limit // max(c.dim, 1) // 2 * 2)
     wide = max(1, limit // max(min(long, tokens) * c.dim, 1))

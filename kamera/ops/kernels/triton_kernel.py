@@ -1,4 +1,4 @@
-"""The Triton kernel of the fused operator. Import it only where triton is installed."""
+"""The Triton kernel of the fused operator. Import it only if triton is installed."""
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def _values(
 
 @triton.jit
 def _factor(factor, rank, k, rows, mask, FACTOR_BITS: tl.constexpr):
-    """Entries ``[row, k]`` of a row-major factor, or their codes less the scale (two to a byte of 4 bits)."""
+    """Entries ``[row, k]`` of a row-major factor, or their unscaled codes (4 bits: two to a byte)."""
     if FACTOR_BITS == 4:
         byte = tl.load(factor + rows * ((rank + 1) // 2) + k // 2, mask=mask, other=0).to(tl.int32)
         x = ((byte >> ((k % 2) * 4)) & 15) - 8
@@ -67,7 +67,7 @@ def _corrected(
         if WIDEN:
             u = u.to(tl.float32)
             v = v.to(tl.float32)
-        if FACTOR_BITS > 0:  # a scale of 0 silences what lies beyond the rank
+        if FACTOR_BITS > 0:  # a scale of 0 silences directions beyond the rank
             scale = tl.load(left_scales + k, mask=some, other=0) * tl.load(
                 right_scales + k, mask=some, other=0
             )
@@ -90,7 +90,7 @@ def serve_kernel(
 
     A line of ``table`` holds nine int64: the addresses of source (or codes), steps, lows, target, left and
     right factor (or codes), their scales, and the rank. ``BLOCK_R`` 0 means that no channel is patched,
-    ``PAIRS`` 0 that nothing turns, ``PLAIN`` that bits are copied as they are; ``ALIGNED`` that rows of
+    ``PAIRS`` 0 that no phase is rotated, ``PLAIN`` that bits are copied; ``ALIGNED`` that rows of
     source and target start at multiples of 16 bytes, ``EVEN`` that those of the factors do and that every
     rank divides by 8: loads can then be wide.
     """

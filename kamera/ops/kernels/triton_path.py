@@ -1,8 +1,8 @@
 """The fused operator on CUDA: one Triton launch for all channels of one shape, over all layers.
 
-A launch reads a table in device memory, one line per channel, with the addresses of what it reads and
-writes. The patch is added before the turn, in the canonical frame and in the precision it is stored in, so
-that no factor is turned or rounded. Import this module only where triton is installed.
+A launch reads a table in device memory, one line per channel, with the addresses of its inputs and output.
+The patch is added before the rotation, in the canonical frame and in its stored precision, so that no factor
+is rotated or rounded. Import this module only if triton is installed.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _TOKENS = 64
 
 
 def can_write(into: KV, source: KV, patch: Patch | None, layout: Layout, *, phased_only: bool) -> bool:
-    """Whether the kernel knows these dtypes and strides."""
+    """True if the kernel supports these dtypes and strides."""
     known = frozenset(_FLOATS)
     return factor_dtypes(patch) <= known and servable(into, source, layout, known, phased_only=phased_only)
 
@@ -43,9 +43,9 @@ def write(
     *,
     phased_only: bool,
 ) -> None:
-    """Write what `kamera.ops.kernels.serve` says; everything has been checked, `can_write` was true."""
+    """`kamera.ops.kernels.serve` for arguments that are checked and for which `can_write` is true."""
     found = factor_dtypes(patch)
-    factor = found.pop() if len(found) == 1 else torch.float32  # float32 holds all that differ as they are
+    factor = found.pop() if len(found) == 1 else torch.float32  # float32 holds every dtype exactly
     work = launches(into, source, patch, layout, offset, phased_only=phased_only)
     for shape, lines in work.items():
         _launch(shape, lines, tuple(offset), factor)
@@ -107,14 +107,14 @@ def _launch(shape: Shape, lines: list[Line], offset: tuple[int, ...], factor: to
 
 
 def _factor_bits(lines: list[Line]) -> int:
-    """Bits of the codes that all factors are held in; 0 where they are floats, or not all alike."""
+    """Bits of the factors' codes; 0 if any are floats or the widths differ."""
     sides = [side for x in lines if x.factors is not None for side in (x.factors.left, x.factors.right)]
     found = {side.bits if isinstance(side, Codes) else 0 for side in sides}
     return found.pop() if len(found) == 1 else 0
 
 
 def _factors(line: Line, dtype: torch.dtype, bits: int) -> tuple[torch.Tensor, ...]:
-    """Left and right factor as the kernel reads them, rows side by side; of codes their scales too."""
+    """Left and right factor in the kernel's layout (contiguous rows), and the scales of codes."""
     if line.factors is None:
         return ()
     sides, device = (line.factors.left, line.factors.right), line.target.device
@@ -133,7 +133,7 @@ def _addresses(line: Line, factors: tuple[torch.Tensor, ...]) -> list[int]:
 
 
 def _aligned(x: torch.Tensor) -> bool:
-    """Whether every row starts at a multiple of 16 bytes."""
+    """True if every row starts at a multiple of 16 bytes."""
     size = x.element_size()
     return x.data_ptr() % 16 == 0 and all(stride * size % 16 == 0 for stride in x.stride()[:-1])
 

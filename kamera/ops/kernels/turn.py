@@ -1,4 +1,4 @@
-"""A phase turned from one tensor into another."""
+"""Rotation of a phase from one tensor into another."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ def turn(
     """Write ``x`` ``[..., dim]`` into ``out``, its features from ``start`` on turned by a table ``[pairs]``.
 
     ``x``, ``out`` and the table are of one floating dtype; ``x`` and ``out`` share no memory. Features that
-    carry no phase are copied. Gives the bits of `kamera.ops.relocate`: products are rounded before they are
-    added, so that it does not matter which of the two moved a chunk.
+    carry no phase are copied. The result equals `kamera.ops.relocate` bit for bit: products are rounded
+    before they are added.
     """
     pairs = cos.shape[0]
     stop = start + 2 * pairs

@@ -46,9 +46,7 @@ def test_every_arm_answers_video_mme_with_subtitles(tmp_path: Path, backbone: Ba
         assert [q["question_id"] for q in video["questions"]] == ["001-1", "001-2"]
 
 
-def test_every_egoschema_response_is_submitted_or_counted_as_unread(
-    tmp_path: Path, backbone: Backbone
-) -> None:
+def test_every_egoschema_response_is_submitted_or_unread(tmp_path: Path, backbone: Backbone) -> None:
     results = run(backbone, "egoschema", tmp_path, num_frames=4)
     for arm in ARMS:
         submission = json.loads((tmp_path / "predictions" / arm / "egoschema.json").read_text())

@@ -54,7 +54,7 @@ def test_both_layouts_ask_the_same_in_lmms_evals_words(data: Path) -> None:
 
 
 @pytest.mark.parametrize("data", [SET, MIRRORED], ids=["repository", "mirror"])
-def test_the_subset_has_labels_and_the_full_set_asks_every_question(data: Path) -> None:
+def test_the_subset_has_labels_and_the_full_set_all_questions(data: Path) -> None:
     assert [s.answer for s in samples(data)] == [3, 4]
     assert [s.meta["q_uid"] for s in samples(data, subtasks=["full"])] == list(UIDS)
     assert len(samples(data, subtasks=["full"], limit=2)) == 2
@@ -96,14 +96,14 @@ def test_accuracy_is_over_the_public_subset_alone() -> None:
     assert task.summarize(answered[2:]).n == 0
 
 
-def test_the_submission_maps_uids_to_numbers_and_leaves_out_what_has_no_letter(tmp_path: Path) -> None:
+def test_the_submission_maps_uids_to_the_numbers_of_letters(tmp_path: Path) -> None:
     asked = samples(subtasks=["full"])
     answered = [Answered(s, r, None) for s, r in zip(asked, ["E", "hm", "(A)"], strict=True)]
     (path,) = EgoSchema(subtasks=["full"]).write_predictions(answered, tmp_path)
     assert json.loads(path.read_text()) == {UIDS[0]: 4, UIDS[2]: 0}
 
 
-def test_a_snapshot_without_any_question_is_refused_as_the_one_it_is(tmp_path: Path) -> None:
+def test_a_snapshot_without_questions_is_refused_by_name(tmp_path: Path) -> None:
     records = [ego_record(i) for i in range(3)]
     for record in records:
         del record["question"]
@@ -119,13 +119,11 @@ def test_a_snapshot_without_any_question_is_refused_as_the_one_it_is(tmp_path: P
         (ego_record(q_uid=None), "no q_uid in \"{'q_uid': None"),
         (["not", "a", "record"], "no q_uid in \"['not', 'a', 'record']\""),
         (ego_record(**{"option 4": None}), f"options of {UIDS[0]} are ['A. C cooks', "),
-        (ego_record(1), f"q_uid '{UIDS[1]}' stands there twice"),
+        (ego_record(1), f"q_uid '{UIDS[1]}' occurs twice"),
         (ego_record(q_uid="gone"), "no video {videos}/gone.mp4"),
     ],
 )
-def test_a_bad_record_is_named_and_skipped_and_the_others_are_asked(
-    tmp_path: Path, record: Any, what: str
-) -> None:
+def test_a_bad_record_is_named_and_the_others_are_asked(tmp_path: Path, record: Any, what: str) -> None:
     data = changed(tmp_path, [ego_record(1), record, ego_record(2)])
     found = problems(data, subtasks=["full"])
     where = f"{data / 'questions.json'}:record 1: "
@@ -139,7 +137,7 @@ def test_an_answer_out_of_range_or_to_no_question_is_named(tmp_path: Path) -> No
     data = changed(tmp_path, answers={UIDS[0]: 5, UIDS[1]: 4, "gone": 1})
     assert problems(data) == [
         f"{data / 'subset_answers.json'}: no question 'gone'; skipped",
-        f"{data / 'questions.json'}:record 0: answer 5 of {UIDS[0]} is no number 0 to 4; skipped",
+        f"{data / 'questions.json'}:record 0: answer 5 of {UIDS[0]} is not a number 0 to 4; skipped",
     ]
 
 
@@ -151,7 +149,7 @@ def test_a_video_that_cannot_be_decoded_is_named(tmp_path: Path) -> None:
     assert len(samples(data)) == 1
 
 
-def test_without_public_answers_only_the_full_set_is_asked_for_predictions(tmp_path: Path) -> None:
+def test_without_public_answers_only_the_full_set_is_asked(tmp_path: Path) -> None:
     data = changed(tmp_path)
     (data / "subset_answers.json").unlink()
     with pytest.raises(TaskDataError, match=r"subset_answers\.json: no such file, so nothing to score"):
@@ -168,7 +166,7 @@ def test_the_mirrors_subset_without_a_label_is_named(tmp_path: Path) -> None:
     table = tmp_path / "Subset/test-00000-of-00001.parquet"
     assert problems(tmp_path) == [
         f"{table}:row 0: no answer, in the subset where answers are public; skipped",
-        f"{table}:row 1: answer '7' of {UIDS[1]} is no number 0 to 4; skipped",
+        f"{table}:row 1: answer '7' of {UIDS[1]} is not a number 0 to 4; skipped",
     ]
     assert [s.answer for s in samples(tmp_path)] == [0]
 
@@ -187,7 +185,7 @@ def test_a_broken_or_foreign_file_is_refused_with_its_line(tmp_path: Path, text:
         list(EgoSchema().load(data))
 
 
-def test_a_folder_in_another_layout_and_an_unknown_task_are_refused(tmp_path: Path) -> None:
+def test_unknown_layouts_and_tasks_are_refused(tmp_path: Path) -> None:
     with pytest.raises(TaskDataError, match=r"neither questions\.json nor Subset/test-\*\.parquet"):
         list(EgoSchema().load(tmp_path))
     with pytest.raises(ValueError, match=r"\['MC_PPL'\] is none of EgoSchema's: subset, full"):

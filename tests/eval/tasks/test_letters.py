@@ -86,9 +86,7 @@ def test_video_mme_takes_the_first_capital_a_to_d(response: str, letter: str | N
     ("response", "found"),
     [("B. red", "B"), (" C.", "C"), ("B", "B"), ("(B)", "(B)"), ("The answer is B.", "The answer is B.")],
 )
-def test_lmms_eval_takes_an_opening_letter_with_a_stop_or_the_whole_response(
-    response: str, found: str
-) -> None:
+def test_lmms_eval_takes_a_leading_letter_or_the_response(response: str, found: str) -> None:
     assert leading_letter(response) == found
 
 

@@ -46,7 +46,7 @@ def test_milebenchs_question_is_live_and_text_before_it_is_not():
     assert by_task["ALFRED"].question == " Current Step:"  # no mark: what stands behind the last image
 
 
-def test_muirbenchs_pictures_are_context_and_pictured_choices_are_not():
+def test_muirbench_pictures_are_context_except_choices():
     every = samples(MuirBench(), "muirbench")
     for sample in every:
         parts = shown(sample)
@@ -80,7 +80,7 @@ def run(backbone, data, out, **options):
     return {(row["id"][-1], row["arm"]): row for row in rows}
 
 
-def test_reused_tokens_are_the_contexts_wherever_the_last_image_stands(backbone, pictured, tmp_path):
+def test_reused_tokens_are_the_contexts_for_any_last_image(backbone, pictured, tmp_path):
     rows = run(backbone, pictured, tmp_path / "context")
     for arm in ("blind", "patch@4"):
         assert rows["0", arm]["reused_tokens"] == rows["1", arm]["reused_tokens"] > 0
@@ -92,7 +92,7 @@ def test_reused_tokens_are_the_contexts_wherever_the_last_image_stands(backbone,
     assert rows["1", "reprefill"]["live_tokens"] > rows["1", "blind"]["live_tokens"]
 
 
-def test_all_that_stands_before_the_prompts_end_is_reused_on_demand(backbone, pictured, tmp_path):
+def test_everything_before_the_prompts_end_reuses_on_demand(backbone, pictured, tmp_path):
     rows = run(backbone, pictured, tmp_path / "all", reuse="all")
     assert rows["1", "blind"]["forwards"] == rows["1", "patch@4"]["forwards"] == 0
     assert rows["1", "blind"]["reused_tokens"] > rows["0", "blind"]["reused_tokens"]

@@ -49,12 +49,12 @@ def test_the_whole_set_loads_without_a_problem():
 
 
 @pytest.mark.parametrize("top", ["MLBench", "MileBench", "."])
-def test_the_top_folder_may_have_its_old_name_or_be_the_data_folder(data, top):
+def test_the_top_folder_may_be_old_or_the_data_folder(data, top):
     moved = data / "MileBench" if top == "." else (data / "MileBench").rename(data / top).parent
     assert len(load(moved)[0]) == 5
 
 
-def test_choice_prompt_has_instruction_context_and_lettered_options():
+def test_a_choice_prompt_has_instruction_context_and_options():
     sample = load(FIXTURE)[0][0]
     assert sample.prompt == (
         "Using the diagrams, answer the query. Choose your answer from the Choice List.\n"
@@ -89,7 +89,7 @@ def test_each_task_is_scored_its_own_way():
     assert 0.0 < task.score("Place tissue box on the toilet", alfred) < 1.0
 
 
-def test_a_damaged_file_costs_its_dataset_and_is_named_with_its_line(data):
+def test_a_damaged_file_is_named_and_costs_only_its_dataset(data):
     file = data / "MileBench" / "TQA" / "TQA.json"
     file.write_text(file.read_text()[:-30])
     samples, (problem,) = load(data)

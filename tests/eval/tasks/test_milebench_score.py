@@ -46,7 +46,7 @@ def test_no_is_found_in_not():
     assert choice("not sure", "no", ("yes", "no")) == 1.0
 
 
-def test_an_option_with_a_decimal_point_is_only_found_with_its_letter():
+def test_a_decimal_option_is_found_only_by_its_letter():
     assert choice("3.5", "3.5", ("2.5", "3.5")) == 0.0
     assert choice("B. 3.5", "3.5", ("2.5", "3.5")) == 1.0
 

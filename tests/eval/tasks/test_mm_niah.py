@@ -69,7 +69,7 @@ def test_bare_leaves_the_instruction_out():
     assert sample.question == "What does the mystery unveil?"
 
 
-def test_counting_image_shows_the_pattern_in_the_question_behind_the_context():
+def test_counting_image_has_its_pattern_in_the_question():
     (sample,), _ = load(FIXTURE, subtasks=["counting-image"])
     assert pictures(sample) == ["000001.jpg", "b_paste.jpg", "banana.jpg"]
     assert "Text three.\nPlease help me collect the number of this banana: \n<image>\n in" in sample.prompt
@@ -148,7 +148,7 @@ def test_a_missing_image_is_named_and_skipped(data):
         (lambda r: r["meta"].update(context_length="long"), "context_length"),
         (lambda r: r.pop("question"), "'question' is missing"),
         (lambda r: r.update(images_list=[1, 2]), "images_list"),
-        (lambda r: r.update(answer={"a": 1}), "no choice, list or text"),
+        (lambda r: r.update(answer={"a": 1}), "not a choice, list or text"),
     ],
 )
 def test_a_record_that_cannot_be_asked_is_skipped(data, change, said):
@@ -192,7 +192,7 @@ def answered(correct=("retrieval-text-val/0", "reasoning-image-val/9")):
     return [Answered(s, "said", float(s.id in correct)) for s in samples]
 
 
-def test_official_score_bins_by_length_and_depth_and_the_mean_does_not():
+def test_only_the_official_score_bins_by_length_and_depth():
     task = MMNiah()
     summary = task.summarize(answered())
     assert summary.mean == pytest.approx(2 / 7) and summary.n == 7

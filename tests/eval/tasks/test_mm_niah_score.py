@@ -55,7 +55,7 @@ def test_words_are_found_in_normal_form(response, answer, score):
     assert score_response(response, answer) == score
 
 
-def test_a_comma_in_a_number_takes_every_mark_out_without_a_space():
+def test_a_comma_in_a_number_deletes_all_marks():
     assert strip_punctuation("a/b") == "a b"
     assert strip_punctuation("a/b 1,200") == "ab 1200"
 

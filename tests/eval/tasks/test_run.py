@@ -71,7 +71,7 @@ def forwards(backbone, *arguments, **options):
     return work.forwards, results
 
 
-def test_blind_reuse_loses_what_binds_and_the_patch_brings_it_back(finished):
+def test_the_patch_restores_what_blind_reuse_loses(finished):
     results, _ = finished
     reprefill, blind, patch = results.arms
     assert [row.arm for row in results.arms] == list(ARMS)
@@ -90,7 +90,7 @@ def test_the_gap_is_in_the_bound_questions(finished):
     assert lost["reasoning-text-val"] > lost["retrieval-text-val"] + 0.25
 
 
-def test_reuse_runs_no_forward_and_the_reprefill_one_for_each_chunk_but_the_first(finished):
+def test_reuse_runs_no_forward_and_the_reprefill_one_per_chunk(finished):
     results, out = finished
     for line in lines(out):
         # three frames and their captions; the first stands where its canonical was made
@@ -204,7 +204,7 @@ def test_changed_data_are_refused(backbone, data, finished, tmp_path):
     record, *rest = file.read_text().splitlines(keepends=True)
     changed = {**json.loads(record), "answer": "nothing"}
     file.write_text(json.dumps(changed) + "\n" + "".join(rest))
-    with pytest.raises(TaskDataError, match=r"reasoning-text\.jsonl:1: .* is not what"):
+    with pytest.raises(TaskDataError, match=r"reasoning-text\.jsonl:1: .* is not the sample"):
         run_task(backbone, niah(), other, out, arms=ARMS)
 
 
@@ -215,7 +215,7 @@ def test_an_over_long_needle_prompt_is_answered_none_and_counted(backbone, data,
     assert [line["response"] for line in lines(tmp_path)] == ["None", "None"]
 
 
-def test_an_over_long_milebench_prompt_loses_its_left_behind_the_instruction(backbone, data, tmp_path):
+def test_an_over_long_milebench_prompt_keeps_its_instruction(backbone, data, tmp_path):
     task = MileBench(["MMCoQA"])
     run_task(backbone, task, data, tmp_path / "whole", arms=("blind",), limit=1)
     (whole,) = lines(tmp_path / "whole")
@@ -253,7 +253,7 @@ def test_an_id_that_was_there_before_is_skipped(backbone, tmp_path):
     file.write_text(file.read_text() * 2)
     results = run_task(backbone, niah(), data, tmp_path / "out", arms=("blind",))
     (problem,) = results.problems
-    assert results.items == 1 and problem.where.endswith(":2") and "was there before" in problem.what
+    assert results.items == 1 and problem.where.endswith(":2") and "occurs twice" in problem.what
 
 
 @pytest.mark.parametrize("names", [["prefill"], ["patch"], ["patch@0"], ["patch@x"], ["blind", "blind"], []])

@@ -12,7 +12,7 @@ def write(path: Path, text: str) -> Path:
     return path
 
 
-def test_cues_keep_their_times_and_lose_tags_numbers_and_line_ends(tmp_path: Path) -> None:
+def test_cues_keep_times_and_lose_tags_and_numbers(tmp_path: Path) -> None:
     text = (
         "1\n01:02:03,500 --> 01:02:04,25\n<i>Two</i>\nlines\n\n2\n0:0:5.001 --> 0:0:6,000\n{\\an8}12\n\n3\n"
     )
@@ -25,7 +25,7 @@ def test_cues_keep_their_times_and_lose_tags_numbers_and_line_ends(tmp_path: Pat
     assert read_srt(write(tmp_path / "empty.srt", "\n")) == ()
 
 
-def test_only_cues_on_the_screen_at_a_sampled_time_are_taken_each_once() -> None:
+def test_cues_at_sampled_times_are_taken_once() -> None:
     cues = [Cue(0, 2, "first"), Cue(2, 3, "between"), Cue(3, 5, "last"), Cue(3.5, 5, "too")]
     assert on_screen(cues, [0.0, 1.5, 4.0]) == ["first", "last", "too"]
     assert on_screen(cues, [2.0]) == ["between"]  # from its start up to, not including, its end

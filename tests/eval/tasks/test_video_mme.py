@@ -45,7 +45,7 @@ def test_the_prompt_follows_the_clips_and_is_the_benchmarks_own() -> None:
     assert sample.question == ASK
 
 
-def test_subtitles_of_the_sampled_frames_only_stand_before_the_question() -> None:
+def test_subtitles_of_sampled_frames_precede_the_question() -> None:
     asked = {s.id: s for s in samples(subtasks=["with-subtitles"])}
     listed = "This video's subtitles are listed below:\n"
     assert asked["with-subtitles/001-1"].question == f"{listed}It begins.\nIt ends here.\n{ASK}"
@@ -62,7 +62,7 @@ def test_videos_are_found_under_each_published_suffix() -> None:
     ]
 
 
-def test_frames_are_spread_evenly_over_the_video_and_split_into_consecutive_clips() -> None:
+def test_frames_are_evenly_spread_over_consecutive_clips() -> None:
     clips = [p.source for p in samples(limit=1)[0].parts if isinstance(p, Video)]
     assert [clip.indices for clip in clips] == [(0, 2), (4, 6), (9, 11), (13, 15)]
     assert [clip.seconds[0] for clip in clips] == [0.0, 2.0, 4.5, 6.5]
@@ -92,7 +92,7 @@ def test_impossible_options_are_refused(options: dict[str, Any], message: str) -
         VideoMME(**options)
 
 
-def test_every_question_is_asked_once_per_setting_up_to_the_limit() -> None:
+def test_questions_are_asked_once_per_setting_up_to_the_limit() -> None:
     assert [s.id for s in samples(limit=2, subtasks=BOTH)] == [
         f"{setting}/001-{i}" for i in (1, 2) for setting in BOTH
     ]
@@ -107,7 +107,7 @@ def test_a_response_scores_by_its_first_capital_a_to_d() -> None:
     assert [task.score(r, sample) for r in right + wrong] == [1.0] * 4 + [0.0] * 5
 
 
-def test_accuracy_is_grouped_by_duration_domain_sub_category_and_task_type_per_setting() -> None:
+def test_accuracy_is_grouped_per_setting() -> None:
     task = VideoMME(subtasks=BOTH)
     asked = samples(subtasks=BOTH)
     said = {s.id: "A" if s.task == "without-subtitles" else str(s.answer) for s in asked}
@@ -141,7 +141,7 @@ def test_nothing_answered_is_nothing_right() -> None:
     assert (summary.official, summary.mean, summary.n) == (0.0, 0.0, 9)
 
 
-def test_results_are_valid_json_in_the_shape_of_the_official_template(tmp_path: Path) -> None:
+def test_results_are_json_of_the_official_template(tmp_path: Path) -> None:
     task = VideoMME(subtasks=BOTH)
     answered = [Answered(s, "C. Blue.", task.score("C", s)) for s in samples(subtasks=BOTH)]
     paths = task.write_predictions(answered, tmp_path)
@@ -166,9 +166,9 @@ def test_results_are_valid_json_in_the_shape_of_the_official_template(tmp_path: 
         (mme_row() | {"question": None}, "question is None, no text"),
         (mme_row(duration="tiny"), "duration 'tiny' is none of short, medium, long"),
         (mme_row(options=["A. Red.", "B. Lime."]), "options are ['A. Red.', 'B. Lime.'], not four texts"),
-        (mme_row(answer="E"), "answer 'E' is no letter A to D"),
+        (mme_row(answer="E"), "answer 'E' is not a letter A to D"),
         (mme_row(answer=None), "answer is None, no text"),
-        (mme_row(question_id="002-1"), "question_id stands there twice"),
+        (mme_row(question_id="002-1"), "question_id occurs twice"),
     ],
 )
 def test_a_bad_row_is_named_and_skipped_and_the_others_are_asked(
@@ -181,7 +181,7 @@ def test_a_bad_row_is_named_and_skipped_and_the_others_are_asked(
     assert [s.meta["question_id"] for s in samples(data)] == ["002-1", "003-1"]
 
 
-def test_a_video_that_cannot_be_decoded_is_named_for_each_of_its_questions(tmp_path: Path) -> None:
+def test_an_undecodable_video_is_named_for_each_question(tmp_path: Path) -> None:
     data = changed(tmp_path)
     (data / "data/abc123.mp4").write_bytes(b"no video")
     found = problems(data)
@@ -190,7 +190,7 @@ def test_a_video_that_cannot_be_decoded_is_named_for_each_of_its_questions(tmp_p
     assert len(samples(data)) == 6
 
 
-def test_a_broken_subtitle_file_costs_only_the_setting_with_subtitles(tmp_path: Path) -> None:
+def test_broken_subtitles_cost_only_their_setting(tmp_path: Path) -> None:
     data = changed(tmp_path)
     (data / "subtitle/abc123.srt").write_text("1\nsoon --> later\nHi\n")
     found = problems(data, subtasks=BOTH)

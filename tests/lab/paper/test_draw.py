@@ -48,5 +48,5 @@ def test_a_twin_states_the_same_facts_in_words(backbone, anchor):
         assert (told.colour_of, told.glyph_of) == (frame.colour_of, frame.glyph_of)
 
 
-def test_asked_and_fitted_episodes_are_none_of_training_or_of_each_other():
+def test_asked_fitted_and_training_episodes_are_disjoint():
     assert FITTED != HELD_OUT and max(FITTED, HELD_OUT) + 1000 < TRAINING_SEEDS

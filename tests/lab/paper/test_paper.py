@@ -51,7 +51,7 @@ def eta(made: Made, arm: str, **setting: int) -> float:
 # -- what is written -------------------------------------------------------------------------------
 
 
-def test_file_and_output_are_the_same_document_and_say_how_it_was_made(made):
+def test_file_and_output_are_one_document_with_its_provenance(made):
     assert json.loads((made.folder / "paper.json").read_text()) == made.printed
     assert made.printed["command"] == f"python -m lab.paper --families gqa --items {ITEMS} --seed 0 --jobs 1"
     assert made.printed["versions"]["torch"] and made.printed["machine"]["cores"]
@@ -92,14 +92,14 @@ def changed(document: Mapping[str, Any], section: str) -> tuple[dict[str, Any], 
 # -- what is measured ------------------------------------------------------------------------------
 
 
-def test_reprefill_answers_what_blind_reuse_does_not_and_one_hop_survives(made):
+def test_blind_reuse_loses_multi_hop_and_keeps_one_hop(made):
     full, blind = (made.view.mean(frontier.NAME, arm, "accuracy") for arm in ("reprefill", "blind"))
     assert full >= blind + 0.3
     one_hop = made.view.mean(frontier.NAME, "blind", "accuracy", ONE)
     assert one_hop >= made.view.mean(frontier.NAME, "reprefill", "accuracy", ONE) - 0.25 >= 0.5
 
 
-def test_eta_is_one_for_reprefill_and_nought_for_blind_reuse_and_the_mask_oracle(made):
+def test_eta_is_1_for_reprefill_and_0_for_blind_and_mask(made):
     assert eta(made, "reprefill") == 1.0
     assert eta(made, "blind") == 0.0
     assert abs(eta(made, "mask")) < 0.1

@@ -42,7 +42,7 @@ def test_hops_are_rows_only_where_asked_for():
     assert [r.kind for r in tally.rows()] == [MULTI]
 
 
-def test_an_arm_asked_only_multi_hop_questions_is_held_against_those():
+def test_an_arm_is_compared_on_the_questions_it_was_asked():
     tally = Tally()
     blind = judged([4.0, 2.0, 100.0], [2, 2, 1], agree=[0, 1, 1])
     tally.add("t", "per question", judged([1.0, 2.0], [2, 2], agree=[1, 1]), blind)
@@ -51,7 +51,7 @@ def test_an_arm_asked_only_multi_hop_questions_is_held_against_those():
     assert (row.n, row.flip_recover.mean) == (2, 1.0)
 
 
-def test_the_furthest_arm_decides_how_many_questions_a_section_has():
+def test_a_section_has_the_questions_of_its_furthest_arm():
     tally = Tally()
     few, many = judged([1.0], [2]), judged([1.0, 1.0, 1.0], [2, 2, 1])
     tally.add("t", "few", few, few)

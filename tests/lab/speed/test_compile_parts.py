@@ -68,7 +68,7 @@ def test_a_share_is_taken_round_by_round():
     assert shares[FACTORS] == Spread.of([1.0 / 6.0, 1.0 / 12.0])
 
 
-def test_goals_depend_on_the_device_and_a_reuse_that_saves_nothing_meets_none():
+def test_goals_depend_on_the_device_and_on_savings():
     parts = part_rows(TIMED, 8)
     orbit = {"in tokens, times the window": 5.5}
     cpu = goals(parts, even_rows(TIMED, 8), orbit, "cpu")

@@ -45,7 +45,7 @@ def test_a_table_says_how_much_more_the_largest_size_costs():
     assert pivot(flat[:1], "what", "n", "ms") == [{"what": "fork", "4": 2.0}]
 
 
-def test_a_profile_names_steps_of_kamera_whose_shares_do_not_overlap(document):
+def test_a_profiles_steps_are_kameras_and_do_not_overlap(document):
     for name in PROFILED:
         found = rows(document, f"Where {name} spends its time in a window of 4 chunks")
         assert found and all(row["step"].startswith("kamera/") for row in found)
@@ -54,7 +54,7 @@ def test_a_profile_names_steps_of_kamera_whose_shares_do_not_overlap(document):
         assert [row["ms"] for row in found] == sorted((row["ms"] for row in found), reverse=True)
 
 
-def test_what_a_step_calls_elsewhere_is_its_own_and_what_another_step_does_is_not():
+def test_a_steps_share_has_foreign_calls_but_no_other_steps():
     outer, inner = (f"{PACKAGE}/window/a.py", 1, "outer"), (f"{PACKAGE}/ops/b.py", 1, "inner")
     torch, mapped = ("/x/torch/c.py", 1, "matmul"), ("~", 0, "<built-in method map>")
     entries = {

@@ -74,7 +74,7 @@ def test_a_cut_preset_keeps_its_width_and_says_so(name):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", PUBLISHED)
-def test_two_layers_of_a_preset_hold_the_published_bytes_per_token(name):
+def test_presets_have_the_published_bytes_per_token(name):
     backbone = preset(name).build(2)
     assert backbone.describe().bytes_per_token == 2 * BYTES_PER_TOKEN[name]
     chunk = picture_chunk(backbone, preset(name), 640)
@@ -114,7 +114,7 @@ def test_words_are_no_special_tokens(tiny):
     assert int(words(tiny, 500).min()) >= FIRST_WORD
 
 
-def test_a_noise_patch_is_within_the_default_budget_and_leaves_the_first_layer(tiny):
+def test_a_noise_patch_fits_the_budget_and_skips_layer_0(tiny):
     from kamera.ops import kv_bytes
 
     canonical = tiny.room(2048)

@@ -69,7 +69,7 @@ def test_every_benchmark_is_a_module_that_runs():
         assert callable(importlib.import_module(f"lab.speed.{name}").run)
 
 
-def test_a_package_inside_somebody_elses_checkout_does_not_name_its_commit(monkeypatch, tmp_path):
+def test_a_package_in_a_foreign_checkout_names_no_commit(monkeypatch, tmp_path):
     """A virtual environment lies in the user's own repository more often than not."""
     subprocess.run(["git", "init", "-q", str(tmp_path)], check=True)
     who = ["-c", "user.name=a", "-c", "user.email=a@b"]

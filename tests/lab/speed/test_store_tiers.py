@@ -70,7 +70,7 @@ def test_every_store_and_every_tier_has_its_rows(found):
             assert 0.0 < tiers[what]["times memory"].median < math.inf
 
 
-def test_goals_are_those_of_the_largest_store_and_the_longest_chunk():
+def test_goals_use_the_largest_store_and_the_longest_chunk():
     ratio, share = Spread(1.4, 1.3, 1.6), Spread(0.5, 0.4, 0.6)
     looked = [
         {"chunks": 10, "look-up": "has", "p99 ms": 5.0},

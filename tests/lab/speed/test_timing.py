@@ -64,7 +64,7 @@ def test_arms_take_turns_and_none_is_always_first(work):
     assert timed.seconds == {name: (1.0, 1.0, 1.0) for name in "abc"}
 
 
-def test_a_quick_arm_runs_several_times_beside_a_slow_one_and_counts_once(work):
+def test_a_quick_arm_repeats_next_to_a_slow_one_and_counts_once(work):
     quick = work.arm("quick", 0.1, 0.1, 0.1, 0.5)
     timed = measure([quick, work.arm("slow", 100.0)], "cpu", rounds=2)
     assert work.done.count("slow") == 1 + 2

@@ -24,7 +24,7 @@ def found():
     return {section.title: section.rows for section in run(SMALL).sections}
 
 
-def test_every_operation_has_a_row_in_every_window_and_runs_no_forward(found):
+def test_every_operation_has_a_row_and_runs_no_forward(found):
     rows = found["Window operations"]
     names = [m.name for m in deck(2).moves()]
     assert [(r["chunks"], r["operation"]) for r in rows] == [(c, n) for c in (2, 4) for n in names]
@@ -80,7 +80,7 @@ def test_a_re_prefill_grows_with_what_stands_before():
     assert prefill_of(range(1, 3), chunks=4, alone=1.0, full=3.0) == pytest.approx(1.5 + 2.0)
 
 
-def test_moves_do_what_their_names_say_from_the_same_window_every_time():
+def test_moves_match_their_names_and_start_from_one_window():
     of = deck(4)
     for move in of.moves() * 2:
         of.ready(of.chunks + move.start)

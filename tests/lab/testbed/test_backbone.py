@@ -22,7 +22,7 @@ every_family = pytest.mark.parametrize("name", list(FAMILIES))
 
 
 @every_family
-def test_full_prefill_answers_and_blind_reuse_answers_fluently_and_wrongly(name):
+def test_prefill_answers_right_and_blind_reuse_wrong(name):
     model, processor = load(name)
     assert HELD_OUT < TRAINING_SEEDS
     episodes = [testbed.World(HELD_OUT).episode(600 + i, layout="LLRI") for i in range(8)]

@@ -16,7 +16,7 @@ def test_the_card_shows_the_shipped_metrics():
     assert shown.count("\n") > 50  # thirteen windows of four families
 
 
-def test_every_backbone_was_trained_from_random_weights_by_one_seeded_command():
+def test_every_backbone_has_its_seeded_training_command():
     for family in FAMILIES:
         run = json.loads((weights_dir(family) / "training.json").read_text())
         assert run["family"] == family and run["seed"] == 0

@@ -82,7 +82,7 @@ def test_a_video_is_refused_by_name(name):
 
 
 @every_family
-def test_a_backbone_by_load_and_one_by_directory_share_their_archive(family):
+def test_backbones_by_load_and_by_directory_share_an_archive(family):
     by_load = Backbone(*load(family.name))
     by_directory = Backbone.from_pretrained(weights_dir(family.name), dtype="float32")
     assert by_directory.fingerprint == by_load.fingerprint

@@ -1,4 +1,4 @@
-"""What a stored channel is and where it lies: floats or codes, on one device."""
+"""A stored channel, in floats or in codes, on one device."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from kamera.ops.kv import KV
 from kamera.ops.quantize_kv import CodedChannel, CodedKV
 
 Stored = torch.Tensor | CodedChannel
-"""One channel ``[heads, tokens, dim]`` as it is held."""
+"""One channel ``[heads, tokens, dim]``, in floats or in codes."""
 
 
 def stored_layers(source: KV) -> Sequence[Mapping[str, Stored]]:
-    """The layers of a KV as they are held: reading a `CodedKV` through it would decode whole channels."""
+    """The layers of a KV, codes undecoded: indexing a `CodedKV` would decode whole channels."""
     return source.layers if isinstance(source, CodedKV) else source
 
 
 def value_dtype(held: Stored) -> torch.dtype:
-    """The dtype of the values, decoded."""
+    """The dtype of the decoded values."""
     return held.dtype if isinstance(held, torch.Tensor) else held.steps.dtype
 
 
-def beside(held: Stored, device: torch.device) -> Stored:
-    """The same channel on ``device``: itself when it is there."""
+def on_device(held: Stored, device: torch.device) -> Stored:
+    """The channel on ``device``: ``held`` itself if it is there already."""
     if isinstance(held, torch.Tensor):
         return held.to(device, non_blocking=True)
     if held.codes.device == device:
