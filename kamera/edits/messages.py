@@ -138,12 +138,12 @@ def _replace_text(
     items = [{"type": "text", "text": content}] if isinstance(content, str) else list(content or [])
     best: tuple[int, int] | None = None  # item and position in its text
     for i, item in enumerate(items):
-        old = item.get("text") if isinstance(item, dict) else None
-        if not isinstance(old, str):
+        shown = item.get("text") if isinstance(item, dict) else None
+        if not isinstance(shown, str):
             continue
-        for at in _occurrences(old, gone):
+        for at in _occurrences(shown, gone):
             # the tokens before the span are the template's opening, then this text up to the position
-            if before.endswith(old[:at].lstrip()) and (best is None or at > best[1]):
+            if before.endswith(shown[:at].lstrip()) and (best is None or at > best[1]):
                 best = (i, at)
     if best is None:
         raise InvalidDirective(
