@@ -1,4 +1,4 @@
-"""``kamera demo``: a rendered clip in a small window, with three ways to keep its KV compared."""
+"""``kamera demo``: a rendered clip under a small window, four ways of keeping its KV, side by side."""
 
 from __future__ import annotations
 
@@ -57,8 +57,9 @@ def demo(
     ]
     title = (
         f"{clips} clips, {result.rows[0].n} questions of each kind per row. One-hop: read in a frame. "
-        "Two-hop: bound across frames. KL: to the re-prefill, two-hop, nats. Cost: to have the window ready."
+        "Two-hop: bound across frames, or by none any more. KL: to the re-prefill, two-hop, nats. "
+        "Cost: to have the window ready."
     )
-    walk = [f"{operation}: {guarantees}" for operation, guarantees in result.guarantees]
+    walk = [f"{operation}, {arm}: {guarantees}" for operation, arm, guarantees in result.guarantees]
     where = [f"clips kept in {folder}"] if video else []
     out.write(document, [listing(title, columns, rows), "slots of the first clip after", *walk, *where])

@@ -1,10 +1,10 @@
-"""The demo: a rendered clip in a small window, with three ways to keep its KV compared."""
+"""The demo: a rendered clip under a small window, four ways of keeping its KV, side by side."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +21,15 @@ SEED = 700_000
 LAYOUT = "LLILIL"
 """Legends and items frames of a clip; the last legend slides the first one out of the window."""
 
-ARMS = ("re-prefill", "blind reuse", "kamera")
 RANK = 16
-POLICY = ReusePolicy(rank=RANK, certified=False)
-"""Uncertified: the demo itself shows the fidelity next to the re-prefill."""
+POLICIES = {
+    "survivor": replace(ReusePolicy.streaming(), rank=RANK),
+    "repair": replace(ReusePolicy.streaming(), rank=RANK, withheld=frozenset({"survivor"})),
+}
+"""What becomes of the chunks that stay when others leave: kept, or brought as if the others had never been.
+
+Uncertified: what a certificate would vouch for is what is shown here, next to the re-prefill.
+"""
 
 
 @dataclass(frozen=True)
@@ -54,11 +59,11 @@ class Row:
 
 @dataclass(frozen=True)
 class Demo:
-    """The table, and the guarantees of the first clip's slots."""
+    """The table, and what the slots of the first clip were worth: after which operation, in which arm."""
 
     rows: tuple[Row, ...]
     clips: int
-    guarantees: tuple[tuple[str, str], ...]
+    guarantees: tuple[tuple[str, str, str], ...]
 
 
 def run_demo(
@@ -72,22 +77,23 @@ def run_demo(
         backbone = Backbone(*testbed.load())
     scorer = Scorer(backbone.tokenize)
     costs: dict[tuple[str, str], list[Cost]] = {}
-    shown: list[tuple[str, str]] = []
+    shown: list[tuple[str, str, str]] = []
     for clip in range(clips):
         episode = testbed.World(SEED).episode(clip, layout=LAYOUT)
         path = directory / f"clip{clip}.mp4"
         testbed.render_video(episode.frames, path)
         frames = testbed.read_frames(path)
         walk = _Walk(backbone, episode, frames, np.random.default_rng([SEED, clip]), per_kind)
-        for operation, report in walk.operations():
+        for operation, reports in walk.operations():
             yield f"clip {clip + 1} of {clips}: {operation}"
-            arms, cost = walk.arms(report)
+            arms, cost = walk.arms(reports)
             items = walk.items()
             scorer.add(operation, items, {n: answer_logits(w, items) for n, w in arms.items()})
             for arm, spent in cost.items():
                 costs.setdefault((operation, arm), []).append(spent)
             if clip == 0:
-                shown.append((operation, " ".join(s.guarantee for s in walk.window.slots)))
+                for arm, window in walk.windows.items():
+                    shown.append((operation, arm, " ".join(s.guarantee for s in window.slots)))
     rows = _rows(scorer.scores(), costs)
     yield Demo(tuple(rows), clips, tuple(shown))
 
@@ -108,62 +114,44 @@ class _Walk:
             backbone.chunk([{"type": "image", "image": picture}, {"type": "text", "text": frame.caption}])
             for frame, picture in zip(episode.frames, pictures, strict=True)
         ]
-        self.store = ChunkStore.open("memory://")
-        self.window = KameraWindow(backbone, self.store, testbed.SYSTEM, policy=POLICY)
-        anchor = self.window.num_tokens
-        # the limit holds all but the first frame, so the last append slides by itself
-        most = anchor + sum(c.num_tokens for c in self.chunks[1:])
-        self.window = KameraWindow(
-            backbone,
-            self.store,
-            testbed.SYSTEM,
-            policy=POLICY,
-            max_tokens=most,
-        )
+        self.windows = {arm: self._opened(policy) for arm, policy in POLICIES.items()}
 
-    def operations(self) -> Iterator[tuple[str, Report]]:
-        """Run the operations one by one; each is yielded while the window is in its resulting state."""
-        window = self.window
+    def operations(self) -> Iterator[tuple[str, dict[str, Report]]]:
+        """Run them one by one in every window; they are each one's outcome while it is yielded."""
         for chunk in self.chunks[:-1]:
-            window.append(chunk)
-        yield "append (slides by itself)", window.append(self.chunks[-1])
-        yield "slide", window.slide()
-        items = self._slot_of(4)
-        window.evict(items)
-        yield "recall, first time", window.recall(self.chunks[4].id)
-        window.evict(self._slot_of(4))
-        yield "recall", window.recall(self.chunks[4].id)
-        yield "reorder, first time", window.reorder([2, 1, 0, 3])
-        window.reorder([2, 1, 0, 3])
-        yield "reorder", window.reorder([2, 1, 0, 3])
+            self._all(lambda window, chunk=chunk: window.append(chunk))
+        yield "append (slides by itself)", self._all(lambda window: window.append(self.chunks[-1]))
+        yield "slide", self._all(lambda window: window.slide())
+        for name in ("recall, first time", "recall"):
+            self._all(lambda window: window.evict(self._slot_of(window, 4)))
+            yield name, self._all(lambda window: window.recall(self.chunks[4].id))
+        yield "reorder, first time", self._all(lambda window: window.reorder([2, 1, 0, 3]))
+        self._all(lambda window: window.reorder([2, 1, 0, 3]))
+        yield "reorder", self._all(lambda window: window.reorder([2, 1, 0, 3]))
 
-    def arms(self, report: Report) -> tuple[dict[str, KameraWindow], dict[str, Cost]]:
-        """The window after an operation, blind, and re-prefilled; and the cost of each."""
-        blind = self.window.fork()
-        reports = [blind.condition(slot, False) for slot in blind.slots[1:]]
+    def arms(self, reports: dict[str, Report]) -> tuple[dict[str, KameraWindow], dict[str, Cost]]:
+        """The windows after an operation, one of them blind, and one prefilled afresh; and what each took."""
+        blind = self.windows["survivor"].fork()
+        switched = [blind.condition(slot, False) for slot in blind.slots]
         started = time.perf_counter()
         fresh = KameraWindow(
-            self.backbone,
-            ChunkStore.open("memory://"),
-            testbed.SYSTEM,
-            policy=ReusePolicy(minimum="exact"),
+            self.backbone, ChunkStore.open("memory://"), testbed.SYSTEM, policy=ReusePolicy.exact()
         )
-        prefills = [fresh.append(self._chunk(s.chunk_id), archive="later") for s in self.window.slots]
+        prefills = [fresh.append(self._chunk(s.chunk_id), archive="later") for s in blind.slots]
         elapsed = time.perf_counter() - started
-        windows = dict(zip(ARMS, (fresh, blind, self.window), strict=True))
+        windows = {"re-prefill": fresh, "blind reuse": blind, **self.windows}
         spent = {
             "re-prefill": _sum(prefills, elapsed),
-            "blind reuse": _sum(reports, sum(r.seconds for r in reports)),
-            "kamera": _sum([report], report.seconds),
+            "blind reuse": _sum(switched, sum(r.seconds for r in switched)),
+            **{arm: _sum([report], report.seconds) for arm, report in reports.items()},
         }
         return windows, spent
 
     def items(self) -> list[Item]:
-        """Questions that frames in the window answer: two hops, and one hop in a frame."""
-        order = [self._frame(s.chunk_id) for s in self.window.slots]
+        """Questions about all there is in the window: values, whatever frames that left had said, and glyphs."""
+        order = [self._frame(s.chunk_id) for s in self.windows["survivor"].slots]
         values = [self.episode.ask(*s, order=order) for s in self._subjects("value", order)]
-        bound = [q for q in values if q.bound and self._seen(q, order)]
-        chosen = [bound[i] for i in self.rng.permutation(len(bound))[: self.per_kind]]
+        chosen = [values[i] for i in self.rng.permutation(len(values))[: self.per_kind]]
         glyphs = [self.episode.ask("glyph", q.subject, order=order) for q in chosen]
         return [Item(q.text, q.answer, q.kind) for q in (*chosen, *glyphs)]
 
@@ -171,13 +159,18 @@ class _Walk:
         tags = [tag for i in order for tag in self.episode.frames[i].glyph_of]
         return [(kind, tag) for tag in tags]
 
-    def _seen(self, question: Any, order: Sequence[int]) -> bool:
-        """True if the window shows the frames of the answer; excludes survivors whose legend has left."""
-        items = question.frames[-1]
-        return order.index(items) > 0
+    def _opened(self, policy: ReusePolicy) -> KameraWindow:
+        """A window with room for all but the first frame: the last append slides by itself."""
+        store = ChunkStore.open("memory://")
+        anchor = KameraWindow(self.backbone, store, testbed.SYSTEM, policy=policy).num_tokens
+        room = anchor + sum(c.num_tokens for c in self.chunks[1:])
+        return KameraWindow(self.backbone, store, testbed.SYSTEM, policy=policy, max_tokens=room)
 
-    def _slot_of(self, frame: int) -> Any:
-        return next(s for s in self.window.slots if s.chunk_id == self.chunks[frame].id)
+    def _all(self, operation: Callable[[KameraWindow], Report]) -> dict[str, Report]:
+        return {arm: operation(window) for arm, window in self.windows.items()}
+
+    def _slot_of(self, window: KameraWindow, frame: int) -> Any:
+        return next(s for s in window.slots if s.chunk_id == self.chunks[frame].id)
 
     def _frame(self, chunk_id: str) -> int:
         return next(i for i, c in enumerate(self.chunks) if c.id == chunk_id)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kamera import Backbone, Certificate, ChunkStore, KameraWindow, ReusePolicy, testbed
+from kamera.certify.sabotage import SABOTAGES
 from kamera.errors import UncertifiedBackbone
 from tests.cli.run import files, kamera
 from tests.compile.saved import bare_model, vision_backbone, vision_model
@@ -75,7 +76,10 @@ def test_a_user_without_a_home_is_asked_for_a_folder(capsys, monkeypatch):
     assert done.code == 2 and "give --output, or set KAMERA_CERTIFICATES" in done.err
 
 
-def test_a_model_too_weak_to_read_gets_cannot_tell_and_exit_code_1(capsys, folder, tmp_path):
+def test_a_model_too_weak_to_read_gets_cannot_tell_and_exit_code_1(capsys, folder, tmp_path, monkeypatch):
+    monkeypatch.setattr("kamera.certify.answers.ANSWER_TOKENS", 1)
+    for name in SABOTAGES.keys() - {"no rotation", "stale patch"}:
+        monkeypatch.delitem(SABOTAGES, name)
     done = kamera(capsys, "certify", vision_model(), "--items", 1, "--output", tmp_path / "elsewhere")
     assert done.code == 1
     (path,) = files(tmp_path / "elsewhere")
