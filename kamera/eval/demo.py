@@ -119,7 +119,8 @@ class _Walk:
     def operations(self) -> Iterator[tuple[str, dict[str, Report]]]:
         """Run them one by one in every window; they are each one's outcome while it is yielded."""
         for chunk in self.chunks[:-1]:
-            self._all(lambda window, chunk=chunk: window.append(chunk))
+            for window in self.windows.values():
+                window.append(chunk)
         yield "append (slides by itself)", self._all(lambda window: window.append(self.chunks[-1]))
         yield "slide", self._all(lambda window: window.slide())
         for name in ("recall, first time", "recall"):
@@ -148,7 +149,7 @@ class _Walk:
         return windows, spent
 
     def items(self) -> list[Item]:
-        """Questions about all there is in the window: values, whatever frames that left had said, and glyphs."""
+        """Questions about all there is in the window: values, whatever left with other frames, and glyphs."""
         order = [self._frame(s.chunk_id) for s in self.windows["survivor"].slots]
         values = [self.episode.ask(*s, order=order) for s in self._subjects("value", order)]
         chosen = [values[i] for i in self.rng.permutation(len(values))[: self.per_kind]]
