@@ -150,19 +150,19 @@ def draw_frame(letter: str, rng: np.random.Generator, tags: np.ndarray) -> Frame
             facts = [Fact(int(g), target=int(t)) for g, t in zip(shown, stated, strict=True)]
     if letter.islower():
         return Frame(kind, tuple(facts))
-    return Frame(kind, tuple(facts), _freeze(_place(kind, len(facts), rng)))
+    return Frame(kind, tuple(facts), place_facts(kind, len(facts), rng))
 
 
-def _place(kind: str, count: int, rng: np.random.Generator) -> np.ndarray:
-    """The fact of each cell: items fill 2 x 2 cells each, other facts five scattered ones."""
+def place_facts(kind: str, count: int, rng: np.random.Generator) -> Cells:
+    """Which fact each cell shows: items fill 2 x 2 cells each, other facts five scattered ones."""
     if kind in ITEMS_GRID:
         side = ITEMS_GRID[kind] // ITEM_SIDE
         slots = np.full(side * side, BLANK)
         slots[rng.permutation(side * side)[:count]] = np.arange(count)
-        return np.kron(slots.reshape(side, side), np.ones((ITEM_SIDE, ITEM_SIDE), dtype=int))
+        return _freeze(np.kron(slots.reshape(side, side), np.ones((ITEM_SIDE, ITEM_SIDE), dtype=int)))
     cells = np.full(SMALL_GRID * SMALL_GRID, BLANK)
     cells[: count * SMALL_REPEAT] = np.repeat(np.arange(count), SMALL_REPEAT)
-    return rng.permutation(cells).reshape(SMALL_GRID, SMALL_GRID)
+    return _freeze(rng.permutation(cells).reshape(SMALL_GRID, SMALL_GRID))
 
 
 def _freeze(cells: np.ndarray) -> Cells:

@@ -6,6 +6,8 @@ legend before the *rename* (three hops through two antecedents). A glyph that no
 its default colour. So the meaning of an items frame depends on its antecedents and on their order. KV
 computed out of context lacks them, and blind reuse answers fluently and wrongly.
 
+That is the regime *override*. In *redundant* and *static* frames mostly or wholly agree (`regimes`).
+
 Everything is drawn from `numpy.random.default_rng([seed, index])`: equal seeds and indices give equal
 episodes, bit for bit.
 """
@@ -18,22 +20,26 @@ from functools import cached_property
 
 import numpy as np
 
-from .frames import COLOURS, DEFAULTS, GLYPHS, ITEMS_SHOWN, KINDS, TAGS, Frame, draw_frame
+from .frames import COLOURS, DEFAULTS, GLYPHS, ITEMS_SHOWN, KINDS, TAGS, Frame
+from .regimes import AGAIN, ASIDE, LIKE, aside, check_again, draw_again, motion_of
 
 TRAINING_SEEDS = 1_000_000
 """First seed of the training worlds; every seed below is held out."""
 
-LETTERS = (*KINDS, "l", "r", "i")
+LETTERS = (*KINDS, "l", "r", "i", AGAIN, ASIDE)
 
 
 @dataclass(frozen=True)
 class Question:
     """A question with its answer for one order of frames.
 
-    `kind` is `value` (tag to glyph in an items frame, glyph to colour in its antecedents), `glyph` (one
-    hop in an items frame) or `colour` (one hop in a legend). `frames` are the indices of the frames that
-    determine the answer, the items frame last: a `value` question with one frame uses the default.
-    `answer` is one token of the testbed's tokenizer.
+    `kind` is `value` (tag to glyph in an items frame, glyph to colour in what stood before it),
+    `glyph` (one hop in an items frame) or `colour` (one hop in a legend), or one of `ORDER_KINDS`,
+    which no order-blind reader can answer: `first` (the colour the first legend with a glyph gives it),
+    `ago` (how many frames have come since the last one) and `earlier` (which of two glyphs was last
+    shown in a legend before the other was). `frames` are the indices of the frames the answer was read
+    from, the items frame last: a `value` question with one frame fell back to the default. `answer` is
+    one token of the testbed's tokenizer.
     """
 
     text: str
@@ -49,12 +55,27 @@ class Question:
         return self.kind == "value" and len(self.frames) > 1
 
 
-_TEXTS = {"value": "value of tag {}?", "glyph": "glyph of tag {}?", "colour": "colour of glyph {}?"}
+ORDER_KINDS = ("first", "ago", "earlier")
+"""Kinds of questions that ask about the order of frames and nothing else."""
+
+_TEXTS = {
+    "value": "value of tag {}?",
+    "glyph": "glyph of tag {}?",
+    "colour": "colour of glyph {}?",
+    "first": "first colour of glyph {}?",
+    "ago": "frames since glyph {}?",
+}
 
 
 def question_text(kind: str, subject: int) -> str:
-    """The text of a question of this kind about a tag (`value`, `glyph`) or glyph (`colour`)."""
-    return _TEXTS[kind].format((GLYPHS if kind == "colour" else TAGS)[subject])
+    """The text of a question of this kind about a tag (`value`, `glyph`), a glyph, or a pair of them.
+
+    The subject of `earlier` is `one * len(GLYPHS) + other`.
+    """
+    if kind == "earlier":
+        one, other = divmod(subject, len(GLYPHS))
+        return f"earlier of {GLYPHS[one]} and {GLYPHS[other]}?"
+    return _TEXTS[kind].format((TAGS if kind in ("value", "glyph") else GLYPHS)[subject])
 
 
 def legend_of(frames: Sequence[Frame], glyph: int) -> int | None:
@@ -86,6 +107,8 @@ def resolve(frames: Sequence[Frame], kind: str, subject: int) -> tuple[str, tupl
     if kind == "colour":
         legend = legend_of(frames, subject)
         return None if legend is None else (COLOURS[frames[legend].colour_of[subject]], (legend,), 1)
+    if kind in ORDER_KINDS:
+        return _in_order(frames, kind, subject)
     for index in range(len(frames) - 1, -1, -1):
         glyph = frames[index].glyph_of.get(subject)
         if glyph is None:
@@ -95,6 +118,22 @@ def resolve(frames: Sequence[Frame], kind: str, subject: int) -> tuple[str, tupl
         colour, through, hops = value_of(frames[:index], glyph)
         return COLOURS[colour], (*through, index), 1 + max(hops, 1)
     return None
+
+
+def _in_order(frames: Sequence[Frame], kind: str, subject: int) -> tuple[str, tuple[int, ...], int] | None:
+    """`resolve` of the kinds that ask for the order itself."""
+    if kind == "earlier":
+        pair = divmod(subject, len(GLYPHS))
+        last = [legend_of(frames, glyph) for glyph in pair]
+        if last[0] is None or last[1] is None or last[0] == last[1]:
+            return None
+        glyph = pair[0] if last[0] < last[1] else pair[1]
+        return GLYPHS[glyph], (min(last[0], last[1]), max(last[0], last[1])), 1
+    if kind == "first":
+        first = next((i for i, frame in enumerate(frames) if subject in frame.colour_of), None)
+        return None if first is None else (COLOURS[frames[first].colour_of[subject]], (first,), 1)
+    legend = legend_of(frames, subject)
+    return None if legend is None else (str(len(frames) - 1 - legend), (legend,), 1)
 
 
 @dataclass(frozen=True)
@@ -111,9 +150,25 @@ class Episode:
 
     def subjects(self, kinds: Iterable[str] = ("value", "glyph", "colour")) -> list[tuple[str, int]]:
         """(kind, subject) of every question of these kinds that the frames answer."""
-        tags = [tag for frame in self.frames for tag in frame.glyph_of]
+        tags = list(dict.fromkeys(tag for frame in self.frames for tag in frame.glyph_of))
         shown = sorted({glyph for frame in self.frames for glyph in frame.colour_of})
-        return [(kind, subject) for kind in kinds for subject in (shown if kind == "colour" else tags)]
+        last = {glyph: legend_of(self.frames, glyph) for glyph in shown}
+        pairs = [a * len(GLYPHS) + b for a in shown for b in shown if last[a] != last[b]]
+        about = {"value": tags, "glyph": tags, "earlier": pairs}
+        return [(kind, subject) for kind in kinds for subject in about.get(kind, shown)]
+
+    def contested(self, kind: str, target: int) -> list[int]:
+        """Subjects of which frame `target` and another say different things: the later of them wins.
+
+        `kind` is `colour` (`target` is a legend) or `glyph` (`target` is an items frame).
+        """
+        said = [frame.colour_of if kind == "colour" else frame.glyph_of for frame in self.frames]
+        others = [facts for index, facts in enumerate(said) if index != target]
+        return [
+            subject
+            for subject, fact in said[target].items()
+            if any(facts.get(subject, fact) != fact for facts in others)
+        ]
 
     def ask(self, kind: str, subject: int, order: Sequence[int] | None = None) -> Question:
         """The question about this subject, answered for the frames in `order`.
@@ -144,10 +199,15 @@ def answer(frames: Sequence[Frame], question: Question) -> str | None:
 
 
 class World:
-    """A seeded source of episodes."""
+    """A seeded source of episodes.
 
-    def __init__(self, seed: int = 0) -> None:
-        self.seed = seed
+    `regime` says how a frame relates to earlier ones of its kind: `override`, `redundant` or `static`.
+    Raises ValueError for an unknown one.
+    """
+
+    def __init__(self, seed: int = 0, regime: str = "override") -> None:
+        self.seed, self.regime = seed, regime
+        self._motion = motion_of(regime)
 
     answer = staticmethod(answer)
 
@@ -157,19 +217,27 @@ class World:
         """The `index`-th episode: `legends` legends, then pictures, then items frames.
 
         `layout` names the frames one by one instead, e.g. `"LRIP"`: L legend, R rename, I items,
-        B a large items frame, P picture; l, r and i are their text twins. Tags are unique in an
-        episode, so at most `len(TAGS)` items can be shown.
+        B a large items frame, P picture; l, r and i are their text twins; J items with the tags of the
+        items frame before it, D a legend about glyphs that no items frame shows. At most `len(TAGS)`
+        items can be shown. In the regime `override` tags are unique but for J.
         """
         layout = layout or "L" * legends + "P" * pictures + "I" * items
         if unknown := sorted(set(layout) - set(LETTERS)):
             raise ValueError(f"layout {layout!r} has {unknown}: letters are {', '.join(LETTERS)}")
-        shown = sum(ITEMS_SHOWN.get(KINDS[letter.upper()], 0) for letter in layout)
+        drawn_as = [LIKE.get(letter, letter) for letter in layout]
+        shown = sum(ITEMS_SHOWN.get(KINDS[letter.upper()], 0) for letter in drawn_as)
         if shown > len(TAGS):
             raise ValueError(f"layout {layout!r} shows {shown} items, there are {len(TAGS)} tags")
         rng = np.random.default_rng([self.seed, index])
         tags = rng.permutation(len(TAGS))
-        frames = []
+        frames: list[Frame] = []
         for letter in layout:
-            frames.append(draw_frame(letter, rng, tags))
+            # what is aside is nobody's earlier frame
+            before = [f for f, drawn in zip(frames, layout, strict=False) if drawn != ASIDE]
+            check_again(letter, before, layout)
+            frames.append(draw_again(letter, before, self._motion, rng, tags))
             tags = tags[len(frames[-1].glyph_of) :]
+        for at, letter in enumerate(layout):
+            if letter == ASIDE:
+                frames[at] = aside(frames, frames[at], rng)
         return Episode(tuple(frames), index)

@@ -3,7 +3,7 @@
 The package ships one of them (gqa); the weights of the others lie here.
 """
 
-from .directories import load, weights_dir
+from .directories import BACKBONES, load, weights_dir
 from .families import FAMILIES
 
-__all__ = ["FAMILIES", "load", "weights_dir"]
+__all__ = ["BACKBONES", "FAMILIES", "load", "weights_dir"]

@@ -7,10 +7,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from .directories import weights_dir
+from .directories import UNLED, weights_dir
 from .families import FAMILIES
 
 BEGIN, END = "<!-- measured: python -m lab.testbed.card -->", "<!-- end of measured -->"
+BEGIN_UNLED, END_UNLED = "<!-- unled: python -m lab.testbed.card -->", "<!-- end of unled -->"
 _HEAD = (
     "| window | questions (2 / 3 hops) | family | full: 2 / 3 hops | one-hop | evicted: 2 / 3 hops "
     "| blind: 2 / 3 hops | blind one-hop |\n|---|---|---|---|---|---|---|---|"
@@ -46,6 +47,24 @@ def measured(metrics: Mapping[str, Mapping[str, Any]]) -> str:
     return "\n".join(lines)
 
 
+def measured_unled(found: Mapping[str, Any]) -> str:
+    """The table of an unled backbone: two hops by window, and questions about the order of frames."""
+    lines = [
+        "| window | two hops asked | full | evicted | blind evicted | blind | one-hop | defaults, evicted |",
+        "|---" * 8 + "|",
+    ]
+    for layout, scores in found["layouts"].items():
+        views = [_share(scores[view], "2 hops") for view in ("full", "evicted", "blind_evicted", "blind")]
+        counted = scores["n"].get("2 hops", 0)
+        shares = [*views, _share(scores["full"], "glyph"), _share(scores["evicted"], "default")]
+        lines.append(f"| `{layout}` | {counted} | {' | '.join(shares)} |")
+    lines.append("")
+    for layout, kinds in found["order"].items():
+        asked = [f"{kind} {_share(one, 'accuracy')} (n = {one['n']})" for kind, one in kinds.items()]
+        lines.append(f"Questions about order behind `{layout}`: {', '.join(asked)}.")
+    return "\n".join(lines)
+
+
 def _hops(scores: Mapping[str, float]) -> str:
     return f"{_share(scores, '2 hops')} / {_share(scores, '3 hops')}"
 
@@ -62,11 +81,16 @@ def main() -> None:
     metrics = {
         family: json.loads((folder / "metrics.json").read_text()) for family, folder in folders.items()
     }
+    unled = json.loads((weights_dir(f"gqa{UNLED}") / "metrics.json").read_text())
     card = Path(__file__).with_name("MODEL_CARD.md")
-    text = card.read_text()
-    before, rest = text.split(BEGIN)
-    _, after = rest.split(END)
-    Path(card).write_text(f"{before}{BEGIN}\n{measured(metrics)}\n{END}{after}")
+    text = _between(card.read_text(), BEGIN, measured(metrics), END)
+    card.write_text(_between(text, BEGIN_UNLED, measured_unled(unled), END_UNLED))
+
+
+def _between(text: str, begin: str, new: str, end: str) -> str:
+    before, rest = text.split(begin)
+    _, after = rest.split(end)
+    return f"{before}{begin}\n{new}\n{end}{after}"
 
 
 if __name__ == "__main__":

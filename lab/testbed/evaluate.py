@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import json
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,16 +18,21 @@ from tqdm import tqdm
 
 from kamera.testbed.video import read_frames, render_video
 from kamera.testbed.world import Episode, World
+from lab.speed.machine import machine
 
 from .batches import Batch, hide_from_questions, isolate
-from .directories import load
-from .families import FAMILIES, family
+from .directories import BACKBONES, UNLED, family_of, load
+from .families import family
 from .frontend import SYSTEM_PROMPTS
-from .scoring import accuracy, some_questions
+from .scoring import MaskOf, accuracy, some_questions
 
 HELD_OUT = 424_242
 LAYOUTS = ("LI", "LLI", "LRI", "LLRI", "LRLI", "LPLRI", "LLRB", "LLIR", "LIRI", "lri", "llri", "LlRi", "lLrI")
 """Windows that are measured: pictures, large items frames (B), text twins (small letters), mixed."""
+UNLED_LAYOUTS = ("I", "LI", "LLI", "LLLI", "LLLLI", "LPLI", "LLIL", "LIJ", "LLIJ")
+"""The same of the unled backbones: what they were shown in training, on other worlds."""
+ORDER_LAYOUTS = ("LLI", "LLLI")
+"""Windows in which unled backbones are asked for the order of legends."""
 
 
 def others(batch: Batch) -> list[int]:
@@ -39,21 +45,38 @@ def items(batch: Batch) -> list[int]:
     return [i for i, frame in enumerate(batch.frames) if frame.shows_items]
 
 
-def by_layout(name: str, model: Any, tokenizer: Any, episodes: int) -> dict[str, Any]:
-    """Accuracy by question kind in windows of several shapes.
+VIEWS: dict[str, MaskOf] = {
+    "full": lambda batch: batch.mask,
+    "evicted": lambda batch: hide_from_questions(batch, others(batch)),
+    "blind": lambda batch: isolate(batch, items(batch)),
+    "blind_evicted": lambda batch: isolate(batch, items(batch)) & hide_from_questions(batch, others(batch)),
+}
+"""Full; evicted (the questions see the items frames only, whose KV has absorbed the others); blind (the items
+frames have absorbed nothing, everything is in view); both."""
 
-    Full; evicted (the questions see the items frames only, whose KV has absorbed the others); blind
-    (the items frames have absorbed nothing, everything is in view).
-    """
-    masks = {
-        "full": lambda batch: batch.mask,
-        "evicted": lambda batch: hide_from_questions(batch, others(batch)),
-        "blind": lambda batch: isolate(batch, items(batch)),
-    }
+
+def by_layout(
+    name: str, model: Any, tokenizer: Any, episodes: int, layouts: Sequence[str] = LAYOUTS
+) -> dict[str, Any]:
+    """Accuracy by question kind in windows of several shapes, in each of `VIEWS`."""
+    of = family(family_of(name))
     table = {}
-    for layout in tqdm(LAYOUTS, desc=f"{name}: layouts"):
+    for layout in tqdm(layouts, desc=f"{name}: layouts"):
         shown = [World(HELD_OUT).episode(i, layout=layout) for i in range(episodes)]
-        table[layout] = accuracy(family(name), model, tokenizer, shown, masks)
+        table[layout] = accuracy(of, model, tokenizer, shown, VIEWS)
+    return table
+
+
+def by_order(name: str, model: Any, tokenizer: Any, episodes: int) -> dict[str, Any]:
+    """Accuracy of questions about the order of legends, everything in view: `{layout: {kind: …}}`."""
+    of, view = family(family_of(name)), {"full": VIEWS["full"]}
+    table: dict[str, Any] = {}
+    for layout in ORDER_LAYOUTS:
+        shown = [World(HELD_OUT).episode(i, layout=layout) for i in range(episodes)]
+        # a kind at a time: packed questions are of one length
+        for kind in ("ago", "earlier"):
+            found = accuracy(of, model, tokenizer, shown, view, kinds=(kind,), shares=(1.0,))
+            table.setdefault(layout, {})[kind] = {"n": found["n"][kind], "accuracy": found["full"][kind]}
     return table
 
 
@@ -112,10 +135,20 @@ def video_agreement(
 def evaluate(name: str, directory: Path | None, episodes: int) -> dict[str, Any]:
     """All measurements of the model in `directory` (default: the packaged one)."""
     model, processor = load(name, directory)
-    return {
+    facts = {
         "family": name,
         "parameters": sum(p.numel() for p in model.parameters()),
         "chance": 1 / 16,
+    }
+    if name.endswith(UNLED):
+        return {
+            **facts,
+            "layouts": by_layout(name, model, processor.tokenizer, episodes, UNLED_LAYOUTS),
+            "order": by_order(name, model, processor.tokenizer, episodes),
+            "video": video_agreement(model, processor, max(1, episodes // 4), layout="LLI"),
+        }
+    return {
+        **facts,
         "layouts": by_layout(name, model, processor.tokenizer, episodes),
         # LLaVA's processor counts the tokens of all pictures by the size of the largest: it takes one size
         "video": None if name == "mha" else video_agreement(model, processor, max(1, episodes // 4)),
@@ -125,14 +158,16 @@ def evaluate(name: str, directory: Path | None, episodes: int) -> dict[str, Any]
 def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description="measure a testbed backbone")
-    parser.add_argument("--family", choices=list(FAMILIES), default="gqa")
+    parser.add_argument("--family", choices=BACKBONES, default="gqa")
     parser.add_argument("--model", type=Path, default=None, help="default: the packaged one")
     parser.add_argument("--episodes", type=int, default=32, help="held-out episodes per layout")
     parser.add_argument("--output", type=Path, default=None, help="JSON file to write")
     parser.add_argument("--threads", type=int, default=2)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
-    text = json.dumps(evaluate(options.family, options.model, options.episodes), indent=1)
+    found = evaluate(options.family, options.model, options.episodes)
+    command = f"python -m lab.testbed.evaluate --family {options.family} --episodes {options.episodes}"
+    text = json.dumps({"command": command, "machine": machine(), **found}, indent=1)
     print(text)
     if options.output:
         options.output.write_text(text + "\n")

@@ -67,16 +67,18 @@ def accuracy(
     questions: int = 24,
     seed: int = 0,
     batch_size: int = 8,
+    kinds: Sequence[str] = ("value", "glyph", "colour"),
+    shares: Sequence[float] = (0.6, 0.2, 0.2),
 ) -> dict[str, dict[str, float]]:
     """Share of right answers, `{mask name: {kind: accuracy}}`, with `n` questions per kind.
 
-    Episodes share a layout. The answer is the most likely of all tokens. Kinds are `2 hops`,
-    `3 hops` and `default` (together `value`), `glyph` and `colour`.
+    Episodes share a layout; each of `kinds` has its share of the questions asked. The answer is the
+    most likely of all tokens. Kinds are counted as `2 hops`, `3 hops` and `default` (together `value`),
+    `glyph`, `colour` and those about the order of frames.
     """
     rng = np.random.default_rng(seed)
     right: dict[str, Counter[str]] = {name: Counter() for name in masks}
     total: Counter[str] = Counter()
-    kinds, shares = ("value", "glyph", "colour"), (0.6, 0.2, 0.2)
     for first in range(0, len(episodes), batch_size):
         group = episodes[first : first + batch_size]
         asked = [some_questions(episode, questions, rng, kinds, shares) for episode in group]

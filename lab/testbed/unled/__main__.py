@@ -1,0 +1,29 @@
+"""`python -m lab.testbed.unled --out DIR [--family gqa] [--seed 0]`; run again, it goes on where it was."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import torch
+
+from ..families import FAMILIES
+from .schedule import Schedule
+from .train import train
+
+
+def main() -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(description="train a backbone on answers and captions only")
+    parser.add_argument("--out", type=Path, required=True, help="folder of weights, checkpoint and log")
+    parser.add_argument("--family", choices=list(FAMILIES), default="gqa")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--limit", type=int, help="stop after this many steps; run again to go on")
+    parser.add_argument("--threads", type=int, default=1)
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    train(options.out, Schedule(options.family, options.seed), limit=options.limit)
+
+
+if __name__ == "__main__":
+    main()

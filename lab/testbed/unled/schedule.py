@@ -1,0 +1,82 @@
+"""What is shown at which step, and how fast is learnt."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from .windows import SMALL, Size
+
+
+@dataclass(frozen=True)
+class Phase:
+    """`steps` steps on windows of these layouts, drawn by weight, of one size.
+
+    `order` are the kinds of questions about the order of frames that are asked beside the others.
+    """
+
+    name: str
+    steps: int
+    layouts: tuple[tuple[str, float], ...]
+    size: Size | None = None
+    order: tuple[str, ...] = ()
+
+
+PHASES = (
+    Phase("small", 200, (("I", 0.06), ("LI", 0.44), ("LLI", 0.5)), SMALL),
+    Phase("full", 400, (("I", 0.05), ("LI", 0.2), ("LLI", 0.4), ("LLLI", 0.25), ("LLLLI", 0.1))),
+    Phase(
+        "long",
+        650,
+        (
+            *(("I", 0.04), ("LI", 0.1), ("LLI", 0.2), ("LLLI", 0.25), ("LLLLI", 0.2)),
+            *(("LIJ", 0.04), ("LLIJ", 0.05), ("LILJ", 0.03), ("LPLI", 0.03), ("LLIL", 0.05), ("LLL", 0.04)),
+        ),
+        order=("ago", "earlier"),
+    ),
+)
+
+
+JUDGED = "LLI"
+"""The layout that says whether a phase still helps."""
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """Length and pace of a run: warm-up, then the peak, then a straight line down over the last `decay`.
+
+    `muon` steps the decoder's matrices, `adamw` everything else. Every `every` steps `episodes` held-out
+    windows of each of the layouts `watched` are asked; a phase ends early, at its best weights, when
+    evicted two hops in `JUDGED` fell by `fall` below their best.
+    """
+
+    family: str = "gqa"
+    seed: int = 0
+    muon: float = 0.017
+    adamw: float = 3e-3
+    warmup: int = 40
+    decay: float = 0.4
+    every: int = 100
+    fall: float = 0.12
+    tokens: int = 4200
+    phases: tuple[Phase, ...] = PHASES
+    watched: tuple[str, ...] = ("LI", "LLI", "LLLI", "LLLLI")
+    episodes: int = 10
+
+    @property
+    def steps(self) -> int:
+        """Steps of all phases."""
+        return sum(phase.steps for phase in self.phases)
+
+    def pace(self, step: int) -> float:
+        """The share of the peak rate at a step."""
+        left = (self.steps - step) / (self.decay * self.steps)
+        return min(1.0, (step + 1) / self.warmup, max(0.02, left))
+
+    def phase(self, step: int) -> Phase:
+        """The phase a step belongs to."""
+        left = step
+        for one in self.phases:
+            if left < one.steps:
+                return one
+            left -= one.steps
+        raise ValueError(f"step {step} lies behind the last of {self.steps}")
