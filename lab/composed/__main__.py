@@ -103,8 +103,8 @@ def _foretold(rows: Sequence[Row], sign: str) -> dict[str, Any]:
 
 
 def _spearman(a: Items, b: Items) -> float:
-    ranks = [np.argsort(np.argsort(x, kind="stable"), kind="stable") for x in (a, b)]
-    return float(np.corrcoef(*ranks)[0, 1])
+    ranks = np.stack([np.argsort(np.argsort(x, kind="stable"), kind="stable") for x in (a, b)])
+    return float(np.corrcoef(ranks.astype(np.float64))[0, 1])
 
 
 def _orders(count: int) -> int:

@@ -64,7 +64,8 @@ def terms_of(order: Sequence[Name]) -> list[tuple[Name, ...]]:
     """The singles and ordered pairs an order is composed of; of one or two antecedents, the order itself."""
     if len(order) <= 2:
         return [tuple(order)]
-    return [*((name,) for name in order), *itertools.combinations(order, 2)]
+    singles: list[tuple[Name, ...]] = [(name,) for name in order]
+    return singles + [(before, after) for before, after in itertools.combinations(order, 2)]
 
 
 def compose(
