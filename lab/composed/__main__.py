@@ -103,8 +103,8 @@ def _foretold(rows: Sequence[Row], sign: str) -> dict[str, Any]:
 
 
 def _spearman(a: Items, b: Items) -> float:
-    ranks = np.stack([np.argsort(np.argsort(x, kind="stable"), kind="stable") for x in (a, b)])
-    return float(np.corrcoef(ranks.astype(np.float64))[0, 1])
+    x, y = (np.argsort(np.argsort(v, kind="stable"), kind="stable") - (len(v) - 1) / 2 for v in (a, b))
+    return float((x * y).sum() / np.sqrt((x * x).sum() * (y * y).sum()))
 
 
 def _orders(count: int) -> int:
