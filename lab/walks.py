@@ -3,7 +3,7 @@
 Every operation runs once on the shipped backbone, over a store in a folder, after the same operations on
 another episode have warmed what is cached. Counted are frames of `kamera` alone, in the calling thread:
 each call (a generator's every resumption, too), the files they are in, and how many of them stand on the
-stack at once. None of it is a time, so the table is the same on every machine.
+stack at once. None of it is a time: the table is the same on every machine but for a few looks at folders.
 
     python -m lab.walks [--format json] [--output FILE]
 """

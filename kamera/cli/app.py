@@ -101,7 +101,7 @@ VERBS = {
     ),
     "certify": Verb(
         "kamera.cli.certify:certify",
-        "Ask a multi-hop probe of re-prefilled, blind and patched windows, and write a certificate.",
+        "Ask a multi-hop probe of reused and of re-prefilled windows, and write a certificate.",
     ),
     "compile": Verb(
         "kamera.cli.compile:compile_plan",

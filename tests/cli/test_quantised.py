@@ -14,7 +14,7 @@ def test_a_plan_compiled_into_codes_reports_its_loss(capsys, tmp_path):
     first = kamera(capsys, *command).document
     assert first["canonicals"]["formed"] == 2 and first["patches"]["formed"] == 1
     with ChunkStore.open(store) as opened:
-        rows = opened.ls()
+        rows = [row for row in opened.ls() if row.kind not in ("anchor", "encoding")]
     assert {row.context.kv for row in rows} == {"int8"} and len(rows) == 3
     before = files(store)
     second = kamera(capsys, *command).document

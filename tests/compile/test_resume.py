@@ -56,6 +56,7 @@ def run(folder, plan, point=("forward", 0, "before")) -> tuple[bool, int]:
 def owed(folder, windows, names) -> int:
     """Forwards that are left to do, counted by brute force from the files that are there."""
     with ChunkStore.open(folder) as store:
+        anchored = bool(store.ls("anchor"))
         canonicals = {names[i.chunk_id] for i in store.ls("canonical")}
         patches = {
             tuple(names[chunk_id] for chunk_id in (*i.antecedents, i.chunk_id)) for i in store.ls("exact")
@@ -63,7 +64,7 @@ def owed(folder, windows, names) -> int:
     missing = {w[:n] for w in windows for n in range(2, len(w) + 1)} - patches
     on_the_way = {path[:n] for path in missing for n in range(2, len(path) + 1)}
     unmade = {chunk for w in windows for chunk in w} - canonicals
-    return bool(missing or unmade) + len(unmade) + len(on_the_way)
+    return bool((missing or unmade) and not anchored) + len(unmade) + len(on_the_way)
 
 
 def files(folder) -> dict:

@@ -135,13 +135,13 @@ def test_past_the_limit_relocation_would_be_wrong(name):
     home = torch.arange(12)[None]
     here, _ = b.run(span, home)
     for step, holds in ((LIMIT - 12, True), (LIMIT + 40, False)):
-        there = b._run(span, home + step, None)  # past the refusal
+        there = b._decoded(span, home + step, None)  # past the refusal
         want = [
             {c.name: getattr(layer, c.tensor)[0] for c in spec.channels}
             for layer, spec in zip(there.layers, b.layout, strict=True)
         ]
         assert (worst(relocate_kv(here, b.layout, (step,)), want) < 1e-4) == holds
-    b._run(span, home, None)  # a short forward resets what a long one switched
+    b._decoded(span, home, None)  # a short forward resets what a long one switched
 
 
 def test_proofs_hold_on_every_layout_and_name_what_fails():

@@ -160,8 +160,8 @@ def test_tensors_that_swap_their_places_are_refused() -> None:
 @pytest.mark.parametrize(
     "slot, digest",
     [
-        (0, "db5a466cb5ffcb1ba542b98a89a0830733529ef3c6d283a50ee051f096588e4a"),
-        (2, "dc2f95e37ecea006953047f25de758d0596f0b717a5080a96f7f7e3699db5243"),
+        (0, "b620fd60c21b0c19a9ff14f4d934e5dd57792008eb3539e5ce2a8559ea21b315"),
+        (2, "4293037c264bc310d9848058f4a5c5aff0dd2605769e84bddab83fa0a14f93d5"),
     ],
 )
 def test_the_file_of_a_record_stays_what_it_is(slot: int, digest: str) -> None:

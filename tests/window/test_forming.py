@@ -11,6 +11,7 @@ from kamera import ChunkStore, KameraWindow
 from kamera.errors import StoreError
 from kamera.ops import Patch
 from kamera.patches.forming import BackgroundForming, forming_of
+from kamera.store import PatchRecord
 from tests.window.rig import QUESTION, guarantees, live, make, rig, same_bits, watching
 
 NONE = Patch(())
@@ -170,7 +171,7 @@ def test_a_failure_is_logged_kept_and_raised_by_the_next_flush(pieces, caplog, m
     put, full = window.store.put, [True]
 
     def refusing(record):
-        if full:
+        if full and isinstance(record, PatchRecord):
             raise StoreError("no room for a patch")
         return put(record)
 

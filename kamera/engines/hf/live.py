@@ -200,7 +200,7 @@ class LiveCache:
         room.standing = ()  # until all of it stands
         written = self._carry(source.kv, kv, made, wanted, there, places)
         for move, span, place in zip(made, wanted, places, strict=True):
-            if move.writes:
+            if move.writes and span.length:
                 written += self._serve(kv_slice(kv, place, place + span.length), span, move.turns)
         room.kv, room.capacity, room.start, room.standing = kv, capacity, base, wanted
         return written

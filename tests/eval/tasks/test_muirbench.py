@@ -161,7 +161,7 @@ def test_a_bad_row_is_named_and_skipped_and_the_next_is_asked(
 
 def test_an_item_that_stands_there_twice_is_asked_once(tmp_path: Path) -> None:
     assert problems(tmp_path, muir_row(), muir_row()) == [
-        f"{tmp_path / 'data/test-00000-of-00001.parquet'}:row 1: idx '17' stands there twice; skipped"
+        f"{tmp_path / 'data/test-00000-of-00001.parquet'}:row 1: idx '17' occurs twice; skipped"
     ]
 
 

@@ -167,7 +167,7 @@ def test_runs_that_do_not_belong_together_are_not_merged(backbone, data, tmp_pat
     for name in ("run.json", "samples.jsonl"):
         (tmp_path / "d" / name).write_bytes((tmp_path / "a" / name).read_bytes())
     (tmp_path / "d" / "items.jsonl").write_text(json.dumps(other) + "\n")
-    with pytest.raises(TaskDataError, match="answers reasoning-text-val/0 under blind otherwise"):
+    with pytest.raises(TaskDataError, match="answers reasoning-text-val/0 under blind differently"):
         merge([tmp_path / "a", tmp_path / "d"], tmp_path / "c")
 
 
