@@ -331,7 +331,7 @@ def test_a_family_that_outgrows_its_room_moves_together(monkeypatch):
     assert rooms(live, branch) == rooms(live) == rooms(branch)
 
 
-def test_a_room_that_is_used_up_is_moved_to_its_front_and_not_made_again(monkeypatch):
+def test_a_full_buffer_is_compacted_and_not_reallocated(monkeypatch):
     monkeypatch.setattr("kamera.engines.hf.live.SLACK", 1)
     backbone = model("qwen2_5_vl")
     live = backbone.live()

@@ -32,7 +32,7 @@ def check(table: Fidelity, n: int) -> None:
     assert stale.eta < fresh.eta
 
 
-def test_patch_restores_what_blind_reuse_loses_after_recall_and_reorder(backbone):
+def test_the_patch_restores_the_loss_of_recall_and_reorder(backbone):
     *_, table = measure(backbone, items=12, per_episode=12, seed=1)
     check(table, 12)
 

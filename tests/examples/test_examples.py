@@ -29,7 +29,7 @@ def test_an_interpreter_of_its_own_runs_one():
     assert "recalled frame 0: 1 vision encode" in done.stdout
 
 
-def test_video_agent_looks_back_without_encoding_and_answers_right(run):
+def test_video_agent_recalls_without_encoding_and_is_right(run):
     out = run("video_agent.py")
     assert out.count("0 vision encodes") == 2
     answered = next(line for line in out.splitlines() if "after looking back" in line)

@@ -57,7 +57,7 @@ def moved() -> tuple[str, bool]:
 
 
 @needs_compiler
-def test_the_library_is_built_once_and_only_its_user_may_write_beside_it(fresh, copying):
+def test_the_library_is_built_once_in_a_private_directory(fresh, copying):
     assert moved() == ("native", True)
     kept = fresh / "cache" / "kamera" / "kernels"
     (built,) = kept.iterdir()

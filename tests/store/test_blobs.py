@@ -178,7 +178,7 @@ def test_only_the_very_blob_is_set_aside(blobs: Blobs) -> None:
     assert not blobs.set_aside("objects/a", b"bad", "quarantine/a.2")
 
 
-def test_a_value_that_redis_cannot_hold_is_refused_before_it_is_sent(
+def test_a_value_too_large_for_redis_is_never_sent(
     server: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("kamera.store.remote.redis.MAX_BYTES", 3)

@@ -203,7 +203,7 @@ def test_a_stranger_in_the_place_of_a_lock_blocks_nothing(root: Path, make: Call
     assert not os.path.lexists(place)
 
 
-def test_a_full_folder_in_the_place_of_a_lock_stops_its_object_alone(root: Path) -> None:
+def test_a_folder_under_a_locks_name_stops_only_its_object(root: Path) -> None:
     key = canonical().key
     ChunkStore.open(root).close()
     (root / "tmp" / f"{key}.lock").mkdir()
@@ -220,7 +220,7 @@ PLAIN = {"title": "PLAIN TEXT OF A CHUNK"}
 
 
 @pytest.mark.parametrize("what, at", [("export", 1), ("put", 1), ("put", 3)])
-def test_a_killed_writer_of_an_encrypted_store_leaves_nothing_plain(
+def test_a_killed_encrypted_writer_leaves_nothing_plain(
     tmp_path: Path, root: Path, what: str, at: int
 ) -> None:
     (tmp_path / "out").mkdir()

@@ -149,7 +149,7 @@ def test_a_bundle_tells_nothing_of_tenant_secret_or_key(tmp_path: Path) -> None:
         assert hidden not in held
 
 
-def test_the_same_objects_make_the_same_bytes_for_the_owner_alone(tmp_path: Path) -> None:
+def test_equal_objects_give_equal_bytes_for_the_owner_alone(tmp_path: Path) -> None:
     with ChunkStore.open(tmp_path / "s") as store:
         for record in records():
             put(store, record)
@@ -260,7 +260,7 @@ ADDED: dict[str, tuple[Any, bytes]] = {
 
 
 @pytest.mark.parametrize("added", ADDED.values(), ids=ADDED)
-def test_a_member_too_many_is_refused_by_name_and_the_rest_is_taken(
+def test_an_unlisted_member_is_refused_and_the_rest_is_imported(
     tmp_path: Path, bundle: Path, added: Any
 ) -> None:
     before = {path for path in tmp_path.rglob("*")}
@@ -296,7 +296,7 @@ FORGED: dict[str, tuple[bytes, str]] = {
 
 
 @pytest.mark.parametrize("data, message", FORGED.values(), ids=FORGED)
-def test_an_object_that_is_none_is_refused_even_where_the_manifest_vouches_for_it(
+def test_an_invalid_object_is_refused_despite_the_manifest(
     tmp_path: Path, bundle: Path, data: bytes, message: str
 ) -> None:
     with ChunkStore.open(tmp_path / "t") as store:
@@ -339,7 +339,7 @@ def test_a_member_that_is_not_what_the_manifest_says_is_refused(
         assert name in line
 
 
-def test_a_member_that_claims_more_bytes_than_there_are_is_refused(tmp_path: Path, bundle: Path) -> None:
+def test_a_member_that_claims_too_many_bytes_is_refused(tmp_path: Path, bundle: Path) -> None:
     name = name_of(canonical(B)).encode()
     data = bytearray(bundle.read_bytes())
     entry = data.rindex(name) - 46  # of the central directory: both sizes
@@ -411,7 +411,7 @@ def sound(tmp_path_factory: pytest.TempPathFactory) -> bytes:
 
 @settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
-def test_whatever_byte_is_flipped_or_cut_only_what_went_in_comes_out(
+def test_flipped_or_cut_bytes_never_give_a_wrong_object(
     sound: bytes, tmp_path: Path, data: st.DataObject
 ) -> None:
     damaged = bytearray(sound)

@@ -106,7 +106,7 @@ def test_what_a_live_writer_is_at_stays(root: Path) -> None:
         assert tmp(root) == []
 
 
-def test_files_that_tell_nothing_of_their_writer_go_after_an_hour(root: Path) -> None:
+def test_files_without_a_writer_are_removed_after_an_hour(root: Path) -> None:
     with ChunkStore.open(root) as store:
         young, old = root / "tmp" / f"{KEY}.77.aa", root / "tmp" / f"{KEY}.78.bb"
         marker = root / ".kamera.79.cc"
@@ -118,7 +118,7 @@ def test_files_that_tell_nothing_of_their_writer_go_after_an_hour(root: Path) ->
         assert tmp(root) == [young.name] and not marker.exists()
 
 
-def test_a_deletion_that_was_interrupted_behind_the_file_is_a_deletion(root: Path) -> None:
+def test_a_deletion_interrupted_after_the_file_is_complete(root: Path) -> None:
     with ChunkStore.open(root) as store:
         store.put(canonical())
     file_of(root, KEY).unlink()
@@ -179,9 +179,7 @@ def test_of_many_that_put_one_chunk_at_once_one_writes(root: Path, monkeypatch: 
         assert_same(store.get_canonical(CONTEXT, CHUNK), found)
 
 
-def test_a_writer_that_waited_for_another_takes_what_that_one_wrote(
-    root: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_waiting_writer_takes_the_other_writers_object(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with ChunkStore.open(root) as one, ChunkStore.open(root) as two:
         store = one._disk
         assert store is not None
@@ -205,7 +203,7 @@ def test_a_writer_that_waited_for_another_takes_what_that_one_wrote(
         assert_same(two.get_canonical(CONTEXT, CHUNK), canonical(seed=1))
 
 
-def test_a_claim_that_is_never_let_go_is_an_error_and_no_deadlock(
+def test_a_claim_never_released_is_an_error_not_a_deadlock(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(disk_module, "_CLAIM_SECONDS", 0.05)
@@ -257,7 +255,7 @@ def test_damage_that_left_no_trace_is_found_by_reading_alone(root: Path) -> None
         assert_same(store.get_canonical(CONTEXT, CHUNK), canonical())
 
 
-def test_an_intact_canonical_without_a_row_is_kept_and_not_written(
+def test_an_intact_canonical_without_a_row_is_not_rewritten(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with ChunkStore.open(root) as store:

@@ -54,7 +54,7 @@ def test_what_is_converted_is_what_putting_it_in_codes_gives(root: Path, tmp_pat
     assert files(root) == before
 
 
-def test_what_codes_cannot_hold_is_refused_and_the_others_are_converted(root: Path, tmp_path: Path) -> None:
+def test_conversion_refuses_values_without_codes(root: Path, tmp_path: Path) -> None:
     with ChunkStore.open(root) as store, ChunkStore.open(tmp_path / "t") as target:
         wild = canonical("c" * 64, kv=({"k": torch.full((1, 3, 4), float("nan"))},))
         names = [store.put(wild)]

@@ -62,7 +62,7 @@ def test_swapped_and_overwritten_spans_are_refused(draw: st.DataObject) -> None:
 
 @settings(deadline=None, max_examples=300)
 @given(st.data())
-def test_a_forged_file_with_a_good_digest_is_refused_by_name_or_read(draw: st.DataObject) -> None:
+def test_a_forged_file_with_a_good_digest_is_refused_or_read(draw: st.DataObject) -> None:
     """Whatever the header says, decoding ends in a record or a named refusal."""
     telling = st.sampled_from(b'0123456789{}[]",:\\ aku-.eEtfn')
     record = draw.draw(st.sampled_from([canonical(), patch()]))

@@ -74,7 +74,7 @@ def test_verify_reads_everything_and_quarantines_what_is_damaged(root: Path) -> 
         assert StoreAdmin(store).verify().quarantined == ()
 
 
-def test_an_object_of_a_newer_format_is_refused_and_left_in_place(root: Path) -> None:
+def test_an_object_of_a_newer_format_is_refused_in_place(root: Path) -> None:
     with ChunkStore.open(root) as store:
         path = file_of(root, store.put(canonical()))
         outer, header, rest = split(path.read_bytes())

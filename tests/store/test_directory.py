@@ -166,9 +166,7 @@ def test_an_index_of_a_backup_follows_the_files(root: Path) -> None:
         assert store.contexts_of("a" * 64) == []
 
 
-def test_a_listing_in_a_store_that_nobody_touched_reads_no_header(
-    root: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_listing_of_an_unchanged_store_reads_no_header(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with ChunkStore.open(root) as store:
         for number in range(5):
             store.put(canonical(f"{number:064x}"))

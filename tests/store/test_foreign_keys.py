@@ -81,7 +81,7 @@ def test_a_redis_key_of_another_type_takes_nobody_down(server: RedisServer, kind
     assert_at_work(url, keys)
 
 
-def test_a_key_of_another_type_in_an_objects_place_is_written_over(server: RedisServer) -> None:
+def test_a_key_of_another_type_is_overwritten(server: RedisServer) -> None:
     url = server.url("timeout=60")
     with ChunkStore.open(url, memory_limit=0) as store:
         key = store.put(canonical())
@@ -156,7 +156,7 @@ def test_an_s3_key_that_is_no_path_takes_nobody_down(s3: S3Server, name: str) ->
     assert_at_work(url, keys)
 
 
-def test_s3_keys_that_stop_the_listing_are_named_and_objects_served(s3: S3Server) -> None:
+def test_s3_keys_that_stop_a_listing_are_named(s3: S3Server) -> None:
     url = s3.url()
     with ChunkStore.open(url, memory_limit=0) as store:
         filled(store)

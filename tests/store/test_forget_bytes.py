@@ -143,7 +143,7 @@ def test_a_start_of_anothers_chunk_names_nothing(root: Path) -> None:
         assert store.contexts_of(chunk(1)) == [CONTEXT]
 
 
-def test_a_chunk_that_only_others_stand_behind_is_found_by_its_start(root: Path) -> None:
+def test_a_chunk_known_only_as_antecedent_is_found_by_prefix(root: Path) -> None:
     with ChunkStore.open(root) as store:
         key = store.put(patch(chunk(1), antecedents=(chunk(2),)))
         assert StoreAdmin(store).forget(chunk(2)[:12]).removed == (key,)

@@ -164,7 +164,7 @@ def test_a_child_that_opens_the_store_itself_works(store: ChunkStore, root: Path
     assert StoreAdmin(store).verify().ok == 2
 
 
-def test_a_child_that_lets_go_of_the_store_leaves_the_parents_log(store: ChunkStore, root: Path) -> None:
+def test_a_child_that_closes_the_store_keeps_the_parents_log(store: ChunkStore, root: Path) -> None:
     log = root / "index.sqlite-wal"
     before = log.stat().st_size
     assert before > 0
@@ -310,7 +310,7 @@ def test_an_object_store_in_a_child_works_or_is_refused_at_once(tmp_path: Path) 
         assert store.get_canonical(CONTEXT, CHUNK) is not None
 
 
-def test_a_child_forked_amid_a_transaction_writes_to_the_same_file(
+def test_a_child_forked_in_a_transaction_writes_the_same_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(forks, "_LONGEST", DEADLINE)

@@ -45,14 +45,14 @@ def read(data: bytes) -> Any:
     return CODEC.decode(data, NAME, "here")
 
 
-def test_an_object_is_a_preamble_a_head_and_a_frame_for_each_group() -> None:
+def test_an_object_is_a_preamble_a_header_and_its_frames() -> None:
     data = CODEC.encode(RECORD, 1.0)
     assert data[:8] == b"KAMERA\x00\x02"
     assert len(frames_of(data)) == 1 + 1 + LAYERS  # the head; small tensors; layers
     assert_same(read(data), RECORD)
 
 
-def test_frames_that_are_swapped_dropped_cut_or_doubled_are_refused() -> None:
+def test_swapped_dropped_cut_or_doubled_frames_are_refused() -> None:
     data = CODEC.encode(RECORD, 1.0)
     places = frames_of(data)
     equal = [(a, b) for a in places for b in places if a < b and a[1] - a[0] == b[1] - b[0]]

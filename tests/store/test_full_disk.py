@@ -145,7 +145,7 @@ def test_read_only_serves_and_lists_and_changes_nothing(tmp_path: Path, kind: st
     assert snapshot(root) == before
 
 
-def test_what_is_damaged_is_refused_and_left_in_a_read_only_store(tmp_path: Path) -> None:
+def test_a_read_only_store_refuses_damage_and_moves_nothing(tmp_path: Path) -> None:
     root = tmp_path / "store"
     [key] = stored(root, 1)
     path = file_of(root, key)

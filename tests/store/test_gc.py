@@ -134,7 +134,7 @@ def test_more_recompute_per_byte_stays_longer() -> None:
     assert value(weighed("e", "encoding"), NOW) == 50.0
 
 
-def test_a_patch_leaves_before_its_canonical_when_it_is_worth_less_per_byte() -> None:
+def test_a_patch_of_less_value_per_byte_leaves_first() -> None:
     home = weighed("home", bytes=1000, uses=5.0, used=NOW)
     good = weighed("good", "exact", bytes=100, uses=5.0, used=NOW)
     poor = weighed("poor", "exact", bytes=900)
@@ -151,7 +151,7 @@ def test_a_poor_canonical_is_held_by_its_good_patches() -> None:
     assert [v.object.key for v in choose([home, *patches, other], (), 1300, NOW)] == ["other"]
 
 
-def test_the_canonical_of_a_pinned_patch_stays_and_its_other_patches_may_leave() -> None:
+def test_the_canonical_of_a_pinned_patch_stays() -> None:
     objects = [weighed("home"), weighed("kept", "exact"), weighed("other", "orbit")]
     assert [v.object.key for v in choose(objects, {"kept"}, 0, NOW)] == ["other"]
 

@@ -26,7 +26,7 @@ def breaker(clock: Clock) -> Breaker:
     return Breaker(failures=2, cooldown=10.0, clock=clock)
 
 
-def test_the_breaker_opens_after_failures_in_a_row_and_lets_one_through_after_the_pause() -> None:
+def test_the_breaker_opens_after_failures_and_retries_once() -> None:
     clock = Clock()
     one = breaker(clock)
     for outcome in (one.failure, one.success, one.failure):  # never two in a row

@@ -119,7 +119,7 @@ def test_rows_come_in_order_and_in_parts_that_make_the_whole(tmp_path: Path) -> 
     assert index.rows(tenant="other") == []
 
 
-def test_a_row_that_comes_while_the_list_is_read_neither_doubles_nor_hides_one(tmp_path: Path) -> None:
+def test_a_row_added_during_a_listing_disturbs_no_other(tmp_path: Path) -> None:
     files = Rows(ROWS)
     index = Index(tmp_path / "i", files)
     listed = index.iterate(tenant="")
@@ -181,7 +181,7 @@ def test_what_gc_reads_comes_in_pages_that_sort_nothing(
         assert "TEMP B-TREE" not in plan_of(index, sql, *values)
 
 
-def test_counting_reads_as_little_of_a_large_index_as_of_a_small_one(tmp_path: Path) -> None:
+def test_counting_reads_equally_little_of_any_index(tmp_path: Path) -> None:
     read = []
     for count in (20, 2500):
         path = tmp_path / str(count)
@@ -321,7 +321,7 @@ def replace_often(path: Path, ready: Any) -> None:
     index.close()
 
 
-def test_processes_that_replace_and_read_one_index_always_see_it_whole(tmp_path: Path) -> None:
+def test_processes_that_replace_one_index_always_see_it_whole(tmp_path: Path) -> None:
     path = tmp_path / "i"
     listed(path, ROWS[:200])
     fork = multiprocessing.get_context("fork")

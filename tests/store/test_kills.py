@@ -46,9 +46,7 @@ def test_a_thousand_killed_writers_lose_nothing() -> None:
 @pytest.mark.parametrize(
     "statement, phase", [(s, p) for s in ("INSERT", "COMMIT") for p in ("before", "after")]
 )
-def test_a_writer_killed_between_file_and_row_leaves_them_in_agreement(
-    tmp_path: Path, statement: str, phase: str
-) -> None:
+def test_a_writer_killed_before_its_row_leaves_agreement(tmp_path: Path, statement: str, phase: str) -> None:
     oracle = store_of(tmp_path / "store")
     reader, writer = os.pipe()
 

@@ -78,7 +78,7 @@ def test_no_record_of_any_refusal_holds_content(tmp_path: Path, caplog: pytest.L
         assert not any(isinstance(value, torch.Tensor | np.ndarray | bytes) for value in held)
 
 
-def test_a_line_is_one_json_object_without_what_others_hang_onto_it() -> None:
+def test_a_line_is_one_json_object_without_foreign_attributes() -> None:
     logger = logging.getLogger("kamera.test")
     try:
         raise StoreProblem("the walrus")

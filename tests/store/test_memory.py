@@ -19,7 +19,7 @@ SIZE = canonical().nbytes
 A, B, C = record("a"), record("b"), record("c")
 
 
-def test_the_limit_of_bytes_is_never_exceeded_and_the_least_recently_used_leaves() -> None:
+def test_the_byte_limit_evicts_the_least_recently_used() -> None:
     tier = MemoryTier(2 * SIZE)
     tier.put(*A)
     tier.put(*B)
@@ -31,7 +31,7 @@ def test_the_limit_of_bytes_is_never_exceeded_and_the_least_recently_used_leaves
     assert tier.get(A[1].key) is A[0] and tier.get(C[1].key) is C[0]
 
 
-def test_a_record_larger_than_the_limit_is_not_kept_and_evicts_nothing() -> None:
+def test_a_record_above_the_limit_evicts_nothing() -> None:
     tier = MemoryTier(SIZE)
     tier.put(*A)
     large = canonical("large", tokens=9)

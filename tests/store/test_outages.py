@@ -11,7 +11,7 @@ from lab.reliability.redis_server import BINARY, MISSING
 pytestmark = pytest.mark.skipif(BINARY is None, reason=MISSING)
 
 
-def test_nothing_wrong_is_served_and_nothing_acknowledged_is_lost() -> None:
+def test_outages_serve_nothing_wrong_and_lose_no_acknowledged() -> None:
     found = remote.run(360, seed=1)
     assert (found["wrong"], found["lost"]) == (0, 0)
     cases = {name: figures for name, figures in found.items() if isinstance(figures, dict)}

@@ -141,7 +141,7 @@ def test_what_is_not_there_or_not_ours_cannot_be_pinned(tmp_path: Path) -> None:
         StoreAdmin(memory).gc(0)
 
 
-def test_a_pin_ends_with_its_object_and_one_that_outlived_it_can_be_let_go(tmp_path: Path) -> None:
+def test_a_pin_ends_with_its_object_or_is_removed_later(tmp_path: Path) -> None:
     root = tmp_path / "s"
     with ChunkStore.open(root) as store:
         key, lost = store.put(canonical()), store.put(canonical("d" * 64))

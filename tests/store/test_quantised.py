@@ -49,7 +49,7 @@ def forge(made: CanonicalRecord, **changes: Any) -> bytes:
 
 @CODECS
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
-def test_what_comes_back_has_its_dtype_says_its_loss_and_is_within_it(codec, dtype, tmp_path):
+def test_decoded_kv_keeps_its_dtype_and_is_within_its_loss(codec, dtype, tmp_path):
     put = record(codec, kv=kv_of(40, dtype))
     with open_at(tmp_path, codec) as store:
         key = store.put(put)
@@ -97,7 +97,7 @@ def test_codes_take_the_bytes_they_promise(codec, tmp_path):
     assert kept(coded).nbytes < plain.nbytes * {"int8": 0.55, "int4": 0.34}[codec]
 
 
-def test_each_form_has_keys_of_its_own_and_kv_as_it_is_keeps_those_of_format_1():
+def test_each_form_has_keys_of_its_own():
     forms = [replace(CONTEXT, kv=kv) for kv in ("as-is", *KV_CODECS)]
     assert len({canonical_key(c, "x") for c in forms}) == 3
     for kind in ("exact", "orbit"):
@@ -108,7 +108,7 @@ def test_each_form_has_keys_of_its_own_and_kv_as_it_is_keeps_those_of_format_1()
 
 
 @CODECS
-def test_a_lossy_canonical_is_never_found_where_an_exact_one_is_asked_for(codec, tmp_path):
+def test_a_lossy_canonical_is_never_found_as_an_exact_one(codec, tmp_path):
     put = record(codec)
     exact = replace(put, context=CONTEXT)
     with open_at(tmp_path, codec) as store:
@@ -129,7 +129,7 @@ def test_a_lossy_canonical_is_never_found_where_an_exact_one_is_asked_for(codec,
     assert not torch.equal(lossy.kv[0]["k"], put.kv[0]["k"])
 
 
-def test_forms_live_side_by_side_whatever_the_store_was_opened_for(tmp_path):
+def test_all_forms_share_a_store_opened_for_any_of_them(tmp_path):
     """The option is what windows ask for; an object's form is its context's."""
     made = [record(codec) for codec in KV_CODECS] + [canonical(tokens=40, kv=kv_of(40))]
     with ChunkStore.open(tmp_path) as store:
@@ -157,7 +157,7 @@ def test_a_store_of_an_unknown_form_is_not_made(tmp_path):
 
 
 @CODECS
-def test_what_has_no_codes_is_refused_by_name_and_nothing_is_stored(codec, tmp_path):
+def test_values_without_codes_are_refused_and_not_stored(codec, tmp_path):
     kv = kv_of(5)
     kv[2]["v"][1, 2, 3] = float("nan")
     with open_at(tmp_path, codec) as store:

@@ -69,9 +69,7 @@ def test_no_other_name_reaches_a_file(root: Path, name: str) -> None:
         assert files(root) == before
 
 
-def test_a_reason_that_cannot_be_written_keeps_no_damage_in_place(
-    root: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_damage_is_moved_even_without_its_reason(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real = Folder.create
 
     def full(self: Folder, name: str, data: bytes, **options: Any) -> Any:
@@ -109,7 +107,7 @@ def link_object(root: Path, elsewhere: Path) -> None:
     file_of(root, KEY).symlink_to(elsewhere)
 
 
-def test_a_link_in_the_place_of_an_object_is_refused_and_set_aside(root: Path, tmp_path: Path) -> None:
+def test_a_link_under_an_objects_name_is_quarantined(root: Path, tmp_path: Path) -> None:
     elsewhere = tmp_path / "elsewhere"
     with ChunkStore.open(root, memory_limit=0) as store:
         store.put(canonical())

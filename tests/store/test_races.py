@@ -25,7 +25,7 @@ def root(tmp_path: Path) -> Path:
     return tmp_path / "store"
 
 
-def test_a_slow_reader_does_not_bring_back_the_row_of_the_old_file(
+def test_a_slow_reader_does_not_restore_the_old_files_row(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with ChunkStore.open(root, memory_limit=0) as store:
@@ -42,9 +42,7 @@ def test_a_slow_reader_does_not_bring_back_the_row_of_the_old_file(
         assert [i.rank for i in store.ls()] == [2]
 
 
-def test_a_damaged_file_that_was_just_replaced_is_not_quarantined(
-    root: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_just_replaced_file_is_not_quarantined(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with ChunkStore.open(root, memory_limit=0) as store:
         flip(file_of(root, store.put(patch(rank=1))))
 
@@ -60,7 +58,7 @@ def test_a_damaged_file_that_was_just_replaced_is_not_quarantined(
         assert got is not None and got.patch.rank == 2
 
 
-def test_readers_see_the_old_patch_or_the_new_one_while_threads_write(root: Path) -> None:
+def test_readers_see_the_old_or_new_patch_during_writes(root: Path) -> None:
     with ChunkStore.open(root, memory_limit=0) as store:
         store.put(patch(rank=1))
         done = threading.Event()

@@ -76,7 +76,7 @@ def test_every_byte_is_read_once(path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert sum(read) == RECORD.nbytes
 
 
-def test_every_byte_of_the_header_may_change_and_nothing_is_served(path: Path) -> None:
+def test_a_change_of_any_header_byte_is_refused(path: Path) -> None:
     file = file_of(path)
     data = file.read_bytes()
     with ChunkStore.open(path, memory_limit=0) as store:

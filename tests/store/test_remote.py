@@ -125,7 +125,7 @@ def test_tenants_of_one_remote_do_not_see_each_other(url: str) -> None:
             assert_same(again.get_canonical(context, CHUNK), canonical(context=context))
 
 
-def test_a_sealed_tenant_shares_through_the_remote_with_who_has_the_secret(remote: Redis) -> None:
+def test_a_sealed_tenant_shares_a_remote_by_its_secret(remote: Redis) -> None:
     context = replace(CONTEXT, tenant="acme")
     secret = "a secret of many bytes"
     with ChunkStore.open(remote.url, tenant="acme", secret=secret) as store:
@@ -285,7 +285,7 @@ def test_what_cannot_be_deleted_is_an_error_and_stays(server: RedisServer) -> No
         assert_same(store.get_canonical(CONTEXT, CHUNK), canonical())
 
 
-def test_a_server_killed_half_way_serves_what_is_in_memory_and_misses_the_rest(server: RedisServer) -> None:
+def test_after_a_killed_server_only_memory_serves(server: RedisServer) -> None:
     with ChunkStore.open(server.url()) as store:
         for chunk in "abcd":
             store.put(canonical(chunk))
@@ -333,7 +333,7 @@ def test_a_key_of_something_else_is_refused_by_name(remote: Redis, server: Redis
         assert StoreAdmin(store).stats().remote.failures == 0  # type: ignore[union-attr]
 
 
-def test_what_waits_is_never_evicted_and_what_finds_no_room_is_told(
+def test_pending_objects_stay_and_dropped_ones_are_reported(
     server: RedisServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     url, size = server.url("timeout=60&retries=0&cooldown=0.05"), canonical("a").nbytes

@@ -22,7 +22,7 @@ def remote_of(store: ChunkStore) -> RemoteTier:
     return store._tiers.remote
 
 
-def test_a_listing_is_read_once_and_again_where_something_changed(
+def test_a_listing_rereads_only_changes(
     two: tuple[ChunkStore, ChunkStore],
 ) -> None:
     one, other = two
@@ -55,7 +55,7 @@ def test_what_is_remembered_is_what_reading_all_headers_gives(two: tuple[ChunkSt
         assert list(remote.infos()) == list(remote.infos(afresh=True)), step
 
 
-def test_a_listing_that_finds_nothing_new_reads_no_blob_of_an_object_store(s3: S3Server) -> None:
+def test_an_unchanged_listing_reads_no_blob(s3: S3Server) -> None:
     with ChunkStore.open(s3.url()) as store:
         for i in range(20):
             store.put(canonical(f"{i:064x}"))

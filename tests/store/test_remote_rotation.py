@@ -74,7 +74,7 @@ def test_what_is_written_between_the_look_and_the_writing_stays(
         assert_same(store.get_patch(ACME, CHUNK, ("x", "y")), newer)
 
 
-def test_a_writer_at_work_all_the_while_never_sees_an_older_patch(server: RedisServer) -> None:
+def test_a_concurrent_writer_never_sees_an_older_patch(server: RedisServer) -> None:
     """Each version it wrote is there until it writes the next, whatever the rotations do."""
     url = server.url("timeout=60")
     stop = threading.Event()

@@ -73,7 +73,7 @@ def test_a_pin_in_a_remote_is_over_after_its_time_for_everybody(server: RedisSer
         assert pins.list() == [Pin(key, 10, None)]
 
 
-def test_the_cap_holds_for_every_client_and_a_refused_pin_changes_nothing(
+def test_the_cap_binds_every_client(
     two: tuple[ChunkStore, ChunkStore],
 ) -> None:
     one, other = two
@@ -124,7 +124,7 @@ def test_a_pin_that_came_too_late_is_told_and_let_go(
     assert StoreAdmin(one).pins.list() == []
 
 
-def test_a_pin_set_while_gc_is_at_work_is_honoured_by_the_next_batch(
+def test_a_pin_during_gc_is_honoured_by_the_next_batch(
     two: tuple[ChunkStore, ChunkStore], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one, other = two
@@ -177,7 +177,7 @@ def test_in_memory_pins_are_this_processs_with_cap_and_time() -> None:
 # -- gc --------------------------------------------------------------------------------------------
 
 
-def test_gc_reaches_the_budget_dry_and_for_real_and_a_cache_follows(far: str, tmp_path: Path) -> None:
+def test_gc_reaches_the_budget_and_a_cache_follows(far: str, tmp_path: Path) -> None:
     with ChunkStore.open(far, cache=tmp_path / "cache") as store:
         for name in "abcd":
             store.put(canonical(name * 64))
@@ -279,7 +279,7 @@ def test_a_copy_that_is_damaged_stays_and_says_why(folder: str, tmp_path: Path) 
         )
 
 
-def test_old_copies_of_a_remote_leave_with_gc_when_it_is_asked_to(folder: str, tmp_path: Path) -> None:
+def test_gc_removes_old_copies_of_a_remote_on_request(folder: str, tmp_path: Path) -> None:
     with ChunkStore.open(folder) as store:
         store.put(canonical())
         [blob] = objects_of(tmp_path)

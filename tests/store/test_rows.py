@@ -128,9 +128,7 @@ def test_a_row_of_the_file_before_is_repaired(root: Path, monkeypatch: pytest.Mo
         assert [i.rank for i in store.ls()] == [5]
 
 
-def test_a_miss_does_not_drop_the_row_of_an_object_that_just_came(
-    root: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_miss_does_not_drop_a_new_objects_row(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with ChunkStore.open(root) as store:
 
         def overtaken(*_: Any) -> None:

@@ -11,7 +11,7 @@ from lab.reliability.s3_server import S3Server
 from .builders import CONTEXT, canonical
 
 
-def test_an_object_store_that_is_switched_off_makes_misses_and_what_is_put_waits(
+def test_an_object_store_that_is_off_misses_and_puts_wait(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     s3 = S3Server()

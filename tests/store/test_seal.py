@@ -59,7 +59,7 @@ def root(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("keys", [(), (NEW, OLD)], ids=["sealed", "encrypted"])
-def test_what_was_put_is_there_after_reopening_and_after_a_lost_index(root: Path, keys: Any) -> None:
+def test_sealed_objects_survive_reopening_and_a_lost_index(root: Path, keys: Any) -> None:
     with opened(root, *keys) as store:
         store.put(canonical(context=ACME))
         store.put(patch(context=ACME, formed="survivor"))
@@ -135,7 +135,7 @@ def test_nobody_without_the_secret_can_name_an_object() -> None:
 
 
 @pytest.mark.parametrize("keys", [(), (OLD,)], ids=["sealed", "encrypted"])
-def test_an_intact_object_written_without_the_secret_is_foreign_and_set_aside(root: Path, keys: Any) -> None:
+def test_an_object_without_the_secret_is_foreign(root: Path, keys: Any) -> None:
     with opened(root, *keys) as store:
         name = store.put(canonical(context=ACME))
         objects_of(root)[name].write_bytes(encode(canonical(context=ACME, seed=5), 1.0))
@@ -173,7 +173,7 @@ def test_another_key_is_refused_by_name_and_the_object_stays(root: Path) -> None
         assert_same(store.get_canonical(ACME, CHUNK), canonical(context=ACME))
 
 
-def test_what_is_and_what_is_not_encrypted_are_not_mistaken_for_damage() -> None:
+def test_encryption_mismatch_is_not_damage() -> None:
     """As they meet in a remote, which has no marker that says how it is sealed."""
     record = patch(context=ACME)
     name = SEALED.name(record.key)
@@ -184,7 +184,7 @@ def test_what_is_and_what_is_not_encrypted_are_not_mistaken_for_damage() -> None
         ENCRYPTED.decode(SEALED.encode(record, 1.0), name, "here")
 
 
-def test_nothing_of_an_encrypted_object_stands_on_the_disk_in_the_clear(root: Path) -> None:
+def test_an_encrypted_object_is_nowhere_in_the_clear(root: Path) -> None:
     chunk, behind = "d" * 64, "e" * 64
     record = canonical(chunk, ACME, tokens=40, info={"label": "a red door, 4 pm"})
     fixed = patch(chunk, ACME, antecedents=(behind,))
@@ -251,9 +251,7 @@ def test_a_store_in_memory_is_sealed_alike(keys: Any) -> None:
         ({"secret": SECRET, "keys": [OLD, OLD]}, "differ"),
     ],
 )
-def test_secrets_and_keys_that_cannot_be_used_are_refused_without_being_shown(
-    root: Path, options: dict[str, Any], message: str
-) -> None:
+def test_unusable_secrets_and_keys_are_never_shown(root: Path, options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message) as caught:
         ChunkStore.open(root, tenant="acme", **options)
     assert "fifteen" not in str(caught.value) and "short" not in str(caught.value)
@@ -295,7 +293,7 @@ def test_rotation_brings_every_object_under_the_first_key(root: Path) -> None:
         assert (StoreAdmin(store).rotate().rewritten, StoreAdmin(store).rotate().current) == (0, 5)
 
 
-def test_a_rotation_that_is_interrupted_loses_nothing_and_goes_on(
+def test_an_interrupted_rotation_loses_nothing_and_resumes(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with opened(root, OLD) as store:
@@ -353,7 +351,7 @@ def test_a_rotation_says_which_objects_still_need_another_key(root: Path) -> Non
         assert (done.rewritten, done.refused) == (1, ())
 
 
-def test_a_damaged_object_under_an_old_key_is_set_aside_by_a_rotation(root: Path) -> None:
+def test_rotation_quarantines_damage_under_an_old_key(root: Path) -> None:
     with opened(root, OLD) as store:
         fill(store, 2)
         bad = store.put(patch(context=ACME))

@@ -117,7 +117,7 @@ def rows_file(root: Path) -> Path:
 # -- embeddings ------------------------------------------------------------------------------------
 
 
-def test_an_embedding_is_the_unit_mean_of_the_picture_tokens_alone():
+def test_an_embedding_is_the_unit_mean_of_picture_tokens():
     ids = torch.tensor([1, 9, 2, 10])
     features = torch.tensor([[[50.0, 50], [3, 0], [50, 50], [3, 8]]], dtype=torch.bfloat16)
     deep = {"deepstack_visual_embeds.0": torch.full((2, 2), 99.0)}
@@ -136,7 +136,7 @@ def test_features_without_a_direction_make_no_embedding(value):
     assert mean_features(torch.tensor([9, 9]), embeds, (9,)) is None
 
 
-def test_a_packed_embedding_belongs_to_its_name_and_every_byte_of_it_counts():
+def test_a_packed_embedding_is_bound_to_its_name():
     vector = np.linspace(-1, 1, 5, dtype=np.float32)
     data = pack("n", "Käfer", vector)
     chunk, held = unpack("n", data)
@@ -154,7 +154,7 @@ def test_a_packed_embedding_belongs_to_its_name_and_every_byte_of_it_counts():
 
 
 @pytest.mark.parametrize("url", ["memory", "disk"])
-def test_a_stored_picture_finds_those_most_like_it_but_not_itself(url, tmp_path):
+def test_a_stored_picture_finds_similar_ones_but_not_itself(url, tmp_path):
     with ChunkStore.open("memory://" if url == "memory" else tmp_path) as store:
         for record in [*(picture(seed) for seed in range(5)), picture(70, like=3), text(99)]:
             put(store, record)
@@ -172,7 +172,7 @@ def test_what_is_archived_behind_another_anchor_is_no_hit(tmp_path):
         assert_as_reference(store, [picture(2), picture(3)], OTHER)
 
 
-def test_near_duplicates_are_the_pairs_a_scan_finds_the_older_first(tmp_path):
+def test_near_duplicates_equal_a_scan_older_first(tmp_path):
     records = [picture(seed) for seed in range(120)] + [picture(400 + i, like=i) for i in range(5)]
     with ChunkStore.open(tmp_path) as store:
         for record in records:
@@ -227,7 +227,7 @@ def test_wrong_questions_are_refused_by_name(tmp_path):
         assert_as_reference(store, records)
 
 
-def test_without_faiss_chunks_are_stored_as_ever_and_a_search_names_the_extra(tmp_path, monkeypatch):
+def test_without_faiss_a_search_names_the_extra(tmp_path, monkeypatch):
     with monkeypatch.context() as without:
         without.setitem(sys.modules, "faiss", None)
         records = filled(tmp_path)
@@ -306,7 +306,7 @@ def test_a_deleted_chunks_embedding_is_nowhere_on_the_disk(tmp_path):
     assert not any(key in f.read_bytes() for f in (tmp_path / "search").iterdir())
 
 
-def test_an_encrypted_store_shows_nothing_of_an_embedding_and_searches_all_the_same(tmp_path):
+def test_an_encrypted_store_searches_and_hides_embeddings(tmp_path):
     context = Context(CONTEXT.fingerprint, CONTEXT.anchor, "acme")
     records = [picture(seed, context) for seed in range(4)]
 
@@ -330,7 +330,7 @@ def test_an_encrypted_store_shows_nothing_of_an_embedding_and_searches_all_the_s
         assert_as_reference(store, records, context)
 
 
-def test_in_front_of_a_remote_search_finds_what_was_put_or_read_here(tmp_path):
+def test_search_with_a_remote_finds_objects_put_or_read_here(tmp_path):
     url = f"obstore+file://{tmp_path / 'remote'}"
     records = [picture(seed) for seed in range(4)]
     with ChunkStore.open(url) as there:

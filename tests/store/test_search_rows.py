@@ -28,7 +28,7 @@ def stored(tmp_path_factory):
 
 @settings(max_examples=30)
 @given(data=st.data())
-def test_whatever_byte_of_the_rows_is_flipped_search_equals_a_scan(stored, data):
+def test_search_equals_a_scan_after_any_flipped_byte(stored, data):
     root, records = stored
     whole = bytearray(rows_file(root).read_bytes())
     used = [i for i, byte in enumerate(whole) if byte]  # most of the file is empty pages
@@ -65,7 +65,7 @@ def test_a_stale_rows_file_is_brought_up_to_date(tmp_path):
         assert_as_reference(store, [*records[1:], picture(20)])
 
 
-def test_rows_lost_while_two_stores_are_open_are_made_anew_by_both(tmp_path):
+def test_rows_lost_under_two_open_stores_are_rebuilt_by_both(tmp_path):
     records = filled(tmp_path)
     with ChunkStore.open(tmp_path) as one, ChunkStore.open(tmp_path) as other:
         assert_as_reference(one, records)

@@ -53,7 +53,7 @@ def test_no_more_than_two_are_held_back() -> None:
     assert sum(slab.nbytes for slab in slabs._free) == 2 * SIZE
 
 
-def test_a_layer_that_is_still_in_use_is_not_overwritten_by_what_is_read_next(tmp_path: Path) -> None:
+def test_a_layer_in_use_is_not_overwritten_by_the_next_read(tmp_path: Path) -> None:
     def record(seed: int) -> object:
         layers = tuple({"k": tensor((2, 3, 250_000), torch.bfloat16, 10 * seed + i)} for i in range(2))
         return canonical(str(seed), kv=layers)

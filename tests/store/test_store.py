@@ -116,7 +116,7 @@ def test_tenants_of_one_directory_do_not_see_each_other(tmp_path: Path) -> None:
         assert StoreAdmin(mine).delete(key)
 
 
-def test_contexts_of_tells_made_by_another_backbone_from_never_seen(store: ChunkStore) -> None:
+def test_contexts_of_finds_other_backbones_of_a_chunk(store: ChunkStore) -> None:
     other = Context("another backbone", "anchor")
     store.put(canonical(context=other))
     assert store.get_canonical(CONTEXT, CHUNK) is None

@@ -79,7 +79,7 @@ def test_a_stranger_misses_in_every_way_and_the_owner_hits(
 
 @owners
 @pairs
-def test_a_stranger_who_learns_a_name_cannot_delete_the_object_and_the_owner_can(
+def test_only_the_owner_can_delete_an_object_by_name(
     tmp_path: Path, owner: dict[str, Any], stranger: dict[str, Any]
 ) -> None:
     with ChunkStore.open(tmp_path, **owner) as mine, ChunkStore.open(tmp_path, **stranger) as theirs:
@@ -143,7 +143,7 @@ def test_a_link_in_the_place_of_a_tenants_directory_is_refused(tmp_path: Path, w
         assert StoreAdmin(store).verify().ok == 2
 
 
-def test_a_file_of_one_tenant_in_the_place_of_anothers_is_refused(tmp_path: Path) -> None:
+def test_a_file_of_one_tenant_under_anothers_name_is_refused(tmp_path: Path) -> None:
     """Both know one secret; the directory of one was mixed up with the other's."""
     with ChunkStore.open(tmp_path, tenant="acme", secret=SECRET) as mine:
         fill(mine)
@@ -172,9 +172,7 @@ def lookups(store: ChunkStore, name: str) -> dict[str, list[str]]:
 
 
 @pairs
-def test_a_foreign_look_up_takes_the_same_steps_whether_or_not_the_object_is_there(
-    tmp_path: Path, stranger: dict[str, Any]
-) -> None:
+def test_a_foreign_look_up_takes_the_same_steps_hit_or_miss(tmp_path: Path, stranger: dict[str, Any]) -> None:
     steps = []
     for root, chunk in ((tmp_path / "has it", CHUNK), (tmp_path / "has another", "d" * 64)):
         with ChunkStore.open(root, tenant="acme", secret=SECRET) as mine:
@@ -188,7 +186,7 @@ def test_a_foreign_look_up_takes_the_same_steps_whether_or_not_the_object_is_the
     assert {"Connection.execute"} <= {step for calls in steps[0].values() for step in calls}
 
 
-def test_the_steps_of_the_owner_do_tell_so_the_test_above_can_fail(tmp_path: Path) -> None:
+def test_the_owners_steps_differ_so_the_test_above_can_fail(tmp_path: Path) -> None:
     steps = []
     for root, chunk in ((tmp_path / "has it", CHUNK), (tmp_path / "has another", "d" * 64)):
         with ChunkStore.open(root, tenant="acme", secret=SECRET, memory_limit=0) as mine:
@@ -215,7 +213,7 @@ def test_the_index_of_one_tenant_has_no_row_of_another(tmp_path: Path) -> None:
 
 @owners
 @pairs
-def test_a_stranger_at_the_same_remote_misses_and_disturbs_nothing_and_the_owner_hits(
+def test_a_stranger_at_the_same_remote_misses(
     tmp_path: Path, owner: dict[str, Any], stranger: dict[str, Any]
 ) -> None:
     pytest.importorskip("obstore")
@@ -229,7 +227,7 @@ def test_a_stranger_at_the_same_remote_misses_and_disturbs_nothing_and_the_owner
         assert (StoreAdmin(mine).verify().ok, StoreAdmin(mine).verify().quarantined) == (2, ())
 
 
-def test_the_benchmark_finds_no_answer_to_a_stranger_and_every_one_to_an_owner() -> None:
+def test_the_benchmark_finds_answers_only_for_the_owner() -> None:
     found = tenants.run(4, seed=0)
     assert (found["answered to strangers"], found["deleted by strangers"]) == (0, 0)
     assert found["answered to owners"] == found["questions by owners"] > 50

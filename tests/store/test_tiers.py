@@ -151,7 +151,7 @@ def test_a_listing_is_of_both_without_repetition(opened: Callable[..., ChunkStor
 # -- write back ------------------------------------------------------------------------------------
 
 
-def test_a_put_is_on_the_disk_when_it_returns_and_in_the_remote_soon(
+def test_a_put_is_on_the_disk_at_once_and_in_the_remote_soon(
     opened: Callable[..., ChunkStore], server: RedisServer, tmp_path: Path
 ) -> None:
     store = opened()
@@ -166,9 +166,7 @@ def test_a_put_is_on_the_disk_when_it_returns_and_in_the_remote_soon(
         assert_same(other.get_canonical(CONTEXT, CHUNK), canonical())
 
 
-def test_what_a_killed_process_had_acknowledged_is_uploaded_by_the_next(
-    server: RedisServer, tmp_path: Path
-) -> None:
+def test_acknowledged_puts_of_a_killed_process_are_uploaded(server: RedisServer, tmp_path: Path) -> None:
     url, cache = server.url(QUICK), tmp_path / "cache"
     server.kill()
 
@@ -192,7 +190,7 @@ def test_what_a_killed_process_had_acknowledged_is_uploaded_by_the_next(
         assert StoreAdmin(store).stats().remote.stored == 0  # type: ignore[union-attr]
 
 
-def test_a_sealed_tenants_cache_is_uploaded_sealed_by_the_next_who_opens_it(
+def test_a_sealed_cache_is_uploaded_sealed_at_the_next_open(
     opened: Callable[..., ChunkStore], server: RedisServer, tmp_path: Path
 ) -> None:
     context, sealed = replace(CONTEXT, tenant="acme"), {"tenant": "acme", "secret": "a secret of many bytes"}
@@ -284,7 +282,7 @@ def test_what_is_deleted_while_it_waits_does_not_come_back(
         assert other.get_canonical(CONTEXT, CHUNK) is None
 
 
-def test_a_delete_that_the_remote_does_not_confirm_removes_nothing(
+def test_an_unconfirmed_remote_delete_removes_nothing(
     opened: Callable[..., ChunkStore], server: RedisServer
 ) -> None:
     store = opened()
@@ -314,7 +312,7 @@ def size_of(store: ChunkStore) -> int:
     return max(info.bytes for info in store.ls())
 
 
-def test_a_cache_over_its_limit_lets_go_what_was_not_used_for_longest(
+def test_a_cache_over_its_limit_evicts_the_least_recently_used(
     opened: Callable[..., ChunkStore], tmp_path: Path
 ) -> None:
     with opened() as store:

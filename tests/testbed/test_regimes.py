@@ -76,7 +76,7 @@ def test_what_stands_aside_is_nobodys_earlier_frame():
     assert len({free, aside, again}) == 3
 
 
-def test_static_windows_answer_alike_in_every_order_and_redundant_ones_mostly():
+def test_every_order_of_a_static_window_answers_alike():
     def changed(regime):
         return np.mean(
             [
@@ -151,7 +151,7 @@ def test_questions_of_order_equal_the_slow_walk_in_every_order(kind):
     assert question_text(kind, int(asked[0])).endswith("?")
 
 
-def test_contested_subjects_are_those_whose_answer_another_order_changes():
+def test_another_order_changes_answers_of_contested_subjects():
     episode = World(9).episode(0, layout="LLIJ")
     for kind, target in (("colour", 1), ("glyph", 3)):
         turned = [target, *(i for i in range(4) if i != target)]

@@ -111,7 +111,7 @@ def assert_answers_as_reprefilled(window: KameraWindow, chunks: list[Chunk], pla
 @pytest.mark.parametrize("on_miss", ["form", "prefill"])
 @settings(max_examples=3, phases=QUICK)
 @given(operations=sequences("append", "later", "recall", "slide", "evict", "reorder"))
-def test_a_window_under_exact_is_a_reprefill_after_any_operations(family, on_miss, operations):
+def test_an_exact_window_equals_a_reprefill_after_any_operation(family, on_miss, operations):
     backbone, chunks = rig(family)
     window = make(backbone, policy=ReusePolicy(minimum="exact", on_miss=on_miss))
     for operation in operations:
@@ -246,7 +246,7 @@ def test_videos_on_the_clock_stand_where_the_model_puts_them():
 
 
 @pytest.mark.parametrize("family", ["qwen2_5_vl", "kimi_k25", "llava"])
-def test_a_blind_slot_equals_the_model_that_may_not_look_at_the_other_chunks(family):
+def test_a_blind_slot_equals_a_model_masked_from_other_chunks(family):
     # No anchor: a canonical stood right behind it, and with it in sight the mask would have to move it.
     backbone, chunks = rig(family)
     a, b = chunks[:2]

@@ -53,7 +53,7 @@ def fallback(backbone: Backbone, match: str, **options) -> KameraWindow:
 # -- without one -----------------------------------------------------------------------------------
 
 
-def test_without_a_certificate_every_operation_answers_as_a_plain_prefill(pieces):
+def test_without_a_certificate_answers_equal_a_plain_prefill(pieces):
     backbone, chunks = pieces
     a, b, c, d = chunks
     window = fallback(backbone, "kamera certify .* --rank 5")
@@ -129,7 +129,7 @@ def test_what_is_load_bearing_is_not_settled_by_uncertified_kv(pieces):
 
 
 @pytest.mark.parametrize("given", ["found", "value", "file"])
-def test_under_a_certificate_recall_slide_and_reorder_run_no_forward(pieces, folder, given):
+def test_under_a_certificate_edits_run_no_forward(pieces, folder, given):
     backbone, (a, b, c, _) = pieces
     held = certificate(backbone, RANK)
     path = held.write(folder if given == "found" else folder / "elsewhere")
@@ -190,7 +190,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("what", REFUSED)
-def test_a_certificate_that_differs_serves_nothing_and_says_what_differs(pieces, folder, what):
+def test_a_different_certificate_permits_nothing_and_says_why(pieces, folder, what):
     backbone, _ = pieces
     changes, line = REFUSED[what]
     held = certificate(backbone, RANK, **changes)
@@ -214,7 +214,7 @@ def test_one_changed_weight_refuses_the_certificate(folder):
     fallback(backbone, "none of fingerprint")
 
 
-def test_an_edited_certificate_is_refused_by_name_and_a_forged_version_by_what_differs(pieces, folder):
+def test_edited_and_forged_certificates_are_refused(pieces, folder):
     backbone, _ = pieces
     path = certificate(backbone, RANK, findings=none_safe("unsafe", "it lies")).write(folder)
     assert Certificate.read(path).findings == none_safe("unsafe", "it lies")
@@ -258,7 +258,7 @@ def test_what_is_no_certificate_is_refused_by_name(pieces, folder):
 # -- saved windows ---------------------------------------------------------------------------------
 
 
-def test_a_saved_window_comes_back_as_it_was_under_its_certificate_and_exact_without(pieces, folder):
+def test_a_saved_window_loads_exact_without_its_certificate(pieces, folder):
     backbone, (a, b, c, _) = pieces
     path = certificate(backbone, RANK).write(folder)
     store = ChunkStore.open("memory://")

@@ -84,7 +84,7 @@ def test_a_clean_view_stays_clean_when_the_window_is_rearranged(move):
     assert next(s for s in window.slots if s.number == slot.number).guarantee != "blind"
 
 
-def test_what_is_prefilled_behind_a_clean_view_is_no_better_than_it():
+def test_a_prefill_behind_a_clean_view_is_no_better_than_it():
     backbone, chunks = rig("qwen2_5_vl")
     window = make(backbone, None, *chunks[:2])
     window.condition(1, False)
@@ -180,7 +180,7 @@ def test_a_fork_that_changes_one_chunk_writes_in_the_room_all_share():
     assert addresses(window, 0) == room
 
 
-def test_a_fork_of_a_fork_that_returns_to_its_order_is_the_same_window():
+def test_a_fork_of_a_fork_in_its_old_order_is_the_same_window():
     backbone, chunks = rig("llava")
     window = make(backbone, None, *chunks)
     branch = window.fork().fork()

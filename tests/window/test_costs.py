@@ -56,7 +56,7 @@ def test_a_recall_that_misses_is_one_forward_and_no_encode(family, policy):
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_new_chunk_costs_one_encode_and_its_canonical_one_more_forward(family):
+def test_a_new_chunk_costs_one_encode_and_two_forwards(family):
     backbone, chunks = rig(family)
     window = make(backbone)
     costs = []
@@ -68,7 +68,7 @@ def test_a_new_chunk_costs_one_encode_and_its_canonical_one_more_forward(family)
     assert costs == [(1, 1), (2, 1)]
 
 
-def test_slide_under_exact_runs_one_forward_for_each_survivor_and_never_the_tower():
+def test_an_exact_slide_runs_one_forward_per_survivor():
     backbone, chunks = rig("qwen2_5_vl")
     window = make(backbone, None, *chunks, policy=ReusePolicy(minimum="exact"))
     with watching(backbone) as seen:
@@ -134,7 +134,7 @@ def test_questions_run_one_forward_over_the_question_alone():
 # -- archive="later" -------------------------------------------------------------------------------
 
 
-def test_archiving_later_puts_the_canonical_off_until_the_chunk_leaves():
+def test_archiving_later_waits_until_the_chunk_leaves():
     backbone, chunks = rig("qwen2_5_vl")
     window = make(backbone, None, chunks[0])
     for chunk in chunks[1:3]:
@@ -168,7 +168,7 @@ def test_a_window_that_slides_by_itself_archives_what_leaves():
     assert not window.store.contexts_of(chunks[2].id)
 
 
-def test_archiving_on_eviction_harvests_what_archiving_at_once_does():
+def test_archiving_on_eviction_harvests_the_same_objects():
     backbone, chunks = rig("kimi_k25")
     now, later = make(backbone), make(backbone)
     for chunk in chunks:

@@ -55,7 +55,7 @@ def test_disorder_is_the_share_of_pairs_that_changed_places(these, those):
     assert disorder(these, those) == (turned / len(pairs) if pairs else 0.0)
 
 
-def test_the_nearest_comes_first_and_another_order_counts_against_a_patch_but_not_against_the_limit():
+def test_another_order_lowers_the_rank_not_the_distance():
     stored = [patch("acb", 1), patch("cba", 2), patch("acb", 3), patch("abx", 4), patch("xyz", 5)]
     assert [n.patch.created for n in nearest(stored, "abc", 1.0)] == [3, 1, 2, 4, 5]
     assert [n.patch.created for n in nearest(stored, "abc", 0.0)] == [3, 1, 2]
@@ -65,7 +65,7 @@ def test_the_nearest_comes_first_and_another_order_counts_against_a_patch_but_no
     assert [n.divergence for n in nearest([patch("ab")], "aa", 1.0, alike)] == pytest.approx([1 - 1.9 / 2.1])
 
 
-def test_likeness_comes_from_the_stored_pictures_and_is_nothing_far_apart():
+def test_similarity_uses_stored_pictures_and_ends_at_zero():
     class Stored:
         def embedding(self, context, chunk):
             held = {"a": [1.0, 0.0], "b": [1.0, 0.1], "c": [0.0, 1.0]}

@@ -136,7 +136,7 @@ def test_a_chunk_of_another_backbone_is_refused(window, other):
     assert_refused(window, IncompatibleChunk, message, lambda: window.append(chunk))
 
 
-def test_a_chunk_archived_by_another_backbone_is_refused_and_says_by_which(window, other):
+def test_a_chunk_of_another_backbone_is_refused_by_name(window, other):
     chunk = samples.chunk(other, samples.sample(FAMILY, 21))
     make(other, window.store, chunk)
     message = f"{chunk.id[:12]}.*{other.fingerprint[:12]}.*{window.backbone.fingerprint[:12]}"
@@ -154,7 +154,7 @@ def test_a_chunk_that_another_backbone_archived_is_refused(window, other):
     assert window.recall(chunk.id).vision_encodes == 0
 
 
-def test_a_chunk_larger_than_the_window_is_refused_before_anything_leaves(window):
+def test_a_chunk_larger_than_the_window_evicts_nothing(window):
     big = window.backbone.chunk_from_tensors(samples.text_ids(57))
     message = "57 tokens.*room for 56.*max_tokens=60.*anchor 4"
     with watching(window.backbone) as seen:
@@ -164,7 +164,7 @@ def test_a_chunk_larger_than_the_window_is_refused_before_anything_leaves(window
     assert_refused(window, WindowFull, message, lambda: window.recall(big.id))
 
 
-def test_a_chunk_as_large_as_the_window_sends_everything_else_away(window):
+def test_a_chunk_as_large_as_the_window_evicts_everything_else(window):
     branch = window.fork()
     report = branch.append(branch.backbone.chunk_from_tensors(samples.text_ids(56)))
     assert len(branch) == 1 and branch.num_tokens == 60
@@ -186,7 +186,7 @@ def test_a_window_slides_by_itself_by_as_many_as_it_takes(rule):
 
 @pytest.mark.parametrize("after", [0, 1])
 @pytest.mark.parametrize("archive", ["now", "later"])
-def test_an_append_that_fails_after_sliding_leaves_everything_as_it_was(after, archive):
+def test_an_append_that_fails_after_sliding_changes_nothing(after, archive):
     backbone, chunks = rig(FAMILY)
     window = make(backbone, None, *chunks[:3], max_tokens=4 + 36)
     fresh = samples.chunk(backbone, samples.sample(FAMILY, 30))
@@ -270,7 +270,7 @@ def test_a_damaged_canonical_is_made_again_from_content_at_hand(tmp_path):
     assert store.contexts_of(chunks[1].id)
 
 
-def test_a_damaged_patch_costs_a_forward_and_a_note_and_the_answer_is_right(tmp_path):
+def test_a_damaged_patch_costs_a_forward_and_a_note(tmp_path):
     backbone, chunks = rig(FAMILY)
     store = ChunkStore.open(tmp_path / "store")
     make(backbone, store, *chunks[:2])

@@ -44,7 +44,7 @@ def test_positions_added_up_are_those_of_the_whole_sequence(family):
 
 
 @pytest.mark.parametrize("family", ["qwen2_5_vl", "kimi_k25"])
-def test_what_arrives_in_a_frame_is_exact_when_nothing_has_left_before_it(family):
+def test_an_arrival_in_a_frame_is_exact_without_evictions(family):
     """An emptied window leads again, wherever its anchor stood."""
     backbone, chunks = rig(family)
     window = make(backbone, None, *chunks[:2])

@@ -116,7 +116,7 @@ def rig_chunks(window):
     return rig(family)[1]
 
 
-def test_an_exchange_too_long_to_keep_is_refused_and_changes_nothing():
+def test_an_exchange_too_long_to_keep_changes_nothing():
     backbone, chunks = rig("llava")
     window = make(backbone, None, chunks[3], max_tokens=4 + 6)
     before = Snapshot.of(window)
@@ -236,7 +236,7 @@ def test_several_answers_in_text_are_a_list(spoken):
     assert len(answers) == 3 and all(isinstance(a, str) for a in answers)
 
 
-def test_a_stop_at_the_end_of_a_turn_is_not_written_twice_when_kept(spoken):
+def test_a_kept_answer_has_its_stop_token_once(spoken):
     backbone, _ = spoken
     window = KameraWindow(backbone, ChunkStore.open("memory://"), system="you watch a desk .")
     window.append("the cup is red .")

@@ -26,7 +26,7 @@ def sliding():
 
 
 @pytest.mark.parametrize("minimum", ["exact", "patched"])
-def test_chunks_within_the_models_reach_bear_load_and_others_do_not(minimum):
+def test_only_chunks_within_the_models_reach_bear_load(minimum):
     backbone, chunks = sliding()
     window = make(backbone, None, *chunks, policy=ReusePolicy(minimum=minimum, rank=FULL_RANK))
     got = [window.is_load_bearing(i, QUESTION, max_new_tokens=4) for i in (0, 3)]
@@ -46,7 +46,7 @@ def test_pictures_bear_load_when_the_answer_without_them_differs(family):
     assert before.matches(window)
 
 
-def test_an_unchanged_answer_settles_it_for_the_price_of_two_decodes():
+def test_an_unchanged_answer_costs_two_decodes():
     backbone, chunks = sliding()
     window = make(backbone, None, *chunks)
     held = inventory(window.store)
@@ -67,7 +67,7 @@ def test_a_changed_answer_settles_it_when_no_canonical_stood_in():
     assert inventory(window.store) == held
 
 
-def test_a_changed_answer_behind_a_canonical_is_made_sure_by_prefilling():
+def test_a_changed_answer_after_a_canonical_is_prefilled():
     backbone, chunks = sliding()
     window = make(backbone, None, *chunks)
     made_sure = 0

@@ -75,7 +75,7 @@ def watched(backbone):
     return window, seen
 
 
-def test_recall_like_a_picture_brings_back_what_recall_by_id_would(watched):
+def test_recall_like_a_picture_equals_recall_by_id(watched):
     window, seen = watched
     window.fork().recall(seen[1])  # forms the patch that both take
     by_id, by_look = window.fork(), window.fork()
@@ -151,7 +151,7 @@ def test_a_chunk_of_another_backbone_is_refused(watched):
         window.recall(like=foreign)
 
 
-def test_append_names_a_look_alike_when_it_is_asked_to_and_still_serves_what_it_was_given(watched):
+def test_append_names_a_near_duplicate_and_serves_its_argument(watched):
     window, seen = watched
     copy = recompressed(painted(0))
     told = window.append(copy, near_duplicate=0.99)
@@ -163,7 +163,7 @@ def test_append_names_a_look_alike_when_it_is_asked_to_and_still_serves_what_it_
     assert (seen[0], told.slot.chunk_id) in {(pair.chunk_id, pair.other) for pair in pairs}
 
 
-def test_a_patch_behind_a_look_alike_is_near_within_the_limit_and_never_without_one(backbone):
+def test_a_patch_behind_a_similar_chunk_is_near_within_a_limit(backbone):
     store = ChunkStore.open("memory://")
     first = KameraWindow(backbone, store, "You watch.", policy=ReusePolicy(rank=64, patch_bytes=None))
     for picture in (painted(0), painted(1)):
@@ -186,9 +186,7 @@ def film():
     return testbed.World(seed=31).episode(3, layout="LPPRPI")
 
 
-def test_a_frame_seen_again_brings_back_the_evicted_one_among_distractors_and_the_answer_with_it(
-    film, tmp_path
-):
+def test_a_recurring_frame_recalls_the_evicted_one(film, tmp_path):
     backbone = Backbone(*testbed.load())
     with ChunkStore.open(tmp_path) as store:
         window = KameraWindow(backbone, store, testbed.SYSTEM)

@@ -69,7 +69,7 @@ def test_three_percent_of_the_bytes_answer_as_a_re_prefill_does(backbone, episod
     assert sum(a == b for a, b in zip(answers(blind), wanted, strict=True)) <= 3
 
 
-def test_a_patch_held_shorter_than_asked_is_a_miss_and_a_longer_one_serves(backbone, episode):
+def test_a_smaller_patch_than_asked_misses_and_a_larger_serves(backbone, episode):
     store = ChunkStore.open("memory://")
     window_of(backbone, episode, store, replace(POLICY, patch_bytes=0.01))
     window = window_of(backbone, episode, store, POLICY, order=(0, 1))

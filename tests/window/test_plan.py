@@ -261,7 +261,7 @@ def test_a_chunk_is_shown_clean_and_conditioned_again():
 # -- refusals --------------------------------------------------------------------------------------
 
 
-def test_a_full_window_slides_first_and_a_chunk_too_large_is_refused():
+def test_a_full_window_slides_and_refuses_too_large_chunks():
     small = limits(max_tokens=ANCHOR + 2 * LENGTH)
     made = plan.append(standing("a", "b"), new("c"), "now", everything("a", "b"), POLICY, small)
     assert made.after.chunk_ids == ("b", "c") and len(made.left) == 1
@@ -284,7 +284,7 @@ def test_a_chunk_that_changes_shape_does_not_move():
         plan.slide(Seats.home(seats, 1), 1, "compact", everything("a", "b"), POLICY, limits())
 
 
-def test_a_position_past_the_limit_is_refused_before_anything_runs():
+def test_a_position_past_the_limit_is_refused_at_planning():
     def check(spot: Spot) -> None:
         if spot.top >= 20:
             raise NotRelocatable("too far")

@@ -86,7 +86,7 @@ def test_minimum_and_on_miss_decide_what_a_recall_does(pieces, minimum, on_miss)
     assert again.guarantee == served
 
 
-def test_a_stored_patch_is_served_before_blind_also_when_blind_is_enough(pieces):
+def test_a_stored_patch_is_preferred_even_if_blind_suffices(pieces):
     backbone, (a, b, *_) = pieces
     store = make(backbone, None, a, b).store
     window = make(backbone, store, a, b, policy=ReusePolicy(minimum="blind"))
@@ -119,7 +119,7 @@ def test_a_patch_that_holds_all_a_chunk_has_satisfies_every_rank(pieces):
 # -- whose patch -----------------------------------------------------------------------------------
 
 
-def test_a_patch_of_other_antecedents_or_another_order_is_never_applied(pieces):
+def test_a_patch_of_other_antecedents_is_never_applied(pieces):
     backbone, (a, b, c, d) = pieces
     store = make(backbone, None, a, b, c).store
     store2 = archived(backbone, d)
@@ -134,7 +134,7 @@ def test_a_patch_of_other_antecedents_or_another_order_is_never_applied(pieces):
         assert distance(window, len(antecedents), plain) <= 1e-4
 
 
-def test_the_patch_of_these_antecedents_is_the_one_that_was_formed(pieces):
+def test_the_served_patch_is_the_one_formed_behind_them(pieces):
     """The served KV, rebuilt by hand from two plain prefills."""
     backbone, (a, b, c, _) = pieces
     policy = ReusePolicy(rank=3)
@@ -187,7 +187,7 @@ def test_without_a_distance_the_policy_serves_nothing_near(pieces):
         assert guarantees(window)[1] == ("blind" if minimum == "blind" else "exact")
 
 
-def test_a_minimum_above_near_serves_nothing_near_whatever_the_distance(pieces):
+def test_a_minimum_above_near_serves_nothing_near(pieces):
     backbone, (a, b, c, _) = pieces
     store = make(backbone, None, a, b, c).store
     window = make(backbone, store, b, policy=ReusePolicy(minimum="patched", max_divergence=1.0))
@@ -195,7 +195,7 @@ def test_a_minimum_above_near_serves_nothing_near_whatever_the_distance(pieces):
     assert guarantees(window)[1] == "exact"
 
 
-def test_a_patch_formed_behind_survivors_is_not_served_behind_exact_antecedents(pieces):
+def test_a_patch_behind_survivors_needs_survivors(pieces):
     backbone, (a, b, c, _) = pieces
     window = make(backbone, None, a, b)
     window.slide()
@@ -212,7 +212,7 @@ def test_a_patch_formed_behind_survivors_is_not_served_behind_exact_antecedents(
     assert info.formed == "exact"  # and it has a patch of its own
 
 
-def test_a_patch_formed_behind_survivors_is_served_behind_survivors(pieces):
+def test_a_patch_behind_survivors_is_served_behind_survivors(pieces):
     backbone, (a, b, c, _) = pieces
     window = make(backbone, None, a, b)
     window.slide()
@@ -224,7 +224,7 @@ def test_a_patch_formed_behind_survivors_is_served_behind_survivors(pieces):
     assert worst(live(branch, 1), live(window, 1)) <= 1e-4
 
 
-def test_a_better_patch_is_never_replaced_by_one_formed_behind_survivors(pieces):
+def test_a_patch_behind_survivors_never_replaces_a_better_one(pieces):
     backbone, (a, b, c, _) = pieces
     store = make(backbone, None, b, c).store
     window = make(backbone, store, a, b)
@@ -235,7 +235,7 @@ def test_a_better_patch_is_never_replaced_by_one_formed_behind_survivors(pieces)
     assert info.formed == "exact"
 
 
-def test_reorder_takes_a_slot_back_that_was_prefilled_behind_the_same_chunks(pieces):
+def test_reorder_restores_a_slot_behind_its_former_antecedents(pieces):
     backbone, (a, b, c, _) = pieces
     window = make(backbone, None, a, b, c, policy=ReusePolicy(rank=1))
     window.evict(0)
@@ -290,7 +290,7 @@ def test_the_orbit_patch_is_the_mean_over_all_orderings(family):
     assert worst(apply_patch(alone, patch, backbone.layout, zero), want) <= 1e-4
 
 
-def test_reorder_takes_the_orbit_patch_only_if_the_policy_admits_it_and_no_exact_one_is_there(pieces):
+def test_reorder_takes_an_orbit_patch_only_if_admitted(pieces):
     backbone, (a, b, c, _) = pieces
     store = make(backbone, None, a, b, c).store
     make(backbone, store, a, b, c).form_orbit(2)
@@ -318,7 +318,7 @@ def test_reorder_under_orbit_runs_nothing_for_any_order(pieces):
         assert guarantees(window)[3] == ("patched" if order == (0, 1, 2) else "orbit")
 
 
-def test_no_chunk_arrives_as_a_survivor_so_that_minimum_asks_what_orbit_does(pieces):
+def test_minimum_survivor_equals_minimum_orbit_for_arrivals(pieces):
     backbone, (a, b, c, _) = pieces
     store = make(backbone, None, a, b, c).store
     make(backbone, store, a, b, c).form_orbit(2)
@@ -344,7 +344,7 @@ def test_an_orbit_slot_whose_antecedent_leaves_is_near(pieces):
 
 
 @pytest.mark.parametrize("count", range(1, 9))
-def test_the_orderings_that_stand_for_all_put_everything_everywhere_equally_often(count):
+def test_default_orderings_are_balanced(count):
     orders = balanced(count)
     assert orders[0] == tuple(range(count))
     assert len(orders) == len(set(orders)) == {1: 1, 2: 2, 3: 6, 4: 4, 5: 10, 6: 6, 7: 14, 8: 8}[count]
@@ -358,7 +358,7 @@ def test_the_orderings_that_stand_for_all_put_everything_everywhere_equally_ofte
     assert orderings(count, None, 0) == sorted(orders)
 
 
-def test_samples_ask_for_more_orderings_or_fewer_up_to_all_there_are():
+def test_samples_set_the_number_of_orderings_up_to_all():
     assert orderings(4, 2, 0) == [(0, 1, 2, 3), (3, 2, 1, 0)]
     for count in range(1, 5):
         assert orderings(count, 24, 0) == list(itertools.permutations(range(count)))
@@ -391,7 +391,7 @@ def test_an_orbit_of_four_runs_as_many_forwards_as_it_says(pieces, samples, forw
     assert record.info["orderings"] == (samples or 4)
 
 
-def test_an_orbit_over_canonicals_in_codes_prefills_what_leads_too(pieces):
+def test_an_orbit_over_codes_prefills_the_leading_chunk_too(pieces):
     """A lossy canonical is not what a model computed behind the anchor."""
     backbone, (a, b, c, _) = pieces
     store = ChunkStore.open("memory://", kv="int8")
@@ -399,7 +399,7 @@ def test_an_orbit_over_canonicals_in_codes_prefills_what_leads_too(pieces):
     assert window.form_orbit(2).forwards == 2 + 2 * 2
 
 
-def test_above_four_antecedents_as_many_orderings_run_as_asked_for(pieces):
+def test_above_four_antecedents_the_asked_orderings_run(pieces):
     backbone, (a, b, c, d) = pieces
     texts = [backbone.chunk_from_tensors([40 + i, 50 + i]) for i in range(2)]
     window = make(backbone, None, a, b, c, *texts, d)
@@ -426,7 +426,7 @@ def test_guarantees_are_ordered_from_exact_to_blind():
     ]
 
 
-def test_divergence_is_the_share_of_chunks_two_sets_do_not_have_in_common():
+def test_divergence_is_the_share_of_chunks_not_in_common():
     assert divergence("ab", "ba") == divergence("", "") == 0.0
     assert divergence("ab", "cd") == divergence("", "a") == 1.0
     assert divergence("abc", "ab") == pytest.approx(1 / 3)

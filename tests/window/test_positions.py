@@ -92,7 +92,7 @@ def test_what_arrives_behind_a_gap_never_says_exact():
     assert all(distance(window, i, plain) <= 1e-4 for i, g in enumerate(guarantees(window)) if g == "exact")
 
 
-def test_a_patch_formed_across_a_gap_is_not_served_where_there_is_none():
+def test_a_patch_formed_across_a_gap_is_not_served_without_it():
     backbone, chunks = rig("qwen2_5_vl")
     window = make(backbone, None, *chunks[:2])
     window.evict(1, positions="keep")
@@ -115,7 +115,7 @@ def test_a_window_that_everything_left_keeps_no_gap():
     assert distance(window, 0, Prefilled(backbone, chunks[2:3])) <= 1e-4
 
 
-def test_a_blind_chunk_that_comes_to_lead_across_a_gap_stays_blind():
+def test_a_blind_chunk_that_leads_across_a_gap_stays_blind():
     backbone, chunks = rig("qwen2_5_vl")
     store = make(backbone, None, chunks[1]).store
     kept, closed = (make(backbone, store, chunks[0], policy=ReusePolicy(minimum="blind")) for _ in "ab")
@@ -178,7 +178,7 @@ def phased_bytes(backbone) -> int:
     return size * sum(c.features for spec in backbone.layout for c in spec.channels if c.rope is not None)
 
 
-def test_a_window_that_slides_for_ever_turns_its_keys_home_now_and_then(monkeypatch):
+def test_endless_slides_return_keys_to_their_positions(monkeypatch):
     """A frame never drifts out of bounds, and no answer tells where it stands."""
     monkeypatch.setattr(seating, "DRIFT", 40)
     backbone = tiny.backbone("llava")

@@ -54,7 +54,7 @@ def test_a_store_refuses_a_model_that_answers_otherwise(kind, tmp_path, patched)
     make(other, ChunkStore.open("memory://"), chunk)
 
 
-def test_a_window_notices_after_a_suspicious_step_and_goes_on_when_undone(patched, monkeypatch):
+def test_a_suspicious_step_is_noticed_and_undoing_it_resumes(patched, monkeypatch):
     backbone = Backbone(tiny.build(FAMILY))
     chunks = [samples.chunk(backbone, samples.sample(FAMILY, seed)) for seed in (1, 2)]
     window = make(backbone, None, chunks[0])

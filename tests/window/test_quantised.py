@@ -43,7 +43,7 @@ def pieces():
 
 @CODECS
 @pytest.mark.parametrize("family", FAMILIES)
-def test_what_comes_out_of_codes_is_patched_at_best_and_a_patch_repairs_it(family, codec):
+def test_decoded_kv_is_patched_at_best_and_a_patch_repairs_it(family, codec):
     """Both chunks are patched: the leading one as codes lost a little, the other as its patch says.
 
     At full rank that patch takes the *decoded* canonical to the KV the model computed in context, so
@@ -68,7 +68,7 @@ def test_what_comes_out_of_codes_is_patched_at_best_and_a_patch_repairs_it(famil
 
 
 @CODECS
-def test_an_orbit_patch_is_formed_against_what_the_codes_give_back(pieces, codec):
+def test_an_orbit_patch_is_formed_against_decoded_kv(pieces, codec):
     backbone, chunks = pieces
     store = opened(codec)
     policy = ReusePolicy(minimum="orbit", rank=FULL_RANK, patch_bytes=None)
@@ -85,7 +85,7 @@ def test_an_orbit_patch_is_formed_against_what_the_codes_give_back(pieces, codec
 
 
 @CODECS
-def test_under_a_minimum_of_exact_a_coded_canonical_is_a_miss_that_runs_no_vision_tower(pieces, codec):
+def test_under_exact_a_coded_canonical_misses_without_encoding(pieces, codec):
     backbone, chunks = pieces
     store = opened(codec)
     make(backbone, store, *chunks[:2])
@@ -101,7 +101,7 @@ def test_under_a_minimum_of_exact_a_coded_canonical_is_a_miss_that_runs_no_visio
 
 
 @CODECS
-def test_a_new_leading_chunk_is_exact_where_it_was_computed_and_patched_where_it_comes_back(pieces, codec):
+def test_a_leading_chunk_is_exact_when_new_and_patched_later(pieces, codec):
     backbone, chunks = pieces
     store = opened(codec)
     with watching(backbone) as seen:
@@ -123,7 +123,7 @@ def test_a_prefill_behind_a_decoded_canonical_is_not_exact(pieces, codec):
 
 
 @CODECS
-def test_a_clean_view_is_the_decoded_canonical_and_says_so_and_back_is_back(pieces, codec):
+def test_a_clean_view_is_the_decoded_canonical_and_reversible(pieces, codec):
     backbone, chunks = pieces
     window = make(backbone, opened(codec), *chunks[:2])
     before = [live(window, i) for i in range(2)]
@@ -139,7 +139,7 @@ def test_a_clean_view_is_the_decoded_canonical_and_says_so_and_back_is_back(piec
         strict.append(chunks[1])
 
 
-def test_a_patch_of_one_form_is_never_applied_to_the_canonical_of_another(pieces, tmp_path):
+def test_a_patch_of_one_form_never_fits_another_forms_canonical(pieces, tmp_path):
     """One directory: whoever asks for another form finds the chunk's encoding, and none of its KV."""
     backbone, chunks = pieces
     make(backbone, ChunkStore.open(tmp_path), *chunks[:2])
@@ -181,7 +181,7 @@ def test_a_saved_window_keeps_saying_that_it_came_out_of_codes(pieces, codec, tm
 
 
 @pytest.mark.parametrize("family", ["gqa", pytest.param("mla", marks=pytest.mark.slow)])
-def test_on_a_trained_backbone_a_patched_chunk_out_of_codes_answers_as_a_reprefill(family):
+def test_a_patched_coded_chunk_answers_as_a_reprefill(family):
     """Legends, then an items frame that comes back out of codes: its values need the legends."""
     backbone = Backbone(*load(family))
     episode = testbed.World(910_000).episode(0, layout="LRI")

@@ -70,7 +70,7 @@ def test_a_window_is_a_reprefill_under_either_attention(family, attention):
 
 @pytest.mark.parametrize("policy", [ReusePolicy(rank=4), ReusePolicy(minimum="exact")])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_half_precision_says_and_costs_what_single_precision_does(family, policy):
+def test_half_precision_reports_what_single_precision_does(family, policy):
     if policy.minimum == "exact":
         policy = ReusePolicy(minimum="exact", on_miss="prefill")
     halves = tiny.backbone(family, torch.bfloat16)
@@ -86,7 +86,7 @@ def test_half_precision_says_and_costs_what_single_precision_does(family, policy
 
 
 @pytest.mark.parametrize("family", ["qwen2_5_vl", "gemma3"])
-def test_an_exact_window_in_half_precision_answers_as_a_reprefill_does(family):
+def test_an_exact_window_in_half_precision_equals_a_reprefill(family):
     """Not to the last bit: a prefill in pieces rounds otherwise than one in a single piece."""
     backbone = tiny.backbone(family, torch.bfloat16)
     chunks = chunks_for(backbone, family)
@@ -95,7 +95,7 @@ def test_an_exact_window_in_half_precision_answers_as_a_reprefill_does(family):
     assert is_a_reprefill(window, chunks, bound=0.1)
 
 
-def test_a_model_dispatched_by_a_device_map_serves_the_same_window():
+def test_a_model_on_a_device_map_serves_the_same_window():
     accelerate = pytest.importorskip("accelerate")
     plain = tiny.backbone("qwen2_5_vl")
     model = tiny.build("qwen2_5_vl")

@@ -76,7 +76,7 @@ def test_every_question_is_about_what_the_setup_says(setup):
         assert questions(still, setup, 8) == [], "frames that agree leave nothing to decide"
 
 
-def test_a_shipped_backbone_sees_a_missing_patch_and_not_a_missing_turn():
+def test_a_shipped_backbone_sees_a_missing_patch_not_a_turn():
     backbone = Backbone(*load("gqa"))
     *said, found = measure("gqa", backbone, "override", items=8, rank=32, setups=[BY_NAME["bound"]])
     assert said == ["gqa, override: bound"]

@@ -18,7 +18,7 @@ def loaded():
     return load(NAME)
 
 
-def test_it_answers_from_the_items_frame_alone_and_blind_reuse_does_not(loaded):
+def test_the_items_frame_alone_answers_and_blind_reuse_does_not(loaded):
     model, processor = loaded
     episodes = [testbed.World(HELD_OUT).episode(700 + i, layout="LLI") for i in range(6)]
     masks = {name: VIEWS[name] for name in ("full", "evicted", "blind_evicted")}
