@@ -1,1 +1,1 @@
-"""What stays and what goes: gc, pins, forgetting, bundles."""
+"""Upkeep of a store: gc, pins, forgetting, bundles."""

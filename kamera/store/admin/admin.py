@@ -1,4 +1,4 @@
-"""`StoreAdmin`: is a store sound, what stays in it and what goes, and how it comes to another machine."""
+"""`StoreAdmin`: verify a store, keep or remove its objects, and move them to another machine."""
 
 from __future__ import annotations
 
@@ -32,17 +32,17 @@ if TYPE_CHECKING:
 
 
 def _untold(done: int, total: int) -> None:
-    """Nobody asked how far it is."""
+    """Ignore progress: the default."""
 
 
 class StoreAdmin:
     """Upkeep of a `ChunkStore`, for its tenant unless a method says otherwise; closed with the store.
 
     ``quarantine``: the damaged objects that were set aside, to be judged, released or dropped.
-    ``objects``: all objects as they lie there, for who inspects them.
+    ``objects``: all objects as stored, for inspection.
 
     Errors are those of the store: `StoreClosed`, `ForkedStore`, `StoreReadOnly`, `StoreError` when the
-    operating system or the index refuses, `RemoteUnavailable` where a guess would not do.
+    operating system or the index refuses, `RemoteUnavailable` if the answer needs the remote.
     """
 
     def __init__(self, store: ChunkStore) -> None:
@@ -50,7 +50,7 @@ class StoreAdmin:
         self.quarantine = Ward(store)
         self.objects = RawObjects(store)
 
-    # -- what is in it -------------------------------------------------------------------------
+    # -- contents ------------------------------------------------------------------------------
 
     def census(self, kind: str | None = None) -> Census:
         """Objects counted by kind, chunk and context, without listing them."""
@@ -65,13 +65,13 @@ class StoreAdmin:
         self.store._check(context)
         return self.store._search.pairs(context, threshold)
 
-    # -- whether it is sound -------------------------------------------------------------------
+    # -- integrity -----------------------------------------------------------------------------
 
     def verify(self, *, rebuild: bool = False, progress: Progress = _untold) -> VerifyReport:
-        """Read every object of the directory, whoever's it is; damaged ones go to quarantine.
+        """Read every object of the directory, of all tenants; damaged ones go to quarantine.
 
-        What dead writers left is collected, and index and files agree afterwards; with ``rebuild`` the
-        index is made anew from the files first. ``progress`` is called with objects done and in all.
+        Files left by dead writers are removed, and index and files agree afterwards; with ``rebuild`` the
+        index is rebuilt from the files first. ``progress`` is called with the objects done and their total.
         """
         report = self._tiers.verify(rebuild=rebuild, progress=progress)
         if self._tiers.disk is None:
@@ -80,18 +80,18 @@ class StoreAdmin:
         return replace(report, embeddings=tuple(self.store._search.check(contexts)))
 
     def rebuild_index(self) -> int:
-        """Make the directory's index anew from the files; how many objects it lists."""
+        """Rebuild the directory's index from the files; return the number of objects it lists."""
         disk = self._tiers.disk
         return len(self._tiers.memory.infos()) if disk is None else disk.rebuild_index()
 
-    # -- what stays, and what goes -------------------------------------------------------------
+    # -- keeping and removing objects ----------------------------------------------------------
 
     def pin(self, keys: Iterable[str], ttl: float | None = None) -> None:
         """Keep objects through `gc`, for ``ttl`` seconds or for good; all or none.
 
         Raises `PinsFull` over the store's cap (`pins`), `StoreError` for an object that is not stored,
-        `RemoteUnavailable`. Pins of a remote are beside its objects, and every client's `gc` honours them;
-        in ``memory://`` they are this process's.
+        `RemoteUnavailable`. Pins of a remote are stored beside its objects, and every client's `gc` honours
+        them; pins in ``memory://`` are this process's.
         """
         names = list(dict.fromkeys(keys))
         found = self._own_infos(names)
@@ -110,7 +110,7 @@ class StoreAdmin:
             raise StoreError(f"{self.store.url} has lost {min(gone)} meanwhile: nothing was pinned")
 
     def unpin(self, keys: Iterable[str]) -> int:
-        """Let objects of this tenant, or that are gone, leave again; how many of them were pinned."""
+        """Unpin objects of this tenant, or objects that are gone; return the number that were pinned."""
         mine = list(dict.fromkeys(keys))
         if self._tiers.disk is not None and self._tiers.remote is None:  # its pins are of all tenants
             mine = [key for key in mine if self._own_info(key) is not None or self._tiers.info(key) is None]
@@ -118,16 +118,16 @@ class StoreAdmin:
 
     @property
     def pins(self) -> PinBook:
-        """The store's pins: of a directory all tenants', of a remote its own, else this process's."""
+        """The store's pins: all tenants' in a directory, this tenant's in a remote, else this process's."""
         return book_of(self._tiers)
 
     def delete(self, key: str) -> bool:
-        """Remove one object; whether there was one. `ValueError` if it is no key."""
+        """Remove one object; return True if it existed. Raises `ValueError` if ``key`` is not a key."""
         info = self._own_info(key)
         if info is None:
             return False
         dropped = self._tiers.delete(key)
-        with contextlib.suppress(StoreError):  # a pin of what is gone keeps nothing
+        with contextlib.suppress(StoreError):  # a pin of a removed object keeps nothing
             self.unpin([key])
         if info.kind == "canonical":
             self.store._search.drop([key])
@@ -144,12 +144,13 @@ class StoreAdmin:
     ) -> Collected:
         """Make this tenant's objects take at most ``max_bytes``, also as ``"20GiB"``.
 
-        What is pinned stays; of the rest goes what saves the least recompute per byte (`admin.gc`),
-        and always a patch whose canonical is gone. ``every_tenant``: all objects of the directory, within
-        one budget. ``quarantine_age``: also copies in quarantine that are older (seconds), whoever's.
-        ``dry_run``: only say what would go. ``progress`` is called with objects gone and to go. Of a remote
-        all its objects are weighed, none by its use, as nobody counts those there. Raises `StoreError` for
-        ``memory://``, which has a limit of its own, and for a remote's cache opened without the remote.
+        Pinned objects stay. Of the rest, those that save the least recompute per byte are removed first
+        (`admin.gc`), and any patch whose canonical is gone is removed. ``every_tenant``: all objects of the
+        directory, within one budget. ``quarantine_age``: also quarantined copies older than this (seconds),
+        of all tenants. ``dry_run``: only report the objects to remove. ``progress`` is called with objects
+        removed and to remove. In a remote all objects are weighed, but not by use: uses are not counted
+        there. Raises `StoreError` for ``memory://``, which has its own limit, and for a remote's cache
+        opened without the remote.
         """
         limit = None if max_bytes is None else parse_size(max_bytes)
         url, remote, disk = self.store.url, self._tiers.remote, self._tiers.disk
@@ -170,25 +171,25 @@ class StoreAdmin:
         return report
 
     def forget(self, chunk_id: str) -> Forgotten:
-        """Remove all that was made of a chunk (patches of others formed behind it, embeddings and damaged
-        copies as well), look again, and say what is left.
+        """Remove everything made of a chunk (including patches of others formed behind it, embeddings and
+        damaged copies), check again, and report the remains.
 
-        The start of an id does, if it is that of one chunk only: `UnknownChunk` or `AmbiguousId` otherwise. A
-        whole id that nothing is of makes a report without ``removed``. Raises `RemoteUnavailable` when a
-        remote does not answer; run it again then. `StoreError` for the cache of a remote that was opened
-        without it, which cannot speak for it.
+        ``chunk_id`` may be the start of an id if it fits one chunk only; else `UnknownChunk` or `AmbiguousId`
+        is raised. A whole id without any object gives a report without ``removed``. Raises
+        `RemoteUnavailable` when a remote does not answer; run it again then. Raises `StoreError` for a
+        remote's cache opened without the remote, for which it cannot answer.
         """
         self._refuse_cache("forget")
         store = self.store
         return forget(self._tiers, store._search, store._codec, store.tenant, chunk_id)
 
-    # -- its keys, its form, and its way to another machine ------------------------------------
+    # -- keys, KV form, bundles ----------------------------------------------------------------
 
     def rotate(self) -> Rotated:
-        """Write every encrypted object again under the first of ``keys``; if interrupted, run it again.
+        """Re-encrypt every encrypted object under the first of ``keys``; if interrupted, run it again.
 
-        Raises `StoreError` for a store that is not encrypted, a remote that cannot compare before it
-        replaces, and the cache of one that was opened without it.
+        Raises `StoreError` for a store that is not encrypted, for a remote without compare-and-replace, and
+        for a remote's cache opened without the remote.
         """
         self._refuse_cache("rotate")
         return rotate(self.store._codec, self._tiers)
@@ -196,8 +197,8 @@ class StoreAdmin:
     def convert(self, target: ChunkStore, kv: KVForm, *, progress: Progress = _untold) -> Converted:
         """Write canonicals into ``target`` in codes (``"int8"``, ``"int4"``); no patches.
 
-        What is in codes already is refused by name: codes of codes lose twice. Raises `ValueError` for a
-        form without codes, `IncompatibleChunk` for a target of another tenant.
+        A canonical that is in codes already is refused by name: codes of codes lose twice. Raises
+        `ValueError` for a form without codes, `IncompatibleChunk` for a target of another tenant.
         """
         return convert(self.store, target, kv, progress)
 
@@ -209,21 +210,22 @@ class StoreAdmin:
         certificates: bool = True,
         progress: Progress = _untold,
     ) -> Exported:
-        """Write objects to one file, in plain; of ``chunks`` (ids) only, if given.
+        """Write objects to one unencrypted file; only those of ``chunks`` (ids), if given.
 
-        Then patches go along whose antecedents are all among ``chunks``. ``certificates``: those of the
-        backbones concerned. ``progress`` is called with objects done and in all. Raises `UnknownChunk`
-        for a chunk that is not here, `StoreError` when the file cannot be written.
+        With ``chunks``, patches are included if all their antecedents are among ``chunks``.
+        ``certificates``: include those of the backbones concerned. ``progress`` is called with the objects
+        done and their total. Raises `UnknownChunk` for a chunk that is not stored, `StoreError` when the file
+        cannot be written.
         """
         return export_bundle(self.store, path, chunks, certificates, progress)
 
     def import_bundle(
         self, path: str | os.PathLike[str], *, certificates: bool = True, progress: Progress = _untold
     ) -> Imported:
-        """Take in a bundle as this tenant's objects; what is here already stays as it is.
+        """Import a bundle as this tenant's objects; objects that are stored already stay unchanged.
 
-        Every object is verified first; those that are refused are told in the report, the others are
-        taken in. Raises `StoreError`, `CorruptChunk` or `StoreVersionError` when nothing can be.
+        Every object is verified first; the report lists those refused, the others are imported. Raises
+        `StoreError`, `CorruptChunk` or `StoreVersionError` when nothing can be imported.
         """
         return import_bundle(self.store, path, certificates, progress)
 
@@ -232,13 +234,13 @@ class StoreAdmin:
         return self.store._tiers
 
     def _own_info(self, key: str) -> ObjectInfo | None:
-        """What ``key`` is if it is this tenant's. `ValueError` if it is no key."""
+        """The description of ``key`` if it is this tenant's. Raises `ValueError` if it is not a key."""
         _check_key(key)
         info = self._tiers.info(key, certain=True)
         return None if info is None or info.context.tenant != self.store.tenant else info
 
     def _own_infos(self, keys: list[str]) -> dict[str, ObjectInfo]:
-        """What these are. Raises `StoreError` unless all of them are this tenant's objects."""
+        """The descriptions of ``keys``. Raises `StoreError` unless all of them are this tenant's objects."""
         for key in keys:
             _check_key(key)
         found = {}
@@ -249,7 +251,7 @@ class StoreAdmin:
         return found
 
     def _refuse_cache(self, verb: str, else_: str = "") -> None:
-        """Raise `StoreError` if this is the directory in front of a remote, opened by itself."""
+        """Raise `StoreError` if this is a remote's cache directory, opened without the remote."""
         disk = self._tiers.disk
         behind = None if disk is None or self._tiers.remote else remote_of(disk.root)
         if disk is not None and behind is not None:

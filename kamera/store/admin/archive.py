@@ -1,6 +1,6 @@
-"""The file of a bundle: a zip without compression, every member of it accounted for in a manifest.
+"""The file of a bundle: an uncompressed zip, every member of which is listed in a manifest.
 
-No member is ever extracted to a path: what is read is looked up by a name of the store's own making.
+No member is ever extracted to a path: members are looked up by names that the store makes itself.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ OBJECT = re.compile(r"objects/([0-9a-f]{64})\.safetensors")
 CERTIFICATE = re.compile(r"certificates/([0-9a-f]{16}-[A-Za-z0-9._-]{1,150}\.json)")
 
 _MANIFEST_LIMIT = 2**29
-# what `zipfile` raises for bytes that are no zip, or not all of one
+# errors of `zipfile` for bytes that are not a zip, or a truncated one
 _UNREADABLE = (zipfile.BadZipFile, EOFError, NotImplementedError, RuntimeError, ValueError, struct.error)
 
 
 class Unfit(Exception):
-    """Why a member is not taken in."""
+    """The reason why a member is refused."""
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One member as the manifest has it: its size in bytes and the BLAKE2b-256 of them."""
+    """A member as the manifest lists it: its size in bytes and their BLAKE2b-256."""
 
     file: str
     bytes: int
@@ -48,19 +48,19 @@ class Entry:
 
 
 class ArchiveWriter:
-    """Members go in with `add`; the manifest is written by `written` at the end."""
+    """Writes members with `add`; `written` adds the manifest at the end."""
 
     def __init__(self, archive: zipfile.ZipFile) -> None:
         self.entries: list[Entry] = []
         self._archive = archive
 
     def add(self, name: str, data: bytes) -> None:
-        """One more member."""
+        """Write one more member."""
         self.entries.append(Entry(name, len(data), _digest(data)))
         self._write(name, data)
 
     def finish(self) -> None:
-        """The manifest, behind everything it lists."""
+        """Write the manifest, after everything it lists."""
         body = canonical_json({"format": BUNDLE_VERSION, "members": [asdict(e) for e in self.entries]})
         self._write(MANIFEST, json.dumps({"digest": _digest(body.encode()), "manifest": body}).encode())
 
@@ -72,7 +72,7 @@ class ArchiveWriter:
 
 @contextlib.contextmanager
 def written(path: Path) -> Iterator[ArchiveWriter]:
-    """A new archive; it stands at ``path`` only when all of it is on the disk. Raises `StoreError`."""
+    """A new archive; it appears at ``path`` only when all of it is on the disk. Raises `StoreError`."""
     with new_file(path) as file, zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
         writer = ArchiveWriter(archive)
         yield writer
@@ -81,9 +81,9 @@ def written(path: Path) -> Iterator[ArchiveWriter]:
 
 @contextlib.contextmanager
 def new_file(path: Path) -> Iterator[Any]:
-    """A binary file for its owner alone, which gets its name when all of it is there. Raises `StoreError`.
+    """A binary file that only its owner may read, named once it is complete. Raises `StoreError`.
 
-    Until then it has none, where the system can do that: a killed writer of what is secret leaves nothing.
+    Until then it has no name, if the system supports that: a killed writer leaves no secrets behind.
     """
     aside = f".{path.name}.{secrets.token_hex(8)}"
     try:
@@ -108,7 +108,7 @@ def new_file(path: Path) -> Iterator[Any]:
 
 
 def _without_name(folder: Path) -> int | None:
-    """Descriptor of a new file without a name; None where there is no such thing."""
+    """Descriptor of a new file without a name; None if the system does not support that."""
     if not hasattr(os, "O_TMPFILE") or not os.path.isdir("/proc/self/fd"):
         return None
     try:
@@ -125,10 +125,10 @@ def _remove(name: str, folder: int) -> None:
 
 
 class Archive:
-    """A bundle's file to read from. Open it with `opened`.
+    """A bundle's file, for reading. Open it with `opened`.
 
-    ``entries``: what the manifest lists, by name. ``refused``: members that no bundle has, or that the
-    manifest does not list, with the reason; none of them is ever read.
+    ``entries``: the manifest's entries, by name. ``refused``: members that do not belong in a bundle or
+    that the manifest does not list, with the reason; they are never read.
     """
 
     def __init__(self, archive: zipfile.ZipFile, path: Path) -> None:
@@ -140,7 +140,7 @@ class Archive:
             self.refused.setdefault(name, "the manifest does not list it")
 
     def read(self, name: str) -> bytes:
-        """The bytes the manifest speaks of. Raises `Unfit`."""
+        """The bytes of a member, as the manifest lists it. Raises `Unfit`."""
         entry = self.entries[name]
         if name in self.refused:
             raise Unfit(self.refused[name])
@@ -185,8 +185,8 @@ class Archive:
 def opened(path: Path) -> Iterator[Archive]:
     """The bundle at ``path``.
 
-    Raises `StoreError` when it cannot be read, `CorruptChunk` for what is no bundle or has a damaged
-    manifest, `StoreVersionError` for one of a newer format.
+    Raises `StoreError` when it cannot be read, `CorruptChunk` if it is not a bundle or its manifest is
+    damaged, `StoreVersionError` for a newer format.
     """
     try:
         archive = zipfile.ZipFile(path)
@@ -211,7 +211,7 @@ def _entries(members: list[Mapping[str, Any]]) -> dict[str, Entry]:
 
 
 def _unfit(archive: zipfile.ZipFile, total: int) -> dict[str, str]:
-    """Members that no bundle has, by name."""
+    """Members that do not belong in a bundle, by name, with the reason."""
     counts = Counter(info.filename for info in archive.infolist())
     return {
         info.filename: why

@@ -1,7 +1,7 @@
-"""Bundles: chunks, patches and certificates in one file, verified piece by piece on the way in.
+"""Bundles: chunks, patches and certificates in one file, each verified on import.
 
-The objects of a bundle are plain and of no tenant, whoever exported them. A store takes them in under
-its own tenant, names, secret and keys. `docs/store-format.md` specifies the file.
+The objects of a bundle are plain and of no tenant, whichever store exported them. A store imports them
+under its own tenant, names, secret and keys. `docs/store-format.md` specifies the file.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from kamera.store.store import ChunkStore
 
 Progress = Callable[[int, int], None]
-"""Told how many objects are done, and of how many."""
+"""Called with the number of objects done, and their total."""
 
 _CERTIFICATE_LIMIT = 2**20  # bytes
 _COUNTED = ("canonicals", "patches", "encodings", "anchors")
@@ -32,7 +32,7 @@ _COUNTED = ("canonicals", "patches", "encodings", "anchors")
 
 @dataclass(frozen=True)
 class Exported:
-    """What a bundle holds, and one line for each object that could not be read and is not in it."""
+    """The contents of a bundle, and one line for each object left out because it could not be read."""
 
     path: str
     bytes: int
@@ -46,11 +46,11 @@ class Exported:
 
 @dataclass(frozen=True)
 class Imported:
-    """What became of a bundle's members.
+    """The outcome of an import, by member.
 
-    ``canonicals``, ``patches``, ``encodings``, ``anchors``, ``certificates``: how many are new here.
-    ``present``: how many were here already and stayed as they were. ``refused``: one line, member and reason,
-    for each other one.
+    ``canonicals``, ``patches``, ``encodings``, ``anchors``, ``certificates``: numbers of those that are new.
+    ``present``: number of those that were stored already and stayed unchanged. ``refused``: one line, member
+    and reason, for each of the others.
     """
 
     canonicals: int
@@ -124,7 +124,7 @@ def import_bundle(
         **{kind: counts[kind] for kind in _COUNTED},
         certificates=counts["certificates"],
         present=counts["present"],
-        # a name from outside may hold anything
+        # an imported name may contain anything
         refused=tuple(f"{name!r}: {why}" for name, why in sorted(refused.items())),
     )
 
@@ -139,7 +139,7 @@ def certificate_folders(store: ChunkStore) -> tuple[Path, ...]:
 
 
 def _chosen(store: ChunkStore, chunks: Sequence[str] | None) -> list[ObjectInfo]:
-    """All objects; or what is of some chunks alone, and the anchors behind which they stand."""
+    """All objects; or those of some chunks, and the anchors behind which they were computed."""
     listed = store.ls()
     if chunks is None:
         return listed
@@ -161,7 +161,7 @@ def _record(bundle: Archive, name: str) -> Record:
 
 
 def _put(store: ChunkStore, record: Record) -> str:
-    """What to count: an object that is here is never replaced by one from outside."""
+    """Store an object and return the counter to raise: an imported object never replaces a stored one."""
     record = _of_tenant(record, store.tenant)
     if store._tiers.has(store._codec.name(record.key)):
         return "present"
@@ -178,7 +178,7 @@ def _plural(record: Record) -> str:
 
 
 def _certificates(store: ChunkStore, fingerprints: set[str]) -> Iterator[tuple[str, bytes]]:
-    """Certificates of these backbones that lie beside the store; a link is none."""
+    """Certificates of these backbones stored beside the store; links are ignored."""
     backbones = {fingerprint[:16] for fingerprint in fingerprints}
     seen: set[str] = set()
     for path in (path for folder in certificate_folders(store) for path in sorted(folder.glob("*.json"))):
@@ -189,7 +189,7 @@ def _certificates(store: ChunkStore, fingerprints: set[str]) -> Iterator[tuple[s
 
 
 def _put_certificate(store: ChunkStore, name: str, data: bytes) -> str:
-    """Lay it where windows look for it; whether it serves is judged there, when it is used."""
+    """Put it where windows look for it; they judge its validity when they use it."""
     if len(data) > _CERTIFICATE_LIMIT:
         raise Unfit(f"{len(data)} bytes are no certificate")
     folders = certificate_folders(store)

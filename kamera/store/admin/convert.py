@@ -1,7 +1,7 @@
-"""A store's canonicals as codes, in another store: what was kept as computed takes a half or less.
+"""Conversion of a store's canonicals to codes, in another store: half the size as computed, or less.
 
-Encodings and anchors go along as they are. Patches stay behind: each belongs to the form it was formed
-against, and makes up for its losses too.
+Encodings and anchors are copied unchanged. Patches are left behind: each belongs to the KV form it was
+formed against, and also corrects that form's losses.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Converted:
-    """What became of a store's canonicals.
+    """The outcome of a conversion.
 
-    ``canonicals``: how many were coded, ``present``: how many the target had already. ``kv_before`` and
-    ``kv_after``: bytes of the former's KV. ``loss``: the largest relative error of one of them (None: there
-    is none). ``patches``: how many were left behind. ``refused``: one line for each canonical that was.
+    ``canonicals``: number coded; ``present``: number that the target had already. ``kv_before`` and
+    ``kv_after``: KV bytes of those coded. ``loss``: the largest relative error of one of them (None: no
+    canonical was coded). ``patches``: number left behind. ``refused``: one line for each refused canonical.
     """
 
     canonicals: int

@@ -1,6 +1,6 @@
-"""Forgetting a chunk: everything that was made of it leaves, and a second look says what is left.
+"""Forgetting a chunk: everything made of it is removed, and a second look reports the remains.
 
-The index is held against every file first, so that it tells what the files do.
+The index is compared with every file first, so that it agrees with the files.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ _UNREADABLE = (CorruptChunk, StoreVersionError, WrongKey)
 
 @dataclass(frozen=True)
 class Forgotten:
-    """What left with a chunk, and what of it is left.
+    """The objects removed with a chunk, and its remains.
 
-    ``removed``: names of the objects that are gone. ``copies``: how many damaged copies left the
-    quarantine. ``left``: one line for each place that still holds the chunk, or may hold it because
-    what lies there cannot be read. Empty: this store holds nothing of it.
+    ``removed``: names of the removed objects. ``copies``: number of damaged copies removed from the
+    quarantine. ``left``: one line for each place that still holds the chunk, or may hold it because it
+    cannot be read. Empty: this store holds nothing of it.
     """
 
     chunk_id: str
@@ -41,7 +41,7 @@ class Forgotten:
 
 
 class _Trace(NamedTuple):
-    """A place where the chunk is, or may be: then nothing is removed (``remove`` is None)."""
+    """A place where the chunk is, or may be (``remove`` is None: nothing is removed there)."""
 
     where: str
     name: str
@@ -52,9 +52,9 @@ class _Trace(NamedTuple):
 def forget(tiers: Tiers, search: Search, codec: Codec, tenant: str, chunk_id: str) -> Forgotten:
     """Remove a chunk's canonicals, encodings and patches, and the patches of others formed behind it.
 
-    With them leaves every patch formed behind survivors: such a patch does not name all that it absorbed.
+    Every patch formed behind survivors is removed too: it does not name all the chunks it absorbed.
 
-    Raises `UnknownChunk` and `AmbiguousId` for the start of an id that is none's or several's,
+    Raises `UnknownChunk` and `AmbiguousId` for the start of an id that fits no chunk or several,
     `RemoteUnavailable` when a remote does not answer; run it again then.
     """
     chunk_id = _whole(tiers, tenant, chunk_id)
@@ -63,7 +63,7 @@ def forget(tiers: Tiers, search: Search, codec: Codec, tenant: str, chunk_id: st
     for trace in found:
         assert trace.remove is not None
         trace.remove()
-    # by name as well: of a copy or an embedding the header may be gone
+    # by name as well: the header of a copy or an embedding may be gone
     names = look.names | {trace.name for trace in found}
     search.drop(names)
     book_of(tiers).unpin(names)
@@ -78,7 +78,7 @@ def forget(tiers: Tiers, search: Search, codec: Codec, tenant: str, chunk_id: st
 
 
 def _whole(tiers: Tiers, tenant: str, start: str) -> str:
-    """The id that begins with ``start``; a whole id is one, whether or not anything is of it."""
+    """The id that begins with ``start``; a whole id is accepted even if no object is of it."""
     if is_key(start):
         return start
     rows = (info for info in tiers.infos() if info.context.tenant == tenant)
@@ -93,10 +93,10 @@ def _whole(tiers: Tiers, tenant: str, start: str) -> str:
 
 
 class _Look:
-    """One look through all places.
+    """One search through all places.
 
-    ``names``: what the chunk's objects are called, as far as is known: those found, and its canonicals and
-    encodings under every context that the store has anything of.
+    ``names``: the known names of the chunk's objects: those found, and its canonicals and encodings under
+    every context that the store has objects of.
     """
 
     def __init__(
@@ -109,7 +109,7 @@ class _Look:
         names: Iterable[str] = (),
     ) -> None:
         self.names = set(names)
-        self._compared = bool(names)  # the second look trusts what the first has compared
+        self._compared = bool(names)  # the second look relies on the first one's comparison
         self._tiers = tiers
         self._search = search
         self._codec = codec
@@ -118,7 +118,7 @@ class _Look:
         self._contexts: set[Context] = set()
 
     def traces(self) -> Iterator[_Trace]:
-        """Where it is, the objects first: what they are called tells more about the rest."""
+        """The places of the chunk, objects first: their names help to find the rest."""
         yield from self._in_memory()
         if self._tiers.remote is not None:
             yield from self._in_remote(self._tiers.remote)
@@ -134,15 +134,15 @@ class _Look:
 
     def _on_disk(self, disk: DiskTier) -> Iterator[_Trace]:
         if not disk.read_only:
-            disk.collect()  # what writers that died left aside
+            disk.collect()  # files left by dead writers
         if not self._compared:
-            disk.index.compare()  # from here on there is a right row of every file that can be read
+            disk.index.compare()  # now every readable file has a correct row
         for name in set(disk.names()) - disk.index.keys():
             try:
                 disk.header(name)
             except CorruptChunk:
                 with contextlib.suppress(*_UNREADABLE):
-                    disk.read(name)  # sets it aside: it is looked at there
+                    disk.read(name)  # quarantines it: it is looked at there
             except (StoreVersionError, WrongKey) as error:
                 yield _Trace(f"object {name} cannot be read: {error}", name, None)
         for row in disk.index.of_chunk(self._chunk_id, self._tenant):
@@ -186,7 +186,7 @@ class _Look:
         return _Trace(where, name, partial(self._tiers.delete, name))
 
     def _header(self, folder: Folder, file: str, name: str) -> bool | None:
-        """Whether a file that lies aside is of the chunk; None if that cannot be read."""
+        """True if a file set aside is of the chunk; None if it cannot be read."""
         if name in self.names:
             return True
         try:
@@ -207,7 +207,7 @@ class _Look:
         if info.context not in self._contexts:
             self._note(info.context)
         named = self._chunk_id in (info.chunk_id, *info.antecedents)
-        if not named and not behind_survivors(info.antecedents):  # these do not name all that they absorbed
+        if not named and not behind_survivors(info.antecedents):  # these do not name all they absorbed
             return False
         self.names.add(info.key)
         return True

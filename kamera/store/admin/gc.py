@@ -1,6 +1,6 @@
-"""Which objects leave when a store has to become smaller: those that save the least recompute per byte.
+"""Eviction from a store: the objects that save the least recompute per byte are removed first.
 
-The value of an object is what it saves when it is used, times how much it is used:
+The value of an object is the recompute that a use saves, times its use:
 
     saved = tokens × 1     a canonical or an anchor: its forward; a patch: the conditioned forward
             tokens × 0.5   an encoding: the vision tower
@@ -8,10 +8,10 @@ The value of an object is what it saves when it is used, times how much it is us
     value = saved × used
 
 A patch serves only together with its canonical, so a canonical can leave only with all its patches;
-it is weighed with them: Σ value / Σ bytes. An encoding can leave once no canonical refers to it: without,
-a canonical is of no use to who has not the chunk's content. Whatever has the least value per byte leaves
-first, until the rest fits. A patch without its canonical is worth nothing and leaves always. What is
-pinned stays, and so do the canonical of a pinned patch and the encoding of a canonical that stays.
+it is weighed with them: Σ value / Σ bytes. An encoding can leave once no canonical refers to it: without
+it, a canonical is useless to a client that lacks the chunk's content. The least value per byte leaves
+first, until the rest fits. A patch without its canonical is worth nothing and always leaves. Pinned
+objects stay, and so do the canonical of a pinned patch and the encoding of a canonical that stays.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from kamera.store.info import Collected, Removed
 from kamera.store.keys import KINDS, PATCH_KINDS
 
 ENCODING_COST = 0.5
-"""What an encoding saves, in forwards of the language model per token; every other object saves one."""
+"""The saving of an encoding, in forwards of the language model per token; every other object saves one."""
 
 HEADS = frozenset(KINDS) - frozenset(PATCH_KINDS)
 """Kinds of object that are of use by themselves."""
 
-_AT_ONCE = 64  # objects that leave under one look at the pins
+_AT_ONCE = 64  # objects removed after one look at the pins
 
 
 class Victim(NamedTuple):
@@ -58,7 +58,7 @@ def choose(
 ) -> Iterator[Victim]:
     """The objects that leave, in order, so that the rest is at most ``max_bytes`` (None: any number).
 
-    ``pinned``: names that stay. Less than that is not reached when what is pinned is larger.
+    ``pinned``: names that stay. If they are larger than ``max_bytes``, the limit is not reached.
     """
     groups: dict[tuple[str, ...], _Group] = {}
     total = 0
@@ -84,8 +84,8 @@ def choose(
         group = offer.group
         if offer.patch is None:
             if offer.size != len(group.values):
-                continue  # a patch has left since: it was offered anew
-            # the canonical last: whoever is interrupted leaves no patch without one
+                continue  # a patch has left since: the group was offered again
+            # the canonical last: an interruption leaves no patch without one
             leaving = sorted(group.objects.values(), key=lambda found: found.kind in HEADS)
         elif offer.patch.key in group.objects:
             leaving = [offer.patch]
@@ -114,10 +114,10 @@ def clean(
     dry_run: bool = False,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Collected:
-    """Collect a tenant's objects (None: everyone's), files of dead writers, and old quarantine copies.
+    """Collect a tenant's objects (None: all tenants'), files of dead writers, and old quarantine copies.
 
-    ``quarantine_age`` in seconds; None leaves every copy where it is. ``progress`` is called with
-    objects gone and to go.
+    ``quarantine_age`` in seconds; None keeps every copy. ``progress`` is called with objects removed and
+    to remove.
     """
     now = time.time()
     pins = Pins(disk.root)
@@ -125,7 +125,7 @@ def clean(
     def leave(objects: Sequence[Weighed]) -> list[bool]:
         if dry_run:
             return [True] * len(objects)
-        with pins.alone():  # who pins waits, so that a pin that was acknowledged is seen here
+        with pins.alone():  # pinning waits, so that an acknowledged pin is seen here
             kept = pins.kept()
             return [found.key not in kept and disk.evict(found.key, found.stamp) for found in objects]
 
@@ -150,7 +150,7 @@ def collect(
     now: float,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Collected:
-    """Let what `choose` chooses leave by ``evict`` (False: it was replaced or pinned meanwhile and stays)."""
+    """Remove the choice of `choose` with ``evict`` (False: replaced or pinned meanwhile, so it stays)."""
     removed = []
     victims = list(choose(objects, pinned, max_bytes, now))
     for start in range(0, len(victims), _AT_ONCE):
@@ -171,7 +171,7 @@ def collect(
 
 
 class _Offer(NamedTuple):
-    """A patch, or what others belong to with ``size`` - 1 of them, and what it is worth per byte."""
+    """A patch, or a group's head with its ``size`` - 1 patches, and its value per byte."""
 
     density: float
     created: float
@@ -191,7 +191,7 @@ class _Group:
     head: Weighed | None = None
     encoding: _Group | None = None
     referring: int = 0  # canonicals whose encoding it is
-    kept: bool = False  # something of it is pinned
+    kept: bool = False  # a member is pinned
     objects: dict[str, Weighed] = field(default_factory=dict)
     values: dict[str, float] = field(default_factory=dict)
     pinned: set[str] = field(default_factory=set)
@@ -220,11 +220,11 @@ class _Group:
 
     @property
     def is_free(self) -> bool:
-        """Whether all of it may leave."""
+        """True if the whole group may leave."""
         return not self.kept and not self.referring
 
     def offer(self) -> _Offer:
-        """All of it."""
+        """The offer of the whole group."""
         assert self.head is not None
         density = self.value / max(1, self.bytes)
         return _Offer(density, self.head.created, self.head.key, len(self.objects), self, None)

@@ -1,7 +1,7 @@
-"""`gc` of a remote: the same choice as in a directory, over what the headers there say.
+"""`gc` of a remote: the same choice as in a directory, from the objects' headers.
 
-Nobody counts uses in a remote, so an object is worth what it saves and how young it is. Every client
-honours the pins of every other: they are looked at once more before each batch leaves.
+Uses are not counted in a remote, so an object's value is its saving and its age. Every client honours
+the pins of every other: they are read again before each batch is removed.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from kamera.store.remote import RemoteTier
 from kamera.store.tiers import Tiers
 
 BATCH = 256
-"""Objects that leave at a time, in one round trip where the service can."""
+"""Objects removed at a time, in one round trip if the service supports it."""
 
 
 def clean_remote(
@@ -29,7 +29,7 @@ def clean_remote(
 ) -> Collected:
     """Collect the objects of ``remote``, also from the tiers before it; as `gc.clean`.
 
-    Raises `RemoteUnavailable`: what is gone by then is gone, run it again.
+    Raises `RemoteUnavailable`: objects removed by then stay removed; run it again.
     """
     now = time.time()
     objects = [_weighed(info) for info in remote.infos()]
@@ -41,7 +41,7 @@ def clean_remote(
         if not dry_run:
             names = [found.key for found, _ in leaving]
             tiers.discard(names)
-            remote.pins.discard(names)  # those whose time was over
+            remote.pins.discard(names)  # the expired ones
         removed += [Removed(o.key, o.kind, o.bytes, value(o, now), reason) for o, reason in leaving]
         progress(i + len(batch), len(victims))
     copies = [] if quarantine_age is None else remote.quarantined()
@@ -58,7 +58,7 @@ def clean_remote(
 
 
 def _still_free(remote: RemoteTier, batch: list[Victim]) -> list[Victim]:
-    """Those of a batch that nobody has pinned since, nor anything of their chunk."""
+    """The members of a batch, unless they or another of the batch of their chunk have been pinned since."""
     pinned = remote.pins.pinned([found.key for found, _ in batch])
     kept = {found.chunk_id for found, _ in batch if found.key in pinned}
     return [victim for victim in batch if victim.object.chunk_id not in kept]

@@ -1,4 +1,4 @@
-"""Where a store's pins are kept: in memory, in its directory, or beside the objects of its remote."""
+"""The places of a store's pins: memory, its directory, or beside the objects of its remote."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from kamera.store.tiers import Tiers
 
 
 def book_of(tiers: Tiers) -> PinBook:
-    """The pins of what ``tiers`` hold. With a remote they are the remote's, whoever else opens it."""
+    """The pins of the objects in ``tiers``: with a remote the remote's, shared by all its clients."""
     here = None if tiers.disk is None else Pins(tiers.disk.root)
     if tiers.remote is None:
         return MemoryPins(tiers.memory) if here is None else here
@@ -32,7 +32,7 @@ class MemoryPins:
         ttl: float | None = None,
         homes: Mapping[str, str] = NO_HOMES,
     ) -> None:
-        """See `PinBook`; `StoreError` for what was evicted meanwhile."""
+        """See `PinBook`; `StoreError` for an object evicted meanwhile."""
         check_ttl(ttl)
         wanted = dict(objects)
         others = sum(size for name, size, _ in self._memory.pinned() if name not in wanted)
@@ -67,7 +67,7 @@ class MemoryPins:
 
 
 class CachedPins:
-    """Pins of a remote, which its cache directory ``here`` honours as well; as `PinBook`."""
+    """Pins of a remote, which its cache directory ``here`` also honours; as `PinBook`."""
 
     def __init__(self, there: PinBook, here: Pins) -> None:
         self._there = there

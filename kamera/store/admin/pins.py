@@ -1,7 +1,7 @@
-"""Pins: objects that `gc` must not take, until they are let go or their time is over.
+"""Pins: objects that `gc` must not remove until they are unpinned or their ttl ends.
 
-They lie in a file of their own (`disk.keep`), because they cannot be made anew from the objects: a lost
-index costs time, a lost pin costs what it kept.
+They are in a file of their own (`disk.keep`), because they cannot be rebuilt from the objects: a lost
+index costs time, a lost pin costs the object it kept.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from kamera.errors import PinsFull
 from kamera.store.disk.keep import KEEP, Keep
 
 PINS = KEEP
-"""The file of a store directory in which its pins stand."""
+"""The file of a store directory that holds its pins."""
 
 
 NO_HOMES: Mapping[str, str] = {}
@@ -25,7 +25,7 @@ NO_HOMES: Mapping[str, str] = {}
 
 @dataclass(frozen=True)
 class Pin:
-    """One pinned object: its size when it was pinned, and until when (seconds since 1970; None: for good)."""
+    """A pinned object: its size when pinned, and the pin's end (seconds since 1970; None: for good)."""
 
     name: str
     bytes: int
@@ -33,7 +33,7 @@ class Pin:
 
 
 class PinBook(Protocol):
-    """Where the pins of a store are kept. Safe to use from several threads."""
+    """The pins of a store. Safe to use from several threads."""
 
     def pin(
         self,
@@ -43,17 +43,17 @@ class PinBook(Protocol):
     ) -> None:
         """Pin objects (name, bytes), all or none; those pinned already get the new ``ttl`` (seconds).
 
-        ``homes``: by name of a patch, that of its canonical, which is not collected either.
-        Raises `PinsFull` when the pinned bytes would exceed `cap`, `ValueError` for a ``ttl`` that is none.
+        ``homes``: name of a patch to the name of its canonical, which is not collected either.
+        Raises `PinsFull` when the pinned bytes would exceed `cap`, `ValueError` for an invalid ``ttl``.
         """
         ...
 
     def unpin(self, names: Iterable[str]) -> int:
-        """Let objects go; how many of them were pinned."""
+        """Unpin objects; return the number that were pinned."""
         ...
 
     def list(self) -> list[Pin]:
-        """All pins that hold now, by name."""
+        """All pins in force, by name."""
         ...
 
     @property
@@ -62,24 +62,24 @@ class PinBook(Protocol):
         ...
 
     def set_cap(self, cap: int | None) -> None:
-        """Bound the bytes of future pins; what is pinned stays. `ValueError` for what is no size."""
+        """Bound the bytes of future pins; present pins stay. Raises `ValueError` for an invalid size."""
         ...
 
 
 def check_ttl(ttl: float | None) -> None:
-    """`ValueError` for a time that no pin can last."""
+    """Raise `ValueError` for an invalid duration of a pin."""
     if ttl is not None and not ttl > 0:
         raise ValueError(f"a pin lasts more than 0 seconds, got {ttl}")
 
 
 def check_cap(cap: int | None) -> None:
-    """`ValueError` for what is no number of bytes."""
+    """Raise `ValueError` for an invalid number of bytes."""
     if cap is not None and cap < 0:
         raise ValueError(f"a cap is a number of bytes, got {cap}")
 
 
 def over_cap(held: int, cap: int) -> PinsFull:
-    """The refusal of pins that would make ``held`` bytes."""
+    """The error for pins that would take ``held`` bytes."""
     return PinsFull(f"{held} bytes would be pinned, over the cap of {cap}: unpin something, or raise the cap")
 
 
@@ -87,7 +87,7 @@ class Pins:
     """The pins of the store directory ``root``, for all its tenants. Safe to use from threads and processes.
 
     The file appears with the first pin. A pin is on the disk when `pin` returns. Raises `StoreError`
-    when the file is damaged or cannot be written: nothing is taken for unpinned because of it.
+    when the file is damaged or cannot be written: no object counts as unpinned because of that.
     """
 
     def __init__(self, root: Path, clock: Callable[[], float] = time.time) -> None:
@@ -113,7 +113,7 @@ class Pins:
                 raise over_cap(held, said["cap"])
 
     def unpin(self, names: Iterable[str]) -> int:
-        """Let objects go; how many of them were pinned."""
+        """Unpin objects; return the number that were pinned."""
         wanted = list(names)
         if not self._keep.read()["pins"].keys() & set(wanted):
             return 0
@@ -123,7 +123,7 @@ class Pins:
         return len(gone) - gone.count(None)
 
     def list(self) -> list[Pin]:
-        """All pins that hold now, by name."""
+        """All pins in force, by name."""
         pins = self._keep.read()["pins"].items()
         return sorted(
             (Pin(name, size, expires) for name, (size, expires, _) in pins if self._holds(expires)),
@@ -131,12 +131,12 @@ class Pins:
         )
 
     def kept(self) -> set[str]:
-        """Names of what must not be collected now: what is pinned, and the canonicals of pinned patches."""
+        """Names that must not be collected now: pinned objects, and the canonicals of pinned patches."""
         pins = self._keep.read()["pins"].items()
         return {n for name, (_, until, home) in pins if self._holds(until) for n in (name, home) if n}
 
     def alone(self) -> AbstractContextManager[None]:
-        """Inside, nobody else pins or collects."""
+        """Exclude other pinning and collecting inside."""
         return self._keep.alone()
 
     @property

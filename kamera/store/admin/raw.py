@@ -1,4 +1,4 @@
-"""Objects as they lie in directory or remote, for who inspects them: nothing is moved, nothing is counted."""
+"""Objects as stored in a directory or remote, for inspection: nothing is moved or counted."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ if TYPE_CHECKING:
 
 
 class RawObjects:
-    """The bytes of a store's objects by name. Here a remote that is silent is an error, and no miss."""
+    """The bytes of a store's objects by name. A remote that does not answer is an error here, not a miss."""
 
     def __init__(self, store: ChunkStore) -> None:
         self._store = store
 
     @property
     def codec(self) -> Codec:
-        """What makes objects of bytes here, and tells which are none."""
+        """The store's codec, which decodes bytes into objects and rejects all others."""
         return self._store._codec
 
     def names(self) -> list[str]:
-        """All objects, readable or not; of a directory whoever's. Raises `RemoteUnavailable`."""
+        """All names, also of unreadable objects; a directory's of all tenants. Raises `RemoteUnavailable`."""
         tiers = self._store._tiers
         here = [i.key for i in tiers.memory.infos()] if tiers.disk is None else tiers.disk.names()
         return sorted({*here, *([] if tiers.remote is None else tiers.remote.names())})
 
     def read(self, name: str) -> Record | None:
-        """The object ``name`` (a row's ``key``), whatever its kind; otherwise as the store's look-ups."""
+        """The object ``name`` (a row's ``key``) of any kind; otherwise as the store's look-ups."""
         return self._store._look_up(name)
 
     def load(self, name: str) -> bytes | None:

@@ -1,7 +1,7 @@
-"""Copies in quarantine: seen, judged anew, put back if they are sound, deleted on demand.
+"""Copies in quarantine: listed, read again, put back if they are sound, deleted on demand.
 
-A bad read of a good file (memory, cable, controller) sets it aside like a bad file. When the machine is
-mended the copy is as good as ever, and so is one that only the version before this could not read.
+A bad read of a good file (memory, cable, controller) quarantines it like a bad file. Once the machine is
+repaired the copy is sound again, and so is one that only an earlier version could not read.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ if TYPE_CHECKING:
     from kamera.store.store import ChunkStore
 
 REMOTE = "remote/"
-"""How the ``file`` of a copy begins that lies in a remote."""
+"""Prefix of the ``file`` of a copy in a remote."""
 
 
 @dataclass(frozen=True)
 class Judged:
-    """A copy in quarantine, read again to the last byte.
+    """A copy in quarantine after every byte was read again.
 
-    ``sound``: it is what it should be. ``reason``: what is wrong with it now, or why it stays all the
-    same. ``info``: what it is, where it is sound. ``released``: it is an object again.
+    ``sound``: it is the object it should be. ``reason``: its present fault, or the reason it stays although
+    sound. ``info``: its description, if it is sound. ``released``: it is an object again.
     """
 
     copy: Quarantined
@@ -50,14 +50,14 @@ class Ward:
         self._store = store
 
     def copies(self) -> list[Quarantined]:
-        """All of them: those of the directory, whoever's, then this tenant's in the remote."""
+        """All copies: those of the directory, of all tenants, then this tenant's in the remote."""
         disk, remote = self._store._tiers.disk, self._store._tiers.remote
         near = [] if disk is None else disk.quarantined()
         far = [] if remote is None else remote.quarantined()
         return near + [replace(copy, file=REMOTE + copy.file) for copy in far]
 
     def drop(self, name: str) -> int:
-        """Delete one copy (by its ``file``) or all of the object ``name``; how many."""
+        """Delete one copy (by its ``file``) or all of the object ``name``; return their number."""
         disk, remote = self._store._tiers.disk, self._store._tiers.remote
         near = 0 if disk is None or name.startswith(REMOTE) else disk.drop_quarantined(name)
         far = [] if remote is None else remote.copies()
@@ -65,13 +65,13 @@ class Ward:
         return near + sum(remote is not None and remote.purge(copy) for copy in gone)
 
     def judge(self, file: str) -> Judged:
-        """Read one copy again; nothing is changed. `StoreError` if there is none."""
+        """Read one copy again; nothing is changed. Raises `StoreError` if there is none."""
         return self._judged(file)[0]
 
     def release(self, file: str) -> Judged:
-        """Put one copy back if it is sound, this tenant's, and nothing sound stands in its place.
+        """Put one copy back if it is sound, this tenant's, and no sound object is in its place.
 
-        Otherwise it stays, and ``reason`` says why. `StoreError` if there is no such copy.
+        Otherwise it stays, and ``reason`` says why. Raises `StoreError` if there is no such copy.
         """
         judged, found = self._judged(file)
         if found is None:
@@ -115,7 +115,7 @@ class Ward:
             raise StoreError(f"store {disk.root}: cannot read {copy.file}: {error}") from error
 
     def _bring(self, copy: Quarantined, found: _Read) -> bool:
-        """Whether it is in its place now; what stands there stays."""
+        """Put the copy in its place; return True if that was done. An object already there stays."""
         if self._store._tiers.remote is not None and copy.file.startswith(REMOTE):
             return self._store._tiers.remote.create(copy.name, found.data)
         return self._store._tiers.adopt(found.info, found.data)

@@ -1,1 +1,1 @@
-"""The directory tier: objects as files, an index beside them, and what keeps the two in agreement."""
+"""The directory tier: objects as files, an index beside them, and the code that keeps both in agreement."""

@@ -1,7 +1,7 @@
-"""Claims: one writer at a time for each object, and a trace of whoever dies with one.
+"""Claims: one writer at a time for each object, and a trace of a writer that died.
 
-A claim is a locked file in ``tmp/``. The system frees the lock with the process, however it ends;
-the file stays, and tells the next one to set the object's row right.
+A claim is a locked file in ``tmp/``. The system frees the lock when the process ends, in any way;
+the file stays, and tells the next writer to correct the object's row.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from kamera.store.disk.folder import Folder
 from kamera.store.disk.locks import holder, taken
 
 LOCK = ".lock"
-"""What the name of a claim's file ends in, behind the object's name."""
+"""Suffix of a claim's file, after the object's name."""
 
 _LONGEST_PAUSE = 0.05  # seconds between two tries
 
 
 class Claim:
-    """The right to write one object; ``interrupted`` if whoever had it before never let go."""
+    """The right to write one object; ``interrupted`` if its former holder never released it."""
 
     def __init__(self, folder: Folder, file: str, descriptor: int, interrupted: bool) -> None:
         self.interrupted = interrupted
@@ -30,20 +30,20 @@ class Claim:
         self._descriptor = descriptor
 
     def settle(self) -> None:
-        """The object and its row agree: nobody has to look after them. Before `close`."""
+        """Note, before `close`, that the object and its row agree and need no repair."""
         self._folder.remove(self._file)
 
     def close(self) -> None:
-        """Let the next one in."""
+        """Release the claim."""
         try:
-            # in words: a child that was forked by other means than os.fork holds the descriptor too
+            # explicitly: a child that was not forked by os.fork holds the descriptor too
             fcntl.flock(self._descriptor, fcntl.LOCK_UN)
         finally:
             forks.unlockable(self._descriptor)
 
 
 def claimant(folder: Folder, name: str) -> str:
-    """Who holds the claim on the object ``name``, in words. Raises `OSError`."""
+    """The holder of the claim on the object ``name``, as text. Raises `OSError`."""
     try:
         with folder.reading(f"{name}{LOCK}") as (descriptor, _):
             return holder(descriptor)
@@ -72,7 +72,7 @@ def claim(folder: Folder, name: str, seconds: float) -> Claim | None:
             if there is not None and (there.st_dev, there.st_ino) == (mine.st_dev, mine.st_ino):
                 held, descriptor = descriptor, -1
                 return Claim(folder, file, held, interrupted=not made)
-            # else whoever had it is done, and took its file away while this one waited
+            # else the former holder is done, and removed its file while this one waited
         finally:
             if descriptor >= 0:
                 forks.unlockable(descriptor)

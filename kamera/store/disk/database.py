@@ -1,8 +1,8 @@
-"""A SQLite file that many threads and processes share, and that may be thrown away at any time.
+"""A SQLite file that many threads and processes share, and that may be discarded at any time.
 
-What is in it can be made anew, so damage is no error here: whoever meets it puts an empty file in its
-place, and all who hold the old one follow (`Database.generation`). Nothing here opens the file itself:
-POSIX takes a process's locks away as soon as it closes any descriptor of a locked file.
+Its contents can be rebuilt, so damage is not an error here: the process that meets it puts an empty file
+in its place, and all holders of the old one follow (`Database.generation`). Nothing here opens the file
+itself: POSIX drops a process's locks as soon as it closes any descriptor of a locked file.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from kamera.store.disk.scrub import scrub
 
 logger = logging.getLogger(__name__)
 
-_BUSY_SECONDS = 5.0  # for which a writer waits for another
+_BUSY_SECONDS = 5.0  # a writer's wait for another
 _SUFFIXES = ("", "-wal", "-shm")
 
 
@@ -35,23 +35,23 @@ class Unusable(StoreError):
 
 
 class Emptied(Unusable):
-    """The database was damaged and is an empty one now: whoever was writing begins anew."""
+    """The database was damaged and is empty now: the writer must start again."""
 
 
 class Database:
-    """One file in WAL mode, of ``tables`` in version ``schema``; any other version is thrown away.
+    """One file in WAL mode, of ``tables`` in version ``schema``; any other version is discarded.
 
-    ``path`` None: in memory. Nothing is opened before it is used. Whoever reads never waits for a writer.
+    ``path`` None: in memory. Nothing is opened before it is used. Readers never wait for a writer.
     Safe to use from several threads and processes. Raises `Unusable`.
     """
 
     def __init__(self, path: Path | None, schema: int, tables: str) -> None:
         self.path = path
         self.generation = 0
-        """Changes whenever the file turns out to be another one than before."""
+        """Changes whenever the file proves to be a different one."""
         self._schema = schema
         self._tables = tables
-        self._lock = threading.RLock()  # of who writes, or changes what is connected
+        self._lock = threading.RLock()  # for writing, and for changing the connection
         self._reading = self._lock if path is None else threading.RLock()  # taken after the other
         self._owner = 0  # the thread inside `writing`
         self._file: tuple[int, int] | None = None
@@ -61,9 +61,9 @@ class Database:
 
     @classmethod
     def copy_of(cls, path: Path, schema: int, tables: str, *, immutable: bool = False) -> Database:
-        """A copy in memory of the file as it is now; an empty one of what cannot be read.
+        """A copy in memory of the file as it is now; empty if the file cannot be read.
 
-        ``immutable``: in a folder that cannot be written, where SQLite has no place for its locks.
+        ``immutable``: for a folder that cannot be written, in which SQLite cannot place its locks.
         """
         made = cls(None, schema, tables)
         with contextlib.suppress(sqlite3.Error, OSError), forks.steady():
@@ -78,7 +78,7 @@ class Database:
         return made
 
     def execute(self, sql: str, values: tuple[Any, ...] = ()) -> list[Any]:
-        """Rows of one statement, inside `writing` as part of that; a damaged file is emptied first."""
+        """Rows of one statement, which inside `writing` is part of that; a damaged file is emptied first."""
         with self._translated():
             if self._owner == threading.get_ident():
                 return list(self._writer.execute(sql, values).fetchall())
@@ -98,9 +98,9 @@ class Database:
 
     @contextlib.contextmanager
     def writing(self, seconds: float = _BUSY_SECONDS) -> Iterator[None]:
-        """Hold the file against every other writer, who is waited for ``seconds``.
+        """Exclude every other writer, after waiting for it at most ``seconds``.
 
-        On an exception the rows are as before. `Emptied` for a file that turns out damaged.
+        On an exception the rows are as before. Raises `Emptied` if the file proves damaged.
         """
         with self._lock, self._emptying(), self._translated():
             self._follow()
@@ -119,7 +119,7 @@ class Database:
                 self._owner = 0
 
     def problem(self) -> str | None:
-        """Read all of it; what is wrong with it is told, and it is empty then."""
+        """Read all of it; return the fault, if any, after which the file is empty."""
         found = str(self.execute("PRAGMA integrity_check(1)")[0][0])
         if found == "ok":
             return None
@@ -127,7 +127,7 @@ class Database:
         return found
 
     def damaged(self, why: str) -> None:
-        """Say that what was read makes no sense: an empty file takes its place."""
+        """Report that its contents are invalid: an empty file takes its place."""
         with self._translated():
             self._start_over(sqlite3.DatabaseError(why))
 
@@ -138,13 +138,13 @@ class Database:
             return None if self.path is None else scrub(self._writer, self.path)
 
     def close(self) -> None:
-        """Close it; from now on it is `Unusable`."""
+        """Close it; any later use raises `Unusable`."""
         with self._lock, self._reading:
             self._disconnect()
             self._closed = True
 
     def _read(self, sql: str, values: tuple[Any, ...]) -> list[Any]:
-        """Rows by the writer's connection while no thread writes, else by one that is opened for it."""
+        """Rows by the writer's connection while no thread writes, else by a new one."""
         if self._lock.acquire(blocking=False):
             try:
                 return list(self._writer.execute(sql, values).fetchall())
@@ -163,7 +163,7 @@ class Database:
             self._reader = self._writer = self._file = None
 
     def _follow(self) -> None:
-        """Be connected to the file that is at the path now."""
+        """Connect to the file that is at the path now."""
         if not self._is_current():
             with self._lock, self._reading:
                 if not self._is_current():
@@ -207,7 +207,7 @@ class Database:
                 )
             elif version != self._schema:
                 raise sqlite3.DatabaseError(f"it is of schema {version}, not {self._schema}")
-        except UnicodeDecodeError as error:  # SQLite names what it found damaged
+        except UnicodeDecodeError as error:  # SQLite's message quotes the damaged bytes
             raise sqlite3.DatabaseError(f"its schema is no text: {error}") from error
 
     def _connection(self, path: Path) -> sqlite3.Connection:
@@ -215,7 +215,7 @@ class Database:
         try:
             _switch_to_wal(db)
             db.execute("PRAGMA synchronous = NORMAL")
-            db.execute("PRAGMA secure_delete = ON")  # of the connection, not of the file
+            db.execute("PRAGMA secure_delete = ON")  # a setting of the connection, not of the file
         except BaseException:
             db.close()
             raise
@@ -226,7 +226,7 @@ class Database:
             self._writer.execute("BEGIN IMMEDIATE")
             if self._is_current():
                 return
-            self._writer.execute("ROLLBACK")  # replaced while this waited: rows would go with the old file
+            self._writer.execute("ROLLBACK")  # replaced meanwhile: rows would be lost with the old file
             self._follow()
 
     @contextlib.contextmanager
@@ -242,7 +242,7 @@ class Database:
             raise Emptied(str(error)) from error
 
     def _start_over(self, error: sqlite3.DatabaseError) -> None:
-        """Put an empty file in the place of the damaged one, unless someone was faster."""
+        """Put an empty file in the place of the damaged one, unless another process has done so."""
         path, damaged = self.path, self._file
         if path is None:
             raise error
@@ -269,8 +269,8 @@ class Database:
 
 
 def _make(path: Path) -> None:
-    """Have the file, for its owner alone (SQLite would make it readable for everyone); no descriptor of
-    it was ever open under this name."""
+    """Make the file, readable by its owner only (SQLite would make it readable by everyone); no descriptor
+    of it was ever open under this name."""
     if path.is_symlink():
         raise OSError(f"{path} is a link, and a store follows no links: remove it")
     if path.exists():
@@ -293,13 +293,13 @@ def _identity(path: Path) -> tuple[int, int] | None:
 
 
 def _is_damage(error: sqlite3.DatabaseError) -> bool:
-    # Python 3.10 has no error codes; it raises the bare class for a file that is malformed or no database
+    # Python 3.10 has no error codes; it raises the bare class for a malformed file or no database
     return type(error) is sqlite3.DatabaseError or str(error).startswith(("no such table", "no such column"))
 
 
 def _switch_to_wal(db: sqlite3.Connection) -> None:
-    # SQLite does not wait for its own timeout here, so two processes that open a new store at the
-    # same moment would meet in "database is locked"
+    # SQLite ignores its own timeout here, so two processes that open a new store at the same moment
+    # would fail with "database is locked"
     deadline = time.monotonic() + _BUSY_SECONDS
     while True:
         try:

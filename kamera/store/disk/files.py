@@ -18,7 +18,7 @@ from kamera.store.sources import FileSource
 logger = logging.getLogger(__name__)
 
 LEFT_IN_PLACE = (StoreVersionError, WrongKey)
-"""Refusals that say nothing against the object: whoever can read it still finds it."""
+"""Refusals that do not mean damage: a reader with the right version or key still finds the object."""
 
 _SUFFIX = ".safetensors"
 _SHARD = re.compile(r"[0-9a-f]{2}")
@@ -27,7 +27,7 @@ _SHARD = re.compile(r"[0-9a-f]{2}")
 class ObjectFiles:
     """Reads and moves files; knows nothing of rows. Raises `OSError`.
 
-    A key that is no name of 64 lower-case hex digits is a `ValueError`, so no path is ever built from
+    Raises `ValueError` for a key that is not 64 lower-case hex digits, so no path is ever built from
     anything else.
     """
 
@@ -37,11 +37,11 @@ class ObjectFiles:
         self._durable: set[str] = set()  # folders whose names are known to be on the disk
 
     def path(self, key: str) -> Path:
-        """Where ``key`` lies, for messages."""
+        """The path of ``key``, for messages."""
         return self._objects.path / key[:2] / f"{key}{_SUFFIX}"
 
     def names(self) -> list[str]:
-        """Of all objects; anything else that lies there is not ours to judge."""
+        """Names of all objects; any other file there is ignored."""
         found = []
         for name in self._shards():
             with self._folder.sub(name) as shard:
@@ -49,48 +49,48 @@ class ObjectFiles:
         return found
 
     def shards(self) -> dict[str, int]:
-        """The folders of objects, and when each changed (ns). Raises `NotADirectoryError` for a link."""
+        """The folders of objects and their times of change (ns). Raises `NotADirectoryError` for a link."""
         found = {}
         for name in self._shards():
             status = self._folder.status(name)
             if status is not None and not stat.S_ISDIR(status.st_mode):
-                self._folder.sub(name)  # which refuses it by name
+                self._folder.sub(name)  # raises an error that names it
             if status is not None:
                 found[name] = status.st_mtime_ns
         return found
 
     def stamps(self, shard: str) -> dict[str, str]:
-        """Key and stamp of all that stands in the place of objects in one of the folders."""
+        """Key and stamp of every entry at an object's path in one of the folders."""
         with contextlib.suppress(FileNotFoundError), self._folder.sub(shard) as folder:
             found = folder.statuses().items()
             return {key: stamp_of(s) for name, s in found if (key := _key_of(name, shard)) is not None}
         return {}
 
     def row(self, key: str) -> Stamped | None:
-        """`peek`, and None for what cannot be read."""
+        """`peek`, or None for a file that cannot be read."""
         try:
             return self.peek(key)
         except (CorruptChunk, *LEFT_IN_PLACE) as error:
-            # it stays where it is: reading it by key tells what is wrong with it
+            # it stays where it is: reading it by key reports the fault
             logger.warning("not indexed: %s", error)
             return None
 
     def stamp(self, key: str) -> str | None:
-        """Stamp of whatever stands in the place of ``key``; None if nothing does."""
+        """Stamp of the entry at the path of ``key``; None if there is none."""
         with contextlib.suppress(FileNotFoundError), self._shard(key) as shard:
             status = shard.status(key + _SUFFIX)
             return None if status is None else stamp_of(status)
         return None
 
     def load(self, key: str) -> tuple[bytes, str] | None:
-        """All bytes of ``key``, unverified, and their stamp. `NotAFile` for what cannot be an object."""
+        """All bytes of ``key``, unverified, and their stamp. `NotAFile` if it cannot be an object."""
         with contextlib.suppress(FileNotFoundError), self._shard(key) as shard:
             data, status = shard.read(key + _SUFFIX)
             return data, stamp_of(status)
         return None
 
     def peek(self, key: str) -> Stamped | None:
-        """The row of ``key`` from its header, unverified but for the key. Raises as the codec."""
+        """The row of ``key`` from its header, of which only the key is verified. Raises as the codec."""
         with contextlib.suppress(FileNotFoundError), self._shard(key) as shard:
             try:
                 with shard.reading(key + _SUFFIX) as (descriptor, status):
@@ -108,15 +108,15 @@ class ObjectFiles:
         return None
 
     def prepare(self, key: str) -> Folder:
-        """The folder ``key`` belongs in, made and on the disk; to be closed."""
+        """The folder of ``key``, made if absent and synced; the caller closes it."""
         shard = self._shard(key, make=True)
-        if key[:2] not in self._durable:  # whoever made it may have died since
+        if key[:2] not in self._durable:  # its maker may have died since
             self._folder.sync()
             self._durable.add(key[:2])
         return shard
 
     def shard(self, key: str) -> Folder | None:
-        """The folder ``key`` belongs in, to be closed; None if there is none."""
+        """The folder of ``key``, which the caller closes; None if there is none."""
         with contextlib.suppress(FileNotFoundError):
             return self._shard(key)
         return None
@@ -126,22 +126,22 @@ class ObjectFiles:
         source.move(name, shard, key + _SUFFIX)
 
     def take(self, shard: Folder, key: str, target: Folder, name: str) -> None:
-        """Move ``key`` out, whatever stands there."""
+        """Move the entry at the path of ``key`` out, of any type."""
         shard.move(key + _SUFFIX, target, name)
 
     def remove(self, shard: Folder, key: str) -> bool:
-        """Delete the file of ``key``; whether there was one."""
+        """Delete the file of ``key``; return True if it existed."""
         return shard.remove(key + _SUFFIX)
 
     def sync(self, key: str) -> None:
-        """Bring the name of ``key``, or its absence, down to the disk."""
+        """Sync the name of ``key``, or its absence, to the disk."""
         with contextlib.suppress(FileNotFoundError), self._shard(key) as shard:
             self._folder.sync()
             shard.sync()
 
     @property
     def _folder(self) -> Folder:
-        """`FileNotFoundError` if there is none."""
+        """The folder of objects. Raises `FileNotFoundError` if there is none."""
         folder = self._objects.there()
         if folder is None:
             raise FileNotFoundError(f"{self._objects.path} is not there")
@@ -158,6 +158,6 @@ class ObjectFiles:
 
 
 def _key_of(file: str, shard: str) -> str | None:
-    """The key of an object's file in a folder; None for what is not ours to judge."""
+    """The key of an object's file in a folder; None for any other file."""
     key = file.removesuffix(_SUFFIX)
     return key if file.endswith(_SUFFIX) and is_key(key) and key.startswith(shard) else None

@@ -1,4 +1,4 @@
-"""A folder of a store: whatever is done below it goes by descriptor and follows no link."""
+"""A folder of a store: all operations below it use descriptors and follow no link."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from kamera.store.disk.locks import PATIENCE, locked
 
 _READ = os.O_RDONLY | os.O_CLOEXEC
 _DIRECTORY = _READ | os.O_DIRECTORY
-# without O_NONBLOCK a pipe in the place of an object would be waited on for ever
+# without O_NONBLOCK, opening a pipe in the place of an object would block for ever
 _FILE = _READ | os.O_NOFOLLOW | os.O_NONBLOCK
 
 
 _HOLLOW = 64 * 2**20
-"""Bytes that a file may lack of those it claims, or as many as it has."""
+"""Bytes of holes a file may have; or as many as its data, if that is more."""
 
 
 class NotAFile(OSError):
-    """A link, a folder, a pipe, or a file that is mostly holes stands where a store keeps a file."""
+    """The entry in a file's place is a link, a folder, a pipe, or a file that is mostly holes."""
 
 
 class Folder:
@@ -40,11 +40,11 @@ class Folder:
 
     @classmethod
     def at(cls, path: Path) -> Folder:
-        """The folder at ``path``, which may be reached through links: it is the caller's choice."""
+        """The folder at ``path``, which may contain links: the caller chose it."""
         return cls(path, os.open(path, _DIRECTORY))
 
     def sub(self, name: str, *, make: bool = False) -> Folder:
-        """The folder ``name`` in this one; ``make``: for its owner alone, if it is not there."""
+        """The folder ``name`` in this one; ``make``: create it if absent, accessible to its owner only."""
         path = self.path / name
         with self._held() as held:
             if make:
@@ -53,15 +53,15 @@ class Folder:
             return Folder(path, _opened(path, held))
 
     def below(self, name: str, *, make: bool = True) -> Folder:
-        """`sub`, opened anew for each use: it holds no descriptor while nothing is done in it.
+        """`sub`, reopened for each use: it holds no descriptor while unused.
 
-        To be used for as long as this one is open.
+        Usable while this folder is open.
         """
         self.sub(name, make=make).close()
         return Folder(self.path / name, None, self)
 
     def status(self, name: str) -> os.stat_result | None:
-        """Of whatever is called ``name``, a link included; None if nothing is."""
+        """Status of the entry ``name``, a link's own; None if there is none."""
         with self._held() as held, contextlib.suppress(FileNotFoundError):
             return os.stat(name, dir_fd=held, follow_symlinks=False)
         return None
@@ -74,7 +74,7 @@ class Folder:
                 raise NotAFile(f"{self.path / name} is a link, and a store follows no links: remove it")
 
     def open(self, name: str) -> int:
-        """Descriptor of a regular file, to be closed. `FileNotFoundError` if there is none."""
+        """Descriptor of a regular file, closed by the caller. Raises `FileNotFoundError` if there is none."""
         with self._held() as held:
             status = os.stat(name, dir_fd=held, follow_symlinks=False)
             if not stat.S_ISREG(status.st_mode):
@@ -89,7 +89,7 @@ class Folder:
 
     @contextlib.contextmanager
     def reading(self, name: str) -> Iterator[tuple[int, os.stat_result]]:
-        """Descriptor and status of a regular file. `FileNotFoundError` if there is none."""
+        """Descriptor and status of a regular file. Raises `FileNotFoundError` if there is none."""
         descriptor = self.open(name)
         try:
             yield descriptor, os.fstat(descriptor)
@@ -97,7 +97,7 @@ class Folder:
             os.close(descriptor)
 
     def read(self, name: str) -> tuple[bytes, os.stat_result]:
-        """All bytes of a file, and the status of that very file."""
+        """All bytes of a file, and the status of the same file."""
         with self.reading(name) as (descriptor, status):
             parts: list[bytes] = []
             left = status.st_size
@@ -107,7 +107,7 @@ class Folder:
         return (parts[0] if len(parts) == 1 else b"".join(parts)), status
 
     def create(self, name: str, data: bytes, *, sync: bool = True) -> os.stat_result:
-        """A new file that only its owner may read, by default down to the disk."""
+        """Create a file that only its owner may read; by default it is synced."""
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         with self._held() as held:
             descriptor = os.open(name, flags, 0o600, dir_fd=held)
@@ -122,9 +122,9 @@ class Folder:
             os.close(descriptor)
 
     def lockable(self, name: str) -> tuple[int, bool]:
-        """Descriptor of an empty file to lock, and whether it was made now.
+        """Descriptor of an empty file to lock, and True if it was created by this call.
 
-        A link, a pipe or an empty folder in its place is no lock of anybody's, and goes.
+        A link, a pipe or an empty folder in its place cannot be a lock, and is removed.
         """
         flags = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
         with self._held() as held:
@@ -138,19 +138,19 @@ class Folder:
                     self._clear(name, status, held)
 
     def move(self, name: str, target: Folder, new: str) -> None:
-        """Give a file another name, in place of what is called so."""
+        """Rename a file, replacing any entry of the new name."""
         with self._held() as here, target._held() as there:
             os.replace(name, new, src_dir_fd=here, dst_dir_fd=there)
 
     def remove(self, name: str) -> bool:
-        """Delete a file or link; whether there was one."""
+        """Delete a file or link; return True if it existed."""
         with self._held() as held, contextlib.suppress(FileNotFoundError):
             os.unlink(name, dir_fd=held)
             return True
         return False
 
     def _clear(self, name: str, status: os.stat_result, held: int) -> None:
-        """Remove what is no file; `NotAFile` for a folder that somebody keeps something in."""
+        """Remove an entry that is not a file; raises `NotAFile` for a folder that is not empty."""
         with contextlib.suppress(FileNotFoundError):
             if not stat.S_ISDIR(status.st_mode):
                 os.unlink(name, dir_fd=held)
@@ -161,9 +161,9 @@ class Folder:
                 raise NotAFile(f"{self.path / name} is no file but a folder: remove it") from error
 
     def names(self) -> list[str]:
-        """What lies in it, sorted."""
+        """Names of its entries, sorted."""
         with self._held() as held:
-            # a descriptor of its own: listing moves its position, which other threads would share
+            # a separate descriptor: listing moves its position, which other threads would share
             descriptor = os.open(".", _DIRECTORY, dir_fd=held)
         try:
             return sorted(os.listdir(descriptor))
@@ -172,33 +172,33 @@ class Folder:
 
     @property
     def changed(self) -> int:
-        """When a name in it last came or went (ns)."""
+        """Time at which a name in it was last added or removed (ns)."""
         with self._held() as held:
             return os.fstat(held).st_mtime_ns
 
     @contextlib.contextmanager
     def locked(self, seconds: float = PATIENCE) -> Iterator[None]:
-        """Inside, nobody else who asks for it changes what lies here. `TimeoutError` after ``seconds``."""
+        """Exclude others that take this lock from changing its entries. `TimeoutError` after ``seconds``."""
         with self._held() as held, locked(lambda: os.open(".", _DIRECTORY, dir_fd=held), self.path, seconds):
             yield
 
     def statuses(self) -> dict[str, os.stat_result]:
-        """What lies in it, with the status of each; a link's own."""
+        """Its entries with the status of each; a link's own."""
         return {name: status for name in self.names() if (status := self.status(name)) is not None}
 
     def sync(self) -> None:
-        """Bring its names down to the disk."""
+        """Sync its names to the disk."""
         with self._held() as held:
             os.fsync(held)
 
     def close(self) -> None:
-        """Let go of the descriptor; may be called again."""
+        """Close the descriptor; may be called again."""
         if self._close is not None:
             self._close()
 
     @contextlib.contextmanager
     def _held(self) -> Iterator[int]:
-        """A descriptor of it."""
+        """A descriptor of the folder."""
         if self._descriptor is not None:
             yield self._descriptor
             return
@@ -218,7 +218,7 @@ class Folder:
 
 
 def _opened(path: Path, parent: int) -> int:
-    """Descriptor of the folder that is called as ``path`` in the one of ``parent``."""
+    """Descriptor of the folder with the name of ``path`` in the one of ``parent``."""
     try:
         return os.open(path.name, _DIRECTORY | os.O_NOFOLLOW, dir_fd=parent)
     except NotADirectoryError:
@@ -228,9 +228,9 @@ def _opened(path: Path, parent: int) -> int:
 
 
 def _refuse_holes(path: Path, descriptor: int) -> None:
-    """`NotAFile` for a file that claims far more than lies on the disk: reading it would ask for it all.
+    """Raise `NotAFile` for a file far larger than its data: reading it would allocate the full size.
 
-    Holes are counted, not blocks: a file system that compresses has fewer of those.
+    Holes are counted, not blocks: a compressing file system uses fewer blocks.
     """
     size = os.fstat(descriptor).st_size
     if size <= _HOLLOW:
@@ -242,9 +242,9 @@ def _refuse_holes(path: Path, descriptor: int) -> None:
             at = os.lseek(descriptor, start, os.SEEK_HOLE)
             held += at - start
     except OSError as error:
-        if error.errno == errno.EINVAL:  # a file system that tells of no holes
+        if error.errno == errno.EINVAL:  # the file system does not report holes
             return
-        if error.errno != errno.ENXIO:  # that: nothing but a hole is left
+        if error.errno != errno.ENXIO:  # ENXIO: only a hole is left
             raise
     finally:
         os.lseek(descriptor, 0, os.SEEK_SET)
@@ -253,7 +253,7 @@ def _refuse_holes(path: Path, descriptor: int) -> None:
 
 
 class Nested:
-    """The folder ``name`` of ``parent``, made when it is needed: a full disk may have no room for it."""
+    """The folder ``name`` of ``parent``, made when first needed: a full disk may have no room for it."""
 
     def __init__(self, parent: Folder, name: str) -> None:
         self.path = parent.path / name
@@ -268,7 +268,7 @@ class Nested:
         return self._folder
 
     def there(self) -> Folder | None:
-        """The folder, if there is one."""
+        """The folder; None if there is none."""
         if self._folder is None and self._parent.status(self._name) is not None:
             self._folder = self._parent.below(self._name, make=False)
         return self._folder

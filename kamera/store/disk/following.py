@@ -1,8 +1,8 @@
-"""Rows that follow files: what makes the index agree with the objects, whatever has become of either.
+"""Rows that follow files: the index is brought into agreement with the objects, after any change of either.
 
-Before a question is answered the folders' times are compared with those as of which rows and files are
-known to agree. A folder that has changed is compared name by name. Where the database cannot be used, as it
-is locked, or the disk is full or read-only, the same rows are made in memory.
+Before a query is answered, the folders' times are compared with those at which rows and files were known
+to agree. A changed folder is compared name by name. If the database cannot be used (it is locked, or the
+disk is full or read-only), the same rows are built in memory.
 """
 
 from __future__ import annotations
@@ -23,27 +23,27 @@ from kamera.store.keys import is_key
 
 logger = logging.getLogger(__name__)
 
-_BEHIND = 512  # objects whose rows may wait to be set right before that is done
-_MEND_SECONDS = 1.0  # for which whoever lists waits for a writer, where rows are to be mended
-_RETRY_SECONDS = 5.0  # after which a database that could not be used is tried again
-_SETTLED_NS = 100_000_000  # a folder that changed less long ago may change again at the same time of its own
-_MANY = 16  # folders; once so many were compared, that is written down
+_BEHIND = 512  # objects whose rows may wait for correction before it is done
+_MEND_SECONDS = 1.0  # a listing's wait for a writer, if rows must be corrected
+_RETRY_SECONDS = 5.0  # after these an unusable database is tried again
+_SETTLED_NS = 100_000_000  # a folder changed more recently may change again with the same timestamp
+_MANY = 16  # folders; after so many comparisons their times are written
 
 Known = Callable[[str], dict[str, str]]
-"""Key and stamp of those rows of a folder that may stay as they are."""
+"""Returns key and stamp of those rows of a folder that may stay unchanged."""
 
 Result = TypeVar("Result")
 
 
 class Files(Protocol):
-    """The files that the rows repeat. Raises `OSError` or `StoreError`."""
+    """The files that the rows describe. Raises `OSError` or `StoreError`."""
 
     def shards(self) -> dict[str, int]:
-        """The folders of files, by what their names' keys begin with, and when each changed (ns)."""
+        """The folders of files, by the prefix of their keys, and the time of each one's last change (ns)."""
         ...
 
     def stamps(self, shard: str) -> dict[str, str]:
-        """Key and stamp of every file in one of them."""
+        """Key and stamp of every file in a folder."""
         ...
 
     def stamp(self, key: str) -> str | None:
@@ -51,12 +51,12 @@ class Files(Protocol):
         ...
 
     def row(self, key: str) -> Stamped | None:
-        """What the file's header says; None if there is none, or none that can be read."""
+        """The contents of the file's header; None if there is no file, or it cannot be read."""
         ...
 
 
 class WrongRows(Exception):
-    """Rows (by key) that are none that were written here."""
+    """Rows (by key) that were not written by this store."""
 
     def __init__(self, keys: list[Any]) -> None:
         super().__init__(keys)
@@ -66,9 +66,9 @@ class WrongRows(Exception):
 class Following:
     """The rows of a directory's objects in SQLite. Safe to use from several threads and processes.
 
-    ``veil`` and ``unveil`` turn ids into what stands in the file for them, and back; ``sign`` makes the
-    digest of a row, keyed where its store is sealed (see `Codec`). A listing raises what ``files`` raises,
-    as `StoreError`, and nothing for the database's sake.
+    ``veil`` and ``unveil`` turn ids into their form in the database, and back; ``sign`` makes the digest of
+    a row, keyed in a sealed store (see `Codec`). A listing raises errors of ``files``, as `StoreError`, but
+    none of the database.
     """
 
     def __init__(
@@ -84,22 +84,22 @@ class Following:
         self._files = files
         self._codec = RowCodec(veil, unveil, sign)
         self._read_only = read_only
-        self._behind: set[str] = set()  # objects whose rows are to be set right
-        self._held = threading.Lock()  # of what stands in this object
-        self._lock = threading.RLock()  # of who compares a folder, or changes databases
-        self._agreed: dict[str, int] = {}  # folders as of which change all their rows were right
-        self._noted: dict[str, int] = {}  # the same as it stands in the database
-        self._loaded: tuple[Database, int] | None = None  # whose and of which generation these are
+        self._behind: set[str] = set()  # objects whose rows need correction
+        self._held = threading.Lock()  # for the attributes of this object
+        self._lock = threading.RLock()  # for comparing a folder, and for changing databases
+        self._agreed: dict[str, int] = {}  # folder to the time of its change at which all its rows were right
+        self._noted: dict[str, int] = {}  # the same as written in the database
+        self._loaded: tuple[Database, int] | None = None  # the database of these, and its generation
         self._db = Database(path, SCHEMA, TABLES)
         self._closed = False
-        self._again = 0.0  # when a database that could not be used is tried again
+        self._again = 0.0  # time at which an unusable database is tried again
         if read_only:
             self._db = self._copy()
 
     def put(self, info: ObjectInfo, stamp: str) -> bool:
-        """Write the row of an object whose file is in place; whether it is in the database.
+        """Write the row of an object whose file is in place; return True if it is in the database.
 
-        If not it is made up for before the next listing, by whoever lists.
+        If not, the next listing, in any process, writes it first.
         """
 
         def put() -> None:
@@ -108,12 +108,12 @@ class Following:
         return self._change(info.key, put)
 
     def drop(self, key: str) -> bool:
-        """Delete the row of ``key``, if there is one; otherwise as `put`."""
+        """Delete the row of ``key``, if present; otherwise as `put`."""
 
         return self._change(key, lambda: self._delete(key))
 
     def later(self, key: str) -> None:
-        """The file of ``key`` has changed: its row is set right with others, before the next listing."""
+        """Note a change of the file of ``key``: its row is corrected with others before the next listing."""
         with self._held:
             self._behind.add(key)
             due = len(self._behind) >= _BEHIND
@@ -122,22 +122,22 @@ class Following:
                 self._settle()
 
     def settle(self, key: str) -> bool:
-        """Make the row of ``key`` say what its file says; whether that could be done now."""
+        """Correct the row of ``key`` from its file; return True if that was possible now."""
         self.later(key)
         with contextlib.suppress(Unusable):
             self._settle()
         return key not in self._behind
 
     def moved(self, shard: str, before: int, after: int) -> None:
-        """A folder changed from ``before`` to ``after`` (ns) by what the rows, or `later`, know of."""
+        """Note a folder's change from ``before`` to ``after`` (ns) that the rows, or `later`, know of."""
         with self._held:
             if self._agreed.get(shard) == before:
                 self._agreed[shard] = after
 
     def rebuild(self) -> int:
-        """Make all rows anew from the files' headers, folder by folder; how many there are.
+        """Rebuild all rows from the files' headers, folder by folder; return their number.
 
-        What is known of the uses of objects that are still there stays, and nobody waits for this.
+        The recorded uses of remaining objects are kept, and no other caller waits for this.
         """
         with contextlib.suppress(Unusable):
             self._return(now=True)
@@ -145,11 +145,11 @@ class Following:
         return int(self._answer(lambda: self._db.execute("SELECT COUNT(*) FROM objects"))[0][0])
 
     def compare(self) -> None:
-        """Hold every row against its file's stamp and its own digest, whatever the folders' times say."""
+        """Compare every row with its file's stamp and its own digest, regardless of the folders' times."""
         self._answer(lambda: None, thorough=self._known)
 
     def check(self) -> str | None:
-        """Read the whole database; what is wrong with it is told, and it is made anew."""
+        """Read the whole database; return the fault, if any, after rebuilding it."""
         with contextlib.suppress(Unusable):
             self._return(now=True)
             return self._db.problem()
@@ -157,11 +157,11 @@ class Following:
 
     @property
     def database(self) -> Database:
-        """What the rows are in now, for those who keep what may be lost with them (`remote.ledger`)."""
+        """The current database of the rows, for other data that may be lost with them (`remote.ledger`)."""
         return self._db
 
     def scrub(self) -> str | None:
-        """Leave no trace of deleted rows, the log included; None, or what may be left, and why."""
+        """Erase deleted rows, in the log too; return None, or the possible remains and the reason."""
         try:
             self._settle()
             return self._db.scrub()
@@ -169,7 +169,7 @@ class Following:
             return str(error)
 
     def close(self) -> None:
-        """Note what is known to agree, and close the database."""
+        """Write the times at which rows and files agree, and close the database."""
         if self._closed:
             return
         with contextlib.suppress(StoreError, OSError):
@@ -193,7 +193,7 @@ class Following:
                 with self._held:
                     self._behind.discard(key)
                 return True
-        except Unusable as error:  # before the next listing it is set right, from the file
+        except Unusable as error:  # it is corrected from the file before the next listing
             logger.warning("the row of %s is written later: %s", key, error)
             self._again = time.monotonic() + _RETRY_SECONDS
         with self._held:
@@ -201,9 +201,9 @@ class Following:
         return False
 
     def _answer(self, question: Callable[[], Result], *, thorough: Known | None = None) -> Result:
-        """``question`` of a database that agrees with the files.
+        """The answer to ``question`` from a database that agrees with the files.
 
-        ``thorough``: compare all folders, with what that says of their rows.
+        ``thorough``: compare all folders, with the rows that it returns as known.
         """
         while True:
             db = self._db
@@ -212,7 +212,7 @@ class Following:
             try:
                 asked = self._follow(db, thorough)
                 found = question()
-                # else it was replaced meanwhile, and what was found is of rows that nobody has compared
+                # else it was replaced meanwhile, and the answer is from rows that were not compared
                 if self._db is db and asked == self._loaded == (db, db.generation):
                     return found
             except Emptied:
@@ -228,7 +228,7 @@ class Following:
                 self._discard(error.keys)
 
     def _follow(self, db: Database, thorough: Known | None) -> tuple[Database, int] | None:
-        """Bring the rows of ``db`` into agreement with the files; which database, of which generation."""
+        """Bring the rows of ``db`` into agreement with the files; return the database and its generation."""
         if self._return() and self._db is not db:
             return None
         try:
@@ -250,12 +250,12 @@ class Following:
         return loaded
 
     def _load(self, db: Database) -> tuple[Database, int]:
-        """Know what is noted in ``db``; which that is."""
+        """Load the times written in ``db``; return the database and its generation."""
         while self._stale(db):
-            listed = dict.fromkeys(self._listed(db), -1)  # whose folder may be gone
+            listed = dict.fromkeys(self._listed(db), -1)  # their folders may be gone
             generation = db.generation
             noted = dict(db.execute("SELECT name, changed FROM shards"))
-            if generation == db.generation:  # else it was emptied between the two
+            if generation == db.generation:  # else it was emptied between the two reads
                 with self._held:
                     self._noted, self._agreed = noted, listed | noted
                 self._loaded = db, generation
@@ -266,7 +266,7 @@ class Following:
         return self._loaded != (db, db.generation)
 
     def _listed(self, db: Database) -> Iterator[str]:
-        """The folders of which there are rows; their rows are not read for it."""
+        """The folders that have rows; no row is read for it."""
         behind = ""
         while rows := db.execute("SELECT key FROM objects WHERE key >= ? ORDER BY key LIMIT 1", (behind,)):
             name = str(rows[0][0])[:2]
@@ -274,7 +274,7 @@ class Following:
             behind = f"{name}g"
 
     def _reconcile(self, shard: str, changed: int | None, known: Known) -> None:
-        """Have the rows of one folder that its files give; right ones are those that ``known`` tells."""
+        """Correct one folder's rows from its files; ``known`` returns the rows taken as right."""
         there = {} if changed is None else self._files.stamps(shard)
         listed, right = self._stamps(shard), known(shard)
         fresh: dict[str, Stamped | None] = {}
@@ -282,7 +282,7 @@ class Following:
         for key, stamp in there.items():
             row = right.get(key)
             if row is not None and row != stamp and _times(row) == _times(stamp):
-                moved[key] = stamp  # copied with its time, as a restored backup is
+                moved[key] = stamp  # copied with its time, as in a restored backup
             elif row != stamp:
                 fresh[key] = self._files.row(key)
         gone = [key for key in listed if key not in there or fresh.get(key, True) is None]
@@ -291,7 +291,7 @@ class Following:
                 for key, stamp in moved.items():
                     self._restamp(key, stamp)
                 for found in fresh.values():
-                    # unless it was replaced meanwhile: that writer's row follows
+                    # unless replaced meanwhile: that writer's row follows
                     if found is not None and self._stamp_of(found[0].key) == found[1]:
                         self._db.execute(INSERT, self._codec.of(*found))
                 for key in gone:
@@ -309,17 +309,17 @@ class Following:
         return dict(self._db.execute(sql, (shard, f"{shard}g")))
 
     def _known(self, shard: str) -> dict[str, str]:
-        """The same of those rows that were written here."""
+        """The same, of rows written by this store only."""
         sql = f"SELECT {COLUMNS} FROM objects WHERE key >= ? AND key < ?"
         rows = self._db.execute(sql, (shard, f"{shard}g"))
         return {row[0]: row[12] for row in rows if self._codec.is_ours(row)}
 
     def _afresh(self, shard: str) -> dict[str, str]:
-        """Trust none."""
+        """No row is taken as right."""
         return {}
 
     def _settle(self) -> None:
-        """Set right the rows that are known to be behind."""
+        """Correct the rows known to be behind."""
         with self._held:
             keys, self._behind = self._behind, set()
         if not keys:
@@ -342,7 +342,7 @@ class Following:
             raise
 
     def _note(self) -> None:
-        """Write down as of which changes rows and files agree, for whoever opens the database next."""
+        """Write the times at which rows and files agree, for the next process that opens the database."""
         now = time.time_ns()
         with self._held:
             settled = {name: when for name, when in self._agreed.items() if 0 < when < now - _SETTLED_NS}
@@ -352,7 +352,7 @@ class Following:
         self._noted.update(settled)
 
     def _return(self, *, now: bool = False) -> bool:
-        """Go back to the database at the path, if it can be written to again; whether that is in use."""
+        """Return to the database at the path if it is writable again; return True if it is in use."""
         if self._db.path is not None:
             return True
         if self._read_only or (not now and time.monotonic() < self._again):
@@ -372,7 +372,7 @@ class Following:
         return True
 
     def _leave(self, db: Database, error: Unusable) -> None:
-        """Go on with a copy in memory."""
+        """Continue with a copy in memory."""
         with self._lock:
             if self._db is db:
                 logger.warning("listing from the files for now: %s", error)
@@ -401,5 +401,5 @@ class Following:
 
 
 def _times(stamp: str) -> str:
-    """Size and time of a stamp, which a copy keeps."""
+    """Size and time of a stamp, which a copy of the file keeps."""
     return stamp.partition("-")[2]

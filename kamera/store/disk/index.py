@@ -1,6 +1,6 @@
-"""The index: one row per object, so that listing never opens the objects; and how objects are used.
+"""The index: one row per object, so that listing never opens the objects; and the objects' uses.
 
-It only repeats what the files say (`following`): it is a cache, and a look-up by key needs none of it.
+It only repeats the files' headers (`following`): it is a cache, and a look-up by key does not need it.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from kamera.store.keys import KINDS, PATCH_KINDS, Context
 logger = logging.getLogger(__name__)
 
 HALF_LIFE = 7 * 86_400.0
-"""After how many seconds a use counts half."""
+"""Seconds after which a use counts half."""
 
-_PAGE = 1000  # rows read at a time: other threads get their turn between two pages
+_PAGE = 1000  # rows read at a time: other threads may run between two pages
 _USES_HELD = 256  # objects whose uses are counted in memory before they are written
 
 
 class Weighed(NamedTuple):
-    """What `gc` must know of an object: ``uses`` decayed to the time ``used`` (0 and None: never)."""
+    """The data of an object for `gc`: ``uses`` decayed to the time ``used`` (0 and None: never used)."""
 
     key: str
     kind: str
@@ -49,7 +49,7 @@ class Weighed(NamedTuple):
 
     @property
     def group(self) -> tuple[str, ...]:
-        """Equal for a canonical and its patches; of its own for an encoding or an anchor."""
+        """Equal for a canonical and its patches; unique for an encoding or an anchor."""
         if self.kind == "encoding":
             return self.chunk_id, self.fingerprint, self.tenant
         anchor = (self.base if self.kind in PATCH_KINDS else "") or self.anchor
@@ -57,12 +57,12 @@ class Weighed(NamedTuple):
 
     @property
     def encoding(self) -> tuple[str, ...]:
-        """The `group` of the encoding that a canonical refers to; nobody's for what refers to none."""
+        """The `group` of the encoding that a canonical refers to; for any other object, of no object."""
         return (self.chunk_id, self.base, self.tenant) if self.kind == "canonical" and self.base else ()
 
 
 class Index(Following):
-    """What can be asked of the rows, whose ids are what `Codec.veil` makes of them; as `Following`."""
+    """Queries over the rows, whose ids are veiled by `Codec.veil`; as `Following`."""
 
     def __init__(
         self,
@@ -81,7 +81,7 @@ class Index(Following):
         self._uses: dict[str, tuple[int, float]] = {}
 
     def get(self, key: str) -> Stamped | None:
-        """The row of ``key`` as it is; None, too, where it cannot be read."""
+        """The row of ``key``, not compared with its file; None if absent or unreadable."""
         try:
             rows = self._select("WHERE key = ?", (key,))
         except (Unusable, WrongRows):
@@ -89,7 +89,7 @@ class Index(Following):
         return rows[0] if rows else None
 
     def keys(self) -> set[str]:
-        """The keys of all rows, as they are."""
+        """The keys of all rows, not compared with the files."""
         with contextlib.suppress(Unusable):
             return {key for (key,) in self._db.execute("SELECT key FROM objects")}
         return set()
@@ -104,7 +104,7 @@ class Index(Following):
         limit: int | None = None,
         offset: int = 0,
     ) -> Iterator[ObjectInfo]:
-        """Objects of a tenant, oldest first, a page at a time: ``limit`` of them behind ``offset``."""
+        """Objects of a tenant, oldest first, read in pages: ``limit`` of them after ``offset``."""
         ids = {"tenant": tenant, "chunk_id": chunk_id, **({} if context is None else vars(context))}
         wanted = {name: self._veil(value) for name, value in ids.items() if value is not None}
         wanted.update({} if kind is None else {"kind": kind})
@@ -122,7 +122,7 @@ class Index(Following):
             page, behind = f"{where} AND (created, key) > (?, ?)", (*values, last.created, last.key)
 
     def correct(self, info: ObjectInfo, stamp: str) -> bool:
-        """Have the row that the verified file of ``stamp`` gives; whether there was another."""
+        """Write the row of the verified file of ``stamp``; return True if it replaced another row."""
         row = self.get(info.key)
         if row == (info, stamp) or self._files.stamp(info.key) != stamp:
             return False
@@ -146,7 +146,7 @@ class Index(Following):
         return list(found)
 
     def kinds(self, tenant: str) -> dict[str, KindCount]:
-        """How many objects of each kind a tenant has, and their bytes; no row is read for it."""
+        """Number and bytes of a tenant's objects of each kind; no row is read for it."""
         sql = "SELECT kind, COUNT(*), SUM(bytes) FROM objects WHERE tenant = ? GROUP BY kind"
         found = {
             kind: KindCount(count, total)
@@ -155,7 +155,7 @@ class Index(Following):
         return {kind: found.get(kind, KindCount(0, 0)) for kind in KINDS}
 
     def census(self, tenant: str, kind: str | None = None) -> Census:
-        """`kinds`, and how many chunks and contexts these objects are of."""
+        """`kinds`, and the numbers of chunks and contexts of these objects."""
         kinds = {name: held for name, held in self.kinds(tenant).items() if kind in (None, name)}
         where = "tenant = ?" if kind is None else "tenant = ? AND kind = ?"
         values = (self._veil(tenant),) if kind is None else (self._veil(tenant), kind)
@@ -172,12 +172,12 @@ class Index(Following):
         return Census(kinds, held[0][0], of[0][0], dict(found))
 
     def bytes(self) -> int:
-        """The bytes of all objects, whoever's."""
+        """The bytes of all objects, of all tenants."""
         sql = "SELECT COALESCE(SUM(bytes), 0) FROM objects"
         return int(self._answer(lambda: self._db.execute(sql))[0][0])
 
     def of_chunk(self, chunk_id: str, tenant: str) -> list[ObjectInfo]:
-        """What was made of a chunk: its objects, and patches of others formed behind it."""
+        """The objects made of a chunk: its own, and patches of others formed behind it."""
         veiled = self._veil(chunk_id)
         where = "WHERE tenant = ? AND (chunk_id = ? OR instr(antecedents, ?) > 0) ORDER BY created, key"
         rows = self._page(where, (self._veil(tenant), veiled, json.dumps(veiled)))
@@ -191,7 +191,7 @@ class Index(Following):
         return [Context(*map(self._unveil, row)) for row in rows]
 
     def last_use(self, key: str) -> float | None:
-        """When ``key`` was used last (seconds since 1970), as far as is known here."""
+        """Time of the last known use of ``key`` (seconds since 1970)."""
         with self._held:
             if key in self._uses:
                 return self._uses[key][1]
@@ -201,7 +201,7 @@ class Index(Following):
         return None
 
     def weighed(self, tenant: str | None = None) -> Iterator[Weighed]:
-        """All objects of a tenant (None: of everyone) with their uses, in no order; ids stay veiled."""
+        """All objects of a tenant (None: of all tenants) with their uses, in no order; ids stay veiled."""
         self.flush_uses()
         # the plus keeps SQLite on the primary key: by tenant it would sort the whole store for every page
         after, only = "", "" if tenant is None else "AND +tenant = ?"
@@ -220,13 +220,13 @@ class Index(Following):
             after = rows[-1][0]
 
     def unused_since(self, when: float) -> list[str]:
-        """Objects that were neither made nor used after ``when`` (seconds since 1970), whoever's."""
+        """Objects neither made nor used after ``when`` (seconds since 1970), of all tenants."""
         self.flush_uses()
         sql = "SELECT key FROM objects LEFT JOIN uses USING (key) WHERE COALESCE(used, created) < ?"
         return [key for (key,) in self._answer(lambda: self._db.execute(sql, (when,)))]
 
     def used(self, key: str) -> None:
-        """Count a use of ``key``. Kept in memory and written now and then: a crash forgets a few."""
+        """Count a use of ``key``. Uses are kept in memory and written at intervals: a crash loses a few."""
         with self._held:
             count, _ = self._uses.get(key, (0, 0.0))
             self._uses[key] = count + 1, self._clock()
@@ -235,7 +235,7 @@ class Index(Following):
             self.flush_uses()
 
     def flush_uses(self) -> None:
-        """Write the uses counted so far; where another process holds the database they are dropped."""
+        """Write the uses counted so far; they are dropped if another process holds the database."""
         with self._held:
             taken, self._uses = self._uses, {}
         names = list(taken)
@@ -246,7 +246,7 @@ class Index(Following):
             logger.debug("uses not counted: %s", error)
 
     def close(self) -> None:
-        """Write what is not written yet, and close the database."""
+        """Write all pending data, and close the database."""
         if not self._closed:
             self.flush_uses()
         super().close()
@@ -283,5 +283,5 @@ class Index(Following):
 
 
 def decayed(uses: float, since: float, now: float) -> float:
-    """What ``uses`` counted up to the time ``since`` are worth ``now``."""
+    """``uses`` counted up to the time ``since``, decayed to ``now``."""
     return float(uses * 2 ** (-max(0.0, now - since) / HALF_LIFE))

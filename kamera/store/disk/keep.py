@@ -1,7 +1,7 @@
-"""The one small file of a directory that cannot be made anew: pins, their cap, whose cache it is.
+"""The one small file of a directory that cannot be rebuilt: pins, their cap, and the remote it caches.
 
-It is written whole: aside, synced, renamed. Who changes it, and who deletes what is not pinned, holds the
-lock of the folder of objects meanwhile, so neither ever acts on what the other is about to change.
+It is written whole: aside, synced, renamed. Changing it, and deleting unpinned objects, happens under the
+lock of the folder of objects, so neither acts on data that the other is about to change.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from kamera.store.disk.locks import folder_locked
 from kamera.store.disk.marker import ASIDE
 
 KEEP = "keep.json"
-"""What the file is called in a store directory."""
+"""Name of the file in a store directory."""
 
 _FORMAT = 1
 _LOCK_SECONDS = 60.0
 
 
 class Keep:
-    """What stands in ``root``/keep.json. Safe to use from several threads and processes.
+    """The contents of ``root``/keep.json. Safe to use from several threads and processes.
 
-    Raises `StoreError` when it is damaged or cannot be written: nothing is taken for unpinned because of
-    it. Looking makes no file.
+    Raises `StoreError` when it is damaged or cannot be written: no object counts as unpinned because of
+    that. Reading creates no file.
     """
 
     def __init__(self, root: Path) -> None:
@@ -38,7 +38,7 @@ class Keep:
         self._held = threading.local()
 
     def read(self) -> dict[str, Any]:
-        """What it says now."""
+        """The present contents."""
         with self._translated():
             try:
                 descriptor = os.open(self.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -49,7 +49,7 @@ class Keep:
 
     @contextlib.contextmanager
     def alone(self) -> Iterator[None]:
-        """Inside, nobody else changes the file, or deletes by what it says; a thread may enter twice."""
+        """Exclude others from changing the file or deleting by its contents; a thread may enter twice."""
         if getattr(self._held, "by_me", False):
             yield
             return
@@ -67,7 +67,7 @@ class Keep:
 
     @contextlib.contextmanager
     def changing(self) -> Iterator[dict[str, Any]]:
-        """What it says, to be written to; on the disk when this ends. An exception changes nothing."""
+        """The contents, to be modified; on the disk at the end. An exception changes nothing."""
         with self.alone():
             said, before = self.read(), self.read()
             yield said

@@ -1,4 +1,4 @@
-"""Bounds of a directory: its bytes, least recently used out first, and how long what is unused stays."""
+"""Bounds of a directory: its bytes, with least-recently-used eviction, and a ttl for unused objects."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ logger = logging.getLogger(__name__)
 
 
 class Kept(Protocol):
-    """What must not leave, and the lock under which that is decided."""
+    """The objects that must not be removed, and the lock under which that is decided."""
 
     def kept(self) -> Collection[str]: ...
 
@@ -26,11 +26,11 @@ class Kept(Protocol):
 
 
 class Bounds:
-    """Keeps ``disk`` at or below ``limit`` bytes, and lets go what was not used for ``ttl`` seconds.
+    """Keeps ``disk`` at or below ``limit`` bytes, and removes objects not used for ``ttl`` seconds.
 
-    None: no such bound. What is pinned stays, the canonical of a pinned patch as well; a canonical leaves
-    with its patches, an encoding behind the canonicals that refer to it. ``clock`` tells seconds since 1970.
-    Safe to use from threads and processes; of several processes each counts the others' bytes before it
+    None: no such bound. Pinned objects stay, and so does the canonical of a pinned patch; a canonical is
+    removed with its patches, an encoding after the canonicals that refer to it. ``clock`` returns seconds
+    since 1970. Safe to use from threads and processes; each process counts the others' bytes before it
     writes.
     """
 
@@ -52,7 +52,7 @@ class Bounds:
         self._lock = threading.Lock()
 
     def make_room(self, name: str, size: int) -> None:
-        """Let go what must, so that ``size`` more bytes fit. Raises `StoreFull` if that is not enough."""
+        """Remove objects so that ``size`` more bytes fit. Raises `StoreFull` if that is impossible."""
         limit = self._limit
         if limit is None:
             return
@@ -67,7 +67,7 @@ class Bounds:
             )
 
     def is_over(self, name: str) -> bool:
-        """Whether the object ``name`` is gone by its age, which it is from now on if it is not pinned."""
+        """True if the object ``name`` is past its ttl and unpinned; removes it unless read-only."""
         if self._ttl is None:
             return False
         stamp = self._disk.stamp(name)
@@ -85,13 +85,13 @@ class Bounds:
         return True
 
     def sweep(self) -> None:
-        """Let go all that is over its time."""
+        """Remove all objects past their ttl."""
         if self._ttl is not None:
             for key in self._disk.index.unused_since(self._clock() - self._ttl):
                 self.is_over(key)
 
     def _evict(self, excess: int, coming: str) -> int:
-        """Let go at least ``excess`` bytes if that many may leave; how many did."""
+        """Remove at least ``excess`` bytes if that many may leave; return the bytes removed."""
         rows = list(self._disk.index.weighed())
         patches: dict[tuple[str, ...], list[Weighed]] = {}
         referring: dict[tuple[str, ...], list[Weighed]] = {}
@@ -111,7 +111,7 @@ class Bounds:
             for row in sorted(rows, key=turn):
                 if gone >= excess:
                     break
-                # a patch serves only with its canonical, so it leaves first; and that before its encoding
+                # patches leave first (they serve only with their canonical), canonicals before encodings
                 leaving = [*patches.get(row.group, ()), row] if row.kind == "canonical" else [row]
                 users = referring.get(row.group, ()) if row.kind == "encoding" else ()
                 if any(one.key in kept or one.key == coming for one in leaving):
@@ -126,5 +126,5 @@ class Bounds:
 
 
 def last_use(row: Weighed) -> float:
-    """When an object was used last, or made (seconds since 1970)."""
+    """Time at which an object was last used, or else made (seconds since 1970)."""
     return row.created if row.used is None else row.used

@@ -1,4 +1,4 @@
-"""Locks of whole files and folders (`flock`): between threads as well as processes, and never for ever."""
+"""Locks of whole files and folders (`flock`): between threads and processes, with a time limit on waiting."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from pathlib import Path
 from kamera.store import forks
 
 PATIENCE = 60.0
-"""Seconds a lock is waited for."""
+"""Seconds to wait for a lock."""
 
 _LONGEST_PAUSE = 0.02  # seconds between two tries
 
 
 @contextlib.contextmanager
 def locked(opened: Callable[[], int], where: Path, seconds: float = PATIENCE) -> Iterator[None]:
-    """Hold the lock of what ``opened`` opens inside; its descriptor is closed afterwards.
+    """Hold the lock of the file that ``opened`` opens; its descriptor is closed afterwards.
 
-    A forked child closes its copy. Raises `TimeoutError`, which names the process that holds the lock,
-    after ``seconds``; `OSError`.
+    A forked child closes its copy. Raises `TimeoutError` after ``seconds``, which names the process that
+    holds the lock, and `OSError`.
     """
     descriptor = forks.lockable(opened, int)
     try:
@@ -37,19 +37,19 @@ def locked(opened: Callable[[], int], where: Path, seconds: float = PATIENCE) ->
         try:
             yield
         finally:
-            # in words: a child that was forked by other means than os.fork holds the descriptor too
+            # explicitly: a child that was not forked by os.fork holds the descriptor too
             fcntl.flock(descriptor, fcntl.LOCK_UN)
     finally:
         forks.unlockable(descriptor)
 
 
 def folder_locked(folder: Path, seconds: float = PATIENCE) -> contextlib.AbstractContextManager[None]:
-    """`locked` of the folder at a path: it needs no file of its own, so no room."""
+    """`locked` of the folder at a path: it needs no lock file, so no disk space."""
     return locked(lambda: os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC), folder, seconds)
 
 
 def taken(descriptor: int) -> bool:
-    """Lock a descriptor; whether it could be had at once."""
+    """Lock a descriptor without waiting; return True on success."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -58,7 +58,7 @@ def taken(descriptor: int) -> bool:
 
 
 def holder(descriptor: int) -> str:
-    """Who holds the lock on what ``descriptor`` is of, in words, as far as the system tells."""
+    """The holder of the lock on the file of ``descriptor``, as text, as far as the system tells."""
     inode = str(os.fstat(descriptor).st_ino)
     with contextlib.suppress(OSError), open("/proc/locks", encoding="ascii") as table:
         for line in table:

@@ -1,4 +1,4 @@
-"""The file that makes a directory a store, and says what kind of store."""
+"""The file that marks a directory as a store and states its kind."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from kamera.store.disk.folder import Folder
 
 MARKER = "kamera-store.json"
 ASIDE = ".kamera."
-"""What the name of a marker that is being written starts with."""
+"""Prefix of the name of a marker that is being written."""
 
 
 def open_directory(root: Path, wanted: Mapping[str, Any], *, make: bool = True) -> Folder:
-    """The store directory ``root``, whose marker says ``wanted``; made if it is empty or absent and ``make``.
+    """The store directory ``root`` with the marker ``wanted``; created if it is empty or absent and ``make``.
 
-    Raises `StoreError` for a directory of anything else, `StoreVersionError` for one of another format;
-    both are left untouched. `OSError` as the system does.
+    Raises `StoreError` for a directory of another use, `StoreVersionError` for one of another format;
+    both are left untouched. Raises `OSError` as the system does.
     """
     with contextlib.suppress(FileNotFoundError):
         folder = Folder.at(root)
@@ -41,7 +41,7 @@ def open_directory(root: Path, wanted: Mapping[str, Any], *, make: bool = True) 
         raise StoreError(f"{root} is no kamera store, and none is made to be read only")
     root.mkdir(mode=0o700, parents=True, exist_ok=True)
     folder = Folder.at(root)
-    # the marker comes first, so that a store half made is never taken for a stranger's folder
+    # the marker comes first, so that a half-made store is never taken for another program's folder
     _put(folder, wanted)
     with Folder.at(root.parent) as parent:
         parent.sync()

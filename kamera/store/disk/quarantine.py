@@ -1,4 +1,4 @@
-"""The place for damaged objects: never served, never deleted unasked, each with the reason beside it."""
+"""The folder of damaged objects: never served, deleted only on request, each with the reason beside it."""
 
 from __future__ import annotations
 
@@ -29,19 +29,19 @@ class Quarantine:
         self._place = folder
 
     def take(self, files: ObjectFiles, shard: Folder, name: str, reason: str) -> Path:
-        """Move the damaged object ``name`` out of its folder; where to."""
+        """Move the damaged object ``name`` out of its folder; return its new path."""
         folder = self._place.made()
         copy = f"{name}.{time.time_ns()}"
         text = json.dumps({"reason": reason}).encode()
         try:
             folder.create(f"{copy}.json", text, sync=False)
-        except OSError as error:  # a full disk must not keep damage in its place
+        except OSError as error:  # a full disk must not keep a damaged file in its place
             logger.warning("no reason written for %s: %s", copy, error)
         files.take(shard, name, folder, f"{copy}.safetensors")
         return folder.path / f"{copy}.safetensors"
 
     def copies(self) -> list[Quarantined]:
-        """What lies here, by name and time."""
+        """The copies here, by name and time."""
         found = []
         for file, status in self._statuses().items():
             match = _COPY.fullmatch(file)
@@ -53,7 +53,7 @@ class Quarantine:
         return found
 
     def drop(self, name: str) -> int:
-        """Delete a copy, or all copies of the object ``name``; how many."""
+        """Delete a copy, or all copies of the object ``name``; return their number."""
         if not (is_key(name) or _COPY.fullmatch(name)):
             raise ValueError(f"{name!r} is neither an object's name nor that of a copy in quarantine")
         folder = self._place.there()
@@ -67,7 +67,7 @@ class Quarantine:
         return dropped
 
     def collect(self, before: float) -> int:
-        """Delete reasons older than ``before`` (seconds since 1970) whose copy never came; how many."""
+        """Delete reasons older than ``before`` (seconds since 1970) without a copy; return their number."""
         found = self._statuses()
         removed = 0
         for file, status in found.items():

@@ -1,4 +1,4 @@
-"""Objects of a directory read on threads: the groups of one side by side, each verified by itself."""
+"""Objects of a directory read on threads: an object's groups in parallel, each verified by itself."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from kamera.store.opened import Opened, Room
 from kamera.store.records import Record
 
 _THREADS = 8
-_INLINE = 1 << 20  # bytes; less is read sooner than another thread wakes
+_INLINE = 1 << 20  # bytes; reading fewer takes less time than waking a thread
 
 
 class Readers:
-    """Threads that read and verify, as many as there are processors, made when they are first needed."""
+    """Threads that read and verify, one per processor, started when first needed."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -22,7 +22,7 @@ class Readers:
         self._closed = False
 
     def read(self, opened: Opened) -> Record:
-        """The record, every byte of it verified; when this returns or raises, no thread reads on.
+        """The record, every byte of it verified; no thread reads on after this returns or raises.
 
         Raises `CorruptChunk`, and `OSError` as the system does.
         """
@@ -38,14 +38,14 @@ class Readers:
         return room.record()
 
     def close(self) -> None:
-        """Begin nothing more, and wait for what is under way."""
+        """Start no more reads, and wait for those under way."""
         with self._lock:
             self._closed = True
         if self._pool is not None:
             self._pool.shutdown(cancel_futures=True)
 
     def _begun(self, room: Room, size: int) -> list[Future[None]]:
-        """The groups that are being filled; none is left when ``size`` bytes are few."""
+        """Futures of the groups being filled; none if ``size`` bytes are few."""
         with self._lock:
             if size >= _INLINE and not self._closed:
                 if self._pool is None:

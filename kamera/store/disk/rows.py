@@ -1,4 +1,4 @@
-"""What stands in the index for an object: one row, under a digest."""
+"""The index entry of an object: one row, with a digest."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ Stamped = tuple[ObjectInfo, str]
 
 
 class RowCodec:
-    """Rows of objects and back. ``veil``, ``unveil`` and ``sign`` as the store's `Codec` has them."""
+    """Converts objects to rows and back. ``veil``, ``unveil`` and ``sign`` are the store's (`Codec`)."""
 
     def __init__(
         self, veil: Callable[[str], str], unveil: Callable[[str], str], sign: Callable[[str], str]
@@ -49,11 +49,11 @@ class RowCodec:
         self._sign = sign
 
     def signed(self, row: tuple[Any, ...]) -> tuple[Any, ...]:
-        """``row`` with its digest behind it."""
+        """``row`` with its digest appended."""
         return (*row, self._sign(json.dumps(row)))
 
     def is_ours(self, row: tuple[Any, ...]) -> bool:
-        """Whether a row with its digest is one that was written here."""
+        """True if a row with its digest was written by this store."""
         try:
             return bool(self.signed(row[:-1]) == row)
         except (TypeError, ValueError):

@@ -1,4 +1,4 @@
-"""A SQLite file without what was deleted from it: neither in its free pages nor in its log."""
+"""Erasure of deleted data from a SQLite file: from its free pages and its log."""
 
 from __future__ import annotations
 
@@ -6,20 +6,20 @@ import sqlite3
 from pathlib import Path
 
 PATIENCE = 5.0
-"""Seconds to wait for others who read or write the file."""
+"""Seconds to wait for other readers or writers of the file."""
 
 
 def scrub(db: sqlite3.Connection, path: Path, patience: float = PATIENCE) -> str | None:
-    """Write the file anew from its rows and empty its log. None, or in one line what may be left, and why.
+    """Rewrite the file from its rows and empty its log. None, or a line: the possible remains, and why.
 
-    ``secure_delete`` alone does not do: where SQLite moves rows between pages, copies stay behind.
+    ``secure_delete`` alone does not suffice: when SQLite moves rows between pages, copies stay behind.
     """
     [[before]] = db.execute("PRAGMA busy_timeout").fetchall()
     db.execute(f"PRAGMA busy_timeout = {int(patience * 1000)}")
-    db.execute("PRAGMA temp_store = MEMORY")  # the copy it makes on the way is no file
+    db.execute("PRAGMA temp_store = MEMORY")  # its intermediate copy is not a file
     try:
         db.execute("VACUUM")
-        # the rows are in the log now: only what it says of itself tells whether they are in the file
+        # the rows are in the log now: only the checkpoint's result tells if they reached the file
         busy, _, _ = db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
         why = "somebody reads it" if busy else None
     except sqlite3.OperationalError as error:

@@ -1,10 +1,10 @@
-"""The directory tier: one file per object, an index beside them, and a place for damaged files.
+"""The directory tier: one file per object, an index beside them, and a quarantine for damaged files.
 
 A file appears whole or not at all (written aside, synced, renamed), and its row follows it. So the
 files are always right, and a look-up by key asks nothing else.
 
-Order of locks, so that nobody waits in a circle: an object's claim (`claims`), then its folder's, in
-which names come and go (`Folder.locked`), then the index's. Readers lock nothing.
+Order of locks, which prevents deadlock: an object's claim (`claims`), then its folder's lock for adding
+and removing names (`Folder.locked`), then the index's. Readers lock nothing.
 """
 
 from __future__ import annotations
@@ -39,16 +39,16 @@ logger = logging.getLogger(__name__)
 _PART = ".part"
 _OURS = re.compile(r"([0-9a-f]{64})\.(part|lock)")
 _CLAIM_SECONDS = 60.0
-_STALE_SECONDS = 3600.0  # of files that do not tell whether their writer lives
+_STALE_SECONDS = 3600.0  # age of files to remove if they do not show that their writer is alive
 
 
 class DiskTier:
     """Objects under one directory. Safe to use from several threads and processes.
 
-    Every key it is given is a name of its ``codec``; `ValueError` for what is none (`keys.is_key`).
-    ``read_only``, or in a folder that cannot be written: nothing is changed, and what would change it
-    raises `StoreReadOnly`. Raises `StoreError` when the operating system refuses, `StoreVersionError` for a
-    directory of another format (which is left untouched).
+    Every key passed in is a name of its ``codec``; else `ValueError` (`keys.is_key`).
+    ``read_only``, or in a folder that cannot be written: nothing is changed, and a method that would change
+    it raises `StoreReadOnly`. Raises `StoreError` when the operating system refuses, `StoreVersionError` for
+    a directory of another format (which is left untouched).
     """
 
     def __init__(self, root: Path, codec: Codec, *, read_only: bool = False) -> None:
@@ -73,12 +73,12 @@ class DiskTier:
         )
         self._readers = Readers()
         self.make_room: Callable[[str, int], None] = lambda name, size: None
-        """Called before ``size`` bytes more are written for an object; what it raises, `write` raises."""
+        """Called before ``size`` more bytes are written for an object; `write` passes its errors on."""
         if not self.read_only:
             self.collect()
 
     def stamp(self, key: str) -> str | None:
-        """A text that changes whenever the object's file does; None when there is no such file."""
+        """A text that changes whenever the object's file does; None if there is no such file."""
         with self._translated("read"):
             return self._files.stamp(key)
 
@@ -108,7 +108,7 @@ class DiskTier:
         return found
 
     def load(self, key: str) -> tuple[bytes, str] | None:
-        """The file of ``key`` as it lies there, unverified, and its stamp; None if there is none."""
+        """The file of ``key``, unverified, and its stamp; None if there is none."""
         with self._translated("read"):
             try:
                 return self._files.load(key)
@@ -116,7 +116,7 @@ class DiskTier:
                 self._set_aside(key, self._files.stamp(key), CorruptChunk(str(error)))
 
     def info(self, key: str) -> ObjectInfo | None:
-        """What ``key`` is, by its file's header: a row may be wrong, and something may be decided by this."""
+        """The description of ``key`` from its file's header: callers decide by it, and a row may be wrong."""
         stamp = self.stamp(key)
         if stamp is None:
             return None
@@ -125,33 +125,33 @@ class DiskTier:
         return None if found is None else found[0]
 
     def names(self) -> list[str]:
-        """All objects, by their files."""
+        """Names of all objects, from their files."""
         with self._translated("list the objects"):
             return self._files.names()
 
     def header(self, key: str) -> ObjectInfo | None:
-        """What the file of ``key`` says in its header, unverified. Raises as the codec; nothing is moved."""
+        """The header of the file of ``key``, unverified. Raises as the codec; nothing is moved."""
         with self._translated("read"):
             found = self._files.peek(key)
         return None if found is None else found[0]
 
     def holds(self, key: str) -> bool:
-        """Whether ``key`` is there for good and, as far as can be told without reading it, intact.
+        """True if ``key`` is stored durably and, as far as can be told without reading it, intact.
 
-        A file that was written to since its row was made, or whose header is damaged, is not. What
-        cannot be told without reading: bytes that the disk itself changed behind its header.
+        A file that was written to since its row was made, or whose header is damaged, is not intact. Bytes
+        after the header that the disk itself changed are not detected without reading.
         """
         with self._translated("read"):
             tmp = self._tmp.there()
-            # a claim: in the middle of a write, whose name may not be on the disk yet
+            # a claim: a write is under way, and its name may not be on the disk yet
             return self._agrees(key) and (tmp is None or tmp.status(key + LOCK) is None)
 
     def write(self, record: Record, *, replace: bool = True) -> Stamped | None:
-        """Store ``record``, in place of the object under its key; its row and stamp.
+        """Store ``record``, in place of the object under its key; return its row and stamp.
 
-        When this returns, the object survives a loss of power. Whatever interrupts it, the old
-        object is there or the new one. Without ``replace`` an object that is there and intact stays,
-        and None is returned; of several that write it at once, one does.
+        When this returns, the object survives a loss of power. After any interruption, either the old or
+        the new object is stored. Without ``replace`` a stored, intact object stays, and None is returned;
+        if several writers write it at once, only one does.
         """
         created = round(time.time(), 3)
         data = self.codec.encode(record, created)
@@ -160,18 +160,18 @@ class DiskTier:
         return None if stamp is None else (info, stamp)
 
     def adopt(self, info: ObjectInfo, data: bytes) -> str | None:
-        """Store the file of an object that was written elsewhere; its stamp.
+        """Store the file of an object that was written elsewhere; return its stamp.
 
-        None if there is an intact object under its key, which stays as it is.
+        None if there is an intact object under its key, which stays unchanged.
         """
         return self._place(info, data, replace=False)
 
     def exchange(self, info: ObjectInfo, data: bytes, stamp: str) -> str | None:
-        """Put the file ``data`` in the place of the one of ``stamp``; its own, or None if that is gone."""
+        """Replace the file of ``stamp`` by ``data``; return the new stamp, or None if that file is gone."""
         return self._place(info, data, replace=True, instead_of=stamp)
 
     def delete(self, key: str) -> bool:
-        """Remove the object ``key``; whether there was one."""
+        """Remove the object ``key``; return True if it existed."""
         self._writable("delete")
         with self._translated("delete"):
             gone = self._remove(key, None)
@@ -181,13 +181,13 @@ class DiskTier:
         return gone
 
     def evict(self, key: str, stamp: str) -> bool:
-        """Remove the object ``key`` if its file still is the one of ``stamp``; whether it was."""
+        """Remove the object ``key`` if its file still has ``stamp``; return True if it was removed."""
         self._writable("evict")
         with self._translated("evict"):
             return self._remove(key, stamp)
 
     def collect(self) -> int:
-        """Clear up behind writers that died; how many files of theirs are gone."""
+        """Remove files left by dead writers; return their number."""
         self._writable("clear up")
         before = time.time() - _STALE_SECONDS
         with self._translated("clear up"):
@@ -199,17 +199,17 @@ class DiskTier:
         return removed
 
     def rebuild_index(self) -> int:
-        """Make the rows anew from the files' headers; how many there are."""
+        """Rebuild the rows from the files' headers; return their number."""
         with self._translated("list the objects"):
             return self.index.rebuild()
 
     def quarantined(self) -> list[Quarantined]:
-        """The damaged objects that were set aside."""
+        """The damaged objects in quarantine."""
         with self._translated("list the quarantine"):
             return self._quarantine.copies()
 
     def drop_quarantined(self, name: str) -> int:
-        """Delete one copy (by its ``file``) or all copies of the object ``name``; how many."""
+        """Delete one copy (by its ``file``) or all copies of the object ``name``; return their number."""
         self._writable("delete")
         with self._translated("delete"):
             return self._quarantine.drop(name)
@@ -220,7 +220,7 @@ class DiskTier:
         self.index.close()
 
     def _intact(self, key: str) -> bool:
-        """Whether the object is there and may stay; if it is damaged it is set aside."""
+        """True if the object is stored and may stay; a damaged one is quarantined."""
         try:
             return self._agrees(key) or self.read(key) is not None
         except CorruptChunk:
@@ -229,7 +229,7 @@ class DiskTier:
             return True
 
     def _agrees(self, key: str) -> bool:
-        """Whether file, header and row of ``key`` are of one write."""
+        """True if file, header and row of ``key`` are of one write."""
         stamp = self._files.stamp(key) if is_key(key) else None
         row = None if stamp is None else self.index.get(key)
         if row is None or row[1] != stamp:
@@ -264,7 +264,7 @@ class DiskTier:
         return stamp
 
     def _remove(self, key: str, stamp: str | None) -> bool:
-        """Remove the object ``key``, if it has ``stamp`` (None: any); whether it is gone by this."""
+        """Remove the object ``key``, if it has ``stamp`` (None: any); return True if this removed it."""
         shard = self._files.shard(key)
         if shard is None:
             return False
@@ -280,7 +280,7 @@ class DiskTier:
 
     @contextlib.contextmanager
     def _claimed(self, key: str) -> Iterator[None]:
-        """Inside, nobody else writes ``key``; what an interrupted writer left is cleared up."""
+        """Exclude other writers of ``key``; files left by an interrupted writer are removed."""
         mine = claim(self._tmp.made(), key, _CLAIM_SECONDS)
         if mine is None:
             tmp = self._tmp.made()
@@ -294,7 +294,7 @@ class DiskTier:
                     self._clear(key)
                 yield
             except BaseException:
-                # should this fail too, the claim's file tells the next one
+                # if this fails too, the claim's file tells the next writer
                 with contextlib.suppress(OSError, KameraError):
                     self._clear(key)
                     mine.settle()
@@ -304,20 +304,20 @@ class DiskTier:
             mine.close()
 
     def _clear(self, key: str) -> None:
-        """After an interrupted write: no half file, the name on the disk, and the row right."""
+        """Repair after an interrupted write: remove the partial file, sync the name, correct the row."""
         self._tmp.made().remove(key + _PART)
         self._files.sync(key)
         self.index.settle(key)
 
     def _collected(self, folder: Folder, name: str, before: float) -> bool:
         match = _OURS.fullmatch(name)
-        if match is None:  # of a marker, or a stranger's: only its age can tell
+        if match is None:  # of a marker, or another program's: only its age can tell
             status = folder.status(name)
             return status is not None and status.st_mtime < before and folder.remove(name)
         key = match.group(1)
         try:
             mine = claim(folder, key, 0)
-        except NotAFile as error:  # who writes that object is told again
+        except NotAFile as error:  # the next writer of that object is told again
             logger.warning("not cleared up: %s", error)
             return False
         if mine is None:  # its writer lives
@@ -347,7 +347,7 @@ class DiskTier:
         raise type(error)(f"{error}; moved to {place}") from error
 
     def _prepare(self, folder: Nested) -> None:
-        """Make a folder now, if there is room for it."""
+        """Make a folder now, if the disk has room for it."""
         if folder.there() is None and not self.read_only:
             try:
                 folder.made()
@@ -365,7 +365,7 @@ class DiskTier:
 
     @contextlib.contextmanager
     def _quarantining(self, key: str, stamp: str) -> Iterator[None]:
-        """On `CorruptChunk`, set the damaged file aside and say where it went."""
+        """On `CorruptChunk`, quarantine the damaged file and name its new path."""
         try:
             yield
         except CorruptChunk as error:

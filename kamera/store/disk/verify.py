@@ -1,4 +1,4 @@
-"""Every object of a directory read once: what is damaged goes, and the index follows."""
+"""Verification of a directory: every object is read once, damaged ones are quarantined, the index follows."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from kamera.store.info import VerifyReport
 def verify(disk: DiskTier, rebuild: bool, progress: Callable[[int, int], None]) -> VerifyReport:
     """Read every object once; damaged ones go to quarantine, the index follows.
 
-    ``rebuild``: make all rows anew first. What writers left behind that died is collected.
-    ``progress`` is called with objects done and in all. Raises `StoreError`.
+    ``rebuild``: rebuild all rows first. Files left by dead writers are removed.
+    ``progress`` is called with the objects done and their total. Raises `StoreError`.
     """
     stale = 0 if disk.read_only else disk.collect()
-    disk.index.check()  # using it reads only some of its pages
+    disk.index.check()  # ordinary use reads only some of its pages
     listed = disk.index.keys()
     if rebuild:
         disk.rebuild_index()

@@ -1,6 +1,6 @@
 """The remote tier: objects as blobs in Redis, an object store, or a shared file system.
 
-Nothing a remote says is believed: what it returns is an object only after the codec has verified it.
+A remote is not trusted: the bytes it returns are an object only after the codec has verified them.
 """
 
 from kamera.store.remote.tier import RemoteTier

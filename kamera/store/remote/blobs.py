@@ -1,4 +1,4 @@
-"""What a remote has to be: bytes under names. A driver is one file that does this for one kind of service."""
+"""The interface of a remote: bytes under names. A driver is one file that implements it for one service."""
 
 from __future__ import annotations
 
@@ -11,74 +11,73 @@ PINS = "pins/"
 
 
 class Head(NamedTuple):
-    """The first bytes of a blob, and how many there are in all."""
+    """The first bytes of a blob, and its whole size in bytes."""
 
     data: bytes
     size: int
 
 
 class Blobs(Protocol):
-    """Blobs by name, each there whole or not at all. Safe to use from several threads.
+    """Blobs by name, each stored whole or not at all. Safe to use from several threads.
 
-    A name that is asked for is `OBJECTS`, `QUARANTINE` or `PINS` and a name of the store's making, so never
-    input from outside. One key that others put there fails no call about the rest. A call ends within
-    bounded time, and raises one of ``errors``, a `KameraError` that says nothing against the service (what
-    it cannot do, what lies in the place of a blob), or nothing.
+    Requested names are `OBJECTS`, `QUARANTINE` or `PINS` and a name that the store made, so never input from
+    outside. A foreign key there fails no call about other names. A call ends within bounded time, and raises
+    only ``errors`` or a `KameraError` that does not mean an outage (an operation the service cannot do, a
+    foreign value in the place of a blob).
     """
 
     url: str
-    """Where it is, without credentials: fit for a log."""
+    """Its address without credentials, fit for a log."""
     errors: tuple[type[Exception], ...]
-    """What its calls raise when the service does not answer, or says no."""
+    """Errors its calls raise when the service does not answer, or refuses."""
 
     def get(self, name: str) -> bytes | None:
-        """The whole blob; None if there is none. `ForeignKey` for what is no blob."""
+        """The whole blob; None if there is none. `ForeignKey` for a key that is not a blob."""
         ...
 
     def heads(self, names: Sequence[str], length: int) -> list[Head | None]:
-        """The first ``length`` bytes of each blob, or all of a shorter one; of what is no blob, no bytes."""
+        """The first ``length`` bytes of each blob, or all of a shorter one; no bytes of a foreign key."""
         ...
 
     def present(self, names: Sequence[str]) -> list[bool]:
-        """Whether there is such a blob, for each of ``names``; nothing of it is read."""
+        """For each of ``names``, True if there is such a blob; no content is read."""
         ...
 
     def put(self, name: str, data: bytes) -> None:
-        """Store a blob, in place of the one of that name; it is there when this returns."""
+        """Store a blob, replacing any of that name; it is stored when this returns."""
         ...
 
     def create(self, name: str, data: bytes) -> bool:
-        """Store a blob unless there is one of that name, which then stays; whether it was stored."""
+        """Store a blob unless there is one of that name, which then stays; return True if it was stored."""
         ...
 
     def exchange(self, name: str, old: bytes, new: bytes) -> bool:
-        """Store ``new`` in place of the blob ``name`` if that still is ``old``; whether it was.
+        """Store ``new`` in place of the blob ``name`` if that still is ``old``; return True if it was.
 
-        Whatever anybody else writes meanwhile stays: it is compared and replaced in one step.
+        Compare and replace are one step, so a concurrent write by another client is never lost.
         """
         ...
 
     def delete(self, name: str) -> bool:
-        """Remove a blob; whether there was one."""
+        """Remove a blob; return True if it existed."""
         ...
 
     def discard(self, names: Sequence[str]) -> None:
-        """Remove many blobs, as far as they are there."""
+        """Remove many blobs; absent ones are ignored."""
         ...
 
     def set_aside(self, name: str, data: bytes, place: str) -> bool:
-        """Rename the blob ``name`` to ``place`` if it still is ``data``; whether it was."""
+        """Rename the blob ``name`` to ``place`` if it still is ``data``; return True if it was."""
         ...
 
     def listed(self, folder: str) -> Mapping[str, str | None]:
         """Names of all blobs that begin with ``folder``, without order, each with its mark.
 
-        What others put there is among them, whatever its name. `StoreError` where that keeps the service's
-        library from listing the rest. A mark is a text that changes whenever the blob does; None where the
-        service tells none.
+        Foreign keys are among them, of any name. Raises `StoreError` if one keeps the service's library from
+        listing the rest. A mark is a text that changes whenever the blob does; None if the service has none.
         """
         ...
 
     def close(self) -> None:
-        """Let go of connections; nothing works afterwards."""
+        """Close the connections; nothing works afterwards."""
         ...

@@ -1,4 +1,4 @@
-"""A directory in front of a remote: what of it may leave, and when."""
+"""A directory as cache of a remote, and its eviction."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from kamera.store.remote.ledger import Ledger
 
 logger = logging.getLogger(__name__)
 
-_SLACK = 0.9  # of the limit is left after a trim, so that not every object causes one
+_SLACK = 0.9  # share of the limit left after a trim, so that not every object causes one
 
 
 class DiskCache:
     """Keeps ``disk`` below ``limit`` bytes (None: no limit). Safe to use from threads and processes.
 
-    Only what the remote ``url`` confirmed leaves, and nothing that ``pinned`` names. Raises
+    Only objects that the remote ``url`` confirmed are evicted, and none named by ``pinned``. Raises
     `StoreError` if the directory is the cache of another remote.
     """
 
@@ -33,7 +33,7 @@ class DiskCache:
         self._ledger = Ledger(disk.root, disk.index, url)
         self._lock = threading.Lock()
         self._bytes = 0
-        self._stuck = False  # nothing more may leave until the remote has more
+        self._stuck = False  # no more may be evicted until the remote has confirmed more
         self._trim()
 
     def unsent(self, tenant: str) -> list[str]:
@@ -43,21 +43,21 @@ class DiskCache:
         return [row.key for row in sorted(rows, key=lambda row: (row.created, row.key))]
 
     def sent(self, name: str, stamp: str) -> None:
-        """The remote has the file of ``stamp``."""
+        """Note that the remote has the file of ``stamp``."""
         self._ledger.add(name, stamp)
         with self._lock:
             self._stuck = False
 
     def gone(self, name: str) -> None:
-        """The file was deleted."""
+        """Note that the file was deleted."""
         self._ledger.drop(name)
 
     def renewed(self, name: str, old: str, new: str) -> None:
-        """The file of stamp ``old`` was written again under another key, as that of ``new``."""
+        """Note that the file of stamp ``old`` was re-encrypted under another key, as that of ``new``."""
         self._ledger.renew(name, old, new)
 
     def grew(self, count: int) -> None:
-        """``count`` bytes were written to the disk: evict what may go, if it is too much now."""
+        """Note ``count`` bytes written to the disk; evict if the limit is exceeded."""
         with self._lock:
             self._bytes += count
             if self._limit is None or self._bytes <= self._limit or self._stuck:
@@ -75,7 +75,7 @@ class DiskCache:
                 if self._bytes > limit:
                     self._evict(rows, int(limit * _SLACK))
                     self._stuck = self._bytes > limit
-            except StoreError as error:  # one that is too large still serves
+            except StoreError as error:  # a cache that is too large still serves
                 logger.warning("the cache %s is not trimmed: %s", self._disk.root, error)
 
     def _evict(self, rows: list[Weighed], target: int) -> None:

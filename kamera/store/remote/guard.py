@@ -1,7 +1,7 @@
-"""Between a store and a remote that may be dead, slow or out of room: a circuit breaker, and counters.
+"""Protection of a store from a remote that is down, slow or out of room: a circuit breaker, and counters.
 
-Time-outs and retries are the drivers' (their libraries have them). What is left is to stop asking a
-remote that does not answer, to try it again after a while, and to say so once.
+Time-outs and retries are the drivers' (their libraries have them). This module stops calls to a remote
+that does not answer, tries it again after a while, and logs that once.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from kamera.store.remote.blobs import Blobs, Head
 logger = logging.getLogger(__name__)
 
 FAILURES = 2
-"""So many calls in a row must fail before the remote is left alone."""
+"""Consecutive failed calls after which the remote is not called."""
 COOLDOWN = 15.0
-"""Seconds it is left alone; then one call tries it."""
+"""Seconds without calls; then one call probes the remote."""
 
 Answer = TypeVar("Answer")
 State = Literal["closed", "open", "half-open"]
 
 
 class Breaker:
-    """Whether a call may be made: ``closed`` yes, ``open`` no, ``half-open`` one, which decides.
+    """Circuit breaker. ``closed``: calls may be made; ``open``: none; ``half-open``: one, which decides.
 
-    ``clock`` tells seconds. Safe to use from several threads.
+    ``clock`` returns seconds. Safe to use from several threads.
     """
 
     def __init__(
@@ -50,12 +50,12 @@ class Breaker:
 
     @property
     def state(self) -> State:
-        """What it is now."""
+        """The present state."""
         with self._lock:
             return self._state()
 
     def allow(self) -> bool:
-        """Whether to go ahead. Who may, must tell `success` or `failure` afterwards."""
+        """True if the call may be made; its caller must report `success` or `failure` afterwards."""
         with self._lock:
             state = self._state()
             if state == "half-open" and not self._probing:
@@ -64,13 +64,13 @@ class Breaker:
             return state == "closed"
 
     def success(self) -> None:
-        """The remote answered."""
+        """Report that the remote answered."""
         with self._lock:
             self._failed = 0
             self._probing = False
 
     def failure(self) -> None:
-        """The remote did not answer."""
+        """Report that the remote did not answer."""
         with self._lock:
             self._failed += 1
             self._probing = False
@@ -83,10 +83,10 @@ class Breaker:
 
 
 class Guard:
-    """Blobs whose every failure is `RemoteUnavailable`; a remote that is down costs no time.
+    """Blobs whose failures are all raised as `RemoteUnavailable`; a remote that is down costs no time.
 
     Reading and writing have a breaker each: a remote without room or permission to write still
-    serves what it has.
+    serves its objects.
     """
 
     def __init__(self, blobs: Blobs, breaker: Callable[[], Breaker] = Breaker) -> None:
@@ -142,12 +142,12 @@ class Guard:
 
 
 class _Line:
-    """The calls of one kind: their breaker, their counters, and what was last wrong."""
+    """The calls of one kind: their breaker, their counters, and the last error."""
 
     def __init__(self, blobs: Blobs, kind: str, breaker: Breaker) -> None:
         self.breaker = breaker
         self.counts: Counter[str] = Counter()
-        """``calls``, ``failures``, and ``skipped``: not made, the breaker being open."""
+        """``calls``, ``failures``, and ``skipped``: calls not made because the breaker was open."""
         self.last_error = ""
         self._blobs = blobs
         self._kind = kind
@@ -156,7 +156,7 @@ class _Line:
 
     @property
     def state(self) -> str:
-        """What the breaker is, or ``failing``: it is closed still, but the last call failed."""
+        """State of the breaker, or ``failing``: it is still closed, but the last call failed."""
         state = self.breaker.state
         return "failing" if state == "closed" and self._down else state
 
@@ -170,7 +170,7 @@ class _Line:
         except self._blobs.errors as error:
             self.breaker.failure()
             raise RemoteUnavailable(f"{self._blobs.url} fails {self._kind}: {self._failed(error)}") from error
-        except KameraError:  # what this kind of remote cannot do: that is no outage
+        except KameraError:  # an operation this kind of remote cannot do: not an outage
             self.breaker.success()
             raise
         except BaseException:

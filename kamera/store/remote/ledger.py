@@ -1,7 +1,7 @@
-"""Which files of a cache directory the remote has: what is not in here still has to be sent.
+"""Record of the files of a cache directory that the remote has; all others still have to be sent.
 
-So whatever is lost of it, and whoever dies between writing a file and a row, costs an upload done
-twice, and never an object. Whose cache the directory is cannot be made anew, and stands in `disk.keep`.
+So a lost row, or a process that dies between writing a file and its row, costs a repeated upload, and
+never an object. The remote that the directory caches cannot be rebuilt; `disk.keep` holds it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ logger = logging.getLogger(__name__)
 
 
 def remote_of(directory: Path) -> str | None:
-    """The url (without credentials) of the remote that ``directory`` is the cache of; None if of none."""
+    """The url (without credentials) of the remote that ``directory`` caches; None if it caches none."""
     url: str | None = Keep(directory).read()["remote"]
     return url
 
@@ -28,7 +28,7 @@ class Ledger:
     """Stamps of the files that the remote ``url`` confirmed, in the database of ``index``.
 
     Safe to use from threads and processes. Raises `StoreError` if the directory is the cache of another
-    remote, and nothing for a database that cannot be used: then nothing counts as sent.
+    remote, but not for a database that cannot be used: then nothing counts as sent.
     """
 
     def __init__(self, directory: Path, index: Index, url: str) -> None:
@@ -42,11 +42,11 @@ class Ledger:
             said["remote"] = url
 
     def add(self, name: str, stamp: str) -> None:
-        """The remote has the file of ``stamp``."""
+        """Note that the remote has the file of ``stamp``."""
         self._say("INSERT OR REPLACE INTO sent VALUES (?, ?)", name, stamp)
 
     def drop(self, name: str) -> None:
-        """There is no such file any more."""
+        """Note that the file is gone."""
         self._say("DELETE FROM sent WHERE name = ?", name)
 
     def stamps(self) -> dict[str, str]:
@@ -54,7 +54,7 @@ class Ledger:
         return dict(self._say("SELECT name, stamp FROM sent"))
 
     def renew(self, name: str, old: str, new: str) -> None:
-        """What is known of the file of stamp ``old`` is true of that of ``new``."""
+        """Transfer the row of the file of stamp ``old`` to stamp ``new``."""
         self._say("UPDATE sent SET stamp = ? WHERE name = ? AND stamp = ?", new, name, old)
 
     def _say(self, sql: str, *values: str) -> list[Any]:

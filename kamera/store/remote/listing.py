@@ -1,8 +1,8 @@
-"""What the fronts of many blobs say; a front is read again only when its blob has changed.
+"""Listing of many blobs by their fronts; a front is read again only when its blob has changed.
 
-Where the service marks its blobs (entity tags), a listing that finds nothing new reads no blob at all.
-Where it does not (Redis), the first `MARK_BYTES` of those known are asked for, thousands in one round
-trip: the digest of a plain or sealed object and the nonces of an encrypted one are within.
+If the service marks its blobs (entity tags), a listing without changes reads no blob. If not (Redis), the
+first `MARK_BYTES` of the known blobs are read, thousands in one round trip: they include the digest of a
+plain or sealed object and the nonces of an encrypted one.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from kamera.store.remote.guard import Guard
 
 MARK_BYTES = 128
 BOUND = 50_000
-"""Most blobs that are remembered; those beyond are read each time."""
+"""Most blobs remembered; those beyond are read each time."""
 
 _BATCH = 256  # fronts read at a time
 
@@ -29,9 +29,9 @@ class _Known(NamedTuple, Generic[Said]):
 
 
 class Listing(Generic[Said]):
-    """The blobs of one ``folder`` by name, as far as ``wanted``. Safe to use from several threads.
+    """The blobs of one ``folder`` whose names are ``wanted``, by name. Safe to use from several threads.
 
-    ``read`` makes of a name and its first ``front`` bytes what is listed; None: it is left out.
+    ``read`` turns a name and its first ``front`` bytes into the listed value; None: the blob is left out.
     """
 
     def __init__(
@@ -57,16 +57,16 @@ class Listing(Generic[Said]):
         return sorted(self._marks())
 
     def strangers(self) -> list[str]:
-        """Names of what others put into the folder, sorted."""
+        """Names of foreign keys in the folder, sorted."""
         start = len(self._folder)
         found = (name[start:] for name in self._blobs.listed(self._folder) if name.startswith(self._folder))
         return sorted(name for name in found if not self._wanted(name))
 
     def __call__(self) -> Iterator[Said]:
-        """What all of them say, by name. Raises `RemoteUnavailable`."""
+        """The values of all blobs, by name. Raises `RemoteUnavailable`."""
         marks = self._marks()
         with self._lock:
-            # what has left makes room; the others stay in the order of names, which a scan comes by again
+            # removed blobs make room; the others stay in name order, in which a scan meets them again
             self._known = {name: known for name, known in self._known.items() if name in marks}
             known = dict(self._known)
         fresh = self._still(known, marks)
@@ -81,7 +81,7 @@ class Listing(Generic[Said]):
                     yield said
 
     def of(self, names: list[str]) -> list[Said | None]:
-        """What blobs of these names say; None for one that is not there, or is left out."""
+        """The values of the blobs ``names``; None for one that is absent or left out."""
         heads = self._fronts(names)
         return [
             None if head is None else self._read(name, head) for name, head in zip(names, heads, strict=True)
@@ -93,7 +93,7 @@ class Listing(Generic[Said]):
         return {name: mark for name, mark in listed.items() if self._wanted(name)}
 
     def _still(self, known: dict[str, _Known[Said]], marks: dict[str, str | None]) -> dict[str, Said]:
-        """What is known of the blobs that are as they were."""
+        """The known values of unchanged blobs."""
         unmarked = [name for name in known if marks[name] is None]
         heads = self._blobs.heads([self._folder + name for name in unmarked], MARK_BYTES) if unmarked else []
         now = {name: mark for name, mark in marks.items() if mark is not None}

@@ -21,16 +21,16 @@ from obstore.store import LocalStore, MemoryStore, S3Store, from_url
 from kamera.errors import ForkedStore, StoreError
 from kamera.store.remote.blobs import Head
 
-_WORKERS = 8  # look-ups under way at once while listing
+_WORKERS = 8  # concurrent look-ups while listing
 _NO_PATH = re.compile(r'Path "([^"]*)"')
 _TAKEN = (AlreadyExistsError, PreconditionError)  # the condition of a write did not hold
 
 
-_user: int | None = None  # the process whose threads the library works with
+_user: int | None = None  # the process that has the library's threads
 
 
 def _refuse_child(url: str) -> None:
-    """Raise `ForkedStore` in a child of the process that has used the library: it would wait for ever."""
+    """Raise `ForkedStore` in a child of the process that has used the library: a call would never return."""
     global _user
     if _user not in (None, os.getpid()):
         raise ForkedStore(
@@ -43,9 +43,8 @@ def _refuse_child(url: str) -> None:
 class ObjectBlobs:
     """Blobs under ``prefix``; see `Blobs`. ``store`` is one of `obstore.store`.
 
-    An object store has no renaming that checks, so `set_aside` leaves a gap of one round trip in
-    which a good blob written by another process may be set aside with the bad one: it is missed
-    then, and never mistaken.
+    An object store has no conditional rename, so `set_aside` leaves a gap of one round trip in which a
+    sound blob written by another process may be set aside with the bad one: that is a miss, never wrong data.
     """
 
     errors: tuple[type[Exception], ...] = (BaseError, OSError, ValueError)
@@ -63,8 +62,8 @@ class ObjectBlobs:
     def open(cls, url: str, prefix: str, *, timeout: float, retries: int, shown: str) -> ObjectBlobs:
         """The store at ``s3://``, ``gs://`` (credentials from the environment), ``file://`` or ``memory://``.
 
-        ``timeout`` (seconds) bounds the wait for each answer, ``retries`` how often a failed request
-        is made again (exponential pauses with jitter).
+        ``timeout`` (seconds) bounds the wait for each answer, ``retries`` the repetitions of a failed
+        request (exponential pauses with jitter).
         """
         _refuse_child(shown)
         parts = urlsplit(url)
@@ -77,7 +76,7 @@ class ObjectBlobs:
             client_options={
                 "connect_timeout": timedelta(seconds=timeout),
                 "read_timeout": timedelta(seconds=timeout),
-                # given options take the place of the environment's
+                # options given here replace the environment's
                 "allow_http": os.environ.get("AWS_ALLOW_HTTP", "").lower() in ("1", "true"),
             },
             retry_config={
@@ -121,7 +120,7 @@ class ObjectBlobs:
         return True
 
     def exchange(self, name: str, old: bytes, new: bytes) -> bool:
-        """See `Blobs`; a shared file system cannot compare before it replaces, and is refused."""
+        """See `Blobs`; refused for a shared file system, which has no compare-and-replace."""
         if isinstance(self._store, LocalStore):
             raise StoreError(
                 f"{self.url} lies in files, which cannot be compared and replaced in one step: export it to "
@@ -143,21 +142,21 @@ class ObjectBlobs:
     def delete(self, name: str) -> bool:
         """See `Blobs`."""
         try:
-            obstore.head(self._store, self._path(name))  # S3 says yes to deleting what is not there
+            obstore.head(self._store, self._path(name))  # S3 confirms the deletion of an absent object
             obstore.delete(self._store, self._path(name))
         except FileNotFoundError:
             return False
         return True
 
     def discard(self, names: Sequence[str]) -> None:
-        """See `Blobs`; many in one request where the service can."""
+        """See `Blobs`; many in one request if the service supports it."""
         if isinstance(self._store, S3Store):
             obstore.delete(self._store, [self._path(name) for name in names])
-        else:  # they know no bulk, and mind what is gone already
+        else:  # they have no bulk deletion, and fail on absent objects
             list(self._pool.map(self._remove, names))
 
     def set_aside(self, name: str, data: bytes, place: str) -> bool:
-        """See `Blobs`, and the class for what it does not promise."""
+        """See `Blobs`, and the class for its limitation."""
         if self.get(name) != data:
             return False
         try:
@@ -169,8 +168,8 @@ class ObjectBlobs:
     def listed(self, folder: str) -> Mapping[str, str | None]:
         """See `Blobs`; a mark is the entity tag.
 
-        The library fails on a whole page of names for one that it takes for no path (``..``, an empty part).
-        Names deeper in the folder can be rolled up, and those in front of all ours be passed over.
+        The library fails on a whole page of names if one is not a valid path (``..``, an empty part). Names
+        deeper in the folder can be rolled up, and those sorted before all of ours skipped.
         """
         within = (self._prefix + folder).rstrip("/")
         start = len(self._prefix)
@@ -207,7 +206,7 @@ class ObjectBlobs:
             try:
                 found = obstore.get(self._store, path, options={"range": (0, length)})
                 return Head(bytes(found.bytes()), int(found.meta["size"]))
-            except BaseError:  # no byte of an empty blob can be asked for
+            except BaseError:  # a range of an empty blob cannot be requested
                 if obstore.head(self._store, path)["size"] != 0:
                     raise
                 return Head(b"", 0)
@@ -226,7 +225,7 @@ class ObjectBlobs:
         return True
 
     def _prove_conditions(self) -> None:
-        """Some services take a condition and do not heed it: have two refused before relying on any."""
+        """Check that unmet conditions are refused before relying on any: some services ignore them."""
         with self._proving:
             if self._proven:
                 return

@@ -1,8 +1,7 @@
-"""Pins beside the objects of a remote: whoever collects there, on whatever machine, honours them.
+"""Pins beside the objects of a remote: every client that collects there, on any machine, honours them.
 
-One small blob for each pin, called as its object, and one for the cap. Writing a pin is not one step
-with looking whether the cap holds: two clients that pin at once may both be refused, and never are both
-let over it.
+Each pin is one small blob with its object's name; the cap is another. Writing a pin and checking the cap
+are separate steps: of two clients that pin at once both may be refused, but never can both exceed the cap.
 """
 
 from __future__ import annotations
@@ -24,14 +23,14 @@ from kamera.store.remote.listing import Listing
 logger = logging.getLogger(__name__)
 
 _CAP = "cap"
-_BYTES = 64  # of a pin, at most
+_BYTES = 64  # most of a pin
 
 
 class RemotePins:
     """One tenant's pins in a remote; as `PinBook`. Safe to use from several threads and machines.
 
-    Their clocks must agree as far as a ``ttl`` is to be kept. A pin that cannot be read holds for good:
-    nothing is taken for unpinned because of damage. Raises `RemoteUnavailable`.
+    Their clocks must agree as closely as a ``ttl`` should hold. A pin that cannot be read holds for good:
+    no object counts as unpinned because of damage. Raises `RemoteUnavailable`.
     """
 
     def __init__(self, blobs: Guard, clock: Callable[[], float] = time.time) -> None:
@@ -45,7 +44,7 @@ class RemotePins:
         ttl: float | None = None,
         homes: Mapping[str, str] = NO_HOMES,
     ) -> None:
-        """See `PinBook`; whatever fails on the way, the pins are as before as far as the remote answers."""
+        """See `PinBook`; after a failure the former pins are restored, as far as the remote answers."""
         check_ttl(ttl)
         until = inf if ttl is None else self._clock() + ttl
         wanted = dict(objects)
@@ -73,11 +72,11 @@ class RemotePins:
         return len(held)
 
     def discard(self, names: Sequence[str]) -> None:
-        """Let objects go that are no more."""
+        """Remove the pins of objects that are gone."""
         self._blobs.discard([PINS + name for name in names])
 
     def pinned(self, names: Sequence[str]) -> set[str]:
-        """Those of ``names`` that are pinned now, by one look at their pins."""
+        """Those of ``names`` that are pinned now, from one read of their pins."""
         return {
             pin.name for pin in self._listing.of(builtins.list(names)) if pin is not None and self._holds(pin)
         }

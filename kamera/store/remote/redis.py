@@ -16,16 +16,16 @@ from kamera.store.remote.blobs import Head
 MAX_BYTES = 512 * 2**20
 """The longest value the server takes unless it is configured otherwise (``proto-max-bulk-len``)."""
 
-_TRIP = 8 * 2**20  # bytes asked for in one round trip, about
-_PIPELINE = (256, 4096)  # names in one, at least and at most
+_TRIP = 8 * 2**20  # approximate bytes requested in one round trip
+_PIPELINE = (256, 4096)  # fewest and most names in one round trip
 _GLOB = {ord(c): f"\\{c}" for c in "*?[]\\"}
 
 
 class RedisBlobs:
     """Blobs under ``prefix`` in one database; see `Blobs`.
 
-    ``timeout`` (seconds) bounds each wait for the server; a call that waited in vain is made
-    ``retries`` more times, after a pause drawn at random (full jitter).
+    ``timeout`` (seconds) bounds each wait for the server; a call that timed out is repeated up to
+    ``retries`` times, after a random pause (full jitter).
     """
 
     errors: tuple[type[Exception], ...] = (redis.RedisError, OSError, ValueError)
@@ -85,7 +85,7 @@ class RedisBlobs:
         return bool(self._client.set(self._key(name), _fitting(data), nx=True))
 
     def exchange(self, name: str, old: bytes, new: bytes) -> bool:
-        """See `Blobs`; nobody comes between the look and the writing."""
+        """See `Blobs`; comparing and writing are atomic."""
         key = self._key(name)
         return self._if_still(key, old, lambda pipeline: pipeline.set(key, _fitting(new)))
 
@@ -99,12 +99,12 @@ class RedisBlobs:
             self._client.unlink(*map(self._key, batch))
 
     def set_aside(self, name: str, data: bytes, place: str) -> bool:
-        """See `Blobs`; nobody comes between the look and the renaming."""
+        """See `Blobs`; comparing and renaming are atomic."""
         key = self._key(name)
         return self._if_still(key, data, lambda pipeline: pipeline.rename(key, self._key(place)))
 
     def listed(self, folder: str) -> Mapping[str, str | None]:
-        """See `Blobs`; in steps, so that the server serves others meanwhile. There are no marks."""
+        """See `Blobs`; in steps, so that the server can serve others between them. There are no marks."""
         pattern = (self._prefix + folder).translate(_GLOB) + "*"
         keys: set[bytes] = set(self._client.scan_iter(match=pattern, count=1000))
         return dict.fromkeys(key.decode(errors="replace")[len(self._prefix) :] for key in keys)
@@ -114,7 +114,7 @@ class RedisBlobs:
         self._client.close()
 
     def _if_still(self, key: str, data: bytes, change: Callable[[Any], object]) -> bool:
-        """Queue ``change`` and have it done if ``key`` holds ``data`` at that very moment."""
+        """Queue ``change`` and execute it only if ``key`` holds ``data`` at that moment."""
         with self._client.pipeline() as pipeline:
             pipeline.watch(key)
             try:
@@ -137,7 +137,7 @@ class RedisBlobs:
 
 
 def _is_foreign(error: Exception) -> bool:
-    """Whether a key is of another type: that says something of the key, and nothing of the server."""
+    """True if the error is due to a key of another type, and not to the server."""
     return isinstance(error, redis.ResponseError) and str(error).startswith("WRONGTYPE")
 
 

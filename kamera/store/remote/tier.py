@@ -1,4 +1,4 @@
-"""Objects in a remote: read by name, verified before anything of them is used."""
+"""Objects in a remote: read by name, verified before any use."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from kamera.store.remote.pins import RemotePins
 
 logger = logging.getLogger(__name__)
 
-_HEAD = 32 * 1024  # bytes; the header of most objects is within
+_HEAD = 32 * 1024  # bytes; holds the header of most objects
 _COPY = re.compile(r"([0-9a-f]{64})\.(\d{1,20})")
 
 
 class Fetched(NamedTuple):
-    """An object, what it is, and the very bytes it was read from."""
+    """An object, its description, and the bytes it was read from."""
 
     record: Record
     info: ObjectInfo
@@ -39,8 +39,8 @@ class Fetched(NamedTuple):
 class RemoteTier:
     """One tenant's objects in a remote. Safe to use from several threads and machines.
 
-    Every name it is given is one of its ``codec``. Every method raises `RemoteUnavailable` when the
-    remote does not answer or refuses: at once, while it is known to be down.
+    Every name passed in is one of its ``codec``. Every method raises `RemoteUnavailable` when the remote
+    does not answer or refuses: at once, while it is known to be down.
     """
 
     def __init__(
@@ -59,8 +59,8 @@ class RemoteTier:
     def get(self, name: str) -> Fetched | None:
         """The object ``name``, verified to the last byte; None if there is none.
 
-        Anything else that lies there is set aside under ``quarantine/``, and `CorruptChunk` raised.
-        `StoreVersionError` and `WrongKey` as `Codec.decode`, and `ForeignKey`: it stays where it is.
+        Any other blob there is set aside under ``quarantine/``, and `CorruptChunk` raised. Raises
+        `StoreVersionError` and `WrongKey` as `Codec.decode`, and `ForeignKey`: then it stays where it is.
         """
         try:
             data = self._blobs.get(OBJECTS + name)
@@ -83,26 +83,26 @@ class RemoteTier:
         return Fetched(record, info, data)
 
     def raw(self, name: str) -> bytes | None:
-        """What lies under ``name``, unverified and no use of it."""
+        """The bytes under ``name``, unverified; not counted as a use."""
         return self._blobs.get(OBJECTS + name)
 
     def reach(self) -> None:
-        """Ask for something, to see whether it answers."""
+        """Make one request, to check that the remote answers."""
         self._blobs.present([OBJECTS])
 
     def has(self, name: str) -> bool:
-        """Whether there is a blob called ``name``; it is not verified."""
+        """True if there is a blob ``name``; it is not verified."""
         return bool(self.present([name]))
 
     def present(self, names: Sequence[str]) -> set[str]:
-        """Those of ``names`` of which there is a blob, unverified."""
+        """Those of ``names`` that have a blob, unverified."""
         found = self._blobs.present([OBJECTS + name for name in names])
         return {name for name, is_there in zip(names, found, strict=True) if is_there}
 
     def info(self, name: str) -> ObjectInfo | None:
-        """What the header of ``name`` says, its tensors unverified; None if there is none.
+        """The description of ``name`` from its header, its tensors unverified; None if there is none.
 
-        Raises as `get` for what lies there and is no such object: it is set aside. A key of another type is
+        Raises as `get` for a blob that is not this object: it is set aside. A key of another type counts as
         none.
         """
         found = self.infos_of([name])[0]
@@ -117,14 +117,14 @@ class RemoteTier:
         return self._listing.of(list(names))
 
     def infos(self, *, afresh: bool = False) -> Iterator[ObjectInfo]:
-        """What the headers of all objects say, by name, unverified; unreadable ones are left out.
+        """Descriptions of all objects from their headers, by name, unverified; unreadable ones are left out.
 
-        A header is read once and again when its blob has changed; ``afresh``: now.
+        A header is read once, and again when its blob has changed; ``afresh``: read all now.
         """
         yield from (self._lister() if afresh else self._listing)()
 
     def names(self) -> list[str]:
-        """All objects."""
+        """Names of all objects."""
         return self._listing.names()
 
     def put(self, name: str, data: bytes) -> None:
@@ -133,31 +133,31 @@ class RemoteTier:
         self._count("stored")
 
     def exchange(self, name: str, old: bytes, new: bytes) -> bool:
-        """Put ``new`` in place of the object ``name`` if that still is ``old``; whether it was.
+        """Put ``new`` in place of the object ``name`` if that still is ``old``; return True if it was.
 
-        `StoreError` where that cannot be one step.
+        Raises `StoreError` if the remote cannot do that in one step.
         """
         return self._blobs.exchange(OBJECTS + name, old, new)
 
     def create(self, name: str, data: bytes) -> bool:
-        """Store ``data`` unless there is something called ``name``; whether it was stored."""
+        """Store ``data`` unless ``name`` exists; return True if it was stored."""
         return self._blobs.create(OBJECTS + name, data)
 
     def delete(self, name: str) -> bool:
-        """Remove the object ``name``; whether there was one."""
+        """Remove the object ``name``; return True if it existed."""
         return self._blobs.delete(OBJECTS + name)
 
     def discard(self, names: Sequence[str]) -> None:
-        """Remove objects, as far as they are there."""
+        """Remove objects; absent ones are ignored."""
         self._blobs.discard([OBJECTS + name for name in names])
 
     def copies(self) -> list[str]:
-        """Names (object, dot, nanoseconds since 1970) of what was set aside."""
+        """Names (object, dot, nanoseconds since 1970) of the blobs set aside."""
         found = (name[len(QUARANTINE) :] for name in self._blobs.listed(QUARANTINE))
         return sorted(name for name in found if _COPY.fullmatch(name))
 
     def quarantined(self) -> list[Quarantined]:
-        """`copies`, with their sizes; why they were set aside is written nowhere."""
+        """`copies`, with their sizes; the reasons for setting them aside are not stored."""
         copies = self.copies()
         heads = self._blobs.heads([QUARANTINE + copy for copy in copies], 1) if copies else []
         found = []
@@ -168,22 +168,22 @@ class RemoteTier:
         return found
 
     def copy_info(self, copy: str) -> ObjectInfo | None:
-        """What the header of one of `copies` says; None if it cannot be read."""
+        """The description of one of `copies` from its header; None if it cannot be read."""
         blob = QUARANTINE + copy
         return self._info(copy.partition(".")[0], self._blobs.heads([blob], _HEAD)[0], blob)
 
     def read_copy(self, copy: str) -> bytes | None:
-        """The bytes of one of `copies`, as they are."""
+        """The bytes of one of `copies`, unverified."""
         return self._blobs.get(QUARANTINE + copy)
 
     def purge(self, copy: str) -> bool:
-        """Remove one of `copies` for good; whether it was there."""
+        """Remove one of `copies` for good; return True if it existed."""
         return self._blobs.delete(QUARANTINE + copy)
 
     def verify(self, progress: Callable[[int, int], None] = lambda done, total: None) -> VerifyReport:
-        """Read every object once; damaged ones go to quarantine, and what is no object is named.
+        """Read every object once; damaged ones go to quarantine, and foreign keys are named.
 
-        ``progress``: objects done and in all.
+        ``progress`` is called with the objects done and their total.
         """
         ok = 0
         quarantined: list[str] = []
@@ -202,7 +202,7 @@ class RemoteTier:
         return VerifyReport(ok, tuple(quarantined), tuple(refused))
 
     def stats(self) -> RemoteStats:
-        """Counters since it was opened, and whether it is up."""
+        """Counters since it was opened, and its state."""
         reads, writes = self._blobs.reads, self._blobs.writes
         with self._lock:
             counts = Counter(self._counts)
@@ -221,7 +221,7 @@ class RemoteTier:
         )
 
     def close(self) -> None:
-        """Let go of connections."""
+        """Close the connections."""
         self._blobs.close()
 
     def _lister(self) -> Listing[ObjectInfo]:
@@ -238,7 +238,7 @@ class RemoteTier:
         try:
             return self._codec.read_info(file, head.size, name, self._source(name))
         except (CorruptChunk, StoreVersionError, WrongKey) as error:
-            logger.warning("not listed: %s", error)  # reading it by name tells more, and sets it aside
+            logger.warning("not listed: %s", error)  # reading it by name reports the fault, and sets it aside
             self._unreadable.add(name)
             return None
 
@@ -261,7 +261,7 @@ class RemoteTier:
 
 
 class _Front(io.BytesIO):
-    """A blob as a file of which only the front is read, and more only when that was too little."""
+    """A blob as a file: its front, and more only if that is too short."""
 
     def __init__(self, blobs: Guard, name: str, head: Head) -> None:
         super().__init__(head.data)

@@ -1,4 +1,4 @@
-"""Write-back: objects that were put here and still have to reach the remote."""
+"""Write-back: objects stored locally that still have to reach the remote."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 10.0  # seconds
 
 
 class Uploads:
-    """Names of objects that wait, and one thread that sends them. Safe to use from several threads.
+    """Names of waiting objects, and one thread that sends them. Safe to use from several threads.
 
-    ``send`` brings one object to the remote and raises `RemoteUnavailable` if that failed: then it
-    goes on waiting, and the thread pauses for a time drawn at random below a bound that doubles (full
-    jitter). The thread starts with the first name.
+    ``send`` uploads one object and raises `RemoteUnavailable` on failure: then the object keeps waiting,
+    and the thread pauses for a random time below a bound that doubles (full jitter). The thread starts with
+    the first name.
     """
 
     def __init__(self, send: Callable[[str], None]) -> None:
         self._send = send
-        self._pending: OrderedDict[str, int] = OrderedDict()  # to how often it was added
+        self._pending: OrderedDict[str, int] = OrderedDict()  # to the count of its last adding
         self._added = self._failures = 0
         self._failed_in_a_row = 0
         self._hurry = self._closing = False
@@ -33,7 +33,7 @@ class Uploads:
         self._thread: threading.Thread | None = None
 
     def add(self, name: str) -> None:
-        """Send ``name``; again, if it is being sent at this moment."""
+        """Send ``name``; if it is being sent now, send it again."""
         with self._changed:
             self._added += 1
             self._pending[name] = self._added
@@ -43,22 +43,22 @@ class Uploads:
             self._changed.notify_all()
 
     def discard(self, name: str) -> None:
-        """Do not send ``name`` any more."""
+        """Drop ``name`` from the waiting names."""
         with self._changed:
             self._pending.pop(name, None)
             self._changed.notify_all()
 
     def is_pending(self, name: str) -> bool:
-        """Whether ``name`` still has to reach the remote."""
+        """True if ``name`` still has to reach the remote."""
         return name in self._pending
 
     def names(self) -> tuple[str, ...]:
-        """What still has to reach the remote."""
+        """Names of the objects that still have to reach the remote."""
         with self._changed:
             return tuple(self._pending)
 
     def flush(self, timeout: float | None, *, patient: bool = True) -> tuple[str, ...]:
-        """Send what waits now, and return what still does after ``timeout`` seconds (None: for ever).
+        """Send the waiting objects; return those still waiting after ``timeout`` seconds (None: no limit).
 
         Unless ``patient``, one failure ends the wait.
         """
@@ -72,7 +72,7 @@ class Uploads:
             return tuple(self._pending)
 
     def close(self) -> None:
-        """Stop sending; waits for the object under way."""
+        """Stop sending, after the object under way."""
         with self._changed:
             self._closing = True
             self._changed.notify_all()
@@ -84,12 +84,12 @@ class Uploads:
             name, version = work
             try:
                 self._send(name)
-            except CorruptChunk as error:  # damaged here, and set aside: there is nothing to send
+            except CorruptChunk as error:  # damaged here and quarantined: there is nothing to send
                 logger.warning("not uploaded: %s", error)
                 self._done(name, version)
             except RemoteUnavailable:
                 self._pause(name, version)
-            except Exception:  # the thread must live: others' objects wait behind this one
+            except Exception:  # the thread must survive: other objects wait behind this one
                 logger.exception("upload of %s failed", name)
                 self._pause(name, version)
             else:
@@ -113,7 +113,7 @@ class Uploads:
         with self._changed:
             self._failures += 1
             if self._pending.get(name) == version:
-                self._pending.move_to_end(name)  # one that is refused must not block the others
+                self._pending.move_to_end(name)  # a refused object must not block the others
             self._changed.notify_all()
             self._changed.wait_for(lambda: self._hurry or self._closing, random.uniform(0, bound))
             self._hurry = False

@@ -1,4 +1,4 @@
-"""From a store's url to its remote tier; the drivers' libraries are imported only when they are needed."""
+"""From a store's url to its remote tier; the drivers' libraries are imported only when needed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from kamera.store.remote.blobs import Blobs
 from kamera.store.remote.guard import COOLDOWN, Breaker
 from kamera.store.remote.tier import RemoteTier
 
-# the scheme as given, and as the driver's library calls it
+# the scheme as given, and the driver library's name for it
 _REDIS = {
     "redis": "redis",
     "rediss": "rediss",
@@ -27,7 +27,7 @@ SCHEMES = (*_REDIS, *_OBJECTS)
 TIMEOUT = 2.0
 """Seconds a remote may take for one answer, unless the url says ``?timeout=``."""
 RETRIES = 1
-"""How often a call is made again, unless the url says ``?retries=``."""
+"""Repetitions of a failed call, unless the url says ``?retries=``."""
 _LIMITS = {"timeout": TIMEOUT, "retries": RETRIES, "cooldown": COOLDOWN}
 
 
@@ -41,22 +41,21 @@ class _Place(NamedTuple):
 
 
 def is_remote(url: str) -> bool:
-    """Whether a store's url names a remote."""
+    """True if a store's url names a remote."""
     return url.partition("://")[0] in SCHEMES and "://" in url
 
 
 def open_remote(url: str, codec: Codec, tenant: str) -> RemoteTier:
-    """The remote tier of ``tenant`` at ``url``; nobody is asked yet, so a remote that is down opens too.
+    """The remote tier of ``tenant`` at ``url``; no request is made, so a remote that is down opens too.
 
     ``redis://…``, ``rediss://…``, ``valkey://…``, ``redis+unix:///socket`` (with ``?prefix=kamera``),
     ``s3://bucket/path``, ``gs://bucket/path``, ``obstore+file:///path``, ``obstore+memory://``; all
-    with ``?timeout=seconds``, ``?retries=n``, and ``?cooldown=seconds`` for which one that is down is
-    left alone. Raises `StoreError` when the library for it is
-    missing or takes the url for none.
+    with ``?timeout=seconds``, ``?retries=n``, and ``?cooldown=seconds`` (time without calls to a remote
+    that is down). Raises `StoreError` when the driver's library is missing or rejects the url.
     """
     scheme = urlsplit(url).scheme
     place = _place(url, {**_REDIS, **_OBJECTS}[scheme], "kamera/" if scheme in _REDIS else "")
-    # through the codec, so that a sealed store does not show its tenant's name to who guesses it
+    # through the codec, so that a guess of a sealed store's tenant name cannot be confirmed
     owner = codec.name(digest("kamera.tenant.v1", tenant))
     place = place._replace(prefix=f"{place.prefix}v1/{owner}/")
     try:
@@ -67,7 +66,7 @@ def open_remote(url: str, codec: Codec, tenant: str) -> RemoteTier:
         ) from error
     except KameraError:
         raise
-    except Exception as error:  # of whatever class the library has for a url it cannot take
+    except Exception as error:  # the library may raise any class for a url it rejects
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise StoreError(f"cannot open {place.shown}: {reason}") from error
     return RemoteTier(blobs, codec, tenant, lambda: Breaker(cooldown=place.cooldown))

@@ -1,1 +1,1 @@
-"""Whose objects they are: keyed names, encryption, tenants, and the rotation of their keys."""
+"""Ownership of objects: keyed names, encryption, tenants, and key rotation."""

@@ -1,7 +1,7 @@
 """Sealed objects: names and digests that only the holder of a tenant's secret can make.
 
-Without the secret nobody can say what an object is called, so nobody can ask for it; and nobody can
-write a file that this tenant would take for its own. `docs/security.md` says what that protects from.
+Without the secret nobody can compute an object's name, so nobody can request it; and nobody can write a
+file that this tenant would accept as its own. `docs/security.md` gives the threat model.
 """
 
 from __future__ import annotations
@@ -19,36 +19,36 @@ from kamera.store.records import Record
 from kamera.store.sources import Source
 
 MINIMUM_SECRET = 16
-"""Bytes. A secret is not stretched as a password would be: take `secrets.token_bytes(32)`."""
+"""Bytes. A secret is not stretched as a password would be: use `secrets.token_bytes(32)`."""
 
 ENCRYPTED = b"KAMERA\x00\x02"
-"""How encrypted objects begin; no safetensors header may be that long."""
+"""First bytes of encrypted objects; no safetensors header may be that long."""
 
 SEALED_VERSION = 4
-"""What `kamera-store.json` says as its format where objects are sealed: what knows no seals refuses it."""
+"""Format in `kamera-store.json` of a sealed store: a version without seals refuses it."""
 
 
 @dataclass(frozen=True)
 class Sealed(Codec):
     """Objects of one tenant that holds a secret. Make it with `Sealed.of`.
 
-    An object is called what BLAKE2b makes of its key under the tenant's own key, and so is its digest.
+    An object's name is the BLAKE2b digest of its key under the tenant's own key; its digest is keyed too.
     """
 
     root: bytes = field(repr=False)
 
     @classmethod
     def of(cls, tenant: str, secret: bytes | str) -> Sealed:
-        """The objects of ``tenant``. `ValueError` for a secret under 16 bytes."""
+        """The codec of ``tenant``'s objects. Raises `ValueError` for a secret under 16 bytes."""
         return cls(root_key(tenant, secret))
 
     def key_for(self, purpose: str, size: int = 32) -> bytes:
-        """A key of ``size`` bytes (up to 64) for one purpose only; it tells nothing of the others."""
+        """A key of ``size`` bytes (up to 64) for one purpose only; it reveals nothing about the others."""
         return hashlib.blake2b(purpose.encode(), key=self.root, digest_size=size).digest()
 
     @property
     def folder(self) -> str:
-        """What the tenant's directory is called."""
+        """Name of the tenant's directory."""
         return self.key_for("kamera.folder.v1").hex()
 
     def name(self, key: str) -> str:
@@ -56,7 +56,7 @@ class Sealed(Codec):
         return hashlib.blake2b(key.encode(), key=self.key_for("kamera.name.v1"), digest_size=32).hexdigest()
 
     def encode(self, record: Record, created: float) -> bytes:
-        """As the plain codec, under a keyed digest."""
+        """As the plain codec, with a keyed digest."""
         return object_format.encode(record, created, mac=self._mac, digest=self.digest)
 
     def open(self, source: Source, name: str, where: str) -> Opened:
@@ -82,12 +82,12 @@ class Sealed(Codec):
         return replace(object_format.describe(record, created, size), key=self.name(record.key))
 
     def sign_row(self, text: str) -> str:
-        """See `Codec`; nobody without the secret makes one."""
+        """See `Codec`; nobody can make one without the secret."""
         return hashlib.blake2b(text.encode(), key=self.key_for("kamera.row.v1"), digest_size=16).hexdigest()
 
     @property
     def marker(self) -> dict[str, Any]:
-        """Says that the directory is sealed, so that nobody opens it as a plain one."""
+        """Marks the directory as sealed, so that it is not opened as a plain one."""
         return {"format": SEALED_VERSION, "sealed": "digests"}
 
     @property
@@ -96,10 +96,10 @@ class Sealed(Codec):
 
 
 def root_key(tenant: str, secret: bytes | str) -> bytes:
-    """What every key of a tenant is derived from (32 bytes). `ValueError` for a secret under 16 bytes."""
+    """The root of all keys of a tenant (32 bytes). Raises `ValueError` for a secret under 16 bytes."""
     data = secret.encode() if isinstance(secret, str) else secret
     if not isinstance(data, bytes) or len(data) < MINIMUM_SECRET:
-        # the message names no value: it would be the secret
+        # the message omits the value: it would be the secret
         raise ValueError(
             f"secret must be at least {MINIMUM_SECRET} bytes nobody guesses: take secrets.token_bytes(32)"
         )

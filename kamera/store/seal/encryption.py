@@ -1,7 +1,7 @@
-"""Objects encrypted at rest, header and groups of tensors apart, under keys that can be rotated.
+"""Objects encrypted at rest, header and groups of tensors separately, under keys that can be rotated.
 
-AES-256-GCM of the `cryptography` package; `docs/store-format.md` specifies the file. What is encrypted
-is the sealed file of `seal.Sealed`, so nothing else about reading it changes.
+AES-256-GCM of the `cryptography` package; `docs/store-format.md` specifies the file. The plaintext is
+the sealed file of `seal.Sealed`, so nothing else about reading it changes.
 """
 
 from __future__ import annotations
@@ -39,16 +39,16 @@ KEY_BYTES = 32
 
 @dataclass(frozen=True)
 class Encrypted(Sealed):
-    """Objects of one tenant, encrypted under the first of ``keys``; the others are only read with.
+    """Objects of one tenant, encrypted under the first of ``keys``; the others are only for reading.
 
-    Make it with `Encrypted.under`. ``keys``: AES keys by the id that stands in a file.
+    Make it with `Encrypted.under`. ``keys``: AES keys by their id in the files.
     """
 
     keys: dict[bytes, bytes] = field(repr=False)
 
     @classmethod
     def under(cls, tenant: str, secret: bytes | str, keys: Sequence[bytes]) -> Encrypted:
-        """The objects of ``tenant``. `ValueError` unless ``keys`` are one or more different 32 bytes."""
+        """The codec of ``tenant``. Raises `ValueError` unless ``keys`` are one or more distinct 32 bytes."""
         if not keys or any(not isinstance(key, bytes) or len(key) != KEY_BYTES for key in keys):
             raise ValueError(f"keys must be {KEY_BYTES} bytes each, the one to write with first")
         if len(set(keys)) < len(keys):
@@ -66,7 +66,7 @@ class Encrypted(Sealed):
         """As sealed; `WrongKey` for an intact object whose key is not among those given."""
         first = source.read(0, LENGTH)
         if first[:8] != ENCRYPTED:
-            super().open(source, name, where)  # tells what is wrong with it, unless the secret's holder
+            super().open(source, name, where)  # reports the fault, unless the secret's holder wrote it
             raise _unencrypted(where)
         preamble = self._preamble(first, source.size, name, where)
         cipher = Cipher(self.keys[preamble.key_id], preamble, name)
@@ -90,7 +90,7 @@ class Encrypted(Sealed):
         return replace(info, key=name)
 
     def renewed(self, data: bytes, name: str, source: str) -> bytes | None:
-        """The file under the first key; None if that is its key already. Raises as `decode`."""
+        """The file re-encrypted under the first key; None if that is its key already. Raises as `decode`."""
         preamble = self._preamble(data[:LENGTH], len(data), name, source)
         if preamble.key_id == next(iter(self.keys)):
             return None
@@ -99,15 +99,15 @@ class Encrypted(Sealed):
 
     @property
     def marker(self) -> dict[str, Any]:
-        """Says that what is written here must be encrypted."""
+        """Marks the directory: everything written here must be encrypted."""
         return {"format": SEALED_VERSION, "sealed": "encrypted"}
 
     def veil(self, text: str) -> str:
-        """``text`` encrypted so that the same text is the same every time (AES-SIV)."""
+        """``text`` encrypted deterministically (AES-SIV): equal texts have equal ciphertexts."""
         return self._siv.encrypt(text.encode(), None).hex()
 
     def unveil(self, text: str) -> str:
-        """The inverse of `veil`; `ValueError` for what it did not make."""
+        """The inverse of `veil`; raises `ValueError` for a text that `veil` did not make."""
         try:
             return self._siv.decrypt(bytes.fromhex(text), None).decode()
         except InvalidTag:
@@ -138,7 +138,7 @@ class Encrypted(Sealed):
         return b"".join([preamble.raw, *frames])
 
     def _preamble(self, first: bytes, total: int, name: str, source: str) -> Preamble:
-        """The preamble of a file that begins with ``first``, its check passed and its key at hand."""
+        """The preamble of a file that begins with ``first``; its check has passed and its key is known."""
         if not is_encrypted(first):
             raise CorruptChunk(f"{source}: no encrypted object")
         preamble = parsed(first[:LENGTH])
@@ -166,7 +166,7 @@ def _unencrypted(source: str) -> WrongKey:
 
 
 def _derive(key: bytes, root: bytes) -> bytes:
-    """The AES key of one tenant: the same ``key`` given to two tenants encrypts under two."""
+    """The AES key of one tenant: the same ``key`` given to two tenants gives two AES keys."""
     return HKDF(algorithm=SHA256(), length=KEY_BYTES, salt=root, info=b"kamera.encryption.v1").derive(key)
 
 

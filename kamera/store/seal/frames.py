@@ -1,8 +1,8 @@
 """Frames of an encrypted object: its head, then its groups of tensors, each decrypted by itself.
 
-Every file has a key of its own, made from the tenant's with a salt that is drawn for it, so the nonces
-may simply count the frames. A frame's place, the object's name and the preamble, which says how long the
-file is, are authenticated with it: frames cannot be swapped, dropped or taken from another file.
+Every file has its own key, derived from the tenant's with a random salt, so the nonces may simply count
+the frames. A frame's index, the object's name and the preamble, which holds the file's length, are
+authenticated with it: frames cannot be swapped, dropped or taken from another file.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from kamera.store.sources import Source
 
 TAG = 16
 LIMIT = 2**31 - 1 - TAG
-"""Most bytes of a frame: of one call of the library."""
+"""Most bytes of a frame: the limit of one call of the library."""
 
 
 class Cipher:
-    """Frames of the object called ``name``, whose file begins with ``preamble``."""
+    """Frames of the object ``name``, whose file begins with ``preamble``."""
 
     def __init__(self, key: bytes, preamble: Preamble, name: str) -> None:
         hkdf = HKDF(algorithm=SHA256(), length=32, salt=preamble.salt, info=b"kamera.object.v1")
@@ -33,11 +33,11 @@ class Cipher:
         self._bound = preamble.raw + name.encode()
 
     def encrypt(self, index: int, data: bytes) -> bytes:
-        """Frame ``index`` (0: the head), its tag behind it; each only once."""
+        """Frame ``index`` (0: the head), with its tag appended; encrypt each index only once."""
         return self._gcm.encrypt(index.to_bytes(12, "big"), data, self._bound + index.to_bytes(8, "little"))
 
     def decrypt(self, index: int, what: str, data: bytes, source: str) -> bytes:
-        """The inverse. `CorruptChunk`, with ``what`` it is, for any other bytes."""
+        """The inverse of `encrypt`. Raises `CorruptChunk`, which names ``what``, for any other bytes."""
         try:
             return self._gcm.decrypt(
                 index.to_bytes(12, "big"), data, self._bound + index.to_bytes(8, "little")
@@ -47,7 +47,7 @@ class Cipher:
 
 
 class Frames:
-    """The tensors behind the head (`opened.Payload`)."""
+    """The tensors after the head (`opened.Payload`)."""
 
     def __init__(
         self, source: Source, cipher: Cipher, preamble: Preamble, groups: Mapping[str, Group], where: str
@@ -55,7 +55,7 @@ class Frames:
         self._source = source
         self._cipher = cipher
         self._where = where
-        self._places: dict[str, tuple[int, int]] = {}  # of a group: its frame's index, and start
+        self._places: dict[str, tuple[int, int]] = {}  # group to its frame's index and start
         at = len(preamble.raw) + preamble.head
         for index, group in enumerate(groups.values(), 1):
             self._places[group.name] = index, at

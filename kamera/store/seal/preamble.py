@@ -1,4 +1,4 @@
-"""The first bytes of an encrypted object: under which key it is, and how it is cut."""
+"""The first bytes of an encrypted object: its key's id, salt and lengths."""
 
 from __future__ import annotations
 
@@ -28,27 +28,27 @@ class Preamble(NamedTuple):
 
     @property
     def checked(self) -> bytes:
-        """All but its check."""
+        """The preamble without its check."""
         return self.raw[:-CHECK]
 
     @property
     def check(self) -> bytes:
-        """What must be the keyed digest of the object's name and of `checked`."""
+        """The check: valid if it is the keyed digest of the object's name and of `checked`."""
         return self.raw[-CHECK:]
 
 
 def is_encrypted(first: bytes) -> bool:
-    """Whether a file that begins with ``first`` holds a whole preamble."""
+    """True if a file that begins with ``first`` holds a whole preamble."""
     return first[:8] == ENCRYPTED and len(first) >= LENGTH
 
 
 def started(key_id: bytes, salt: bytes, head: int, total: int) -> bytes:
-    """A preamble but for its check."""
+    """A preamble without its check."""
     return ENCRYPTED + key_id + salt + head.to_bytes(8, "little") + total.to_bytes(8, "little")
 
 
 def parsed(raw: bytes) -> Preamble:
-    """The preamble ``raw``, which has its length; nothing in it is believed yet."""
+    """The preamble ``raw``, of `LENGTH` bytes; nothing in it is verified yet."""
     return Preamble(
         raw=raw,
         key_id=raw[8:24],

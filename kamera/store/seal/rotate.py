@@ -1,4 +1,4 @@
-"""Key rotation: every encrypted object written again under the first key, one at a time."""
+"""Key rotation: every encrypted object is re-encrypted under the first key, one at a time."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _UPLOAD_SECONDS = 60.0
 
 @dataclass(frozen=True)
 class Rotated:
-    """How many files were ``rewritten``, how many were under the first key already (``current``).
+    """Numbers of files ``rewritten`` and of files under the first key already (``current``).
 
-    ``refused``: one line for each file that could not be read, and so stays under whatever key it is.
-    While that is empty, the other keys are needed no more.
+    ``refused``: one line for each file that could not be read, and so keeps its key. If it is empty, the
+    other keys are no longer needed.
     """
 
     rewritten: int
@@ -30,11 +30,11 @@ class Rotated:
 
 
 def rotate(codec: Codec, tiers: Tiers) -> Rotated:
-    """Bring every object under the codec's first key.
+    """Re-encrypt every object under the codec's first key.
 
-    A file or blob is replaced in one step, and only while it still is the one that was read; whoever is
-    interrupted runs it again. `StoreError` for a store that is not encrypted, or a remote that cannot
-    compare before it replaces, `RemoteUnavailable` for one that does not answer.
+    A file or blob is replaced in one step, and only if it still is the one that was read; after an
+    interruption, run it again. Raises `StoreError` for a store that is not encrypted, or a remote without
+    compare-and-replace, `RemoteUnavailable` for one that does not answer.
     """
     renewed = getattr(codec, "renewed", None)
     if renewed is None:
@@ -43,7 +43,7 @@ def rotate(codec: Codec, tiers: Tiers) -> Rotated:
     if tiers.disk is not None:
         run.over_disk(tiers.disk)
     if tiers.remote is not None:
-        tiers.flush(_UPLOAD_SECONDS)  # one under way was read before its file was renewed
+        tiers.flush(_UPLOAD_SECONDS)  # an upload under way was read before its file was re-encrypted
         run.over_remote(tiers.remote)
     return Rotated(run.rewritten, run.current, tuple(run.refused))
 
@@ -62,16 +62,16 @@ class _Run:
         for name in disk.names():
             try:
                 while not self._renew_file(disk, name):
-                    pass  # someone wrote it meanwhile
+                    pass  # another writer replaced it meanwhile
             except CorruptChunk as error:
                 self.refused.append(str(error))
                 with contextlib.suppress(CorruptChunk):
-                    disk.read(name)  # sets it aside
+                    disk.read(name)  # quarantines it
             except (StoreVersionError, WrongKey) as error:
                 self.refused.append(str(error))
 
     def _renew_file(self, disk: DiskTier, name: str) -> bool:
-        """Whether the file is under the first key by now, or gone."""
+        """Re-encrypt a file; return True if it is under the first key now, or gone."""
         found = disk.load(name)
         if found is None:
             return True
@@ -91,12 +91,12 @@ class _Run:
         for name in remote.names():
             try:
                 while not self._renew_blob(remote, name):
-                    pass  # someone wrote it meanwhile
+                    pass  # another writer replaced it meanwhile
             except (CorruptChunk, StoreVersionError, WrongKey) as error:
                 self.refused.append(str(error))
 
     def _renew_blob(self, remote: RemoteTier, name: str) -> bool:
-        """Whether the blob is under the first key by now, or gone."""
+        """Re-encrypt a blob; return True if it is under the first key now, or gone."""
         found = remote.get(name)
         if found is None:
             return True

@@ -1,7 +1,7 @@
-"""Which objects a store is opened for: plain ones, those of a secret, or encrypted ones; and where.
+"""The codec and directory of a store: for plain, sealed or encrypted objects.
 
-A tenant that holds a secret has a directory of its own, called by a keyed digest of its name. Nothing
-that anybody else does in the store touches a file or a row of it.
+A tenant that holds a secret has a directory of its own, named by a keyed digest of its name. No operation
+of another tenant in the store touches a file or a row of it.
 """
 
 from __future__ import annotations
@@ -15,24 +15,24 @@ from kamera.store.disk.marker import open_directory
 from kamera.store.seal.codec import Sealed
 
 TENANTS = "tenants"
-"""Folder of a store directory in which the directories of tenants with a secret lie."""
+"""Folder of a store directory for the directories of tenants with a secret."""
 
 
 def codec_of(tenant: str, secret: bytes | str | None, keys: Sequence[bytes]) -> Codec:
-    """How the objects of ``tenant`` become files. `ValueError` for a secret or keys that cannot be used."""
+    """The codec of ``tenant``'s objects. Raises `ValueError` for a secret or keys that cannot be used."""
     if secret is None:
         if keys:
             raise ValueError("keys encrypt what a secret names: give secret= as well")
         return Codec()
     if not keys:
         return Sealed.of(tenant, secret)
-    from kamera.store.seal.encryption import Encrypted  # needs an extra
+    from kamera.store.seal.encryption import Encrypted  # needs an optional dependency
 
     return Encrypted.under(tenant, secret, keys)
 
 
 def directory_of(root: Path, codec: Codec, *, read_only: bool = False) -> Path:
-    """Where a codec's objects lie below ``root``, which is made a store directory first.
+    """The directory of a codec's objects in ``root``, which is made a store directory first.
 
     Raises `StoreError` and `StoreVersionError` as `marker.open_directory`.
     """

@@ -1,4 +1,4 @@
-"""What a chunk looks like in one vector: the mean of its vision features.
+"""Embedding of a chunk's pictures: the mean of its vision features.
 
 The features are those that the decoder receives in the place of picture tokens (the encoding of a
 canonical). They were computed before the decoder, so neither the anchor nor anything else in
@@ -17,7 +17,7 @@ from kamera.store.encoding import EncodingRecord
 from kamera.store.records import CanonicalRecord
 
 VISION_TOKENS = "vision_tokens"
-"""Where `CanonicalRecord.info` says which token ids stand for picture features."""
+"""Key of `CanonicalRecord.info` for the token ids that stand for picture features."""
 
 
 def mean_features(
@@ -25,8 +25,8 @@ def mean_features(
 ) -> np.ndarray | None:
     """Unit vector ``[width]`` (float32) of a chunk, None for one without pictures.
 
-    ``input_ids`` ``[S]``; ``embeds["inputs_embeds"]`` ``[1, S, width]``, what stands at the places of
-    ``vision_tokens`` is averaged and normalised. None, too, for features that are zero or not finite.
+    ``input_ids`` ``[S]``; ``embeds["inputs_embeds"]`` ``[1, S, width]``, averaged over the positions of
+    ``vision_tokens`` and normalised. None, too, for features that are zero or not finite.
     """
     features = embeds.get("inputs_embeds")
     if features is None or not vision_tokens:
@@ -48,7 +48,7 @@ def embedding_of(record: CanonicalRecord, encoding: EncodingRecord | None) -> np
 
 
 def unit(vector: np.ndarray) -> np.ndarray | None:
-    """``vector`` at length 1, float32; None when it has no direction."""
+    """``vector`` at length 1, float32; None if it has no direction."""
     length = float(np.linalg.norm(vector))
     if not np.isfinite(length) or length == 0.0:
         return None
@@ -57,7 +57,7 @@ def unit(vector: np.ndarray) -> np.ndarray | None:
 
 
 def pack(name: str, chunk_id: str, vector: np.ndarray | None) -> bytes:
-    """An embedding as bytes, under a digest that binds the object's ``name``."""
+    """An embedding as bytes, with a digest that binds the object's ``name``."""
     body = b"" if vector is None else vector.astype("<f2").tobytes()
     seal = bytes.fromhex(digest("kamera.embedding.v1", name, chunk_id, body))
     label = chunk_id.encode()
@@ -65,7 +65,7 @@ def pack(name: str, chunk_id: str, vector: np.ndarray | None) -> bytes:
 
 
 def unpack(name: str, data: bytes) -> tuple[str, np.ndarray | None]:
-    """Chunk id and vector of `pack`. Raises ValueError for bytes that it did not make for ``name``."""
+    """Chunk id and vector of `pack`. Raises `ValueError` for bytes that `pack` did not make for ``name``."""
     length = int.from_bytes(data[32:36], "little")
     chunk_id, body = data[36 : 36 + length].decode(), data[36 + length :]
     if data[:32].hex() != digest("kamera.embedding.v1", name, chunk_id, body):

@@ -1,7 +1,7 @@
-"""Look-back search: which stored pictures look like this one (`docs/search.md`).
+"""Look-back search: the stored pictures most similar to a given one (`docs/search.md`).
 
 Every canonical with pictures has an embedding (`kamera.store.search.embedding`), kept in rows that all
-processes share (`kamera.store.search.vectors`); a process that searches holds a FAISS index of them
+processes share (`kamera.store.search.vectors`); a searching process holds a FAISS index of them
 (`kamera.store.search.nearest`) and brings it up to date first. The objects of the store are the truth: a
 row without its object is never a hit, and an object without its row gets one.
 """
@@ -33,7 +33,7 @@ logger = logging.getLogger(__name__)
 
 
 class HasId(Protocol):
-    """A chunk, to the store."""
+    """A chunk, as the store sees it."""
 
     @property
     def id(self) -> str: ...
@@ -45,7 +45,7 @@ Query = str | HasId | torch.Tensor | np.ndarray | Sequence[float]
 
 @dataclass(frozen=True)
 class Hit:
-    """A stored chunk, and the cosine of its embedding and the query's: 1.0 is the same direction."""
+    """A stored chunk, and the cosine of its embedding and the query's (1.0: the same direction)."""
 
     chunk_id: str
     score: float
@@ -53,7 +53,7 @@ class Hit:
 
 @dataclass(frozen=True)
 class NearDuplicate:
-    """Two stored chunks that look alike, the one stored first in front, and their cosine."""
+    """Two similar stored chunks, the one stored first in front, and their cosine."""
 
     chunk_id: str
     other: str
@@ -62,11 +62,11 @@ class NearDuplicate:
 
 @dataclass(frozen=True)
 class Objects:
-    """What search asks of the store whose objects it is about.
+    """The interface of the searched store.
 
-    ``name`` of a chunk's canonical, that of a canonical's ``encoding``, which objects of some are
-    ``present`` (asked for all at once: it may be a remote that is asked), the names of all ``canonicals``,
-    and an object to ``read``.
+    ``name``: that of a chunk's canonical. ``encoding``: the name of a canonical's encoding. ``present``: the
+    stored ones of some names (in one call: it may query a remote). ``canonicals``: names of all canonicals.
+    ``read``: an object.
     """
 
     name: Callable[[Context, str], str]
@@ -79,9 +79,9 @@ class Objects:
 class Search:
     """The embeddings of one store. Safe to use from several threads and processes.
 
-    ``vectors`` opens the place where rows are kept; in it the rows of a context are called ``veil`` of its
-    digest. Where it cannot be used, they are kept in memory. `add`, `drop` and `embedding` need no FAISS; the
-    others raise `StoreError` without it.
+    ``vectors`` opens the storage of rows; there the space of a context is named ``veil`` of its digest. If it
+    cannot be used, rows are kept in memory. `add`, `drop` and `embedding` need no FAISS; the others raise
+    `StoreError` without it.
     """
 
     def __init__(
@@ -97,13 +97,13 @@ class Search:
         self._known: dict[Context, Nearest] = {}
         self._lock = threading.RLock()
 
-    # -- questions -----------------------------------------------------------------------------
+    # -- queries -------------------------------------------------------------------------------
 
     def ask(self, context: Context, query: Query, k: int) -> list[Hit]:
-        """The ``k`` stored chunks most like ``query``, best first; a chunk is no hit for itself.
+        """The ``k`` stored chunks most similar to ``query``, best first; a chunk is no hit for itself.
 
-        Raises `UnknownChunk` for a chunk without a stored embedding, `ValueError` for a vector that
-        has no direction or another width than the store's, or a ``k`` below 1.
+        Raises `UnknownChunk` for a chunk without a stored embedding, `ValueError` for a vector without
+        direction or of another width than the store's, or a ``k`` below 1.
         """
         if k < 1:
             raise ValueError(f"k {k} must be at least 1")
@@ -146,12 +146,12 @@ class Search:
             row = None
         return self._make(name)[1] if row is None else row.vector
 
-    # -- keeping up with the store -------------------------------------------------------------
+    # -- updates from the store ----------------------------------------------------------------
 
     def add(self, name: str, record: CanonicalRecord) -> None:
-        """Keep the embedding of a canonical that was just stored.
+        """Store the embedding of a canonical that was just stored.
 
-        Where that fails the object is stored all the same, and the next search makes the row.
+        If that fails the object is stored nevertheless, and the next search makes the row.
         """
         try:
             self._put(name, record)
@@ -159,14 +159,14 @@ class Search:
             logger.warning("no embedding kept of %s: %s", name, error)
 
     def met(self, name: str, record: CanonicalRecord) -> None:
-        """`add`, for an object that came from elsewhere and may have its row already."""
+        """`add`, for an object written elsewhere, which may have its row already."""
         if not self._vectors.has(name):
             self.add(name, record)
 
     def drop(self, names: Iterable[str]) -> None:
         """Forget embeddings: afterwards they are neither on the disk nor in this process.
 
-        Where the disk refuses, they stay there without their objects, and are never found.
+        If the disk refuses, they stay there without their objects, and are never found.
         """
         gone = list(names)
         try:
@@ -183,12 +183,12 @@ class Search:
         return [name for name in names if self._vectors.has(name)]
 
     def scrub(self) -> list[str]:
-        """Leave no trace of embeddings that were dropped; what may be left, and why."""
+        """Erase all traces of dropped embeddings; return the possible remains and the reasons."""
         why = self._vectors.scrub() if isinstance(self._vectors, DiskVectors) else None
         return [] if why is None else [why]
 
     def check(self, contexts: Iterable[Context]) -> list[str]:
-        """Hold every row against the store and mend what differs; one line per kind of difference."""
+        """Compare every row with the store and correct it; return one line per kind of difference."""
         try:
             return self._checked(contexts)
         except Unusable as error:
@@ -213,7 +213,7 @@ class Search:
         return told
 
     def close(self) -> None:
-        """Let go of the rows; nothing works afterwards."""
+        """Close the rows; nothing works afterwards."""
         with self._lock:
             self._known.clear()
             if isinstance(self._held, DiskVectors):
@@ -243,7 +243,7 @@ class Search:
                 self.drop(gone)
 
     def _caught_up(self, context: Context) -> Nearest:
-        """This process's index of a context, with all that is stored in it by now."""
+        """This process's index of a context, brought up to date with the stored objects."""
         try:
             return self._followed(context)
         except Unusable as error:
@@ -269,7 +269,7 @@ class Search:
                     logger.warning("embeddings: %d made anew, %d without their object", made, dropped)
                 self._known[context] = known
             self._follow(known, context)
-            if self._known.get(context) is known:  # else the rows were lost on the way
+            if self._known.get(context) is known:  # else the rows were lost meanwhile
                 return known
 
     def _follow(self, known: Nearest, context: Context) -> None:
@@ -292,11 +292,11 @@ class Search:
                 self._vectors.damaged(f"{len(known.rows)} rows of {state.rows} can be read")
 
     def _reconcile(self, context: Context) -> tuple[int, int]:
-        """Make the rows that are missing, drop those without an object; how many of each."""
+        """Make missing rows, drop those without an object; return the number of each."""
         held = self._vectors.names(self._space(context)).keys()
         stored = set(self._objects.canonicals(context))
         loose = held - stored
-        there = self._objects.present([name for name in loose if is_key(name)])  # a name may be damaged, too
+        there = self._objects.present([name for name in loose if is_key(name)])  # a name may be damaged
         gone = [name for name in loose if name not in there]
         if gone:
             self._vectors.drop(gone)
@@ -304,12 +304,12 @@ class Search:
         return made, len(gone)
 
     def _make(self, name: str) -> tuple[bool, np.ndarray | None]:
-        """Write the row of a stored object; whether it could, and the embedding."""
+        """Write the row of a stored object; return True if it could, and the embedding."""
         record = self._read(name)
         return self._put(name, record) if isinstance(record, CanonicalRecord) else (False, None)
 
     def _put(self, name: str, record: CanonicalRecord) -> tuple[bool, np.ndarray | None]:
-        """The same; a canonical whose encoding is gone gets its row when the chunk was encoded again."""
+        """The same; a canonical whose encoding is gone gets its row once the chunk is encoded again."""
         encoding = self._read(self._objects.encoding(record)) if record.vision else None
         if not isinstance(encoding, EncodingRecord):
             if record.vision:
@@ -341,7 +341,7 @@ def _direction(query: Any) -> np.ndarray:
 
 
 def open_search(tiers: Tiers, codec: Codec, tenant: str) -> Search:
-    """Search over what is here; of a remote's objects over those that were put or read here."""
+    """Search over the stored objects; with a remote, over those that were put or read here."""
     disk, here = tiers.disk, tiers.memory
 
     def canonicals(context: Context) -> Iterable[str]:

@@ -1,6 +1,6 @@
 """One FAISS index in the memory of one process: the nearest of many unit vectors by inner product.
 
-Exhaustive, in half precision: 100,000 vectors of width 1024 take 200 MB and 30 ms a question on one
+Exhaustive, in half precision: 100,000 vectors of width 1024 take 200 MB and 30 ms a query on one
 core (`docs/search.md`), so nothing has to be trained and nothing is missed.
 """
 
@@ -17,13 +17,13 @@ from kamera.store.search.vectors import Row
 
 logger = logging.getLogger(__name__)
 
-_BLOCK = 256  # vectors added, or asked with, at a time
+_BLOCK = 256  # vectors added or queried at a time
 
 
 class Nearest:
     """Rows by number, and the index of those that have a vector. Not safe to use from several threads.
 
-    ``epoch`` and ``last`` say which rows it has seen. Raises `StoreError` without FAISS.
+    ``epoch`` and ``last`` identify the rows it has seen. Raises `StoreError` without FAISS.
     """
 
     def __init__(self, epoch: str) -> None:
@@ -39,7 +39,7 @@ class Nearest:
         return None if self._index is None else int(self._index.d)
 
     def take(self, rows: Iterable[Row | int]) -> list[int]:
-        """Add rows; the numbers of those that are damaged."""
+        """Add rows; return the numbers of damaged ones."""
         damaged: list[int] = []
         seqs: list[int] = []
         vectors: list[np.ndarray] = []
@@ -80,7 +80,7 @@ class Nearest:
         return [(self.rows[int(seq)], min(float(score), 1.0)) for seq, score in found]
 
     def pairs(self, threshold: float) -> Iterator[tuple[Row, Row, float]]:
-        """Every two rows with an inner product above ``threshold``, the older one first."""
+        """All pairs of rows with an inner product above ``threshold``, the older one first."""
         total = 0 if self._index is None else self._index.ntotal
         below = float(np.nextafter(np.float32(threshold), np.float32(-2)))
         for start in range(0, total, _BLOCK):

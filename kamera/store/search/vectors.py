@@ -1,6 +1,6 @@
-"""Where embeddings are kept: a small row beside each canonical, so that no search reads the objects.
+"""Storage of embeddings: a small row beside each canonical, so that no search reads the objects.
 
-Rows repeat what the objects say. Whoever loses them computes them again from the objects.
+Rows are derived from the objects, and lost ones are computed again from them.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ CREATE INDEX IF NOT EXISTS by_space ON vectors (space, seq);
 CREATE TABLE IF NOT EXISTS epoch (id TEXT NOT NULL);
 INSERT INTO epoch VALUES (lower(hex(randomblob(8))));
 """
-# as bytes: what is no text any more must not stop the reading of the others
+# as bytes: a damaged row that is not valid text must not stop the reading of the others
 _COLUMNS = "seq, CAST(name AS BLOB), CAST(row AS BLOB)"
 _PAGE = 500
 
@@ -48,7 +48,7 @@ class Row(NamedTuple):
 
 
 class State(NamedTuple):
-    """How far a space has come. ``epoch`` changes when the file was made anew and counts from 1."""
+    """The progress of a space. ``epoch`` changes when the file is rebuilt and its numbers restart at 1."""
 
     epoch: str
     rows: int
@@ -56,10 +56,10 @@ class State(NamedTuple):
 
 
 class Vectors(Protocol):
-    """Embeddings by object name, in spaces whose members can be compared."""
+    """Embeddings by object name, in spaces of comparable vectors."""
 
     def put(self, space: str, name: str, chunk_id: str, vector: np.ndarray | None) -> None:
-        """Write the row of ``name``, in place of the one that is there."""
+        """Write the row of ``name``, replacing any present one."""
 
     def drop(self, names: Iterable[str]) -> None:
         """Delete rows, their bytes included."""
@@ -68,26 +68,26 @@ class Vectors(Protocol):
         """Delete rows by number."""
 
     def get(self, name: str) -> Row | None:
-        """The row of ``name``; None, too, when it is damaged."""
+        """The row of ``name``; None if absent or damaged."""
 
     def has(self, name: str) -> bool:
-        """Whether there is a row of ``name``, damaged or not."""
+        """True if there is a row of ``name``, damaged or not."""
 
     def names(self, space: str) -> dict[str, int]:
         """Name and ``seq`` of every row of a space, damaged ones included."""
 
     def state(self, space: str) -> State:
-        """Enough to see whether anything has changed."""
+        """The present state, from which changes can be detected."""
 
     def after(self, space: str, seq: int) -> Iterator[Row | int]:
-        """Rows written after ``seq``, in order; of a damaged one the number alone."""
+        """Rows written after ``seq``, in order; only the number of a damaged one."""
 
     def damaged(self, why: str) -> None:
-        """Say that the rows contradict each other: they all go."""
+        """Report that the rows contradict each other: all are deleted."""
 
 
 class MemoryVectors:
-    """Embeddings of a store that lets objects go without a word: ``present`` tells which are there."""
+    """Embeddings of a store that evicts objects without notice: ``present`` returns the stored ones."""
 
     def __init__(self, present: Callable[[Sequence[str]], Collection[str]]) -> None:
         self._present = present
@@ -154,7 +154,7 @@ class DiskVectors:
         except (NotAFile, NotADirectoryError) as error:
             raise StoreError(f"{path} cannot be reached: {error}") from error
         except OSError as error:
-            logger.debug("%s: %s", path, error)  # said when it is used
+            logger.debug("%s: %s", path, error)  # raised when it is used
         self._db = Database(path, _SCHEMA, _TABLES)
 
     def put(self, space: str, name: str, chunk_id: str, vector: np.ndarray | None) -> None:
@@ -196,11 +196,11 @@ class DiskVectors:
         self._db.damaged(why)
 
     def check(self) -> str | None:
-        """Read the whole file; what is wrong with it is told, and it is empty afterwards."""
+        """Read the whole file; return the fault, if any, after which the file is empty."""
         return self._db.problem()
 
     def scrub(self) -> str | None:
-        """Leave no trace of deleted rows; None, or what may be left, and why."""
+        """Erase all traces of deleted rows; None, or the possible remains and the reason."""
         return self._db.scrub()
 
     def close(self) -> None:
