@@ -1,4 +1,4 @@
-"""Certification: which KV below exact may this model be served? A probe, its answers, a verdict."""
+"""Certification of the KV below exact that a model may be served: a probe, its answers, a verdict."""
 
 from kamera.certify.metrics import Interval, bootstrap, eta, kl
 from kamera.certify.probe import TRIALS

@@ -1,4 +1,4 @@
-"""Questions asked of a window, or of the KV that a build with something wrong would have served in it."""
+"""Questions asked of a window, or of the KV that a faulty build would have served in it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ANSWER_TOKENS = 12
 
 
 class Asked(Protocol):
-    """What questions can be asked of."""
+    """An object that answers questions."""
 
     def logits(self, texts: Sequence[str]) -> torch.Tensor:
         """Next-token logits ``[texts, vocabulary]``."""
@@ -49,7 +49,7 @@ class Window:
 class Instead:
     """The chunks of a window with other KV in their places.
 
-    ``spans`` are that KV in the window's order, ``chunks`` what stands there; neither is changed.
+    ``spans`` are that KV and ``chunks`` the encodings, in the window's order; neither is changed.
     """
 
     window: KameraWindow
@@ -85,7 +85,7 @@ class Instead:
         return self._backbone.question_ids(text, self.window.anchor.tail)
 
     def _positions(self, ids: torch.Tensor) -> torch.Tensor:
-        """Of the window and a question behind it, ``[axes, tokens]``."""
+        """Positions of the window and a question behind it, ``[axes, tokens]``."""
         spans = [self.window.anchor.input_ids, *(c.input_ids for c in self.chunks), ids]
         return self._backbone.positions(spans, [{}, *(c.position_inputs for c in self.chunks), {}])
 
@@ -98,7 +98,7 @@ class Instead:
 def answers(asked: Asked, queries: Sequence[Query], backbone: Engine) -> Iterator[tuple[str, torch.Tensor]]:
     """The answer to each question ("" for none of its options), and the next-token logits ``[vocabulary]``.
 
-    The likeliest next token is the answer where it names an option; else the model goes on in words.
+    The likeliest next token is the answer if it names an option; else the model generates words.
     """
     logits = asked.logits([query.text for query in queries])
     for query, row in zip(queries, logits, strict=True):

@@ -1,4 +1,4 @@
-"""What is served and what should be, in the KV itself: without a question, and without the operator."""
+"""The served KV compared with the true KV directly: without a question, and without the operator."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from kamera.ops import KV, Patch, uniform_offset
 from kamera.window import KameraWindow
 
 NOTHING = 1e-6
-"""Energy of a deficit, as a share of the KV's own, that is rounding."""
+"""Energy of a deficit, as a share of the KV's own, that counts as rounding."""
 
 
 @dataclass(frozen=True, eq=False)
 class Place:
-    """A chunk where it stands in a window.
+    """A chunk at its place in a window.
 
-    At ``positions`` ``[axes, tokens]``, ``offset`` (per axis) from where its ``canonical`` was computed,
-    behind ``antecedents``; without a ``patch`` it leads.
+    It is at ``positions`` ``[axes, tokens]``, ``offset`` (per axis) from the position of its ``canonical``,
+    behind ``antecedents``; the first chunk has no ``patch``.
     """
 
     chunk_id: str
@@ -34,7 +34,7 @@ class Place:
 
 
 def places(window: KameraWindow) -> list[Place]:
-    """Where the chunks of a window stand that were all served out of its store."""
+    """Places of the chunks of a window whose chunks were all served out of its store."""
     found, every = [], window.position_ids
     for slot in window.slots:
         record = window.store.get_canonical(window.context, slot.chunk_id)
@@ -59,17 +59,17 @@ def places(window: KameraWindow) -> list[Place]:
 
 
 def alone(backbone: Engine, anchor: KV, place: Place) -> KV:
-    """The chunk prefilled behind the anchor alone, at its place: what blind reuse should show there."""
+    """The chunk prefilled behind the anchor alone, at its place: the KV blind reuse should show there."""
     behind = backbone.live()
     behind.show([Span(anchor, None, (0,) * backbone.axes)], room=place.positions.shape[1])
     return backbone.prefill(place.encoded, place.positions, behind)
 
 
 def closed(served: Sequence[KV], true: Sequence[KV], blind: Sequence[KV]) -> dict[str, float]:
-    """By channel: of what blind reuse lacks of the true KV, the share that is served, over all chunks.
+    """By channel, the share of blind reuse's deficit that the served KV closes, over all chunks.
 
-    1 is all of it, 0 none; KV that is further off than blind reuse is below 0. A channel that lacks nothing
-    counts as closed where nothing was added to it.
+    1 is all of it, 0 none; KV that is further off than blind reuse is below 0. A channel without a deficit
+    counts as closed if nothing was added to it.
     """
     energy: dict[str, list[float]] = {}
     for got, want, without in zip(served, true, blind, strict=True):

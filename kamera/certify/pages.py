@@ -57,19 +57,19 @@ SYSTEM = (
 )
 
 _STATES: tuple[tuple[int, ...], ...] = ((0, 1, 2, 3), (2, 3, 4, 5), (4, 5), (), (0, 1, 2, 3))
-"""The entries that each page states. The first two are on the first page and on the one that stands in for
-it, the next two on the second page too, the last two on the second and the third: so some facts leave with a
-page, some are corrected by a later one, and some turn round in another order."""
+"""The entries that each page states. The first two are on the first page and on its substitute, the next two
+on the second page too, the last two on the second and the third: so some facts leave with a page, some are
+corrected by a later one, and some change when the order does."""
 
 _FILLED = 4
-"""Entries of a page that states something; where it is fewer, others of which nothing is asked."""
+"""Entries of a page that states something; a page with fewer is filled with entries no question is about."""
 
 
 class _Template(NamedTuple):
-    """A kind of facts: entries have values, and the reader shows the entries beside what is asked by.
+    """A kind of facts: entries have values, and the reader shows each entry beside a handle.
 
-    ``says`` is a line of a page that states them, ``asks`` a question about an entry itself, ``reads`` one by
-    what the reader shows it with; ``shown`` draws that page.
+    ``says`` is a line of a page that states them, ``asks`` a question about an entry by name, ``reads`` one
+    by its handle; ``shown`` draws the reader's page.
     """
 
     title: str
@@ -83,15 +83,15 @@ class _Template(NamedTuple):
 
 
 def draw_scene(seed: int, index: int) -> ProbeScene:
-    """The scene of this number; templates take turns."""
+    """The scene of number ``index``; templates take turns."""
     rng, template = np.random.default_rng([seed, index]), _TEMPLATES[index % len(_TEMPLATES)]
     entries = _some(rng, template.entries, ENTRIES + _FILLED)
     handles = _some(rng, template.handles, ENTRIES)
-    others = entries[ENTRIES:]  # of which nothing is asked
+    others = entries[ENTRIES:]  # no question is about these
     stated: list[dict[str, str]] = []
     for numbers in _STATES:
         named = [entries[i] for i in numbers]
-        # other values on every page: where two state the same entry they disagree
+        # other values on every page: two pages that state the same entry disagree
         free = [v for v in template.values if v not in {v for page in stated for v in page.values()}]
         values = _some(rng, free if len(free) >= len(named) else template.values, len(named))
         stated.append(dict(zip(named, values, strict=True)))
@@ -134,7 +134,7 @@ def _crates(rng: np.random.Generator, shown: Sequence[tuple[str, str]]) -> Image
 
 
 def _journeys(rng: np.random.Generator, shown: Sequence[tuple[str, str]]) -> Image.Image:
-    """Who goes to which town, in sentences."""
+    """Sentences that say who goes to which town."""
     return _text("Journeys", [f"{person} is going to {town}." for person, town in _mixed(rng, shown)])
 
 

@@ -1,10 +1,10 @@
-"""Probes: scenes whose questions need two chunks at once, and the order and the company those stand in.
+"""Probes: scenes whose questions need two chunks at once, and the windows they are asked in.
 
 A single-hop question, or one logit, passes where multi-hop answers are halved (paper, section 1). So
-questions join what the last chunk of a scene shows with what an earlier one states: the last chunk's KV
-absorbed the earlier one, and that is what reuse without a patch loses. Where two chunks state the same thing
-differently the later one counts, so that an operator that loses positions, or order, is seen. What is asked
-after a chunk has left is about what stays and about what its departure changed.
+questions join a fact shown by the last chunk of a scene with one stated by an earlier chunk: the last chunk's
+KV is conditioned on the earlier one, and reuse without a patch loses that. If two chunks contradict each
+other the later one counts, so that an operator that loses positions, or order, is seen. Questions after a
+chunk has left are about facts that stay and about facts that its departure changed.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ PER_TRIAL = 12
 """Questions of a scene about one guarantee, at most. Few, so that scenes vary."""
 
 Order = tuple[int, ...]
-"""Chunks of a scene as they stand in a window, by their numbers."""
+"""Numbers of a scene's chunks, in their order in a window."""
 
 READER = 3
-"""The chunk that refers to what the others state. It comes last, and is what guarantees are asked of."""
+"""The chunk that refers to the others' facts. It comes last, and its KV has the guarantee under test."""
 
 TRIALS: dict[Guarantee, tuple[Order, Order]] = {
     "patched": ((0, 1, 2, READER), (0, 1, 2, READER)),
@@ -38,7 +38,7 @@ TRIALS: dict[Guarantee, tuple[Order, Order]] = {
     "survivor": ((0, 1, 2, READER), (1, 2, READER)),
     "near": ((4, 1, 2, READER), (0, 1, 2, READER)),
 }
-"""What each guarantee is asked in: the window that KV was conditioned in, and the one it is served in."""
+"""Windows of each guarantee: the one its KV was conditioned in, and the one it is served in."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ class ProbeScene:
 
 
 class Reading(NamedTuple):
-    """The answer to a question about what the reader shows, and whether a chunk in the window states it."""
+    """The answer to a question about the reader's facts; ``told`` if a chunk in the window states it."""
 
     answer: str
     told: bool
@@ -87,11 +87,11 @@ def asked_of(
     contested: Mapping[str, str],
     options: tuple[str, ...],
 ) -> dict[Guarantee, tuple[Query, ...]]:
-    """The questions of a scene: half that another window would answer otherwise, half that it would not.
+    """The questions of a scene: for half the answer differs between the two windows of a trial, for half not.
 
-    ``read`` gives every question about what the reader shows behind chunks in an order. ``contested`` are
-    questions about what two chunks state differently: of patched KV those are the first half. ``options`` are
-    all answers there are.
+    ``read`` gives every question about the reader's facts behind chunks in an order. ``contested`` are
+    questions on which two chunks disagree: for patched KV these are the first half. ``options`` are all
+    possible answers.
     """
     asked: dict[Guarantee, tuple[Query, ...]] = {}
     for guarantee, (before, after) in TRIALS.items():

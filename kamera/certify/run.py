@@ -1,4 +1,4 @@
-"""Certify a backbone: ask a probe's questions of every kind of reused KV, and of builds that are wrong."""
+"""Certify a backbone: ask a probe's questions of every kind of reused KV, and of faulty builds."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def run_probe(
     guarantees: Sequence[Guarantee] = tuple(TRIALS),
     model: str = "",
 ) -> Iterator[tuple[int, int] | Certificate]:
-    """Ask ``items`` questions about each guarantee; yields (asked, wanted), at last the certificate.
+    """Ask ``items`` questions about each guarantee; yields (asked, wanted), and last the certificate.
 
     Those about patched KV are always asked, and of each sabotaged build too. ``rank`` and ``patch_bytes``
     bound the patches, and are those of the policies the certificate will serve; ``guarantees`` are those to
@@ -94,7 +94,7 @@ def run_probe(
 
 
 def _flaw(backbone: Backbone) -> str | None:
-    """What the operator itself gets wrong on this model, in one line; None if it keeps what it promises."""
+    """The operator's own error on this model, in one line; None if its proofs hold."""
     proofs = {"relocation": prove_relocation(backbone), "a full-rank patch": prove_patch(backbone)}
     for claim, proof in proofs.items():
         if not proof.holds:
@@ -106,14 +106,14 @@ def _flaw(backbone: Backbone) -> str | None:
 
 
 def _overruled(findings: dict[Guarantee, Finding], flaw: str | None) -> dict[Guarantee, Finding]:
-    """What is left of findings where the operator has a flaw: nothing is safe, however it was answered."""
+    """The findings under a flaw of the operator: every verdict is "unsafe" then, for any answers."""
     if flaw is None:
         return findings
     return {g: replace(finding, verdict="unsafe", reason=flaw) for g, finding in findings.items()}
 
 
 class _Tally:
-    """What has been asked so far: ``items`` questions of each guarantee at most."""
+    """The questions asked so far: at most ``items`` of each guarantee."""
 
     def __init__(self, items: int, guarantees: Sequence[Guarantee]) -> None:
         self.items = items
@@ -128,7 +128,7 @@ class _Tally:
         return all(len(outcomes) == self.items for outcomes in self.outcomes.values())
 
     def add(self, trials: Trials) -> Iterator[tuple[int, int]]:
-        """Ask a scene's questions, as far as they are wanted."""
+        """Ask a scene's questions, up to the number still wanted."""
         for guarantee, outcomes in self.outcomes.items():
             wanted = trials.scene.asked[guarantee][: self.items - len(outcomes)]
             if not wanted:
@@ -142,7 +142,7 @@ class _Tally:
             yield sum(map(len, self.outcomes.values())), self.items * len(self.outcomes)
 
     def judged(self) -> tuple[dict[Guarantee, Finding], dict[str, Finding]]:
-        """The findings by guarantee, and by what was wrong."""
+        """The findings by guarantee, and by sabotage."""
         chance = {guarantee: sum(found) / len(found) for guarantee, found in self.chances.items()}
         sabotages = {
             name: judge(

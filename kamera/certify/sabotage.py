@@ -1,6 +1,6 @@
-"""Operators that are wrong on purpose: what a probe cannot see in them, it cannot vouch for in a sound one.
+"""Operators that are wrong on purpose: a probe that misses a fault in them cannot rule it out in a sound one.
 
-Each arm takes what a chunk is served from, and gives the KV a build with one thing wrong would serve.
+Each arm takes a chunk's `Material`, and returns the KV that a build with one fault would serve.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from kamera.ops import KV, Layout, LowRank, Patch, apply_patch, floats
 
 @dataclass(frozen=True, eq=False)
 class Material:
-    """All an arm serves a chunk from.
+    """All inputs from which an arm serves a chunk.
 
-    ``canonical`` stands ``offset`` (per axis) from where it is to be served, and lacks what ``patch`` adds.
+    ``canonical`` is ``offset`` (per axis) from its place in the window, and ``patch`` is its deficit there.
     ``another`` is the patch of another chunk of the window, ``stale`` the chunk's own behind antecedents that
-    have left. ``seed`` draws what is random.
+    have left. ``seed`` is that of random patches.
     """
 
     canonical: KV
@@ -44,17 +44,17 @@ SABOTAGES: dict[str, Callable[[Material], KV]] = {
     "random patch": lambda of: _served(of, _random_like(of.patch, of.seed)),
     "stale patch": lambda of: _served(of, of.stale),
 }
-"""By what is wrong. K stands for the channels that carry phase (k_pe of MLA too), V for the others."""
+"""Arms by their fault. K means the phased channels (k_pe of MLA too), V the free ones."""
 
 SHOWN_BY_KV = frozenset({"K not patched"})
-"""What answers need not show: a model may bind in V alone. That keys are patched is read off the KV then."""
+"""Faults that answers need not show, since a model may bind in V alone: the KV itself shows them then."""
 
 OF_PATCHES = frozenset(SABOTAGES) - {"no rotation", "rotated twice"}
-"""Faults of a patch. They do not bear on survivors, which are served as they were computed."""
+"""Faults of a patch. They do not apply to survivors, which are served as they were computed."""
 
 
 def _only(of: Material, *, phased: bool) -> Patch:
-    """The patch of the channels that carry phase, or of those that do not."""
+    """The patch of the phased channels, or of the free ones."""
     return Patch(
         tuple(
             {
@@ -68,7 +68,7 @@ def _only(of: Material, *, phased: bool) -> Patch:
 
 
 def _fitted(patch: Patch, to: Patch) -> Patch:
-    """A patch with as many tokens as another has: its rows from the first again where they end."""
+    """``patch`` with as many tokens as ``to``: its rows repeat from the first when they run out."""
     layers = []
     for layer, model in zip(patch.layers, to.layers, strict=True):
         fitted = {}

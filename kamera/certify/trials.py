@@ -1,4 +1,4 @@
-"""The windows of a scene: each guarantee as it comes to be served, and what it is held against."""
+"""The windows of a scene: one that serves each guarantee, and those it is compared with."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from kamera.store import ChunkStore
 from kamera.window import Guarantee, KameraWindow, ReusePolicy
 
 DIVERGENCE = 0.5
-"""Of the antecedents that "near" is asked behind: one chunk of three is another."""
+"""Largest divergence of antecedents served as "near" here: one chunk of three differs."""
 
 Said = list[tuple[str, torch.Tensor]]
-"""To each question the answer, and the next-token logits ``[vocabulary]``."""
+"""The answer to each question, and its next-token logits ``[vocabulary]``."""
 
 
 class Trials:
@@ -33,10 +33,10 @@ class Trials:
         self.backbone, self.scene, self.policy = backbone, scene, policy
         self.chunks = [backbone.chunk(content) for content in scene.contents]
         self.store = ChunkStore.open("memory://")
-        self.elsewhere = ChunkStore.open("memory://")  # where another chunk stood in the first one's place
+        self.elsewhere = ChunkStore.open("memory://")  # another chunk in the first place
 
     def ask(self, guarantee: Guarantee, queries: Sequence[Query]) -> list[Outcome]:
-        """The questions of a window that serves KV of this guarantee, of its chunks blind, and prefilled."""
+        """Ask a window that serves KV of this guarantee, one with its chunks blind, and one prefilled."""
         window = self._served(guarantee)
         worth = window.slots[-1].guarantee
         assert worth == guarantee, f"a window that is to serve {guarantee} KV serves {worth}"
@@ -50,7 +50,7 @@ class Trials:
         )
 
     def ask_sabotaged(self, queries: Sequence[Query]) -> Iterator[tuple[str, list[Outcome]]]:
-        """The questions about patched KV, of what each sabotaged build would serve in its place."""
+        """Ask the questions about patched KV of the KV that each sabotaged build would serve instead."""
         prefilled = self._said(Window(self._exact), queries)
         blind = self._said(Window(_blind(self._patched)), queries)
         for name, spans in self._sabotaged.items():
@@ -58,7 +58,7 @@ class Trials:
             yield name, _outcomes(queries, prefilled, blind, self._said(served, queries))
 
     def closed(self) -> dict[str, dict[str, float]]:
-        """`kv.closed` of patched KV ("") and of what each sabotaged build would serve in its place."""
+        """`kv.closed` of patched KV ("") and of the KV that each sabotaged build would serve instead."""
         anchor = self._patched.anchor.kv
         bare = [alone(self.backbone, anchor, place) for place in self._places]
         true, product = (
@@ -76,7 +76,7 @@ class Trials:
             window = self._patched.fork()
             window.slide()
         elif guarantee == "near":
-            assert self._stale  # the patches of the other company are there
+            assert self._stale  # forms the patches behind the other antecedents
             near = replace(self.policy, minimum="near", max_divergence=DIVERGENCE)
             window = self._window(self.elsewhere, after, near)
         else:
@@ -114,7 +114,7 @@ class Trials:
 
     @cached_property
     def _stale(self) -> dict[str, Patch]:
-        """The patches that the chunks got where another one led, by chunk."""
+        """The chunks' patches formed behind another first chunk, by chunk."""
         other = self._window(self.elsewhere, TRIALS["near"][0])
         found = {}
         for slot in other.slots[1:]:
@@ -125,7 +125,7 @@ class Trials:
 
     @cached_property
     def _sabotaged(self) -> dict[str, list[KV]]:
-        """What each sabotaged build would show of the chunks of the patched window."""
+        """The KV that each sabotaged build would show for the chunks of the patched window."""
         shown: dict[str, list[KV]] = {name: [self._places[0].canonical] for name in SABOTAGES}
         patched = [(place, place.patch) for place in self._places if place.patch is not None]
         for n, (place, patch) in enumerate(patched):

@@ -1,16 +1,16 @@
-"""From a probe's answers to a finding: every rule of it, with its constant and the reason for that.
+"""The rules from a probe's answers to a finding, each with its constant and the reason for that.
 
-* Re-prefill must answer well (`SKILL`), or nothing it loses can be seen: "cannot tell".
-* KV that is served must not answer worse than re-prefill by more than `MARGIN`: "unsafe" when it does, and
+* Re-prefill must answer well (`SKILL`), or no loss against it can be seen: "cannot tell".
+* Served KV must not answer worse than re-prefill by more than `MARGIN`: "unsafe" when it does, and
   "cannot tell" while there are too few questions to know.
-* Where blind reuse changes answers, it must restore them (`FLIPS`).
-* Where blind reuse changes none (a model that reads both chunks while it answers), answers cannot show that
+* If blind reuse changes answers, served KV must restore them (`FLIPS`).
+* If blind reuse changes none (a model that reads both chunks while it answers), answers cannot show that
   a patch does anything: one of zeros would pass. Then it must close the gap in the distribution of the next
-  token (`ETA`). If even that is not seen the probe does not reach what this model binds: "cannot tell". It
+  token (`ETA`). If even that is not seen the probe does not reach the model's binding: "cannot tell". It
   is not called safe, as other questions may bind where these did not.
-* Patched KV must be there: of every channel it brings back a part of what was missing (`CLOSED`).
-* A build with something wrong must not come out safe by these rules, or the probe is blind to it and cannot
-  tell (`unseen`).
+* Patched KV must restore a part of the deficit in every channel (`CLOSED`).
+* A faulty build must not come out safe by these rules, or the probe is blind to its fault and cannot tell
+  (`unseen`).
 
 Each rule errs on the side of not serving: the whole interval must be on the right side.
 """
@@ -44,8 +44,8 @@ _Z = 1.959964  # two-sided 95 %
 
 
 CLOSED = 0.1
-"""Least share of what a channel lacks that a patch must bring back in the KV itself. A sound one brings back
-most of it, one that leaves the channel out nothing; answers show that only where the model binds there."""
+"""Least share of a channel's deficit that a patch must restore in the KV itself. A sound one restores most of
+it, one that leaves the channel out nothing; answers show that only if the model binds in this channel."""
 
 _Z = 1.959964  # two-sided 95 %
 
@@ -71,9 +71,9 @@ def judge(
     closed: Mapping[str, float] | None = None,
     name: str = "patched",
 ) -> Finding:
-    """Judge what was served by the questions answered; a guess is right with probability ``chance``.
+    """Judge served KV by its answers to questions; a guess is right with probability ``chance``.
 
-    ``closed`` are the shares of missing KV that are served, by channel; ``name`` is what is judged.
+    ``closed`` are the shares of the deficit that are served, by channel; ``name`` is that of the judged KV.
     """
     if not outcomes:
         raise ValueError("no question was asked: there is nothing to judge")
@@ -108,9 +108,9 @@ def judge(
 
 
 def unseen(finding: Finding, sabotages: Iterable[str]) -> Finding:
-    """What is left of a finding when the probe answers as well of builds that have something wrong.
+    """The finding, "cannot tell" instead of "safe" if the probe passes faulty builds too.
 
-    ``sabotages`` are those that came out safe and bear on it. What is not safe anyway stays as it is.
+    ``sabotages`` are those that came out safe and apply to it. A finding that is not safe stays as it is.
     """
     names = ", ".join(sabotages)
     if finding.verdict != "safe" or not names:

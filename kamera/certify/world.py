@@ -14,7 +14,7 @@ LAYOUT = "LLLIL"
 
 
 def draw_scene(seed: int, index: int) -> ProbeScene:
-    """The scene of this number: asked are values of items, and colours that two legends give differently."""
+    """The scene of number ``index``, asking for values of items and colours on which legends disagree."""
     episode = testbed.World(seed).episode(index, layout=LAYOUT)
     tags = list(episode.frames[READER].glyph_of)
 

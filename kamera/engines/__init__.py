@@ -1,4 +1,4 @@
-"""What runs a model: the contracts a window needs, and the engines that keep them."""
+"""Engines that run a model, and the contracts that a window needs of them."""
 
 from kamera.engines.base import Engine, LiveKV, Named, PositionLimits, Probe, Span, Work, Written
 from kamera.engines.extent import Extent, behind, standing

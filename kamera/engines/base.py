@@ -1,7 +1,7 @@
-"""The contracts of this house with whatever runs a model: `Engine`, and `LiveKV`, which the model attends to.
+"""The contracts of an engine that runs a model: `Engine`, and `LiveKV`, the KV that the model attends to.
 
-Data runs one way: a chunk is encoded, prefilled behind a live KV, kept, and shown again. No
-room above this one knows where a live KV stands: in one buffer of transformers, or in the pages of a pool.
+Data runs one way: a chunk is encoded, prefilled behind a live KV, kept, and shown again. No package above
+this one knows the memory of a live KV: one buffer of transformers, or the pages of a pool.
 """
 
 from __future__ import annotations
@@ -19,15 +19,16 @@ from kamera.errors import NotRelocatable
 from kamera.ops import KV, CodedKV, Layout, Patch, kv_tokens
 
 Answers = Mapping[str, Sequence[float]]
-"""A few logits, by the name of what was asked."""
+"""A few logits, by the name of the question."""
 
 
 @dataclass(frozen=True, eq=False)
 class Span:
     """One KV to be shown: R(offset)·(kv + patch).
 
-    ``offset`` holds whole positions, one per axis, from where ``kv`` was computed. Two spans are of one
-    source when they hold the same objects: whoever shows a KV again passes the object it has.
+    ``offset`` is the distance from the positions ``kv`` was computed at, in whole positions, one per axis.
+    Two spans have the same source if they hold the same objects, so a caller that shows a KV again passes
+    the same object.
     """
 
     kv: KV
@@ -40,16 +41,16 @@ class Span:
         return self.kv.tokens if isinstance(self.kv, CodedKV) else kv_tokens(self.kv)
 
     def same_source(self, other: Span) -> bool:
-        """Whether both are written from the same tensors."""
+        """True if both are written from the same tensors."""
         return self.kv is other.kv and self.patch is other.patch
 
 
 @dataclass(frozen=True)
 class Written:
-    """Bytes that a show wrote.
+    """Bytes written by one `LiveKV.show`.
 
-    ``bytes_turned`` are KV bytes of phased channels at an offset other than zero, ``bytes_patched`` those of
-    the patches' factors that were applied, ``bytes_copied`` KV bytes that were written as they are.
+    ``bytes_turned`` are KV bytes of phased channels at an offset other than zero, ``bytes_patched`` bytes of
+    the patch factors that were applied, ``bytes_copied`` KV bytes that were written unchanged.
     """
 
     bytes_turned: int = 0
@@ -65,59 +66,59 @@ class Written:
 
 
 class LiveKV(Protocol):
-    """What the model attends to: spans one after another, each where it is wanted.
+    """The KV that the model attends to: spans one after another, each at its wanted place.
 
-    It is only ever a copy of what spans hold apart from it, so it can be thrown away and written again at any
-    time. Threads may each use one; forks of one another may be used at the same time.
+    It is a copy of KV that the spans hold elsewhere, so it can be discarded and rewritten at any time.
+    Threads may each use one; forks of one another may be used at the same time.
     """
 
     @property
     def shown(self) -> tuple[Span, ...]:
-        """The spans it was last asked to show; none after an error."""
+        """The spans of the last `show`; none after an error."""
         ...
 
     @property
     def standing(self) -> tuple[Span, ...]:
-        """The spans that stand in memory now, so that the next `show` need not write them.
+        """The spans in memory now, which the next `show` need not write.
 
-        Those of a fork, perhaps, where forks share memory.
+        They may be those of a fork, if forks share memory.
         """
         ...
 
     @property
     def tensors(self) -> KV:
-        """The memory it stands in, free places included; forks may share it. None before the first show."""
+        """Its memory as tensors, free places included; forks may share it. None before the first show."""
         ...
 
     def show(self, spans: Sequence[Span], *, room: int = 0) -> Written:
         """Show ``spans`` one after another, with room for ``room`` more tokens behind them.
 
-        What stands already is not written: which bytes are turned and patched is what
-        `kamera.engines.moves` says. After an error it shows nothing, and the next call is right whatever
-        happened. Neither the spans' KV nor their patches are modified.
+        Spans already in memory are not written: `kamera.engines.moves` decides which bytes are turned and
+        patched. After an error it shows nothing, and the next call is correct after any error. Neither the
+        spans' KV nor their patches are modified.
         """
         ...
 
     def read(self, index: int) -> KV:
-        """The KV of the span at ``index`` as it is shown, for reading; valid until the next show of this
-        one or a fork of it."""
+        """The shown KV of the span at ``index``, for reading; valid until the next `show` of this live KV
+        or a fork of it."""
         ...
 
     def fork(self) -> LiveKV:
-        """Another view that shows the same spans. What one of them shows from now on, the other does not."""
+        """Another view that shows the same spans; a later `show` of one does not change the other."""
         ...
 
     def check_integrity(self) -> None:
-        """Raise AssertionError where what it keeps of spans and places contradicts itself; reads no KV."""
+        """Raise AssertionError if its records of spans and places contradict each other; reads no KV."""
         ...
 
 
 @dataclass(frozen=True)
 class PositionLimits:
-    """How far positions reach.
+    """Limits of a model's positions.
 
-    From ``below`` on the model turns keys in another way, for ``reason``; ``trained`` is how many it was
-    trained on. None: no limit of that kind.
+    From ``below`` on the model rotates keys differently, for ``reason``; ``trained`` is the number of
+    positions it was trained on. None: no limit of that kind.
     """
 
     trained: int | None = None
@@ -126,11 +127,11 @@ class PositionLimits:
 
     @property
     def last(self) -> int:
-        """The position from which on there are none to use."""
+        """The first position that cannot be used."""
         return min((end for end in (self.trained, self.below) if end is not None), default=2**31)
 
     def check(self, highest: int) -> None:
-        """Raise NotRelocatable for a position where the model turns keys in another way."""
+        """Raise NotRelocatable for a position at which the model rotates keys differently."""
         if self.below is not None and highest >= self.below:
             raise NotRelocatable(
                 f"position {highest} reaches this model's limit of {self.below}: "
@@ -139,7 +140,7 @@ class PositionLimits:
 
 
 class Named(NamedTuple):
-    """A model in messages: its class, the checkpoint it came from ("" for none), and its dtype."""
+    """The name of a model in messages: its class, its checkpoint ("" for none), and its dtype."""
 
     kind: str
     checkpoint: str
@@ -147,10 +148,10 @@ class Named(NamedTuple):
 
 
 class Probe(NamedTuple):
-    """How to find out that a model computes something else than it says it does.
+    """A test that a model computes as its fingerprint says.
 
-    ``moves`` counts how often something about it was seen to move; ``answers()`` asks it (forwards that
-    nobody counts), and two answers of one model differ by at most ``tolerance``, a share of their length.
+    ``moves`` counts the changes seen in the model; ``answers()`` asks it (forwards that are not counted as
+    work), and two answers of one model differ by at most ``tolerance``, a share of their norm.
     """
 
     moves: int
@@ -170,10 +171,10 @@ class Work(Protocol):
 
 
 class Engine(Protocol):
-    """A model that prefills, and answers behind a live KV of its own making.
+    """A model that prefills, and answers behind a live KV that it made.
 
-    Safe to use from several threads. Tensors go in on any device and come out on those the model keeps its
-    KV on; token ids and positions are int64 on the CPU.
+    Safe to use from several threads. Tensors go in on any device and come out on the devices of the model's
+    KV; token ids and positions are int64 on the CPU.
     """
 
     @property
@@ -188,12 +189,12 @@ class Engine(Protocol):
 
     @property
     def limits(self) -> PositionLimits:
-        """How far positions reach."""
+        """Limits of the model's positions."""
         ...
 
     @property
     def named(self) -> Named:
-        """The model, for messages."""
+        """The model's name for messages."""
         ...
 
     @property
@@ -208,7 +209,7 @@ class Engine(Protocol):
 
     @property
     def probe(self) -> Probe:
-        """How to tell a model that is not what its fingerprint says."""
+        """A test that the model computes as its fingerprint says."""
         ...
 
     @property
@@ -223,18 +224,18 @@ class Engine(Protocol):
 
     @property
     def phased_bytes_per_token(self) -> int:
-        """Those of them that turn when a token moves."""
+        """Bytes of a token's phased channels, which are rotated when the token moves."""
         ...
 
     # -- content -------------------------------------------------------------------------------
 
     @property
     def vision_tokens(self) -> tuple[int, ...]:
-        """Ids of the tokens in whose places picture features stand."""
+        """Ids of the tokens that picture features replace."""
         ...
 
     def chunk(self, content: Content) -> Chunk:
-        """A chunk of content in any form a user has it in."""
+        """A chunk of content, in any form a user may give."""
         ...
 
     def chunk_from_tensors(self, input_ids: Any, *, label: str = "", **vision_inputs: Any) -> Chunk:
@@ -242,11 +243,11 @@ class Engine(Protocol):
         ...
 
     def anchor_ids(self, system: Spoken | None) -> torch.Tensor:
-        """Token ids ``[tokens]`` a window under this system prompt begins with."""
+        """Token ids ``[tokens]`` of the anchor under this system prompt."""
         ...
 
     def question_ids(self, question: Spoken, tail: str) -> torch.Tensor:
-        """Token ids ``[tokens]`` of a question; text gets ``tail`` behind it."""
+        """Token ids ``[tokens]`` of a question; ``tail`` is appended to text."""
         ...
 
     def seams(self, system: str | None) -> Seams:
@@ -266,14 +267,14 @@ class Engine(Protocol):
     def positions(
         self, ids: Sequence[torch.Tensor], inputs: Sequence[Mapping[str, torch.Tensor]]
     ) -> torch.Tensor:
-        """The model's own positions of spans one after another: int64 ``[axes, tokens]``."""
+        """The model's own positions of consecutive spans: int64 ``[axes, tokens]``."""
         ...
 
     def extents(self, spans: Sequence[tuple[str, Encoded]]) -> list[Extent] | None:
-        """What each of ``(chunk id, encoding)`` adds to positions, standing one after another.
+        """Extents of consecutive chunks, given as ``(chunk id, encoding)``.
 
-        None where that is no sum: `positions` of the whole sequence tells then. Raises IncompatibleChunk
-        where two pictures would touch that the model takes for one.
+        None if positions are no sum of extents: use `positions` of the whole sequence then. Raises
+        IncompatibleChunk if two pictures would touch that the model takes for one.
         """
         ...
 
@@ -284,23 +285,23 @@ class Engine(Protocol):
         ...
 
     def place(self, kv: KV) -> KV:
-        """``kv`` on the devices the model keeps its KV on: itself when it is there. Codes stay codes."""
+        """``kv`` on the devices of the model's KV; ``kv`` itself if it is there already. Codes stay codes."""
         ...
 
     def encode(self, chunk: Chunk) -> Encoded:
-        """What the decoder receives for a chunk: one run of the vision tower, none for text."""
+        """The encoding of a chunk: one run of the vision tower, none for text."""
         ...
 
     def prefill(self, encoded: Encoded, positions: torch.Tensor, behind: LiveKV | None = None) -> KV:
-        """One forward of a span at ``positions`` ``[axes, tokens]`` behind what ``behind`` shows.
+        """One forward of a span at ``positions`` ``[axes, tokens]`` behind the spans ``behind`` shows.
 
-        The KV that comes out is the caller's own. ``behind`` shows afterwards what it did. Raises
-        NonFiniteKV, and NotRelocatable past a limit.
+        The caller owns the returned KV. ``behind`` shows the same spans afterwards. Raises NonFiniteKV, and
+        NotRelocatable past a limit.
         """
         ...
 
     def ask(self, ids: torch.Tensor, positions: torch.Tensor, behind: LiveKV) -> torch.Tensor:
-        """Next-token logits ``[vocabulary]`` after text ``ids`` behind what ``behind`` shows."""
+        """Next-token logits ``[vocabulary]`` after text ``ids`` behind the spans ``behind`` shows."""
         ...
 
     def ask_each(self, ids: torch.Tensor, positions: torch.Tensor, behind: LiveKV) -> torch.Tensor:
@@ -310,7 +311,7 @@ class Engine(Protocol):
     def decode(
         self, ids: torch.Tensor, positions: torch.Tensor, behind: LiveKV, **sampling: Any
     ) -> torch.Tensor:
-        """New tokens ``[sequences, new]`` after ``ids`` ``[tokens]``, a prefix of which ``behind`` shows.
+        """New tokens ``[sequences, new]`` after ``ids`` ``[tokens]``; ``behind`` shows a prefix of ``ids``.
 
         ``positions`` ``[axes, tokens]`` are those of all of ``ids``.
         """

@@ -1,8 +1,8 @@
-"""What a chunk adds to positions, wherever it stands: asked of the model once, then added up.
+"""The positions a chunk adds to a window, at any place: asked of the model once, then summed.
 
 `get_rope_index` walks the whole sequence in Python: with 64 pictures that is tens of milliseconds for every
-edit of a window. Where the model lets chunks stand one after another without looking at each other, the
-same positions are sums of what each chunk adds. Whether it does is tried out for each chunk.
+edit of a window. If a chunk's positions do not depend on its neighbours, the same positions are sums of the
+chunks' extents. This is tested for each chunk.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from typing import NamedTuple
 import torch
 
 _HELD = 4096  # chunks: 24 bytes a token each
-_TEXT = 5  # tokens of text in front of a chunk that is tried out
+_TEXT = 5  # tokens of text in front of a chunk under test
 
 Positions = Callable[[Sequence[torch.Tensor], Sequence[Mapping[str, torch.Tensor]]], torch.Tensor]
 """The model's own positions of spans: (token ids, inputs) -> int64 ``[axes, tokens]``."""
 
 
 class Extent(NamedTuple):
-    """A chunk's positions from its own beginning ``[axes, tokens]``, and where what follows begins.
+    """A chunk's positions relative to its start ``[axes, tokens]``, and the start of the next span.
 
     ``first`` and ``last`` are the token ids it begins and ends with.
     """
@@ -42,12 +42,12 @@ class Extents:
         self._lock = threading.Lock()
 
     def of(self, chunk_id: str, ids: torch.Tensor, inputs: Mapping[str, torch.Tensor]) -> Extent | None:
-        """The extent of a chunk; None for one whose positions are not such a sum."""
+        """The extent of a chunk; None if positions with it are no such sum."""
         with self._lock:
             if chunk_id in self._known:
                 self._known.move_to_end(chunk_id)
                 return self._known[chunk_id]
-        extent = self._tried(ids, inputs)  # two threads may both try it out, and find the same
+        extent = self._tried(ids, inputs)  # two threads may both run the test, with equal results
         with self._lock:
             self._known[chunk_id] = extent
             if len(self._known) > _HELD:
@@ -57,7 +57,7 @@ class Extents:
     def of_all(
         self, spans: Sequence[tuple[str, torch.Tensor, Mapping[str, torch.Tensor]]], pictures: Container[int]
     ) -> list[Extent] | None:
-        """Extents of ``(chunk id, ids, inputs)`` one after another; None where one has none, or two pictures
+        """Extents of consecutive ``(chunk id, ids, inputs)``; None if one has none, or if two pictures
         (tokens of ``pictures``) touch."""
         found: list[Extent] = []
         for chunk_id, ids, inputs in spans:
@@ -68,7 +68,7 @@ class Extents:
         return found
 
     def _tried(self, ids: torch.Tensor, inputs: Mapping[str, torch.Tensor]) -> Extent | None:
-        """Between texts, and right behind itself, the chunk must add the same."""
+        """The extent, None unless the chunk adds the same positions between texts and right behind itself."""
         count = ids.shape[0]
         text, one = ids.new_zeros(_TEXT), ids.new_zeros(1)
         alone = self._positions([text, ids, one], [{}, inputs, {}])
@@ -76,7 +76,7 @@ class Extents:
         try:
             twice = self._positions([text, ids, ids, one], [{}, inputs, inputs, {}])
         except (StopIteration, IndexError, RuntimeError, TypeError, ValueError):
-            return None  # pictures that touch each other are one to the model
+            return None  # the model takes pictures that touch for one
         second = _TEXT + extent.advance
         wanted = torch.cat(
             [alone[:, : _TEXT + count], extent.positions + second, second + extent.advance], dim=1
@@ -85,7 +85,7 @@ class Extents:
 
 
 def standing(before: int, extents: Sequence[Extent]) -> list[torch.Tensor]:
-    """Positions of chunks one after another behind ``before`` tokens of text, each ``[axes, tokens]``."""
+    """Positions of consecutive chunks behind ``before`` tokens of text, each ``[axes, tokens]``."""
     if not extents:
         return []
     advances = torch.cat([e.advance for e in extents], dim=1)
@@ -94,7 +94,7 @@ def standing(before: int, extents: Sequence[Extent]) -> list[torch.Tensor]:
 
 
 def behind(before: int, extents: Sequence[Extent]) -> torch.Tensor:
-    """Where a text behind them begins, ``[axes, 1]`` (``[1, 1]`` without chunks)."""
+    """Start of a text behind the chunks, ``[axes, 1]`` (``[1, 1]`` without chunks)."""
     if not extents:
         return torch.tensor([[before]])
     return before + torch.cat([e.advance for e in extents], dim=1).sum(1, keepdim=True)

@@ -1,6 +1,6 @@
-"""What showing other spans writes, decided from sources, offsets and lengths alone: no tensor, no place.
+"""The writes that showing other spans needs, from sources, offsets and lengths alone: no tensor, no place.
 
-A live KV acts on it, and a plan counts bytes by it, so both say the same.
+A live KV acts on them, and a plan counts their bytes, so both agree.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 
 class Stand(NamedTuple):
-    """A span to decide by: the source it is written from, how far from it it stands, and its tokens."""
+    """A span as `moves` sees it: its source, its offset from the source, and its length in tokens."""
 
     source: Hashable
     offset: tuple[int, ...]
@@ -21,10 +21,10 @@ class Stand(NamedTuple):
 
 
 class Move(NamedTuple):
-    """How one wanted span comes about.
+    """The writes for one wanted span.
 
-    ``was`` is the index of the standing span that it is made of, None where it is written whole. ``turns``:
-    its phased channels are written anew from the source, since it stood at another offset.
+    ``was`` is the index of the span in memory that it reuses, None if it is written whole. If ``turns``, its
+    phased channels are rewritten from the source, since its offset has changed.
     """
 
     was: int | None
@@ -32,7 +32,7 @@ class Move(NamedTuple):
 
     @property
     def writes(self) -> bool:
-        """Whether anything is computed for it: what is not may at most be copied to another place."""
+        """True if anything is computed for the span; otherwise it is at most copied to another place."""
         return self.was is None or self.turns
 
 
@@ -48,9 +48,9 @@ class Bytes:
 
 
 def moves(standing: Sequence[Stand], wanted: Sequence[Stand]) -> list[Move]:
-    """How each of ``wanted`` comes about where ``standing`` stands.
+    """The move for each span of ``wanted`` while the spans of ``standing`` are in memory.
 
-    Spans of one source are taken over as far as they keep their order: the largest number of them that does.
+    Spans of the same source are reused as far as they keep their order: the largest number that does.
     """
     seats: dict[Hashable, list[int]] = {}
     for i in range(len(standing) - 1, -1, -1):
@@ -69,7 +69,7 @@ def moves(standing: Sequence[Stand], wanted: Sequence[Stand]) -> list[Move]:
 
 
 def bytes_of(made: Sequence[Move], wanted: Sequence[Stand], phased: int, patches: Sequence[int]) -> Bytes:
-    """What ``made`` costs: ``phased`` bytes of phased channels a token, ``patches`` bytes each span's."""
+    """Bytes that ``made`` writes: ``phased`` of phased channels a token, ``patches`` of each span's patch."""
     writing = [i for i, move in enumerate(made) if move.writes]
     turned = sum(wanted[i].length for i in writing if any(wanted[i].offset))
     return Bytes(turned * phased, sum(patches[i] for i in writing))

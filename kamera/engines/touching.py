@@ -1,7 +1,7 @@
 """Pictures that touch across a chunk border, on models whose pictures see their own later tokens.
 
 Such a model takes a run of picture tokens for one picture. Two that touch see each other, so the first
-one's KV depends on what comes behind it: no chunk of its own could be stored, moved or served exactly.
+one's KV depends on the tokens behind it: a chunk with it could not be stored, moved or served exactly.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from kamera.errors import IncompatibleChunk
 
 
 def refuse_touching(kind: str, spans: Sequence[tuple[str, Encoded]]) -> None:
-    """Raise IncompatibleChunk where of neighbours ``(chunk id, encoding)`` two pictures would be one to a
-    model of the class ``kind``."""
+    """Raise IncompatibleChunk if pictures of two neighbours ``(chunk id, encoding)`` would be one to a model
+    of class ``kind``."""
     for (left, before), (right, behind) in itertools.pairwise(spans):
         if _is_picture(before, -1) and _is_picture(behind, 0):
             raise IncompatibleChunk(
@@ -26,6 +26,6 @@ def refuse_touching(kind: str, spans: Sequence[tuple[str, Encoded]]) -> None:
 
 def _is_picture(encoded: Encoded, token: int) -> bool:
     if not encoded.tensors:
-        return False  # nothing was seen: the model masks it as text
+        return False  # no picture was encoded: the model masks it as text
     kinds = (encoded.position_inputs.get(name) for name in TOKEN_TYPES)
     return any(kind is not None and bool(kind[token]) for kind in kinds)

@@ -26,7 +26,7 @@ def ask_side_by_side(
     Questions are text token ids ``[tokens]`` at ``positions`` ``[axes, tokens]``; each sees ``past`` and
     itself, so the result is that of as many single forwards, to rounding, but ``past`` is read once
     instead of copied for each. ``past`` is extended and must not be used again. Raises
-    UnsupportedBackbone where a mask of one's own is not taken or some layers see less than all of
+    UnsupportedBackbone if the model takes no custom mask, or if some layers see less than all of
     ``past``.
     """
     attention = getattr(backbone.decoder.config, "_attn_implementation", None)

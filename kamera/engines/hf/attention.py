@@ -1,4 +1,4 @@
-"""How much a question looks at every cached token: the attention weights themselves, summed."""
+"""The attention of a question on every cached token: the attention weights themselves, summed."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 def attention_mass(
     backbone: Backbone, ids: torch.Tensor, positions: torch.Tensor, past: model_cache.ModelCache
 ) -> list[torch.Tensor]:
-    """Attention of text ``ids`` on what ``past`` holds: per layer ``[held tokens]``, float64.
+    """Attention of text ``ids`` on the tokens of ``past``: per layer ``[held tokens]``, float64.
 
-    Summed over heads and over the tokens of ``ids``, which stand at ``positions`` ``[axes, tokens]``.
+    Summed over heads and over the tokens of ``ids``, which are at ``positions`` ``[axes, tokens]``.
     An eager twin of the decoder runs this one forward, which extends ``past``. Raises
-    UnsupportedBackbone where a layer hands out no weights.
+    UnsupportedBackbone if a layer returns no weights.
     """
     backbone.check_positions(positions)
     held = model_cache.cache_length(past)
@@ -64,7 +64,7 @@ def attention_mass(
 def eager_twin(decoder: nn.Module) -> nn.Module:
     """The same modules over the same tensors, but attending eagerly, with hooks of their own.
 
-    What is switched on a live model is switched for every thread that runs it; a twin is nobody else's.
+    A switch on a live model acts on every thread that runs it; a twin belongs to its caller alone.
     """
     config = copy.copy(decoder.config)  # type: ignore[arg-type]
     config._attn_implementation = "eager"  # type: ignore[union-attr]

@@ -30,14 +30,14 @@ from kamera.ops import KV, check_encoding, kv_map
 class Backbone(Model):
     """A loaded transformers model (and its processor) that Kamera can cut, move and patch: an `Engine`.
 
-    Construction probes the model: which layers hold what, how keys carry their position, and proves on
-    a few tokens that moving them is exact. Raises UnsupportedBackbone, with the reason, for a model
-    whose state is no relocatable KV. The model's weights and mode are not changed; hooks that count
-    forwards, and one that stops those that are only to encode, are added.
+    Construction probes the model (the channels of each layer, the phase of its keys), and proves on a few
+    tokens that moving them is exact. Raises UnsupportedBackbone, with the reason, for a model whose state
+    is no relocatable KV. The model's weights and mode are not changed; hooks that count forwards, and one
+    that stops forwards that only encode, are added.
 
-    Safe to use from several threads. Forwards of one model run one after another, whichever backbones of it
-    and threads ask for them; questions (`ask`, `decode`) run beside each other and beside the rest
-    where a forward was seen to leave nothing behind in the model. What runs no forward waits for nobody.
+    Safe to use from several threads. Forwards of one model run one at a time, over all its backbones and
+    threads; questions (`ask`, `decode`) run in parallel with each other and with the rest if a forward was
+    seen to leave no state behind in the model. Operations without a forward never wait.
     """
 
     def __init__(self, model: nn.Module, processor: Any | None = None) -> None:
@@ -80,15 +80,15 @@ class Backbone(Model):
     def fingerprint(self) -> str:
         """Digest of all that decides a chunk's KV.
 
-        A look at the model each time finds out whether it has to be taken anew: a weight replaced or
-        written, a setting of a module, config or processor changed, a hook added, autocast switched on in
-        this thread. Raises ComputationChanged when the rotary facts are not those it was made with.
+        Each access checks the model, and takes a new digest if a weight was replaced or written, a setting
+        of a module, config or processor changed, a hook added, or autocast switched on in this thread.
+        Raises ComputationChanged if the rotary facts differ from those at construction.
         """
         return self.identity.fingerprint()
 
     @property
     def vision_fingerprint(self) -> str:
-        """The same of a chunk's encoding: without the decoder's layers, which it has not seen."""
+        """Digest of all that decides a chunk's encoding: the decoder's layers, which do not, are left out."""
         return self.identity.vision()
 
     @property
@@ -105,7 +105,7 @@ class Backbone(Model):
 
     @property
     def vocabulary(self) -> str:
-        """As `Engine.vocabulary`. Read again when the fingerprint is another."""
+        """As `Engine.vocabulary`. Read again when the fingerprint changes."""
         fingerprint = self.fingerprint
         if self._vocabulary is None or self._vocabulary[0] != fingerprint:
             self._vocabulary = (fingerprint, vocabulary_digest(self.processor))
@@ -119,7 +119,7 @@ class Backbone(Model):
         return f"Backbone({type(self.model).__name__}, {self.family}, {len(self.layout)} layers)"
 
     def answers(self) -> Answers:
-        """What the model answers to the probe: asked once, and anew whenever something about it moved."""
+        """The model's answers to the probe: asked once, and again after each change seen in the model."""
         state = (self.fingerprint, self.identity.moves)
         with self.alone():
             if self._answers is None or self._answers[0] != state:
@@ -128,7 +128,7 @@ class Backbone(Model):
 
     @property
     def tolerance(self) -> float:
-        """How far two `answers` of one model may lie apart, as a share of their length."""
+        """Largest difference between two `answers` of one model, as a share of their norm."""
         return tolerance(self, self._like.dtype)
 
     # -- content -------------------------------------------------------------------------------
@@ -181,13 +181,13 @@ class Backbone(Model):
     def positions(
         self, ids: Sequence[torch.Tensor], inputs: Sequence[Mapping[str, torch.Tensor]]
     ) -> torch.Tensor:
-        """The model's own positions of spans standing one after another: int64 ``[axes, tokens]``."""
+        """The model's own positions of consecutive spans: int64 ``[axes, tokens]``."""
         joined = positioning.join_inputs([int(i.shape[0]) for i in ids], inputs)
         sequence = torch.cat([torch.empty(0, dtype=torch.int64), *ids])
         return positioning.model_positions(self.model, self.axes, sequence, joined)
 
     def extents(self, spans: Sequence[tuple[str, Encoded]]) -> list[Extent] | None:
-        """As `Engine.extents`; each chunk is tried out once."""
+        """As `Engine.extents`; each chunk is tested once."""
         if self.masks_by_type:
             refuse_touching(type(self.model).__name__, spans)
         given = [(chunk_id, e.input_ids, e.position_inputs) for chunk_id, e in spans]
@@ -209,7 +209,7 @@ class Backbone(Model):
         try:
             positions = self.positions([chunk.input_ids], [chunk.position_inputs()])
         except (StopIteration, IndexError, RuntimeError, TypeError) as error:
-            # what get_rope_index does with more or fewer pictures than there are grids
+            # raised by get_rope_index for more or fewer pictures than grids
             raise IncompatibleChunk(
                 f"{type(self.model).__name__} has no positions for chunk {chunk.id[:12]}: its tokens and "
                 f"the grids in {sorted(chunk.inputs)} do not belong together"
@@ -225,7 +225,7 @@ class Backbone(Model):
             return self.no_kv()
         with self._cache_of(behind) as cache:
             kv, _ = self.run(encoded, positions, cache)
-            # a copy does not keep the whole cache alive, and nobody writes in it
+            # a copy does not keep the whole cache alive, and nothing else writes to it
             return kv_map(kv, lambda t: t.detach().clone())
 
     def ask(self, ids: torch.Tensor, positions: torch.Tensor, behind: LiveKV) -> torch.Tensor:
@@ -246,7 +246,7 @@ class Backbone(Model):
             return self.generate(ids, positions, cache, **sampling)
 
     def batch_form(self, span: Encoded) -> Hashable | None:
-        """Equal for spans that may share a forward; None for one that may not."""
+        """A key, equal for spans that may share a forward; None for a span that may not."""
         return batch.form(self, span)
 
     def prefill_batch(

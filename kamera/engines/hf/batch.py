@@ -1,7 +1,8 @@
 """Several spans of one form in one forward, each behind its own copy of the same past.
 
-Rows do not see each other. Whether a row's KV is, bit for bit, that of a forward of its own is a matter of
-the machine's matrix kernels, which are chosen by shape: whoever needs that must look (`kamera.compile`).
+Rows do not see each other. A row's KV may differ in bits from that of a forward of its own: it depends on
+the machine's matrix kernels, which are chosen by shape. A caller that needs equal bits must check
+(`kamera.compile`).
 """
 
 from __future__ import annotations
@@ -24,11 +25,11 @@ _FLAT = "deepstack_visual_embeds"  # [vision tokens, width], in the order of the
 
 
 def form(backbone: Backbone, span: Encoded) -> Hashable | None:
-    """Equal for spans that may share a forward: same tensors of same shapes. None for one that may not.
+    """A key, equal for spans that may share a forward: same tensors of same shapes. None for others.
 
-    Alone go spans whose mask the outer model makes, those with an argument that is not one row long, and
-    all spans of a decoder with experts: how many tokens an expert gets, and so its arithmetic, depends on
-    the other rows.
+    Three kinds run alone: spans whose mask the outer model makes, those with an argument that is not one
+    row long, and all spans of a decoder with experts, since the number of tokens an expert gets, and so its
+    arithmetic, depends on the other rows.
     """
     if has_experts(backbone.decoder) or (backbone.masks_by_type and span.tensors):
         return None
@@ -39,7 +40,7 @@ def form(backbone: Backbone, span: Encoded) -> Hashable | None:
 
 
 def has_experts(decoder: nn.Module) -> bool:
-    """Whether tokens are routed to experts somewhere in the decoder."""
+    """True if a part of the decoder routes tokens to experts."""
     return any("expert" in name.lower() for name, _ in decoder.named_modules())
 
 

@@ -1,4 +1,4 @@
-"""The one file that knows the insides of a transformers cache.
+"""The only file that knows the insides of a transformers cache.
 
 Everything else sees `KV` (layers of named channels, ``[heads, tokens, dim]``, batch dropped) and an
 opaque cache object to hand to the model. Measured on transformers 5.23.
@@ -26,7 +26,7 @@ _RELOCATABLE = (DynamicLayer, DynamicSlidingWindowLayer, DynamicIndexedLayer, Du
 
 
 def foreign_layers(config: Any) -> dict[int, str]:
-    """Cache layers of this config that hold something else than attention KV: index -> class name.
+    """Cache layers of this config that hold something other than attention KV: index -> class name.
 
     Recurrent and convolution states cannot be cut out of a sequence and put elsewhere.
     """
@@ -93,9 +93,9 @@ def build(config: Any, layout: Layout, kv: KV) -> ModelCache:
 def growing(config: Any, layout: Layout, room: KV, start: int, stop: int) -> ModelCache:
     """A batch-1 cache of the tokens ``start:stop`` of ``room`` that grows into the room behind them.
 
-    ``room`` holds every layer's channels ``[heads, capacity, dim]``. What the model appends is written there
-    in place; a cache that outgrows the room, or becomes several sequences, goes on by concatenation.
-    `detach` ends it: from then on it never writes into the room again.
+    ``room`` holds every layer's channels ``[heads, capacity, dim]``. Appended tokens are written there in
+    place; a cache that outgrows the room, or becomes several sequences, continues by concatenation.
+    After `detach` it never writes into the room again.
     """
     cache = new_cache(config)
     if start == stop:
@@ -112,7 +112,7 @@ def growing(config: Any, layout: Layout, room: KV, start: int, stop: int) -> Mod
 
 
 def detach(cache: ModelCache) -> None:
-    """End the life of a cache that grew in a room: the room may be written by others."""
+    """Detach a cache from the room it grew in: others may write the room then."""
     for layer in cache.layers:
         if isinstance(layer, _InPlace):
             layer.room = None
@@ -141,7 +141,7 @@ class _InPlace(DynamicLayer):
 
 
 class _InPlaceIndexed(_InPlace, DynamicIndexedLayer):
-    """The same, with the keys of an indexer."""
+    """An `_InPlace` layer with the keys of an indexer."""
 
     def __init__(self, room: dict[str, torch.Tensor], length: int) -> None:
         super().__init__(room, length)
@@ -162,12 +162,12 @@ class _InPlaceIndexed(_InPlace, DynamicIndexedLayer):
 def _written(
     rooms: dict[str, torch.Tensor] | None, name: str, held: torch.Tensor | None, new: torch.Tensor
 ) -> torch.Tensor | None:
-    """``held`` with ``new`` behind it in the room, or None where it does not stand or fit there."""
+    """``held`` with ``new`` behind it in the room, or None if it is not there or does not fit."""
     if rooms is None or held is None:
         return None
     room = rooms[name]
     stop = held.shape[2] + new.shape[2]
-    # beam search and several sequences leave the room: their tensors are others
+    # beam search and several sequences leave the room: they have other tensors
     if new.shape[0] != 1 or held.data_ptr() != room.data_ptr() or stop > room.shape[2]:
         return None
     room[:, :, held.shape[2] : stop] = new
@@ -175,7 +175,7 @@ def _written(
 
 
 def share(cache: ModelCache, config: Any, layout: Layout) -> ModelCache:
-    """A second cache over the same tensors: what the model appends to it leaves ``cache`` as it is."""
+    """A second cache over the same tensors: appending to it does not change ``cache``."""
     if cache_length(cache) == 0:  # planned layers hold no tensors yet
         return new_cache(config)
     return build(config, layout, read(cache, layout))
@@ -201,11 +201,11 @@ Choose = Callable[[int, LayerKV, LayerKV], torch.Tensor]
 
 
 class OverwritingCache(DynamicCache):
-    """A cache in which what the model computes replaces tokens that are held, instead of joining them.
+    """A cache in which computed KV overwrites held tokens, instead of being appended to them.
 
-    Takes over ``held`` (whose tensors are written in place: they must be nobody else's). The rows of a
-    forward stand at ``places`` (int64 ``[rows]``, indices into the held tokens). At every layer
-    ``choose`` says which of them are written; the others leave what is held as it is.
+    Takes over ``held``, whose tensors are written in place and must not be in use elsewhere. The rows of a
+    forward are at ``places`` (int64 ``[rows]``, indices into the held tokens). At every layer ``choose``
+    selects the rows that are written; the others leave the held tokens unchanged.
     """
 
     def __init__(self, held: ModelCache, layout: Layout, places: torch.Tensor, choose: Choose) -> None:

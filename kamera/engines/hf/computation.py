@@ -1,7 +1,7 @@
-"""What a model computes, apart from its tensors: classes, settings, functions, foreign hooks, as plain text.
+"""A model's computation apart from its tensors, as plain text: classes, settings, functions, foreign hooks.
 
-Two loads of one checkpoint say the same, in any process and on any machine. What is left out was seen to
-change no number, or to be told elsewhere.
+Two loads of one checkpoint give the same text, in any process and on any machine. An attribute is left out
+if it was seen to change no number, or if it is recorded elsewhere.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from kamera.engines.hf.hooks import hook_tables, is_foreign
 from kamera.ops import tensor_digest
 
 _TORCH = frozenset(vars(nn.Module())) - {"training"}
-"""What every module has: its tables, which are walked, and the machinery of gradients and loading."""
+"""Attributes of every module: its tables, which are walked, and the machinery of gradients and loading."""
 
 _LEFT_OUT = _TORCH | {
-    # where it came from, how it is loaded, saved, split and placed
+    # origin, loading, saving, splitting and placement
     "name_or_path",
     "_is_hf_initialized",
     "_keep_in_fp32_modules",
@@ -38,25 +38,25 @@ _LEFT_OUT = _TORCH | {
     "_fsdp_plan",
     "_device_mesh",
     "_weight_conversions",
-    "_use_kernels",  # kernels that are used replace forwards, which are told
+    "_use_kernels",  # kernels in use replace forwards, which are recorded
     "all_tied_weights_keys",
     "hf_device_map",
     "_hf_hook",
     "_old_forward",
-    # what only generation, losses and warnings look at
+    # read only by generation, losses and warnings
     "generation_config",
     "loss_type",
     "_loss_function",
     "warnings_issued",
-    # what forwards leave behind for the next: positions are always given, frequencies are told below
+    # left by a forward for the next: positions are always given, frequencies are recorded below
     "rope_deltas",
     "_output_capturing_hooks_installed",
-    # told once for the whole model, by `attention`
+    # recorded once for the whole model, by `attention`
     "_attn_implementation",
 }
 
 _REWRITTEN = ("max_seq_len_cached", "long_inv_freq", "attention_scaling", "inv_freq")
-"""Of rotary modules that choose their frequencies at every forward: what they choose."""
+"""Attributes rewritten by rotary modules that choose their frequencies at every forward."""
 
 _ORIGIN = {
     "_name_or_path",
@@ -96,13 +96,13 @@ def computation(model: nn.Module) -> Iterator[list[Any]]:
 
 
 def layers_path(model: nn.Module, decoder: nn.Module) -> str:
-    """How the names of all that is in the decoder's layers begin: the one part that no encoding sees."""
+    """Prefix of every name in the decoder's layers, the one part that no encoding depends on."""
     path = next(name for name, module in model.named_modules() if module is decoder)
     return f"{path}.layers." if path else "layers."
 
 
 def watched(model: nn.Module) -> tuple[list[tuple[dict[str, Any], frozenset[str]]], list[Any]]:
-    """Where its settings stand: dicts with the names in them that are left out, and lists."""
+    """The containers of a model's settings: dicts, each with its names that are left out, and lists."""
     found: dict[int, tuple[dict[str, Any], frozenset[str]]] = {}
     lists: dict[int, Any] = {}
     for module in model.modules():
@@ -111,30 +111,30 @@ def watched(model: nn.Module) -> tuple[list[tuple[dict[str, Any], frozenset[str]
 
 
 def left_out(module: nn.Module) -> frozenset[str]:
-    """The attributes of a module that `computation` does not tell."""
+    """The attributes of a module that `computation` does not record."""
     if not chooses_frequencies(module):
         return frozenset(_LEFT_OUT)
     return frozenset(_LEFT_OUT | {n for n in vars(module) if n.endswith(_REWRITTEN)})
 
 
 def chooses_frequencies(module: nn.Module) -> bool:
-    """Whether a rotary module chooses its ``inv_freq`` anew by the positions of a forward."""
+    """True if a rotary module chooses its ``inv_freq`` anew by the positions of a forward."""
     kinds = getattr(module, "rope_type", None)
     kinds = kinds.values() if isinstance(kinds, dict) else [kinds]
     return any(isinstance(k, str) and ("dynamic" in k or k == "longrope") for k in kinds)
 
 
 def bound_buffer(module: nn.Module, name: str) -> bool:
-    """Whether a buffer's content is bound as it stands."""
+    """True if the fingerprint binds a buffer's present content."""
     chosen = name.endswith("inv_freq") and not name.endswith("original_inv_freq")
     return not (chosen and chooses_frequencies(module))
 
 
 def frequencies(module: nn.Module) -> list[str]:
-    """What a module that chooses its frequencies goes back to at the next short forward, digested.
+    """Digests of the frequencies that a module which chooses them returns to at the next short forward.
 
-    "longrope" writes them at every forward from what is bound already. "dynamic" writes them when it has
-    grown; until then those that stand are used.
+    "longrope" writes them at every forward from values that are bound already. "dynamic" writes them when
+    it has grown; until then the present ones are used.
     """
     if "dynamic" not in str(getattr(module, "rope_type", "")):
         return []
@@ -170,12 +170,12 @@ def autocast(devices: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def plain_settings(config: Any) -> Any:
-    """A config as JSON-able settings, without where it came from."""
+    """A config as JSON-able settings, without its origin."""
     return _without_origin(config.to_dict())
 
 
 class _Said:
-    """Settings as text. Each config is told once and named by its number from then on."""
+    """Settings as text. Each config is recorded once and referred to by number from then on."""
 
     def __init__(self) -> None:
         self.configs: list[Any] = []
@@ -224,7 +224,7 @@ class _Said:
     def _config(self, config: Any) -> dict[str, int]:
         if id(config) not in self._numbers:
             told = [_class(type(config)), attention(config), _text(plain_settings(config))]
-            if told not in self.configs:  # whether modules share an object decides nothing
+            if told not in self.configs:  # modules that share an object count as modules with equal ones
                 self.configs.append(told)
             self._numbers[id(config)] = self.configs.index(told)
         return {"config": self._numbers[id(config)]}
@@ -252,7 +252,7 @@ def _foreign(tables: list[dict[int, Any]]) -> list[str]:
 
 
 def _forward(module: nn.Module) -> list[str]:
-    """The forward that runs, where it is not simply that of the class: patched classes tell themselves."""
+    """Name of the forward that runs: the module's own, else its class's, which shows a patched class."""
     own = vars(module).get("forward")
     if own is None or "_hf_hook" in vars(module):  # accelerate's, which only moves tensors
         own = vars(module).get("_old_forward") or type(module).forward
@@ -280,7 +280,7 @@ def _without_origin(settings: Any) -> Any:
 
 
 def _text(value: Any) -> Any:
-    """JSON-able: what a config holds besides plain values, by name."""
+    """A config's value as JSON-able: plain values as they are, all others by name."""
     if isinstance(value, dict):
         return {str(k): _text(v) for k, v in sorted(value.items(), key=lambda pair: str(pair[0]))}
     if isinstance(value, list):

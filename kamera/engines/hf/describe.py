@@ -1,4 +1,4 @@
-"""What was read off a live model, for people to look at."""
+"""Facts read off a live model, for people to look at."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Description:
-    """What was read off a live model (`Backbone.describe`)."""
+    """Facts read off a live model (`Backbone.describe`)."""
 
     model_class: str
     model_type: str

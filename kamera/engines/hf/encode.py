@@ -1,11 +1,11 @@
-"""Run everything before the decoder once, and keep what the decoder would have received.
+"""Run everything before the decoder once, and keep the arguments that the decoder would have received.
 
-The full model is called with its decoder stopped at the door: the keyword arguments it was about to
-get (embeddings with vision features scattered in, DeepStack features, expert routing types, …) are the
+The full model is called, and a hook (the door) stops it before its decoder: the keyword arguments of the
+decoder (embeddings with vision features scattered in, DeepStack features, expert routing types, …) are the
 chunk's encoding. Prefilling from them later is the same arithmetic, with no pixels and no vision tower.
 
-The door is a hook that stays, and is shut for one thread at a time that asked for it: a forward of any
-other thread, a user's own among them, goes through.
+The door is a permanent hook, shut only for the thread that asked for it: a forward of any other thread,
+such as a user's own, passes.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class _AtTheDoor(Exception):
 
 
 class Door(Observer):
-    """Stands before a decoder. Shut, it stops the thread that shut it and keeps what it came with."""
+    """A hook before a decoder. Shut, it stops the thread that shut it and keeps the decoder's arguments."""
 
     def __init__(self, decoder: nn.Module) -> None:
         super().__init__(self._stop)
@@ -42,14 +42,14 @@ class Door(Observer):
         self._hang()
 
     def __call__(self, *given: Any) -> None:
-        """As a hook, before every other one: what is kept goes through those when it is prefilled."""
+        """Called as a hook before all others, which the kept arguments pass when they are prefilled."""
         self._stop(*given)
 
     @contextmanager
     def shut(self) -> Iterator[dict[str, Any]]:
-        """In the block a forward of this thread ends at the decoder; filled with its keyword arguments."""
+        """Stop forwards of this thread at the decoder, in the block; the dict gets its keyword arguments."""
         if self not in self._decoder._forward_pre_hooks.values():
-            self._hang()  # somebody has removed all hooks of the model
+            self._hang()  # all hooks of the model were removed
         caught: dict[str, Any] = {}
         self._shut.caught = caught
         try:

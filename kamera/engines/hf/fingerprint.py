@@ -1,4 +1,4 @@
-"""What a KV depends on apart from tokens: one digest over weights, computation, dtype and processor."""
+"""One digest of all a KV depends on apart from its tokens: weights, computation, dtype and processor."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from kamera.ops import Layout, digest, tensor_digest
 
 
 def tensors_digests(model: nn.Module, decoder: nn.Module) -> tuple[str, str]:
-    """Of every parameter and buffer, by name and content (adapters are parameters). Reads all of them.
+    """Digests of all parameters and buffers, by name and content (adapters are parameters). Reads them all.
 
-    The second is of those that stand before the decoder's layers.
+    The second leaves out those in the decoder's layers.
     """
     whole, vision = (hashlib.blake2b(digest_size=32, person=b"kamera-tensors") for _ in range(2))
     names = [name for name, _ in _named_tensors(model)]
@@ -54,9 +54,8 @@ def vision_fingerprint(
 ) -> str:
     """BLAKE2b-256 over everything but the chunk that decides its encoding.
 
-    It is that of the whole without the decoder's layers, which no encoding has seen. Tower, projector and
-    token embeddings are in it, with their dtype, settings, forwards, foreign hooks and adapters; and the
-    processor.
+    It binds the model without the decoder's layers, which no encoding depends on: tower, projector and token
+    embeddings, with their dtype, settings, forwards, foreign hooks and adapters; and the processor.
     """
     layers = layers_path(model, decoder)
     modules = [m for name, m in model.named_modules() if not f"{name}.".startswith(layers)]
@@ -66,7 +65,7 @@ def vision_fingerprint(
 
 
 def vocabulary_digest(processor: Any | None) -> str:
-    """Of every token and its id; "" without a tokenizer."""
+    """Digest of every token and its id; "" without a tokenizer."""
     tokenizer = getattr(processor, "tokenizer", processor)
     if tokenizer is None:
         return ""
@@ -76,13 +75,13 @@ def vocabulary_digest(processor: Any | None) -> str:
 
 
 def processor_digest(processor: Any | None) -> str:
-    """Of `processor_settings`."""
+    """Digest of `processor_settings`."""
     with exclusive_of(getattr(processor, "tokenizer", processor)).alone():
         return digest("kamera.processor.v1", _json(processor_settings(processor)))
 
 
 def processor_settings(processor: Any | None) -> Any:
-    """Everything that decides what a processor makes of a picture or a text, JSON-able."""
+    """All that decides a processor's output for a picture or a text, JSON-able."""
     if processor is None:
         return None
     settings = processor_state(processor)
@@ -90,7 +89,7 @@ def processor_settings(processor: Any | None) -> Any:
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:
         settings["tokenizer"] = sorted(tokenizer.get_vocab().items())
-    else:  # what the last call padded and cut to is no setting
+    else:  # the last call's padding and truncation are no settings
         settings["tokenizer"] = json.loads(backend.to_str()) | {"padding": None, "truncation": None}
     return settings
 

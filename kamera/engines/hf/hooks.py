@@ -1,4 +1,4 @@
-"""Forward hooks that are no part of what a model computes, told from those that are."""
+"""Forward hooks, divided into those that are part of a model's computation and those that are not."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from torch.nn.modules import module as globally
 from torch.utils.hooks import RemovableHandle
 
 _LIBRARIES = ("transformers.utils.output_capturing", "accelerate.")
-"""Whose hooks hand outputs out or move tensors between devices: they change no number."""
+"""Libraries whose hooks return outputs or move tensors between devices: they change no number."""
 
 
 class Observer:
-    """A forward hook that only looks: what ``call`` returns is dropped.
+    """A forward hook that only observes: the return value of ``call`` is dropped.
 
     Any other hook belongs to the model's computation, so that adding one changes the fingerprint of its
     backbone. Register an observer to count or to time without that. A copied or pickled model keeps an
-    observer of nothing in its place.
+    observer that does nothing in its place.
     """
 
     def __init__(self, call: Callable[..., Any]) -> None:
@@ -60,12 +60,12 @@ def on_entry(module: nn.Module, call: Callable[..., Any]) -> RemovableHandle:
 
 
 def is_foreign(hook: Any) -> bool:
-    """Whether a hook may change what the model computes."""
+    """True if a hook may change the model's computation."""
     return not (isinstance(hook, Observer) or str(getattr(hook, "__module__", "")).startswith(_LIBRARIES))
 
 
 def hook_tables(modules: list[nn.Module]) -> list[dict[int, Any]]:
-    """The tables of forward hooks of ``modules``, and those that hold for every module."""
+    """The tables of forward hooks of ``modules``, and those of hooks on every module."""
     own = [table for m in modules for table in (m._forward_pre_hooks, m._forward_hooks)]
     return [globally._global_forward_pre_hooks, globally._global_forward_hooks, *own]
 

@@ -1,4 +1,4 @@
-"""Which model this is, now: its fingerprint, kept up to date by a look each time it is asked for."""
+"""The identity of a live model: its fingerprint, brought up to date at every access."""
 
 from __future__ import annotations
 
@@ -18,8 +18,7 @@ from kamera.ops import Layout, digest
 class Identity:
     """The fingerprints of a live model and its processor. Safe to use from several threads.
 
-    What a look shows to be unchanged is not digested again: tensors, settings and processor each have a
-    digest of their own.
+    Unchanged parts are not digested again: tensors, settings and processor each have a digest of their own.
     """
 
     def __init__(
@@ -40,17 +39,17 @@ class Identity:
         self._tensors: tuple[Any, tuple[str, str]] | None = None
         self._settings: tuple[bytes, str] | None = None
         self.moves = 0
-        """How often something about the model had moved, whether or not the fingerprint did."""
+        """Number of changes seen in the model, including those that left the fingerprint as it was."""
 
     def fingerprint(self) -> str:
-        """Of the model as this thread would run it now.
+        """Fingerprint of the model as this thread would run it now.
 
-        Raises ComputationChanged when rotary facts are no longer those that were probed.
+        Raises ComputationChanged if the rotary facts are no longer those that were probed.
         """
         return self._now()[0]
 
     def vision(self) -> str:
-        """Of what encodes a chunk, as `fingerprint`: all of it but the decoder's layers."""
+        """Fingerprint of the parts that encode a chunk: all but the decoder's layers. As `fingerprint`."""
         return self._now()[1]
 
     def _now(self) -> tuple[str, str]:
@@ -95,5 +94,5 @@ class Identity:
         self.moves += 1
 
     def _read_facts(self) -> Any:
-        """What a Backbone reads off a model once and relocates by."""
+        """The facts that a Backbone reads off a model once and relocates by."""
         return probe.probe_ropes(self._decoder, len(self._layout)), probe.position_limit(self._model)

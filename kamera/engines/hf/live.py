@@ -1,14 +1,13 @@
 """The live cache of transformers: one preallocated room, written in place, and shared by forks.
 
-What stands in a room is only ever a copy of what spans hold apart from it, so it can be thrown away and
-written again at any time. `LiveCache.show` brings the room to other spans by the fewest writes
-(`kamera.engines.moves`): what stands where it should stays untouched, what stands elsewhere is copied, keys
-that only turned are written alone, the rest is written whole. Tokens that leave at the front leave a gap in
-front of the others, into which the anchor moves up; when the room behind is used up everything moves to the
-front.
+A room holds copies of KV that the spans hold elsewhere, so it can be discarded and rewritten at any time.
+`LiveCache.show` brings the room to other spans by the fewest writes (`kamera.engines.moves`): spans in place
+stay untouched, spans at another place are copied, keys of which only the offset changed are written alone,
+the rest is written whole. Tokens that leave at the front leave a gap in front of the others, into which the
+anchor moves up; when the room behind is used up everything moves to the front.
 
-Forks keep spans, and one room among them: it shows whichever of them was looked at last, and bringing it to
-another costs what the two differ in. A fork that has little in common with what stands there, or comes while
+Each fork keeps its spans, and all share one room: it shows the fork used last, and a switch to another costs
+the writes for their difference. A fork that has little in common with the room's spans, or is used while
 another is being read, takes a room of its own.
 """
 
@@ -30,24 +29,24 @@ if TYPE_CHECKING:
     from kamera.engines.hf.model import Model, ModelCache
 
 SLACK = 1024
-"""Tokens of room behind the spans, at the least: a question and its answer, or the next chunks."""
+"""Least number of free tokens behind the spans: for a question and its answer, or the next chunks."""
 
 
 class _Room:
-    """Tensors for ``capacity`` tokens, what stands in them from ``start`` on, and who looks at them."""
+    """Tensors for ``capacity`` tokens, the spans in them from ``start`` on, and the caches that use them."""
 
     def __init__(self) -> None:
         self.kv: KV = ()
         self.capacity = 0
         self.start = 0
         self.standing: tuple[Span, ...] = ()
-        self.readers = 0  # while there are any, nothing is written where something stands
+        self.readers = 0  # while there are any, no span in the room is overwritten
         self.lock = threading.RLock()
-        self.tail = threading.Lock()  # held by whoever writes behind the last token
+        self.tail = threading.Lock()  # held to write behind the last token
         self.holders: weakref.WeakSet[LiveCache] = weakref.WeakSet()
 
     def shows(self, spans: Sequence[Span], behind: int) -> bool:
-        """Whether just these spans stand there, with ``behind`` tokens free behind them."""
+        """True if the room holds exactly these spans, with ``behind`` tokens free behind them."""
         if len(spans) != len(self.standing):
             return False
         total = 0
@@ -103,9 +102,9 @@ class LiveCache:
 
     @contextmanager
     def lent(self) -> Iterator[ModelCache]:
-        """A cache of what is shown, for the model to read and to grow; what it appends is forgotten.
+        """A cache of the shown spans, for the model to read and to grow; appended tokens are dropped.
 
-        It grows in the room's own tail, unless a fork is using that: then in a copy.
+        It grows in the room's own tail, or in a copy while a fork is using that.
         """
         total = sum(span.length for span in self._shown)
         if not total:
@@ -155,7 +154,7 @@ class LiveCache:
                 if room.shows(self._shown, 0):
                     room.readers += 1
                     break
-            self._bring(self._shown, self._behind)  # a fork was looked at meanwhile
+            self._bring(self._shown, self._behind)  # a fork was shown meanwhile
         try:
             yield room
         finally:
@@ -163,7 +162,7 @@ class LiveCache:
                 room.readers -= 1
 
     def _bring(self, wanted: tuple[Span, ...], behind: int) -> Written:
-        """Make the room show ``wanted``, or take one that does."""
+        """Make the room show ``wanted``, or take a room that does."""
         room = self._room
         with room.lock:
             written, new = Written(), room
@@ -178,7 +177,7 @@ class LiveCache:
         return written
 
     def _may_write(self, room: _Room, made: Sequence[Move], wanted: Sequence[Span]) -> bool:
-        """Whether most of it stands already, or no fork shows what stands."""
+        """True if at least half of ``wanted`` is kept, or if no other fork shows the spans in the room."""
         kept = sum(span.length for span, move in zip(wanted, made, strict=True) if not move.writes)
         return 2 * kept >= sum(span.length for span in wanted) or all(
             other is self or other._shown is not room.standing for other in room.holders
@@ -187,7 +186,7 @@ class LiveCache:
     def _write(
         self, source: _Room, room: _Room, made: Sequence[Move], wanted: tuple[Span, ...], behind: int
     ) -> Written:
-        """Write ``wanted`` into ``room`` out of what stands in ``source``, the same room or another."""
+        """Write ``wanted`` into ``room``, reusing the spans in ``source``, the same room or another."""
         total = sum(span.length for span in wanted)
         there = _places(source.standing, source.start)
         kv, capacity = room.kv, room.capacity
@@ -197,7 +196,7 @@ class LiveCache:
         base = _base(made, wanted, there) if kv is source.kv else 0
         base = base if 0 <= base <= capacity - total - behind else 0
         places = _places(wanted, base)
-        room.standing = ()  # until all of it stands
+        room.standing = ()  # until all of it is written
         written = self._carry(source.kv, kv, made, wanted, there, places)
         for move, span, place in zip(made, wanted, places, strict=True):
             if move.writes and span.length:
@@ -206,7 +205,7 @@ class LiveCache:
         return written
 
     def _serve(self, into: KV, span: Span, turns: bool) -> Written:
-        """One span from its own KV: whole, or its phased channels alone where it ``turns``."""
+        """Write one span from its own KV: whole, or its phased channels alone if it ``turns``."""
         model = self._model
         serve(into, span.kv, span.patch, model.layout, span.offset, phased_only=turns)
         phased = span.length * model.phased_bytes_per_token
@@ -223,10 +222,10 @@ class LiveCache:
         there: Sequence[int],
         places: Sequence[int],
     ) -> Written:
-        """Copy what is taken over to its place; of what turns the free channels alone.
+        """Copy reused spans to their places; of a span that turns, the free channels alone.
 
-        Spans that are taken over keep their order. So within one room those that move down, the first
-        first, and those that move up, the last first, overwrite nothing that is still to be read.
+        Reused spans keep their order. So within one room, spans that move down are copied first to last and
+        spans that move up last to first: none overwrites tokens that are still to be read.
         """
         runs: list[_Run] = []
         for move, span, place in zip(made, wanted, places, strict=True):
@@ -245,7 +244,7 @@ class LiveCache:
 
     def _copy(self, source: KV, into: KV, run: _Run) -> int:
         step = min(run.length, abs(run.to - run.out_of)) if source is into else run.length
-        firsts = list(range(0, run.length, step))  # what overlaps goes in steps
+        firsts = list(range(0, run.length, step))  # overlaps are copied in steps
         copied = 0
         for first in firsts if run.to < run.out_of else reversed(firsts):
             last = min(first + step, run.length)
@@ -259,7 +258,7 @@ class LiveCache:
 
 
 class _Run(NamedTuple):
-    """Tokens to be copied as one; ``free``: their free channels alone."""
+    """Tokens to be copied at once; if ``free``, their free channels alone."""
 
     to: int
     out_of: int
@@ -267,12 +266,12 @@ class _Run(NamedTuple):
     free: bool
 
     def goes_on_in(self, other: _Run) -> bool:
-        """Whether ``other`` comes right behind it, here and there."""
+        """True if ``other`` follows it directly, at the source and at the target."""
         ends = (self.to + self.length, self.out_of + self.length, self.free)
         return ends == (other.to, other.out_of, other.free)
 
     def longer(self, tokens: int) -> _Run:
-        """With ``tokens`` more."""
+        """The run with ``tokens`` more."""
         return self._replace(length=self.length + tokens)
 
 
@@ -289,7 +288,7 @@ def _places(spans: Sequence[Span], base: int) -> list[int]:
 
 
 def _base(made: Sequence[Move], wanted: Sequence[Span], there: Sequence[int]) -> int:
-    """Where the first span has to stand for the most tokens to stay where they are."""
+    """Start of the first span at which the most tokens stay in place."""
     votes: Counter[int] = Counter()
     for move, span, place in zip(made, wanted, _places(wanted, 0), strict=True):
         if move.was is not None:

@@ -62,7 +62,7 @@ def load_processor(name: str | Path) -> Any | None:
         except (OSError, ValueError, ImportError, KeyError, AttributeError):
             continue
     if getattr(getattr(found, "tokenizer", found), "vocab_size", 2) <= 1:
-        found = None  # what transformers makes of a directory without tokenizer files
+        found = None  # transformers' result for a directory without tokenizer files
     if getattr(found, "image_processor", None) is not None:
         return found
     try:
@@ -73,7 +73,7 @@ def load_processor(name: str | Path) -> Any | None:
 
 
 def _thinker(transformers: Any, config: Any) -> Any | None:
-    """Omni models are several; the one that sees and answers is the thinker."""
+    """The class of an Omni model's thinker, the one of its models that sees and answers; None for others."""
     for prefix in ("Qwen2_5Omni", "Qwen3OmniMoe"):
         if type(config).__name__.startswith(prefix):
             return getattr(transformers, f"{prefix}ThinkerForConditionalGeneration", None)

@@ -1,4 +1,4 @@
-"""A prefill that may not see a part of what is cached: the 4-D mask oracle of reuse.
+"""A prefill that may not see a part of the cache: the 4-D mask oracle of reuse.
 
 The mask is additive in the model's dtype: a boolean one is added as zeros and ones by eager attention,
 which is silently wrong.
@@ -29,8 +29,8 @@ def prefill_hiding(
 ) -> KV:
     """KV of a span at ``positions`` ``[axes, tokens]`` behind ``past``, blind to its tokens ``start:stop``.
 
-    Extends ``past`` in place. Raises UnsupportedBackbone where one mask cannot say what every layer
-    sees (past a sliding window, where pictures see their own later tokens), or where none is read.
+    Extends ``past`` in place. Raises UnsupportedBackbone if one mask cannot hold for every layer (past
+    a sliding window, or with pictures that see their own later tokens), or if the model reads none.
     """
     backbone.check_positions(positions)
     held, tokens = cache_length(past), encoded.num_tokens

@@ -1,4 +1,4 @@
-"""Work counted where it happens: hooks on the decoder and the vision towers."""
+"""Counts of model work, by hooks on the decoder and the vision towers."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _open: ContextVar[tuple[tuple[Meter, Work], ...]] = ContextVar("kamera_open_work
 class Meter:
     """Counts decoder forwards (and the tokens in them) and vision tower runs of one model.
 
-    A count belongs to the operation that opened it: it sees the work of its own context, that is of its
+    A count belongs to the operation that opened it: it covers the work of its own context, that is of its
     thread, and of threads that were started in a copy of the context (`contextvars.copy_context`).
     """
 
@@ -72,7 +72,7 @@ class Meter:
 
 
 def uncounted(work: Any) -> Any:
-    """What ``work()`` returns; nothing it runs is counted by anybody."""
+    """Run ``work()`` uncounted, and return its result."""
     context = copy_context()
     context.run(_open.set, ())
     return context.run(work)

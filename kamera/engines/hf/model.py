@@ -22,9 +22,9 @@ ModelCache = model_cache.ModelCache
 
 
 class Model:
-    """A loaded transformers model, what was read off it, and its forwards behind caches of its own.
+    """A loaded transformers model, the facts read off it, and its forwards behind caches of its own.
 
-    Hooks that count forwards, and one that stops those that are only to encode, are added.
+    Hooks that count forwards, and one that stops forwards that only encode, are added.
     """
 
     def __init__(self, model: nn.Module, processor: Any | None = None) -> None:
@@ -50,7 +50,7 @@ class Model:
         self._mask_input: str | None = None
         probed, places = self._probe_tokens(), torch.arange(8).expand(self.axes, -1)
         with torch.no_grad(), self.alone():
-            self._decoded(probed, places, None)  # what a first forward sets up has been set up
+            self._decoded(probed, places, None)  # the first forward sets up state of its own
             before = probe.module_state(model)
             cache = self._decoded(probed, places, None)
             self.quiet = probe.module_state(model) == before
@@ -69,7 +69,7 @@ class Model:
 
     @property
     def device(self) -> torch.device:
-        """Where token ids go."""
+        """The device of token ids."""
         return next(self.model.parameters()).device
 
     @property
@@ -79,16 +79,16 @@ class Model:
 
     @property
     def phased_bytes_per_token(self) -> int:
-        """Those of them that are turned when a token moves."""
+        """Bytes of a token's phased channels, which are rotated when the token moves."""
         return self._like.element_size() * sum(c.features for s in self.layout for c in s.channels if c.rope)
 
     @property
     def masks_by_type(self) -> bool:
-        """Whether the model makes its mask from token types: pictures that see their own later tokens."""
+        """True if the model makes its mask from token types: pictures that see their own later tokens."""
         return self._mask_input is not None
 
     def check_positions(self, positions: torch.Tensor) -> None:
-        """Raise NotRelocatable when positions reach where this model turns keys in another way."""
+        """Raise NotRelocatable for positions at which this model rotates keys differently."""
         if positions.numel():
             self.limits.check(int(positions.max()))
 
@@ -126,7 +126,7 @@ class Model:
     def forward_batch(self, ids: torch.Tensor, positions: torch.Tensor, past: ModelCache) -> torch.Tensor:
         """Next-token logits ``[rows, vocabulary]`` after each row of text ``ids`` ``[rows, tokens]``.
 
-        Every row stands at the same ``positions`` behind the same ``past``, which must not be used again.
+        Every row is at the same ``positions`` behind the same ``past``, which must not be used again.
         """
         self.check_positions(positions)
         rows = ids.shape[0]
@@ -173,11 +173,11 @@ class Model:
         return model_cache.build(self.model.config, self.layout, kv)
 
     def share(self, cache: ModelCache) -> ModelCache:
-        """A cache over the same tensors; what is appended to it leaves ``cache`` as it is."""
+        """A cache over the same tensors; appending to it does not change ``cache``."""
         return model_cache.share(cache, self.model.config, self.layout)
 
     def room(self, tokens: int) -> tuple[LayerKV, ...]:
-        """Uninitialised KV of ``tokens`` tokens, every layer on the device the model keeps it on."""
+        """Uninitialised KV of ``tokens`` tokens, every layer on the model's device for it."""
         return tuple(
             {c.name: self._like.new_empty(c.heads, tokens, c.dim, device=d) for c in spec.channels}
             for spec, d in zip(self.layout, self._devices, strict=True)
@@ -197,7 +197,7 @@ class Model:
         return self.room(0)
 
     def place(self, kv: KV) -> KV:
-        """``kv`` with every layer on the device the model keeps it on: itself when it is there already.
+        """``kv`` with every layer on the model's device for it; ``kv`` itself if it is there already.
 
         Codes stay codes.
         """
@@ -222,7 +222,7 @@ class Model:
     def alone(self) -> Iterator[None]:
         """Wait until no other thread runs a forward of this model, and keep them waiting for the block.
 
-        Whoever runs the model past the methods of this class holds it. Re-entrant.
+        Code that runs the model other than by the methods of this class must hold it. Re-entrant.
         """
         with self._exclusive.alone():
             yield
@@ -243,7 +243,7 @@ class Model:
         kinds = encoded.position_inputs.get(self._mask_input or "")
         if kinds is not None and encoded.tensors:
             # The outer model derives the mask from token types over the cached tokens too; image
-            # blocks never cross a chunk, so what stands before counts as text.
+            # blocks never cross a chunk, so the tokens before count as text.
             before = kinds.new_zeros(model_cache.cache_length(cache))
             arguments[str(self._mask_input)] = torch.cat([before, kinds])[None].to(self.device)
             self.model.model(**arguments)

@@ -1,4 +1,4 @@
-"""Positions are the model's: its own ``get_rope_index`` over the whole token sequence."""
+"""The model's own positions: its ``get_rope_index`` over the whole token sequence."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ def rope_index_owner(model: nn.Module) -> Any | None:
 def join_inputs(
     lengths: Sequence[int], inputs: Sequence[Mapping[str, torch.Tensor]]
 ) -> dict[str, torch.Tensor]:
-    """Position inputs of spans that stand one after another, as one sequence's.
+    """Position inputs of consecutive spans, joined as those of one sequence.
 
-    Per-token inputs a span does not have are text (0) there; grids are stacked in order.
+    A span without a per-token input counts as text (0) in it; grids are stacked in order.
     """
     joined: dict[str, torch.Tensor] = {}
     for name in dict.fromkeys(n for i in inputs for n in i):

@@ -22,7 +22,7 @@ from kamera.ops import (
 
 @dataclass(frozen=True)
 class PositionLimit:
-    """Positions from which the model turns keys in another way; relocation holds below it."""
+    """The position from which on the model rotates keys differently; relocation holds below it."""
 
     below: int
     reason: str
@@ -57,9 +57,9 @@ def find_vision_towers(model: nn.Module) -> list[nn.Module]:
 
 
 def module_state(model: nn.Module) -> list[Any]:
-    """Objects every module holds and writes to its tensors: equal if a forward left nothing behind.
+    """The objects in every module, and counts of writes to its tensors: equal if a forward left no state.
 
-    Hooks are left out: transformers hangs its own, once, and they ask the thread they run in.
+    Hooks are left out: transformers adds its own, once, and they depend on the thread they run in.
     """
     state: list[Any] = []
     for module in model.modules():
@@ -135,7 +135,7 @@ def probe_rope(decoder: nn.Module, layer_type: str | None) -> RopeSpec:
 
 
 def probe_ropes(decoder: nn.Module, layers: int) -> list[RopeSpec]:
-    """The phase of every layer; layer types with thetas of their own are probed apart."""
+    """The phase of every layer; layer types with thetas of their own are probed separately."""
     rotary: Any = decoder.rotary_emb
     config: Any = decoder.config
     types: list[str] = list(getattr(config, "layer_types", None) or ())
@@ -173,12 +173,12 @@ def probe_layout(decoder: nn.Module, config: Any, cache: model_cache.ModelCache)
 
 
 def _indexer_rope(rope: RopeSpec) -> RopeSpec:
-    # DSA indexers turn the first features of their one head half-split, whatever the main keys do
+    # DSA indexers turn the first features of their one head half-split, even if the main keys are not
     return RopeSpec(rope.inv_freq, rope.axes, rope.num_axes, "half", rope.attention_scaling)
 
 
 def without_wrapper(model: nn.Module) -> nn.Module:
-    """The transformers model inside a PEFT wrapper, its adapters in place. Raises ValueError for none."""
+    """The transformers model inside a PEFT wrapper, its adapters in place. Raises ValueError for no model."""
     if not isinstance(model, nn.Module):
         raise ValueError(
             f"Backbone takes a loaded model, not {str(model)[:60]!r}: "

@@ -1,6 +1,6 @@
-"""A probe forward: a fixed text, and a fixed picture where one can be shown, and a few logits of the answer.
+"""A probe forward: a fixed text, a fixed picture if the model takes one, and a few logits of the answer.
 
-It sees what no digest can: a function patched under a name of its own, a kernel that computes wrongly.
+It detects changes that no digest can: a function patched under its own name, a kernel that computes wrongly.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from kamera.engines.hf.backbone import Backbone
 
 Answers = dict[str, list[float]]
-"""A few logits, by what was asked: "text", and "picture" where the processor takes one."""
+"""A few logits, by question: "text", and "picture" if the processor takes one."""
 
 _LOGITS = 16
 _TOKENS = 12
@@ -27,13 +27,13 @@ _SIDE = 56  # pixels
 
 
 def probe_answers(backbone: Backbone) -> Answers:
-    """Run the probe. Nobody counts it as work of theirs."""
+    """Run the probe; its forwards are not counted as work."""
     answers: Answers = uncounted(lambda: _answers(backbone))
     return answers
 
 
 def tolerance(backbone: Backbone, dtype: torch.dtype) -> float:
-    """How far two runs of one model on two machines may lie apart, as a share of the logits' length.
+    """Largest difference between runs of one model on two machines, as a share of the logits' norm.
 
     Half precision rounds at 2^-8, and a router that flips sends a token to another expert.
     """
@@ -57,7 +57,7 @@ def _answers(backbone: Backbone) -> Answers:
 
 
 def _picture(backbone: Backbone) -> Encoded | None:
-    """A colourful square, encoded; None where none can be shown."""
+    """A colourful square, encoded; None if the model cannot be shown one."""
     prompt = backbone.builder.format
     if prompt is None or not (prompt.takes_images and backbone.builder.takes_pixels):
         return None

@@ -65,7 +65,7 @@ def prove_patch(backbone: Backbone, offset: Sequence[int] | None = None) -> Proo
     conditioned, _ = backbone.run(span, b, cache)
     there = tuple(int(o) for o in (b - alone)[:, 0])
     patch = form_patch(conditioned, canonical, backbone.layout, there, None).patch
-    # the whole sequence moved by one more step: what a re-prefill there would compute
+    # the whole sequence moved by one more step: the KV of a re-prefill there
     shift = torch.tensor(step)[:, None]
     _, cache = backbone.run(antecedent, a + shift)
     expected, _ = backbone.run(span, b + shift, cache)

@@ -1,4 +1,4 @@
-"""Measure on a live model what reads each channel of a cache: `ops.Readers` from gradients.
+"""Measure the readers of each channel of a cache on a live model: `ops.Readers` from gradients.
 
 The answer's divergence from the re-prefill's is differentiated with respect to the chunk's own KV, at
 points on the way from the canonical to the conditioned copy. One number then covers everything between a
@@ -20,14 +20,14 @@ from kamera.engines.hf.backbone import Backbone
 from kamera.ops import KV, Deltas, LayerKV, Layout, Readers, check_kv, kv_map, relocate_kv
 
 PATH = (0.0, 0.25, 0.5, 0.75)
-"""Shares of the deficit at which the readers are asked. At 1 nothing diverges and nothing is learned."""
+"""Shares of the deficit at which the readers are measured. At 1 nothing diverges and nothing is learned."""
 
 
 @dataclass(frozen=True, eq=False)
 class Reading:
     """One chunk behind its antecedents, and questions that read it.
 
-    ``context`` is the KV of everything before the chunk, as it stands; ``canonical`` the chunk's own,
+    ``context`` is the KV of everything before the chunk, in place; ``canonical`` the chunk's own,
     ``offset`` (one entry per axis) away from its place here; ``delta`` its deficit in the canonical frame.
     ``questions`` are text token ids ``[tokens]``, of one length, at ``positions`` ``[axes, tokens]``.
     """
@@ -41,7 +41,7 @@ class Reading:
 
 
 def measure_readers(backbone: Backbone, readings: Iterable[Reading], *, seed: int = 0) -> Readers:
-    """Second moments of the gradient of what questions read, over all ``readings``.
+    """Second moments of the gradient of the questions' answers by the chunk's KV, over all ``readings``.
 
     One forward and one backward of the questions per reading and point of `PATH`, and one forward for the
     re-prefill's own answers. The model's weights get no gradients. A channel that no gradient reaches (the
@@ -91,7 +91,7 @@ def _on_the_way(reading: Reading, layout: Layout, share: float) -> tuple[LayerKV
 
 
 def _log_answers(backbone: Backbone, reading: Reading, kv: KV) -> torch.Tensor:
-    """Log-probabilities ``[questions, vocabulary]`` of what follows each question."""
+    """Log-probabilities ``[questions, vocabulary]`` of the token after each question."""
     live = relocate_kv(kv, backbone.layout, reading.offset)
     ids = torch.stack(list(reading.questions))
     places = encoding.batched(reading.positions)

@@ -1,9 +1,9 @@
-"""Recompute chosen tokens of a chunk in context: what token-axis repairs of reused KV do.
+"""Recompute chosen tokens of a chunk in context, as token-axis repairs of reused KV do.
 
-The chosen rows run through the model's own decoder. At every layer their fresh KV replaces what is held
+The chosen rows run through the model's own decoder. At every layer their fresh KV replaces the held KV
 in place, and they attend over [context ‖ chunk], reused rows included, to everything up to themselves.
 Rows run at their own positions, with their own share of the chunk's encoding (embeddings, DeepStack
-features, expert routing), so nothing here knows how a family computes.
+features, expert routing), so nothing here depends on the model's family.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from kamera.engines.hf.backbone import Backbone
 
 Keep = Callable[[int, torch.Tensor, LayerKV, LayerKV], torch.Tensor]
-"""(layer, rows computed here, their fresh KV, their held KV) -> those of the rows that are kept.
+"""(layer, rows computed here, their fresh KV, their held KV) -> the rows that are kept.
 
 Rows are tokens of the chunk, int64 ``[k]``; KV is ``[heads, k, dim]`` per channel, at the chunk's place.
 Kept rows are written at this layer and go on to the next; the others are computed no further.
@@ -35,9 +35,9 @@ Kept rows are written at this layer and go on to the next; the others are comput
 
 @dataclass(frozen=True, eq=False)
 class Resume:
-    """Where a recompute enters the decoder: the input of ``layer``, ``hidden`` ``[tokens, width]``.
+    """The entry of a recompute into the decoder: ``hidden`` ``[tokens, width]``, the input of ``layer``.
 
-    ``hidden`` covers the whole chunk, as `hidden_states` gives it. Hidden states carry no position
+    ``hidden`` covers the whole chunk, as `hidden_states` returns it. Hidden states carry no position
     beyond their distances, so those of the canonical serve at any place.
     """
 
@@ -47,7 +47,7 @@ class Resume:
 
 @dataclass(frozen=True, eq=False)
 class Recomputed:
-    """The chunk's mixed KV at its place, and which rows are fresh in it: per layer, ascending."""
+    """The chunk's mixed KV at its place, and the rows that are fresh in it: per layer, ascending."""
 
     kv: KV
     rows: tuple[torch.Tensor, ...]
@@ -68,10 +68,10 @@ def recompute(
 
     ``held`` is the chunk's KV at ``positions`` ``[axes, tokens]``, ``context`` the KV of all before it.
     ``keep`` narrows the rows from layer to layer (default: all rows at all layers). With ``resume``
-    the layers before ``resume.layer`` stay as held; they are still run, since the model's own forward
-    is, and their results dropped. One decoder forward; inputs are not modified.
+    the layers before ``resume.layer`` stay as held; they still run, as part of the model's own
+    forward, and their results are dropped. One decoder forward; inputs are not modified.
 
-    Raises UnsupportedBackbone where rows cannot run apart from their chunk: attention kernels without
+    Raises UnsupportedBackbone if rows cannot run apart from their chunk: attention kernels without
     an additive mask, picture tokens that see later ones, an encoding without a token axis. ValueError
     for rows outside the chunk or a layer outside the model.
     """
@@ -127,7 +127,7 @@ def recompute(
 def hidden_states(
     backbone: Backbone, encoded: Encoded, positions: torch.Tensor, context: KV, layer: int
 ) -> torch.Tensor:
-    """What enters decoder layer ``layer`` for a span prefilled behind ``context``: ``[tokens, width]``."""
+    """The input of decoder layer ``layer`` for a span prefilled behind ``context``: ``[tokens, width]``."""
     caught: list[torch.Tensor] = []
 
     def watch(module: torch.nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
@@ -139,7 +139,7 @@ def hidden_states(
 
 
 def refuse_unmaskable(backbone: Backbone, encoded: Encoded) -> None:
-    """Raise UnsupportedBackbone where a token cannot be run apart from the tokens after it."""
+    """Raise UnsupportedBackbone if a token cannot be run apart from the tokens after it."""
     name = type(backbone.model).__name__
     attention = getattr(backbone.decoder.config, "_attn_implementation", None)
     if attention not in ("eager", "sdpa"):
@@ -209,7 +209,7 @@ def _row_masks(backbone: Backbone, places: torch.Tensor, total: int) -> Iterator
 
 @contextmanager
 def _enter(backbone: Backbone, resume: Resume | None, rows: torch.Tensor) -> Iterator[None]:
-    """While open, the rows come into ``resume.layer`` with the hidden states given."""
+    """While open, the rows' input of ``resume.layer`` is replaced by the given hidden states."""
     if resume is None:
         yield
         return

@@ -1,4 +1,4 @@
-"""A cheap witness of a model's computation: asked before every operation, it may cost next to nothing."""
+"""A cheap witness of changes in a model: it runs before every operation, so it must cost almost nothing."""
 
 from __future__ import annotations
 
@@ -31,36 +31,36 @@ _SAMPLED, _WHOLE = 8, 64
 """Elements read of a tensor; a tensor of no more than ``_WHOLE`` is read whole."""
 
 _UNCOUNTED = 4096
-"""The same for a tensor made in inference mode, whose writes nothing counts."""
+"""`_WHOLE` for a tensor made in inference mode, whose writes no counter counts."""
 
 
 class Seen(NamedTuple):
-    """A look. Two are equal if nothing changed between them."""
+    """The result of a look. Two are equal if nothing changed between them."""
 
     tensors: tuple[Any, ...]
     settings: str
     hooks: tuple[int, ...]  # foreign ones, by identity
-    vision: str  # the settings of what runs before the decoder's layers
+    vision: str  # settings without those of the decoder's layers
 
     @property
     def computation(self) -> tuple[Any, ...]:
-        """All of it but which objects the hooks are."""
+        """All but the identities of the hooks."""
         return self.tensors, self.settings
 
 
 class Witness:
-    """Says by `look` whether what the model computes may have changed since it was last asked.
+    """Tells by `look` if the model's computation may have changed since the last look.
 
-    It differs when a module, parameter or buffer was replaced, added or removed (adapter loaded,
+    A look differs when a module, parameter or buffer was replaced, added or removed (adapter loaded,
     weights swapped), when a tensor was written in place or given other storage, when an adapter was
     activated, disabled or merged, when a setting of a module or config was changed, and when a hook
-    came or went. A write is told by the tensor's counter and by a sample of its content, since there are
-    writes that no counter counts: fused optimizers, ``tensor.data``, tensors made in inference mode. What
-    is left is a write that no counter counts and that misses the sample.
+    came or went. A write shows in the tensor's counter or in a sample of its content, since no counter
+    sees the writes of fused optimizers, to ``tensor.data``, or to tensors made in inference mode. A write
+    that no counter counts and that misses the sample is not seen.
 
     Walking a module tree in Python takes a millisecond for a thousand tensors. So the walk is done
     once and kept as flat lists; a look goes over those in C, and walks again when anything in the tree
-    is not what it was. The tensors are held, so that no new one can take an old one's address unseen.
+    has changed. The tensors are held, so that no new one can take an old one's address unseen.
     """
 
     def __init__(self, model: nn.Module, decoder: nn.Module) -> None:
@@ -71,7 +71,7 @@ class Witness:
         self._note()
 
     def look(self) -> Seen:
-        """Equal to the last one if nothing changed."""
+        """The model's present state; equal to the last look if nothing changed."""
         if not self._is_as_walked():
             self._walk()
             self._note()
@@ -143,7 +143,7 @@ class Witness:
     # -- settings ------------------------------------------------------------------------------
 
     def _note(self) -> None:
-        """Take down settings and hooks as they are; equal settings give an equal digest."""
+        """Record the present settings and hooks; equal settings give an equal digest."""
         places, self._lists = watched(self._model)
         self._places = [place for place, _ in places]
         self._counts = list(map(len, self._places))
@@ -177,7 +177,7 @@ class Witness:
 
 
 def adapter_state(modules: list[nn.Module]) -> tuple[str, ...]:
-    """Which adapters act, layer by layer: PEFT switches and merges them without a new tensor."""
+    """The active adapters, layer by layer: PEFT switches and merges them without a new tensor."""
     return tuple(map(_switches, _adapters(modules)))
 
 
@@ -204,7 +204,7 @@ def _few(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _read(views: list[torch.Tensor]) -> bytes:
-    # of an accelerator this is one small kernel and one small copy
+    # on an accelerator this is one small kernel and one small copy
     with torch.no_grad():
         return bytes(torch.cat(views).view(torch.uint8).cpu().numpy().data)
 
