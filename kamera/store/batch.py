@@ -1,4 +1,4 @@
-"""Many look-ups at once, where each of them waits for a remote."""
+"""Concurrent look-ups, for a store that waits for a remote."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 WORKERS = 8
-"""How many are under way at once: round trips overlap, and each holds an object's bytes."""
+"""Most look-ups in progress at once: round trips overlap, and each holds an object's bytes."""
 
 Given = TypeVar("Given")
 Made = TypeVar("Made")
 
 
 def over(items: Sequence[Given], work: Callable[[Given], Made], *, waits: bool) -> list[Made]:
-    """``work`` of each of ``items``, in their order; side by side if each ``waits`` for somebody.
+    """Results of ``work`` for ``items``, in their order; computed concurrently if each call ``waits``.
 
-    All are done when this returns or raises; of several errors the first item's is raised.
+    All calls are done when this returns or raises; the error of the first item that failed is raised.
     """
     if not waits or len(items) < 2:
         return [work(item) for item in items]

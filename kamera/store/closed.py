@@ -1,4 +1,4 @@
-"""What stands in the place of a closed store's tiers."""
+"""Stand-in for the tiers of a closed store."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from kamera.errors import StoreClosed
 
 
 class Closed:
-    """Refuses whatever is asked of it. Raises StoreClosed."""
+    """Raises `StoreClosed` on access to any attribute of the tiers."""
 
     def __init__(self, url: str) -> None:
         self._url = url

@@ -1,4 +1,4 @@
-"""How the objects of one store become files: their names, their bytes, and what a header says."""
+"""Codec between the objects of one store and their files: names, bytes and headers."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from kamera.store.sources import Source
 
 @dataclass(frozen=True)
 class Codec:
-    """The plain one: an object is called what its key is, and its file is as `format` writes it.
+    """The plain codec: the name of an object is its key, and its file is as `format` writes it.
 
-    Tiers know objects by their *name* only, and see their bytes only through here. ``digest`` is the
+    Tiers know objects by their *name* only, and their bytes only through a codec. ``digest`` is the
     hash under which tensors are written.
     """
 
     digest: DigestName = field(default="sha256", kw_only=True)
 
     def name(self, key: str) -> str:
-        """What the object under ``key`` is called in every tier: 64 lower-case hex digits."""
+        """The name of the object under ``key`` in every tier: 64 lower-case hex digits."""
         return key
 
     def encode(self, record: Record, created: float) -> bytes:
@@ -34,37 +34,37 @@ class Codec:
         return object_format.encode(record, created, digest=self.digest)
 
     def open(self, source: Source, name: str, where: str) -> Opened:
-        """The object called ``name`` in ``source``, to be read by groups.
+        """The object ``name`` in ``source``, to be read group by group.
 
         ``where`` names it in errors. Raises as `format.decode`, and `OSError`.
         """
         return object_format.open_object(source, name, where)
 
     def decode(self, data: bytes, name: str, source: str) -> Record:
-        """The record in ``data``, which must be the object called ``name``. Raises as `format.decode`."""
+        """The record in ``data``, which must be the object ``name``. Raises as `format.decode`."""
         return object_format.decode(data, name, source)
 
     def read_info(self, file: BinaryIO, size: int, name: str, source: str) -> ObjectInfo:
-        """What the header of a file of ``size`` bytes says, its digest verified. As `format.decode`."""
+        """The info in the verified header of a file of ``size`` bytes. Raises as `format.decode`."""
         return object_format.read_info(file, size, name, source)
 
     def describe(self, record: Record, created: float, size: int) -> ObjectInfo:
-        """What `read_info` says of the file of ``record``."""
+        """The info that `read_info` returns for the file of ``record``."""
         return object_format.describe(record, created, size)
 
     @property
     def marker(self) -> dict[str, Any]:
-        """What `kamera-store.json` says in a directory of such objects."""
+        """The content of `kamera-store.json` in a directory of such objects."""
         return {"format": DIRECTORY_VERSION}
 
     def sign_row(self, text: str) -> str:
-        """A digest of a row of the index, so that one that was not written here is told."""
+        """A digest of an index row, by which a row that was not written here is detected."""
         return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
     def veil(self, text: str) -> str:
-        """How the index holds an id: equal ids alike, so that it can look for them."""
+        """The form of an id in the index; equal ids have equal forms, so that the index can search them."""
         return text
 
     def unveil(self, text: str) -> str:
-        """The id that `veil` made ``text`` of."""
+        """The inverse of `veil`."""
         return text

@@ -1,4 +1,4 @@
-"""How a canonical's KV in codes stands in an object: what its header says of it, and its tensors."""
+"""Stored form of a canonical's KV in codes: its header fields and its tensors."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def coded_header(kv: CodedKV) -> dict[str, Any]:
 
 
 def coded_tensors(channel: CodedChannel) -> Iterator[tuple[str, torch.Tensor]]:
-    """The tensors of one channel by what they are called behind its name."""
+    """The tensors of one channel, each with the last part of its name."""
     for part in _PARTS:
         yield part, getattr(channel, part)
 
@@ -35,10 +35,10 @@ def coded_kv(
     tensors: Mapping[str, torch.Tensor],
     tokens: int,
 ) -> CodedKV:
-    """The KV of `coded_header` and of ``tensors`` called ``kv/00012/k/codes`` and so on.
+    """The KV of a `coded_header` and of ``tensors`` named ``kv/00012/k/codes`` and so on.
 
-    ``layers``: the channels of each layer that is in it, by its number. Raises KeyError for what is
-    missing, ValueError or TypeError for what does not fit.
+    ``layers``: the channels of each layer in it, by layer number. Raises KeyError for a missing field or
+    tensor, ValueError or TypeError for one that does not fit.
     """
     grid = Grid(header["bits"], header["group"])
 

@@ -1,4 +1,4 @@
-"""The hashes that an object's groups of tensors may be held by."""
+"""The hashes that may verify an object's groups of tensors."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ DIGESTS: tuple[DigestName, ...] = get_args(DigestName)
 
 
 class Hasher(Protocol):
-    """A hash that is being made; ``update`` lets other threads run meanwhile."""
+    """A hash in progress; ``update`` lets other threads run meanwhile."""
 
     def update(self, data: memoryview, /) -> object: ...
     def hexdigest(self) -> str: ...
 
 
 def hasher_of(name: str) -> Callable[[], Hasher]:
-    """What begins a hash of 256 bits called ``name``.
+    """The constructor of the 256-bit hash ``name``.
 
-    `ValueError` for one that is none of `DIGESTS`, `StoreError` for one whose package is missing.
+    Raises `ValueError` for a name that is not in `DIGESTS`, `StoreError` for a hash whose package is missing.
     """
     if name == "sha256":
         return hashlib.sha256

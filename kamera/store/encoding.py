@@ -1,4 +1,4 @@
-"""A chunk's encoding as stored: the decoder's inputs behind the vision tower, so that it never runs again."""
+"""A chunk's encoding as stored: the decoder's inputs, so that the vision tower never runs again."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from kamera.store.keys import Context, object_key
 
 @dataclass(frozen=True, eq=False)
 class EncodingRecord:
-    """What the decoder receives for a chunk's pixels, whatever stands before it.
+    """The decoder's input for a chunk's pixels, which does not depend on the antecedents.
 
-    ``context`` is a `keys.encoding_context`: the fingerprint of the vision part alone, no anchor. ``tokens``
-    of the chunk; ``embeds``: the decoder's arguments by name. Raises `ValueError` for fields that are none.
+    ``context`` is a `keys.encoding_context`: the fingerprint of the vision part alone, no anchor. ``tokens``:
+    of the chunk; ``embeds``: the decoder's arguments by name. Raises `ValueError` for invalid fields.
     """
 
     chunk_id: str
@@ -38,7 +38,7 @@ class EncodingRecord:
 
     @property
     def key(self) -> str:
-        """Where it is stored. Raises `ValueError` for a context that has an anchor or codes."""
+        """The key of this record. Raises `ValueError` for a context that has an anchor or codes."""
         return object_key("encoding", self.context, self.chunk_id)
 
     @property

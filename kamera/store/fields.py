@@ -1,4 +1,4 @@
-"""What all records share: the fields that name them, and the one JSON text of a header."""
+"""Common to all records: the fields that identify them, and the canonical JSON text of a header."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ Header = dict[str, Any]
 
 
 def no_tensors() -> Mapping[str, torch.Tensor]:
-    """A default of its own for each record."""
+    """No tensors: a new mapping for each record."""
     return {}
 
 
 def no_info() -> Mapping[str, Any]:
-    """The same of ``info``."""
+    """An empty ``info``: a new mapping for each record."""
     return {}
 
 
 def identity(
     kind: str, key: str, chunk_id: str, context: Context, tokens: int, info: Mapping[str, Any]
 ) -> Header:
-    """The fields of every header."""
+    """The fields that every header has."""
     return {
         "kind": kind,
         "key": key,
@@ -53,7 +53,7 @@ def check_identity(chunk_id: object, context: Context, info: object, **texts: ob
 
 
 def is_count(value: object) -> bool:
-    """Whether a header may say ``value`` where it counts."""
+    """True if ``value`` is an int that a header may hold as a count."""
     return type(value) is int and 0 <= value < 2**53
 
 
@@ -63,7 +63,7 @@ def bytes_of(tensors: Mapping[str, torch.Tensor]) -> int:
 
 
 def canonical_json(value: object) -> str:
-    """The one JSON text of ``value``: names sorted, no spaces, ASCII. `ValueError` if none."""
+    """The one JSON text of ``value``: names sorted, no spaces, ASCII. Raises `ValueError` if it has none."""
     try:
         return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:

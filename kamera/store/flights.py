@@ -1,4 +1,4 @@
-"""One at a time per name: who wants what another is fetching already waits for it and shares it."""
+"""One call at a time per name: a caller waits for a fetch already in progress and shares its result."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ class _Flight(NamedTuple, Generic[Result]):
 
 
 class Flights(Generic[Result]):
-    """Work under way, by name. A thread must not start a second one from inside the first."""
+    """Calls in progress, by name. A thread must not start a second call from inside the first."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._up: dict[str, _Flight[Result]] = {}
 
     def share(self, name: str, work: Callable[[], Result]) -> Result:
-        """What ``work`` returns or raises; called once for all who ask while it is under way."""
+        """The result or error of ``work``, which is called once for all callers while it is in progress."""
         mine: _Flight[Result] = _Flight(Future(), shared=True)
         while (other := self._take_off(name, mine)) is not mine:
             if other.shared:
@@ -42,7 +42,7 @@ class Flights(Generic[Result]):
 
     @contextlib.contextmanager
     def alone(self, name: str) -> Iterator[None]:
-        """Inside, nothing else is under way for ``name``."""
+        """Inside, no other call is in progress for ``name``."""
         mine: _Flight[Result] = _Flight(Future(), shared=False)
         while (other := self._take_off(name, mine)) is not mine:
             wait([other.landing])

@@ -1,8 +1,8 @@
-"""What a process forks away from: a child has copies of memory and descriptors, and none of the threads.
+"""Safety over a fork: a child has copies of memory and descriptors, and none of the threads.
 
 A lock that another thread held at the fork stays locked in the child, a pool of threads never works
-there, and SQLite forbids to take a connection over. So what is bound to a process says what becomes of it
-in a child: it refuses by name (`Gone`), or is made anew.
+there, and SQLite forbids a child to use its parent's connection. So every object bound to a process
+defines its state in a child: it raises `ForkedStore` (`Gone`), or is made anew.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from kamera.errors import ForkedStore
 Bound = TypeVar("Bound")
 
 _bound: weakref.WeakKeyDictionary[Any, Callable[[Any], None]] = weakref.WeakKeyDictionary()
-# held over a fork, so that a child knows of every descriptor there is (a signal may come inside: reentrant)
+# held over a fork, so that a child knows every open descriptor; reentrant, as a signal may come inside
 _opening = threading.RLock()
 _locked: set[int] = set()
 
-_LONGEST = 5.0  # seconds that a fork waits for those inside `steady`
+_LONGEST = 5.0  # seconds that a fork waits for threads inside `steady`
 _gate = threading.Condition()
 _forking = False
 _inside = 0
@@ -32,16 +32,16 @@ _mine = threading.local()
 
 
 def bind(owner: Bound, in_child: Callable[[Bound], None]) -> None:
-    """Have ``in_child`` called with ``owner`` in every child that is forked from here, before all else.
+    """Call ``in_child`` with ``owner`` in every child forked from this process, before anything else.
 
-    It must not wait for a lock, nor close what is a connection. ``owner`` is not kept alive by this.
+    ``in_child`` must not wait for a lock or close a connection. This does not keep ``owner`` alive.
     """
     with _opening:
         _bound[owner] = in_child
 
 
 def refuse(owner: object, *names: str) -> None:
-    """From now on these attributes of ``owner`` raise `ForkedStore`, whatever is asked of them."""
+    """Replace these attributes of ``owner`` by `Gone`, which raises `ForkedStore` when it is used."""
     for name in names:
         # never finalised: SQLite must not close a connection in a process that did not open it
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(getattr(owner, name)))
@@ -49,10 +49,10 @@ def refuse(owner: object, *names: str) -> None:
 
 
 class Gone:
-    """What stands in the place of something that a forked child cannot have; closing it does nothing."""
+    """Stand-in for an object that a forked child cannot have; closing it does nothing."""
 
     def close(self) -> None:
-        """Nothing: it is the parent's."""
+        """Do nothing: the object is the parent's."""
 
     def __getattr__(self, name: str) -> Any:
         self._refuse()
@@ -86,7 +86,7 @@ class Gone:
 
 
 def lockable(opened: Callable[[], Bound], descriptor: Callable[[Bound], int]) -> Bound:
-    """What ``opened`` opens, whose ``descriptor`` is to be locked. To be closed by `unlockable`.
+    """The result of ``opened``, whose ``descriptor`` is to be locked; `unlockable` closes it.
 
     A forked child closes its copy, and so holds no lock of its parent's.
     """
@@ -107,8 +107,8 @@ def unlockable(descriptor: int) -> None:
 def steady() -> Iterator[None]:
     """Inside, no other thread forks.
 
-    For statements and transactions of SQLite: a child that is forked in the middle of one takes the lock
-    that its parent holds for one of its own, and waits for it for ever.
+    For statements and transactions of SQLite: a child forked in the middle of one mistakes its parent's
+    lock for its own, and waits for it for ever.
     """
     global _inside
     depth = getattr(_mine, "depth", 0)
@@ -123,7 +123,7 @@ def steady() -> Iterator[None]:
         _mine.depth = depth
         if not depth:
             with _gate:
-                _inside = max(0, _inside - 1)  # a child that was forked in here counts none
+                _inside = max(0, _inside - 1)  # 0 in a child that was forked inside
                 _gate.notify_all()
 
 

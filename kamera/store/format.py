@@ -1,8 +1,8 @@
-"""One object, one safetensors file: a header under one digest, which holds those of the tensors.
+"""One safetensors file per object: a header under one digest, which holds the digests of the tensors.
 
-The file is written here and not by the library, because the digest has to stand at a fixed place:
-then it is verified before anything in the file is parsed. `docs/store-format.md` specifies it; any
-safetensors reader reads it. Pickle is never involved.
+The file is written here and not by the library, because the digest must be at a fixed place: then it
+is verified before anything in the file is parsed. `docs/store-format.md` specifies the file; any
+safetensors reader reads it. Pickle is never used.
 """
 
 from __future__ import annotations
@@ -42,18 +42,18 @@ __all__ = [
 ]
 
 DIRECTORY_VERSION = 3
-"""What `kamera-store.json` says as its format; a directory of any other is refused by name."""
+"""The format in `kamera-store.json`; a directory of any other raises `StoreVersionError`."""
 
 _FRONT = 64 * 1024  # bytes; the header of most objects is within
 
 
 def encode(record: Record, created: float, mac: bytes = b"", digest: DigestName = "sha256") -> bytes:
-    """The file of ``record``: same record, ``created`` (seconds), ``mac`` and ``digest``, same bytes.
+    """The file of ``record``, whose bytes depend on the four arguments alone (``created`` in seconds).
 
-    ``mac`` (up to 64 bytes) keys the header's digest: nobody without it writes a file that passes.
+    ``mac`` (up to 64 bytes) keys the header's digest: a file written without it fails verification.
     ``digest`` is the hash of the tensors. Tensors may be on any device, strided, or share memory. Raises
-    `ValueError` for what the format cannot hold (a dtype without a safetensors name, info that is not
-    JSON), `StoreError` for a hash whose package is missing.
+    `ValueError` for a record that the format cannot hold (a dtype without a safetensors name, info that is
+    not JSON), `StoreError` for a hash whose package is missing.
     """
     begin = hasher_of(digest)
     tensors = record.tensors()
@@ -84,11 +84,11 @@ def open_object(source: Source, expected: str, where: str, mac: bytes = b"", nam
 
 
 def decode(data: bytes, expected: str, source: str, mac: bytes = b"", name: Naming = str) -> Record:
-    """The record in ``data``, whose key is called ``expected`` by ``name``.
+    """The record in ``data``, for whose key ``name`` returns ``expected``.
 
-    ``source`` names the bytes in errors; ``mac`` is the one `encode` had. Raises `CorruptChunk` for
+    ``source`` names the bytes in errors; ``mac`` is the one given to `encode`. Raises `CorruptChunk` for
     anything that `encode` did not write for that key, and `StoreVersionError` for an intact object of
-    another format, or under a hash that is not at hand.
+    another format, or under a hash that is not installed.
     """
     return open_object(BytesSource(data), expected, source, mac, name).read()
 
@@ -96,7 +96,7 @@ def decode(data: bytes, expected: str, source: str, mac: bytes = b"", name: Nami
 def read_info(
     file: BinaryIO, size: int, expected: str, source: str, mac: bytes = b"", name: Naming = str
 ) -> ObjectInfo:
-    """What the header of an object file of ``size`` bytes says, its digest verified first.
+    """The info in the header of an object file of ``size`` bytes, its digest verified first.
 
     No tensor is read: good for listing, never for serving. Raises as `decode`.
     """
@@ -109,5 +109,5 @@ def read_info(
 
 
 def describe(record: Record, created: float, size: int) -> ObjectInfo:
-    """What `read_info` says of the file that `encode` makes of ``record``."""
+    """The info that `read_info` returns for the file that `encode` makes of ``record``."""
     return info_of(written(record, created, {}), size)

@@ -1,6 +1,6 @@
-"""Where the tensors of an object lie in its file, and which of them are read and verified together.
+"""Positions of an object's tensors in its file, and the groups that are read and verified together.
 
-A group is a layer, the embeds, or all the small tensors: threads read and verify them side by side.
+A group is a layer, the embeds, or all the small tensors: threads read and verify groups in parallel.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _TORCH = {name: dtype for dtype, name in DTYPES.items()}
 
 
 class Entry(NamedTuple):
-    """One tensor: what it is, and where its bytes are, counted from the end of the header."""
+    """One tensor: dtype, shape, and the range of its bytes, counted from the end of the header."""
 
     dtype: torch.dtype
     shape: tuple[int, ...]
@@ -37,7 +37,7 @@ class Entry(NamedTuple):
     end: int
 
     def told(self) -> dict[str, Any]:
-        """As it stands in a safetensors header."""
+        """The entry in the form of a safetensors header."""
         return {
             "dtype": DTYPES[self.dtype],
             "shape": list(self.shape),
@@ -46,7 +46,7 @@ class Entry(NamedTuple):
 
     @classmethod
     def of(cls, told: Mapping[str, Any]) -> Entry:
-        """The inverse of `told`; `ValueError`, `TypeError` or `LookupError` for what is no entry."""
+        """The inverse of `told`; raises `ValueError`, `TypeError` or `LookupError` for an invalid entry."""
         dtype = _TORCH[told["dtype"]]
         shape, (start, end) = tuple(told["shape"]), told["data_offsets"]
         count = dtype.itemsize
@@ -68,7 +68,7 @@ class Group(NamedTuple):
 
     @property
     def spans(self) -> list[tuple[int, int]]:
-        """The stretches of the file that are its bytes."""
+        """The byte ranges of the group, adjacent ones joined."""
         return joined((entry.start, entry.end) for entry in self.tensors.values())
 
     @property
@@ -86,7 +86,7 @@ def group_of(tensor: str) -> str:
 
 
 def laid_out(tensors: Mapping[str, torch.Tensor]) -> dict[str, Entry]:
-    """Where each tensor goes, in the order of the file. `ValueError` for a dtype without a name."""
+    """The entry of each tensor, in the order of the file. Raises `ValueError` for a dtype without a name."""
     entries: dict[str, Entry] = {}
     offset = 0
     # widest first, so that every tensor starts at a multiple of its element size
@@ -101,7 +101,7 @@ def laid_out(tensors: Mapping[str, torch.Tensor]) -> dict[str, Entry]:
 
 
 def grouped(entries: Mapping[str, Entry]) -> dict[str, Group]:
-    """The groups of an object, in the order in which the first tensor of each stands in the file."""
+    """The groups of an object, in the file order of their first tensors."""
     found: dict[str, dict[str, Entry]] = {}
     for name, entry in entries.items():
         found.setdefault(group_of(name), {})[name] = entry
@@ -109,7 +109,7 @@ def grouped(entries: Mapping[str, Entry]) -> dict[str, Group]:
 
 
 def joined(spans: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
-    """``spans`` in order, those that meet made one, empty ones left out."""
+    """``spans`` in order, adjacent ones joined, empty ones left out."""
     made: list[tuple[int, int]] = []
     for start, end in sorted(span for span in spans if span[0] < span[1]):
         if made and made[-1][1] == start:

@@ -1,7 +1,7 @@
-"""The header of an object: how it is written, and what is believed of one that is read.
+"""The header of an object: writing it, and verifying one that is read.
 
-It stands under a digest of its own, at a fixed place, so it is verified before anything is parsed; and
-it holds the digests of all groups of tensors, so each of them can be verified without the rest.
+A header has a digest of its own, at a fixed place, so it is verified before anything is parsed; and it
+holds the digests of all groups of tensors, so each group can be verified without the rest.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ from kamera.store.keys import KINDS, PATCH_KINDS, Context, is_key, object_key
 from kamera.store.records import Record, record_of
 
 FORMAT_VERSION = 4
-"""What stands in an object's header as its format; an object of any other is refused by name."""
+"""The format in an object's header; an object of any other raises `StoreVersionError`."""
 
 Naming = Callable[[str], str]
-"""What an object is called, given its key; `str` when it is called what its key is."""
+"""Maps an object's key to its name; `str` if the name is the key."""
 
 PREFIX = b'{"__metadata__":{"header":"'
 DIGEST = slice(8 + len(PREFIX), 8 + len(PREFIX) + 64)
-"""Where the digest stands in a file."""
+"""Position of the digest in a file."""
 
 MAX_HEADER = 4 * 2**20
-"""Most bytes of a header: those of real chunks take some 10 KiB, and reading one takes 25 times its size."""
+"""Most bytes of a header: a real chunk's takes some 10 KiB, and reading a header takes 25 times its size."""
 MALFORMED = (
     SafetensorError,
     AttributeError,
@@ -47,16 +47,16 @@ MALFORMED = (
     TypeError,
     ValueError,
 )
-"""What bytes that passed the digest but were not written here can still provoke. Not RuntimeError or
-MemoryError: want of memory is no damage."""
+"""Errors that bytes with a matching digest can still raise if they were not written here. RuntimeError and
+MemoryError are left out: lack of memory is no damage."""
 
 
 @dataclass(frozen=True)
 class ObjectHead:
-    """A header that was verified, and found to be just what is written for its record.
+    """A verified header, identical to the one that is written for its record.
 
-    ``info`` has the file's size; ``groups`` in the order of the file, ``digests`` of them in hex, made by
-    ``hasher``; ``size`` of the tensors in bytes. ``source`` names the file in errors.
+    ``info`` has the file's size; ``groups`` are in the order of the file, ``digests`` are theirs in hex, made
+    by ``hasher``; ``size`` is that of the tensors in bytes. ``source`` names the file in errors.
     """
 
     info: ObjectInfo
@@ -69,12 +69,12 @@ class ObjectHead:
 
 
 def written(record: Record, created: float, digests: Mapping[str, Any]) -> Header:
-    """What stands in ``kamera`` of the file of ``record``."""
+    """The ``kamera`` header of the file of ``record``."""
     return {"format": FORMAT_VERSION, "created": created, **record.header(), "digests": dict(digests)}
 
 
 def text_of(header: Header, entries: Mapping[str, Entry]) -> bytes:
-    """The header of the file with zeros for the digest, padded. `ValueError` when it is too long."""
+    """The header of the file with zeros for the digest, padded. Raises `ValueError` if it is too long."""
     fields: dict[str, Any] = {"__metadata__": {"header": "0" * 64, "kamera": canonical_json(header)}}
     fields.update({name: entry.told() for name, entry in entries.items()})
     text = json.dumps(fields, separators=(",", ":"), ensure_ascii=False).encode()
@@ -85,14 +85,14 @@ def text_of(header: Header, entries: Mapping[str, Entry]) -> bytes:
 
 
 def signed(text: bytes, mac: bytes) -> bytes:
-    """The front of a file: the length of ``text``, and it with its digest in its place."""
+    """The front of a file: the length of ``text``, then ``text`` with its digest filled in."""
     front = bytearray(len(text).to_bytes(8, "little") + text)
     front[DIGEST] = _digest(front, mac)
     return bytes(front)
 
 
 def front_size(first: bytes, total: int, source: str) -> int:
-    """How many of ``total`` bytes are length and header, by the ``first`` 99. Raises `CorruptChunk`."""
+    """Bytes of length and header in a file of ``total`` bytes, by its ``first`` 99. Raises `CorruptChunk`."""
     if total < DIGEST.stop:
         raise CorruptChunk(f"{source}: truncated, {total} bytes cannot hold a header")
     size = int.from_bytes(first[:8], "little")
@@ -104,7 +104,7 @@ def front_size(first: bytes, total: int, source: str) -> int:
 
 
 def trusted(front: bytes, expected: str, source: str, mac: bytes = b"", name: Naming = str) -> Header:
-    """The Kamera header of a ``front``, parsed once its digest has passed. Raises as `format.decode`."""
+    """The Kamera header of a ``front``, parsed after its digest is verified. Raises as `format.decode`."""
     if not hmac.compare_digest(front[DIGEST], _digest(front, mac)):
         if mac and front[DIGEST] == _digest(front, b""):
             raise ForeignObject(f"{source}: an intact object, but written without this store's secret")
@@ -120,7 +120,7 @@ def verified(
     mac: bytes = b"",
     name: Naming = str,
 ) -> ObjectHead:
-    """What the ``front`` of a file of ``total`` bytes says, that file's key being ``expected`` by ``name``.
+    """The head of a file of ``total`` bytes by its ``front``; ``name`` of its key must be ``expected``.
 
     Raises as `format.decode`.
     """
@@ -144,12 +144,12 @@ def verified(
 
 
 def _rebuilt(text: bytes, header: Header) -> tuple[dict[str, Entry], int]:
-    """Where the tensors lie, and how long they are, by a header that must be exactly as it is written.
+    """Entries of the tensors, and their total bytes, by a header that must be exactly as it is written.
 
-    One record, one file: what two readers could take for two different things is none.
+    A record has exactly one file: bytes that two readers could read as different records are rejected.
     """
     told = {name: Entry.of(entry) for name, entry in json.loads(text).items() if name != "__metadata__"}
-    try:  # shapes without memory: what they say is checked before room is made for them
+    try:  # shapes without memory: they are checked before memory is allocated for them
         tensors = {name: torch.empty(e.shape, dtype=e.dtype, device="meta") for name, e in told.items()}
     except RuntimeError as error:
         raise ValueError(f"a shape is impossible: {error}") from error
@@ -193,7 +193,7 @@ def _parsed(text: bytes, expected: str, source: str, name: Naming) -> Header:
         key, info = _key_of(header), info_of(header, 0)
         if key != info.key:
             raise ValueError(f"key {info.key} is not that of its own fields, {key}")
-        # what a listing shows; whether it is true of the tensors is checked when they are read
+        # fields that a listing shows; they are compared with the tensors when those are read
         if not (is_count(info.tokens) and (info.rank is None or is_count(info.rank))):
             raise ValueError(f"tokens {info.tokens!r} and rank {info.rank!r} must be counts")
         if not (isinstance(info.created, float) or is_count(info.created)):
@@ -212,7 +212,7 @@ def _parsed(text: bytes, expected: str, source: str, name: Naming) -> Header:
 
 
 def info_of(header: Header, size: int) -> ObjectInfo:
-    """What a file of ``size`` bytes with this header is."""
+    """The info of a file of ``size`` bytes with this header."""
     return ObjectInfo(
         key=header["key"],
         kind=header["kind"],
@@ -233,7 +233,7 @@ def info_of(header: Header, size: int) -> ObjectInfo:
 
 
 def _budget_of(header: Header) -> PatchBudget | None:
-    """What a patch was formed under; ``info`` is free text to the format, so it may say nothing of that."""
+    """The budget of a patch; None if ``info``, which is free text to the format, holds none."""
     if header["kind"] not in PATCH_KINDS:
         return None
     try:

@@ -1,4 +1,4 @@
-"""What a store tells about its objects without their tensors. JSON-able by `dataclasses.asdict`."""
+"""Descriptions and reports of a store's objects, without tensors. JSON-able by `dataclasses.asdict`."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from kamera.store.keys import PATCH_KINDS, Context, canonical_key, encoding_cont
 
 @dataclass(frozen=True)
 class ObjectInfo:
-    """One object: its name, what it is of, and its size.
+    """One object: its key, its chunk and context, and its size.
 
-    ``antecedents`` is empty, ``rank`` and ``formed`` are None for what is no patch. ``bytes`` is the
-    size as stored, ``created`` seconds since 1970 (UTC). ``budget`` is what a patch was formed under (None
-    for one whose header says nothing that is one), ``orderings`` how many an orbit patch is the mean of,
-    ``sizes`` those of its factors (`Patch.sizes`), from which its bytes at any rank follow.
-    ``base`` is what it cannot be used without: of a canonical the vision fingerprint of its encoding ("": it
-    has none), of a patch the anchor of the canonical that it is added to ("": its context's own).
-    ``behind``: tokens of the anchor that a canonical was computed behind.
+    ``antecedents`` is empty, ``rank`` and ``formed`` are None for an object that is no patch. ``bytes`` is
+    the size as stored, ``created`` seconds since 1970 (UTC). ``budget`` is the one a patch was formed under
+    (None if its header holds no valid one), ``orderings`` the number of orderings averaged in an orbit patch,
+    ``sizes`` those of a patch's factors (`Patch.sizes`), from which its bytes at any rank follow.
+    ``base`` identifies the object that this one cannot be used without: for a canonical the vision
+    fingerprint of its encoding ("": it has none), for a patch the anchor of the canonical to which it is
+    added ("": its context's own). ``behind``: tokens of the anchor that a canonical was computed behind.
     """
 
     key: str
@@ -40,7 +40,7 @@ class ObjectInfo:
 
 
 def home_of(info: ObjectInfo) -> str | None:
-    """Key of what an object is of no use without: of a patch its canonical, of a canonical its encoding."""
+    """Key of the object that this one cannot be used without: a patch's canonical, a canonical's encoding."""
     if info.kind in PATCH_KINDS:
         own = replace(info.context, anchor=info.base or info.context.anchor)
         return canonical_key(own, info.chunk_id)
@@ -59,9 +59,10 @@ class KindCount:
 
 @dataclass(frozen=True)
 class Census:
-    """What a tenant has: counts by kind and by form of the KV, of how many chunks and contexts.
+    """A tenant's objects, counted by kind and by form of the KV; the numbers of their chunks and contexts.
 
-    A chunk is counted by whatever is of it, an anchor is none; a context is a model's, not a tower's.
+    A chunk counts if any object of it is there; an anchor is no chunk. Contexts are those of models, not
+    of vision towers.
     """
 
     kinds: dict[str, KindCount]
@@ -71,7 +72,7 @@ class Census:
 
     @classmethod
     def of(cls, objects: Sequence[ObjectInfo], kinds: Iterable[str]) -> Census:
-        """The census of ``objects``, which are all of these ``kinds``."""
+        """The census of ``objects``, whose kinds are all in ``kinds``."""
         held = {kind: [info.bytes for info in objects if info.kind == kind] for kind in kinds}
         forms = sorted({info.context.kv for info in objects})
         of = {form: [info.bytes for info in objects if info.context.kv == form] for form in forms}
@@ -85,7 +86,7 @@ class Census:
 
 @dataclass(frozen=True)
 class MemoryStats:
-    """The memory tier: what it holds (bytes), and how its look-ups went since it was opened."""
+    """The memory tier: its content (sizes in bytes), and its look-ups by outcome since it was opened."""
 
     objects: int
     bytes: int
@@ -99,10 +100,11 @@ class MemoryStats:
 class RemoteStats:
     """The remote tier since it was opened.
 
-    ``reads`` and ``writes`` say how they go: ``closed`` (they work), ``failing`` (the last one did not),
-    ``open`` (the remote is left alone) or ``half-open`` (about to be tried). ``refused``: objects that
-    were not what they should be. ``stored``: objects sent. ``calls`` were made, ``failures`` of them in
-    vain, ``skipped`` ones not made because it was down. ``pending``: objects that wait to be sent.
+    ``reads`` and ``writes`` are the states of its circuit breakers: ``closed`` (calls work), ``failing``
+    (the last call failed), ``open`` (no call is made) or ``half-open`` (the next call is a trial).
+    ``refused``: objects found but rejected (damaged, foreign, or of another key or format). ``stored``:
+    objects sent. ``calls``: calls made; ``failures``: those of them that failed; ``skipped``: calls not
+    made because the remote was down. ``pending``: objects that wait to be sent.
     """
 
     url: str
@@ -121,7 +123,7 @@ class RemoteStats:
 
 @dataclass(frozen=True)
 class StoreStats:
-    """This tenant's share of a store's ``directory`` (else of its memory), and the memory tier in front."""
+    """This tenant's objects in a store's ``directory`` (else in memory), and counters of the tiers."""
 
     url: str
     canonicals: int
@@ -135,13 +137,13 @@ class StoreStats:
 
     @property
     def objects(self) -> int:
-        """How many there are, of all kinds."""
+        """Number of objects of all kinds."""
         return self.canonicals + self.patches + self.encodings + self.anchors
 
 
 @dataclass(frozen=True)
 class Removed:
-    """An object that `StoreAdmin.gc` let go: its name, size, value (`admin.gc`), and why."""
+    """An object that `StoreAdmin.gc` removed: its key, kind, size, value (`admin.gc`) and the reason."""
 
     key: str
     kind: str
@@ -152,10 +154,10 @@ class Removed:
 
 @dataclass(frozen=True)
 class Collected:
-    """What `StoreAdmin.gc` found, and what it let go; after a dry run, what it would let go.
+    """Report of `StoreAdmin.gc`: objects found and objects removed; after a dry run, those it would remove.
 
     ``leftovers``: files of dead writers that were removed. ``quarantined``: copies in quarantine that
-    were removed, which is only done when asked for.
+    were removed, which is only done on request.
     """
 
     objects_before: int
@@ -169,10 +171,10 @@ class Collected:
 
 @dataclass(frozen=True)
 class FlushReport:
-    """What the remote does not have yet, by name. Nothing in either: all that was put is safe there.
+    """Names of the objects that the remote does not have yet. Both empty: all that was put is safe there.
 
-    ``unsaved`` waits: in the cache directory, where it survives and is sent when the store is next
-    opened, or, without one, in memory only. ``dropped`` found no room in memory and is lost.
+    ``unsaved`` objects wait: in the cache directory, where they survive and are sent when the store is next
+    opened, or, without one, in memory only. ``dropped`` objects found no room in memory and are lost.
     """
 
     unsaved: tuple[str, ...]
@@ -185,10 +187,10 @@ class VerifyReport:
 
     ``ok``: objects whose every byte is as it was written. ``quarantined``: one line per damaged
     object, now out of the store. ``refused``: one line per object that was left in place because
-    this version, or who asked, cannot read it. ``orphan_files``: objects the index did not list, and
+    this version, or this caller, cannot read it. ``orphan_files``: objects the index did not list, and
     lists now. ``orphan_rows``: rows without an object, now gone. ``stale``: files of writers that
-    died, now gone. ``embeddings``: one line per context whose search rows were mended. ``wrong_rows``:
-    rows that said something else than their object, and say what it says now.
+    died, now gone. ``embeddings``: one line per context whose search rows were repaired. ``wrong_rows``:
+    rows that disagreed with their object, now corrected.
     """
 
     ok: int
@@ -205,8 +207,8 @@ class VerifyReport:
 class Quarantined:
     """A damaged object that was set aside.
 
-    ``file`` is the copy's own name, ``name`` that of the object it was, ``bytes`` its size, ``when``
-    it was set aside (seconds since 1970, UTC), ``reason`` what was wrong with it.
+    ``file`` is the copy's own name, ``name`` that of the object it was, ``bytes`` its size, ``when`` the
+    time it was set aside (seconds since 1970, UTC), ``reason`` the damage found.
     """
 
     file: str

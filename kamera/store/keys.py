@@ -1,8 +1,8 @@
-"""What an object is called: keys that bind everything its KV depends on.
+"""Keys of objects, which bind everything an object's KV depends on.
 
-All digests are BLAKE2b-256 in lower-case hex over length-prefixed fields whose first field names
-what is digested (the domain), so neither two field lists nor two kinds of object can meet in one
-key by concatenation. `docs/store-format.md` is the specification.
+All digests are BLAKE2b-256 in lower-case hex over length-prefixed fields. The first field names the
+kind of content (the domain), so neither two field lists nor two kinds of object can share a key by
+concatenation. `docs/store-format.md` is the specification.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ from kamera.errors import AmbiguousId, UnknownChunk
 from kamera.ops import KVCodec, digest
 
 PATCH_KINDS = ("exact", "orbit")
-"""A patch binds the order of the antecedents, or only their set."""
+"""Kinds of patch: bound to the order of the antecedents, or only to their set."""
 
 KV_KINDS = ("canonical", "anchor")
 """KV as the model computed it: of a chunk behind the anchor alone, or of the anchor itself."""
 
 KINDS = (*KV_KINDS, "encoding", *PATCH_KINDS)
-"""Kinds of object; an encoding is what the decoder receives for a chunk's pixels."""
+"""Kinds of object; an encoding is the decoder's input for a chunk's pixels."""
 
 KVForm = Literal["as-is", KVCodec]
 KV_FORMS: tuple[KVForm, ...] = get_args(KVForm)
-"""How canonicals are held: as the model computed them, or in codes (`ops.quantize_kv`)."""
+"""Forms in which canonicals are held: as the model computed them, or in codes (`ops.quantize_kv`)."""
 
 _KEY = re.compile(r"[0-9a-f]{64}")
-_LINEAGE = "~"  # in no chunk id
+_LINEAGE = "~"  # occurs in no chunk id
 
 
 @dataclass(frozen=True)
@@ -37,9 +37,9 @@ class Context:
     """Everything a chunk's KV depends on apart from the chunk itself.
 
     ``fingerprint`` is the backbone's digest (weights, adapters, dtype, rotary and processor
-    settings), ``anchor`` the digest of the anchor tokens, ``tenant`` whose store it is, ``kv`` the form
-    canonicals are held in: as a dtype, it is part of what a KV is, and patches are formed against one of
-    them. Raises `ValueError` for a form that is none of `KV_FORMS`.
+    settings), ``anchor`` the digest of the anchor tokens, ``tenant`` the owner of the store, ``kv`` the form
+    in which canonicals are held: like a dtype, it is part of a KV's identity, and a patch is formed against
+    one form. Raises `ValueError` for a form that is not in `KV_FORMS`.
     """
 
     fingerprint: str
@@ -52,12 +52,12 @@ class Context:
 
     @property
     def lossy(self) -> bool:
-        """Whether canonicals here are not quite what the model computed."""
+        """True if canonicals here differ from the KV that the model computed."""
         return self.kv != "as-is"
 
 
 def check_form(kv: str) -> None:
-    """Raise `ValueError` unless ``kv`` is one of `KV_FORMS`."""
+    """Raise `ValueError` unless ``kv`` is in `KV_FORMS`."""
     if kv not in KV_FORMS:
         raise ValueError(f"kv {kv!r} is none of {', '.join(KV_FORMS)}")
 
@@ -73,11 +73,11 @@ def canonical_key(context: Context, chunk_id: str) -> str:
 
 
 def patch_key(context: Context, chunk_id: str, antecedents: Sequence[str], kind: str, base: str = "") -> str:
-    """Key of the patch of a chunk behind ``antecedents`` (chunk ids; `survivor` where one remembers others).
+    """Key of the patch of a chunk behind ``antecedents`` (chunk ids, or names by `survivor`).
 
-    ``kind`` is ``"exact"``, where their order matters, or ``"orbit"``, where it does not (a chunk
-    that stands there twice still counts twice). ``base``: the anchor of the canonical that it is added to,
-    where that is not the context's own. Raises `ValueError` for any other kind.
+    ``kind`` is ``"exact"`` (their order matters) or ``"orbit"`` (it does not, but a chunk that occurs twice
+    counts twice); any other raises `ValueError`. ``base``: the anchor of the canonical to which the patch
+    is added, if it is not the context's own.
     """
     if kind not in PATCH_KINDS:
         raise ValueError(f"a patch is of kind 'exact' or 'orbit', not {kind!r}")
@@ -91,10 +91,10 @@ def patch_key(context: Context, chunk_id: str, antecedents: Sequence[str], kind:
 def object_key(
     kind: str, context: Context, chunk_id: str, antecedents: Sequence[str] = (), base: str = ""
 ) -> str:
-    """Key of an object of any kind. Raises `ValueError` for what is none.
+    """Key of an object of any kind.
 
-    That is an encoding whose context names an anchor, or an anchor that is not its context's own; neither
-    is in codes.
+    Raises `ValueError` for an unknown kind, an encoding whose context names an anchor, an anchor that is
+    not its context's own, and either of the two under a context in codes.
     """
     if kind == "canonical":
         return canonical_key(context, chunk_id)
@@ -108,9 +108,10 @@ def object_key(
 
 
 def survivor(chunk_id: str, lineage: str) -> str:
-    """What a patch's antecedents call a chunk whose KV knew something else than what stands before it there.
+    """Name, in a patch's antecedents, of a chunk whose KV was not conditioned on its antecedents there.
 
-    ``lineage`` is a digest of what it knew. A chunk conditioned on what stands before it goes by its id.
+    ``lineage`` is a digest of its actual conditioning. A chunk conditioned on its antecedents is named by
+    its id.
     """
     return f"{chunk_id}{_LINEAGE}{lineage}"
 
@@ -121,19 +122,20 @@ def chunk_of(antecedent: str) -> str:
 
 
 def behind_survivors(antecedents: Sequence[str]) -> bool:
-    """Whether a patch absorbed, through one of its antecedents, something that it does not name."""
+    """True if a patch absorbed, through one of its antecedents, a chunk that it does not name."""
     return any(_LINEAGE in antecedent for antecedent in antecedents)
 
 
 def is_key(text: str) -> bool:
-    """Whether ``text`` has the form of a key (and so is safe as a file name)."""
+    """True if ``text`` has the form of a key (and so is safe as a file name)."""
     return _KEY.fullmatch(text) is not None
 
 
 def whole_id(start: str, ids: Iterable[str], what: str) -> str:
-    """The one of ``ids`` that is ``start``, or that alone begins with it.
+    """The one of ``ids`` that equals ``start``, or else the only one that begins with it.
 
-    Raises `UnknownChunk` and `AmbiguousId`, which say of ``what`` it is none.
+    Raises `UnknownChunk` if there is none, `AmbiguousId` if there are several; ``what`` is the noun for
+    the ids in the message.
     """
     found = sorted({one for one in ids if one.startswith(start)}) if start else []
     if start in found:
@@ -149,7 +151,7 @@ def whole_id(start: str, ids: Iterable[str], what: str) -> str:
 
 
 def _domain(what: str, context: Context) -> str:
-    # the form stands here and not among the fields: a key of KV as it is says nothing of forms
+    # the form is in the domain, not in the fields: keys of as-is KV contain no form
     return f"kamera.{what}.{context.kv}.v1" if context.lossy else f"kamera.{what}.v1"
 
 

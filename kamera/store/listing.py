@@ -1,4 +1,4 @@
-"""One tenant's objects as rows and counts, out of whatever tiers hold them; no tensor is read."""
+"""One tenant's objects as rows and counts, from all tiers; no tensor is read."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ def rows(
     offset: int = 0,
     here: bool = False,
 ) -> list[ObjectInfo]:
-    """The objects, oldest first; ``limit`` of them behind the first ``offset``. `ValueError` for no kind.
+    """The objects, oldest first; at most ``limit`` after the first ``offset``.
 
-    ``here``: those in directory and memory alone.
+    ``here``: only those in directory and memory. Raises `ValueError` for an unknown kind.
     """
     check_kind(kind)
     tiers.sweep()
@@ -36,7 +36,7 @@ def rows(
 
 
 def census(tiers: Tiers, tenant: str, kind: str | None) -> Census:
-    """The objects counted; a directory counts them without listing."""
+    """Counts of the objects; a directory counts them without listing."""
     check_kind(kind)
     if tiers.disk is not None and tiers.remote is None:
         tiers.sweep()
@@ -63,6 +63,6 @@ def stats(tiers: Tiers, tenant: str, url: str) -> StoreStats:
 
 
 def check_kind(kind: str | None) -> None:
-    """`ValueError` for what is no kind of object."""
+    """Raise `ValueError` for an unknown kind of object."""
     if kind is not None and kind not in KINDS:
         raise ValueError(f"kind {kind!r} is none of {', '.join(KINDS)}")

@@ -12,14 +12,14 @@ from datetime import datetime, timezone
 
 
 class JsonFormatter(logging.Formatter):
-    """``time`` (UTC), ``level``, ``logger``, ``message``, and ``error`` where there is one.
+    """``time`` (UTC), ``level``, ``logger``, ``message``; with an exception also ``error`` and ``at``.
 
         handler = logging.StreamHandler()
         handler.setFormatter(JsonFormatter())
         logging.getLogger("kamera").addHandler(handler)
 
-    Attributes that others hang onto a record are left out: nobody has looked at what they hold. So are
-    the lines of a traceback, but for where it ends.
+    Extra attributes of a record are left out, as their content is unchecked. So is the traceback: ``at``
+    is the module and line of the log call.
     """
 
     def format(self, record: logging.LogRecord) -> str:

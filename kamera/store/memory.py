@@ -1,4 +1,4 @@
-"""The memory tier: decoded records up to a limit of bytes, least recently used out first; pins stay."""
+"""The memory tier: decoded records up to a byte limit; the least recently used leave first, pins stay."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(?:([KMGT]i?)?B)?", re.IGNORECASE)
 
 
 def parse_size(size: int | str) -> int:
-    """Bytes of ``4096``, ``"512MiB"``, ``"4GiB"`` or ``"1GB"``; `ValueError` for anything else."""
+    """Bytes of ``4096``, ``"512MiB"``, ``"4GiB"`` or ``"1GB"``; raises `ValueError` for anything else."""
     if isinstance(size, int) and not isinstance(size, bool) and size >= 0:
         return size
     match = _SIZE.fullmatch(size.strip()) if isinstance(size, str) else None
@@ -42,10 +42,9 @@ def _nothing(name: str) -> bool:
 class MemoryTier:
     """Records by key, at most ``limit`` bytes of tensors. Safe to use from several threads.
 
-    A record is valid for one ``stamp`` (of the file it was read from): asked for with another, it
-    is dropped and the look-up is a miss. What is pinned, or ``held`` (a question about a key, asked
-    with the tier locked), is not evicted; a record for which that leaves no room is not kept.
-    ``clock`` tells seconds.
+    A record is valid for one ``stamp`` (of the file it was read from): a look-up with another drops it
+    and is a miss. A record that is pinned, or for whose key ``held`` is true (called with the tier
+    locked), is not evicted; a record for which that leaves no room is not kept. ``clock`` returns seconds.
     """
 
     def __init__(
@@ -58,7 +57,7 @@ class MemoryTier:
         self._held = held
         self._clock = clock
         self.pin_cap: int | None = None
-        """Bound what may be pinned further."""
+        """A further bound on the bytes that may be pinned."""
         self._pins: dict[str, float] = {}
         self._entries: OrderedDict[str, _Entry] = OrderedDict()
         self._lock = threading.Lock()
@@ -66,7 +65,7 @@ class MemoryTier:
 
     @property
     def pin_limit(self) -> int:
-        """Most bytes that may be pinned: half of ``limit``, so that the rest works on, or `pin_cap`."""
+        """Most bytes that may be pinned: half of ``limit``, so that the rest works on; `pin_cap` if less."""
         half = self.limit // 2
         return half if self.pin_cap is None else min(half, self.pin_cap)
 
@@ -85,9 +84,9 @@ class MemoryTier:
             return entry.record
 
     def put(self, record: Record, info: ObjectInfo, stamp: str = "") -> bool:
-        """Keep ``record`` and make room for it; whether it is kept.
+        """Keep ``record``, evicting others if needed; True if it is kept.
 
-        The caller no longer writes to its tensors.
+        The caller must no longer write to its tensors.
         """
         entry = _Entry(record, info, stamp, record.nbytes)
         with self._lock:
@@ -110,7 +109,7 @@ class MemoryTier:
             return True
 
     def pin(self, key: str, ttl: float | None = None) -> bool:
-        """Do not evict ``key``, for ``ttl`` seconds or until `unpin`; whether it is kept at all.
+        """Do not evict ``key``, for ``ttl`` seconds or until `unpin`; False if it is not in memory.
 
         Raises `PinsFull` when the pinned bytes would exceed `pin_limit`.
         """
@@ -128,7 +127,7 @@ class MemoryTier:
             return True
 
     def pinned(self) -> list[tuple[str, int, float | None]]:
-        """Key, bytes and seconds left (None: for good) of all that is pinned and kept."""
+        """Key, bytes and seconds left (None: no limit) of every pinned record in memory."""
         with self._lock:
             now = self._clock()
             held = [
@@ -137,37 +136,37 @@ class MemoryTier:
         return [(key, size, None if left == float("inf") else left) for key, size, left in held]
 
     def unpin(self, key: str) -> bool:
-        """Let ``key`` be evicted again; whether it was pinned."""
+        """Let ``key`` be evicted again; True if it was pinned."""
         with self._lock:
             was = self._is_pinned(key)
             self._pins.pop(key, None)
             return was
 
     def drop(self, key: str) -> bool:
-        """Forget ``key``; whether it was kept."""
+        """Forget ``key``; True if it was kept."""
         with self._lock:
             return self._remove(key)
 
     def peek(self, key: str) -> tuple[Record, ObjectInfo] | None:
-        """What is kept under ``key``, and what it is; no use of it, so neither hit nor miss."""
+        """The record under ``key`` and its info; not counted as a use, so neither hit nor miss."""
         with self._lock:
             entry = self._entries.get(key)
             return None if entry is None else (entry.record, entry.info)
 
     def info(self, key: str, stamp: str | None = None) -> ObjectInfo | None:
-        """What is kept under ``key`` (of the file of that ``stamp``, if given); neither hit nor miss."""
+        """The info of the record under ``key`` (for that ``stamp``, if given); neither hit nor miss."""
         with self._lock:
             entry = self._entries.get(key)
             return None if entry is None or stamp not in (None, entry.stamp) else entry.info
 
     def infos(self) -> list[ObjectInfo]:
-        """All that is kept, oldest first."""
+        """Infos of all records kept, oldest first."""
         with self._lock:
             infos = [entry.info for entry in self._entries.values()]
         return sorted(infos, key=lambda info: (info.created, info.key))
 
     def stats(self) -> MemoryStats:
-        """Counters since it was made, and what it holds now."""
+        """Counters since the tier was made, and its present content."""
         with self._lock:
             return MemoryStats(
                 objects=len(self._entries),

@@ -1,4 +1,4 @@
-"""What a store counts for Prometheus, when it is asked to; `docs/operations.md` says what to watch.
+"""Prometheus metrics of a store, on request; `docs/operations.md` lists those to watch.
 
 Nothing is counted without a `Metrics`, and no label holds an id, a text or a path below the store's.
 """
@@ -24,7 +24,7 @@ Done = TypeVar("Done")
 Watched = TypeVar("Watched")
 
 MISSES = ("absent", "corrupt", "foreign", "wrong_key", "newer_format", "remote_dead", "failed")
-"""Why a look-up had nothing to serve. ``remote_dead``: it may be in the remote, which does not answer."""
+"""Reasons for a miss. ``remote_dead``: the object may be in the remote, which does not answer."""
 
 _REFUSALS: dict[type[KameraError], str] = {
     ForeignObject: "foreign",
@@ -36,14 +36,14 @@ _SECONDS = (0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
 
 
 class Silent:
-    """Counts nothing: what a store has unless it is given a `Metrics`."""
+    """Counts nothing: the default of a store that is not given a `Metrics`."""
 
     def lookup(self, get: Callable[[], Record | None], remote_down: Callable[[], bool]) -> Record | None:
         """The outcome of ``get`` (None: a miss), counted and timed."""
         return get()
 
     def asked(self, look: Callable[[], Found], remote_down: Callable[[], bool]) -> Found:
-        """The outcome of ``look`` (falsy: it is not there), counted; nothing was read."""
+        """The outcome of ``look`` (falsy: the object is absent), counted; nothing was read."""
         return look()
 
     def write(self, put: Callable[[], Done]) -> Done:
@@ -51,13 +51,13 @@ class Silent:
         return put()
 
     def served(self, guarantee: str, computed: bool, new: bool = False) -> None:
-        """A chunk came to a place in a window with this guarantee; ``computed``: by a forward.
+        """Count a chunk placed in a window with this guarantee; ``computed``: by a forward.
 
-        ``new``: nobody had seen it, so nothing could have been at hand.
+        ``new``: the chunk was never seen before, so nothing could have been stored.
         """
 
     def watch(self, store: Watched, stats: Callable[[Watched], StoreStats]) -> None:
-        """Tell of ``store``'s tiers too, by ``stats``, as long as it is open."""
+        """Report ``store``'s tiers too, by ``stats``, as long as it is open."""
 
 
 class Metrics(Silent):
@@ -107,7 +107,7 @@ class Metrics(Silent):
         for reason in _REFUSALS.values():
             self._refusals.labels(reason)
         self._tiers = _Tiers()
-        collector: Any = self._tiers  # theirs is a base class, and importing it would need the extra
+        collector: Any = self._tiers  # their type is a base class, whose import would need the extra
         registry.register(collector)
 
     def lookup(self, get: Callable[[], Record | None], remote_down: Callable[[], bool]) -> Record | None:
@@ -153,7 +153,7 @@ class Metrics(Silent):
 
 
 class _Tiers:
-    """Asks the open stores for their counts whenever Prometheus asks."""
+    """Collects the counts of the open stores at every scrape."""
 
     def __init__(self) -> None:
         self._stores: weakref.WeakKeyDictionary[Any, Callable[[Any], StoreStats]]
@@ -204,5 +204,5 @@ class _Tiers:
         for store, stats in stores:
             try:
                 yield stats(store)
-            except StoreError:  # closed, or its disk is away: the other stores are told of all the same
+            except StoreError:  # closed, or its disk is away: the other stores are reported all the same
                 continue

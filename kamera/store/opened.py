@@ -1,4 +1,4 @@
-"""An object whose header was verified, and whose tensors are read and verified group by group."""
+"""An object with a verified header, whose tensors are read and verified group by group."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from kamera.store.records import Record, record_of
 from kamera.store.slabs import allocated
 from kamera.store.sources import Source
 
-_ALIGNED = 64  # bytes; where a stretch of the file begins in memory
+_ALIGNED = 64  # bytes; alignment in memory of a range of the file
 
 
 class Payload(Protocol):
-    """What gives the bytes of a group, unverified. Safe to use from several threads."""
+    """Source of the bytes of a group, unverified. Safe to use from several threads."""
 
     def fetch(self, group: Group, views: Sequence[memoryview]) -> None:
         """Fill ``views``, one for each of the group's spans. Raises `CorruptChunk`, `EOFError`, `OSError`."""
@@ -29,7 +29,7 @@ class Payload(Protocol):
 
 
 class Plain:
-    """Tensors that stand in the open behind a front of ``start`` bytes."""
+    """Unencrypted tensors behind a front of ``start`` bytes."""
 
     def __init__(self, source: Source, start: int) -> None:
         self._source = source
@@ -43,13 +43,13 @@ class Plain:
 
 @dataclass(frozen=True)
 class Opened:
-    """One object: what its header says, and where its tensors come from."""
+    """One object: its verified header, and the source of its tensors."""
 
     head: ObjectHead
     payload: Payload
 
     def room(self) -> Room:
-        """Memory for all of it, not yet filled."""
+        """Memory for the whole object, not yet filled."""
         return Room(self)
 
     def read(self) -> Record:
@@ -63,13 +63,13 @@ class Opened:
 class Room:
     """Memory for the groups of one object; `fill` may be called from several threads at once.
 
-    ``tensors`` are views of one allocation. What is in them means nothing until their group is filled.
+    ``tensors`` are views of one allocation. Their values are undefined until their group is filled.
     """
 
     def __init__(self, opened: Opened) -> None:
         self.groups = groups = opened.head.groups
         self._opened = opened
-        places: dict[int, int] = {}  # where stretches of the file start -> where in memory
+        places: dict[int, int] = {}  # start of a range in the file -> start in memory
         size = 0
         for start, end in joined(span for group in groups.values() for span in group.spans):
             places[start] = size
@@ -93,9 +93,9 @@ class Room:
             self._views[group.name] = [place(*span).numpy().data for span in group.spans]
 
     def fill(self, group: str) -> None:
-        """Read one group, and verify the very bytes that stand in memory then.
+        """Read one group into memory, and verify the bytes there.
 
-        Raises `CorruptChunk` if they are not those that were written, `OSError` as the system does.
+        Raises `CorruptChunk` if they differ from those that were written, `OSError` as the system does.
         """
         head, views = self._opened.head, self._views[group]
         try:
@@ -109,5 +109,5 @@ class Room:
             raise CorruptChunk(f"{head.source}: the digest does not match, bytes of {group} have changed")
 
     def record(self) -> Record:
-        """The record of all tensors; only once every group of the object is filled."""
+        """The record of all tensors; to be called after every group of the object is filled."""
         return record_of(self._opened.head.header, self.tensors)

@@ -1,8 +1,8 @@
-"""What backbones answered to the probe when this store was first used with them, kept beside its objects.
+"""Each backbone's answers to the probe at its first use with this store, kept beside the objects.
 
-A fingerprint binds all of a model that can be digested. What cannot be (a function patched in place, a
-kernel that computes wrongly) shows in what the model answers. Answers are compared within a tolerance, so
-they are never part of a key.
+A fingerprint binds all of a model that can be digested. A change that cannot be (a function patched in
+place, a kernel that computes wrongly) shows in the model's answers. Answers are compared within a
+tolerance, so they are never part of a key.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ Answers = Mapping[str, Sequence[float]]
 
 
 class Probes:
-    """Answers by fingerprint: in memory, and in ``folder`` where there is one. Safe from several threads.
+    """Answers by fingerprint: in memory, and in a folder of ``root`` if given. Safe from several threads.
 
-    In a store that is encrypted they are too. A file that cannot be read, written or understood costs a
-    warning and is taken anew: it guards against accidents of a machine, not against who may write to it.
+    An encrypted store encrypts them. A file that cannot be read, written or parsed costs a warning, and the
+    probe is taken anew: it guards against accidents of a machine, not against an attacker with write access.
     """
 
     def __init__(self, root: Path | None, codec: Codec) -> None:
@@ -40,9 +40,9 @@ class Probes:
         self._known: dict[str, Answers] = {}
 
     def compare(self, fingerprint: str, ask: Callable[[], Answers], tolerance: float) -> None:
-        """Hold what a backbone answers now to what it answered first; keep that if this is the first time.
+        """Compare a backbone's answers now with its first ones; keep them if these are the first.
 
-        Raises ComputationChanged when they lie further apart than ``tolerance``, a share of their length.
+        Raises ComputationChanged if their distance exceeds ``tolerance``, a share of the first ones' length.
         """
         now = ask()
         with self._lock:

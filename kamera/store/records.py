@@ -1,8 +1,8 @@
-"""What a store holds: KV of chunks and of anchors, patches formed for chunks, and their encodings.
+"""Records of a store: KV of chunks and of anchors, patches formed for chunks, and their encodings.
 
-A record turns into a JSON-able header plus flat, named tensors and back; the header alone says
-which tensors there must be. Tensors of a record that a store returned may be shared with other
-callers: they must not be written in place.
+A record turns into a JSON-able header plus flat, named tensors and back; the header alone determines
+the names of the tensors. Tensors of a record that a store returned may be shared with other callers:
+they must not be written in place.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ class CanonicalRecord:
 
     ``input_ids`` ``[S]`` int64 · ``positions`` ``[axes, S]`` int64 · ``kv`` per layer and channel
     ``[heads, S, dim]``, a `CodedKV` once it is held in codes · ``inputs``: small model inputs a window
-    needs again (grids, token types) · ``vision``: under which fingerprint its encoding is stored, "" for
-    a chunk without · ``behind``: tokens of the anchor it was computed behind · ``info``: JSON. Of ``kind``
-    "anchor" the chunk is the anchor, which is never in codes. Raises `ValueError` when the shapes disagree,
-    or codes are not of the context's form.
+    needs again (grids, token types) · ``vision``: the fingerprint under which its encoding is stored, ""
+    for a chunk without one · ``behind``: tokens of the anchor it was computed behind · ``info``: JSON. For
+    ``kind`` "anchor" the chunk is the anchor, which is never in codes. Raises `ValueError` when the shapes
+    disagree, or codes are not of the context's form.
     """
 
     chunk_id: str
@@ -77,12 +77,12 @@ class CanonicalRecord:
 
     @property
     def loss(self) -> Loss | None:
-        """What codes cost this KV; None for one that is as the model computed it."""
+        """The loss of this KV by its codes; None if it is as the model computed it."""
         return self.kv.loss if isinstance(self.kv, CodedKV) else None
 
     @property
     def key(self) -> str:
-        """Where it is stored. Raises `ValueError` for an anchor that is not its context's own."""
+        """The key of this record. Raises `ValueError` for an anchor that is not its context's own."""
         return object_key(self.kind, self.context, self.chunk_id)
 
     @property
@@ -96,7 +96,7 @@ class CanonicalRecord:
         return bytes_of(self.tensors())
 
     def header(self) -> Header:
-        """Everything but the tensors. Raises `ValueError` for a KV that is not yet as it is `kept`."""
+        """Everything but the tensors. Raises `ValueError` for a KV not yet in its context's form (`kept`)."""
         if self.context.lossy and not isinstance(self.kv, CodedKV):
             raise ValueError(f"KV as it is under a context of kv={self.context.kv!r}: it is not coded yet")
         header = {
@@ -148,8 +148,8 @@ class PatchRecord:
 
     ``antecedents`` are chunk ids in window order; ``kind`` is ``"exact"`` (this order) or
     ``"orbit"`` (this set). ``formed`` is the weakest guarantee the antecedents themselves carried
-    when it was formed. ``base``: the anchor behind which the canonical was computed that it is added to,
-    "" for the context's own. Raises `ValueError` when the factors' token counts disagree.
+    when it was formed. ``base``: the anchor of the canonical to which it is added, "" for the context's
+    own. Raises `ValueError` when the factors' token counts disagree.
     """
 
     chunk_id: str
@@ -178,7 +178,7 @@ class PatchRecord:
 
     @property
     def key(self) -> str:
-        """Where it is stored."""
+        """The key of this record."""
         return object_key(self.kind, self.context, self.chunk_id, self.antecedents, self.base)
 
     @property
@@ -253,11 +253,11 @@ class PatchRecord:
 
 
 Record = CanonicalRecord | PatchRecord | EncodingRecord
-"""What is stored under one key."""
+"""The object stored under one key."""
 
 
 def record_of(header: Header, tensors: Mapping[str, torch.Tensor]) -> Record:
-    """The record that a header and its tensors make; `KeyError` names a tensor that is missing."""
+    """The record of a header and its tensors; `KeyError` names a tensor that is missing."""
     cls: Any = CanonicalRecord if header["kind"] in KV_KINDS else PatchRecord
     cls = EncodingRecord if header["kind"] == "encoding" else cls
     record: Record = cls.from_parts(header, tensors)
@@ -265,7 +265,7 @@ def record_of(header: Header, tensors: Mapping[str, torch.Tensor]) -> Record:
 
 
 def kept(record: CanonicalRecord) -> CanonicalRecord:
-    """What a store keeps of ``record``, and so what it gives back: the KV in the form of its context.
+    """The form of ``record`` that a store keeps and returns: its KV in the form of its context.
 
     Raises `ValueError` for a KV that has no codes, naming layer and channel.
     """
@@ -276,7 +276,7 @@ def kept(record: CanonicalRecord) -> CanonicalRecord:
 
 
 def detached(record: Record) -> Record:
-    """What a store keeps of ``record``: `kept`, contiguous, on the CPU, sharing memory with nothing.
+    """The copy of ``record`` that a store keeps: `kept`, contiguous, on the CPU, sharing memory with nothing.
 
     It must not change when the caller goes on writing into its live cache.
     """
@@ -299,5 +299,5 @@ def _kv(
 
 
 def _held(kv: KV) -> Sequence[Mapping[str, torch.Tensor | CodedChannel]]:
-    """The channels as they are held, none decoded."""
+    """The channels as stored, none decoded."""
     return kv.layers if isinstance(kv, CodedKV) else kv

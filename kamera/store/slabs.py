@@ -1,7 +1,7 @@
-"""Memory that records are read into: taken over from records that are gone, or new.
+"""Memory into which records are read: reused from records that are gone, or new.
 
-The system zeroes what is touched for the first time, which costs as much as reading it from the page
-cache; a store that reads as many records as it forgets need not pay for that.
+The system zeroes memory at its first touch, which costs as much as reading it from the page cache; a
+store that reads as many records as it forgets need not pay for that.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from collections import deque
 import numpy as np
 import torch
 
-_LEAST, _MOST = 4 << 20, 128 << 20  # bytes; smaller ones come cheap, larger ones are not held back
-_free: deque[np.ndarray] = deque(maxlen=2)  # its methods are atomic: records end in any thread
+_LEAST, _MOST = 4 << 20, 128 << 20  # bytes; smaller slabs are cheap, larger ones are not kept
+_free: deque[np.ndarray] = deque(maxlen=2)  # its methods are atomic: records are freed in any thread
 
 
 def allocated(size: int) -> torch.Tensor:
-    """``size`` bytes of anything, uint8.
+    """``size`` uninitialised bytes, uint8.
 
-    They are taken over by another call only when no tensor and no view of them is left.
+    Another call reuses them only when no tensor and no view of them is left.
     """
     if not _LEAST <= size <= _MOST:
         return torch.from_numpy(np.empty(size, dtype=np.uint8))
@@ -37,5 +37,5 @@ def _left_over(size: int) -> np.ndarray:
             break
         if size <= slab.nbytes <= 2 * size:
             return slab
-    # numpy asks for huge pages, torch does not: there are fewer of them to touch
+    # numpy asks for huge pages, torch does not: fewer pages are touched
     return np.empty(size, dtype=np.uint8)

@@ -1,4 +1,4 @@
-"""Where an object's bytes come from: memory, or an open file."""
+"""Sources of an object's bytes: memory, or an open file."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from typing import Protocol
 class Source(Protocol):
     """Bytes that can be read in any order, by several threads at once.
 
-    Both methods raise `EOFError` where the bytes end early, and `OSError` as the system does.
+    Both methods raise `EOFError` if the bytes end early, and `OSError` as the system does.
     """
 
     @property
     def size(self) -> int: ...
 
     def read(self, start: int, length: int) -> bytes:
-        """Some of the bytes; fewer at the end."""
+        """``length`` bytes from ``start`` on; fewer at the end."""
         ...
 
     def into(self, start: int, view: memoryview) -> None:
@@ -45,21 +45,21 @@ class BytesSource:
 
 
 class FileSource:
-    """An open file, whose descriptor it takes over.
+    """An open file, whose descriptor it owns.
 
-    Read and not mapped: a file cut short under a mapping kills the process, and a page that is read
-    from the disk twice need not be the one that was verified.
+    The file is read and not mapped: a file truncated under a mapping kills the process, and a page that
+    is read from the disk twice need not be the one that was verified.
     """
 
     def __init__(self, descriptor: int) -> None:
         self._close = weakref.finalize(self, os.close, descriptor)
         self._descriptor = descriptor
         self.status = os.fstat(descriptor)
-        """Of this very file, whatever stands in its place later."""
+        """Status of this very file, even if another replaces it later."""
 
     @property
     def size(self) -> int:
-        """Bytes it had when it was opened."""
+        """Bytes the file had when it was opened."""
         return self.status.st_size
 
     def read(self, start: int, length: int) -> bytes:
@@ -81,6 +81,6 @@ class FileSource:
             done += got
 
     def close(self) -> None:
-        """Let go of it; may be called again, and nothing is read afterwards."""
-        with contextlib.suppress(OSError):  # it says nothing about what was read
+        """Close the file; may be called again, and nothing is read afterwards."""
+        with contextlib.suppress(OSError):  # an error here says nothing about the bytes read
             self._close()

@@ -1,4 +1,4 @@
-"""`ChunkStore`: objects in memory, a directory and a remote, addressed by what a KV depends on."""
+"""`ChunkStore`: objects in memory, a directory and a remote, addressed by all that a KV depends on."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ from kamera.store.tiers import Tiers, open_directory_tiers, open_tiers
 class ChunkStore:
     """Canonicals, patches, encodings and anchors of one tenant; open it with `ChunkStore.open`.
 
-    `StoreAdmin` is its upkeep.
+    `StoreAdmin` does its upkeep.
 
-    What it returns is verified to the last byte and lies on the CPU; the tensors may be shared with
-    other callers and must not be written in place. What is put is copied first, so the caller may
+    Every record it returns is verified to the last byte and on the CPU; the tensors may be shared with
+    other callers and must not be written in place. `put` copies its record first, so the caller may
     go on writing to its own. Safe to use from several threads, and a directory from several
-    processes. A forked child opens it again: one that its parent opened is `ForkedStore` there.
+    processes. A forked child must open the store again: its parent's raises `ForkedStore` there.
 
     Errors: `IncompatibleChunk` for another tenant's context, `CorruptChunk` for a damaged object
     (moved to ``quarantine/``; the next look-up is a miss), `StoreVersionError` for an object of a
@@ -96,27 +96,28 @@ class ChunkStore:
         """Open, or make, the store at a directory, ``file://…``, ``memory://`` or a remote.
 
         Remotes are ``redis://``, ``rediss://``, ``valkey://``, ``redis+unix://``, ``s3://``, ``gs://``
-        and ``obstore+file://`` (`docs/tiers.md`). One that is down makes misses, and what is put waits:
-        in memory, or in the directory ``cache``, which also keeps what was fetched, up to
-        ``disk_limit`` bytes.
+        and ``obstore+file://`` (`docs/tiers.md`). While one is down, look-ups miss and put objects wait:
+        in memory, or in the directory ``cache``, which also keeps fetched objects, up to ``disk_limit``
+        bytes.
 
-        Of a directory ``disk_limit`` bounds the bytes of its objects: what was not used for longest leaves
-        before a put, and a put for which that leaves no room raises `StoreFull`. What was not used for
-        ``ttl`` seconds counts as gone. Neither touches what is pinned. ``read_only``, and any directory that
-        cannot be written: look-ups and listings work, and what would change it raises `StoreReadOnly`.
+        For a directory ``disk_limit`` bounds the bytes of its objects: the least recently used leave
+        before a put, and a put for which that leaves no room raises `StoreFull`. Objects unused for
+        ``ttl`` seconds count as gone. Neither touches pinned objects. With ``read_only``, and in any
+        directory that cannot be written, look-ups and listings work, and a call that would change it
+        raises `StoreReadOnly`.
 
         ``memory_limit`` bounds the records kept decoded, in bytes or as ``"512MiB"``; for
-        ``memory://`` it bounds the store itself, and what is evicted is a miss. With a ``secret`` (16
+        ``memory://`` it bounds the store itself, and an evicted object is a miss. With a ``secret`` (16
         bytes or more) the tenant's objects have names and digests that nobody else can make, in a
         directory of their own; ``keys`` (32 bytes each, the one to write with first) encrypt them:
-        `docs/security.md`. ``digest`` is the hash that what is written is verified by: ``"blake3"`` is
-        read at three times the speed, wherever ``kamera[blake3]`` is installed.
-        ``kv`` is the form in which windows on
-        this store keep canonicals: in codes of 8 or 4 bits they take a half or a third of their bf16
-        bytes, and are never served as ``exact`` (docs/store-format.md). ``metrics`` counts for
-        Prometheus what becomes of look-ups (docs/operations.md). Raises `StoreError`
-        for another scheme or a directory that holds something else, `StoreVersionError` for a newer
-        store (left untouched), `ValueError` for a limit that is no size, or a secret or keys too short.
+        `docs/security.md`. ``digest`` is the hash by which written objects are verified: those under
+        ``"blake3"`` are read at three times the speed, wherever ``kamera[blake3]`` is installed.
+        ``kv`` is the form in which windows on this store keep canonicals: in codes of 8 or 4 bits they
+        take a half or a third of their bf16 bytes, and are never served as ``exact``
+        (docs/store-format.md). ``metrics`` counts the outcomes of look-ups for Prometheus
+        (docs/operations.md). Raises `StoreError` for another scheme or a directory that holds something
+        else, `StoreVersionError` for a newer store (left untouched), `ValueError` for a limit that is no
+        size, or a secret or keys too short.
         """
         check_form(kv)
         hasher_of(digest)
@@ -146,13 +147,13 @@ class ChunkStore:
     def get_many(self, context: Context, chunk_ids: Sequence[str]) -> list[CanonicalRecord | None]:
         """`get_canonical` of each of ``chunk_ids``, in their order; from a remote several at once.
 
-        Of a directory it is no faster than one by one. Raises as `get_canonical` when all are done.
+        For a directory it is no faster than one by one. Raises as `get_canonical` when all are done.
         """
         waits = self._tiers.remote is not None
         return batch.over(chunk_ids, lambda chunk: self.get_canonical(context, chunk), waits=waits)
 
     def get_anchor(self, context: Context) -> CanonicalRecord | None:
-        """The KV of the anchor of ``context``, as the model computed it whatever form the context's is."""
+        """The KV of the anchor of ``context``, as the model computed it, even if the context has codes."""
         context = replace(context, kv="as-is")
         record = self._look_up(self._named(context, context.anchor, None, "anchor"))
         assert record is None or isinstance(record, CanonicalRecord)
@@ -175,17 +176,17 @@ class ChunkStore:
     ) -> PatchRecord | None:
         """The patch of a chunk behind ``antecedents``: this order, or for ``"orbit"`` this set.
 
-        ``base``: the anchor of the canonical that it is added to, where that is not the context's own.
+        ``base``: the anchor of the canonical to which it is added, if that is not the context's own.
         """
         record = self._look_up(self._named(context, chunk_id, antecedents, kind, base))
         assert record is None or isinstance(record, PatchRecord)
         return record
 
     def put(self, record: Record) -> str:
-        """Store an object and return its key. A patch replaces the one under its key, others stay.
+        """Store an object and return its key. A patch replaces the one under its key, other kinds do not.
 
         A canonical is kept in its context's form: raises `ValueError` for a KV that has no codes (not
-        finite), where its context asks for them.
+        finite), if its context has them.
         """
         return self.metrics.write(lambda: self._put(record))
 
@@ -197,7 +198,7 @@ class ChunkStore:
         kind: str | None = None,
         base: str = "",
     ) -> bool:
-        """Whether there is an object to look up; nothing is read. Which one is said as in `info`."""
+        """True if there is an object to look up; nothing is read. The arguments are those of `info`."""
         key = self._named(context, chunk_id, antecedents, kind, base)
         return self.metrics.asked(lambda: self._tiers.has(key), self._remote_is_down)
 
@@ -209,17 +210,17 @@ class ChunkStore:
         kind: str | None = None,
         base: str = "",
     ) -> ObjectInfo | None:
-        """What a stored object is, by its header alone: no tensor is read.
+        """The info of a stored object, by its header alone: no tensor is read.
 
-        That is a chunk's canonical, with ``antecedents`` its patch, or what ``kind`` says (`keys.KINDS`).
+        The object is of ``kind`` (`keys.KINDS`); by default the canonical, with ``antecedents`` the patch.
         """
         key = self._named(context, chunk_id, antecedents, kind, base)
         return self.metrics.asked(lambda: self._tiers.info(key), self._remote_is_down)
 
     def contexts_of(self, chunk_id: str) -> list[Context]:
-        """Under which contexts of this tenant a chunk's canonical is stored.
+        """The contexts of this tenant under which a chunk's canonical is stored.
 
-        After a miss it tells "never seen" from "made by another backbone or anchor".
+        After a miss they distinguish "never seen" from "made by another backbone or anchor".
         """
         return [info.context for info in self.ls("canonical", chunk_id=chunk_id)]
 
@@ -235,15 +236,15 @@ class ChunkStore:
     ) -> list[ObjectInfo]:
         """This tenant's objects, oldest first; ``kind`` is one of `keys.KINDS`, or None for all.
 
-        Of one chunk with ``chunk_id``, of one context with ``context``; ``limit`` of them behind the
-        first ``offset``. ``here``: a remote is not asked.
+        ``chunk_id`` and ``context`` select those of one chunk and of one context; at most ``limit`` are
+        listed, after the first ``offset``. ``here``: a remote is not asked.
         """
         if context is not None:
             self._check(context)
         return rows(self._tiers, self.tenant, kind, chunk_id, context, limit, offset, here)
 
     def flush(self, timeout: float | None = None) -> FlushReport:
-        """Wait until the remote has all that was put, at most ``timeout`` seconds; what it has not got.
+        """Wait until the remote has all that was put, at most ``timeout`` seconds; report those it lacks.
 
         A store without a remote has nothing to wait for. `close` does this too, for a few seconds.
         """
@@ -265,7 +266,7 @@ class ChunkStore:
         return self._search.embedding(context, chunk_id)
 
     def close(self) -> None:
-        """Let go of memory and index; whatever is asked of the store afterwards is `StoreClosed`."""
+        """Release memory and index; any later use of the store raises `StoreClosed`."""
         if isinstance(self._tiers, Closed):
             return
         self._tiers.close()
@@ -326,7 +327,10 @@ class ChunkStore:
         kind: str | None = None,
         base: str = "",
     ) -> str:
-        """The name of the canonical, with ``antecedents`` (which may be empty) of the patch, or as said."""
+        """The name of the object of ``kind``.
+
+        By default that is the canonical, or with ``antecedents`` (even empty) the patch.
+        """
         self._check(context)
         kind = kind or ("canonical" if antecedents is None else "exact")
         return self._codec.name(object_key(kind, context, chunk_id, antecedents or (), base))
@@ -342,7 +346,7 @@ def _in_child(store: ChunkStore) -> None:
 
 
 def _path_of(url: str | os.PathLike[str]) -> Path | None:
-    """The directory a store's url names; None for ``memory://``."""
+    """The directory that a store's url names; None for ``memory://``."""
     if not isinstance(url, str):
         return Path(url)
     if url == "memory://":

@@ -1,8 +1,8 @@
-"""How memory, disk and remote make one store: read through, promoted on the way, written back.
+"""Memory, disk and remote as one store: read through, promoted on the way, written back.
 
-get   memory → disk → remote; what is found is kept in the tiers before it
-put   with a disk (or no remote): there when it returns; the remote gets it in the background
-      without a disk: there when the remote has it, or kept in memory as pending
+get   memory → disk → remote; an object found is kept in the tiers before its own
+put   with a disk (or no remote): stored when it returns; the remote gets it in the background
+      without a disk: stored when the remote has it, or kept in memory as pending
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from kamera.store.seal.tenants import directory_of
 logger = logging.getLogger(__name__)
 
 CLOSE_SECONDS = 10.0
-"""How long `Tiers.close` waits for what the remote does not have yet."""
+"""Seconds that `Tiers.close` waits for objects that the remote does not have yet."""
 
 
 def open_tiers(
@@ -77,9 +77,9 @@ def open_directory_tiers(
 class Tiers:
     """Objects of one tenant by name, in one to three tiers. Safe to use from several threads.
 
-    ``disk_limit`` (bytes) bounds the disk, and only in front of a remote: what the remote has and
-    ``pinned`` does not name leaves, least recently used first. Raises as the tiers do, but for the
-    remote: one that is down, slow or refuses makes misses, and puts that wait (`flush`).
+    ``disk_limit`` (bytes) bounds the disk, and only in front of a remote: objects that the remote has and
+    ``pinned`` does not name leave, least recently used first. Raises as the tiers do, except for the
+    remote: while it is down, slow or refusing, look-ups miss and puts wait (`flush`).
     """
 
     def __init__(
@@ -104,13 +104,13 @@ class Tiers:
         self._flights: Flights[Record | None] = Flights()
         self._uploads = Uploads(self._send)
         self._dropped: dict[str, None] = {}
-        # with a disk, memory may forget what waits: it is read again
+        # with a disk, memory may evict a pending object: it is read again
         held = self._uploads.is_pending
         self.memory = MemoryTier(memory_limit, held) if disk is None else MemoryTier(memory_limit)
         self._cache: DiskCache | None = None
         if disk is not None and remote is not None:
             self._cache = DiskCache(disk, remote.url, disk_limit, pinned)
-            for name in self._cache.unsent(tenant):  # of a process that was killed, or offline
+            for name in self._cache.unsent(tenant):  # left by a process that was killed, or offline
                 self._uploads.add(name)
 
     def get(self, name: str) -> Record | None:
@@ -130,7 +130,7 @@ class Tiers:
         return self._flights.share(name, lambda: self._fetch(name, remote))
 
     def put(self, name: str, record: Record, *, overwrite: bool) -> Record | None:
-        """Store a copy of ``record``, and return it; None if there was one that stays."""
+        """Store a copy of ``record``, and return it; None if a stored one is kept instead."""
         if not overwrite and self._holds(name):
             return None
         own = detached(record)
@@ -148,7 +148,7 @@ class Tiers:
         return own
 
     def has(self, name: str) -> bool:
-        """Whether `get` would find an object, as far as can be told without reading it."""
+        """True if `get` would find an object, as far as is known without reading it."""
         return bool(self.present([name]))
 
     def present(self, names: Sequence[str]) -> set[str]:
@@ -161,7 +161,7 @@ class Tiers:
             return found
 
     def info(self, name: str, *, certain: bool = False) -> ObjectInfo | None:
-        """What the object ``name`` is. ``certain``: `RemoteUnavailable` rather than a guess."""
+        """The info of the object ``name``. ``certain``: raise `RemoteUnavailable` rather than guess."""
         info = self._info_here(name)
         if info is not None or self.remote is None:
             return info
@@ -173,7 +173,7 @@ class Tiers:
             return None
 
     def infos_of(self, names: Sequence[str]) -> list[ObjectInfo | None]:
-        """What these objects are; the remote is asked once. Raises `RemoteUnavailable`."""
+        """The infos of these objects; the remote is asked once. Raises `RemoteUnavailable`."""
         found = {name: self._info_here(name) for name in names}
         away = [name for name, info in found.items() if info is None]
         if self.remote is not None and away:
@@ -181,7 +181,7 @@ class Tiers:
         return [found[name] for name in names]
 
     def infos(self) -> list[ObjectInfo]:
-        """All objects, oldest first; of a remote that is down, those that are here."""
+        """Infos of all objects, oldest first; while the remote is down, only of those here."""
         self.sweep()
         here = self.memory.infos() if self.disk is None else self.disk.index.rows(tenant=self._tenant)
         if self.remote is None:
@@ -195,16 +195,16 @@ class Tiers:
         return sorted(found.values(), key=lambda info: (info.created, info.key))
 
     def delete(self, name: str) -> bool:
-        """Remove ``name`` from every tier; whether there was one.
+        """Remove ``name`` from every tier; True if there was one.
 
-        Raises `RemoteUnavailable`, and then nothing was removed: what is gone must be gone everywhere.
+        Raises `RemoteUnavailable`, and then removes nothing: a deleted object must be gone everywhere.
         """
         with self._flights.alone(name):
             gone = self.remote is not None and self.remote.delete(name)
             return self._delete_here(name) or gone
 
     def discard(self, names: Sequence[str]) -> None:
-        """`delete` of many, of which the remote is told at once."""
+        """`delete` of many, with one call to the remote."""
         if self.remote is not None and names:
             self.remote.discard(names)
         for name in names:
@@ -212,7 +212,7 @@ class Tiers:
                 self._delete_here(name)
 
     def adopt(self, info: ObjectInfo, data: bytes) -> bool:
-        """Put the file of an object into the directory, unless a sound one stands there; whether it was."""
+        """Put the file of an object into the directory, unless an intact one is there; True if it was put."""
         assert self.disk is not None
         with self._flights.alone(info.key):
             if self.disk.adopt(info, data) is None:
@@ -223,17 +223,17 @@ class Tiers:
         return True
 
     def renewed(self, name: str, old: str, new: str) -> None:
-        """The file of stamp ``old`` was written again as that of ``new``; the remote is brought on itself."""
+        """Record that ``new`` replaced the file of stamp ``old``; the remote is rewritten separately."""
         if self._cache is not None:
             self._cache.renewed(name, old, new)
 
     def scrub(self) -> list[str]:
-        """Leave no trace of deleted rows in any file beside the objects; what may be left, and why."""
+        """Leave no trace of deleted rows in any file beside the objects; list what may be left, and why."""
         why = None if self.disk is None else self.disk.index.scrub()
         return [] if why is None else [why]
 
     def sweep(self) -> None:
-        """Let go what was not used for the store's ``ttl``, if it has one."""
+        """Remove the objects unused for the store's ``ttl``, if it has one."""
         if self._bounds is not None:
             self._bounds.sweep()
 
@@ -254,11 +254,11 @@ class Tiers:
         )
 
     def remote_stats(self) -> RemoteStats | None:
-        """The remote's counters and what waits for it; None without one."""
+        """The remote's counters and the number of pending objects; None without a remote."""
         return None if self.remote is None else replace(self.remote.stats(), pending=len(self.pending()))
 
     def pending(self) -> tuple[str, ...]:
-        """Names of what still has to reach the remote."""
+        """Names of the objects that still have to reach the remote."""
         return self._uploads.names()
 
     def flush(self, timeout: float | None) -> FlushReport:
@@ -266,7 +266,7 @@ class Tiers:
         return FlushReport(self._uploads.flush(timeout), tuple(self._dropped))
 
     def close(self) -> None:
-        """Send what waits, unless the remote is down, and let go of everything."""
+        """Send the pending objects, unless the remote is down, and release all tiers."""
         unsaved = self._uploads.flush(CLOSE_SECONDS, patient=False)
         self._uploads.close()
         if unsaved and self.disk is None:
@@ -285,7 +285,7 @@ class Tiers:
         if self._is_over(name):
             self.memory.drop(name)
             return None
-        # asking the file each time costs microseconds, and shows at once what another process did
+        # asking the file each time costs microseconds, and shows the changes of other processes at once
         stamp = self.disk.stamp(name)
         kept = self.memory.get(name, stamp)
         if stamp is not None:
@@ -300,7 +300,7 @@ class Tiers:
         return record
 
     def _delete_here(self, name: str) -> bool:
-        """Remove ``name`` from all but the remote; whether there was one."""
+        """Remove ``name`` from all tiers but the remote; True if there was one."""
         self._uploads.discard(name)
         if self._cache is not None:
             self._cache.gone(name)
@@ -308,13 +308,13 @@ class Tiers:
         return self.memory.drop(name) or gone
 
     def _holds(self, name: str) -> bool:
-        # not asked of the remote: what it says is there may still turn out damaged
+        # the remote is not asked: an object that it lists may still turn out damaged
         if self._is_over(name):
             return False
         return self.memory.info(name) is not None if self.disk is None else self.disk.holds(name)
 
     def has_here(self, name: str) -> bool:
-        """Whether the object is in the directory, or without one in memory."""
+        """True if the object is in the directory, or without one in memory."""
         if self.disk is None:
             return self.memory.info(name) is not None
         return not self._is_over(name) and self.disk.stamp(name) is not None
@@ -322,14 +322,14 @@ class Tiers:
     def _info_here(self, name: str) -> ObjectInfo | None:
         if self.disk is None:
             return self.memory.info(name)
-        stamp = None if self._is_over(name) else self.disk.stamp(name)  # a header once read is not again
+        stamp = None if self._is_over(name) else self.disk.stamp(name)  # a header is read only once
         return None if stamp is None else self.memory.info(name, stamp) or self.disk.info(name)
 
     def _is_over(self, name: str) -> bool:
         return self._bounds is not None and self._bounds.is_over(name)
 
     def _fetch(self, name: str, remote: RemoteTier) -> Record | None:
-        if self.has_here(name):  # brought while this one waited
+        if self.has_here(name):  # fetched while this call waited
             return self._local(name)
         try:
             found = remote.get(name)
@@ -345,7 +345,7 @@ class Tiers:
             return
         try:
             stamp = self.disk.adopt(info, data)
-        except StoreError as error:  # no room, say: it is served all the same
+        except StoreError as error:  # such as no room: the object is served all the same
             logger.warning("%s is not cached: %s", name, error)
             return
         if stamp is not None:
@@ -354,7 +354,7 @@ class Tiers:
             self.memory.put(record, info, stamp)
 
     def _put_without_disk(self, name: str, record: Record) -> None:
-        """To the remote, or into memory until it can be sent; without a remote, into memory."""
+        """Put to the remote, or into memory until it can be sent; without a remote, into memory."""
         created = round(time.time(), 3)
         if self.remote is None:
             self.memory.put(record, self._codec.describe(record, created, record.nbytes))
@@ -390,4 +390,4 @@ class Tiers:
                 data, stamp = found
                 self.remote.put(name, data)
                 self._cache.sent(name, stamp)
-                self._cache.grew(0)  # what may leave now may have been waited for
+                self._cache.grew(0)  # an eviction may have waited for this upload
