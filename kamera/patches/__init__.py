@@ -1,4 +1,4 @@
-"""What is stored of chunks, and how what is missing is formed: for windows and `kamera compile`."""
+"""Stored objects of chunks, and formation of missing ones, for windows and `kamera compile`."""
 
 from kamera.patches.anchor import Anchor, anchor_ids, anchor_of, prefill_anchor
 from kamera.patches.catalogue import Catalogue

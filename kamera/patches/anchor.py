@@ -19,7 +19,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, eq=False)
 class Anchor:
-    """Token ids ``[tokens]``, positions ``[axes, tokens]``, KV, and what a question ends with.
+    """Token ids ``[tokens]``, positions ``[axes, tokens]``, KV, and the template's text around a question.
 
     ``tail`` and ``reopen`` are the chat template's text after a question and after an answer.
     """
@@ -33,16 +33,16 @@ class Anchor:
 
     @property
     def length(self) -> int:
-        """Tokens."""
+        """Number of tokens."""
         return int(self.input_ids.shape[0])
 
 
 def prefill_anchor(
     backbone: Engine, system: Spoken | None, store: ChunkStore | None = None, losses: Losses | None = None
 ) -> Anchor:
-    """Tokenise and prefill a system prompt, text or messages; token ids are taken as they are.
+    """Tokenise and prefill a system prompt, text or messages; token ids are used as given.
 
-    The other arguments as of `anchor_of`.
+    ``store`` and ``losses`` as in `anchor_of`.
     """
     seams = backbone.seams(system if isinstance(system, str) else None)
     ids = anchor_ids(backbone, system)
@@ -50,9 +50,9 @@ def prefill_anchor(
 
 
 def anchor_ids(backbone: Engine, system: Spoken | None) -> torch.Tensor:
-    """Token ids ``[tokens]`` a window under this system prompt begins with; nothing is prefilled.
+    """Token ids ``[tokens]`` that a window under this system prompt begins with; nothing is prefilled.
 
-    Without a processor, None is an anchor of no tokens and text raises ProcessorRequired.
+    Without a processor, None gives an anchor of no tokens and text raises ProcessorRequired.
     """
     return backbone.anchor_ids(system)
 
@@ -65,10 +65,10 @@ def anchor_of(
     store: ChunkStore | None = None,
     losses: Losses | None = None,
 ) -> Anchor:
-    """The anchor of given token ids: out of ``store`` where it is kept, else prefilled, and kept there.
+    """The anchor of given token ids: read from ``store`` if stored there, else prefilled and stored.
 
-    It is kept as the model computed it, in a store of codes as well; a damaged one is a miss. What the store
-    cannot take or give is raised, unless ``losses`` bear it.
+    A store of codes, too, keeps an anchor as the model computed it; a damaged one is a miss. Store errors are
+    raised unless ``losses`` tolerate them.
     """
     positions = backbone.positions([ids], [{}])
     digest = tensor_digest(ids)

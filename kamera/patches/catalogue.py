@@ -1,4 +1,4 @@
-"""What is stored for one context: rows, never tensors. One look-up per object while an operation lasts."""
+"""Rows of the objects stored for one context, never tensors; one look-up per object and operation."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from kamera.store import ChunkStore, Context, ObjectInfo, behind_survivors, cano
 
 logger = logging.getLogger(__name__)
 
-_BASE = "base of "  # begins no key
+_BASE = "base of "  # no key begins with it
 
 
 class Catalogue:
-    """Answers from headers and index rows what an operation may count on. Safe to use from several threads.
+    """Looks up headers and index rows for an operation. Safe to use from several threads.
 
-    Inside `operation` each object is asked for once, by that thread; outside of it every time. A patch that
-    is still being formed is waited for. An object that cannot be used is not there, and the notes say so;
-    what the store cannot answer goes to ``losses``.
+    Inside `operation` a thread looks up each object once; outside of it, every time. A look-up waits for a
+    patch that is still being formed. An unusable object counts as absent, and the notes say so; store errors
+    go to ``losses``.
 
-    A row promises, it does not prove: whoever reads the tensors and finds something else calls `refuse`,
+    A row is a promise, not a proof: a caller that reads the tensors and finds something else calls `refuse`,
     and decides again.
     """
 
@@ -40,7 +40,7 @@ class Catalogue:
 
     @contextmanager
     def operation(self) -> Iterator[None]:
-        """While it lasts, this thread asks the store once for each object."""
+        """Context in which this thread asks the store once for each object."""
         outer = self._known
         if outer is None:
             self._here.known, self._here.lies, self._here.read = {}, set(), set()
@@ -66,7 +66,7 @@ class Catalogue:
     def base(self, chunk_id: str) -> ObjectInfo | None:
         """The row of a canonical behind another anchor, to which this context's patches can be added.
 
-        The oldest of the same model, tenant and form; of a remote's objects those at hand.
+        The oldest one of the same model, tenant and form; a remote is not asked.
         """
 
         def ask() -> ObjectInfo | None:
@@ -80,29 +80,29 @@ class Catalogue:
         return self._once(_BASE + chunk_id, ask)
 
     def refuse_base(self, chunk_id: str) -> None:
-        """What `base` gave cannot be used: for the rest of the operation there is none."""
+        """Mark the result of `base` as unusable: there is no base for the rest of the operation."""
         if self._known is not None:
             self._known[_BASE + chunk_id] = None
 
     def has_canonical(self, chunk_id: str) -> bool:
-        """Whether a chunk's canonical is stored; one that this operation has read is."""
+        """True if a chunk's canonical is stored, or was read in this operation."""
         if self._known is not None and chunk_id in self._here.read:
             return True
         return self.canonical(chunk_id) is not None
 
     def holds(self, chunk_id: str) -> bool:
-        """Whether a chunk is archived: here, or behind another anchor as a base."""
+        """True if a chunk is archived: in this context, or behind another anchor as a base."""
         return self.canonical(chunk_id) is not None or self.base(chunk_id) is not None
 
     def was_read(self, chunk_id: str) -> None:
-        """A chunk's canonical was read, and so it is there."""
+        """Record that a chunk's canonical was read, which proves that it is stored."""
         if self._known is not None:
             self._here.read.add(chunk_id)
 
     def patch(
         self, chunk_id: str, antecedents: Sequence[str], kind: str, base: str = ""
     ) -> ObjectInfo | None:
-        """The row of a chunk's patch behind ``antecedents``: this order, or for ``"orbit"`` this set.
+        """The row of a chunk's patch behind ``antecedents``: in this order, or for ``"orbit"`` as a set.
 
         ``base`` as in `PatchRecord`.
         """
@@ -129,15 +129,15 @@ class Catalogue:
         budget: PatchBudget,
         base: str = "",
     ) -> ObjectInfo | None:
-        """`patch`, if it is as large as ``budget`` wants of a chunk of ``length`` tokens.
+        """The row of `patch`, if it meets ``budget`` for a chunk of ``length`` tokens.
 
-        One held shorter is a miss, unless that was all the chunk has.
+        A patch of lower rank is a miss, unless its rank is already bounded by ``length``.
         """
         row = self.patch(chunk_id, antecedents, kind, base)
         return row if row and row.budget and budget.met_by(row.budget, length) else None
 
     def patches_of(self, chunk_id: str) -> list[ObjectInfo]:
-        """All patches of a chunk, whatever their antecedents; none that was formed behind survivors."""
+        """All patches of a chunk behind any antecedents, but for those with a base or behind survivors."""
         self._forming.settle(chunk_id)
         return [
             info
@@ -157,26 +157,26 @@ class Catalogue:
         return []
 
     def unkept(self, chunk_id: str) -> bool:
-        """Whether the store has not taken a chunk's canonical so far."""
+        """True if the store has not accepted a chunk's canonical so far."""
         return chunk_id in self.losses.unkept
 
     def refused(self, chunk_id: str, antecedents: Sequence[str], kind: str, base: str = "") -> bool:
-        """Whether this operation has found out that a patch is not what it was said to be."""
+        """True if this operation found a patch missing or different from its row."""
         return patch_key(self.context, chunk_id, antecedents, kind, base) in (self._lies or ())
 
     def refuse(self, key: str) -> None:
-        """The row under ``key`` lied: for the rest of the operation the object is not there."""
+        """Mark the row under ``key`` as wrong: the object counts as absent for the rest of the operation."""
         if self._known is not None:
             self._known[key] = None
             self._here.lies.add(key)
 
     def forget(self, key: str) -> None:
-        """What is stored under ``key`` has changed: it is asked for anew."""
+        """Drop the row under ``key``, since the stored object has changed; it is looked up anew."""
         if self._known is not None:
             self._known.pop(key, None)
 
     def told_refused(self, error: KameraError) -> None:
-        """Say that a patch was not taken."""
+        """Log and note that a patch was refused."""
         logger.warning("a stored patch was refused: %s", error)
         self.losses.note(f"patch refused: {error}")
 

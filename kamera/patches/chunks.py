@@ -1,4 +1,4 @@
-"""A chunk apart from any place, and a KV of it that the model computed somewhere."""
+"""A chunk independent of its place, and a copy of its KV as the model computed it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from kamera.patches.guarantee import Guarantee
 
 @dataclass(frozen=True, eq=False)
 class Facts:
-    """What a chunk is, apart from any place: enough to prefill it again without its pixels."""
+    """A chunk independent of its place: enough to prefill it again without its pixels."""
 
     chunk_id: str
     encoded: Encoded
@@ -22,23 +22,22 @@ class Facts:
 
     @property
     def length(self) -> int:
-        """Tokens."""
+        """Number of tokens."""
         return self.encoded.num_tokens
 
     @property
     def position_inputs(self) -> Mapping[str, torch.Tensor]:
-        """What fixes its positions besides token ids."""
+        """Inputs besides token ids that determine the chunk's positions."""
         return self.encoded.position_inputs
 
 
 @dataclass(frozen=True, eq=False)
 class Copy:
-    """A KV the model computed somewhere, never turned since; every move starts from it.
+    """KV as the model computed it at some place, never re-rotated; every move starts from it.
 
-    ``kv`` stands at ``positions`` ``[axes, tokens]``; ``patch`` conditions it when it is a canonical.
-    ``guarantee`` is what it is worth behind exactly ``antecedents``, which are named as in
-    `Seats.lineage`. ``lossy`` says that it came out of codes: it is close to what the model computed,
-    never equal.
+    ``kv`` was computed at ``positions`` ``[axes, tokens]``; ``patch`` conditions it when it is a canonical.
+    ``guarantee`` is that of the KV behind exactly ``antecedents``, which are named as in `Seats.lineage`.
+    ``lossy``: it was decoded from codes, so it is close to the model's KV and never equal to it.
     """
 
     kv: KV

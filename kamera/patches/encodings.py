@@ -1,4 +1,4 @@
-"""Encodings of chunks: read where the store has them, made and kept where not, whatever the system prompt."""
+"""Encodings of chunks: read from the store if there, else made and stored, for any system prompt."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ logger = logging.getLogger(__name__)
 
 
 class Encodings:
-    """What the vision part of one backbone made of chunks. ``vision`` is the fingerprint of that part.
+    """Encodings of chunks by the vision part of one backbone; ``vision`` is the fingerprint of that part.
 
-    What the store cannot take or give goes to ``losses``.
+    Store errors go to ``losses``.
     """
 
     def __init__(self, backbone: Engine, store: ChunkStore, losses: Losses) -> None:
@@ -30,27 +30,30 @@ class Encodings:
         self._losses = losses
 
     def stored(self, chunk: Chunk) -> Facts | None:
-        """A chunk at hand, if its encoding is stored; a damaged one is a miss. None for text."""
+        """Facts of a given chunk, if its encoding is stored; a damaged one is a miss. None for text."""
         held = self._read(chunk.id) if chunk.has_media else None
         if held is None:
             return None
         return Facts(chunk.id, Encoded(chunk.input_ids, chunk.position_inputs(), held), chunk.label)
 
     def made(self, chunk: Chunk) -> Facts:
-        """A chunk encoded now, and its encoding kept. Raises what `Engine.encode` raises."""
+        """Encode a chunk and store its encoding. Raises the errors of `Engine.encode`."""
         facts = Facts(chunk.id, self._backbone.encode(chunk), chunk.label)
         with self._losses.borne(f"the encoding of chunk {chunk.id[:12]} was not kept"):
             self.keep(facts)
         return facts
 
     def keep(self, facts: Facts) -> None:
-        """Have a chunk's encoding in the store; text has none. Raises what the store raises."""
+        """Store a chunk's encoding; text has none. Raises the store's errors."""
         if facts.encoded.tensors:
             context = encoding_context(self.vision, self._store.tenant)
             self._store.put(EncodingRecord(facts.chunk_id, context, facts.length, facts.encoded.tensors))
 
     def behind(self, record: CanonicalRecord) -> Facts:
-        """The chunk of a stored canonical. Raises UnknownChunk when its encoding is gone, CorruptChunk."""
+        """Facts of the chunk of a stored canonical.
+
+        Raises UnknownChunk if its encoding is gone, CorruptChunk if it is damaged.
+        """
         chunk_id, tensors = record.chunk_id, dict[str, torch.Tensor]()
         if record.vision:
             found = self._store.get_encoding(record.vision, chunk_id)

@@ -1,4 +1,4 @@
-"""What is missing is formed and archived here: canonicals, patches, orbit patches."""
+"""Formation and archival of missing canonicals, patches and orbit patches."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ logger = logging.getLogger(__name__)
 
 
 class Former:
-    """Canonicals and patches of one context: read where they are stored, formed and kept where not.
+    """Canonicals and patches of one context: read from the store if there, else formed and stored.
 
-    One for a window and its forks, one for a job's prompt. Patches are formed within ``budget``. What the
-    store cannot take or give is raised, unless ``losses`` bear it.
+    A window and its forks share one; a job has one per prompt. Patches are formed within ``budget``. Store
+    errors are raised unless ``losses`` tolerate them.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class Former:
         self.check_computation()
 
     def within(self, budget: PatchBudget) -> Former:
-        """The same, forming patches of another budget."""
+        """The same former with another patch budget."""
         budget.check(len(self.backbone.layout))
         other = copies.copy(self)
         other.budget = budget
@@ -78,7 +78,7 @@ class Former:
 
     @contextmanager
     def operation(self) -> Iterator[None]:
-        """While it lasts, this thread reads each row once, and the canonical it works on once."""
+        """Context in which this thread reads each row once, and the canonical it works on once."""
         outer = getattr(self._here, "latest", None)
         self._here.latest = outer or {}
         try:
@@ -88,10 +88,11 @@ class Former:
             self._here.latest = outer
 
     def check_computation(self) -> None:
-        """Raise unless the model is the one that the store's KV was made with.
+        """Raise unless the model is the one that computed the store's KV.
 
-        IncompatibleChunk when the fingerprint is another. Where something has moved and it is not,
-        ComputationChanged when the probe is answered otherwise than when the store was first used with it.
+        IncompatibleChunk if the fingerprint differs. If something has moved under the same fingerprint,
+        ComputationChanged if the probe's answer differs from the one at the store's first use with this
+        fingerprint.
         """
         if self.backbone.fingerprint != self.context.fingerprint:
             raise IncompatibleChunk(
@@ -110,7 +111,7 @@ class Former:
         record = self.store.get_canonical(self.context, chunk_id)
         others = self.store.contexts_of(chunk_id) if record is None else []
         for other in others:
-            # in another form or behind another prompt its KV is none of this window's, but its encoding is
+            # in another form or behind another prompt its KV is of no use here, but its encoding is
             if record is None and other.fingerprint == self.context.fingerprint:
                 record = self.store.get_canonical(other, chunk_id)
         if record is not None:
@@ -129,9 +130,9 @@ class Former:
         )
 
     def stored(self, chunk: Chunk) -> Facts | None:
-        """Facts of a chunk at hand, if no tower has to run for it; what is damaged is a miss.
+        """Facts of a given chunk, if it needs no vision encode; a damaged object is a miss.
 
-        Its canonical is read where it is archived, as it is about to serve.
+        Its canonical is read if it is archived, since it is about to be served.
         """
         record = self._record(chunk.id)
         if record is not None:
@@ -150,10 +151,10 @@ class Former:
     # -- canonicals ----------------------------------------------------------------------------
 
     def canonical(self, facts: Facts) -> Copy:
-        """The chunk's KV behind the anchor alone, as the store keeps it; prefilled when it does not yet.
+        """The chunk's KV behind the anchor alone, in the form the store keeps; prefilled if not stored yet.
 
-        Patches are formed against this and applied to it, so that they match: in a store of codes they
-        make up for what the codes lost, too.
+        Patches are formed against this form and applied to it, so that they match: in a store of codes they
+        also make up for the loss of the coding.
         """
         held = self._held(facts.chunk_id)
         if held is not None:
@@ -165,7 +166,7 @@ class Former:
         return self._remember(facts.chunk_id, copy if record.loss is None else self._out_of(record))
 
     def leading(self, facts: Facts) -> Copy:
-        """`canonical`, as it serves right behind the anchor: what was prefilled now is exact in any store."""
+        """`canonical`, to be served right behind the anchor: one prefilled just now is exact in any store."""
         held = self._held(facts.chunk_id)
         if held is not None:
             return held
@@ -173,7 +174,7 @@ class Former:
         return self._computed(facts)[0] if record is None else self._out_of(record)
 
     def based(self, facts: Facts, base: str) -> Copy | None:
-        """The chunk's KV behind the anchor ``base``, which a row promised; None when it lied."""
+        """The chunk's KV behind the anchor ``base``, as a row promised; None if the row was wrong."""
         held = self._held(facts.chunk_id + base)
         if held is not None:
             return held
@@ -190,7 +191,7 @@ class Former:
         return self._remember(facts.chunk_id + base, self._out_of(record))
 
     def archive(self, facts: Facts, copy: Copy) -> CanonicalRecord:
-        """Store a canonical copy; what the store keeps of it. What is refused is offered again later."""
+        """Store a canonical copy; returns the form the store keeps. A refused copy is offered again later."""
         encoded = facts.encoded
         record = kept(
             CanonicalRecord(
@@ -207,7 +208,7 @@ class Former:
         )
         self.losses.unkept.add(facts.chunk_id)
         with self.losses.borne(f"chunk {facts.chunk_id[:12]} was not kept"):
-            self.encodings.keep(facts)  # first: whoever finds the canonical finds it
+            self.encodings.keep(facts)  # first: a reader that finds the canonical finds it
             self.store.put(record)
             self.losses.unkept.discard(facts.chunk_id)
         self.catalogue.forget(record.key)
@@ -218,9 +219,9 @@ class Former:
     def patch(
         self, facts: Facts, antecedents: Sequence[str], kind: str, formed: str | None, base: str = ""
     ) -> Patch | None:
-        """The patch that a row promised, formed behind what it said; None when it lied, and it is refused.
+        """The patch that a row promised; None if the row was wrong, which is then refused.
 
-        ``base`` as in `PatchRecord`.
+        ``formed`` is the guarantee that the row states, ``base`` as in `PatchRecord`.
         """
         chunk_id = facts.chunk_id
         self.forming.settle(chunk_id)
@@ -251,7 +252,7 @@ class Former:
     def keep_patch(self, facts: Facts, conditioned: Copy, formed: Guarantee, base: str = "") -> bool:
         """Form the patch that takes the canonical to ``conditioned``, and store it.
 
-        ``base`` as in `PatchRecord`; False when its row lied, and it is refused.
+        ``base`` as in `PatchRecord`; False if the base's row was wrong, which is then refused.
         """
         canonical = self.based(facts, base) if base else self.canonical(facts)
         if canonical is None:
@@ -280,9 +281,9 @@ class Former:
     ) -> Formed:
         """Form the orbit patch of ``target`` behind the set ``antecedents`` and store it.
 
-        ``samples`` and ``seed`` as in `orderings`. One conditioned forward of the target per ordering, and
-        one of each antecedent at each place where an ordering's beginning is new; the first of an ordering
-        stands there as its canonical. Returns the patch and the share of the mean deficit's energy it keeps.
+        ``samples`` and ``seed`` as in `orderings`. Runs one conditioned forward of the target per ordering,
+        and one of an antecedent for each new prefix of an ordering; the first antecedent of an ordering is
+        its canonical. Returns the patch and the share of the mean deficit's energy it keeps.
         """
         if not antecedents:
             raise ValueError("a leading chunk absorbs nothing: it needs no orbit patch")
@@ -304,7 +305,7 @@ class Former:
         return formed
 
     def offset(self, facts: Facts, old: torch.Tensor, new: torch.Tensor) -> tuple[int, ...]:
-        """How far ``new`` positions of a chunk are from ``old`` ones, per axis. Raises NotRelocatable."""
+        """Offset per axis from ``old`` to ``new`` positions of a chunk; NotRelocatable if not uniform."""
         offset = uniform_offset(old, new)
         if offset is None:
             raise NotRelocatable(
@@ -316,12 +317,12 @@ class Former:
     # -- inside --------------------------------------------------------------------------------
 
     def _held(self, chunk_id: str) -> Copy | None:
-        """The canonical this operation has just worked on."""
+        """The canonical that this operation last worked on."""
         latest: Mapping[str, Copy] = getattr(self._here, "latest", None) or {}
         return latest.get(chunk_id)
 
     def _remember(self, chunk_id: str, copy: Copy) -> Copy:
-        """Keep a canonical at hand while the operation lasts: the latest alone, they are large."""
+        """Keep a canonical for the rest of the operation: only the latest, since they are large."""
         if getattr(self._here, "latest", None) is not None:
             self._here.latest = {chunk_id: copy}
         return copy
@@ -350,7 +351,7 @@ class Former:
             return False
 
     def _computed(self, facts: Facts) -> tuple[Copy, CanonicalRecord]:
-        """The chunk prefilled behind the anchor alone, and what the store now keeps of it."""
+        """The chunk prefilled behind the anchor alone, and the record that the store keeps of it."""
         positions = self.alone(facts)
         behind = self.backbone.live()
         behind.show([self.anchor_span], room=facts.length)
@@ -369,15 +370,15 @@ def worth_harvesting(
     formed: Guarantee,
     leading: bool = False,
 ) -> bool:
-    """Whether the patch of a prefill behind ``antecedents`` is worth keeping.
+    """True if the patch of a prefill behind ``antecedents`` is worth storing.
 
-    Behind none it is if ``leading``: where it corrects what another anchor left. ``held`` says what a patch
-    that is stored for antecedents was formed behind. A copy conditioned by near or blind KV carries their
-    error and is not harvested.
+    Without antecedents it is only if ``leading``: it then corrects the conditioning on another anchor.
+    ``held`` returns the guarantee behind which the stored patch for given antecedents was formed (None: none
+    is stored). A copy conditioned by near or blind KV carries their error and is not harvested.
     """
     if not (antecedents or leading) or not at_least(formed, "survivor"):
         return False
-    # one that was formed behind these very chunks serves survivors too, and better
+    # a patch formed behind exactly these chunks serves survivors too, and better
     chunks = tuple(map(chunk_of, antecedents))
     there = (held(behind) for behind in dict.fromkeys((chunks, antecedents)))
     return not any(worth is not None and at_least(worth, formed) for worth in there)

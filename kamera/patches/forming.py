@@ -15,10 +15,10 @@ from kamera.ops import Deltas, Patch
 from kamera.store import forks
 
 FormingRule = Literal["now", "background"]
-"""When a patch is factored and stored: within the operation that ran its forward, or behind it."""
+"""Time at which a patch is factored and stored: within the operation that ran its forward, or after it."""
 
 LIMIT = 4
-"""Patches under way at most; each holds its deficits, twice the chunk's KV bytes at half precision."""
+"""Maximum of patches in progress; each holds its deficits, twice the chunk's KV bytes at half precision."""
 
 logger = logging.getLogger(__name__)
 
@@ -27,28 +27,28 @@ class Forming:
     """Forms patches at once, within the operation that ran their forwards."""
 
     def submit(self, chunk_id: str, deltas: Deltas, form: Callable[[], Patch]) -> None:
-        """Have ``form`` factor ``deltas`` and store the patch it returns.
+        """Run ``form``, which factors ``deltas``, stores the patch and returns it.
 
-        ``deltas`` must be nobody else's: nothing may write to them any more.
+        Nothing else may write to ``deltas`` any more.
         """
         form()
 
     def settle(self, chunk_id: str) -> None:
-        """Wait for the patches of a chunk that are under way."""
+        """Wait for the patches of a chunk that are in progress."""
 
     def flush(self) -> None:
-        """Wait for all patches under way; raises what kept one of them from being stored."""
+        """Wait for all patches in progress; raises the error that kept one of them from being stored."""
 
     def close(self) -> None:
         """`flush`; patches that come later are formed at once."""
 
 
 class BackgroundForming(Forming):
-    """Patches under way, formed one after another by one thread. Safe to use from several threads.
+    """Forms patches one after another in one thread. Safe to use from several threads.
 
-    On CUDA the work runs on a stream of its own. Whoever looks for a patch of a chunk waits (`settle`)
-    until those under way for it are stored, so what is served never depends on the thread's pace. A
-    failure is logged when it happens and raised by the next `flush`; until then the patch is a miss.
+    On CUDA the work runs on its own stream. A look-up of a chunk's patch waits (`settle`) until those in
+    progress for it are stored, so the KV served never depends on the thread's speed. A failure is logged when
+    it happens and raised by the next `flush`; until then the patch is a miss.
     """
 
     def __init__(self, limit: int = LIMIT) -> None:
@@ -59,7 +59,7 @@ class BackgroundForming(Forming):
         forks.bind(self, BackgroundForming._begin)
 
     def _begin(self) -> None:
-        """Nothing under way: what a parent forms when it forks is the parent's to store."""
+        """Start with no patch in progress: after a process fork, the parent stores those it was forming."""
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="kamera-forming")
         self._changed = threading.Condition()
         self._pending: Counter[str] = Counter()  # chunk ids
@@ -67,7 +67,7 @@ class BackgroundForming(Forming):
         self._closed = False
 
     def submit(self, chunk_id: str, deltas: Deltas, form: Callable[[], Patch]) -> None:
-        """As `Forming.submit`, soon; waits while ``limit`` patches are under way."""
+        """As `Forming.submit`, in the background; waits while ``limit`` patches are in progress."""
         with self._changed:
             self._changed.wait_for(lambda: self._pending.total() < self._limit)
             if not self._closed:
@@ -77,12 +77,12 @@ class BackgroundForming(Forming):
         form()
 
     def settle(self, chunk_id: str) -> None:
-        """As `Forming.settle`; not for the forming thread itself."""
+        """As `Forming.settle`; the forming thread itself must not call it."""
         with self._changed:
             self._changed.wait_for(lambda: not self._pending[chunk_id])
 
     def flush(self) -> None:
-        """As `Forming.flush`: the first error since the last time, once."""
+        """As `Forming.flush`: raises the first error since the last call, once."""
         with self._changed:
             self._changed.wait_for(lambda: not self._pending.total())
             errors, self._errors = self._errors, []
@@ -99,25 +99,25 @@ class BackgroundForming(Forming):
     def _run(self, chunk_id: str, form: Callable[[], Patch]) -> None:
         try:
             form()
-        except BaseException as error:  # whatever it is, it must not be lost with the thread
+        except BaseException as error:  # no error may be lost with the thread
             logger.error("a patch of chunk %s was not stored: %s", chunk_id[:12], error)
             with self._changed:
                 self._errors.append(error)
         finally:
             with self._changed:
-                self._pending -= Counter((chunk_id,))  # and forget it at zero
+                self._pending -= Counter((chunk_id,))  # drops the entry at zero
                 self._changed.notify_all()
 
 
 def forming_of(rule: FormingRule) -> Forming:
-    """What forms patches under a rule. Raises ValueError for a rule there is not."""
+    """The `Forming` of a rule. Raises ValueError for an unknown rule."""
     if rule not in get_args(FormingRule):
         raise ValueError(f"forming {rule!r} is none of {', '.join(get_args(FormingRule))}")
     return Forming() if rule == "now" else BackgroundForming()
 
 
 def _streamed(deltas: Deltas, form: Callable[[], Patch]) -> Callable[[], Patch]:
-    """``form`` on a CUDA stream of its own, behind the work that gives ``deltas`` now; itself elsewhere."""
+    """``form`` on its own CUDA stream, after the work that computes ``deltas``; without CUDA itself."""
     given = [tensor for layer in deltas for tensor in layer.values()]
     if not given or given[0].device.type != "cuda":
         return form
@@ -130,7 +130,7 @@ def _streamed(deltas: Deltas, form: Callable[[], Patch]) -> Callable[[], Patch]:
         own.wait_event(ready)
         with torch.cuda.stream(own):
             patch = form()
-        # memory of one stream that the other uses must not be given away before both are done with it
+        # memory of one stream that the other uses must not be reused before both are done with it
         for tensor in given:
             tensor.record_stream(own)
         for layer in patch.layers:

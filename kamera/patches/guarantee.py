@@ -1,4 +1,4 @@
-"""What a slot's KV is worth: the names of DESIGN section 3, and how they compare."""
+"""Guarantees of a slot's KV: the names of DESIGN section 3, and their comparison."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ def weakest(guarantees: Iterable[Guarantee]) -> Guarantee:
 
 
 def prefilled_behind(antecedents: Guarantee) -> Guarantee:
-    """What a prefill here is worth when the weakest KV it attends to is worth ``antecedents``.
+    """The guarantee of a prefill whose weakest attended KV has the guarantee ``antecedents``.
 
-    Only a prefill behind exact KV equals a re-prefill of the window. Behind patched, orbit or
-    surviving KV it is a conditioned forward behind these antecedents: as good as a full-rank patch.
-    Behind near or blind KV it is no better than they are.
+    Only a prefill behind exact KV equals a re-prefill of the window. Behind patched, orbit or survivor KV it
+    is a conditioned forward behind these antecedents: as good as a full-rank patch. Behind near or blind KV
+    it is no better than they are.
     """
     if antecedents == "exact":
         return "exact"
@@ -34,5 +34,5 @@ def prefilled_behind(antecedents: Guarantee) -> Guarantee:
 
 
 def guarantee_named(name: str | None) -> Guarantee:
-    """A stored name as a guarantee; one this version does not know counts as the weakest."""
+    """A stored name as a guarantee; a name unknown to this version counts as the weakest."""
     return next((g for g in GUARANTEES if g == name), "blind")

@@ -1,4 +1,4 @@
-"""What a window's store did not take or give: told once as a warning, and in the notes of each operation."""
+"""Store errors that a window tolerates: one warning, and a note in the report of each operation concerned."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from kamera.errors import NotKept, StoreError, StoreVersionError
 logger = logging.getLogger(__name__)
 
 STORE_ERRORS = (StoreError, StoreVersionError, OSError)
-"""How a store says that it cannot: full, locked, closed, read-only, out of reach, of a newer format."""
+"""Errors of a store that is full, locked, closed, read-only, out of reach or of a newer format."""
 
 
 class Losses:
@@ -30,7 +30,7 @@ class Losses:
 
     @contextmanager
     def told_to(self, notes: list[str]) -> Iterator[None]:
-        """Inside, what is lost by this thread stands in ``notes``."""
+        """Context in which this thread's losses are added to ``notes``."""
         self._operation.notes = notes
         try:
             yield
@@ -39,14 +39,14 @@ class Losses:
 
     @contextmanager
     def borne(self, what: str) -> Iterator[None]:
-        """Bear what the store raises inside, and tell: ``what`` was lost, and why."""
+        """Context that absorbs store errors, and warns and notes that ``what`` was lost, and why."""
         try:
             yield
         except STORE_ERRORS as error:
             self._tell(f"{what}: {error}")
 
     def note(self, note: str) -> None:
-        """Say something in the notes of this thread's operation, if there is one."""
+        """Add to the notes of this thread's operation, if there is one."""
         notes: list[str] | None = getattr(self._operation, "notes", None)
         if notes is not None:
             notes.append(note)
@@ -64,9 +64,9 @@ class Losses:
 
 
 class Strict(Losses):
-    """Bears nothing: for work whose only fruit is what the store keeps."""
+    """Tolerates no loss: for work whose only result is stored objects."""
 
     @contextmanager
     def borne(self, what: str) -> Iterator[None]:
-        """Whatever the store raises inside is raised."""
+        """Context that lets store errors through."""
         yield

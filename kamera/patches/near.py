@@ -1,4 +1,4 @@
-"""The reuse envelope: which stored patch of *other* antecedents is nearest to these (appendix D)."""
+"""The reuse envelope: the stored patch of *other* antecedents nearest to the present ones (appendix D)."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ import numpy as np
 from kamera.store import ChunkStore, Context, ObjectInfo
 
 Alike = Callable[[str, str], float]
-"""How far a chunk can stand for another as an antecedent: 0.0 not at all, 1.0 the same."""
+"""Likeness of two chunks as antecedents: 0.0 none, 1.0 the same."""
 
 ALIKE_ABOVE = 0.98
-"""Cosine of two embeddings from which on pictures count as partly equal, in proportion up to 1.0."""
+"""Cosine of two embeddings above which pictures count as partly equal, in proportion up to 1.0."""
 
 
 class Near(NamedTuple):
-    """A stored patch of other antecedents, and how far those are from the ones that stand here."""
+    """A stored patch of other antecedents, and their divergence from the present ones."""
 
     divergence: float
     patch: ObjectInfo
@@ -27,10 +27,10 @@ class Near(NamedTuple):
 def divergence(these: Sequence[str], those: Sequence[str], alike: Alike | None = None) -> float:
     """Share of chunks in which two antecedent sets differ: 0.0 the same set, 1.0 none in common.
 
-    A multiset Jaccard distance; order does not count. With ``alike`` the chunks that only one of the
-    two has are paired off, the likest first, and a pair counts as that much of one chunk in common.
-    The paper's own measure (cosine of features) separates safe from unsafe reuse only softly, and so
-    does this one: a hint, never a proof.
+    A multiset Jaccard distance; order does not count. With ``alike`` the chunks that only one of the two sets
+    has are paired, the most alike first, and a pair counts as that much of one chunk in common. The paper's
+    own measure (cosine of features) separates safe from unsafe reuse only softly, and so does this one: a
+    hint, never a proof.
     """
     a, b = Counter(these), Counter(those)
     common = float((a & b).total())
@@ -41,7 +41,7 @@ def divergence(these: Sequence[str], those: Sequence[str], alike: Alike | None =
 
 
 def disorder(these: Sequence[str], those: Sequence[str]) -> float:
-    """Share of the pairs of chunks common to both that stand in another order: 0.0 none, 1.0 all."""
+    """Share of the pairs of chunks common to both that are in another order: 0.0 none, 1.0 all."""
     places = {chunk: i for i, chunk in enumerate(those)}
     shared = [places[chunk] for chunk in dict.fromkeys(these) if chunk in places]
     pairs = [(x, y) for i, x in enumerate(shared) for y in shared[i + 1 :]]
@@ -53,8 +53,8 @@ def nearest(
 ) -> list[Near]:
     """Stored patches whose antecedents diverge from these by at most ``limit``, nearest first.
 
-    For the ranking alone, not for the limit, an order all reversed takes half of what the sets have in
-    common (an orbit patch has no order). Of equally near ones the latest comes first.
+    For the ranking, not for the limit, a fully reversed order halves the share that the sets have in common
+    (an orbit patch has no order). Among equally near patches the latest comes first.
     """
 
     def rank(near: Near) -> tuple[float, float, float]:
@@ -67,7 +67,7 @@ def nearest(
 
 
 def likeness(store: ChunkStore, context: Context) -> Alike:
-    """How alike stored pictures look, from their embeddings; what has none is like nothing else."""
+    """Likeness of stored pictures by their embeddings; 0.0 for a chunk without one."""
     held: dict[str, np.ndarray | None] = {}
 
     def embedding(chunk: str) -> np.ndarray | None:
@@ -85,7 +85,7 @@ def likeness(store: ChunkStore, context: Context) -> Alike:
 
 
 def _paired(these: list[str], those: list[str], alike: Alike) -> float:
-    """Likeness summed over disjoint pairs, the likest first."""
+    """Likeness summed over disjoint pairs, the most alike first."""
     scores = sorted(
         ((alike(x, y), i, j) for i, x in enumerate(these) for j, y in enumerate(those)), reverse=True
     )

@@ -1,4 +1,4 @@
-"""Which orderings of antecedents an orbit patch is the mean of, and its deficits (paper, section 5)."""
+"""The orderings of antecedents that an orbit patch averages, and their deficits (paper, section 5)."""
 
 from __future__ import annotations
 
@@ -20,14 +20,15 @@ if TYPE_CHECKING:
 
 
 def balanced(count: int) -> list[tuple[int, ...]]:
-    """The fewest orderings that stand for all: the given one first, each next to its reverse.
+    """The smallest balanced set of orderings: the given one first, each next to its reverse.
 
-    Everything stands equally often in every place and before everything else (a Williams square; two of
-    them for an odd count): ``count`` orderings, or twice as many, and all of them up to three.
+    Each item is equally often at each place and before each other item (a Williams square; two of them for an
+    odd count): ``count`` orderings, or twice as many for an odd count, and all of them up to a count of
+    three.
     """
     if count <= 3:
         return list(itertools.permutations(range(count)))
-    # 0, 1, -1, 2, -2, …: its steps are all different, so its shifts put everything behind everything once
+    # 0, 1, -1, 2, -2, …: its steps are all different, so in its shifts each item follows each other once
     zigzag = [(i + 1) // 2 * (-1) ** (i + 1) % count for i in range(count)]
     rank = {item: i for i, item in enumerate(zigzag)}
     shifts = [tuple(rank[(item + by) % count] for item in zigzag) for by in range(count)]
@@ -37,15 +38,15 @@ def balanced(count: int) -> list[tuple[int, ...]]:
 
 
 def how_many(count: int, samples: int | None) -> int:
-    """Orderings that `orderings` gives."""
+    """Number of orderings that `orderings` returns."""
     return len(balanced(count)) if samples is None else min(samples, math.factorial(count))
 
 
 def orderings(count: int, samples: int | None, seed: int) -> list[tuple[int, ...]]:
     """Orderings to average over, in lexicographic order so that neighbours share a prefix.
 
-    The `balanced` ones for None; otherwise ``samples`` of them (every one there is at most): the balanced
-    ones first, the others drawn from ``seed``.
+    The `balanced` ones if ``samples`` is None; otherwise ``samples`` orderings (at most all there are): the
+    balanced ones first, the others drawn from ``seed``.
     """
     if samples is not None and samples < 1:
         raise ValueError(f"samples {samples} must be at least 1")

@@ -1,4 +1,4 @@
-"""Where chunks stand behind the anchor, as the model itself counts positions."""
+"""Positions of chunks behind the anchor, as the model itself counts them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from kamera.patches.chunks import Facts
 def compact_positions(
     backbone: Engine, anchor_ids: torch.Tensor, chunks: Sequence[Facts]
 ) -> list[torch.Tensor]:
-    """The model's own positions of chunks standing behind the anchor, each ``[axes, tokens]``."""
+    """The model's own positions of chunks behind the anchor, each ``[axes, tokens]``."""
     extents = extents_of(backbone, chunks)
     if extents is not None:
         return standing(anchor_ids.shape[0], extents)
@@ -36,7 +36,7 @@ def text_positions(
 def _of_whole(
     backbone: Engine, anchor_ids: torch.Tensor, chunks: Sequence[Facts], text: torch.Tensor
 ) -> torch.Tensor:
-    """Positions of anchor, chunks and ``text`` in one. Raises IncompatibleChunk where the model has none."""
+    """Positions of anchor, chunks and ``text`` in one. Raises IncompatibleChunk if the model has none."""
     ids = [anchor_ids, *[c.encoded.input_ids for c in chunks], text]
     inputs = [{}, *[c.position_inputs for c in chunks], {}]
     try:
@@ -50,8 +50,8 @@ def _of_whole(
 
 
 def extents_of(backbone: Engine, chunks: Sequence[Facts]) -> list[Extent] | None:
-    """What each chunk adds to positions; None when one of them has no such sum, or two pictures touch.
+    """The extent of each chunk in positions; None if one has no fixed extent, or if two pictures touch.
 
-    Raises IncompatibleChunk for an order in which pictures touch that would see each other.
+    Raises IncompatibleChunk for an order in which touching pictures would attend to each other.
     """
     return backbone.extents([(c.chunk_id, c.encoded) for c in chunks])

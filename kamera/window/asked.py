@@ -1,4 +1,4 @@
-"""What a caller asks of a window, as something to decide: chunks are looked up, and none is encoded yet."""
+"""Requests to a window, ready to be planned: their chunks are looked up, and none is encoded yet."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from kamera.window.steps import Limits, Newcomer, Plan
 
 @dataclass(frozen=True)
 class Asked:
-    """How to decide, and the chunks that may come: their facts, and those that have to be encoded first."""
+    """A request: the function that plans it, facts of its incoming chunks, and the chunks still to encode."""
 
     decide: Callable[[Limits], Plan]
     coming: Mapping[str, Facts] = field(default_factory=dict)
     unseen: Mapping[str, Chunk] = field(default_factory=dict)
 
     def encoded(self, stage: Stage) -> Callable[[Plan], Mapping[str, Facts]]:
-        """Encodes what nobody has seen, once it is planned."""
+        """A function that encodes the unseen chunks once the plan is made."""
         done: dict[str, Facts] = {}
 
         def ready(_: Plan) -> Mapping[str, Facts]:
@@ -44,7 +44,7 @@ class Asked:
 
 
 class Asking:
-    """Asks of one window as it stands."""
+    """Makes requests to one window in its present state."""
 
     def __init__(self, stage: Stage, state: WindowState, policy: ReusePolicy) -> None:
         self._former = stage.former
@@ -160,10 +160,10 @@ class Asking:
         )
 
     def _asked(self, decide: Callable[[Limits], Plan], found: Sequence[tuple[Chunk, Facts | None]]) -> Asked:
-        """Until a chunk is encoded, its tokens and grids say where it would stand."""
+        """Give each chunk that is not encoded yet facts for its plan: tokens and grids fix its positions."""
 
         def media(chunk: Chunk) -> dict[str, torch.Tensor]:
-            return {"inputs_embeds": torch.empty(0)} if chunk.has_media else {}  # that there is some
+            return {"inputs_embeds": torch.empty(0)} if chunk.has_media else {}  # marks that there is media
 
         coming = {
             chunk.id: facts
@@ -191,6 +191,6 @@ class Asking:
 
 
 def check_rule(rule: str) -> None:
-    """Raise ValueError for a rule of positions there is not."""
+    """Raise ValueError for an unknown rule of positions."""
     if rule not in ("compact", "keep"):
         raise ValueError(f'positions {rule!r} is neither "compact" nor "keep"')

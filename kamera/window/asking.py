@@ -1,4 +1,4 @@
-"""Questions behind a window: positions, logits and answers, leaving the window as it was."""
+"""Questions behind a window: positions, logits and answers, without a change to the window."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from kamera.window.slots import moved
 from kamera.window.state import WindowState
 
 ANSWER = 256
-"""Tokens an answer is expected to have when nobody says."""
+"""Expected tokens of an answer if ``max_new_tokens`` is not given."""
 
 Question = Spoken
-"""Text, chat messages, or token ids ``[tokens]`` taken as they are."""
+"""Text, chat messages, or token ids ``[tokens]`` used as given."""
 
 
 class Asker:
-    """One state of a window, ready for questions. What it appends to the live cache is forgotten."""
+    """Asks questions behind one state of a window; its additions to the live cache are discarded."""
 
     def __init__(self, stage: Stage, state: WindowState) -> None:
         self.state = state
@@ -77,7 +77,7 @@ class Asker:
         return torch.stack([rows[n] for n in range(len(ids))])
 
     def answer_ids(self, question: Question, **options: Any) -> torch.Tensor:
-        """New token ids, ``[sequences, new]``, as the model's own ``generate`` gives them."""
+        """New token ids, ``[sequences, new]``, as returned by the model's own ``generate``."""
         ids = self.question_ids(question)
         positions = torch.cat([self.position_ids(), self.question_positions(ids)], dim=1)
         sequence = torch.cat([self.input_ids(), ids])
@@ -95,7 +95,7 @@ class Asker:
         said = isinstance(question, str) or as_messages(question) is not None
         if said and reopen:
             closing = backbone.tokenize(reopen)
-            # generate stops at the token that closes a turn, which reopening begins with
+            # generate stops at the token that closes a turn, with which reopening begins
             if answer.shape[0] and int(answer[-1]) == int(closing[0]):
                 closing = closing[1:]
             parts.append(closing)

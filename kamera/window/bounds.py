@@ -1,4 +1,4 @@
-"""What bounds a window, and how an operation is decided and acted on."""
+"""The bounds of a window, and the loop that plans an operation and runs it."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from kamera.window.writing import standing
 
 @dataclass(frozen=True)
 class Bounds:
-    """Tokens of anchor and chunks together (None: any number), and the rule by which chunks slide out."""
+    """Maximum tokens of anchor and chunks together (None: no bound), and the position rule of slides."""
 
     max_tokens: int | None
     rule: PositionRule
 
     def limits(self, stage: Stage, state: WindowState, facts: Mapping[str, Facts]) -> Limits:
-        """What a plan for ``state`` has to keep to, for chunks whose facts are known by id."""
+        """The limits of a plan for ``state``; ``facts`` of its chunks by id."""
         former = stage.former
         reach = former.backbone.limits
         return Limits(
@@ -41,7 +41,7 @@ class Bounds:
 
 
 class Decided(NamedTuple):
-    """A plan that was acted on, and the window after it."""
+    """A plan that was run, and the window after it."""
 
     plan: Plan
     state: WindowState
@@ -56,10 +56,10 @@ def decided(
     tally: Tally,
     ready: Callable[[Plan], Mapping[str, Facts]] = lambda _: {},
 ) -> Decided:
-    """Decide, then act; a row that lied is refused, and it is decided again.
+    """Plan an operation and run it; a wrong row is refused, and the operation planned again.
 
-    ``coming``: chunks that are not in the window. ``ready`` gives those that had to wait for the plan:
-    what nobody has seen is encoded when it is clear that it can come.
+    ``coming``: facts of chunks that are not in the window. ``ready`` gives the facts that had to wait for the
+    plan: an unseen chunk is encoded only when the plan has shown that it can come.
     """
     facts = {**coming, **{r.facts.chunk_id: r.facts for r in before.residents}}
     while True:

@@ -1,8 +1,8 @@
-"""Looking back by question: the archived chunk behind which the model answers with the most certainty.
+"""Search by question: the archived chunk behind which the model answers with the most certainty.
 
 The model itself reads each canonical where it was computed, right behind the anchor: no second encoder, no
-vision encode, and one forward of the question's few tokens for a chunk. Attention to the keys alone finds the
-kind of frame and not the frame (docs/search.md has both).
+vision encode, and one forward of the question's few tokens per chunk. Attention to the keys alone finds the
+right kind of frame but not the right frame (docs/search.md reports both).
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from kamera.patches import Former, text_positions
 from kamera.store import Hit
 
 MOST = 256
-"""Archived chunks a question is asked of: the latest ones."""
+"""Maximum of archived chunks that a question is asked of: the latest ones."""
 
 
 def answering(former: Former, question: torch.Tensor, k: int) -> list[Hit]:
     """The ``k`` chunks archived behind the former's anchor that answer ``question`` best, best first.
 
-    ``question`` are token ids ``[tokens]``. The score is the probability of the answer's first token where
-    it is highest, 0.0 to 1.0. A chunk whose canonical cannot be read is left out.
+    ``question`` are token ids ``[tokens]``. The score is the highest probability among first tokens of the
+    answer, 0.0 to 1.0. A chunk whose canonical cannot be read is left out.
     """
     if isinstance(k, bool) or not isinstance(k, int) or k < 1:
         raise ValueError(f"k={k!r} hits: ask for at least 1")

@@ -1,4 +1,4 @@
-"""Certificates: what a probe measured on a backbone, and which KV it may serve less than exact."""
+"""Certificates: a probe's measurements of a backbone, and the KV below exact that it may serve."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ class Estimate:
 
 @dataclass(frozen=True)
 class Finding:
-    """What questions showed of one way of serving KV.
+    """The measured quality of one way of serving KV.
 
-    ``n`` questions were asked, whose answers a guess hits with probability ``chance``. ``reprefill``,
-    ``blind`` and ``served`` are accuracies; ``eta`` and ``flip_recover`` are None when blind reuse lost
-    nothing that could be won back. ``closed`` is, by channel, the share of the KV that blind reuse lacks
-    which is served (None where it was not measured). ``reason`` says in one line what the verdict rests on.
+    ``n`` questions were asked; a guess is right with probability ``chance``. ``reprefill``, ``blind`` and
+    ``served`` are accuracies; ``eta`` and ``flip_recover`` are None if blind reuse lost nothing that could be
+    won back. ``closed`` is, by channel, the served share of the KV that blind reuse lacks (None: not
+    measured). ``reason`` gives the grounds of the verdict in one line.
     """
 
     verdict: Verdict
@@ -51,10 +51,10 @@ class Finding:
 
 @dataclass(frozen=True)
 class Grounds:
-    """What a measurement holds for, apart from the libraries: a backbone, and the patches of a policy.
+    """The scope of a measurement, apart from the libraries: a backbone, and the patches of a policy.
 
-    ``vocabulary`` is a digest of the tokenizer's ("" without one), ``position_limit`` the position from which
-    on the model has none, or turns keys in another way (None: no such position).
+    ``vocabulary`` is a digest of the tokenizer's vocabulary ("" without a tokenizer), ``position_limit`` the
+    first position that the model lacks or at which it rotates keys in another way (None: no such position).
     """
 
     fingerprint: str
@@ -68,10 +68,10 @@ class Grounds:
 class Certificate:
     """The outcome of one probe of one backbone under one set of library versions.
 
-    ``model`` is a name for people; what counts are the `Grounds`, whose fields are here beside each other.
-    ``findings`` are by guarantee; a guarantee without one was not asked about. ``sabotages`` are those of
-    operators that were wrong on purpose, by what was wrong with them: what the probe can see. ``divergence``
-    is that of the antecedents that "near" was asked behind. ``created`` is UTC, ISO 8601.
+    ``model`` is a name for people; a certificate is bound by its `Grounds`, whose fields it lists.
+    ``findings`` are by guarantee; a guarantee without one was not tested. ``sabotages`` are findings on
+    deliberately wrong operators, by their defect: they show which errors the probe detects. ``divergence`` is
+    that of the antecedents that "near" was tested behind. ``created`` is UTC, ISO 8601.
     """
 
     fingerprint: str
@@ -90,7 +90,7 @@ class Certificate:
     created: str
 
     def difference(self, grounds: Grounds) -> str | None:
-        """What here is not as it was measured, in one line; None when all is."""
+        """The first difference from the measured grounds and library versions, in one line; None if none."""
         budget = grounds.budget
         if self.dtype != grounds.dtype:
             return f"it was measured in {self.dtype}, this model is in {grounds.dtype}"
@@ -124,11 +124,11 @@ class Certificate:
 
     @property
     def safe(self) -> tuple[Guarantee, ...]:
-        """The guarantees it found safe, from the strongest to the weakest."""
+        """The guarantees found safe, from the strongest to the weakest."""
         return tuple(g for g in GUARANTEES if g in self.findings and self.findings[g].verdict == "safe")
 
     def refusal(self, guarantee: Guarantee) -> str | None:
-        """Why it does not let KV of this guarantee be served, in one line; None if it does."""
+        """The reason not to serve KV of this guarantee, in one line; None if it may be served."""
         found = self.findings.get(guarantee)
         if found is None:
             return f'its probe did not ask about "{guarantee}"'
@@ -138,14 +138,14 @@ class Certificate:
 
     @property
     def file_name(self) -> str:
-        """Its name in a directory: one probe of one backbone at one budget replaces its last run."""
+        """File name in a directory: a new run of one probe on one backbone and budget replaces the last."""
         bytes_too = "" if self.patch_bytes is None else f"-bytes{self.patch_bytes:g}"
         return f"{self.fingerprint[:16]}-rank{self.rank}{bytes_too}-{self.probe}.json"
 
     def write(self, folder: str | os.PathLike[str]) -> Path:
-        """Write it into a directory (made if need be), atomically; returns the file.
+        """Write it into a directory (created if missing), atomically; returns the file.
 
-        Raises StoreError when the operating system refuses.
+        Raises StoreError if the operating system refuses.
         """
         content = asdict(self)
         document = {"format": FORMAT, "sha256": _digest(content), "certificate": content}
@@ -161,10 +161,10 @@ class Certificate:
 
     @classmethod
     def read(cls, path: str | os.PathLike[str]) -> Certificate:
-        """Read a certificate file. Raises InvalidCertificate when it is damaged or was edited.
+        """Read a certificate file. Raises InvalidCertificate if it is damaged or was edited.
 
-        The digest tells damage and edits by hand from what `write` wrote. It is no signature: whoever
-        may write to the directory may certify.
+        The digest detects damage and edits by hand. It is no signature: anyone who may write to the directory
+        may certify.
         """
         where = repr(str(path))
         try:
@@ -197,7 +197,7 @@ class Certificate:
 
 
 def library_versions() -> dict[str, str]:
-    """Versions of what decides an answer besides the backbone: kamera, torch, transformers."""
+    """Versions of the libraries that affect an answer besides the backbone: kamera, torch, transformers."""
     from kamera import __version__
 
     return {"kamera": __version__} | {name: version(name) for name in ("torch", "transformers")}

@@ -1,4 +1,4 @@
-"""Which KV below exact may this backbone serve here? Find its certificate, or say once what is withheld."""
+"""Finds a backbone's certificate; guarantees below exact that it does not permit are withheld."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from kamera.window.grounds import grounds_of
 from kamera.window.policy import ReusePolicy
 
 _said: set[str] = set()
-"""Warnings this process has given: a thousand windows of one backbone say it once."""
+"""Warnings that this process has given: any number of windows of one backbone give them once."""
 
 
 @dataclass(frozen=True)
 class Terms:
-    """What a window was asked to serve, what it serves, and the certificate that lets it.
+    """The policy asked of a window, the policy it serves, and the certificate that permits it.
 
-    ``reasons`` says of each guarantee that was asked for and is not served why that is.
+    ``reasons`` gives the reason for each guarantee that was asked for and is withheld.
     """
 
     asked: ReusePolicy
@@ -37,15 +37,15 @@ class Terms:
 
     @property
     def withheld(self) -> bool:
-        """Whether approximate guarantees were asked for and are not served."""
+        """True if guarantees below exact were asked for and are withheld."""
         return self.asked != self.served
 
 
 @dataclass(frozen=True)
 class Search:
-    """A look through directories: the certificate found, or one line on why there is none.
+    """The result of a search of directories: a certificate, or the reason for none in one line.
 
-    ``denied`` are guarantees that another certificate, of this very backbone, found unsafe.
+    ``denied`` are guarantees that another certificate, of the same backbone, found unsafe.
     """
 
     certificate: Certificate | None
@@ -59,10 +59,10 @@ def agree(
     policy: ReusePolicy | None,
     certificate: Certificate | str | os.PathLike[str] | None,
 ) -> Terms:
-    """The terms of a new window. Looks no further than ``certificate`` when one is given.
+    """The terms of a new window. Searches for no other certificate if ``certificate`` is given.
 
-    Raises CertificateMismatch or InvalidCertificate for a given certificate that lets nothing be served here;
-    warns `UncertifiedBackbone`, once per process and reason, of what is asked for and withheld.
+    Raises CertificateMismatch or InvalidCertificate for a given certificate that permits nothing here; warns
+    `UncertifiedBackbone`, once per process and reason, of guarantees that are asked for and withheld.
     """
     policy = policy or ReusePolicy()
     if certificate is not None:
@@ -81,10 +81,10 @@ def agree(
 
 
 def find_certificate(grounds: Grounds, places: Iterable[Path]) -> Search:
-    """The certificate in these directories that lets a backbone serve the most: patches first of all.
+    """The certificate in these directories that permits the most, strong guarantees counting first.
 
-    Only files named for the fingerprint are read. What any certificate of this backbone, under these versions
-    and at this budget, found unsafe is denied whatever another probe found.
+    Only files named for the fingerprint are read. A guarantee that any certificate of this backbone, under
+    these versions and at this budget, found unsafe is denied, even if another probe found it safe.
     """
     matching: list[tuple[Path, Certificate]] = []
     refusals: list[str] = []
@@ -115,14 +115,14 @@ def find_certificate(grounds: Grounds, places: Iterable[Path]) -> Search:
 
 
 def folders(store: ChunkStore | None = None) -> tuple[Path, ...]:
-    """Where certificates are looked for: beside the objects of a store directory, then `home`."""
+    """Directories to search for certificates: beside the objects of a store directory, then `home`."""
     beside = () if store is None else certificate_folders(store)
     own = home()
     return beside if own is None else (*beside, own)
 
 
 def home() -> Path | None:
-    """Where `kamera certify` writes: ``KAMERA_CERTIFICATES``, else the user's data directory.
+    """The directory `kamera certify` writes to: ``KAMERA_CERTIFICATES``, else the user's data directory.
 
     None for a user without a home (a container's).
     """
@@ -136,17 +136,17 @@ def home() -> Path | None:
 
 
 def _serves(held: Certificate, denied: Mapping[Guarantee, str]) -> list[bool]:
-    """Guarantee by guarantee, the strongest first."""
+    """True for each guarantee below exact that is permitted, the strongest first."""
     return [held.refusal(guarantee) is None and guarantee not in denied for guarantee in GUARANTEES[1:]]
 
 
 def _nothing(held: Certificate) -> str | None:
-    """Why a certificate lets nothing at all be served, None if it does."""
+    """The reason if a certificate permits nothing at all, else None."""
     return None if held.safe else held.refusal("patched")
 
 
 def _terms(backbone: Engine, policy: ReusePolicy, found: Search) -> Terms:
-    """What a policy comes to under the certificate that was found, or under none."""
+    """The terms of a policy under the certificate that was found, or under none."""
     held, wanted = found.certificate, _wanted(policy)
     command = _command(backbone, policy.budget)
     reasons: dict[Guarantee, str] = {}
@@ -191,7 +191,7 @@ def _too_far(policy: ReusePolicy, held: Certificate, guarantee: Guarantee) -> st
 
 def _command(backbone: Engine, budget: PatchBudget) -> str:
     named = backbone.named
-    # the fingerprint binds the dtype, and the command would take the checkpoint's by itself
+    # the fingerprint includes the dtype; by default the command takes the checkpoint's
     command = f"kamera certify {named.checkpoint or 'MODEL'} --dtype {named.dtype}"
     command += "" if budget.rank == ReusePolicy.rank else f" --rank {budget.rank}"
     if budget.share != ReusePolicy.patch_bytes:

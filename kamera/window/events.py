@@ -1,4 +1,4 @@
-"""What a window tells of each operation, to whoever listens."""
+"""Events that a window sends to its listeners, one for each operation."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ logger = logging.getLogger(__name__)
 class Event:
     """One operation that succeeded: its plan (None for `form_orbit`, which plans nothing), its report.
 
-    ``anchor`` is the digest of the anchor tokens, ``before`` the slots there were; the report has those
-    there are. ``time`` is seconds since 1970.
+    ``anchor`` is the digest of the anchor tokens, ``before`` the slots before the operation; the report has
+    those after it. ``time`` is seconds since 1970.
     """
 
     operation: str
@@ -33,7 +33,7 @@ Listener = Callable[[Event], object]
 
 
 def tell(listeners: tuple[Listener, ...], event: Event) -> None:
-    """Call each listener; one that fails costs a warning, never the operation."""
+    """Call each listener; an error in one is logged as a warning and never fails the operation."""
     for listener in listeners:
         try:
             listener(event)

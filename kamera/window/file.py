@@ -1,10 +1,10 @@
-"""The file of a saved window: one safetensors file that is whole, or refused by name.
+"""The file of a saved window: one safetensors file, read as a whole or refused with a named error.
 
-Everything is in one file, so that one rename publishes it: whoever reads sees the old window or the new one,
-whoever saves at the same time puts another whole window in its place, and who dies on the way leaves the old.
+Everything is in one file, so that one rename publishes it: a reader sees the old window or the new one, a
+concurrent save replaces it with another whole window, and a process that dies midway leaves the old one.
 
 Its metadata holds ``kamera`` ("window"), ``window`` (the document, JSON) and ``sha256``: the digest of all
-the file's bytes with 64 zeros where the digest itself stands.
+bytes of the file, with 64 zeros in place of the digest itself.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from safetensors.torch import load, save
 from kamera.errors import CorruptChunk, StoreError, StoreVersionError
 
 VERSION = 4
-"""The one format of a saved window that is written and read."""
+"""The only format of a saved window that is written and read."""
 
 FILE = "window.safetensors"
 _EARLIER = "window.json"  # formats 1 to 3 had two files
-_ASIDE = ".window-"  # begins the names of files that are being written
+_ASIDE = ".window-"  # prefix of files that are being written
 _ZEROS = "0" * 64
 _SEAL = re.compile(rb'"sha256":"([0-9a-f]{64})"')  # in the document itself quotes are escaped
 
@@ -39,7 +39,7 @@ Tensors = dict[str, torch.Tensor]
 
 
 class Saved(NamedTuple):
-    """What a file holds: the document that describes a window, and its tensors."""
+    """The content of a file: the document that describes a window, and its tensors."""
 
     document: dict[str, Any]
     tensors: Tensors
@@ -48,8 +48,8 @@ class Saved(NamedTuple):
 def publish(path: Path, saved: Saved) -> None:
     """Write ``path``/window.safetensors in one step, in place of the window that is there.
 
-    Raises StoreError when the operating system refuses, or for a directory that holds something else than a
-    saved window; the old one stays then.
+    Raises StoreError if the operating system refuses, or if the directory holds something other than a saved
+    window; the old one stays then.
     """
     data = _sealed(saved)
     try:
@@ -69,8 +69,8 @@ def publish(path: Path, saved: Saved) -> None:
 def read_saved(path: Path) -> Saved:
     """The window saved in the directory ``path``, every byte verified.
 
-    Raises StoreError where there is none, CorruptChunk for a damaged one, StoreVersionError for one of
-    another format.
+    Raises StoreError if there is none, CorruptChunk if it is damaged, StoreVersionError if it has another
+    format.
     """
     where = path / FILE
     try:
@@ -111,7 +111,7 @@ def _sealed(saved: Saved) -> bytes:
 
 
 def _digest(data: bytes, at: int) -> str:
-    """SHA-256 of ``data`` with zeros in the place of the digest that begins ``at``."""
+    """SHA-256 of ``data`` with zeros in place of the digest that begins at ``at``."""
     view = memoryview(data)
     hasher = hashlib.sha256(view[:at])
     hasher.update(_ZEROS.encode())
@@ -120,7 +120,7 @@ def _digest(data: bytes, at: int) -> str:
 
 
 def _header(front: bytes) -> tuple[int, dict[str, Any]]:
-    """Length and metadata of a safetensors header, whatever it is the header of."""
+    """Length and metadata of any safetensors header; 0 and none if it cannot be parsed."""
     length = int.from_bytes(front[:8], "little")
     if 8 + length > len(front):
         return 0, {}
@@ -140,7 +140,7 @@ def _refuse_earlier(path: Path) -> None:
 
 
 def _check_ours(path: Path) -> None:
-    """Raise StoreError unless a window may be saved here: in an empty directory, or over another window."""
+    """Raise StoreError unless the directory is empty or holds a saved window."""
     held = sorted(name for name in os.listdir(path) if not name.startswith(_ASIDE))
     if held and not (FILE in held and _is_window(path / FILE)):
         other = FILE if FILE in held else held[0]
@@ -160,13 +160,13 @@ def _is_window(file: Path) -> bool:
 
 @contextlib.contextmanager
 def _aside(path: Path) -> Iterator[tuple[BinaryIO, Path]]:
-    """A fresh file of one's own, gone at the end if it was not moved; its lock says that its maker lives."""
+    """A new temporary file, removed at the end unless moved; its lock shows that its writer is alive."""
     while True:
         name = path / f"{_ASIDE}{secrets.token_hex(8)}.tmp"
         descriptor = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
         with os.fdopen(descriptor, "wb") as file:
             if not _locked(descriptor) or os.fstat(descriptor).st_nlink == 0:
-                continue  # `_clear` took it for a dead one's before it was locked
+                continue  # `_clear` removed it before it was locked
             try:
                 yield file, name
             finally:
@@ -176,7 +176,7 @@ def _aside(path: Path) -> Iterator[tuple[BinaryIO, Path]]:
 
 
 def _clear(path: Path) -> None:
-    """Remove what savers that died left aside: files that nobody holds locked."""
+    """Remove temporary files of writers that died: those that no process holds locked."""
     for name in os.listdir(path):
         if name.startswith(_ASIDE):
             with contextlib.suppress(FileNotFoundError), open(path / name, "rb") as file:
@@ -185,7 +185,7 @@ def _clear(path: Path) -> None:
 
 
 def _locked(descriptor: int) -> bool:
-    """Take the lock of a file, if nobody has it."""
+    """Take the lock of a file; False if another process holds it."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -194,7 +194,7 @@ def _locked(descriptor: int) -> bool:
 
 
 def _sync(path: Path) -> None:
-    """Bring the directory's names down to the disk."""
+    """Flush the directory's entries to disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

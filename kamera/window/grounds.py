@@ -1,4 +1,4 @@
-"""What a certificate is bound to, read off a live engine."""
+"""The grounds of a certificate, read from a live engine."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from kamera.window.certificate import Grounds
 
 
 def grounds_of(backbone: Engine, budget: PatchBudget) -> Grounds:
-    """What a measurement of ``backbone`` with patches of ``budget`` holds for."""
+    """The grounds of a measurement of ``backbone`` with patches of ``budget``."""
     limits = backbone.limits
     ends = [end for end in (limits.trained, limits.below) if end is not None]
     last = min(ends) if ends else None

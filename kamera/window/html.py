@@ -1,4 +1,4 @@
-"""Windows and reports as tables for notebooks. Whatever text stands in a chunk is escaped."""
+"""Windows and reports as HTML tables for notebooks. Text of chunks is escaped."""
 
 from __future__ import annotations
 

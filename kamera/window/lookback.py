@@ -1,4 +1,4 @@
-"""Looking back by likeness: which archived chunk looks like this picture (`docs/search.md`)."""
+"""Search by likeness: the archived chunk that looks most like a picture (`docs/search.md`)."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from kamera.window.report import Tally
 from kamera.window.slots import Resident, Slot
 
 MIN_SCORE = 0.9
-"""Cosine below which `KameraWindow.recall` takes nothing for a look-alike, unless it is told otherwise."""
+"""Default cosine below which `KameraWindow.recall` accepts no look-alike."""
 
 
 def candidates(former: Former, like: Content | Chunk, k: int) -> list[Hit]:
     """The ``k`` chunks archived behind the former's anchor that look most like ``like``, best first.
 
-    One vision encode, none for a chunk that is archived itself; no decoder forward. Raises `ValueError`
-    for content without a picture, and what `Backbone.chunk` and `ChunkStore.search` raise.
+    One vision encode, none for a chunk that is archived itself; no decoder forward. Raises `ValueError` for
+    content without a picture, and the errors of `Backbone.chunk` and `ChunkStore.search`.
     """
     return former.store.search(_features(former, like), k, context=former.context)
 
@@ -37,12 +37,12 @@ def chosen(
     min_score: float,
     tally: Tally,
 ) -> str:
-    """The chunk that a recall by id, likeness or question is about, told in the notes when it was found.
+    """The id of the chunk that a recall by id, likeness or question selects; a search adds a note.
 
-    By likeness: of those that are not in the window the one that looks most like ``like``. By question
-    (token ids ``[tokens]``): of all that are archived the one that answers it with the most certainty.
-    Raises UnknownChunk when there is none, or none with a cosine of ``min_score``, `ValueError` unless
-    exactly one of ``chunk``, ``like`` and ``question`` is given.
+    By likeness: of the chunks not in the window, the one that looks most like ``like``. By question (token
+    ids ``[tokens]``): of all archived chunks, the one that answers it with the most certainty. Raises
+    UnknownChunk if there is none, or none with a cosine of ``min_score``; `ValueError` unless exactly one of
+    ``chunk``, ``like`` and ``question`` is given.
     """
     if sum(given is not None for given in (chunk, like, question)) != 1:
         raise ValueError("recall takes a chunk id, like=PICTURE or question=TEXT: give one of the three")
@@ -87,7 +87,7 @@ def _answering_best(former: Former, question: torch.Tensor, tally: Tally) -> str
 
 
 def note_duplicate(former: Former, facts: Facts, threshold: float, tally: Tally) -> None:
-    """Tell in the notes of an archived chunk that looks like this one; nothing else comes of it."""
+    """Note an archived chunk that looks like this one; nothing else changes."""
     check_cosine("near_duplicate", threshold)
     vector = _mean(former, facts.encoded.input_ids, facts.encoded.tensors)
     if vector is None:
@@ -101,7 +101,7 @@ def note_duplicate(former: Former, facts: Facts, threshold: float, tally: Tally)
 
 
 def check_cosine(name: str, value: float) -> None:
-    """Raise `ValueError` unless ``value`` is a cosine."""
+    """Raise `ValueError` unless ``value`` is a number between -1.0 and 1.0."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not -1.0 <= value <= 1.0:
         raise ValueError(f"{name} {value!r} is no cosine: give a number between -1.0 and 1.0")
 

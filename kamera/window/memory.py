@@ -1,4 +1,4 @@
-"""How many bytes a window holds, by what they are for."""
+"""Bytes that a window holds, by purpose."""
 
 from __future__ import annotations
 
@@ -14,18 +14,17 @@ from kamera.store import coded_tensors
 from kamera.window.state import WindowState
 
 Storages = dict[tuple[torch.device, int], int]
-"""Bytes of blocks of memory, by device and address: however many tensors lie in one, it counts once."""
+"""Bytes of memory blocks by device and address; a block counts once, however many tensors share it."""
 
 
 @dataclass(frozen=True)
 class WindowMemory:
     """Bytes a window holds.
 
-    ``live`` is the room its live cache stands in, with the free part behind the last token; ``copies`` are
-    the KV, patches and positions that every move starts from, the anchor's among them; ``encodings`` what a
-    chunk is prefilled from again. ``shared`` is how much of all that forks hold too: for windows that are
-    forks of one another it is counted in each of them, and there once. What the store keeps in memory of its
-    own is not counted.
+    ``live`` is the allocation of its live cache, including the free part behind the last token; ``copies``
+    are the KV, patches and positions that every move starts from, the anchor's among them; ``encodings`` the
+    inputs from which chunks are prefilled again. ``shared`` is the part of the total that forks hold too:
+    each fork counts it, and it is in memory once. The store's own memory is not counted.
     """
 
     live: int
@@ -35,18 +34,18 @@ class WindowMemory:
 
     @property
     def total(self) -> int:
-        """All of it."""
+        """All bytes: live cache, copies and encodings."""
         return self.live + self.copies + self.encodings
 
     @property
     def own(self) -> int:
-        """What is free again when this window alone is gone."""
+        """Bytes that are freed when this window alone is gone."""
         return self.total - self.shared
 
 
 @dataclass(frozen=True)
 class Holdings:
-    """The blocks of memory a window holds, none of them twice."""
+    """The blocks of memory a window holds, each of them once."""
 
     live: Storages
     copies: Storages
@@ -54,7 +53,7 @@ class Holdings:
 
     @classmethod
     def of(cls, anchor: Anchor, state: WindowState, live: LiveKV) -> Holdings:
-        """Everything that is there because this window is."""
+        """The blocks of an anchor, a state and a live cache."""
         room = _storages(_tensors(live.tensors))
         held = [anchor.input_ids, anchor.positions, *_tensors(anchor.kv)]
         given: list[torch.Tensor] = []
@@ -68,7 +67,7 @@ class Holdings:
         return cls(room, copies, rest)
 
     def memory(self, others: Iterable[Holdings]) -> WindowMemory:
-        """The sums; ``others`` are those of its forks."""
+        """The sums of bytes; ``others`` are the holdings of its forks."""
         theirs: set[tuple[torch.device, int]] = set()
         for other in others:
             theirs |= other.all.keys()
@@ -78,7 +77,7 @@ class Holdings:
 
     @property
     def all(self) -> Storages:
-        """Every block."""
+        """All blocks."""
         return self.live | self.copies | self.encodings
 
 

@@ -32,7 +32,7 @@ from kamera.window.state import WindowState
 def save_window(path: Path, former: Former, bounds: Bounds, state: WindowState, asked: ReusePolicy) -> None:
     """Write a window to the directory ``path``, as `publish` does.
 
-    ``asked`` is the policy the window was opened with, whatever a certificate let it serve.
+    ``asked`` is the policy the window was opened with, not the part of it that a certificate permits.
     """
     tensors: Tensors = {"anchor/ids": former.anchor.input_ids}
     chunks = [_put_resident(tensors, f"{i:05d}", resident) for i, resident in enumerate(state.residents)]
@@ -59,9 +59,9 @@ def load_window(
     certificate: Certificate | str | os.PathLike[str] | None = None,
     forming: FormingRule = "now",
 ) -> tuple[Terms, Stage, Bounds, WindowState]:
-    """Read a saved window; its anchor comes out of the store, or is prefilled again.
+    """Read a saved window; its anchor is read from the store, or prefilled again.
 
-    Every chunk comes back as it was, or exact where nothing certifies any more what it was.
+    Each chunk is restored as it was, or made exact if its guarantee is no longer certified.
     """
     document, tensors = read_saved(path)
     if document["fingerprint"] != backbone.fingerprint:

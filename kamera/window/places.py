@@ -1,4 +1,4 @@
-"""Where the model has chunks, as whole numbers: its positions tensors become spots, and spots them."""
+"""Positions of chunks as whole numbers: conversion between the model's position tensors and spots."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from kamera.ops import tensor_digest
 from kamera.patches import Anchor, Facts, compact_positions, extents_of, text_positions
 from kamera.window.seats import Offset, Spot
 
-_HELD = 4096  # chunks: 24 bytes a token each
+_HELD = 4096  # chunks, at 24 bytes per token
 
 
 class _Pattern(NamedTuple):
-    """How the tokens of a chunk stand to its lowest position ``[axes, tokens]``, and how far up they go."""
+    """Positions of a chunk's tokens from its lowest one ``[axes, tokens]``, and their maximum per axis."""
 
     positions: torch.Tensor
     high: Offset
 
 
 class Standing:
-    """Spots behind one anchor. Safe to use from several threads: it only remembers."""
+    """Spots behind one anchor. Safe to use from several threads: its only state is a cache."""
 
     def __init__(self, backbone: Engine, anchor: Anchor) -> None:
         self.backbone = backbone
@@ -33,7 +33,7 @@ class Standing:
         self._sums: OrderedDict[str, tuple[Offset, Offset]] = OrderedDict()
 
     def spot(self, facts: Facts, positions: torch.Tensor) -> Spot:
-        """The spot of ``positions`` ``[axes, tokens]`` of a chunk."""
+        """The spot of a chunk at ``positions`` ``[axes, tokens]``."""
         low = positions.amin(1)
         pattern = positions - low[:, None]
         alone = self._pattern(facts, "")
@@ -47,7 +47,7 @@ class Standing:
         return self._pattern(facts, spot.shape).positions + torch.tensor(spot.low)[:, None]
 
     def compact(self, chunks: Sequence[Facts]) -> list[Spot]:
-        """Where chunks stand one after another behind the anchor."""
+        """Spots of chunks one after another behind the anchor."""
         extents = extents_of(self.backbone, chunks)
         if extents is None:
             whole = compact_positions(self.backbone, self.anchor.input_ids, chunks)
@@ -61,7 +61,7 @@ class Standing:
         return spots
 
     def behind(self, chunks: Sequence[Facts]) -> Offset:
-        """Where a text token behind them would stand."""
+        """Position of a text token behind the chunks, per axis."""
         one = torch.zeros(1, dtype=torch.int64)
         return tuple(text_positions(self.backbone, self.anchor.input_ids, chunks, one)[:, 0].tolist())
 
@@ -90,18 +90,18 @@ class Standing:
 
 
 class Known:
-    """`Standing`, of chunks that are named by their ids: what a plan asks."""
+    """`Standing` for chunks named by their ids, as plans use it."""
 
     def __init__(self, standing: Standing, facts: Mapping[str, Facts]) -> None:
         self._standing = standing
         self._facts = facts
 
     def compact(self, chunk_ids: Sequence[str]) -> list[Spot]:
-        """Where the model has chunks one after another behind the anchor."""
+        """Spots of chunks one after another behind the anchor."""
         return self._standing.compact([self._facts[i] for i in chunk_ids])
 
     def behind(self, chunk_ids: Sequence[str]) -> Offset:
-        """Where a text token behind them would stand."""
+        """Position of a text token behind the chunks, per axis."""
         return self._standing.behind([self._facts[i] for i in chunk_ids])
 
 

@@ -1,7 +1,7 @@
-"""What an operation will do, decided before anything runs: no tensor, no model, no file.
+"""Plans of operations, made before anything runs: no tensor, no model, no file.
 
-A plan comes from a window's seats, from the rows of a catalogue and from a policy. It names every step
-and its price; `kamera.window.run` acts on it, and decides nothing.
+A plan is made from a window's seats, the rows of a catalogue and a policy. It lists every step and its cost;
+`kamera.window.run` acts on it, and decides nothing.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from kamera.window.steps import Limits, Newcomer, Plan, Rows
 def append(
     state: Seats, chunk: Newcomer, archive: ArchiveRule, rows: Rows, policy: ReusePolicy, limits: Limits
 ) -> Plan:
-    """A chunk at the tail: as `recall` where it is stored, else prefilled in context and archived."""
+    """A chunk at the tail: as `recall` if it is stored, else prefilled in context and archived."""
     planner = Planner(state, rows, policy, limits)
     if rows.has_canonical(chunk.chunk_id) or planner.base(chunk.chunk_id) is not None:
         return planner.plan("append", *planner.arrive(state, chunk), chunk.encodes)
@@ -29,7 +29,7 @@ def append(
 def recall(
     state: Seats, chunk: Newcomer, move: bool, rows: Rows, policy: ReusePolicy, limits: Limits
 ) -> Plan:
-    """An archived chunk at the tail; one that is in view stays, unless it is to ``move``."""
+    """An archived chunk at the tail; one that is in the window stays in place, unless ``move``."""
     planner, ids = Planner(state, rows, policy, limits), state.chunk_ids
     if chunk.chunk_id not in ids:
         return planner.plan("recall", *planner.arrive(state, chunk))
@@ -43,7 +43,7 @@ def recall(
 
 
 def slide(state: Seats, n: int, rule: PositionRule, rows: Rows, policy: ReusePolicy, limits: Limits) -> Plan:
-    """The ``n`` oldest leave."""
+    """The ``n`` oldest chunks leave."""
     planner = Planner(state, rows, policy, limits)
     return planner.plan("slide", planner.leave(state, range(n), rule))
 
@@ -51,13 +51,13 @@ def slide(state: Seats, n: int, rule: PositionRule, rows: Rows, policy: ReusePol
 def evict(
     state: Seats, index: int, rule: PositionRule, rows: Rows, policy: ReusePolicy, limits: Limits
 ) -> Plan:
-    """One leaves."""
+    """One chunk leaves."""
     planner = Planner(state, rows, policy, limits)
     return planner.plan("evict", planner.leave(state, [index], rule))
 
 
 def reorder(state: Seats, order: Sequence[int], rows: Rows, policy: ReusePolicy, limits: Limits) -> Plan:
-    """Another order; an unchanged prefix stays as it is."""
+    """The chunks in another order; an unchanged prefix stays as it is."""
     planner = Planner(state, rows, policy, limits)
     same = 0
     while same < len(order) and order[same] == same:
@@ -74,10 +74,10 @@ def arrange(
     limits: Limits,
     operation: str = "arrange",
 ) -> Plan:
-    """Seats of the window and newcomers in the order ``wanted``; what is not in it leaves.
+    """Seats of the window and newcomers in the order ``wanted``; other seats leave.
 
     Chunks in front of the first change stay as they are. Those behind it are kept as they are ("keep"), or
-    brought anew under the policy ("repair") or under a minimum of "exact".
+    placed anew under the policy ("repair") or under a minimum of "exact" ("exact").
     """
     planner = Planner(state, rows, policy, limits)
     after = planner.rearranged(state, wanted, on_leave)
@@ -95,14 +95,14 @@ def condition(state: Seats, index: int, on: bool, rows: Rows, policy: ReusePolic
 
 
 def without(state: Seats, index: int, rows: Rows, policy: ReusePolicy, limits: Limits) -> Plan:
-    """As if a chunk had never been there: those behind it are brought anew, not kept."""
+    """The window as if a chunk had never been there: chunks behind it are placed anew, not kept."""
     planner = Planner(state, rows, policy, limits)
     staying = [s for i, s in enumerate(state.seats) if i != index]
     return planner.plan("without", planner.arranged(state, staying, index))
 
 
 def kept(state: Seats, rows: Rows, policy: ReusePolicy, limits: Limits) -> Plan:
-    """The same chunks, from the first that is worth less than the policy keeps on brought anew."""
+    """The same chunks, placed anew from the first whose guarantee the policy does not keep."""
     planner = Planner(state, rows, policy, limits)
     first = next((i for i, s in enumerate(state.seats) if not policy.keeps(s.guarantee)), None)
     after = state if first is None else planner.arranged(state, state.seats, first)

@@ -1,4 +1,4 @@
-"""The price before the payment: what an operation would do, and what it would cost."""
+"""Plans of operations and their cost, without running them."""
 
 from __future__ import annotations
 
@@ -15,53 +15,56 @@ from kamera.window.steps import Plan
 
 
 class Planned(Questions):
-    """A window that says beforehand. No forward, no encode; each raises what its operation would refuse."""
+    """A window that can plan its operations first.
+
+    Planning runs no forward and no encode; it raises the refusals of the operation.
+    """
 
     @serial
     def plan_append(self, content: Content | Chunk, *, archive: Archive = "now") -> Plan:
-        """What `append` would do."""
+        """Plan of `append`."""
         return self._plan(lambda asking: asking.append(content, archive))
 
     @serial
     def plan_recall(self, chunk: str | Slot | Chunk, *, move: bool = False) -> Plan:
-        """What `recall` would do; the archived chunk is read, as its tokens say where it would stand."""
+        """Plan of `recall`; the archived chunk is read, since its tokens determine its positions."""
         return self._plan(lambda asking: asking.recall(chunk, Tally(), move=move))
 
     @serial
     def plan_slide(self, n: int = 1, *, positions: PositionRule = "compact") -> Plan:
-        """What `slide` would do."""
+        """Plan of `slide`."""
         return self._plan(lambda asking: asking.slide(n, positions))
 
     @serial
     def plan_evict(self, slot: Slot | int, *, positions: PositionRule = "compact") -> Plan:
-        """What `evict` would do."""
+        """Plan of `evict`."""
         return self._plan(lambda asking: asking.evict(slot, positions))
 
     @serial
     def plan_reorder(self, permutation: Sequence[int]) -> Plan:
-        """What `reorder` would do."""
+        """Plan of `reorder`."""
         return self._plan(lambda asking: asking.reorder(permutation))
 
     @serial
     def plan_insert(self, index: int, content: Content | Chunk, *, on_leave: OnLeave = "repair") -> Plan:
-        """What `insert` would do."""
+        """Plan of `insert`."""
         return self._plan(lambda asking: asking.insert(index, content, on_leave))
 
     @serial
     def plan_replace(
         self, slot: Slot | int, content: Content | Chunk, *, on_leave: OnLeave = "repair"
     ) -> Plan:
-        """What `replace` would do."""
+        """Plan of `replace`."""
         return self._plan(lambda asking: asking.replace(slot, content, on_leave))
 
     @serial
     def plan_arrange(self, order: Sequence[Slot | Content | Chunk], *, on_leave: OnLeave = "repair") -> Plan:
-        """What `arrange` would do."""
+        """Plan of `arrange`."""
         return self._plan(lambda asking: asking.arrange(order, on_leave))
 
     @serial
     def plan_condition(self, slot: Slot | int, on: bool) -> Plan:
-        """What `condition` would do."""
+        """Plan of `condition`."""
         return self._plan(lambda asking: asking.condition(slot, on))
 
     # -- inside --------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""How a plan is decided, chunk by chunk."""
+"""Makes a plan, chunk by chunk."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _WHEN_AN_ANTECEDENT_LEAVES: dict[Guarantee, Guarantee] = {
 
 @dataclass
 class Planner:
-    """Decides one operation. What the plan itself will have stored counts as stored."""
+    """Plans one operation. Objects that the plan itself will have stored count as stored."""
 
     before: Seats
     rows: Rows
@@ -58,7 +58,7 @@ class Planner:
     def plan(
         self, operation: str, after: Seats, arrived: int | None = None, encodes: int = 0, note: str = ""
     ) -> Plan:
-        """What was decided, whole. Raises NotRelocatable for a chunk that cannot stand where it would."""
+        """The finished plan. Raises NotRelocatable for a chunk that cannot move to its place."""
         moved = {step.seat.number for step in self.steps if isinstance(step, Place | Prefill)}
         stay = tuple(Keep(seat) for seat in after.seats if seat.number not in moved)
         for seat in after.seats:
@@ -78,16 +78,16 @@ class Planner:
     # -- arriving ------------------------------------------------------------------------------
 
     def arrive(self, state: Seats, chunk: Newcomer) -> tuple[Seats, int]:
-        """An archived chunk comes to the tail by the best means the policy admits."""
+        """Place an archived chunk at the tail by the best means the policy admits."""
         state, spot = tail(self.limits, self._make_room(state, chunk), chunk)
         seat = self.bring(chunk, state, spot)
         return state.joined(seat), seat.number
 
     def arrive_new(self, state: Seats, chunk: Newcomer, archive: ArchiveRule) -> tuple[Seats, int]:
-        """A chunk nobody has seen is prefilled in context; archived and harvested now or later."""
+        """Prefill an unseen chunk in context at the tail; it is archived and harvested now or later."""
         state, spot = tail(self.limits, self._make_room(state, chunk), chunk)
         if not state.seats:
-            # leading: what it computes behind the anchor is the canonical itself
+            # leading: its prefill behind the anchor is the canonical itself
             seat = self.bring(chunk, state, spot)
         else:
             seat = self._prefill(chunk, state, spot, new=True)
@@ -98,9 +98,9 @@ class Planner:
     # -- leaving -------------------------------------------------------------------------------
 
     def leave(self, state: Seats, indices: Sequence[int], rule: PositionRule) -> Seats:
-        """Chunks leave; those behind them survive, relocated (or not even that, under "keep").
+        """Remove chunks; those behind them survive, relocated (or not even that, under "keep").
 
-        The frame moves with the larger part of what stays, so that its keys are not turned.
+        The frame moves with the larger part of the remaining chunks, so that its keys are not rotated.
         """
         gone = set(indices)
         for i in indices:
@@ -109,7 +109,7 @@ class Planner:
         staying = [s for i, s in enumerate(state.seats) if i not in gone]
         if not self.policy.keeps("survivor"):
             return self.arranged(state, staying, first)
-        if rule == "keep" and staying:  # a window that everything left has no positions to keep
+        if rule == "keep" and staying:  # an empty window has no positions to keep
             survivors = [_survivor(s) if i >= first else s for i, s in enumerate(staying)]
             old, new = (self.limits.places.behind([s.chunk_id for s in w]) for w in (state.seats, survivors))
             kept = tuple(a + b - c for a, b, c in zip(old, state.shift, new, strict=True))
@@ -120,22 +120,22 @@ class Planner:
     # -- rearranging ---------------------------------------------------------------------------
 
     def arranged(self, state: Seats, seats: Sequence[Seat], same: int) -> Seats:
-        """``seats`` where the model would have them; from ``same`` on they are brought anew."""
+        """``seats`` at compact positions; from index ``same`` on they are placed anew."""
         spots = self._compact(seats)
         frame, stay = settled(self.limits, state, seats[:same], spots)
         new = Seats(tuple(stay), (0,) * len(frame), frame)
         for seat, spot in zip(seats[same:], spots[same:], strict=True):
-            seat = self.archived(seat)  # what its prefill absorbed is harvested first
+            seat = self.archived(seat)  # the patch of its prefill is harvested first
             new = new.joined(self.bring(seat, new, spot.moved(frame), was=seat))
         return new
 
     def rearranged(self, state: Seats, wanted: Sequence[Seat | Newcomer], on_leave: OnLeave) -> Seats:
-        """`arrange` of the window."""
+        """The seats after `KameraWindow.arrange`."""
         same = 0
         while same < min(len(wanted), len(state.seats)) and wanted[same] is state.seats[same]:
             same += 1
         if self.policy.minimum == "exact":
-            on_leave = "exact"  # a survivor is less than such a window serves
+            on_leave = "exact"  # such a window serves no survivors
         elif on_leave == "keep" and not self.policy.keeps("survivor"):
             on_leave = "repair"
         if on_leave == "exact":
@@ -161,7 +161,7 @@ class Planner:
             elif i in there:
                 seat = self._amortized(there[i], new)
             elif isinstance(item, Seat):
-                item = self.archived(item)  # what its prefill absorbed is harvested first
+                item = self.archived(item)  # the patch of its prefill is harvested first
                 seat = self.bring(item, new, spot.moved(frame), was=item)
             else:
                 seat = self.bring(item, new, spot.moved(frame))
@@ -171,7 +171,7 @@ class Planner:
     # -- one chunk -----------------------------------------------------------------------------
 
     def archived(self, seat: Seat) -> Seat:
-        """Nobody leaves unarchived: canonical, and the patch of its prefill."""
+        """Archive a chunk before it leaves: its canonical, and the patch of its prefill."""
         if seat.archived and not self.rows.unkept(seat.chunk_id):
             return seat
         if self.base(seat.chunk_id) is None:
@@ -180,7 +180,7 @@ class Planner:
         return replace(seat, archived=True)
 
     def switch(self, seat: Seat, on: bool) -> Seat:
-        """The chunk conditioned, or showing its canonical, where it stands."""
+        """The chunk conditioned, or showing its canonical, at its present place."""
         if on:
             return replace(seat, clean=None)
         computes = self._computes(seat)
@@ -188,10 +188,10 @@ class Planner:
         return replace(seat, clean=self._canonical(seat.chunk_id))
 
     def bring(self, chunk: Newcomer | Seat, before: Seats, spot: Spot, was: Seat | None = None) -> Seat:
-        """A chunk behind ``before``, by the best means the policy admits.
+        """Place a chunk behind ``before`` by the best means the policy admits.
 
-        ``was`` is its seat so far when it is in the window: a KV prefilled behind the very same exact
-        antecedents serves again as it is, and a clean view stays one.
+        ``was`` is its present seat if it is in the window: KV prefilled behind the very same exact
+        antecedents is reused as it is, and a clean view stays one.
         """
         found = self._best(chunk, before, was)
         number = new_number() if was is None else was.number
@@ -213,7 +213,7 @@ class Planner:
     def _best(
         self, chunk: Newcomer | Seat, before: Seats, was: Seat | None
     ) -> Source | tuple[Source, Offer | None] | None:
-        """The best KV that is good enough: one at hand, or a canonical; None when a forward is wanted."""
+        """The best KV that is admitted: one at hand, or a canonical; None if a forward is needed."""
         base = self.base(chunk.chunk_id)
         if not before.seats and base is None:
             there = self.rows.has_canonical(chunk.chunk_id) or chunk.chunk_id in self._made
@@ -231,7 +231,7 @@ class Planner:
                 canonical = self._canonical(chunk.chunk_id, base=base)
                 source = replace(canonical, guarantee=offer.guarantee, antecedents=offer.antecedents)
                 return replace(source, patched=True, patch_bytes=offer.bytes), offer
-        # with a base there is no canonical to show blind: computing one costs the forward that is exact here
+        # with a base there is no canonical to serve blind: computing one costs as much as the exact forward
         if base is None and (self.policy.admits("blind") or self.policy.on_miss == "blind"):
             source = replace(self._canonical(chunk.chunk_id), guarantee="blind")
             return source, None
@@ -240,11 +240,11 @@ class Planner:
     def _offer(
         self, chunk: Newcomer | Seat, before: Seats, now: Guarantee, base: ObjectInfo | None
     ) -> Offer | None:
-        """The best patch there is a row of; with a ``base``, of those that are added to it."""
+        """The best patch that has a row; with a ``base``, only of those that are added to it."""
         antecedents, enough = before.chunk_ids, weakest((now, "patched"))
         anchor = "" if base is None else base.context.anchor
-        # First what these chunks gave when they stood before one another as they do here; then what they
-        # gave as survivors that remember the very same, which is no worse than a forward now.
+        # First the patch behind these chunks in their present order; then the one behind survivors of the
+        # same lineage, which is no worse than a forward now.
         for behind in dict.fromkeys((antecedents, before.lineage)) if self.policy.admits("patched") else ():
             formed = self._patch_formed(chunk, behind, anchor)
             if formed is not None and at_least(formed, enough):
@@ -273,13 +273,13 @@ class Planner:
         return self.rows.patch_within(chunk.chunk_id, chunk.length, antecedents, kind, budget, base)
 
     def _bytes(self, row: ObjectInfo | None) -> int:
-        """Bytes of a stored patch, cut to the policy's rank as it will be."""
+        """Bytes of a stored patch once truncated to the policy's rank."""
         return 0 if row is None else patch_bytes(row.sizes, self.policy.budget.rank)
 
     def _patch_formed(
         self, chunk: Newcomer | Seat, antecedents: tuple[str, ...], base: str = ""
     ) -> Guarantee | None:
-        """What the patch behind ``antecedents`` was formed behind, if one is there, or will be by then."""
+        """Guarantee behind which the patch for ``antecedents`` was, or will be, formed; None without one."""
         formed = self._formed.get((chunk.chunk_id, antecedents, base))
         if formed is not None and not self.rows.refused(chunk.chunk_id, antecedents, "exact", base):
             return formed
@@ -295,7 +295,7 @@ class Planner:
         archived: bool = False,
         number: int | None = None,
     ) -> Seat:
-        """A conditioned forward. Raises PolicyRefused when even that is less than a minimum of "exact"."""
+        """Plan a conditioned forward. Raises PolicyRefused if it is less than a minimum of "exact"."""
         state = _footing(before)
         guarantee = prefilled_behind(state)
         if self.policy.minimum == "exact" and guarantee != "exact":
@@ -312,7 +312,7 @@ class Planner:
         return seat
 
     def _harvest(self, seat: Seat) -> None:
-        """The patch of a chunk's prefill is kept, unless a better one is there."""
+        """Store the patch of a chunk's prefill, unless a better one is stored."""
         if seat.source.canonical:
             return  # nothing was prefilled
         behind, formed = seat.source.antecedents, seat.formed
@@ -322,21 +322,21 @@ class Planner:
             lambda behind: self._patch_formed(seat, behind, base), behind, formed, leading=bool(base)
         ):
             if not base:
-                self._computes(seat)  # a patch is formed against the canonical: it is made where it is not
+                self._computes(seat)  # a patch is formed against the canonical, which is made if missing
             self.steps.append(Harvest(seat.number, base))
             self._formed[seat.chunk_id, behind, base] = formed
 
     def base(self, chunk_id: str) -> ObjectInfo | None:
-        """The canonical behind another anchor that patches of this window's are added to.
+        """The canonical behind another anchor to which patches of this window are added.
 
-        None where the window has one of its own, or serves exact KV only.
+        None if the window has one of its own, or serves exact KV only.
         """
         if self.policy.minimum == "exact" or chunk_id in self._made or self.rows.has_canonical(chunk_id):
             return None
         return self.rows.base(chunk_id)
 
     def _computes(self, chunk: Newcomer | Seat) -> bool:
-        """Whether the canonical has to be prefilled; from now on it is there."""
+        """True if the canonical has to be prefilled; from now on it counts as stored."""
         if chunk.chunk_id in self._made or self.rows.has_canonical(chunk.chunk_id):
             return False
         self._made.add(chunk.chunk_id)
@@ -355,7 +355,7 @@ class Planner:
         return Source(home, (), "patched" if lossy else "exact", canonical=True, lossy=lossy)
 
     def _amortized(self, seat: Seat, before: Seats) -> Seat:
-        """A chunk that stays while its antecedents change: a survivor, or less where others came."""
+        """A chunk that stays while its antecedents change: a survivor, or less if new ones precede it."""
         seat = self.archived(seat)
         if seat.source.antecedents == before.lineage:
             return seat
@@ -387,10 +387,10 @@ class Planner:
 
 
 def _footing(before: Seats) -> Guarantee:
-    """The weakest KV a chunk here attends to.
+    """The weakest guarantee among the KV that a chunk here attends to.
 
-    Across a gap, where positions were left out in front, even exact KV is a survivor's: no re-prefill
-    of the sequence attends across it.
+    Across a gap, left by skipped positions in front, even exact KV is a survivor's: no re-prefill of the
+    sequence attends across it.
     """
     footing = weakest(before.worths)
     return weakest((footing, "survivor")) if any(before.shift) else footing

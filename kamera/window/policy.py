@@ -1,4 +1,4 @@
-"""The least guarantee a window may serve, and what happens otherwise."""
+"""The least guarantee that a window may serve, and the action on a miss."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ OnMiss = Literal["form", "prefill", "blind"]
 Archive = Literal["now", "later"]
 PositionRule = Literal["compact", "keep"]
 OnLeave = Literal["keep", "repair", "exact"]
-"""What becomes of chunks whose antecedents change: kept, brought under the policy, or prefilled."""
+"""Treatment of chunks whose antecedents change: kept, placed anew under the policy, or prefilled."""
 
 
 def certified_by_default() -> bool:
-    """Whether a policy asks for a certificate when its maker does not say.
+    """Default of `ReusePolicy.certified`: True, except under ``KAMERA_CERTIFIED=0``.
 
-    Yes, except under ``KAMERA_CERTIFIED=0``: tests of one's own code, which are about what is served and
-    not about who may, set that for their process.
+    Tests of an application, which check the KV served and not the permission to serve it, set that for their
+    process.
     """
     said = os.environ.get("KAMERA_CERTIFIED", "")
     if said not in ("", "0", "1"):
@@ -31,34 +31,34 @@ def certified_by_default() -> bool:
 
 @dataclass(frozen=True)
 class ReusePolicy:
-    """The least guarantee that is served, and what happens when nothing stored reaches it.
+    """The least guarantee that is served, and the action when nothing stored reaches it.
 
     ``minimum`` holds for chunks that arrive at a place (append, recall, reorder). Chunks that stay
     while others leave (slide, evict) become survivors under every minimum but "exact": keeping them
     costs no forward, and under "exact" they are prefilled again. No chunk arrives as a survivor, so
-    "survivor" asks of arrivals what "orbit" does.
+    for arrivals "survivor" is the same as "orbit".
 
     ``on_miss``: "form" runs a conditioned forward and stores its patch, "prefill" runs it and stores
     nothing, "blind" serves the canonical without conditioning.
 
-    ``rank`` and ``patch_bytes`` bound the patches that are formed: so many directions per layer and
-    channel at most, and that share of the chunk's KV bytes (`kamera.ops.budget`, docs/patches.md; None:
-    whatever the rank takes). ``layers`` are the only ones that are corrected (a list or ``"a:b"``; None:
-    all). A stored patch that was held shorter, or corrects fewer layers, is a miss.
+    ``rank`` and ``patch_bytes`` bound the patches that are formed: the number of directions per layer and
+    channel, and the share of the chunk's KV bytes (`kamera.ops.budget`, docs/patches.md; None: no bound but
+    the rank). Only ``layers`` are corrected (a list or ``"a:b"``; None: all). A stored patch of a smaller
+    budget, or with fewer layers, is a miss.
 
     ``max_divergence`` lets a patch of *other* antecedents serve as "near": the largest share of
     chunks in which the two antecedent sets may differ (0.0 to 1.0; 1.0 takes any patch however
-    stale). None, the default, never does, whatever ``minimum`` is.
+    stale). None, the default, serves none under any ``minimum``.
 
     ``certified`` serves each guarantee below "exact" only on a backbone whose certificate found it safe
-    (`kamera certify MODEL`); the others are withheld, and `UncertifiedBackbone` says once which and why.
+    (`kamera certify MODEL`); the others are withheld, and `UncertifiedBackbone` warns once, with reasons.
     Without a certificate every chunk is prefilled exactly. The default is `certified_by_default`.
 
-    ``withheld`` are guarantees that are not served although ``minimum`` admits them. Without "survivor"
-    the chunks that stay are brought again by the best means that is left: their stored patch for the chunks
-    that stay, or a forward.
+    ``withheld`` are guarantees that are not served although ``minimum`` admits them. If "survivor"
+    is withheld, chunks that stay are placed anew by the best remaining means: the patch stored for their
+    remaining antecedents, or a forward.
 
-    Raises ValueError for a value that is none of those named, or out of its range.
+    Raises ValueError for an unknown value, or one out of range.
     """
 
     minimum: Guarantee = "patched"
@@ -72,17 +72,17 @@ class ReusePolicy:
 
     @classmethod
     def exact(cls) -> ReusePolicy:
-        """Serve what a re-prefill computes and nothing else: what its antecedents change is prefilled."""
+        """Serve only KV equal to a re-prefill: chunks whose antecedents change are prefilled."""
         return cls(minimum="exact", on_miss="prefill")
 
     @classmethod
     def balanced(cls) -> ReusePolicy:
-        """Serve what a certificate found safe: patches, and survivors, which are repaired elsewhere."""
+        """Serve patches and survivors that a certificate found safe; other survivors are repaired."""
         return cls(certified=True)
 
     @classmethod
     def streaming(cls) -> ReusePolicy:
-        """Serve patches and survivors, and ask for no certificate: a survivor still knows what has left."""
+        """Serve patches and survivors without a certificate; a survivor still knows the chunks that left."""
         return cls(certified=False)
 
     def __post_init__(self) -> None:
@@ -99,45 +99,45 @@ class ReusePolicy:
         for guarantee in sorted(self.withheld):
             if guarantee == "exact" or guarantee not in GUARANTEES:
                 raise ValueError(f"withheld {guarantee!r} is none of {', '.join(GUARANTEES[1:])}")
-        _ = self.budget  # it refuses what is no budget
+        _ = self.budget  # raises for an invalid budget
         if self.max_divergence is not None and not 0.0 <= self.max_divergence <= 1.0:
             raise ValueError(f"max_divergence {self.max_divergence} must lie between 0.0 and 1.0")
 
     def admits(self, guarantee: Guarantee) -> bool:
-        """True when an arriving chunk may be served so."""
+        """True if an arriving chunk may be served with this guarantee."""
         return guarantee not in self.withheld and at_least(guarantee, self.minimum)
 
     def keeps(self, guarantee: Guarantee) -> bool:
-        """True when a chunk that is worth this may stay where it is: under "exact" no other may."""
+        """True if a chunk of this guarantee may stay in place: under "exact" no other may."""
         return guarantee == "exact" or (self.minimum != "exact" and guarantee not in self.withheld)
 
     def without(self, guarantees: Iterable[Guarantee]) -> ReusePolicy:
-        """Serves all it did but these."""
+        """The same policy with these guarantees withheld too."""
         withheld = self.withheld.union(guarantees)
         blind = self.on_miss == "blind" and "blind" in withheld
         return replace(self, withheld=withheld, on_miss="prefill" if blind else self.on_miss)
 
     @property
     def budget(self) -> PatchBudget:
-        """How large a patch may be."""
+        """The size limits of patches."""
         return PatchBudget(self.rank, self.patch_bytes, layers_of(self.layers))
 
     def as_cheap(self) -> ReusePolicy:
-        """Serves what is stored for these very antecedents and runs no forward for a miss."""
+        """The policy that serves patches of exactly these antecedents and runs no forward on a miss."""
         return self._strictly("orbit" if self.admits("orbit") else "patched", "blind")
 
     def as_forming(self) -> ReusePolicy:
-        """Prefills on every miss and keeps the patches."""
+        """The policy that prefills on every miss and stores the patches."""
         return self._strictly("exact" if self.minimum == "exact" else "patched", "form")
 
     def _strictly(self, minimum: Guarantee, on_miss: OnMiss) -> ReusePolicy:
-        # a patch of other antecedents could hold the very chunk whose absence is asked about
+        # a patch of other antecedents could contain the chunk whose absence is tested
         return replace(self, minimum=minimum, on_miss=on_miss, max_divergence=None)
 
     def as_exact(self) -> ReusePolicy:
-        """What is left of the policy on a backbone that may not serve less than exact KV."""
+        """The policy on a backbone that may serve no KV below exact."""
         return replace(self, minimum="exact", on_miss="prefill" if self.on_miss == "blind" else self.on_miss)
 
     def to_info(self) -> dict[str, Any]:
-        """As it stands in a saved window: keyword arguments of JSON types."""
+        """Keyword arguments of JSON types, as stored in a saved window."""
         return asdict(self) | {"withheld": sorted(self.withheld)}

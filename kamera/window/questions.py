@@ -1,4 +1,4 @@
-"""Questions behind a window. Whatever is asked, the window is afterwards as it was."""
+"""Questions behind a window, which leave the window as it was."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ One = Literal[1]
 
 
 class Questions(View):
-    """A window as one asks it."""
+    """The questions of a window."""
 
     @property
     def input_ids(self) -> torch.Tensor:
@@ -62,9 +62,9 @@ class Questions(View):
     def generate(
         self, question: Question, *, keep: bool = False, **options: Any
     ) -> str | torch.Tensor | list[str] | list[torch.Tensor]:
-        """Answer a question; the window is afterwards as it was.
+        """Answer a question; without ``keep`` the window does not change.
 
-        ``question`` is text, chat messages, or token ids ``[tokens]`` taken as they are. ``options``
+        ``question`` is text, chat messages, or token ids ``[tokens]`` used as given. ``options``
         (max_new_tokens, do_sample, num_beams, streamer, …) go to ``generate`` of transformers.
         Returns the answer's text, or token ids ``[new]`` without a processor; a list when several
         sequences are asked for. ``keep=True`` leaves question and answer in the window as a text
@@ -83,21 +83,22 @@ class Questions(View):
 
     @serial
     def next_token_logits(self, question: Question) -> torch.Tensor:
-        """Logits ``[vocabulary]`` of the first token of an answer; the window is as it was."""
+        """Logits ``[vocabulary]`` of the first token of an answer; the window does not change."""
         self._check_backbone()
         return self._asker().next_token_logits(question)
 
     @serial
     def next_token_logits_of(self, questions: Sequence[Question]) -> torch.Tensor:
-        """`next_token_logits` of each question, ``[questions, vocabulary]``: those of one length together."""
+        """`next_token_logits` of each, ``[questions, vocabulary]``; those of one length share a forward."""
         self._check_backbone()
         return self._asker().logits_of(questions)
 
     @serial
     def kv(self, slot: Slot | int) -> KV:
-        """What a slot shows the model, by layer and channel ``[heads, tokens, dim]``: a copy, as it stands.
+        """A copy of a slot's live KV, by layer and channel ``[heads, tokens, dim]``.
 
-        As in the live cache, which a slide moves as a whole against the window's own positions.
+        Its phase is that of the live cache, which a slide moves as a whole against the window's own
+        positions.
         """
         index = self._state.index(slot)
         self._check_backbone()
@@ -106,13 +107,13 @@ class Questions(View):
 
     @serial
     def is_load_bearing(self, slot: Slot | int, question: Question, *, max_new_tokens: int = 16) -> bool:
-        """Would the answer change if this chunk, and what others absorbed from it, were not there?
+        """True if the answer changes without this chunk and the conditioning of others on it.
 
-        First the cheap test (paper, appendix E): without the chunk, later chunks on the best stored
-        view that does not contain it, down to their canonicals. An unchanged answer settles it for
-        the price of a decode. A changed one settles it only if no canonical stood in; otherwise
-        later chunks are prefilled without it, beside the window, and the answers compared. A window
-        that lacks the certificate it needs does that at once.
+        First the cheap test (paper, appendix E): without the chunk, with later chunks on the best stored view
+        that does not contain it, down to their canonicals. An unchanged answer decides for the price of a
+        decode. A changed one decides only if no canonical was served blind; otherwise later chunks are
+        prefilled without it, outside the window, and the answers compared. A window that lacks the
+        certificate it needs skips the cheap test.
         """
         index = self._state.index(slot)
         self._check_backbone()

@@ -1,4 +1,4 @@
-"""What a window operation did, counted where it happened."""
+"""Reports of window operations, counted where the work is done."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Report:
     window's slots after it, ``evicted`` those that left. ``forwards``, ``tokens_recomputed`` (tokens run
     through the decoder) and ``vision_encodes`` are counted by hooks on the model, bytes where they are
     written.
-    ``notes`` say what was refused on the way (a damaged patch, say) or not kept (by a full disk, say).
+    ``notes`` name objects that were refused (a damaged patch, say) or not stored (on a full disk, say).
     """
 
     operation: str
@@ -37,7 +37,7 @@ class Report:
 
     @property
     def _costs(self) -> list[tuple[str, str]]:
-        """What it cost, name and value, as far as it cost anything."""
+        """Name and value of each cost that is not zero, and of the time."""
         counts = {
             "forwards": self.forwards,
             "tokens recomputed": self.tokens_recomputed,

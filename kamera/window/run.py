@@ -1,4 +1,4 @@
-"""Acts on a plan, and decides nothing: forwards are run, patches applied, objects read and kept."""
+"""Acts on a plan, and decides nothing: forwards are run, patches applied, objects read and stored."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from kamera.window.steps import Archive, Clean, Harvest, Keep, Place, Plan, Pref
 
 
 class RowLied(Exception):
-    """What a row promised is not there. It is refused by now: decide again."""
+    """An object is missing or differs from its row. The row is refused by now: plan again."""
 
 
 @dataclass(frozen=True)
 class Stage:
-    """Where plans are acted on: what forms and stores, the live cache, and where chunks stand."""
+    """The parts that act on plans: the former, the live cache, and the positions of chunks."""
 
     former: Former
     live: LiveKV
@@ -38,9 +38,10 @@ class Stage:
 def run(
     plan: Plan, before: WindowState, facts: Mapping[str, Facts], stage: Stage, tally: Tally
 ) -> WindowState:
-    """The window after the plan. ``facts`` of every chunk that it seats, by id; ``before`` stays as it is.
+    """Run a plan; returns the window after it.
 
-    Raises RowLied for a patch that is not what its row said, and what forwards and puts raise.
+    ``facts`` by id, of every chunk that the plan seats; ``before`` is not changed. Raises RowLied for a patch
+    that differs from its row, and the errors of forwards and puts.
     """
     return _Run(plan, before, facts, stage, tally).done()
 
@@ -131,7 +132,7 @@ class _Run:
         try:
             self.former.canonical(facts)
         except (NotRelocatable, NonFiniteKV):
-            # past a position limit, or of float16, even alone: it can only be appended anew
+            # past a position limit, or not finite in float16, even alone: it can only be appended anew
             self.unarchived.add(number)
         if facts.chunk_id in self.former.losses.unkept:
             self.unarchived.add(number)  # it is offered again when it leaves
@@ -141,7 +142,7 @@ class _Run:
         self.cleans.pop(number, None)
 
     def _assembled(self, seats: Seats) -> WindowState:
-        """Seats with their tensors."""
+        """The state of ``seats``, with their tensors."""
         residents, held = [], self.before.residents_by_number
         for seat in seats.seats:
             number = seat.number
@@ -155,6 +156,6 @@ class _Run:
 
 
 def _anew(copy: Copy) -> Copy:
-    """The same tensors as another object: a plan takes a copy that is placed again for another source."""
+    """The same tensors as another object: a plan counts a copy that is placed again as another source."""
     kv = copy.kv
     return replace(copy, kv=replace(kv) if isinstance(kv, CodedKV) else tuple(list(kv)))

@@ -1,4 +1,4 @@
-"""Where chunks are seated: the frame they share, the place of the next, and whether there is room."""
+"""Seating of chunks: the frame they share, the spot of the next chunk, and the check for room."""
 
 from __future__ import annotations
 
@@ -10,17 +10,20 @@ from kamera.window.seats import Offset, Seat, Seats, Spot
 from kamera.window.steps import Limits, Newcomer
 
 DRIFT = 4096
-"""How far a frame may drift before the keys are turned home. The model computes its angles in float32, which
-are the coarser the farther out a position is; 4096 positions cost no more than a window of that length."""
+"""Largest offset of a frame before the keys are rotated back.
+
+The model computes angles in float32, whose precision falls with the position; 4096 positions cost no more
+than a window of that length.
+"""
 
 
 def settled(
     limits: Limits, state: Seats, staying: Sequence[Seat], spots: Sequence[Spot]
 ) -> tuple[Offset, list[Seat]]:
-    """The frame in which the most tokens stay where they are, and ``staying`` in it.
+    """The frame in which the most tokens stay in place, and ``staying`` in it.
 
-    ``spots`` are the compact ones, of ``staying`` and of what comes behind it. There is no frame where
-    it would reach too far out.
+    ``spots`` are the compact ones, of ``staying`` and of the chunks behind it. The frame is zero if it would
+    reach too far out.
     """
     home = (0,) * len(state.frame)
     if not staying:
@@ -42,15 +45,15 @@ def settled(
 
 
 def far(limits: Limits, frame: Offset, extent: int) -> bool:
-    """Whether a frame takes positions up to ``extent`` too far out.
+    """True if a frame takes positions up to ``extent`` too far out.
 
-    Half of the positions there are is left to questions and answers: no frame takes them any.
+    Half of the model's positions is reserved for questions and answers: no frame takes any of them.
     """
     return max(frame) > DRIFT or (any(frame) and extent + max(frame) > limits.last // 2)
 
 
 def tail(limits: Limits, state: Seats, chunk: Newcomer) -> tuple[Seats, Spot]:
-    """Where the next chunk goes; a window that drifted to the position limit is compacted."""
+    """The spot of the next chunk; a window that drifted to the position limit is compacted first."""
     *spots, last = limits.places.compact([*state.chunk_ids, chunk.chunk_id])
     spot = last.moved(state.shift)
     if any(state.shift) and spot.top >= limits.last:

@@ -1,4 +1,4 @@
-"""A window without its tensors: who sits where, on which KV, and what that is worth."""
+"""A window without its tensors: the place, the source KV and the guarantee of each chunk."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ _numbers = itertools.count(1)
 
 
 def new_number() -> int:
-    """A number that no seat had."""
+    """A seat number that was never used."""
     return next(_numbers)
 
 
 @dataclass(frozen=True)
 class Spot:
-    """Where a chunk stands: its lowest and its highest position on each axis.
+    """The place of a chunk: its lowest and its highest position on each axis.
 
-    ``shape`` tells apart how its tokens stand to each other: "" as behind the anchor alone. A chunk moves as
-    a whole between spots of one shape, and between those alone.
+    ``shape`` identifies the positions of its tokens relative to each other: "" as behind the anchor alone. A
+    chunk moves as a whole only between spots of one shape.
     """
 
     low: Offset
@@ -35,7 +35,7 @@ class Spot:
     shape: str = ""
 
     def moved(self, by: Sequence[int]) -> Spot:
-        """The spot ``by`` further."""
+        """The spot moved ``by`` positions per axis."""
         if not any(by):
             return self
         return Spot(
@@ -45,7 +45,7 @@ class Spot:
         )
 
     def offset(self, other: Spot) -> Offset | None:
-        """How far ``other`` is from here; None where that is not one number per axis."""
+        """The offset from here to ``other``; None if it is not one number per axis."""
         if self.shape != other.shape:
             return None
         return tuple(b - a for a, b in zip(self.low, other.low, strict=True))
@@ -58,7 +58,7 @@ class Spot:
 
 @dataclass(frozen=True)
 class Source:
-    """A KV the model computed at ``home``, and what it is conditioned on; see `Copy`.
+    """KV that the model computed at ``home``, and its antecedents; see `Copy`.
 
     ``patched``: a patch of ``patch_bytes`` bytes conditions it.
     """
@@ -73,15 +73,15 @@ class Source:
 
     @cached_property
     def lineage(self) -> str:
-        """Digest of what it is conditioned on, and of what that was conditioned on in its turn."""
+        """Digest of its antecedents, and of theirs in turn."""
         return digest("kamera.lineage.v1", *self.antecedents)[:32]
 
 
 @dataclass(frozen=True)
 class Seat:
-    """A chunk in a window: where, on which KV, and what that is worth here.
+    """A chunk in a window: its place, its source KV, and the guarantee of that KV here.
 
-    ``formed`` is the weakest KV it was prefilled behind, ``clean`` the canonical shown instead while
+    ``formed`` is the weakest guarantee it was prefilled behind, ``clean`` the canonical shown instead while
     conditioning is switched off.
     """
 
@@ -97,14 +97,14 @@ class Seat:
 
     @property
     def shown(self) -> Source:
-        """The KV that is live."""
+        """The source of the live KV."""
         return self.source if self.clean is None else self.clean
 
     def worth(self, leading: bool, frame: Sequence[int]) -> Guarantee:
-        """What the KV it shows is worth; an unconditioned canonical is exact at home, else blind.
+        """Guarantee of the KV it shows; an unconditioned canonical is exact at home, else blind.
 
-        Home is right behind the anchor: it attended to the anchor from there. Out of codes it is
-        patched there: nothing is missing, and it is not quite equal.
+        Home is right behind the anchor: it attended to the anchor from there. Decoded from codes it is
+        patched there: nothing is missing, but it is not quite equal.
         """
         shown = self.shown
         if shown.canonical and not shown.patched:
@@ -117,7 +117,7 @@ class Seat:
         return self if guarantee == self.guarantee else replace(self, guarantee=guarantee)
 
     def at(self, spot: Spot) -> Seat:
-        """The same chunk somewhere else."""
+        """The same chunk at another spot."""
         return self if spot == self.spot else replace(self, spot=spot)
 
 
@@ -131,24 +131,24 @@ class Seats:
 
     @classmethod
     def home(cls, seats: Sequence[Seat], axes: int) -> Seats:
-        """Chunks where the model would have them: no gap, no frame."""
+        """Chunks at compact positions: no gap, no frame."""
         return cls(tuple(seats), (0,) * axes, (0,) * axes)
 
     def joined(self, seat: Seat) -> Seats:
-        """One more at the tail."""
+        """The seats with one more at the tail."""
         return replace(self, seats=(*self.seats, seat))
 
     @cached_property
     def chunk_ids(self) -> tuple[str, ...]:
-        """The chunks in order."""
+        """Ids of the chunks in order."""
         return tuple(seat.chunk_id for seat in self.seats)
 
     @cached_property
     def lineage(self) -> tuple[str, ...]:
-        """The chunks in order, as the antecedents of what comes next: a survivor says what it remembers.
+        """The chunks in order, named as antecedents of the next one; a survivor's name tells its lineage.
 
-        A chunk goes by its id while its KV is conditioned on exactly what stands before it here. One that
-        knew something else, or stands across a gap, has a digest of that behind its id.
+        A chunk goes by its id while its KV is conditioned on exactly the chunks before it here. A chunk that
+        is conditioned on others, or is across a gap, has a digest of those after its id.
         """
         names: list[str] = []
         gaps = self._gaps()
@@ -164,11 +164,11 @@ class Seats:
 
     @cached_property
     def worths(self) -> tuple[Guarantee, ...]:
-        """The guarantee each chunk shows now."""
+        """The present guarantee of each chunk."""
         return tuple(seat.worth(i == 0, self.frame) for i, seat in enumerate(self.seats))
 
     def _gaps(self) -> str:
-        """Where chunks and the next one stand, as a digest, if positions were left out between them."""
+        """Digest of the places of the chunks and of the next one, if there are gaps between them."""
         if not any(self.shift):
             return ""
         back = tuple(-f for f in self.frame)

@@ -1,4 +1,4 @@
-"""One operation of a window at a time, whatever threads ask for them."""
+"""One operation of a window at a time, across threads."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Result = TypeVar("Result")
 
 
 class Locked(Protocol):
-    """What has operations that must not overlap."""
+    """An object whose operations must not overlap."""
 
     _lock: threading.RLock
 

@@ -16,7 +16,7 @@ from kamera.window.seats import Seat
 
 @dataclass(frozen=True)
 class Slot:
-    """A chunk's place in a window, and what its KV there is worth.
+    """A chunk's place in a window, and the guarantee of its KV there.
 
     ``start`` is the first token's index in the window's sequence (anchor included), ``position`` its
     rotary position on the first axis, ``antecedents`` the chunks its KV is conditioned on (for a
@@ -42,8 +42,8 @@ class Slot:
 class Resident:
     """A chunk in a window, with its tensors. Immutable, so forks share it until one of them changes its own.
 
-    ``seat`` says all there is to decide by, ``clean`` is the canonical shown instead while conditioning is
-    switched off.
+    ``seat`` holds all that plans use, ``clean`` is the canonical shown instead while conditioning is switched
+    off.
     """
 
     facts: Facts
@@ -53,33 +53,33 @@ class Resident:
 
     @property
     def guarantee(self) -> Guarantee:
-        """What its KV is worth while it is conditioned."""
+        """Guarantee of its KV while it is conditioned."""
         return self.seat.guarantee
 
     @property
     def number(self) -> int:
-        """Names it for the life of the window and its forks."""
+        """Number of its slot for the life of the window and its forks."""
         return self.seat.number
 
     @property
     def shown(self) -> Copy:
-        """The copy the live KV is written from."""
+        """The copy from which the live KV is written."""
         return self.copy if self.clean is None else self.clean
 
     @cached_property
     def span(self) -> Span:
-        """What it shows, to stand where its seat is."""
+        """The span of the shown copy, moved to its seat."""
         offset = self.seat.shown.home.offset(self.seat.spot)
         assert offset is not None, "a plan seats no chunk where it cannot stand"
         return Span(self.shown.kv, self.shown.patch, offset)
 
     @property
     def positions(self) -> torch.Tensor:
-        """Where its live KV stands, ``[axes, tokens]``: those of the window, moved by the state's frame."""
+        """Positions of its live KV, ``[axes, tokens]``: those of the window, moved by the state's frame."""
         return moved(self.shown.positions, self.span.offset)
 
     def slot(self, start: int, worth: Guarantee, leading: bool, frame: int, bytes_per_token: int) -> Slot:
-        """The public view; ``frame`` on the first axis."""
+        """The public view; ``frame`` is that of the first axis."""
         shown, seat = self.shown, self.seat
         if shown.patch is not None:
             rank: int | None = shown.patch.rank

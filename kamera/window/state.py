@@ -1,4 +1,4 @@
-"""What an operation changes: replaced as a whole, so an error leaves the old state in place."""
+"""The state that an operation replaces as a whole, so an error leaves the old one in place."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from kamera.window.slots import Resident, Slot
 class WindowState:
     """The chunks of a window in order.
 
-    ``shift`` (per axis) is how far past its compact place the next chunk goes: zero unless a slide
-    kept positions and so left a gap in front.
+    ``shift`` (per axis) is the offset of the next chunk from its compact place: zero unless a slide kept
+    positions and so left a gap in front.
 
-    ``frame`` (per axis) is how far the live KV of anchor and chunks, and the questions behind it, stand
-    from the window's own positions. Attention sees differences of positions only, so a frame changes
-    nothing but which keys have to be turned: when the oldest chunk leaves, the anchor moves up to the
-    survivors, and none of them moves.
+    ``frame`` (per axis) is the offset of the live KV of anchor and chunks, and of the questions behind it,
+    from the window's own positions. Attention depends on differences of positions only, so a frame changes
+    only which keys have to be rotated: when the oldest chunk leaves, the anchor moves up to the survivors,
+    and none of them moves.
     """
 
     residents: tuple[Resident, ...]
@@ -33,7 +33,7 @@ class WindowState:
 
     @classmethod
     def of(cls, residents: Sequence[Resident], axes: int) -> WindowState:
-        """Chunks where the model would have them: no gap, no frame."""
+        """Chunks at compact positions: no gap, no frame."""
         return cls(tuple(residents), (0,) * axes, (0,) * axes)
 
     @property
@@ -43,17 +43,17 @@ class WindowState:
 
     @cached_property
     def seats(self) -> Seats:
-        """The same without tensors."""
+        """The same state without tensors."""
         return Seats(tuple(r.seat for r in self.residents), self.shift, self.frame)
 
     @property
     def chunk_ids(self) -> tuple[str, ...]:
-        """The chunks in order."""
+        """Ids of the chunks in order."""
         return self.seats.chunk_ids
 
     @property
     def worths(self) -> tuple[Guarantee, ...]:
-        """The guarantee each chunk shows now."""
+        """The present guarantee of each chunk."""
         return self.seats.worths
 
     def slots(self, anchor_length: int, bytes_per_token: int) -> tuple[Slot, ...]:
@@ -65,7 +65,7 @@ class WindowState:
         return tuple(out)
 
     def index(self, slot: Slot | int) -> int:
-        """Where a slot stands among the chunks. Raises UnknownSlot for one that does not."""
+        """Index of a slot among the chunks. Raises UnknownSlot if it is not one of them."""
         count = len(self.residents)
         if not count:
             raise UnknownSlot("the window is empty, it has no slots: append or recall a chunk first")

@@ -1,4 +1,4 @@
-"""The parts of a plan, and what it is made from."""
+"""The parts of a plan, and its inputs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from kamera.window.seats import Offset, Seat, Seats, Spot
 
 
 class Rows(Protocol):
-    """What a plan asks of a `Catalogue`."""
+    """The look-ups of a `Catalogue` that plans use."""
 
     def has_canonical(self, chunk_id: str) -> bool: ...
     def base(self, chunk_id: str) -> ObjectInfo | None: ...
@@ -34,7 +34,7 @@ class Rows(Protocol):
 
 
 class Places(Protocol):
-    """Where the model has chunks behind the anchor, given their ids."""
+    """Positions of chunks behind the anchor, given their ids."""
 
     def compact(self, chunk_ids: Sequence[str]) -> list[Spot]: ...
     def behind(self, chunk_ids: Sequence[str]) -> Offset: ...
@@ -42,12 +42,12 @@ class Places(Protocol):
 
 @dataclass(frozen=True)
 class Limits:
-    """What a window may hold and reach.
+    """The limits of a window.
 
-    ``anchor`` its tokens, ``last`` the position from which on there are none. ``check`` raises NotRelocatable
-    for a spot where the model turns keys in another way. ``lossy``: canonicals are kept in codes.
-    ``standing`` is what stands in the live KV (`kamera.window.writing`), ``phased`` the bytes of a token that
-    turn when it moves.
+    ``anchor`` is the number of its tokens, ``last`` the first position that the model lacks. ``check`` raises
+    NotRelocatable for a spot where the model rotates keys in another way. ``lossy``: canonicals are stored in
+    codes. ``standing`` lists the spans of the live KV (`kamera.window.writing`), ``phased`` is the number of
+    bytes per token that are rotated when it moves.
     """
 
     anchor: int
@@ -63,7 +63,7 @@ class Limits:
 
 @dataclass(frozen=True)
 class Newcomer:
-    """A chunk that is to come: its id, its tokens, and how often the vision tower runs for it."""
+    """A chunk that is to come: its id, its tokens, and the number of its vision encodes."""
 
     chunk_id: str
     length: int
@@ -72,7 +72,7 @@ class Newcomer:
 
 @dataclass(frozen=True)
 class Offer:
-    """A stored patch that serves: under which antecedents it is kept, formed how, worth what.
+    """A stored patch that can be served: its guarantee, the antecedents it is stored under, its formation.
 
     ``bytes`` are those of its factors as they will be applied; 0 for a patch that the plan itself forms.
     ``base``: the anchor of the canonical that it is added to, "" for the window's own.
@@ -89,14 +89,14 @@ class Offer:
 
 @dataclass(frozen=True)
 class Keep:
-    """A chunk stays on the KV it has, perhaps elsewhere or under another guarantee."""
+    """A chunk stays on the KV it has, perhaps at another place or with another guarantee."""
 
     seat: Seat
 
 
 @dataclass(frozen=True)
 class Place:
-    """A chunk is served from its canonical, under a patch if one is named.
+    """A chunk is served from its canonical, with a patch if one is given.
 
     ``computes``: the canonical is prefilled behind the anchor first, and archived.
     """
@@ -108,7 +108,7 @@ class Place:
 
 @dataclass(frozen=True)
 class Prefill:
-    """A conditioned forward behind ``before``. ``new``: nobody had seen the chunk."""
+    """A conditioned forward behind ``before``. ``new``: the chunk was unseen."""
 
     seat: Seat
     before: Seats
@@ -117,7 +117,7 @@ class Prefill:
 
 @dataclass(frozen=True)
 class Archive:
-    """A chunk's canonical is kept before it leaves or moves; prefilled first if it ``computes``."""
+    """A chunk's canonical is stored before it leaves or moves; prefilled first if it ``computes``."""
 
     number: int
     computes: bool
@@ -125,9 +125,9 @@ class Archive:
 
 @dataclass(frozen=True)
 class Harvest:
-    """The patch that a chunk's prefill was the forward of is formed and kept.
+    """The patch of a chunk's prefill is formed and stored.
 
-    ``base``: against the canonical behind that anchor, "" for the window's own.
+    ``base``: the anchor of the canonical it is formed against, "" for the window's own.
     """
 
     number: int
@@ -147,9 +147,9 @@ Step = Keep | Place | Prefill | Archive | Harvest | Clean
 
 @dataclass(frozen=True)
 class Cost:
-    """Forwards, tokens they run through the decoder, runs of the vision tower, and bytes written live.
+    """Forwards, tokens run through the decoder, vision encodes, and bytes written to the live KV.
 
-    ``bytes_turned`` are KV bytes that are turned to another position, ``bytes_patched`` those of the patches
+    ``bytes_turned`` are KV bytes that are rotated to another position, ``bytes_patched`` those of the patches
     that are applied.
     """
 
@@ -162,9 +162,9 @@ class Cost:
 
 @dataclass(frozen=True)
 class Plan:
-    """An operation: the window before and after it, its steps in order, and their price.
+    """An operation: the window before and after it, its steps in order, and their cost.
 
-    ``arrived`` is the number of the seat it is about, ``left`` those that leave.
+    ``arrived`` is the number of the seat it concerns, ``left`` those of the seats that leave.
     """
 
     operation: str

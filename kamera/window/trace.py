@@ -1,4 +1,4 @@
-"""A record of what windows did: chunk ids, token counts and times, never content."""
+"""A record of window operations: chunk ids, token counts and times, never content."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ logger = logging.getLogger(__name__)
 class Trace:
     """A listener that appends a JSON line to a file for each operation.
 
-    ``time`` (seconds since 1970), ``operation``, ``anchor`` (digest of the anchor tokens), ``chunks`` (ids
-    in the window afterwards, in order), ``tokens`` (of each), and ``placed``: chunks from this index on
-    came to their place by this operation, so each of them wanted a patch for those before it.
+    ``time`` (seconds since 1970), ``operation``, ``anchor`` (digest of the anchor tokens), ``chunks`` (ids in
+    the window afterwards, in order), ``tokens`` (of each), and ``placed``: chunks from this index on were
+    placed anew by this operation, so each of them needed a patch for those before it.
 
-    Any number of windows, threads and processes may write one file. A file that cannot be written costs
-    a warning and the line, never the operation.
+    Any number of windows, threads and processes may write one file. If it cannot be written, the line is lost
+    with a warning; the operation never fails.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -48,10 +48,10 @@ class Trace:
 
 
 def _placed(operation: str, before: Sequence[Slot], after: Sequence[Slot]) -> int:
-    """Index of the first chunk that is at its place anew; those that merely survive are not."""
+    """Index of the first chunk that is placed anew; chunks that merely survive do not count."""
     if operation in ("append", "recall"):
         here = {slot.number for slot in before}
-        return len(after) - (after[-1].number not in here)  # a recall of what is in view moves nothing
+        return len(after) - (after[-1].number not in here)  # a recall of a chunk in view moves nothing
     if operation == "reorder":
         stayed = (old.number == new.number for old, new in zip(before, after, strict=True))
         return next((i for i, same in enumerate(stayed) if not same), len(after))

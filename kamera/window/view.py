@@ -1,4 +1,4 @@
-"""What a window holds, and the manners of a deque: length, indexing, iteration, membership."""
+"""The contents of a window, and its sequence methods: length, indexing, iteration, membership."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from kamera.window.state import WindowState
 
 
 class View:
-    """A window as one looks at it; nothing here changes it.
+    """The read-only view of a window.
 
     It is a sequence of its slots: ``window[0]``, ``window[-1]``, ``window[1:]``, ``for slot in window``,
     ``slot in window``, ``chunk_id in window``; an empty one is false. Its attributes cannot be set.
@@ -39,42 +39,42 @@ class View:
 
     @property
     def backbone(self) -> Engine:
-        """The model behind it."""
+        """The model of the window."""
         return self._stage.former.backbone
 
     @property
     def store(self) -> ChunkStore:
-        """Where its chunks are archived."""
+        """The store of its chunks."""
         return self._stage.former.store
 
     @property
     def context(self) -> Context:
-        """What its chunks are stored under: backbone, system prompt, tenant, form of the KV."""
+        """The context its chunks are stored under: backbone, system prompt, tenant, form of the KV."""
         return self._stage.former.context
 
     @property
     def policy(self) -> ReusePolicy:
-        """What it may serve: the policy it was given, or the exact part of it without a certificate."""
+        """The policy in force: the given one, less the guarantees withheld for want of a certificate."""
         return self._terms.served
 
     @property
     def certificate(self) -> Certificate | None:
-        """The certificate it serves less than exact KV under; None when it needs none or has none."""
+        """The certificate under which it serves KV below exact; None if it needs none or has none."""
         return self._terms.certificate
 
     @property
     def anchor(self) -> Anchor:
-        """The tokens it begins with."""
+        """The tokens that the window begins with, and their KV."""
         return self._stage.former.anchor
 
     @property
     def max_tokens(self) -> int | None:
-        """The bound on anchor and chunks, None for none."""
+        """The bound on tokens of anchor and chunks together; None for no bound."""
         return self._bounds.max_tokens
 
     @property
     def slots(self) -> tuple[Slot, ...]:
-        """The chunks in order, with where they stand and what their KV is worth."""
+        """The chunks in order, with their places and guarantees."""
         state = self._state
         if self._shown is None or self._shown[0] is not state:
             self._shown = (state, state.slots(self.anchor.length, self.backbone.bytes_per_token))
@@ -82,7 +82,7 @@ class View:
 
     @property
     def num_tokens(self) -> int:
-        """Tokens held, anchor included."""
+        """Number of tokens, anchor included."""
         return self.anchor.length + sum(r.facts.length for r in self._state.residents)
 
     @property
@@ -91,7 +91,7 @@ class View:
         return weakest(slot.guarantee for slot in self.slots)
 
     def memory(self) -> WindowMemory:
-        """The bytes it holds: live room, copies, encodings, and how much of that its forks hold too."""
+        """Bytes it holds: live cache, copies, encodings, and the part of them that its forks hold too."""
         return self._holdings().memory(w._holdings() for w in self._family if w is not self)
 
     def __len__(self) -> int:
@@ -111,7 +111,7 @@ class View:
         return iter(self.slots)
 
     def __contains__(self, what: object) -> bool:
-        """Whether a slot is in this window, or a chunk (by its id) in view."""
+        """True if a slot is in this window, or a chunk (by its id) in view."""
         if isinstance(what, Slot):
             return any(slot.number == what.number for slot in self.slots)
         chunk_id = what.id if isinstance(what, Chunk) else what

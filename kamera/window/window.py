@@ -41,22 +41,21 @@ class KameraWindow(Planned):
     """The deque of chunks in front of a question.
 
     ``system`` is the system prompt (text, messages, token ids, or None for the template's own);
-    ``max_tokens`` bounds anchor and chunks together: `append` and `recall` slide by themselves when a
-    chunk would not fit, under the rule ``positions``.
+    ``max_tokens`` bounds anchor and chunks together: `append` and `recall` slide by themselves if a chunk
+    would not fit, under the rule ``positions``.
 
-    ``certificate`` (one, or its file) lets the backbone serve less than exact KV; without it one is
-    looked for beside the store and in the user's directory, once, here. See `ReusePolicy.certified`.
-    Raises CertificateMismatch or InvalidCertificate for a given one that does not serve.
+    ``certificate`` (an object, or its file) lets the backbone serve KV below exact; if none is given, the
+    constructor looks for one beside the store and in the user's directory, once. See `ReusePolicy.certified`.
+    Raises CertificateMismatch or InvalidCertificate for a given one that does not apply.
 
-    ``trace`` is a file to which each operation is written, ids and times only: `kamera plan` makes a
-    plan of it.
+    ``trace`` is a file to which each operation is written, ids and times only; `kamera plan` makes a plan
+    from it.
 
-    ``forming`` "background" factors and stores patches on a thread of its own while the window goes on;
-    `flush` waits for them. What is served is the same either way.
+    ``forming`` "background" factors and stores patches in a thread of its own while the window goes on;
+    `flush` waits for them. The KV served is the same either way.
 
-    An operation succeeds whole or leaves the window as it was. Operations and questions that several
-    threads ask of one window run one after another; windows and forks, which share what they have in
-    common, run beside each other.
+    An operation succeeds whole or leaves the window as it was. Operations and questions of several threads on
+    one window run one after another; different windows and forks, although they share KV, run concurrently.
     """
 
     def __init__(
@@ -97,14 +96,13 @@ class KameraWindow(Planned):
     def append(
         self, content: Content | Chunk, *, archive: Archive = "now", near_duplicate: float | None = None
     ) -> SlotReport:
-        """Put a chunk at the tail; slide first when it would not fit.
+        """Put a chunk at the tail; slide first if it would not fit.
 
-        A chunk that is new to the store is encoded and prefilled in context; its canonical is
-        archived with one more forward (``archive="later"`` puts that off until it leaves) and its
-        patch harvested. A stored chunk does what `recall` does. With ``near_duplicate`` the notes name
-        an archived chunk whose pictures look like these by that cosine or more (docs/search.md). Raises
-        WindowFull for a chunk larger than the window, IncompatibleChunk for one of another backbone,
-        and what `Backbone.chunk` raises.
+        A chunk that is new to the store is encoded and prefilled in context; its canonical is archived with
+        one more forward (``archive="later"`` puts that off until it leaves) and its patch harvested. A stored
+        chunk is handled as by `recall`. With ``near_duplicate`` the notes name an archived chunk whose
+        pictures have at least this cosine with these (docs/search.md). Raises WindowFull for a chunk larger
+        than the window, IncompatibleChunk for one of another backbone, and the errors of `Backbone.chunk`.
         """
         if near_duplicate is not None:
             check_cosine("near_duplicate", near_duplicate)
@@ -125,15 +123,15 @@ class KameraWindow(Planned):
         min_score: float = MIN_SCORE,
         move: bool = False,
     ) -> SlotReport:
-        """Rehydrate an archived chunk at the tail: no vision encode, no forward if a patch is stored.
+        """Bring an archived chunk to the tail: no vision encode, no forward if a patch is stored.
 
-        ``chunk_id`` is its id, a slot that holds or held it, or the chunk itself. One that is in view stays
-        where it is, and the notes say so; ``move=True`` brings it to the tail, as `evict` and a recall do.
-        ``like`` a picture, for one vision encode: of the chunks not in the window the one that looks
-        most like it, if by a cosine of ``min_score``. ``question`` (as `generate` takes it), for one forward
-        of the question a chunk: of all archived chunks the one behind which the model answers with the most
-        certainty. Raises UnknownChunk, IncompatibleChunk or CorruptChunk when it cannot be had, StoreError
-        when the store cannot be asked.
+        ``chunk_id`` is its id, a slot that holds or held it, or the chunk itself. A chunk that is in view
+        stays in place, and the notes say so; ``move=True`` brings it to the tail, as `evict` and a recall do.
+        ``like`` (a picture) selects, for one vision encode, the chunk outside the window that looks most like
+        it, if its cosine is at least ``min_score``. ``question`` (as in `generate`) selects, for one forward
+        of the question per chunk, the archived chunk behind which the model answers with the most certainty.
+        Raises UnknownChunk, IncompatibleChunk or CorruptChunk if the chunk is not available, StoreError if
+        the store cannot be read.
         """
         ids = None if question is None else self._asker().question_ids(question)
 
@@ -147,8 +145,8 @@ class KameraWindow(Planned):
     ) -> list[Hit]:
         """The ``k`` archived chunks that look most like a picture: one vision encode, no forward.
 
-        With ``question`` those that answer it with the most certainty: no encode, one forward of the
-        question's tokens for each. Raises ValueError unless one of the two is given.
+        With ``question``, those that answer it with the most certainty: no encode, one forward of the
+        question's tokens for each. Raises ValueError unless exactly one of the two is given.
         """
         self._check_backbone()
         if (like is None) == (question is None):
@@ -160,17 +158,17 @@ class KameraWindow(Planned):
 
     @serial
     def slide(self, n: int = 1, *, positions: PositionRule = "compact") -> SlotReport:
-        """The ``n`` oldest chunks leave and the rest survive, with zero forwards.
+        """Remove the ``n`` oldest chunks; the rest survive, with zero forwards.
 
-        ``positions="compact"`` re-rotates the survivors to where a fresh window would have them;
-        ``"keep"`` leaves them where they are and touches nothing. Under the policy minimum "exact"
-        survivors are prefilled again instead.
+        ``positions="compact"`` re-rotates the survivors to the positions of a fresh window; ``"keep"`` leaves
+        them in place and rotates nothing. Under the policy minimum "exact" survivors are prefilled again
+        instead.
         """
         return self._perform_on_slot("slide", lambda asking, _: asking.slide(n, positions))
 
     @serial
     def evict(self, slot: Slot | int, *, positions: PositionRule = "compact") -> SlotReport:
-        """One chunk leaves, wherever it stands; it stays archived and can be recalled."""
+        """Remove one chunk from any place; it stays archived and can be recalled."""
         return self._perform_on_slot("evict", lambda asking, _: asking.evict(slot, positions))
 
     @serial
@@ -190,12 +188,12 @@ class KameraWindow(Planned):
 
     @serial
     def insert(self, index: int, content: Content | Chunk, *, on_leave: OnLeave = "repair") -> Report:
-        """Put a chunk before the slot at ``index``; those behind it follow as `arrange` says."""
+        """Put a chunk before the slot at ``index``; chunks behind it are treated as in `arrange`."""
         return self._perform("insert", lambda asking, _: asking.insert(index, content, on_leave))
 
     @serial
     def replace(self, slot: Slot | int, content: Content | Chunk, *, on_leave: OnLeave = "repair") -> Report:
-        """Put a chunk in another's place, which leaves; those behind it follow as `arrange` says."""
+        """Replace a chunk, which leaves, with another; chunks behind it are treated as in `arrange`."""
         return self._perform("replace", lambda asking, _: asking.replace(slot, content, on_leave))
 
     @serial
@@ -203,19 +201,19 @@ class KameraWindow(Planned):
         """Make the window hold these slots of its own and these new chunks, in this order.
 
         Slots that are not named leave. Chunks in front of the first change stay as they are. Behind it,
-        ``on_leave`` "keep" keeps the KV of those that stay, turned to its new place: they are survivors, or
-        ``near`` where a chunk came that they never saw. "repair" brings them as the policy says (a stored
-        patch, else a forward), "exact" prefills them, as a window with a minimum of
-        "exact" always does. Chunks are encoded once. Raises WindowFull, and what `append` raises.
+        ``on_leave`` "keep" keeps the KV of the chunks that stay, re-rotated to its new place: they are
+        survivors, or ``near`` behind a new chunk that they never attended to. "repair" places them anew under
+        the policy (a stored patch, else a forward), "exact" prefills them, as a window with a minimum of
+        "exact" always does. Chunks are encoded once. Raises WindowFull, and the errors of `append`.
         """
         return self._perform("arrange", lambda asking, _: asking.arrange(order, on_leave))
 
     @serial
     def form_orbit(self, slot: Slot | int, *, samples: int | None = None, seed: int = 0) -> SlotReport:
-        """Form and store the orbit patch of a chunk over orderings of what stands before it.
+        """Form and store the orbit patch of a chunk over orderings of the chunks before it.
 
-        A few that stand for all; ``samples`` asks for more, or fewer (`orbit.orderings`). The window
-        itself does not change.
+        By default over a small balanced set of orderings; ``samples`` asks for more, or fewer (`orderings`).
+        The window itself does not change.
         """
         index = self._state.index(slot)
         chunks = [r.facts for r in self._state.residents]
@@ -227,9 +225,9 @@ class KameraWindow(Planned):
         return report
 
     def on_event(self, listener: Listener) -> Callable[[], None]:
-        """Have ``listener`` called with the `Event` of each operation; returns what ends that.
+        """Call ``listener`` with the `Event` of each operation; returns a function that ends this.
 
-        Forks made from now on tell it too. One that raises costs a warning, never the operation.
+        Forks made from now on call it too. An error in it costs a warning, never the operation.
         """
         self._listeners = (*self._listeners, listener)
 
@@ -240,7 +238,7 @@ class KameraWindow(Planned):
 
     @serial
     def fork(self) -> KameraWindow:
-        """A branch: the same chunks, nothing copied until one of the two changes its own."""
+        """A branch with the same chunks; nothing is copied until one of the two changes its own."""
         branch = copy.copy(self)
         branch._lock = threading.RLock()
         branch._stage = replace(self._stage, live=self._stage.live.fork())
@@ -250,16 +248,16 @@ class KameraWindow(Planned):
     # -- persistence ---------------------------------------------------------------------------
 
     def flush(self) -> None:
-        """Wait until patches formed in the background are stored; raises what kept one from it."""
+        """Wait until patches formed in the background are stored; raises the error that kept one from it."""
         self._stage.former.forming.flush()
 
     @serial
     def save(self, path: str | Path) -> None:
         """Write the window to a directory of its own, bit for bit, in place of the window saved there.
 
-        In one step: whoever loads meanwhile gets the old window or the new one, and of saves that meet the
-        last one stays. Raises StoreError when the operating system refuses, or the directory holds something
-        else; what was there stays then.
+        The save is atomic: a concurrent load gets the old window or the new one, and of concurrent saves the
+        last one stays. Raises StoreError if the operating system refuses, or if the directory holds something
+        else; its content stays then.
         """
         from kamera.window.persist import save_window
 
@@ -280,9 +278,9 @@ class KameraWindow(Planned):
     ) -> KameraWindow:
         """Bring a saved window back, bit for bit.
 
-        Where its policy needs a certificate and there is none any more, chunks that were less than
-        exact are prefilled again. Raises IncompatibleChunk for another backbone, CorruptChunk for a
-        damaged file, and for ``certificate`` what the constructor raises. ``trace`` and ``forming`` as there.
+        If its policy needs a certificate and there is none any more, chunks below exact are prefilled again.
+        Raises IncompatibleChunk for another backbone, CorruptChunk for a damaged file, and the constructor's
+        errors for ``certificate``. ``trace`` and ``forming`` as in the constructor.
         """
         from kamera.window.persist import load_window
 
@@ -334,7 +332,7 @@ class KameraWindow(Planned):
 
     @contextmanager
     def _counting(self) -> Iterator[Tally]:
-        """Inside, one operation: its work is counted, its losses noted, each object looked up once."""
+        """Context of one operation: its work is counted, its losses noted, each object looked up once."""
         self._check_backbone()
         former = self._stage.former
         with counting(self.backbone) as tally, former.losses.told_to(tally.notes), former.operation():

@@ -1,7 +1,7 @@
-"""Bytes that a plan will write into the live KV: its steps walked on names, as `run` walks on tensors.
+"""Bytes that a plan will write to the live KV, computed from names of copies as `run` does from tensors.
 
-A copy has a name as long as it is the same copy: a chunk that is placed, prefilled or shown clean anew has
-another one, even where the tensors are the same.
+A name stands for one copy: a chunk that is placed, prefilled or shown clean anew gets another name, even if
+the tensors are the same.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _ANCHOR = "anchor"
 
 
 def standing(live: LiveKV, anchor: KV, state: WindowState) -> tuple[Stand, ...]:
-    """What stands in the live KV, by the names of the copies that ``state`` holds; others have none."""
+    """Spans of the live KV, by the names of the copies in ``state``; other spans match none of them."""
     names: dict[tuple[int, int], Hashable] = {(id(anchor), id(None)): _ANCHOR}
     for resident in state.residents:
         copy, clean = resident.copy, resident.clean
@@ -32,7 +32,7 @@ def standing(live: LiveKV, anchor: KV, state: WindowState) -> tuple[Stand, ...]:
 
 
 def bytes_written(limits: Limits, before: Seats, steps: Sequence[Step], after: Seats) -> Bytes:
-    """What all shows of a plan turn and patch: one in front of each prefill, and the last one."""
+    """Bytes rotated and patched by all shows of a plan: one before each prefill, and the last one."""
     walk = _Walk(limits, before)
     for i, step in enumerate(steps):
         match step:
