@@ -21,9 +21,9 @@ MOST_METHODS = 15
 LONG = {
     "kamera/store/disk/following.py": "settling, comparing and the copy in memory: to be split",
     "tests/models/tiny.py": "a table of families, one entry each",
-    "tests/store/test_bundle.py": "to be split with its room",
-    "tests/store/test_index.py": "to be split with its room",
-    "tests/store/test_remote.py": "to be split with its room",
+    "tests/store/admin/test_bundle.py": "to be split with its room",
+    "tests/store/disk/test_index.py": "to be split with its room",
+    "tests/store/remote/test_remote.py": "to be split with its room",
     "tests/store/test_tiers.py": "to be split with its room",
     "tests/window/test_policy.py": "to be split with its room",
 }

@@ -10,8 +10,7 @@ import pytest
 from kamera.errors import CorruptChunk
 from kamera.store import ChunkStore
 from kamera.store.remote import RemoteTier
-
-from .builders import CHUNK, CONTEXT, assert_same, canonical, file_of, flip, patch
+from tests.store.builders import CHUNK, CONTEXT, assert_same, canonical, file_of, flip, patch
 
 CHUNKS = [f"{n:064x}" for n in range(5)]
 RECORDS = [canonical(chunk, seed=n) for n, chunk in enumerate(CHUNKS)]

@@ -10,8 +10,7 @@ import pytest
 from kamera.errors import CorruptChunk
 from kamera.store.format import decode, encode
 from lab.reliability.forge import stamped
-
-from .builders import CONTEXT, assert_same, canonical, coded_patch, join, patch, seal, split
+from tests.store.builders import CONTEXT, assert_same, canonical, coded_patch, join, patch, seal, split
 
 HERE = "objects/aa/file"
 

@@ -28,8 +28,7 @@ from kamera.store.disk.folder import Folder
 from kamera.store.disk.index import Index
 from kamera.store.disk.locks import folder_locked
 from lab.reliability.redis_server import RedisServer
-
-from .builders import CHUNK, CONTEXT, canonical, patch
+from tests.store.builders import CHUNK, CONTEXT, canonical, patch
 
 OTHER = "d" * 64
 WIDE = torch.arange(2**19, dtype=torch.int32).reshape(1, 2, 2**18)  # 2 MiB: read by several threads

@@ -19,8 +19,18 @@ from kamera.errors import CorruptChunk, StoreError, StoreVersionError
 from kamera.ops.patch import LowRank, Patch
 from kamera.store import PatchRecord
 from kamera.store.format import decode, describe, encode, read_info
-
-from .builders import CONTEXT, assert_same, canonical, coded_patch, join, patch, records, seal, split, tensor
+from tests.store.builders import (
+    CONTEXT,
+    assert_same,
+    canonical,
+    coded_patch,
+    join,
+    patch,
+    records,
+    seal,
+    split,
+    tensor,
+)
 
 HERE = "objects/aa/file"
 

@@ -15,8 +15,7 @@ from kamera.store import ChunkStore
 from kamera.store.seal import encryption as encryption_module
 from kamera.store.seal.encryption import Encrypted
 from kamera.store.sources import BytesSource
-
-from .builders import CONTEXT, assert_same, canonical, patch, tensor
+from tests.store.builders import CONTEXT, assert_same, canonical, patch, tensor
 
 ACME = replace(CONTEXT, tenant="acme")
 SECRET = b"a secret of acme, 32 bytes long!"

@@ -15,8 +15,7 @@ from kamera.errors import CorruptChunk, StoreVersionError
 from kamera.store import head
 from kamera.store.format import decode, encode
 from lab.reliability import fuzz, parser, rig
-
-from .builders import canonical, coded_patch, join, patch, seal, split
+from tests.store.builders import canonical, coded_patch, join, patch, seal, split
 
 RECORDS = [canonical(), patch(), patch(kind="orbit"), coded_patch(4)]
 ODD = st.sampled_from(

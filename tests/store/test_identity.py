@@ -15,8 +15,7 @@ from torch import nn
 from kamera.engines.hf import Backbone
 from kamera.store import ChunkStore, Context, tensor_digest
 from tests.models import processors, tiny
-
-from .builders import assert_same, canonical, patch
+from tests.store.builders import assert_same, canonical, patch
 
 
 @dataclass

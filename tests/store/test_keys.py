@@ -8,8 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kamera.store import Context, canonical_key, chunk_id, digest, patch_key, tensor_digest
-
-from .builders import tensors
+from tests.store.builders import tensors
 
 CONTEXT = Context("backbone", "anchor", "tenant")
 IDS = torch.tensor([1, 2, 3])

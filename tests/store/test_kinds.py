@@ -12,8 +12,7 @@ from kamera.store import ChunkStore, Context, StoreAdmin, encoding_context, obje
 from kamera.store.admin.gc import choose
 from kamera.store.disk.index import Weighed
 from kamera.store.format import decode, encode
-
-from .builders import (
+from tests.store.builders import (
     CHUNK,
     CONTEXT,
     VISION,

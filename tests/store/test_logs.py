@@ -15,8 +15,7 @@ from kamera.errors import KameraError
 from kamera.store import Context, StoreAdmin
 from kamera.store.logs import JsonFormatter
 from tests.compile.saved import pictures, vision_backbone
-
-from .builders import canonical
+from tests.store.builders import canonical
 
 SYSTEM = "You guard the zeppelin hangar."
 SECRETS = ("zeppelin", "hangar", "walrus", "quartz", "marigold")

@@ -6,8 +6,7 @@ import pytest
 
 from kamera.store.format import describe
 from kamera.store.memory import MemoryTier, parse_size
-
-from .builders import canonical
+from tests.store.builders import canonical
 
 
 def record(name: str) -> tuple[Any, Any]:

@@ -20,8 +20,7 @@ from kamera.store.remote import urls
 from kamera.store.remote.guard import Breaker
 from lab.reliability.redis_server import RedisServer
 from tests.models import samples, tiny
-
-from .builders import CONTEXT, canonical, join, patch, split
+from tests.store.builders import CONTEXT, canonical, join, patch, split
 
 prometheus = pytest.importorskip("prometheus_client")
 

@@ -19,8 +19,7 @@ from kamera.ops.quantize_kv import KV_CODECS
 from kamera.store import CanonicalRecord, ChunkStore, Context, StoreAdmin, canonical_key, patch_key
 from kamera.store.format import decode, describe, encode, read_info
 from kamera.store.records import kept
-
-from .builders import CONTEXT, assert_same, canonical, coded_patch, join, patch, split
+from tests.store.builders import CONTEXT, assert_same, canonical, coded_patch, join, patch, split
 
 CODECS = pytest.mark.parametrize("codec", KV_CODECS)
 HERE = "objects/aa/file"

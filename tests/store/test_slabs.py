@@ -11,8 +11,7 @@ import torch
 
 from kamera.store import ChunkStore, slabs
 from kamera.store.slabs import allocated
-
-from .builders import CONTEXT, canonical, tensor
+from tests.store.builders import CONTEXT, canonical, tensor
 
 SIZE = 5 << 20
 

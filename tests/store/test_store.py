@@ -14,8 +14,7 @@ import kamera.store
 from kamera.errors import IncompatibleChunk, StoreError
 from kamera.ops.patch import Patch
 from kamera.store import ChunkStore, Context, PatchRecord, StoreAdmin
-
-from .builders import CONTEXT, assert_same, canonical, patch
+from tests.store.builders import CONTEXT, assert_same, canonical, patch
 
 CHUNK = "c" * 64
 

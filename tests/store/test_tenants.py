@@ -13,8 +13,7 @@ import pytest
 from kamera.errors import CorruptChunk, IncompatibleChunk, StoreError
 from kamera.store import ChunkStore, Context, StoreAdmin
 from lab.reliability import tenants
-
-from .builders import CONTEXT, assert_same, canonical, patch
+from tests.store.builders import CONTEXT, assert_same, canonical, patch
 
 SECRET, OTHER_SECRET = b"a secret of acme, 32 bytes long!", b"another secret, also long enough"
 KEY = b"k" * 32

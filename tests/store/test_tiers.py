@@ -22,8 +22,7 @@ from kamera.store.remote.redis import RedisBlobs
 from kamera.store.remote.uploads import Uploads
 from lab.reliability.redis_server import RedisServer
 from tests.killing import die, in_child
-
-from .builders import CONTEXT, assert_same, canonical, patch
+from tests.store.builders import CONTEXT, assert_same, canonical, patch
 
 QUICK = "timeout=60&retries=0&cooldown=0.05"
 CHUNK = "c" * 64

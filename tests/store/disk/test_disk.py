@@ -14,8 +14,7 @@ import pytest
 from kamera.errors import StoreError, StoreVersionError
 from kamera.store import ChunkStore, StoreAdmin
 from kamera.store.format import decode
-
-from .builders import CHUNK, CONTEXT, assert_same, canonical, drop_index, file_of, patch, snapshot
+from tests.store.builders import CHUNK, CONTEXT, assert_same, canonical, drop_index, file_of, patch, snapshot
 
 
 @pytest.fixture

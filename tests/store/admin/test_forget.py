@@ -17,8 +17,18 @@ from kamera.store.disk.tier import DiskTier
 from kamera.store.format import encode
 from kamera.store.remote import RemoteTier
 from lab.reliability.redis_server import RedisServer
-
-from .builders import CONTEXT, VISION, anchor, assert_same, canonical, encoding, join, patch, split, tensor
+from tests.store.builders import (
+    CONTEXT,
+    VISION,
+    anchor,
+    assert_same,
+    canonical,
+    encoding,
+    join,
+    patch,
+    split,
+    tensor,
+)
 
 GONE, KEPT = "d" * 64, "e" * 64
 OTHER = Context("g" * 64, "b" * 64)

@@ -10,8 +10,7 @@ from kamera.errors import ForeignKey, StoreError
 from kamera.store import ChunkStore, StoreAdmin
 from lab.reliability.redis_server import RedisServer
 from lab.reliability.s3_server import BUCKET, S3Server
-
-from .builders import CHUNK, CONTEXT, assert_same, canonical, patch
+from tests.store.builders import CHUNK, CONTEXT, assert_same, canonical, patch
 
 OTHER = "d" * 64
 SPARE = "5" * 64  # an object's name that nothing else has

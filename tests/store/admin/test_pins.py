@@ -12,8 +12,7 @@ import pytest
 from kamera.errors import PinsFull, StoreError
 from kamera.store import ChunkStore, StoreAdmin
 from kamera.store.admin.pins import Pin, Pins
-
-from .builders import canonical, is_pinned, patch
+from tests.store.builders import canonical, is_pinned, patch
 
 
 class Clock:

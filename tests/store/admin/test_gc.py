@@ -14,8 +14,7 @@ from kamera.errors import CorruptChunk, StoreError
 from kamera.store import ChunkStore, Context, StoreAdmin
 from kamera.store.admin.gc import choose, collect, value
 from kamera.store.disk.index import HALF_LIFE, Weighed
-
-from .builders import CONTEXT, canonical, patch
+from tests.store.builders import CONTEXT, canonical, patch
 
 NOW = 1e9
 

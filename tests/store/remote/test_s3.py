@@ -7,8 +7,7 @@ import pytest
 from kamera.errors import RemoteUnavailable
 from kamera.store import ChunkStore, StoreAdmin
 from lab.reliability.s3_server import S3Server
-
-from .builders import CONTEXT, canonical
+from tests.store.builders import CONTEXT, canonical
 
 
 def test_an_object_store_that_is_off_misses_and_puts_wait(

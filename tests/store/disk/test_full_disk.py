@@ -16,8 +16,7 @@ import pytest
 from kamera.errors import StoreError, StoreReadOnly
 from kamera.store import ChunkStore, StoreAdmin
 from kamera.store.disk import database as database_module
-
-from .builders import CHUNK, CONTEXT, assert_same, canonical, drop_index, file_of, patch, snapshot
+from tests.store.builders import CHUNK, CONTEXT, assert_same, canonical, drop_index, file_of, patch, snapshot
 
 
 @pytest.fixture

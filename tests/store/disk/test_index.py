@@ -18,8 +18,7 @@ from kamera.store import ChunkStore, Context, ObjectInfo, StoreAdmin
 from kamera.store.disk.index import HALF_LIFE, Index, decayed
 from kamera.store.disk.rows import Stamped
 from kamera.store.keys import KINDS
-
-from .builders import CONTEXT, canonical, patch
+from tests.store.builders import CONTEXT, canonical, patch
 
 CHUNK = "c" * 64
 

@@ -15,8 +15,7 @@ from kamera.store.admin.pins import Pin
 from kamera.store.remote.pins import RemotePins
 from kamera.store.remote.tier import RemoteTier
 from lab.reliability.redis_server import RedisServer
-
-from .builders import CONTEXT, assert_same, canonical, is_pinned, patch
+from tests.store.builders import CONTEXT, assert_same, canonical, is_pinned, patch
 
 
 def bytes_of(store: ChunkStore) -> int:

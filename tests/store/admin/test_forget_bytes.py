@@ -17,8 +17,7 @@ from kamera.errors import AmbiguousId, UnknownChunk
 from kamera.store import ChunkStore, StoreAdmin
 from kamera.store.codec import Codec
 from kamera.store.disk import scrub as scrub_module
-
-from .builders import CONTEXT, canonical, patch, snapshot
+from tests.store.builders import CONTEXT, canonical, patch, snapshot
 
 SECRET, KEY = b"a secret of acme, 32 bytes long!", b"k" * 32
 STORES: dict[str, dict[str, Any]] = {

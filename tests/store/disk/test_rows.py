@@ -11,8 +11,7 @@ import pytest
 from kamera.store import ChunkStore, StoreAdmin
 from kamera.store.disk.files import ObjectFiles
 from kamera.store.format import encode
-
-from .builders import CHUNK, CONTEXT, canonical, drop_index, file_of, patch
+from tests.store.builders import CHUNK, CONTEXT, canonical, drop_index, file_of, patch
 
 
 @pytest.fixture

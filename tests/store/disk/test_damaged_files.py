@@ -9,8 +9,7 @@ import pytest
 from kamera.errors import CorruptChunk, StoreVersionError
 from kamera.store import ChunkStore, StoreAdmin
 from kamera.store.format import FORMAT_VERSION, encode
-
-from .builders import CHUNK, CONTEXT, assert_same, canonical, file_of, flip, join, patch, split
+from tests.store.builders import CHUNK, CONTEXT, assert_same, canonical, file_of, flip, join, patch, split
 
 
 @pytest.fixture

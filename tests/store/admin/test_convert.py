@@ -14,8 +14,7 @@ from kamera.ops.quantize_kv import code_kv
 from kamera.store import ChunkStore, StoreAdmin
 from kamera.store.info import KindCount
 from tests.cli.run import files, kamera
-
-from .builders import CONTEXT, assert_same, canonical, patch
+from tests.store.builders import CONTEXT, assert_same, canonical, patch
 
 
 def finite(chunk: str, seed: int = 0) -> Any:

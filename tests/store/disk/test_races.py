@@ -16,8 +16,7 @@ from kamera.ops.patch import LowRank, Patch
 from kamera.store import ChunkStore, Context, PatchRecord, StoreAdmin
 from kamera.store import format as object_format
 from kamera.store.format import open_object
-
-from .builders import CHUNK, CONTEXT, canonical, file_of, flip, patch
+from tests.store.builders import CHUNK, CONTEXT, canonical, file_of, flip, patch
 
 
 @pytest.fixture

@@ -16,8 +16,7 @@ from kamera.store import ChunkStore, StoreAdmin
 from kamera.store.disk import tier as disk_module
 from kamera.store.disk.claims import Claim, claim
 from kamera.store.disk.folder import Folder
-
-from .builders import CHUNK, CONTEXT, assert_same, canonical, file_of, flip, patch
+from tests.store.builders import CHUNK, CONTEXT, assert_same, canonical, file_of, flip, patch
 
 KEY = canonical().key
 LONG_AGO = time.time() - 4000

@@ -13,8 +13,7 @@ from kamera.store import ChunkStore, StoreAdmin
 from kamera.store.remote.tier import RemoteTier
 from lab.reliability.redis_server import RedisServer
 from lab.reliability.s3_server import S3Server
-
-from .builders import CONTEXT, VISION, canonical, encoding, patch
+from tests.store.builders import CONTEXT, VISION, canonical, encoding, patch
 
 
 def remote_of(store: ChunkStore) -> RemoteTier:

@@ -14,8 +14,7 @@ from kamera.errors import CorruptChunk, ForeignKey, RemoteUnavailable, StoreErro
 from kamera.store import ChunkStore, Context, StoreAdmin
 from kamera.store.codec import Codec
 from lab.reliability.redis_server import RedisServer
-
-from .builders import CONTEXT, assert_same, canonical, join, patch, split
+from tests.store.builders import CONTEXT, assert_same, canonical, join, patch, split
 
 CHUNK = "c" * 64
 KEY = canonical().key

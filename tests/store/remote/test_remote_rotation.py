@@ -13,8 +13,7 @@ from kamera.errors import StoreError, WrongKey
 from kamera.store import ChunkStore, StoreAdmin
 from kamera.store.remote.tier import Fetched, RemoteTier
 from lab.reliability.redis_server import RedisServer
-
-from .builders import CONTEXT, assert_same, canonical, patch
+from tests.store.builders import CONTEXT, assert_same, canonical, patch
 
 pytest.importorskip("cryptography")
 

@@ -16,8 +16,7 @@ from kamera.store import ChunkStore, StoreAdmin
 from kamera.store.admin.pins import Pins
 from kamera.store.disk.limit import Bounds
 from kamera.store.disk.tier import DiskTier
-
-from .builders import CONTEXT, canonical, file_of, patch
+from tests.store.builders import CONTEXT, canonical, file_of, patch
 
 
 @pytest.fixture

@@ -15,8 +15,7 @@ from typing import Any
 import pytest
 
 from kamera.store import ChunkStore, Context, StoreAdmin
-
-from .builders import CHUNK, CONTEXT, canonical, drop_index, file_of, patch
+from tests.store.builders import CHUNK, CONTEXT, canonical, drop_index, file_of, patch
 
 SECRET = b"s" * 32
 ACME = Context(CONTEXT.fingerprint, CONTEXT.anchor, "acme")

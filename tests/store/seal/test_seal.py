@@ -21,8 +21,7 @@ from kamera.store.disk.tier import DiskTier
 from kamera.store.format import encode
 from kamera.store.seal.codec import Sealed
 from kamera.store.seal.encryption import Encrypted
-
-from .builders import CONTEXT, assert_same, canonical, patch, records
+from tests.store.builders import CONTEXT, assert_same, canonical, patch, records
 
 SECRET = b"a secret of acme, 32 bytes long!"
 OLD, NEW, STRAY = (bytes([i]) * 32 for i in (1, 2, 3))

@@ -11,8 +11,7 @@ import pytest
 from kamera.errors import CorruptChunk, StoreError
 from kamera.store import ChunkStore, StoreAdmin
 from kamera.store.codec import Codec
-
-from .builders import CONTEXT, assert_same, canonical
+from tests.store.builders import CONTEXT, assert_same, canonical
 
 CHUNK = "c" * 64
 SECRET, OLD, NEW = b"s" * 32, b"o" * 32, b"n" * 32

@@ -11,8 +11,7 @@ import pytest
 from kamera.errors import CorruptChunk, StoreError
 from kamera.store import ChunkStore, StoreAdmin
 from kamera.store.disk.folder import Folder
-
-from .builders import CHUNK, CONTEXT, canonical, file_of, flip, patch
+from tests.store.builders import CHUNK, CONTEXT, canonical, file_of, flip, patch
 
 KEY = canonical().key
 

@@ -16,8 +16,7 @@ from kamera.store.disk import reading as reading_module
 from kamera.store.opened import Room
 from kamera.store.sources import FileSource
 from lab.reliability.forge import front_of, group_of, split
-
-from .builders import CHUNK, CONTEXT, assert_same, canonical, tensor
+from tests.store.builders import CHUNK, CONTEXT, assert_same, canonical, tensor
 
 LAYERS = 6
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from kamera.store import ChunkStore, StoreAdmin
 from tests.store.builders import CONTEXT
-from tests.store.test_search import WIDTH, assert_as_reference, filled, folder, picture, put, rows_file
+from tests.store.search.test_search import WIDTH, assert_as_reference, filled, folder, picture, put, rows_file
 
 # -- rows that are damaged, stale, or another's ----------------------------------------------------
 
