@@ -41,7 +41,7 @@ __all__ = [
     "read_info",
 ]
 
-DIRECTORY_VERSION = 3
+DIRECTORY_VERSION = 1
 """The format in `kamera-store.json`; a directory of any other raises `StoreVersionError`."""
 
 _FRONT = 64 * 1024  # bytes; the header of most objects is within

@@ -25,7 +25,7 @@ from kamera.store.info import ObjectInfo
 from kamera.store.keys import KINDS, PATCH_KINDS, Context, is_key, object_key
 from kamera.store.records import Record, record_of
 
-FORMAT_VERSION = 4
+FORMAT_VERSION = 1
 """The format in an object's header; an object of any other raises `StoreVersionError`."""
 
 Naming = Callable[[str], str]

@@ -26,7 +26,7 @@ from safetensors.torch import load, save
 
 from kamera.errors import CorruptChunk, StoreError, StoreVersionError
 
-VERSION = 4
+VERSION = 1
 """The only format of a saved window that is written and read."""
 
 FILE = "window.safetensors"

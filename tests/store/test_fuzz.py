@@ -159,8 +159,8 @@ def test_tensors_that_swap_their_places_are_refused() -> None:
 @pytest.mark.parametrize(
     "slot, digest",
     [
-        (0, "b620fd60c21b0c19a9ff14f4d934e5dd57792008eb3539e5ce2a8559ea21b315"),
-        (2, "4293037c264bc310d9848058f4a5c5aff0dd2605769e84bddab83fa0a14f93d5"),
+        (0, "06c051e046d1e5b0914ca4d2f37f44c9799517e1f6c36601710ec1bd23a16c7f"),
+        (2, "94cc717a271c69650b89bb11cd8d4d55b4cff24c3c65624b3a0f97ffc2c31fa3"),
     ],
 )
 def test_the_file_of_a_record_stays_what_it_is(slot: int, digest: str) -> None:

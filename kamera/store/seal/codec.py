@@ -24,7 +24,7 @@ MINIMUM_SECRET = 16
 ENCRYPTED = b"KAMERA\x00\x02"
 """First bytes of encrypted objects; no safetensors header may be that long."""
 
-SEALED_VERSION = 4
+SEALED_VERSION = 2
 """Format in `kamera-store.json` of a sealed store: a version without seals refuses it."""
 
 
