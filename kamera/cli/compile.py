@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -71,6 +71,14 @@ def compile_plan(
     batch: Annotated[
         int, typer.Option(min=1, help="Canonicals that may share a forward, if that changes no bit.")
     ] = Settings.batch,
+    tolerance: Annotated[
+        float | None,
+        typer.Option(
+            min=0.0,
+            help="Nats by which answers behind a patch may differ from those behind the true KV: it grows "
+            f"until they do not (default {ReusePolicy.tolerance}; 0: nothing is asked).",
+        ),
+    ] = None,
     cluster: Annotated[
         str | None,
         typer.Option(
@@ -104,6 +112,8 @@ def compile_plan(
         limit=limit,
         batch=batch,
     )
+    if tolerance is not None:
+        settings = replace(settings, tolerance=tolerance or None)
     where = None if cluster is None else Cluster.parse(cluster)
     planned = read_plan(plan)
     secret = None if secret_file is None else secret_file.absolute()

@@ -23,13 +23,16 @@ def context_of(backbone: Backbone, store: ChunkStore, system: str | None) -> Con
 class Lookup:
     """Presence of objects in one context. Rows decide; a suitable patch is also verified.
 
-    ``refused`` counts stored objects that were not accepted.
+    ``proving``: patches have to prove themselves. ``refused`` counts stored objects that were not accepted.
     """
 
-    def __init__(self, store: ChunkStore, context: Context, samples: int | None) -> None:
+    def __init__(
+        self, store: ChunkStore, context: Context, samples: int | None, proving: bool = False
+    ) -> None:
         self.store = store
         self.context = context
         self.samples = samples
+        self._proving = proving
         self.refused = 0
 
     def has_canonical(self, chunk_id: str) -> bool:
@@ -39,9 +42,15 @@ class Lookup:
     def has_patch(self, chunk_id: str, antecedents: Sequence[str], budget: PatchBudget) -> bool:
         """True if a patch of at least the budget, formed behind exact antecedents, is stored.
 
-        Raises WrongKey for one encrypted under a missing key.
+        Where patches prove themselves, one that was asked nothing does not count. Raises WrongKey for one
+        encrypted under a missing key.
         """
-        return self._is_there(chunk_id, antecedents, "exact", budget, lambda row: row.formed == "exact")
+
+        def serves(row: ObjectInfo) -> bool:
+            asked = row.proof is not None and row.proof.tokens > 0
+            return row.formed == "exact" and (asked or not self._proving)
+
+        return self._is_there(chunk_id, antecedents, "exact", budget, serves)
 
     def has_orbit(self, chunk_id: str, antecedents: Sequence[str], budget: PatchBudget) -> bool:
         """True if the set's orbit patch is stored, of at least the budget and over enough orderings.

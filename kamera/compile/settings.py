@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from kamera.compile.plan import PlannedWindow
 from kamera.ops import PatchBudget, layers_of
-from kamera.window import ReusePolicy
+from kamera.window import ReusePolicy, certified_by_default
+
+
+def _tolerance() -> float | None:
+    return ReusePolicy.tolerance if certified_by_default() else None
 
 
 @dataclass(frozen=True)
 class Settings:
     """Defaults for the lines of a plan: patches within ``rank``, ``patch_bytes`` and ``layers`` (as in
     `ReusePolicy`); with ``orbit`` also one per antecedent set.
+
+    Each patch has to prove itself within ``tolerance`` (as in `ReusePolicy`; None: none is asked). The
+    default is a window's: where no certificate is asked for, no proof is either.
 
     ``samples`` and ``seed`` select the orderings that an orbit patch averages (`patches.orderings`);
     ``limit`` compiles the first lines only. At most ``batch`` canonicals share a forward
@@ -28,6 +35,7 @@ class Settings:
     seed: int = 0
     limit: int | None = None
     batch: int = 8
+    tolerance: float | None = field(default_factory=_tolerance)
 
     def __post_init__(self) -> None:
         for name in ("rank", "samples", "limit", "batch"):
@@ -35,6 +43,8 @@ class Settings:
             if value is not None and value < 1:
                 raise ValueError(f"{name} {value} must be at least 1")
         object.__setattr__(self, "layers", layers_of(self.layers))
+        if self.tolerance is not None and not self.tolerance > 0.0:
+            raise ValueError(f"tolerance {self.tolerance} must be above 0.0 nats, or None for no proof")
         _ = self.budget  # raises for an invalid budget
 
     @property

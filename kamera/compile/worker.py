@@ -30,7 +30,7 @@ from kamera.errors import (
     UnknownChunk,
     WrongKey,
 )
-from kamera.patches import Copy, Facts, Former, compact_positions, prefill_anchor
+from kamera.patches import Before, Copy, Facts, Former, compact_positions, prefill_anchor
 from kamera.store import ChunkStore, ObjectInfo
 
 FLUSH_SECONDS = 60.0
@@ -53,6 +53,13 @@ class _Open:
     def path(self) -> Path:
         """The ids of its chunks."""
         return tuple(chunk.chunk_id for chunk in self.chunks)
+
+    def before(self, place: int) -> Before:
+        """What stands before the chunk at ``place``, which was prefilled there."""
+        still = (0,) * self.former.backbone.axes
+        held = [self.former.anchor.kv, *(copy.kv for copy in self.copies[:place])]
+        spans = tuple(Span(kv, None, still) for kv in held)
+        return Before(spans, tuple(self.chunks[:place]), still, still)
 
     def keep(self, count: int) -> None:
         """Drop all but the first ``count`` chunks."""
@@ -173,7 +180,7 @@ class Worker:
                 cost.add(prefill)
                 former = opened.former.within(budget)
                 with self.clock.adding(cost, "forming_seconds"):
-                    former.harvest(facts, copy, "exact")
+                    former.harvest(facts, copy, "exact", opened.before(place))
                 formed.add(place)
                 cost.bytes += self._kept(lookup, chunk_id, before, "exact").bytes
                 time_serving(former, facts, copy, self.clock, cost)
@@ -213,7 +220,16 @@ class Worker:
         if self._open is None or self._open.system != system:
             self._open = None  # let go of the old KV first
             anchor = prefill_anchor(self.backbone, system, self.store)
-            self._open = _Open(system, Former(self.backbone, self.store, anchor, self.settings.budget))
+            self._open = _Open(
+                system,
+                Former(
+                    self.backbone,
+                    self.store,
+                    anchor,
+                    self.settings.budget,
+                    tolerance=self.settings.tolerance,
+                ),
+            )
         return self._open
 
     def _former(self, system: str | None) -> Former:
@@ -222,7 +238,9 @@ class Worker:
     def _lookup(self, system: str | None) -> Lookup:
         if system not in self._lookups:
             context = context_of(self.backbone, self.store, system)
-            self._lookups[system] = Lookup(self.store, context, self.settings.samples)
+            self._lookups[system] = Lookup(
+                self.store, context, self.settings.samples, self.settings.tolerance is not None
+            )
         return self._lookups[system]
 
     @contextmanager

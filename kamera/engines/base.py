@@ -308,6 +308,10 @@ class Engine(Protocol):
         """`ask` of rows of text ``ids`` ``[rows, tokens]``, all at ``positions``: ``[rows, vocabulary]``."""
         ...
 
+    def follow(self, ids: torch.Tensor, positions: torch.Tensor, behind: LiveKV) -> torch.Tensor:
+        """Next-token logits after each of the text ``ids``, ``[tokens, vocabulary]``; else as `ask`."""
+        ...
+
     def decode(
         self, ids: torch.Tensor, positions: torch.Tensor, behind: LiveKV, **sampling: Any
     ) -> torch.Tensor:

@@ -1,7 +1,7 @@
 """The algebra of position-free KV: tensors in, tensors out. It imports only `kamera.errors`."""
 
 from kamera.ops.allocate import allocate, total_gain
-from kamera.ops.budget import PatchBudget, layers_of
+from kamera.ops.budget import PatchBudget, Sized, layers_of
 from kamera.ops.compress import compress
 from kamera.ops.digest import chunk_id, digest, tensor_bytes, tensor_digest
 from kamera.ops.factoring import factor, kept_energy
@@ -27,6 +27,7 @@ from kamera.ops.patch import (
     patch_of,
     turn_factors,
 )
+from kamera.ops.proof import Proof, compared
 from kamera.ops.quantize import Bits, Codes, Quantized, quantize
 from kamera.ops.quantize_kv import GRIDS, KV_CODECS, CodedChannel, CodedKV, Grid, KVCodec, Loss, code_kv
 from kamera.ops.readers import Metric, Readers
@@ -55,9 +56,11 @@ __all__ = [
     "Metric",
     "Patch",
     "PatchBudget",
+    "Proof",
     "Quantized",
     "Readers",
     "RopeSpec",
+    "Sized",
     "allocate",
     "apply_patch",
     "attention_layout",
@@ -66,6 +69,7 @@ __all__ = [
     "check_kv",
     "chunk_id",
     "code_kv",
+    "compared",
     "compress",
     "deficit",
     "digest",

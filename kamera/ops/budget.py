@@ -84,6 +84,11 @@ class PatchBudget:
             both = layers_of((*self.layers, *other.layers))
         return PatchBudget(max(self.rank, other.rank), share, both)
 
+    def doubled(self, kv: KV) -> PatchBudget:
+        """Twice the rank, and twice the bytes that a patch of this canonical may have; the same layers."""
+        share = None if self.share is None else min(1.0, 2 * max(self.share, SMALL / kv_bytes(kv)))
+        return PatchBudget(2 * self.rank, share, self.layers)
+
     def to_info(self) -> dict[str, Any]:
         """The budget as written to a record's ``info``."""
         layers = {} if self.layers is None else {"asked_layers": list(self.layers)}

@@ -4,7 +4,7 @@ from kamera.patches.anchor import Anchor, anchor_ids, anchor_of, prefill_anchor
 from kamera.patches.catalogue import Catalogue
 from kamera.patches.chunks import Copy, Facts
 from kamera.patches.encodings import Encodings
-from kamera.patches.former import Former, worth_harvesting
+from kamera.patches.former import Former
 from kamera.patches.forming import FormingRule, forming_of
 from kamera.patches.guarantee import (
     GUARANTEES,
@@ -14,14 +14,17 @@ from kamera.patches.guarantee import (
     prefilled_behind,
     weakest,
 )
+from kamera.patches.harvest import worth_harvesting
 from kamera.patches.losses import Losses, Strict
 from kamera.patches.near import Near
 from kamera.patches.orderings import how_many, orderings
+from kamera.patches.proving import Before, Prover
 from kamera.patches.standing import compact_positions, extents_of, text_positions
 
 __all__ = [
     "GUARANTEES",
     "Anchor",
+    "Before",
     "Catalogue",
     "Copy",
     "Encodings",
@@ -31,6 +34,7 @@ __all__ = [
     "Guarantee",
     "Losses",
     "Near",
+    "Prover",
     "Strict",
     "anchor_ids",
     "anchor_of",

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from kamera.content import Encoded
-from kamera.ops import KV, Patch
+from kamera.ops import KV, Patch, Proof
 from kamera.patches.guarantee import Guarantee
 
 
@@ -37,7 +37,8 @@ class Copy:
 
     ``kv`` was computed at ``positions`` ``[axes, tokens]``; ``patch`` conditions it when it is a canonical.
     ``guarantee`` is that of the KV behind exactly ``antecedents``, which are named as in `Seats.lineage`.
-    ``lossy``: it was decoded from codes, so it is close to the model's KV and never equal to it.
+    ``lossy``: it was decoded from codes, so it is close to the model's KV and never equal to it. ``proof`` is
+    the patch's, if it was served for it.
     """
 
     kv: KV
@@ -47,3 +48,4 @@ class Copy:
     antecedents: tuple[str, ...]
     canonical: bool
     lossy: bool = False
+    proof: Proof | None = None

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import copy as copies
 import logging
+import operator
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 
@@ -14,23 +15,25 @@ import torch
 from kamera.content import Chunk
 from kamera.engines import Engine, Span
 from kamera.errors import CorruptChunk, IncompatibleChunk, NotRelocatable, UnknownChunk, WrongKey
-from kamera.ops import Formed, Patch, PatchBudget, deficit, mean_deficit, uniform_offset
+from kamera.ops import Formed, Patch, PatchBudget, Proof, deficit, mean_deficit, uniform_offset
 from kamera.patches.anchor import Anchor
 from kamera.patches.catalogue import Catalogue
 from kamera.patches.chunks import Copy, Facts
 from kamera.patches.encodings import Encodings
 from kamera.patches.forming import Forming
-from kamera.patches.guarantee import Guarantee, at_least, guarantee_named
+from kamera.patches.guarantee import Guarantee, guarantee_named
+from kamera.patches.harvest import worth_harvesting
 from kamera.patches.losses import Losses, Strict
 from kamera.patches.orderings import deficits, orderings
+from kamera.patches.proving import Before, Prover
 from kamera.store import (
     VISION_TOKENS,
     CanonicalRecord,
     ChunkStore,
     Context,
+    ObjectInfo,
     PatchRecord,
     canonical_key,
-    chunk_of,
     kept,
     patch_key,
 )
@@ -41,7 +44,8 @@ logger = logging.getLogger(__name__)
 class Former:
     """Canonicals and patches of one context: read from the store if there, else formed and stored.
 
-    A window and its forks share one; a job has one per prompt. Patches are formed within ``budget``. Store
+    A window and its forks share one; a job has one per prompt. Patches are formed within ``budget``; with a
+    ``tolerance`` (nats) each has to prove itself, and may take more than the budget for it (`Prover`). Store
     errors are raised unless ``losses`` tolerate them.
     """
 
@@ -53,6 +57,7 @@ class Former:
         budget: PatchBudget,
         forming: Forming | None = None,
         losses: Losses | None = None,
+        tolerance: float | None = None,
     ) -> None:
         budget.check(len(backbone.layout))
         self.backbone = backbone
@@ -61,6 +66,7 @@ class Former:
         self.budget = budget
         self.forming = forming or Forming()
         self.losses = losses or Strict()
+        self.prover = None if tolerance is None else Prover(backbone, anchor, tolerance)
         self.encodings = Encodings(backbone, store, self.losses)
         self.context = Context(backbone.fingerprint, anchor.digest, store.tenant, store.kv)
         self.catalogue = Catalogue(store, self.context, self.forming, self.losses)
@@ -217,11 +223,18 @@ class Former:
     # -- patches -------------------------------------------------------------------------------
 
     def patch(
-        self, facts: Facts, antecedents: Sequence[str], kind: str, formed: str | None, base: str = ""
+        self,
+        facts: Facts,
+        antecedents: Sequence[str],
+        kind: str,
+        formed: str | None,
+        base: str = "",
+        proof: Proof | None = None,
     ) -> Patch | None:
         """The patch that a row promised; None if the row was wrong, which is then refused.
 
-        ``formed`` is the guarantee that the row states, ``base`` as in `PatchRecord`.
+        ``formed`` is the guarantee that the row states, ``base`` as in `PatchRecord`. A patch that is served
+        for its ``proof`` comes whole, any other within the budget's rank.
         """
         chunk_id = facts.chunk_id
         self.forming.settle(chunk_id)
@@ -231,28 +244,41 @@ class Former:
                 record = self.store.get_patch(self.context, chunk_id, antecedents, kind, base)
             except (CorruptChunk, WrongKey) as error:
                 self.catalogue.told_refused(error)
-        if record is None or record.formed != formed or not self._meets(record, facts.length):
+        if (
+            record is None
+            or record.formed != formed
+            or not self._meets(record, facts.length)
+            or (proof is not None and Proof.from_info(record.info) != proof)
+        ):
             self.catalogue.refuse(patch_key(self.context, chunk_id, antecedents, kind, base))
             return None
-        return record.patch
+        return record.patch if proof is not None else record.patch.truncate(self.budget.rank)
 
-    def harvest(self, facts: Facts, conditioned: Copy, formed: Guarantee) -> None:
+    def harvest(self, facts: Facts, conditioned: Copy, formed: Guarantee, before: Before) -> None:
         """Store the patch that takes the canonical to ``conditioned``, unless a better one is there.
 
-        ``formed`` is the weakest guarantee among the antecedents it was prefilled behind.
+        ``formed`` is the weakest guarantee among the antecedents it was prefilled behind, ``before`` what
+        stands before it.
         """
 
         def held(behind: tuple[str, ...]) -> Guarantee | None:
             row = self.catalogue.patch_within(facts.chunk_id, facts.length, behind, "exact", self.budget)
-            return None if row is None else guarantee_named(row.formed)
+            return None if row is None or self.unproved(row) else guarantee_named(row.formed)
 
         if worth_harvesting(held, conditioned.antecedents, formed):
-            self.keep_patch(facts, conditioned, formed)
+            self.keep_patch(facts, conditioned, formed, before)
 
-    def keep_patch(self, facts: Facts, conditioned: Copy, formed: Guarantee, base: str = "") -> bool:
+    def unproved(self, row: ObjectInfo) -> bool:
+        """True if a patch has to prove itself here, and was asked nothing so far."""
+        return self.prover is not None and (row.proof is None or not row.proof.tokens)
+
+    def keep_patch(
+        self, facts: Facts, conditioned: Copy, formed: Guarantee, before: Before, base: str = ""
+    ) -> bool:
         """Form the patch that takes the canonical to ``conditioned``, and store it.
 
-        ``base`` as in `PatchRecord`; False if the base's row was wrong, which is then refused.
+        ``before`` is what stands before it, where the patch is proved; ``base`` as in `PatchRecord`. False if
+        the base's row was wrong, which is then refused.
         """
         canonical = self.based(facts, base) if base else self.canonical(facts)
         if canonical is None:
@@ -264,8 +290,15 @@ class Former:
         behind, budget = conditioned.antecedents, self.budget
 
         def form() -> Patch:
-            (patch, energy), filled = budget.form(deltas, self.backbone.layout, canonical.kv)
-            info = {"energy": energy, **filled.to_info()}
+            prover, proof = self.prover, None
+            if prover is None:
+                sized = budget.form(deltas, self.backbone.layout, canonical.kv)
+            else:
+                there = tuple(map(operator.add, offset, before.offset))
+                span = Span(canonical.kv, None, there)
+                sized, proof = prover.form(budget, deltas, span, conditioned.kv, facts, before)
+            (patch, energy), filled = sized
+            info = {"energy": energy, **filled.to_info(), **({} if proof is None else proof.to_info())}
             self.store.put(
                 PatchRecord(facts.chunk_id, self.context, behind, "exact", patch, formed, info, base)
             )
@@ -362,23 +395,3 @@ class Former:
     def _out_of(self, record: CanonicalRecord) -> Copy:
         kv, lossy = self.backbone.place(record.kv), record.loss is not None
         return Copy(kv, record.positions, None, "patched" if lossy else "exact", (), True, lossy)
-
-
-def worth_harvesting(
-    held: Callable[[tuple[str, ...]], Guarantee | None],
-    antecedents: tuple[str, ...],
-    formed: Guarantee,
-    leading: bool = False,
-) -> bool:
-    """True if the patch of a prefill behind ``antecedents`` is worth storing.
-
-    Without antecedents it is only if ``leading``: it then corrects the conditioning on another anchor.
-    ``held`` returns the guarantee behind which the stored patch for given antecedents was formed (None: none
-    is stored). A copy conditioned by near or blind KV carries their error and is not harvested.
-    """
-    if not (antecedents or leading) or not at_least(formed, "survivor"):
-        return False
-    # a patch formed behind exactly these chunks serves survivors too, and better
-    chunks = tuple(map(chunk_of, antecedents))
-    there = (held(behind) for behind in dict.fromkeys((chunks, antecedents)))
-    return not any(worth is not None and at_least(worth, formed) for worth in there)

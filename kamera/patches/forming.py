@@ -109,8 +109,12 @@ class BackgroundForming(Forming):
                 self._changed.notify_all()
 
 
-def forming_of(rule: FormingRule) -> Forming:
-    """The `Forming` of a rule. Raises ValueError for an unknown rule."""
+def forming_of(rule: FormingRule | None, proving: bool = False) -> Forming:
+    """The `Forming` of a rule; of none, in the background if patches have to prove themselves, else now.
+
+    Raises ValueError for an unknown rule.
+    """
+    rule = rule or ("background" if proving else "now")
     if rule not in get_args(FormingRule):
         raise ValueError(f"forming {rule!r} is none of {', '.join(get_args(FormingRule))}")
     return Forming() if rule == "now" else BackgroundForming()

@@ -17,7 +17,7 @@ import torch
 from safetensors import SafetensorError
 
 from kamera.errors import CorruptChunk, ForeignObject, StoreError, StoreVersionError
-from kamera.ops import FactorSize, PatchBudget
+from kamera.ops import FactorSize, PatchBudget, Proof
 from kamera.store.digests import Hasher, hasher_of
 from kamera.store.fields import Header, canonical_json, is_count
 from kamera.store.groups import Entry, Group, grouped, laid_out
@@ -229,6 +229,7 @@ def info_of(header: Header, size: int) -> ObjectInfo:
         base=header.get("vision") or header.get("base") or "",
         behind=header.get("behind", 0),
         sizes=_sizes_of(header),
+        proof=_proof_of(header),
     )
 
 
@@ -240,6 +241,12 @@ def _budget_of(header: Header) -> PatchBudget | None:
         return PatchBudget.from_info(header["info"], header["rank"])
     except (AttributeError, KeyError, OverflowError, TypeError, ValueError):
         return None
+
+
+def _proof_of(header: Header) -> Proof | None:
+    """The proof of a patch; None if ``info`` holds none."""
+    told = header["info"]
+    return Proof.from_info(told) if header["kind"] in PATCH_KINDS and isinstance(told, dict) else None
 
 
 def _orderings_of(header: Header) -> int | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from kamera.ops import FactorSize, PatchBudget
+from kamera.ops import FactorSize, PatchBudget, Proof
 from kamera.store.keys import PATCH_KINDS, Context, canonical_key, encoding_context, object_key
 
 
@@ -16,7 +16,8 @@ class ObjectInfo:
     ``antecedents`` is empty, ``rank`` and ``formed`` are None for an object that is no patch. ``bytes`` is
     the size as stored, ``created`` seconds since 1970 (UTC). ``budget`` is the one a patch was formed under
     (None if its header holds no valid one), ``orderings`` the number of orderings averaged in an orbit patch,
-    ``sizes`` those of a patch's factors (`Patch.sizes`), from which its bytes at any rank follow.
+    ``sizes`` those of a patch's factors (`Patch.sizes`), from which its bytes at any rank follow, ``proof``
+    its answers against those of the true KV (None: it was not asked).
     ``base`` identifies the object that this one cannot be used without: for a canonical the vision
     fingerprint of its encoding ("": it has none), for a patch the anchor of the canonical to which it is
     added ("": its context's own). ``behind``: tokens of the anchor that a canonical was computed behind.
@@ -37,6 +38,7 @@ class ObjectInfo:
     base: str = ""
     behind: int = 0
     sizes: tuple[FactorSize, ...] = ()
+    proof: Proof | None = None
 
 
 def home_of(info: ObjectInfo) -> str | None:

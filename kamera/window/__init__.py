@@ -5,7 +5,7 @@ from kamera.window.certificate import Certificate, Estimate, Finding, Grounds, V
 from kamera.window.events import Event
 from kamera.window.grounds import grounds_of
 from kamera.window.memory import WindowMemory
-from kamera.window.policy import OnLeave, OnMiss, ReusePolicy
+from kamera.window.policy import OnLeave, OnMiss, ReusePolicy, certified_by_default
 from kamera.window.report import Report, SlotReport
 from kamera.window.slots import Slot
 from kamera.window.steps import Cost, Plan
@@ -30,6 +30,7 @@ __all__ = [
     "SlotReport",
     "Verdict",
     "WindowMemory",
+    "certified_by_default",
     "grounds_of",
     "library_versions",
 ]

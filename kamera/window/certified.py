@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import platformdirs
@@ -37,8 +37,8 @@ class Terms:
 
     @property
     def withheld(self) -> bool:
-        """True if guarantees below exact were asked for and are withheld."""
-        return self.asked != self.served
+        """True if guarantees below exact were asked for and are withheld, or need a proof."""
+        return bool(self.reasons) or self.served.tolerance is not None
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ def agree(
             )
         return _terms(backbone, policy, Search(held, ""))
     if not policy.certified or policy.minimum == "exact":
-        return Terms(policy, policy)
+        return Terms(policy, replace(policy, tolerance=None))
     found = find_certificate(grounds_of(backbone, policy.budget), folders(store))
     return _terms(backbone, policy, found)
 
@@ -156,7 +156,10 @@ def _terms(backbone: Engine, policy: ReusePolicy, found: Search) -> Terms:
             why = found.denied.get(guarantee) or held.refusal(guarantee) or _too_far(policy, held, guarantee)
         if why:
             reasons[guarantee] = why
-    if len(reasons) == len(wanted):
+    proving = policy.tolerance is not None and "patched" in reasons and not _unsafe(found, "patched")
+    if proving:
+        del reasons["patched"]
+    if wanted and len(reasons) == len(wanted):
         refusal = found.refusal or "; ".join(reasons.values())
         _say(
             f"no certificate lets {backbone.named.kind} serve reused KV: {refusal}. Every chunk is prefilled "
@@ -165,12 +168,22 @@ def _terms(backbone: Engine, policy: ReusePolicy, found: Search) -> Terms:
         return Terms(policy, policy.as_exact(), None, reasons)
     if reasons:
         told = "; ".join(f"{guarantee} KV ({why})" for guarantee, why in reasons.items())
-        instead = "; survivors are repaired, by a stored patch or a forward" if "survivor" in reasons else ""
+        by = "a proved patch" if proving else "a stored patch"
+        instead = f"; survivors are repaired, by {by} or a forward" if "survivor" in reasons else ""
+        who = "the certificate of" if held is not None else "no certificate of"
+        verb = "withholds" if held is not None else "permits"
         _say(
-            f"the certificate of {backbone.named.kind} withholds {told}{instead}. Serve it all the same with "
+            f"{who} {backbone.named.kind} {verb} {told}{instead}. Serve it all the same with "
             f"ReusePolicy(certified=False), or ask again: `{command}`"
         )
-    return Terms(policy, policy.without(reasons) if reasons else policy, held, reasons)
+    served = policy.without(reasons) if reasons else policy
+    return Terms(policy, served if proving else replace(served, tolerance=None), held, reasons)
+
+
+def _unsafe(found: Search, guarantee: Guarantee) -> bool:
+    """True if a certificate of this backbone found the guarantee unsafe, not merely untested."""
+    held = {} if found.certificate is None else found.certificate.findings
+    return guarantee in found.denied or (guarantee in held and held[guarantee].verdict == "unsafe")
 
 
 def _wanted(policy: ReusePolicy) -> tuple[Guarantee, ...]:

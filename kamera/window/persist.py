@@ -12,7 +12,7 @@ import torch
 from kamera.content import Encoded
 from kamera.engines import Engine
 from kamera.errors import IncompatibleChunk
-from kamera.ops import KV, CodedKV, LowRank, Patch
+from kamera.ops import KV, CodedKV, LowRank, Patch, Proof
 from kamera.patches import Copy, Facts, Former, FormingRule, Losses, anchor_of, forming_of
 from kamera.store import ChunkStore, coded_header, coded_kv, coded_tensors
 from kamera.window import plan
@@ -57,7 +57,7 @@ def load_window(
     backbone: Engine,
     store: ChunkStore,
     certificate: Certificate | str | os.PathLike[str] | None = None,
-    forming: FormingRule = "now",
+    forming: FormingRule | None = None,
 ) -> tuple[Terms, Stage, Bounds, WindowState]:
     """Read a saved window; its anchor is read from the store, or prefilled again.
 
@@ -77,7 +77,9 @@ def load_window(
     losses = Losses()
     anchor = anchor_of(backbone, tensors["anchor/ids"], document["tail"], document["reopen"], store, losses)
     terms = agree(backbone, store, ReusePolicy(**document["policy"]), certificate)
-    former = Former(backbone, store, anchor, terms.served.budget, forming_of(forming), losses)
+    served = terms.served
+    works = forming_of(forming, served.tolerance is not None)
+    former = Former(backbone, store, anchor, served.budget, works, losses, served.tolerance)
     stage = Stage(former, backbone.live(), Standing(backbone, anchor))
     residents = tuple(
         _get_resident(tensors, f"{i:05d}", chunk, stage) for i, chunk in enumerate(document["chunks"])
@@ -134,6 +136,7 @@ def _put_copy(tensors: Tensors, name: str, copy: Copy) -> dict[str, Any]:
         "lossy": copy.lossy,
         "coded": None if coded is None else coded_header(coded),
         "patched": copy.patch is not None,
+        "info": {} if copy.proof is None else copy.proof.to_info(),
     }
 
 
@@ -166,7 +169,9 @@ def _source(facts: Facts, copy: Copy, stage: Stage) -> Source:
     home = stage.standing.spot(facts, copy.positions)
     patched = copy.patch is not None
     size = 0 if copy.patch is None else copy.patch.nbytes
-    return Source(home, copy.antecedents, copy.guarantee, copy.canonical, copy.lossy, patched, size)
+    return Source(
+        home, copy.antecedents, copy.guarantee, copy.canonical, copy.lossy, patched, size, copy.proof
+    )
 
 
 def _get_copy(tensors: Tensors, name: str, copy: dict[str, Any], backbone: Engine) -> Copy:
@@ -192,6 +197,7 @@ def _get_copy(tensors: Tensors, name: str, copy: dict[str, Any], backbone: Engin
         tuple(copy["antecedents"]),
         copy["canonical"],
         copy["lossy"],
+        Proof.from_info(copy["info"]),
     )
 
 

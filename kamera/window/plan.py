@@ -102,8 +102,13 @@ def without(state: Seats, index: int, rows: Rows, policy: ReusePolicy, limits: L
 
 
 def kept(state: Seats, rows: Rows, policy: ReusePolicy, limits: Limits) -> Plan:
-    """The same chunks, placed anew from the first whose guarantee the policy does not keep."""
+    """The same chunks, placed anew from the first that the policy does not keep."""
     planner = Planner(state, rows, policy, limits)
-    first = next((i for i, s in enumerate(state.seats) if not policy.keeps(s.guarantee)), None)
+
+    def stays(seat: Seat) -> bool:
+        proved = not seat.source.patched or policy.keeps_patch(seat.source.proof)
+        return policy.keeps(seat.guarantee) and proved
+
+    first = next((i for i, seat in enumerate(state.seats) if not stays(seat)), None)
     after = state if first is None else planner.arranged(state, state.seats, first)
     return planner.plan("load", after)

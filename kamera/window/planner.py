@@ -9,6 +9,7 @@ from kamera.errors import PolicyRefused, WindowFull
 from kamera.ops import patch_bytes
 from kamera.patches import Guarantee, at_least, guarantee_named, prefilled_behind, weakest, worth_harvesting
 from kamera.store import ObjectInfo, chunk_of
+from kamera.window.footing import footing, survivor
 from kamera.window.policy import Archive as ArchiveRule
 from kamera.window.policy import OnLeave, PositionRule, ReusePolicy
 from kamera.window.seating import check_room, check_stands, settled, tail
@@ -29,15 +30,6 @@ from kamera.window.steps import (
     Step,
 )
 from kamera.window.writing import bytes_written
-
-_WHEN_AN_ANTECEDENT_LEAVES: dict[Guarantee, Guarantee] = {
-    "exact": "survivor",
-    "patched": "survivor",
-    "survivor": "survivor",
-    "orbit": "near",
-    "near": "near",
-    "blind": "blind",
-}
 
 
 @dataclass
@@ -110,12 +102,12 @@ class Planner:
         if not self.policy.keeps("survivor"):
             return self.arranged(state, staying, first)
         if rule == "keep" and staying:  # an empty window has no positions to keep
-            survivors = [_survivor(s) if i >= first else s for i, s in enumerate(staying)]
+            survivors = [survivor(s) if i >= first else s for i, s in enumerate(staying)]
             old, new = (self.limits.places.behind([s.chunk_id for s in w]) for w in (state.seats, survivors))
             kept = tuple(a + b - c for a, b, c in zip(old, state.shift, new, strict=True))
             return Seats(tuple(survivors), kept, state.frame)
         frame, seats = settled(self.limits, state, staying, self._compact(staying))
-        return Seats((*seats[:first], *map(_survivor, seats[first:])), (0,) * len(frame), frame)
+        return Seats((*seats[:first], *map(survivor, seats[first:])), (0,) * len(frame), frame)
 
     # -- rearranging ---------------------------------------------------------------------------
 
@@ -221,7 +213,7 @@ class Planner:
             if self.policy.admits(source.guarantee):
                 return source, None
             return None
-        now = _footing(before)
+        now = footing(before)
         held = None if was is None or was.source.canonical else was.source
         if held and held.antecedents == before.lineage and held.guarantee == now == "exact":
             return held
@@ -230,7 +222,7 @@ class Planner:
             if offer is not None:
                 canonical = self._canonical(chunk.chunk_id, base=base)
                 source = replace(canonical, guarantee=offer.guarantee, antecedents=offer.antecedents)
-                return replace(source, patched=True, patch_bytes=offer.bytes), offer
+                return replace(source, patched=True, patch_bytes=offer.bytes, proof=offer.proof), offer
         # with a base there is no canonical to serve blind: computing one costs as much as the exact forward
         if base is None and (self.policy.admits("blind") or self.policy.on_miss == "blind"):
             source = replace(self._canonical(chunk.chunk_id), guarantee="blind")
@@ -246,11 +238,9 @@ class Planner:
         # First the patch behind these chunks in their present order; then the one behind survivors of the
         # same lineage, which is no worse than a forward now.
         for behind in dict.fromkeys((antecedents, before.lineage)) if self.policy.admits("patched") else ():
-            formed = self._patch_formed(chunk, behind, anchor)
-            if formed is not None and at_least(formed, enough):
-                note = anchor and f"base: the canonical behind another system prompt, {anchor[:12]}"
-                size = self._bytes(self._row(chunk, behind, "exact", anchor))
-                return Offer("patched", behind, "exact", formed, size, note, anchor)
+            patched = self._patched(chunk, behind, anchor)
+            if patched is not None and at_least(guarantee_named(patched.formed), enough):
+                return patched
         if base is not None:
             return None
         if self.policy.admits("orbit"):
@@ -265,6 +255,20 @@ class Planner:
                     note = f"near: a patch of other antecedents, divergence {distance:.2f}"
                     return Offer("near", info.antecedents, info.kind, info.formed, self._bytes(row), note)
         return None
+
+    def _patched(self, chunk: Newcomer | Seat, behind: tuple[str, ...], anchor: str) -> Offer | None:
+        """The patch stored, or to be stored, behind these antecedents; under a tolerance, if it is proved."""
+        note = anchor and f"base: the canonical behind another system prompt, {anchor[:12]}"
+        row, tolerance = self._row(chunk, behind, "exact", anchor), self.policy.tolerance
+        if tolerance is None:
+            formed = self._patch_formed(chunk, behind, anchor)
+            size = self._bytes(row)
+            return formed and Offer("patched", behind, "exact", formed, size, note, anchor)
+        # a patch that the plan itself forms has yet to be proved
+        if row is None or row.proof is None or not row.proof.within(tolerance):
+            return None
+        size = patch_bytes(row.sizes, row.rank or 0)
+        return Offer("patched", behind, "exact", row.formed, size, note, anchor, row.proof)
 
     def _row(
         self, chunk: Newcomer | Seat, antecedents: Sequence[str], kind: str, base: str = ""
@@ -284,7 +288,9 @@ class Planner:
         if formed is not None and not self.rows.refused(chunk.chunk_id, antecedents, "exact", base):
             return formed
         row = self._row(chunk, antecedents, "exact", base)
-        return None if row is None else guarantee_named(row.formed)
+        # one that was asked nothing is formed again, and asked
+        unproved = self.policy.tolerance is not None and row and not (row.proof and row.proof.tokens)
+        return None if row is None or unproved else guarantee_named(row.formed)
 
     def _prefill(
         self,
@@ -296,7 +302,7 @@ class Planner:
         number: int | None = None,
     ) -> Seat:
         """Plan a conditioned forward. Raises PolicyRefused if it is less than a minimum of "exact"."""
-        state = _footing(before)
+        state = footing(before)
         guarantee = prefilled_behind(state)
         if self.policy.minimum == "exact" and guarantee != "exact":
             raise PolicyRefused(
@@ -359,10 +365,10 @@ class Planner:
         seat = self.archived(seat)
         if seat.source.antecedents == before.lineage:
             return seat
-        survivor = _survivor(seat)
+        stays = survivor(seat)
         if set(before.chunk_ids) <= set(map(chunk_of, seat.source.antecedents)):
-            return survivor
-        return survivor.labelled(weakest((survivor.guarantee, "near")))
+            return stays
+        return stays.labelled(weakest((stays.guarantee, "near")))
 
     def _compact(self, chunks: Sequence[Newcomer | Seat]) -> list[Spot]:
         return self.limits.places.compact([c.chunk_id for c in chunks])
@@ -384,17 +390,3 @@ class Planner:
             free += state.seats[n].length
             n += 1
         return self.leave(state, range(n), limits.rule) if n else state
-
-
-def _footing(before: Seats) -> Guarantee:
-    """The weakest guarantee among the KV that a chunk here attends to.
-
-    Across a gap, left by skipped positions in front, even exact KV is a survivor's: no re-prefill of the
-    sequence attends across it.
-    """
-    footing = weakest(before.worths)
-    return weakest((footing, "survivor")) if any(before.shift) else footing
-
-
-def _survivor(seat: Seat) -> Seat:
-    return seat.labelled(_WHEN_AN_ANTECEDENT_LEAVES[seat.guarantee])

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal, get_args
 
-from kamera.ops import PatchBudget, layers_of
+from kamera.ops import PatchBudget, Proof, layers_of
 from kamera.patches import GUARANTEES, Guarantee, at_least
 
 OnMiss = Literal["form", "prefill", "blind"]
@@ -51,8 +51,15 @@ class ReusePolicy:
     stale). None, the default, serves none under any ``minimum``.
 
     ``certified`` serves each guarantee below "exact" only on a backbone whose certificate found it safe
-    (`kamera certify MODEL`); the others are withheld, and `UncertifiedBackbone` warns once, with reasons.
-    Without a certificate every chunk is prefilled exactly. The default is `certified_by_default`.
+    (`kamera certify MODEL`), and "patched" without one if the patch has proved itself (``tolerance``); the
+    others are withheld, and `UncertifiedBackbone` warns once, with reasons. The default is
+    `certified_by_default`.
+
+    ``tolerance`` is the proof a patch needs to be served as "patched" where no certificate has found such
+    patches safe: what the model says behind the patched KV may differ from what it says behind the true KV by
+    at most so many nats at any token asked, and no decided token may flip (`kamera.ops.Proof`). A patch that
+    fails is formed larger, up to eight times the budget; one that fails at every size is never served, and
+    its chunk prefilled instead. None: no proof is asked for, so without a certificate no patch is served.
 
     ``withheld`` are guarantees that are not served although ``minimum`` admits them. If "survivor"
     is withheld, chunks that stay are placed anew by the best remaining means: the patch stored for their
@@ -69,6 +76,7 @@ class ReusePolicy:
     max_divergence: float | None = None
     certified: bool = field(default_factory=certified_by_default)
     withheld: frozenset[Guarantee] = frozenset()
+    tolerance: float | None = 0.05
 
     @classmethod
     def exact(cls) -> ReusePolicy:
@@ -77,7 +85,7 @@ class ReusePolicy:
 
     @classmethod
     def balanced(cls) -> ReusePolicy:
-        """Serve patches and survivors that a certificate found safe; other survivors are repaired."""
+        """Serve patches that proved themselves, and what a certificate found safe; repair other survivors."""
         return cls(certified=True)
 
     @classmethod
@@ -100,6 +108,8 @@ class ReusePolicy:
             if guarantee == "exact" or guarantee not in GUARANTEES:
                 raise ValueError(f"withheld {guarantee!r} is none of {', '.join(GUARANTEES[1:])}")
         _ = self.budget  # raises for an invalid budget
+        if self.tolerance is not None and not self.tolerance > 0.0:
+            raise ValueError(f"tolerance {self.tolerance} must be above 0.0 nats, or None for no proof")
         if self.max_divergence is not None and not 0.0 <= self.max_divergence <= 1.0:
             raise ValueError(f"max_divergence {self.max_divergence} must lie between 0.0 and 1.0")
 
@@ -110,6 +120,10 @@ class ReusePolicy:
     def keeps(self, guarantee: Guarantee) -> bool:
         """True if a chunk of this guarantee may stay in place: under "exact" no other may."""
         return guarantee == "exact" or (self.minimum != "exact" and guarantee not in self.withheld)
+
+    def keeps_patch(self, proof: Proof | None) -> bool:
+        """True if a chunk that a patch of this proof conditions may stay as it is."""
+        return self.tolerance is None or (proof is not None and proof.within(self.tolerance))
 
     def without(self, guarantees: Iterable[Guarantee]) -> ReusePolicy:
         """The same policy with these guarantees withheld too."""
@@ -136,7 +150,8 @@ class ReusePolicy:
 
     def as_exact(self) -> ReusePolicy:
         """The policy on a backbone that may serve no KV below exact."""
-        return replace(self, minimum="exact", on_miss="prefill" if self.on_miss == "blind" else self.on_miss)
+        on_miss: OnMiss = "prefill" if self.on_miss == "blind" else self.on_miss
+        return replace(self, minimum="exact", on_miss=on_miss, tolerance=None)
 
     def to_info(self) -> dict[str, Any]:
         """Keyword arguments of JSON types, as stored in a saved window."""

@@ -73,6 +73,7 @@ class Questions(View):
         with self._lock:
             self._check_backbone()
             asker = self._asker()
+            self._heard(asker.question_ids(question))
             rows = asker.answer_ids(question, **options)
             if keep:
                 self.append(asker.exchange(question, rows[0]))
@@ -85,7 +86,9 @@ class Questions(View):
     def next_token_logits(self, question: Question) -> torch.Tensor:
         """Logits ``[vocabulary]`` of the first token of an answer; the window does not change."""
         self._check_backbone()
-        return self._asker().next_token_logits(question)
+        asker = self._asker()
+        self._heard(asker.question_ids(question))
+        return asker.next_token_logits(question)
 
     @serial
     def next_token_logits_of(self, questions: Sequence[Question]) -> torch.Tensor:
@@ -133,6 +136,12 @@ class Questions(View):
         """Put a chunk at the tail."""
 
     # -- inside --------------------------------------------------------------------------------
+
+    def _heard(self, ids: torch.Tensor) -> None:
+        """Patches formed from now on have to answer this question too."""
+        prover = self._stage.former.prover
+        if prover is not None:
+            prover.heard(ids)
 
     def _asker(self) -> Asker:
         return Asker(self._stage, self._state)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from kamera.engines import LiveKV, Span
 from kamera.errors import NonFiniteKV, NotRelocatable
 from kamera.ops import CodedKV
-from kamera.patches import Copy, Facts, Former, Guarantee
+from kamera.patches import Before, Copy, Facts, Former, Guarantee
 from kamera.window.places import Standing
 from kamera.window.report import Tally
 from kamera.window.seats import Seats
@@ -31,8 +32,17 @@ class Stage:
 
     def show(self, state: WindowState, tally: Tally, behind: int = 0) -> None:
         """Make the live cache show ``state``, with room for ``behind`` more tokens."""
-        anchor = Span(self.former.anchor.kv, None, state.frame)
-        tally.add(self.live.show([anchor, *(r.span for r in state.residents)], room=behind))
+        tally.add(self.live.show(self.spans(state), room=behind))
+
+    def spans(self, state: WindowState) -> list[Span]:
+        """The spans of the anchor and of the chunks of ``state``."""
+        return [Span(self.former.anchor.kv, None, state.frame), *(r.span for r in state.residents)]
+
+    def before(self, state: WindowState, offset: tuple[int, ...]) -> Before:
+        """What stands before a chunk that comes next, ``offset`` from where its KV was computed."""
+        shift = tuple(map(operator.add, state.shift, state.frame))
+        chunks = tuple(resident.facts for resident in state.residents)
+        return Before(tuple(self.spans(state)), chunks, offset, shift)
 
 
 def run(
@@ -58,6 +68,7 @@ class _Run:
     unarchived: set[int] = field(default_factory=set)
     whose: dict[int, Facts] = field(default_factory=dict)
     formed: dict[int, Guarantee] = field(default_factory=dict)
+    stood: dict[int, WindowState] = field(default_factory=dict)
 
     @property
     def former(self) -> Former:
@@ -92,10 +103,12 @@ class _Run:
         facts, source, patch = self.facts[seat.chunk_id], seat.source, None
         if step.patch is not None:
             offer = step.patch
-            found = self.former.patch(facts, offer.antecedents, offer.kind, offer.formed, offer.base)
+            found = self.former.patch(
+                facts, offer.antecedents, offer.kind, offer.formed, offer.base, offer.proof
+            )
             if found is None:
                 raise RowLied
-            patch = found.truncate(self.former.budget.rank)
+            patch = found
             self.tally.notes.extend((offer.note,) if offer.note else ())
         leading = patch is None and source.guarantee != "blind"
         if step.patch is not None and step.patch.base:
@@ -106,7 +119,11 @@ class _Run:
         else:
             canonical = self.former.leading(facts) if leading else self.former.canonical(facts)
         copy = replace(
-            _anew(canonical), patch=patch, guarantee=source.guarantee, antecedents=source.antecedents
+            _anew(canonical),
+            patch=patch,
+            guarantee=source.guarantee,
+            antecedents=source.antecedents,
+            proof=source.proof,
         )
         self._seated(seat.number, facts, copy)
         self.former.store.metrics.served(seat.guarantee, computed=False)
@@ -115,17 +132,33 @@ class _Run:
         seat, source = step.seat, step.seat.source
         facts = self.facts[seat.chunk_id]
         positions = self.stage.standing.positions(facts, seat.spot)
-        self.stage.show(self._assembled(step.before), self.tally, seat.length)
+        before = self._assembled(step.before)
+        self.stage.show(before, self.tally, seat.length)
         kv = self.former.backbone.prefill(facts.encoded, positions, self.stage.live)
         copy = Copy(kv, positions, None, source.guarantee, source.antecedents, canonical=False)
         self._seated(seat.number, facts, copy)
         self.formed[seat.number] = seat.formed
+        self.stood[seat.number] = before
         self.former.store.metrics.served(seat.guarantee, computed=True, new=step.new)
 
     def _harvest(self, number: int, base: str) -> None:
         facts, copy, formed = self.whose[number], self.copies[number], self.formed[number]
-        if number not in self.unarchived and not self.former.keep_patch(facts, copy, formed, base):
+        if number in self.unarchived:
+            return
+        if not self.former.keep_patch(facts, copy, formed, self._stood(number), base):
             raise RowLied
+
+    def _stood(self, number: int) -> Before:
+        """What stands before a chunk: at its prefill in this operation, else before the operation."""
+        there = self.stood.get(number)
+        still = (0,) * len(self.before.frame)
+        if there is not None:
+            return self.stage.before(there, still)
+        at = next(i for i, r in enumerate(self.before.residents) if r.number == number)
+        seat = self.before.residents[at].seat
+        offset = seat.source.home.offset(seat.spot)
+        assert offset is not None, "a plan seats no chunk where it cannot stand"
+        return self.stage.before(replace(self.before, residents=self.before.residents[:at]), offset)
 
     def _archive(self, number: int) -> None:
         facts = self.whose[number]

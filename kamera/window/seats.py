@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-from kamera.ops import digest
+from kamera.ops import Proof, digest
 from kamera.patches import Guarantee
 from kamera.store import survivor
 
@@ -60,7 +60,7 @@ class Spot:
 class Source:
     """KV that the model computed at ``home``, and its antecedents; see `Copy`.
 
-    ``patched``: a patch of ``patch_bytes`` bytes conditions it.
+    ``patched``: a patch of ``patch_bytes`` bytes conditions it, served for its ``proof`` if there is one.
     """
 
     home: Spot
@@ -70,6 +70,7 @@ class Source:
     lossy: bool = False
     patched: bool = False
     patch_bytes: int = 0
+    proof: Proof | None = None
 
     @cached_property
     def lineage(self) -> str:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from kamera.engines import Stand
-from kamera.ops import PatchBudget
+from kamera.ops import PatchBudget, Proof
 from kamera.patches import Guarantee, Near
 from kamera.store import ObjectInfo
 from kamera.window.policy import PositionRule
@@ -75,7 +75,8 @@ class Offer:
     """A stored patch that can be served: its guarantee, the antecedents it is stored under, its formation.
 
     ``bytes`` are those of its factors as they will be applied; 0 for a patch that the plan itself forms.
-    ``base``: the anchor of the canonical that it is added to, "" for the window's own.
+    ``base``: the anchor of the canonical that it is added to, "" for the window's own. ``proof`` is given if
+    the patch is served for it.
     """
 
     guarantee: Guarantee
@@ -85,6 +86,7 @@ class Offer:
     bytes: int = 0
     note: str = ""
     base: str = ""
+    proof: Proof | None = None
 
 
 @dataclass(frozen=True)

@@ -51,8 +51,9 @@ class KameraWindow(Planned):
     ``trace`` is a file to which each operation is written, ids and times only; `kamera plan` makes a plan
     from it.
 
-    ``forming`` "background" factors and stores patches in a thread of its own while the window goes on;
-    `flush` waits for them. The KV served is the same either way.
+    ``forming`` "background" factors, proves and stores patches in a thread of its own while the window goes
+    on; `flush` waits for them. The KV served is the same either way. None is "background" for patches that
+    have to prove themselves (`ReusePolicy.tolerance`), since that asks questions, else "now".
 
     An operation succeeds whole or leaves the window as it was. Operations and questions of several threads on
     one window run one after another; different windows and forks, although they share KV, run concurrently.
@@ -69,7 +70,7 @@ class KameraWindow(Planned):
         positions: PositionRule = "compact",
         certificate: Certificate | str | os.PathLike[str] | None = None,
         trace: str | os.PathLike[str] | None = None,
-        forming: FormingRule = "now",
+        forming: FormingRule | None = None,
     ) -> None:
         check_rule(positions)
         self._lock = threading.RLock()
@@ -83,8 +84,9 @@ class KameraWindow(Planned):
                 f"max_tokens={max_tokens} leaves no room behind the system prompt's {anchor.length} "
                 "tokens: raise it"
             )
-        budget = self._terms.served.budget
-        former = Former(backbone, store, anchor, budget, forming_of(forming), losses)
+        served = self._terms.served
+        works = forming_of(forming, served.tolerance is not None)
+        former = Former(backbone, store, anchor, served.budget, works, losses, served.tolerance)
         self._stage = Stage(former, backbone.live(), Standing(backbone, anchor))
         self._bounds = Bounds(max_tokens, positions)
         self._state = WindowState.of((), backbone.axes)
@@ -274,7 +276,7 @@ class KameraWindow(Planned):
         *,
         certificate: Certificate | str | os.PathLike[str] | None = None,
         trace: str | os.PathLike[str] | None = None,
-        forming: FormingRule = "now",
+        forming: FormingRule | None = None,
     ) -> KameraWindow:
         """Bring a saved window back, bit for bit.
 

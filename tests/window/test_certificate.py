@@ -25,7 +25,7 @@ from tests.window.rig import QUESTION, Snapshot, guarantees, is_a_reprefill, mak
 
 FAMILY = "qwen2_5_vl"
 RANK = 5
-CERTIFIED = ReusePolicy(rank=RANK, certified=True)
+CERTIFIED = ReusePolicy(rank=RANK, certified=True, tolerance=None)
 GROUNDS = Grounds("f" * 64, "float32", "", None, PatchBudget(32))
 
 

@@ -14,7 +14,7 @@ from tests.window.certificates import ALL_SAFE, but, certificate, finding
 from tests.window.rig import guarantees, is_a_reprefill, make, rig
 
 RANK = 64
-CERTIFIED = ReusePolicy(rank=RANK, certified=True)
+CERTIFIED = ReusePolicy(rank=RANK, certified=True, tolerance=None)
 NO_SURVIVORS = replace(CERTIFIED, certified=False, withheld=frozenset({"survivor"}))
 
 

@@ -233,6 +233,11 @@ class Backbone(Model):
         with self._cache_of(behind) as cache:
             return self.forward(ids, positions, cache)
 
+    def follow(self, ids: torch.Tensor, positions: torch.Tensor, behind: LiveKV) -> torch.Tensor:
+        """As `Engine.follow`."""
+        with self._cache_of(behind) as cache:
+            return self.forward(ids, positions, cache, every=True)
+
     def ask_each(self, ids: torch.Tensor, positions: torch.Tensor, behind: LiveKV) -> torch.Tensor:
         """As `Engine.ask_each`."""
         with self._cache_of(behind) as past:

@@ -109,8 +109,13 @@ class Model:
         check_finite(kv)
         return kv, cache
 
-    def forward(self, ids: torch.Tensor, positions: torch.Tensor, past: ModelCache) -> torch.Tensor:
-        """Next-token logits ``[vocabulary]`` after text ``ids`` behind ``past``, which is extended."""
+    def forward(
+        self, ids: torch.Tensor, positions: torch.Tensor, past: ModelCache, *, every: bool = False
+    ) -> torch.Tensor:
+        """Next-token logits ``[vocabulary]`` after text ``ids`` behind ``past``, which is extended.
+
+        With ``every``, those after each token: ``[tokens, vocabulary]``.
+        """
         self.check_positions(positions)
         with torch.no_grad(), self._asking():
             out = self.model(
@@ -118,9 +123,9 @@ class Model:
                 position_ids=encoding.batched(positions).to(self.device),
                 past_key_values=past,
                 use_cache=True,
-                logits_to_keep=1,
+                logits_to_keep=ids.shape[0] if every else 1,
             )
-        logits: torch.Tensor = out.logits[0, -1]
+        logits: torch.Tensor = out.logits[0] if every else out.logits[0, -1]
         return logits
 
     def forward_batch(self, ids: torch.Tensor, positions: torch.Tensor, past: ModelCache) -> torch.Tensor:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import astuple
 from typing import Any
 
-from kamera.ops import FactorSize, PatchBudget
+from kamera.ops import FactorSize, PatchBudget, Proof
 from kamera.store.info import ObjectInfo
 from kamera.store.keys import Context
 
-SCHEMA = 5
+SCHEMA = 6
 TABLES = """
 CREATE TABLE IF NOT EXISTS objects (
     key TEXT PRIMARY KEY, kind TEXT NOT NULL, chunk_id TEXT NOT NULL,
@@ -61,7 +62,7 @@ class RowCodec:
 
     def of(self, info: ObjectInfo, stamp: str) -> tuple[Any, ...]:
         """The row of an object."""
-        context = info.context
+        context, proof = info.context, info.proof and astuple(info.proof)
         row = (
             info.key,
             info.kind,
@@ -77,7 +78,7 @@ class RowCodec:
             info.created,
             stamp,
             self.veil(context.kv),
-            json.dumps([info.budget and info.budget.to_info(), info.orderings, info.sizes]),
+            json.dumps([info.budget and info.budget.to_info(), info.orderings, info.sizes, proof]),
             info.base and self.veil(info.base),
             info.behind,
         )
@@ -86,7 +87,7 @@ class RowCodec:
     def read(self, row: tuple[Any, ...]) -> Stamped:
         """The object of a row that `is_ours`."""
         key, kind, chunk, fingerprint, anchor, tenant, antecedents, tokens, rank, formed = row[:10]
-        budget, orderings, sizes = json.loads(row[14])
+        budget, orderings, sizes, proof = json.loads(row[14])
         info = ObjectInfo(
             key=key,
             kind=kind,
@@ -103,5 +104,6 @@ class RowCodec:
             base=row[15] and self.unveil(row[15]),
             behind=row[16],
             sizes=tuple(FactorSize(*size) for size in sizes),
+            proof=None if proof is None else Proof(*proof),
         )
         return info, row[12]

@@ -1,0 +1,1 @@
+"""Do the questions by which a patch proves itself see what real questions see?"""

@@ -1,0 +1,110 @@
+"""Proofs of sound and of deliberately wrong patches, beside the questions they stand in for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from kamera import Backbone, ReusePolicy, testbed
+from kamera.certify.sabotage import SABOTAGES, Material
+from kamera.engines import Span
+from kamera.ops import KV, Patch, patch_of
+from kamera.patches import Before, Facts, Prover, prefill_anchor
+from lab.paper.draw import COMPANION, HELD_OUT, MAIN, MANY, NEW, Stage
+from lab.scene import Scene
+
+RANKS = (2, 8, 16)
+
+
+@dataclass(frozen=True)
+class Row:
+    """One KV in one window: what its proof says, and what multi-hop questions say of it.
+
+    ``kl`` is the proof's, ``flips`` and ``proved`` too; ``lost`` the mean KL of the real questions to the
+    re-prefill (nats), ``right`` the number of them answered rightly, of ``n``. ``bytes`` of the patch.
+    """
+
+    arm: str
+    episode: int
+    kl: float
+    flips: int
+    proved: bool
+    lost: float
+    worst: float
+    right: float
+    n: int
+    bytes: int
+
+
+def rows(backbone: Backbone, episodes: int, tolerance: float) -> Iterator[Row]:
+    """Every arm in one window of each episode."""
+    anchor = prefill_anchor(backbone, testbed.SYSTEM)
+    for index in range(episodes):
+        stage = Stage(backbone, anchor, HELD_OUT, index)
+        yield from _window(stage, Prover(backbone, anchor, tolerance), tolerance)
+
+
+def _window(stage: Stage, prover: Prover, tolerance: float) -> Iterator[Row]:
+    trial = stage.trial(MAIN, MANY)
+    scene = trial.scene
+    facts, before = facts_of(scene), before_of(scene)
+    sized, proof = prover.form(
+        ReusePolicy().budget,
+        scene.delta,
+        Span(scene.canonical, None, scene.offset),
+        scene.conditioned,
+        facts,
+        before,
+    )
+    patch = sized.formed.patch
+    layout = scene.layout
+    other = stage.scene((*NEW[:2], MAIN[0]))
+    another = Scene(stage.backbone, stage.anchor, stage.chunks(MAIN[:2]), stage.chunk(COMPANION))
+    dtype = scene.dtype
+    of = Material(
+        scene.canonical,
+        patch,
+        layout,
+        scene.offset,
+        patch_of(another.delta, 64, dtype).patch,
+        patch_of(other.delta, 64, dtype).patch,
+        stage.index,
+    )
+    arms: dict[str, tuple[KV, int]] = {"formed": (scene.patched(patch), patch.nbytes)}
+    arms |= {f"rank {r}": (scene.patched(p), p.nbytes) for r in RANKS for p in [_cut(scene, r)]}
+    arms["blind"] = (scene.blind, 0)
+    arms |= {f"SABOTAGE {name}": (serve(of), patch.nbytes) for name, serve in SABOTAGES.items()}
+    for name, (kv, nbytes) in arms.items():
+        still = (0,) * stage.backbone.axes
+        shown = prover.proof(scene.conditioned, Span(kv, None, still), facts, before)
+        assert name != "formed" or abs(shown.kl - proof.kl) <= max(1e-3, 0.1 * proof.kl), (shown, proof)
+        judged = trial.judge_kv(kv)
+        asked = judged.hops > 1
+        yield Row(
+            name,
+            stage.index,
+            shown.kl,
+            shown.flips,
+            shown.within(tolerance),
+            float(judged.kl[asked].mean()),
+            float(judged.kl[asked].max()),
+            float(judged.right[asked].sum()),
+            int(asked.sum()),
+            nbytes,
+        )
+
+
+def _cut(scene: Scene, rank: int) -> Patch:
+    return patch_of(scene.delta, rank, scene.dtype).patch
+
+
+def facts_of(scene: Scene) -> Facts:
+    """The target."""
+    return Facts(scene.target.id, scene.encoded, scene.target.label)
+
+
+def before_of(scene: Scene) -> Before:
+    """What stands before the target."""
+    still = (0,) * scene.backbone.axes
+    chunks = tuple(Facts(c.id, scene.backbone.encode(c), c.label) for c in scene.antecedents)
+    return Before((Span(scene.context, None, still),), chunks, still, still)

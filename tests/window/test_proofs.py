@@ -1,0 +1,314 @@
+"""A patch proves itself: served without a certificate if it answers as the true KV does, never otherwise."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from kamera import Backbone, ChunkStore, KameraWindow, ReusePolicy, testbed
+from kamera.certify.sabotage import SABOTAGES, Material
+from kamera.engines import Span
+from kamera.ops import Patch, Proof, patch_of, relocate_kv
+from kamera.patches import Prover, prefill_anchor
+from lab.paper.draw import HELD_OUT, MAIN, MANY, NEW, Stage
+from lab.proofs.measure import before_of, facts_of
+from tests.engines.compare import worst
+from tests.window.certificates import but, certificate
+from tests.window.rig import QUESTION, guarantees, is_a_reprefill, make, rig, same_bits
+
+RANK = 64
+PROVING = ReusePolicy(rank=RANK, certified=True, withheld=frozenset({"survivor"}))
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path, monkeypatch):
+    """The only directory certificates are looked for in: none is there."""
+    monkeypatch.setenv("KAMERA_CERTIFICATES", str(tmp_path))
+    return tmp_path
+
+
+@pytest.fixture(scope="module")
+def pieces():
+    return rig("qwen2_5_vl")
+
+
+@pytest.fixture(scope="module")
+def shipped():
+    return Backbone(*testbed.load())
+
+
+@pytest.fixture(scope="module")
+def stage(shipped):
+    return Stage(shipped, prefill_anchor(shipped, testbed.SYSTEM), HELD_OUT, 0)
+
+
+def asking(backbone, store, *chunks, policy=PROVING, **options) -> KameraWindow:
+    """A window that was asked one question before its chunks came, and has stored their patches."""
+    window = make(backbone, store, policy=policy, **options)
+    window.next_token_logits(QUESTION)
+    for chunk in chunks:
+        window.append(chunk)
+    window.flush()
+    return window
+
+
+def rows(store: ChunkStore):
+    return [info for info in store.ls("exact") if info.antecedents]
+
+
+# -- served by proof -------------------------------------------------------------------------------
+
+
+def test_proved_patches_serve_a_model_nobody_certified(shipped):
+    frames = [frame.image for frame in testbed.World(seed=0).episode(0, legends=3).frames]
+    window = KameraWindow(shipped, ChunkStore.open("memory://"), testbed.SYSTEM, policy=PROVING)
+    for frame in frames:
+        window.append(frame)
+    first = window[0].chunk_id
+    window.slide()
+    window.recall(first)
+    again = [window.reorder([3, 0, 1, 2]), window.slide(), window.recall(first)]
+    assert [report.forwards for report in again] == [0, 0, 0]
+    assert guarantees(window) == ["exact", "patched", "patched", "patched"]
+    proofs = [window._state.residents[i].seat.source.proof for i in (1, 2, 3)]
+    assert all(proof is not None and proof.within(0.05) for proof in proofs)
+    prefilled = KameraWindow(shipped, window.store, testbed.SYSTEM, policy=ReusePolicy.exact())
+    for i in (1, 2, 3, 0):
+        prefilled.append(frames[i])
+    asked = [q.text for q in testbed.World(seed=0).episode(0, legends=3).questions[:8]]
+    mine, plain = (w.next_token_logits_of(asked) for w in (window, prefilled))
+    assert [c.chunk_id for c in prefilled.slots] == [c.chunk_id for c in window.slots]
+    assert torch.equal(mine.argmax(-1), plain.argmax(-1))
+
+
+def test_a_question_asked_of_the_window_proves_what_is_formed_after(pieces):
+    backbone, (a, b, c, _) = pieces
+    store = ChunkStore.open("memory://")
+    asking(backbone, store, a, b, c)
+    assert [row.proof.questions for row in rows(store)] == [1, 1]
+    served = make(backbone, store, a, b, c, policy=PROVING)
+    assert guarantees(served) == ["exact", "patched", "patched"]
+    assert (
+        served.next_token_logits(QUESTION).argmax()
+        == make(backbone, None, a, b, c, policy=ReusePolicy.exact()).next_token_logits(QUESTION).argmax()
+    )
+
+
+def test_a_model_without_a_tokenizer_proves_nothing_unasked(pieces):
+    backbone, (a, b, c, _) = pieces
+    store = ChunkStore.open("memory://")
+    make(backbone, store, a, b, c, policy=PROVING).flush()
+    assert [row.proof.tokens for row in rows(store)] == [0, 0]
+    window = asking(backbone, store, a, b, c)  # prefilled again, and asked this time
+    assert guarantees(window) == ["exact"] * 3
+    assert all(row.proof.tokens > 0 for row in rows(store))
+
+
+def test_patches_formed_without_a_proof_are_formed_again(pieces):
+    backbone, (a, b, *_) = pieces
+    store = ChunkStore.open("memory://")
+    make(backbone, store, a, b)
+    assert [row.proof for row in rows(store)] == [None]
+    window = asking(backbone, store, a, b)
+    assert guarantees(window) == ["exact", "exact"]
+    assert [row.proof.within(PROVING.tolerance) for row in rows(store)] == [True]
+
+
+# -- not served ------------------------------------------------------------------------------------
+
+
+def test_a_patch_that_fails_at_every_size_is_never_served(pieces):
+    backbone, (a, b, c, _) = pieces
+    strict = replace(PROVING, tolerance=1e-12)
+    store = ChunkStore.open("memory://")
+    asking(backbone, store, a, b, c, policy=strict)
+    formed = {row.key: (row.created, row.proof) for row in rows(store)}
+    assert formed and not any(proof.within(1e-12) for _, proof in formed.values())
+    window = asking(backbone, store, a, b, c, policy=strict)
+    assert guarantees(window) == ["exact"] * 3 and is_a_reprefill(window, [a, b, c])
+    assert {row.key: (row.created, row.proof) for row in rows(store)} == formed, "it is not formed again"
+    assert guarantees(make(backbone, store, a, b, c, policy=PROVING))[1:] == ["patched"] * 2
+
+
+def test_a_budget_grows_until_the_patch_proves_itself(shipped):
+    frames = [frame.image for frame in testbed.World(seed=0).episode(0, legends=3).frames]
+    small = replace(PROVING, rank=8, patch_bytes=None)
+    store = ChunkStore.open("memory://")
+    for _ in range(2):
+        window = KameraWindow(shipped, store, testbed.SYSTEM, policy=small)
+        for frame in frames:
+            window.append(frame)
+        window.flush()
+    last = max(rows(store), key=lambda row: len(row.antecedents))
+    assert last.rank > 8 and last.budget.rank > 8 and last.proof.within(small.tolerance)
+    assert window.slots[-1].guarantee == "patched" and window.slots[-1].rank == last.rank, "served whole"
+    plain = KameraWindow(shipped, store, testbed.SYSTEM, policy=replace(small, certified=False))
+    for frame in frames:
+        plain.append(frame)
+    assert plain.slots[-1].rank == 8, "without a proof the budget rules"
+
+
+def test_a_row_that_states_another_proof_is_refused(pieces):
+    backbone, (a, b, *_) = pieces
+    store = ChunkStore.open("memory://")
+    window = asking(backbone, store, a, b)
+    former, facts = window._stage.former, window._state.residents[1].facts
+    row = rows(store)[0]
+    with former.operation():
+        asked = (facts, row.antecedents, "exact", row.formed, "")
+        assert former.patch(*asked, proof=replace(row.proof, kl=0.0)) is None
+        assert former.catalogue.refused(facts.chunk_id, row.antecedents, "exact")
+    with former.operation():
+        assert former.patch(*asked, proof=row.proof) is not None
+
+
+def test_an_object_that_lies_about_its_proof_falls_back(pieces, monkeypatch):
+    backbone, (a, b, *_) = pieces
+    store = ChunkStore.open("memory://")
+    asking(backbone, store, a, b)
+    (row,) = rows(store)
+    held = store.get_patch(row.context, row.chunk_id, row.antecedents)
+    lied = replace(row, proof=replace(row.proof, kl=0.0))
+    true_info = store.info
+    monkeypatch.setattr(store, "info", lambda *args: lied if (found := true_info(*args)) == row else found)
+    window = asking(backbone, store, a, b)
+    assert held is not None and guarantees(window) == ["exact", "exact"]
+    assert is_a_reprefill(window, [a, b])
+
+
+def test_a_certificate_that_found_patches_unsafe_outweighs_proofs(pieces):
+    backbone, (a, b, *_) = pieces
+    store = ChunkStore.open("memory://")
+    asking(backbone, store, a, b)
+    unsafe = certificate(backbone, RANK, findings=but("patched", "unsafe", "wrong answers"))
+    window = make(backbone, store, a, b, policy=PROVING, certificate=unsafe)
+    assert guarantees(window) == ["exact", "exact"]
+    untold = certificate(backbone, RANK, findings=but("patched", "cannot tell", "too few"))
+    window = make(backbone, store, a, b, policy=PROVING, certificate=untold)
+    assert guarantees(window) == ["exact", "patched"]
+
+
+# -- what a proof sees -----------------------------------------------------------------------------
+
+
+def material(stage: Stage):
+    """The scene of an items frame, a sound patch, and those of a wrong place and of another chunk."""
+    scene, other = stage.scene(MAIN), stage.scene((*NEW[:2], MAIN[0]))
+    patch, stale = (patch_of(s.delta, RANK, s.dtype).patch for s in (scene, other))
+    elsewhere = stage.scene(MAIN[::-1])
+    another = patch_of(elsewhere.delta, RANK, scene.dtype).patch
+    return scene, Material(scene.canonical, patch, scene.layout, scene.offset, another, stale, seed=0)
+
+
+def test_a_sound_patch_proves_itself_to_questions_it_never_heard(stage, shipped):
+    scene, of = material(stage)
+    prover = Prover(shipped, stage.anchor, 0.05)
+    span = Span(scene.canonical, of.patch, scene.offset)
+    proof = prover.proof(scene.conditioned, span, facts_of(scene), before_of(scene))
+    assert proof.within(0.05) and proof.questions == 6
+    trial = stage.trial(MAIN, MANY)
+    judged = trial.judge_kv(scene.patched(of.patch))
+    assert judged.kl[judged.hops > 1].max() <= 0.05
+
+
+@pytest.mark.parametrize("fault", SABOTAGES)
+def test_no_wrong_build_proves_itself(stage, shipped, fault):
+    scene, of = material(stage)
+    prover = Prover(shipped, stage.anchor, 0.05)
+    served = Span(SABOTAGES[fault](of), None, (0,) * shipped.axes)
+    proof = prover.proof(scene.conditioned, served, facts_of(scene), before_of(scene))
+    assert not proof.within(0.05), proof
+    assert proof.kl > 0.5, "far beyond any tolerance"
+
+
+def test_blind_reuse_does_not_prove_itself(stage, shipped):
+    scene, of = material(stage)
+    prover = Prover(shipped, stage.anchor, 0.05)
+    empty = Patch(tuple({} for _ in of.patch.layers))
+    span = Span(scene.canonical, empty, scene.offset)
+    assert not prover.proof(scene.conditioned, span, facts_of(scene), before_of(scene)).within(0.05)
+
+
+# -- bookkeeping -----------------------------------------------------------------------------------
+
+
+def test_proofs_are_no_work_of_the_operation(pieces):
+    backbone, (a, b, c, _) = pieces
+    window = make(backbone, None, policy=PROVING, forming="now")
+    window.next_token_logits(QUESTION)
+    for chunk in (a, b, c):
+        plan = window.plan_append(chunk)
+        report = window.append(chunk)
+        assert (report.forwards, report.tokens_recomputed) == (plan.cost.forwards, plan.cost.tokens)
+    assert all(row.proof.tokens for row in rows(window.store))
+
+
+def test_a_late_harvest_is_proved_where_the_chunk_stands(pieces, monkeypatch):
+    backbone, (a, b, _, text) = pieces
+    store, seen = ChunkStore.open("memory://"), []
+    untold = certificate(backbone, RANK, findings=but("patched", "cannot tell", "too few"))
+    policy = replace(PROVING, withheld=frozenset())
+    window = make(backbone, store, policy=policy, certificate=untold, forming="now")
+    window.next_token_logits(QUESTION)
+    for chunk in (a, b, text):
+        window.append(chunk, archive="later")
+    window.evict(1)  # the text moves up and survives
+    stood = window.kv(1)
+    true_form = Prover.form
+
+    def form(self, budget, deltas, canonical, true, facts, before):
+        seen.append((true, before))
+        return true_form(self, budget, deltas, canonical, true, facts, before)
+
+    monkeypatch.setattr(Prover, "form", form)
+    window.evict(1)  # it leaves, and its patch behind both is formed
+    ((true, before),) = seen
+    moved = relocate_kv(true, backbone.layout, before.offset)
+    assert any(before.offset) and worst(moved, stood) <= 1e-5
+    assert len(before.spans) == 2 and [f.chunk_id for f in before.chunks] == [a.id]
+    assert {row.chunk_id: row.proof.within(0.05) for row in rows(store)}[text.id]
+
+
+def test_a_saved_proof_is_loaded_and_served_on(pieces, tmp_path):
+    backbone, (a, b, c, _) = pieces
+    store = ChunkStore.open("memory://")
+    asking(backbone, store, a, b, c)
+    window = make(backbone, store, a, b, c, policy=PROVING)
+    window.save(tmp_path / "saved")
+    with backbone.measure() as work:
+        again = KameraWindow.load(tmp_path / "saved", backbone, store)
+    assert work.forwards == 0 and guarantees(again) == ["exact", "patched", "patched"]
+    assert all(same_bits(again.kv(i), window.kv(i)) for i in range(3))
+    proofs = [r.seat.source.proof for r in again._state.residents]
+    assert proofs == [r.seat.source.proof for r in window._state.residents] and proofs[1] is not None
+
+
+def test_only_the_last_questions_are_remembered(pieces):
+    backbone, _ = pieces
+    window = make(backbone, None, policy=PROVING)
+    for first in (9, 10, 11, 12, 13, 13):
+        window.next_token_logits(torch.tensor([first, 5, 6]))
+    asked = window._stage.former.prover._questions()
+    assert [int(ids[0]) for ids in asked] == [10, 11, 12, 13]
+    assert window.fork()._stage.former.prover is window._stage.former.prover
+
+
+def test_records_keep_their_proof_and_refuse_a_malformed_one(pieces):
+    backbone, (a, b, *_) = pieces
+    store = ChunkStore.open("memory://")
+    asking(backbone, store, a, b)
+    (row,) = rows(store)
+    held = store.get_patch(row.context, row.chunk_id, row.antecedents)
+    assert Proof.from_info(held.info) == row.proof
+    for wrong in ({"kl": 0.0}, {**held.info["proof"], "flips": -1}, {**held.info["proof"], "kl": "0"}, 7):
+        info = {**held.info, "proof": wrong}
+        store.put(replace(held, info=info))
+        assert rows(store)[0].proof is None
+
+
+@pytest.mark.parametrize("wrong", [0.0, -1.0, float("nan")])
+def test_a_tolerance_below_rounding_is_refused(wrong):
+    with pytest.raises(ValueError, match="tolerance"):
+        ReusePolicy(tolerance=wrong)
