@@ -2,6 +2,7 @@
 
 from kamera.ops.allocate import allocate, total_gain
 from kamera.ops.budget import PatchBudget, Sized, layers_of
+from kamera.ops.compose import Composed, compose, terms_of
 from kamera.ops.compress import compress
 from kamera.ops.digest import chunk_id, digest, tensor_bytes, tensor_digest
 from kamera.ops.factoring import factor, kept_energy
@@ -42,6 +43,7 @@ __all__ = [
     "CodedChannel",
     "CodedKV",
     "Codes",
+    "Composed",
     "Deltas",
     "Factor",
     "FactorSize",
@@ -70,6 +72,7 @@ __all__ = [
     "chunk_id",
     "code_kv",
     "compared",
+    "compose",
     "compress",
     "deficit",
     "digest",
@@ -94,6 +97,7 @@ __all__ = [
     "rotated_bytes",
     "tensor_bytes",
     "tensor_digest",
+    "terms_of",
     "total_gain",
     "turn_factors",
     "uniform_offset",

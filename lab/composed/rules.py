@@ -1,4 +1,4 @@
-"""Rules of composition that were tried beside `kamera.ops.compose.last_word`; one layer each.
+"""Rules of composition that were tried beside the one that is shipped (`kamera.ops.compose`); one layer each.
 
 Terms are ``[tokens, features]`` by antecedents, an order names at least one.
 """
@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 import torch
 from einops import rearrange
 
-from lab.composed.compose import last_word, takes_over
+from lab.composed.dense import last_word, takes_over
 
 Order = tuple[int, ...]
 Terms = Mapping[Order, torch.Tensor]

@@ -9,10 +9,9 @@ from functools import cached_property
 
 import torch
 
-from kamera.ops import Deltas, Patch, mean_deficit, patch_of
+from kamera.ops import Deltas, Patch, compose, mean_deficit, patch_of, terms_of
 from kamera.patches.orderings import orderings
 from kamera.testbed import Episode, World
-from lab.composed.compose import compose, terms_of
 from lab.composed.rules import Order, Rule, Terms, differing, fold, linear
 from lab.paper.draw import MANY, NEW, Stage
 from lab.paper.trial import Trial
