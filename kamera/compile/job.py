@@ -14,8 +14,9 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from kamera.compile.ledger import Ledger, System
+from kamera.compile.pairs import pair_windows, saved_by_a_reorder
 from kamera.compile.plan import Plan, PlannedWindow, Stored
-from kamera.compile.report import Batches, BreakEven, CompileReport
+from kamera.compile.report import Batches, BreakEven, CompileReport, Terms
 from kamera.compile.settings import Settings
 from kamera.compile.tasks import Cost, Sources
 from kamera.compile.team import Here, Team
@@ -73,7 +74,9 @@ class Job:
         self.team = team
         self.store = store
         self.settings = settings
-        self.windows = plan.windows[: settings.limit]
+        self.lines = plan.windows[: settings.limit]
+        self._pairs = pair_windows(self.lines, settings)
+        self.windows = (*self.lines, *self._pairs)
         self._ledger = Ledger(self.windows, settings)
         self._cost = Cost()
         self._check_ids()
@@ -84,7 +87,7 @@ class Job:
 
     @property
     def chunks(self) -> int:
-        """Number of positions in all windows."""
+        """Number of positions in all windows, those of pairs included."""
         return sum(len(window.chunks) for window in self.windows)
 
     @property
@@ -105,11 +108,12 @@ class Job:
         ledger, cost = self._ledger, self._cost
         saved = ledger.formed_tokens()
         return CompileReport(
-            windows=len(self.windows),
+            windows=len(self.lines),
             chunks=self.chunks,
             canonicals=ledger.canonicals(),
             patches=ledger.patches(),
             orbits=ledger.orbits(),
+            terms=self._terms(),
             refused=cost.refused,
             forwards=cost.forwards,
             tokens=cost.tokens,
@@ -144,6 +148,12 @@ class Job:
             self._cost.add(compiled.cost)
             settled = [self._ledger.enter_grown(b, g) for b, g in zip(task, compiled.grown, strict=True)]
             yield Step("patches", sum(settled))
+
+    def _terms(self) -> Terms | None:
+        if not self._pairs:
+            return None
+        counts = self._ledger.terms(self._pairs)
+        return Terms(counts, counts.formed / saved_by_a_reorder(self.lines, self.settings))
 
     @property
     def _parts(self) -> int:

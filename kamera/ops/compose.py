@@ -158,14 +158,14 @@ class _Layer(Generic[Name]):
     """One layer of every term. A term that does not name a channel says nothing there."""
 
     def __init__(self, terms: Mapping[tuple[Name, ...], Mapping[str, LowRank]]) -> None:
-        self._sides = {
+        self._sides: dict[tuple[Name, ...], dict[str, tuple[torch.Tensor, torch.Tensor]]] = {
             term: {name: (floats(f.left).float(), floats(f.right).float()) for name, f in layer.items()}
             for term, layer in terms.items()
         }
-        sides = [held for term in self._sides.values() for held in term.items()]
-        self.widths = {name: right.shape[0] for name, (_, right) in sorted(sides, key=lambda held: held[0])}
-        left = next((left for _, (left, _) in sides), torch.empty(0))
-        self.one = left.new_ones(left.shape[0])
+        said = {name: sides for layer in self._sides.values() for name, sides in layer.items()}
+        self.widths: dict[str, int] = {name: said[name][1].shape[0] for name in sorted(said)}
+        left = next((left for left, _ in said.values()), torch.empty(0))
+        self.one: torch.Tensor = left.new_ones(left.shape[0])
         self._energies: dict[tuple[Name, ...], torch.Tensor] = {}
 
     def energy(self, term: tuple[Name, ...]) -> torch.Tensor:

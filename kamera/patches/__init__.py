@@ -3,6 +3,7 @@
 from kamera.patches.anchor import Anchor, anchor_ids, anchor_of, prefill_anchor
 from kamera.patches.catalogue import Catalogue
 from kamera.patches.chunks import Copy, Facts
+from kamera.patches.composing import FORMED_TERM, composable, composed
 from kamera.patches.encodings import Encodings
 from kamera.patches.former import Former
 from kamera.patches.forming import FormingRule, forming_of
@@ -18,10 +19,12 @@ from kamera.patches.harvest import worth_harvesting
 from kamera.patches.losses import Losses, Strict
 from kamera.patches.near import Near
 from kamera.patches.orderings import how_many, orderings
+from kamera.patches.pairs import Pairs, form_pairs
 from kamera.patches.proving import Before, Prover
 from kamera.patches.standing import compact_positions, extents_of, text_positions
 
 __all__ = [
+    "FORMED_TERM",
     "GUARANTEES",
     "Anchor",
     "Before",
@@ -34,13 +37,17 @@ __all__ = [
     "Guarantee",
     "Losses",
     "Near",
+    "Pairs",
     "Prover",
     "Strict",
     "anchor_ids",
     "anchor_of",
     "at_least",
     "compact_positions",
+    "composable",
+    "composed",
     "extents_of",
+    "form_pairs",
     "forming_of",
     "guarantee_named",
     "how_many",

@@ -18,6 +18,7 @@ from kamera.store import ChunkStore, Context, ObjectInfo, behind_survivors, cano
 logger = logging.getLogger(__name__)
 
 _BASE = "base of "  # no key begins with it
+_COMPOSED = "composed"
 
 
 class Catalogue:
@@ -163,6 +164,14 @@ class Catalogue:
     def refused(self, chunk_id: str, antecedents: Sequence[str], kind: str, base: str = "") -> bool:
         """True if this operation found a patch missing or different from its row."""
         return patch_key(self.context, chunk_id, antecedents, kind, base) in (self._lies or ())
+
+    def doubted(self, chunk_id: str, antecedents: Sequence[str]) -> bool:
+        """True if this operation found that a chunk's terms do not compose to these antecedents."""
+        return " ".join((_COMPOSED, chunk_id, *antecedents)) in (self._lies or ())
+
+    def doubt(self, chunk_id: str, antecedents: Sequence[str]) -> None:
+        """Mark these antecedents as `doubted` for the rest of the operation."""
+        self.refuse(" ".join((_COMPOSED, chunk_id, *antecedents)))
 
     def refuse(self, key: str) -> None:
         """Mark the row under ``key`` as wrong: the object counts as absent for the rest of the operation."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Literal, get_args
 
-Guarantee = Literal["exact", "patched", "orbit", "survivor", "near", "blind"]
+Guarantee = Literal["exact", "patched", "orbit", "composed", "survivor", "near", "blind"]
 
 GUARANTEES: tuple[Guarantee, ...] = get_args(Guarantee)
 """From the strongest to the weakest (DESIGN, section 3)."""
@@ -24,8 +24,8 @@ def weakest(guarantees: Iterable[Guarantee]) -> Guarantee:
 def prefilled_behind(antecedents: Guarantee) -> Guarantee:
     """The guarantee of a prefill whose weakest attended KV has the guarantee ``antecedents``.
 
-    Only a prefill behind exact KV equals a re-prefill of the window. Behind patched, orbit or survivor KV it
-    is a conditioned forward behind these antecedents: as good as a full-rank patch. Behind near or blind KV
+    Only a prefill behind exact KV equals a re-prefill of the window. Behind KV from patched to survivor it is
+    a conditioned forward behind these antecedents: as good as a full-rank patch. Behind near or blind KV
     it is no better than they are.
     """
     if antecedents == "exact":

@@ -6,14 +6,13 @@ import itertools
 import math
 import random
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
 
 from kamera.ops import deficit, uniform_offset
 from kamera.patches.chunks import Copy, Facts
-from kamera.patches.standing import compact_positions
+from kamera.patches.line import Line
 
 if TYPE_CHECKING:
     from kamera.patches.former import Former
@@ -68,28 +67,10 @@ def deficits(
     perms: Sequence[tuple[int, ...]],
 ) -> Iterator[Sequence[Mapping[str, torch.Tensor]]]:
     """The deficit of ``target`` behind its antecedents in each order; each prefix of orders runs once."""
-    backbone, anchor = former.backbone, former.anchor_span
-    # anchor and the first antecedents of the current ordering: spans that stay are not written again
-    behind, spans = backbone.live(), [anchor]
-    previous: tuple[int, ...] = ()
+    line = Line(former)
     for perm in perms:
-        chunks = [antecedents[i] for i in perm]
-        places = compact_positions(backbone, former.anchor.input_ids, [*chunks, target])
-        same = 0
-        while same < len(previous) and previous[same] == perm[same]:
-            same += 1
-        del spans[same + 1 :]
-        for chunk, place in zip(chunks[same:], places[same:-1], strict=True):
-            leading = former.canonical(chunk) if len(spans) == 1 else None
-            if leading is not None and not leading.lossy and torch.equal(leading.positions, place):
-                kv = leading.kv
-            else:
-                behind.show(spans, room=chunk.length)
-                kv = backbone.prefill(chunk.encoded, place, behind)
-            spans.append(replace(anchor, kv=kv))
-        previous = perm
-        behind.show(spans, room=target.length)
-        kv = backbone.prefill(target.encoded, places[-1], behind)
-        offset = uniform_offset(canonical.positions, places[-1])
+        line.stand([antecedents[i] for i in perm])
+        copy = line.prefill(target)
+        offset = uniform_offset(canonical.positions, copy.positions)
         assert offset is not None, "compact places of one chunk differ by one offset per axis"
-        yield deficit(kv, canonical.kv, backbone.layout, offset)
+        yield deficit(copy.kv, canonical.kv, former.backbone.layout, offset)

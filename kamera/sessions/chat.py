@@ -296,7 +296,7 @@ class ChatSession:
 def on_leave_of(modes: Sequence[str], window: KameraWindow) -> OnLeave:
     """The strictest of ``modes``; always "exact" for a window that serves exact KV only."""
     minimum = window.policy.minimum
-    auto: OnLeave = "repair" if minimum in ("patched", "orbit") else "keep"
+    auto: OnLeave = "repair" if minimum in ("patched", "orbit", "composed") else "keep"
     if minimum == "exact":
         return "exact"
     return max((_ON_LEAVE.get(mode, auto) for mode in modes), key=_STRICTNESS.index, default="keep")

@@ -190,6 +190,7 @@ def _wanted(policy: ReusePolicy) -> tuple[Guarantee, ...]:
     """The guarantees below exact that a policy would serve."""
     asked = {g for g in GUARANTEES[1:] if policy.admits(g)}
     asked |= {"survivor"} if policy.keeps("survivor") else set()
+    asked |= {"composed"} if policy.composes else set()
     asked |= {"blind"} if policy.on_miss == "blind" else set()
     asked -= {"near"} if policy.max_divergence is None else set()
     return tuple(g for g in GUARANTEES if g in asked)

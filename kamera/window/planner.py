@@ -9,7 +9,8 @@ from kamera.errors import PolicyRefused, WindowFull
 from kamera.ops import patch_bytes
 from kamera.patches import Guarantee, at_least, guarantee_named, prefilled_behind, weakest, worth_harvesting
 from kamera.store import ObjectInfo, chunk_of
-from kamera.window.footing import footing, survivor
+from kamera.window.composed import TermRows, composed_offer
+from kamera.window.leaving import footing, survivor_of
 from kamera.window.policy import Archive as ArchiveRule
 from kamera.window.policy import OnLeave, PositionRule, ReusePolicy
 from kamera.window.seating import check_room, check_stands, settled, tail
@@ -92,6 +93,8 @@ class Planner:
     def leave(self, state: Seats, indices: Sequence[int], rule: PositionRule) -> Seats:
         """Remove chunks; those behind them survive, relocated (or not even that, under "keep").
 
+        Under another rule of the policy than to keep them they are placed anew instead.
+
         The frame moves with the larger part of the remaining chunks, so that its keys are not rotated.
         """
         gone = set(indices)
@@ -99,15 +102,20 @@ class Planner:
             self.left.append(self.archived(state.seats[i]).number)
         first = min(indices)
         staying = [s for i, s in enumerate(state.seats) if i not in gone]
-        if not self.policy.keeps("survivor"):
-            return self.arranged(state, staying, first)
+        on_leave, asked = self._on_leave(self.policy.on_leave), self.policy
+        if on_leave != "keep":
+            if on_leave == "exact":
+                first = next((i for i, s in enumerate(staying[:first]) if s.guarantee != "exact"), first)
+            self.policy = asked.as_exact() if on_leave == "exact" else asked.as_repairing()
+            after, self.policy = self.arranged(state, staying, first), asked
+            return after
         if rule == "keep" and staying:  # an empty window has no positions to keep
-            survivors = [survivor(s) if i >= first else s for i, s in enumerate(staying)]
+            survivors = [survivor_of(s) if i >= first else s for i, s in enumerate(staying)]
             old, new = (self.limits.places.behind([s.chunk_id for s in w]) for w in (state.seats, survivors))
             kept = tuple(a + b - c for a, b, c in zip(old, state.shift, new, strict=True))
             return Seats(tuple(survivors), kept, state.frame)
         frame, seats = settled(self.limits, state, staying, self._compact(staying))
-        return Seats((*seats[:first], *map(survivor, seats[first:])), (0,) * len(frame), frame)
+        return Seats((*seats[:first], *map(survivor_of, seats[first:])), (0,) * len(frame), frame)
 
     # -- rearranging ---------------------------------------------------------------------------
 
@@ -126,10 +134,7 @@ class Planner:
         same = 0
         while same < min(len(wanted), len(state.seats)) and wanted[same] is state.seats[same]:
             same += 1
-        if self.policy.minimum == "exact":
-            on_leave = "exact"  # such a window serves no survivors
-        elif on_leave == "keep" and not self.policy.keeps("survivor"):
-            on_leave = "repair"
+        on_leave = self._on_leave(on_leave)
         if on_leave == "exact":
             self.policy = self.policy.as_exact()
             same = next((i for i, s in enumerate(state.seats[:same]) if s.guarantee != "exact"), same)
@@ -154,11 +159,19 @@ class Planner:
                 seat = self._amortized(there[i], new)
             elif isinstance(item, Seat):
                 item = self.archived(item)  # the patch of its prefill is harvested first
+                usual, self.policy = self.policy, self.policy.as_repairing()
                 seat = self.bring(item, new, spot.moved(frame), was=item)
+                self.policy = usual
             else:
                 seat = self.bring(item, new, spot.moved(frame))
             new = new.joined(seat)
         return new
+
+    def _on_leave(self, asked: OnLeave) -> OnLeave:
+        """The treatment of chunks that stay: a window that serves no survivors keeps none."""
+        if self.policy.minimum == "exact":
+            return "exact"
+        return "repair" if asked == "keep" and not self.policy.keeps("survivor") else asked
 
     # -- one chunk -----------------------------------------------------------------------------
 
@@ -218,7 +231,7 @@ class Planner:
         if held and held.antecedents == before.lineage and held.guarantee == now == "exact":
             return held
         if self.policy.minimum != "exact":
-            offer = self._offer(chunk, before, now, base)
+            offer = self._offer(chunk, before, base, was)
             if offer is not None:
                 canonical = self._canonical(chunk.chunk_id, base=base)
                 source = replace(canonical, guarantee=offer.guarantee, antecedents=offer.antecedents)
@@ -230,10 +243,10 @@ class Planner:
         return None
 
     def _offer(
-        self, chunk: Newcomer | Seat, before: Seats, now: Guarantee, base: ObjectInfo | None
+        self, chunk: Newcomer | Seat, before: Seats, base: ObjectInfo | None, was: Seat | None
     ) -> Offer | None:
         """The best patch that has a row; with a ``base``, only of those that are added to it."""
-        antecedents, enough = before.chunk_ids, weakest((now, "patched"))
+        antecedents, enough = before.chunk_ids, weakest((footing(before), "patched"))
         anchor = "" if base is None else base.context.anchor
         # First the patch behind these chunks in their present order; then the one behind survivors of the
         # same lineage, which is no worse than a forward now.
@@ -243,6 +256,14 @@ class Planner:
                 return patched
         if base is not None:
             return None
+        # before the orbit patch: it knows the order, and measured better
+        if self.policy.admits("composed") and not self.rows.doubted(chunk.chunk_id, antecedents):
+            terms = TermRows(
+                lambda behind: self._patch_formed(chunk, behind),
+                lambda behind: self._bytes(self._row(chunk, behind, "exact")),
+            )
+            if composed := composed_offer(antecedents, was, terms, self.policy.max_doubt):
+                return composed
         if self.policy.admits("orbit"):
             row = self._row(chunk, antecedents, "orbit")
             if row is not None:
@@ -365,10 +386,10 @@ class Planner:
         seat = self.archived(seat)
         if seat.source.antecedents == before.lineage:
             return seat
-        stays = survivor(seat)
+        survivor = survivor_of(seat)
         if set(before.chunk_ids) <= set(map(chunk_of, seat.source.antecedents)):
-            return stays
-        return stays.labelled(weakest((stays.guarantee, "near")))
+            return survivor
+        return survivor.labelled(weakest((survivor.guarantee, "near")))
 
     def _compact(self, chunks: Sequence[Newcomer | Seat]) -> list[Spot]:
         return self.limits.places.compact([c.chunk_id for c in chunks])

@@ -34,9 +34,9 @@ class ReusePolicy:
     """The least guarantee that is served, and the action when nothing stored reaches it.
 
     ``minimum`` holds for chunks that arrive at a place (append, recall, reorder). Chunks that stay
-    while others leave (slide, evict) become survivors under every minimum but "exact": keeping them
-    costs no forward, and under "exact" they are prefilled again. No chunk arrives as a survivor, so
-    for arrivals "survivor" is the same as "orbit".
+    while others leave (slide, evict) follow ``on_leave``; under a minimum of "exact" they are prefilled
+    again. No chunk arrives as a survivor, so
+    for arrivals "survivor" is the same as "composed".
 
     ``on_miss``: "form" runs a conditioned forward and stores its patch, "prefill" runs it and stores
     nothing, "blind" serves the canonical without conditioning.
@@ -49,6 +49,14 @@ class ReusePolicy:
     ``max_divergence`` lets a patch of *other* antecedents serve as "near": the largest share of
     chunks in which the two antecedent sets may differ (0.0 to 1.0; 1.0 takes any patch however
     stale). None, the default, serves none under any ``minimum``.
+
+    ``on_leave`` is the treatment of chunks that stay when others leave (slide, evict). "keep" serves them as
+    survivors. "repair" gives each the KV it would have without what has left: by the patch stored for its
+    remaining antecedents, else by a composed one, else by one conditioned forward. "exact" prefills them.
+
+    ``max_doubt`` lets a patch composed of others serve as "composed": the largest share of its terms' energy
+    that may be lost to their contradictions (`kamera.ops.compose`; docs/composed.md has the measurement
+    behind the default). Above it the next means are taken, and the report says so.
 
     ``certified`` serves each guarantee below "exact" only on a backbone whose certificate found it safe
     (`kamera certify MODEL`), and "patched" without one if the patch has proved itself (``tolerance``); the
@@ -74,6 +82,8 @@ class ReusePolicy:
     patch_bytes: float | None = 0.03
     layers: Sequence[int] | str | None = None
     max_divergence: float | None = None
+    max_doubt: float = 0.2
+    on_leave: OnLeave = "keep"
     certified: bool = field(default_factory=certified_by_default)
     withheld: frozenset[Guarantee] = frozenset()
     tolerance: float | None = 0.05
@@ -112,6 +122,10 @@ class ReusePolicy:
             raise ValueError(f"tolerance {self.tolerance} must be above 0.0 nats, or None for no proof")
         if self.max_divergence is not None and not 0.0 <= self.max_divergence <= 1.0:
             raise ValueError(f"max_divergence {self.max_divergence} must lie between 0.0 and 1.0")
+        if self.on_leave not in get_args(OnLeave):
+            raise ValueError(f"on_leave {self.on_leave!r} is none of {', '.join(get_args(OnLeave))}")
+        if not 0.0 <= self.max_doubt <= 1.0:
+            raise ValueError(f"max_doubt {self.max_doubt} must lie between 0.0 and 1.0")
 
     def admits(self, guarantee: Guarantee) -> bool:
         """True if an arriving chunk may be served with this guarantee."""
@@ -130,6 +144,21 @@ class ReusePolicy:
         withheld = self.withheld.union(guarantees)
         blind = self.on_miss == "blind" and "blind" in withheld
         return replace(self, withheld=withheld, on_miss="prefill" if blind else self.on_miss)
+
+    @property
+    def composes(self) -> bool:
+        """True if a composed patch may be served to chunks that stay while others leave."""
+        repairs = self.on_leave == "repair" and self.keeps("composed")
+        return repairs or self.admits("composed")
+
+    def as_repairing(self) -> ReusePolicy:
+        """The policy of a repair: a patch of exactly the chunks that remain, else a forward."""
+        if self.minimum == "exact":
+            return self
+        orbit: set[Guarantee] = set() if self.admits("orbit") else {"orbit"}
+        repaired = self._strictly("composed" if self.composes else "orbit", self.on_miss)
+        repaired = replace(repaired, withheld=self.withheld | orbit)
+        return replace(repaired, on_miss="form") if self.on_miss == "blind" else repaired
 
     @property
     def budget(self) -> PatchBudget:

@@ -9,10 +9,10 @@ from dataclasses import dataclass, field, replace
 from kamera.engines import LiveKV, Span
 from kamera.errors import NonFiniteKV, NotRelocatable
 from kamera.ops import CodedKV
-from kamera.patches import Before, Copy, Facts, Former, Guarantee
+from kamera.patches import Before, Copy, Facts, Former, Guarantee, composed
 from kamera.window.places import Standing
 from kamera.window.report import Tally
-from kamera.window.seats import Seats
+from kamera.window.seats import Seat, Seats
 from kamera.window.slots import Resident
 from kamera.window.state import WindowState
 from kamera.window.steps import Archive, Clean, Harvest, Keep, Place, Plan, Prefill
@@ -103,9 +103,12 @@ class _Run:
         facts, source, patch = self.facts[seat.chunk_id], seat.source, None
         if step.patch is not None:
             offer = step.patch
-            found = self.former.patch(
-                facts, offer.antecedents, offer.kind, offer.formed, offer.base, offer.proof
-            )
+            if offer.kind == "composed":
+                found = composed(self.former, facts, offer.antecedents, offer.known, offer.max_doubt)
+            else:
+                found = self.former.patch(
+                    facts, offer.antecedents, offer.kind, offer.formed, offer.base, offer.proof
+                )
             if found is None:
                 raise RowLied
             patch = found
@@ -180,12 +183,21 @@ class _Run:
         for seat in seats.seats:
             number = seat.number
             seat = replace(seat, archived=False) if number in self.unarchived else seat
+            seat = _measured(seat, self.copies[number])
             clean = None if seat.clean is None else self.cleans[number]
             old, copy = held.get(number), self.copies[number]
             if old is None or old.seat is not seat or old.copy is not copy or old.clean is not clean:
                 old = Resident(self.whose[number], seat, copy, clean)
             residents.append(old)
         return WindowState(tuple(residents), seats.shift, seats.frame)
+
+
+def _measured(seat: Seat, copy: Copy) -> Seat:
+    """The seat with the bytes of the patch that was applied; a plan estimates those of a composed one."""
+    size = 0 if copy.patch is None else copy.patch.nbytes
+    if seat.source.guarantee != "composed" or seat.source.patch_bytes == size:
+        return seat
+    return replace(seat, source=replace(seat.source, patch_bytes=size))
 
 
 def _anew(copy: Copy) -> Copy:

@@ -30,6 +30,7 @@ class Rows(Protocol):
     ) -> ObjectInfo | None: ...
     def near(self, chunk_id: str, antecedents: Sequence[str], limit: float) -> list[Near]: ...
     def refused(self, chunk_id: str, antecedents: Sequence[str], kind: str, base: str = "") -> bool: ...
+    def doubted(self, chunk_id: str, antecedents: Sequence[str]) -> bool: ...
     def unkept(self, chunk_id: str) -> bool: ...
 
 
@@ -77,6 +78,9 @@ class Offer:
     ``bytes`` are those of its factors as they will be applied; 0 for a patch that the plan itself forms.
     ``base``: the anchor of the canonical that it is added to, "" for the window's own. ``proof`` is given if
     the patch is served for it.
+
+    Of kind "composed" it is made of stored terms, and of the patch behind ``known`` (if any), and refused
+    above ``max_doubt``; its bytes are then those of its largest term, which has the same budget.
     """
 
     guarantee: Guarantee
@@ -87,6 +91,8 @@ class Offer:
     note: str = ""
     base: str = ""
     proof: Proof | None = None
+    known: tuple[str, ...] = ()
+    max_doubt: float = 1.0
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from pathlib import Path
 from kamera.content import Chunk, Content, Spoken
 from kamera.engines import Engine
 from kamera.errors import WindowFull
-from kamera.patches import Former, FormingRule, Losses, forming_of, prefill_anchor
+from kamera.patches import Former, FormingRule, Losses, form_pairs, forming_of, prefill_anchor
 from kamera.store import ChunkStore, Hit
 from kamera.window.asked import Asked, Asking, check_rule
 from kamera.window.asking import Question
@@ -42,7 +42,8 @@ class KameraWindow(Planned):
 
     ``system`` is the system prompt (text, messages, token ids, or None for the template's own);
     ``max_tokens`` bounds anchor and chunks together: `append` and `recall` slide by themselves if a chunk
-    would not fit, under the rule ``positions``.
+    would not fit, under the rule ``positions``. ``on_leave`` says what becomes of the chunks that stay then
+    (default: the policy's, `ReusePolicy.on_leave`).
 
     ``certificate`` (an object, or its file) lets the backbone serve KV below exact; if none is given, the
     constructor looks for one beside the store and in the user's directory, once. See `ReusePolicy.certified`.
@@ -67,6 +68,7 @@ class KameraWindow(Planned):
         *,
         max_tokens: int | None = None,
         policy: ReusePolicy | None = None,
+        on_leave: OnLeave | None = None,
         positions: PositionRule = "compact",
         certificate: Certificate | str | os.PathLike[str] | None = None,
         trace: str | os.PathLike[str] | None = None,
@@ -76,6 +78,8 @@ class KameraWindow(Planned):
         self._lock = threading.RLock()
         _check_parts(backbone, store)
         self._listeners: tuple[Listener, ...] = () if trace is None else (Trace(trace),)
+        if on_leave is not None:
+            policy = replace(policy or ReusePolicy(), on_leave=on_leave)
         self._terms = agree(backbone, store, policy, certificate)
         losses = Losses()
         anchor = prefill_anchor(backbone, system, store, losses)
@@ -163,8 +167,8 @@ class KameraWindow(Planned):
         """Remove the ``n`` oldest chunks; the rest survive, with zero forwards.
 
         ``positions="compact"`` re-rotates the survivors to the positions of a fresh window; ``"keep"`` leaves
-        them in place and rotates nothing. Under the policy minimum "exact" survivors are prefilled again
-        instead.
+        them in place and rotates nothing. Under another `ReusePolicy.on_leave` than "keep" they are repaired
+        or prefilled again instead.
         """
         return self._perform_on_slot("slide", lambda asking, _: asking.slide(n, positions))
 
@@ -204,9 +208,9 @@ class KameraWindow(Planned):
 
         Slots that are not named leave. Chunks in front of the first change stay as they are. Behind it,
         ``on_leave`` "keep" keeps the KV of the chunks that stay, re-rotated to its new place: they are
-        survivors, or ``near`` behind a new chunk that they never attended to. "repair" places them anew under
-        the policy (a stored patch, else a forward), "exact" prefills them, as a window with a minimum of
-        "exact" always does. Chunks are encoded once. Raises WindowFull, and the errors of `append`.
+        survivors, or ``near`` behind a new chunk that they never attended to. "repair" and "exact" are those
+        of `ReusePolicy.on_leave`; a window with a minimum of "exact" always prefills them. Chunks are encoded
+        once. Raises WindowFull, and the errors of `append`.
         """
         return self._perform("arrange", lambda asking, _: asking.arrange(order, on_leave))
 
@@ -224,6 +228,26 @@ class KameraWindow(Planned):
         report = tally.report("form_orbit", self.slots[index], self.slots)
         self._tell(None, report, self.slots)
         assert isinstance(report, SlotReport)
+        return report
+
+    @serial
+    def form_pairs(self, slot: Slot | int | None = None) -> Report:
+        """Form and store the terms of composed patches: for any order of any of the chunks in the window.
+
+        They are a chunk's patches behind each other one alone and behind each ordered pair, of every chunk,
+        or of one; stored ones are skipped. The notes say how many were formed, and after how many reorders
+        that is repaid. The window itself does not change.
+        """
+        chunks = [r.facts for r in self._state.residents]
+        targets = chunks if slot is None else [chunks[self._state.index(slot)]]
+        with self._counting() as tally:
+            terms = form_pairs(self._stage.former, targets, chunks)
+        tally.notes.append(
+            f"{terms.formed} terms formed in {tally.forwards} forwards, {terms.stored} were stored: repaid "
+            f"after {-(-tally.forwards // max(1, len(targets) - (slot is None)))} reorders of these chunks"
+        )
+        report = tally.report("form_pairs", None, self.slots)
+        self._tell(None, report, self.slots)
         return report
 
     def on_event(self, listener: Listener) -> Callable[[], None]:

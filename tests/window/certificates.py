@@ -28,7 +28,9 @@ def finding(verdict: Verdict = "safe", reason: str = "made by hand") -> Finding:
     )
 
 
-ALL_SAFE: dict[Guarantee, Finding] = {g: finding() for g in ("patched", "orbit", "survivor", "near")}
+ALL_SAFE: dict[Guarantee, Finding] = {
+    g: finding() for g in ("patched", "orbit", "composed", "survivor", "near")
+}
 
 
 def certificate(backbone: Backbone, of_rank: int, **changes: Any) -> Certificate:

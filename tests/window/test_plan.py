@@ -29,6 +29,7 @@ class Fake:
     asked: list[tuple] = field(default_factory=list)
     bases: dict[str, object] = field(default_factory=dict)
     based: dict[tuple, object] = field(default_factory=dict)
+    doubts: set[tuple] = field(default_factory=set)
 
     def has_canonical(self, chunk_id: str) -> bool:
         return chunk_id in self.canonicals
@@ -49,6 +50,9 @@ class Fake:
 
     def refused(self, chunk_id, antecedents, kind, base="") -> bool:
         return False
+
+    def doubted(self, chunk_id, antecedents) -> bool:
+        return (chunk_id, tuple(antecedents)) in self.doubts
 
     def unkept(self, chunk_id) -> bool:
         return False

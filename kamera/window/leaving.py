@@ -1,4 +1,4 @@
-"""What a chunk stands on, and what it is worth when that leaves."""
+"""Guarantees after a change in front: of a chunk that stays, and of the KV that the next one attends to."""
 
 from __future__ import annotations
 
@@ -10,9 +10,15 @@ _WHEN_AN_ANTECEDENT_LEAVES: dict[Guarantee, Guarantee] = {
     "patched": "survivor",
     "survivor": "survivor",
     "orbit": "near",
+    "composed": "near",
     "near": "near",
     "blind": "blind",
 }
+
+
+def survivor_of(seat: Seat) -> Seat:
+    """A chunk that stays as it is while an antecedent leaves."""
+    return seat.labelled(_WHEN_AN_ANTECEDENT_LEAVES[seat.guarantee])
 
 
 def footing(before: Seats) -> Guarantee:
@@ -21,10 +27,5 @@ def footing(before: Seats) -> Guarantee:
     Across a gap, left by skipped positions in front, even exact KV is a survivor's: no re-prefill of the
     sequence attends across it.
     """
-    footing = weakest(before.worths)
-    return weakest((footing, "survivor")) if any(before.shift) else footing
-
-
-def survivor(seat: Seat) -> Seat:
-    """The seat of a chunk that stays while an antecedent leaves."""
-    return seat.labelled(_WHEN_AN_ANTECEDENT_LEAVES[seat.guarantee])
+    found = weakest(before.worths)
+    return weakest((found, "survivor")) if any(before.shift) else found

@@ -1,0 +1,58 @@
+"""Serves patches composed of stored singles and pairs: no forward, nothing stored (`kamera.ops.compose`)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+
+from kamera.ops import Patch, compose, terms_of
+from kamera.patches.chunks import Facts
+from kamera.patches.guarantee import Guarantee
+
+if TYPE_CHECKING:
+    from kamera.patches.former import Former
+
+FORMED_TERM: Guarantee = "exact"
+"""Terms are patches that were formed behind exact antecedents: an error in one would be composed on."""
+
+FEWEST = 3
+"""Antecedents from which on a patch is composed: behind fewer, the term itself is the patch."""
+
+
+def composable(antecedents: Sequence[str]) -> bool:
+    """True if a patch behind these antecedents has terms: three or more, and none of them twice."""
+    return len(set(antecedents)) == len(antecedents) >= FEWEST
+
+
+def composed(
+    former: Former, facts: Facts, antecedents: Sequence[str], known: Sequence[str], max_doubt: float
+) -> Patch | None:
+    """The patch of a chunk behind ``antecedents``, within the former's budget, as rows of its terms promised.
+
+    ``known`` are other antecedents (or none) whose own patch is stored, and its terms. None if a term was
+    missing or differed from its row, or if doubt is above ``max_doubt``: that is refused then, and noted.
+    """
+    orders = [antecedents, known] if known else [antecedents]
+    terms: dict[tuple[str, ...], Patch] = {}
+    for behind in dict.fromkeys((*(term for order in orders for term in terms_of(order)), tuple(known))):
+        if behind:
+            found = former.patch(facts, behind, "exact", FORMED_TERM)
+            if found is None:
+                return None
+            terms[behind] = found.truncate(former.budget.rank)
+    made = compose(terms, antecedents, (known, terms[tuple(known)]) if known else None)
+    if made.doubt > max_doubt:
+        former.losses.note(
+            f"composed patch refused: the terms of chunk {facts.chunk_id[:12]} behind these "
+            f"{len(antecedents)} contradict each other, doubt {made.doubt:.2f} above {max_doubt:.2f}"
+        )
+        former.catalogue.doubt(facts.chunk_id, antecedents)
+        return None
+    layout = former.backbone.layout
+    deltas = [
+        {c.name: layer.get(c.name, torch.zeros(facts.length, c.features)) for c in spec.channels}
+        for layer, spec in zip(made.deltas, layout, strict=True)
+    ]
+    return former.budget.form(deltas, layout, former.canonical(facts).kv).formed.patch

@@ -1,0 +1,205 @@
+"""Composed patches in windows: served from stored terms with no forward, refused by name, withheld."""
+
+from __future__ import annotations
+
+import functools
+from contextlib import nullcontext
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from kamera import Backbone, Chunk, ChunkStore, KameraWindow, ReusePolicy
+from kamera.errors import UncertifiedBackbone
+from kamera.ops import apply_patch, compose, patch_of, terms_of
+from kamera.window import Guarantee, plan
+from kamera.window.steps import Place
+from tests.engines.compare import worst
+from tests.window.certificates import ALL_SAFE, certificate
+from tests.window.rig import FULL_RANK, guarantees, live, make, rig, watching
+from tests.window.test_errors import damage
+from tests.window.test_plan import POLICY, Fake, everything, limits, new, standing, worths
+
+COMPOSED = ReusePolicy(minimum="composed", rank=FULL_RANK, max_doubt=1.0)
+ORDER = [2, 0, 1, 3]
+SERVED = ["exact", "patched", "patched", "composed"]
+
+
+@functools.cache
+def pieces() -> tuple[Backbone, list[Chunk]]:
+    return rig("qwen2_5_vl", 4)
+
+
+@functools.cache
+def formed() -> ChunkStore:
+    """Terms of four chunks, and the patches of their first order. Windows of `COMPOSED` add nothing to it."""
+    return form("memory://")
+
+
+def form(where: str | Path, count: int = 4) -> ChunkStore:
+    """A store with the terms of that many chunks."""
+    backbone, chunks = rig("qwen2_5_vl", count)
+    store = ChunkStore.open(where)
+    make(backbone, store, *chunks).form_pairs()
+    return store
+
+
+def opened(store: ChunkStore | None = None, policy: ReusePolicy = COMPOSED, **options) -> KameraWindow:
+    """A window of the four chunks in the order they were formed in."""
+    backbone, chunks = pieces()
+    return make(backbone, store or formed(), *chunks, policy=policy, **options)
+
+
+# -- serving ---------------------------------------------------------------------------------------
+
+
+def test_an_order_nobody_formed_is_served_without_a_forward():
+    window = opened()
+    planned = window.plan_reorder(ORDER)
+    with watching(window.backbone) as seen:
+        report = window.reorder(ORDER)
+    assert (seen.forwards, seen.encodes, planned.cost.forwards) == (0, 0, 0)
+    assert guarantees(window) == SERVED
+    assert planned.cost.bytes_patched == report.bytes_patched > 0
+    assert window.slots[3].antecedents == tuple(pieces()[1][i].id for i in (2, 0, 1))
+
+
+def test_what_is_served_is_the_composition_of_the_stored_terms():
+    store, window = formed(), opened()
+    window.reorder(ORDER)
+    *old, target = (c.id for c in pieces()[1])
+    order = [old[i] for i in (2, 0, 1)]
+    wanted = dict.fromkeys((*terms_of(order), *terms_of(old), tuple(old)))
+    terms = {t: store.get_patch(window.context, target, t).patch for t in wanted}
+    made = compose(terms, order, (old, terms[tuple(old)]))
+    resident = window._state.residents[3]
+    canonical = store.get_canonical(window.context, target)
+    patch = patch_of(made.deltas, None, canonical.kv[0]["k"].dtype).patch
+    home = [-step for step in window._state.frame]
+    offset = [a + b for a, b in zip(resident.span.offset, home, strict=True)]
+    assert worst(live(window, 3), apply_patch(canonical.kv, patch, window.backbone.layout, offset)) < 1e-5
+    plain = patch_of(compose(terms, order).deltas, None, canonical.kv[0]["k"].dtype).patch
+    without = apply_patch(canonical.kv, plain, window.backbone.layout, offset)
+    assert worst(live(window, 3), without) > 1e-3  # what is known of the old order was made use of
+
+
+def test_a_composed_chunk_saves_and_forks_and_moves(tmp_path):
+    window = opened()
+    window.reorder(ORDER)
+    branch = window.fork()
+    window.save(tmp_path / "w")
+    again = KameraWindow.load(tmp_path / "w", window.backbone, formed())
+    assert guarantees(again) == guarantees(branch) == SERVED
+    assert branch.slide().forwards == 0
+    assert guarantees(branch) == ["survivor", "survivor", "near"]
+
+
+def test_composed_comes_before_orbit_and_after_its_own_order(tmp_path):
+    with form(tmp_path / "s") as store:
+        window = opened(store)
+        window.form_orbit(3)
+        for policy, served in ((COMPOSED, "composed"), (replace(COMPOSED, minimum="orbit"), "orbit")):
+            window = opened(store, policy)
+            window.reorder(ORDER)
+            assert guarantees(window)[3] == served
+        make(
+            pieces()[0], store, *(pieces()[1][i] for i in ORDER), policy=replace(COMPOSED, minimum="patched")
+        )
+        window = opened(store)
+        window.reorder(ORDER)
+        assert guarantees(window)[3] == "patched"
+
+
+# -- refusals --------------------------------------------------------------------------------------
+
+
+def test_doubt_above_the_limit_is_refused_and_noted():
+    window = opened(policy=replace(COMPOSED, max_doubt=0.0, on_miss="prefill"))
+    assert window.plan_reorder(ORDER).cost.forwards == 0  # rows do not tell how far terms agree
+    report = window.reorder(ORDER)
+    (note,) = report.notes
+    assert "composed patch refused" in note and "doubt" in note and "above 0.00" in note
+    assert report.forwards == 1 and guarantees(window) == [*SERVED[:3], "patched"]
+
+
+def test_a_damaged_term_is_refused_and_costs_a_forward(tmp_path):
+    with form(tmp_path / "s") as store:
+        window = opened(store)
+        damage(store, "exact", pieces()[1][3].id)
+        report = window.reorder(ORDER)
+        assert report.forwards == 1 and any("patch refused" in note for note in report.notes)
+        assert guarantees(window)[3] == "patched"  # behind patched KV a forward is that much
+
+
+@pytest.mark.parametrize("minimum", ["patched", "orbit"])
+def test_a_policy_that_does_not_admit_it_runs_a_forward(minimum):
+    window = opened(policy=replace(COMPOSED, minimum=minimum, on_miss="prefill"))
+    assert window.reorder(ORDER).forwards == 1
+    assert "composed" not in guarantees(window)
+
+
+def test_without_a_finding_a_certificate_withholds_it():
+    backbone, _ = pieces()
+    findings: dict[Guarantee, object] = {g: f for g, f in ALL_SAFE.items() if g != "composed"}
+    policy = replace(COMPOSED, certified=True, on_miss="prefill")
+    for found, forwards in ((ALL_SAFE, 0), (findings, 1)):
+        held = certificate(backbone, FULL_RANK, findings=found)
+        with pytest.warns(UncertifiedBackbone) if forwards else nullcontext():
+            window = opened(policy=policy, certificate=held)
+        assert window.reorder(ORDER).forwards == forwards
+    assert window.policy.withheld == {"composed"}
+
+
+# -- decided from rows -----------------------------------------------------------------------------
+
+
+def terms(target: str, *orders: str) -> Fake:
+    rows = everything("a", "b", "c", "d", "x")
+    rows.patches = {(target, term, "exact"): "exact" for order in orders for term in terms_of(tuple(order))}
+    return rows
+
+
+def recalled(rows: Fake, before: str):
+    policy = replace(POLICY, minimum="composed")
+    return plan.recall(standing(*before), new("x"), False, rows, policy, limits())
+
+
+def test_all_terms_of_the_order_have_to_be_there():
+    rows = terms("x", "abc")
+    assert worths(recalled(rows, "abc"))[-1] == "composed"
+    assert worths(recalled(rows, "acb"))[-1] == "exact"  # the pair (c, b) is missing
+    rows.patches["x", ("b",), "exact"] = "survivor"
+    assert worths(recalled(rows, "abc"))[-1] == "exact"  # formed behind something else
+
+
+def test_an_antecedent_that_stands_twice_has_no_pairs():
+    rows = terms("x", "aab", "aba", "baa")
+    assert worths(recalled(rows, "aba"))[-1] == "exact"
+
+
+def test_two_antecedents_take_their_own_pair():
+    made = recalled(terms("x", "ab"), "ab")
+    assert (worths(made)[-1], made.cost.forwards) == ("patched", 0)
+
+
+def test_what_was_doubted_is_not_offered_again():
+    rows = terms("x", "abc")
+    rows.doubts.add(("x", ("a", "b", "c")))
+    assert (worths(recalled(rows, "abc"))[-1], recalled(rows, "abc").cost.forwards) == ("exact", 1)
+
+
+def test_the_old_order_is_known_where_it_is_stored_with_its_terms():
+    before = standing("a", "b", "c", "x")
+    rows = terms("x", "abc", "bca")
+    policy = replace(POLICY, minimum="composed", on_miss="prefill")
+
+    def known() -> tuple[str, ...]:
+        made = plan.reorder(before, [1, 2, 0, 3], rows, policy, limits())
+        offers = [step.patch for step in made.steps if isinstance(step, Place)]
+        return next(o.known for o in offers if o is not None and o.kind == "composed")
+
+    assert known() == ()
+    rows.patches["x", ("a", "b", "c"), "exact"] = "exact"
+    assert known() == ("a", "b", "c")
+    del rows.patches["x", ("a", "b"), "exact"]
+    assert known() == ()

@@ -1,0 +1,74 @@
+"""Random operations on windows that serve composed patches: plans hold, and labels are honest."""
+
+from __future__ import annotations
+
+import functools
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kamera import ChunkStore, ReusePolicy
+from tests.window.rig import guarantees, make, rig
+from tests.window.test_against_reprefill import (
+    EVERYTHING,
+    QUICK,
+    apply,
+    assert_exact_at_its_own_positions,
+    assert_positions_are_the_models,
+    sequences,
+)
+from tests.window.test_planned import OPERATIONS, hold_plans
+
+RANK = 4
+POLICIES = {
+    "minimum": ReusePolicy(minimum="composed", rank=RANK, on_miss="prefill", max_doubt=1.0),
+    "repair": ReusePolicy(rank=RANK, on_miss="prefill", on_leave="repair", max_doubt=1.0),
+    "doubt": ReusePolicy(minimum="composed", rank=RANK, on_miss="prefill", on_leave="repair", max_doubt=0.1),
+}
+"""None of them stores a patch on a miss, so that orders stay unformed from one example to the next."""
+
+
+@functools.cache
+def formed(kv: str) -> ChunkStore:
+    """The terms of all chunks."""
+    backbone, chunks = rig("qwen2_5_vl", 5)
+    store = ChunkStore.open("memory://", kv=kv)
+    make(backbone, store, *chunks, policy=ReusePolicy(rank=RANK, on_miss="prefill")).form_pairs()
+    return store
+
+
+served: set[str] = set()
+
+
+@pytest.mark.parametrize("name", POLICIES)
+@settings(max_examples=8, phases=QUICK)
+@given(operations=st.lists(OPERATIONS, min_size=3, max_size=9), kv=st.sampled_from(["as-is", "int8"]))
+def test_what_was_planned_is_what_is_measured(name, operations, kv):
+    backbone, chunks = rig("qwen2_5_vl", 5)
+    window = make(backbone, formed(kv), *chunks[:3], policy=POLICIES[name], max_tokens=60)
+    hold_plans(window, chunks, operations)
+
+
+@pytest.mark.parametrize("name", POLICIES)
+@settings(max_examples=4, phases=QUICK)
+@given(operations=sequences(*EVERYTHING, least=4, most=8))
+def test_labels_are_honest_where_orders_are_composed(name, operations):
+    backbone, chunks = rig("qwen2_5_vl", 5)
+    window = make(backbone, formed("as-is"), *chunks[:4], policy=POLICIES[name])
+    for operation in operations:
+        if apply(window, chunks, operation) is None:
+            continue
+        assert window.position_ids.shape[1] == window.num_tokens
+        if not any(window._state.shift):
+            assert_positions_are_the_models(window, chunks)
+        assert_exact_at_its_own_positions(window, chunks)
+        for i, slot in enumerate(window.slots):
+            if slot.guarantee == "composed":
+                assert slot.antecedents == tuple(s.chunk_id for s in window.slots[:i])
+                assert len(set(slot.antecedents)) == i >= 3
+        served.update(guarantees(window))
+
+
+def test_composed_patches_were_served_above():
+    assert {"composed", "exact", "patched"} <= served

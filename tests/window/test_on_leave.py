@@ -1,0 +1,101 @@
+"""What becomes of chunks that stay when others leave: kept, repaired or prefilled again."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from kamera import KameraWindow, ReusePolicy
+from tests.window.certificates import ALL_SAFE, certificate
+from tests.window.rig import FULL_RANK, guarantees, is_a_reprefill, make, rig, watching
+from tests.window.test_composed import COMPOSED, form, formed, opened, pieces
+
+REPAIR = ReusePolicy(rank=FULL_RANK, on_leave="repair", on_miss="prefill", max_doubt=1.0)
+
+
+def slid(window: KameraWindow, way: str = "slide") -> tuple[list[str], int]:
+    """What the chunks that stay are worth, and the forwards that costs; a plan says the same before."""
+    given = () if way == "slide" else (0,)
+    planned = getattr(window, f"plan_{way}")(*given)
+    with watching(window.backbone) as seen:
+        report = getattr(window, way)(*given)
+    assert planned.cost.forwards == report.forwards == seen.forwards
+    assert planned.cost.bytes_patched == report.bytes_patched
+    return guarantees(window), seen.forwards
+
+
+@pytest.mark.parametrize("way", ["slide", "evict"])
+def test_kept_chunks_are_survivors_of_no_forward(way):
+    backbone, chunks = rig("qwen2_5_vl", 4)
+    assert slid(make(backbone, None, *chunks), way) == (["survivor"] * 3, 0)
+
+
+@pytest.mark.parametrize("way", ["slide", "evict"])
+def test_a_repair_runs_a_forward_where_nothing_is_stored(way):
+    backbone, chunks = rig("qwen2_5_vl", 4)
+    window = make(backbone, None, *chunks, policy=REPAIR)
+    assert slid(window, way) == (["exact"] * 3, 2)  # the leading one is its canonical
+    assert is_a_reprefill(window, chunks)
+
+
+def test_a_repair_takes_stored_patches_first_then_composed_ones():
+    backbone, chunks = rig("qwen2_5_vl", 5)
+    store = form("memory://", 5)
+    window = make(backbone, store, *chunks, policy=REPAIR)
+    assert slid(window) == (["exact", "patched", "patched", "composed"], 0)
+    window = make(backbone, store, *chunks, policy=replace(REPAIR, withheld=frozenset({"composed"})))
+    assert slid(window) == (["exact", "patched", "patched", "patched"], 1)  # a forward behind patched KV
+
+
+def test_a_repair_never_serves_less_than_a_survivor():
+    backbone, chunks = rig("qwen2_5_vl", 4)
+    policy = replace(REPAIR, minimum="blind", on_miss="blind", max_divergence=1.0)
+    window = make(backbone, None, *chunks, policy=policy)
+    assert slid(window) == (["exact"] * 3, 2)
+
+
+def test_exact_prefills_the_chunks_that_stay():
+    backbone, chunks = rig("qwen2_5_vl", 4)
+    window = make(backbone, None, *chunks)
+    window.slide()  # survivors, which a prefill may not attend to
+    window = make(backbone, None, *chunks, on_leave="exact")
+    assert slid(window) == (["exact"] * 3, 2)
+    assert is_a_reprefill(window, chunks)
+    store = form("memory://", 4)
+    window = make(backbone, store, *chunks, on_leave="exact")
+    assert set(guarantees(window)[1:]) == {"patched"}
+    assert slid(window, "evict")[0] == ["exact"] * 3
+
+
+def test_chunks_that_arrive_follow_the_minimum_alone():
+    """A repair makes room for a chunk, and that one is no chunk that stays."""
+    backbone, chunks = rig("qwen2_5_vl", 5)
+    store = form("memory://", 5)
+    length = 4 + sum(c.num_tokens for c in chunks[:4])
+    window = make(backbone, store, *chunks[:4], policy=REPAIR, max_tokens=length)
+    report = window.recall(chunks[4].id)
+    assert len(report.evicted) == 1 and report.forwards == 1
+    assert guarantees(window) == ["exact", "patched", "patched", "patched"]
+
+
+def test_the_argument_goes_before_the_policy_and_is_saved(tmp_path):
+    window = opened(formed(), COMPOSED, on_leave="repair")
+    assert window.policy == replace(COMPOSED, on_leave="repair")
+    window.save(tmp_path / "w")
+    again = KameraWindow.load(tmp_path / "w", window.backbone, formed())
+    assert again.policy.on_leave == "repair"
+    with pytest.raises(ValueError, match="on_leave 'never' is none of keep, repair, exact"):
+        make(pieces()[0], on_leave="never")
+
+
+@pytest.mark.filterwarnings("ignore::kamera.errors.UncertifiedBackbone")
+def test_a_repair_is_composed_only_where_that_is_certified():
+    backbone, chunks = rig("qwen2_5_vl", 5)
+    store = form("memory://", 5)
+    policy = replace(REPAIR, certified=True)
+    without = {g: finding for g, finding in ALL_SAFE.items() if g != "composed"}
+    for findings, served in ((without, "patched"), (ALL_SAFE, "composed")):
+        held = certificate(backbone, FULL_RANK, findings=findings)
+        window = make(backbone, store, *chunks, policy=policy, certificate=held)
+        assert slid(window)[0][-1] == served
