@@ -80,8 +80,10 @@ class Trials:
             near = replace(self.policy, minimum="near", max_divergence=DIVERGENCE)
             window = self._window(self.elsewhere, after, near)
         else:
-            window = self._window(self.store, before, replace(self.policy, minimum="orbit"))
-            window.form_orbit(len(before) - 1)
+            # of any doubt: windows refuse the doubtful ones, so what they serve is no worse
+            window = self._window(self.store, before, replace(self.policy, minimum=guarantee, max_doubt=1.0))
+            form = window.form_orbit if guarantee == "orbit" else window.form_pairs
+            form(len(before) - 1)
             window.reorder([before.index(i) for i in after])
         return window
 

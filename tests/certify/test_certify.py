@@ -51,8 +51,9 @@ def made(trained):
 
 def test_each_guarantee_gets_a_finding_of_its_own(made):
     *progress, certificate = made
-    assert progress[0] == (10, 40) and progress[-1] == (40, 40)
-    assert tuple(certificate.findings) == tuple(TRIALS) == ("patched", "orbit", "survivor", "near")
+    assert progress[0] == (10, 50) and progress[-1] == (50, 50)
+    assert tuple(certificate.findings) == tuple(TRIALS)
+    assert set(TRIALS) == {"patched", "orbit", "composed", "survivor", "near"}
     assert all(finding.n == 10 for finding in certificate.findings.values())
     patched = certificate.findings["patched"]
     assert patched.served.mean == patched.reprefill.mean == 1.0 > patched.blind.mean
@@ -64,6 +65,12 @@ def test_where_frames_override_each_other_only_patches_hold(made, guarantee):
     found = made[-1].findings[guarantee]
     assert found.verdict == "unsafe", found.reason
     assert found.served.mean <= 0.7 < 0.9 < found.reprefill.mean
+
+
+def test_composed_orders_are_asked_about_and_answered(made):
+    found = made[-1].findings["composed"]
+    assert found.served.mean >= 0.9 > 0.5 > found.blind.mean
+    assert found.eta.mean > made[-1].findings["orbit"].eta.mean
 
 
 def test_a_certificate_is_bound_to_what_it_measured(made, trained):
@@ -102,7 +109,9 @@ def test_what_cannot_be_asked_is_refused_by_name(untrained):
         certify(untrained, probe="leaves")
     with pytest.raises(ValueError, match="items 0"):
         certify(untrained, items=0)
-    with pytest.raises(ValueError, match="guarantee 'blind' is none of patched, orbit, survivor, near"):
+    with pytest.raises(
+        ValueError, match="guarantee 'blind' is none of patched, orbit, survivor, near, composed"
+    ):
         certify(untrained, guarantees=["blind"])
     with pytest.raises((ModalityNotSupported, ProcessorRequired)):
         certify(tiny.backbone("qwen2_5_vl"), items=1)
