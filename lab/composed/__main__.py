@@ -23,6 +23,7 @@ from kamera import Backbone, testbed
 from kamera.certify.metrics import Items
 from kamera.patches.anchor import prefill_anchor
 from lab.composed.windows import WORLDS, Pool, Row, TermsOf, library, measure, windows
+from lab.paper.document import commit
 from lab.paper.draw import HELD_OUT
 from lab.speed.machine import machine
 from lab.testbed import FAMILIES, load
@@ -149,7 +150,11 @@ def main() -> None:
         found.append(summary(run(backbone, count, args.episodes, args.world, args.rank), count))
         if args.output is None and args.format == "table":
             print(table(found[-1]), flush=True)
+    counts = " ".join(map(str, args.count))
     report = {
+        "command": f"python -m lab.composed --family {args.family} --count {counts} --episodes "
+        f"{args.episodes} --world {args.world} --rank {args.rank}",
+        "commit": commit(),
         "machine": machine(),
         "family": args.family,
         "world": args.world,
