@@ -6,11 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from kamera.errors import PolicyRefused, WindowFull
-from kamera.ops import patch_bytes
-from kamera.patches import Guarantee, at_least, guarantee_named, prefilled_behind, weakest, worth_harvesting
+from kamera.patches import Guarantee, prefilled_behind, weakest, worth_harvesting
 from kamera.store import ObjectInfo, chunk_of
-from kamera.window.composed import TermRows, composed_offer
 from kamera.window.leaving import footing, survivor_of
+from kamera.window.offers import Offers
 from kamera.window.policy import Archive as ArchiveRule
 from kamera.window.policy import OnLeave, PositionRule, ReusePolicy
 from kamera.window.seating import check_room, check_stands, settled, tail
@@ -215,6 +214,10 @@ class Planner:
 
     # -- inside --------------------------------------------------------------------------------
 
+    @property
+    def _offers(self) -> Offers:
+        return Offers(self.rows, self.policy, self._formed)
+
     def _best(
         self, chunk: Newcomer | Seat, before: Seats, was: Seat | None
     ) -> Source | tuple[Source, Offer | None] | None:
@@ -231,7 +234,7 @@ class Planner:
         if held and held.antecedents == before.lineage and held.guarantee == now == "exact":
             return held
         if self.policy.minimum != "exact":
-            offer = self._offer(chunk, before, base, was)
+            offer = self._offers.best(chunk, before, base, was)
             if offer is not None:
                 canonical = self._canonical(chunk.chunk_id, base=base)
                 source = replace(canonical, guarantee=offer.guarantee, antecedents=offer.antecedents)
@@ -241,77 +244,6 @@ class Planner:
             source = replace(self._canonical(chunk.chunk_id), guarantee="blind")
             return source, None
         return None
-
-    def _offer(
-        self, chunk: Newcomer | Seat, before: Seats, base: ObjectInfo | None, was: Seat | None
-    ) -> Offer | None:
-        """The best patch that has a row; with a ``base``, only of those that are added to it."""
-        antecedents, enough = before.chunk_ids, weakest((footing(before), "patched"))
-        anchor = "" if base is None else base.context.anchor
-        # First the patch behind these chunks in their present order; then the one behind survivors of the
-        # same lineage, which is no worse than a forward now.
-        for behind in dict.fromkeys((antecedents, before.lineage)) if self.policy.admits("patched") else ():
-            patched = self._patched(chunk, behind, anchor)
-            if patched is not None and at_least(guarantee_named(patched.formed), enough):
-                return patched
-        if base is not None:
-            return None
-        # before the orbit patch: it knows the order, and measured better
-        if self.policy.admits("composed") and not self.rows.doubted(chunk.chunk_id, antecedents):
-            terms = TermRows(
-                lambda behind: self._patch_formed(chunk, behind),
-                lambda behind: self._bytes(self._row(chunk, behind, "exact")),
-            )
-            if composed := composed_offer(antecedents, was, terms, self.policy.max_doubt):
-                return composed
-        if self.policy.admits("orbit"):
-            row = self._row(chunk, antecedents, "orbit")
-            if row is not None:
-                return Offer("orbit", antecedents, "orbit", row.formed, self._bytes(row))
-        limit = self.policy.max_divergence
-        if limit is not None and self.policy.admits("near"):
-            for distance, info in self.rows.near(chunk.chunk_id, antecedents, limit):
-                row = self._row(chunk, info.antecedents, info.kind)
-                if row is not None:
-                    note = f"near: a patch of other antecedents, divergence {distance:.2f}"
-                    return Offer("near", info.antecedents, info.kind, info.formed, self._bytes(row), note)
-        return None
-
-    def _patched(self, chunk: Newcomer | Seat, behind: tuple[str, ...], anchor: str) -> Offer | None:
-        """The patch stored, or to be stored, behind these antecedents; under a tolerance, if it is proved."""
-        note = anchor and f"base: the canonical behind another system prompt, {anchor[:12]}"
-        row, tolerance = self._row(chunk, behind, "exact", anchor), self.policy.tolerance
-        if tolerance is None:
-            formed = self._patch_formed(chunk, behind, anchor)
-            size = self._bytes(row)
-            return formed and Offer("patched", behind, "exact", formed, size, note, anchor)
-        # a patch that the plan itself forms has yet to be proved
-        if row is None or row.proof is None or not row.proof.within(tolerance):
-            return None
-        size = patch_bytes(row.sizes, row.rank or 0)
-        return Offer("patched", behind, "exact", row.formed, size, note, anchor, row.proof)
-
-    def _row(
-        self, chunk: Newcomer | Seat, antecedents: Sequence[str], kind: str, base: str = ""
-    ) -> ObjectInfo | None:
-        budget = self.policy.budget
-        return self.rows.patch_within(chunk.chunk_id, chunk.length, antecedents, kind, budget, base)
-
-    def _bytes(self, row: ObjectInfo | None) -> int:
-        """Bytes of a stored patch once truncated to the policy's rank."""
-        return 0 if row is None else patch_bytes(row.sizes, self.policy.budget.rank)
-
-    def _patch_formed(
-        self, chunk: Newcomer | Seat, antecedents: tuple[str, ...], base: str = ""
-    ) -> Guarantee | None:
-        """Guarantee behind which the patch for ``antecedents`` was, or will be, formed; None without one."""
-        formed = self._formed.get((chunk.chunk_id, antecedents, base))
-        if formed is not None and not self.rows.refused(chunk.chunk_id, antecedents, "exact", base):
-            return formed
-        row = self._row(chunk, antecedents, "exact", base)
-        # one that was asked nothing is formed again, and asked
-        unproved = self.policy.tolerance is not None and row and not (row.proof and row.proof.tokens)
-        return None if row is None or unproved else guarantee_named(row.formed)
 
     def _prefill(
         self,
@@ -345,8 +277,9 @@ class Planner:
         behind, formed = seat.source.antecedents, seat.formed
         there = self.base(seat.chunk_id)
         base = "" if there is None else there.context.anchor
+        offers = self._offers
         if worth_harvesting(
-            lambda behind: self._patch_formed(seat, behind, base), behind, formed, leading=bool(base)
+            lambda behind: offers.formed_behind(seat, behind, base), behind, formed, leading=bool(base)
         ):
             if not base:
                 self._computes(seat)  # a patch is formed against the canonical, which is made if missing

@@ -81,7 +81,7 @@ def test_chunks_that_arrive_follow_the_minimum_alone():
 
 def test_the_argument_goes_before_the_policy_and_is_saved(tmp_path):
     window = opened(formed(), COMPOSED, on_leave="repair")
-    assert window.policy == replace(COMPOSED, on_leave="repair")
+    assert window.policy == replace(COMPOSED, on_leave="repair", tolerance=None)
     window.save(tmp_path / "w")
     again = KameraWindow.load(tmp_path / "w", window.backbone, formed())
     assert again.policy.on_leave == "repair"

@@ -12,6 +12,7 @@ import pytest
 
 from kamera import window
 from kamera.errors import NotRelocatable, PolicyRefused, WindowFull
+from kamera.ops import Proof
 from kamera.window import ReusePolicy, plan
 from kamera.window.seats import Seat, Seats, Source, Spot
 from kamera.window.steps import Archive, Clean, Cost, Harvest, Keep, Limits, Newcomer, Place, Prefill
@@ -58,12 +59,17 @@ class Fake:
         return False
 
 
+PROVED = Proof(0.0, 0, 1, 1)
+
+
 @dataclass(frozen=True)
 class Row:
     antecedents: tuple[str, ...]
     kind: str
     formed: str
     sizes: tuple = ()
+    rank: int = 8
+    proof: Proof | None = PROVED
 
 
 class Line:
