@@ -6,11 +6,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from kamera import Backbone, ReusePolicy, testbed
-from kamera.certify.sabotage import SABOTAGES, Material
 from kamera.engines import Span
 from kamera.ops import KV, Patch, patch_of
 from kamera.patches import Before, Facts, Prover, prefill_anchor
 from lab.paper.draw import COMPANION, HELD_OUT, MAIN, MANY, NEW, Stage
+from lab.sabotage.arms import Material, sabotage
 from lab.scene import Scene
 
 RANKS = (2, 8, 16)
@@ -62,18 +62,19 @@ def _window(stage: Stage, prover: Prover, tolerance: float) -> Iterator[Row]:
     another = Scene(stage.backbone, stage.anchor, stage.chunks(MAIN[:2]), stage.chunk(COMPANION))
     dtype = scene.dtype
     of = Material(
-        scene.canonical,
-        patch,
-        layout,
-        scene.offset,
-        patch_of(another.delta, 64, dtype).patch,
-        patch_of(other.delta, 64, dtype).patch,
-        stage.index,
+        canonical=scene.canonical,
+        patch=patch,
+        layout=layout,
+        offset=scene.offset,
+        another=patch_of(another.delta, 64, dtype).patch,
+        stale=patch_of(other.delta, 64, dtype).patch,
+        seed=stage.index,
     )
     arms: dict[str, tuple[KV, int]] = {"formed": (scene.patched(patch), patch.nbytes)}
     arms |= {f"rank {r}": (scene.patched(p), p.nbytes) for r in RANKS for p in [_cut(scene, r)]}
     arms["blind"] = (scene.blind, 0)
-    arms |= {f"SABOTAGE {name}": (serve(of), patch.nbytes) for name, serve in SABOTAGES.items()}
+    wrong = sabotage(stage.backbone.axes)
+    arms |= {f"SABOTAGE {name}": (serve(of), patch.nbytes) for name, serve in wrong.items()}
     for name, (kv, nbytes) in arms.items():
         still = (0,) * stage.backbone.axes
         shown = prover.proof(scene.conditioned, Span(kv, None, still), facts, before)
