@@ -42,12 +42,9 @@ ETA = 0.5
 
 _Z = 1.959964  # two-sided 95 %
 
-
 CLOSED = 0.1
 """Least share of a channel's deficit that a patch must restore in the KV itself. A sound one restores most of
 it, one that leaves the channel out nothing; answers show that only if the model binds in this channel."""
-
-_Z = 1.959964  # two-sided 95 %
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -175,6 +175,7 @@ def _object_tables(found: dict[str, Any]) -> Iterator[Table | str]:
             ("rank", "" if found["rank"] is None else found["rank"]),
             ("energy kept", _share(found["energy"])),
             ("antecedents were", found["formed"] or ""),
+            ("proof", _proof(found["proof"])),
             ("layers", found["layers"]),
             ("KV held", _form(context["kv"], found.get("loss"))),
             ("bytes", f"{found['bytes']} in the file, {found['tensor_bytes']} of tensors"),
@@ -239,6 +240,13 @@ def _form(kv: str, loss: dict[str, Any] | None) -> str:
 
 def _percent(value: float | None) -> str:
     return "" if value is None else f"{value:.1f} %"
+
+
+def _proof(proof: Mapping[str, Any] | None) -> str:
+    if proof is None or not proof["tokens"]:
+        return "none was asked for" if proof is None else "it was asked nothing"
+    asked = f"{proof['tokens']} tokens of {proof['questions']} questions"
+    return f"at most {proof['kl']:.2g} nats over {asked}, {proof['flips']} flipped"
 
 
 def _share(value: float | None) -> str:

@@ -30,7 +30,6 @@ VERSION = 1
 """The only format of a saved window that is written and read."""
 
 FILE = "window.safetensors"
-_EARLIER = "window.json"  # formats 1 to 3 had two files
 _ASIDE = ".window-"  # prefix of files that are being written
 _ZEROS = "0" * 64
 _SEAL = re.compile(rb'"sha256":"([0-9a-f]{64})"')  # in the document itself quotes are escaped
@@ -76,13 +75,11 @@ def read_saved(path: Path) -> Saved:
     try:
         data = where.read_bytes()
     except (FileNotFoundError, NotADirectoryError):
-        _refuse_earlier(path)
         raise StoreError(f"no saved window at {str(path)!r}: it has no {FILE}") from None
     except OSError as error:
         raise StoreError(f"{str(where)!r} cannot be read: {error}") from None
     header, metadata = _header(data)
     if metadata.get("kamera") != "window":
-        _refuse_earlier(path)
         raise CorruptChunk(
             f"{str(where)!r} is damaged, or no window of Kamera's: it does not say that it is one"
         )
@@ -129,14 +126,6 @@ def _header(front: bytes) -> tuple[int, dict[str, Any]]:
     except (ValueError, KeyError, TypeError, RecursionError):
         return 0, {}
     return (length, metadata) if isinstance(metadata, dict) else (0, {})
-
-
-def _refuse_earlier(path: Path) -> None:
-    if (path / _EARLIER).is_file():
-        raise StoreVersionError(
-            f"{str(path / _EARLIER)!r} is of an earlier window format, this version reads {VERSION}: open it "
-            "with the version that wrote it and save it again"
-        )
 
 
 def _check_ours(path: Path) -> None:

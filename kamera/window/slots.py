@@ -9,6 +9,7 @@ from functools import cached_property
 import torch
 
 from kamera.engines import Span
+from kamera.ops import Proof
 from kamera.patches import Copy, Facts, Guarantee
 from kamera.store import chunk_of
 from kamera.window.seats import Seat
@@ -21,7 +22,8 @@ class Slot:
     ``start`` is the first token's index in the window's sequence (anchor included), ``position`` its
     rotary position on the first axis, ``antecedents`` the chunks its KV is conditioned on (for a
     survivor those of its prefill, departed ones included), ``rank`` that of its patch (None: prefilled,
-    nothing truncated; 0: no conditioning), ``bytes`` those of its live KV. ``number`` names the slot
+    nothing truncated; 0: no conditioning), ``bytes`` those of its live KV, ``proof`` that of a patch which is
+    served for it (`ReusePolicy.tolerance`). ``number`` names the slot
     for the life of the window and its forks.
     """
 
@@ -36,6 +38,7 @@ class Slot:
     position: int
     conditioned: bool
     label: str
+    proof: Proof | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -97,6 +100,7 @@ class Resident:
             position=seat.spot.low[0] - frame,
             conditioned=self.clean is None,
             label=self.facts.label,
+            proof=shown.proof,
         )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import multiprocessing
 import os
 import threading
@@ -11,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from kamera import ChunkStore, KameraWindow
-from kamera.errors import KameraError, StoreError, StoreVersionError
+from kamera.errors import KameraError, StoreError
 from tests.models import samples
 from tests.window.rig import Snapshot, make, rig, same_bits
 
@@ -165,13 +164,6 @@ def test_tensors_of_somebody_else_are_never_written_over(windows, tmp_path):
     with pytest.raises(KameraError, match=r"window\.safetensors"):
         KameraWindow.load(tmp_path, windows[0].backbone, windows[0].store)
     assert (tmp_path / "window.safetensors").read_bytes() == before
-
-
-def test_a_window_of_an_older_format_is_refused_by_name(windows, tmp_path):
-    (tmp_path / "window.json").write_text(json.dumps({"sha256": "", "window": "{}"}))
-    (tmp_path / "window.safetensors").write_bytes(b"")
-    with pytest.raises(StoreVersionError, match=r"window\.json.*save it again"):
-        KameraWindow.load(tmp_path, windows[0].backbone, windows[0].store)
 
 
 def test_a_full_disk_refuses_a_save_and_keeps_the_old(windows, tmp_path, monkeypatch):
