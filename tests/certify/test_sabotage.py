@@ -86,8 +86,8 @@ def test_a_build_that_serves_stale_patches_is_unsafe(trained, monkeypatch):
         stale |= Trials(trained, scene, policy)._stale
     look_up = Former.patch
 
-    def departed(self, facts, antecedents, kind, formed, base=""):
-        found = look_up(self, facts, antecedents, kind, formed, base)
+    def departed(self, facts, antecedents, kind, formed, base="", proof=None):
+        found = look_up(self, facts, antecedents, kind, formed, base, proof)
         return None if found is None else stale[facts.chunk_id]
 
     monkeypatch.setattr(Former, "patch", departed)
