@@ -82,7 +82,7 @@ class ReusePolicy:
     patch_bytes: float | None = 0.03
     layers: Sequence[int] | str | None = None
     max_divergence: float | None = None
-    max_doubt: float = 0.2
+    max_doubt: float = 0.18
     on_leave: OnLeave = "keep"
     certified: bool = field(default_factory=certified_by_default)
     withheld: frozenset[Guarantee] = frozenset()
