@@ -21,9 +21,13 @@ FEWEST = 3
 """Antecedents from which on a patch is composed: behind fewer, the term itself is the patch."""
 
 
+MOST = 6
+"""Antecedents up to which compositions were measured (docs/composed.md): each more loses a little."""
+
+
 def composable(antecedents: Sequence[str]) -> bool:
-    """True if a patch behind these antecedents has terms: three or more, and none of them twice."""
-    return len(set(antecedents)) == len(antecedents) >= FEWEST
+    """True if a patch behind these antecedents may be composed: three to six, and none of them twice."""
+    return len(set(antecedents)) == len(antecedents) and FEWEST <= len(antecedents) <= MOST
 
 
 def composed(

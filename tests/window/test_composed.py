@@ -110,6 +110,18 @@ def test_composed_comes_before_orbit_and_after_its_own_order(tmp_path):
         assert guarantees(window)[3] == "patched"
 
 
+def test_a_plan_estimates_its_bytes_and_later_ones_know_them():
+    """Its terms correct all layers, and it only those of the policy."""
+    window = opened(policy=replace(COMPOSED, layers=(1,)))
+    planned = window.plan_reorder(ORDER)
+    assert window.reorder(ORDER).bytes_patched < planned.cost.bytes_patched
+    patch = window._state.residents[3].copy.patch
+    assert [n for n, layer in enumerate(patch.layers) if layer] == [1]
+    window.condition(3, False)
+    planned = window.plan_condition(3, True)
+    assert window.condition(3, True).bytes_patched == planned.cost.bytes_patched == patch.nbytes
+
+
 # -- refusals --------------------------------------------------------------------------------------
 
 
@@ -154,7 +166,7 @@ def test_without_a_finding_a_certificate_withholds_it():
 
 
 def terms(target: str, *orders: str) -> Fake:
-    rows = everything("a", "b", "c", "d", "x")
+    rows = everything(*"abcdefgx")
     rows.patches = {(target, term, "exact"): "exact" for order in orders for term in terms_of(tuple(order))}
     return rows
 
@@ -175,6 +187,12 @@ def test_all_terms_of_the_order_have_to_be_there():
 def test_an_antecedent_that_stands_twice_has_no_pairs():
     rows = terms("x", "aab", "aba", "baa")
     assert worths(recalled(rows, "aba"))[-1] == "exact"
+
+
+def test_more_antecedents_than_were_measured_are_not_composed():
+    rows = terms("x", "abcdefg")
+    assert worths(recalled(rows, "abcdef"))[-1] == "composed"
+    assert worths(recalled(rows, "abcdefg"))[-1] == "exact"
 
 
 def test_two_antecedents_take_their_own_pair():

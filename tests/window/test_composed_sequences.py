@@ -38,11 +38,8 @@ def formed(kv: str) -> ChunkStore:
     return store
 
 
-served: set[str] = set()
-
-
 @pytest.mark.parametrize("name", POLICIES)
-@settings(max_examples=8, phases=QUICK)
+@settings(max_examples=5, phases=QUICK)
 @given(operations=st.lists(OPERATIONS, min_size=3, max_size=9), kv=st.sampled_from(["as-is", "int8"]))
 def test_what_was_planned_is_what_is_measured(name, operations, kv):
     backbone, chunks = rig("qwen2_5_vl", 5)
@@ -50,25 +47,26 @@ def test_what_was_planned_is_what_is_measured(name, operations, kv):
     hold_plans(window, chunks, operations)
 
 
-@pytest.mark.parametrize("name", POLICIES)
-@settings(max_examples=4, phases=QUICK)
-@given(operations=sequences(*EVERYTHING, least=4, most=8))
-def test_labels_are_honest_where_orders_are_composed(name, operations):
+@pytest.mark.parametrize("name", ["minimum", "repair"])
+def test_labels_are_honest_where_orders_are_composed(name):
     backbone, chunks = rig("qwen2_5_vl", 5)
-    window = make(backbone, formed("as-is"), *chunks[:4], policy=POLICIES[name])
-    for operation in operations:
-        if apply(window, chunks, operation) is None:
-            continue
-        assert window.position_ids.shape[1] == window.num_tokens
-        if not any(window._state.shift):
-            assert_positions_are_the_models(window, chunks)
-        assert_exact_at_its_own_positions(window, chunks)
-        for i, slot in enumerate(window.slots):
-            if slot.guarantee == "composed":
-                assert slot.antecedents == tuple(s.chunk_id for s in window.slots[:i])
-                assert len(set(slot.antecedents)) == i >= 3
-        served.update(guarantees(window))
+    served: set[str] = set()
 
+    @settings(max_examples=5, phases=QUICK)
+    @given(operations=sequences(*EVERYTHING, least=3, most=6))
+    def hold(operations) -> None:
+        window = make(backbone, formed("as-is"), *chunks[:5], policy=POLICIES[name])
+        for operation in operations:
+            if apply(window, chunks, operation) is None:
+                continue
+            if not any(window._state.shift):
+                assert_positions_are_the_models(window, chunks)
+            assert_exact_at_its_own_positions(window, chunks)
+            for i, slot in enumerate(window.slots):
+                if slot.guarantee == "composed":
+                    assert slot.antecedents == tuple(s.chunk_id for s in window.slots[:i])
+                    assert len(set(slot.antecedents)) == i >= 3
+            served.update(guarantees(window))
 
-def test_composed_patches_were_served_above():
-    assert {"composed", "exact", "patched"} <= served
+    hold()
+    assert "composed" in served

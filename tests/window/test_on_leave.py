@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import replace
 
 import pytest
 
-from kamera import KameraWindow, ReusePolicy
+from kamera import ChunkStore, KameraWindow, ReusePolicy
 from tests.window.certificates import ALL_SAFE, certificate
 from tests.window.rig import FULL_RANK, guarantees, is_a_reprefill, make, rig, watching
 from tests.window.test_composed import COMPOSED, form, formed, opened, pieces
 
 REPAIR = ReusePolicy(rank=FULL_RANK, on_leave="repair", on_miss="prefill", max_doubt=1.0)
+
+
+@functools.cache
+def of_five() -> ChunkStore:
+    """The terms of five chunks. Windows that prefill on a miss add nothing to it."""
+    return form("memory://", 5)
 
 
 def slid(window: KameraWindow, way: str = "slide") -> tuple[list[str], int]:
@@ -41,7 +48,7 @@ def test_a_repair_runs_a_forward_where_nothing_is_stored(way):
 
 def test_a_repair_takes_stored_patches_first_then_composed_ones():
     backbone, chunks = rig("qwen2_5_vl", 5)
-    store = form("memory://", 5)
+    store = of_five()
     window = make(backbone, store, *chunks, policy=REPAIR)
     assert slid(window) == (["exact", "patched", "patched", "composed"], 0)
     window = make(backbone, store, *chunks, policy=replace(REPAIR, withheld=frozenset({"composed"})))
@@ -62,8 +69,7 @@ def test_exact_prefills_the_chunks_that_stay():
     window = make(backbone, None, *chunks, on_leave="exact")
     assert slid(window) == (["exact"] * 3, 2)
     assert is_a_reprefill(window, chunks)
-    store = form("memory://", 4)
-    window = make(backbone, store, *chunks, on_leave="exact")
+    window = make(backbone, form("memory://"), *chunks, on_leave="exact")
     assert set(guarantees(window)[1:]) == {"patched"}
     assert slid(window, "evict")[0] == ["exact"] * 3
 
@@ -71,7 +77,7 @@ def test_exact_prefills_the_chunks_that_stay():
 def test_chunks_that_arrive_follow_the_minimum_alone():
     """A repair makes room for a chunk, and that one is no chunk that stays."""
     backbone, chunks = rig("qwen2_5_vl", 5)
-    store = form("memory://", 5)
+    store = of_five()
     length = 4 + sum(c.num_tokens for c in chunks[:4])
     window = make(backbone, store, *chunks[:4], policy=REPAIR, max_tokens=length)
     report = window.recall(chunks[4].id)
@@ -92,7 +98,7 @@ def test_the_argument_goes_before_the_policy_and_is_saved(tmp_path):
 @pytest.mark.filterwarnings("ignore::kamera.errors.UncertifiedBackbone")
 def test_a_repair_is_composed_only_where_that_is_certified():
     backbone, chunks = rig("qwen2_5_vl", 5)
-    store = form("memory://", 5)
+    store = of_five()
     policy = replace(REPAIR, certified=True)
     without = {g: finding for g, finding in ALL_SAFE.items() if g != "composed"}
     for findings, served in ((without, "patched"), (ALL_SAFE, "composed")):
