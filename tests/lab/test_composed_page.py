@@ -1,0 +1,32 @@
+"""The tables of docs/composed.md are those of the measured files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from lab.composed.page import beds, lines, verdict
+
+DOCUMENT = Path(__file__).parents[2] / "docs" / "composed.md"
+
+
+def test_the_document_shows_what_was_measured():
+    shown = DOCUMENT.read_text(encoding="utf-8").splitlines()
+    wanted = [line.rstrip("\n") for line in lines() if line]
+    assert len(wanted) > 20 and [line for line in wanted if line not in shown] == []
+
+
+def test_sabotaged_terms_lose_in_every_table():
+    """Where frames agree, a pair says the same the other way round: there the swapped arm passes."""
+    for (_, world), counts in beds().items():
+        for count in counts:
+            for found in count["tasks"].values():
+                arms = found["arms"]
+                broken = [name for name in arms if name.startswith("SABOTAGE")]
+                assert len(broken) == 3
+                seen = [name for name in broken if world == "override" or "swapped" not in name]
+                assert max(arms[name]["high"] for name in seen) < arms["composed, known"]["low"]
+
+
+def test_a_goal_is_met_by_the_whole_interval_or_said_not_to_be():
+    arm = {"eta": 0.92, "low": 0.88, "high": 0.95}
+    assert [verdict(arm, goal) for goal in (0.85, 0.9, 0.95)] == ["met", "met by the mean", "**missed**"]
