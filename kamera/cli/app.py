@@ -85,6 +85,10 @@ EVAL = {
         "kamera.cli.eval_tasks:egoschema",
         "EgoSchema: multiple choice over three-minute videos.",
     ),
+    "reuse": Verb(
+        "kamera.cli.eval_reuse:reuse",
+        "The frozen benchmark of reuse: windows over time, and what each way of keeping them costs.",
+    ),
 }
 store = typer.Typer(help="A store's contents and its upkeep.", cls=group(STORE), no_args_is_help=True)
 evaluate = typer.Typer(

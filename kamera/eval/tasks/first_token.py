@@ -32,10 +32,19 @@ class FirstToken:
 
         A lower bound of the KL over the whole vocabulary, and equal to it if all tokens are kept.
         """
-        named, rest = _grouped(arm, self.ids)
-        pairs = list(zip(named, self.log_probs, strict=True))
-        if rest is not None and self.rest is not None:
-            pairs.append((rest, self.rest))
+        return self.again(arm).kl_to(self)
+
+    def again(self, arm: torch.Tensor) -> FirstToken:
+        """The same tokens of an arm's logits ``[vocabulary]``, and all others together."""
+        return FirstToken(self.ids, *_grouped(arm, self.ids))
+
+    def kl_to(self, other: FirstToken) -> float:
+        """KL(this ‖ other) in nats of two summaries that name the same tokens. Raises ValueError."""
+        if self.ids != other.ids:
+            raise ValueError("two first tokens name different ids: summarise both over the same")
+        pairs = list(zip(self.log_probs, other.log_probs, strict=True))
+        if self.rest is not None and other.rest is not None:
+            pairs.append((self.rest, other.rest))
         p, q = (torch.tensor(side, dtype=torch.float64) for side in zip(*pairs, strict=True))
         return max(float((p.exp() * (p - q)).sum()), 0.0)
 

@@ -1,0 +1,115 @@
+"""The interface of a way to reuse KV: three functions, for Kamera's own arms and for everybody else's.
+
+>>> class Nothing:                                   # reuses nothing
+...     name, rehearsed = "nothing", False
+...     def encode(self, unit): ...                  # a unit is seen for the first time
+...     def place(self, order): ...                  # these units are the window now, in this order
+...     def ask(self, question): ...                 # answer behind the window
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+
+from kamera.content import Chunk
+
+if TYPE_CHECKING:
+    from kamera.eval.desk import Desk
+
+Parts = Sequence[Mapping[str, Any]]
+"""Chat content: items of type text, image or video."""
+
+
+@dataclass(frozen=True)
+class Unit:
+    """What moves as a whole: an image, a clip or a text, under a name that is unique in its item."""
+
+    name: str
+    content: Parts | Chunk
+
+
+@dataclass(frozen=True)
+class Question:
+    """A question behind a window: parts that arrive with it (``live``, never reused), then its text."""
+
+    text: str
+    live: tuple[Parts | Chunk, ...] = ()
+    max_new_tokens: int = 16
+
+
+@dataclass(frozen=True, eq=False)
+class Answer:
+    """A greedy answer, and its price since the window was placed.
+
+    ``logits`` ``[vocabulary]`` are those of its first token. ``first_token_seconds`` counts from the call of
+    `ask`. ``recomputed_tokens`` are the window's tokens times the share of layers run for them, from the
+    last `place` on (the question's own do not count). ``kept_bytes`` are held so that the window's units can
+    be served, beyond pixels and encodings; ``forwards`` are those over the window's units.
+    """
+
+    text: str
+    logits: torch.Tensor
+    first_token_seconds: float
+    recomputed_tokens: float
+    kept_bytes: int
+    window_tokens: int
+    forwards: int = 0
+
+
+class Adapter(Protocol):
+    """A way to serve windows of units that were seen before. A new one serves each trace.
+
+    ``rehearsed`` is True for a method that prepares a window in advance, as `kamera compile` does: the last
+    window of a trace is then placed once before the trace begins, and results say so.
+    """
+
+    @property
+    def name(self) -> str:
+        """The arm's name in tables."""
+        ...
+
+    @property
+    def rehearsed(self) -> bool:
+        """True if the asked window was prepared in advance."""
+        ...
+
+    def encode(self, unit: Unit) -> None:
+        """A unit is seen for the first time: store what will be reused. Not on the clock."""
+        ...
+
+    def place(self, order: Sequence[str]) -> None:
+        """Make the window hold these encoded units, in this order. On the clock for the asked window."""
+        ...
+
+    def ask(self, question: Question) -> Answer:
+        """Answer behind the window, which stays as it is."""
+        ...
+
+
+Maker = Callable[["Desk"], Adapter]
+"""A new adapter on a desk (`kamera.eval.desk.Desk`: the model, its system prompt, encodings so far)."""
+
+
+def arms_of(modules: Sequence[str]) -> dict[str, Maker]:
+    """The arms of modules given by name: each has ``ARMS``, a mapping of names to `Maker`.
+
+    Raises ValueError for a module that cannot be imported, has no ``ARMS``, or repeats a name.
+    """
+    found: dict[str, Maker] = {}
+    for name in modules:
+        try:
+            module = import_module(name)
+        except ImportError as error:
+            raise ValueError(f"arm module {name!r} cannot be imported: {error}") from None
+        arms = getattr(module, "ARMS", None)
+        if not isinstance(arms, Mapping):
+            raise ValueError(f"arm module {name!r} has no ARMS: give a mapping of arm names to makers")
+        if twice := sorted(found.keys() & arms.keys()):
+            raise ValueError(f"arm {twice[0]!r} of module {name!r} is another module's too: rename it")
+        found |= arms
+    return found

@@ -1,0 +1,96 @@
+"""Items for a benchmark: drawn from a source by a seed, given donors and traces."""
+
+from __future__ import annotations
+
+import hashlib
+import heapq
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from kamera.errors import TaskDataError
+from kamera.eval.reuse.item import LEAST, Item
+from kamera.eval.reuse.sources import NAMES, SOURCES, TESTBED, world
+from kamera.eval.reuse.traces import with_traces
+from kamera.eval.tasks.sample import Problem
+
+UNITS = 8
+"""Frames, pages or screenshots of a window, where the set leaves the choice."""
+
+FILLER = world.FILLER
+_NOTHING = "This line says nothing about what comes below it.\n" * 8
+
+
+def draw_items(
+    source: str,
+    data: Path | None,
+    *,
+    count: int,
+    seed: int = 0,
+    units: int = UNITS,
+    told: Callable[[Problem], None] = lambda problem: None,
+) -> Iterator[Item]:
+    """``count`` items with their traces, drawn by ``seed`` from those with four visual units or more.
+
+    A smaller draw is a part of a larger one. ``told`` hears problems of the data. Raises ValueError for an
+    unknown source or missing ``data``, TaskDataError if there are too few items for donors.
+    """
+    if source not in NAMES:
+        raise ValueError(f"source {source!r} is none of {', '.join(NAMES)}")
+    if source == TESTBED:
+        for item in world.read(count, seed):
+            yield with_traces(item, [name for name in item.units if name.startswith("donor-")], FILLER, seed)
+        return
+    if data is None:
+        raise ValueError(f"source {source!r} needs --data, the set's folder as published")
+    drawn = _drawn(SOURCES[source](data, units), count, seed, told)
+    if len(drawn) < 2:
+        raise TaskDataError(f"{data}: {len(drawn)} items with {LEAST} visual units: donors need two at least")
+    for item in drawn:
+        donors = _donors(item, drawn, seed)
+        filler = [{"type": "text", "text": _NOTHING}]
+        whole = replace(item, units={**item.units, **donors, FILLER: filler})
+        yield with_traces(whole, list(donors), FILLER, seed)
+
+
+def _drawn(
+    items: Iterator[Item | Problem], count: int, seed: int, told: Callable[[Problem], None]
+) -> list[Item]:
+    """The ``count`` items of lowest digest, by id."""
+    kept: list[tuple[int, str, Item]] = []
+    seen: set[str] = set()
+    for item in items:
+        if isinstance(item, Problem):
+            told(item)
+            continue
+        if item.id in seen:
+            told(Problem(item.id, "occurs twice"))
+            continue
+        seen.add(item.id)
+        if sum(_is_picture(content) for content in item.units.values()) < LEAST:
+            continue
+        lot = int.from_bytes(hashlib.sha256(f"{seed}:{item.id}".encode()).digest()[:8], "big")
+        heapq.heappush(kept, (-lot, item.id, item))
+        if len(kept) > count:
+            heapq.heappop(kept)
+    return [item for _, _, item in sorted(kept, key=lambda entry: entry[1])]
+
+
+def _donors(item: Item, drawn: Sequence[Item], seed: int) -> dict[str, Any]:
+    """As many units of the other items as the traces need, pictures first."""
+    others = [other for other in drawn if other.id != item.id]
+    start = int.from_bytes(hashlib.sha256(f"{seed}:{item.id}:donors".encode()).digest()[:8], "big")
+    turned = [others[(start + i) % len(others)] for i in range(len(others))]
+    pool = [content for other in turned for content in other.units.values()]
+    pool.sort(key=lambda content: not _is_picture(content))
+    needed = len(item.window) - 1
+    if len(pool) < needed:
+        raise TaskDataError(
+            f"item {item.id} needs {needed} donors, the others hold {len(pool)}: draw more items"
+        )
+    return {f"donor-{i}": pool[i] for i in range(needed)}
+
+
+def _is_picture(content: Sequence[Mapping[str, Any]]) -> bool:
+    return any(part["type"] == "image" for part in content)

@@ -1,0 +1,126 @@
+"""A frozen benchmark: a folder with one file of items and traces, its digest inside, and their pictures.
+
+``benchmark.json`` holds the items; ``media/`` the pictures as PNG, each named by the SHA-256 of its pixels,
+so that equal sources give equal digests under any version of zlib. The digest in the file is that of
+everything else in it: a changed item, trace or picture is refused.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from PIL import Image
+
+from kamera.content import load_image
+from kamera.errors import TaskDataError
+from kamera.eval.reuse.item import Item
+
+FORMAT, VERSION = "kamera-reuse-benchmark", 1
+FILE, MEDIA = "benchmark.json", "media"
+
+Content = Sequence[Mapping[str, Any]]
+
+
+@dataclass(frozen=True)
+class Benchmark:
+    """Items, the system prompt they are asked under, their origin (source, seed), and the digest of all."""
+
+    items: tuple[Item, ...]
+    system: str | None
+    origin: Mapping[str, Any]
+    digest: str
+    folder: Path
+
+    def media(self, content: Content) -> list[dict[str, Any]]:
+        """Chat content with the pictures' paths. Raises TaskDataError for a missing or changed picture."""
+        return [self._located(dict(part)) for part in content]
+
+    def _located(self, part: dict[str, Any]) -> dict[str, Any]:
+        if part["type"] != "image":
+            return part
+        path = self.folder / MEDIA / part["image"]
+        if not path.is_file():
+            raise TaskDataError(f"{path}: no such picture: freeze the benchmark again")
+        if _name(load_image(path)) != path.name:
+            raise TaskDataError(f"{path}: the picture was changed after the benchmark was frozen")
+        return part | {"image": str(path)}
+
+
+def freeze(
+    items: Iterable[Item], folder: Path, *, system: str | None, origin: Mapping[str, Any]
+) -> Benchmark:
+    """Write a benchmark. Raises TaskDataError for no items, and for a folder that holds one already."""
+    if (folder / FILE).exists():
+        raise TaskDataError(f"{folder / FILE}: a benchmark is frozen here already: give another folder")
+    (folder / MEDIA).mkdir(parents=True, exist_ok=True)
+    kept = []
+    for item in items:
+        item.check()
+        units = {name: _written(content, folder) for name, content in item.units.items()}
+        live = tuple(_written(content, folder) for content in item.live)
+        kept.append(replace(item, units=units, live=live))
+    if not kept:
+        raise TaskDataError("no item shows four visual units: nothing to freeze")
+    body = {
+        "format": FORMAT,
+        "version": VERSION,
+        "system": system,
+        "origin": dict(origin),
+        "items": [item.document() for item in kept],
+    }
+    text = json.dumps(body | {"digest": _digest(body)}, indent=1, ensure_ascii=False)
+    (folder / FILE).write_text(text + "\n", encoding="utf-8")
+    return load(folder)
+
+
+def load(folder: Path) -> Benchmark:
+    """Read a frozen benchmark. Raises TaskDataError if it is none, damaged, or changed since."""
+    path = folder / FILE
+    try:
+        body = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise TaskDataError(f"{path}: no benchmark here: kamera eval reuse freeze writes one") from None
+    except (ValueError, OSError) as error:
+        raise TaskDataError(f"{path}: not readable ({error}): freeze it again") from None
+    if not isinstance(body, dict) or body.get("format") != FORMAT:
+        raise TaskDataError(f"{path}: not a {FORMAT}")
+    if body.get("version") != VERSION:
+        raise TaskDataError(f"{path}: version {body.get('version')!r}, this Kamera reads {VERSION}")
+    digest = body.pop("digest", None)
+    if digest != _digest(body):
+        raise TaskDataError(f"{path}: changed after it was frozen (digest {digest}): freeze it again")
+    items = tuple(Item.of(item) for item in body["items"])
+    for item in items:
+        item.check()
+    return Benchmark(items, body["system"], body["origin"], digest, folder)
+
+
+def _digest(body: Mapping[str, Any]) -> str:
+    canonical = json.dumps(body, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
+    return hashlib.sha256(canonical.encode("utf-8")).hexdigest()
+
+
+def _name(picture: Image.Image) -> str:
+    pixels = f"{picture.width}x{picture.height}:".encode() + picture.tobytes()
+    return hashlib.sha256(pixels).hexdigest() + ".png"
+
+
+def _written(content: Content, folder: Path) -> list[dict[str, Any]]:
+    """The content with its pictures in ``media/``, by the digest of their bytes."""
+    made = []
+    for part in content:
+        if part["type"] != "image":
+            made.append(dict(part))
+            continue
+        source = part["image"]
+        picture = load_image(source)
+        name = _name(picture)
+        if not (folder / MEDIA / name).exists():
+            picture.save(folder / MEDIA / name)
+        made.append({"type": "image", "image": name})
+    return made

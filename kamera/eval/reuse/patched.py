@@ -1,0 +1,102 @@
+"""Arms with patches that were prepared for the asked window: right ones, noise, and another unit's."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from kamera.engines import Span
+from kamera.errors import NotRelocatable
+from kamera.eval.desk import Desk
+from kamera.eval.reuse.plain import Blind, kv_of, prefilled_behind
+from kamera.ops import LowRank, Patch, form_patch, kv_bytes, uniform_offset
+
+
+class Patched(Blind):
+    """Canonicals with the patches of one window, formed when it is placed for the first time (rehearsed)."""
+
+    rehearsed = True
+
+    def __init__(self, desk: Desk, name: str, rank: int) -> None:
+        super().__init__(desk)
+        self.name, self.rank = name, rank
+        self._patches: dict[str, Patch | None] = {}
+
+    def place(self, order: Sequence[str]) -> None:
+        """The first window is prepared. Others are patched if they are that window, and else wait: they were
+        not prepared, and nobody asks about them."""
+        if not self._patches:
+            key = ("patches", self.rank, *order)
+            if key not in self.desk.prepared:
+                self.desk.prepared[key] = self._formed(order)
+            self._patches = self.desk.prepared[key]
+        self.order, self.recomputed, self.forwards = tuple(order), 0.0, 0
+        self.shown = self.spans(self.order) if self.order == tuple(self._patches) else None
+
+    def spans(self, order: tuple[str, ...]) -> list[Span]:
+        """Each unit's canonical with its patch."""
+        held = [self.desk.canonical(name) for name in order]
+        served = [self.served(index) for index in range(len(order))]
+        self.kept = sum(kv_bytes(one.kv) for one in held) + sum(p.nbytes for p in served if p is not None)
+        return [
+            self.desk.moved(*each) for each in zip(order, held, self.desk.places(order), served, strict=True)
+        ]
+
+    def served(self, index: int) -> Patch | None:
+        """The patch of the unit at ``index`` of the prepared window; None for the first, which needs none."""
+        return self._patches[self.order[index]]
+
+    def _formed(self, order: Sequence[str]) -> dict[str, Patch | None]:
+        shown = prefilled_behind(self, order, [])
+        formed: dict[str, Patch | None] = {}
+        for name, span, positions in zip(order, shown, self.desk.places(order), strict=True):
+            held, layout = self.desk.canonical(name), self.desk.backbone.layout
+            offset = uniform_offset(held.positions, positions)
+            if offset is None:
+                raise NotRelocatable(f"unit {name!r} does not move as a whole in this window: leave it out")
+            made = form_patch(kv_of(span), held.kv, layout, offset, self.rank) if formed else None
+            formed[name] = None if made is None else made.patch
+        return formed
+
+
+class RandomPatched(Patched):
+    """`Patched`, with noise of each factor's norm in place of the patch."""
+
+    def served(self, index: int) -> Patch | None:
+        """Noise, equal for equal places."""
+        drawn, true = torch.Generator().manual_seed(index), super().served(index)
+        if true is None:
+            return None
+        return Patch(tuple({n: _noise(f, drawn) for n, f in layer.items()} for layer in true.layers))
+
+
+class OtherPatched(Patched):
+    """`Patched`, with the patch that another unit of the window has; rows repeat where it is shorter."""
+
+    def served(self, index: int) -> Patch | None:
+        """That of the next unit; of the second one for the last."""
+        true = super().served(index)
+        other = super().served(index + 1 if index + 1 < len(self.order) else 1)
+        return None if true is None or other is None else _fitted(other, true)
+
+
+def _noise(true: LowRank, drawn: torch.Generator) -> LowRank:
+    left, right = true.left, true.right
+    assert isinstance(left, torch.Tensor) and isinstance(right, torch.Tensor)
+    noise = [torch.randn(part.shape, generator=drawn).to(part) for part in (left, right)]
+    scale = float((left @ right.T).float().norm()) / float((noise[0] @ noise[1].T).float().norm())
+    return LowRank(noise[0] * scale, noise[1])
+
+
+def _fitted(patch: Patch, to: Patch) -> Patch:
+    layers = []
+    for layer, model in zip(patch.layers, to.layers, strict=True):
+        fitted = {}
+        for name in layer.keys() & model.keys():
+            left, tokens = layer[name].left, model[name].left.shape[0]
+            assert isinstance(left, torch.Tensor)
+            rows = torch.arange(tokens) % left.shape[0]
+            fitted[name] = LowRank(left[rows], layer[name].right)
+        layers.append(fitted)
+    return Patch(tuple(layers))

@@ -1,0 +1,62 @@
+"""GUI trajectories: GUI-Odyssey's episodes, a unit a screenshot with the action taken on it.
+
+``annotations/*.json`` and ``screenshots/*.png`` (in the folder or in ``data/``), as its own preprocessing
+leaves them. One question an episode: the next action at its middle or later.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from kamera.errors import KameraError, TaskDataError
+from kamera.eval.reuse.item import LEAST, Item
+from kamera.eval.tasks.sample import Problem
+
+ACTIONS = ("CLICK", "SCROLL", "LONG_PRESS", "TYPE", "COMPLETE", "IMPOSSIBLE", "HOME", "BACK")
+
+
+def read(data: Path, units: int) -> Iterator[Item | Problem]:
+    """Items of the last ``units`` screenshots up to the asked step. Raises TaskDataError without episodes."""
+    top = next((root for root in (data, data / "data") if (root / "annotations").is_dir()), None)
+    files = sorted((top / "annotations").glob("*.json")) if top else []
+    if top is None or not files:
+        raise TaskDataError(f"{data}: no annotations/*.json: give the GUI-Odyssey folder as published")
+    for file in files:
+        try:
+            yield _item(top, json.loads(file.read_text(encoding="utf-8")), max(units, LEAST))
+        except (KameraError, KeyError, TypeError, ValueError) as error:
+            yield Problem(str(file), f"{type(error).__name__}: {error}")
+
+
+def _item(top: Path, episode: Mapping[str, Any], units: int) -> Item:
+    steps: Sequence[Mapping[str, Any]] = episode["steps"]
+    if len(steps) < LEAST:
+        raise TaskDataError(f"an episode of {len(steps)} steps: {LEAST} at least are needed")
+    at = max(LEAST - 1, len(steps) // 2)
+    shown = steps[max(0, at + 1 - units) : at + 1]
+    action = steps[at]["action"]
+    if action not in ACTIONS:
+        raise TaskDataError(f"action {action!r} is none of {', '.join(ACTIONS)}")
+    return Item(
+        id=str(episode["episode_id"]),
+        source="gui-odyssey",
+        task=episode["task_info"]["category"],
+        units={f"u{i}": _unit(top, step, step is shown[-1]) for i, step in enumerate(shown)},
+        window=tuple(f"u{i}" for i in range(len(shown))),
+        question=f"Task: {episode['task_info']['instruction']}\nWhich action comes next? Answer with one of "
+        f"{', '.join(ACTIONS)}.",
+        answer=action,
+        rule="first-word",
+        max_new_tokens=8,
+    )
+
+
+def _unit(top: Path, step: Mapping[str, Any], now: bool) -> list[dict[str, Any]]:
+    picture = top / "screenshots" / step["screenshot"]
+    if not picture.is_file():
+        raise TaskDataError(f"no screenshot {picture}: run the set's preprocessing")
+    told = "now" if now else f"{step['action']} {step['info']}".strip()
+    return [{"type": "image", "image": picture}, {"type": "text", "text": f"Step {step['step']}: {told}\n"}]

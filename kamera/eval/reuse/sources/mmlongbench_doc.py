@@ -1,0 +1,101 @@
+"""MMLongBench-Doc: questions about long documents, a unit a page.
+
+``samples.json`` (in the folder or in ``data/``), and the pages as PNG in ``pages/`` or ``tmp/``, named
+``DOCUMENT_PAGE.png`` from page 1, as the benchmark's own run renders them from ``documents/*.pdf``.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from kamera.errors import KameraError, TaskDataError
+from kamera.eval.reuse.item import LEAST, Item
+from kamera.eval.tasks.sample import Problem
+
+UNANSWERABLE = "Not answerable"
+
+
+def read(data: Path, units: int) -> Iterator[Item | Problem]:
+    """Items of the pages with the evidence and their neighbours, ``units`` in all, in the document's order.
+
+    Raises TaskDataError without annotations.
+    """
+    file = next((f for f in (data / "samples.json", data / "data" / "samples.json") if f.is_file()), None)
+    if file is None:
+        raise TaskDataError(
+            f"{data}: no samples.json there or in data/: give the MMLongBench-Doc folder as published"
+        )
+    try:
+        records = json.loads(file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise TaskDataError(f"{file}: no JSON ({error}): download it again") from None
+    for number, record in enumerate(records):
+        try:
+            yield _item(data, record, number, max(units, LEAST))
+        except (KameraError, KeyError, TypeError, ValueError, SyntaxError) as error:
+            yield Problem(f"{file}:record {number}", f"{type(error).__name__}: {error}")
+
+
+def _item(data: Path, record: Mapping[str, Any], number: int, units: int) -> Item:
+    pages = _pages(data, record["doc_id"])
+    evidence = sorted(int(page) for page in _listed(record["evidence_pages"]))
+    chosen = _around(evidence, sorted(pages), units)
+    return Item(
+        id=f"{number}/{record['doc_id']}",
+        source="mmlongbench-doc",
+        task=record["doc_type"],
+        units={
+            f"u{i}": [
+                {"type": "image", "image": pages[page]},
+                {"type": "text", "text": f"Page {page}.\n"},
+            ]
+            for i, page in enumerate(chosen)
+        },
+        window=tuple(f"u{i}" for i in range(len(chosen))),
+        question=f"{record['question']}\nAnswer with the shortest possible phrase. If the pages do not tell, "
+        f"answer “{UNANSWERABLE}”.",
+        answer=record["answer"],
+        rule="document",
+        max_new_tokens=32,
+        meta={"answer_format": str(record["answer_format"])},
+    )
+
+
+def _pages(data: Path, document: str) -> dict[int, Path]:
+    """The pages of a document by number. Raises TaskDataError without any."""
+    stem = re.sub(r"\.pdf$", "", document).split("/")[-1]
+    for folder in (data / "pages", data / "tmp", data / "data" / "pages"):
+        found = {}
+        for path in folder.glob(f"{_escaped(stem)}_*.png"):
+            if match := re.fullmatch(re.escape(stem) + r"_(\d+)", path.stem):
+                found[int(match[1])] = path
+        if found:
+            return found
+    raise TaskDataError(
+        f"no pages of {document}: render them to {data / 'pages'}/{stem}_1.png, … (144 dpi in the "
+        "benchmark's own run)"
+    )
+
+
+def _escaped(text: str) -> str:
+    """``text`` as a pattern that only it matches."""
+    return re.sub(r"([*?[])", r"[\1]", text)
+
+
+def _around(evidence: list[int], pages: list[int], units: int) -> list[int]:
+    """The evidence and the pages nearest to it, ``units`` at most, in order."""
+    if missing := sorted(set(evidence) - set(pages)):
+        raise TaskDataError(f"evidence page {missing[0]} is not among the {len(pages)} rendered pages")
+    if len(evidence) > units:
+        raise TaskDataError(f"{len(evidence)} evidence pages do not fit a window of {units}")
+    near = sorted(pages, key=lambda page: (min((abs(page - e) for e in evidence), default=page), page))
+    return sorted(near[:units])
+
+
+def _listed(value: Any) -> list[Any]:
+    return list(ast.literal_eval(value) if isinstance(value, str) else value)

@@ -1,0 +1,56 @@
+"""Items of the benchmarks that `kamera.eval.tasks` reads: MM-NIAH and MuirBench."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+from kamera.eval.reuse.item import Item
+from kamera.eval.tasks.mm_niah import MMNiah
+from kamera.eval.tasks.muirbench import MuirBench
+from kamera.eval.tasks.sample import Picture, Problem, Sample, Task, Text
+
+
+def mm_niah(data: Path, units: int) -> Iterator[Item | Problem]:
+    """MM-NIAH's val split: the document's pictures and texts, as published; ``units`` does not cut them."""
+    yield from _items(MMNiah(), data, "mm-niah")
+
+
+def muirbench(data: Path, units: int) -> Iterator[Item | Problem]:
+    """MuirBench: the pictures of the question, not those of its choices; ``units`` does not cut them."""
+    yield from _items(MuirBench(), data, "letter")
+
+
+def _items(task: Task, data: Path, rule: str) -> Iterator[Item | Problem]:
+    for sample in task.load(data):
+        yield sample if isinstance(sample, Problem) else _item(task, sample, rule)
+
+
+def _item(task: Task, sample: Sample, rule: str) -> Item:
+    reused = [part for part in sample.parts if not part.live]
+    live = tuple(
+        [_content(part) for part in parts]
+        for _, parts in groupby((p for p in sample.parts if p.live), key=lambda _: True)
+    )
+    return Item(
+        id=sample.id,
+        source=task.name,
+        task=sample.task,
+        units={f"u{i}": [_content(part)] for i, part in enumerate(reused)},
+        window=tuple(f"u{i}" for i in range(len(reused))),
+        question=sample.question,
+        answer=sample.answer,
+        rule=rule,
+        live=live,
+        choices=sample.choices,
+        max_new_tokens=task.max_new_tokens(sample),
+    )
+
+
+def _content(part: Any) -> Mapping[str, Any]:
+    if isinstance(part, Text):
+        return {"type": "text", "text": part.text}
+    assert isinstance(part, Picture), "these sets have no clips"
+    return {"type": "image", "image": part.source}

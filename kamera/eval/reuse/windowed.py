@@ -1,0 +1,74 @@
+"""Arms that are `KameraWindow`s, each over a store of its own."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from kamera.eval.adapter import Answer, Question, Unit
+from kamera.eval.desk import Desk
+from kamera.store import CanonicalRecord, ChunkStore, EncodingRecord
+from kamera.window import KameraWindow, OnLeave, ReusePolicy
+
+
+class Windowed:
+    """A `KameraWindow` over a store of its own; ``on_leave`` as in `KameraWindow.arrange`."""
+
+    rehearsed = False
+
+    def __init__(self, desk: Desk, name: str, on_leave: OnLeave) -> None:
+        self.name, self.on_leave = name, on_leave
+        self.desk = desk
+        self.store = ChunkStore.open("memory://")
+        policy = ReusePolicy(minimum="patched", certified=False)
+        self.window = KameraWindow(desk.backbone, self.store, desk.system, policy=policy)
+        self.order: tuple[str, ...] = ()
+        self._spent = (0, 0)
+
+    def encode(self, unit: Unit) -> None:
+        """Store the unit's encoding and canonical, computed once for all traces of an item."""
+        self.desk.learn(unit)
+        chunk = self.desk.chunks[unit.name]
+        key = ("records", unit.name)
+        if key not in self.desk.prepared:
+            self.window.append(chunk)
+            self.window.evict(len(self.window) - 1)
+            self.desk.prepared[key] = _records(self.store, chunk.id)
+        for record in self.desk.prepared[key]:
+            self.store.put(record)
+
+    def place(self, order: Sequence[str]) -> None:
+        """One `arrange`."""
+        slots = dict(zip(self.order, self.window.slots, strict=True))
+        wanted = [slots.get(name) or self.desk.chunks[name] for name in order]
+        report = self.window.arrange(wanted, on_leave=self.on_leave)
+        self.order, self._spent = tuple(order), (report.tokens_recomputed, report.forwards)
+
+    def ask(self, question: Question) -> Answer:
+        """Behind the window; live parts are appended to a fork of it."""
+        window, started = self.window, time.perf_counter()
+        if question.live:
+            window = self.window.fork()
+            for content in question.live:
+                window.append(content, archive="later")
+        logits = window.next_token_logits(question.text).cpu()
+        seconds = time.perf_counter() - started
+        if question.max_new_tokens == 1:
+            text = self.desk.backbone.detokenize(logits.argmax()[None]) or ""
+        else:
+            text = window.generate(question.text, max_new_tokens=question.max_new_tokens, do_sample=False)
+        kept = sum(held.bytes for held in self.store.ls() if held.kind not in ("anchor", "encoding"))
+        tokens = self.desk.tokens(self.order)
+        return Answer(text, logits, seconds, float(self._spent[0]), kept, tokens, self._spent[1])
+
+
+def _records(store: ChunkStore, chunk_id: str) -> list[CanonicalRecord | EncodingRecord]:
+    """Canonical and encoding of a chunk."""
+    held = [
+        store.get_encoding(info.context.fingerprint, chunk_id)
+        if info.kind == "encoding"
+        else store.get_canonical(info.context, chunk_id)
+        for info in store.ls(chunk_id=chunk_id)
+        if info.kind in ("encoding", "canonical")
+    ]
+    return [record for record in held if record is not None]

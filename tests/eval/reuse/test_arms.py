@@ -1,0 +1,148 @@
+"""Arms against slow references: windows of the product, and prefills."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from kamera import Backbone, ChunkStore, KameraWindow, ReusePolicy, testbed
+from kamera.eval.adapter import Question, Unit
+from kamera.eval.desk import Desk
+from kamera.eval.reuse import DEFAULT, arms_named
+from kamera.ops import kv_bytes
+
+
+@pytest.fixture(scope="module")
+def backbone():
+    return Backbone(*testbed.load())
+
+
+@pytest.fixture(scope="module")
+def episode():
+    return testbed.World(77).episode(0, layout="LLLI")
+
+
+@pytest.fixture(scope="module")
+def units(episode):
+    return [Unit(f"u{i}", frame.content) for i, frame in enumerate(episode.frames)]
+
+
+@pytest.fixture(scope="module")
+def question(episode):
+    bound = next(q for q in episode.questions if q.bound)
+    return Question(bound.text, (), 1)
+
+
+@pytest.fixture(scope="module")
+def desk(backbone):
+    return Desk(backbone, testbed.SYSTEM)
+
+
+def asked(desk, units, question, arm, *windows):
+    """The answer behind windows of unit indices."""
+    adapter = arms_named(["exact", arm] if arm != "exact" else [arm])[arm](desk)
+    for unit in units:
+        adapter.encode(unit)
+    if adapter.rehearsed:
+        adapter.place([units[i].name for i in windows[-1]])
+    for window in windows:
+        adapter.place([units[i].name for i in window])
+    return adapter.ask(question)
+
+
+def window_logits(backbone, units, question, policy, order):
+    """The product's own window over the same units, filled from a store that holds their canonicals."""
+    window = KameraWindow(backbone, ChunkStore.open("memory://"), testbed.SYSTEM, policy=policy)
+    for unit in units:
+        window.append(unit.content)
+        window.evict(0)
+    for index in order:
+        window.append(units[index].content)
+    return window.next_token_logits(question.text)
+
+
+def test_exact_is_a_window_that_prefills(backbone, desk, units, question):
+    answer = asked(desk, units, question, "exact", (0, 1, 2, 3))
+    true = window_logits(backbone, units, question, ReusePolicy(minimum="exact", on_miss="prefill"), range(4))
+    assert torch.allclose(answer.logits, true, atol=1e-4)
+    tokens = sum(desk.facts[unit.name].length for unit in units)
+    assert answer.recomputed_tokens == answer.window_tokens == tokens
+    assert (answer.forwards, answer.kept_bytes) == (4, 0)
+
+
+def test_blind_is_a_window_of_relocated_canonicals(backbone, desk, units, question):
+    policy = ReusePolicy(minimum="blind", on_miss="blind", certified=False)
+    answer = asked(desk, units, question, "blind", (2, 0, 3))
+    true = window_logits(backbone, units, question, policy, (2, 0, 3))
+    assert torch.allclose(answer.logits, true, atol=1e-4)
+    assert answer.recomputed_tokens == answer.forwards == 0
+    assert answer.kept_bytes == sum(kv_bytes(desk.canonical(f"u{i}").kv) for i in (2, 0, 3))
+
+
+def test_a_prefix_cache_answers_as_exact_and_recomputes_the_rest(desk, units, question):
+    whole = asked(desk, units, question, "exact", (0, 1, 2, 3))
+    answer = asked(desk, units, question, "prefix", (0, 2, 1, 3), (0, 1, 2, 3))
+    assert torch.allclose(answer.logits, whole.logits, atol=1e-4)
+    assert answer.recomputed_tokens == sum(desk.facts[f"u{i}"].length for i in (1, 2, 3))
+    again = asked(desk, units, question, "prefix", (0, 1, 2, 3), (0, 1, 2, 3))
+    assert again.recomputed_tokens == 0 and torch.allclose(again.logits, whole.logits, atol=1e-4)
+
+
+def test_a_patch_of_full_rank_answers_as_exact_with_no_forward(desk, units, question):
+    whole = asked(desk, units, question, "exact", (0, 1, 2, 3))
+    answer = asked(desk, units, question, "patch@256", (3, 2, 1, 0), (0, 1, 2, 3))
+    assert torch.allclose(answer.logits, whole.logits, atol=1e-3)
+    assert answer.recomputed_tokens == answer.forwards == 0
+
+
+@pytest.mark.parametrize("arm", ["random-patch@256", "other-patch@256"])
+def test_sabotage_serves_other_patches_of_the_same_size(desk, units, question, arm):
+    whole = asked(desk, units, question, "exact", (0, 1, 2, 3))
+    honest = asked(desk, units, question, "patch@256", (0, 1, 2, 3))
+    wrong = asked(desk, units, question, arm, (0, 1, 2, 3))
+    gap = (honest.logits - whole.logits).norm()
+    assert (wrong.logits - whole.logits).norm() > 10 * gap
+    assert abs(wrong.kept_bytes - honest.kept_bytes) <= 0.05 * honest.kept_bytes
+
+
+def test_a_window_that_repairs_answers_as_exact_and_one_that_keeps_does_not(desk, units, question):
+    whole = asked(desk, units, question, "exact", (1, 2, 3))
+    trace = ((0, 1, 2, 3), (1, 2, 3))
+    repaired = asked(desk, units, question, "repair", *trace)
+    kept = asked(desk, units, question, "keep", *trace)
+    assert torch.allclose(repaired.logits, whole.logits, atol=1e-4) and repaired.forwards > 0
+    assert kept.forwards == 0 and not torch.allclose(kept.logits, whole.logits, atol=1e-2)
+
+
+def test_live_parts_come_behind_the_window_in_every_arm(backbone, desk, units, episode, question):
+    asking = Question(question.text, (units[3].content,), 1)
+    exact = asked(desk, units, asking, "exact", (0, 1, 2))
+    true = asked(desk, units, question, "exact", (0, 1, 2, 3))
+    assert torch.allclose(exact.logits, true.logits, atol=1e-4)
+    repaired = asked(desk, units, asking, "repair", (0, 1, 2), (0, 1, 2))
+    assert torch.allclose(repaired.logits, true.logits, atol=1e-4)
+
+
+def test_an_answer_of_many_tokens_is_that_of_a_window(backbone, desk, units, question):
+    long = Question(question.text, (), 4)
+    window = KameraWindow(backbone, ChunkStore.open("memory://"), testbed.SYSTEM)
+    for unit in units:
+        window.append(unit.content)
+    said = window.generate(question.text, max_new_tokens=4, do_sample=False)
+    assert asked(desk, units, long, "exact", (0, 1, 2, 3)).text == said
+    assert asked(desk, units, long, "repair", (0, 1, 2, 3)).text == said
+
+
+@pytest.mark.parametrize(
+    "names, said",
+    [
+        (["exact", "magic"], "'magic' is none of exact, prefix, blind, keep, repair, patch@RANK"),
+        (["exact", "patch@0"], "'patch@0' is none of"),
+        (["blind"], "give exact"),
+        (["exact", "blind", "blind"], "at most once"),
+    ],
+)
+def test_arms_are_refused_by_name(names, said):
+    assert list(arms_named(DEFAULT.split(",")))
+    with pytest.raises(ValueError, match=said):
+        arms_named(names)

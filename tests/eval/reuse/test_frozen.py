@@ -1,0 +1,98 @@
+"""A frozen benchmark is what it was, or it is refused."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from PIL import Image
+
+from kamera.errors import TaskDataError
+from kamera.eval.reuse import Item, Trace, freeze, load
+from kamera.eval.reuse.frozen import FILE
+from tests.eval.reuse.rig import small
+
+
+@pytest.fixture(scope="module")
+def frozen(tmp_path_factory):
+    return small(tmp_path_factory.mktemp("frozen") / "bench")
+
+
+@pytest.fixture
+def copied(frozen, tmp_path):
+    folder = tmp_path / "bench"
+    (folder / "media").mkdir(parents=True)
+    for path in frozen.folder.rglob("*.*"):
+        (folder / path.relative_to(frozen.folder)).write_bytes(path.read_bytes())
+    return folder
+
+
+def test_what_was_frozen_is_read_back(frozen, tmp_path):
+    again = load(frozen.folder)
+    assert again == frozen and again.items[0].answer
+    other = small(tmp_path / "again")
+    assert other.digest == frozen.digest  # equal seeds, equal digests
+    shown = again.media(again.items[0].units["u0"])
+    with Image.open(shown[0]["image"]) as picture:
+        assert picture.size[0] > 0
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda body: body["items"][0].update(answer="another"),
+        lambda body: body["items"][0]["traces"]["slid"][0].reverse(),
+        lambda body: body.update(system="You watch no camera."),
+        lambda body: body["origin"].update(seed=7),
+        lambda body: body["items"].clear(),
+    ],
+)
+def test_a_changed_file_is_refused(copied, change):
+    body = json.loads((copied / FILE).read_text())
+    change(body)
+    (copied / FILE).write_text(json.dumps(body))
+    with pytest.raises(TaskDataError, match="changed after it was frozen"):
+        load(copied)
+
+
+def test_a_changed_or_missing_picture_is_refused(copied):
+    benchmark = load(copied)
+    content = benchmark.items[0].units["u0"]
+    path = copied / "media" / content[0]["image"]
+    with Image.open(path) as picture:
+        changed = picture.convert("RGB")
+    changed.putpixel((0, 0), (1, 2, 3))
+    changed.save(path)
+    with pytest.raises(TaskDataError, match="picture was changed"):
+        benchmark.media(content)
+    path.unlink()
+    with pytest.raises(TaskDataError, match="no such picture"):
+        benchmark.media(content)
+
+
+@pytest.mark.parametrize(
+    "text, said",
+    [
+        ("{", "not readable"),
+        ("{}", "not a kamera-reuse-benchmark"),
+        ('{"format": "kamera-reuse-benchmark"}', "version"),
+    ],
+)
+def test_other_files_are_refused(tmp_path, text, said):
+    with pytest.raises(TaskDataError, match="no benchmark here"):
+        load(tmp_path)
+    (tmp_path / FILE).write_text(text)
+    with pytest.raises(TaskDataError, match=said):
+        load(tmp_path)
+
+
+def test_items_that_break_a_promise_are_not_frozen(tmp_path, frozen):
+    units = {f"u{i}": [{"type": "text", "text": "words"}] for i in range(5)}
+    window = tuple(units)
+    item = Item("x", "s", "t", units, window, "q", "a", "words", traces=(Trace("published", (window,)),))
+    with pytest.raises(TaskDataError, match="0 visual units"):
+        freeze([item], tmp_path / "a", system=None, origin={})
+    with pytest.raises(TaskDataError, match="nothing to freeze"):
+        freeze([], tmp_path / "b", system=None, origin={})
+    with pytest.raises(TaskDataError, match="frozen here already"):
+        freeze([item], frozen.folder, system=None, origin={})
