@@ -68,6 +68,6 @@ def test_a_submission_of_another_form_is_refused(capsys, bench, tmp_path):
     assert run.code == 1 and "is a required property" in run.err
 
 
-def test_the_schema_is_printed_and_the_arms_are_those_of_the_library(capsys):
+def test_the_schema_is_printed_and_the_arms_are_the_librarys(capsys):
     assert kamera(capsys, "eval", "reuse", "schema").document == schema()
     assert ARMS == DEFAULT

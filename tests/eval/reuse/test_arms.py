@@ -105,7 +105,7 @@ def test_sabotage_serves_other_patches_of_the_same_size(desk, units, question, a
     assert abs(wrong.kept_bytes - honest.kept_bytes) <= 0.05 * honest.kept_bytes
 
 
-def test_a_window_that_repairs_answers_as_exact_and_one_that_keeps_does_not(desk, units, question):
+def test_repair_answers_as_exact_and_keep_does_not(desk, units, question):
     whole = asked(desk, units, question, "exact", (1, 2, 3))
     trace = ((0, 1, 2, 3), (1, 2, 3))
     repaired = asked(desk, units, question, "repair", *trace)

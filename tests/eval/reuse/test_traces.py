@@ -52,7 +52,7 @@ def test_every_trace_does_what_its_name_says(size, seed):
     assert len(contexts) == CONTEXTS and all(shown[-1] == last for shown in contexts)
 
 
-def test_seeds_draw_other_traces_and_the_testbed_draws_bound_questions():
+def test_seeds_draw_other_traces_and_the_questions_are_bound():
     one, other = traced(8, 0), traced(8, 1)
     assert one.traces != other.traces
     items = list(draw_items("testbed", None, count=3, seed=5))
