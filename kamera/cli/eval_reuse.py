@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from kamera.cli.lazy import Verb, group
-from kamera.cli.options import Device, Dtype, File, Form, Format, Precision, Quiet
+from kamera.cli.options import ArmModules, Device, Dtype, File, Form, Format, Precision, Quiet
 from kamera.cli.output import Output, finite, listing
 
 if TYPE_CHECKING:
@@ -77,10 +77,7 @@ def run(
         str, typer.Option("--model", help="Model directory or hub name; 'testbed' for the shipped one.")
     ] = "testbed",
     arms: Annotated[str, typer.Option(help="Arms, separated by commas; exact is needed.")] = ARMS,
-    arm_module: Annotated[
-        list[str] | None,
-        typer.Option("--arm-module", help="Module with more arms (ARMS); give it again for more."),
-    ] = None,
+    arm_module: ArmModules = None,
     items: Annotated[int | None, typer.Option(min=1, help="Only the first items.")] = None,
     submission: Annotated[
         Path | None,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import math
 from collections.abc import Callable
 from enum import Enum
 from pathlib import Path
@@ -11,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from kamera.cli.options import Device, Dtype, File, Form, Format, Precision, Quiet
-from kamera.cli.output import Output, finite, listing
+from kamera.cli.options import ArmModules, Device, Dtype, File, Form, Format, Precision, Quiet
+from kamera.cli.output import Output, finite
 
 if TYPE_CHECKING:
     from kamera.eval.tasks.report import Results
@@ -35,7 +34,10 @@ Out = Annotated[
 ModelName = Annotated[
     str, typer.Option("--model", help="Model directory or hub name; 'testbed' for the shipped one.")
 ]
-Arms = Annotated[str, typer.Option(help="Arms to compare: native, reprefill, blind, patch@RANK.")]
+Arms = Annotated[
+    str,
+    typer.Option(help="Arms to compare: native, reprefill, blind, patch@RANK, those of --arm-module."),
+]
 Limit = Annotated[int | None, typer.Option(min=1, help="At most so many samples of each annotation file.")]
 Subtasks = Annotated[
     list[str] | None, typer.Option("--subtask", help="Only this subtask; give it again for more.")
@@ -112,6 +114,7 @@ def _run(
     out: Out,
     model: ModelName = "testbed",
     arms: Arms = ARMS,
+    arm_module: ArmModules = None,
     limit: Limit = None,
     sample: Drawn = None,
     seed: Seed = 0,
@@ -131,6 +134,7 @@ def _run(
 ) -> None:
     """Run a benchmark and write its tables."""
     from kamera.cli.models import load_backbone
+    from kamera.eval.adapter import arms_of
     from kamera.eval.tasks.arms import parse_arms
     from kamera.eval.tasks.plots import check_plots
     from kamera.eval.tasks.registry import make_task
@@ -140,7 +144,8 @@ def _run(
     written = Output(format, output, quiet)
     task = make_task(name, **options)
     names = [arm.strip() for arm in arms.split(",")]
-    parse_arms(names)  # fails before the model is loaded
+    others = arms_of(arm_module or ())
+    parse_arms(names, others)  # fails before the model is loaded
     if plots:
         check_plots()
     share = None if shard is None else parse_shard(shard)
@@ -153,6 +158,7 @@ def _run(
             data,
             out,
             arms=names,
+            others=others,
             limit=limit,
             sample=sample,
             seed=seed,
@@ -188,6 +194,7 @@ def merge(
 
 def _write(written: Output, results: Results, out: Path, about: dict[str, Any], plots: bool) -> None:
     """Write tables or the document, and figures on demand. Exit code 1 if no item was answered."""
+    from kamera.cli.eval_tables import tables
     from kamera.eval.tasks.plots import draw
 
     for problem in results.problems:
@@ -195,7 +202,7 @@ def _write(written: Output, results: Results, out: Path, about: dict[str, Any], 
     drawn = [str(file) for file in draw(results, out / "plots")] if plots else []
     document = finite({**about, **results.document(), "plots": drawn})
     ending = f"predictions and items: {out}" + "".join(f"\n{file}" for file in drawn)
-    written.write(document, [*_tables(results), ending])
+    written.write(document, [*tables(results), ending])
     if not results.items:
         written.note("no item was answered under every arm")
         raise typer.Exit(1)
@@ -240,61 +247,3 @@ def video_mme(subtask: Subtasks = None, frames: Frames = None, fps: Rate = None,
 def egoschema(subtask: Subtasks = None, frames: Frames = None, fps: Rate = None, clips: Clips = 4) -> Options:
     """EgoSchema: multiple choice over three-minute videos."""
     return {"subtasks": tuple(subtask or ()), "num_frames": frames, "fps": fps, "clips": clips}
-
-
-def _tables(results: Results) -> list[Any]:
-    columns = (
-        *("arm", "n", "official", "mean", "95 %", "agreement", "with native", "flip-recover", "KL"),
-        *("forwards", "reused tokens", "live tokens", "patch bytes", "window s", "answer s"),
-    )
-    rows = [
-        (
-            row.arm,
-            row.summary.n,
-            _number(row.summary.official),
-            _number(row.summary.mean),
-            "" if math.isnan(row.interval.mean) else f"{row.interval.low:.3f}..{row.interval.high:.3f}",
-            _number(row.agreement),
-            _number(row.native_agreement),
-            _number(row.flip_recover),
-            "" if math.isnan(row.first_token_kl) else f"{row.first_token_kl:.1e}",
-            f"{row.forwards:.1f}",
-            f"{row.reused_tokens:.0f}",
-            f"{row.live_tokens:.0f}",
-            f"{row.kv_share:.1%}",
-            f"{row.seconds:.3f}",
-            f"{row.answer_seconds:.3f}",
-        )
-        for row in results.arms
-    ]
-    noted = "; ".join(f"{count} {note} under {arm}" for arm, note, count in results.notes)
-    title = (
-        f"{results.task}: {results.items} items, {results.labelled} labelled, {results.skipped} skipped"
-        f"{'; ' + noted if noted else ''}\nofficial: {results.arms[0].summary.how}"
-    )
-    return [listing(title, columns, rows), *_groups(results)]
-
-
-def _groups(results: Results) -> list[Any]:
-    """One table for each grouping: a row per cell, a column per arm."""
-    tables = []
-    cells: dict[str, dict[str, dict[str, Any]]] = {}
-    for row in results.arms:
-        for group in row.summary.groups:
-            cells.setdefault(group.by, {}).setdefault(group.label, {})[row.arm] = group
-    names = [row.arm for row in results.arms]
-    for by, labels in cells.items():
-        rows = [
-            (
-                label,
-                max(group.n for group in found.values()),
-                *(_number(found[arm].score) if arm in found else "" for arm in names),
-            )
-            for label, found in labels.items()
-        ]
-        tables.append(listing(f"\nby {by}", (by, "n", *names), rows))
-    return tables
-
-
-def _number(value: float) -> str:
-    return "" if math.isnan(value) else f"{value:.3f}"

@@ -80,6 +80,14 @@ File = Annotated[
     typer.Option("--output", dir_okay=False, callback=_writable, help="Write the result to a file instead."),
 ]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress bars and no notes on stderr.")]
+ArmModules = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--arm-module",
+        metavar="MODULE",
+        help="Importable module with more arms (a mapping ARMS); give it again for more.",
+    ),
+]
 PatchBytes = Annotated[
     float,
     typer.Option(

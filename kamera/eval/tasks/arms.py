@@ -1,18 +1,22 @@
 """The arms of a benchmark run: `KameraWindow`s over the same chunks and the same store.
 
-Only `NATIVE` has no window: it asks the model without Kamera (`kamera.eval.tasks.native`).
+Only `NATIVE` has no window: it asks the model without Kamera (`kamera.eval.tasks.native`). Arms of other
+modules (`kamera.eval.adapter`) place the context in their own way (`Windows.adapted`).
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Sequence
+import time
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from kamera.content import Chunk
 from kamera.engines.hf import Backbone
 from kamera.errors import StoreError
+from kamera.eval.adapter import Answer, Maker, Question, Unit
+from kamera.eval.desk import Desk
 from kamera.patches import Guarantee
 from kamera.store import ChunkStore
 from kamera.window import KameraWindow, OnMiss, Report, ReusePolicy
@@ -26,10 +30,12 @@ _KEPT = "64GiB"  # for one sample's canonicals and patches at a time
 
 @dataclass(frozen=True)
 class Arm:
-    """``native``, ``reprefill``, ``blind``, or ``patch@RANK`` (then ``rank`` is set)."""
+    """``native``, ``reprefill``, ``blind``, ``patch@RANK`` (then ``rank`` is set), or one of another module
+    (then ``make`` is set)."""
 
     name: str
     rank: int | None = None
+    make: Maker | None = None
 
 
 @dataclass(frozen=True)
@@ -46,20 +52,27 @@ class Cost:
     kv_bytes: int
 
 
-def parse_arms(names: Sequence[str]) -> tuple[Arm, ...]:
-    """Arms by name. Raises ValueError, with the list, for an unknown one, and for one given twice."""
-    arms = tuple(_parse(name) for name in names)
-    if not arms or len(set(arms)) < len(arms):
-        raise ValueError(f"arms {', '.join(names) or '(none)'}: give each of {KNOWN} at most once")
+def parse_arms(names: Sequence[str], others: Mapping[str, Maker] | None = None) -> tuple[Arm, ...]:
+    """Arms by name, ``others`` among them (`kamera.eval.adapter.arms_of`).
+
+    Raises ValueError, with the list, for an unknown one, and for one given twice.
+    """
+    others = others or {}
+    known = ", ".join((KNOWN, *others))
+    arms = tuple(_parse(name, others, known) for name in names)
+    if not arms or len(set(names)) < len(names):
+        raise ValueError(f"arms {', '.join(names) or '(none)'}: give each of {known} at most once")
     return arms
 
 
-def _parse(name: str) -> Arm:
+def _parse(name: str, others: Mapping[str, Maker], known: str) -> Arm:
     if name in (NATIVE, REFERENCE, BLIND):
         return Arm(name)
+    if name in others:
+        return Arm(name, make=others[name])
     match = re.fullmatch(r"patch@([1-9]\d*)", name)
     if match is None:
-        raise ValueError(f"arm {name!r} is none of {KNOWN}")
+        raise ValueError(f"arm {name!r} is none of {known}")
     return Arm(name, int(match[1]))
 
 
@@ -107,6 +120,32 @@ class Windows:
         if window.guarantee == "blind":
             raise StoreError(f"a patch of arm {arm.name} was not stored: the sample outgrew {_KEPT}")
         return window, cost
+
+    def adapted(self, make: Maker, question: str, max_new_tokens: int) -> tuple[Answer, Cost]:
+        """The answer of another module's arm, which places the context; live chunks come with the question.
+
+        Raises ValueError if a live chunk stands before a reused one.
+        """
+        reused = [index for index in range(len(self.chunks)) if index not in self.live]
+        if reused != list(range(len(reused))):
+            raise ValueError(
+                "a live part stands inside the context: arms of other modules take it behind only"
+            )
+        adapter = make(Desk(self.backbone, self.system))
+        names = [f"u{index}" for index in reused]
+        for name, index in zip(names, reused, strict=True):
+            adapter.encode(Unit(name, self.chunks[index]))
+        if adapter.rehearsed:
+            adapter.place(names)
+        started = time.perf_counter()
+        adapter.place(names)
+        seconds = time.perf_counter() - started
+        arriving = tuple(self.chunks[index] for index in sorted(self.live))
+        answer = adapter.ask(Question(question, arriving, max_new_tokens))
+        tokens = round(answer.recomputed_tokens) + sum(chunk.num_tokens for chunk in arriving)
+        kv_bytes = answer.window_tokens * self.backbone.bytes_per_token
+        stored = max(0, answer.kept_bytes - kv_bytes)  # beyond the canonicals
+        return answer, Cost(seconds, answer.forwards + len(arriving), tokens, stored, kv_bytes)
 
     def _reused(self, policy: ReusePolicy) -> tuple[KameraWindow, Cost]:
         window, cost = self._filled(policy)

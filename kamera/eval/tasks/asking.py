@@ -92,6 +92,8 @@ class Asking:
                     line = self._line(sample, arm, UNANSWERED, note)
                 elif arm.name == NATIVE:
                     line = self._native(sample, arm, prompt, note)
+                elif arm.make is not None:
+                    line = self._adapted(sample, arm, prompt, windows, note)
                 else:
                     line = self._answer(sample, arm, prompt, windows, note)
             except torch.OutOfMemoryError:
@@ -116,6 +118,17 @@ class Asking:
             answer_seconds=seconds,
             first_token_kl=None if self._first is None else self._first.kl(logits),
             first_token=asdict(self._first) if self._first and arm.name == REFERENCE else None,
+        )
+
+    def _adapted(self, sample: Sample, arm: Arm, prompt: Prompt, windows: Windows, note: str) -> Line:
+        assert arm.make is not None, "arms of other modules have a maker"
+        started = time.perf_counter()
+        limit = self.task.max_new_tokens(sample)
+        answer, cost = windows.adapted(arm.make, sample.question, limit)
+        return replace(
+            self._line(sample, arm, answer.text.strip(), note, prompt, cost),
+            answer_seconds=time.perf_counter() - started,
+            first_token_kl=None if self._first is None else self._first.kl(answer.logits),
         )
 
     def _native(self, sample: Sample, arm: Arm, prompt: Prompt, note: str) -> Line:

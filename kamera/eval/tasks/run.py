@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import get_args
 
 from kamera.engines.hf import Backbone
 from kamera.errors import TaskDataError
+from kamera.eval.adapter import Maker
 from kamera.eval.tasks.arms import BLIND, REFERENCE, Arm, parse_arms
 from kamera.eval.tasks.asking import Asking, Reuse, room_of
 from kamera.eval.tasks.journal import Journal, Row, locked
@@ -28,6 +29,7 @@ def run_task(
     out_dir: str | Path,
     *,
     arms: Sequence[str] = ARMS,
+    others: Mapping[str, Maker] | None = None,
     limit: int | None = None,
     sample: int | None = None,
     seed: int = 0,
@@ -41,6 +43,8 @@ def run_task(
     on_item: Callable[[], None] = lambda: None,
 ) -> Results:
     """Ask samples of ``task`` in ``data`` under every arm, greedily, and score the answers.
+
+    ``others`` are arms of other modules by name (`kamera.eval.adapter.arms_of`).
 
     Chunks are a sample's images, clips and the text between them. Only the context is reused; the question
     and its choices with their pictures are live, unless ``reuse`` is "all" (then only the text that ends the
@@ -58,7 +62,7 @@ def run_task(
     that another process is writing.
     """
     data, out_dir = Path(data), Path(out_dir)
-    wanted = parse_arms(arms)
+    wanted = parse_arms(arms, others)
     if reuse not in get_args(Reuse):
         raise ValueError(f"reuse {reuse!r} is none of {', '.join(get_args(Reuse))}")
     shrink = Shrink(max_pixels, image_size)
