@@ -18,17 +18,23 @@ import torch
 
 from kamera import Backbone, testbed
 from kamera.certify import bootstrap, kl
+from kamera.eval.desk import Desk
 from kamera.patches import Anchor, prefill_anchor
+from lab.baselines.windows import ARMS
 from lab.speed.machine import commit, machine
+from lab.streaming.adapted import Adapted
+from lab.streaming.eraser import SAMPLES, Erased, Eraser, train
 from lab.streaming.ours import Windowed
 from lab.streaming.rivals import Keeper, Recent, ReKV, Streaming
 from lab.streaming.stream import FRAMES, HELD_OUT, KINDS, Asked, questions
 from lab.testbed import load
 
 REFERENCE = "recent"
+SHARES = ("cacheblend@15%", "vlcache@2%", "vlcache@5%", "conduit@10%")
+"""Repairs of reused frames, of `lab.baselines.windows`."""
 
 
-def arms(backbone: Backbone, anchor: Anchor, window: int) -> dict[str, Keeper]:
+def arms(backbone: Backbone, anchor: Anchor, window: int, desk: Desk, eraser: Eraser) -> dict[str, Keeper]:
     """Every way of keeping a stream, by name."""
 
     def streaming(contiguous: bool = True) -> Streaming:
@@ -44,18 +50,24 @@ def arms(backbone: Backbone, anchor: Anchor, window: int) -> dict[str, Keeper]:
         "rekv": lambda: ReKV(streaming(), window),
         "recall": lambda: Windowed(backbone, window, "repair", recalls=True),
     }
-    return {name: make() for name, make in makers.items()}
+    kept = {name: make() for name, make in makers.items()}
+    kept |= {name: Adapted(desk.cleared(), ARMS[name], window) for name in SHARES}
+    return {**kept, "kveraser": Erased(backbone, anchor, window, eraser)}
 
 
-def run(backbone: Backbone, episodes: int, window: int, most: int, seed: int) -> dict[str, Any]:
-    """Ask every arm the same questions at the same moments."""
+def run(
+    backbone: Backbone, episodes: int, window: int, most: int, seed: int, samples: int = SAMPLES
+) -> dict[str, Any]:
+    """Ask every arm the same questions at the same moments; ``samples`` train the eraser."""
     anchor = prefill_anchor(backbone, testbed.SYSTEM)
+    desk = Desk(backbone, testbed.SYSTEM)
+    eraser, losses = train(backbone, anchor, window, samples)
     rows: dict[str, list[dict[str, Any]]] = {}
-    costs: dict[str, dict[str, int]] = {}
+    costs: dict[str, dict[str, float]] = {}
     steps = 0
     for index in range(episodes):
         episode = testbed.World(HELD_OUT + seed).episode(index, layout=FRAMES[index % len(FRAMES)])
-        keepers = arms(backbone, anchor, window)
+        keepers = arms(backbone, anchor, window, desk, eraser)
         for seen, frame in enumerate(episode.frames, 1):
             chunk = backbone.chunk(frame.content)
             for name, keeper in keepers.items():
@@ -63,7 +75,7 @@ def run(backbone: Backbone, episodes: int, window: int, most: int, seed: int) ->
                     keeper.see(chunk)
                 if seen > window:
                     spent = costs.setdefault(name, {"tokens": 0, "encodes": 0, "forwards": 0})
-                    spent["tokens"] += work.tokens
+                    spent["tokens"] += keeper.computed if isinstance(keeper, Adapted) else work.tokens
                     spent["encodes"] += work.vision_encodes
                     spent["forwards"] += work.forwards
             if seen > window:
@@ -72,6 +84,7 @@ def run(backbone: Backbone, episodes: int, window: int, most: int, seed: int) ->
                     _ask(backbone, anchor, keepers, asked, rows)
     return {
         "steps": steps,
+        "eraser": {"samples": samples, "KL by epoch": losses},
         "arms": {name: _summary(found, costs[name], steps) for name, found in rows.items()},
         "claims": _claims(rows),
     }
@@ -101,7 +114,7 @@ def _ask(
         )
 
 
-def _summary(found: list[dict[str, Any]], spent: dict[str, int], steps: int) -> dict[str, Any]:
+def _summary(found: list[dict[str, Any]], spent: dict[str, float], steps: int) -> dict[str, Any]:
     out: dict[str, Any] = {f"{name} a step": count / steps for name, count in spent.items()}
     for kind in KINDS:
         some = [row for row in found if row["kind"] == kind]

@@ -9,6 +9,7 @@ contiguous positions.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -33,7 +34,7 @@ class Keeper(Protocol):
 
 
 @dataclass(frozen=True, eq=False)
-class _Held:
+class Held:
     """A frame's KV at ``positions`` ``[axes, tokens]``."""
 
     encoded: Encoded
@@ -49,7 +50,7 @@ class Recent:
     anchor: Anchor
     window: int
     chunks: list[Chunk] = field(default_factory=list)
-    held: list[_Held] = field(default_factory=list)
+    held: list[Held] = field(default_factory=list)
 
     def see(self, chunk: Chunk) -> None:
         """Prefill the window from pixels."""
@@ -57,11 +58,11 @@ class Recent:
         self.held = []
         for item in self.chunks:
             encoded = self.backbone.encode(item)
-            self.held.append(_prefilled(self.backbone, self.anchor, self.held, encoded))
+            self.held.append(prefilled(self.backbone, self.anchor, self.held, encoded))
 
     def logits(self, question: torch.Tensor) -> torch.Tensor:
         """Behind the window."""
-        return _asked(self.backbone, self.anchor, self.held, question)
+        return asked(self.backbone, self.anchor, self.held, question)
 
 
 @dataclass
@@ -75,8 +76,8 @@ class Streaming:
     anchor: Anchor
     window: int
     contiguous: bool = True
-    held: list[_Held] = field(default_factory=list)
-    every: list[_Held] = field(default_factory=list)
+    held: list[Held] = field(default_factory=list)
+    every: list[Held] = field(default_factory=list)
 
     def see(self, chunk: Chunk) -> None:
         """Drop the oldest, turn the others, prefill the new one behind them."""
@@ -85,12 +86,12 @@ class Streaming:
             if self.contiguous:
                 self.held = _closed_up(self.backbone, self.anchor, self.held)
         encoded = self.backbone.encode(chunk)
-        self.held.append(_prefilled(self.backbone, self.anchor, self.held, encoded))
+        self.held.append(prefilled(self.backbone, self.anchor, self.held, encoded))
         self.every.append(self.held[-1])
 
     def logits(self, question: torch.Tensor) -> torch.Tensor:
         """Behind the window."""
-        return _asked(self.backbone, self.anchor, self.held, question)
+        return asked(self.backbone, self.anchor, self.held, question)
 
 
 @dataclass
@@ -109,47 +110,50 @@ class ReKV:
         backbone, anchor = self.stream.backbone, self.stream.anchor
         every = _closed_up(backbone, anchor, self.stream.every)
         past = backbone.cache([anchor.kv, *(held.kv for held in every)])
-        masses = attention_mass(backbone, question, _behind(anchor, every, question), past)
+        masses = attention_mass(backbone, question, behind(anchor, every, question), past)
         lengths = [anchor.length, *(held.positions.shape[1] for held in every)]
         mass = torch.stack([layer for layer in masses if layer.numel()]).sum(0).split(lengths)[1:]
         best = torch.stack([m.sum() for m in mass]).topk(min(self.count, len(every))).indices.tolist()
         chosen = _closed_up(backbone, anchor, [self.stream.every[i] for i in sorted(best)])
-        return _asked(backbone, anchor, chosen, question)
+        return asked(backbone, anchor, chosen, question)
 
 
-def _next(anchor: Anchor, held: list[_Held]) -> int:
+def _next(anchor: Anchor, held: Sequence[Held]) -> int:
     """The position of what comes behind: one past the highest so far."""
     last = held[-1].positions if held else anchor.positions
     return int(last.max()) + 1 if last.numel() else 0
 
 
-def _prefilled(backbone: Backbone, anchor: Anchor, held: list[_Held], encoded: Encoded) -> _Held:
+def prefilled(backbone: Backbone, anchor: Anchor, held: Sequence[Held], encoded: Encoded) -> Held:
+    """A frame prefilled behind ``held``, one past the highest position so far."""
     alone = backbone.positions([encoded.input_ids], [encoded.position_inputs])
     positions = alone + _next(anchor, held)
-    behind = backbone.live()
+    live = backbone.live()
     still = (0,) * backbone.axes
     spans = [Span(kv, None, still) for kv in (anchor.kv, *(item.kv for item in held))]
-    behind.show(spans, room=alone.shape[1])
-    return _Held(encoded, backbone.prefill(encoded, positions, behind), positions)
+    live.show(spans, room=alone.shape[1])
+    return Held(encoded, backbone.prefill(encoded, positions, live), positions)
 
 
-def _closed_up(backbone: Backbone, anchor: Anchor, held: list[_Held]) -> list[_Held]:
+def _closed_up(backbone: Backbone, anchor: Anchor, held: list[Held]) -> list[Held]:
     """The same KV, turned to positions without gaps."""
-    closed: list[_Held] = []
+    closed: list[Held] = []
     for item in held:
         alone = backbone.positions([item.encoded.input_ids], [item.encoded.position_inputs])
         positions = alone + _next(anchor, closed)
         offset = uniform_offset(item.positions, positions)
         assert offset is not None, "a frame moves as a whole"
-        closed.append(_Held(item.encoded, relocate_kv(item.kv, backbone.layout, offset), positions))
+        closed.append(Held(item.encoded, relocate_kv(item.kv, backbone.layout, offset), positions))
     return closed
 
 
-def _behind(anchor: Anchor, held: list[_Held], question: torch.Tensor) -> torch.Tensor:
+def behind(anchor: Anchor, held: Sequence[Held], question: torch.Tensor) -> torch.Tensor:
+    """Positions ``[axes, tokens]`` of a question's tokens behind ``held``."""
     start = _next(anchor, held)
     return torch.arange(start, start + question.shape[0]).expand(anchor.positions.shape[0], -1)
 
 
-def _asked(backbone: Backbone, anchor: Anchor, held: list[_Held], question: torch.Tensor) -> torch.Tensor:
+def asked(backbone: Backbone, anchor: Anchor, held: Sequence[Held], question: torch.Tensor) -> torch.Tensor:
+    """Next-token logits ``[vocabulary]`` of a question behind ``held``."""
     past = backbone.cache([anchor.kv, *(item.kv for item in held)])
-    return backbone.forward(question, _behind(anchor, held, question), past)
+    return backbone.forward(question, behind(anchor, held, question), past)
