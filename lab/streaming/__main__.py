@@ -19,7 +19,7 @@ import torch
 from kamera import Backbone, testbed
 from kamera.certify import bootstrap, kl
 from kamera.eval.desk import Desk
-from kamera.patches import Anchor, prefill_anchor
+from kamera.patches import Anchor
 from lab.baselines.windows import ARMS
 from lab.speed.machine import commit, machine
 from lab.streaming.adapted import Adapted
@@ -34,11 +34,23 @@ SHARES = ("cacheblend@15%", "vlcache@2%", "vlcache@5%", "conduit@10%")
 """Repairs of reused frames, of `lab.baselines.windows`."""
 
 
-def arms(backbone: Backbone, anchor: Anchor, window: int, desk: Desk, eraser: Eraser) -> dict[str, Keeper]:
-    """Every way of keeping a stream, by name."""
+NAMES = (
+    *(REFERENCE, "exact", "streaming_vlm", "survivor", "appended", "repair", "rekv", "recall"),
+    *SHARES,
+    "kveraser",
+)
+"""Every way of keeping a stream."""
+
+
+def arms(desk: Desk, window: int, names: Sequence[str], eraser: Eraser | None = None) -> dict[str, Keeper]:
+    """These ways of keeping a stream; ``kveraser`` needs the ``eraser``."""
+    backbone, anchor = desk.backbone, desk.anchor
 
     def streaming(contiguous: bool = True) -> Streaming:
         return Streaming(backbone, anchor, window, contiguous)
+
+    def adapted(name: str) -> Callable[[], Keeper]:
+        return lambda: Adapted(desk.cleared(), ARMS[name], window)
 
     makers: dict[str, Callable[[], Keeper]] = {
         REFERENCE: lambda: Recent(backbone, anchor, window),
@@ -49,25 +61,39 @@ def arms(backbone: Backbone, anchor: Anchor, window: int, desk: Desk, eraser: Er
         "repair": lambda: Windowed(backbone, window, "repair"),
         "rekv": lambda: ReKV(streaming(), window),
         "recall": lambda: Windowed(backbone, window, "repair", recalls=True),
+        **{name: adapted(name) for name in SHARES},
     }
-    kept = {name: make() for name, make in makers.items()}
-    kept |= {name: Adapted(desk.cleared(), ARMS[name], window) for name in SHARES}
-    return {**kept, "kveraser": Erased(backbone, anchor, window, eraser)}
+    if eraser is not None:
+        makers["kveraser"] = lambda: Erased(backbone, anchor, window, eraser)
+    return {name: makers[name]() for name in names}
 
 
 def run(
-    backbone: Backbone, episodes: int, window: int, most: int, seed: int, samples: int = SAMPLES
+    backbone: Backbone,
+    episodes: int,
+    window: int,
+    most: int,
+    seed: int,
+    names: Sequence[str] = NAMES,
+    samples: int = SAMPLES,
 ) -> dict[str, Any]:
-    """Ask every arm the same questions at the same moments; ``samples`` train the eraser."""
-    anchor = prefill_anchor(backbone, testbed.SYSTEM)
+    """Ask every arm the same questions at the same moments; ``samples`` train the eraser.
+
+    Raises ValueError for an unknown arm, and for arms without `REFERENCE`.
+    """
+    if REFERENCE not in names or not set(names) <= set(NAMES):
+        raise ValueError(f"arms {', '.join(names)}: give {REFERENCE} and others of {', '.join(NAMES)}")
     desk = Desk(backbone, testbed.SYSTEM)
-    eraser, losses = train(backbone, anchor, window, samples)
+    anchor = desk.anchor
+    eraser, losses = None, []
+    if "kveraser" in names:
+        eraser, losses = train(backbone, anchor, window, samples)
     rows: dict[str, list[dict[str, Any]]] = {}
     costs: dict[str, dict[str, float]] = {}
     steps = 0
     for index in range(episodes):
         episode = testbed.World(HELD_OUT + seed).episode(index, layout=FRAMES[index % len(FRAMES)])
-        keepers = arms(backbone, anchor, window, desk, eraser)
+        keepers = arms(desk, window, names, eraser)
         for seen, frame in enumerate(episode.frames, 1):
             chunk = backbone.chunk(frame.content)
             for name, keeper in keepers.items():
@@ -108,7 +134,7 @@ def _ask(
                 "right": float(int(logits.argmax()) == truth),
                 "agree": float(int(logits.argmax()) == int(reference.argmax())),
                 "kl": kl(logits, reference),
-                "same as streaming_vlm": float(int(logits.argmax()) == int(said["streaming_vlm"].argmax())),
+                "choice": int(logits.argmax()),
                 "off recent": float((logits - reference).abs().max()),
             }
         )
@@ -126,14 +152,17 @@ def _summary(found: list[dict[str, Any]], spent: dict[str, float], steps: int) -
 
 def _claims(rows: dict[str, list[dict[str, Any]]]) -> dict[str, float]:
     """Exact is `recent`, a survivor is StreamingVLM's frame: by how much that fails to hold."""
-    pairs = zip(rows["survivor"], rows["streaming_vlm"], strict=True)
-    apart = max(abs(ours["kl"] - theirs["kl"]) for ours, theirs in pairs)
-    same = [row["same as streaming_vlm"] for row in rows["survivor"]]
-    return {
-        "exact, largest difference of a logit to recent": max(r["off recent"] for r in rows["exact"]),
-        "survivor, share of answers that are streaming_vlm's": sum(same) / len(same),
-        "survivor, largest difference of KL to streaming_vlm's": apart,
-    }
+    found = {}
+    if "exact" in rows:
+        off = max(r["off recent"] for r in rows["exact"])
+        found["exact, largest difference of a logit to recent"] = off
+    if {"survivor", "streaming_vlm"} <= rows.keys():
+        pairs = list(zip(rows["survivor"], rows["streaming_vlm"], strict=True))
+        same = sum(ours["choice"] == theirs["choice"] for ours, theirs in pairs) / len(pairs)
+        apart = max(abs(ours["kl"] - theirs["kl"]) for ours, theirs in pairs)
+        found["survivor, share of answers that are streaming_vlm's"] = same
+        found["survivor, largest difference of KL to streaming_vlm's"] = apart
+    return found
 
 
 def table(document: dict[str, Any]) -> str:
@@ -162,15 +191,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--window", type=int, default=4, help="frames in view")
     parser.add_argument("--questions", type=int, default=4, help="of each kind, at most, at each step")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--arms", default=",".join(NAMES), help="ways of keeping, separated by commas")
     parser.add_argument("--format", choices=("table", "json"), default="table")
     parser.add_argument("--output", type=Path, help="write there instead of to stdout")
     asked = parser.parse_args(arguments)
+    names = [name.strip() for name in asked.arms.split(",")]
+    if unknown := [name for name in names if name not in NAMES]:
+        parser.error(f"arm {unknown[0]!r} is none of {', '.join(NAMES)}")
     torch.set_num_threads(1)
     backbone = Backbone(*load(asked.family))
     command = f"python -m lab.streaming --family {asked.family} --episodes {asked.episodes}"
     command += f" --window {asked.window} --questions {asked.questions} --seed {asked.seed}"
+    command += "" if tuple(names) == NAMES else f" --arms {','.join(names)}"
     document: dict[str, Any] = {"command": command, "commit": commit(), "machine": machine()}
-    document["results"] = run(backbone, asked.episodes, asked.window, asked.questions, asked.seed)
+    document["results"] = run(backbone, asked.episodes, asked.window, asked.questions, asked.seed, names)
     text = json.dumps(document, indent=1) if asked.format == "json" else table(document)
     if asked.output is None:
         print(text)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kamera import Backbone, testbed
-from lab.streaming.__main__ import run, table
+from lab.streaming.__main__ import main, run, table
 from lab.streaming.stream import FRAMES, HELD_OUT, questions
 
 
@@ -16,7 +16,8 @@ def backbone():
 
 @pytest.fixture(scope="module")
 def found(backbone):
-    return run(backbone, episodes=1, window=6, most=1, seed=0, samples=1)
+    names = ("recent", "exact", "streaming_vlm", "survivor", "rekv", "conduit@10%", "kveraser")
+    return run(backbone, episodes=1, window=6, most=1, seed=0, names=names, samples=1)
 
 
 def test_exact_slides_are_recent_bit_for_bit(found):
@@ -32,8 +33,17 @@ def test_a_survivor_is_the_frame_of_streaming_vlm(found):
 
 def test_a_frame_that_is_not_turned_would_show(backbone, monkeypatch):
     monkeypatch.setattr("lab.streaming.rivals.relocate_kv", lambda kv, layout, offset: kv)
-    still = run(backbone, episodes=1, window=6, most=1, seed=0, samples=1)
+    names = ("recent", "streaming_vlm", "survivor")
+    still = run(backbone, episodes=1, window=6, most=1, seed=0, names=names)
     assert still["claims"]["survivor, largest difference of KL to streaming_vlm's"] > 1e-3
+
+
+def test_an_unknown_arm_names_those_that_exist(backbone, capsys):
+    with pytest.raises(ValueError, match="give recent and others of recent, exact, streaming_vlm"):
+        run(backbone, episodes=1, window=6, most=1, seed=0, names=("recent", "cacheblend"))
+    with pytest.raises(SystemExit):
+        main(["--arms", "recent,cacheblend"])
+    assert "arm 'cacheblend' is none of recent, exact" in capsys.readouterr().err
 
 
 def test_every_kind_of_question_has_the_truth_of_its_frames():
