@@ -17,6 +17,7 @@ from lab.replay.arms import replay
 from lab.replay.exact import divergences
 from lab.replay.scripts import AGENTS
 from lab.speed.machine import commit, machine
+from lab.testbed import FAMILIES
 
 COLUMNS = ("prefilled", "rewritten", "rewrites", "encodes", "forwards")
 
@@ -34,6 +35,10 @@ def table(document: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def _shown(document: dict[str, Any], form: str) -> str:
+    return (json.dumps(document, indent=1) if form == "json" else table(document)) + "\n"
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run what the command line asks for; 1 where a turn diverged."""
     parser = argparse.ArgumentParser(prog="python -m lab.replay", description=__doc__)
@@ -48,21 +53,27 @@ def main(arguments: Sequence[str] | None = None) -> int:
     asked = parser.parse_args(arguments)
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
-    backbone = Backbone(*testbed.load())
     rest = f" --steps {asked.steps}" if asked.name == "agents" else f" exact --turns {asked.turns}"
     rest += f" --only {' '.join(asked.only)}" if asked.only and asked.name == "agents" else ""
     document: dict[str, Any] = {"command": f"python -m lab.replay{rest} --seed {asked.seed}"}
     document |= {"commit": commit(), "machine": machine(), "seed": asked.seed}
     if asked.name == "exact":
-        document["results"] = divergences(backbone, asked.turns, asked.seed, asked.seconds)
+
+        def tell(found: dict[str, Any]) -> None:
+            document["results"] = found
+            if asked.output is not None:  # a run that is ended early leaves what it found
+                asked.output.write_text(_shown(document, asked.format), encoding="utf-8")
+
+        tell(divergences(FAMILIES, asked.turns, asked.seed, asked.seconds, tell=tell))
     else:
+        backbone = Backbone(*testbed.load())
         chosen = [a for a in AGENTS if not asked.only or a.name in asked.only]
         document["agents"] = {a.name: replay(backbone, a, asked.steps, asked.seed) for a in chosen}
-    text = json.dumps(document, indent=1) if asked.format == "json" else table(document)
+    text = _shown(document, asked.format)
     if asked.output is None:
-        print(text)
+        print(text, end="")
     else:
-        asked.output.write_text(text + "\n", encoding="utf-8")
+        asked.output.write_text(text, encoding="utf-8")
     return 1 if document.get("results", {}).get("divergences") else 0
 
 

@@ -4,38 +4,77 @@ from __future__ import annotations
 
 import random
 import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from itertools import product
 from typing import Any
 
 from kamera import Backbone, ChatSession, ChunkStore, ReusePolicy
 from kamera.content import Conversations
 from kamera.sessions.uncached import plain_logits
 from lab.replay.scripts import picture_of, text_of
+from lab.replay.styles import STYLES, styled
+from lab.testbed import load
 
 CLOSE = 1e-4
 """The largest relative difference of fp32 logits that is no divergence."""
 
+Found = dict[str, Any]
 
-def divergences(backbone: Backbone, turns: int, seed: int, seconds: float) -> dict[str, Any]:
-    """Up to ``turns`` turns in at most ``seconds``: how many were run, and how many diverged."""
+
+def divergences(
+    families: Sequence[str],
+    turns: int,
+    seed: int,
+    seconds: float,
+    *,
+    tell: Callable[[Found], None] = lambda found: None,
+) -> Found:
+    """Up to ``turns`` turns in at most ``seconds``: how many were run, and how many diverged.
+
+    Sessions go in turn through every family under every template style; ``tell`` hears after each. Which
+    edits happen depends on the seed alone.
+    """
     draw = random.Random(seed)
     stop = time.monotonic() + seconds
-    done, wrong, worst, sessions = 0, 0, 0.0, 0
-    conversations = Conversations(backbone.processor)
-    while done < turns and time.monotonic() < stop:
-        policy = ReusePolicy(minimum="exact", on_miss="prefill")
-        session = ChatSession(backbone, ChunkStore.open("memory://"), policy=policy)
+    kinds = list(product(STYLES, families))
+    backbones = {}
+    done: Counter[str] = Counter()
+    wrong, worst, sessions = 0, 0.0, 0
+    found: Found = {}
+    while done.total() < turns and time.monotonic() < stop:
+        style, family = kinds[sessions % len(kinds)]
         sessions += 1
-        history = [{"role": "system", "content": text_of(draw, 1)}, _message(draw), _message(draw)]
-        for _ in range(min(25, turns - done)):
-            for _ in range(draw.randint(1, 2)):
-                _edit(draw, history)
-            logits = session.next_token_logits(history)
-            wanted = plain_logits(backbone, conversations.whole(history))
-            off = float((logits - wanted).norm() / wanted.norm())
-            done, wrong, worst = done + 1, wrong + (off > CLOSE), max(worst, off)
-            if time.monotonic() > stop:
-                break
-    return {"turns": done, "sessions": sessions, "divergences": wrong, "worst": worst}
+        if (style, family) not in backbones:
+            model, processor = load(family)
+            processor.chat_template = styled(processor, style)
+            backbones[style, family] = Backbone(model, processor)
+        offs = _session(backbones[style, family], draw, min(25, turns - done.total()), stop)
+        done[f"{family} {style}"] += len(offs)
+        wrong += sum(off > CLOSE for off in offs)
+        worst = max([worst, *offs])
+        found = {"turns": done.total(), "sessions": sessions, "divergences": wrong, "worst": worst}
+        found |= {"by template": dict(sorted(done.items()))}
+        tell(found)
+    return found
+
+
+def _session(backbone: Backbone, draw: random.Random, turns: int, stop: float) -> list[float]:
+    """The relative difference of the logits after each turn of one session."""
+    conversations = Conversations(backbone.processor)
+    policy = ReusePolicy(minimum="exact", on_miss="prefill")
+    session = ChatSession(backbone, ChunkStore.open("memory://"), policy=policy)
+    history = [{"role": "system", "content": text_of(draw, 1)}, _message(draw), _message(draw)]
+    offs = []
+    for _ in range(turns):
+        for _ in range(draw.randint(1, 2)):
+            _edit(draw, history)
+        logits = session.next_token_logits(history)
+        wanted = plain_logits(backbone, conversations.whole(history))
+        offs.append(float((logits - wanted).norm() / wanted.norm()))
+        if time.monotonic() > stop:
+            break
+    return offs
 
 
 def _message(draw: random.Random) -> dict[str, Any]:
@@ -44,7 +83,13 @@ def _message(draw: random.Random) -> dict[str, Any]:
         items = [{"type": "text", "text": text_of(draw, 1)}, {"type": "image", "image": picture_of(draw, 56)}]
         draw.shuffle(items)
         return {"role": role, "content": items}
-    return {"role": role, "content": text_of(draw, draw.randint(1, 4))}
+    said = text_of(draw, draw.randint(1, 4))
+    if role == "assistant" and draw.random() < 0.3:
+        said = f"<think>\n{text_of(draw, 1)}\n</think>\n\n{said}"
+    if role == "assistant" and draw.random() < 0.3:
+        call = {"id": "c", "type": "function", "function": {"name": "edit", "arguments": {"line": 1}}}
+        return {"role": role, "content": said, "tool_calls": [call]}
+    return {"role": role, "content": said}
 
 
 def _edit(draw: random.Random, history: list[dict[str, Any]]) -> None:

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import copy
 import random
 from dataclasses import replace
 
 import pytest
 
 from kamera import Backbone, testbed
-from kamera.content import Conversations
+from kamera.content import Conversations, media_items
 from kamera.edits import edited
 from lab.replay.arms import _prefix, replay
 from lab.replay.exact import divergences
 from lab.replay.scripts import AGENTS
+from lab.replay.styles import STYLES, styled
 
 
 @pytest.fixture(scope="module")
@@ -53,6 +55,19 @@ def test_an_agent_that_keeps_all_costs_a_prefix_cache_no_rewrite(backbone):
     assert {arm: c["rewritten"] for arm, c in costs.items()} == dict.fromkeys(costs, 0)
 
 
-def test_random_turns_of_the_exact_mode_do_not_diverge(backbone):
-    found = divergences(backbone, 12, 1, 600.0)
-    assert found["turns"] == 12 and found["divergences"] == 0 and found["worst"] <= 1e-4
+def test_random_turns_of_the_exact_mode_do_not_diverge():
+    told = []
+    found = divergences(["gqa"], 10, 1, 600.0, tell=told.append)
+    assert found["turns"] == 10 and found["divergences"] == 0 and found["worst"] <= 1e-4
+    assert told[-1] == found
+
+
+@pytest.mark.parametrize("style", STYLES)
+def test_each_template_style_renders_a_session_s_messages(backbone, style):
+    processor = copy.copy(backbone.processor)
+    processor.chat_template = styled(processor, style)
+    for agent in AGENTS:
+        messages = list(agent.script(random.Random(0), 3))[-1]
+        rendered = Conversations(processor).render(messages)
+        pictures = sum(s.media is not None for s in rendered.segments)
+        assert pictures == len(media_items(messages))
