@@ -136,15 +136,23 @@ def _replace_text(
     before = conversations.decode(ids[begin : span[0]])
     content = message.get("content")
     items = [{"type": "text", "text": content}] if isinstance(content, str) else list(content or [])
+    pictures = sum(
+        s.media is not None and s.messages == segment.messages and s.start < span[0]
+        for s in rendered.segments
+    )
     best: tuple[int, int] | None = None  # item and position in its text
+    longest, seen, prefix = -1, 0, ""
     for i, item in enumerate(items):
-        shown = item.get("text") if isinstance(item, dict) else None
-        if not isinstance(shown, str):
+        if _is_media(item):
+            seen, prefix = seen + 1, ""
             continue
-        for at in _occurrences(shown, gone):
-            # the tokens before the span are the template's opening, then this text up to the position
-            if before.endswith(shown[:at].lstrip()) and (best is None or at > best[1]):
-                best = (i, at)
+        shown: str = item["text"]
+        for at in _occurrences(shown, gone) if seen == pictures else ():
+            # the tokens before the span: a picture or the template's opening, then texts up to the position
+            said = (prefix + shown[:at]).lstrip()
+            if before.endswith(said) and len(prefix) + at > longest:
+                best, longest = (i, at), len(prefix) + at
+        prefix += shown
     if best is None:
         raise InvalidDirective(
             f"tokens {span[0]}:{span[1]} are {gone[:40]!r}, which is not in a text of message {index}: the "

@@ -49,6 +49,7 @@ def anchor_ids(prompt: Rendered) -> tuple[str, ...]:
 def laid_out(prompt: Rendered, before: Layout | None, *, join: bool) -> list[Piece]:
     """The runs of ``prompt`` between its anchor and its question, each with its slot if it has one.
 
+    A turn's closing tag behind a new text is one run with it: one forward, and never KV from before the text.
     ``join``: after the first change adjacent texts form runs of at most `LONGEST` tokens without a slot. For
     a window that prefills them anyway, so that one forward replaces several.
     """
@@ -60,7 +61,7 @@ def laid_out(prompt: Rendered, before: Layout | None, *, join: bool) -> list[Pie
         slot, last = standing.get(index, (None, index + 1))
         out.append(((index, last), slot))
         index = last
-    return _joined(prompt.segments, out) if join else out
+    return _joined(prompt.segments, out) if join else _closed(prompt, out)
 
 
 def _standing(before: Layout, prompt: Rendered) -> dict[int, tuple[int, int]]:
@@ -73,6 +74,21 @@ def _standing(before: Layout, prompt: Rendered) -> dict[int, tuple[int, int]]:
         if there is not None and all(new.get(start + n) == there + n for n in range(stop - start)):
             found[there] = (slot, there + stop - start)
     return found
+
+
+def _closed(prompt: Rendered, pieces: list[Piece]) -> list[Piece]:
+    """Closing tags in one run with a new text before them."""
+    opened = {start for start, _ in prompt.turns}
+    tags = {(start, stop) for start, stop in prompt.tags if start not in opened}
+    out: list[Piece] = []
+    for (start, stop), slot in pieces:
+        segment = prompt.segments[start]
+        is_tag = stop == start + 1 and (segment.start, segment.stop) in tags
+        if is_tag and out and out[-1][1] is None and prompt.segments[start - 1].media is None:
+            out[-1] = ((out[-1][0][0], stop), None)
+        else:
+            out.append(((start, stop), slot))
+    return out
 
 
 def _joined(segments: Sequence[Segment], pieces: list[Piece]) -> list[Piece]:

@@ -104,6 +104,19 @@ def test_an_appended_turn_prefills_only_what_is_new():
     assert report.vision_encodes == 0
 
 
+@pytest.mark.parametrize("mode", ["amortize", "repair"])
+def test_a_text_added_to_a_turn_is_one_forward_with_its_closing_tag(mode):
+    chat = session(seeing(), FULL, mode=mode)
+    chat.next_token_logits(screens(2)[:2])
+    more = screens(2)[:2]
+    more[1] = {**more[1], "content": [*more[1]["content"], {"type": "text", "text": "and this?"}]}
+    with chat.backbone.measure() as work:
+        logits = chat.next_token_logits(more)
+    # the text with the tag, its canonical, and the generation prompt
+    assert work.forwards == 3
+    assert relative(logits, plain_logits(chat.backbone, more)) <= CLOSE
+
+
 def test_every_prompt_token_is_counted_once():
     chat = session(seeing(), FULL, mode="repair")
     for messages in (screens(3), policies.keep_last_images(2)(screens(4), 0), screens(1)):

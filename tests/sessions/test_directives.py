@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from kamera.edits import Directive
 from kamera.errors import InvalidDirective
-from tests.content.templates import AGENT, LONG_TALK, TOOLS, screens
+from tests.content.templates import AGENT, LONG_TALK, TOOLS, picture, screens
 from tests.engines.compare import relative
 from tests.sessions.rig import FULL, plain_logits, seeing, session, speaking
 
@@ -77,6 +77,17 @@ def test_a_word_that_stands_there_often_changes_in_its_place():
     body = chat.rendered().tags[0][1]
     chat.edit([Directive(body + 6, body + 8, "ha", mode="forget")])
     assert chat.messages[0]["content"] == "ho ho ha ho"
+
+
+def test_equal_captions_of_one_message_are_told_apart():
+    frames = [{"type": "image", "image": picture(i)} for i in range(3)]
+    content = [item for frame in frames for item in (frame, {"type": "text", "text": "frame\n"})]
+    chat = _shown([{"role": "user", "content": content}])
+    second = _media(chat)[1]
+    chat.edit([Directive(second, second + 2, "[gone]", unit="segments", mode="forget")])
+    texts = [item.get("text") for item in chat.messages[0]["content"]]
+    assert texts == [None, "frame\n", "[gone]", "", None, "frame\n"]
+    _agrees(chat)
 
 
 def test_several_directives_count_in_one_prompt():
