@@ -1,1 +1,1 @@
-"""Leyline's experiments on the trained backbones: what follows the prompt before an edit, what the one after."""
+"""Leyline's experiments on the trained backbones: which prompt does an answer follow after an edit?"""

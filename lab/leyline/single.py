@@ -33,7 +33,8 @@ def single(backbone: Backbone, name: str, n: int, seed: int, *, before: bool) ->
     """At least ``n`` questions, the stub kinds in turn.
 
     ``before``: the question is in the prompt that is edited (so amortize turns it with the rest), else it
-    comes after the edit. Costs are of the edited prompt up to its first logits. "repair, stored" is the same edit a second time, in another session on the store.
+    comes after the edit. Costs are of the edited prompt up to its first logits. "repair, stored" is the same
+    edit a second time, in another session on the store.
     """
     desk = Desk(backbone)
     judges: dict[str, Judges] = {stub: {arm: Judge() for arm in ARMS} for stub in STUBS}

@@ -46,6 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--steps", type=int, default=40, help="turns of each session")
     parser.add_argument("--turns", type=int, default=10_000, help="of exact: random turns")
     parser.add_argument("--seconds", type=float, default=3600.0, help="of exact: stop after that long")
+    parser.add_argument("--layers", type=int, help="of exact: the backbones' first decoder layers only")
     parser.add_argument("--only", nargs="*", choices=[a.name for a in AGENTS], help="agents to replay")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--format", choices=("table", "json"), default="table")
@@ -54,6 +55,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     rest = f" --steps {asked.steps}" if asked.name == "agents" else f" exact --turns {asked.turns}"
+    rest += f" --layers {asked.layers}" if asked.layers else ""
     rest += f" --only {' '.join(asked.only)}" if asked.only and asked.name == "agents" else ""
     document: dict[str, Any] = {"command": f"python -m lab.replay{rest} --seed {asked.seed}"}
     document |= {"commit": commit(), "machine": machine(), "seed": asked.seed}
@@ -64,7 +66,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             if asked.output is not None:  # a run that is ended early leaves what it found
                 asked.output.write_text(_shown(document, asked.format), encoding="utf-8")
 
-        tell(divergences(FAMILIES, asked.turns, asked.seed, asked.seconds, tell=tell))
+        tell(divergences(FAMILIES, asked.turns, asked.seed, asked.seconds, layers=asked.layers, tell=tell))
     else:
         backbone = Backbone(*testbed.load())
         chosen = [a for a in AGENTS if not asked.only or a.name in asked.only]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import random
 import time
 from collections import Counter
@@ -28,12 +29,13 @@ def divergences(
     seed: int,
     seconds: float,
     *,
+    layers: int | None = None,
     tell: Callable[[Found], None] = lambda found: None,
 ) -> Found:
     """Up to ``turns`` turns in at most ``seconds``: how many were run, and how many diverged.
 
     Sessions go in turn through every family under every template style; ``tell`` hears after each. Which
-    edits happen depends on the seed alone.
+    edits happen depends on the seed alone. ``layers``: the backbones' first decoder layers only.
     """
     draw = random.Random(seed)
     stop = time.monotonic() + seconds
@@ -47,6 +49,7 @@ def divergences(
         sessions += 1
         if (style, family) not in backbones:
             model, processor = load(family)
+            model = model if layers is None else shallow(model, layers)
             processor.chat_template = styled(processor, style)
             backbones[style, family] = Backbone(model, processor)
         offs = _session(backbones[style, family], draw, min(25, turns - done.total()), stop)
@@ -57,6 +60,18 @@ def divergences(
         found |= {"by template": dict(sorted(done.items()))}
         tell(found)
     return found
+
+
+def shallow(model: Any, layers: int) -> Any:
+    """The model's first ``layers`` decoder layers, with all the rest of it."""
+    config = copy.deepcopy(model.config)
+    config.get_text_config().num_hidden_layers = layers
+    kinds = getattr(config.get_text_config(), "layer_types", None)
+    if kinds is not None:
+        config.get_text_config().layer_types = kinds[:layers]
+    small = type(model)(config).eval()
+    small.load_state_dict(model.state_dict(), strict=False)
+    return small
 
 
 def _session(backbone: Backbone, draw: random.Random, turns: int, stop: float) -> list[float]:
