@@ -1,4 +1,4 @@
-"""Edits of a conversation: directives, differences of two renderings, and policies that edit messages."""
+"""Edits of a conversation: directives, differences of two renderings, policies that edit messages, verbs."""
 
 from kamera.edits import policies
 from kamera.edits.difference import Difference, difference
@@ -6,18 +6,25 @@ from kamera.edits.directive import Directive, Edit, Mode, Snap, Unit, resolve
 from kamera.edits.messages import edited_messages
 from kamera.edits.pieces import Fresh, Kept, Piece, pieces
 from kamera.edits.policy import EditPolicy, edited
+from kamera.edits.verbs import Decay, Evict, Pin, Share, Span, Verb
 
 __all__ = [
+    "Decay",
     "Difference",
     "Directive",
     "Edit",
     "EditPolicy",
+    "Evict",
     "Fresh",
     "Kept",
     "Mode",
     "Piece",
+    "Pin",
+    "Share",
     "Snap",
+    "Span",
     "Unit",
+    "Verb",
     "difference",
     "edited",
     "edited_messages",

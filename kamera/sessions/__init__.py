@@ -3,5 +3,6 @@
 from kamera.sessions.chat import ChatSession
 from kamera.sessions.pool import PoolMetrics, SessionPool
 from kamera.sessions.turn import Turn, TurnReport
+from kamera.sessions.verbs import VerbReport
 
-__all__ = ["ChatSession", "PoolMetrics", "SessionPool", "Turn", "TurnReport"]
+__all__ = ["ChatSession", "PoolMetrics", "SessionPool", "Turn", "TurnReport", "VerbReport"]

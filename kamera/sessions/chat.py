@@ -4,38 +4,26 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any
 
 import torch
 
-from kamera.content import Chunk, Conversations, Message, Rendered, media_items
-from kamera.edits import Directive, EditPolicy, Snap, difference, edited, edited_messages
+from kamera.content import Conversations, Message, Rendered
+from kamera.edits import Directive, EditPolicy, Snap, Verb, edited, edited_messages
 from kamera.engines.hf import Backbone
 from kamera.errors import ProcessorRequired
 from kamera.sessions.anchors import Anchors
-from kamera.sessions.layout import Layout, Run, anchor_ids, anchor_segments, laid_out, question
+from kamera.sessions.layout import Layout
+from kamera.sessions.modes import SessionMode, check_mode
+from kamera.sessions.showing import State, shown
 from kamera.sessions.tool_calls import tool_calls
-from kamera.sessions.turn import Turn, TurnReport, turn_report
+from kamera.sessions.turn import Turn, TurnReport
 from kamera.sessions.uncached import UNCACHEABLE, plain_answer, plain_logits
+from kamera.sessions.verbs import VerbReport, applied_verb
 from kamera.store import ChunkStore
-from kamera.window import KameraWindow, OnLeave, ReusePolicy, Slot
-
-SessionMode = Literal["amortize", "repair", "forget", "auto"]
-_ON_LEAVE: dict[str, OnLeave] = {"amortize": "keep", "repair": "repair", "forget": "exact"}
-_STRICTNESS: tuple[OnLeave, ...] = ("keep", "repair", "exact")
-
-
-@dataclass(frozen=True, eq=False)
-class State:
-    """The state that a turn changes. ``ids`` are the last prompt's tokens, ``layout`` the window's."""
-
-    messages: tuple[dict[str, Any], ...] = ()
-    turn: int = 0
-    ids: torch.Tensor | None = None
-    layout: Layout | None = None
-    window: KameraWindow | None = None
+from kamera.window import KameraWindow, ReusePolicy
 
 
 class ChatSession:
@@ -136,12 +124,19 @@ class ChatSession:
         return self._conversations.render(self._state.messages, tools=self.tools)
 
     def send(
-        self, messages: str | Message | Sequence[Message], *, append: bool = False, **options: Any
+        self,
+        messages: str | Message | Sequence[Message],
+        *,
+        append: bool = False,
+        scratch: Sequence[Message] = (),
+        **options: Any,
     ) -> Turn:
         """Answer the conversation; the answer joins the history.
 
         A list of ``messages`` is the client's whole present history, edited or not. Text and a single message
-        are new messages; with ``append`` a list is, too. ``options`` (max_new_tokens, do_sample,
+        are new messages; with ``append`` a list is, too. ``scratch`` are messages behind them that this
+        answer alone sees: neither the history nor any later token has seen them, in every mode, as in a run
+        with this answer and without them. ``options`` (max_new_tokens, do_sample,
         stop_strings, streamer, …) go to ``generate`` of transformers. Raises EditPolicyFailed, `ValueError`
         for more than one sequence, and the errors of `Conversations.render` and of the window.
         """
@@ -153,14 +148,18 @@ class ChatSession:
         shaped = self._shaped(history)
         try:
             state, report = self._shown(shaped, [self.mode])
+            branch = state
+            if scratch:  # on a branch, which ends with the answer
+                branch, extra = self._shown([*shaped, *scratch], [self.mode], state)
+                report = report.and_then(extra)
         except UNCACHEABLE as error:
             if not self.uncached:
                 raise
-            inputs = self._conversations.whole(shaped, tools=self.tools)
+            inputs = self._conversations.whole([*shaped, *scratch], tools=self.tools)
             text, report = plain_answer(self.backbone, inputs, error, **options)
             state = replace(self._state, ids=inputs["input_ids"][0].cpu())
         else:
-            text = _asked(state).generate(_question(state), **options)
+            text = branch.asked.generate(branch.question, **options)
         answer = {"role": "assistant", "content": text}
         self._state = replace(state, messages=(*history, answer), turn=state.turn + 1)
         return Turn(text, tool_calls(text), report)
@@ -179,7 +178,7 @@ class ChatSession:
             if not self.uncached:
                 raise
             return plain_logits(self.backbone, self._conversations.whole(shaped, tools=self.tools))
-        logits = _asked(state).next_token_logits(_question(state))
+        logits = state.asked.next_token_logits(state.question)
         self._state = state
         return logits
 
@@ -196,6 +195,15 @@ class ChatSession:
         state, report = self._shown(self._shaped(history), [d.mode for d in directives])
         self._state = replace(state, messages=tuple(history))
         return report
+
+    def apply(self, verb: Verb) -> VerbReport:
+        """Pin, decay, evict or share the chunks of a span; its indices refer to `rendered`.
+
+        Pin, decay and share leave prompt and answers unchanged: they say what becomes of the span's stored
+        objects. Raises InvalidDirective for a span outside of the window, PinsFull over the store's cap,
+        IncompatibleChunk for a store to share with that cannot hold them, and the errors of `edit`.
+        """
+        return applied_verb(self, self._anchors, verb)
 
     def fork(self) -> ChatSession:
         """An independent session of the same history, without copying.
@@ -258,48 +266,11 @@ class ChatSession:
             return list(history)
         return [*edited(self._edit_policy, history, self._state.turn)]
 
-    def _shown(self, shaped: Sequence[Message], modes: Sequence[str]) -> tuple[State, TurnReport]:
-        """A state whose window holds the prompt of ``shaped``; the present one is unchanged.
-
-        The strictest of ``modes`` applies to segments after a change.
-        """
-        old, prompt = self._state, self._conversations.render(shaped, tools=self.tools)
-        before = old.layout
-        if old.window is None or before is None or anchor_ids(before.prompt) != anchor_ids(prompt):
-            before, first = None, anchor_segments(prompt)
-            stop = prompt.segments[first - 1].stop if first else 0
-            window, anchor = self._anchors.open(prompt.ids[:stop]), 0
-        else:
-            window = self._anchors.fork(old.window)
-            anchor = window.anchor.length
-        slots, on_leave = window.slots, on_leave_of(modes, window)
-        pieces = laid_out(prompt, before, join=on_leave == "exact")
-        media = {m.digest: m.inputs for m in map(self._conversations.media, media_items(shaped))}
-        order: list[Slot | Chunk] = [
-            self._chunk(prompt, run, media) if slot is None else slots[slot] for run, slot in pieces
-        ]
-        report = window.arrange(order, on_leave=on_leave)
-        layout = Layout(prompt, tuple(run for run, _ in pieces))
-        left = 0 if before is None else _left(before, prompt)
-        total = turn_report(slots, report, anchor, prompt.num_tokens, left, window.guarantee)
-        return replace(old, ids=prompt.ids, layout=layout, window=window), total
-
-    def _chunk(self, prompt: Rendered, run: Run, media: Mapping[str, Mapping[str, torch.Tensor]]) -> Chunk:
-        first, last = prompt.segments[run[0]], prompt.segments[run[1] - 1]
-        inputs = {} if first.media is None else dict(media[first.media])
-        accepted = set(self.backbone.builder.accepted)
-        given = {name: value for name, value in inputs.items() if name in accepted}
-        ids = prompt.ids[first.start : last.stop]
-        return self.backbone.chunk_from_tensors(ids, label=first.role, **given)
-
-
-def on_leave_of(modes: Sequence[str], window: KameraWindow) -> OnLeave:
-    """The strictest of ``modes``; always "exact" for a window that serves exact KV only."""
-    minimum = window.policy.minimum
-    auto: OnLeave = "repair" if minimum in ("patched", "orbit", "composed") else "keep"
-    if minimum == "exact":
-        return "exact"
-    return max((_ON_LEAVE.get(mode, auto) for mode in modes), key=_STRICTNESS.index, default="keep")
+    def _shown(
+        self, shaped: Sequence[Message], modes: Sequence[str], old: State | None = None
+    ) -> tuple[State, TurnReport]:
+        """A state whose window holds the prompt of ``shaped``; ``old`` (the present one) is unchanged."""
+        return shown(old or self._state, shaped, modes, self._anchors, self._conversations, self.tools)
 
 
 def conversations_of(backbone: Backbone) -> Conversations:
@@ -310,27 +281,3 @@ def conversations_of(backbone: Backbone) -> Conversations:
             "(Backbone(model, processor))"
         )
     return Conversations(backbone.processor)
-
-
-def check_mode(mode: str) -> None:
-    """Raise `ValueError` for an unknown mode."""
-    if mode not in get_args(SessionMode):
-        raise ValueError(f"mode {mode!r} is none of {', '.join(get_args(SessionMode))}")
-
-
-def _asked(state: State) -> KameraWindow:
-    assert state.window is not None
-    return state.window
-
-
-def _question(state: State) -> torch.Tensor:
-    assert state.layout is not None
-    prompt = state.layout.prompt
-    return prompt.ids[question(prompt) :]
-
-
-def _left(before: Layout, prompt: Rendered) -> int:
-    """Tokens of the window's segments that the prompt no longer has."""
-    held = {i for start, stop in before.runs for i in range(start, stop)}
-    gone = difference(before.prompt, prompt).removed
-    return sum(before.prompt.segments[i].num_tokens for i in gone if i in held)

@@ -10,8 +10,9 @@ from kamera.content import Conversations, Message, Rendered
 from kamera.edits import EditPolicy, difference, edited
 from kamera.errors import KameraError
 from kamera.patches import at_least
-from kamera.sessions.chat import ChatSession, on_leave_of
+from kamera.sessions.chat import ChatSession
 from kamera.sessions.layout import Layout, anchor_ids, anchor_segments
+from kamera.sessions.modes import laxest
 
 
 @dataclass(frozen=True)
@@ -56,7 +57,7 @@ def best_match(prompt: Rendered, sessions: Mapping[str, ChatSession], min_tokens
             tainted += 1
             continue
         prefix, held = _prefix(layout, prompt)
-        on_leave = on_leave_of([session.mode], window)
+        on_leave = laxest(session.mode, window)
         if prefix == held:
             prefixes.append((prefix, name))
         elif on_leave == "exact":

@@ -30,7 +30,8 @@ from kamera.window import KameraWindow, ReusePolicy
 
 if TYPE_CHECKING:
     from kamera.sessions.anchors import Anchors
-    from kamera.sessions.chat import ChatSession, State
+    from kamera.sessions.chat import ChatSession
+    from kamera.sessions.showing import State
 
 VERSION = 1
 """The only format of a saved session that is written and read."""
@@ -77,7 +78,7 @@ def load_session(
     path: Path, backbone: Backbone, store: ChunkStore
 ) -> tuple[dict[str, Any], State, ReusePolicy | None, int | None]:
     """Settings of the session saved at ``path``, its state, its reuse policy and its limit of tokens."""
-    from kamera.sessions.chat import State
+    from kamera.sessions.showing import State
 
     where = path / FILE
     document = _read(where)

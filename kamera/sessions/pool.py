@@ -15,8 +15,9 @@ from kamera.engines.hf import Backbone
 from kamera.errors import UnknownSession
 from kamera.ops import digest
 from kamera.sessions.anchors import Anchors
-from kamera.sessions.chat import ChatSession, SessionMode, check_mode, conversations_of
+from kamera.sessions.chat import ChatSession, conversations_of
 from kamera.sessions.match import best_match, shaped_prompt
+from kamera.sessions.modes import SessionMode, check_mode
 from kamera.sessions.turn import Turn
 from kamera.store import ChunkStore
 from kamera.window import ReusePolicy

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+from kamera.patches import weakest
+from kamera.sessions.modes import Applied
 from kamera.window import Guarantee, Report, Slot
 
 
@@ -16,7 +18,8 @@ class TurnReport:
     Tokens of the prompt, each counted once: ``kept`` in place, ``turned`` (relocated), ``patched`` (a stored
     patch for new antecedents, no forward), ``prefilled``. ``left`` are tokens that the prompt no longer has.
     ``forwards``, ``tokens_recomputed`` (canonicals formed in between included) and ``vision_encodes`` are
-    measured and exclude the answer's own. ``guarantee`` is the weakest in the window. ``uncached`` is the
+    measured and exclude the answer's own. ``guarantee`` is the weakest in the window, ``mode`` the mode that
+    was applied (the one chosen, of "auto"). ``uncached`` is the
     reason if the plain model answered (``session.send`` with ``uncached=True``); None if the window did.
     """
 
@@ -30,8 +33,22 @@ class TurnReport:
     vision_encodes: int
     seconds: float
     guarantee: Guarantee
+    mode: Applied
     notes: tuple[str, ...] = ()
     uncached: str | None = None
+
+    def and_then(self, scratch: TurnReport) -> TurnReport:
+        """This report with the work of a branch behind it, whose tokens leave with the answer."""
+        return replace(
+            self,
+            prefilled=self.prefilled + scratch.prefilled,
+            forwards=self.forwards + scratch.forwards,
+            tokens_recomputed=self.tokens_recomputed + scratch.tokens_recomputed,
+            vision_encodes=self.vision_encodes + scratch.vision_encodes,
+            seconds=self.seconds + scratch.seconds,
+            guarantee=weakest((self.guarantee, scratch.guarantee)),
+            notes=(*self.notes, *scratch.notes),
+        )
 
 
 @dataclass(frozen=True)
@@ -48,7 +65,13 @@ class Turn:
 
 
 def turn_report(
-    before: Sequence[Slot], report: Report, anchor: int, prompt: int, left: int, guarantee: Guarantee
+    before: Sequence[Slot],
+    report: Report,
+    anchor: int,
+    prompt: int,
+    left: int,
+    guarantee: Guarantee,
+    mode: Applied,
 ) -> TurnReport:
     """The report of an operation from the slots ``before`` to a prompt of ``prompt`` tokens.
 
@@ -75,5 +98,6 @@ def turn_report(
         vision_encodes=report.vision_encodes,
         seconds=report.seconds,
         guarantee=guarantee,
+        mode=mode,
         notes=report.notes,
     )

@@ -49,6 +49,7 @@ def plain_answer(
         vision_encodes=work.vision_encodes,
         seconds=time.perf_counter() - started,
         guarantee="exact",
+        mode="forget",
         uncached=f"{type(reason).__name__}: {reason}",
     )
     return backbone.detokenize(tokens[length:].cpu()) or "", report

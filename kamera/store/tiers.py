@@ -319,6 +319,12 @@ class Tiers:
             return self.memory.info(name) is not None
         return not self._is_over(name) and self.disk.stamp(name) is not None
 
+    def below(self, name: str) -> bool:
+        """True if a tier below memory has the object."""
+        if self.disk is not None:
+            return self.has_here(name)
+        return self.remote is not None and not self._uploads.is_pending(name)
+
     def _info_here(self, name: str) -> ObjectInfo | None:
         if self.disk is None:
             return self.memory.info(name)

@@ -11,7 +11,7 @@ import torch
 
 from kamera import Backbone, ChatSession, ChunkStore, ReusePolicy, testbed
 from kamera.content import Conversations, Rendered
-from kamera.sessions.chat import SessionMode
+from kamera.sessions.modes import SessionMode
 from kamera.sessions.uncached import plain_logits
 from kamera.testbed.frames import Frame
 

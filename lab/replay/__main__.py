@@ -66,7 +66,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
             if asked.output is not None:  # a run that is ended early leaves what it found
                 asked.output.write_text(_shown(document, asked.format), encoding="utf-8")
 
-        tell(divergences(FAMILIES, asked.turns, asked.seed, asked.seconds, layers=asked.layers, tell=tell))
+        tell(
+            divergences(
+                list(FAMILIES), asked.turns, asked.seed, asked.seconds, layers=asked.layers, tell=tell
+            )
+        )
     else:
         backbone = Backbone(*testbed.load())
         chosen = [a for a in AGENTS if not asked.only or a.name in asked.only]

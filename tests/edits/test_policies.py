@@ -42,6 +42,30 @@ def test_batched_eviction_waits_until_a_batch_can_go():
     assert [len(_images(edited(policy, screens(n), 0))) for n in (2, 3, 4, 5)] == [2, 3, 1, 2]
 
 
+def test_whole_turns_leave_with_their_pictures_and_their_calls():
+    call = {"id": "c0", "type": "function", "function": {"name": "look", "arguments": {}}}
+    messages = [
+        *screens(1)[:2],
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "c0", "content": [{"type": "image", "image": templates.picture(7)}]},
+        *screens(3)[3:],
+    ]
+    out = edited(policies.keep_last_images(2, whole_turns=True), messages, 0)
+    assert out == [messages[0], *messages[4:]]
+    assert edited(policies.keep_last_images(3, whole_turns=True), messages, 0) == [messages[0], *messages[2:]]
+    with pytest.raises(ValueError, match="placeholder"):
+        policies.keep_last_images(2, "x", whole_turns=True)
+
+
+def test_old_tool_results_keep_their_head_and_tail():
+    messages = [{"role": "tool", "content": f"{i}" + "x" * 300 + "end"} for i in range(3)]
+    out = edited(policies.truncate_tool_results(1, head=4, tail=5), messages, 0)
+    assert out[0]["content"] == "0xxx\n[295 characters cut]\nxxend" and out[2] == messages[2]
+    assert len({len(m["content"]) for m in out[:2]}) == 1
+    short = [{"role": "tool", "content": "short"}, messages[0]]
+    assert edited(policies.truncate_tool_results(1, head=1, tail=1), short, 0) == short
+
+
 def test_a_sliding_window_of_images_is_one_removal_a_turn():
     conversations, policy = Conversations(templates.seeing()), policies.keep_last_images(3)
     for turn in range(4, 8):

@@ -3,7 +3,11 @@
 from kamera.edits.policies.images import keep_last_images
 from kamera.edits.policies.keep import keep_all
 from kamera.edits.policies.thinking import strip_thinking
-from kamera.edits.policies.tools import clear_tool_results, drop_failed_tool_calls
+from kamera.edits.policies.tools import (
+    clear_tool_results,
+    drop_failed_tool_calls,
+    truncate_tool_results,
+)
 from kamera.edits.policies.turns import keep_ends, summarise
 
 __all__ = [
@@ -14,4 +18,5 @@ __all__ = [
     "keep_last_images",
     "strip_thinking",
     "summarise",
+    "truncate_tool_results",
 ]

@@ -6,25 +6,33 @@ from collections.abc import Sequence
 from typing import Any
 
 from kamera.content import Message
+from kamera.edits.policies.calls import without_calls
 from kamera.edits.policy import EditPolicy
 
 _KINDS = ("image", "image_url")
 
 
-def keep_last_images(n: int, placeholder: str | None = None, *, batch: int = 1) -> EditPolicy:
+def keep_last_images(
+    n: int, placeholder: str | None = None, *, batch: int = 1, whole_turns: bool = False
+) -> EditPolicy:
     """Remove all pictures except the ``n`` latest.
 
     ``placeholder`` replaces them (Agent-TARS writes "[Image omitted to conserve context]"); None leaves
     nothing, and a message of pictures only is removed whole. ``batch``: pictures are removed only when that
-    many can be removed at once, which spares a prefix cache (OmniParser: 10). Raises `ValueError` for a
-    negative ``n`` or a batch below 1.
+    many can be removed at once, which spares a prefix cache (OmniParser: 10). ``whole_turns``: the message of
+    a removed picture leaves too, and the call whose result it was (cua; Agent-S on vLLM). Raises `ValueError`
+    for a negative ``n``, a batch below 1, or whole turns with a placeholder.
     """
     if n < 0 or batch < 1:
         raise ValueError(f"n={n}, batch={batch}: keep 0 or more pictures, in batches of 1 or more")
+    if whole_turns and placeholder is not None:
+        raise ValueError(f"placeholder {placeholder!r} in turns that leave whole: give one of the two")
 
     def keep_last_images(messages: Sequence[Message], turn: int) -> list[dict[str, Any]]:
         total = sum(_is_image(item) for m in messages for item in _items(m))
         leaving = max(0, total - n) // batch * batch
+        if whole_turns:
+            return _without_turns(messages, leaving)
         out = []
         for message in messages:
             kept: list[Any] = []
@@ -42,6 +50,17 @@ def keep_last_images(n: int, placeholder: str | None = None, *, batch: int = 1) 
         return out
 
     return keep_last_images
+
+
+def _without_turns(messages: Sequence[Message], leaving: int) -> list[dict[str, Any]]:
+    """Messages without those of the first ``leaving`` pictures, and without the calls they answer."""
+    gone: set[int] = set()
+    for i, message in enumerate(messages):
+        here = sum(map(_is_image, _items(message)))
+        if 0 < here <= leaving:
+            gone.add(i)
+            leaving -= here
+    return without_calls(messages, gone)
 
 
 def _items(message: Message) -> list[Any]:

@@ -1,4 +1,4 @@
-"""Old tool results and failed calls: Anthropic's clear_tool_uses, Qwen-Agent, coding agents that retry."""
+"""Old tool results and failed calls: Anthropic's clear_tool_uses, Qwen-Agent, Leyline, agents that retry."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 from kamera.content import Message
+from kamera.edits.policies.calls import text_of, without_calls
 from kamera.edits.policy import EditPolicy
 
 
@@ -28,7 +29,7 @@ def clear_tool_results(
         names = _tool_names(messages)
         results = [i for i, m in enumerate(messages) if m.get("role") == "tool"]
         clearable = [i for i in results if names.get(i) not in exclude]
-        size = sum(len(_text(messages[i])) for i in results)
+        size = sum(len(text_of(messages[i])) for i in results)
         cleared = set(clearable[: max(0, len(clearable) - keep)]) if size >= trigger else set()
         return [
             {**message, "content": placeholder} if i in cleared else dict(message)
@@ -36,6 +37,34 @@ def clear_tool_results(
         ]
 
     return clear_tool_results
+
+
+def truncate_tool_results(keep: int = 2, *, head: int = 100, tail: int = 100) -> EditPolicy:
+    """Cut the middle out of tools' results, except of the ``keep`` latest.
+
+    A result keeps its first ``head`` and last ``tail`` characters, with the number of those cut between them.
+    Results with pictures stay. Raises `ValueError` for a negative number.
+    """
+    if min(keep, head, tail) < 0:
+        raise ValueError(f"keep={keep}, head={head}, tail={tail} must not be negative")
+
+    def truncate_tool_results(messages: Sequence[Message], turn: int) -> list[dict[str, Any]]:
+        results = [i for i, m in enumerate(messages) if m.get("role") == "tool"]
+        old = set(results[: max(0, len(results) - keep)])
+        return [
+            {**m, "content": _ends(m["content"], head, tail)}
+            if i in old and isinstance(m.get("content"), str)
+            else dict(m)
+            for i, m in enumerate(messages)
+        ]
+
+    return truncate_tool_results
+
+
+def _ends(text: str, head: int, tail: int) -> str:
+    cut = len(text) - head - tail
+    mark = f"\n[{cut} characters cut]\n"
+    return text if cut <= len(mark) else text[:head] + mark + text[len(text) - tail :]
 
 
 def drop_failed_tool_calls(
@@ -58,19 +87,7 @@ def drop_failed_tool_calls(
             for i in results
             if i not in good and i not in spared and any(j > i and names.get(j) == names.get(i) for j in good)
         }
-        calls = {messages[i].get("tool_call_id") for i in dead} - {None}
-        out = []
-        for i, message in enumerate(messages):
-            if i in dead:
-                continue
-            asked = message.get("tool_calls") or []
-            left = [call for call in asked if call.get("id") not in calls]
-            if len(left) == len(asked):
-                out.append(dict(message))
-            elif left or _text(message):
-                kept = {k: v for k, v in message.items() if k != "tool_calls"}
-                out.append({**kept, "tool_calls": left} if left else kept)
-        return out
+        return without_calls(messages, dead)
 
     return drop_failed_tool_calls
 
@@ -92,12 +109,4 @@ def _tool_names(messages: Sequence[Message]) -> dict[int, str | None]:
 def _failed(message: Message) -> bool:
     if message.get("is_error") or message.get("status") == "error":
         return True
-    return _text(message).lstrip().lower().startswith("error")
-
-
-def _text(message: Message) -> str:
-    content = message.get("content")
-    if isinstance(content, str):
-        return content
-    items = content if isinstance(content, list | tuple) else []
-    return "".join(i.get("text", "") for i in items if isinstance(i, dict))
+    return text_of(message).lstrip().lower().startswith("error")

@@ -1,7 +1,8 @@
-"""Objects as stored in a directory or remote, for inspection: nothing is moved or counted."""
+"""Objects as stored, by name: their bytes for inspection, and the tier that they are in."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from kamera.errors import RemoteUnavailable
@@ -49,3 +50,13 @@ class RawObjects:
                 remote.reach()
         except RemoteUnavailable as error:
             raise RemoteUnavailable(f"{self._store.url} does not answer: {error}") from error
+
+    def demote(self, names: Iterable[str]) -> int:
+        """Move objects out of memory, to the directory or remote that has them; return the number moved.
+
+        Those that memory alone has stay in it and are the first to be evicted.
+        """
+        tiers, moved = self._store._tiers, 0
+        for name in dict.fromkeys(names):
+            moved += tiers.memory.drop(name) if tiers.below(name) else tiers.memory.last(name)
+        return moved

@@ -1,0 +1,100 @@
+"""Bringing a session's window to a prompt."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from kamera.content import Chunk, Conversations, Message, Rendered, media_items
+from kamera.edits import difference
+from kamera.sessions.anchors import Anchors
+from kamera.sessions.layout import Layout, Piece, Run, anchor_ids, anchor_segments, laid_out, question
+from kamera.sessions.modes import applied, cheapest, choices
+from kamera.sessions.turn import TurnReport, turn_report
+from kamera.window import KameraWindow, OnLeave, Slot
+
+
+@dataclass(frozen=True, eq=False)
+class State:
+    """The state that a turn changes. ``ids`` are the last prompt's tokens, ``layout`` the window's."""
+
+    messages: tuple[dict[str, Any], ...] = ()
+    turn: int = 0
+    ids: torch.Tensor | None = None
+    layout: Layout | None = None
+    window: KameraWindow | None = None
+
+    @property
+    def asked(self) -> KameraWindow:
+        """The window, of a state that has one."""
+        assert self.window is not None
+        return self.window
+
+    @property
+    def question(self) -> torch.Tensor:
+        """The prompt's tokens behind the window's chunks, int64 ``[tokens]``."""
+        assert self.layout is not None
+        prompt = self.layout.prompt
+        return prompt.ids[question(prompt) :]
+
+
+def shown(
+    old: State,
+    shaped: Sequence[Message],
+    modes: Sequence[str],
+    anchors: Anchors,
+    conversations: Conversations,
+    tools: Sequence[Any] | None,
+) -> tuple[State, TurnReport]:
+    """A state whose window holds the prompt of ``shaped``; ``old`` is unchanged.
+
+    The strictest of ``modes`` applies to segments after a change. Raises the errors of
+    `Conversations.render` and of the window.
+    """
+    prompt = conversations.render(shaped, tools=tools)
+    before = old.layout
+    if old.window is None or before is None or anchor_ids(before.prompt) != anchor_ids(prompt):
+        before, first = None, anchor_segments(prompt)
+        stop = prompt.segments[first - 1].stop if first else 0
+        window, anchor = anchors.open(prompt.ids[:stop]), 0
+    else:
+        window = anchors.fork(old.window)
+        anchor = window.anchor.length
+    slots = window.slots
+    media = {m.digest: m.inputs for m in map(conversations.media, media_items(shaped))}
+    made: dict[Run, Chunk] = {}
+    pieces: dict[OnLeave, list[Piece]] = {}
+
+    def order_of(on_leave: OnLeave) -> list[Slot | Chunk]:
+        pieces[on_leave] = laid_out(prompt, before, join=on_leave == "exact")
+        for run in (run for run, slot in pieces[on_leave] if slot is None and run not in made):
+            made[run] = _chunk(anchors, prompt, run, media)
+        return [made[run] if slot is None else slots[slot] for run, slot in pieces[on_leave]]
+
+    on_leave, order = cheapest(window, choices(modes, window), order_of)
+    report = window.arrange(order, on_leave=on_leave)
+    layout = Layout(prompt, tuple(run for run, _ in pieces[on_leave]))
+    left = 0 if before is None else _left(before, prompt)
+    total = turn_report(slots, report, anchor, prompt.num_tokens, left, window.guarantee, applied(on_leave))
+    return replace(old, ids=prompt.ids, layout=layout, window=window), total
+
+
+def _chunk(
+    anchors: Anchors, prompt: Rendered, run: Run, media: Mapping[str, Mapping[str, torch.Tensor]]
+) -> Chunk:
+    first, last = prompt.segments[run[0]], prompt.segments[run[1] - 1]
+    inputs = {} if first.media is None else dict(media[first.media])
+    accepted = set(anchors.backbone.builder.accepted)
+    given = {name: value for name, value in inputs.items() if name in accepted}
+    ids = prompt.ids[first.start : last.stop]
+    return anchors.backbone.chunk_from_tensors(ids, label=first.role, **given)
+
+
+def _left(before: Layout, prompt: Rendered) -> int:
+    """Tokens of the window's segments that the prompt no longer has."""
+    held = {i for start, stop in before.runs for i in range(start, stop)}
+    gone = difference(before.prompt, prompt).removed
+    return sum(before.prompt.segments[i].num_tokens for i in gone if i in held)
