@@ -22,6 +22,8 @@ from lab.leyline.prompts import (
 )
 
 ARMS = ("amortize", "repair", "repair, stored", "forget")
+PER_EDIT = 8
+"""Most questions behind one edit."""
 OTHERS = ("re-prefill", "re-prefill behind a prefix cache")
 _MODE: dict[str, Any] = {"repair, stored": "repair"}
 
@@ -40,7 +42,7 @@ def single(backbone: Backbone, name: str, n: int, seed: int, *, before: bool) ->
     judges: dict[str, Judges] = {stub: {arm: Judge() for arm in ARMS} for stub in STUBS}
     costs: Costs = {arm: defaultdict(int) for arm in (*ARMS, *OTHERS)}
     edits = done = 0
-    for item in items(name, seed, 4):
+    for item in items(name, seed, PER_EDIT):
         if done >= n:
             break
         stub = STUBS[edits % len(STUBS)]
