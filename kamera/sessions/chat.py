@@ -143,7 +143,8 @@ class ChatSession:
         if int(options.get("num_return_sequences") or 1) > 1:
             raise ValueError(f"num_return_sequences={options['num_return_sequences']}: a turn has one answer")
         if "stop_strings" in options:
-            options.setdefault("tokenizer", getattr(self.backbone.processor, "tokenizer", None))
+            processor = self.backbone.processor
+            options.setdefault("tokenizer", getattr(processor, "tokenizer", processor))
         history = self._history(messages, append)
         shaped = self._shaped(history)
         try:

@@ -1,4 +1,7 @@
-"""``python -m lab.replay``: agents' sessions under each way of caching. ``exact``: random turns."""
+"""``python -m lab.replay``: agents' sessions under each way of caching.
+
+``traces``: the requests of an OpenTelemetry trace. ``exact``: random turns.
+"""
 
 from __future__ import annotations
 
@@ -6,20 +9,22 @@ import argparse
 import json
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from kamera import Backbone, testbed
-from lab.replay.arms import replay
+from kamera import Backbone
+from kamera.edits import policies
+from lab.replay.arms import replay, replay_turns
 from lab.replay.exact import divergences
 from lab.replay.scripts import AGENTS
+from lab.replay.traces import sessions
 from lab.speed.machine import commit, machine
-from lab.testbed import FAMILIES
+from lab.testbed import BACKBONES, FAMILIES, load
 
-COLUMNS = ("prefilled", "rewritten", "rewrites", "encodes", "forwards")
+COLUMNS = ("prefilled", "rewritten", "rewrites", "encodes", "forwards", "agreement", "kl")
 
 
 def table(document: dict[str, Any]) -> str:
@@ -35,6 +40,17 @@ def table(document: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def _replayed(backbone: Backbone, asked: argparse.Namespace) -> Iterator[tuple[str, Any]]:
+    """Each session's name, and its costs by arm."""
+    if asked.trace is not None:
+        for name, turns in sessions(asked.trace).items():
+            yield name, replay_turns(backbone, turns[: asked.steps], policies.keep_all(), None)
+        return
+    for agent in AGENTS:
+        if not asked.only or agent.name in asked.only:
+            yield agent.name, replay(backbone, agent, asked.steps, asked.seed)
+
+
 def _shown(document: dict[str, Any], form: str) -> str:
     return (json.dumps(document, indent=1) if form == "json" else table(document)) + "\n"
 
@@ -42,8 +58,12 @@ def _shown(document: dict[str, Any], form: str) -> str:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run what the command line asks for; 1 where a turn diverged."""
     parser = argparse.ArgumentParser(prog="python -m lab.replay", description=__doc__)
-    parser.add_argument("name", nargs="?", choices=("agents", "exact"), default="agents")
-    parser.add_argument("--steps", type=int, default=40, help="turns of each session")
+    parser.add_argument("name", nargs="?", choices=("agents", "traces", "exact"), default="agents")
+    parser.add_argument(
+        "--trace", type=Path, help="of traces: the file, in any form that kamera analyze reads"
+    )
+    parser.add_argument("--family", choices=BACKBONES, default="gqa", help="the trained backbone")
+    parser.add_argument("--steps", type=int, default=40, help="turns of each session, at most")
     parser.add_argument("--turns", type=int, default=10_000, help="of exact: random turns")
     parser.add_argument("--seconds", type=float, default=3600.0, help="of exact: stop after that long")
     parser.add_argument("--layers", type=int, help="of exact: the backbones' first decoder layers only")
@@ -54,7 +74,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     asked = parser.parse_args(arguments)
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
-    rest = f" --steps {asked.steps}" if asked.name == "agents" else f" exact --turns {asked.turns}"
+    if (asked.trace is None) == (asked.name == "traces"):
+        parser.error("traces reads --trace FILE, and nothing else does")
+    rest = f" exact --turns {asked.turns}"
+    if asked.name != "exact":
+        named = f" traces --trace {asked.trace.name}" if asked.trace else ""
+        rest = f"{named} --steps {asked.steps} --family {asked.family}"
     rest += f" --layers {asked.layers}" if asked.layers else ""
     rest += f" --only {' '.join(asked.only)}" if asked.only and asked.name == "agents" else ""
     document: dict[str, Any] = {"command": f"python -m lab.replay{rest} --seed {asked.seed}"}
@@ -72,9 +97,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             )
         )
     else:
-        backbone = Backbone(*testbed.load())
-        chosen = [a for a in AGENTS if not asked.only or a.name in asked.only]
-        document["agents"] = {a.name: replay(backbone, a, asked.steps, asked.seed) for a in chosen}
+        backbone = Backbone(*load(asked.family))
+        document["agents"] = dict(_replayed(backbone, asked))
     text = _shown(document, asked.format)
     if asked.output is None:
         print(text, end="")

@@ -115,6 +115,8 @@ def watching(draw: random.Random, steps: int) -> Iterator[list[Message]]:
 
 AGENTS = (
     Agent("cua", screens, policies.keep_last_images(3), policies.keep_last_images(3, batch=8)),
+    Agent("Agent-S", screens, policies.keep_last_images(8), policies.keep_last_images(8, batch=8)),
+    Agent("Open-AutoGLM", screens, policies.keep_last_images(1), policies.keep_last_images(1, batch=8)),
     Agent("UI-TARS", screens, policies.keep_last_images(5), policies.keep_last_images(5, batch=8)),
     Agent(
         "Agent-TARS",
@@ -132,6 +134,13 @@ AGENTS = (
         policies.clear_tool_results(3),
         policies.clear_tool_results(3, trigger=6_000),
     ),
+    Agent(
+        "Leyline debug-gym",
+        coding,
+        policies.truncate_tool_results(2),
+        policies.truncate_tool_results(2),
+    ),
+    Agent("compacting coder", coding, policies.summarise(2, 6), policies.summarise(2, 6)),
     Agent("retry", coding, policies.drop_failed_tool_calls(), policies.drop_failed_tool_calls(keep_last=4)),
     Agent("smolagents", browsing, policies.keep_last_images(2), policies.keep_last_images(2, batch=8)),
     Agent("Qwen3", thinking, policies.strip_thinking(), policies.strip_thinking()),

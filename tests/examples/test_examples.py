@@ -74,3 +74,13 @@ def test_a_screenshot_agent_prefills_less_than_a_prefix_cache(run):
     assert all(int(row[5]) == 164 for row in steps[1:]) and steps[-1][7] == "survivor"
     kamera, prefix = int(total[total.index("Kamera") + 1].rstrip(",")), int(total[-1])
     assert kamera < prefix
+
+
+def test_a_coding_agent_prefills_less_than_a_prefix_cache(run):
+    out = run("coding_agent.py", "--steps", "6").splitlines()
+    rows, total = [line.split() for line in out[1:7]], out[7].split()
+    # the failed call left the middle at step 5: what stands behind it was turned, not prefilled
+    assert int(rows[5][3]) > 150 and int(rows[5][5]) < 100 < int(rows[5][6])
+    kamera, prefix = int(total[total.index("Kamera") + 1].rstrip(",")), int(total[-1])
+    assert kamera < prefix
+    assert out[8].startswith("pinned: ") and int(out[9].split()[1]) > int(out[9].split()[-1]) > 0

@@ -244,5 +244,6 @@ def test_eight_threads_answer_as_uncached_runs_do():
 
 @pytest.mark.slow
 def test_two_hundred_sessions_answer_as_uncached_runs_do():
-    counted = _threads(100, 6, 200).metrics()
-    assert counted.requests == 600 and counted.failed == 0
+    pool = _threads(200, 4, 200)
+    counted = pool.metrics()
+    assert counted.requests == 800 and counted.failed == 0 and len(pool) <= 200
