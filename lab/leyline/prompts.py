@@ -103,7 +103,8 @@ class Desk:
 
     def session(self, mode: SessionMode, store: ChunkStore) -> ChatSession:
         """A session that serves patches and survivors without asking for a certificate."""
-        return ChatSession(self.backbone, store, mode=mode, policy=ReusePolicy(certified=False))
+        policy = ReusePolicy(on_miss="form" if mode == "repair" else "prefill", certified=False)
+        return ChatSession(self.backbone, store, mode=mode, policy=policy)
 
     def plain(self, messages: Messages) -> torch.Tensor:
         """Logits ``[vocabulary]`` behind the whole prompt, nothing cached."""
