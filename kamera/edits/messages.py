@@ -140,29 +140,36 @@ def _replace_text(
         s.media is not None and s.messages == segment.messages and s.start < span[0]
         for s in rendered.segments
     )
-    best: tuple[int, int] | None = None  # item and position in its text
-    longest, seen, prefix = -1, 0, ""
-    for i, item in enumerate(items):
-        if _is_media(item):
-            seen, prefix = seen + 1, ""
-            continue
-        shown: str = item["text"]
-        for at in _occurrences(shown, gone) if seen == pictures else ():
-            # the tokens before the span: a picture or the template's opening, then texts up to the position
-            said = (prefix + shown[:at]).lstrip()
-            if before.endswith(said) and len(prefix) + at > longest:
-                best, longest = (i, at), len(prefix) + at
-        prefix += shown
-    if best is None:
+    run = _texts_after(items, pictures)
+    joined = "".join(items[i]["text"] for i in run)
+    # the tokens before the span: a picture or the template's opening, then these texts up to a position
+    found = [at for at in _occurrences(joined, gone) if before.endswith(joined[:at].lstrip())]
+    if not found or not run:
         raise InvalidDirective(
             f"tokens {span[0]}:{span[1]} are {gone[:40]!r}, which is not in a text of message {index}: the "
             "template wrote it; edit the whole message"
         )
-    item, at = best
-    old: str = items[item]["text"]
-    kept = old[:at] + text + old[at + len(gone) :]
-    items[item] = {**items[item], "text": kept}
-    out[index] = {**message, "content": kept if isinstance(content, str) else items}
+    start, stop = found[-1], found[-1] + len(gone)
+    begun = 0
+    for i in run:  # a span may reach over several items
+        old: str = items[i]["text"]
+        ended = begun + len(old)
+        here = begun <= start < ended or (i == run[-1] and start == ended)
+        kept = old[: max(0, start - begun)] + (text if here else "") + old[max(0, stop - begun) :]
+        items[i] = {**items[i], "text": kept}
+        begun = ended
+    out[index] = {**message, "content": items[0]["text"] if isinstance(content, str) else items}
+
+
+def _texts_after(items: Sequence[Any], pictures: int) -> list[int]:
+    """Indices of the texts between the ``pictures``-th picture and the next."""
+    seen, found = 0, []
+    for i, item in enumerate(items):
+        if _is_media(item):
+            seen += 1
+        elif seen == pictures:
+            found.append(i)
+    return found
 
 
 def _occurrences(text: str, part: str) -> list[int]:

@@ -1,6 +1,7 @@
 """``python -m lab.leyline``: what the answer follows after an edit of its prompt.
 
-``single``: one prompt in which a frame that others were bound to becomes a stub.
+``single``: one prompt in which a frame that others were bound to becomes a stub. ``random``: random edits of
+both signs. ``long``: a trajectory of 50 turns with up to 8 edits each.
 """
 
 from __future__ import annotations
@@ -17,9 +18,12 @@ import torch
 
 from kamera import Backbone
 from lab.leyline.single import single
+from lab.leyline.suites import random_edits, trajectory
 from lab.speed.machine import commit, machine
 from lab.testbed import BACKBONES, load
 
+MOST = 8
+"""Edits of one turn of a trajectory."""
 COLUMNS = (
     "n",
     "of these, as full",
@@ -43,9 +47,9 @@ def table(document: dict[str, Any]) -> str:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run what the command line asks for."""
     parser = argparse.ArgumentParser(prog="python -m lab.leyline", description=__doc__)
-    parser.add_argument("name", choices=("single",))
+    parser.add_argument("name", choices=("single", "random", "long"))
     parser.add_argument("--families", nargs="*", choices=BACKBONES, default=list(BACKBONES))
-    parser.add_argument("--items", type=int, default=200, help="questions of each backbone")
+    parser.add_argument("--items", type=int, default=200, help="questions of each backbone (of long: turns)")
     parser.add_argument(
         "--before", action="store_true", help="single: the question stands in the edited prompt"
     )
@@ -62,7 +66,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     document: dict[str, Any] = {"command": command, "commit": commit(), "machine": machine(), "results": {}}
     for family in asked.families:
         backbone = Backbone(*load(family))
-        document["results"][family] = single(backbone, family, asked.items, asked.seed, before=asked.before)
+        if asked.name == "single":
+            found = single(backbone, family, asked.items, asked.seed, before=asked.before)
+        elif asked.name == "random":
+            found = random_edits(backbone, asked.items, asked.seed)
+        else:
+            found = trajectory(backbone, asked.items, MOST, asked.seed)
+        document["results"][family] = found
     text = json.dumps(document, indent=1) if asked.format == "json" else table(document)
     if asked.output is None:
         print(text)

@@ -90,6 +90,17 @@ def test_equal_captions_of_one_message_are_told_apart():
     _agrees(chat)
 
 
+def test_a_span_may_reach_over_several_texts_of_a_message():
+    content = [{"type": "text", "text": t} for t in ("one two ", "three ", "four five")]
+    chat = _shown([{"role": "user", "content": [*content, {"type": "image", "image": picture(1)}]}])
+    tokenizer, ids = chat.backbone.processor.tokenizer, chat.rendered().ids.tolist()
+    words, first = tokenizer("one two three four")["input_ids"], len(tokenizer("one ")["input_ids"])
+    at = next(i for i in range(len(ids)) if ids[i : i + len(words)] == words)
+    chat.edit([Directive(at + first, at + len(words), "X", mode="forget")])
+    assert [item.get("text") for item in chat.messages[0]["content"]] == ["one X", "", " five", None]
+    _agrees(chat)
+
+
 def test_several_directives_count_in_one_prompt():
     chat = _shown(screens(4))
     first, last = _media(chat)[0], _media(chat)[3]
