@@ -151,6 +151,7 @@ def test_scratch_is_attended_and_leaves_no_trace(mode):
     turn = with_it.send(whole, scratch=NOTE, **GREEDY)
     unseen = without.next_token_logits(whole)
     assert relative(seen, unseen) > 1e-3  # it was attended
+    assert [s.chunk_id for s in with_it.window.slots] == [s.chunk_id for s in without.window.slots]
     said = [*whole, {"role": "assistant", "content": turn.text}]
     assert with_it.messages == said
     after = [*said, {"role": "user", "content": "and then?"}]
