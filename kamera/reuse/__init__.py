@@ -1,17 +1,25 @@
-"""Moved content: prompts are cut into segments and compared with earlier ones. No forward."""
+"""Moved content: prompts are cut into segments, compared with earlier ones, and served as far as trusted."""
 
+from kamera.reuse.admission import Admission, Tier
+from kamera.reuse.arrangement import Arrangement, Outcome
+from kamera.reuse.calibration import Calibration, Point, calibration_of
 from kamera.reuse.cuts import cut, resets, sub_windows, windows
 from kamera.reuse.file import IndexFile
 from kamera.reuse.index import ContentIndex, Found, Hit
 from kamera.reuse.prompt import Media, Prompt, Span
 from kamera.reuse.recovery import Observer, Recovery, recovery
+from kamera.reuse.reuser import Reused, ReusePlan, Reuser
 from kamera.reuse.rules import DEFAULT_RULE, RULES, CutRule
 from kamera.reuse.scope import Scope, segment_key
 from kamera.reuse.similar import Proposal, SimilarIndex
+from kamera.reuse.sweep import calibrate
 
 __all__ = [
     "DEFAULT_RULE",
     "RULES",
+    "Admission",
+    "Arrangement",
+    "Calibration",
     "ContentIndex",
     "CutRule",
     "Found",
@@ -19,12 +27,20 @@ __all__ = [
     "IndexFile",
     "Media",
     "Observer",
+    "Outcome",
+    "Point",
     "Prompt",
     "Proposal",
     "Recovery",
+    "ReusePlan",
+    "Reused",
+    "Reuser",
     "Scope",
     "SimilarIndex",
     "Span",
+    "Tier",
+    "calibrate",
+    "calibration_of",
     "cut",
     "recovery",
     "resets",

@@ -6,6 +6,7 @@ from kamera.engines.hf.hooks import Observer
 from kamera.engines.hf.load import hide_progress, load_processor
 from kamera.engines.hf.model import ModelCache
 from kamera.engines.hf.prove import Proof, prove_patch, prove_relocation
+from kamera.engines.hf.recompute import Recomputed, Resume, hidden_states, recompute
 
 __all__ = [
     "Backbone",
@@ -13,8 +14,12 @@ __all__ = [
     "ModelCache",
     "Observer",
     "Proof",
+    "Recomputed",
+    "Resume",
+    "hidden_states",
     "hide_progress",
     "load_processor",
     "prove_patch",
     "prove_relocation",
+    "recompute",
 ]

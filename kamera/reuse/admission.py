@@ -1,0 +1,53 @@
+"""Admission: how far the stored KV of a found segment may be trusted, and the reason."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from kamera.window import Guarantee
+
+Tier = Literal["exact", "patched", "orbit", "composed", "survivor", "approximate", "none"]
+"""``exact``: same tokens behind the same whole left context. ``patched``, ``orbit``, ``composed``: a stored
+patch for this left context. ``survivor``: kept in place although an antecedent has left. ``approximate``:
+stored for another left context, admitted by guard and probe. ``none``: not reused, prefilled."""
+
+
+@dataclass(frozen=True)
+class Admission:
+    """A segment of a prompt: its tokens ``start`` to ``stop``, its tier, and the reason for it.
+
+    ``guarantee`` is the one its slot shows; that of a prefilled segment tells the KV it attended to.
+    """
+
+    start: int
+    stop: int
+    chunk_id: str
+    tier: Tier
+    guarantee: Guarantee
+    reason: str
+
+    @property
+    def tokens(self) -> int:
+        """Length in tokens."""
+        return self.stop - self.start
+
+
+def tier_of(guarantee: str) -> Tier:
+    """The tier of reused KV by the guarantee of its slot."""
+    found: Tier = next((tier for tier in get_args(Tier) if tier == guarantee), "approximate")
+    return found
+
+
+def matched(these: Sequence[str], those: Sequence[str], lengths: Sequence[int]) -> int:
+    """Tokens directly before a segment that two sequences of antecedents have in common.
+
+    ``these`` are the present antecedents, of ``lengths`` tokens, ``those`` the ones of a stored patch.
+    """
+    count = 0
+    for one, other, length in zip(reversed(these), reversed(those), reversed(lengths), strict=False):
+        if one != other:
+            break
+        count += length
+    return count

@@ -1,0 +1,40 @@
+"""The online probe: a few tokens of a segment are recomputed in context and compared at every layer."""
+
+from __future__ import annotations
+
+import torch
+
+from kamera.content import Encoded
+from kamera.engines.hf import Backbone, recompute
+from kamera.ops import KV
+
+ROWS = 2
+"""Tokens that are recomputed for each segment."""
+
+
+def probed(tokens: int) -> torch.Tensor:
+    """The probed tokens of a segment of ``tokens``: its middle and its last, int64 ``[1 or 2]``."""
+    return torch.unique(torch.tensor([tokens // 2, tokens - 1]))
+
+
+def likeness(
+    backbone: Backbone, ids: torch.Tensor, positions: torch.Tensor, context: KV, held: KV
+) -> tuple[float, ...]:
+    """The least cosine, by layer, between probed tokens' held KV and their KV recomputed in context.
+
+    ``ids`` ``[tokens]`` are text, ``held`` their KV at ``positions`` ``[axes, tokens]``, ``context`` the KV
+    of all before. Every channel of a layer is compared on its own, since keys outweigh values. A layer
+    without KV of its own counts 1.0. One forward of `probed` tokens. Raises UnsupportedBackbone if tokens
+    cannot run alone.
+    """
+    rows = probed(int(ids.shape[0]))
+    fresh = recompute(backbone, Encoded(ids, {}, {}), positions, context, held, rows).kv
+    return tuple(
+        min((_cosine(new[name], old[name], rows) for name in old), default=1.0)
+        for new, old in zip(fresh, held, strict=True)
+    )
+
+
+def _cosine(new: torch.Tensor, old: torch.Tensor, rows: torch.Tensor) -> float:
+    a, b = (t.index_select(1, rows.to(t.device)).double().transpose(0, 1).flatten(1) for t in (new, old))
+    return float(torch.nn.functional.cosine_similarity(a, b, dim=1).min())

@@ -1,0 +1,170 @@
+"""`Reuser`: a prompt becomes a plan of stored and new segments; run, it leaves a window with the prompt."""
+
+from __future__ import annotations
+
+import os
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+
+from kamera.content import Message
+from kamera.engines.hf import Backbone
+from kamera.reuse.admission import Admission
+from kamera.reuse.arrangement import Arrangement, Item
+from kamera.reuse.calibration import Calibration, calibration_of
+from kamera.reuse.pieces import of_ids, of_messages
+from kamera.reuse.prompt import Prompt
+from kamera.reuse.rules import RULES, CutRule
+from kamera.store import ChunkStore
+from kamera.window import Cost, KameraWindow, Report, ReusePolicy
+
+SINK = 4
+"""First tokens of every prompt that are never spliced: attention sinks (`kamera analyze sink`)."""
+
+
+@dataclass(frozen=True, eq=False)
+class Reused:
+    """A prompt in a window: ``window.generate(question)`` answers it.
+
+    ``question`` are its last tokens, int64 ``[tokens]``, which run with the answer. ``admissions`` and
+    ``report`` tell the tier of each segment and the work that was done.
+    """
+
+    window: KameraWindow
+    question: torch.Tensor
+    admissions: tuple[Admission, ...]
+    report: Report
+
+
+class ReusePlan:
+    """A prompt's segments with tier and reason, and the cost of `run`, before anything has run.
+
+    ``prefix`` tokens stay as an earlier prompt left them. ``question`` are the last tokens of the prompt.
+    """
+
+    def __init__(self, reuser: Reuser, arrangement: Arrangement, prefix: int, question: torch.Tensor) -> None:
+        self.prefix = prefix
+        self.question = question
+        self._reuser = reuser
+        self._arrangement = arrangement
+
+    @property
+    def admissions(self) -> tuple[Admission, ...]:
+        """The segments behind the sink and before the question, in order."""
+        return self._arrangement.admissions
+
+    @property
+    def cost(self) -> Cost:
+        """Cost of `run`; the question is not in it, nor a segment that its probe refuses."""
+        return self._arrangement.cost
+
+    def run(self) -> Reused:
+        """Prefill misses, place hits; new segments are stored as the policy says. Run it once."""
+        outcome = self._arrangement.run()
+        window = self._arrangement.window
+        self._reuser.hold(window)
+        return Reused(window, self.question, outcome.admissions, outcome.report)
+
+
+class Reuser:
+    """Finds the stored segments of prompts and serves them through windows. One thread at a time.
+
+    The first ``sink`` tokens of a prompt are its window's anchor: never spliced, and equal in all prompts of
+    one template, so that prompts share what comes after them. Conversations are cut into their rendered
+    segments, token ids by ``rule``. The last segment is the question.
+
+    ``policy`` is that of the windows, certificate included; ``calibration`` (an object, or its file) admits
+    approximate segments as far as the policy's minimum allows ("near", "blind"). The last ``held`` windows
+    are kept: the next prompt starts from the one with which it has the longest prefix in common.
+
+    Raises CertificateMismatch or InvalidCertificate for a calibration that does not apply, `ValueError` for a
+    ``sink`` below 1 or ``held`` below 0.
+    """
+
+    def __init__(
+        self,
+        backbone: Backbone,
+        store: ChunkStore,
+        policy: ReusePolicy | None = None,
+        *,
+        rule: CutRule = RULES["anchors"],
+        sink: int = SINK,
+        calibration: Calibration | str | os.PathLike[str] | None = None,
+        max_tokens: int | None = None,
+        held: int = 8,
+    ) -> None:
+        if sink < 1 or held < 0:
+            raise ValueError(f"sink={sink}, held={held}: keep 1 token and 0 windows or more")
+        self.backbone = backbone
+        self.store = store
+        self.policy = policy or ReusePolicy()
+        self.rule = rule
+        self.sink = sink
+        self._calibration = None if calibration is None else calibration_of(calibration)
+        if self._calibration is not None:
+            self._calibration.check(backbone)
+        self._max_tokens = max_tokens
+        self._most = held
+        self._windows: OrderedDict[tuple[tuple[int, ...], tuple[str, ...]], KameraWindow] = OrderedDict()
+
+    def prepare(
+        self,
+        prompt: Sequence[Message] | torch.Tensor | Sequence[int] | Prompt,
+        *,
+        tools: Sequence[Any] | None = None,
+    ) -> ReusePlan:
+        """The plan for a conversation, for token ids ``[tokens]`` (used as given), or for a `Prompt` of text.
+
+        Runs nothing but the forward of an unseen sink. Raises EmptyChunk for a prompt without tokens,
+        ProcessorRequired for messages without a chat template, `ValueError` for ids outside the vocabulary or
+        a `Prompt` with media, and the errors of `Conversations.render` and `KameraWindow.plan_arrange`.
+        """
+        if not isinstance(prompt, Prompt) and _are_messages(prompt):
+            pieces = of_messages(self.backbone, cast(Sequence[Message], prompt), tools, self.sink)
+        else:
+            given = prompt if isinstance(prompt, Prompt) else Prompt.of(torch.as_tensor(prompt).numpy())
+            pieces = of_ids(self.backbone, given, self.rule, self.sink)
+        window, kept = self._nearest(pieces.ids[: pieces.sink], [chunk.id for chunk in pieces.chunks])
+        prefix = pieces.sink + sum(slot.length for slot in window.slots[:kept])
+        order: list[Item] = [*window.slots[:kept], *pieces.chunks[kept:]]
+        arrangement = Arrangement(window, order, calibration=self._calibration)
+        return ReusePlan(self, arrangement, prefix, pieces.ids[pieces.question :])
+
+    def hold(self, window: KameraWindow) -> None:
+        """Keep a window for later prompts that begin as it does; the oldest goes."""
+        anchor = tuple(window.anchor.input_ids.tolist())
+        name = (anchor, tuple(slot.chunk_id for slot in window.slots))
+        self._windows[name] = window
+        self._windows.move_to_end(name)
+        while len(self._windows) > max(1, self._most):
+            self._windows.popitem(last=False)
+
+    # -- inside --------------------------------------------------------------------------------
+
+    def _nearest(self, anchor: torch.Tensor, ids: Sequence[str]) -> tuple[KameraWindow, int]:
+        """A fork of the held window with the longest prefix of segments, else a new one; and its length."""
+        best: tuple[int, KameraWindow] | None = None
+        for (start, held), window in self._windows.items():
+            if start == tuple(anchor.tolist()):
+                common = _common(held, ids)
+                if best is None or common >= best[0]:
+                    best = common, window
+        if best is not None:
+            return best[1].fork(), best[0]
+        fresh = KameraWindow(
+            self.backbone, self.store, anchor, max_tokens=self._max_tokens, policy=self.policy
+        )
+        self.hold(fresh)
+        return fresh.fork(), 0
+
+
+def _are_messages(prompt: Any) -> bool:
+    return isinstance(prompt, Sequence) and bool(prompt) and isinstance(prompt[0], Mapping)
+
+
+def _common(these: Sequence[str], those: Sequence[str]) -> int:
+    pairs = zip(these, those, strict=False)
+    return next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(these), len(those)))

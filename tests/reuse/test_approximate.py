@@ -1,0 +1,184 @@
+"""Approximate segments are served only under a calibration of this backbone, guarded and probed."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+
+from kamera import ChunkStore
+from kamera.errors import CertificateMismatch, InvalidCertificate
+from kamera.reuse import Calibration, Point, calibrate
+from kamera.reuse.admission import matched
+from kamera.reuse.probe import likeness
+from kamera.reuse.sweep import Trial, acceptance, operating_point, windows_of
+from tests.reuse.rig import FULL, calibration, error, family, parts, plain, prompt, reuser, words
+
+LOOSE = replace(FULL, minimum="blind")
+NAME = "llama_mqa"
+
+
+@pytest.fixture
+def store() -> ChunkStore:
+    """Holds a, b and c, each behind the ones before it."""
+    store = ChunkStore.open("memory://")
+    a, b, c, _, question = parts()
+    reuser(family(NAME), store).prepare(prompt(a, b, c, question)).run()
+    return store
+
+
+def moved() -> tuple[torch.Tensor, ...]:
+    """b and c behind another chunk than a."""
+    _, b, c, d, question = parts()
+    return d, b, c, question
+
+
+def test_nothing_approximate_is_served_uncalibrated(store):
+    backbone, asked = family(NAME), prompt(*moved())
+    plan = reuser(backbone, store, LOOSE).prepare(asked)
+    assert [a.tier for a in plan.admissions] == ["none"] * 3
+    done = plan.run()
+    assert {s.guarantee for s in done.window.slots} == {"exact"}
+    assert error(done.window.next_token_logits(done.question), plain(backbone, asked)) < 1e-4
+
+
+def test_an_admitted_segment_shows_its_guarantee_and_cost(store):
+    backbone = family(NAME)
+    one = reuser(backbone, store, LOOSE, calibration=calibration(backbone))
+    plan = one.prepare(prompt(*moved()))
+    assert [a.tier for a in plan.admissions] == ["none", "approximate", "approximate"]
+    done = plan.run()
+    assert [a.tier for a in done.admissions] == ["none", "approximate", "approximate"]
+    assert {a.guarantee for a in done.admissions[1:]} == {"near"}
+    assert [s.guarantee for s in done.window.slots] == [a.guarantee for a in done.admissions]
+    said = (plan.cost.forwards, plan.cost.tokens)
+    assert said == (done.report.forwards, done.report.tokens_recomputed)
+    assert plan.cost.tokens == len(moved()[0]) + 2 * 2  # two probed tokens of each segment
+
+
+def test_a_refused_probe_is_prefilled(store):
+    backbone, asked = family(NAME), prompt(*moved())
+    strict = calibration(backbone, threshold=1.0 + 1e-9)
+    done = reuser(backbone, store, LOOSE, calibration=strict).prepare(asked).run()
+    assert [a.tier for a in done.admissions] == ["none"] * 3
+    assert "the probe found a cosine" in done.admissions[1].reason
+    assert error(done.window.next_token_logits(done.question), plain(backbone, asked)) < 1e-4
+
+
+def test_the_guard_compares_the_left_context(store):
+    backbone = family(NAME)
+    _, b, _, d, _ = parts()
+    asked = prompt(*moved())
+    for least, tiers in ((len(b), ["none", "none", "approximate"]), (len(b) + 1, ["none"] * 3)):
+        guarded = calibration(backbone, windows=(0, 0, least))
+        plan = reuser(backbone, store, LOOSE, calibration=guarded).prepare(asked)
+        assert [a.tier for a in plan.admissions] == tiers
+    assert "17 equal tokens of left context reach 2 of 3 layers: 18 are needed" in plan.admissions[2].reason
+    none = calibration(backbone, windows=(0, 0, None))
+    assert "no tested left context" in none.guard(1_000)
+    assert len(d) == 14
+
+
+@pytest.mark.parametrize("minimum", ["patched", "orbit"])
+def test_the_policys_minimum_rules(store, minimum):
+    backbone = family(NAME)
+    policy = replace(FULL, minimum=minimum)
+    plan = reuser(backbone, store, policy, calibration=calibration(backbone)).prepare(prompt(*moved()))
+    assert plan.admissions[1].tier == "none"
+    assert f"it would be near, the policy's minimum is {minimum}" in plan.admissions[1].reason
+
+
+def test_prefills_behind_approximate_kv_are_no_longer_exact(store):
+    backbone = family(NAME)
+    d, b, _, question = moved()
+    one = reuser(backbone, store, LOOSE, calibration=calibration(backbone))
+    plan = one.prepare(prompt(d, b, words(40, 11), question))
+    stored = len(store.ls())
+    done = plan.run()
+    assert [a.tier for a in done.admissions] == ["none", "approximate", "none"]
+    assert [a.guarantee for a in plan.admissions] == [s.guarantee for s in done.window.slots]
+    assert done.window.slots[2].guarantee == "near"
+    assert len(store.ls()) - stored == 1  # the first segment's canonical, no KV of a wrong left context
+
+
+def test_a_foreign_calibration_is_refused():
+    backbone = family(NAME)
+    for field, value in (("fingerprint", "0" * 64), ("dtype", "float16"), ("vocabulary", "other")):
+        with pytest.raises(CertificateMismatch, match=f"its {field} is"):
+            reuser(backbone, calibration=calibration(backbone, **{field: value}))
+    old = calibration(backbone, versions={"kamera": "0.0.0"})
+    with pytest.raises(CertificateMismatch, match="it was measured with kamera"):
+        reuser(backbone, calibration=old)
+
+
+def test_a_calibration_survives_its_file_and_no_edit(tmp_path):
+    backbone = family(NAME)
+    made = calibration(backbone)
+    path = made.write(tmp_path)
+    assert Calibration.read(path) == made
+    reuser(backbone, calibration=path)
+    document = json.loads(path.read_text())
+    document["calibration"]["threshold"] = -2.0
+    path.write_text(json.dumps(document))
+    with pytest.raises(InvalidCertificate, match="was changed after it was written"):
+        reuser(backbone, calibration=path)
+    for text in ("{}", "no json", json.dumps({**document, "format": 7})):
+        path.write_text(text)
+        with pytest.raises(InvalidCertificate, match="calibrate again"):
+            Calibration.read(path)
+    with pytest.raises(InvalidCertificate, match="FileNotFoundError"):
+        Calibration.read(tmp_path / "none.json")
+
+
+def test_the_probe_is_one_for_exact_kv_and_less_for_other():
+    backbone = family(NAME)
+    before, other, segment = words(50, 20), words(51, 20), words(52, 10)
+    from kamera.content import Encoded
+    from kamera.engines import Span
+
+    def behind(left: torch.Tensor):
+        places = backbone.positions([torch.cat([left, segment])], [{}])
+        kv = backbone.prefill(Encoded(left, {}, {}), places[:, :20])
+        live = backbone.live()
+        live.show([Span(kv, None, (0,) * backbone.axes)], room=10)
+        return kv, backbone.prefill(Encoded(segment, {}, {}), places[:, 20:], live), places[:, 20:]
+
+    context, exact, places = behind(before)
+    _, wrong, _ = behind(other)
+    assert min(likeness(backbone, segment, places, context, exact)) > 1 - 1e-6
+    found = likeness(backbone, segment, places, context, wrong)
+    assert found[0] > 1 - 1e-6  # nothing precedes the first layer's KV
+    assert min(found[1:]) < 0.999
+
+
+def test_a_sweep_binds_its_thresholds_to_the_backbone():
+    backbone = family(NAME)
+    documents = [words(seed, 120).tolist() for seed in range(3)]
+    options = {"trials": 6, "context": 40, "segment": 12, "question": 4, "ladder": (0, 16)}
+    made = calibrate(backbone, documents, bound=100.0, **options)
+    assert made.difference(backbone) is None
+    assert made.windows == (0, 0, 0) and made.trials == 12
+    assert made.threshold is None  # fewer trials than are believed
+    assert calibrate(backbone, documents, bound=1e-12, **options).windows == (0, None, None)
+    with pytest.raises(ValueError, match="at least two"):
+        calibrate(backbone, documents[:1], **options)
+
+
+def test_the_operating_point_is_the_loosest_within_the_bound():
+    trials = [Trial(16 * (i % 2), (0.0, i / 100), 1 - i / 100, i < 30) for i in range(40)]
+    curve = acceptance(trials)
+    assert [p.accepted for p in (curve[0], curve[-1])] == [1.0, 1 / 40]
+    assert operating_point(trials, curve, bound=0.25) == pytest.approx(0.75)
+    assert operating_point(trials, curve, bound=0.05) is None  # six trials are too few
+    assert windows_of(trials, 0.38) == (0, None) and windows_of(trials, 0.385) == (0, None)
+    assert windows_of(trials, 0.39) == (0, 0) and windows_of(trials[:39], 0.37) == (0, 16)
+    assert isinstance(curve[0], Point)
+
+
+def test_matched_counts_from_the_segment_backwards():
+    assert matched(["x", "b", "c"], ["a", "b", "c"], [5, 7, 9]) == 16
+    assert matched(["x", "b", "d"], ["a", "b", "c"], [5, 7, 9]) == 0
+    assert matched(["c"], ["a", "c"], [9]) == 9
+    assert matched([], ["a"], []) == 0

@@ -1,0 +1,162 @@
+"""A prepared prompt costs what its plan says, and answers as the plain model does, tier by tier."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+
+from kamera import ChatSession, ChunkStore, ReusePolicy
+from kamera.errors import EmptyChunk, ProcessorRequired
+from kamera.reuse import RULES, Media, Prompt
+from tests.reuse.rig import FULL, HEAD, error, family, parts, plain, prompt, reuser, words
+from tests.sessions.rig import plain_logits, speaking
+
+FAMILIES = ("qwen2_5_vl", "deepseek_v3", "llama_mqa")
+EXACT = ReusePolicy.exact()
+
+
+def tiers(found) -> list[str]:
+    return [a.tier for a in found.admissions]
+
+
+def answered(plan):
+    """The run plan, after the check that it cost what it said."""
+    done = plan.run()
+    said = (plan.cost.forwards, plan.cost.tokens)
+    assert (done.report.forwards, done.report.tokens_recomputed) == said
+    return done, done.window.next_token_logits(done.question)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_exact_tier_equals_the_uncached_model(name):
+    backbone, draw = family(name), random.Random(0)
+    one = reuser(backbone, policy=EXACT)
+    *pool, question = parts()
+    kept = 0
+    for _ in range(8):
+        asked = prompt(*draw.sample(pool, draw.randint(1, 4)), question)
+        plan = one.prepare(asked)
+        done, logits = answered(plan)
+        assert {a.tier for a in done.admissions} <= {"exact", "none"}
+        assert error(logits, plain(backbone, asked)) < 1e-4
+        kept += sum(a.tier == "exact" for a in done.admissions)
+    assert kept >= 3
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_moved_prompt_takes_patches_from_the_store(name):
+    backbone, store = family(name), ChunkStore.open("memory://")
+    a, b, c, _, question = parts()
+    answered(reuser(backbone, store).prepare(prompt(a, b, c, question)))
+    asked = prompt(a, b, c, words(9, 7))
+    done, logits = answered(reuser(backbone, store).prepare(asked))  # no window is held here
+    assert tiers(done) == ["exact", "patched", "patched"]
+    assert done.report.forwards == 0
+    assert error(logits, plain(backbone, asked)) < 1e-4
+    assert [s.guarantee for s in done.window.slots] == ["exact", "patched", "patched"]
+
+
+def test_the_longest_prefix_of_earlier_prompts_is_kept():
+    backbone = family("llama_mqa")
+    one = reuser(backbone)
+    a, b, c, d, question = parts()
+    for spans in ((a, b), (a, b, c), (a, c)):
+        answered(one.prepare(prompt(*spans, question)))
+    plan = one.prepare(prompt(a, b, c, d, question))
+    assert plan.prefix == sum(map(len, (HEAD, a, b, c)))
+    assert tiers(plan) == ["exact", "exact", "exact", "none"]
+    assert plan.cost.tokens == 2 * len(d)  # in context, and behind the sink alone for the store
+
+
+@pytest.mark.parametrize("change", ["negated", "renamed", "dropped", "swapped"])
+def test_a_changed_left_context_is_never_exact_or_patched(change):
+    backbone = family("llama_mqa")
+    one = reuser(backbone)
+    a, b, c, _, question = parts()
+    answered(one.prepare(prompt(a, b, c, question)))
+    altered = a.clone()
+    altered[-1] = 3 if change == "negated" else int(a[-1]) ^ 1
+    left = {"negated": [altered, b], "renamed": [altered, b], "dropped": [b], "swapped": [b, a]}[change]
+    asked = prompt(*left, c, question)
+    plan = one.prepare(asked)
+    assert plan.admissions[-1].tier == "none"
+    assert plan.admissions[-1].reason == "stored, but not for this left context"
+    _, logits = answered(plan)
+    assert error(logits, plain(backbone, asked)) < 1e-4
+
+
+def test_a_plan_changes_nothing_until_it_runs():
+    backbone, store = family("llama_mqa"), ChunkStore.open("memory://")
+    one = reuser(backbone, store)
+    asked = prompt(*parts())
+    one.prepare(asked)
+    stored = len(store.ls())
+    with backbone.measure() as work:
+        first, second = one.prepare(asked), one.prepare(asked)
+    assert (work.forwards, len(store.ls())) == (0, stored)
+    assert first.cost == second.cost and first.admissions == second.admissions
+    assert first.admissions[0].start == len(HEAD)
+    assert first.admissions[-1].stop + len(first.question) == len(asked)
+
+
+def test_an_uncut_prompt_is_cut_by_content():
+    backbone = family("llama_mqa")
+    one = reuser(backbone, policy=EXACT, rule=RULES["high"])
+    body, tail = words(20, 400), words(21, 90)
+    for asked in (torch.cat([HEAD, body]), torch.cat([HEAD, body, tail])):
+        plan = one.prepare(asked)
+        done, logits = answered(plan)
+        wanted = plain(backbone, Prompt.of(asked.numpy()))
+        assert error(logits, wanted) < 1e-4
+    assert plan.prefix > 100
+    assert torch.equal(torch.cat([done.window.input_ids, done.question]), asked)
+
+
+def test_a_conversation_is_cut_as_its_template_cuts_it():
+    backbone = speaking("headers")
+    one = reuser(backbone, policy=EXACT)
+    history = [{"role": "user", "content": "hello you"}, {"role": "assistant", "content": "you hello"}]
+    for messages in (history[:1], [*history, {"role": "user", "content": "and more"}]):
+        done, logits = answered(one.prepare(messages))
+        assert error(logits, plain_logits(backbone, messages)) < 1e-4
+    session = ChatSession(backbone, ChunkStore.open("memory://"), policy=EXACT)
+    session.next_token_logits(messages)
+    assert torch.equal(torch.cat([done.window.input_ids, done.question]), session.prompt_ids)
+    assert "exact" in tiers(done)
+
+
+def test_a_short_prompt_is_all_question():
+    backbone = family("llama_mqa")
+    asked = Prompt.of(words(30, 3).numpy())
+    plan = reuser(backbone).prepare(asked)
+    _, logits = answered(plan)
+    assert plan.admissions == () and len(plan.question) == 1
+    assert error(logits, plain(backbone, asked)) < 1e-4
+
+
+def test_bad_prompts_are_refused_by_name():
+    one = reuser(family("llama_mqa"))
+    with pytest.raises(EmptyChunk, match="no tokens"):
+        one.prepare(torch.empty(0, dtype=torch.int64))
+    with pytest.raises(ValueError, match="vocabulary"):
+        one.prepare(torch.tensor([5, 6, 7, 8, 9, 100_000, 9, 9]))
+    with pytest.raises(ValueError, match="0 to 4294967295"):
+        one.prepare(torch.tensor([5, -6]))
+    with pytest.raises(ValueError, match="no pixels"):
+        one.prepare(Prompt.of([1, 2, 3, 4], media=[Media(1, 3, "digest")]))
+    with pytest.raises(ProcessorRequired, match="chat template"):
+        one.prepare([{"role": "user", "content": "hello"}])
+    with pytest.raises(ValueError, match="sink=0"):
+        reuser(family("llama_mqa"), sink=0)
+
+
+def test_a_store_of_another_model_or_tenant_is_a_miss():
+    store = ChunkStore.open("memory://")
+    asked = prompt(*parts())
+    answered(reuser(family("llama_mqa"), store).prepare(asked))
+    other = reuser(family("qwen2_5_vl"), store).prepare(asked)
+    assert {a.reason for a in other.admissions} == {"no copy is stored"}
+    foreign = ChunkStore.open("memory://", tenant="b")
+    assert tiers(reuser(family("llama_mqa"), foreign, FULL).prepare(asked)) == ["none"] * 4
