@@ -1,12 +1,15 @@
-"""``kamera analyze``: measures possible reuse in recorded requests."""
+"""``kamera analyze``: measures possible reuse in recorded requests, and on a model."""
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from kamera.cli.analyze_model import calibrate, roc, sink
+from kamera.cli.charts import Plot, chart
 from kamera.cli.options import File, Form, Format, Quiet
 from kamera.cli.output import Output, listing
 
@@ -14,6 +17,7 @@ analyze = typer.Typer(
     help="Measure possible reuse; nothing is served.", no_args_is_help=True, rich_markup_mode=None
 )
 
+_PARTS = ("exact_prefix", "recovered", "novel")
 _COLUMNS = ("rule", "service", "requests", "tokens", "exact prefix %", "recovered %", "novel %")
 
 
@@ -22,31 +26,36 @@ def _root() -> None:
     """Measure possible reuse; nothing is served."""
 
 
+for _verb in (roc, sink, calibrate):
+    analyze.command(_verb.__name__)(_verb)
+
+TraceFile = Annotated[
+    Path,
+    typer.Argument(
+        metavar="TRACE", exists=True, dir_okay=False, help="OpenTelemetry GenAI spans, JSON or JSON lines."
+    ),
+]
+TokenizerFile = Annotated[
+    Path | None, typer.Option(exists=True, dir_okay=False, help="A tokenizer.json; without one, words count.")
+]
+MediaTokens = Annotated[int, typer.Option(min=1, help="Tokens a picture counts as.")]
+Start = Annotated[int, typer.Option(min=0, help="Tokens at a prompt's start that are always prefilled.")]
+SkipHoles = Annotated[
+    bool, typer.Option("--skip-holes", help="Leave out requests whose prompt is incomplete in the trace.")
+]
+
+
 @analyze.command("recovery")
 def recovery(
-    trace: Annotated[
-        Path,
-        typer.Argument(
-            metavar="TRACE",
-            exists=True,
-            dir_okay=False,
-            help="OpenTelemetry GenAI spans, JSON or JSON lines.",
-        ),
-    ],
+    trace: TraceFile,
     rule: Annotated[
         list[str] | None, typer.Option(help="Cut rule; give it again for more, or 'every' for all.")
     ] = None,
-    tokenizer: Annotated[
-        Path | None,
-        typer.Option(exists=True, dir_okay=False, help="A tokenizer.json; without one, words count."),
-    ] = None,
-    media_tokens: Annotated[int, typer.Option(min=1, help="Tokens a picture counts as.")] = 1024,
-    sink: Annotated[
-        int, typer.Option(min=0, help="Tokens at a prompt's start that are always prefilled.")
-    ] = 32,
-    skip_holes: Annotated[
-        bool, typer.Option("--skip-holes", help="Leave out requests whose prompt is incomplete in the trace.")
-    ] = False,
+    tokenizer: TokenizerFile = None,
+    media_tokens: MediaTokens = 1024,
+    sink: Start = 32,
+    skip_holes: SkipHoles = False,
+    plot: Plot = None,
     format: Form = Format.table,
     output: File = None,
     quiet: Quiet = False,
@@ -56,15 +65,10 @@ def recovery(
     Each request is compared with all earlier ones, of every session. Nothing is run or stored.
     """
     from kamera.reuse import ContentIndex, Observer, Recovery, Scope
-    from kamera.reuse.otel import read_calls
-    from kamera.reuse.render import render
-    from kamera.reuse.words import word_ids
 
     out = Output(format, output, quiet)
     rules = _rules(rule)
-    read = read_calls(trace, skip_holes=skip_holes)
-    tokenise = word_ids if tokenizer is None else _tokenise(tokenizer)
-    prompts = [(call.service, render(call, tokenise, media_tokens=media_tokens)) for call in read.calls]
+    prompts, holes = _prompts(trace, tokenizer, media_tokens, skip_holes)
     rows: list[dict[str, Any]] = []
     for name, chosen in rules.items():
         observer = Observer(ContentIndex(Scope("", ""), chosen), sink=sink)
@@ -79,13 +83,81 @@ def recovery(
         "tokenizer": "words" if tokenizer is None else str(tokenizer),
         "media_tokens": media_tokens,
         "sink": sink,
-        "left_out": list(read.holes),
+        "left_out": holes,
         "rules": {name: chosen.to_info() for name, chosen in rules.items()},
         "recovery": rows,
     }
     cells = [tuple(_cell(row, column) for column in _COLUMNS) for row in rows]
-    title = f"{trace}: {len(prompts)} requests" + (f", {len(read.holes)} left out" if read.holes else "")
+    title = f"{trace}: {len(prompts)} requests" + (f", {len(holes)} left out" if holes else "")
     out.write(document, [listing(title, _COLUMNS, cells)])
+    shares = {name: [row[name] / max(1, row["tokens"]) for row in rows] for name in _PARTS}
+    chart(plot, [f"{row['rule']} {row['service']}" for row in rows], shares, "share of tokens", stacked=True)
+
+
+@analyze.command("shift")
+def shift(
+    trace: TraceFile,
+    rule: Annotated[str | None, typer.Option(help="Cut rule (default: the one that recovers most).")] = None,
+    tokenizer: TokenizerFile = None,
+    media_tokens: MediaTokens = 1024,
+    sink: Start = 32,
+    skip_holes: SkipHoles = False,
+    plot: Plot = None,
+    format: Form = Format.table,
+    output: File = None,
+    quiet: Quiet = False,
+) -> None:
+    """Predict what reuse behind the prefix gains, from where requests first vary and how much is new.
+
+    The means of each service's first requests predict the recovered share of the later ones; a service of
+    fewer than three requests is left out.
+    """
+    from kamera.reuse.shift import shift as diagnose
+
+    out = Output(format, output, quiet)
+    ((name, chosen),) = _rules(None if rule is None else [rule]).items()
+    prompts, _ = _prompts(trace, tokenizer, media_tokens, skip_holes)
+    by_service: dict[str, list[Any]] = {}
+    for service, prompt in prompts:
+        by_service.setdefault(service, []).append(prompt)
+    rows = [
+        {"service": service, **asdict(diagnose(held, chosen, sink=sink))}
+        for service, held in by_service.items()
+        if len(held) > 2
+    ]
+    columns = ("service", "requests", "first variation %", "unseen segments", "tokens each", "predicted %")
+    cells = [
+        (
+            row["service"],
+            row["requests"],
+            round(100 * row["first_variation"], 1),
+            round(row["variation_set"], 1),
+            round(row["segment"], 1),
+            round(100 * row["predicted"], 1),
+            round(100 * row["measured"], 1),
+        )
+        for row in rows
+    ]
+    out.write(
+        {"trace": str(trace), "rule": name, "sink": sink, "shift": rows},
+        [listing(f"{trace}: gain beyond the exact prefix", (*columns, "measured %"), cells)],
+    )
+    lines = {key: [row[key] for row in rows] for key in ("predicted", "measured")}
+    chart(plot, [row["service"] for row in rows], lines, "share of tokens")
+
+
+def _prompts(
+    trace: Path, tokenizer: Path | None, media_tokens: int, skip_holes: bool
+) -> tuple[list[tuple[str, Any]], list[str]]:
+    """Service and prompt of each request, and the holes that were left out."""
+    from kamera.reuse.otel import read_calls
+    from kamera.reuse.render import render
+    from kamera.reuse.words import word_ids
+
+    read = read_calls(trace, skip_holes=skip_holes)
+    tokenise = word_ids if tokenizer is None else _tokenise(tokenizer)
+    calls = [(call.service, render(call, tokenise, media_tokens=media_tokens)) for call in read.calls]
+    return calls, list(read.holes)
 
 
 def _rules(asked: list[str] | None) -> dict[str, Any]:

@@ -8,11 +8,10 @@ from datetime import datetime, timezone
 
 import torch
 
-from kamera.content import Encoded
-from kamera.engines import LiveKV, Span
 from kamera.engines.hf import Backbone
 from kamera.ops import KV, PatchBudget
 from kamera.reuse.calibration import Calibration, Point
+from kamera.reuse.forwards import answered, divergence, places, prefilled
 from kamera.reuse.probe import likeness
 from kamera.window import grounds_of, library_versions
 
@@ -133,8 +132,7 @@ class _Case:
         self, backbone: Backbone, before: torch.Tensor, segment: torch.Tensor, question: torch.Tensor
     ) -> None:
         self._backbone, self._before, self._segment, self._question = backbone, before, segment, question
-        whole = backbone.positions([torch.cat([before, segment, question])], [{}])
-        parts = whole.split([len(before), len(segment), len(question)], dim=1)
+        parts = places(backbone, [len(before), len(segment), len(question)])
         self._at_before, self._at_segment, self._at_question = parts
         self._context = self._prefill(before, self._at_before)
         self._exact = self._prefill(segment, self._at_segment, self._context)
@@ -147,22 +145,13 @@ class _Case:
         kl, agrees = [], True
         for layers in range(1, len(backbone.layout) + 1):
             said = self._answer((*held[:layers], *self._exact[layers:]))
-            kl.append(float((self._truth.exp() * (self._truth - said)).sum().clamp(min=0.0)))
+            kl.append(divergence(self._truth, said))
             agrees = bool(said.argmax() == self._truth.argmax())
         cosines = likeness(backbone, self._segment, self._at_segment, self._context, held)
         return Trial(matched, tuple(kl), min(cosines), agrees)
 
-    def _prefill(self, ids: torch.Tensor, positions: torch.Tensor, behind: KV | None = None) -> KV:
-        live = None if behind is None else self._live(behind)
-        return self._backbone.prefill(Encoded(ids, {}, {}), positions, live)
+    def _prefill(self, ids: torch.Tensor, positions: torch.Tensor, *behind: KV) -> KV:
+        return prefilled(self._backbone, ids, positions, behind)
 
     def _answer(self, kv: KV) -> torch.Tensor:
-        live = self._live(self._context, kv)
-        logits = self._backbone.ask(self._question, self._at_question, live)
-        return torch.log_softmax(logits.double(), -1)
-
-    def _live(self, *spans: KV) -> LiveKV:
-        live = self._backbone.live()
-        still = (0,) * self._backbone.axes
-        live.show([Span(kv, None, still) for kv in spans], room=len(self._segment) + len(self._question))
-        return live
+        return answered(self._backbone, self._question, self._at_question, [self._context, kv])

@@ -1,0 +1,68 @@
+"""``kamera analyze roc | sink | shift | calibrate``: a table, JSON, a plot, and a calibration's file."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from kamera.reuse import Calibration
+from lab.agent_traces import trace
+from tests.cli.run import kamera
+
+PNG = b"\x89PNG"
+
+
+def test_roc_lists_every_channel_of_every_layer(capsys, tmp_path):
+    plot = tmp_path / "roc.png"
+    done = kamera(capsys, "analyze", "roc", "testbed", "--blocks", 2, "--format", "json", "--plot", plot)
+    rows = done.document["roc"]
+    assert done.code == 0 and {row["channel"] for row in rows} == {"k", "v"}
+    assert len(rows) == 2 * (1 + max(row["layer"] for row in rows))
+    assert all(0.0 <= row["as_stored"] <= 1.0 for row in rows)
+    assert plot.read_bytes().startswith(PNG)
+
+
+def test_sink_shows_the_drift_by_first_tokens(capsys, tmp_path):
+    done = kamera(capsys, "analyze", "sink", "testbed", "--segments", 1, "--plot", tmp_path / "s.png")
+    assert done.code == 0 and "KL (nats)" in done.out
+    assert (tmp_path / "s.png").read_bytes().startswith(PNG)
+    short = tmp_path / "short.txt"
+    short.write_text("too short")
+    refused = kamera(capsys, "analyze", "sink", "testbed", "--text", short)
+    assert refused.code == 2 and "give a longer text" in refused.err
+
+
+def test_a_calibration_is_written_and_read_back(capsys, tmp_path):
+    plot = tmp_path / "c.png"
+    common = ("analyze", "calibrate", "testbed", tmp_path, "--format", "json", "--plot", plot)
+    made = kamera(capsys, *common, "--trials", 1)
+    assert made.code == 1 and made.document["threshold"] is None  # four comparisons: too few to believe
+    read = Calibration.read(made.document["path"])
+    assert (read.model, read.trials, len(read.windows)) == ("testbed", 4, 6)
+    assert plot.read_bytes().startswith(PNG)
+
+
+def test_shift_predicts_per_service(capsys, tmp_path):
+    path = tmp_path / "trace.json"
+    path.write_text(json.dumps(trace(seed=1, requests=4, only=("metadata", "sysvar"))))
+    done = kamera(capsys, "analyze", "shift", path, "--format", "json", "--plot", tmp_path / "s.png")
+    rows = {row["service"]: row for row in done.document["shift"]}
+    assert rows["metadata"]["first_variation"] < 0.1 < 0.5 < rows["sysvar"]["first_variation"]
+    assert rows["metadata"]["predicted"] > rows["sysvar"]["predicted"]
+    assert (tmp_path / "s.png").read_bytes().startswith(PNG)
+    recovered = kamera(capsys, "analyze", "recovery", path, "-q", "--plot", tmp_path / "r.png")
+    assert recovered.code == 0 and (tmp_path / "r.png").read_bytes().startswith(PNG)
+    assert kamera(capsys, "analyze", "shift", path, "--rule", "none").code == 2
+
+
+def test_a_plot_without_matplotlib_is_refused(capsys, tmp_path, monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    done = kamera(capsys, "analyze", "roc", "testbed", "--plot", tmp_path / "x.png")
+    assert done.code == 2 and "kamera[plots]" in done.err
+
+
+@pytest.mark.parametrize("verb", ["roc", "sink"])
+def test_a_missing_model_is_refused(capsys, verb):
+    done = kamera(capsys, "analyze", verb, "/nowhere")
+    assert done.code == 1 and "/nowhere" in done.err
