@@ -105,9 +105,11 @@ def sink(
 def calibrate(
     model: Model,
     folder: Annotated[Path, typer.Argument(file_okay=False, help="Directory for the calibration.")],
-    trials: Annotated[int, typer.Option(min=1, help="Segments to reuse, each behind five contexts.")] = 48,
+    text: Annotated[
+        Path, typer.Option(exists=True, dir_okay=False, help="A text of the kind that will be served.")
+    ],
+    cases: Annotated[int, typer.Option(min=1, help="Segments to reuse, each behind four contexts.")] = 24,
     bound: Annotated[float, typer.Option(min=0.0, help="Largest accepted drift, KL in nats.")] = 0.05,
-    text: Text = None,
     seed: Seed = 0,
     plot: Plot = None,
     device: Device = None,
@@ -121,12 +123,14 @@ def calibrate(
     Exit code 0: there is a threshold. 1: there is none, approximate segments stay refused.
     """
     from kamera.reuse import calibrate as sweep
+    from kamera.reuse import cases_of
     from kamera.reuse.forwards import texts
 
     out = Output(format, output, quiet)
     backbone = load_backbone(model, device, dtype, show_progress=out.shows_progress)
-    runs = texts(backbone, 16, 256, text=_read(text), seed=seed)
-    made = sweep(backbone, [ids.tolist() for ids in runs], trials=trials, bound=bound, seed=seed, model=model)
+    runs = texts(backbone, 16, 256, text=_read(text))
+    drawn = cases_of(backbone, [ids.tolist() for ids in runs], count=cases, seed=seed)
+    made = sweep(backbone, drawn, bound=bound, model=model)
     path = made.write(folder)
     windows = ", ".join("never" if w is None else str(w) for w in made.windows)
     taken = next((p for p in made.curve if p.threshold == made.threshold), None)

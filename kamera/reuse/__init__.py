@@ -12,7 +12,7 @@ from kamera.reuse.reuser import Reused, ReusePlan, Reuser
 from kamera.reuse.rules import DEFAULT_RULE, RULES, CutRule
 from kamera.reuse.scope import Scope, segment_key
 from kamera.reuse.similar import Proposal, SimilarIndex
-from kamera.reuse.sweep import calibrate
+from kamera.reuse.sweep import Case, calibrate, cases_of
 
 __all__ = [
     "DEFAULT_RULE",
@@ -20,6 +20,7 @@ __all__ = [
     "Admission",
     "Arrangement",
     "Calibration",
+    "Case",
     "ContentIndex",
     "CutRule",
     "Found",
@@ -41,6 +42,7 @@ __all__ = [
     "Tier",
     "calibrate",
     "calibration_of",
+    "cases_of",
     "cut",
     "recovery",
     "resets",

@@ -10,8 +10,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
-import torch
-
 from kamera.content import Chunk
 from kamera.engines.hf import Backbone
 from kamera.errors import CorruptChunk, StoreError, UnsupportedBackbone, WrongKey
@@ -140,10 +138,10 @@ class Arrangement:
             seats = self.window.plan_arrange(self._order).after.seats
         found = list(self.admissions)
         for i in wanted:
-            source, item = seats[i].source, self._order[i]
+            source = seats[i].source
             offer = _Offer(source.guarantee, source.antecedents)
             shared = matched(self._ids[:i], offer.antecedents, self._lengths[:i])
-            why = self._forbidden(offer, item) or calibration.guard(shared)
+            why = self._forbidden(offer) or calibration.guard(shared)
             if why is not None:
                 found[i] = replace(found[i], reason=f"{found[i].reason}: {why}")
                 continue
@@ -161,7 +159,7 @@ class Arrangement:
         self.admissions = tuple(found)
         self.cost = self._cost(first)
 
-    def _forbidden(self, offer: _Offer, item: Item) -> str | None:
+    def _forbidden(self, offer: _Offer) -> str | None:
         asked = self.window._terms.asked
         if not at_least(offer.guarantee, asked.minimum):
             return f"it would be {offer.guarantee}, the policy's minimum is {asked.minimum}"
@@ -169,8 +167,6 @@ class Arrangement:
         finding = certificate.findings.get("near") if certificate is not None else None
         if finding is not None and finding.verdict == "unsafe":
             return "the certificate found near KV unsafe"
-        if isinstance(item, Chunk) and item.has_media:
-            return "single tokens of a picture are not probed"
         return None
 
     def _cost(self, first: int) -> Cost:
@@ -211,12 +207,10 @@ class Arrangement:
         backbone = window.backbone
         assert isinstance(backbone, Backbone), "calibrations are of Hugging Face backbones"
         *before, held = [window.kv(slot) for slot in window.slots]
-        frame = torch.tensor(window._state.frame)[:, None]  # live KV stands at positions moved by it
-        length = window.slots[-1].length
-        ids = window.input_ids[-length:]
+        last = window._state.residents[-1]
         context = kv_concat([window._stage.live.read(0), *before])
         try:
-            cosines = likeness(backbone, ids, window.position_ids[:, -length:] + frame, context, held)
+            cosines = likeness(backbone, last.facts.encoded, last.positions, context, held)
         except UnsupportedBackbone as error:
             return str(error)
         return calibration.refuses(min(cosines))

@@ -18,17 +18,16 @@ def probed(tokens: int) -> torch.Tensor:
 
 
 def likeness(
-    backbone: Backbone, ids: torch.Tensor, positions: torch.Tensor, context: KV, held: KV
+    backbone: Backbone, encoded: Encoded, positions: torch.Tensor, context: KV, held: KV
 ) -> tuple[float, ...]:
     """The least cosine, by layer, between probed tokens' held KV and their KV recomputed in context.
 
-    ``ids`` ``[tokens]`` are text, ``held`` their KV at ``positions`` ``[axes, tokens]``, ``context`` the KV
-    of all before. Every channel of a layer is compared on its own, since keys outweigh values. A layer
-    without KV of its own counts 1.0. One forward of `probed` tokens. Raises UnsupportedBackbone if tokens
-    cannot run alone.
+    ``held`` is the segment's KV at ``positions`` ``[axes, tokens]``, ``context`` the KV of all before. Every
+    channel of a layer is compared on its own, since keys outweigh values. A layer without KV of its own
+    counts 1.0. One forward of `probed` tokens. Raises UnsupportedBackbone if tokens cannot run alone.
     """
-    rows = probed(int(ids.shape[0]))
-    fresh = recompute(backbone, Encoded(ids, {}, {}), positions, context, held, rows).kv
+    rows = probed(encoded.num_tokens)
+    fresh = recompute(backbone, encoded, positions, context, held, rows).kv
     return tuple(
         min((_cosine(new[name], old[name], rows) for name in old), default=1.0)
         for new, old in zip(fresh, held, strict=True)

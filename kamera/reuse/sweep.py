@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 
 import torch
 
+from kamera.content import Chunk, Encoded
 from kamera.engines.hf import Backbone
-from kamera.ops import KV, PatchBudget
+from kamera.ops import KV, PatchBudget, kv_concat, relocate_kv, uniform_offset
 from kamera.reuse.calibration import Calibration, Point
-from kamera.reuse.forwards import answered, divergence, places, prefilled
+from kamera.reuse.forwards import answered, divergence, shown
 from kamera.reuse.probe import likeness
 from kamera.window import grounds_of, library_versions
 
@@ -21,13 +22,31 @@ BOUND = 0.05
 LEAST = 20
 """Accepted trials below which a threshold is not believed."""
 
+REFUSED = 5
+"""Trials beyond the bound below which a sweep proves nothing: it did not reach what the model binds."""
+
+
+@dataclass(frozen=True, eq=False)
+class Case:
+    """A segment to be reused: ``chunk`` behind the chunks ``before``, with text ``questions`` ``[tokens]``.
+
+    Each of ``others`` are antecedents it was stored behind, and the tokens directly before the segment in
+    which they equal ``before``.
+    """
+
+    before: tuple[Chunk, ...]
+    chunk: Chunk
+    questions: tuple[torch.Tensor, ...]
+    others: tuple[tuple[int, tuple[Chunk, ...]], ...]
+
 
 @dataclass(frozen=True)
 class Trial:
     """One segment reused behind another left context, of which the last ``matched`` tokens are equal.
 
-    ``kl[i]``: drift with the KV of the first ``i + 1`` layers reused and the rest exact. ``cosine``: the
-    probe of all layers. ``agrees``: with all layers reused the next token is the re-prefill's.
+    ``kl[i]``: drift with the KV of the first ``i + 1`` layers reused and the rest exact, of the worst
+    question. ``cosine``: the probe of all layers. ``agrees``: with all layers reused every next token is the
+    re-prefill's.
     """
 
     matched: int
@@ -37,43 +56,24 @@ class Trial:
 
 
 def calibrate(
-    backbone: Backbone,
-    documents: Sequence[Sequence[int]],
-    *,
-    trials: int = 48,
-    context: int = 128,
-    segment: int = 48,
-    question: int = 16,
-    ladder: Sequence[int] = (0, 16, 32, 64),
-    bound: float = BOUND,
-    seed: int = 0,
-    model: str = "",
+    backbone: Backbone, cases: Iterable[Case], *, bound: float = BOUND, model: str = ""
 ) -> Calibration:
-    """Sweep ``documents`` (token ids) and derive the guard's windows and the probe's threshold.
+    """Run ``cases`` and derive the guard's windows and the probe's threshold.
 
-    Each of ``trials`` takes a segment behind ``context`` tokens of its document, and reuses KV of the segment
-    behind another left context: all of another document but the last tokens (each length of ``ladder``), or,
-    in every second trial, the same document with every eighth of the other tokens changed. Raises
-    `ValueError` for fewer than two documents, or ones shorter than a trial.
+    Cases must be of the kind that will be served, and contain what the model binds across segments: a
+    threshold is given only if some of them drift beyond ``bound``. Raises `ValueError` without cases,
+    UnsupportedBackbone if single tokens of a segment cannot run alone.
     """
-    need = context + segment + question
-    usable = [torch.as_tensor(list(d), dtype=torch.int64) for d in documents if len(d) >= need]
-    if len(usable) < 2:
-        raise ValueError(f"{len(usable)} documents have {need} tokens or more: give at least two")
-    if not all(0 <= w < context for w in ladder):
-        raise ValueError(f"ladder {tuple(ladder)} must lie between 0 and the {context} tokens of context")
-    made: list[Trial] = []
-    generator = torch.Generator().manual_seed(seed)
-    for number in range(trials):
-        own, other = (usable[int(i)] for i in torch.randperm(len(usable), generator=generator)[:2])
-        at = int(torch.randint(len(own) - need + 1, (1,), generator=generator))
-        before, rest = own[at : at + context], own[at + context : at + need]
-        changed = before.clone() if number % 2 else other[:context].clone()
-        if number % 2:
-            changed[::8] = other[:context][::8]
-        case = _Case(backbone, before, rest[:segment], rest[segment:])
-        made += [case.trial(torch.cat([changed[: context - w], before[context - w :]]), w) for w in ladder]
-    curve = acceptance(made)
+    return derive(backbone, [t for case in cases for t in run(backbone, case)], bound=bound, model=model)
+
+
+def derive(
+    backbone: Backbone, trials: Sequence[Trial], *, bound: float = BOUND, model: str = ""
+) -> Calibration:
+    """The calibration of trials that were run on ``backbone``. Raises `ValueError` without any."""
+    if not trials:
+        raise ValueError("no case to calibrate with: give segments behind different left contexts")
+    curve = acceptance(trials)
     grounds = grounds_of(backbone, PatchBudget(1))
     return Calibration(
         fingerprint=grounds.fingerprint,
@@ -83,12 +83,92 @@ def calibrate(
         position_limit=grounds.position_limit,
         versions=library_versions(),
         bound=bound,
-        windows=windows_of(made, bound),
-        threshold=operating_point(made, curve, bound),
+        windows=windows_of(trials, bound),
+        threshold=operating_point(trials, curve, bound),
         curve=curve,
-        trials=len(made),
+        trials=len(trials),
         created=datetime.now(timezone.utc).isoformat(timespec="seconds"),
     )
+
+
+def cases_of(
+    backbone: Backbone,
+    documents: Sequence[Sequence[int]],
+    *,
+    count: int = 24,
+    context: int = 128,
+    segment: int = 48,
+    question: int = 16,
+    ladder: Sequence[int] = (0, 16, 32, 64),
+    seed: int = 0,
+) -> list[Case]:
+    """``count`` cases out of documents (token ids): each a run of one, stored behind other left contexts.
+
+    Other left contexts equal the true one in their last tokens (each length of ``ladder``). Before those they
+    are another document's, or, in every second case, the true ones with every eighth token changed. Raises
+    `ValueError` for fewer than two documents, or ones shorter than a case.
+    """
+    need = context + segment + question
+    usable = [torch.as_tensor(list(d), dtype=torch.int64) for d in documents if len(d) >= need]
+    if len(usable) < 2:
+        raise ValueError(f"{len(usable)} documents have {need} tokens or more: give at least two")
+    if not all(0 <= w < context for w in ladder):
+        raise ValueError(f"ladder {tuple(ladder)} must lie between 0 and the {context} tokens of context")
+    generator = torch.Generator().manual_seed(seed)
+    out = []
+    for number in range(count):
+        own, other = (usable[int(i)] for i in torch.randperm(len(usable), generator=generator)[:2])
+        at = int(torch.randint(len(own) - need + 1, (1,), generator=generator))
+        before, rest = own[at : at + context], own[at + context : at + need]
+        changed = before.clone() if number % 2 else other[:context].clone()
+        if number % 2:
+            changed[::8] = other[:context][::8]
+
+        def behind(
+            matched: int, changed: torch.Tensor = changed, before: torch.Tensor = before
+        ) -> tuple[Chunk, ...]:
+            ids = torch.cat([changed[: context - matched], before[context - matched :]])
+            return (backbone.chunk_from_tensors(ids),)
+
+        out.append(
+            Case(
+                (backbone.chunk_from_tensors(before),),
+                backbone.chunk_from_tensors(rest[:segment]),
+                (rest[segment:],),
+                tuple((w, behind(w)) for w in ladder),
+            )
+        )
+    return out
+
+
+def run(backbone: Backbone, case: Case) -> list[Trial]:
+    """The trials of one case; left contexts behind which the segment does not move as a whole are skipped."""
+    ids = [c.input_ids for c in (*case.before, case.chunk)]
+    inputs = [c.position_inputs() for c in (*case.before, case.chunk)]
+    asked = [backbone.positions([*ids, q], [*inputs, {}])[:, -len(q) :] for q in case.questions]
+    encoded = backbone.encode(case.chunk)
+    context, exact, positions = _behind(backbone, case.before, case.chunk, encoded)
+
+    def answers(kv: KV) -> list[torch.Tensor]:
+        pairs = zip(case.questions, asked, strict=True)
+        return [answered(backbone, question, at, [context, kv]) for question, at in pairs]
+
+    truth = answers(exact)
+    trials = []
+    for matched, other in case.others:
+        _, stored, home = _behind(backbone, other, case.chunk, encoded)
+        offset = uniform_offset(home, positions)
+        if offset is None:
+            continue
+        held = relocate_kv(stored, backbone.layout, offset)
+        kl, agrees = [], True
+        for layers in range(1, len(backbone.layout) + 1):
+            said = answers((*held[:layers], *exact[layers:]))
+            kl.append(max(divergence(a, b) for a, b in zip(truth, said, strict=True)))
+            agrees = all(bool(a.argmax() == b.argmax()) for a, b in zip(truth, said, strict=True))
+        cosines = likeness(backbone, encoded, positions, context, held)
+        trials.append(Trial(matched, tuple(kl), min(cosines), agrees))
+    return trials
 
 
 def windows_of(trials: Sequence[Trial], bound: float) -> tuple[int | None, ...]:
@@ -117,7 +197,12 @@ def acceptance(trials: Sequence[Trial]) -> tuple[Point, ...]:
 
 
 def operating_point(trials: Sequence[Trial], curve: Sequence[Point], bound: float) -> float | None:
-    """The loosest threshold whose accepted trials all stay below ``bound``; None if they are too few."""
+    """The loosest threshold whose accepted trials all stay below ``bound``.
+
+    None if they are too few, or if too few of all trials exceed ``bound`` for the probe to be tested.
+    """
+    if sum(t.kl[-1] > bound for t in trials) < REFUSED:
+        return None
     for point in curve:
         count = round(point.accepted * len(trials))
         if point.worst is not None and point.worst <= bound and count >= LEAST:
@@ -125,33 +210,15 @@ def operating_point(trials: Sequence[Trial], curve: Sequence[Point], bound: floa
     return None
 
 
-class _Case:
-    """A segment behind its true left context, and the next token that it should lead to."""
-
-    def __init__(
-        self, backbone: Backbone, before: torch.Tensor, segment: torch.Tensor, question: torch.Tensor
-    ) -> None:
-        self._backbone, self._before, self._segment, self._question = backbone, before, segment, question
-        parts = places(backbone, [len(before), len(segment), len(question)])
-        self._at_before, self._at_segment, self._at_question = parts
-        self._context = self._prefill(before, self._at_before)
-        self._exact = self._prefill(segment, self._at_segment, self._context)
-        self._truth = self._answer(self._exact)
-
-    def trial(self, other: torch.Tensor, matched: int) -> Trial:
-        """The segment's KV behind ``other`` ``[context]`` reused here, by depth."""
-        backbone = self._backbone
-        held = self._prefill(self._segment, self._at_segment, self._prefill(other, self._at_before))
-        kl, agrees = [], True
-        for layers in range(1, len(backbone.layout) + 1):
-            said = self._answer((*held[:layers], *self._exact[layers:]))
-            kl.append(divergence(self._truth, said))
-            agrees = bool(said.argmax() == self._truth.argmax())
-        cosines = likeness(backbone, self._segment, self._at_segment, self._context, held)
-        return Trial(matched, tuple(kl), min(cosines), agrees)
-
-    def _prefill(self, ids: torch.Tensor, positions: torch.Tensor, *behind: KV) -> KV:
-        return prefilled(self._backbone, ids, positions, behind)
-
-    def _answer(self, kv: KV) -> torch.Tensor:
-        return answered(self._backbone, self._question, self._at_question, [self._context, kv])
+def _behind(
+    backbone: Backbone, before: Sequence[Chunk], chunk: Chunk, encoded: Encoded
+) -> tuple[KV, KV, torch.Tensor]:
+    """KV of ``before``, KV of the segment behind it, and the segment's positions ``[axes, tokens]``."""
+    spans = (*before, chunk)
+    whole = backbone.positions([c.input_ids for c in spans], [c.position_inputs() for c in spans])
+    parts = whole.split([c.num_tokens for c in spans], dim=1)
+    held: list[KV] = []
+    for one, at in zip((*map(backbone.encode, before), encoded), parts, strict=True):
+        live = shown(backbone, held, one.num_tokens) if held else None
+        held.append(backbone.prefill(one, at, live))
+    return kv_concat(held[:-1]), held[-1], parts[-1]

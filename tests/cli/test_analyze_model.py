@@ -35,8 +35,10 @@ def test_sink_shows_the_drift_by_first_tokens(capsys, tmp_path):
 
 def test_a_calibration_is_written_and_read_back(capsys, tmp_path):
     plot = tmp_path / "c.png"
+    text = tmp_path / "text.txt"
+    text.write_text(" ".join(f"value of tag {i} red glyph" for i in range(200)))
     common = ("analyze", "calibrate", "testbed", tmp_path, "--format", "json", "--plot", plot)
-    made = kamera(capsys, *common, "--trials", 1)
+    made = kamera(capsys, *common, "--cases", 1, "--text", text)
     assert made.code == 1 and made.document["threshold"] is None  # four comparisons: too few to believe
     read = Calibration.read(made.document["path"])
     assert (read.model, read.trials, len(read.windows)) == ("testbed", 4, 6)

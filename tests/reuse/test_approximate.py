@@ -9,8 +9,10 @@ import pytest
 import torch
 
 from kamera import ChunkStore
+from kamera.content import Encoded
+from kamera.engines import Span
 from kamera.errors import CertificateMismatch, InvalidCertificate
-from kamera.reuse import Calibration, Point, calibrate
+from kamera.reuse import Calibration, Point, calibrate, cases_of
 from kamera.reuse.admission import matched
 from kamera.reuse.probe import likeness
 from kamera.reuse.sweep import Trial, acceptance, operating_point, windows_of
@@ -135,8 +137,6 @@ def test_a_calibration_survives_its_file_and_no_edit(tmp_path):
 def test_the_probe_is_one_for_exact_kv_and_less_for_other():
     backbone = family(NAME)
     before, other, segment = words(50, 20), words(51, 20), words(52, 10)
-    from kamera.content import Encoded
-    from kamera.engines import Span
 
     def behind(left: torch.Tensor):
         places = backbone.positions([torch.cat([left, segment])], [{}])
@@ -147,8 +147,8 @@ def test_the_probe_is_one_for_exact_kv_and_less_for_other():
 
     context, exact, places = behind(before)
     _, wrong, _ = behind(other)
-    assert min(likeness(backbone, segment, places, context, exact)) > 1 - 1e-6
-    found = likeness(backbone, segment, places, context, wrong)
+    assert min(likeness(backbone, Encoded(segment, {}, {}), places, context, exact)) > 1 - 1e-6
+    found = likeness(backbone, Encoded(segment, {}, {}), places, context, wrong)
     assert found[0] > 1 - 1e-6  # nothing precedes the first layer's KV
     assert min(found[1:]) < 0.999
 
@@ -156,14 +156,17 @@ def test_the_probe_is_one_for_exact_kv_and_less_for_other():
 def test_a_sweep_binds_its_thresholds_to_the_backbone():
     backbone = family(NAME)
     documents = [words(seed, 120).tolist() for seed in range(3)]
-    options = {"trials": 6, "context": 40, "segment": 12, "question": 4, "ladder": (0, 16)}
-    made = calibrate(backbone, documents, bound=100.0, **options)
+    options = {"count": 6, "context": 40, "segment": 12, "question": 4, "ladder": (0, 16)}
+    cases = cases_of(backbone, documents, **options)
+    made = calibrate(backbone, cases, bound=100.0)
     assert made.difference(backbone) is None
     assert made.windows == (0, 0, 0) and made.trials == 12
-    assert made.threshold is None  # fewer trials than are believed
-    assert calibrate(backbone, documents, bound=1e-12, **options).windows == (0, None, None)
+    assert made.threshold is None  # nothing drifted: the sweep shows nothing
+    assert calibrate(backbone, cases[:1], bound=1e-12).windows == (0, None, None)
     with pytest.raises(ValueError, match="at least two"):
-        calibrate(backbone, documents[:1], **options)
+        cases_of(backbone, documents[:1], **options)
+    with pytest.raises(ValueError, match="no case"):
+        calibrate(backbone, [])
 
 
 def test_the_operating_point_is_the_loosest_within_the_bound():
@@ -171,7 +174,8 @@ def test_the_operating_point_is_the_loosest_within_the_bound():
     curve = acceptance(trials)
     assert [p.accepted for p in (curve[0], curve[-1])] == [1.0, 1 / 40]
     assert operating_point(trials, curve, bound=0.25) == pytest.approx(0.75)
-    assert operating_point(trials, curve, bound=0.05) is None  # six trials are too few
+    assert operating_point(trials, curve, bound=0.05) is None  # six accepted trials are too few
+    assert operating_point(trials, curve, bound=0.36) is None  # three refused ones are, too
     assert windows_of(trials, 0.38) == (0, None) and windows_of(trials, 0.385) == (0, None)
     assert windows_of(trials, 0.39) == (0, 0) and windows_of(trials[:39], 0.37) == (0, 16)
     assert isinstance(curve[0], Point)

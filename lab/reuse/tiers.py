@@ -1,0 +1,192 @@
+"""What each tier answers when the left context of a moved chunk changes against it.
+
+    python -m lab.reuse.tiers [--windows 12] [--families gqa,…] [--output FILE]
+
+A store holds an items frame behind three frames that decide its meaning. It is then asked for behind
+others: the same, a reordered one, one whose first or last frame is another definition, one less, one with a
+picture that means nothing, or new ones. Every service gets the same prompts: ``exact``, ``patched`` (the
+default), ``calibrated`` (approximate segments as the sweep allows), and, as a control, ``unguarded`` (the
+nearest stored patch, else the canonical). Answers are held against a re-prefill and against the truth.
+Calibration runs on other episodes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from kamera import ChunkStore, KameraWindow, ReusePolicy, testbed
+from kamera.certify.metrics import kl_items
+from kamera.engines.hf import Backbone
+from kamera.reuse import Arrangement, Calibration, Case
+from kamera.reuse.sweep import derive, run
+from lab.paper.draw import MAIN, TARGET, Bench, Stage
+from lab.speed.machine import commit, machine
+from lab.testbed import BACKBONES, load
+
+SHIFTS: dict[str, tuple[int, ...]] = {
+    "same": MAIN,
+    "reordered": (2, 0, 1),
+    "first redefined": (6, 1, 2),
+    "last redefined": (0, 1, 6),
+    "one less": (1, 2),
+    "pictures in front": (9, *MAIN),
+    "pictures behind": (*MAIN, 9),
+    "another": (6, 7, 8),
+}
+"""The left contexts in which the frame is asked for; indices into an episode's frames (`lab.paper.draw`)."""
+
+PATCHED = ReusePolicy(rank=32, patch_bytes=None, certified=False)
+LOOSE = replace(PATCHED, minimum="blind")
+UNGUARDED = replace(LOOSE, on_miss="blind", max_divergence=1.0)
+SWEPT = 10_000
+"""First episode of the calibration: none of those asked."""
+
+
+def cases(bench: Bench, count: int) -> Iterator[Case]:
+    """Calibration cases: the frame behind `MAIN`, stored behind every shift."""
+    for index in range(SWEPT, SWEPT + count):
+        stage = bench.stage(index)
+        scene = stage.scene(MAIN)
+        anchor = bench.backbone.chunk_from_tensors(bench.anchor.input_ids)
+        others = []
+        for order in SHIFTS.values():
+            if order != MAIN:
+                same = _suffix(stage, MAIN, order)
+                others.append((same, (anchor, *stage.chunks(order))))
+        asked = tuple(scene.question(q.text) for q in stage.questions(MAIN)[:6])
+        yield Case((anchor, *stage.chunks(MAIN)), stage.chunk(TARGET), asked, tuple(others))
+
+
+def _suffix(stage: Stage, these: Sequence[int], those: Sequence[int]) -> int:
+    count = 0
+    for one, other in zip(reversed(these), reversed(those), strict=False):
+        if one != other:
+            break
+        count += stage.chunk(one).num_tokens
+    return count
+
+
+def measure(name: str, windows: int, swept: int) -> dict[str, Any]:
+    """All services on one backbone, and its calibration."""
+    backbone = Backbone(*load(name))
+    bench = Bench.prepare(backbone, 0, 1)
+    trials = [trial for case in cases(bench, swept) for trial in run(backbone, case)]
+    calibration = derive(backbone, trials, model=name)
+    rows: dict[tuple[str, str, str], list[Any]] = defaultdict(list)
+    for index in range(windows):
+        stage = bench.stage(index)
+        for shift, order in SHIFTS.items():
+            for service, tier, right, agree, drift in served(backbone, stage, order, calibration):
+                rows[service, shift, tier].append((right, agree, drift))
+    table = []
+    for (service, shift, tier), held in rows.items():
+        right, agree, drift = (torch.cat([row[i] for row in held]) for i in range(3))
+        table.append(
+            {
+                "service": service,
+                "shift": shift,
+                "tier": tier,
+                "questions": len(agree),
+                "wrong": int((1 - agree).sum()),
+                "accuracy": float(right.mean()),
+                "kl mean": float(drift.mean()),
+                "kl max": float(drift.max()),
+            }
+        )
+    return {
+        "family": name,
+        "calibration": asdict(calibration),
+        "trials": [asdict(trial) for trial in trials],
+        "rows": table,
+    }
+
+
+def served(
+    backbone: Backbone, stage: Stage, order: Sequence[int], calibration: Calibration
+) -> Iterator[tuple[str, str, torch.Tensor, torch.Tensor, torch.Tensor]]:
+    """Per service: the frame's tier; right, agrees with the re-prefill, and drift of every question."""
+    questions = stage.questions(order)
+    truth = torch.tensor([int(backbone.tokenize(q.answer)[0]) for q in questions])
+    chunks = [*stage.chunks(order), stage.chunk(TARGET)]
+
+    def window(policy: ReusePolicy, store: ChunkStore) -> KameraWindow:
+        return KameraWindow(backbone, store, testbed.SYSTEM, policy=policy)
+
+    fresh = window(ReusePolicy.exact(), ChunkStore.open("memory://"))
+    fresh.arrange(chunks)
+    reference = fresh.next_token_logits_of([q.text for q in questions])
+    for service, policy in (
+        ("exact", ReusePolicy.exact()),
+        ("patched", PATCHED),
+        ("calibrated", LOOSE),
+        ("unguarded", UNGUARDED),
+    ):
+        store = ChunkStore.open("memory://")
+        for chunk in (*stage.chunks(MAIN), stage.chunk(TARGET)):
+            if service == "exact":  # an exact policy reuses what stays in its own window
+                break
+            window(PATCHED, store).arrange([chunk])  # every canonical
+        held = window(PATCHED if service != "exact" else policy, store)
+        held.arrange([*stage.chunks(MAIN), stage.chunk(TARGET)])
+        if service == "exact":
+            live = held.fork()
+            same = 0
+            while same < min(len(order), len(MAIN)) and order[same] == MAIN[same]:
+                same += 1
+            same += tuple(order) == MAIN
+            outcome = Arrangement(live, [*live.slots[:same], *chunks[same:]]).run()
+            tier = outcome.admissions[-1].tier
+        elif service == "unguarded":
+            live = window(policy, store)
+            live.arrange(chunks)
+            tier = live.slots[-1].guarantee
+        else:
+            live = window(policy, store)
+            given = calibration if service == "calibrated" else None
+            tier = Arrangement(live, chunks, calibration=given).run().admissions[-1].tier
+        logits = live.next_token_logits_of([q.text for q in questions])
+        best = logits.argmax(-1)
+        yield (
+            service,
+            tier,
+            (best == truth).double(),
+            (best == reference.argmax(-1)).double(),
+            torch.from_numpy(kl_items(logits, reference)),
+        )
+
+
+def main() -> None:
+    """Measure, print, and write JSON where it is asked for."""
+    parser = argparse.ArgumentParser(prog="python -m lab.reuse.tiers")
+    parser.add_argument("--windows", type=int, default=8)
+    parser.add_argument("--swept", type=int, default=12, help="episodes of the calibration")
+    parser.add_argument("--families", default=",".join(BACKBONES))
+    parser.add_argument("--output", type=Path)
+    asked = parser.parse_args()
+    torch.set_num_threads(1)
+    found = []
+    for name in asked.families.split(","):
+        made = measure(name, asked.windows, asked.swept)
+        found.append(made)
+        held = made["calibration"]
+        print(name, "windows", held["windows"], "threshold", held["threshold"], "trials", held["trials"])
+        for row in made["rows"]:
+            cells = (f"{k} {v:.4f}" if isinstance(v, float) else f"{v}" for k, v in row.items())
+            print("  ", "  ".join(cells), flush=True)
+    if asked.output is not None:
+        command = f"python -m lab.reuse.tiers --windows {asked.windows} --swept {asked.swept}"
+        command += f" --families {asked.families}"
+        document = {"command": command, "commit": commit(), "machine": machine(), "families": found}
+        asked.output.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
