@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from kamera.content import Chunk
 from kamera.engines.hf import Backbone
@@ -31,8 +32,7 @@ class _Offer:
     antecedents: tuple[str, ...]
 
 
-@dataclass(frozen=True)
-class Outcome:
+class Outcome(NamedTuple):
     """A run arrangement: the window's report, summed over its steps, and the admissions as they came out."""
 
     report: Report

@@ -53,7 +53,7 @@ def invariance(
     held: list[list[KV]] = []  # by block and position, its last token
     level: list[Sequence[KV]] = []
     for ids in contents:
-        rows = []
+        rows: list[KV] = []
         for at in positions:
             _, there = places(backbone, [at, tokens])
             kv = prefilled(backbone, ids, there, [kv_slice(behind, 0, at)] if at else [])

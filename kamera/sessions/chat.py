@@ -10,10 +10,11 @@ from typing import Any
 
 import torch
 
-from kamera.content import Conversations, Message, Rendered
+from kamera.content import Chunk, Conversations, Message, Rendered
 from kamera.edits import Directive, EditPolicy, Snap, Verb, edited, edited_messages
 from kamera.engines.hf import Backbone
 from kamera.errors import ProcessorRequired
+from kamera.reuse import Admission, Arrangement, Calibration, calibration_of
 from kamera.sessions.anchors import Anchors
 from kamera.sessions.layout import Layout
 from kamera.sessions.modes import SessionMode, check_mode
@@ -23,7 +24,7 @@ from kamera.sessions.turn import Turn, TurnReport
 from kamera.sessions.uncached import UNCACHEABLE, plain_answer, plain_logits
 from kamera.sessions.verbs import VerbReport, applied_verb
 from kamera.store import ChunkStore
-from kamera.window import KameraWindow, ReusePolicy
+from kamera.window import KameraWindow, OnLeave, Report, ReusePolicy, Slot
 
 
 class ChatSession:
@@ -41,6 +42,9 @@ class ChatSession:
     `TurnReport.uncached`. By default the refusal is raised, because prefilling everything is a cost that the
     caller should choose.
 
+    ``reuse=True`` serves segments as far as they are admitted (docs/reuse.md), and ``admissions`` tells the
+    tier and reason of each; a `Calibration`, or its file, admits approximate ones too. It is not saved.
+
     A turn works on a branch of the window, which replaces the window when the answer is complete: an error,
     also of a streamer, leaves the session unchanged. One thread at a time may use a session; `fork` is
     always allowed. Raises ProcessorRequired for a backbone without a processor or chat template.
@@ -57,10 +61,13 @@ class ChatSession:
         edit_policy: EditPolicy | None = None,
         max_tokens: int | None = None,
         uncached: bool = False,
+        reuse: bool | Calibration | str | Path = False,
     ) -> None:
         conversations = conversations_of(backbone)
         anchors = Anchors(backbone, store, max_tokens=max_tokens, policy=policy)
         self._set_up(anchors, conversations, tools, mode, edit_policy, uncached)
+        self._reuses = bool(reuse)
+        self._calibration = None if isinstance(reuse, bool) else calibration_of(reuse)
 
     @classmethod
     def among(
@@ -97,6 +104,12 @@ class ChatSession:
         self._conversations = conversations
         self._edit_policy = edit_policy
         self._state = State()
+        self._reuses, self._calibration = False, None
+
+    @property
+    def admissions(self) -> tuple[Admission, ...]:
+        """Tier and reason of each segment of the last prompt, with ``reuse``; else none."""
+        return self._state.admissions
 
     @property
     def messages(self) -> list[dict[str, Any]]:
@@ -271,7 +284,16 @@ class ChatSession:
         self, shaped: Sequence[Message], modes: Sequence[str], old: State | None = None
     ) -> tuple[State, TurnReport]:
         """A state whose window holds the prompt of ``shaped``; ``old`` (the present one) is unchanged."""
-        return shown(old or self._state, shaped, modes, self._anchors, self._conversations, self.tools)
+        before = old or self._state
+        parts = (self._anchors, self._conversations, self.tools)
+        return shown(before, shaped, modes, *parts, arranged=self._arranged)
+
+    def _arranged(
+        self, window: KameraWindow, order: Sequence[Slot | Chunk], on_leave: OnLeave
+    ) -> tuple[Report, tuple[Admission, ...]]:
+        if not self._reuses:
+            return window.arrange(order, on_leave=on_leave), ()
+        return Arrangement(window, order, on_leave=on_leave, calibration=self._calibration).run()
 
 
 def conversations_of(backbone: Backbone) -> Conversations:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -10,11 +10,15 @@ import torch
 
 from kamera.content import Chunk, Conversations, Message, Rendered, media_items
 from kamera.edits import difference
+from kamera.reuse import Admission
 from kamera.sessions.anchors import Anchors
 from kamera.sessions.layout import Layout, Piece, Run, anchor_ids, anchor_segments, laid_out, question
 from kamera.sessions.modes import applied, cheapest, choices
 from kamera.sessions.turn import TurnReport, turn_report
-from kamera.window import KameraWindow, OnLeave, Slot
+from kamera.window import KameraWindow, OnLeave, Report, Slot
+
+Arranged = Callable[[KameraWindow, Sequence[Slot | Chunk], OnLeave], tuple[Report, tuple[Admission, ...]]]
+"""`KameraWindow.arrange`, or the same with segments admitted by tier."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -26,6 +30,7 @@ class State:
     ids: torch.Tensor | None = None
     layout: Layout | None = None
     window: KameraWindow | None = None
+    admissions: tuple[Admission, ...] = ()
 
     @property
     def asked(self) -> KameraWindow:
@@ -48,10 +53,11 @@ def shown(
     anchors: Anchors,
     conversations: Conversations,
     tools: Sequence[Any] | None,
+    arranged: Arranged,
 ) -> tuple[State, TurnReport]:
     """A state whose window holds the prompt of ``shaped``; ``old`` is unchanged.
 
-    The strictest of ``modes`` applies to segments after a change. Raises the errors of
+    The strictest of ``modes`` applies to segments after a change, which ``arranged`` brings in. Raises the errors of
     `Conversations.render` and of the window.
     """
     prompt = conversations.render(shaped, tools=tools)
@@ -75,11 +81,11 @@ def shown(
         return [made[run] if slot is None else slots[slot] for run, slot in pieces[on_leave]]
 
     on_leave, order = cheapest(window, choices(modes, window), order_of)
-    report = window.arrange(order, on_leave=on_leave)
+    report, admissions = arranged(window, order, on_leave)
     layout = Layout(prompt, tuple(run for run, _ in pieces[on_leave]))
     left = 0 if before is None else _left(before, prompt)
     total = turn_report(slots, report, anchor, prompt.num_tokens, left, window.guarantee, applied(on_leave))
-    return replace(old, ids=prompt.ids, layout=layout, window=window), total
+    return replace(old, ids=prompt.ids, layout=layout, window=window, admissions=admissions), total
 
 
 def _chunk(

@@ -143,7 +143,7 @@ def served(
                 same += 1
             same += tuple(order) == MAIN
             outcome = Arrangement(live, [*live.slots[:same], *chunks[same:]]).run()
-            tier = outcome.admissions[-1].tier
+            tier: str = outcome.admissions[-1].tier
         elif service == "unguarded":
             live = window(policy, store)
             live.arrange(chunks)

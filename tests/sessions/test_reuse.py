@@ -1,0 +1,56 @@
+"""A session with reuse on serves what is admitted, tells the tier of each segment, and answers the same."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from kamera import ChatSession, ChunkStore
+from kamera.errors import CertificateMismatch
+from tests.reuse.rig import calibration
+from tests.sessions.rig import EXACT, FULL, plain_logits, session, speaking
+
+TALK = [
+    {"role": "user", "content": "one two three"},
+    {"role": "assistant", "content": "four five six"},
+    {"role": "user", "content": "seven eight nine"},
+]
+MOVED = [TALK[2], TALK[1], {"role": "user", "content": "ten"}]
+
+
+def off(chat: ChatSession, messages) -> float:
+    found, wanted = chat.next_token_logits(messages), plain_logits(chat.backbone, messages)
+    return float((found - wanted).norm() / wanted.norm())
+
+
+@pytest.mark.parametrize("policy", [EXACT, FULL])
+def test_reuse_without_a_calibration_changes_no_answer(policy):
+    chat = session(speaking("headers"), policy, reuse=True)
+    for messages in (TALK[:1], TALK, MOVED, TALK):
+        assert off(chat, messages) < 1e-4
+    assert {a.tier for a in chat.admissions} <= {"exact", "patched", "none"}
+    assert [a.guarantee for a in chat.admissions] == [s.guarantee for s in chat.window.slots]
+    assert session(speaking("headers"), policy).admissions == ()
+
+
+def test_stored_segments_are_admitted_in_another_session():
+    store = ChunkStore.open("memory://")
+    first, second = (ChatSession(speaking("headers"), store, policy=FULL, reuse=True) for _ in range(2))
+    first.next_token_logits(TALK)
+    assert off(second, TALK) < 1e-4
+    assert {a.tier for a in first.admissions} == {"none"}
+    assert {a.tier for a in second.admissions} == {"exact", "patched"}
+
+
+def test_a_calibration_admits_and_a_foreign_one_is_refused():
+    backbone, store = speaking("headers"), ChunkStore.open("memory://")
+    loose = replace(FULL, minimum="blind")
+    ChatSession(backbone, store, policy=loose, reuse=True).next_token_logits(TALK)
+    chat = ChatSession(backbone, store, policy=loose, reuse=calibration(backbone))
+    chat.next_token_logits(MOVED)
+    assert "approximate" in {a.tier for a in chat.admissions}
+    assert chat.window.guarantee in ("near", "blind")
+    foreign = calibration(backbone, fingerprint="0" * 64)
+    with pytest.raises(CertificateMismatch, match="fingerprint"):
+        ChatSession(backbone, store, policy=loose, reuse=foreign).next_token_logits(TALK)
