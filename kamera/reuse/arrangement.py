@@ -6,12 +6,14 @@ a copy is stored may be served `approximate`: under a calibration, one chunk at 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from typing import NamedTuple
 
-from kamera.content import Chunk
+import torch
+
+from kamera.content import Chunk, Encoded
 from kamera.engines.hf import Backbone
 from kamera.errors import CorruptChunk, StoreError, UnsupportedBackbone, WrongKey
 from kamera.ops import kv_concat
@@ -19,7 +21,8 @@ from kamera.patches import Guarantee, at_least, weakest
 from kamera.reuse.admission import Admission, matched, tier_of
 from kamera.reuse.calibration import Calibration
 from kamera.reuse.probe import likeness, probed
-from kamera.window import GUARANTEES, Cost, KameraWindow, OnLeave, Report, ReusePolicy, Slot
+from kamera.reuse.terms import loose, strict, under
+from kamera.window import Cost, KameraWindow, OnLeave, Report, Slot
 
 Item = Slot | Chunk
 
@@ -62,7 +65,7 @@ class Arrangement:
         self._calibration = calibration
         if calibration is not None:
             calibration.check(window.backbone)
-        with _under(window, _strict(window.policy)):
+        with under(window, strict(window.policy)):
             plan = window.plan_arrange(self._order, on_leave=on_leave)
         self._ids = tuple(_id(item) for item in self._order)
         self._lengths = tuple(_length(item) for item in self._order)
@@ -89,29 +92,25 @@ class Arrangement:
 
     def run(self) -> Outcome:
         """Bring the window to the arrangement. After an error the window may hold a part: use a fork."""
-        strict = _strict(self.window.policy)
+        plain = strict(self.window.policy)
         if not self._offers:
-            with _under(self.window, strict):
+            with under(self.window, plain):
                 report = self.window.arrange(self._order, on_leave=self._on_leave)
             return Outcome(report, self._shown())
         assert self._calibration is not None
         first = min(self._offers)
-        with _under(self.window, strict):
+        with under(self.window, plain):
             reports = [self.window.arrange(self._order[:first])]
-        behind, refused = _strict(self.window.policy, behind=True), {}
-        at = first
-        while at < len(self._order):
-            if at in self._offers:
-                done, why = self._approximated(at, self._calibration)
+        behind = strict(self.window.policy, behind=True)
+        refused: dict[int, str] = {}
+        for run in self._runs(first):
+            if run[0] in self._offers:
+                done, why = self._approximated(run, self._calibration)
                 reports += done
-                if why is not None:
-                    refused[at] = why
-                at += 1
+                refused |= why
                 continue
-            stop = min((i for i in self._offers if i > at), default=len(self._order))
-            with _under(self.window, behind):
-                reports.append(self.window.arrange([*self.window.slots, *self._order[at:stop]]))
-            at = stop
+            with under(self.window, behind):
+                reports.append(self.window.arrange([*self.window.slots, *(self._order[i] for i in run)]))
         return Outcome(_summed(reports), self._shown(refused))
 
     # -- inside --------------------------------------------------------------------------------
@@ -134,7 +133,7 @@ class Arrangement:
         wanted = [i for i in chunks if self.admissions[i].tier == "none" and self._stored(i)]
         if not wanted:
             return
-        with _under(self.window, _loose(self.window.policy)):
+        with under(self.window, loose(self.window.policy)):
             seats = self.window.plan_arrange(self._order).after.seats
         found = list(self.admissions)
         for i in wanted:
@@ -171,49 +170,85 @@ class Arrangement:
 
     def _cost(self, first: int) -> Cost:
         """Cost with the admitted segments placed and probed; bytes are those of the strict plan."""
-        with _under(self.window, _strict(self.window.policy)):
+        with under(self.window, strict(self.window.policy)):
             cost = self.window.plan_arrange(self._order[:first]).cost
         forwards, tokens = cost.forwards, cost.tokens
+        forwards += sum(run[0] in self._offers for run in self._runs(first))
         for i in range(first, len(self._order)):
             if i in self._offers:
-                forwards, tokens = forwards + 1, tokens + len(probed(self._lengths[i]))
+                tokens += len(probed(self._lengths[i]))
             elif self.admissions[i].tier == "none":
                 forwards, tokens = forwards + 1, tokens + self._lengths[i]
         return replace(self.cost, forwards=forwards, tokens=tokens)
 
-    def _approximated(self, index: int, calibration: Calibration) -> tuple[list[Report], str | None]:
-        """Place one admitted segment and probe it; prefill it if it is refused, with the reason."""
-        item, offer = self._order[index], self._offers[index]
-        with _under(self.window, _loose(self.window.policy)):
-            placed = self.window.arrange([*self.window.slots, item])
-        slot = placed.slots[-1]
-        why: str | None = "the stored copy has changed since the plan"
-        if (slot.guarantee, slot.antecedents) == (offer.guarantee, offer.antecedents):
+    def _runs(self, first: int) -> list[range]:
+        """The items from ``first`` on, in runs placed at once: admitted texts, one picture, others."""
+        runs: list[range] = []
+        kind: object = None
+        for i in range(first, len(self._order)):
+            item = self._order[i]
+            alone = isinstance(item, Chunk) and item.has_media and i in self._offers
+            same = kind == (i in self._offers) and not alone
+            runs.append(range(runs.pop().start if same else i, i + 1))
+            kind = None if alone else i in self._offers
+        return runs
+
+    def _approximated(
+        self, run: Sequence[int], calibration: Calibration
+    ) -> tuple[list[Report], dict[int, str]]:
+        """Place admitted segments and probe them in one forward; the reasons for those that are refused.
+
+        A refused segment is prefilled; as that changes the context of those behind it, they are probed again.
+        """
+        behind = self.window.slots
+        with under(self.window, loose(self.window.policy)):
+            placed = self.window.arrange([*behind, *(self._order[i] for i in run)])
+        refused = dict.fromkeys(run, "the stored copy has changed since the plan")
+        offers = [_Offer(slot.guarantee, slot.antecedents) for slot in placed.slots[-len(run) :]]
+        if offers == [self._offers[i] for i in run]:
             with self.window.backbone.measure() as work:
-                why = self._probe(calibration)
+                found = self._probe(len(run), calibration)
+            refused = {i: why for i, why in zip(run, found, strict=True) if why is not None}
             placed = replace(
                 placed,
                 forwards=placed.forwards + work.forwards,
                 tokens_recomputed=placed.tokens_recomputed + work.tokens,
             )
-        if why is None:
-            return [placed], None
-        with _under(self.window, _strict(self.window.policy, behind=True)):
-            return [placed, self.window.arrange([*self.window.slots[:-1], item])], why
+        if not refused:
+            return [placed], {}
+        reports = [placed]
+        with under(self.window, strict(self.window.policy, behind=True)):
+            rest = [] if len(run) > 1 else [self._order[run[0]]]
+            reports.append(self.window.arrange([*self.window.slots[: len(behind)], *rest]))
+        if len(run) > 1:
+            refused = {}
+            for i in run:
+                done, why = self._approximated([i], calibration)
+                reports += done
+                refused |= why
+        return reports, refused
 
-    def _probe(self, calibration: Calibration) -> str | None:
-        """The reason to refuse the last slot; None if its KV is like that of a forward in context."""
+    def _probe(self, count: int, calibration: Calibration) -> list[str | None]:
+        """The reason to refuse each of the last ``count`` slots; None if its KV is as in context."""
         window = self.window
         backbone = window.backbone
         assert isinstance(backbone, Backbone), "calibrations are of Hugging Face backbones"
-        *before, held = [window.kv(slot) for slot in window.slots]
-        last = window._state.residents[-1]
-        context = kv_concat([window._stage.live.read(0), *before])
+        kv = [window.kv(slot) for slot in window.slots]
+        context = kv_concat([window._stage.live.read(0), *kv[:-count]])
+        last = window._state.residents[-count:]
+        encoded = [resident.facts.encoded for resident in last]
+        whole = encoded[0]
+        if count > 1:  # texts
+            whole = Encoded(torch.cat([e.input_ids for e in encoded]), {}, {})
+        starts = list(accumulate((e.num_tokens for e in encoded[:-1]), initial=0))
+        rows = [probed(e.num_tokens) + start for e, start in zip(encoded, starts, strict=True)]
+        positions = torch.cat([resident.positions for resident in last], dim=1)
         try:
-            cosines = likeness(backbone, last.facts.encoded, last.positions, context, held)
+            cosines = likeness(backbone, whole, positions, context, kv_concat(kv[-count:]), torch.cat(rows))
         except UnsupportedBackbone as error:
-            return str(error)
-        return calibration.refuses(min(cosines))
+            return [str(error)] * count
+        parts = cosines.split([len(r) for r in rows], dim=1)
+        return [calibration.refuses(float(part.min())) for part in parts]
 
     def _shown(self, refused: dict[int, str] | None = None) -> tuple[Admission, ...]:
         """The admissions with the guarantees that the window's slots have now."""
@@ -223,32 +258,6 @@ class Arrangement:
                 admission = replace(admission, tier="none", reason=refused[i])
             out.append(replace(admission, guarantee=slot.guarantee))
         return tuple(out)
-
-
-@contextmanager
-def _under(window: KameraWindow, policy: ReusePolicy) -> Iterator[None]:
-    """``window`` serves ``policy`` inside the block: a window has one, and segments differ in theirs."""
-    terms = window._terms
-    window._terms = replace(terms, served=policy)
-    try:
-        yield
-    finally:
-        window._terms = terms
-
-
-def _strict(policy: ReusePolicy, behind: bool = False) -> ReusePolicy:
-    """``policy`` without KV of other left contexts; ``behind`` such KV a minimum of "exact" cannot hold."""
-    if policy.minimum == "exact":
-        if not behind:
-            return policy
-        return replace(policy, minimum="patched", withheld=frozenset(GUARANTEES[1:]), max_divergence=None)
-    return replace(policy.without({"near", "blind"}), max_divergence=None)
-
-
-def _loose(policy: ReusePolicy) -> ReusePolicy:
-    """The policy under which the planner offers stored KV of any left context."""
-    allowed = frozenset(policy.withheld) - {"near", "blind"}
-    return replace(policy, minimum="blind", on_miss="prefill", max_divergence=1.0, withheld=allowed)
 
 
 def _id(item: Item) -> str:

@@ -18,22 +18,31 @@ def probed(tokens: int) -> torch.Tensor:
 
 
 def likeness(
-    backbone: Backbone, encoded: Encoded, positions: torch.Tensor, context: KV, held: KV
-) -> tuple[float, ...]:
-    """The least cosine, by layer, between probed tokens' held KV and their KV recomputed in context.
+    backbone: Backbone,
+    encoded: Encoded,
+    positions: torch.Tensor,
+    context: KV,
+    held: KV,
+    rows: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Cosines of tokens' held KV and their KV recomputed in context, float64 ``[layers, rows]``.
 
-    ``held`` is the segment's KV at ``positions`` ``[axes, tokens]``, ``context`` the KV of all before. Every
-    channel of a layer is compared on its own, since keys outweigh values. A layer without KV of its own
-    counts 1.0. One forward of `probed` tokens. Raises UnsupportedBackbone if tokens cannot run alone.
+    ``held`` is the segment's KV at ``positions`` ``[axes, tokens]``, ``context`` the KV of all before,
+    ``rows`` the tokens in ascending order (default: `probed`). Every channel of a layer is compared on its
+    own, since keys outweigh values, and the least counts; a layer without KV of its own counts 1.0. One
+    forward of the rows. Raises UnsupportedBackbone if tokens cannot run alone.
     """
-    rows = probed(encoded.num_tokens)
+    rows = probed(encoded.num_tokens) if rows is None else rows
     fresh = recompute(backbone, encoded, positions, context, held, rows).kv
-    return tuple(
-        min((_cosine(new[name], old[name], rows) for name in old), default=1.0)
-        for new, old in zip(fresh, held, strict=True)
+    one = torch.ones(len(rows), dtype=torch.float64)
+    return torch.stack(
+        [
+            torch.stack([one, *(_cosines(new[name], old[name], rows) for name in old)]).amin(0)
+            for new, old in zip(fresh, held, strict=True)
+        ]
     )
 
 
-def _cosine(new: torch.Tensor, old: torch.Tensor, rows: torch.Tensor) -> float:
+def _cosines(new: torch.Tensor, old: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
     a, b = (t.index_select(1, rows.to(t.device)).double().transpose(0, 1).flatten(1) for t in (new, old))
-    return float(torch.nn.functional.cosine_similarity(a, b, dim=1).min())
+    return torch.nn.functional.cosine_similarity(a, b, dim=1).cpu()

@@ -166,8 +166,8 @@ def run(backbone: Backbone, case: Case) -> list[Trial]:
             said = answers((*held[:layers], *exact[layers:]))
             kl.append(max(divergence(a, b) for a, b in zip(truth, said, strict=True)))
             agrees = all(bool(a.argmax() == b.argmax()) for a, b in zip(truth, said, strict=True))
-        cosines = likeness(backbone, encoded, positions, context, held)
-        trials.append(Trial(matched, tuple(kl), min(cosines), agrees))
+        cosine = float(likeness(backbone, encoded, positions, context, held).min())
+        trials.append(Trial(matched, tuple(kl), cosine, agrees))
     return trials
 
 

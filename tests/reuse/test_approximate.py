@@ -22,13 +22,17 @@ LOOSE = replace(FULL, minimum="blind")
 NAME = "llama_mqa"
 
 
-@pytest.fixture
-def store() -> ChunkStore:
+def filled() -> ChunkStore:
     """Holds a, b and c, each behind the ones before it."""
     store = ChunkStore.open("memory://")
     a, b, c, _, question = parts()
     reuser(family(NAME), store).prepare(prompt(a, b, c, question)).run()
     return store
+
+
+@pytest.fixture
+def store() -> ChunkStore:
+    return filled()
 
 
 def moved() -> tuple[torch.Tensor, ...]:
@@ -67,6 +71,20 @@ def test_a_refused_probe_is_prefilled(store):
     assert [a.tier for a in done.admissions] == ["none"] * 3
     assert "the probe found a cosine" in done.admissions[1].reason
     assert error(done.window.next_token_logits(done.question), plain(backbone, asked)) < 1e-4
+
+
+def test_one_refusal_leaves_the_others_their_own_probe():
+    backbone, asked = family(NAME), prompt(*moved())
+
+    def run(threshold: float):
+        given = calibration(backbone, threshold=threshold)
+        return reuser(backbone, filled(), LOOSE, calibration=given).prepare(asked).run()
+
+    cosines = [float(a.reason.split()[6].rstrip(",")) for a in run(2.0).admissions[1:]]
+    assert cosines[0] < cosines[1]  # behind a prefilled b, c is as it was stored behind it, but for d
+    done = run(sum(cosines) / 2)
+    assert [a.tier for a in done.admissions] == ["none", "none", "approximate"]
+    assert [s.guarantee for s in done.window.slots] == ["exact", "exact", "near"]
 
 
 def test_the_guard_compares_the_left_context(store):
@@ -147,10 +165,11 @@ def test_the_probe_is_one_for_exact_kv_and_less_for_other():
 
     context, exact, places = behind(before)
     _, wrong, _ = behind(other)
-    assert min(likeness(backbone, Encoded(segment, {}, {}), places, context, exact)) > 1 - 1e-6
+    assert float(likeness(backbone, Encoded(segment, {}, {}), places, context, exact).min()) > 1 - 1e-6
     found = likeness(backbone, Encoded(segment, {}, {}), places, context, wrong)
-    assert found[0] > 1 - 1e-6  # nothing precedes the first layer's KV
-    assert min(found[1:]) < 0.999
+    assert found.shape == (3, 2)
+    assert float(found[0].min()) > 1 - 1e-6  # nothing precedes the first layer's KV
+    assert float(found[1:].min()) < 0.999
 
 
 def test_a_sweep_binds_its_thresholds_to_the_backbone():

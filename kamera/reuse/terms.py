@@ -1,0 +1,35 @@
+"""The policies under which a window places segments of different trust."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+
+from kamera.window import GUARANTEES, KameraWindow, ReusePolicy
+
+
+@contextmanager
+def under(window: KameraWindow, policy: ReusePolicy) -> Iterator[None]:
+    """``window`` serves ``policy`` inside the block: a window has one, and segments differ in theirs."""
+    terms = window._terms
+    window._terms = replace(terms, served=policy)
+    try:
+        yield
+    finally:
+        window._terms = terms
+
+
+def strict(policy: ReusePolicy, behind: bool = False) -> ReusePolicy:
+    """``policy`` without KV of other left contexts; ``behind`` such KV a minimum of "exact" cannot hold."""
+    if policy.minimum == "exact":
+        if not behind:
+            return policy
+        return replace(policy, minimum="patched", withheld=frozenset(GUARANTEES[1:]), max_divergence=None)
+    return replace(policy.without({"near", "blind"}), max_divergence=None)
+
+
+def loose(policy: ReusePolicy) -> ReusePolicy:
+    """The policy under which the planner offers stored KV of any left context."""
+    allowed = frozenset(policy.withheld) - {"near", "blind"}
+    return replace(policy, minimum="blind", on_miss="prefill", max_divergence=1.0, withheld=allowed)
