@@ -29,7 +29,7 @@ from kamera.reuse import Arrangement, Calibration, Case
 from kamera.reuse.sweep import derive, run
 from lab.paper.draw import MAIN, TARGET, Bench, Stage
 from lab.speed.machine import commit, machine
-from lab.testbed import BACKBONES, load
+from lab.testbed import load
 
 SHIFTS: dict[str, tuple[int, ...]] = {
     "same": MAIN,
@@ -168,7 +168,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m lab.reuse.tiers")
     parser.add_argument("--windows", type=int, default=8)
     parser.add_argument("--swept", type=int, default=12, help="episodes of the calibration")
-    parser.add_argument("--families", default=",".join(BACKBONES))
+    parser.add_argument("--families", default="gqa-unled,mla,gqa,mha,deepstack")
     parser.add_argument("--output", type=Path)
     asked = parser.parse_args()
     torch.set_num_threads(1)
@@ -181,11 +181,11 @@ def main() -> None:
         for row in made["rows"]:
             cells = (f"{k} {v:.4f}" if isinstance(v, float) else f"{v}" for k, v in row.items())
             print("  ", "  ".join(cells), flush=True)
-    if asked.output is not None:
-        command = f"python -m lab.reuse.tiers --windows {asked.windows} --swept {asked.swept}"
-        command += f" --families {asked.families}"
-        document = {"command": command, "commit": commit(), "machine": machine(), "families": found}
-        asked.output.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+        if asked.output is not None:  # after each family, so that a stopped run leaves what it has
+            command = f"python -m lab.reuse.tiers --windows {asked.windows} --swept {asked.swept}"
+            command += f" --families {asked.families}"
+            document = {"command": command, "commit": commit(), "machine": machine(), "families": found}
+            asked.output.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":
