@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kamera.ops import kv_slice, relocate_kv
 from kamera.reuse import RULES, Prompt
-from kamera.reuse.forwards import texts
+from kamera.reuse.forwards import places, prefilled, texts
 from kamera.reuse.invariance import auc, invariance
 from kamera.reuse.shift import shift
 from kamera.reuse.sink import SinkPoint, settled, sink_of
@@ -53,6 +54,24 @@ def test_a_segment_behind_the_whole_prompt_does_not_drift():
     assert found.points[0].edge > 0.01
     with pytest.raises(ValueError, match="count up from 0"):
         sink_of(family("llama_mqa"), ladder=(1, 8), prompt=24, segment=10)
+
+
+def test_drift_is_that_of_a_prefill_at_the_same_place():
+    backbone, (ids,) = family("llama_mqa"), texts(family("llama_mqa"), 1, 38)
+    before, body, _ = ids.split([24, 10, 4])
+    at_before, at_body, _ = places(backbone, [24, 10, 4])
+    context = prefilled(backbone, before, at_before)
+    exact, alone = (
+        kv_slice(prefilled(backbone, body, at_body, [behind]), 4, 10)
+        for behind in (context, relocate_kv(kv_slice(context, 0, 8), backbone.layout, (16,)))
+    )
+    wanted = [
+        float((a[name] - b[name]).norm() / b[name].norm())
+        for a, b in zip(alone, exact, strict=True)
+        for name in b
+    ]
+    found = sink_of(backbone, ladder=(0, 8, 24), prompt=24, segment=10, segments=1)
+    assert found.points[1].rest == pytest.approx(sum(wanted) / len(wanted), rel=1e-4)
 
 
 def test_a_sink_is_where_the_drift_settles():
