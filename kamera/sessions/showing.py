@@ -57,8 +57,8 @@ def shown(
 ) -> tuple[State, TurnReport]:
     """A state whose window holds the prompt of ``shaped``; ``old`` is unchanged.
 
-    The strictest of ``modes`` applies to segments after a change, which ``arranged`` brings in. Raises the errors of
-    `Conversations.render` and of the window.
+    The strictest of ``modes`` applies to segments after a change, which ``arranged`` brings in. Raises the
+    errors of `Conversations.render` and of the window.
     """
     prompt = conversations.render(shaped, tools=tools)
     before = old.layout
