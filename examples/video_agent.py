@@ -12,7 +12,6 @@ import tempfile
 from pathlib import Path
 
 from kamera import Backbone, ChunkStore, KameraWindow, read_video, testbed
-from kamera.certify import certify
 
 
 def film() -> tuple[list, list[str], str, str, list[int]]:
@@ -66,16 +65,12 @@ def main() -> None:
     system = None if args.model else testbed.SYSTEM
     total = sum(chunk.num_tokens for chunk in chunks)
     largest = max(chunk.num_tokens for chunk in chunks)
-    # A window serves reused KV on a certified backbone only. Certify yours once with `kamera certify MODEL`;
-    # without a certificate, windows prefill every frame exactly and warn.
-    certificate = None if args.model else certify(backbone, probe="world", items=48)
     # a part of the clip fits, so that early frames have slid out before the question
     window = KameraWindow(
         backbone,
         ChunkStore.open(args.store),
         system,
         max_tokens=args.max_tokens or 64 + total // 4 + largest,
-        certificate=certificate,
     )
 
     print(f"watching {len(chunks)} frames of {total} tokens through {window.max_tokens}")
