@@ -6,6 +6,7 @@ model, for this chunk and these antecedents: no certificate has to foretell it.
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -15,6 +16,7 @@ from dataclasses import dataclass
 import torch
 
 from kamera.engines import Engine, Span
+from kamera.errors import KameraError
 from kamera.ops import KV, Deltas, PatchBudget, Proof, Sized, compared
 from kamera.patches.anchor import Anchor
 from kamera.patches.chunks import Facts
@@ -35,6 +37,12 @@ ASKED = 4
 
 DOUBLINGS = 3
 """How often rank and bytes of a patch may double until it proves itself: up to eight times the budget."""
+
+
+NOTHING_ASKED = Proof(0.0, 0, 0, 0)
+"""Of a patch that was asked nothing: it proves nothing."""
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,26 +92,33 @@ class Prover:
         facts: Facts,
         before: Before,
     ) -> tuple[Sized, Proof]:
-        """The smallest patch that proves itself, from ``budget`` up; the one of ``budget`` if none does.
+        """The smallest patch that proves itself, from ``budget`` up; the one of ``budget`` if none does, and
+        one that was asked nothing if the questions could not be asked.
 
         ``canonical`` is the span that a patch is added to, at the chunk's place; ``true`` the KV prefilled
         there.
         """
-        questions = self._questions()
-        want = self._answers(Span(true, None, before.offset), facts, before, questions)
-        first: tuple[Sized, Proof] | None = None
-        for _ in range(DOUBLINGS + 1):
-            sized = budget.form(deltas, self._backbone.layout, canonical.kv)
-            span = Span(canonical.kv, sized.formed.patch, canonical.offset)
-            proof = compared(want, self._answers(span, facts, before, questions))
-            first = first or (sized, proof)
-            if proof.within(self.tolerance):
-                return sized, proof
-            if not questions:
-                break
-            budget = budget.doubled(canonical.kv)
-        assert first is not None, "at least one patch is formed"
-        return first
+        smallest = budget.form(deltas, self._backbone.layout, canonical.kv)
+        try:
+            questions = self._questions()
+            want = self._answers(Span(true, None, before.offset), facts, before, questions)
+            first, sized = None, smallest
+            for doubling in range(DOUBLINGS + 1):
+                if doubling:
+                    budget = budget.doubled(canonical.kv)
+                    sized = budget.form(deltas, self._backbone.layout, canonical.kv)
+                span = Span(canonical.kv, sized.formed.patch, canonical.offset)
+                proof = compared(want, self._answers(span, facts, before, questions))
+                if proof.within(self.tolerance):
+                    return sized, proof
+                first = first or proof
+                if not questions:
+                    break
+        except (KameraError, torch.OutOfMemoryError) as error:
+            # past the last position, or no room for a second cache: the operation itself has succeeded
+            logger.warning("a patch of chunk %s was not proved: %s", facts.chunk_id[:12], error)
+            return smallest, NOTHING_ASKED
+        return smallest, first or NOTHING_ASKED
 
     def proof(self, true: KV, served: Span, facts: Facts, before: Before) -> Proof:
         """The proof of any KV that is served at a chunk's place for ``true``, which was prefilled there."""

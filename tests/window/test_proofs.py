@@ -10,6 +10,7 @@ import torch
 from kamera import Backbone, ChunkStore, KameraWindow, ReusePolicy, testbed
 from kamera.certify.sabotage import SABOTAGES, Material
 from kamera.engines import Span
+from kamera.errors import NotRelocatable
 from kamera.ops import Patch, Proof, patch_of, relocate_kv
 from kamera.patches import Prover, prefill_anchor
 from lab.paper.draw import HELD_OUT, MAIN, MANY, NEW, Stage
@@ -282,6 +283,21 @@ def test_a_saved_proof_is_loaded_and_served_on(pieces, tmp_path):
     assert all(same_bits(again.kv(i), window.kv(i)) for i in range(3))
     proofs = [r.seat.source.proof for r in again._state.residents]
     assert proofs == [r.seat.source.proof for r in window._state.residents] and proofs[1] is not None
+
+
+@pytest.mark.parametrize("error", [NotRelocatable("past the end"), torch.OutOfMemoryError("no room")])
+def test_a_proof_that_cannot_be_asked_fails_no_operation(pieces, monkeypatch, error):
+    backbone, (a, b, *_) = pieces
+    store = ChunkStore.open("memory://")
+
+    def follow(self, ids, positions, behind):
+        raise error
+
+    monkeypatch.setattr(Backbone, "follow", follow)
+    window = asking(backbone, store, a, b)
+    assert guarantees(window) == ["exact", "exact"] and is_a_reprefill(window, [a, b])
+    assert [row.proof.tokens for row in rows(store)] == [0]
+    assert guarantees(make(backbone, store, a, b, policy=PROVING)) == ["exact", "exact"]
 
 
 def test_only_the_last_questions_are_remembered(pieces):
