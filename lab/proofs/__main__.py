@@ -22,7 +22,7 @@ import torch
 
 from kamera import Backbone, ReusePolicy
 from lab.proofs.measure import Row, rows
-from lab.speed.machine import machine
+from lab.speed.machine import commit, machine
 from lab.testbed import BACKBONES, load
 
 LOST = 0.05
@@ -75,6 +75,7 @@ def main() -> None:
     report: dict[str, Any] = {
         "command": "python -m lab.proofs --family " + " ".join(args.family) + f" --episodes {args.episodes}"
         f" --dtype {args.dtype} --tolerance {args.tolerance}",
+        "commit": commit(),
         "machine": machine(),
         "families": {},
     }
