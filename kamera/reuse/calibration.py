@@ -39,8 +39,8 @@ class Calibration:
 
     ``windows[i]`` is the left context in tokens that must be equal for the KV of the first ``i + 1`` layers
     to be reused with a drift of at most ``bound`` nats in every trial; None: no tested length was enough.
-    ``threshold`` is the least cosine of the probe with which every accepted trial stays below ``bound``, and
-    so the marked point of ``curve``; None: there is none, nothing approximate is served. ``trials`` are the
+    ``threshold`` is the least cosine of the probe among trials that the guard lets pass; None: there is none,
+    nothing approximate is served. ``curve`` is that of the probe alone over all trials. ``trials`` are the
     compared pairs, ``created`` is UTC, ISO 8601.
     """
 

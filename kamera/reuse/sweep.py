@@ -20,7 +20,7 @@ BOUND = 0.05
 """Largest accepted drift: KL to the re-prefill's next token, in nats."""
 
 LEAST = 20
-"""Accepted trials below which a threshold is not believed."""
+"""Trials that pass the guard, below which a threshold is not believed."""
 
 REFUSED = 5
 """Trials beyond the bound below which a sweep proves nothing: it did not reach what the model binds."""
@@ -73,7 +73,7 @@ def derive(
     """The calibration of trials that were run on ``backbone``. Raises `ValueError` without any."""
     if not trials:
         raise ValueError("no case to calibrate with: give segments behind different left contexts")
-    curve = acceptance(trials)
+    windows = windows_of(trials, bound)
     grounds = grounds_of(backbone, PatchBudget(1))
     return Calibration(
         fingerprint=grounds.fingerprint,
@@ -83,9 +83,9 @@ def derive(
         position_limit=grounds.position_limit,
         versions=library_versions(),
         bound=bound,
-        windows=windows_of(trials, bound),
-        threshold=operating_point(trials, curve, bound),
-        curve=curve,
+        windows=windows,
+        threshold=operating_point(trials, windows, bound),
+        curve=acceptance(trials),
         trials=len(trials),
         created=datetime.now(timezone.utc).isoformat(timespec="seconds"),
     )
@@ -196,18 +196,18 @@ def acceptance(trials: Sequence[Trial]) -> tuple[Point, ...]:
     return tuple(out)
 
 
-def operating_point(trials: Sequence[Trial], curve: Sequence[Point], bound: float) -> float | None:
-    """The loosest threshold whose accepted trials all stay below ``bound``.
+def operating_point(trials: Sequence[Trial], windows: Sequence[int | None], bound: float) -> float | None:
+    """The least cosine of the trials that the guard lets pass, all of which stay below ``bound``.
 
-    None if they are too few, or if too few of all trials exceed ``bound`` for the probe to be tested.
+    A threshold over all trials would not do: probed tokens may be alike where others are not (docs/reuse.md).
+    None if no left context is enough, if fewer than `LEAST` trials pass, or if fewer than `REFUSED` of all
+    trials exceed ``bound``.
     """
-    if sum(t.kl[-1] > bound for t in trials) < REFUSED:
+    least = windows[-1]
+    passing = [t.cosine for t in trials if least is not None and t.matched >= least]
+    if len(passing) < LEAST or sum(t.kl[-1] > bound for t in trials) < REFUSED:
         return None
-    for point in curve:
-        count = round(point.accepted * len(trials))
-        if point.worst is not None and point.worst <= bound and count >= LEAST:
-            return point.threshold
-    return None
+    return min(passing)
 
 
 def _behind(

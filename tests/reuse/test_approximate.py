@@ -188,15 +188,22 @@ def test_a_sweep_binds_its_thresholds_to_the_backbone():
         calibrate(backbone, [])
 
 
-def test_the_operating_point_is_the_loosest_within_the_bound():
-    trials = [Trial(16 * (i % 2), (0.0, i / 100), 1 - i / 100, i < 30) for i in range(40)]
-    curve = acceptance(trials)
-    assert [p.accepted for p in (curve[0], curve[-1])] == [1.0, 1 / 40]
-    assert operating_point(trials, curve, bound=0.25) == pytest.approx(0.75)
-    assert operating_point(trials, curve, bound=0.05) is None  # six accepted trials are too few
-    assert operating_point(trials, curve, bound=0.36) is None  # three refused ones are, too
-    assert windows_of(trials, 0.38) == (0, None) and windows_of(trials, 0.385) == (0, None)
-    assert windows_of(trials, 0.39) == (0, 0) and windows_of(trials[:39], 0.37) == (0, 16)
+def test_the_operating_point_is_the_least_that_the_guard_passes():
+    def trials(matched: int, count: int, kl: float, cosine: float) -> list[Trial]:
+        return [Trial(matched, (0.0, kl), cosine + i / 1_000, kl < 0.05) for i in range(count)]
+
+    safe, wrong = trials(64, 20, 0.01, 0.8), trials(16, 5, 3.0, 0.97)
+    both = [*safe, *wrong]
+    windows = windows_of(both, 0.05)
+    assert windows == (16, 64)
+    assert operating_point(both, windows, 0.05) == 0.8
+    assert operating_point(both[1:], windows, 0.05) is None  # nineteen pass
+    assert operating_point(both[:-1], windows, 0.05) is None  # four drift: the sweep shows too little
+    assert operating_point(both, (16, None), 0.05) is None
+    assert windows_of([*both, *trials(128, 1, 0.06, 0.9)], 0.05) == (16, None)
+    curve = acceptance(both)
+    assert [p.accepted for p in (curve[0], curve[-1])] == [1.0, 1 / 25]
+    assert curve[-1].worst == 3.0  # the probe alone would take a wrong one first
     assert isinstance(curve[0], Point)
 
 
