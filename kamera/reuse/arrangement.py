@@ -256,6 +256,8 @@ class Arrangement:
         for i, (admission, slot) in enumerate(zip(self.admissions, self.window.slots, strict=True)):
             if refused and i in refused:
                 admission = replace(admission, tier="none", reason=refused[i])
+            elif admission.tier in ("patched", "orbit", "composed") and slot.rank is None:
+                admission = replace(admission, tier="none", reason="the stored patch was refused")
             out.append(replace(admission, guarantee=slot.guarantee))
         return tuple(out)
 

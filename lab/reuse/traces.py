@@ -2,9 +2,9 @@
 
     python -m lab.reuse.traces [--requests 6] [--output FILE]
 
-The prompts of `lab.agent_traces` go through a `Reuser` one after another, on a tiny random model: the tier of a
-segment depends on its left context alone, not on weights. Left out is the pattern with pictures, whose pixels a
-trace lacks. ``found behind it`` are the tokens that the index finds behind the exact prefix.
+The prompts of `lab.agent_traces` go through a `Reuser` one after another, on a tiny random model: the tier of
+a segment depends on its left context alone, not on weights. Left out is the pattern with pictures, whose
+pixels a trace lacks. ``found behind it`` are the tokens that the index finds behind the exact prefix.
 """
 
 from __future__ import annotations

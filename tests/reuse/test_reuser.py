@@ -160,3 +160,19 @@ def test_a_store_of_another_model_or_tenant_is_a_miss():
     assert {a.reason for a in other.admissions} == {"no copy is stored"}
     foreign = ChunkStore.open("memory://", tenant="b")
     assert tiers(reuser(family("llama_mqa"), foreign, FULL).prepare(asked)) == ["none"] * 4
+
+
+def test_a_damaged_store_is_a_miss_and_says_so(tmp_path):
+    backbone, asked = family("llama_mqa"), prompt(*parts())
+    with ChunkStore.open(tmp_path / "store") as store:
+        answered(reuser(backbone, store).prepare(asked))
+    for path in (p for p in (tmp_path / "store").rglob("*") if p.is_file() and "objects" in p.parts):
+        held = bytearray(path.read_bytes())
+        held[-9] ^= 1  # a byte of the last tensor
+        path.write_bytes(held)
+    with ChunkStore.open(tmp_path / "store") as store:
+        done = reuser(backbone, store).prepare(asked).run()
+        logits = done.window.next_token_logits(done.question)
+    assert error(logits, plain(backbone, asked)) < 1e-4
+    assert set(tiers(done)[1:]) == {"none"}
+    assert any("refused" in note for note in done.report.notes)
