@@ -21,7 +21,7 @@ from kamera.patches import Guarantee, at_least, weakest
 from kamera.reuse.admission import Admission, matched, tier_of
 from kamera.reuse.calibration import Calibration
 from kamera.reuse.probe import likeness, probed
-from kamera.reuse.terms import loose, strict, under
+from kamera.reuse.terms import loose, strict
 from kamera.window import Cost, KameraWindow, OnLeave, Report, Slot
 
 Item = Slot | Chunk
@@ -65,7 +65,7 @@ class Arrangement:
         self._calibration = calibration
         if calibration is not None:
             calibration.check(window.backbone)
-        with under(window, strict(window.policy)):
+        with window.under(strict(window.policy)):
             plan = window.plan_arrange(self._order, on_leave=on_leave)
         self._ids = tuple(_id(item) for item in self._order)
         self._lengths = tuple(_length(item) for item in self._order)
@@ -94,12 +94,12 @@ class Arrangement:
         """Bring the window to the arrangement. After an error the window may hold a part: use a fork."""
         plain = strict(self.window.policy)
         if not self._offers:
-            with under(self.window, plain):
+            with self.window.under(plain):
                 report = self.window.arrange(self._order, on_leave=self._on_leave)
             return Outcome(report, self._shown())
         assert self._calibration is not None
         first = min(self._offers)
-        with under(self.window, plain):
+        with self.window.under(plain):
             reports = [self.window.arrange(self._order[:first])]
         behind = strict(self.window.policy, behind=True)
         refused: dict[int, str] = {}
@@ -109,7 +109,7 @@ class Arrangement:
                 reports += done
                 refused |= why
                 continue
-            with under(self.window, behind):
+            with self.window.under(behind):
                 reports.append(self.window.arrange([*self.window.slots, *(self._order[i] for i in run)]))
         return Outcome(_summed(reports), self._shown(refused))
 
@@ -133,7 +133,7 @@ class Arrangement:
         wanted = [i for i in chunks if self.admissions[i].tier == "none" and self._stored(i)]
         if not wanted:
             return
-        with under(self.window, loose(self.window.policy)):
+        with self.window.under(loose(self.window.policy)):
             seats = self.window.plan_arrange(self._order).after.seats
         found = list(self.admissions)
         for i in wanted:
@@ -159,7 +159,7 @@ class Arrangement:
         self.cost = self._cost(first)
 
     def _forbidden(self, offer: _Offer) -> str | None:
-        asked = self.window._terms.asked
+        asked = self.window.asked_policy
         if not at_least(offer.guarantee, asked.minimum):
             return f"it would be {offer.guarantee}, the policy's minimum is {asked.minimum}"
         certificate = self.window.certificate
@@ -170,7 +170,7 @@ class Arrangement:
 
     def _cost(self, first: int) -> Cost:
         """Cost with the admitted segments placed and probed; bytes are those of the strict plan."""
-        with under(self.window, strict(self.window.policy)):
+        with self.window.under(strict(self.window.policy)):
             cost = self.window.plan_arrange(self._order[:first]).cost
         forwards, tokens = cost.forwards, cost.tokens
         forwards += sum(run[0] in self._offers for run in self._runs(first))
@@ -201,7 +201,7 @@ class Arrangement:
         A refused segment is prefilled; as that changes the context of those behind it, they are probed again.
         """
         behind = self.window.slots
-        with under(self.window, loose(self.window.policy)):
+        with self.window.under(loose(self.window.policy)):
             placed = self.window.arrange([*behind, *(self._order[i] for i in run)])
         refused = dict.fromkeys(run, "the stored copy has changed since the plan")
         offers = [_Offer(slot.guarantee, slot.antecedents) for slot in placed.slots[-len(run) :]]
@@ -217,7 +217,7 @@ class Arrangement:
         if not refused:
             return [placed], {}
         reports = [placed]
-        with under(self.window, strict(self.window.policy, behind=True)):
+        with self.window.under(strict(self.window.policy, behind=True)):
             rest = [] if len(run) > 1 else [self._order[run[0]]]
             reports.append(self.window.arrange([*self.window.slots[: len(behind)], *rest]))
         if len(run) > 1:

@@ -2,22 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 
-from kamera.window import GUARANTEES, KameraWindow, ReusePolicy
-
-
-@contextmanager
-def under(window: KameraWindow, policy: ReusePolicy) -> Iterator[None]:
-    """``window`` serves ``policy`` inside the block: a window has one, and segments differ in theirs."""
-    terms = window._terms
-    window._terms = replace(terms, served=policy)
-    try:
-        yield
-    finally:
-        window._terms = terms
+from kamera.window import GUARANTEES, ReusePolicy
 
 
 def strict(policy: ReusePolicy, behind: bool = False) -> ReusePolicy:

@@ -58,6 +58,11 @@ class View:
         return self._terms.served
 
     @property
+    def asked_policy(self) -> ReusePolicy:
+        """The policy it was opened with, whatever a certificate withholds."""
+        return self._terms.asked
+
+    @property
     def certificate(self) -> Certificate | None:
         """The certificate under which it serves KV below exact; None if it needs none or has none."""
         return self._terms.certificate

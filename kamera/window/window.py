@@ -271,6 +271,20 @@ class KameraWindow(Planned):
         self._family.add(branch)
         return branch
 
+    @contextmanager
+    def under(self, policy: ReusePolicy) -> Iterator[None]:
+        """Context in which this window serves ``policy``, asking no certificate; other threads wait for it.
+
+        For callers that judge the trust of single chunks themselves (`kamera.reuse`).
+        """
+        with self._lock:
+            terms = self._terms
+            self._terms = replace(terms, served=policy)
+            try:
+                yield
+            finally:
+                self._terms = terms
+
     # -- persistence ---------------------------------------------------------------------------
 
     def flush(self) -> None:
