@@ -144,11 +144,14 @@ def test_a_span_outside_of_the_window_is_refused(verb):
 @pytest.mark.parametrize("mode", ["amortize", "repair", "forget"])
 def test_scratch_is_attended_and_leaves_no_trace(mode):
     policy = EXACT if mode == "forget" else FULL
-    with_it, without, other = (session(seeing(), policy, mode=mode) for _ in range(3))
+    with_it, without, other, fourth = (session(seeing(), policy, mode=mode) for _ in range(4))
     assert with_it.send(screens(2), **GREEDY).text == without.send(screens(2), **GREEDY).text
     whole = [*with_it.messages, {"role": "user", "content": "what now?"}]
     seen = other.next_token_logits([*whole, *NOTE])
-    turn = with_it.send(whole, scratch=NOTE, **GREEDY)
+    longer = {"max_new_tokens": 8, "do_sample": False}
+    turn = with_it.send(whole, scratch=NOTE, **longer)
+    said = [chat.send(m, **longer).text for chat, m in ((other, [*whole, *NOTE]), (fourth, whole))]
+    assert said[0] == turn.text != said[1]
     unseen = without.next_token_logits(whole)
     assert relative(seen, unseen) > 1e-3  # it was attended
     assert [s.chunk_id for s in with_it.window.slots] == [s.chunk_id for s in without.window.slots]
