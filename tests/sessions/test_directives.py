@@ -130,6 +130,21 @@ def test_the_strictest_mode_holds_for_all():
     assert chat.window.guarantee == "exact"
 
 
+@pytest.mark.parametrize("mode", ["amortize", "forget"])
+def test_chained_edits_equal_one(mode):
+    one = _shown(screens(4), policy=FULL, mode=mode)
+    chained = _shown(screens(4), policy=FULL, mode=mode)
+    for chat in (one, chained):
+        chat.next_token_logits()  # the answer, too, is in the window before any edit
+    one.edit([Directive(1, 3, unit="messages", mode=mode), Directive(5, 6, unit="messages", mode=mode)])
+    for start, end in ((5, 6), (2, 3), (1, 2)):
+        chained.edit([Directive(start, end, unit="messages", mode=mode)])
+    assert one.messages == chained.messages and one.window.guarantee == chained.window.guarantee
+    assert relative(chained.next_token_logits(), one.next_token_logits()) <= 1e-5
+    for mine, theirs in zip(chained.window.slots, one.window.slots, strict=True):
+        assert (mine.chunk_id, mine.guarantee) == (theirs.chunk_id, theirs.guarantee)
+
+
 @pytest.mark.parametrize(
     ("directives", "says"),
     [
