@@ -56,8 +56,11 @@ def test_stored_patches_make_repair_the_cheapest():
     assert (auto.mode, auto.forwards, auto.patched) == ("repair", 0, again.patched)
 
 
-@pytest.mark.parametrize("on_miss", ["form", "prefill"])
-@pytest.mark.parametrize("after", [AFTER, screens(3)[::-1][:2], [*screens(1), *screens(2, first=7)[1:]]])
+@pytest.mark.parametrize(
+    ("on_miss", "after"),
+    [("form", screens(3)[::-1][:2]), ("prefill", [*screens(1), *screens(2, first=7)[1:]])],
+    ids=["form", "prefill"],
+)
 def test_auto_costs_no_more_than_repair_or_forget(on_miss, after):
     policy = replace(FULL, on_miss=on_miss)
     auto = _edited("auto", policy, after=after)[1]

@@ -141,7 +141,7 @@ def test_a_span_outside_of_the_window_is_refused(verb):
         chat.apply(verb)
 
 
-@pytest.mark.parametrize("mode", ["amortize", "repair", "forget"])
+@pytest.mark.parametrize("mode", ["amortize", "forget"])
 def test_scratch_is_attended_and_leaves_no_trace(mode):
     policy = EXACT if mode == "forget" else FULL
     with_it, without, other, fourth = (session(seeing(), policy, mode=mode) for _ in range(4))
