@@ -28,9 +28,21 @@ _TOP = Path(__file__).resolve().parents[2]
 
 
 def document(
-    findings: Sequence[Findings], *, command: str, items: int, seed: int, jobs: int, seconds: float
+    findings: Sequence[Findings],
+    *,
+    command: str,
+    items: int,
+    seed: int,
+    jobs: int,
+    seconds: float,
+    dtype: str = "float32",
+    device: str = "cpu",
+    data: str | None = None,
 ) -> Document:
-    """Everything measured, and what it was measured with. Only finite numbers and null."""
+    """Everything measured, and what it was measured with. Only finite numbers and null.
+
+    ``data`` is the folder of pictures where it was not the testbed's world.
+    """
     from kamera import __version__
 
     return {
@@ -43,12 +55,13 @@ def document(
             "cores": os.cpu_count(),
             "jobs": jobs,
             "threads of a job": 1,
-            "device": "cpu",
+            "device": device,
         },
         "items": items,
         "seed": seed,
         "rank": RANK,
-        "dtype": "float32",
+        "dtype": dtype,
+        **({} if data is None else {"data": data}),
         "seconds": round(seconds, 1),
         "families": {f.family: _family(f) for f in findings},
     }

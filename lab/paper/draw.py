@@ -7,9 +7,10 @@ chunks, the vision encodes, the canonical and every KV already computed.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 
@@ -18,7 +19,7 @@ from kamera.content import Chunk
 from kamera.engines.hf import Backbone
 from kamera.patches.anchor import Anchor, prefill_anchor
 from lab.basis import Basis
-from lab.paper.trial import Trial
+from lab.paper.trial import Asked, Trial
 from lab.scene import Scene
 
 HELD_OUT = 950_000
@@ -37,6 +38,9 @@ NEW = (6, 7, 8)
 PICTURES = (9, 10, 11)
 TARGET, COMPANION = 12, 13
 """The items frame that is served, and one that shares its clip where it is served in one."""
+
+POOL = 14
+"""Frames of a pool."""
 
 PER_WINDOW = 12
 """Multi-hop questions asked in a window at most."""
@@ -59,17 +63,24 @@ class Bench:
     anchor: Anchor
     basis: Basis
     seed: int
+    make: Make
 
     @classmethod
-    def prepare(cls, backbone: Backbone, seed: int, fitted: int) -> Bench:
-        """Prefill the anchor and fit the shared basis on ``fitted`` episodes that are never asked."""
-        anchor = prefill_anchor(backbone, testbed.SYSTEM)
-        windows = (Stage(backbone, anchor, FITTED + seed, index) for index in range(fitted))
-        return cls(backbone, anchor, Basis.fit(stage.scene(MAIN) for stage in windows), seed)
+    def prepare(
+        cls, backbone: Backbone, seed: int, fitted: int, make: Make | None = None, system: str | None = None
+    ) -> Bench:
+        """Prefill the anchor and fit the shared basis on ``fitted`` episodes that are never asked.
+
+        ``make`` gives the stages (default: the testbed's, under its system prompt).
+        """
+        anchor = prefill_anchor(backbone, testbed.SYSTEM if make is None else system)
+        make = make or Stage
+        windows = (make(backbone, anchor, FITTED + seed, index, None) for index in range(fitted))
+        return cls(backbone, anchor, Basis.fit(stage.scene(MAIN) for stage in windows), seed, make)
 
     def stage(self, index: int) -> Stage:
         """The ``index``-th episode."""
-        return Stage(self.backbone, self.anchor, HELD_OUT + self.seed, index, self.basis)
+        return self.make(self.backbone, self.anchor, HELD_OUT + self.seed, index, self.basis)
 
 
 @dataclass(eq=False)
@@ -84,6 +95,15 @@ class Stage:
     _chunks: dict[int, Chunk] = field(default_factory=dict)
     _trials: dict[tuple[int, ...], Trial] = field(default_factory=dict)
 
+    def content(self, frame: int) -> list[dict[str, Any]]:
+        """The chat content of a frame."""
+        return self.episode.frames[frame].content
+
+    def twin(self, frame: int) -> list[dict[str, Any]] | None:
+        """The same facts as words; None if nobody wrote them down."""
+        shown = self.episode.frames[frame]
+        return testbed.Frame(shown.kind, shown.facts).content
+
     @cached_property
     def episode(self) -> testbed.Episode:
         """The frames: antecedents, stand-ins, pictures, items, more items."""
@@ -97,7 +117,7 @@ class Stage:
     def chunk(self, frame: int) -> Chunk:
         """The chunk of one frame."""
         if frame not in self._chunks:
-            self._chunks[frame] = self.backbone.chunk(self.episode.frames[frame].content)
+            self._chunks[frame] = self.backbone.chunk(self.content(frame))
         return self._chunks[frame]
 
     def chunks(self, order: Sequence[int]) -> list[Chunk]:
@@ -119,7 +139,7 @@ class Stage:
             self._trials[key] = Trial(self.scene(order), self.questions(order, most))
         return self._trials[key]
 
-    def questions(self, order: Sequence[int], most: int = PER_WINDOW) -> list[testbed.Question]:
+    def questions(self, order: Sequence[int], most: int = PER_WINDOW) -> Sequence[testbed.Question | Asked]:
         """Up to ``most`` questions on items these frames bind, then up to `ONE_HOP` on the same items."""
         window = (*order, TARGET)
         subjects = [("value", tag) for tag in self.episode.frames[TARGET].glyph_of]
@@ -128,3 +148,7 @@ class Stage:
         chosen = [bound[i] for i in self.rng(*window).permutation(len(bound))[:most]]
         control = [self.episode.ask("glyph", q.subject, order=window) for q in chosen[:ONE_HOP]]
         return [*chosen, *control]
+
+
+Make = Callable[[Backbone, Anchor, int, int, Basis | None], Stage]
+"""A stage of a backbone and an anchor, by seed and index, with the shared basis."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from kamera.testbed import Frame
 from lab.paper.draw import COMPANION, MAIN, MANY, RANK, TARGET, Stage
 from lab.paper.tally import Tally
 from lab.paper.trial import Trial
@@ -16,19 +15,21 @@ RANKS = (4, RANK)
 
 
 def measure(stage: Stage, tally: Tally) -> None:
-    """The same facts shown and written, and the same frames cut into chunks in other ways."""
-    frames = stage.episode.frames
-    shown = [frames[i].content for i in MAIN]
-    told = [twin(frames[i]).content for i in MAIN]
-    target, written = frames[TARGET].content, twin(frames[TARGET]).content
-    windows = {
-        "pictures": (shown, target),
-        "text": (told, written),
-        "text behind pictures": (shown, written),
-        "pictures behind text": (told, target),
+    """The same facts shown and written (if somebody wrote them), and the frames cut in other ways."""
+    shown, target = [stage.content(i) for i in MAIN], stage.content(TARGET)
+    told, written = [stage.twin(i) for i in MAIN], stage.twin(TARGET)
+    windows = {"pictures": (shown, target)}
+    words = [text for text in told if text is not None]
+    if written is not None and len(words) == len(told):
+        windows |= {
+            "text": (words, written),
+            "text behind pictures": (shown, written),
+            "pictures behind text": (words, target),
+        }
+    windows |= {
         "behind a clip": ([_joined(shown)], target),
         # of one size: some processors take no others together
-        "in a clip": (shown, _joined([frames[COMPANION].content, target])),
+        "in a clip": (shown, _joined([stage.content(COMPANION), target])),
     }
     for name, (antecedents, served) in windows.items():
         if name == "pictures":
@@ -41,11 +42,6 @@ def measure(stage: Stage, tally: Tally) -> None:
         tally.add(NAME, "blind", trial.blind, trial.blind, window=name)
         for rank in RANKS:
             tally.add(NAME, "patch", trial.patched(rank), trial.blind, window=name, rank=rank)
-
-
-def twin(frame: Frame) -> Frame:
-    """The frame's facts as words."""
-    return Frame(frame.kind, frame.facts)
 
 
 def _joined(contents: Sequence[list[dict[str, Any]]]) -> list[dict[str, Any]]:

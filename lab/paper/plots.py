@@ -16,13 +16,15 @@ _OURS = {"patch": "C0", "best": "C3", "deep-half": "C1", "shared-basis": "C2"}
 
 
 def draw(result: Document, folder: Path) -> list[str]:
-    """Write every figure into ``folder``; their file names. Raises ImportError without matplotlib."""
+    """Write every measured figure into ``folder``; their names. Raises ImportError without matplotlib."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     families = views(result)
     written = []
     for name, plot in FIGURES.items():
+        if not all(_measured(view, name) for view in families):
+            continue
         figure = Figure(figsize=(3.4 * len(families) + 0.6, 3.6), layout="constrained")
         FigureCanvasAgg(figure)
         panels = figure.subplots(1, len(families), sharey=True, squeeze=False)[0]
@@ -35,6 +37,12 @@ def draw(result: Document, folder: Path) -> list[str]:
         figure.savefig(folder / f"{name}.png", dpi=_DPI, metadata={"Software": None})
         written.append(f"{name}.png")
     return written
+
+
+def _measured(view: View, figure: str) -> bool:
+    """True if the figure's section was measured."""
+    section = _OF[figure]
+    return any(row["section"] == section for row in (*view.family["rows"], *view.family["numbers"]))
 
 
 def _frontier(panel: Any, view: View) -> None:
@@ -114,3 +122,14 @@ FIGURES: dict[str, Callable[[Any, View], None]] = {
     "modality": _modality,
 }
 """File name without its ending, and what draws one family's panel."""
+
+_OF = {
+    "frontier": frontier.NAME,
+    "deficit": DEFICIT,
+    "kl": frontier.NAME,
+    "reorder": reorder.NAME,
+    "recall": recall.NAME,
+    "distractors": envelope.SUPERSET,
+    "modality": modality.NAME,
+}
+"""The section a figure shows."""

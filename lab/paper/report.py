@@ -125,7 +125,7 @@ def _deficit(families: Sequence[View]) -> Iterator[str]:
         }
         for channel in dict.fromkeys(name for name, _ in norms):
             rows.append(
-                (view.name, channel, "relative norm", *(_number(norms.get((channel, i))) for i in layers))
+                (view.name, channel, "relative norm", *(number_text(norms.get((channel, i))) for i in layers))
             )
             cells = [
                 f"{ranks[at][0]:.0f} ({shares[at][0]:.2f})" if (at := (channel, i)) in ranks else ""
@@ -139,7 +139,7 @@ def _deficit(families: Sequence[View]) -> Iterator[str]:
     )
     yield ""
     spread = [
-        (v.name, _number(x)) for v in families for _, x in v.numbers(DEFICIT, "share of tokens for 90 %")
+        (v.name, number_text(x)) for v in families for _, x in v.numbers(DEFICIT, "share of tokens for 90 %")
     ]
     yield from _table(("family", "share"), spread)
     yield "KL to the re-prefill (nats) against the rank m of the plain patch:"
@@ -148,8 +148,8 @@ def _deficit(families: Sequence[View]) -> Iterator[str]:
     kls = [
         (
             v.name,
-            _number(v.row(frontier.NAME, "blind")["kl"]),
-            *(_number(v.row(frontier.NAME, "patch", rank=r)["kl"]) for r in ranks_shown),
+            number_text(v.row(frontier.NAME, "blind")["kl"]),
+            *(number_text(v.row(frontier.NAME, "patch", rank=r)["kl"]) for r in ranks_shown),
         )
         for v in families
     ]
@@ -190,22 +190,22 @@ def _frontier(view: View) -> Iterator[str]:
             [
                 (
                     _label({"arm": arm, "setting": at}),
-                    *(_number(view.row(frontier.NAME, arm, k, **at)["accuracy"]) for k in hops),
+                    *(number_text(view.row(frontier.NAME, arm, k, **at)["accuracy"]) for k in hops),
                 )
                 for arm, at in shown
             ],
         )
     yield "<details><summary>All arms with intervals and prices</summary>"
     yield ""
-    yield from _full(rows)
+    yield from full_rows(rows)
     yield "One-hop control:"
     yield ""
-    yield from _full(view.rows(frontier.NAME, ONE))
+    yield from full_rows(view.rows(frontier.NAME, ONE))
     yield "</details>"
     yield ""
 
 
-def _full(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+def full_rows(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     yield from _table(
         (
             *("arm", "n", "accuracy", "KL, nats", "η", "flips restored", "agreement"),
@@ -215,7 +215,7 @@ def _full(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
             (
                 _label(r),
                 r["n"],
-                *(_number(r[name]) for name in ("accuracy", "kl", "eta", "flip_recover", "agreement")),
+                *(number_text(r[name]) for name in ("accuracy", "kl", "eta", "flip_recover", "agreement")),
                 f"{r['share']:.1%}",
                 f"{r['share_bf16']:.1%}",
                 f"{r['tokens']:.0f}",
@@ -231,10 +231,10 @@ def _section(section: Section, families: Sequence[View]) -> Iterator[str]:
     cells: dict[tuple[str, str], dict[str, str]] = {}
     for view in families:
         for row in view.rows(section.name):
-            parts = [f"{row['accuracy'][0]:.2f}", _number(row[section.shows]) or "–"]
+            parts = [f"{row['accuracy'][0]:.2f}", number_text(row[section.shows]) or "–"]
             if row["share"]:
                 parts.append(f"{row['share_bf16']:.1%}")
-            cells.setdefault((_words(row["setting"]), row["arm"]), {})[view.name] = " · ".join(parts)
+            cells.setdefault((words_of(row["setting"]), row["arm"]), {})[view.name] = " · ".join(parts)
     names = [v.name for v in families]
     shown = {"eta": "η", "kl": "KL to the re-prefill in nats"}[section.shows]
     yield f"Cells: accuracy · {shown} [95 %] · bytes stored over the chunk's KV."
@@ -246,8 +246,8 @@ def _section(section: Section, families: Sequence[View]) -> Iterator[str]:
     for view in families:
         for number in view.family["numbers"]:
             if number["section"] == section.name:
-                label = (number["name"], _words(number["setting"]))
-                measured.setdefault(label, {})[view.name] = _number(number["value"])
+                label = (number["name"], words_of(number["setting"]))
+                measured.setdefault(label, {})[view.name] = number_text(number["value"])
     if measured:
         yield from _table(
             ("measured", "setting", *names),
@@ -268,11 +268,11 @@ def _label(row: Mapping[str, Any]) -> str:
     return f"{row['arm']}@{setting['percent']}" if "percent" in setting else str(row["arm"])
 
 
-def _words(setting: Mapping[str, Any]) -> str:
+def words_of(setting: Mapping[str, Any]) -> str:
     return ", ".join(f"{name} {value}" for name, value in setting.items())
 
 
-def _number(value: Sequence[float] | None) -> str:
+def number_text(value: Sequence[float] | None) -> str:
     """A mean with its interval, in as many digits as it has."""
     if value is None:
         return ""

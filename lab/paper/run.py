@@ -26,7 +26,7 @@ from lab.paper import (
     reorder,
     survivors,
 )
-from lab.paper.draw import MAIN, PER_WINDOW, Bench, Stage
+from lab.paper.draw import MAIN, PER_WINDOW, Bench, Make, Stage
 from lab.paper.tally import Number, Row, Tally
 from lab.testbed import FAMILIES, load
 
@@ -44,6 +44,19 @@ TABLES: dict[str, Sequence[Callable[[Stage, Tally], None]]] = {
     modality.NAME: (modality.measure,),
 }
 """What is measured until every arm of the named section has answered enough multi-hop questions."""
+
+OF_THE_WORLD = (survivors.BOUND,)
+"""Tables that need to know what the frames say: only the testbed's do."""
+
+IN_PAPER: dict[str, tuple[str, ...]] = {
+    "table 1": (recall.NAME, survivors.NAME),
+    **{f"table {n}": (frontier.NAME,) for n in (3, 4, 5, 6, 7, 8)},
+    **{f"figure {n}": (frontier.NAME,) for n in (3, 4, 5, 7, 9)},
+    "figure 6": (frontier.NAME, depth.NAME),
+    "figure 8": (frontier.NAME, depth.NAME),
+    "figure 10": (modality.NAME,),
+}
+"""The paper's tables and figures, and what is measured for them (the deficit beside the frontier)."""
 
 MOST_FITTED = 24
 """Episodes the shared basis is fitted on, or as many as are asked where those are fewer."""
@@ -75,20 +88,43 @@ class Findings:
     numbers: tuple[Number, ...]
 
 
-def measure_family(name: str, backbone: Backbone, items: int, seed: int) -> Iterator[Progress | Findings]:
-    """Every table on one backbone; at last its findings. ``items`` multi-hop questions per row at least."""
+def tables_of(asked: Sequence[str]) -> tuple[str, ...]:
+    """Names in `TABLES` for names in `IN_PAPER`; all for none. Raises ValueError for an unknown one."""
+    for one in asked:
+        if one == "figure 11":
+            raise ValueError("figure 11 is of memory and time: python -m lab.speed measures it")
+        if one not in IN_PAPER:
+            raise ValueError(f"{one} is not measured here: there are {', '.join(IN_PAPER)}")
+    wanted = {name for one in asked for name in IN_PAPER[one]}
+    return tuple(name for name in TABLES if name in wanted or not asked)
+
+
+def measure_family(
+    name: str,
+    backbone: Backbone,
+    items: int,
+    seed: int,
+    *,
+    tables: Sequence[str] = tuple(TABLES),
+    make: Make | None = None,
+    system: str | None = None,
+) -> Iterator[Progress | Findings]:
+    """These tables on one backbone; at last its findings. ``items`` multi-hop questions per row at least.
+
+    ``make`` and ``system`` as in `Bench.prepare`.
+    """
     started = time.perf_counter()
     tally = Tally()
-    bench = Bench.prepare(backbone, seed, max(4, min(MOST_FITTED, items // PER_WINDOW)))
+    bench = Bench.prepare(backbone, seed, max(4, min(MOST_FITTED, items // PER_WINDOW)), make, system)
     index, done = 0, 0
     stage = bench.stage(0)
     while done < items:
         stage = bench.stage(index)
-        for table, measures in TABLES.items():
+        for table in tables:
             if tally.questions(table) < items:
-                for measure in measures:
+                for measure in TABLES[table]:
                     measure(stage, tally)
-        done = min(tally.questions(table) for table in TABLES)
+        done = min(tally.questions(table) for table in tables)
         index += 1
         yield Progress(name, min(done, items), items)
     scene, what = stage.scene(MAIN), backbone.describe()
@@ -108,7 +144,12 @@ def measure_family(name: str, backbone: Backbone, items: int, seed: int) -> Iter
 
 
 def measure_families(
-    families: Sequence[str], *, items: int = 500, seed: int = 0, jobs: int = 1
+    families: Sequence[str],
+    *,
+    items: int = 500,
+    seed: int = 0,
+    jobs: int = 1,
+    tables: Sequence[str] = tuple(TABLES),
 ) -> Iterator[Progress | Findings]:
     """`measure_family` for each shipped backbone, ``jobs`` of them at a time; findings as they come.
 
@@ -120,12 +161,12 @@ def measure_families(
     if jobs == 1:
         for name in families:
             with _one_thread():
-                yield from measure_family(name, Backbone(*load(name)), items, seed)
+                yield from measure_family(name, Backbone(*load(name)), items, seed, tables=tables)
         return
     spawn = multiprocessing.get_context("spawn")
     with spawn.Manager() as manager, ProcessPoolExecutor(jobs, mp_context=spawn) as pool:
         told: Any = manager.Queue()
-        working = {pool.submit(_work, name, items, seed, told) for name in families}
+        working = {pool.submit(_work, name, items, seed, tables, told) for name in families}
         while working:
             done, working = wait(working, timeout=0.5, return_when=FIRST_EXCEPTION)
             for future in done:
@@ -133,10 +174,10 @@ def measure_families(
             yield from _drained(told)
 
 
-def _work(name: str, items: int, seed: int, told: Any) -> None:
+def _work(name: str, items: int, seed: int, tables: Sequence[str], told: Any) -> None:
     """One family in a process of its own."""
     with _one_thread():
-        for step in measure_family(name, Backbone(*load(name)), items, seed):
+        for step in measure_family(name, Backbone(*load(name)), items, seed, tables=tables):
             told.put(step)
 
 

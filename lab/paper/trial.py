@@ -18,6 +18,15 @@ from lab.repairs import PlainPatch
 from lab.scene import Scene
 
 
+@dataclass(frozen=True)
+class Asked:
+    """A question about several pictures; what the re-prefill says is right (``answer`` None)."""
+
+    text: str
+    answer: str | None = None
+    hops: int = 2
+
+
 @dataclass(frozen=True, eq=False)
 class Judged:
     """What an arm answered: one entry per question in each array, and the price per window.
@@ -41,11 +50,10 @@ class Judged:
 class Trial:
     """A scene and the questions asked in it; the re-prefill and blind reuse answer once."""
 
-    def __init__(self, scene: Scene, questions: Sequence[Question]) -> None:
+    def __init__(self, scene: Scene, questions: Sequence[Question | Asked]) -> None:
         self.scene = scene
         self.questions = tuple(questions)
         self.ids = [scene.question(q.text) for q in questions]
-        self._answers = torch.tensor([self.answer_id(q.answer) for q in questions])
         self._hops: Items = np.array([q.hops for q in questions], dtype=np.float64)
         self._patched: dict[int, Judged] = {}
         self._places: dict[int, torch.Tensor] = {}
@@ -64,6 +72,13 @@ class Trial:
             self._places[length] = self.scene.question_positions(length)
         past = self.scene.backbone.cache([self.scene.context, kv])
         return ask_side_by_side(self.scene.backbone, asked, [self._places[len(ids)] for ids in asked], past)
+
+    @cached_property
+    def _answers(self) -> torch.Tensor:
+        """The right token of each question."""
+        said = self.reference.argmax(-1).cpu().tolist()
+        known = [None if q.answer is None else self.answer_id(q.answer) for q in self.questions]
+        return torch.tensor([own if right is None else right for own, right in zip(said, known, strict=True)])
 
     @cached_property
     def reference(self) -> torch.Tensor:

@@ -85,7 +85,8 @@ def run(
         raise ValueError(f"arms {', '.join(names)}: give {REFERENCE} and others of {', '.join(NAMES)}")
     desk = Desk(backbone, testbed.SYSTEM)
     anchor = desk.anchor
-    eraser, losses = None, []
+    eraser: Eraser | None = None
+    losses: list[float] = []
     if "kveraser" in names:
         eraser, losses = train(backbone, anchor, window, samples)
     rows: dict[str, list[dict[str, Any]]] = {}

@@ -8,7 +8,6 @@ from kamera import Backbone, testbed
 from kamera.patches.anchor import prefill_anchor
 from kamera.testbed.world import TRAINING_SEEDS
 from lab.paper.draw import FITTED, HELD_OUT, MAIN, NEW, TARGET, Stage
-from lab.paper.modality import twin
 
 
 @pytest.fixture(scope="module")
@@ -41,11 +40,12 @@ def test_questions_are_bound_by_the_window_then_one_hop(backbone, anchor):
 
 
 def test_a_twin_states_the_same_facts_in_words(backbone, anchor):
-    frames = Stage(backbone, anchor, 5, 0).episode.frames
-    for frame in (frames[0], frames[TARGET]):
-        told = twin(frame)
-        assert told.is_text and not frame.is_text
-        assert (told.colour_of, told.glyph_of) == (frame.colour_of, frame.glyph_of)
+    stage = Stage(backbone, anchor, 5, 0)
+    for index in (0, TARGET):
+        shown = stage.episode.frames[index]
+        assert not shown.is_text and [part["type"] for part in stage.twin(index)] == ["text"]
+        assert stage.twin(index) == testbed.Frame(shown.kind, shown.facts).content
+        assert stage.content(index) == shown.content
 
 
 def test_asked_fitted_and_training_episodes_are_disjoint():
