@@ -1,4 +1,4 @@
-"""The tables on a model and pictures of one's own: rows for the terminal, and a page."""
+"""The tables on a model and pictures of one's own, or some tables only: rows for the terminal, and a page."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from lab.paper.draw import Make
 from lab.paper.pictures import Pictures, PictureStage
 from lab.paper.report import full_rows, number_text, words_of
 from lab.paper.run import OF_THE_WORLD, Findings, Progress, measure_family
+from lab.paper.sections import INTRODUCTION as OF_THE_TESTBED
 from lab.paper.tally import MULTI
 
 INTRODUCTION = (
@@ -76,18 +77,18 @@ def tables(result: Document) -> Iterator[Table | str]:
             for row in view.family["rows"]
             if row["kind"] == MULTI
         ]
-        yield listing(f"{view.name}, {result['data']}", COLUMNS, rows)
+        yield listing(f"{view.name}, {result.get('data', 'the world of the testbed')}", COLUMNS, rows)
         yield from _numbers(view)
 
 
 def page(result: Document, figures: Sequence[str]) -> str:
     """The same as Markdown."""
     lines = [
-        "# The paper's tables on pictures of one's own",
+        f"# Tables of the paper on {result.get('data', 'the world of the testbed')}",
         "",
         f"`{result['command']}`, commit {result['commit']}, {result['dtype']}, {result['seconds']:.0f} s",
         "",
-        INTRODUCTION,
+        INTRODUCTION if "data" in result else OF_THE_TESTBED,
         "",
         *([" ".join(f"![{name.removesuffix('.png')}]({name})" for name in figures), ""] if figures else []),
     ]

@@ -13,12 +13,13 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from lab.paper import frontier
+from lab.paper import frontier, own
 from lab.paper.__main__ import main
 from lab.paper.document import View, commit
 from lab.paper.plots import FIGURES
 from lab.paper.report import render
 from lab.paper.run import TABLES
+from lab.paper.sections import INTRODUCTION as OF_THE_TESTBED
 from lab.paper.sections import SECTIONS
 from lab.paper.tally import ONE
 from lab.paper.verdicts import CLAIMS, disagreements
@@ -63,6 +64,14 @@ def test_every_table_has_enough_questions_for_every_arm(made):
     for table in TABLES:
         counts = [r["n"] for r in rows if r["section"] == table and r["kind"] == "multi-hop"]
         assert counts and min(counts) >= ITEMS, table
+
+
+def test_some_tables_alone_have_a_page_of_their_own(made):
+    page = own.page(made.printed, [])
+    assert "the world of the testbed" in page and OF_THE_TESTBED in page
+    assert f"## {frontier.NAME}, gqa" in page
+    (rows, *_) = own.tables(made.printed)
+    assert rows.row_count == sum(row["kind"] == "multi-hop" for row in made.view.family["rows"])
 
 
 def test_the_page_has_every_section_and_every_plot(made):
