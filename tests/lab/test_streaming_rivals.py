@@ -74,7 +74,7 @@ def test_an_idle_eraser_leaves_every_frame_in_the_cache(backbone, anchor, frames
 
 def test_a_trained_eraser_changes_the_erased_interval_alone(backbone, anchor, frames, question):
     eraser, losses = train(backbone, anchor, WINDOW, samples=1, epochs=4)
-    assert losses[-1] < losses[0]
+    assert 0 <= losses[-1] < losses[0]  # a KL
     assert all(parameter.grad is None for parameter in backbone.model.parameters())
     keeper = Erased(backbone, anchor, WINDOW, eraser)
     shown(keeper, frames[:WINDOW])
