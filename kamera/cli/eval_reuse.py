@@ -107,6 +107,7 @@ def run(
     command = f"kamera eval reuse run {folder} --model {model} --arms {','.join(names)}"
     command += "".join(f" --arm-module {module}" for module in arm_module or ())
     command += f" --items {items}" if items else ""
+    command += "" if dtype is Dtype.auto else f" --dtype {dtype.value}"
     _write(written, [(made, score_submission(made, benchmark))], benchmark, {"command": command})
 
 
