@@ -18,7 +18,9 @@ import torch
 
 from kamera import Backbone, testbed
 from kamera.certify import bootstrap, kl
+from kamera.eval.adapter import Maker
 from kamera.eval.desk import Desk
+from kamera.eval.reuse.plain import Blind
 from kamera.patches import Anchor
 from lab.baselines.windows import ARMS
 from lab.speed.machine import commit, machine
@@ -30,13 +32,16 @@ from lab.streaming.stream import FRAMES, HELD_OUT, KINDS, Asked, questions
 from lab.testbed import load
 
 REFERENCE = "recent"
-SHARES = ("cacheblend@15%", "vlcache@2%", "vlcache@5%", "conduit@10%")
-"""Repairs of reused frames, of `lab.baselines.windows`."""
+PLACED: dict[str, Maker] = {
+    "blind": Blind,
+    **{name: ARMS[name] for name in ("cacheblend@15%", "vlcache@2%", "vlcache@5%", "conduit@10%")},
+}
+"""Reuse of canonicals, and repairs of it (`lab.baselines.windows`)."""
 
 
 NAMES = (
     *(REFERENCE, "exact", "streaming_vlm", "survivor", "appended", "repair", "rekv", "recall"),
-    *SHARES,
+    *PLACED,
     "kveraser",
 )
 """Every way of keeping a stream."""
@@ -50,7 +55,7 @@ def arms(desk: Desk, window: int, names: Sequence[str], eraser: Eraser | None = 
         return Streaming(backbone, anchor, window, contiguous)
 
     def adapted(name: str) -> Callable[[], Keeper]:
-        return lambda: Adapted(desk.cleared(), ARMS[name], window)
+        return lambda: Adapted(desk.cleared(), PLACED[name], window)
 
     makers: dict[str, Callable[[], Keeper]] = {
         REFERENCE: lambda: Recent(backbone, anchor, window),
@@ -61,7 +66,7 @@ def arms(desk: Desk, window: int, names: Sequence[str], eraser: Eraser | None = 
         "repair": lambda: Windowed(backbone, window, "repair"),
         "rekv": lambda: ReKV(streaming(), window),
         "recall": lambda: Windowed(backbone, window, "repair", recalls=True),
-        **{name: adapted(name) for name in SHARES},
+        **{name: adapted(name) for name in PLACED},
     }
     if eraser is not None:
         makers["kveraser"] = lambda: Erased(backbone, anchor, window, eraser)
