@@ -286,7 +286,7 @@ class ChatSession:
         """A state whose window holds the prompt of ``shaped``; ``old`` (the present one) is unchanged."""
         before = old or self._state
         parts = (self._anchors, self._conversations, self.tools)
-        return shown(before, shaped, modes, *parts, arranged=self._arranged)
+        return shown(before, shaped, modes, *parts, arranged=self._arranged, apart=self._reuses)
 
     def _arranged(
         self, window: KameraWindow, order: Sequence[Slot | Chunk], on_leave: OnLeave

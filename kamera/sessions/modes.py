@@ -42,17 +42,22 @@ def laxest(mode: str, window: KameraWindow) -> OnLeave:
     return _ON_LEAVE[mode]
 
 
-def choices(modes: Sequence[str], window: KameraWindow) -> tuple[OnLeave, ...]:
+def choices(modes: Sequence[str], window: KameraWindow, apart: bool = False) -> tuple[OnLeave, ...]:
     """The treatments from which an edit under ``modes`` chooses; one where no mode is auto.
 
     The strictest of several holds for all, since segments behind one edit are also behind the earlier ones.
+    ``apart``: auto does not choose "exact", which prefills segments joined, so that none of them is found
+    again elsewhere.
     """
     if window.policy.minimum == "exact":
         return ("exact",)
     named = [_ON_LEAVE[mode] for mode in modes if mode != "auto"]
     floor = max(named, key=_STRICTNESS.index, default="keep")
-    stop = None if "auto" in modes else _STRICTNESS.index(floor) + 1
-    return _STRICTNESS[_STRICTNESS.index(floor) : stop]
+    least = _STRICTNESS.index(floor)
+    most = least
+    if "auto" in modes:
+        most = max(least, _STRICTNESS.index("repair" if apart else "exact"))
+    return _STRICTNESS[least : most + 1]
 
 
 def cheapest(

@@ -54,11 +54,12 @@ def shown(
     conversations: Conversations,
     tools: Sequence[Any] | None,
     arranged: Arranged,
+    apart: bool,
 ) -> tuple[State, TurnReport]:
     """A state whose window holds the prompt of ``shaped``; ``old`` is unchanged.
 
-    The strictest of ``modes`` applies to segments after a change, which ``arranged`` brings in. Raises the
-    errors of `Conversations.render` and of the window.
+    The strictest of ``modes`` applies to segments after a change, which ``arranged`` brings in; ``apart`` as
+    in `choices`. Raises the errors of `Conversations.render` and of the window.
     """
     prompt = conversations.render(shaped, tools=tools)
     before = old.layout
@@ -80,7 +81,7 @@ def shown(
             made[run] = _chunk(anchors, prompt, run, media)
         return [made[run] if slot is None else slots[slot] for run, slot in pieces[on_leave]]
 
-    on_leave, order = cheapest(window, choices(modes, window), order_of)
+    on_leave, order = cheapest(window, choices(modes, window, apart), order_of)
     report, admissions = arranged(window, order, on_leave)
     layout = Layout(prompt, tuple(run for run, _ in pieces[on_leave]))
     left = 0 if before is None else _left(before, prompt)

@@ -78,7 +78,7 @@ def _window(stage: Stage, prover: Prover, tolerance: float) -> Iterator[Row]:
     for name, (kv, nbytes) in arms.items():
         still = (0,) * stage.backbone.axes
         shown = prover.proof(scene.conditioned, Span(kv, None, still), facts, before)
-        assert name != "formed" or abs(shown.kl - proof.kl) <= max(5e-3, 0.5 * proof.kl), (shown, proof)
+        assert name != "formed" or abs(shown.kl - proof.kl) <= max(5e-3, proof.kl), (shown, proof)
         judged = trial.judge_kv(kv)
         asked = judged.hops > 1
         yield Row(
