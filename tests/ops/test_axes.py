@@ -27,6 +27,7 @@ FORMULAS: dict[str, tuple[tuple[int, ...], dict[str, int], Any]] = {
     ),
     "heads tokens dim -> tokens (heads dim)": ((3, 7, 5), {}, lambda x: x.transpose(0, 1).flatten(1)),
     "heads pairs pair dim -> heads (pairs pair) dim": ((3, 13, 2, 5), {}, lambda x: x.flatten(1, 2)),
+    "tokens -> tokens 1": ((7,), {}, lambda x: x[:, None]),
     "rows pairs pair -> rows (pairs pair)": ((11, 13, 2), {}, lambda x: x.flatten(1)),
     "rows (heads dim) -> rows heads dim": ((11, 15), {"heads": 3}, lambda x: x.reshape(11, 3, 5)),
     "rows heads dim -> rows (heads dim)": ((11, 3, 5), {}, lambda x: x.reshape(11, 15)),

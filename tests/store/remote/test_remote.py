@@ -341,7 +341,7 @@ def test_pending_objects_stay_and_dropped_ones_are_reported(
         for chunk in "abc":
             store.put(canonical(chunk))
         report = store.flush(0)
-        assert report.unsaved == (canonical("a").key, canonical("b").key)
+        assert set(report.unsaved) == {canonical("a").key, canonical("b").key}  # retries change the order
         assert report.dropped == (canonical("c").key,) and canonical("c").key in caplog.text
         assert store.get_canonical(CONTEXT, "a") is not None
         assert store.get_canonical(CONTEXT, "b") is not None
