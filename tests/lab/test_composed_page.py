@@ -16,14 +16,16 @@ def test_the_document_shows_what_was_measured():
 
 
 def test_sabotaged_terms_lose_in_every_table():
-    """Where frames agree, a pair says the same the other way round: there the swapped arm passes."""
+    """Where order does not matter an orbit patch is as good, and the swapped arm passes, too."""
     for (_, world), counts in beds().items():
         for count in counts:
-            for found in count["tasks"].values():
+            for task, found in count["tasks"].items():
                 arms = found["arms"]
+                ordered = arms["orbit"]["high"] < arms["composed, known"]["low"]
+                assert ordered or world != "override" or (count["count"], task) == (3, "oldest left")
                 broken = [name for name in arms if name.startswith("SABOTAGE")]
                 assert len(broken) == 3
-                seen = [name for name in broken if world == "override" or "swapped" not in name]
+                seen = [name for name in broken if ordered or "swapped" not in name]
                 assert max(arms[name]["high"] for name in seen) < arms["composed, known"]["low"]
 
 
