@@ -35,8 +35,7 @@ class ReusePolicy:
 
     ``minimum`` holds for chunks that arrive at a place (append, recall, reorder). Chunks that stay
     while others leave (slide, evict) follow ``on_leave``; under a minimum of "exact" they are prefilled
-    again. No chunk arrives as a survivor, so
-    for arrivals "survivor" is the same as "composed".
+    again. No chunk arrives as a survivor, so for arrivals "survivor" is the same as "composed".
 
     ``on_miss``: "form" runs a conditioned forward and stores its patch, "prefill" runs it and stores
     nothing, "blind" serves the canonical without conditioning.
