@@ -32,6 +32,9 @@ QUESTIONS = (
 )
 """Questions for any model. The answer to each is compared at every token of the question and its closing."""
 
+ECHO = 16
+"""Tokens of a text that a model without a tokenizer is asked to follow once more."""
+
 ASKED = 4
 """Number of questions remembered of those that were asked of a window."""
 
@@ -63,8 +66,9 @@ class Before:
 class Prover:
     """Forms patches that answer as the true KV does, within ``tolerance`` nats (`Proof.within`).
 
-    Asks `QUESTIONS`, if the engine has a tokenizer, and the last questions that `heard` was told of. Safe to
-    use from several threads.
+    Asks `QUESTIONS`, and the last questions that `heard` was told of. Without a tokenizer a chunk of text is
+    asked for its own first tokens and those of the texts before it, as if they were quoted; a picture's patch
+    has only the questions heard. Safe to use from several threads.
     """
 
     def __init__(self, backbone: Engine, anchor: Anchor, tolerance: float) -> None:
@@ -83,6 +87,12 @@ class Prover:
             while len(self._asked) > ASKED:
                 self._asked.popitem(last=False)
 
+    @property
+    def asked(self) -> tuple[torch.Tensor, ...]:
+        """The questions remembered, the last one at the end; token ids ``[tokens]`` each."""
+        with self._lock:
+            return tuple(self._asked.values())
+
     def form(
         self,
         budget: PatchBudget,
@@ -100,7 +110,7 @@ class Prover:
         """
         smallest = budget.form(deltas, self._backbone.layout, canonical.kv)
         try:
-            questions = self._questions()
+            questions = self._questions(facts, before)
             want = self._answers(Span(true, None, before.offset), facts, before, questions)
             first, sized = None, smallest
             for doubling in range(DOUBLINGS + 1):
@@ -122,16 +132,20 @@ class Prover:
 
     def proof(self, true: KV, served: Span, facts: Facts, before: Before) -> Proof:
         """The proof of any KV that is served at a chunk's place for ``true``, which was prefilled there."""
-        questions = self._questions()
+        questions = self._questions(facts, before)
         want = self._answers(Span(true, None, before.offset), facts, before, questions)
         return compared(want, self._answers(served, facts, before, questions))
 
-    def _questions(self) -> list[torch.Tensor]:
-        backbone, tail = self._backbone, self._anchor.tail
-        with self._lock:
-            asked = list(self._asked.values())
-        generic = [backbone.question_ids(text, tail) for text in QUESTIONS] if backbone.vocabulary else []
-        return [ids for ids in (*generic, *asked) if ids.shape[0]]
+    def _questions(self, facts: Facts, before: Before) -> list[torch.Tensor]:
+        tail = self._anchor.tail
+        if self._backbone.vocabulary:
+            generic = [self._backbone.question_ids(text, tail) for text in QUESTIONS]
+        elif facts.encoded.tensors:
+            generic = []  # what a picture shows cannot be asked in tokens that are not known
+        else:
+            texts = [f.encoded.input_ids for f in (facts, *before.chunks[::-1]) if not f.encoded.tensors]
+            generic = [ids[:ECHO] for ids in texts[: len(QUESTIONS)]]
+        return [ids for ids in (*generic, *self.asked) if ids.shape[0]]
 
     def _answers(
         self, span: Span, facts: Facts, before: Before, questions: Sequence[torch.Tensor]

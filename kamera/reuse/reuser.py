@@ -63,8 +63,10 @@ class ReusePlan:
 
     def run(self) -> Reused:
         """Prefill misses, place hits; new segments are stored as the policy says. Run it once."""
-        outcome = self._arrangement.run()
         window = self._arrangement.window
+        if len(self.question):
+            window.expect(self.question)
+        outcome = self._arrangement.run()
         self._reuser.hold(window)
         return Reused(window, self.question, outcome.admissions, outcome.report)
 

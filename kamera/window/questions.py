@@ -97,6 +97,15 @@ class Questions(View):
         return self._asker().logits_of(questions)
 
     @serial
+    def expect(self, question: Question) -> None:
+        """Announce a question before it is asked: patches formed from now on have to prove themselves on it.
+
+        The last four that were announced or asked count (docs/proofs.md); no forward runs here.
+        """
+        self._check_backbone()
+        self._heard(self._asker().question_ids(question))
+
+    @serial
     def kv(self, slot: Slot | int) -> KV:
         """A copy of a slot's live KV, by layer and channel ``[heads, tokens, dim]``.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import pytest
 import torch
@@ -56,6 +57,21 @@ def test_a_moved_prompt_takes_patches_from_the_store(name):
     assert done.report.forwards == 0
     assert error(logits, plain(backbone, asked)) < 1e-4
     assert [s.guarantee for s in done.window.slots] == ["exact", "patched", "patched"]
+
+
+def test_patches_prove_themselves_on_the_prompts_own_question():
+    backbone, store = family("llama_mqa"), ChunkStore.open("memory://")
+    proving = replace(FULL, certified=True, withheld=frozenset({"survivor"}))
+    a, b, c, _, question = parts()
+    done = reuser(backbone, store, policy=proving).prepare(prompt(a, b, c, question)).run()
+    done.window.flush()
+    proofs = [row.proof for row in store.ls("exact") if row.antecedents]
+    assert [p.questions for p in proofs] == [3, 4]  # the texts in view, and the prompt's question
+    found, logits = answered(
+        reuser(backbone, store, policy=proving).prepare(prompt(a, b, c, words(9, 7)))
+    )
+    assert tiers(found) == ["exact", "patched", "patched"]
+    assert error(logits, plain(backbone, prompt(a, b, c, words(9, 7)))) < 1e-4
 
 
 def test_the_longest_prefix_of_earlier_prompts_is_kept():

@@ -96,7 +96,33 @@ def test_a_question_asked_of_the_window_proves_what_is_formed_after(pieces):
     )
 
 
-def test_a_model_without_a_tokenizer_proves_nothing_unasked(pieces):
+def test_an_announced_question_is_asked_of_what_is_formed_after(pieces):
+    backbone, (a, b, c, _) = pieces
+    store = ChunkStore.open("memory://")
+    window = make(backbone, store, policy=PROVING)
+    window.append(a)
+    window.append(b)
+    window.flush()
+    window.expect(QUESTION)
+    window.append(c)
+    window.flush()
+    assert [row.proof.questions for row in rows(store)] == [0, 1]
+    assert [s.chunk_id for s in window.slots] == [a.id, b.id, c.id]
+
+
+def test_texts_prove_themselves_without_a_tokenizer():
+    backbone, (a, b, *_) = rig("deepseek_v3")
+    chunks = [a, b, backbone.chunk_from_tensors(torch.arange(20, 60))]
+    store = ChunkStore.open("memory://")
+    make(backbone, store, *chunks, policy=PROVING).flush()
+    assert [(row.proof.questions, row.proof.within(0.05)) for row in rows(store)] == [(2, True), (3, True)]
+    served = make(backbone, store, *chunks, policy=PROVING)
+    assert guarantees(served) == ["exact", "patched", "patched"]
+    wrong = make(backbone, None, *chunks[::-1], policy=PROVING)
+    assert guarantees(wrong) == ["exact"] * 3
+
+
+def test_pictures_without_a_tokenizer_prove_nothing_unasked(pieces):
     backbone, (a, b, c, _) = pieces
     store = ChunkStore.open("memory://")
     make(backbone, store, a, b, c, policy=PROVING).flush()
@@ -305,7 +331,7 @@ def test_only_the_last_questions_are_remembered(pieces):
     window = make(backbone, None, policy=PROVING)
     for first in (9, 10, 11, 12, 13, 13):
         window.next_token_logits(torch.tensor([first, 5, 6]))
-    asked = window._stage.former.prover._questions()
+    asked = window._stage.former.prover.asked
     assert [int(ids[0]) for ids in asked] == [10, 11, 12, 13]
     assert window.fork()._stage.former.prover is window._stage.former.prover
 
