@@ -3,29 +3,37 @@
     python -m lab.reuse.traces [--requests 6] [--output FILE]
 
 The prompts of `lab.agent_traces` go through a `Reuser` one after another, on a tiny random model: the tier of
-a segment depends on its left context alone, not on weights. Left out is the pattern with pictures, whose
-pixels a trace lacks. ``found behind it`` are the tokens that the index finds behind the exact prefix.
+a segment depends on its left context alone, not on weights. ``found behind it`` are the tokens that the index
+finds behind the exact prefix. A trace lacks pixels, so the pattern with pictures is another one, with real
+ones: ``screens`` are the conversations of a computer-use agent (`lab.replay.scripts`) that keeps its last
+three screenshots, through the shipped vision backbone and its processor; its encodes are counted too.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import random
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from kamera import Backbone, ChunkStore, ReusePolicy
-from kamera.reuse import RULES, ContentIndex, Observer, Prompt, Reuser, Scope
+from kamera import Backbone, ChunkStore, ReusePolicy, testbed
+from kamera.content import Conversations, Message
+from kamera.edits import policies
+from kamera.reuse import RULES, ContentIndex, Media, Observer, Prompt, Reuser, Scope
 from lab.agent_traces import PATTERNS
 from lab.recovery import prompts_of
+from lab.replay.scripts import screens
 from lab.reuse.ttft import LAYERS, VOCABULARY, model
 from lab.speed.machine import commit, machine
 
 POLICY = ReusePolicy(rank=4, certified=False)
+KEEP = policies.keep_last_images(3)
 
 
 def folded(prompt: Prompt) -> Prompt:
@@ -37,23 +45,48 @@ def folded(prompt: Prompt) -> Prompt:
 def measure(backbone: Backbone, pattern: str, requests: int, seed: int) -> dict[str, Any]:
     """Shares of all prompt tokens: kept in the prefix, by tier behind it, and found by the index."""
     reuser = Reuser(backbone, ChunkStore.open("memory://"), POLICY, held=4)
+    prompts = [folded(given) for given in prompts_of(pattern, seed, requests)]
+    return _served(reuser, pattern, [(prompt, prompt) for prompt in prompts])
+
+
+def _served(reuser: Reuser, pattern: str, asked: Sequence[tuple[Any, Prompt]]) -> dict[str, Any]:
+    """Each prompt (as given to ``reuser``, and as the index sees it) is counted, then served."""
     observer = Observer(ContentIndex(Scope("", ""), RULES["anchors"]), sink=reuser.sink)
     tokens: Counter[str] = Counter()
-    for given in prompts_of(pattern, seed, requests):
-        prompt = folded(given)
+    encodes = pictures = 0
+    for given, prompt in asked:
         counted = observer.observe(prompt)
-        plan = reuser.prepare(prompt)
+        plan = reuser.prepare(given)
         done = plan.run()
         tokens["all"] += len(prompt)
         tokens["exact prefix"] += counted.prefix
         tokens["found behind it"] += counted.recovered
         tokens["kept"] += plan.prefix
         tokens["question"] += len(plan.question)
+        encodes += done.report.vision_encodes
+        pictures += len(prompt.media)
         for admission in done.admissions:
             if admission.start >= plan.prefix:
                 tokens[admission.tier] += admission.tokens
     total = tokens.pop("all")
-    return {"pattern": pattern, "tokens": total, **{name: count / total for name, count in tokens.items()}}
+    shares = {name: count / total for name, count in tokens.items()}
+    return {"pattern": pattern, "tokens": total, **shares, "pictures": pictures, "encodes": encodes}
+
+
+def measure_screens(requests: int, seed: int) -> dict[str, Any]:
+    """The same shares of a computer-use agent's conversations, whose old screenshots go."""
+    backbone = Backbone(*testbed.load())
+    reuser = Reuser(backbone, ChunkStore.open("memory://"), POLICY, held=4)
+    history = list(screens(random.Random(seed), requests))
+    edited = [KEEP(messages, turn) for turn, messages in enumerate(history)]
+    return _served(reuser, "screens", [(m, observed(backbone, m)) for m in edited])
+
+
+def observed(backbone: Backbone, messages: Sequence[Message]) -> Prompt:
+    """The conversation as the index sees it: its pictures by digest, its messages as anchors."""
+    whole = Conversations(backbone.processor).render(messages)
+    media = [Media(s.start, s.stop, s.media) for s in whole.segments if s.media is not None]
+    return Prompt.of(whole.ids.numpy(), anchors=[s.start for s in whole.segments], media=media)
 
 
 def main() -> None:
@@ -66,8 +99,11 @@ def main() -> None:
     torch.set_num_threads(1)
     backbone = model(LAYERS // 4)
     rows = []
-    for pattern in (name for name in PATTERNS if name != "screens"):
-        rows.append(measure(backbone, pattern, asked.requests, asked.seed))
+    for pattern in PATTERNS:
+        if pattern == "screens":
+            rows.append(measure_screens(asked.requests, asked.seed))
+        else:
+            rows.append(measure(backbone, pattern, asked.requests, asked.seed))
         cells = (f"{k} {v:.3f}" if isinstance(v, float) else f"{v}" for k, v in rows[-1].items())
         print("  ".join(cells), flush=True)
     if asked.output is not None:

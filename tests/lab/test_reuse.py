@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from kamera.engines.hf import Resume, hidden_states, recompute
+from lab.reuse import breakeven
 from lab.reuse.boundary import Boundary, Multicut, above, hidden_bytes, rank_of
 from lab.reuse.exact import backbones, drawn, run
 from tests.engines.compare import relative
@@ -80,3 +81,19 @@ def test_random_prompts_reuse_and_do_not_diverge():
     draw, pool = random.Random(0), [[1] * 6, [2] * 6]
     orders = [drawn(draw, pool, [0, 1]) for _ in range(50)]
     assert len(pool) > 2 and all(0 < len(order) <= 10 for order in orders)
+
+
+def test_break_even_divides_what_storing_cost_by_what_a_reuse_saves():
+    found = breakeven.measure(body=64, rounds=1)
+    rows = {(row["form"], row["tier"]): row for row in found["rows"]}
+    stored = {(form, tier) for form in breakeven.FORMS for tier in ("patched", "approximate")}
+    assert set(rows) == stored | {("live session", "exact"), ("proved", "patched")}
+    seconds = found["seconds"]
+    for (form, tier), row in rows.items():
+        if form != "live session":
+            assert row["invested"] == seconds[f"{form} miss"] - seconds["no cache"]
+            assert row["saved"] == seconds["no cache"] - seconds[f"{form} {tier}"]
+        if row["f_star"] is not None:
+            assert row["f_star"] * row["saved"] == pytest.approx(row["invested"])
+    sizes = [rows[form, "patched"]["bytes"] for form in ("as-is", "int8", "int4")]
+    assert sizes == sorted(sizes, reverse=True) and sizes[-1] > 0
