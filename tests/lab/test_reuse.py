@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from kamera.engines.hf import Resume, hidden_states, recompute
-from lab.reuse import breakeven
+from kamera.reuse.sweep import Trial
+from lab.reuse import breakeven, curve
 from lab.reuse.boundary import Boundary, Multicut, above, hidden_bytes, rank_of
 from lab.reuse.exact import backbones, drawn, run
 from tests.engines.compare import relative
@@ -97,3 +98,17 @@ def test_break_even_divides_what_storing_cost_by_what_a_reuse_saves():
             assert row["f_star"] * row["saved"] == pytest.approx(row["invested"])
     sizes = [rows[form, "patched"]["bytes"] for form in ("as-is", "int8", "int4")]
     assert sizes == sorted(sizes, reverse=True) and sizes[-1] > 0
+
+
+def test_an_operating_point_admits_only_trials_within_its_bound(tmp_path):
+    near = [Trial(64, (0.0, 0.01 + 0.001 * i), 0.9 + 0.001 * i, True) for i in range(20)]
+    far = [Trial(0, (0.0, 2.0 + i), 0.95, False) for i in range(5)]
+    found = curve.points([*near, *far], bounds=(0.005, 0.05, 4.0))
+    assert set(found) == {0.05}  # no left context is enough for 0.005, too few trials go beyond 4
+    assert found[0.05].accepted == 20 / 25 and found[0.05].agreement == 1.0
+    assert found[0.05].worst == pytest.approx(0.029)
+    by_guard = [(row.accepted, row.worst) for row in curve.by_guard([*near, *far])]
+    assert by_guard == [(0.8, pytest.approx(0.029)), (1.0, 6.0)]
+    assert curve.by_probe([*near, *far])[0].worst == 6.0  # probed tokens alike, and yet the worst drift
+    curve.draw([("made up", [*near, *far])], tmp_path / "plot.png")
+    assert (tmp_path / "plot.png").stat().st_size > 1000

@@ -67,9 +67,7 @@ def test_patches_prove_themselves_on_the_prompts_own_question():
     done.window.flush()
     proofs = [row.proof for row in store.ls("exact") if row.antecedents]
     assert [p.questions for p in proofs] == [3, 4]  # the texts in view, and the prompt's question
-    found, logits = answered(
-        reuser(backbone, store, policy=proving).prepare(prompt(a, b, c, words(9, 7)))
-    )
+    found, logits = answered(reuser(backbone, store, policy=proving).prepare(prompt(a, b, c, words(9, 7))))
     assert tiers(found) == ["exact", "patched", "patched"]
     assert error(logits, plain(backbone, prompt(a, b, c, words(9, 7)))) < 1e-4
 
