@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import os
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
 from kamera.engines import Engine
-from kamera.errors import CertificateMismatch, InvalidCertificate, StoreError
+from kamera.errors import CertificateMismatch
 from kamera.ops import PatchBudget
-from kamera.window import grounds_of, library_versions
+from kamera.window import MeasuredFile, grounds_of, library_versions
 
-FORMAT = 1
+FILE = MeasuredFile("calibration", 1, "calibrate again")
 
 
 @dataclass(frozen=True)
@@ -118,55 +116,21 @@ class Calibration:
 
         Raises StoreError if the operating system refuses.
         """
-        content = asdict(self)
-        path = Path(folder) / self.file_name
-        aside = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-        document = {"format": FORMAT, "sha256": _digest(content), "calibration": content}
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            aside.write_text(json.dumps(document, indent=1, allow_nan=False) + "\n", encoding="utf-8")
-            os.replace(aside, path)
-        except OSError as error:
-            raise StoreError(f"the calibration cannot be written to {str(folder)!r}: {error}") from None
-        return path
+        return FILE.write(Path(folder) / self.file_name, asdict(self))
 
     @classmethod
     def read(cls, path: str | os.PathLike[str]) -> Calibration:
-        """Read a calibration. Raises InvalidCertificate for a missing, damaged or edited file.
-
-        The digest detects damage, not forgery.
-        """
-        where = repr(str(path))
-        try:
-            document = json.loads(Path(path).read_text(encoding="utf-8"))
-            form, seal, content = document["format"], document["sha256"], document["calibration"]
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise InvalidCertificate(
-                f"{where} is no calibration ({type(error).__name__}: {error}): calibrate again"
-            ) from None
-        if form != FORMAT:
-            raise InvalidCertificate(
-                f"{where} is of calibration format {form!r}, this version reads {FORMAT}: calibrate again"
-            )
-        if seal != _digest(content):
-            raise InvalidCertificate(
-                f"{where} was changed after it was written: its digest does not match; calibrate again"
-            )
+        """Read a calibration. Raises InvalidCertificate for a missing, damaged or edited file."""
+        content = FILE.read(path)
         try:
             return _built(content)
         except (AttributeError, TypeError, ValueError) as error:
-            raise InvalidCertificate(f"{where} is no calibration: {error}; calibrate again") from None
+            raise FILE.invalid(repr(str(path)), str(error)) from None
 
 
 def calibration_of(given: Calibration | str | os.PathLike[str]) -> Calibration:
     """A calibration, read if its file is given."""
     return given if isinstance(given, Calibration) else Calibration.read(given)
-
-
-def _digest(content: Any) -> str:
-    # as JSON gives it back, so that a written and a read one have one digest
-    body = json.dumps(content, sort_keys=True, separators=(",", ":"))
-    return hashlib.sha256(body.encode()).hexdigest()
 
 
 def _built(content: Any) -> Calibration:

@@ -4,6 +4,7 @@ from kamera.patches import GUARANTEES, Guarantee
 from kamera.window.certificate import Certificate, Estimate, Finding, Grounds, Verdict, library_versions
 from kamera.window.events import Event
 from kamera.window.grounds import grounds_of
+from kamera.window.measured import MeasuredFile
 from kamera.window.memory import WindowMemory
 from kamera.window.policy import OnLeave, OnMiss, ReusePolicy, certified_by_default
 from kamera.window.report import Report, SlotReport
@@ -21,6 +22,7 @@ __all__ = [
     "Grounds",
     "Guarantee",
     "KameraWindow",
+    "MeasuredFile",
     "OnLeave",
     "OnMiss",
     "Plan",

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import os
 from dataclasses import asdict, dataclass, fields
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from kamera.errors import InvalidCertificate, StoreError
 from kamera.ops import PatchBudget
 from kamera.patches import GUARANTEES, Guarantee
+from kamera.window.measured import MeasuredFile
 
-FORMAT = 1
+FILE = MeasuredFile("certificate", 1, "run kamera certify MODEL --output DIR")
 Verdict = Literal["safe", "unsafe", "cannot tell"]
 
 
@@ -147,53 +145,16 @@ class Certificate:
 
         Raises StoreError if the operating system refuses.
         """
-        content = asdict(self)
-        document = {"format": FORMAT, "sha256": _digest(content), "certificate": content}
-        path = Path(folder) / self.file_name
-        aside = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            aside.write_text(json.dumps(document, indent=2, allow_nan=False) + "\n", encoding="utf-8")
-            os.replace(aside, path)
-        except OSError as error:
-            raise StoreError(f"the certificate cannot be written to {str(folder)!r}: {error}") from None
-        return path
+        return FILE.write(Path(folder) / self.file_name, asdict(self))
 
     @classmethod
     def read(cls, path: str | os.PathLike[str]) -> Certificate:
-        """Read a certificate file. Raises InvalidCertificate if it is damaged or was edited.
-
-        The digest detects damage and edits by hand. It is no signature: anyone who may write to the directory
-        may certify.
-        """
-        where = repr(str(path))
-        try:
-            document = json.loads(Path(path).read_text(encoding="utf-8"))
-            form, seal, content = document["format"], document["sha256"], document["certificate"]
-        except FileNotFoundError:
-            raise InvalidCertificate(
-                f"no certificate at {where}: run kamera certify MODEL --output DIR"
-            ) from None
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise InvalidCertificate(
-                f"{where} is no certificate ({type(error).__name__}: {error}): run kamera certify again"
-            ) from None
-        if form != FORMAT:
-            raise InvalidCertificate(
-                f"{where} is of certificate format {form!r}, this version reads {FORMAT}: "
-                "run kamera certify again"
-            )
-        if seal != _digest(content):
-            raise InvalidCertificate(
-                f"{where} was changed after it was written: its digest does not match; "
-                "run kamera certify again"
-            )
+        """Read a certificate file. Raises InvalidCertificate if it is damaged or was edited."""
+        content = FILE.read(path)
         try:
             return _built(content)
         except (AttributeError, TypeError, ValueError) as error:
-            raise InvalidCertificate(
-                f"{where} is no certificate: {error}; run kamera certify again"
-            ) from None
+            raise FILE.invalid(repr(str(path)), str(error)) from None
 
 
 def library_versions() -> dict[str, str]:
@@ -201,11 +162,6 @@ def library_versions() -> dict[str, str]:
     from kamera import __version__
 
     return {"kamera": __version__} | {name: version(name) for name in ("torch", "transformers")}
-
-
-def _digest(content: Any) -> str:
-    body = json.dumps(content, sort_keys=True, separators=(",", ":"))
-    return hashlib.sha256(body.encode()).hexdigest()
 
 
 def _built(content: Any) -> Certificate:

@@ -22,7 +22,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -31,7 +31,9 @@ from kamera.reuse import Reused, Reuser
 from lab.reuse.ttft import HEADER, POLICY, SINK, Rig, lenient
 from lab.speed.machine import commit, machine
 
-FORMS = ("as-is", "int8", "int4")
+Form = Literal["as-is", "int8", "int4"]
+
+FORMS: tuple[Form, ...] = ("as-is", "int8", "int4")
 PROVED = ReusePolicy()
 
 
@@ -89,7 +91,7 @@ def stored(reuser: Reuser, prompt: Any) -> Reused:
     return done
 
 
-def round_of(rig: Rig, form: str, policy: ReusePolicy, name: str, clock: Clock, calibration: Any) -> int:
+def round_of(rig: Rig, form: Form, policy: ReusePolicy, name: str, clock: Clock, calibration: Any) -> int:
     """Times a miss and a reuse in every tier that this form and policy have. Bytes of the body's objects."""
     header = rig.words(HEADER)
     prompt, moved = rig.prompt(header), rig.prompt(rig.words(HEADER))
@@ -120,7 +122,8 @@ def measure(body: int, rounds: int) -> dict[str, Any]:
     """Medians over rounds, in which all ways take turns."""
     rig = Rig(body)
     calibration = lenient(rig.backbone)
-    cases = [(form, POLICY, form) for form in FORMS] + [("as-is", PROVED, "proved")]
+    cases: list[tuple[Form, ReusePolicy, str]] = [(form, POLICY, form) for form in FORMS]
+    cases.append(("as-is", PROVED, "proved"))
     clock, sizes = Clock(), {}
     for number in range(rounds + 1):
         clock.timed("no cache", lambda: rig.nothing(rig.words(HEADER)))
@@ -131,10 +134,10 @@ def measure(body: int, rounds: int) -> dict[str, Any]:
     base = clock.median("no cache")
     rows = [_row("live session", "exact", 0.0, base - clock.median("exact"), 0)]
     for name in clock.held:
-        form, _, tier = name.partition(" ")
+        kept, _, tier = name.partition(" ")
         if tier in ("patched", "approximate"):
-            invested = clock.median(f"{form} miss") - base
-            rows.append(_row(form, tier, invested, base - clock.median(name), sizes[form]))
+            invested = clock.median(f"{kept} miss") - base
+            rows.append(_row(kept, tier, invested, base - clock.median(name), sizes[kept]))
     seconds = {name: clock.median(name) for name in clock.held}
     return {"body": body, "rounds": rounds, "seconds": seconds, "rows": [vars(row) for row in rows]}
 
