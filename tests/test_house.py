@@ -65,6 +65,40 @@ def test_a_room_is_entered_by_its_door():
     assert inside == []
 
 
+def _inner_names(tree: ast.Module) -> set[str]:
+    """Names with an underscore that a file defines: functions, classes, fields, attributes of self."""
+    found: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            found.add(node.name)
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            found.add(node.id)
+        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and _is_own(node):
+            found.add(node.attr)
+    return {name for name in found if name.startswith("_") and not name.startswith("__")}
+
+
+def _is_own(node: ast.Attribute) -> bool:
+    return isinstance(node.value, ast.Name) and node.value.id in ("self", "cls")
+
+
+def test_no_room_reads_what_another_keeps_to_itself():
+    """An attribute with an underscore that only another room defines; `_replace` is of named tuples."""
+    trees = {name: ast.parse(path.read_text(encoding="utf-8")) for name, path in _files("kamera").items()}
+    defined: dict[str, set[str]] = {}
+    for name, tree in trees.items():
+        for inner in _inner_names(tree):
+            defined.setdefault(inner, set()).add(name.split("/")[1])
+    read = []
+    for name, tree in trees.items():
+        room = name.split("/")[1]
+        for node in (n for n in ast.walk(tree) if isinstance(n, ast.Attribute) and not _is_own(n)):
+            owners = defined.get(node.attr, set())
+            if owners and room not in owners and node.attr != "_replace":
+                read.append(f"{name}:{node.lineno} reads {ast.unparse(node)} of {', '.join(sorted(owners))}")
+    assert read == []
+
+
 def test_windows_and_patches_are_given_an_engine():
     """They name the contracts alone, in annotations, too: import-linter looks at what is imported to run."""
     files = _files("kamera/window", "kamera/patches")

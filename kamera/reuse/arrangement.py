@@ -233,18 +233,19 @@ class Arrangement:
         window = self.window
         backbone = window.backbone
         assert isinstance(backbone, Backbone), "calibrations are of Hugging Face backbones"
-        kv = [window.kv(slot) for slot in window.slots]
-        context = kv_concat([window._stage.live.read(0), *kv[:-count]])
-        last = window._state.residents[-count:]
-        encoded = [resident.facts.encoded for resident in last]
+        spans = window.shown()
+        last = spans[-count:]
+        context = kv_concat([span.kv for span in spans[:-count]])
+        encoded = [span.encoded for span in last]
         whole = encoded[0]
         if count > 1:  # texts
             whole = Encoded(torch.cat([e.input_ids for e in encoded]), {}, {})
         starts = list(accumulate((e.num_tokens for e in encoded[:-1]), initial=0))
         rows = [probed(e.num_tokens) + start for e, start in zip(encoded, starts, strict=True)]
-        positions = torch.cat([resident.positions for resident in last], dim=1)
+        positions = torch.cat([span.positions for span in last], dim=1)
+        held = kv_concat([span.kv for span in last])
         try:
-            cosines = likeness(backbone, whole, positions, context, kv_concat(kv[-count:]), torch.cat(rows))
+            cosines = likeness(backbone, whole, positions, context, held, torch.cat(rows))
         except UnsupportedBackbone as error:
             return [str(error)] * count
         parts = cosines.split([len(r) for r in rows], dim=1)

@@ -8,7 +8,7 @@ from kamera.window.measured import MeasuredFile
 from kamera.window.memory import WindowMemory
 from kamera.window.policy import OnLeave, OnMiss, ReusePolicy, certified_by_default
 from kamera.window.report import Report, SlotReport
-from kamera.window.slots import Slot
+from kamera.window.slots import Shown, Slot
 from kamera.window.steps import Cost, Plan
 from kamera.window.window import KameraWindow
 
@@ -28,6 +28,7 @@ __all__ = [
     "Plan",
     "Report",
     "ReusePolicy",
+    "Shown",
     "Slot",
     "SlotReport",
     "Verdict",

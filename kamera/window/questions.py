@@ -9,7 +9,7 @@ from typing import Any, Literal, overload
 
 import torch
 
-from kamera.content import Chunk
+from kamera.content import Chunk, Encoded
 from kamera.ops import KV, kv_map
 from kamera.window import plan
 from kamera.window.asking import Asker, Question
@@ -17,7 +17,7 @@ from kamera.window.bounds import decided
 from kamera.window.policy import ReusePolicy
 from kamera.window.report import SlotReport, Tally
 from kamera.window.serial import serial
-from kamera.window.slots import Slot
+from kamera.window.slots import Shown, Slot, moved
 from kamera.window.steps import Limits, Plan
 from kamera.window.view import View
 
@@ -116,6 +116,19 @@ class Questions(View):
         self._check_backbone()
         self._stage.show(self._state, Tally())
         return kv_map(self._stage.live.read(index + 1), torch.clone)  # behind the anchor
+
+    @serial
+    def shown(self) -> tuple[Shown, ...]:
+        """The anchor and each slot as the live cache shows them, in order."""
+        self._check_backbone()
+        self._stage.show(self._state, Tally())
+        anchor, live = self.anchor, self._stage.live
+        parts = [(Encoded(anchor.input_ids, {}, {}), moved(anchor.positions, self._state.frame))]
+        parts += [(resident.facts.encoded, resident.positions) for resident in self._state.residents]
+        return tuple(
+            Shown(encoded, positions, kv_map(live.read(i), torch.clone))
+            for i, (encoded, positions) in enumerate(parts)
+        )
 
     @serial
     def is_load_bearing(self, slot: Slot | int, question: Question, *, max_new_tokens: int = 16) -> bool:

@@ -8,8 +8,9 @@ from functools import cached_property
 
 import torch
 
+from kamera.content import Encoded
 from kamera.engines import Span
-from kamera.ops import Proof
+from kamera.ops import KV, Proof
 from kamera.patches import Copy, Facts, Guarantee
 from kamera.store import chunk_of
 from kamera.window.seats import Seat
@@ -39,6 +40,19 @@ class Slot:
     conditioned: bool
     label: str
     proof: Proof | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Shown:
+    """A span as the live cache shows it: its decoder inputs, positions ``[axes, tokens]``, and KV.
+
+    ``kv`` is a copy, by layer and channel ``[heads, tokens, dim]``. Its phase is that of ``positions``, which
+    a slide may move as a whole against the window's own.
+    """
+
+    encoded: Encoded
+    positions: torch.Tensor
+    kv: KV
 
 
 @dataclass(frozen=True, eq=False)
