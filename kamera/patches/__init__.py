@@ -17,7 +17,7 @@ from kamera.patches.guarantee import (
 )
 from kamera.patches.harvest import worth_harvesting
 from kamera.patches.losses import Losses, Strict
-from kamera.patches.near import Near
+from kamera.patches.near import Near, equal_left
 from kamera.patches.orderings import how_many, orderings
 from kamera.patches.pairs import Pairs, form_pairs
 from kamera.patches.proving import Before, Prover
@@ -46,6 +46,7 @@ __all__ = [
     "compact_positions",
     "composable",
     "composed",
+    "equal_left",
     "extents_of",
     "form_pairs",
     "forming_of",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -38,16 +37,3 @@ def tier_of(guarantee: str) -> Tier:
     """The tier of reused KV by the guarantee of its slot."""
     found: Tier = next((tier for tier in get_args(Tier) if tier == guarantee), "approximate")
     return found
-
-
-def matched(these: Sequence[str], those: Sequence[str], lengths: Sequence[int]) -> int:
-    """Tokens directly before a segment that two sequences of antecedents have in common.
-
-    ``these`` are the present antecedents, of ``lengths`` tokens, ``those`` the ones of a stored patch.
-    """
-    count = 0
-    for one, other, length in zip(reversed(these), reversed(those), reversed(lengths), strict=False):
-        if one != other:
-            break
-        count += length
-    return count

@@ -17,8 +17,8 @@ from kamera.content import Chunk, Encoded
 from kamera.engines.hf import Backbone
 from kamera.errors import CorruptChunk, StoreError, UnsupportedBackbone, WrongKey
 from kamera.ops import kv_concat
-from kamera.patches import Guarantee, at_least, weakest
-from kamera.reuse.admission import Admission, matched, tier_of
+from kamera.patches import Guarantee, at_least, equal_left, weakest
+from kamera.reuse.admission import Admission, tier_of
 from kamera.reuse.calibration import Calibration
 from kamera.reuse.probe import likeness, probed
 from kamera.reuse.terms import loose, strict
@@ -139,7 +139,7 @@ class Arrangement:
         for i in wanted:
             source = seats[i].source
             offer = _Offer(source.guarantee, source.antecedents)
-            shared = matched(self._ids[:i], offer.antecedents, self._lengths[:i])
+            shared = equal_left(self._ids[:i], offer.antecedents, self._lengths[:i])
             why = self._forbidden(offer) or calibration.guard(shared)
             if why is not None:
                 found[i] = replace(found[i], reason=f"{found[i].reason}: {why}")

@@ -17,6 +17,13 @@ def strict(policy: ReusePolicy, behind: bool = False) -> ReusePolicy:
 
 
 def loose(policy: ReusePolicy) -> ReusePolicy:
-    """The policy under which the planner offers stored KV of any left context."""
+    """The policy that offers stored KV of any left context, the longest equal one first."""
     allowed = frozenset(policy.withheld) - {"near", "blind"}
-    return replace(policy, minimum="blind", on_miss="prefill", max_divergence=1.0, withheld=allowed)
+    return replace(
+        policy,
+        minimum="blind",
+        on_miss="prefill",
+        max_divergence=1.0,
+        nearest="left",
+        withheld=allowed,
+    )

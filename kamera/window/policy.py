@@ -13,6 +13,7 @@ from kamera.patches import GUARANTEES, Guarantee, at_least
 OnMiss = Literal["form", "prefill", "blind"]
 Archive = Literal["now", "later"]
 PositionRule = Literal["compact", "keep"]
+Nearest = Literal["set", "left"]
 OnLeave = Literal["keep", "repair", "exact"]
 """Treatment of chunks whose antecedents change: kept, placed anew under the policy, or prefilled."""
 
@@ -47,7 +48,8 @@ class ReusePolicy:
 
     ``max_divergence`` lets a patch of *other* antecedents serve as "near": the largest share of
     chunks in which the two antecedent sets may differ (0.0 to 1.0; 1.0 takes any patch however
-    stale). None, the default, serves none under any ``minimum``.
+    stale). None, the default, serves none under any ``minimum``. Of several the ``nearest`` serves: the one
+    whose set differs least, or ("left") the one with the most equal tokens directly before the chunk.
 
     ``on_leave`` is the treatment of chunks that stay when others leave (slide, evict). "keep" serves them as
     survivors. "repair" gives each the KV it would have without what has left: by the patch stored for its
@@ -81,6 +83,7 @@ class ReusePolicy:
     patch_bytes: float | None = 0.03
     layers: Sequence[int] | str | None = None
     max_divergence: float | None = None
+    nearest: Nearest = "set"
     max_doubt: float = 0.18
     on_leave: OnLeave = "keep"
     certified: bool = field(default_factory=certified_by_default)
@@ -121,6 +124,8 @@ class ReusePolicy:
             raise ValueError(f"tolerance {self.tolerance} must be above 0.0 nats, or None for no proof")
         if self.max_divergence is not None and not 0.0 <= self.max_divergence <= 1.0:
             raise ValueError(f"max_divergence {self.max_divergence} must lie between 0.0 and 1.0")
+        if self.nearest not in get_args(Nearest):
+            raise ValueError(f"nearest {self.nearest!r} is none of {', '.join(get_args(Nearest))}")
         if self.on_leave not in get_args(OnLeave):
             raise ValueError(f"on_leave {self.on_leave!r} is none of {', '.join(get_args(OnLeave))}")
         if not 0.0 <= self.max_doubt <= 1.0:

@@ -12,8 +12,8 @@ from kamera import ChunkStore
 from kamera.content import Encoded
 from kamera.engines import Span
 from kamera.errors import CertificateMismatch, InvalidCertificate
+from kamera.patches import equal_left
 from kamera.reuse import Calibration, Point, calibrate, cases_of
-from kamera.reuse.admission import matched
 from kamera.reuse.probe import likeness
 from kamera.reuse.sweep import Trial, acceptance, operating_point, windows_of
 from tests.reuse.rig import FULL, calibration, error, family, parts, plain, prompt, reuser, words
@@ -207,8 +207,23 @@ def test_the_operating_point_is_the_least_that_the_guard_passes():
     assert isinstance(curve[0], Point)
 
 
-def test_matched_counts_from_the_segment_backwards():
-    assert matched(["x", "b", "c"], ["a", "b", "c"], [5, 7, 9]) == 16
-    assert matched(["x", "b", "d"], ["a", "b", "c"], [5, 7, 9]) == 0
-    assert matched(["c"], ["a", "c"], [9]) == 9
-    assert matched([], ["a"], []) == 0
+def test_the_guard_judges_the_copy_with_the_longest_equal_context():
+    """The patch that differs least as a set is another one: it has both antecedents, in another order."""
+    backbone, store = family(NAME), ChunkStore.open("memory://")
+    a, b, c, d, question = parts()
+    for behind in ((b, a), (d, words(60, 8), b)):
+        reuser(backbone, store).prepare(prompt(*behind, c, question)).run()
+    guarded = calibration(backbone, windows=(0, 0, len(b)))
+    plan = reuser(backbone, store, LOOSE, calibration=guarded).prepare(prompt(a, b, c, question))
+    assert [a.tier for a in plan.admissions][2] == "approximate"
+    done = plan.run()
+    assert [a.tier for a in done.admissions][2] == "approximate"
+    antecedents = done.window.slots[2].antecedents
+    assert len(antecedents) == 3 and antecedents[-1] == done.window.slots[1].chunk_id  # d, the words, b
+
+
+def test_equal_left_counts_from_the_segment_backwards():
+    assert equal_left(["x", "b", "c"], ["a", "b", "c"], [5, 7, 9]) == 16
+    assert equal_left(["x", "b", "d"], ["a", "b", "c"], [5, 7, 9]) == 0
+    assert equal_left(["c"], ["a", "c"], [9]) == 9
+    assert equal_left([], ["a"], []) == 0
