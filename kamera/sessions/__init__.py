@@ -1,7 +1,8 @@
 """Conversations whose cache is edited, not rebuilt, when their history changes."""
 
 from kamera.sessions.chat import ChatSession
-from kamera.sessions.pool import PoolMetrics, SessionPool
+from kamera.sessions.metrics import PoolMetrics
+from kamera.sessions.pool import SessionPool
 from kamera.sessions.turn import Turn, TurnReport
 from kamera.sessions.verbs import VerbReport
 

@@ -79,10 +79,15 @@ class ChatSession:
         mode: SessionMode = "auto",
         edit_policy: EditPolicy | None = None,
         uncached: bool = False,
+        state: State | None = None,
     ) -> ChatSession:
-        """One of several sessions that share their prefilled system prompts and processed pictures."""
+        """One of several sessions that share their prefilled system prompts and processed pictures.
+
+        ``state`` is that of a session that goes on.
+        """
         session = cls.__new__(cls)
         session._set_up(anchors, conversations, tools, mode, edit_policy, uncached)
+        session._state = state or session._state
         return session
 
     def _set_up(
@@ -226,16 +231,17 @@ class ChatSession:
         """
         return copy.copy(self)  # turns write to a branch, never to a session's window
 
-    def save(self, path: str | Path) -> None:
+    def save(self, path: str | Path, *, session_id: str | None = None) -> None:
         """Write the session to a directory of its own: history, pictures (as PNG), the window bit for bit.
 
-        Replaces a session saved there in one step. An ``edit_policy`` is code and is not saved. Raises
-        StoreError if the operating system refuses or the directory holds other files, `ValueError` for a
-        message that JSON cannot hold, UnreadableMedia for a missing picture.
+        Replaces a session saved there in one step. ``session_id`` is noted as its id in a pool. An
+        ``edit_policy`` is code and is not saved. Raises StoreError if the operating system refuses or the
+        directory holds other files, `ValueError` for a message that JSON cannot hold, UnreadableMedia for a
+        missing picture.
         """
         from kamera.sessions.persist import save_session
 
-        save_session(Path(path), self, self._anchors, self._state)
+        save_session(Path(path), self, self._anchors, self._state, session_id)
 
     @classmethod
     def load(
@@ -255,9 +261,8 @@ class ChatSession:
 
         settings, state, policy, max_tokens = load_session(Path(path), backbone, store)
         anchors = Anchors(backbone, store, max_tokens=max_tokens, policy=policy)
-        session = cls.among(anchors, conversations_of(backbone), edit_policy=edit_policy, **settings)
-        session._state = state
-        return session
+        conversations = conversations_of(backbone)
+        return cls.among(anchors, conversations, edit_policy=edit_policy, state=state, **settings)
 
     # -- inside --------------------------------------------------------------------------------
 

@@ -13,6 +13,20 @@ from kamera.patches import at_least
 from kamera.sessions.chat import ChatSession
 from kamera.sessions.layout import Layout, anchor_ids, anchor_segments
 from kamera.sessions.modes import laxest
+from kamera.window import Guarantee, OnLeave
+
+
+@dataclass(frozen=True, eq=False)
+class Candidate:
+    """What a choice needs of a session, in memory or saved.
+
+    ``guarantee`` is the weakest in its window; ``on_leave`` the least strict treatment that an edit of it may
+    come to.
+    """
+
+    layout: Layout
+    guarantee: Guarantee
+    on_leave: OnLeave
 
 
 @dataclass(frozen=True)
@@ -39,35 +53,42 @@ def shaped_prompt(
         return None
 
 
-def best_match(prompt: Rendered, sessions: Mapping[str, ChatSession], min_tokens: int) -> Match:
+def candidate(session: ChatSession) -> Candidate | None:
+    """The session as a candidate; None if it has no window."""
+    layout, window = session.layout, session.window
+    if layout is None or window is None:
+        return None
+    return Candidate(layout, window.guarantee, laxest(session.mode, window.policy.minimum))
+
+
+def best_match(prompt: Rendered, sessions: Mapping[str, Candidate], min_tokens: int) -> Match:
     """The session with the longest prefix of ``prompt``, else the one with the fewest tokens to prefill.
 
-    It saves at least ``min_tokens`` after the system prompt. A session whose KV is conditioned on content
-    outside its prompt (a survivor of an edit) serves its owner only, and no other conversation's session is
-    edited in a mode that would leave such KV.
+    It saves at least ``min_tokens`` after the system prompt; of equals the first is chosen. A session whose
+    KV is conditioned on content outside its prompt (a survivor of an edit) serves its owner only, and no
+    other conversation's session is edited in a mode that would leave such KV. A composed patch counts as such
+    KV: it may add what a patch behind antecedents that have left knew (docs/composed.md).
     """
     prefixes: list[tuple[int, str]] = []
     edits: list[tuple[int, str]] = []
     tainted = 0
-    for name, session in sessions.items():
-        layout, window = session.layout, session.window
-        if layout is None or window is None or anchor_ids(layout.prompt) != anchor_ids(prompt):
+    for name, held in sessions.items():
+        if anchor_ids(held.layout.prompt) != anchor_ids(prompt):
             continue
-        if not at_least(window.guarantee, "orbit"):
+        if not at_least(held.guarantee, "orbit"):
             tainted += 1
             continue
-        prefix, held = _prefix(layout, prompt)
-        on_leave = laxest(session.mode, window)
-        if prefix == held:
+        prefix, size = _prefix(held.layout, prompt)
+        if prefix == size:
             prefixes.append((prefix, name))
-        elif on_leave == "exact":
+        elif held.on_leave == "exact":
             edits.append((prefix, name))
-        elif on_leave == "repair":
-            edits.append((_common(layout, prompt), name))
+        elif held.on_leave == "repair":
+            edits.append((_common(held.layout, prompt), name))
         else:
             tainted += 1
     for how, found in (("by_prefix", prefixes), ("by_edit", edits)):
-        saved, name = max(found, default=(-1, ""))
+        saved, name = max(found, key=lambda pair: pair[0], default=(-1, ""))
         if saved >= max(min_tokens, 1):
             return Match(name, how, 0, tainted)  # type: ignore[arg-type]
     return Match(None, None, int(bool(prefixes or edits)), tainted)

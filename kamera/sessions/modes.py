@@ -7,7 +7,7 @@ from typing import Literal, TypeVar, get_args
 
 from kamera.errors import PolicyRefused
 from kamera.patches import GUARANTEES, at_least, weakest
-from kamera.window import KameraWindow, OnLeave
+from kamera.window import Guarantee, KameraWindow, OnLeave
 
 SessionMode = Literal["amortize", "repair", "forget", "auto"]
 Applied = Literal["amortize", "repair", "forget"]
@@ -32,9 +32,8 @@ def applied(on_leave: OnLeave) -> Applied:
     return _APPLIED[on_leave]
 
 
-def laxest(mode: str, window: KameraWindow) -> OnLeave:
-    """The least strict treatment that ``mode`` may come to in this window, before any cost is known."""
-    minimum = window.policy.minimum
+def laxest(mode: str, minimum: Guarantee) -> OnLeave:
+    """The least strict treatment that ``mode`` may come to under a policy's ``minimum``, at any cost."""
     if minimum == "exact":
         return "exact"
     if mode == "auto":

@@ -40,11 +40,14 @@ FILE = "session.json"
 _MEDIA, _WINDOW, _ASIDE = "media", "window-", ".session-"
 
 
-def save_session(path: Path, session: ChatSession, anchors: Anchors, state: State) -> None:
-    """Write ``state`` of ``session`` to the directory ``path``."""
+def save_session(
+    path: Path, session: ChatSession, anchors: Anchors, state: State, name: str | None = None
+) -> None:
+    """Write ``state`` of ``session`` to the directory ``path``; ``name`` is its id in a pool."""
     files: dict[str, bytes] = {}
     document: dict[str, Any] = {
         "version": VERSION,
+        "id": name,
         "fingerprint": session.backbone.fingerprint,
         "tenant": session.store.tenant,
         "mode": session.mode,
@@ -57,6 +60,8 @@ def save_session(path: Path, session: ChatSession, anchors: Anchors, state: Stat
         "ids": None if state.ids is None else state.ids.tolist(),
         "layout": None if state.layout is None else _put_layout(state.layout),
         "window": None if state.window is None else f"{_WINDOW}{secrets.token_hex(8)}",
+        "guarantee": None if state.window is None else state.window.guarantee,
+        "minimum": None if state.window is None else state.window.policy.minimum,
     }
     data = _sealed(document)
     try:
@@ -75,13 +80,16 @@ def save_session(path: Path, session: ChatSession, anchors: Anchors, state: Stat
 
 
 def load_session(
-    path: Path, backbone: Backbone, store: ChunkStore
+    path: Path, backbone: Backbone, store: ChunkStore, *, messages_only: bool = False
 ) -> tuple[dict[str, Any], State, ReusePolicy | None, int | None]:
-    """Settings of the session saved at ``path``, its state, its reuse policy and its limit of tokens."""
+    """Settings of the session saved at ``path``, its state, its reuse policy and its limit of tokens.
+
+    ``messages_only``: the state has neither window nor layout, so that the next turn renders all of it.
+    """
     from kamera.sessions.showing import State
 
     where = path / FILE
-    document = _read(where)
+    document = read_session(where)
     for name, here in (("fingerprint", backbone.fingerprint), ("tenant", store.tenant)):
         if document[name] != here:
             raise IncompatibleChunk(
@@ -90,9 +98,11 @@ def load_session(
             )
     messages = tuple(_get_message(m, path / _MEDIA) for m in document["messages"])
     ids = None if document["ids"] is None else torch.tensor(document["ids"], dtype=torch.int64)
-    layout = None if document["layout"] is None else _get_layout(document["layout"])
+    layout = None if document["layout"] is None else layout_of(document["layout"])
     window = None
-    if document["window"] is not None:
+    if messages_only:
+        ids = layout = None
+    elif document["window"] is not None:
         window = KameraWindow.load(path / document["window"], backbone, store)
         assert layout is not None
         lengths = [
@@ -199,7 +209,8 @@ def _put_layout(layout: Layout) -> dict[str, Any]:
     }
 
 
-def _get_layout(held: dict[str, Any]) -> Layout:
+def layout_of(held: dict[str, Any]) -> Layout:
+    """The layout that a document holds."""
     segments = tuple(Segment(**{**s, "messages": tuple(s["messages"])}) for s in held["segments"])
     ids = torch.tensor(held["ids"], dtype=torch.int64)
     turns, tags, runs = (tuple((a, b) for a, b in held[name]) for name in ("turns", "tags", "runs"))
@@ -212,14 +223,16 @@ def _get_layout(held: dict[str, Any]) -> Layout:
 def _sealed(document: Mapping[str, Any]) -> bytes:
     """The document as JSON, after a line with its SHA-256."""
     try:
-        body = json.dumps(document, sort_keys=True, allow_nan=False).encode()
+        # not sorted: a template writes the keys of tools and arguments in their order
+        body = json.dumps(document, allow_nan=False).encode()
     except (TypeError, ValueError) as error:
         raise ValueError(f"the session cannot be saved: {error}") from None
     seal = {"kamera": "session", "sha256": hashlib.sha256(body).hexdigest()}
     return json.dumps(seal).encode() + b"\n" + body + b"\n"
 
 
-def _read(where: Path) -> dict[str, Any]:
+def read_session(where: Path) -> dict[str, Any]:
+    """The document of a ``session.json``; raises as `ChatSession.load`."""
     try:
         data = where.read_bytes()
     except (FileNotFoundError, NotADirectoryError):

@@ -7,17 +7,19 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import Any
 
 from kamera.content import Message, Rendered
 from kamera.edits import EditPolicy
 from kamera.engines.hf import Backbone
-from kamera.errors import UnknownSession
-from kamera.ops import digest
+from kamera.errors import KameraError, UnknownSession
 from kamera.sessions.anchors import Anchors
 from kamera.sessions.chat import ChatSession, conversations_of
-from kamera.sessions.match import best_match, shaped_prompt
+from kamera.sessions.match import Candidate, best_match, candidate, shaped_prompt
+from kamera.sessions.metrics import PoolMetrics
 from kamera.sessions.modes import SessionMode, check_mode
+from kamera.sessions.saved import SavedSessions, tools_digest
 from kamera.sessions.turn import Turn
 from kamera.store import ChunkStore
 from kamera.window import ReusePolicy
@@ -28,34 +30,6 @@ Stores = ChunkStore | Callable[[str], ChunkStore]
 
 SYSTEM_PROMPTS = 16
 """Number of system prompts per tenant that are kept prefilled for new sessions."""
-
-
-@dataclass(frozen=True)
-class PoolMetrics:
-    """Counts of a pool's requests since its construction.
-
-    ``by_id``, ``by_prefix``, ``by_edit``: the session was named, held a prefix of the prompt, or was the
-    cheapest to edit. ``opened``: a new session. ``forked``: a matched session was busy, so a fork answered.
-    ``too_little``: a session shared fewer than ``min_tokens``. ``tainted``: a session was skipped because its
-    KV is conditioned on content outside its prompt. ``unknown``: the id did not exist. ``failed``: nothing
-    was published. ``uncached``: the plain model answered. ``evicted_count``, ``evicted_bytes``: sessions
-    evicted by either limit. ``anchors``: system prompts prefilled.
-    """
-
-    requests: int = 0
-    by_id: int = 0
-    by_prefix: int = 0
-    by_edit: int = 0
-    opened: int = 0
-    forked: int = 0
-    too_little: int = 0
-    tainted: int = 0
-    unknown: int = 0
-    failed: int = 0
-    uncached: int = 0
-    evicted_count: int = 0
-    evicted_bytes: int = 0
-    anchors: int = 0
 
 
 @dataclass(eq=False)
@@ -80,6 +54,10 @@ class SessionPool:
     the pool: the least recently used session is evicted. A session that shares fewer than ``min_tokens`` with
     a prompt is not used for it. ``store`` is one tenant's, or a function from a tenant to its store: tenants
     share neither sessions nor stored chunks. The other options are those of `ChatSession`. Thread-safe.
+
+    ``save`` is a directory to which each session is saved after each complete answer, by a thread behind the
+    answers: a killed process loses at most a session's last turn. A request finds saved sessions as it finds
+    those in memory, also those of another process, and evicted ones (docs/sessions.md).
     """
 
     def __init__(
@@ -95,6 +73,7 @@ class SessionPool:
         edit_policy: EditPolicy | None = None,
         max_tokens: int | None = None,
         uncached: bool = False,
+        save: str | Path | None = None,
     ) -> None:
         if max_sessions < 1 or min_tokens < 0 or (max_bytes is not None and max_bytes < 1):
             raise ValueError(
@@ -111,6 +90,7 @@ class SessionPool:
         self._options: dict[str, Any] = {"mode": mode, "edit_policy": edit_policy, "uncached": uncached}
         self._edit_policy = edit_policy
         self._conversations = conversations_of(backbone)
+        self._saved = None if save is None else SavedSessions(save)
         self._lock = threading.Lock()
         self._entries: OrderedDict[tuple[str, str], _Entry] = OrderedDict()  # by tenant and id, oldest first
         self._anchors: dict[str, Anchors] = {}
@@ -129,7 +109,8 @@ class SessionPool:
 
         ``messages`` as in `ChatSession.send`. A list is the whole history. Text and a single message are new
         messages only: they continue the session of an id, or begin a conversation without one. Raises
-        UnknownSession for new messages to an unknown id, and the errors of `ChatSession.send`.
+        UnknownSession for new messages to an unknown id, the errors of `ChatSession.send`, and for new
+        messages to a saved session those of `ChatSession.load`.
         """
         whose = self._tenant(tenant)
         name, entry = self._reserved(messages, session_id, whose, tools)
@@ -146,24 +127,45 @@ class SessionPool:
         return Turn(turn.text, turn.tool_calls, turn.report, name)
 
     def session(self, session_id: str, tenant: str | None = None) -> ChatSession:
-        """A fork of a session after its last complete answer. Raises UnknownSession."""
+        """A fork of a session after its last complete answer.
+
+        Raises UnknownSession, and for a saved one the errors of `ChatSession.load`.
+        """
+        whose = self._tenant(tenant)
         with self._lock:
-            entry = self._entries.get((self._tenant(tenant), session_id))
-            if entry is None:
-                raise UnknownSession(f"no session {session_id!r} in this pool: send the whole history")
-            return entry.session.fork()
+            entry = self._entries.get((whose, session_id))
+            session = None if entry is None else entry.session.fork()
+        session = session or self._read(whose, session_id)
+        if session is None:
+            raise UnknownSession(f"no session {session_id!r} in this pool: send the whole history")
+        return session
 
     def drop(self, session_id: str, tenant: str | None = None) -> None:
-        """Remove a session; a busy one after its answer. Raises UnknownSession."""
+        """Remove a session, saved ones too; a busy one after its answer. Raises UnknownSession."""
+        whose = self._tenant(tenant)
         with self._lock:
-            if self._entries.pop((self._tenant(tenant), session_id), None) is None:
-                raise UnknownSession(f"no session {session_id!r} in this pool: it may have been evicted")
+            held = self._entries.pop((whose, session_id), None) is not None
+        if self._saved is not None:
+            held = self._saved.remove(whose, session_id) or held
+        if not held:
+            raise UnknownSession(f"no session {session_id!r} in this pool: it may have been evicted")
+
+    def flush(self) -> None:
+        """Wait until all sessions are saved; raises the first error that kept one from it since the last."""
+        if self._saved is not None:
+            self._saved.flush()
+
+    def saved(self, tenant: str | None = None) -> list[str]:
+        """Ids of a tenant's sessions on the disk, those of other processes too; none without ``save``."""
+        return [] if self._saved is None else self._saved.names(self._tenant(tenant))
 
     def metrics(self) -> PoolMetrics:
         """The counts up to now."""
         with self._lock:
-            anchors = sum(a.prefilled for a in self._anchors.values())
-            return PoolMetrics(**{**self._counts, "anchors": anchors})
+            counts = {**self._counts, "anchors": sum(a.prefilled for a in self._anchors.values())}
+        if self._saved is not None:
+            counts |= {"saved": self._saved.saved, "unsaved": self._saved.unsaved}
+        return PoolMetrics(**counts)
 
     def __len__(self) -> int:
         """Number of sessions, busy ones included."""
@@ -190,12 +192,16 @@ class SessionPool:
         tools: Sequence[Any] | None,
     ) -> tuple[str, _Entry]:
         """A session reserved for this request, and its id."""
-        kind = digest("kamera.pool.tools.v1", repr(tools))
+        kind = tools_digest(tools)
         prompt = None
         if not isinstance(messages, str | Mapping):
             prompt = shaped_prompt(self._conversations, messages, tools, self._edit_policy)
+        read = self._resumed(prompt, session_id, tenant, kind)
         with self._lock:
             self._counts["requests"] += 1
+            if read is not None:
+                self._counts["resumed"] += 1
+                self._entries.setdefault((tenant, read[0]), _Entry(read[1], kind))
             found = None if session_id is None else self._entries.get((tenant, session_id))
             if found is not None:
                 self._counts["by_id"] += 1
@@ -224,18 +230,55 @@ class SessionPool:
             entry.busy, entry.tools, entry.session.tools = True, kind, tools
             return name, entry
 
-    def _matched(self, prompt: Rendered, tenant: str, kind: str) -> str | None:
-        mine = {
-            name: entry.session
-            for (whose, name), entry in self._entries.items()
+    def _held(self, tenant: str, kind: str) -> dict[str, Candidate]:
+        """Sessions in memory that a prompt with tools of ``kind`` may go to, the last used first."""
+        mine = [
+            (name, candidate(entry.session))
+            for (whose, name), entry in reversed(self._entries.items())
             if whose == tenant and entry.tools == kind
-        }
-        match = best_match(prompt, mine, self.min_tokens)
+        ]
+        return {name: held for name, held in mine if held is not None}
+
+    def _matched(self, prompt: Rendered, tenant: str, kind: str) -> str | None:
+        match = best_match(prompt, self._held(tenant, kind), self.min_tokens)
         self._counts["too_little"] += match.too_little
         self._counts["tainted"] += match.tainted
         if match.how is not None:
             self._counts[match.how] += 1
         return match.name
+
+    def _resumed(
+        self, prompt: Rendered | None, session_id: str | None, tenant: str, kind: str
+    ) -> tuple[str, ChatSession] | None:
+        """The saved session that a request goes to, if that is better than any in memory; its id."""
+        if self._saved is None:
+            return None
+        with self._lock:
+            known = {name for whose, name in self._entries if whose == tenant}
+            held, anchors = self._held(tenant, kind), self._anchors_of(tenant)
+        if session_id in known:
+            return None
+        name = session_id
+        try:
+            session = None if name is None else self._read(tenant, name)
+            if session is None and prompt is not None:
+                there = self._saved.candidates(anchors, self._options["mode"], kind)
+                there = {name: saved for name, saved in there.items() if name not in known}
+                name = best_match(prompt, held | there, self.min_tokens).name
+                session = self._read(tenant, name) if name in there else None
+        except KameraError:
+            if prompt is None:
+                raise
+            return None  # the whole history is here: it is prefilled
+        return None if name is None or session is None else (name, session)
+
+    def _read(self, tenant: str, session_id: str) -> ChatSession | None:
+        """A saved session; None if there is none."""
+        if self._saved is None:
+            return None
+        with self._lock:
+            anchors = self._anchors_of(tenant)
+        return self._saved.load(session_id, anchors, self._conversations, **self._options)
 
     def _anchors_of(self, tenant: str) -> Anchors:
         if tenant not in self._anchors:
@@ -252,12 +295,17 @@ class SessionPool:
         size = 0
         if self.max_bytes is not None and window is not None:
             size = self._anchors[key[0]].memory(window).total
+        if self._saved is not None:  # while it is reserved: saves of one session keep their order
+            self._saved.save(*key, entry.session.fork())
         with self._lock:
             entry.busy, entry.bytes = False, size
             self._counts["uncached"] += turn.report.uncached is not None
             if self._entries.get(key) is entry:  # else it was dropped meanwhile
                 self._entries.move_to_end(key)
+            dropped = key not in self._entries
             self._trim()
+        if dropped and self._saved is not None:
+            self._saved.remove(*key)
 
     def _trim(self) -> None:
         """Evict the least recently used sessions that are not busy."""

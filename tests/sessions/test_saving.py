@@ -89,6 +89,15 @@ def test_tools_clips_and_empty_sessions_are_saved(tmp_path):
     assert [f.tobytes() for f in held.frames] == [f.tobytes() for f in frames]
 
 
+def test_keys_keep_their_order_for_the_template(tmp_path):
+    call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": {"z": 1, "a": 2}}}
+    talk = [TALK[0], {"role": "assistant", "content": "", "tool_calls": [call]}, TALK[2]]
+    tools = [{"type": "function", "function": {"name": "f", "description": "d", "parameters": {}}}]
+    chat = _saved(tmp_path / "s", speaking("thinking"), talk, tools=tools)
+    again = _loaded(tmp_path / "s", chat.backbone)
+    assert torch.equal(again.rendered().ids, chat.rendered().ids)
+
+
 def test_another_model_or_tenant_is_refused(tmp_path):
     _saved(tmp_path / "s")
     with pytest.raises(IncompatibleChunk, match="fingerprint"):

@@ -1,0 +1,37 @@
+"""Counts of a pool's requests."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class PoolMetrics:
+    """Counts of a pool's requests since its construction.
+
+    ``by_id``, ``by_prefix``, ``by_edit``: the session was named, held a prefix of the prompt, or was the
+    cheapest to edit. ``opened``: a new session. ``resumed``: a saved session was read first. ``forked``: a
+    matched session was busy, so a fork answered. ``too_little``: a session shared fewer than ``min_tokens``.
+    ``tainted``: a session was skipped because its KV is conditioned on content outside its prompt.
+    ``unknown``: the id did not exist. ``failed``: nothing was published. ``uncached``: the plain model
+    answered. ``saved``, ``unsaved``: saves that were completed, and that failed. ``evicted_count``,
+    ``evicted_bytes``: sessions evicted by either limit. ``anchors``: system prompts prefilled.
+    """
+
+    requests: int = 0
+    by_id: int = 0
+    by_prefix: int = 0
+    by_edit: int = 0
+    opened: int = 0
+    resumed: int = 0
+    forked: int = 0
+    too_little: int = 0
+    tainted: int = 0
+    unknown: int = 0
+    failed: int = 0
+    uncached: int = 0
+    saved: int = 0
+    unsaved: int = 0
+    evicted_count: int = 0
+    evicted_bytes: int = 0
+    anchors: int = 0
