@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from kamera.edits.directive import Directive, Mode, Unit
+from kamera.errors import InvalidDirective
 from kamera.store import ChunkStore
 
 
@@ -16,7 +17,7 @@ from kamera.store import ChunkStore
 class Span:
     """``start:end`` of a conversation, counted in ``unit``.
 
-    Raises InvalidDirective for an unknown unit, or a span that ends before it starts.
+    Raises InvalidDirective for an unknown unit, a span that ends before it starts, or a limit of 0 or less.
     """
 
     start: int
@@ -31,11 +32,17 @@ class Span:
 class Pin(Span):
     """Keep the span's stored objects through `gc` and byte limits, for ``ttl`` seconds or for good.
 
-    The store's cap of pinned bytes (`StoreAdmin.pins`) is never exceeded. A pin keeps KV, not messages: the
-    span may leave the prompt, and comes back without an encode.
+    ``turns``: until the session has given that many more answers, if that is earlier. The store's cap of
+    pinned bytes (`StoreAdmin.pins`) is never exceeded. A pin keeps KV, not messages: the span may leave the
+    prompt, and comes back without an encode.
     """
 
     ttl: float | None = None
+    turns: int | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check_limits(turns=self.turns, ttl=self.ttl)
 
 
 @dataclass(frozen=True)
@@ -43,8 +50,16 @@ class Decay(Span):
     """Move the span's stored objects to a lower tier: the next step is unlikely to need them.
 
     They leave the store's memory for its directory or remote; where memory is all, they are the first to be
-    evicted from it.
+    evicted from it. At once, or after ``turns`` more answers of the session, or at the first answer after
+    ``seconds``, whichever is first.
     """
+
+    turns: int | None = None
+    seconds: float | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check_limits(turns=self.turns, seconds=self.seconds)
 
 
 @dataclass(frozen=True)
@@ -70,6 +85,12 @@ class Share(Span):
     """
 
     scope: ChunkStore | None = None
+
+
+def _check_limits(**limits: float | None) -> None:
+    for name, limit in limits.items():
+        if limit is not None and not limit > 0:
+            raise InvalidDirective(f"{name}={limit} is no limit: give more than 0, or None")
 
 
 Verb = Pin | Decay | Evict | Share

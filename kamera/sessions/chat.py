@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from kamera.sessions.anchors import Anchors
 from kamera.sessions.layout import Layout
 from kamera.sessions.modes import SessionMode, check_mode
 from kamera.sessions.showing import State, shown
+from kamera.sessions.timers import aged
 from kamera.sessions.tool_calls import tool_calls
 from kamera.sessions.turn import Turn, TurnReport
 from kamera.sessions.uncached import UNCACHEABLE, plain_answer, plain_logits
@@ -44,6 +46,7 @@ class ChatSession:
 
     ``reuse=True`` serves segments as far as they are admitted (docs/reuse.md), and ``admissions`` tells the
     tier and reason of each; a `Calibration`, or its file, admits approximate ones too. It is not saved.
+    ``clock`` returns seconds since 1970, for timers (`kamera.edits.Decay`).
 
     A turn works on a branch of the window, which replaces the window when the answer is complete: an error,
     also of a streamer, leaves the session unchanged. One thread at a time may use a session; `fork` is
@@ -62,10 +65,12 @@ class ChatSession:
         max_tokens: int | None = None,
         uncached: bool = False,
         reuse: bool | Calibration | str | Path = False,
+        clock: Callable[[], float] = time.time,
     ) -> None:
         conversations = conversations_of(backbone)
         anchors = Anchors(backbone, store, max_tokens=max_tokens, policy=policy)
         self._set_up(anchors, conversations, tools, mode, edit_policy, uncached)
+        self._clock = clock
         self._reuses = bool(reuse)
         self._calibration = None if isinstance(reuse, bool) else calibration_of(reuse)
 
@@ -109,6 +114,7 @@ class ChatSession:
         self._conversations = conversations
         self._edit_policy = edit_policy
         self._state = State()
+        self._clock: Callable[[], float] = time.time
         self._reuses, self._calibration = False, None
 
     @property
@@ -180,8 +186,9 @@ class ChatSession:
         else:
             text = branch.asked.generate(branch.question, **options)
         answer = {"role": "assistant", "content": text}
-        self._state = replace(state, messages=(*history, answer), turn=state.turn + 1)
-        return Turn(text, tool_calls(text), report)
+        timers, notes = aged(state.timers, state.turn + 1, self._clock(), self.store)
+        self._state = replace(state, messages=(*history, answer), turn=state.turn + 1, timers=timers)
+        return Turn(text, tool_calls(text), replace(report, notes=(*report.notes, *notes)))
 
     def next_token_logits(
         self, messages: str | Message | Sequence[Message] | None = None, *, append: bool = False
@@ -219,10 +226,14 @@ class ChatSession:
         """Pin, decay, evict or share the chunks of a span; its indices refer to `rendered`.
 
         Pin, decay and share leave prompt and answers unchanged: they say what becomes of the span's stored
-        objects. Raises InvalidDirective for a span outside of the window, PinsFull over the store's cap,
-        IncompatibleChunk for a store to share with that cannot hold them, and the errors of `edit`.
+        objects, now or after later answers (timers, which `save` keeps). Raises InvalidDirective for a span
+        outside of the window, PinsFull over the store's cap, IncompatibleChunk for a store to share with that
+        cannot hold them, and the errors of `edit`.
         """
-        return applied_verb(self, self._anchors, verb)
+        report = applied_verb(self, self._anchors, verb, self._state.turn, self._clock())
+        if report.timer is not None:
+            self._state = replace(self._state, timers=(*self._state.timers, report.timer))
+        return report
 
     def fork(self) -> ChatSession:
         """An independent session of the same history, without copying.
@@ -251,6 +262,7 @@ class ChatSession:
         store: ChunkStore,
         *,
         edit_policy: EditPolicy | None = None,
+        clock: Callable[[], float] = time.time,
     ) -> ChatSession:
         """A saved session with its window; nothing in the window is prefilled again.
 
@@ -262,7 +274,9 @@ class ChatSession:
         settings, state, policy, max_tokens = load_session(Path(path), backbone, store)
         anchors = Anchors(backbone, store, max_tokens=max_tokens, policy=policy)
         conversations = conversations_of(backbone)
-        return cls.among(anchors, conversations, edit_policy=edit_policy, state=state, **settings)
+        session = cls.among(anchors, conversations, edit_policy=edit_policy, state=state, **settings)
+        session._clock = clock
+        return session
 
     # -- inside --------------------------------------------------------------------------------
 

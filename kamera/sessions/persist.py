@@ -25,6 +25,7 @@ from kamera.content import Clip, Rendered, Segment, load_clip, load_image, tool_
 from kamera.engines.hf import Backbone
 from kamera.errors import CorruptChunk, IncompatibleChunk, StoreError, StoreVersionError
 from kamera.sessions.layout import Layout
+from kamera.sessions.timers import Timer
 from kamera.store import ChunkStore
 from kamera.window import KameraWindow, ReusePolicy
 
@@ -57,6 +58,7 @@ def save_session(
         "max_tokens": anchors.max_tokens,
         "messages": [_put_message(m, files) for m in state.messages],
         "turn": state.turn,
+        "timers": [asdict(timer) for timer in state.timers],
         "ids": None if state.ids is None else state.ids.tolist(),
         "layout": None if state.layout is None else _put_layout(state.layout),
         "window": None if state.window is None else f"{_WINDOW}{secrets.token_hex(8)}",
@@ -112,7 +114,9 @@ def load_session(
             raise CorruptChunk(f"{str(where)!r} and its window are of different sessions")
     settings = {name: document[name] for name in ("mode", "uncached", "tools")}
     policy = None if document["policy"] is None else ReusePolicy(**document["policy"])
-    return settings, State(messages, document["turn"], ids, layout, window), policy, document["max_tokens"]
+    timers = tuple(Timer(**{**timer, "chunks": tuple(timer["chunks"])}) for timer in document["timers"])
+    state = State(messages, document["turn"], ids, layout, window, timers=timers)
+    return settings, state, policy, document["max_tokens"]
 
 
 # -- messages ----------------------------------------------------------------------------------

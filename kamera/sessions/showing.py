@@ -14,6 +14,7 @@ from kamera.reuse import Admission
 from kamera.sessions.anchors import Anchors
 from kamera.sessions.layout import Layout, Piece, Run, anchor_ids, anchor_segments, laid_out, question
 from kamera.sessions.modes import applied, cheapest, choices
+from kamera.sessions.timers import Timer
 from kamera.sessions.turn import TurnReport, turn_report
 from kamera.window import KameraWindow, OnLeave, Report, Slot
 
@@ -31,6 +32,7 @@ class State:
     layout: Layout | None = None
     window: KameraWindow | None = None
     admissions: tuple[Admission, ...] = ()
+    timers: tuple[Timer, ...] = ()
 
     @property
     def asked(self) -> KameraWindow:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from kamera.edits import Decay, Directive, Evict, Pin, Share, Span, Verb, resolve
 from kamera.errors import IncompatibleChunk, InvalidDirective
 from kamera.sessions.anchors import Anchors
+from kamera.sessions.timers import Timer, keys_of
 from kamera.sessions.turn import TurnReport
 from kamera.store import ChunkStore, StoreAdmin
 from kamera.window import KameraWindow, Slot
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 class VerbReport:
     """The chunks that a verb concerned, the number of stored objects, and of an eviction its turn.
 
+    ``timer`` is what the session does later: with a timer no object has decayed yet.
     ``forwards``: of canonicals that had to be computed before they could be stored.
     """
 
@@ -28,10 +30,11 @@ class VerbReport:
     objects: int = 0
     forwards: int = 0
     turn: TurnReport | None = None
+    timer: Timer | None = None
 
 
-def applied_verb(session: ChatSession, anchors: Anchors, verb: Verb) -> VerbReport:
-    """Apply ``verb`` to a session; see `ChatSession.apply`."""
+def applied_verb(session: ChatSession, anchors: Anchors, verb: Verb, turn: int, now: float) -> VerbReport:
+    """Apply ``verb`` to a session after ``turn`` answers, at ``now``; see `ChatSession.apply`."""
     if isinstance(verb, Evict):
         chunks = tuple(slot.chunk_id for slot in _slots(session, verb))
         return VerbReport(chunks, turn=session.edit([verb.directive]))
@@ -45,12 +48,17 @@ def applied_verb(session: ChatSession, anchors: Anchors, verb: Verb) -> VerbRepo
     if isinstance(verb, Share):
         return VerbReport(chunks, _shared(window, chunks, verb.scope), forwards)
     admin = StoreAdmin(session.store)
-    keys = [info.key for chunk in chunks for info in session.store.ls(chunk_id=chunk)]
+    keys = keys_of(session.store, chunks)
+    last = None if verb.turns is None else turn + verb.turns
     if isinstance(verb, Pin):
         admin.pin(keys, verb.ttl)
-        return VerbReport(chunks, len(keys), forwards)
+        timer = None if last is None else Timer("unpin", chunks, last, None)
+        return VerbReport(chunks, len(keys), forwards, timer=timer)
     assert isinstance(verb, Decay)
-    return VerbReport(chunks, admin.objects.demote(keys), forwards)
+    if last is None and verb.seconds is None:
+        return VerbReport(chunks, admin.objects.demote(keys), forwards)
+    until = None if verb.seconds is None else now + verb.seconds
+    return VerbReport(chunks, 0, forwards, timer=Timer("decay", chunks, last, until))
 
 
 def _slots(session: ChatSession, span: Span) -> list[Slot]:

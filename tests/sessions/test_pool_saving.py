@@ -16,7 +16,7 @@ import torch
 from kamera.errors import CorruptChunk, StoreError, UnknownSession
 from kamera.sessions import ChatSession, SessionPool
 from kamera.store import ChunkStore
-from tests.content.templates import LONG_TALK, TALK, TOOLS, screens
+from tests.content.templates import LONG_TALK, TALK, TOOLS
 from tests.engines.compare import relative
 from tests.killing import Countdown, in_child
 from tests.sessions.rig import EXACT, FULL, plain_logits, seeing, speaking
