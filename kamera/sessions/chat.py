@@ -114,7 +114,7 @@ class ChatSession:
         self._conversations = conversations
         self._edit_policy = edit_policy
         self._state = State()
-        self._clock: Callable[[], float] = time.time
+        self._clock = time.time
         self._reuses, self._calibration = False, None
 
     @property
