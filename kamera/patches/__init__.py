@@ -16,6 +16,7 @@ from kamera.patches.guarantee import (
     weakest,
 )
 from kamera.patches.harvest import worth_harvesting
+from kamera.patches.heads import continued, head_of
 from kamera.patches.losses import Losses, Strict
 from kamera.patches.near import Near, equal_left
 from kamera.patches.orderings import how_many, orderings
@@ -46,11 +47,13 @@ __all__ = [
     "compact_positions",
     "composable",
     "composed",
+    "continued",
     "equal_left",
     "extents_of",
     "form_pairs",
     "forming_of",
     "guarantee_named",
+    "head_of",
     "how_many",
     "orderings",
     "prefill_anchor",

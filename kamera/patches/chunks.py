@@ -14,11 +14,15 @@ from kamera.patches.guarantee import Guarantee
 
 @dataclass(frozen=True, eq=False)
 class Facts:
-    """A chunk independent of its place: enough to prefill it again without its pixels."""
+    """A chunk independent of its place: enough to prefill it again without its pixels.
+
+    ``heads`` are other texts that begin with as many equal tokens as is said, the most first.
+    """
 
     chunk_id: str
     encoded: Encoded
     label: str
+    heads: tuple[tuple[str, int], ...] = ()
 
     @property
     def length(self) -> int:

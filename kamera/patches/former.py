@@ -23,6 +23,7 @@ from kamera.patches.encodings import Encodings
 from kamera.patches.forming import Forming
 from kamera.patches.guarantee import Guarantee, guarantee_named
 from kamera.patches.harvest import worth_harvesting
+from kamera.patches.heads import continued, stored_head
 from kamera.patches.losses import Losses, Strict
 from kamera.patches.orderings import deficits, orderings
 from kamera.patches.proving import Before, Prover
@@ -386,9 +387,9 @@ class Former:
     def _computed(self, facts: Facts) -> tuple[Copy, CanonicalRecord]:
         """The chunk prefilled behind the anchor alone, and the record that the store keeps of it."""
         positions = self.alone(facts)
-        behind = self.backbone.live()
-        behind.show([self.anchor_span], room=facts.length)
-        kv = self.backbone.prefill(facts.encoded, positions, behind)
+        head = None if self.context.lossy else stored_head(self.backbone, facts, positions, self._record)
+        live = self.backbone.live()
+        kv = continued(self.backbone, facts.encoded, positions, [self.anchor_span], live, head).kv
         copy = Copy(kv, positions, None, "exact", (), canonical=True)
         return copy, self.archive(facts, copy)
 

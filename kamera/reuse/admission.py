@@ -17,7 +17,8 @@ stored for another left context, admitted by guard and probe. ``none``: not reus
 class Admission:
     """A segment of a prompt: its tokens ``start`` to ``stop``, its tier, and the reason for it.
 
-    ``guarantee`` is the one its slot shows; that of a prefilled segment tells the KV it attended to.
+    ``guarantee`` is the one its slot shows; that of a prefilled segment tells the KV it attended to. Its
+    first ``head`` tokens are not prefilled: a segment that begins so is held behind the same whole context.
     """
 
     start: int
@@ -26,6 +27,7 @@ class Admission:
     tier: Tier
     guarantee: Guarantee
     reason: str
+    head: int = 0
 
     @property
     def tokens(self) -> int:

@@ -75,8 +75,10 @@ class Arrangement:
         found: list[Admission] = []
         at = window.anchor.length
         for i, (seat, worth) in enumerate(zip(plan.after.seats, plan.after.worths, strict=True)):
-            tier, source = tier_of(worth), seat.source
-            if held.get(seat.number) == source:
+            tier, source, head = tier_of(worth), seat.source, plan.heads.get(seat.number, 0)
+            if head == seat.length:
+                reason = f"{worth}: the first tokens of a segment that the window holds"
+            elif held.get(seat.number) == source:
                 reason = f"{worth}: held by the window"
             elif source.patched:
                 reason = f"{worth}: a stored patch for this left context"
@@ -84,7 +86,8 @@ class Arrangement:
                 reason = f"{worth}: leads the prompt, as its stored copy does"
             else:
                 tier, reason = "none", self._why(i)
-            found.append(Admission(at, at + seat.length, seat.chunk_id, tier, worth, reason))
+                reason += f"; the window holds its first {head} tokens" if head else ""
+            found.append(Admission(at, at + seat.length, seat.chunk_id, tier, worth, reason, head))
             at += seat.length
         self.admissions = tuple(found)
         if calibration is not None:

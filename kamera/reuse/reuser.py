@@ -6,11 +6,11 @@ import os
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 
-from kamera.content import Message
+from kamera.content import Chunk, Message
 from kamera.engines.hf import Backbone
 from kamera.reuse.admission import Admission
 from kamera.reuse.arrangement import Arrangement, Item
@@ -110,7 +110,7 @@ class Reuser:
             self._calibration.check(backbone)
         self._max_tokens = max_tokens
         self._most = held
-        self._windows: OrderedDict[tuple[tuple[int, ...], tuple[str, ...]], KameraWindow] = OrderedDict()
+        self._windows: OrderedDict[tuple[tuple[int, ...], tuple[str, ...]], _Held] = OrderedDict()
 
     def prepare(
         self,
@@ -129,7 +129,7 @@ class Reuser:
         else:
             given = prompt if isinstance(prompt, Prompt) else Prompt.of(torch.as_tensor(prompt).numpy())
             pieces = of_ids(self.backbone, given, self.rule, self.sink)
-        window, kept = self._nearest(pieces.ids[: pieces.sink], [chunk.id for chunk in pieces.chunks])
+        window, kept = self._nearest(pieces.ids[: pieces.sink], pieces.chunks)
         prefix = pieces.sink + sum(slot.length for slot in window.slots[:kept])
         order: list[Item] = [*window.slots[:kept], *pieces.chunks[kept:]]
         arrangement = Arrangement(window, order, calibration=self._calibration)
@@ -139,23 +139,23 @@ class Reuser:
         """Keep a window for later prompts that begin as it does; the oldest goes."""
         anchor = tuple(window.anchor.input_ids.tolist())
         name = (anchor, tuple(slot.chunk_id for slot in window.slots))
-        self._windows[name] = window
+        self._windows[name] = _Held(window, window.input_ids)
         self._windows.move_to_end(name)
         while len(self._windows) > max(1, self._most):
             self._windows.popitem(last=False)
 
     # -- inside --------------------------------------------------------------------------------
 
-    def _nearest(self, anchor: torch.Tensor, ids: Sequence[str]) -> tuple[KameraWindow, int]:
-        """A fork of the held window with the longest prefix of segments, else a new one; and its length."""
-        best: tuple[int, KameraWindow] | None = None
-        for (start, held), window in self._windows.items():
+    def _nearest(self, anchor: torch.Tensor, chunks: Sequence[Chunk]) -> tuple[KameraWindow, int]:
+        """A fork of the held window with the longest equal prefix, else a new one; and its equal segments."""
+        best: tuple[int, int, KameraWindow] | None = None
+        for (start, names), held in self._windows.items():
             if start == tuple(anchor.tolist()):
-                common = _common(held, ids)
-                if best is None or common >= best[0]:
-                    best = common, window
+                segments, tokens = held.common(names, chunks)
+                if best is None or tokens >= best[0]:
+                    best = tokens, segments, held.window
         if best is not None:
-            return best[1].fork(), best[0]
+            return best[2].fork(), best[1]
         fresh = KameraWindow(
             self.backbone, self.store, anchor, max_tokens=self._max_tokens, policy=self.policy
         )
@@ -163,10 +163,27 @@ class Reuser:
         return fresh.fork(), 0
 
 
+class _Held(NamedTuple):
+    """A window and its tokens."""
+
+    window: KameraWindow
+    ids: torch.Tensor
+
+    def common(self, names: Sequence[str], chunks: Sequence[Chunk]) -> tuple[int, int]:
+        """Equal leading segments, and tokens: those of the segments and of the next one's equal head."""
+        pairs = zip(names, chunks, strict=False)
+        count = next((i for i, (a, b) in enumerate(pairs) if a != b.id), min(len(names), len(chunks)))
+        tokens = sum(chunk.num_tokens for chunk in chunks[:count])
+        if count < min(len(names), len(chunks)) and not chunks[count].has_media:
+            slot, ids = self.window.slots[count], chunks[count].input_ids
+            tokens += _common(ids.tolist(), self.ids[slot.start : slot.start + slot.length].tolist())
+        return count, tokens
+
+
 def _are_messages(prompt: Any) -> bool:
     return isinstance(prompt, Sequence) and bool(prompt) and isinstance(prompt[0], Mapping)
 
 
-def _common(these: Sequence[str], those: Sequence[str]) -> int:
+def _common(these: Sequence[int], those: Sequence[int]) -> int:
     pairs = zip(these, those, strict=False)
     return next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(these), len(those)))

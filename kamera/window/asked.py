@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -12,6 +14,7 @@ from kamera.content import Chunk, Content, Encoded
 from kamera.errors import IncompatibleChunk, InvalidPermutation
 from kamera.patches import Facts
 from kamera.window import plan
+from kamera.window.heads import Heads, heads_of, texts
 from kamera.window.lookback import MIN_SCORE, chosen
 from kamera.window.policy import Archive, OnLeave, PositionRule, ReusePolicy
 from kamera.window.report import Tally
@@ -37,7 +40,8 @@ class Asked:
         def ready(_: Plan) -> Mapping[str, Facts]:
             for chunk in self.unseen.values():
                 if chunk.id not in done:
-                    done[chunk.id] = stage.former.encodings.made(chunk)
+                    heads = self.coming[chunk.id].heads
+                    done[chunk.id] = dataclasses.replace(stage.former.encodings.made(chunk), heads=heads)
             return done
 
         return ready
@@ -143,6 +147,8 @@ class Asking:
         if on_leave not in ("keep", "repair", "exact"):
             raise ValueError(f"on_leave {on_leave!r} is none of keep, repair, exact")
         found: dict[str, tuple[Chunk, Facts | None]] = {}
+        here = texts(r.facts for r in self._state.residents)
+        heads: dict[str, Heads] = {}
         items: list[Seat | Newcomer] = []
         for item in wanted:
             if isinstance(item, Seat):
@@ -152,14 +158,21 @@ class Asking:
             first = chunk.id not in found
             if first:
                 found[chunk.id] = chunk, self._here(chunk.id) or self._former.stored(chunk)
-            newcomer = self._newcomer(*found[chunk.id])
+                heads[chunk.id] = heads_of(chunk, here)
+            newcomer = self._newcomer(*found[chunk.id], heads[chunk.id])
             items.append(newcomer if first else Newcomer(chunk.id, newcomer.length))
         return self._asked(
             lambda limits: plan.arrange(self._state.seats, items, on_leave, *self._given, limits, operation),
             list(found.values()),
+            heads,
         )
 
-    def _asked(self, decide: Callable[[Limits], Plan], found: Sequence[tuple[Chunk, Facts | None]]) -> Asked:
+    def _asked(
+        self,
+        decide: Callable[[Limits], Plan],
+        found: Sequence[tuple[Chunk, Facts | None]],
+        heads: Mapping[str, Heads] = MappingProxyType({}),
+    ) -> Asked:
         """Give each chunk that is not encoded yet facts for its plan: tokens and grids fix its positions."""
 
         def media(chunk: Chunk) -> dict[str, torch.Tensor]:
@@ -170,11 +183,13 @@ class Asking:
             or Facts(chunk.id, Encoded(chunk.input_ids, chunk.position_inputs(), media(chunk)), chunk.label)
             for chunk, facts in found
         }
+        for name, others in heads.items():
+            coming[name] = dataclasses.replace(coming[name], heads=others)
         return Asked(decide, coming, {chunk.id: chunk for chunk, facts in found if facts is None})
 
-    def _newcomer(self, chunk: Chunk, facts: Facts | None) -> Newcomer:
+    def _newcomer(self, chunk: Chunk, facts: Facts | None, heads: Heads = ()) -> Newcomer:
         towers = sum(name.startswith("pixel_values") for name in chunk.inputs) if facts is None else 0
-        return Newcomer(chunk.id, chunk.num_tokens, towers)
+        return Newcomer(chunk.id, chunk.num_tokens, towers, heads)
 
     def _here(self, chunk_id: str) -> Facts | None:
         return next((r.facts for r in self._state.residents if r.facts.chunk_id == chunk_id), None)

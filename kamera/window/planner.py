@@ -19,6 +19,7 @@ from kamera.window.steps import (
     Clean,
     Cost,
     Harvest,
+    Head,
     Keep,
     Limits,
     Newcomer,
@@ -44,6 +45,7 @@ class Planner:
     left: list[int] = field(default_factory=list)
     forwards: int = 0
     tokens: int = 0
+    heads: dict[str, tuple[tuple[str, int], ...]] = field(default_factory=dict)
     _made: set[str] = field(default_factory=set)
     _formed: dict[tuple[str, tuple[str, ...], str], Guarantee] = field(default_factory=dict)
 
@@ -137,6 +139,8 @@ class Planner:
         if on_leave == "exact":
             self.policy = self.policy.as_exact()
             same = next((i for i, s in enumerate(state.seats[:same]) if s.guarantee != "exact"), same)
+        coming = (item for item in wanted if isinstance(item, Newcomer) and item.heads)
+        self.heads |= {item.chunk_id: item.heads for item in coming}
         numbers = {item.number for item in wanted if isinstance(item, Seat)}
         self.left += [self.archived(s).number for s in state.seats if s.number not in numbers]
         check_room(self.limits, wanted)
@@ -266,9 +270,23 @@ class Planner:
         source = Source(spot, before.lineage, guarantee, canonical=False)
         seat = Seat(chunk.chunk_id, chunk.length, spot, source, guarantee, state, archived)
         seat = seat if number is None else replace(seat, number=number)
-        self.steps.append(Prefill(seat, before, new))
-        self._ran(chunk)
+        head = self._head(chunk, before, spot)
+        self.steps.append(Prefill(seat, before, new, head))
+        self._ran(chunk, 0 if head is None else head.tokens)
         return seat
+
+    def _head(self, chunk: Newcomer | Seat, before: Seats, spot: Spot) -> Head | None:
+        """The head of a chunk that the window holds exactly, behind these chunks and at this place."""
+        if footing(before) != "exact":
+            return None
+        for chunk_id, tokens in self.heads.get(chunk.chunk_id, ()):
+            for seat in self.before.seats:
+                held = seat.source
+                here = held.antecedents == before.lineage and held.home.low == spot.low
+                plain = held.guarantee == "exact" and not (held.patched or held.home.shape or spot.shape)
+                if seat.chunk_id == chunk_id and here and plain:
+                    return Head(seat.number, tokens)
+        return None
 
     def _harvest(self, seat: Seat) -> None:
         """Store the patch of a chunk's prefill, unless a better one is stored."""
@@ -299,13 +317,16 @@ class Planner:
         """True if the canonical has to be prefilled; from now on it counts as stored."""
         if chunk.chunk_id in self._made or self.rows.has_canonical(chunk.chunk_id):
             return False
+        heads = () if self.limits.lossy else self.heads.get(chunk.chunk_id, ())
+        there = (n for other, n in heads if other in self._made or self.rows.has_canonical(other))
         self._made.add(chunk.chunk_id)
-        self._ran(chunk)
+        self._ran(chunk, next(there, 0))
         return True
 
-    def _ran(self, chunk: Newcomer | Seat) -> None:
-        self.forwards += 1
-        self.tokens += chunk.length
+    def _ran(self, chunk: Newcomer | Seat, head: int = 0) -> None:
+        """Count a forward of a chunk behind its first ``head`` tokens."""
+        self.forwards += chunk.length > head
+        self.tokens += chunk.length - head
 
     def _canonical(self, chunk_id: str, lossy: bool | None = None, base: ObjectInfo | None = None) -> Source:
         lossy = self.limits.lossy if lossy is None else lossy

@@ -6,16 +6,18 @@ import operator
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
+import torch
+
 from kamera.engines import LiveKV, Span
 from kamera.errors import NonFiniteKV, NotRelocatable
-from kamera.ops import CodedKV
-from kamera.patches import Before, Copy, Facts, Former, Guarantee, composed
+from kamera.ops import KV, CodedKV
+from kamera.patches import Before, Copy, Facts, Former, Guarantee, composed, continued, head_of
 from kamera.window.places import Standing
 from kamera.window.report import Tally
 from kamera.window.seats import Seat, Seats
 from kamera.window.slots import Resident
 from kamera.window.state import WindowState
-from kamera.window.steps import Archive, Clean, Harvest, Keep, Place, Plan, Prefill
+from kamera.window.steps import Archive, Clean, Harvest, Head, Keep, Place, Plan, Prefill
 
 
 class RowLied(Exception):
@@ -136,13 +138,23 @@ class _Run:
         facts = self.facts[seat.chunk_id]
         positions = self.stage.standing.positions(facts, seat.spot)
         before = self._assembled(step.before)
-        self.stage.show(before, self.tally, seat.length)
-        kv = self.former.backbone.prefill(facts.encoded, positions, self.stage.live)
+        head = self._head(facts, positions, step.head)
+        spans, live = self.stage.spans(before), self.stage.live
+        kv, written = continued(self.former.backbone, facts.encoded, positions, spans, live, head)
+        if written is not None:
+            self.tally.add(written)
         copy = Copy(kv, positions, None, source.guarantee, source.antecedents, canonical=False)
         self._seated(seat.number, facts, copy)
         self.formed[seat.number] = seat.formed
         self.stood[seat.number] = before
         self.former.store.metrics.served(seat.guarantee, computed=True, new=step.new)
+
+    def _head(self, facts: Facts, positions: torch.Tensor, head: Head | None) -> KV | None:
+        if head is None:
+            return None
+        whose, copy = self.whose[head.number].encoded, self.copies[head.number]
+        ids = facts.encoded.input_ids
+        return head_of(ids, positions, whose.input_ids, copy.positions, copy.kv, head.tokens)
 
     def _harvest(self, number: int, base: str) -> None:
         facts, copy, formed = self.whose[number], self.copies[number], self.formed[number]
@@ -187,7 +199,9 @@ class _Run:
             clean = None if seat.clean is None else self.cleans[number]
             old, copy = held.get(number), self.copies[number]
             if old is None or old.seat is not seat or old.copy is not copy or old.clean is not clean:
-                old = Resident(self.whose[number], seat, copy, clean)
+                facts = self.whose[number]
+                facts = replace(facts, heads=()) if facts.heads else facts  # the others may leave
+                old = Resident(facts, seat, copy, clean)
             residents.append(old)
         return WindowState(tuple(residents), seats.shift, seats.frame)
 

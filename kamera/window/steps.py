@@ -64,11 +64,12 @@ class Limits:
 
 @dataclass(frozen=True)
 class Newcomer:
-    """A chunk that is to come: its id, its tokens, and the number of its vision encodes."""
+    """A chunk that is to come: its id, its tokens, the number of its vision encodes, and `Facts.heads`."""
 
     chunk_id: str
     length: int
     encodes: int = 0
+    heads: tuple[tuple[str, int], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -115,12 +116,21 @@ class Place:
 
 
 @dataclass(frozen=True)
+class Head:
+    """KV of a chunk's first ``tokens`` is that of the chunk in seat ``number`` before the operation."""
+
+    number: int
+    tokens: int
+
+
+@dataclass(frozen=True)
 class Prefill:
-    """A conditioned forward behind ``before``. ``new``: the chunk was unseen."""
+    """A conditioned forward behind ``before``, of the tokens after ``head``; ``new``: it was unseen."""
 
     seat: Seat
     before: Seats
     new: bool = False
+    head: Head | None = None
 
 
 @dataclass(frozen=True)
@@ -172,7 +182,8 @@ class Cost:
 class Plan:
     """An operation: the window before and after it, its steps in order, and their cost.
 
-    ``arrived`` is the number of the seat it concerns, ``left`` those of the seats that leave.
+    ``arrived`` is the number of the seat it concerns, ``left`` those of the seats that leave. ``heads`` are,
+    by number, how many first tokens of prefilled chunks have their KV at hand.
     """
 
     operation: str
@@ -183,3 +194,8 @@ class Plan:
     arrived: int | None = None
     left: tuple[int, ...] = ()
     notes: tuple[str, ...] = ()
+
+    @property
+    def heads(self) -> dict[int, int]:
+        """See above."""
+        return {s.seat.number: s.head.tokens for s in self.steps if isinstance(s, Prefill) and s.head}

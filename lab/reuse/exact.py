@@ -2,8 +2,9 @@
 
     python -m lab.reuse.exact [--prompts 10000] [--seconds 3600] [--output FILE]
 
-Prompts are drawn from a pool of segments that appear, move, repeat and change by one token; three in four go
-on from the one before. Models are tiny and random: grouped, multi-head and latent attention.
+Prompts are drawn from a pool of segments that appear, move, repeat, change by one token, and are cut: a head,
+a tail, or a head with other words behind it. Three prompts in four go on from the one before. Models are tiny
+and random: grouped, multi-head and latent attention.
 """
 
 from __future__ import annotations
@@ -66,24 +67,34 @@ def backbones() -> dict[str, Backbone]:
 
 
 def drawn(draw: random.Random, pool: list[list[int]], before: list[int]) -> list[int]:
-    """The next prompt as indices into ``pool``, which may get a changed segment."""
+    """The next prompt as indices into ``pool``, which may get a changed or cut segment."""
     order = list(before) if before and draw.random() < 0.75 else []
     for _ in range(draw.randint(1, 3)):
-        kind = draw.choice(("add", "add", "drop", "swap", "change", "insert"))
+        kind = draw.choice(("add", "add", "drop", "swap", "change", "insert", "head", "tail", "rewrite"))
         if kind == "drop" and order:
             order.pop(draw.randrange(len(order)))
         elif kind == "swap" and len(order) > 1:
             a, b = draw.sample(range(len(order)), 2)
             order[a], order[b] = order[b], order[a]
-        elif kind == "change" and order:
+        elif kind in ("change", "head", "tail", "rewrite") and order:
             at = draw.randrange(len(order))
-            changed = list(pool[order[at]])
-            changed[draw.randrange(len(changed))] = draw.randrange(3, 256)
-            pool.append(changed)
+            pool.append(altered(draw, pool[order[at]], kind))
             order[at] = len(pool) - 1
         else:
             order.insert(draw.randint(0, len(order)), draw.randrange(len(pool)))
     return order[:10] or [0]
+
+
+def altered(draw: random.Random, ids: list[int], kind: str) -> list[int]:
+    """A segment with one other token, a piece of it, or its head with other tokens behind it."""
+    at = draw.randrange(len(ids))
+    if kind == "head":
+        return ids[: at + 1]
+    if kind == "tail":
+        return ids[at:]
+    if kind == "rewrite":
+        return [*ids[:at], *(draw.randrange(3, 256) for _ in range(draw.randint(1, 20)))]
+    return [*ids[:at], draw.randrange(3, 256), *ids[at + 1 :]]
 
 
 def run(backbone: Backbone, prompts: int, seed: int, stop: float) -> dict[str, Any]:
@@ -110,7 +121,9 @@ def run(backbone: Backbone, prompts: int, seed: int, stop: float) -> dict[str, A
             same = bool(logits.argmax() == wanted.argmax())
             done, wrong, worst = done + 1, wrong + (off > CLOSE or not same), max(worst, off)
             for admission in made.admissions:
-                tiers[admission.tier] += admission.tokens
+                head = admission.head if admission.tier == "none" else 0
+                tiers[admission.tier] += admission.tokens - head
+                tiers["heads of prefilled segments"] += head
     return {
         "prompts": done,
         "stores": sessions,

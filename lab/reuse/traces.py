@@ -3,7 +3,8 @@
     python -m lab.reuse.traces [--requests 6] [--output FILE]
 
 The prompts of `lab.agent_traces` go through a `Reuser` one after another, on a tiny random model: the tier of
-a segment depends on its left context alone, not on weights. ``found behind it`` are the tokens that the index
+a segment depends on its left context alone, not on weights. ``heads`` are the first tokens of prefilled
+segments whose KV is taken from the segment that stood there, ``found behind it`` the tokens that the index
 finds behind the exact prefix. A trace lacks pixels, so the pattern with pictures is another one, with real
 ones: ``screens`` are the conversations of a computer-use agent (`lab.replay.scripts`) that keeps its last
 three screenshots, through the shipped vision backbone and its processor; its encodes are counted too.
@@ -67,7 +68,9 @@ def _served(reuser: Reuser, pattern: str, asked: Sequence[tuple[Any, Prompt]]) -
         pictures += len(prompt.media)
         for admission in done.admissions:
             if admission.start >= plan.prefix:
-                tokens[admission.tier] += admission.tokens
+                head = admission.head if admission.tier == "none" else 0
+                tokens[admission.tier] += admission.tokens - head
+                tokens["heads"] += head
     total = tokens.pop("all")
     shares = {name: count / total for name, count in tokens.items()}
     return {"pattern": pattern, "tokens": total, **shares, "pictures": pictures, "encodes": encodes}

@@ -1,0 +1,46 @@
+"""Common heads: chunks of text that begin with the same tokens, so that KV of these is computed once.
+
+KV is causal: that of a chunk's first tokens does not depend on its later ones. It is equal in every chunk
+that begins with these tokens behind the same context.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from kamera.content import Chunk
+from kamera.patches import Facts
+
+SHORTEST = 8
+"""Fewest tokens of a common head that is looked for: the words that open every message are shorter."""
+
+Heads = tuple[tuple[str, int], ...]
+"""As `Facts.heads`."""
+
+Texts = Mapping[tuple[int, ...], list[tuple[str, list[int]]]]
+"""Chunks of text by their first `SHORTEST` tokens, each with all its tokens."""
+
+
+def texts(chunks: Iterable[Facts]) -> Texts:
+    """The chunks whose KV depends on their token ids and positions alone."""
+    found: dict[tuple[int, ...], list[tuple[str, list[int]]]] = {}
+    for facts in {f.chunk_id: f for f in chunks}.values():
+        if not facts.encoded.tensors and not facts.position_inputs:
+            ids = facts.encoded.input_ids.tolist()
+            found.setdefault(tuple(ids[:SHORTEST]), []).append((facts.chunk_id, ids))
+    return found
+
+
+def heads_of(chunk: Chunk, among: Texts) -> Heads:
+    """The texts that begin as a text does, each with the number of equal tokens, the most first."""
+    if not among or chunk.inputs or chunk.num_tokens < SHORTEST:
+        return ()
+    ids = chunk.input_ids.tolist()
+    others = among.get(tuple(ids[:SHORTEST]), ())
+    found = [(other, _common(ids, theirs)) for other, theirs in others if other != chunk.id]
+    return tuple(sorted(found, key=lambda head: (-head[1], head[0])))
+
+
+def _common(these: list[int], those: list[int]) -> int:
+    pairs = zip(these, those, strict=False)
+    return next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(these), len(those)))
