@@ -6,6 +6,7 @@ from kamera.content.chunk import TOKEN_TYPES, Chunk, Encoded
 from kamera.content.conversation import Conversations
 from kamera.content.exclusive import exclusive_of
 from kamera.content.image_only import load_image_only
+from kamera.content.landmarks import LandmarkReader, Landmarks
 from kamera.content.media import load_image
 from kamera.content.media_tokens import Media
 from kamera.content.prompt import Seams
@@ -24,6 +25,8 @@ __all__ = [
     "Content",
     "Conversations",
     "Encoded",
+    "LandmarkReader",
+    "Landmarks",
     "Media",
     "Message",
     "Rendered",

@@ -1,6 +1,7 @@
 """Moved content: prompts are cut into segments, compared with earlier ones, and served as far as trusted."""
 
 from kamera.reuse.admission import Admission, Tier
+from kamera.reuse.anchors import anchors_of
 from kamera.reuse.arrangement import Arrangement, Outcome
 from kamera.reuse.calibration import Calibration, Point, calibration_of
 from kamera.reuse.cuts import cut, resets, sub_windows, windows
@@ -40,6 +41,7 @@ __all__ = [
     "SimilarIndex",
     "Span",
     "Tier",
+    "anchors_of",
     "calibrate",
     "calibration_of",
     "cases_of",

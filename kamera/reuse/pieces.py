@@ -12,7 +12,7 @@ import torch
 
 from kamera.content import Chunk, Conversations, Message, media_items
 from kamera.engines.hf import Backbone
-from kamera.errors import EmptyChunk, ProcessorRequired
+from kamera.errors import EmptyChunk, ProcessorRequired, UnidentifiedMedia
 from kamera.reuse.cuts import cut
 from kamera.reuse.prompt import Prompt
 from kamera.reuse.rules import CutRule
@@ -32,11 +32,18 @@ def of_ids(backbone: Backbone, prompt: Prompt, rule: CutRule, sink: int) -> Piec
     """Token ids cut by ``rule``; the last segment is the question.
 
     Raises EmptyChunk without tokens, `ValueError` for ids outside the vocabulary or for media, whose pixels
-    a `Prompt` does not have.
+    a `Prompt` does not have; UnidentifiedMedia for placeholders of media.
     """
     if prompt.media:
         raise ValueError("a Prompt has no pixels, only digests of media: give the conversation's messages")
     ids = torch.from_numpy(prompt.ids.astype(np.int64))
+    placeholder = np.isin(prompt.ids, backbone.vision_tokens)
+    if placeholder.any():
+        place = int(placeholder.argmax())
+        raise UnidentifiedMedia(
+            f"token {int(ids[place])} at {place} is a placeholder of media, and token ids have no pixels: "
+            "give the conversation's messages"
+        )
     borders = cut(prompt, rule)
     last = borders[-2] if len(borders) > 1 else 0
     sink = _sink(sink, len(prompt))

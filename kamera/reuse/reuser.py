@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
@@ -10,8 +11,9 @@ from typing import Any, NamedTuple, cast
 
 import torch
 
-from kamera.content import Chunk, Message
+from kamera.content import Chunk, LandmarkReader, Message
 from kamera.engines.hf import Backbone
+from kamera.errors import ProcessorRequired
 from kamera.reuse.admission import Admission
 from kamera.reuse.arrangement import Arrangement, Item
 from kamera.reuse.calibration import Calibration, calibration_of
@@ -110,6 +112,7 @@ class Reuser:
             self._calibration.check(backbone)
         self._max_tokens = max_tokens
         self._most = held
+        self._reader: LandmarkReader | None = None
         self._windows: OrderedDict[tuple[tuple[int, ...], tuple[str, ...]], _Held] = OrderedDict()
 
     def prepare(
@@ -120,14 +123,16 @@ class Reuser:
     ) -> ReusePlan:
         """The plan for a conversation, for token ids ``[tokens]`` (used as given), or for a `Prompt` of text.
 
+        Token ids are cut where messages start, if the backbone's chat template shows that (`anchors_of`).
         Runs nothing but the forward of an unseen sink. Raises EmptyChunk for a prompt without tokens,
         ProcessorRequired for messages without a chat template, `ValueError` for ids outside the vocabulary or
-        a `Prompt` with media, and the errors of `Conversations.render` and `KameraWindow.plan_arrange`.
+        a `Prompt` with media, UnidentifiedMedia for ids of placeholders, whose pixels are missing, and the
+        errors of `Conversations.render` and `KameraWindow.plan_arrange`.
         """
         if not isinstance(prompt, Prompt) and _are_messages(prompt):
             pieces = of_messages(self.backbone, cast(Sequence[Message], prompt), tools, self.sink)
         else:
-            given = prompt if isinstance(prompt, Prompt) else Prompt.of(torch.as_tensor(prompt).numpy())
+            given = prompt if isinstance(prompt, Prompt) else self._anchored(torch.as_tensor(prompt))
             pieces = of_ids(self.backbone, given, self.rule, self.sink)
         window, kept = self._nearest(pieces.ids[: pieces.sink], pieces.chunks)
         prefix = pieces.sink + sum(slot.length for slot in window.slots[:kept])
@@ -145,6 +150,13 @@ class Reuser:
             self._windows.popitem(last=False)
 
     # -- inside --------------------------------------------------------------------------------
+
+    def _anchored(self, ids: torch.Tensor) -> Prompt:
+        if self._reader is None and self.backbone.processor is not None:
+            with contextlib.suppress(ProcessorRequired):  # without a template there is no message to find
+                self._reader = LandmarkReader(self.backbone.processor)
+        found = () if self._reader is None or ids.dim() != 1 else self._reader.of(ids.tolist()).borders
+        return Prompt.of(ids.numpy(), anchors=found)
 
     def _nearest(self, anchor: torch.Tensor, chunks: Sequence[Chunk]) -> tuple[KameraWindow, int]:
         """A fork of the held window with the longest equal prefix, else a new one; and its equal segments."""

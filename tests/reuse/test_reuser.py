@@ -9,8 +9,9 @@ import pytest
 import torch
 
 from kamera import ChatSession, ChunkStore, ReusePolicy
-from kamera.errors import EmptyChunk, ProcessorRequired
-from kamera.reuse import RULES, Media, Prompt
+from kamera.content import Conversations
+from kamera.errors import EmptyChunk, ProcessorRequired, UnidentifiedMedia
+from kamera.reuse import RULES, Media, Prompt, anchors_of
 from tests.reuse.rig import FULL, HEAD, error, family, parts, plain, prompt, reuser, words
 from tests.sessions.rig import plain_logits, speaking
 
@@ -190,3 +191,26 @@ def test_a_damaged_store_is_a_miss_and_says_so(tmp_path):
     assert error(logits, plain(backbone, asked)) < 1e-4
     assert set(tiers(done)[1:]) == {"none"}
     assert any("refused" in note for note in done.report.notes)
+
+
+def test_token_ids_are_cut_where_their_messages_start():
+    backbone = speaking("headers")
+    one = reuser(backbone, policy=EXACT)
+    history = [{"role": "user", "content": "hello you"}, {"role": "assistant", "content": "you hello"}]
+    asked = [*history, {"role": "user", "content": "and more"}]
+    rendered = Conversations(backbone.processor).render(asked)
+    anchors = anchors_of(backbone, rendered.ids)
+    assert set(anchors) == {*(start for start, _ in rendered.turns), rendered.stable}
+    plan = one.prepare(rendered.ids)
+    borders = {a.start for a in plan.admissions} | {a.stop for a in plan.admissions}
+    assert {at for at in anchors if at > one.sink} <= borders
+    assert len(plan.question) == rendered.num_tokens - rendered.stable
+    _, logits = answered(plan)
+    assert error(logits, plain_logits(backbone, asked)) < 1e-4
+
+
+def test_placeholders_without_pixels_are_refused_by_name():
+    backbone = family("qwen2_5_vl")
+    ids = torch.cat([HEAD, words(1, 5), torch.tensor(backbone.vision_tokens[:1]), words(2, 5)])
+    with pytest.raises(UnidentifiedMedia, match="at 9 is a placeholder of media"):
+        reuser(backbone).prepare(ids)
