@@ -28,6 +28,9 @@ from kamera.sessions.verbs import VerbReport, applied_verb
 from kamera.store import ChunkStore
 from kamera.window import KameraWindow, OnLeave, Report, ReusePolicy, Slot
 
+Reuse = bool | Calibration | str | Path
+"""The switch of reuse; a calibration, or its file, switches it on and admits approximate segments."""
+
 
 class ChatSession:
     """A conversation whose history may be edited between turns, by its owner or by an ``edit_policy``.
@@ -64,15 +67,13 @@ class ChatSession:
         edit_policy: EditPolicy | None = None,
         max_tokens: int | None = None,
         uncached: bool = False,
-        reuse: bool | Calibration | str | Path = False,
+        reuse: Reuse = False,
         clock: Callable[[], float] = time.time,
     ) -> None:
         conversations = conversations_of(backbone)
         anchors = Anchors(backbone, store, max_tokens=max_tokens, policy=policy)
-        self._set_up(anchors, conversations, tools, mode, edit_policy, uncached)
+        self._set_up(anchors, conversations, tools, mode, edit_policy, uncached, reuse)
         self._clock = clock
-        self._reuses = bool(reuse)
-        self._calibration = None if isinstance(reuse, bool) else calibration_of(reuse)
 
     @classmethod
     def among(
@@ -84,6 +85,7 @@ class ChatSession:
         mode: SessionMode = "auto",
         edit_policy: EditPolicy | None = None,
         uncached: bool = False,
+        reuse: Reuse = False,
         state: State | None = None,
     ) -> ChatSession:
         """One of several sessions that share their prefilled system prompts and processed pictures.
@@ -91,7 +93,7 @@ class ChatSession:
         ``state`` is that of a session that goes on.
         """
         session = cls.__new__(cls)
-        session._set_up(anchors, conversations, tools, mode, edit_policy, uncached)
+        session._set_up(anchors, conversations, tools, mode, edit_policy, uncached, reuse)
         session._state = state or session._state
         return session
 
@@ -103,6 +105,7 @@ class ChatSession:
         mode: SessionMode,
         edit_policy: EditPolicy | None,
         uncached: bool,
+        reuse: Reuse,
     ) -> None:
         check_mode(mode)
         self.backbone = anchors.backbone
@@ -115,7 +118,8 @@ class ChatSession:
         self._edit_policy = edit_policy
         self._state = State()
         self._clock = time.time
-        self._reuses, self._calibration = False, None
+        self._reuses = bool(reuse)
+        self._calibration = None if isinstance(reuse, bool) else calibration_of(reuse)
 
     @property
     def admissions(self) -> tuple[Admission, ...]:
@@ -262,6 +266,7 @@ class ChatSession:
         store: ChunkStore,
         *,
         edit_policy: EditPolicy | None = None,
+        reuse: Reuse = False,
         clock: Callable[[], float] = time.time,
     ) -> ChatSession:
         """A saved session with its window; nothing in the window is prefilled again.
@@ -274,7 +279,8 @@ class ChatSession:
         settings, state, policy, max_tokens = load_session(Path(path), backbone, store)
         anchors = Anchors(backbone, store, max_tokens=max_tokens, policy=policy)
         conversations = conversations_of(backbone)
-        session = cls.among(anchors, conversations, edit_policy=edit_policy, state=state, **settings)
+        settings |= {"edit_policy": edit_policy, "reuse": reuse}
+        session = cls.among(anchors, conversations, state=state, **settings)
         session._clock = clock
         return session
 

@@ -14,8 +14,9 @@ from kamera.content import Message, Rendered
 from kamera.edits import EditPolicy
 from kamera.engines.hf import Backbone
 from kamera.errors import KameraError, UnknownSession
+from kamera.reuse import calibration_of
 from kamera.sessions.anchors import Anchors
-from kamera.sessions.chat import ChatSession, conversations_of
+from kamera.sessions.chat import ChatSession, Reuse, conversations_of
 from kamera.sessions.match import Candidate, best_match, candidate, shaped_prompt
 from kamera.sessions.metrics import PoolMetrics
 from kamera.sessions.modes import SessionMode, check_mode
@@ -53,11 +54,14 @@ class SessionPool:
     ``max_sessions`` and ``max_bytes`` (of `KameraWindow.memory`; shared tensors count in each session) limit
     the pool: the least recently used session is evicted. A session that shares fewer than ``min_tokens`` with
     a prompt is not used for it. ``store`` is one tenant's, or a function from a tenant to its store: tenants
-    share neither sessions nor stored chunks. The other options are those of `ChatSession`. Thread-safe.
+    share neither sessions nor stored chunks. The other options are those of `ChatSession`; with ``reuse`` a
+    segment that any session of a tenant has stored is found by all of its sessions. Thread-safe.
 
     ``save`` is a directory to which each session is saved after each complete answer, by a thread behind the
     answers: a killed process loses at most a session's last turn. A request finds saved sessions as it finds
     those in memory, also those of another process, and evicted ones (docs/sessions.md).
+
+    Raises CertificateMismatch or InvalidCertificate for a calibration that does not apply.
     """
 
     def __init__(
@@ -73,6 +77,7 @@ class SessionPool:
         edit_policy: EditPolicy | None = None,
         max_tokens: int | None = None,
         uncached: bool = False,
+        reuse: Reuse = False,
         save: str | Path | None = None,
     ) -> None:
         if max_sessions < 1 or min_tokens < 0 or (max_bytes is not None and max_bytes < 1):
@@ -81,13 +86,21 @@ class SessionPool:
                 "session and 1 byte or more, and share 0 tokens or more"
             )
         check_mode(mode)
+        if not isinstance(reuse, bool):  # read once, and refused before any request
+            reuse = calibration_of(reuse)
+            reuse.check(backbone)
         self.backbone = backbone
         self.max_sessions = max_sessions
         self.max_bytes = max_bytes
         self.min_tokens = min_tokens
         self._store = store
         self._window_options: dict[str, Any] = {"max_tokens": max_tokens, "policy": policy}
-        self._options: dict[str, Any] = {"mode": mode, "edit_policy": edit_policy, "uncached": uncached}
+        self._options: dict[str, Any] = {
+            "mode": mode,
+            "edit_policy": edit_policy,
+            "uncached": uncached,
+            "reuse": reuse,
+        }
         self._edit_policy = edit_policy
         self._conversations = conversations_of(backbone)
         self._saved = None if save is None else SavedSessions(save)

@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any
 
 from kamera.content import Conversations, tool_schema
-from kamera.edits import EditPolicy
 from kamera.errors import IncompatibleChunk, KameraError
 from kamera.ops import digest
 from kamera.sessions.anchors import Anchors
@@ -124,12 +123,9 @@ class SavedSessions:
         name: str,
         anchors: Anchors,
         conversations: Conversations,
-        *,
-        mode: SessionMode,
-        edit_policy: EditPolicy | None,
-        uncached: bool,
+        **settings: Any,
     ) -> ChatSession | None:
-        """A saved session under a pool's settings; None if there is none.
+        """A saved session under a pool's ``settings`` (those of `ChatSession.among`); None if there is none.
 
         A window that is damaged, or was made under another policy or limit of tokens, is left out: the next
         turn prefills the history, and answers the same. Raises CorruptChunk for a damaged history,
@@ -150,9 +146,7 @@ class SavedSessions:
                 whole = False
             if not whole:
                 _, state, _, _ = load_session(path, anchors.backbone, anchors.store, messages_only=True)
-        return ChatSession.among(
-            anchors, conversations, mode=mode, edit_policy=edit_policy, uncached=uncached, state=state
-        )
+        return ChatSession.among(anchors, conversations, state=state, **settings)
 
     # -- inside --------------------------------------------------------------------------------
 

@@ -1,0 +1,92 @@
+"""Reuse in a pool: its sessions find each other's segments, tenants do not, and answers stay the same."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import replace
+
+import pytest
+
+from kamera import ChunkStore
+from kamera.errors import CertificateMismatch
+from kamera.sessions import SessionPool
+from tests.content.templates import TALK
+from tests.reuse.rig import calibration
+from tests.sessions.rig import EXACT, FULL, plain_logits, speaking
+
+GREEDY = {"max_new_tokens": 3, "do_sample": False}
+APART = 10_000
+"""More tokens than any two prompts share: each request opens a session."""
+
+
+def pool(store=None, policy=FULL, **options) -> SessionPool:
+    given = ChunkStore.open("memory://") if store is None else store
+    return SessionPool(speaking("headers"), given, policy=policy, **options)
+
+
+def said(word: str) -> list[dict[str, str]]:
+    """A conversation whose middle all of them have."""
+    return [{"role": "user", "content": f"the {word} one"}, *TALK[1:]]
+
+
+def test_a_session_finds_what_another_has_stored():
+    one = pool(reuse=True, min_tokens=APART)
+    first, second = one.send(TALK, **GREEDY), one.send(TALK, **GREEDY)
+    assert first.session_id != second.session_id and first.text == second.text
+    assert {a.tier for a in one.session(first.session_id).admissions} == {"none"}
+    assert {a.tier for a in one.session(second.session_id).admissions} == {"exact", "patched"}
+    assert second.report.forwards == 0
+
+
+def test_a_tenant_finds_nothing_of_another():
+    stores = {name: ChunkStore.open("memory://", tenant=name) for name in ("a", "b")}
+    one = pool(stores.__getitem__, reuse=True, min_tokens=APART)
+    names = {who: one.send(TALK, tenant=who, **GREEDY).session_id for who in ("a", "b")}
+    for who, name in names.items():
+        assert {a.tier for a in one.session(name, who).admissions} == {"none"}
+
+
+@pytest.mark.parametrize("policy", [EXACT, FULL], ids=["exact", "full rank"])
+def test_threads_get_the_answers_of_sessions_without_it(policy):
+    words = ["red", "blue", "green", "white"]
+    alone = {word: pool(policy=policy).send(said(word), **GREEDY).text for word in words}
+    one = pool(policy=policy, reuse=True, min_tokens=1)
+    found: dict[tuple[int, str], str] = {}
+    failed: list[BaseException] = []
+
+    def ask(turn: int, word: str) -> None:
+        try:
+            found[turn, word] = one.send(said(word), **GREEDY).text
+        except BaseException as error:  # shown below, in the test's own thread
+            failed.append(error)
+
+    for turn in range(2):
+        threads = [threading.Thread(target=ask, args=(turn, word)) for word in words]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert failed == []
+    assert found == {(turn, word): alone[word] for turn in range(2) for word in words}
+    assert one.metrics().failed == 0
+
+
+def test_a_pools_calibration_is_checked_before_any_request():
+    backbone = speaking("headers")
+    loose = replace(FULL, minimum="blind")
+    one = pool(policy=loose, reuse=calibration(backbone), min_tokens=APART)
+    one.send(TALK, **GREEDY)
+    name = one.send([TALK[2], TALK[1], {"role": "user", "content": "ten"}], **GREEDY).session_id
+    assert "approximate" in {a.tier for a in one.session(name).admissions}
+    with pytest.raises(CertificateMismatch, match="fingerprint"):
+        pool(policy=loose, reuse=calibration(backbone, fingerprint="0" * 64))
+
+
+def test_reuse_is_off_unless_it_is_asked_for():
+    one = pool(min_tokens=APART)
+    name = one.send(TALK, **GREEDY).session_id
+    assert one.session(name).admissions == ()
+    on = pool(reuse=True)
+    held = on.session(on.send(TALK, **GREEDY).session_id)
+    wanted = plain_logits(held.backbone, TALK)
+    assert float((held.next_token_logits(TALK) - wanted).norm() / wanted.norm()) < 1e-4
