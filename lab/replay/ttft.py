@@ -1,0 +1,206 @@
+"""``python -m lab.replay.ttft``: time to the first token of each turn, under each way of caching.
+
+A screenshot agent's session on a published shape with few layers and random weights. The arms take turns
+within each turn of the session, in changing order, so a ratio compares runs that are moments apart. Kamera's
+arms run as a user's would: from messages through `ChatSession` to logits, store and template included. The
+others run as bare as they can: no template, no store, the KV of what they kept given, the vision tower over
+the pictures that they lost, and the rest of the prompt in one forward.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import sys
+import time
+import warnings
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from kamera import Backbone, ChatSession, ChunkStore, ReusePolicy
+from kamera.content import Conversations, Message, Rendered, media_items
+from kamera.edits import edited
+from kamera.engines.hf.encode import batched, decoder_arguments
+from lab.replay.arms import MODES
+from lab.replay.counted import Reuse, imc, nothing, prefix
+from lab.replay.scripts import AGENTS, Agent
+from lab.replay.shapes import enlarged, shaped
+from lab.speed.content import noise_kv
+from lab.speed.machine import commit, machine
+from lab.speed.timing import Spread
+
+BARE: dict[str, Reuse] = {
+    "no cache": nothing,
+    "prefix cache": prefix,
+    "prefix cache, batched": prefix,
+    "SPC + IMC": imc,
+}
+ARMS = (*BARE, *MODES)
+Clock = tuple[float, float]
+"""Seconds on the wall, and of the processor."""
+
+
+class Bare:
+    """Caches that keep a prefix: what they prefill of a prompt, behind KV of noise for what they kept."""
+
+    def __init__(self, backbone: Backbone, conversations: Conversations) -> None:
+        self._backbone = backbone
+        self._conversations = conversations
+
+    def answer(self, messages: Sequence[Message], prompt: Rendered, kept: int) -> Callable[[], torch.Tensor]:
+        """The first logits ``[vocabulary]`` of ``prompt``, of which ``kept`` segments are cached."""
+        backbone = self._backbone
+        start = prompt.segments[kept - 1].stop if kept else 0
+        media = {m.digest: m.inputs for m in map(self._conversations.media, media_items(messages))}
+        shown = [media[s.media] for s in prompt.segments if s.media is not None]
+        lost = [media[s.media] for s in prompt.segments[kept:] if s.media is not None]
+        chunk = backbone.chunk_from_tensors(prompt.ids[start:], label="rest", **_taken(backbone, lost))
+        whole = backbone.chunk_from_tensors(prompt.ids, label="whole", **_taken(backbone, shown))
+        positions = backbone.positions([prompt.ids], [whole.position_inputs()])[:, start:]
+        cache = backbone.cache([noise_kv(backbone, start, seed=1)] if start else [])
+
+        def run() -> torch.Tensor:
+            arguments = decoder_arguments(backbone.encode(chunk), backbone.device) | {
+                "position_ids": batched(positions).to(backbone.device),
+                "past_key_values": cache,
+                "use_cache": True,
+            }
+            with torch.no_grad():
+                hidden = backbone.decoder(**arguments).last_hidden_state[:, -1:]
+                logits: torch.Tensor = backbone.model.get_output_embeddings()(hidden)
+            return logits[0, -1]
+
+        return run
+
+
+def first_tokens(backbone: Backbone, agent: Agent, side: int, steps: int, seed: int) -> dict[str, Any]:
+    """Seconds to the first token of the last ``steps`` turns of a session, by arm.
+
+    The turns before fill the windows and are not timed: the rule removes a picture in each that is.
+    """
+    before = 4
+    turns = enlarged(list(agent.script(random.Random(seed), before + steps)), side)
+    conversations, rules = Conversations(backbone.processor), {"prefix cache, batched": agent.batched}
+    bare = Bare(backbone, conversations)
+    shaped_to = {
+        name: [edited(rules.get(name, agent.rule), m, i) for i, m in enumerate(turns)] for name in BARE
+    }
+    prompts = {name: [conversations.render(m) for m in held] for name, held in shaped_to.items()}
+    chats = {name: _session(backbone, agent, mode) for name, mode in MODES.items()}
+    for chat in chats.values():
+        for history in turns[:before]:
+            chat.next_token_logits(history)
+    bare.answer(shaped_to["no cache"][0], prompts["no cache"][0], 0)()  # warms up
+    spent: dict[str, list[Clock]] = {name: [] for name in ARMS}
+    for i in range(before, len(turns)):
+        order = ARMS[i % len(ARMS) :] + ARMS[: i % len(ARMS)]
+        for name in order:
+            if name in chats:
+                spent[name].append(_timed(partial(chats[name].next_token_logits, turns[i])))
+                continue
+            prompt = prompts[name][i]
+            kept = BARE[name](prompts[name][i - 1], prompt)
+            spent[name].append(_timed(bare.answer(shaped_to[name][i], prompt, kept)))
+    sizes = {name: [p.num_tokens for p in held[before:]] for name, held in prompts.items()}
+    return {"prompt tokens": sizes["no cache"], "arms": {name: _told(spent, name) for name in ARMS}}
+
+
+def _session(backbone: Backbone, agent: Agent, mode: Any) -> ChatSession:
+    policy = ReusePolicy(
+        minimum="exact" if mode == "forget" else "patched",
+        on_miss="form" if mode == "repair" else "prefill",
+        certified=False,
+    )
+    store = ChunkStore.open("memory://")
+    return ChatSession(backbone, store, mode=mode, policy=policy, edit_policy=agent.rule)
+
+
+def _taken(backbone: Backbone, media: Sequence[Any]) -> dict[str, torch.Tensor]:
+    """The pixels of several pictures as one input."""
+    accepted = set(backbone.builder.accepted)
+    names = [n for n in (media[0] if media else ()) if n in accepted]
+    return {name: torch.cat([one[name] for one in media]) for name in names}
+
+
+def _timed(run: Callable[[], object]) -> Clock:
+    wall, own = time.perf_counter(), time.process_time()
+    run()
+    return time.perf_counter() - wall, time.process_time() - own
+
+
+def _told(spent: dict[str, list[Clock]], name: str) -> dict[str, Any]:
+    """An arm's seconds, and how many times those of two others it takes, turn by turn."""
+    wall, own = zip(*spent[name], strict=True)
+    out: dict[str, Any] = {
+        "seconds": [round(t, 4) for t in wall],
+        "processor seconds": [round(t, 4) for t in own],
+    }
+    for other in ("no cache", "prefix cache"):
+        rounds = zip(own, (t for _, t in spent[other]), strict=True)
+        of = Spread.of([mine / theirs for mine, theirs in rounds])
+        total = sum(own) / sum(t for _, t in spent[other])
+        out[f"of {other}"] = {
+            "median": round(of.median, 4),
+            "low": round(of.low, 4),
+            "high": round(of.high, 4),
+            "sum": round(total, 4),
+        }
+    return out
+
+
+def table(document: dict[str, Any]) -> str:
+    """The same for people, as Markdown."""
+    lines = [f"`{document['command']}`, commit {document['commit']}", ""]
+    lines += [
+        "| arm | processor seconds | of no cache | of prefix cache | sum, of prefix cache |",
+        "|---" * 5 + "|",
+    ]
+    for name, told in document["results"]["arms"].items():
+        seconds = sum(told["processor seconds"]) / len(told["processor seconds"])
+        of = told["of prefix cache"]
+        lines.append(
+            f"| {name} | {seconds:.2f} | {told['of no cache']['median']} | {of['median']} | {of['sum']} |"
+        )
+    return "\n".join(lines)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run what the command line asks for."""
+    parser = argparse.ArgumentParser(prog="python -m lab.replay.ttft", description=__doc__)
+    parser.add_argument("--preset", default="kimi-vl-a3b", help="a shape of lab.speed")
+    parser.add_argument("--layers", type=int, default=2, help="of decoder and tower; 0: all")
+    parser.add_argument("--agent", choices=[a.name for a in AGENTS], default="cua")
+    parser.add_argument("--side", type=int, default=448, help="pixels of a screenshot's side")
+    parser.add_argument("--steps", type=int, default=4, help="timed turns")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--format", choices=("table", "json"), default="table")
+    parser.add_argument("--output", type=Path, help="write there instead of to stdout")
+    asked = parser.parse_args(arguments)
+    if asked.steps < 1:
+        parser.error("--steps: time one turn or more")
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
+    agent = next(a for a in AGENTS if a.name == asked.agent)
+    backbone = shaped(asked.preset, asked.layers or None, torch.float32)
+    words = [f"--{k} {getattr(asked, k)}" for k in ("preset", "layers", "side", "steps", "seed")]
+    document = {
+        "command": f"python -m lab.replay.ttft {' '.join(words)} --agent '{asked.agent}'",
+        "commit": commit(),
+        "machine": machine(),
+        "results": first_tokens(backbone, agent, asked.side, asked.steps, asked.seed),
+    }
+    text = json.dumps(document, indent=1) if asked.format == "json" else table(document)
+    if asked.output is None:
+        print(text)
+    else:
+        asked.output.write_text(text + "\n", encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
