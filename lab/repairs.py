@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import torch
 
 from kamera.content import Chunk
-from kamera.ops import LowRank, Patch, apply_patch, compress, deficit, floats, patch_of, relocate_kv
+from kamera.ops import LowRank, Patch, compress, deficit, floats, patch_of
 from lab.arms import Served, register_budgeted
 from lab.basis import Basis
 from lab.scene import Scene
@@ -171,7 +171,7 @@ class Keep:
     def serve(self, scene: Scene, question: torch.Tensor | None = None) -> Served:
         """R(δ)·KV(B|before)."""
         was = scene.behind(self.before)
-        kv = relocate_kv(was.conditioned, scene.layout, scene.offset_from(was.positions))
+        kv = scene.operator(was.conditioned, None, scene.layout, scene.offset_from(was.positions))
         return Served(kv, scene.chunk_bytes)
 
 
@@ -192,7 +192,7 @@ class RemovalPatch(_AtRank):
         offset = scene.offset_from(was.positions)
         change = deficit(scene.conditioned, was.conditioned, scene.layout, offset)
         patch = patch_of(change, self.rank, scene.dtype).patch
-        kv = apply_patch(was.conditioned, patch, scene.layout, offset)
+        kv = scene.operator(was.conditioned, patch, scene.layout, offset)
         return Served(kv, scene.chunk_bytes + patch.nbytes)
 
 

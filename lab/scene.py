@@ -6,7 +6,8 @@ conditioned KV. Everything speaks `kamera.ops` KV, so attention families do not 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import copy
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -40,6 +41,9 @@ ORBIT_SAMPLES = 24
 BATCH_BYTES = 256 * 2**20
 """Questions are asked side by side as long as their copies of the cache stay below this."""
 
+Operator = Callable[[KV, Patch | None, Layout, Sequence[int]], KV]
+"""Serves KV with a patch of its frame, moved by an offset: `kamera.ops.apply_patch`, or one that is wrong."""
+
 
 class Scene:
     """A window of one anchor, ``antecedents`` and, last, ``target``; questions come behind it.
@@ -61,6 +65,7 @@ class Scene:
         self._shared = _Shared(backbone, anchor)
         self.antecedents = tuple(antecedents)
         self.target = target
+        self.operator: Operator = apply_patch
         self._siblings: dict[tuple[str, ...], Scene] = {}
 
     # -- siblings ------------------------------------------------------------------------------
@@ -72,7 +77,9 @@ class Scene:
             return self
         if key not in self._siblings:
             self._siblings[key] = self._sibling(antecedents)
-        return self._siblings[key]
+        sibling = self._siblings[key]
+        # siblings are shared with scenes of other operators
+        return sibling if sibling.operator is self.operator else sibling.under(self.operator)
 
     def reordered(self, order: Sequence[int]) -> Scene:
         """The same target behind these antecedents in another order, ``order[i]`` now at place i."""
@@ -86,7 +93,14 @@ class Scene:
         sibling = Scene.__new__(Scene)
         sibling._shared, sibling._siblings = self._shared, {}
         sibling.antecedents, sibling.target = tuple(antecedents), self.target
+        sibling.operator = self.operator
         return sibling
+
+    def under(self, operator: Operator) -> Scene:
+        """This scene, served by another operator; what is true and what is blind stay as they are."""
+        other = copy.copy(self)
+        other.operator = operator
+        return other
 
     # -- where and what ------------------------------------------------------------------------
 
@@ -200,7 +214,7 @@ class Scene:
 
     def patched(self, patch: Patch | None) -> KV:
         """The canonical with ``patch`` (of the canonical frame) at the target's place."""
-        return apply_patch(self.canonical, patch, self.layout, self.offset)
+        return self.operator(self.canonical, patch, self.layout, self.offset)
 
     # -- the window ----------------------------------------------------------------------------
 

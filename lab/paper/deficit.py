@@ -12,8 +12,8 @@ NAME = "deficit"
 MASS = 0.9
 """Share of the energy that ranks and tokens are counted for."""
 
-ROUNDING = 1e-5
-"""Relative norms below this are rounding: they have no rank."""
+ROUNDING = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 3e-3}
+"""Relative norms below this are rounding, by the dtype of the KV: they have no rank."""
 
 
 def measure(stage: Stage, tally: Tally) -> None:
@@ -31,7 +31,7 @@ def measure(stage: Stage, tally: Tally) -> None:
             norm = float((energy.sum() / size).sqrt())
             tally.note(NAME, "relative norm", norm, **at)
             by_token += energy.sum(1) / size
-            if norm > ROUNDING and name in factors:
+            if norm > ROUNDING[scene.dtype] and name in factors:
                 # both factors carry the root of the singular values
                 energies = floats(factors[name].left).double().square().sum(0).square()
                 rank = _enough(energies)

@@ -152,20 +152,21 @@ def _family(findings: Findings) -> Document:
     }
     return {
         **facts,
-        "rows": [_plain(vars(row)) for row in findings.rows],
-        "numbers": [_plain(vars(number)) for number in findings.numbers],
+        "rows": [plain(vars(row)) for row in findings.rows],
+        "numbers": [plain(vars(number)) for number in findings.numbers],
     }
 
 
-def _plain(fields: Mapping[str, Any]) -> Document:
-    plain: Document = {}
+def plain(fields: Mapping[str, Any]) -> Document:
+    """The fields of a row or number as JSON has them: intervals as [mean, low, high], or null."""
+    found: Document = {}
     for name, value in fields.items():
         if isinstance(value, Interval):
             bounds = [_rounded(v) for v in (value.mean, value.low, value.high)]
-            plain[name] = None if None in bounds else bounds
+            found[name] = None if None in bounds else bounds
         else:
-            plain[name] = _rounded(value) if isinstance(value, float) else value
-    return plain
+            found[name] = _rounded(value) if isinstance(value, float) else value
+    return found
 
 
 def _rounded(value: float) -> float | None:

@@ -7,6 +7,7 @@ chunks, the vision encodes, the canonical and every KV already computed.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -20,7 +21,7 @@ from kamera.engines.hf import Backbone
 from kamera.patches.anchor import Anchor, prefill_anchor
 from lab.basis import Basis
 from lab.paper.trial import Asked, Trial
-from lab.scene import Scene
+from lab.scene import Operator, Scene
 
 HELD_OUT = 950_000
 """Seed of the episodes asked; the basis is fitted on `FITTED`, and backbones were trained from 1 000 000."""
@@ -28,6 +29,8 @@ HELD_OUT = 950_000
 FITTED = 960_000
 ANTECEDENTS = ("LLRLRL", "LRLLLR")
 """Taken in turn: the first three, four or six stand before the items frame."""
+AGREEING = "LLLLLL"
+"""The same in worlds whose frames agree: a rename says otherwise than the legends before it."""
 
 MAIN = (0, 1, 2)
 """The window most tables are about."""
@@ -85,13 +88,14 @@ class Bench:
 
 @dataclass(eq=False)
 class Stage:
-    """One episode. Orders are indices into its frames; the items frame stands behind them."""
+    """One episode of a regime. Orders are indices into its frames; the items frame stands behind them."""
 
     backbone: Backbone
     anchor: Anchor
     seed: int
     index: int
     basis: Basis | None = None
+    regime: str = "override"
     _chunks: dict[int, Chunk] = field(default_factory=dict)
     _trials: dict[tuple[int, ...], Trial] = field(default_factory=dict)
 
@@ -107,8 +111,18 @@ class Stage:
     @cached_property
     def episode(self) -> testbed.Episode:
         """The frames: antecedents, stand-ins, pictures, items, more items."""
+        world = testbed.World(self.seed, self.regime)
+        if self.regime != "override":
+            return world.episode(self.index, layout=f"{AGREEING}LLLPPPII")
         antecedents = ANTECEDENTS[self.index % len(ANTECEDENTS)]
-        return testbed.World(self.seed).episode(self.index, layout=f"{antecedents}LRLPPPII")
+        return world.episode(self.index, layout=f"{antecedents}LRLPPPII")
+
+    def under(self, operator: Operator) -> Stage:
+        """This episode with every target served by another operator; it shares all that is true."""
+        other = copy.copy(self)
+        other._trials = {key: trial.under(operator) for key, trial in self._trials.items()}
+        other._root = self._root.under(operator)
+        return other
 
     def rng(self, *what: int) -> np.random.Generator:
         """A generator of this episode's own for one purpose, whichever tables run."""

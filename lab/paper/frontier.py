@@ -19,6 +19,13 @@ RIVALS = ("sink", "first-k", "cacheblend", "vlcache", "deviation-oracle", "query
 ANCHORS = ("stale-rope", "mask")
 
 
+def measure_patches(stage: Stage, tally: Tally) -> None:
+    """The plain patch alone, in every rank."""
+    trial = stage.trial(MAIN)
+    for rank in (*RANKS, HIGHEST):
+        tally.add(NAME, "patch", trial.patched(rank), trial.blind, rank=rank)
+
+
 def measure(stage: Stage, tally: Tally) -> None:
     """All arms on one window."""
     trial = stage.trial(MAIN)
@@ -27,8 +34,7 @@ def measure(stage: Stage, tally: Tally) -> None:
     tally.add(NAME, "blind", blind, blind)
     for name in ANCHORS:
         tally.add(NAME, name, trial.judge(parse_arm(name)), blind)
-    for rank in (*RANKS, HIGHEST):
-        tally.add(NAME, "patch", trial.patched(rank), blind, rank=rank)
+    measure_patches(stage, tally)
     known = {name.removesuffix("@m") for name in known_arms()}
     for rank in RANKS:
         assert stage.basis is not None, "a bench fits the basis before it asks"

@@ -12,6 +12,7 @@ from lab.paper.deficit import NAME as DEFICIT
 from lab.paper.document import View
 from lab.paper.draw import RANK
 from lab.paper.tally import MULTI, ONE
+from lab.testbed.directories import UNLED
 
 
 class Verdict(NamedTuple):
@@ -60,10 +61,12 @@ def mask(view: View) -> Verdict:
 
 
 def by_depth(view: View) -> Verdict:
+    # a layer whose norm is rounding has no rank
+    ranked = {int(setting["layer"]) for setting, _ in _numbers(view, DEFICIT, "rank for 90 %")}
     norms: dict[int, list[float]] = {}
     for setting, value in _numbers(view, DEFICIT, "relative norm"):
         norms.setdefault(int(setting["layer"]), []).append(value[0])
-    live = [max(norms[layer]) for layer in sorted(norms) if max(norms[layer]) > 1e-4]
+    live = [max(norms[layer]) for layer in sorted(ranked)]
     return Verdict(f"{live[0]:.2f} → {live[-1]:.2f}", live[-1] >= 2 * live[0])
 
 
@@ -171,7 +174,7 @@ _STALE = {"gqa": -0.68, "deepstack": -2.85, "mla": 0.29}
 
 def stale(view: View) -> Verdict:
     value = _eta(view, recall.NAME, "stale", replaced=3)
-    paper = _STALE.get(view.name)
+    paper = _STALE.get(view.name.removesuffix(UNLED))
     if paper is None:
         return Verdict(f"{value:.2f}", None)
     return Verdict(f"{value:.2f} (paper {paper:.2f})", (value < 0) == (paper < 0))
@@ -190,7 +193,7 @@ def fresh(view: View) -> Verdict:
 
 def keep(view: View) -> Verdict:
     value = view.mean(survivors.NAME, "keep", "kl")
-    sensitive = view.name == "deepstack"
+    sensitive = view.name.removesuffix(UNLED) == "deepstack"
     return Verdict(f"KL {value:.3f}", value > 0.05 if sensitive else value <= 0.05)
 
 

@@ -9,10 +9,13 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ProcessPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 
+from kamera.cli.models import load_backbone
+from kamera.cli.options import Dtype
 from kamera.engines.hf import Backbone
 from lab.paper import (
     basis,
@@ -28,7 +31,7 @@ from lab.paper import (
 )
 from lab.paper.draw import MAIN, PER_WINDOW, Bench, Make, Stage
 from lab.paper.tally import Number, Row, Tally
-from lab.testbed import FAMILIES, load
+from lab.testbed import BACKBONES, load
 
 TABLES: dict[str, Sequence[Callable[[Stage, Tally], None]]] = {
     frontier.NAME: (deficit.measure, frontier.measure),
@@ -108,10 +111,11 @@ def measure_family(
     tables: Sequence[str] = tuple(TABLES),
     make: Make | None = None,
     system: str | None = None,
+    also: Callable[[Stage], None] | None = None,
 ) -> Iterator[Progress | Findings]:
     """These tables on one backbone; at last its findings. ``items`` multi-hop questions per row at least.
 
-    ``make`` and ``system`` as in `Bench.prepare`.
+    ``make`` and ``system`` as in `Bench.prepare`; ``also`` is called with each stage after its tables.
     """
     started = time.perf_counter()
     tally = Tally()
@@ -124,6 +128,8 @@ def measure_family(
             if tally.questions(table) < items:
                 for measure in TABLES[table]:
                     measure(stage, tally)
+        if also is not None:
+            also(stage)
         done = min(tally.questions(table) for table in tables)
         index += 1
         yield Progress(name, min(done, items), items)
@@ -150,23 +156,23 @@ def measure_families(
     seed: int = 0,
     jobs: int = 1,
     tables: Sequence[str] = tuple(TABLES),
+    dtype: str = "float32",
 ) -> Iterator[Progress | Findings]:
-    """`measure_family` for each shipped backbone, ``jobs`` of them at a time; findings as they come.
+    """`measure_family` of each backbone (`family_names`), ``jobs`` at a time; findings as they come.
 
     Raises ValueError for an unknown family before anything runs.
     """
-    for name in families:
-        if name not in FAMILIES:
-            raise ValueError(f"no testbed family {name!r}: there are {', '.join(FAMILIES)}")
+    names = family_names(families)
     if jobs == 1:
-        for name in families:
-            with _one_thread():
-                yield from measure_family(name, Backbone(*load(name)), items, seed, tables=tables)
+        for name, family in zip(names, families, strict=True):
+            with one_thread():
+                yield from measure_family(name, backbone_of(family, dtype), items, seed, tables=tables)
         return
     spawn = multiprocessing.get_context("spawn")
     with spawn.Manager() as manager, ProcessPoolExecutor(jobs, mp_context=spawn) as pool:
         told: Any = manager.Queue()
-        working = {pool.submit(_work, name, items, seed, tables, told) for name in families}
+        jobs_of = zip(names, families, strict=True)
+        working = {pool.submit(_work, *job, items, seed, tables, dtype, told) for job in jobs_of}
         while working:
             done, working = wait(working, timeout=0.5, return_when=FIRST_EXCEPTION)
             for future in done:
@@ -174,10 +180,32 @@ def measure_families(
             yield from _drained(told)
 
 
-def _work(name: str, items: int, seed: int, tables: Sequence[str], told: Any) -> None:
+def family_names(families: Sequence[str]) -> list[str]:
+    """What each family is called: a backbone of the testbed, or the last part of a model directory.
+
+    Raises ValueError for what is neither.
+    """
+    for one in families:
+        if one not in BACKBONES and not Path(one).is_dir():
+            raise ValueError(
+                f"no testbed family {one!r} and no such directory: there are {', '.join(BACKBONES)}"
+            )
+    return [one if one in BACKBONES else Path(one).resolve().name for one in families]
+
+
+def backbone_of(family: str, dtype: str = "float32") -> Backbone:
+    """A backbone of the testbed, or that of a model directory."""
+    if family in BACKBONES:
+        return Backbone(*load(family, dtype=getattr(torch, dtype)))
+    return load_backbone(family, None, Dtype(dtype), show_progress=False)
+
+
+def _work(
+    name: str, family: str, items: int, seed: int, tables: Sequence[str], dtype: str, told: Any
+) -> None:
     """One family in a process of its own."""
-    with _one_thread():
-        for step in measure_family(name, Backbone(*load(name)), items, seed, tables=tables):
+    with one_thread():
+        for step in measure_family(name, backbone_of(family, dtype), items, seed, tables=tables):
             told.put(step)
 
 
@@ -190,7 +218,7 @@ def _drained(told: Any) -> Iterator[Progress | Findings]:
 
 
 @contextmanager
-def _one_thread() -> Iterator[None]:
+def one_thread() -> Iterator[None]:
     """Threads change the order of sums: one, so that a seed means the same numbers everywhere."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)

@@ -20,13 +20,17 @@ def measure(stage: Stage, tally: Tally) -> None:
 
 
 def measure_bound(stage: Stage, tally: Tally) -> None:
-    """The older of two antecedents leaves, and only what the items frame had read from it is asked."""
+    """The older of two antecedents leaves, and only what the items frame had read from it is asked.
+
+    Where frames agree, what the other one repeats counts as read from it, too.
+    """
     before, now = (NEW[0], MAIN[0]), (MAIN[0],)
     episode = stage.episode
+    said_in = before if stage.regime == "override" else before[:1]
     asked = [
         ("value", tag)
         for tag in episode.frames[TARGET].glyph_of
-        if NEW[0] in episode.ask("value", tag, order=(*before, TARGET)).frames
+        if NEW[0] in episode.ask("value", tag, order=(*said_in, TARGET)).frames
     ]
     if not asked:
         return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -15,7 +16,7 @@ from kamera.ops import KV
 from kamera.testbed import Question
 from lab.arms import Arm, Served
 from lab.repairs import PlainPatch
-from lab.scene import Scene
+from lab.scene import Operator, Scene
 
 
 @dataclass(frozen=True)
@@ -57,6 +58,12 @@ class Trial:
         self._hops: Items = np.array([q.hops for q in questions], dtype=np.float64)
         self._patched: dict[int, Judged] = {}
         self._places: dict[int, torch.Tensor] = {}
+
+    def under(self, operator: Operator) -> Trial:
+        """The same questions of the same scene under another operator; both references are shared."""
+        other = copy.copy(self)
+        other.scene, other._patched = self.scene.under(operator), {}
+        return other
 
     def answer_id(self, answer: str) -> int:
         """The one token an answer is."""

@@ -31,11 +31,12 @@ def document(
         "margin": MARGIN,
         "answers": ANSWERS,
         "seconds": round(seconds, 1),
-        "beds": [_bed(bed) for bed in beds],
+        "beds": [bed_document(bed) for bed in beds],
     }
 
 
-def _bed(bed: Bed) -> Document:
+def bed_document(bed: Bed) -> Document:
+    """All setups of a bed, and the arms each sees."""
     return {
         "world": bed.world,
         "backbone": bed.backbone,
