@@ -14,13 +14,14 @@ from kamera.content import Conversations, Rendered
 from kamera.sessions.modes import SessionMode
 from kamera.sessions.uncached import plain_logits
 from kamera.testbed.frames import Frame
+from lab.testbed.directories import UNLED_BACKBONES
 
 HELD_OUT = 960_000
 """Seed of the worlds; backbones were trained from 1 000 000."""
 
-LAYOUTS = {"gqa-unled": ("LLI", "LPLI", "LLLI")}
+LAYOUTS = dict.fromkeys(UNLED_BACKBONES, ("LLI", "LPLI", "LLLI"))
 RENAMES = ("LLI", "LRI", "LLRI", "LPLI")
-"""Layouts of a backbone: the unled one was shown no renames."""
+"""Layouts of a backbone: the unled ones were shown no renames."""
 
 Stub = Literal["faithful", "pad", "scrambled", "empty"]
 STUBS: tuple[Stub, ...] = ("faithful", "pad", "scrambled", "empty")

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from .directories import UNLED, weights_dir
+from .directories import UNLED_BACKBONES, weights_dir
 from .families import FAMILIES
 
 BEGIN, END = "<!-- measured: python -m lab.testbed.card -->", "<!-- end of measured -->"
@@ -47,8 +47,12 @@ def measured(metrics: Mapping[str, Mapping[str, Any]]) -> str:
     return "\n".join(lines)
 
 
-def measured_unled(found: Mapping[str, Any]) -> str:
-    """The table of an unled backbone: two hops by window, and questions about the order of frames."""
+def measured_unled(metrics: Mapping[str, Mapping[str, Any]]) -> str:
+    """For each unled backbone: two hops by window, and questions about the order of frames."""
+    return "\n\n".join(f"**`{name}`**\n\n{_unled(found)}" for name, found in metrics.items())
+
+
+def _unled(found: Mapping[str, Any]) -> str:
     lines = [
         "| window | two hops asked | full | evicted | blind evicted | blind | one-hop | defaults, evicted |",
         "|---" * 8 + "|",
@@ -77,14 +81,14 @@ def _share(scores: Mapping[str, float], kind: str) -> str:
 
 def main() -> None:
     """Put the tables of the shipped metrics into the card, between its two marks."""
-    folders = {family: weights_dir(family) for family in FAMILIES}
-    metrics = {
-        family: json.loads((folder / "metrics.json").read_text()) for family, folder in folders.items()
-    }
-    unled = json.loads((weights_dir(f"gqa{UNLED}") / "metrics.json").read_text())
     card = Path(__file__).with_name("MODEL_CARD.md")
-    text = _between(card.read_text(), BEGIN, measured(metrics), END)
-    card.write_text(_between(text, BEGIN_UNLED, measured_unled(unled), END_UNLED))
+    text = _between(card.read_text(), BEGIN, measured(metrics_of(FAMILIES)), END)
+    card.write_text(_between(text, BEGIN_UNLED, measured_unled(metrics_of(UNLED_BACKBONES)), END_UNLED))
+
+
+def metrics_of(names: Iterable[str]) -> dict[str, Any]:
+    """The measured figures that lie beside the weights, by backbone."""
+    return {name: json.loads((weights_dir(name) / "metrics.json").read_text()) for name in names}
 
 
 def _between(text: str, begin: str, new: str, end: str) -> str:

@@ -18,7 +18,9 @@ from .frontend import build_processor
 
 UNLED = "-unled"
 """Behind a family's name: its backbone that was trained on answers and captions only (`unled`)."""
-BACKBONES: tuple[str, ...] = (*FAMILIES, f"gqa{UNLED}")
+UNLED_BACKBONES: tuple[str, ...] = (f"gqa{UNLED}", f"mla{UNLED}")
+"""Those of them that there are."""
+BACKBONES: tuple[str, ...] = (*FAMILIES, *UNLED_BACKBONES)
 """Every trained backbone by name: one led for each family, and the unled."""
 
 

@@ -4,15 +4,17 @@ import json
 from dataclasses import asdict
 from pathlib import Path
 
+import pytest
+
 from lab import testbed
 from lab.testbed import FAMILIES, weights_dir
-from lab.testbed.card import BEGIN, BEGIN_UNLED, END, END_UNLED, measured, measured_unled
-from lab.testbed.directories import UNLED
+from lab.testbed.card import BEGIN, BEGIN_UNLED, END, END_UNLED, measured, measured_unled, metrics_of
+from lab.testbed.directories import UNLED_BACKBONES, family_of
 from lab.testbed.unled.schedule import Schedule
 
 
 def test_the_card_shows_the_shipped_metrics():
-    metrics = {f: json.loads((weights_dir(f) / "metrics.json").read_text()) for f in FAMILIES}
+    metrics = metrics_of(FAMILIES)
     card = (Path(testbed.__file__).parent / "MODEL_CARD.md").read_text()
     shown = card.split(BEGIN)[1].split(END)[0].strip()
     assert shown == measured(metrics)
@@ -27,16 +29,19 @@ def test_every_backbone_has_its_seeded_training_command():
         assert run["history"][-1]["step"] == run["steps"]
 
 
-def test_the_card_shows_the_metrics_of_the_unled_backbone():
-    found = json.loads((weights_dir(f"gqa{UNLED}") / "metrics.json").read_text())
+def test_the_card_shows_the_metrics_of_the_unled_backbones():
+    found = metrics_of(UNLED_BACKBONES)
     card = (Path(testbed.__file__).parent / "MODEL_CARD.md").read_text()
     shown = card.split(BEGIN_UNLED)[1].split(END_UNLED)[0].strip()
     assert shown == measured_unled(found)
-    assert {"LI", "LLI", "LLLI", "LLLLI"} <= set(found["layouts"])
+    for one in found.values():
+        assert {"LI", "LLI", "LLLI", "LLLLI"} <= set(one["layouts"])
 
 
-def test_the_unled_backbone_is_the_output_of_the_seeded_schedule():
-    run = json.loads((weights_dir(f"gqa{UNLED}") / "training.json").read_text())
-    schedule = json.loads(json.dumps(asdict(Schedule())))
-    assert {name: run[name] for name in schedule} == schedule
-    assert run["history"][-1]["step"] + run["skipped"] == Schedule().steps
+@pytest.mark.parametrize("name", UNLED_BACKBONES)
+def test_an_unled_backbone_is_the_output_of_the_seeded_schedule(name):
+    run = json.loads((weights_dir(name) / "training.json").read_text())
+    own = Schedule(family_of(name))
+    schedule = json.loads(json.dumps(asdict(own)))
+    assert {key: run[key] for key in schedule} == schedule
+    assert run["history"][-1]["step"] + run["skipped"] == own.steps
