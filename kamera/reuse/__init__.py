@@ -9,6 +9,7 @@ from kamera.reuse.file import IndexFile
 from kamera.reuse.index import ContentIndex, Found, Hit
 from kamera.reuse.prompt import Media, Prompt, Span
 from kamera.reuse.recovery import Observer, Recovery, recovery
+from kamera.reuse.restored import stored_prompts
 from kamera.reuse.reuser import Reused, ReusePlan, Reuser
 from kamera.reuse.rules import DEFAULT_RULE, RULES, CutRule
 from kamera.reuse.scope import Scope, segment_key
@@ -49,6 +50,7 @@ __all__ = [
     "recovery",
     "resets",
     "segment_key",
+    "stored_prompts",
     "sub_windows",
     "windows",
 ]

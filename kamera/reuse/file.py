@@ -14,8 +14,10 @@ from kamera.errors import CorruptIndex, ForeignIndex
 from kamera.reuse import frames
 from kamera.reuse.index import ContentIndex, Found
 from kamera.reuse.prompt import Prompt
+from kamera.reuse.restored import stored_prompts
 from kamera.reuse.rules import CutRule
 from kamera.reuse.scope import Scope
+from kamera.store import ChunkStore
 
 
 class IndexFile:
@@ -40,18 +42,22 @@ class IndexFile:
         self._open()
 
     @classmethod
-    def rebuild(cls, path: str | Path, scope: Scope, rule: CutRule, prompts: Iterable[Prompt]) -> IndexFile:
-        """Replace the file at ``path`` by an index of ``prompts`` alone.
+    def rebuild(
+        cls, path: str | Path, scope: Scope, rule: CutRule, prompts: Iterable[Prompt] | ChunkStore
+    ) -> IndexFile:
+        """Replace the file at ``path`` by an index of ``prompts`` alone, or of those that a store tells of.
 
-        Other processes switch to it at their next refresh.
+        Other processes switch to it at their next refresh. Raises as `stored_prompts` for a store; the file
+        stays then.
         """
+        given = stored_prompts(prompts, scope) if isinstance(prompts, ChunkStore) else prompts
         target = Path(path)
         handle, name = tempfile.mkstemp(dir=target.parent, prefix=target.name)
         os.close(handle)
         try:
             os.unlink(name)
             with cls(name, scope, rule) as fresh:
-                for prompt in prompts:
+                for prompt in given:
                     fresh.add(prompt)
             os.replace(name, target)
         finally:
