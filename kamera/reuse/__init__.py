@@ -7,6 +7,7 @@ from kamera.reuse.calibration import Calibration, Point, calibration_of
 from kamera.reuse.cuts import cut, resets, sub_windows, windows
 from kamera.reuse.file import IndexFile
 from kamera.reuse.index import ContentIndex, Found, Hit
+from kamera.reuse.prefetch import Prefetch
 from kamera.reuse.prompt import Media, Prompt, Span
 from kamera.reuse.recovery import Observer, Recovery, recovery
 from kamera.reuse.restored import stored_prompts
@@ -32,6 +33,7 @@ __all__ = [
     "Observer",
     "Outcome",
     "Point",
+    "Prefetch",
     "Prompt",
     "Proposal",
     "Recovery",

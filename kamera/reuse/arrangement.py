@@ -20,9 +20,10 @@ from kamera.ops import kv_concat
 from kamera.patches import Guarantee, at_least, equal_left, weakest
 from kamera.reuse.admission import Admission, tier_of
 from kamera.reuse.calibration import Calibration
+from kamera.reuse.prefetch import Load, Prefetch
 from kamera.reuse.probe import likeness, probed
 from kamera.reuse.terms import loose, strict
-from kamera.window import Cost, KameraWindow, OnLeave, Report, Slot
+from kamera.window import Cost, KameraWindow, Offer, OnLeave, Report, Slot
 
 Item = Slot | Chunk
 
@@ -71,7 +72,9 @@ class Arrangement:
         self._lengths = tuple(_length(item) for item in self._order)
         self._offers: dict[int, _Offer] = {}
         self.cost = plan.cost
+        self._loads = tuple(load for chunk_id, offer in plan.loads for load in _loads(chunk_id, offer))
         held = {seat.number: seat.source for seat in plan.before.seats}
+        self._patched: set[int] = set()
         found: list[Admission] = []
         at = window.anchor.length
         for i, (seat, worth) in enumerate(zip(plan.after.seats, plan.after.worths, strict=True)):
@@ -81,6 +84,7 @@ class Arrangement:
             elif held.get(seat.number) == source:
                 reason = f"{worth}: held by the window"
             elif source.patched:
+                self._patched.add(i)
                 reason = f"{worth}: a stored patch for this left context"
             elif source.canonical and self._stored(i):
                 reason = f"{worth}: leads the prompt, as its stored copy does"
@@ -92,6 +96,10 @@ class Arrangement:
         self.admissions = tuple(found)
         if calibration is not None:
             self._admit(calibration)
+
+    def prefetch(self) -> Prefetch:
+        """Begin to read the stored objects that `run` will place, in the background."""
+        return Prefetch(self.window.store, self.window.context, self._loads)
 
     def run(self) -> Outcome:
         """Bring the window to the arrangement. After an error the window may hold a part: use a fork."""
@@ -260,10 +268,19 @@ class Arrangement:
         for i, (admission, slot) in enumerate(zip(self.admissions, self.window.slots, strict=True)):
             if refused and i in refused:
                 admission = replace(admission, tier="none", reason=refused[i])
-            elif admission.tier in ("patched", "orbit", "composed") and slot.rank is None:
+            elif i in self._patched and slot.rank is None:
                 admission = replace(admission, tier="none", reason="the stored patch was refused")
             out.append(replace(admission, guarantee=slot.guarantee))
         return tuple(out)
+
+
+def _loads(chunk_id: str, offer: Offer | None) -> list[Load]:
+    """The objects that a chunk is placed from; terms of a composed patch are not read ahead."""
+    based = offer is not None and bool(offer.base)
+    loads = [] if based else [Load(chunk_id)]
+    if offer is not None and offer.kind != "composed":
+        loads.append(Load(chunk_id, offer.antecedents, offer.kind, offer.base))
+    return loads
 
 
 def _id(item: Item) -> str:

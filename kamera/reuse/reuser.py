@@ -18,6 +18,7 @@ from kamera.reuse.admission import Admission
 from kamera.reuse.arrangement import Arrangement, Item
 from kamera.reuse.calibration import Calibration, calibration_of
 from kamera.reuse.pieces import of_ids, of_messages
+from kamera.reuse.prefetch import Prefetch
 from kamera.reuse.prompt import Prompt
 from kamera.reuse.rules import RULES, CutRule
 from kamera.store import ChunkStore
@@ -52,6 +53,7 @@ class ReusePlan:
         self.question = question
         self._reuser = reuser
         self._arrangement = arrangement
+        self._prefetch: Prefetch | None = None
 
     @property
     def admissions(self) -> tuple[Admission, ...]:
@@ -63,12 +65,25 @@ class ReusePlan:
         """Cost of `run`; the question is not in it, nor a segment that its probe refuses."""
         return self._arrangement.cost
 
+    def prefetch(self) -> Prefetch:
+        """Begin to read the stored objects that `run` will place, in the background: before it is their turn.
+
+        For a plan that is made while another prompt is still being answered. What cannot be read is a miss.
+        """
+        if self._prefetch is None:
+            self._prefetch = self._arrangement.prefetch()
+        return self._prefetch
+
     def run(self) -> Reused:
         """Prefill misses, place hits; new segments are stored as the policy says. Run it once."""
         window = self._arrangement.window
         if len(self.question):
             window.expect(self.question)
-        outcome = self._arrangement.run()
+        try:
+            outcome = self._arrangement.run()
+        finally:
+            if self._prefetch is not None:
+                self._prefetch.end()
         self._reuser.hold(window)
         return Reused(window, self.question, outcome.admissions, outcome.report)
 

@@ -9,7 +9,7 @@ from kamera.window.memory import WindowMemory
 from kamera.window.policy import OnLeave, OnMiss, ReusePolicy, certified_by_default
 from kamera.window.report import Report, SlotReport
 from kamera.window.slots import Shown, Slot
-from kamera.window.steps import Cost, Plan
+from kamera.window.steps import Cost, Offer, Plan
 from kamera.window.window import KameraWindow
 
 __all__ = [
@@ -23,6 +23,7 @@ __all__ = [
     "Guarantee",
     "KameraWindow",
     "MeasuredFile",
+    "Offer",
     "OnLeave",
     "OnMiss",
     "Plan",

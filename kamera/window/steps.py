@@ -199,3 +199,10 @@ class Plan:
     def heads(self) -> dict[int, int]:
         """See above."""
         return {s.seat.number: s.head.tokens for s in self.steps if isinstance(s, Prefill) and s.head}
+
+    @property
+    def loads(self) -> tuple[tuple[str, Offer | None], ...]:
+        """Stored objects that it places, in order: chunks whose canonical is read, each with its patch."""
+        return tuple(
+            (s.seat.chunk_id, s.patch) for s in self.steps if isinstance(s, Place) and not s.computes
+        )
