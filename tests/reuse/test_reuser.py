@@ -214,3 +214,31 @@ def test_placeholders_without_pixels_are_refused_by_name():
     ids = torch.cat([HEAD, words(1, 5), torch.tensor(backbone.vision_tokens[:1]), words(2, 5)])
     with pytest.raises(UnidentifiedMedia, match="at 9 is a placeholder of media"):
         reuser(backbone).prepare(ids)
+
+
+def test_a_repeated_segment_is_prefilled_at_each_place():
+    """The second attends to the first, so its KV is another one; the canonical is computed once."""
+    backbone, store = family("llama_mqa"), ChunkStore.open("memory://")
+    a, b, _, _, question = parts()
+    asked = prompt(a, b, b, a, question)
+    plan = reuser(backbone, store).prepare(asked)
+    assert plan.cost.tokens == len(a) + 3 * len(b) + len(a)  # a leads; b twice in context, once alone
+    done, logits = answered(plan)
+    assert tiers(done) == ["none"] * 4
+    assert error(logits, plain(backbone, asked)) < 1e-4
+    again, logits = answered(reuser(backbone, store).prepare(asked))
+    assert tiers(again) == ["exact", "patched", "patched", "patched"]
+    assert error(logits, plain(backbone, asked)) < 1e-4
+
+
+def test_ids_that_would_not_retokenise_are_used_as_given():
+    """A merge that the tokenizer would make, spelt as its two parts."""
+    backbone = speaking("headers")
+    tokenizer = backbone.processor
+    parts_of = tokenizer.convert_tokens_to_ids(["i", "n"])
+    merged = tokenizer("in", add_special_tokens=False)["input_ids"]
+    assert merged != parts_of
+    ids = torch.tensor([*tokenizer("hello you", add_special_tokens=False)["input_ids"], *parts_of * 20])
+    done, logits = answered(reuser(backbone, policy=EXACT, rule=RULES["high"]).prepare(ids))
+    assert torch.equal(torch.cat([done.window.input_ids, done.question]), ids)
+    assert error(logits, plain(backbone, Prompt.of(ids.numpy()))) < 1e-4
