@@ -1,6 +1,7 @@
 """``python -m lab.replay``: agents' sessions under each way of caching.
 
-``traces``: the requests of an OpenTelemetry trace. ``exact``: random turns.
+``traces``: the requests of an OpenTelemetry trace. ``exact``: random turns. ``hops``: questions that cross an
+edit. Times to the first token: ``python -m lab.replay.ttft``.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from kamera import Backbone
 from kamera.edits import policies
 from lab.replay.arms import replay, replay_turns
 from lab.replay.exact import divergences
+from lab.replay.hops import crossed, rows
 from lab.replay.scripts import AGENTS
 from lab.replay.traces import sessions
 from lab.speed.machine import commit, machine
@@ -31,6 +33,10 @@ def table(document: dict[str, Any]) -> str:
     """The same for people, as Markdown."""
     where = ", ".join(f"{name} {value}" for name, value in document["machine"].items())
     lines = [f"`{document['command']}`, commit {document['commit']}; {where}", ""]
+    if "hops" in document:
+        lines += ["| edit | arm | n | right | as no cache | as before the edit | KL to no cache |"]
+        lines += ["|---" * 7 + "|", *("| " + " | ".join(map(str, r)) + " |" for r in rows(document["hops"]))]
+        return "\n".join(lines)
     if "agents" not in document:
         return "\n".join([*lines, *(f"{name}: {value}" for name, value in document["results"].items())])
     lines += ["| agent | arm | " + " | ".join(COLUMNS) + " |", "|---" * (2 + len(COLUMNS)) + "|"]
@@ -58,7 +64,7 @@ def _shown(document: dict[str, Any], form: str) -> str:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run what the command line asks for; 1 where a turn diverged."""
     parser = argparse.ArgumentParser(prog="python -m lab.replay", description=__doc__)
-    parser.add_argument("name", nargs="?", choices=("agents", "traces", "exact"), default="agents")
+    parser.add_argument("name", nargs="?", choices=("agents", "traces", "exact", "hops"), default="agents")
     parser.add_argument(
         "--trace", type=Path, help="of traces: the file, in any form that kamera analyze reads"
     )
@@ -66,6 +72,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--steps", type=int, default=40, help="turns of each session, at most")
     parser.add_argument("--turns", type=int, default=10_000, help="of exact: random turns")
     parser.add_argument("--seconds", type=float, default=3600.0, help="of exact: stop after that long")
+    parser.add_argument("--items", type=int, default=48, help="of hops: questions of each edit, at least")
     parser.add_argument("--layers", type=int, help="of exact: the backbones' first decoder layers only")
     parser.add_argument("--only", nargs="*", choices=[a.name for a in AGENTS], help="agents to replay")
     parser.add_argument("--seed", type=int, default=0)
@@ -77,7 +84,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if (asked.trace is None) == (asked.name == "traces"):
         parser.error("traces reads --trace FILE, and nothing else does")
     rest = f" exact --turns {asked.turns}"
-    if asked.name != "exact":
+    if asked.name == "hops":
+        rest = f" hops --items {asked.items} --family {asked.family}"
+    elif asked.name != "exact":
         named = f" traces --trace {asked.trace.name}" if asked.trace else ""
         rest = f"{named} --steps {asked.steps} --family {asked.family}"
     rest += f" --layers {asked.layers}" if asked.layers else ""
@@ -96,6 +105,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 list(FAMILIES), asked.turns, asked.seed, asked.seconds, layers=asked.layers, tell=tell
             )
         )
+    elif asked.name == "hops":
+        document["hops"] = crossed(Backbone(*load(asked.family)), asked.family, asked.items, asked.seed)
     else:
         backbone = Backbone(*load(asked.family))
         document["agents"] = dict(_replayed(backbone, asked))
