@@ -65,7 +65,7 @@ def summary(rows: Sequence[Row], count: int) -> dict[str, Any]:
         "count": count,
         "episodes": len({row.episode for row in rows}),
         "tasks": tasks,
-        "library": {"terms": terms, "forwards": forwards, "orders": _orders(count)},
+        "library": {"terms": terms, "forwards": forwards, "orders": orders(count)},
         "doubt": {name: _foretold(rows, name) for name in ("doubt", "missed")},
     }
 
@@ -108,7 +108,7 @@ def _spearman(a: Items, b: Items) -> float:
     return float((x * y).sum() / np.sqrt((x * x).sum() * (y * y).sum()))
 
 
-def _orders(count: int) -> int:
+def orders(count: int) -> int:
     """Orders of all subsets that the terms serve."""
     total, each = 0, 1
     for taken in range(count):
