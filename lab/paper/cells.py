@@ -103,7 +103,7 @@ def measure_cell(
         "model": found.model,
         "layers": found.layers,
         "episodes": found.episodes,
-        "rows": _rows([plain(vars(row)) for row in found.rows]),
+        "rows": keep_rows([plain(vars(row)) for row in found.rows]),
         "numbers": [_slim(plain(vars(number))) for number in found.numbers],
     }
     yield {
@@ -165,7 +165,7 @@ def _judged(cell: Cell, claim: Claim, family: Mapping[str, Any]) -> Verdict:
 def _verdicts(cell: Cell, family: Mapping[str, Any], tally: Tally) -> dict[str, bool | None]:
     """Every claim that serves a patch, its rows replaced by those of another operator."""
     rows = {_key(row): row for row in family["rows"]}
-    rows |= {_key(row): row for row in _rows([plain(vars(row)) for row in tally.rows()])}
+    rows |= {_key(row): row for row in keep_rows([plain(vars(row)) for row in tally.rows()])}
     numbers = {_key(number): number for number in family["numbers"]}
     numbers |= {_key(n): n for n in (_slim(plain(vars(number))) for number in tally.numbers())}
     under = {**family, "rows": list(rows.values()), "numbers": list(numbers.values())}
@@ -189,7 +189,7 @@ def _key(row: Mapping[str, Any]) -> str:
     return json.dumps([row.get(part) for part in ("section", "name", "arm", "kind", "setting")])
 
 
-def _rows(rows: Sequence[Document]) -> list[Document]:
+def keep_rows(rows: Sequence[Document]) -> list[Document]:
     """What a verdict may be read from: multi-hop questions, and the one-hop control of the frontier.
 
     Intervals are kept of accuracy alone: no verdict reads another.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from kamera.testbed import Episode
 from lab.paper.draw import MAIN, NEW, TARGET, Stage
 from lab.paper.tally import Tally
 from lab.paper.trial import Trial
@@ -20,18 +21,10 @@ def measure(stage: Stage, tally: Tally) -> None:
 
 
 def measure_bound(stage: Stage, tally: Tally) -> None:
-    """The older of two antecedents leaves, and only what the items frame had read from it is asked.
-
-    Where frames agree, what the other one repeats counts as read from it, too.
-    """
+    """The older of two antecedents leaves, and only what the items frame had read from it is asked."""
     before, now = (NEW[0], MAIN[0]), (MAIN[0],)
     episode = stage.episode
-    said_in = before if stage.regime == "override" else before[:1]
-    asked = [
-        ("value", tag)
-        for tag in episode.frames[TARGET].glyph_of
-        if NEW[0] in episode.ask("value", tag, order=(*said_in, TARGET)).frames
-    ]
+    asked = read_from(stage.regime, episode, before)
     if not asked:
         return
     trial = Trial(stage.scene(now), [episode.ask(*subject, order=(*now, TARGET)) for subject in asked])
@@ -40,6 +33,19 @@ def measure_bound(stage: Stage, tally: Tally) -> None:
     old = [trial.answer_id(episode.ask(*subject, order=(*before, TARGET)).answer) for subject in asked]
     for said, answer in zip(kept.tolist(), old, strict=True):
         tally.note(BOUND, OLD, float(said == answer))
+
+
+def read_from(regime: str, episode: Episode, before: tuple[int, ...]) -> list[tuple[str, int]]:
+    """Questions whose answer the items frame had read from the first of ``before``.
+
+    Where frames agree, what a later one repeats counts as read from it, too.
+    """
+    said_in = before if regime == "override" else before[:1]
+    return [
+        ("value", tag)
+        for tag in episode.frames[TARGET].glyph_of
+        if before[0] in episode.ask("value", tag, order=(*said_in, TARGET)).frames
+    ]
 
 
 def _compare(section: str, stage: Stage, trial: Trial, before: tuple[int, ...], tally: Tally) -> None:

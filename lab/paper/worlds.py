@@ -160,7 +160,8 @@ def _worlds(found: Sequence[Found]) -> Iterator[str]:
         worlds = [world for world in REGIMES if any(one["world"] == world for one in of)]
         if not of:
             continue
-        rows, kinds = [], {"everywhere": [], "override": [], "other": []}
+        rows: list[list[str]] = []
+        kinds: dict[str, list[str]] = {"everywhere": [], "override": [], "other": []}
         for claim in CLAIMS:
             differs = {w: _differing(of, claim, w) for w in worlds}
             if any(differs.values()):
