@@ -48,6 +48,7 @@ class Arrangement:
 
     ``admissions`` are in order; ``cost`` is exact if no segment is refused by its probe, each refusal adds
     one prefill. Without a ``calibration`` nothing approximate is served, whatever the policy's minimum.
+    ``among`` as in `KameraWindow.arrange`.
     Raises CertificateMismatch for a calibration of another backbone, and the refusals of
     `KameraWindow.plan_arrange`.
     """
@@ -59,15 +60,17 @@ class Arrangement:
         *,
         on_leave: OnLeave = "repair",
         calibration: Calibration | None = None,
+        among: Sequence[Chunk] = (),
     ) -> None:
         self.window = window
         self._order = tuple(order)
         self._on_leave: OnLeave = on_leave
         self._calibration = calibration
+        self._among = tuple(among)
         if calibration is not None:
             calibration.check(window.backbone)
         with window.under(strict(window.policy)):
-            plan = window.plan_arrange(self._order, on_leave=on_leave)
+            plan = window.plan_arrange(self._order, on_leave=on_leave, among=self._among)
         self._ids = tuple(_id(item) for item in self._order)
         self._lengths = tuple(_length(item) for item in self._order)
         self._offers: dict[int, _Offer] = {}
@@ -106,12 +109,12 @@ class Arrangement:
         plain = strict(self.window.policy)
         if not self._offers:
             with self.window.under(plain):
-                report = self.window.arrange(self._order, on_leave=self._on_leave)
+                report = self.window.arrange(self._order, on_leave=self._on_leave, among=self._among)
             return Outcome(report, self._shown())
         assert self._calibration is not None
         first = min(self._offers)
         with self.window.under(plain):
-            reports = [self.window.arrange(self._order[:first])]
+            reports = [self.window.arrange(self._order[:first], among=self._among)]
         behind = strict(self.window.policy, behind=True)
         refused: dict[int, str] = {}
         for run in self._runs(first):
@@ -182,7 +185,7 @@ class Arrangement:
     def _cost(self, first: int) -> Cost:
         """Cost with the admitted segments placed and probed; bytes are those of the strict plan."""
         with self.window.under(strict(self.window.policy)):
-            cost = self.window.plan_arrange(self._order[:first]).cost
+            cost = self.window.plan_arrange(self._order[:first], among=self._among).cost
         forwards, tokens = cost.forwards, cost.tokens
         forwards += sum(run[0] in self._offers for run in self._runs(first))
         for i in range(first, len(self._order)):

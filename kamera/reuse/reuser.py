@@ -21,6 +21,7 @@ from kamera.reuse.pieces import of_ids, of_messages
 from kamera.reuse.prefetch import Prefetch
 from kamera.reuse.prompt import Prompt
 from kamera.reuse.rules import RULES, CutRule
+from kamera.reuse.seen import Seen
 from kamera.store import ChunkStore
 from kamera.window import Cost, KameraWindow, Report, ReusePolicy
 
@@ -128,6 +129,7 @@ class Reuser:
         self._max_tokens = max_tokens
         self._most = held
         self._reader: LandmarkReader | None = None
+        self._seen = Seen()
         self._windows: OrderedDict[tuple[tuple[int, ...], tuple[str, ...]], _Held] = OrderedDict()
 
     def prepare(
@@ -152,7 +154,9 @@ class Reuser:
         window, kept = self._nearest(pieces.ids[: pieces.sink], pieces.chunks)
         prefix = pieces.sink + sum(slot.length for slot in window.slots[:kept])
         order: list[Item] = [*window.slots[:kept], *pieces.chunks[kept:]]
-        arrangement = Arrangement(window, order, calibration=self._calibration)
+        among = self._seen.beginning_as(pieces.chunks)
+        self._seen.add(pieces.chunks)
+        arrangement = Arrangement(window, order, calibration=self._calibration, among=among)
         return ReusePlan(self, arrangement, prefix, pieces.ids[pieces.question :])
 
     def hold(self, window: KameraWindow) -> None:

@@ -132,22 +132,26 @@ class Asking:
         index, seats = self._state.index(slot), self._state.seats.seats
         return self._arrange("replace", [*seats[:index], content, *seats[index + 1 :]], on_leave)
 
-    def arrange(self, order: Sequence[Slot | Content | Chunk], on_leave: OnLeave) -> Asked:
+    def arrange(
+        self, order: Sequence[Slot | Content | Chunk], on_leave: OnLeave, among: Sequence[Chunk] = ()
+    ) -> Asked:
         """See `KameraWindow.arrange`."""
         named = [s.number for s in order if isinstance(s, Slot)]
         if len(named) != len(set(named)):
             raise InvalidPermutation("arrange names a slot twice: give each slot once")
         seats = self._state.seats.seats
         wanted = [seats[self._state.index(s)] if isinstance(s, Slot) else s for s in order]
-        return self._arrange("arrange", wanted, on_leave)
+        return self._arrange("arrange", wanted, on_leave, among)
 
     # -- inside --------------------------------------------------------------------------------
 
-    def _arrange(self, operation: str, wanted: Sequence[Any], on_leave: OnLeave) -> Asked:
+    def _arrange(
+        self, operation: str, wanted: Sequence[Any], on_leave: OnLeave, among: Sequence[Chunk] = ()
+    ) -> Asked:
         if on_leave not in ("keep", "repair", "exact"):
             raise ValueError(f"on_leave {on_leave!r} is none of keep, repair, exact")
         found: dict[str, tuple[Chunk, Facts | None]] = {}
-        here = texts(r.facts for r in self._state.residents)
+        here = texts((r.facts for r in self._state.residents), among)
         heads: dict[str, Heads] = {}
         items: list[Seat | Newcomer] = []
         for item in wanted:

@@ -21,13 +21,14 @@ Texts = Mapping[tuple[int, ...], list[tuple[str, list[int]]]]
 """Chunks of text by their first `SHORTEST` tokens, each with all its tokens."""
 
 
-def texts(chunks: Iterable[Facts]) -> Texts:
+def texts(here: Iterable[Facts], others: Iterable[Chunk] = ()) -> Texts:
     """The chunks whose KV depends on their token ids and positions alone."""
+    held = {f.chunk_id: f.encoded.input_ids for f in here if not (f.encoded.tensors or f.position_inputs)}
+    held |= {chunk.id: chunk.input_ids for chunk in others if not chunk.inputs}
     found: dict[tuple[int, ...], list[tuple[str, list[int]]]] = {}
-    for facts in {f.chunk_id: f for f in chunks}.values():
-        if not facts.encoded.tensors and not facts.position_inputs:
-            ids = facts.encoded.input_ids.tolist()
-            found.setdefault(tuple(ids[:SHORTEST]), []).append((facts.chunk_id, ids))
+    for name, tokens in held.items():
+        ids = tokens.tolist()
+        found.setdefault(tuple(ids[:SHORTEST]), []).append((name, ids))
     return found
 
 

@@ -58,9 +58,15 @@ class Planned(Questions):
         return self._plan(lambda asking: asking.replace(slot, content, on_leave))
 
     @serial
-    def plan_arrange(self, order: Sequence[Slot | Content | Chunk], *, on_leave: OnLeave = "repair") -> Plan:
+    def plan_arrange(
+        self,
+        order: Sequence[Slot | Content | Chunk],
+        *,
+        on_leave: OnLeave = "repair",
+        among: Sequence[Chunk] = (),
+    ) -> Plan:
         """Plan of `arrange`."""
-        return self._plan(lambda asking: asking.arrange(order, on_leave))
+        return self._plan(lambda asking: asking.arrange(order, on_leave, among))
 
     @serial
     def plan_condition(self, slot: Slot | int, on: bool) -> Plan:

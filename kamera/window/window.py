@@ -203,16 +203,23 @@ class KameraWindow(Planned):
         return self._perform("replace", lambda asking, _: asking.replace(slot, content, on_leave))
 
     @serial
-    def arrange(self, order: Sequence[Slot | Content | Chunk], *, on_leave: OnLeave = "repair") -> Report:
+    def arrange(
+        self,
+        order: Sequence[Slot | Content | Chunk],
+        *,
+        on_leave: OnLeave = "repair",
+        among: Sequence[Chunk] = (),
+    ) -> Report:
         """Make the window hold these slots of its own and these new chunks, in this order.
 
         Slots that are not named leave. Chunks in front of the first change stay as they are. Behind it,
         ``on_leave`` "keep" keeps the KV of the chunks that stay, re-rotated to its new place: they are
         survivors, or ``near`` behind a new chunk that they never attended to. "repair" and "exact" are those
         of `ReusePolicy.on_leave`; a window with a minimum of "exact" always prefills them. Chunks are encoded
-        once. Raises WindowFull, and the errors of `append`.
+        once; a text that begins as one of the window, or as a stored one ``among`` others, is prefilled from
+        where they differ. Raises WindowFull, and the errors of `append`.
         """
-        return self._perform("arrange", lambda asking, _: asking.arrange(order, on_leave))
+        return self._perform("arrange", lambda asking, _: asking.arrange(order, on_leave, among))
 
     @serial
     def form_orbit(self, slot: Slot | int, *, samples: int | None = None, seed: int = 0) -> SlotReport:

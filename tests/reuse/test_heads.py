@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kamera import ChunkStore, ReusePolicy
+from kamera.reuse import seen
 from tests.reuse.rig import FULL, error, family, parts, plain, prompt, reuser, words
 
 EXACT = ReusePolicy.exact()
@@ -67,7 +68,7 @@ def test_the_window_with_the_longest_equal_tokens_is_chosen():
     assert one.prepare(prompt(a, b, c, question)).admissions[1].head == 14
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=5, deadline=None)
 @given(st.data())
 def test_random_prompts_of_pieces_equal_an_uncached_run(data):
     backbone = family("llama_mqa")
@@ -89,3 +90,58 @@ def test_random_prompts_of_pieces_equal_an_uncached_run(data):
         asked = prompt(*spans, words(5, 6))
         done = check(one.prepare(asked), backbone, asked)
         assert {x.tier for x in done.admissions} <= {"exact", "patched", "none"}
+
+
+def test_a_stored_text_of_no_window_gives_its_canonicals_head():
+    backbone, store = family("llama_mqa"), ChunkStore.open("memory://")
+    one = reuser(backbone, store)
+    a, _, c, d, question = parts()
+    whole = POOL[0]
+    for spans in ((a, whole), (c,)):
+        check(one.prepare(prompt(*spans, question)), backbone, prompt(*spans, question))
+    edited = torch.cat([whole[:20], words(70, 5)])
+    asked = prompt(d, edited, question)
+    first, plan = one.prepare(asked), one.prepare(asked)
+    assert first.cost == plan.cost
+    assert plan.admissions[1].head == 0  # behind d nothing of it is held
+    assert plan.cost.tokens == len(d) + len(edited) + 5  # its canonical is the stored head and 5 more
+    done = check(plan, backbone, asked)
+    canonical = store.get_canonical(done.window.context, done.admissions[1].chunk_id)
+    apart = ChunkStore.open("memory://")
+    check(reuser(backbone, apart).prepare(asked), backbone, asked)
+    fresh = apart.get_canonical(done.window.context, canonical.chunk_id)
+    pairs = zip(canonical.kv, fresh.kv, strict=True)
+    assert all(torch.allclose(one[n], other[n], atol=1e-5) for one, other in pairs for n in one)
+
+
+def test_a_damaged_canonical_gives_no_head(tmp_path):
+    backbone = family("llama_mqa")
+    a, _, c, d, question = parts()
+    whole = words(90, 30)
+    edited = torch.cat([whole[:20], words(70, 5)])
+    with ChunkStore.open(tmp_path / "store", memory_limit=0) as store:
+        one = reuser(backbone, store)
+        for spans in ((a, whole), (c,)):
+            one.prepare(prompt(*spans, question)).run()
+        plan = one.prepare(prompt(d, edited, question))
+        (key,) = [info.key for info in store.ls("canonical") if info.tokens == len(whole)]
+        (file,) = [path for path in (tmp_path / "store").rglob("*") if key in path.name]
+        held = bytearray(file.read_bytes())
+        held[-9] ^= 1
+        file.write_bytes(held)
+        done = plan.run()
+        assert done.report.tokens_recomputed == len(d) + 2 * len(edited)
+        logits = done.window.next_token_logits(done.question)
+        assert error(logits, plain(backbone, prompt(d, edited, question))) < 1e-4
+
+
+def test_texts_are_remembered_up_to_a_number(monkeypatch):
+    monkeypatch.setattr(seen, "_MOST", 3)
+    backbone, met = family("llama_mqa"), seen.Seen()
+    chunks = [backbone.chunk_from_tensors(torch.cat([POOL[0][:8], words(s, 4)])) for s in range(5)]
+    for chunk in chunks:
+        met.add([chunk])
+    assert [c.id for c in met.beginning_as([chunks[0]])] == [c.id for c in chunks[2:]]
+    assert met.beginning_as([backbone.chunk_from_tensors(words(99, 9))]) == ()
+    met.add([backbone.chunk_from_tensors(words(s, 9)) for s in range(200, 203)])
+    assert met.beginning_as([chunks[0]]) == ()

@@ -1,0 +1,42 @@
+"""Texts that a `Reuser` has met, by the tokens they begin with."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable
+
+from kamera.content import Chunk
+
+_HEAD = 8  # tokens; a window looks for no shorter common head
+_MOST = 4096  # texts, at 8 bytes per token
+
+
+class Seen:
+    """The last texts, to find those that begin as a new one does. Not thread-safe."""
+
+    def __init__(self) -> None:
+        self._texts: OrderedDict[str, Chunk] = OrderedDict()
+        self._named: dict[tuple[int, ...], dict[str, None]] = {}
+
+    def add(self, chunks: Iterable[Chunk]) -> None:
+        """Remember the texts among ``chunks``; the oldest of too many go."""
+        for chunk in chunks:
+            if not chunk.inputs and chunk.num_tokens >= _HEAD:
+                self._texts[chunk.id] = chunk
+                self._texts.move_to_end(chunk.id)
+                self._named.setdefault(_head(chunk), {})[chunk.id] = None
+        while len(self._texts) > _MOST:
+            name, chunk = self._texts.popitem(last=False)
+            alike = self._named[_head(chunk)]
+            del alike[name]
+            if not alike:
+                del self._named[_head(chunk)]
+
+    def beginning_as(self, chunks: Iterable[Chunk]) -> tuple[Chunk, ...]:
+        """The texts that begin with the same 8 tokens as one of ``chunks``, in the order they were met."""
+        heads = dict.fromkeys(_head(chunk) for chunk in chunks if not chunk.inputs)
+        return tuple(self._texts[name] for head in heads for name in self._named.get(head, ()))
+
+
+def _head(chunk: Chunk) -> tuple[int, ...]:
+    return tuple(chunk.input_ids[:_HEAD].tolist())
