@@ -7,11 +7,13 @@ from dataclasses import replace
 
 import pytest
 import torch
+from tokenizers import normalizers
 
-from kamera import ChatSession, ChunkStore, ReusePolicy
+from kamera import Backbone, ChatSession, ChunkStore, ReusePolicy
 from kamera.content import Conversations
 from kamera.errors import EmptyChunk, ProcessorRequired, UnidentifiedMedia
 from kamera.reuse import RULES, Media, Prompt, anchors_of
+from tests.content import templates
 from tests.reuse.rig import FULL, HEAD, error, family, parts, plain, prompt, reuser, words
 from tests.sessions.rig import plain_logits, speaking
 
@@ -242,3 +244,15 @@ def test_ids_that_would_not_retokenise_are_used_as_given():
     done, logits = answered(reuser(backbone, policy=EXACT, rule=RULES["high"]).prepare(ids))
     assert torch.equal(torch.cat([done.window.input_ids, done.question]), ids)
     assert error(logits, plain(backbone, Prompt.of(ids.numpy()))) < 1e-4
+
+
+def test_a_tokenizer_that_changed_is_a_miss():
+    store, asked = ChunkStore.open("memory://"), [{"role": "user", "content": "Hello You Hello"}]
+    before = speaking("headers")
+    answered(reuser(before, store).prepare(asked))
+    assert {a.tier for a in reuser(before, store).prepare(asked).admissions} <= {"exact", "patched"}
+    changed = templates.speaker("headers")
+    changed.backend_tokenizer.normalizer = normalizers.Lowercase()
+    after = Backbone(before.model, changed)
+    plan = reuser(after, store).prepare(asked)
+    assert {a.reason for a in plan.admissions} == {"no copy is stored"}
