@@ -9,6 +9,7 @@ from kamera.content import Chunk
 
 _HEAD = 8  # tokens; a window looks for no shorter common head
 _MOST = 4096  # texts, at 8 bytes per token
+_ALIKE = 64  # texts of one head that are compared, the last ones
 
 
 class Seen:
@@ -24,7 +25,9 @@ class Seen:
             if not chunk.inputs and chunk.num_tokens >= _HEAD:
                 self._texts[chunk.id] = chunk
                 self._texts.move_to_end(chunk.id)
-                self._named.setdefault(_head(chunk), {})[chunk.id] = None
+                alike = self._named.setdefault(_head(chunk), {})
+                alike.pop(chunk.id, None)
+                alike[chunk.id] = None
         while len(self._texts) > _MOST:
             name, chunk = self._texts.popitem(last=False)
             alike = self._named[_head(chunk)]
@@ -33,9 +36,10 @@ class Seen:
                 del self._named[_head(chunk)]
 
     def beginning_as(self, chunks: Iterable[Chunk]) -> tuple[Chunk, ...]:
-        """The texts that begin with the same 8 tokens as one of ``chunks``, in the order they were met."""
+        """The texts that begin with the same 8 tokens as one of ``chunks``, the last 64 of each head."""
         heads = dict.fromkeys(_head(chunk) for chunk in chunks if not chunk.inputs)
-        return tuple(self._texts[name] for head in heads for name in self._named.get(head, ()))
+        alike = (list(self._named.get(head, ()))[-_ALIKE:] for head in heads)
+        return tuple(self._texts[name] for names in alike for name in names)
 
 
 def _head(chunk: Chunk) -> tuple[int, ...]:

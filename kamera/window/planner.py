@@ -277,16 +277,17 @@ class Planner:
 
     def _head(self, chunk: Newcomer | Seat, before: Seats, spot: Spot) -> Head | None:
         """The head of a chunk that the window holds exactly, behind these chunks and at this place."""
-        if footing(before) != "exact":
+        heads = dict(self.heads.get(chunk.chunk_id, ()))
+        if not heads or footing(before) != "exact":
             return None
-        for chunk_id, tokens in self.heads.get(chunk.chunk_id, ()):
-            for seat in self.before.seats:
-                held = seat.source
-                here = held.antecedents == before.lineage and held.home.low == spot.low
-                plain = held.guarantee == "exact" and not (held.patched or held.home.shape or spot.shape)
-                if seat.chunk_id == chunk_id and here and plain:
-                    return Head(seat.number, tokens)
-        return None
+        found = []
+        for seat in (seat for seat in self.before.seats if seat.chunk_id in heads):
+            held = seat.source
+            here = held.antecedents == before.lineage and held.home.low == spot.low
+            plain = held.guarantee == "exact" and not (held.patched or held.home.shape or spot.shape)
+            if here and plain:
+                found.append(Head(seat.number, heads[seat.chunk_id]))
+        return max(found, key=lambda head: head.tokens, default=None)
 
     def _harvest(self, seat: Seat) -> None:
         """Store the patch of a chunk's prefill, unless a better one is stored."""
