@@ -73,8 +73,8 @@ def _random(draw: random.Random, rendered: Rendered, sign: str) -> Directive:
 def trajectory(backbone: Backbone, steps: int, most: int, seed: int) -> dict[str, Any]:
     """A session of ``steps`` frames whose history is edited up to ``most`` times a turn.
 
-    Every turn a frame comes and old frames, at random, leave or become stubs until at most six are left; a
-    question follows. The full context is a session that keeps every frame.
+    Every turn a frame comes and a question follows. Once more than ``most`` + 2 frames are there, 1 to
+    ``most`` old ones, at random, leave or become stubs. The full context is a session that keeps every frame.
     """
     desk, draw = Desk(backbone), random.Random(seed)
     frames = _stream(steps, seed)
@@ -84,7 +84,7 @@ def trajectory(backbone: Backbone, steps: int, most: int, seed: int) -> dict[str
     judges = {mode: Judge() for mode in MODES}
     messages: Messages = conversation([])
     everything: Messages = conversation([])
-    edits = turns = 0
+    edits = turns = largest = 0
     for frame in frames:
         messages, everything = _shown(messages, frame), _shown(everything, frame)
         for chat in chats.values():  # a frame is seen before it can leave
@@ -92,6 +92,7 @@ def trajectory(backbone: Backbone, steps: int, most: int, seed: int) -> dict[str
         directives = _old(draw, desk.conversations.render(messages), most)
         edits += len(directives)
         turns += bool(directives)
+        largest = max(largest, len(directives))
         messages = edited_messages(desk.conversations, messages, directives) if directives else messages
         question = _question(draw, [f for f in frames if _in(f, messages)])
         if question is None:
@@ -105,6 +106,7 @@ def trajectory(backbone: Backbone, steps: int, most: int, seed: int) -> dict[str
         "steps": steps,
         "edits": edits,
         "turns with edits": turns,
+        "most edits of a turn": largest,
         "arms": {mode: judge.summary() for mode, judge in judges.items()},
     }
 
@@ -134,11 +136,11 @@ def _stream(steps: int, seed: int) -> list[Frame]:
 
 
 def _old(draw: random.Random, rendered: Rendered, most: int) -> list[Directive]:
-    """Frames that leave or become stubs: none while six or fewer are there."""
+    """Frames that leave or become stubs: none while ``most`` + 2 or fewer are there."""
     count = sum(s.media is not None for s in rendered.segments)
-    if count <= 6:
+    if count <= most + 2:
         return []
-    leaving = draw.sample(range(count - 1), min(most, draw.randint(1, count - 3)))
+    leaving = draw.sample(range(count - 1), draw.randint(1, most))
     stubs = [None, "[one frame removed]\n"]
     return [
         Directive(*span_of(rendered, frame), draw.choice(stubs), unit="segments") for frame in sorted(leaving)
