@@ -22,7 +22,7 @@ from kamera.sessions.modes import SessionMode, check_mode
 from kamera.sessions.showing import State, shown
 from kamera.sessions.timers import aged
 from kamera.sessions.tool_calls import tool_calls
-from kamera.sessions.turn import Turn, TurnReport
+from kamera.sessions.turn import Stopwatch, Turn, TurnReport
 from kamera.sessions.uncached import UNCACHEABLE, plain_answer, plain_logits
 from kamera.sessions.verbs import VerbReport, applied_verb
 from kamera.store import ChunkStore
@@ -173,6 +173,8 @@ class ChatSession:
         if "stop_strings" in options:
             processor = self.backbone.processor
             options.setdefault("tokenizer", getattr(processor, "tokenizer", processor))
+        watch = Stopwatch()
+        options["logits_processor"] = [*(options.get("logits_processor") or ()), watch]
         history = self._history(messages, append)
         shaped = self._shaped(history)
         try:
@@ -192,7 +194,8 @@ class ChatSession:
         answer = {"role": "assistant", "content": text}
         timers, notes = aged(state.timers, state.turn + 1, self._clock(), self.store)
         self._state = replace(state, messages=(*history, answer), turn=state.turn + 1, timers=timers)
-        return Turn(text, tool_calls(text), replace(report, notes=(*report.notes, *notes)))
+        report = replace(report, notes=(*report.notes, *notes), first_token=watch.seconds)
+        return Turn(text, tool_calls(text), report)
 
     def next_token_logits(
         self, messages: str | Message | Sequence[Message] | None = None, *, append: bool = False

@@ -15,7 +15,8 @@ class PoolMetrics:
     ``tainted``: a session was skipped because its KV is conditioned on content outside its prompt.
     ``unknown``: the id did not exist. ``failed``: nothing was published. ``uncached``: the plain model
     answered. ``saved``, ``unsaved``: saves that were completed, and that failed. ``evicted_count``,
-    ``evicted_bytes``: sessions evicted by either limit. ``anchors``: system prompts prefilled.
+    ``evicted_bytes``: sessions evicted from memory by either limit. ``evicted_saved``: saved sessions removed
+    by theirs. ``anchors``: system prompts prefilled.
     """
 
     requests: int = 0
@@ -34,4 +35,5 @@ class PoolMetrics:
     unsaved: int = 0
     evicted_count: int = 0
     evicted_bytes: int = 0
+    evicted_saved: int = 0
     anchors: int = 0

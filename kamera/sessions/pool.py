@@ -59,7 +59,8 @@ class SessionPool:
 
     ``save`` is a directory to which each session is saved after each complete answer, by a thread behind the
     answers: a killed process loses at most a session's last turn. A request finds saved sessions as it finds
-    those in memory, also those of another process, and evicted ones (docs/sessions.md).
+    those in memory, also those of another process, and evicted ones (docs/sessions.md). Over
+    ``max_saved_bytes`` the sessions saved longest ago are removed from it.
 
     Raises CertificateMismatch or InvalidCertificate for a calibration that does not apply.
     """
@@ -79,7 +80,12 @@ class SessionPool:
         uncached: bool = False,
         reuse: Reuse = False,
         save: str | Path | None = None,
+        max_saved_bytes: int | None = None,
     ) -> None:
+        if max_saved_bytes is not None and (save is None or max_saved_bytes < 1):
+            raise ValueError(
+                f"max_saved_bytes={max_saved_bytes} of save={save!r}: 1 byte or more, of a directory"
+            )
         if max_sessions < 1 or min_tokens < 0 or (max_bytes is not None and max_bytes < 1):
             raise ValueError(
                 f"max_sessions={max_sessions}, max_bytes={max_bytes}, min_tokens={min_tokens}: keep 1 "
@@ -103,7 +109,7 @@ class SessionPool:
         }
         self._edit_policy = edit_policy
         self._conversations = conversations_of(backbone)
-        self._saved = None if save is None else SavedSessions(save)
+        self._saved = None if save is None else SavedSessions(save, max_saved_bytes)
         self._lock = threading.Lock()
         self._entries: OrderedDict[tuple[str, str], _Entry] = OrderedDict()  # by tenant and id, oldest first
         self._anchors: dict[str, Anchors] = {}
@@ -178,6 +184,7 @@ class SessionPool:
             counts = {**self._counts, "anchors": sum(a.prefilled for a in self._anchors.values())}
         if self._saved is not None:
             counts |= {"saved": self._saved.saved, "unsaved": self._saved.unsaved}
+            counts |= {"evicted_saved": self._saved.evicted}
         return PoolMetrics(**counts)
 
     def __len__(self) -> int:

@@ -55,10 +55,13 @@ class SavedSessions:
 
     `save` returns before the session is on the disk, but not before the session's save before it is: a
     process that is killed loses a session's last turn at most. A clean exit completes all saves.
+
+    Over ``limit`` bytes the sessions saved longest ago are removed; the latest save stays, whatever its size.
     """
 
-    def __init__(self, root: str | Path) -> None:
+    def __init__(self, root: str | Path, limit: int | None = None) -> None:
         self.root = Path(root)
+        self.limit = limit
         self._lock = threading.Lock()
         self._headers: dict[str, tuple[Stamp, _Header | None]] = {}
         self._start()
@@ -68,7 +71,7 @@ class SavedSessions:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="kamera-sessions")
         self._pending: dict[Path, Future[None]] = {}
         self._failures: list[BaseException] = []
-        self.saved = self.unsaved = 0
+        self.saved = self.unsaved = self.evicted = 0
 
     def save(self, tenant: str, name: str, session: ChatSession) -> None:
         """Save a session soon; it must not be written to any more (`ChatSession.fork`)."""
@@ -97,9 +100,7 @@ class SavedSessions:
         self._settle(path)
         if not path.is_dir():
             return False
-        with folder_locked(path):
-            (path / FILE).unlink(missing_ok=True)  # first: without it there is no session
-            shutil.rmtree(path)
+        _remove(path)
         return True
 
     def names(self, tenant: str) -> list[str]:
@@ -165,6 +166,7 @@ class SavedSessions:
             path.mkdir(parents=True, exist_ok=True)
             with folder_locked(path):
                 session.save(path, session_id=name)
+            self._trim(path)
         except Exception as error:  # whatever it is, the conversation goes on
             _log.warning("session %s is not saved: %s", path.name, error)
             with self._lock:
@@ -173,6 +175,21 @@ class SavedSessions:
         else:
             with self._lock:
                 self.saved += 1
+
+    def _trim(self, latest: Path) -> None:
+        """Remove sessions over the limit, those saved longest ago first; ``latest`` stays."""
+        if self.limit is None:
+            return
+        found = [(where.stat().st_mtime_ns, where.parent) for where in self.root.glob(f"*/{FILE}")]
+        sizes = {path: _size(path) for _, path in found}
+        for _, path in sorted(found):
+            if sum(sizes.values()) <= self.limit:
+                break
+            if path != latest:
+                _remove(path)
+                del sizes[path]
+                with self._lock:
+                    self.evicted += 1
 
     def _known(self) -> list[_Header]:
         """Headers of all readable sessions; a document is parsed again only if its file has changed."""
@@ -197,6 +214,17 @@ def tools_digest(tools: Sequence[Any] | None) -> str:
     """A digest of tools as the template sees them; the same in every process."""
     seen = None if tools is None else [tool_schema(tool) for tool in tools]
     return digest("kamera.pool.tools.v1", json.dumps(seen, default=repr))
+
+
+def _remove(path: Path) -> None:
+    with folder_locked(path):
+        (path / FILE).unlink(missing_ok=True)  # first: without it there is no session
+        shutil.rmtree(path)
+
+
+def _size(path: Path) -> int:
+    """Bytes of a directory's files."""
+    return sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
 
 
 def _header(where: Path) -> _Header | None:

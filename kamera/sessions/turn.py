@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
+
+import torch
 
 from kamera.patches import weakest
 from kamera.sessions.modes import Applied
@@ -21,6 +24,8 @@ class TurnReport:
     measured and exclude the answer's own. ``guarantee`` is the weakest in the window, ``mode`` the mode that
     was applied (the one chosen, of "auto"). ``uncached`` is the
     reason if the plain model answered (``session.send`` with ``uncached=True``); None if the window did.
+    ``first_token``: seconds from the request to the logits of the answer's first token, edit policy and
+    template included; None without an answer (``session.edit``).
     """
 
     kept: int
@@ -36,6 +41,7 @@ class TurnReport:
     mode: Applied
     notes: tuple[str, ...] = ()
     uncached: str | None = None
+    first_token: float | None = None
 
     def and_then(self, scratch: TurnReport) -> TurnReport:
         """This report with the work of a branch behind it, whose tokens leave with the answer."""
@@ -49,6 +55,23 @@ class TurnReport:
             guarantee=weakest((self.guarantee, scratch.guarantee)),
             notes=(*self.notes, *scratch.notes),
         )
+
+
+class Stopwatch:
+    """A logits processor that changes nothing, and notes when it was called first.
+
+    ``seconds`` from its construction until then; None before.
+    """
+
+    def __init__(self) -> None:
+        self._started = time.perf_counter()
+        self.seconds: float | None = None
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        """``scores`` as they are."""
+        if self.seconds is None:
+            self.seconds = time.perf_counter() - self._started
+        return scores
 
 
 @dataclass(frozen=True)

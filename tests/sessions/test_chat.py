@@ -188,6 +188,20 @@ def test_after_an_error_the_session_is_as_it_was(wrong):
     _agrees(chat, [*before, TALK[2]])
 
 
+def test_a_turn_tells_the_time_to_its_first_token():
+    chat, calls = session(speaking("headers")), []
+
+    def note(input_ids, scores):
+        calls.append(len(calls))
+        return scores
+
+    report = chat.send(TALK[:1], logits_processor=[note], **GREEDY).report
+    assert 0 < report.seconds <= report.first_token and len(calls) == 3
+    assert chat.edit([]).first_token is None
+    plain = session(speaking("headers"), max_tokens=400, uncached=True).send(LONG_TALK, **GREEDY).report
+    assert plain.uncached and plain.first_token > 0
+
+
 def test_tool_calls_are_read_from_the_answer():
     from kamera.sessions.tool_calls import tool_calls
 

@@ -5,13 +5,16 @@ from __future__ import annotations
 import contextlib
 import random
 import threading
+from dataclasses import replace
 
 import pytest
 
 from kamera import ChunkStore
 from kamera.errors import UnknownSession
 from kamera.sessions import SessionPool
+from kamera.sessions.match import best_match, candidate
 from kamera.sessions.uncached import plain_answer
+from kamera.window import GUARANTEES
 from tests.content.templates import LONG_TALK, TALK, TOOLS, picture, screens
 from tests.engines.compare import relative
 from tests.sessions.rig import EXACT, FULL, plain_logits, seeing, speaking
@@ -79,6 +82,17 @@ def test_kv_that_knows_more_than_its_prompt_is_its_owners_alone():
     other = pool.send([*history, {"role": "user", "content": "more"}], **GREEDY)
     assert other.session_id != "mine" and other.report.guarantee not in ("survivor", "near")
     assert pool.metrics().tainted == 1
+
+
+@pytest.mark.parametrize("guarantee", GUARANTEES)
+def test_only_kv_of_the_prompt_alone_goes_to_others(guarantee):
+    pool = _pool()
+    name = pool.send(TALK, **GREEDY).session_id
+    held = replace(candidate(pool.session(name)), guarantee=guarantee)
+    found = best_match(held.layout.prompt, {name: held}, 1)
+    # a composed patch may add what an old one knew of antecedents that have left
+    assert (found.name == name) == (guarantee in ("exact", "patched", "orbit"))
+    assert found.tainted == (found.name is None)
 
 
 class _Gate:

@@ -245,3 +245,22 @@ def test_a_save_that_fails_is_counted_and_told(tmp_path):
         pool.flush()
     assert pool.metrics().unsaved == 2 and pool.metrics().saved == 0
     pool.flush()  # told once
+
+
+def test_the_sessions_saved_longest_ago_leave_a_full_disk(tmp_path):
+    first = opened(tmp_path)
+    first.send(HELLO, "a", **GREEDY)
+    first.flush()
+    size = sum(f.stat().st_size for f in tmp_path.rglob("*") if f.is_file())
+    pool = opened(tmp_path, max_saved_bytes=size * 5 // 2)
+    for name in ("b", "c"):
+        pool.send([{"role": "user", "content": f"hell{name}"}], name, **GREEDY)
+        pool.flush()
+    assert pool.saved() == ["b", "c"] and pool.metrics().evicted_saved == 1
+    tight = opened(tmp_path, max_saved_bytes=1)
+    tight.send("more", "b", **GREEDY)
+    tight.flush()
+    assert tight.saved() == ["b"] and len(tight.session("b").messages) == 4
+    for wrong in ({"save": None, "max_saved_bytes": 5}, {"max_saved_bytes": 0}):
+        with pytest.raises(ValueError, match="max_saved_bytes"):
+            SessionPool(speaking("headers"), ChunkStore.open("memory://"), **{"save": tmp_path, **wrong})
