@@ -11,7 +11,7 @@ from kamera.content.media import load_image
 from kamera.content.media_tokens import Media
 from kamera.content.prompt import Seams
 from kamera.content.segment import Rendered, Segment, SegmentKind
-from kamera.content.template import ChatTemplate, Message, media_items, tool_schema
+from kamera.content.template import ChatTemplate, Message, check_messages, media_items, tool_schema
 from kamera.content.turns import as_messages
 from kamera.content.video import Clip, load_clip, read_video
 
@@ -35,6 +35,7 @@ __all__ = [
     "SegmentKind",
     "Spoken",
     "as_messages",
+    "check_messages",
     "exclusive_of",
     "load_clip",
     "load_image",

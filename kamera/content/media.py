@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import io
 import re
 import struct
@@ -24,8 +25,9 @@ _DAMAGE = (UnidentifiedImageError, OSError, ValueError, SyntaxError, EOFError, K
 def load_image(source: Any, cell: int = CELL) -> Image.Image:
     """An upright RGB picture from a PIL image, a path, a file's bytes, a uint8 array, or a chat item.
 
-    An array is ``[height, width, 3]``. An EXIF orientation (phones write one) is applied. A chat item may
-    carry the sizes of `Sizing`, in cells of ``cell`` pixels. Raises UnreadableMedia, naming the source.
+    A ``data:`` url in base64 counts as the bytes that it holds. An array is ``[height, width, 3]``. An EXIF
+    orientation (phones write one) is applied. A chat item may carry the sizes of `Sizing`, in cells of
+    ``cell`` pixels. Raises UnreadableMedia, naming the source.
     """
     if isinstance(source, Mapping):
         check_options(source, "image", SIZES)
@@ -43,10 +45,23 @@ def load_image(source: Any, cell: int = CELL) -> Image.Image:
         return Image.fromarray(source)
     if isinstance(source, bytes):
         return _opened(io.BytesIO(source), f"{len(source)} bytes")
+    if isinstance(source, str) and source[:5].lower() == "data:":
+        return load_image(_data(source))
     if isinstance(source, str | Path):
         path = local_path(source, "image")
         return _opened(path, repr(str(path)))
     raise UnreadableMedia(f"{type(source).__name__} is not an image: give a PIL image, a path or an array")
+
+
+def _data(url: str) -> bytes:
+    """The bytes of a data url. Raises UnreadableMedia."""
+    head, comma, body = url.partition(",")
+    try:
+        if not comma or not head.lower().endswith(";base64"):
+            raise ValueError("it does not say base64")
+        return base64.b64decode(body, validate=True)
+    except ValueError as error:
+        raise UnreadableMedia(f"{url[:40]!r} cannot be read as an image: {error}") from None
 
 
 def local_path(source: str | Path, kind: str) -> Path:

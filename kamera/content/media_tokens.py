@@ -128,7 +128,8 @@ def _source(item: Mapping[str, Any]) -> Any:
     if url is None:
         return item
     kind = str(item["type"])
-    return {**item, kind: url["url"] if isinstance(url, Mapping) else url}
+    rest = {name: value for name, value in item.items() if name not in ("image_url", "video_url")}
+    return {**rest, kind: url.get("url") if isinstance(url, Mapping) else url}
 
 
 def _clip(item: Any) -> Clip:

@@ -182,6 +182,17 @@ def media_items(messages: Sequence[Message]) -> list[dict[str, Any]]:
     return found
 
 
+def check_messages(messages: Sequence[Any]) -> None:
+    """Raise `ValueError` for a message that is no mapping with a role; it names the message."""
+    for number, message in enumerate(messages):
+        if not isinstance(message, Mapping):
+            raise ValueError(f"message {number} is {message!r:.60}: give a dict with a role and content")
+        if not isinstance(message.get("role"), str) or not message["role"]:
+            raise ValueError(
+                f"message {number} has the role {message.get('role')!r}: give user, assistant, …"
+            )
+
+
 def tool_schema(tool: Any) -> dict[str, Any]:
     """A tool as JSON; a function becomes the schema that transformers derives from it."""
     if isinstance(tool, Mapping):

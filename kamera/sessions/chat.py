@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from kamera.content import Chunk, Conversations, Message, Rendered
+from kamera.content import Chunk, Conversations, Message, Rendered, check_messages
 from kamera.edits import Directive, EditPolicy, Snap, Verb, edited, edited_messages
 from kamera.engines.hf import Backbone
 from kamera.errors import ProcessorRequired
@@ -298,7 +298,9 @@ class ChatSession:
         if isinstance(messages, str):
             return (*before, {"role": "user", "content": messages})
         if isinstance(messages, Mapping):
+            check_messages([messages])
             return (*before, dict(messages))
+        check_messages(messages)
         given = tuple(dict(message) for message in messages)
         return (*before, *given) if append else given
 

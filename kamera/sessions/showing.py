@@ -10,6 +10,7 @@ import torch
 
 from kamera.content import Chunk, Conversations, Message, Rendered, media_items
 from kamera.edits import difference
+from kamera.errors import WindowFull
 from kamera.reuse import Admission
 from kamera.sessions.anchors import Anchors
 from kamera.sessions.layout import Layout, Piece, Run, anchor_ids, anchor_segments, laid_out, question
@@ -20,6 +21,9 @@ from kamera.window import KameraWindow, OnLeave, Report, Slot
 
 Arranged = Callable[[KameraWindow, Sequence[Slot | Chunk], OnLeave], tuple[Report, tuple[Admission, ...]]]
 """`KameraWindow.arrange`, or the same with segments admitted by tier."""
+
+Inputs = Mapping[str, torch.Tensor]
+"""A picture's own model inputs."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,6 +78,7 @@ def shown(
         anchor = window.anchor.length
     slots = window.slots
     media = {m.digest: m.inputs for m in map(conversations.media, media_items(shaped))}
+    _check_length(anchors, prompt, media)
     made: dict[Run, Chunk] = {}
     pieces: dict[OnLeave, list[Piece]] = {}
 
@@ -100,6 +105,26 @@ def _chunk(
     given = {name: value for name, value in inputs.items() if name in accepted}
     ids = prompt.ids[first.start : last.stop]
     return anchors.backbone.chunk_from_tensors(ids, label=first.role, **given)
+
+
+def _check_length(
+    anchors: Anchors, prompt: Rendered, media: Mapping[str, Mapping[str, torch.Tensor]]
+) -> None:
+    """Raise WindowFull for a prompt with more positions than the model was made for."""
+    backbone = anchors.backbone
+    limit = backbone.limits.trained
+    if limit is None or prompt.num_tokens <= limit:  # no axis has more positions than there are tokens
+        return
+    shown = [media[s.media] for s in prompt.segments if s.media is not None]
+    names = [n for n in (shown[0] if shown else ()) if n in set(backbone.builder.accepted)]
+    joined = {name: torch.cat([one[name] for one in shown]) for name in names}
+    whole = backbone.chunk_from_tensors(prompt.ids, label="prompt", **joined)
+    used = int(backbone.positions([prompt.ids], [whole.position_inputs()]).max()) + 1
+    if used > limit:
+        raise WindowFull(
+            f"the prompt has {used} positions, this model {limit}: remove messages, or give the session an "
+            "edit policy that does"
+        )
 
 
 def _left(before: Layout, prompt: Rendered) -> int:

@@ -1,10 +1,11 @@
 """``python -m lab.replay.ttft``: time to the first token of each turn, under each way of caching.
 
-A screenshot agent's session on a published shape with few layers and random weights. The arms take turns
-within each turn of the session, in changing order, so a ratio compares runs that are moments apart. Kamera's
-arms run as a user's would: from messages through `ChatSession` to logits, store and template included. The
-others run as bare as they can: no template, no store, the KV of what they kept given, the vision tower over
-the pictures that they lost, and the rest of the prompt in one forward.
+An agent that keeps its last screenshots, on a published shape with few layers and random weights. The
+batched arm removes them in batches of as many as there are timed turns, so one removal falls into them. The
+arms take turns within each turn of the session, in changing order, so a ratio compares runs that are moments
+apart. Kamera's arms run as a user's would: from messages through `ChatSession` to logits, store and template
+included. The others run as bare as they can: no template, no store, the KV of what they kept given, the
+vision tower over the pictures that they lost, and the rest of the prompt in one forward.
 """
 
 from __future__ import annotations
@@ -24,11 +25,11 @@ import torch
 
 from kamera import Backbone, ChatSession, ChunkStore, ReusePolicy
 from kamera.content import Conversations, Message, Rendered, media_items
-from kamera.edits import edited
+from kamera.edits import EditPolicy, edited, policies
 from kamera.engines.hf.encode import batched, decoder_arguments
 from lab.replay.arms import MODES
 from lab.replay.counted import Reuse, imc, nothing, prefix
-from lab.replay.scripts import AGENTS, Agent
+from lab.replay.scripts import screens
 from lab.replay.shapes import enlarged, shaped
 from lab.speed.content import noise_kv
 from lab.speed.machine import commit, machine
@@ -78,20 +79,19 @@ class Bare:
         return run
 
 
-def first_tokens(backbone: Backbone, agent: Agent, side: int, steps: int, seed: int) -> dict[str, Any]:
+def first_tokens(backbone: Backbone, keep: int, side: int, steps: int, seed: int) -> dict[str, Any]:
     """Seconds to the first token of the last ``steps`` turns of a session, by arm.
 
     The turns before fill the windows and are not timed: the rule removes a picture in each that is.
     """
-    before = 4
-    turns = enlarged(list(agent.script(random.Random(seed), before + steps)), side)
-    conversations, rules = Conversations(backbone.processor), {"prefix cache, batched": agent.batched}
+    before, rule = keep + 1, policies.keep_last_images(keep)
+    turns = enlarged(list(screens(random.Random(seed), before + steps)), side)
+    batched_rule = policies.keep_last_images(keep, batch=steps)
+    conversations, rules = Conversations(backbone.processor), {"prefix cache, batched": batched_rule}
     bare = Bare(backbone, conversations)
-    shaped_to = {
-        name: [edited(rules.get(name, agent.rule), m, i) for i, m in enumerate(turns)] for name in BARE
-    }
+    shaped_to = {name: [edited(rules.get(name, rule), m, i) for i, m in enumerate(turns)] for name in BARE}
     prompts = {name: [conversations.render(m) for m in held] for name, held in shaped_to.items()}
-    chats = {name: _session(backbone, agent, mode) for name, mode in MODES.items()}
+    chats = {name: _session(backbone, rule, mode) for name, mode in MODES.items()}
     for chat in chats.values():
         for history in turns[:before]:
             chat.next_token_logits(history)
@@ -110,14 +110,14 @@ def first_tokens(backbone: Backbone, agent: Agent, side: int, steps: int, seed: 
     return {"prompt tokens": sizes["no cache"], "arms": {name: _told(spent, name) for name in ARMS}}
 
 
-def _session(backbone: Backbone, agent: Agent, mode: Any) -> ChatSession:
+def _session(backbone: Backbone, rule: EditPolicy, mode: Any) -> ChatSession:
     policy = ReusePolicy(
         minimum="exact" if mode == "forget" else "patched",
         on_miss="form" if mode == "repair" else "prefill",
         certified=False,
     )
     store = ChunkStore.open("memory://")
-    return ChatSession(backbone, store, mode=mode, policy=policy, edit_policy=agent.rule)
+    return ChatSession(backbone, store, mode=mode, policy=policy, edit_policy=rule)
 
 
 def _taken(backbone: Backbone, media: Sequence[Any]) -> dict[str, torch.Tensor]:
@@ -174,25 +174,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m lab.replay.ttft", description=__doc__)
     parser.add_argument("--preset", default="kimi-vl-a3b", help="a shape of lab.speed")
     parser.add_argument("--layers", type=int, default=2, help="of decoder and tower; 0: all")
-    parser.add_argument("--agent", choices=[a.name for a in AGENTS], default="cua")
-    parser.add_argument("--side", type=int, default=448, help="pixels of a screenshot's side")
+    parser.add_argument("--keep", type=int, default=3, help="screenshots that stay")
+    parser.add_argument("--side", type=int, default=336, help="pixels of a screenshot's side")
     parser.add_argument("--steps", type=int, default=4, help="timed turns")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--format", choices=("table", "json"), default="table")
     parser.add_argument("--output", type=Path, help="write there instead of to stdout")
     asked = parser.parse_args(arguments)
-    if asked.steps < 1:
-        parser.error("--steps: time one turn or more")
+    if asked.steps < 1 or asked.keep < 1:
+        parser.error("keep one screenshot or more, and time one turn or more")
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
-    agent = next(a for a in AGENTS if a.name == asked.agent)
     backbone = shaped(asked.preset, asked.layers or None, torch.float32)
-    words = [f"--{k} {getattr(asked, k)}" for k in ("preset", "layers", "side", "steps", "seed")]
+    words = [f"--{k} {getattr(asked, k)}" for k in ("preset", "layers", "keep", "side", "steps", "seed")]
     document = {
-        "command": f"python -m lab.replay.ttft {' '.join(words)} --agent '{asked.agent}'",
+        "command": f"python -m lab.replay.ttft {' '.join(words)}",
         "commit": commit(),
         "machine": machine(),
-        "results": first_tokens(backbone, agent, asked.side, asked.steps, asked.seed),
+        "results": first_tokens(backbone, asked.keep, asked.side, asked.steps, asked.seed),
     }
     text = json.dumps(document, indent=1) if asked.format == "json" else table(document)
     if asked.output is None:

@@ -11,7 +11,7 @@ import torch
 from kamera import Backbone
 from kamera.content import Conversations
 from kamera.sessions.uncached import plain_logits
-from lab.replay.scripts import AGENTS
+from lab.replay.scripts import screens
 from lab.replay.shapes import enlarged, shaped
 from lab.replay.ttft import ARMS, Bare, main
 
@@ -22,7 +22,7 @@ def backbone() -> Backbone:
 
 
 def _turns(count: int, side: int):
-    return enlarged(list(AGENTS[0].script(random.Random(0), count)), side)
+    return enlarged(list(screens(random.Random(0), count)), side)
 
 
 def test_a_bare_run_without_a_cache_is_the_plain_model(backbone):
