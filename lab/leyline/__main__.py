@@ -69,9 +69,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if asked.name == "single":
             found = single(backbone, family, asked.items, asked.seed, before=asked.before)
         elif asked.name == "random":
-            found = random_edits(backbone, asked.items, asked.seed)
+            found = random_edits(backbone, family, asked.items, asked.seed)
         else:
-            found = trajectory(backbone, asked.items, MOST, asked.seed)
+            found = trajectory(backbone, family, asked.items, MOST, asked.seed)
         document["results"][family] = found
     text = json.dumps(document, indent=1) if asked.format == "json" else table(document)
     if asked.output is None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
@@ -13,7 +13,7 @@ from kamera import Backbone, ChatSession, ChunkStore, ReusePolicy, testbed
 from kamera.content import Conversations, Rendered
 from kamera.sessions.modes import SessionMode
 from kamera.sessions.uncached import plain_logits
-from kamera.testbed.frames import Frame
+from kamera.testbed.frames import BLANK, Frame
 from lab.testbed.directories import UNLED_BACKBONES
 
 HELD_OUT = 960_000
@@ -22,6 +22,9 @@ HELD_OUT = 960_000
 LAYOUTS = dict.fromkeys(UNLED_BACKBONES, ("LLI", "LPLI", "LLLI"))
 RENAMES = ("LLI", "LRI", "LLRI", "LPLI")
 """Layouts of a backbone: the unled ones were shown no renames."""
+
+_CELLS = 12
+"""Cells of an items frame, each way."""
 
 Stub = Literal["faithful", "pad", "scrambled", "empty"]
 STUBS: tuple[Stub, ...] = ("faithful", "pad", "scrambled", "empty")
@@ -40,6 +43,20 @@ class Item:
     questions: tuple[str, ...]
 
 
+def of_one_size(name: str, frames: Sequence[Frame]) -> tuple[Frame, ...]:
+    """The frames; those of mha blank to the size of an items frame.
+
+    Its processor pads the pictures of one prompt to the largest, so only pictures of one size have tokens of
+    their own (other prompts are refused by name).
+    """
+    return tuple(map(_padded, frames)) if name == "mha" else tuple(frames)
+
+
+def _padded(frame: Frame) -> Frame:
+    rows = [(*row, *(BLANK,) * (_CELLS - len(row))) for row in frame.cells]
+    return replace(frame, cells=(*rows, *((BLANK,) * _CELLS,) * (_CELLS - len(rows))))
+
+
 def items(name: str, seed: int, most: int) -> Iterator[Item]:
     """Without end: windows of which a frame before the items leaves, with at most ``most`` questions each."""
     layouts = LAYOUTS.get(name, RENAMES)
@@ -56,7 +73,7 @@ def items(name: str, seed: int, most: int) -> Iterator[Item]:
         changed = [q.text for q in asked if episode.answer(q, rest) not in (None, q.answer)]
         draw.shuffle(changed)
         if changed:
-            yield Item(episode.frames, gone, tuple(changed[:most]))
+            yield Item(of_one_size(name, episode.frames), gone, tuple(changed[:most]))
 
 
 def conversation(frames: Sequence[Frame], question: str = "") -> Messages:

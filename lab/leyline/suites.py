@@ -14,7 +14,7 @@ from kamera.edits import Directive, edited_messages
 from kamera.errors import InvalidDirective
 from kamera.testbed.frames import Frame
 from lab.leyline.judged import Judge
-from lab.leyline.prompts import HELD_OUT, Desk, Messages, asked, conversation, span_of
+from lab.leyline.prompts import HELD_OUT, Desk, Messages, asked, conversation, of_one_size, span_of
 
 MODES = ("amortize", "repair", "forget")
 _WORDS = ("note", "row", "side", "half", "step", "turn", "list", "mark")
@@ -23,7 +23,7 @@ TOKENS = (8, 200)
 """Lengths of the spans and replacements of random edits."""
 
 
-def random_edits(backbone: Backbone, trials: int, seed: int) -> dict[str, Any]:
+def random_edits(backbone: Backbone, name: str, trials: int, seed: int) -> dict[str, Any]:
     """One or two edits at random tokens of a prompt of frames, widened to whole pictures and tags.
 
     In half of the trials the replacement is longer than the span. Each trial asks one question, at random,
@@ -36,7 +36,7 @@ def random_edits(backbone: Backbone, trials: int, seed: int) -> dict[str, Any]:
     while done < trials:
         episode = world.episode(index, layout=LAYOUT)
         index += 1
-        whole = conversation(episode.frames)
+        whole = conversation(of_one_size(name, episode.frames))
         rendered = desk.conversations.render(whole)
         sign = ("shorter", "longer")[done % 2]
         directives = [_random(draw, rendered, sign) for _ in range(draw.randint(1, 2))]
@@ -70,14 +70,14 @@ def _random(draw: random.Random, rendered: Rendered, sign: str) -> Directive:
     return Directive(start, min(start + size, rendered.stable), text if words else None)
 
 
-def trajectory(backbone: Backbone, steps: int, most: int, seed: int) -> dict[str, Any]:
+def trajectory(backbone: Backbone, name: str, steps: int, most: int, seed: int) -> dict[str, Any]:
     """A session of ``steps`` frames whose history is edited up to ``most`` times a turn.
 
     Every turn a frame comes and a question follows. Once more than ``most`` + 2 frames are there, 1 to
     ``most`` old ones, at random, leave or become stubs. The full context is a session that keeps every frame.
     """
     desk, draw = Desk(backbone), random.Random(seed)
-    frames = _stream(steps, seed)
+    frames = of_one_size(name, _stream(steps, seed))
     stores = {mode: ChunkStore.open("memory://") for mode in (*MODES, "full")}
     chats = {mode: desk.session(mode, stores[mode]) for mode in MODES}  # type: ignore[arg-type]
     keeper = desk.session("amortize", stores["full"])

@@ -17,7 +17,7 @@ from typing import Any, Literal, get_args
 from kamera import Backbone, ChunkStore, testbed
 from kamera.testbed.frames import Frame
 from lab.leyline.judged import Judge
-from lab.leyline.prompts import HELD_OUT, LAYOUTS, Desk, Messages, asked, conversation
+from lab.leyline.prompts import HELD_OUT, LAYOUTS, Desk, Messages, asked, conversation, of_one_size
 
 Edit = Literal["removed", "moved"]
 EDITS: tuple[Edit, ...] = get_args(Edit)
@@ -51,7 +51,7 @@ def hops(name: str, seed: int) -> Iterator[Hop]:
         episode = world.episode(index, layout=layout)
         others = world.episode(index + 1_000_000, layout=layout)
         index += 1
-        frames = episode.frames
+        frames = of_one_size(name, episode.frames)
         speaking = [i for i, f in enumerate(frames) if f.kind in ("legend", "rename")]
         target = draw.choice(speaking)
         order = [i for i in range(len(frames)) if i != target]
@@ -62,7 +62,7 @@ def hops(name: str, seed: int) -> Iterator[Hop]:
         kept = [(text, after) for text, after, old in changed if after is not None and after != old]
         draw.shuffle(kept)
         if kept:
-            foreign = (*others.frames[:-1], frames[-1])
+            foreign = (*of_one_size(name, others.frames[:-1]), frames[-1])
             after = tuple(frames[i] for i in order)
             yield Hop(edit, frames, after, foreign, tuple(kept[:PER_EDIT]))
 

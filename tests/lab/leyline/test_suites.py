@@ -30,9 +30,9 @@ def test_a_turn_has_at_most_its_edits_and_sometimes_as_many():
 @pytest.mark.parametrize("family", BACKBONES)
 def test_suites_run_on_every_trained_backbone(family):
     backbone = Backbone(*load(family))
-    arms = random_edits(backbone, 2, 0)["arms"]
+    arms = random_edits(backbone, family, 2, 0)["arms"]
     assert sum(told["n"] for told in arms.values()) == 6
-    found = trajectory(backbone, 5, 2, 0)
+    found = trajectory(backbone, family, 5, 2, 0)
     assert found["turns with edits"] >= 1 and found["most edits of a turn"] <= 2
     for suite in (arms, found["arms"]):
         for name, told in suite.items():
