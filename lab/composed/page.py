@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from lab.composed import removal
 from lab.composed.__main__ import SERVED
 
 RESULTS = Path(__file__).parents[2] / "docs" / "results" / "composed"
@@ -62,6 +63,9 @@ def lines() -> Iterator[str]:
             whole, half = told["kept"]["100%"], told["kept"]["50%"]
             shown = (told["rank correlation"], whole["up to"], whole["eta"], half["eta"])
             yield f"| {family}, {world} | {count['count']} | " + " | ".join(f"{x:.3f}" for x in shown) + " |"
+    yield ""
+    yield "### What has left\n"
+    yield from removal.lines(RESULTS / "removal")
 
 
 if __name__ == "__main__":

@@ -79,15 +79,16 @@ def measure(terms: TermsOf, window: Window, other: Window) -> Left:
     known = terms.patch(old)
     pairs = terms.singles_and_pairs(window.order, old)
     swapped = {term: pairs.get(term[::-1]) or terms.patch(term[::-1]) for term in pairs}
-    own, old_patch = trial.patched(RANK), trial.judge(NearPatch(RANK, before))
+    old_patch = trial.judge(NearPatch(RANK, before))
     arms = {
         "one forward": Arm(trial.reprefill, 0, 0, 1),
-        "its patch": Arm(own, own.nbytes, 1, 0),
         "blind": Arm(trial.blind, 0, 0, 0),
         "keep": Arm(trial.judge(Keep(before)), 0, 0, 0),
         "old patch": Arm(old_patch, 0, 0, 0),
     }
     for rank in RANKS:
+        own = trial.patched(rank)
+        arms[f"its patch@{rank}"] = Arm(own, own.nbytes, 1, 0)
         removed = trial.judge(RemovalPatch(rank, before))
         arms[f"removal patch@{rank}"] = Arm(removed, removed.nbytes - scene.chunk_bytes, 1, 0)
         update = trial.judge(UpdatedPatch(rank, before, old_rank=RANK))
