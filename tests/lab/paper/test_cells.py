@@ -202,6 +202,11 @@ def test_cells_of_a_folder_make_its_page_in_order(family, tmp_path):
     assert max(path.stat().st_size for path in tmp_path.rglob("*.json")) < 150_000
 
 
+def test_the_shipped_page_is_that_of_the_shipped_cells():
+    found = worlds.cells(worlds.RESULTS / worlds.CELLS)
+    assert found and (worlds.RESULTS / worlds.PAGE).read_text(encoding="utf-8") == worlds.page(found)
+
+
 # -- the command line ------------------------------------------------------------------------------
 
 
