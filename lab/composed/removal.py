@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from kamera import Backbone, testbed
 from kamera.certify.metrics import Items
@@ -57,7 +58,7 @@ class Left:
 
     task: str
     episode: int
-    stays: Items
+    stays: npt.NDArray[np.bool_]
     chunk_bytes: int
     arms: Mapping[str, Arm]
 

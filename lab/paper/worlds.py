@@ -66,9 +66,10 @@ def _page(found: Sequence[Found]) -> Iterator[str]:
     yield (
         "*n/m*: with n of m wrong operators the verdict is another. Every wrong operator is asked "
         f"1/{PART} of the questions, and the sound one the same. **blind**: no wrong operator changes it, so "
-        "it says nothing of the operator. Only claims that serve a patch are asked again (frontier, reorder, "
-        "recall, survivors, envelope); depth, shared basis and update serve one too and are not, for their "
-        "price. –: the claim has no meaning in that world, or the paper gives no value."
+        "it says nothing of the operator (one that differs already may only get worse). Only claims that "
+        "serve a patch are asked again (frontier, reorder, recall, survivors, envelope); depth, shared basis "
+        "and update serve one too and are not, for their price. –: the claim has no meaning in that world, "
+        "or the paper gives no value."
     )
     for dtype, name in DTYPES.items():
         of = [cell for cell in found if cell["cell"]["dtype"] == dtype]
@@ -171,6 +172,8 @@ def _worlds(found: Sequence[Found]) -> Iterator[str]:
         yield f"### {name}"
         yield ""
         yield from _table(["claim", *worlds], rows)
+        if len(worlds) == 1:
+            continue
         yield ""
         for kind, text in (
             ("everywhere", "In every world that can tell"),
