@@ -2,8 +2,8 @@
 
 A window of frames of which the last shows items and those before it legends. Every question's answer changes
 with the edit, so an arm that serves the items as they were conditioned before it answers wrongly. The
-sabotaged arm is the repair with stored patches, each exchanged for the same chunk's patch behind the legends
-of another window.
+sabotaged arm is the repair with stored patches, each exchanged for one from another window: the same chunk's
+behind other legends, or that of a chunk as long.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, get_args
 
-from kamera import Backbone, ChunkStore, testbed
+from kamera import Backbone, ChunkStore, Patch, testbed
 from kamera.testbed.frames import Frame
 from lab.leyline.judged import Judge
 from lab.leyline.prompts import HELD_OUT, LAYOUTS, Desk, Messages, asked, conversation, of_one_size
@@ -113,21 +113,31 @@ def _see(desk: Desk, hop: Hop, told: dict[tuple[str, str], _Told]) -> None:
 
 
 def _exchanged(desk: Desk, store: ChunkStore, foreign: Messages) -> int:
-    """Give every stored patch of a chunk that ``foreign`` holds the factors formed there; how many."""
+    """Give every stored patch the factors of one formed in ``foreign``; how many.
+
+    The same chunk's, where it stands there too (the items do), else those of a chunk of as many tokens.
+    """
     other = ChunkStore.open("memory://")
     chat = desk.session("repair", other)
     chat.next_token_logits(foreign)
     assert chat.window is not None
     context, count = chat.window.context, 0
-    theirs = {info.chunk_id: info.antecedents for info in other.ls("exact")}
+    theirs = [other.get_patch(context, info.chunk_id, info.antecedents) for info in other.ls("exact")]
     for info in store.ls("exact"):
-        behind = theirs.get(info.chunk_id)
         own = store.get_patch(context, info.chunk_id, info.antecedents)
-        wrong = None if behind is None else other.get_patch(context, info.chunk_id, behind)
-        if own is not None and wrong is not None and info.antecedents != behind:
-            store.put(replace(own, patch=wrong.patch))
+        if own is None:
+            continue
+        fits = [one for one in theirs if one is not None and _tokens(one.patch) == _tokens(own.patch)]
+        fits.sort(key=lambda one: one.chunk_id != own.chunk_id)
+        if fits:
+            store.put(replace(own, patch=fits[0].patch))
             count += 1
     return count
+
+
+def _tokens(patch: Patch) -> int:
+    """Tokens of the chunk that a patch is for; 0 for one without factors."""
+    return max((int(low.left.shape[0]) for layer in patch.layers for low in layer.values()), default=0)
 
 
 def _summary(one: _Told) -> dict[str, Any]:
