@@ -124,6 +124,12 @@ class Desk:
         policy = ReusePolicy(on_miss="form" if mode == "repair" else "prefill", certified=False)
         return ChatSession(self.backbone, store, mode=mode, policy=policy)
 
+    def formed(self, store: ChunkStore, *prompts: Messages) -> None:
+        """Store what a repairing session forms of these prompts, one after the other."""
+        first = self.session("repair", store)
+        for messages in prompts:
+            first.next_token_logits(messages)
+
     def plain(self, messages: Messages) -> torch.Tensor:
         """Logits ``[vocabulary]`` behind the whole prompt, nothing cached."""
         return plain_logits(self.backbone, self.conversations.whole(messages)).float()

@@ -36,7 +36,8 @@ def single(backbone: Backbone, name: str, n: int, seed: int, *, before: bool) ->
 
     ``before``: the question is in the prompt that is edited (so amortize turns it with the rest), else it
     comes after the edit. Costs are of the edited prompt up to its first logits. "repair, stored" is the same
-    edit a second time, in another session on the store.
+    edit a second time, in another session on the store of one that was asked nothing: a question is text too,
+    and its own stored patch would answer for the items.
     """
     desk = Desk(backbone)
     judges: dict[str, Judges] = {stub: {arm: Judge() for arm in ARMS} for stub in STUBS}
@@ -81,10 +82,11 @@ def _edit(
     tokens = sum(s.num_tokens for s in rendered.segments[start:stop])
     text = stub_text(stub, tokens, desk.conversations.tokenize, number)
     edited = edited_messages(desk.conversations, whole, [Directive(start, stop, text, unit="segments")])
-    formed = ChunkStore.open("memory://")  # of the repair and its repetition alone
     held: dict[str, ChatSession] = {}
     for arm in ARMS:
-        store = formed if arm.startswith("repair") else ChunkStore.open("memory://")
+        store = ChunkStore.open("memory://")
+        if arm == "repair, stored":
+            desk.formed(store, whole, edited)
         held[arm] = desk.session(_MODE.get(arm, arm), store)
         held[arm].next_token_logits(whole)
         with desk.backbone.measure() as work:

@@ -22,6 +22,8 @@ from lab.leyline.prompts import HELD_OUT, LAYOUTS, Desk, Messages, asked, conver
 Edit = Literal["removed", "moved"]
 EDITS: tuple[Edit, ...] = get_args(Edit)
 ARMS = ("exact", "repair", "repair, stored", "amortize", "sabotage: another's patches")
+STORED = ("repair, stored", "sabotage: another's patches")
+"""Those that find the patches of an earlier session."""
 _MODES: dict[str, Any] = {"exact": "forget", "amortize": "amortize"}
 _RENAMES = ("LLI", "LRI", "LLRI", "LPLI")
 PER_EDIT = 4
@@ -93,13 +95,14 @@ def crossed(backbone: Backbone, name: str, n: int, seed: int) -> dict[str, Any]:
 
 def _see(desk: Desk, hop: Hop, told: dict[tuple[str, str], _Told]) -> None:
     before, after = conversation(hop.before), conversation(hop.after)
-    formed = ChunkStore.open("memory://")
-    stores = {arm: ChunkStore.open("memory://") for arm in ("exact", "amortize")}
     chats = {}
     for arm in ARMS:
+        store = ChunkStore.open("memory://")  # no arm finds what another was asked: a question is text, too
+        if arm in STORED:
+            desk.formed(store, before, after)
         if arm.startswith("sabotage"):
-            _exchanged(desk, formed, conversation(hop.foreign))
-        chats[arm] = desk.session(_MODES.get(arm, "repair"), stores.get(arm, formed))
+            _exchanged(desk, store, conversation(hop.foreign))
+        chats[arm] = desk.session(_MODES.get(arm, "repair"), store)
         chats[arm].next_token_logits(before)
         chats[arm].next_token_logits(after)
     for question, answer in hop.questions:
