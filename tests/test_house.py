@@ -19,7 +19,6 @@ MOST_BYTES = 8_000_000
 MOST_METHODS = 15
 
 LONG = {
-    "kamera/store/disk/following.py": "settling, comparing and the copy in memory: to be split",
     "tests/models/tiny.py": "a table of families, one entry each",
     "tests/store/admin/test_bundle.py": "to be split with its room",
     "tests/store/disk/test_index.py": "to be split with its room",

@@ -11,6 +11,8 @@ from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from kamera.content import common_prefix
+
 Path = tuple[str, ...]
 """Chunk ids of a window, in order."""
 
@@ -46,20 +48,12 @@ def walk(windows: Iterable[Sequence[str]]) -> Walk:
     shared: list[int] = []
     count = 0
     for before, path in zip([(), *paths], paths, strict=False):
-        same = common(before, path)
+        same = common_prefix(before, path)
         new = range(count, count + len(path) - same)
         count = new.stop
         nodes.append((*(nodes[-1][:same] if nodes else ()), *new))
         shared.append(same)
     return Walk(paths, tuple(nodes), tuple(shared))
-
-
-def common(one: Sequence[str], other: Sequence[str]) -> int:
-    """Length of the common prefix of two windows, in chunks."""
-    same = 0
-    while same < min(len(one), len(other)) and one[same] == other[same]:
-        same += 1
-    return same
 
 
 def shards(paths: Walk, tokens: Mapping[str, int], limit: int) -> list[range]:

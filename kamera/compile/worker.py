@@ -15,11 +15,12 @@ from kamera.compile.canonicals import Canonicals
 from kamera.compile.clock import Clock
 from kamera.compile.locating import Locator, NotStored, not_stored
 from kamera.compile.lookup import Lookup, context_of
-from kamera.compile.ordering import Path, common
+from kamera.compile.ordering import Path
 from kamera.compile.plan import Stored
 from kamera.compile.reuse import time_serving
 from kamera.compile.settings import Settings
 from kamera.compile.tasks import About, Branch, Compiled, Cost, Found, Grown, Located, Sources
+from kamera.content import common_prefix
 from kamera.engines import Span
 from kamera.engines.hf import Backbone, Observer
 from kamera.errors import (
@@ -168,7 +169,7 @@ class Worker:
         The common prefix stays.
         """
         opened = self._opened(branch.system)
-        same = common(opened.path, branch.path[: i + 1])
+        same = common_prefix(opened.path, branch.path[: i + 1])
         opened.keep(same)
         for place in range(same, i + 1):
             facts = self._facts_of(lookup, opened.former, branch, place)

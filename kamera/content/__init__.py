@@ -9,6 +9,7 @@ from kamera.content.image_only import load_image_only
 from kamera.content.landmarks import LandmarkReader, Landmarks
 from kamera.content.media import load_image
 from kamera.content.media_tokens import Media
+from kamera.content.prefix import common_prefix
 from kamera.content.prompt import Seams
 from kamera.content.segment import Rendered, Segment, SegmentKind
 from kamera.content.template import ChatTemplate, Message, check_messages, media_items, tool_schema
@@ -36,6 +37,7 @@ __all__ = [
     "Spoken",
     "as_messages",
     "check_messages",
+    "common_prefix",
     "exclusive_of",
     "load_clip",
     "load_image",

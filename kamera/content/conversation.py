@@ -11,6 +11,7 @@ import torch
 
 from kamera.content.borders import LONGEST, line_borders, turn_borders
 from kamera.content.media_tokens import Media, MediaTokens, expand
+from kamera.content.prefix import common_prefix
 from kamera.content.segment import Rendered, Segment, SegmentKind
 from kamera.content.template import ChatTemplate, Message, media_items
 from kamera.errors import ModalityNotSupported, NotSegmentable
@@ -92,7 +93,7 @@ class Conversations:
         answered = self._template.tokenize(self._template.render(messages, tools=tools, generation=False))
         placeholders = {kind: self._placeholder(kind) for kind in self._template.kinds}
         ids, spans = expand(asked, placeholders, media)
-        common = _common(asked, answered)
+        common = common_prefix(asked, answered)
         before = sum(i in placeholders.values() for i in asked[:common])
         stable = common + sum(len(m.ids) - 1 for m in media[:before])
         if media:
@@ -302,10 +303,3 @@ class Conversations:
                 "clips together than of each alone: send pictures of one size, or this conversation uncached"
             )
         self._checked.add(mixture)
-
-
-def _common(one: Sequence[int], other: Sequence[int]) -> int:
-    """Length of the common prefix of two sequences."""
-    return next(
-        (i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other))
-    )

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, cast
 
 import torch
 
-from kamera.content import Chunk, LandmarkReader, Message
+from kamera.content import Chunk, LandmarkReader, Message, common_prefix
 from kamera.engines.hf import Backbone
 from kamera.errors import ProcessorRequired
 from kamera.reuse.admission import Admission
@@ -202,19 +202,13 @@ class _Held(NamedTuple):
 
     def common(self, names: Sequence[str], chunks: Sequence[Chunk]) -> tuple[int, int]:
         """Equal leading segments, and tokens: those of the segments and of the next one's equal head."""
-        pairs = zip(names, chunks, strict=False)
-        count = next((i for i, (a, b) in enumerate(pairs) if a != b.id), min(len(names), len(chunks)))
+        count = common_prefix(names, [chunk.id for chunk in chunks])
         tokens = sum(chunk.num_tokens for chunk in chunks[:count])
         if count < min(len(names), len(chunks)) and not chunks[count].has_media:
             slot, ids = self.window.slots[count], chunks[count].input_ids
-            tokens += _common(ids.tolist(), self.ids[slot.start : slot.start + slot.length].tolist())
+            tokens += common_prefix(ids.tolist(), self.ids[slot.start : slot.start + slot.length].tolist())
         return count, tokens
 
 
 def _are_messages(prompt: Any) -> bool:
     return isinstance(prompt, Sequence) and bool(prompt) and isinstance(prompt[0], Mapping)
-
-
-def _common(these: Sequence[int], those: Sequence[int]) -> int:
-    pairs = zip(these, those, strict=False)
-    return next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(these), len(those)))

@@ -6,8 +6,8 @@ from collections import OrderedDict
 from collections.abc import Iterable
 
 from kamera.content import Chunk
+from kamera.window import SHORTEST_HEAD
 
-_HEAD = 8  # tokens; a window looks for no shorter common head
 _MOST = 4096  # texts, at 8 bytes per token
 _ALIKE = 64  # texts of one head that are compared, the last ones
 
@@ -22,7 +22,7 @@ class Seen:
     def add(self, chunks: Iterable[Chunk]) -> None:
         """Remember the texts among ``chunks``; the oldest of too many go."""
         for chunk in chunks:
-            if not chunk.inputs and chunk.num_tokens >= _HEAD:
+            if not chunk.inputs and chunk.num_tokens >= SHORTEST_HEAD:
                 self._texts[chunk.id] = chunk
                 self._texts.move_to_end(chunk.id)
                 alike = self._named.setdefault(_head(chunk), {})
@@ -36,11 +36,11 @@ class Seen:
                 del self._named[_head(chunk)]
 
     def beginning_as(self, chunks: Iterable[Chunk]) -> tuple[Chunk, ...]:
-        """The texts that begin with the same 8 tokens as one of ``chunks``, the last 64 of each head."""
+        """The texts that share a shortest head with one of ``chunks``, the last 64 of each head."""
         heads = dict.fromkeys(_head(chunk) for chunk in chunks if not chunk.inputs)
         alike = (list(self._named.get(head, ()))[-_ALIKE:] for head in heads)
         return tuple(self._texts[name] for names in alike for name in names)
 
 
 def _head(chunk: Chunk) -> tuple[int, ...]:
-    return tuple(chunk.input_ids[:_HEAD].tolist())
+    return tuple(chunk.input_ids[:SHORTEST_HEAD].tolist())

@@ -4,6 +4,7 @@ from kamera.patches import GUARANTEES, Guarantee
 from kamera.window.certificate import Certificate, Estimate, Finding, Grounds, Verdict, library_versions
 from kamera.window.events import Event
 from kamera.window.grounds import grounds_of
+from kamera.window.heads import SHORTEST_HEAD
 from kamera.window.measured import MeasuredFile
 from kamera.window.memory import WindowMemory
 from kamera.window.policy import OnLeave, OnMiss, ReusePolicy, certified_by_default
@@ -14,6 +15,7 @@ from kamera.window.window import KameraWindow
 
 __all__ = [
     "GUARANTEES",
+    "SHORTEST_HEAD",
     "Certificate",
     "Cost",
     "Estimate",

@@ -8,17 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from kamera.content import Chunk
+from kamera.content import Chunk, common_prefix
 from kamera.patches import Facts
 
-SHORTEST = 8
+SHORTEST_HEAD = 8
 """Fewest tokens of a common head that is looked for: the words that open every message are shorter."""
 
 Heads = tuple[tuple[str, int], ...]
 """As `Facts.heads`."""
 
 Texts = Mapping[tuple[int, ...], list[tuple[str, list[int]]]]
-"""Chunks of text by their first `SHORTEST` tokens, each with all its tokens."""
+"""Chunks of text by their first `SHORTEST_HEAD` tokens, each with all its tokens."""
 
 
 def texts(here: Iterable[Facts], others: Iterable[Chunk] = ()) -> Texts:
@@ -28,20 +28,15 @@ def texts(here: Iterable[Facts], others: Iterable[Chunk] = ()) -> Texts:
     found: dict[tuple[int, ...], list[tuple[str, list[int]]]] = {}
     for name, tokens in held.items():
         ids = tokens.tolist()
-        found.setdefault(tuple(ids[:SHORTEST]), []).append((name, ids))
+        found.setdefault(tuple(ids[:SHORTEST_HEAD]), []).append((name, ids))
     return found
 
 
 def heads_of(chunk: Chunk, among: Texts) -> Heads:
     """The texts that begin as a text does, each with the number of equal tokens, the most first."""
-    if not among or chunk.inputs or chunk.num_tokens < SHORTEST:
+    if not among or chunk.inputs or chunk.num_tokens < SHORTEST_HEAD:
         return ()
     ids = chunk.input_ids.tolist()
-    others = among.get(tuple(ids[:SHORTEST]), ())
-    found = [(other, _common(ids, theirs)) for other, theirs in others if other != chunk.id]
+    others = among.get(tuple(ids[:SHORTEST_HEAD]), ())
+    found = [(other, common_prefix(ids, theirs)) for other, theirs in others if other != chunk.id]
     return tuple(sorted(found, key=lambda head: (-head[1], head[0])))
-
-
-def _common(these: list[int], those: list[int]) -> int:
-    pairs = zip(these, those, strict=False)
-    return next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(these), len(those)))

@@ -13,11 +13,12 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from kamera.errors import StoreError
+from kamera.store.disk.compared import Files, compared
 from kamera.store.disk.database import Database, Emptied, Unusable
-from kamera.store.disk.rows import COLUMNS, INSERT, SCHEMA, TABLES, RowCodec, Stamped
+from kamera.store.disk.rows import COLUMNS, INSERT, SCHEMA, TABLES, RowCodec
 from kamera.store.info import ObjectInfo
 from kamera.store.keys import is_key
 
@@ -33,26 +34,6 @@ Known = Callable[[str], dict[str, str]]
 """Returns key and stamp of those rows of a folder that may stay unchanged."""
 
 Result = TypeVar("Result")
-
-
-class Files(Protocol):
-    """The files that the rows describe. Raises `OSError` or `StoreError`."""
-
-    def shards(self) -> dict[str, int]:
-        """The folders of files, by the prefix of their keys, and the time of each one's last change (ns)."""
-        ...
-
-    def stamps(self, shard: str) -> dict[str, str]:
-        """Key and stamp of every file in a folder."""
-        ...
-
-    def stamp(self, key: str) -> str | None:
-        """Stamp of one file; None if there is none."""
-        ...
-
-    def row(self, key: str) -> Stamped | None:
-        """The contents of the file's header; None if there is no file, or it cannot be read."""
-        ...
 
 
 class WrongRows(Exception):
@@ -276,20 +257,13 @@ class Following:
     def _reconcile(self, shard: str, changed: int | None, known: Known) -> None:
         """Correct one folder's rows from its files; ``known`` returns the rows taken as right."""
         there = {} if changed is None else self._files.stamps(shard)
-        listed, right = self._stamps(shard), known(shard)
-        fresh: dict[str, Stamped | None] = {}
-        moved = {}
-        for key, stamp in there.items():
-            row = right.get(key)
-            if row is not None and row != stamp and _times(row) == _times(stamp):
-                moved[key] = stamp  # copied with its time, as in a restored backup
-            elif row != stamp:
-                fresh[key] = self._files.row(key)
+        listed, differs = self._stamps(shard), compared(there, known(shard))
+        fresh = {key: self._files.row(key) for key in differs.unlike}
         gone = [key for key in listed if key not in there or fresh.get(key, True) is None]
-        if any(fresh.values()) or gone or moved:
+        if any(fresh.values()) or gone or differs.moved:
             with self._db.writing(_MEND_SECONDS):
-                for key, stamp in moved.items():
-                    self._restamp(key, stamp)
+                for key in differs.moved:
+                    self._restamp(key, there[key])
                 for found in fresh.values():
                     # unless replaced meanwhile: that writer's row follows
                     if found is not None and self._stamp_of(found[0].key) == found[1]:
@@ -398,8 +372,3 @@ class Following:
 
     def _stamp_of(self, key: str) -> str | None:
         return self._files.stamp(key) if is_key(key) else None
-
-
-def _times(stamp: str) -> str:
-    """Size and time of a stamp, which a copy of the file keeps."""
-    return stamp.partition("-")[2]

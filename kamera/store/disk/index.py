@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from kamera.errors import KameraError
+from kamera.store.disk.compared import Files
 from kamera.store.disk.database import Unusable
-from kamera.store.disk.following import Files, Following, WrongRows
+from kamera.store.disk.following import Following, WrongRows
 from kamera.store.disk.rows import COLUMNS, Stamped
 from kamera.store.info import Census, KindCount, ObjectInfo
 from kamera.store.keys import KINDS, PATCH_KINDS, Context
