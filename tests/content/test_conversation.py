@@ -25,8 +25,7 @@ def _whole(processor: Any, messages: list[dict[str, Any]], **options: Any) -> li
     return list(made[0]) if made and not isinstance(made[0], int) else list(made)
 
 
-def _check_tokens(rendered: Rendered, whole: list[int]) -> None:
-    assert rendered.ids.tolist() == whole
+def _check_segments(rendered: Rendered) -> None:
     borders = [0, *(s.stop for s in rendered.segments)]
     assert [s.start for s in rendered.segments] == borders[:-1]
     assert borders[-1] == rendered.stable <= rendered.num_tokens
@@ -37,19 +36,24 @@ def _check_tokens(rendered: Rendered, whole: list[int]) -> None:
 @pytest.mark.parametrize("talk", [TALK, LONG_TALK, TALK[:1]], ids=["talk", "long", "one"])
 def test_text_renders_to_the_templates_own_tokens(style, talk):
     tokenizer = templates.speaker(style)
-    _check_tokens(Conversations(tokenizer).render(talk), _whole(tokenizer, talk))
+    rendered = Conversations(tokenizer).render(talk)
+    assert rendered.ids.tolist() == _whole(tokenizer, talk)
+    _check_segments(rendered)
 
 
 @pytest.mark.parametrize("style", ["thinking", "headers", "instructions", "plain"])
 def test_a_system_message_renders_to_the_same_tokens(style):
     tokenizer = templates.speaker(style)
-    _check_tokens(Conversations(tokenizer).render([SYSTEM, *TALK]), _whole(tokenizer, [SYSTEM, *TALK]))
+    rendered = Conversations(tokenizer).render([SYSTEM, *TALK])
+    assert rendered.ids.tolist() == _whole(tokenizer, [SYSTEM, *TALK])
+    _check_segments(rendered)
 
 
 def test_tools_and_thinking_render_to_the_same_tokens():
     tokenizer = templates.speaker("thinking")
     rendered = Conversations(tokenizer).render(AGENT, tools=TOOLS)
-    _check_tokens(rendered, _whole(tokenizer, AGENT, tools=TOOLS))
+    assert rendered.ids.tolist() == _whole(tokenizer, AGENT, tools=TOOLS)
+    _check_segments(rendered)
     assert rendered.segments[0].messages == (0, 0)  # the template's own turn of tools
     assert {s.messages for s in rendered.segments if s.role == "tool"} == {(2, 4)}  # two results, one turn
 
@@ -64,7 +68,8 @@ def test_pictures_render_to_the_processors_tokens(count):
         images=[i["image"] for m in messages for i in m["content"] if isinstance(i, dict) and "image" in i],
     )["input_ids"][0]
     rendered = Conversations(processor).render(messages)
-    _check_tokens(rendered, list(whole))
+    assert rendered.ids.tolist() == list(whole)
+    _check_segments(rendered)
     assert sum(s.kind == "image" for s in rendered.segments) == count
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -26,21 +25,17 @@ def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(attack, "SECONDS", 200.0)
 
 
-def nothing(figures: dict[str, Any]) -> None:
-    assert figures["findings"] == 0, figures["found"]
-
-
 @pytest.mark.attack("forks")
 def test_children_forked_amid_operations_read_put_and_open(monkeypatch: pytest.MonkeyPatch) -> None:
     figures = forks.run(4, seed=1, fresh=False)
-    nothing(figures)
+    assert figures["findings"] == 0, figures["found"]
     assert figures["done"]["children"] == 4
 
 
 @pytest.mark.attack("races")
 def test_two_tenants_of_one_directory_lose_no_object_and_no_pin() -> None:
     figures = races.run(30, seed=1)
-    nothing(figures)
+    assert figures["findings"] == 0, figures["found"]
     assert figures["done"]["acknowledged"] and figures["done"]["acknowledged pins"]
 
 
@@ -48,7 +43,7 @@ def test_two_tenants_of_one_directory_lose_no_object_and_no_pin() -> None:
 @pytest.mark.attack("full_disk")
 def test_a_full_file_system_is_read_collected_and_deleted_from() -> None:
     figures = full_disk.run(3, seed=1)
-    nothing(figures)
+    assert figures["findings"] == 0, figures["found"]
     assert figures["done"]["steps"] == 10 and figures["done"]["acknowledged"]
 
 
@@ -59,14 +54,14 @@ def test_foreign_keys_in_a_remote_change_nothing(kinds: dict[str, list[str]]) ->
     if "s3" in kinds:
         pytest.importorskip("moto", reason=MOTO_MISSING)
     figures = foreign.run(3, seed=1, kinds=kinds)
-    nothing(figures)
+    assert figures["findings"] == 0, figures["found"]
     assert figures["done"]["foreign keys"] == 3 * sum(map(len, kinds.values()))
 
 
 @pytest.mark.attack("saves")
 def test_windows_saved_into_one_directory_are_loaded_whole() -> None:
     figures = saves.run(3, seed=1)
-    nothing(figures)
+    assert figures["findings"] == 0, figures["found"]
     assert figures["done"]["saves"] == 3 * saves.PROCESSES * saves.THREADS
 
 
@@ -89,7 +84,8 @@ def test_a_link_is_neither_followed_nor_in_the_way(whole: Path, tmp_path: Path, 
     found = Findings()
     for name in (f"tmp/{rig.record(bombs.PATCH, 1).key}.lock", "search/vectors.sqlite"):
         bombs._linked(whole, tmp_path / "at", name, name, target, found)
-    nothing(found.figures())
+    figures = found.figures()
+    assert figures["findings"] == 0, figures["found"]
 
 
 @pytest.mark.attack("bombs")
@@ -100,4 +96,5 @@ def test_a_bomb_costs_no_memory_and_hides_no_neighbour(whole: Path, tmp_path: Pa
         bombs._copy(whole, at)
         bombs._bombs(40_000_000)[bomb](bombs._file(at, bombs.PATCH))
         bombs._looked(at, looked, bombs.LOOKS[looked], found)
-    nothing(found.figures())
+    figures = found.figures()
+    assert figures["findings"] == 0, figures["found"]

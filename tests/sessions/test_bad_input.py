@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import base64
 import io
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -28,10 +30,11 @@ def _shot(source) -> dict:
     return {"role": "user", "content": [{"type": "image", "image": source}]}
 
 
-def _unchanged(chat, wrong, error, says) -> None:
+@contextmanager
+def unchanged(chat) -> Iterator[None]:
+    """What is asked within leaves history, prompt and window as they are."""
     before, ids, slots = chat.messages, chat.prompt_ids, chat.window.slots
-    with pytest.raises(error, match=says):
-        chat.send(wrong, **GREEDY)
+    yield
     assert chat.messages == before and torch.equal(chat.prompt_ids, ids) and chat.window.slots == slots
 
 
@@ -58,7 +61,8 @@ def shown():
     ],
 )
 def test_what_is_no_message_or_picture_is_named(shown, wrong, error, says):
-    _unchanged(shown, wrong, error, says)  # also where the plain model may answer: it could not either
+    with unchanged(shown), pytest.raises(error, match=says):
+        shown.send(wrong, **GREEDY)  # also where the plain model may answer: it could not either
 
 
 def test_pictures_in_openais_form_are_pictures(tmp_path):
@@ -95,7 +99,8 @@ def test_a_history_longer_than_the_model_is_refused_or_uncached():
     long = [{"role": "user", "content": "word " * (limit // 5 + 1)}]
     chat = session(backbone)
     chat.send(TALK[:1], **GREEDY)
-    _unchanged(chat, long, WindowFull, f"positions, this model {limit}")
+    with unchanged(chat), pytest.raises(WindowFull, match=f"positions, this model {limit}"):
+        chat.send(long, **GREEDY)
     other = session(backbone, uncached=True)
     turn = other.send(long, **GREEDY)
     assert turn.report.uncached.startswith("WindowFull") and len(other.prompt_ids) > limit
@@ -109,7 +114,8 @@ def test_a_policy_that_fails_later_leaves_the_session_as_it_was():
 
     chat = session(speaking("headers"), edit_policy=tires)
     chat.send(TALK[:1], **GREEDY)
-    _unchanged(chat, "more", EditPolicyFailed, "tires returned NoneType")
+    with unchanged(chat), pytest.raises(EditPolicyFailed, match="tires returned NoneType"):
+        chat.send("more", **GREEDY)
 
 
 def test_tokens_that_do_not_tokenise_again_are_refused():

@@ -20,30 +20,30 @@ CLOSE = 1e-4
 GREEDY = {"max_new_tokens": 3, "do_sample": False}
 
 
-def _agrees(chat: ChatSession, messages, tools=None) -> None:
-    wanted = plain_logits(chat.backbone, messages, tools)
-    assert relative(chat.next_token_logits(messages), wanted) <= CLOSE
+def apart(chat: ChatSession, messages, tools=None) -> float:
+    """How far its next-token logits are from those of the plain model over the whole prompt."""
+    return relative(chat.next_token_logits(messages), plain_logits(chat.backbone, messages, tools))
 
 
 @pytest.mark.parametrize("style", ["thinking", "headers", "turns", "instructions", "plain"])
 def test_a_growing_conversation_answers_as_an_uncached_one(style):
     chat = session(speaking(style))
     for stop in range(1, len(LONG_TALK) + 1, 2):
-        _agrees(chat, LONG_TALK[:stop])
+        assert apart(chat, LONG_TALK[:stop]) <= CLOSE
     assert chat.window is not None and set(chat.window.guarantee.split()) == {"exact"}
 
 
 def test_pictures_that_leave_the_history_leave_no_trace():
     chat = session(seeing())
-    _agrees(chat, screens(4))
+    assert apart(chat, screens(4)) <= CLOSE
     edited = policies.keep_last_images(1)(screens(5), 0)
-    _agrees(chat, edited)
+    assert apart(chat, edited) <= CLOSE
 
 
 def test_rewritten_thinking_and_merged_tool_results_agree():
     chat = session(speaking("thinking"), tools=TOOLS)
     for stop in (1, 4, 6):
-        _agrees(chat, AGENT[:stop], TOOLS)
+        assert apart(chat, AGENT[:stop], TOOLS) <= CLOSE
 
 
 @settings(max_examples=12)
@@ -64,7 +64,7 @@ def test_any_edited_history_answers_as_an_uncached_one(data):
                 history[at] = {"role": "user", "content": f"word {turn} {at}"}
             else:
                 history.insert(at, new)
-        _agrees(chat, history)
+        assert apart(chat, history) <= CLOSE
 
 
 def test_repair_with_full_rank_patches_equals_an_uncached_run():
@@ -159,7 +159,7 @@ def test_another_system_prompt_is_another_window():
     chat.next_token_logits(screens(1))
     first = chat.window
     messages = [{"role": "system", "content": "Be brief."}, *screens(1)[1:]]
-    _agrees(chat, messages)
+    assert apart(chat, messages) <= CLOSE
     assert chat.window is not first
 
 
@@ -185,7 +185,7 @@ def test_after_an_error_the_session_is_as_it_was(wrong):
     with pytest.raises((ModalityNotSupported, WindowFull)):
         chat.send(bad, **GREEDY)
     assert chat.messages == before and torch.equal(chat.prompt_ids, ids) and chat.window.slots == slots
-    _agrees(chat, [*before, TALK[2]])
+    assert apart(chat, [*before, TALK[2]]) <= CLOSE
 
 
 def test_a_turn_tells_the_time_to_its_first_token():
@@ -241,4 +241,4 @@ def test_random_turns_of_the_exact_mode_never_diverge(data):
             history[at] = {**history[at], "content": data.draw(said)}
         elif len(history) > 2:
             del history[at - at % 2 : at - at % 2 + 2]
-        _agrees(chat, history)
+        assert apart(chat, history) <= CLOSE
