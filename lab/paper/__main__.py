@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import sys
 import time
@@ -144,8 +145,10 @@ def _measure_cells(
     from lab.paper.run import Progress, backbone_of, family_names, one_thread
     from lab.paper.worlds import CELLS, page
     from lab.paper.worlds import main as make_page
+    from lab.products import WideSums
 
     found = []
+    products = WideSums() if dtype == "bfloat16" else contextlib.nullcontext()
     folder = None if output is None else output / CELLS
     wanted = [
         (path, Cell(name, regime, dtype))
@@ -161,7 +164,7 @@ def _measure_cells(
             f"python -m lab.paper --families {path} --world {cell.world} --dtype {dtype} --items {items} "
             f"--seed {seed}"
         )
-        with one_thread(), out.progress(items, f"question of {cell.name}") as bar:
+        with one_thread(), products, out.progress(items, f"question of {cell.name}") as bar:
             for step in measure_cell(cell, backbone_of(path, dtype), items=items, seed=seed, command=command):
                 if isinstance(step, Progress):
                     bar.update(step.done - bar.n)
