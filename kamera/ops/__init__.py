@@ -2,7 +2,7 @@
 
 from kamera.ops.allocate import allocate, total_gain
 from kamera.ops.budget import PatchBudget, Sized, layers_of
-from kamera.ops.compose import Composed, compose, terms_of
+from kamera.ops.compose import Composed, compose, terms_of, triples_of
 from kamera.ops.compress import compress
 from kamera.ops.digest import chunk_id, digest, tensor_bytes, tensor_digest
 from kamera.ops.factoring import factor, kept_energy
@@ -99,6 +99,7 @@ __all__ = [
     "tensor_digest",
     "terms_of",
     "total_gain",
+    "triples_of",
     "turn_factors",
     "uniform_offset",
 ]

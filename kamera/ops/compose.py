@@ -1,4 +1,4 @@
-"""Composed patches: what a chunk absorbs from any order of any subset, out of singles and ordered pairs.
+"""Composed patches: what a chunk absorbs from any order of any subset, out of singles, pairs and triples.
 
 D(i) is the chunk's deficit behind i alone, D(i, j) behind i and then j, all in the canonical frame. In a
 deep model no sum of them is the deficit behind many: what a token says of one thing it takes from the
@@ -8,14 +8,16 @@ be read off the pairs, token by token and layer by layer:
 * j takes over from i where D(i, j) is near D(j) and far from D(i);
 * i bears on what j says where D(i, j) is far from D(j) although j has taken over.
 
-Each pair of the order gets the weight of that reading, and the pairs are summed under it. Distances of terms
-are computed from their factors; only the sum is a matrix of a channel's size.
+Each pair of the order gets the weight of that reading, and the pairs are summed under it. What i says may
+in its turn be read through a third, which a pair cannot show: where an ordered triple that contains the pair
+is given and far from it, it takes the pair's place, several of them evenly. Distances of terms are computed
+from their factors; only the sum is a matrix of a channel's size.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Generic, NamedTuple, TypeVar
 
 import torch
@@ -62,12 +64,19 @@ def terms_of(order: Sequence[Name]) -> list[tuple[Name, ...]]:
     return singles + [(before, after) for before, after in itertools.combinations(order, 2)]
 
 
+def triples_of(order: Sequence[Name]) -> list[tuple[Name, ...]]:
+    """The ordered triples that better a composition where they are given; none of fewer than four."""
+    return list(itertools.combinations(order, 3)) if len(order) > 3 else []
+
+
 def compose(
     terms: Mapping[tuple[Name, ...], Patch],
     order: Sequence[Name],
     known: tuple[Sequence[Name], Patch] | None = None,
 ) -> Composed:
-    """The deficit behind ``order`` from the patches of `terms_of` it, float32.
+    """The deficit behind ``order`` from the patches of `terms_of` it and those of `triples_of` it, float32.
+
+    A missing triple is done without.
 
     ``known`` is the patch behind another order of any antecedents, whose terms are then needed too: what
     composition misses there is made up for wherever it composes the same here. Nothing given is modified.
@@ -82,6 +91,7 @@ def compose(
     wanted = list(dict.fromkeys(term for names in orders for term in terms_of(names)))
     if missing := [term for term in wanted if term not in terms]:
         raise ValueError(f"no patch behind {missing[0]}: {len(missing)} of {len(wanted)} terms are missing")
+    wanted += dict.fromkeys(term for names in orders for term in triples_of(names) if term in terms)
     deltas: list[dict[str, torch.Tensor]] = []
     kept = said = missed = truth = 0.0
     for number in range(len(next(iter(terms.values())).layers)):
@@ -138,6 +148,35 @@ def readings(
     return weights
 
 
+def through(
+    pairs: Mapping[tuple[Name, ...], torch.Tensor],
+    triples: Iterable[tuple[Name, ...]],
+    bears: Callable[[tuple[Name, ...], tuple[Name, ...]], torch.Tensor],
+) -> dict[tuple[Name, ...], torch.Tensor]:
+    """The weights of ``pairs`` ``[tokens]``, shared with the ``triples`` that contain them; in all the same.
+
+    ``bears`` is how far a triple is something else than a pair (0 to 1). The triples take so much of the
+    pair's weight in all, and at most all of it: each in proportion to its own.
+    """
+    weights = dict(pairs)
+    held = list(triples)
+    for pair, whole in pairs.items():
+        borne = {triple: bears(triple, pair) for triple in held if _within(pair, triple)}
+        if not borne:
+            continue
+        total = torch.stack(list(borne.values())).sum(0).clamp_min(1.0)
+        for triple, share in borne.items():
+            part = whole * share / total
+            weights[triple] = weights.get(triple, torch.zeros_like(whole)) + part
+            weights[pair] = weights[pair] - part
+    return weights
+
+
+def _within(pair: Sequence[Name], triple: Sequence[Name]) -> bool:
+    """True if the pair stands in the triple; both are of one order."""
+    return set(pair) <= set(triple)
+
+
 def over(gone: torch.Tensor, left: torch.Tensor) -> torch.Tensor:
     """How far a pair has gone from its first to its second (0 to 1), from its distances to both."""
     return gone / (gone + left + TINY)
@@ -167,6 +206,10 @@ class _Layer(Generic[Name]):
         left = next((left for left, _ in said.values()), torch.empty(0))
         self.one: torch.Tensor = left.new_ones(left.shape[0])
         self._energies: dict[tuple[Name, ...], torch.Tensor] = {}
+
+    def held(self, terms: Iterable[tuple[Name, ...]]) -> list[tuple[Name, ...]]:
+        """Those of these terms that are there."""
+        return [term for term in terms if term in self._sides]
 
     def energy(self, term: tuple[Name, ...]) -> torch.Tensor:
         """Energy of each token ``[tokens]``."""
@@ -214,8 +257,12 @@ def _weights(layer: _Layer[Name], order: Sequence[Name]) -> dict[tuple[Name, ...
         pair, second = (order[i], order[j]), (order[j],)
         return bearing(layer.apart(pair, second), layer.energy(pair), layer.energy(second))
 
+    def third(triple: tuple[Name, ...], pair: tuple[Name, ...]) -> torch.Tensor:
+        return bearing(layer.apart(triple, pair), layer.energy(triple), layer.energy(pair))
+
     read = readings(len(order), takes, bears)
-    return {(order[i], order[j]): weight for (i, j), weight in read.items()}
+    pairs: dict[tuple[Name, ...], torch.Tensor] = {(order[i], order[j]): w for (i, j), w in read.items()}
+    return through(pairs, layer.held(triples_of(order)), third)
 
 
 def _made_up(

@@ -1,4 +1,4 @@
-"""Serves patches composed of stored singles and pairs: no forward, nothing stored (`kamera.ops.compose`)."""
+"""Serves patches composed of stored terms: no forward, nothing stored (`kamera.ops.compose`)."""
 
 from __future__ import annotations
 
@@ -31,16 +31,24 @@ def composable(antecedents: Sequence[str]) -> bool:
 
 
 def composed(
-    former: Former, facts: Facts, antecedents: Sequence[str], known: Sequence[str], max_doubt: float
+    former: Former,
+    facts: Facts,
+    antecedents: Sequence[str],
+    *,
+    known: Sequence[str] = (),
+    triples: Sequence[Sequence[str]] = (),
+    max_doubt: float,
 ) -> Patch | None:
     """The patch of a chunk behind ``antecedents``, within the former's budget, as rows of its terms promised.
 
-    ``known`` are other antecedents (or none) whose own patch is stored, and its terms. None if a term was
-    missing or differed from its row, or if doubt is above ``max_doubt``: that is refused then, and noted.
+    ``known`` are other antecedents (or none) whose own patch is stored, and its terms; ``triples`` those that
+    are stored of the ones that both can be read through. None if a term was missing or differed from its row,
+    or if doubt is above ``max_doubt``: that is refused then, and noted.
     """
     orders = [antecedents, known] if known else [antecedents]
     terms: dict[tuple[str, ...], Patch] = {}
-    for behind in dict.fromkeys((*(term for order in orders for term in terms_of(order)), tuple(known))):
+    wanted = [*(term for order in orders for term in terms_of(order)), *map(tuple, triples), tuple(known)]
+    for behind in dict.fromkeys(wanted):
         if behind:
             found = former.patch(facts, behind, "exact", FORMED_TERM)
             if found is None:

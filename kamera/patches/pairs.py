@@ -1,4 +1,4 @@
-"""Forms the terms of composed patches: a chunk's patches behind single chunks and behind ordered pairs."""
+"""Forms the terms of composed patches: a chunk's patches behind single chunks, ordered pairs and triples."""
 
 from __future__ import annotations
 
@@ -21,37 +21,46 @@ class Pairs(NamedTuple):
     stored: int
 
 
-def form_pairs(former: Former, targets: Sequence[Facts], chunks: Sequence[Facts]) -> Pairs:
+def form_pairs(
+    former: Former, targets: Sequence[Facts], chunks: Sequence[Facts], *, triples: bool = False
+) -> Pairs:
     """Form and store the terms of ``targets`` behind all orders of all subsets of ``chunks``.
 
-    Of n other chunks a target has n singles and n(n − 1) ordered pairs; stored ones are skipped. One forward
-    of a target for each, and one of a chunk behind another for each pair of chunks, which all targets share
-    and which is that chunk's own single.
+    Of n other chunks a target has n singles and n(n − 1) ordered pairs, and with ``triples``
+    n(n − 1)(n − 2) of those; stored ones are skipped. One forward of a target for each, and one of a chunk
+    behind others for what terms stand behind, which all targets share and which is that chunk's own term.
     """
     named = {chunk.chunk_id: chunk for chunk in (*targets, *chunks)}
     antecedents = list(dict.fromkeys(chunk.chunk_id for chunk in chunks))
-    wanted: dict[tuple[str, ...], list[Facts]] = {}
+    wanted: dict[tuple[str, ...], list[str]] = {}
     stored = 0
     for target in {t.chunk_id: t for t in targets}.values():
         others = [name for name in antecedents if name != target.chunk_id]
-        for behind in itertools.chain(*(itertools.permutations(others, n) for n in (1, 2))):
-            row = former.catalogue.patch_within(
-                target.chunk_id, target.length, behind, "exact", former.budget
-            )
-            if row is not None and row.formed == FORMED_TERM and not former.unproved(row):
-                stored += 1
-            else:
-                wanted.setdefault(behind, []).append(target)
+        for size in (1, 2, 3) if triples else (1, 2):
+            for behind in itertools.permutations(others, size):
+                if _stored(former, target, behind):
+                    stored += 1
+                else:
+                    wanted.setdefault(behind, []).append(target.chunk_id)
+    roads = {behind[:end] for behind in wanted for end in range(1, len(behind) + 1)}
     line = Line(former)
-    for first in antecedents:
-        seconds = [t.chunk_id for t in wanted.get((first,), ())]
-        seconds += [second for second in antecedents if (first, second) in wanted]
-        for second in dict.fromkeys(seconds):
-            line.stand([named[first]])
+
+    def walk(behind: tuple[str, ...]) -> None:
+        here = wanted.get(behind, [])
+        deeper = [name for name in antecedents if (*behind, name) in roads]
+        for name in dict.fromkeys((*here, *deeper)):
+            line.stand([named[one] for one in behind])
             before = line.before
-            copy = line.append(named[second])
-            if named[second] in wanted.get((first,), ()):
-                former.keep_patch(named[second], copy, FORMED_TERM, before)
-            for target in wanted.get((first, second), ()):
-                former.keep_patch(target, line.prefill(target), FORMED_TERM, line.before)
+            copy = line.append(named[name])
+            if name in here:
+                former.keep_patch(named[name], copy, FORMED_TERM, before)
+            if name in deeper:
+                walk((*behind, name))
+
+    walk(())
     return Pairs(sum(map(len, wanted.values())), stored)
+
+
+def _stored(former: Former, target: Facts, behind: tuple[str, ...]) -> bool:
+    row = former.catalogue.patch_within(target.chunk_id, target.length, behind, "exact", former.budget)
+    return row is not None and row.formed == FORMED_TERM and not former.unproved(row)

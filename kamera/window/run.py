@@ -106,7 +106,14 @@ class _Run:
         if step.patch is not None:
             offer = step.patch
             if offer.kind == "composed":
-                found = composed(self.former, facts, offer.antecedents, offer.known, offer.max_doubt)
+                found = composed(
+                    self.former,
+                    facts,
+                    offer.antecedents,
+                    known=offer.known,
+                    triples=offer.triples,
+                    max_doubt=offer.max_doubt,
+                )
             else:
                 found = self.former.patch(
                     facts, offer.antecedents, offer.kind, offer.formed, offer.base, offer.proof

@@ -80,8 +80,9 @@ class Offer:
     ``base``: the anchor of the canonical that it is added to, "" for the window's own. ``proof`` is given if
     the patch is served for it.
 
-    Of kind "composed" it is made of stored terms, and of the patch behind ``known`` (if any), and refused
-    above ``max_doubt``; its bytes are then those of its largest term, which has the same budget.
+    Of kind "composed" it is made of stored terms, of the ``triples`` that are stored too, and of the patch
+    behind ``known`` (if any), and refused above ``max_doubt``; its bytes are then those of its largest term,
+    which has the same budget.
     """
 
     guarantee: Guarantee
@@ -93,6 +94,7 @@ class Offer:
     base: str = ""
     proof: Proof | None = None
     known: tuple[str, ...] = ()
+    triples: tuple[tuple[str, ...], ...] = ()
     max_doubt: float = 1.0
 
 

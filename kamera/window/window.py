@@ -238,17 +238,18 @@ class KameraWindow(Planned):
         return report
 
     @serial
-    def form_pairs(self, slot: Slot | int | None = None) -> Report:
+    def form_pairs(self, slot: Slot | int | None = None, *, triples: bool = False) -> Report:
         """Form and store the terms of composed patches: for any order of any of the chunks in the window.
 
         They are a chunk's patches behind each other one alone and behind each ordered pair, of every chunk,
-        or of one; stored ones are skipped. The notes say how many were formed, and after how many reorders
-        that is repaid. The window itself does not change.
+        or of one; stored ones are skipped. With ``triples`` also those behind each ordered triple: many more
+        forwards, worth them from five antecedents on (docs/composed.md). The notes say how many were formed,
+        and after how many reorders that is repaid. The window itself does not change.
         """
         chunks = [r.facts for r in self._state.residents]
         targets = chunks if slot is None else [chunks[self._state.index(slot)]]
         with self._counting() as tally:
-            terms = form_pairs(self._stage.former, targets, chunks)
+            terms = form_pairs(self._stage.former, targets, chunks, triples=triples)
         tally.notes.append(
             f"{terms.formed} terms formed in {tally.forwards} forwards, {terms.stored} were stored: repaid "
             f"after {-(-tally.forwards // max(1, len(targets) - (slot is None)))} reorders of these chunks"

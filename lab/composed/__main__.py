@@ -22,14 +22,13 @@ import numpy as np
 from kamera import Backbone, testbed
 from kamera.certify.metrics import Items
 from kamera.patches.anchor import prefill_anchor
-from lab.composed.windows import WORLDS, Pool, Row, TermsOf, library, measure, windows
+from lab.composed.windows import WORLDS, Pool, Row, TermsOf, library, measure, served, windows
 from lab.paper.document import commit
 from lab.paper.draw import HELD_OUT
 from lab.speed.machine import machine
 from lab.testbed import FAMILIES, load
 
 RESAMPLED = 2000
-SERVED = "composed, known"
 KEPT = (1.0, 0.9, 0.8, 0.5)
 
 
@@ -66,7 +65,7 @@ def summary(rows: Sequence[Row], count: int) -> dict[str, Any]:
         "episodes": len({row.episode for row in rows}),
         "tasks": tasks,
         "library": {"terms": terms, "forwards": forwards, "orders": orders(count)},
-        "doubt": {name: _foretold(rows, name) for name in ("doubt", "missed")},
+        "doubt": {name: _foretold(rows, name, count) for name in ("doubt", "missed")},
     }
 
 
@@ -86,10 +85,10 @@ def _arm(rows: Sequence[Row], name: str) -> dict[str, float]:
     }
 
 
-def _foretold(rows: Sequence[Row], sign: str) -> dict[str, Any]:
+def _foretold(rows: Sequence[Row], sign: str, count: int) -> dict[str, Any]:
     """Rank correlation of a sign with what was lost per window, and η of the share it trusts most."""
     said = np.array([getattr(row, sign) for row in rows])
-    kl = np.array([row.arms[SERVED].kl for row in rows])
+    kl = np.array([row.arms[served(row.task, count)].kl for row in rows])
     blind = np.array([row.arms["blind"].kl for row in rows])
     order = np.argsort(said, kind="stable")
     kept = {}

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 from einops import rearrange
 
-from kamera.ops import Composed, Patch
+from kamera.ops import Composed, Patch, triples_of
 from kamera.ops.compose import Name, alike, bearing, over, readings
 
 
@@ -23,7 +23,10 @@ class Blend(NamedTuple):
 
 
 def last_word(terms: Mapping[tuple[Name, ...], torch.Tensor], order: Sequence[Name]) -> Blend:
-    """One layer behind ``order``: pairs ``[tokens, features]`` under the weights of `readings`."""
+    """One layer behind ``order``: pairs ``[tokens, features]`` under the weights of `readings`.
+
+    Where triples of the order are there, a pair is first made what they make of it.
+    """
     if len(order) <= 2:
         alone = terms[tuple(order)]
         return Blend(alone, alone.new_zeros(alone.shape[0]))
@@ -31,9 +34,15 @@ def last_word(terms: Mapping[tuple[Name, ...], torch.Tensor], order: Sequence[Na
     second = torch.zeros(())
     for (i, j), weight in weights_of(terms, order).items():
         pair = terms[order[i], order[j]]
-        part = rearrange(weight, "tokens -> tokens 1") * pair
-        value = part if value is None else value + part
-        second = second + weight * _energy(pair)
+        third = [t for t in triples_of(order) if t in terms and order[i] in t and order[j] in t]
+        shares = [bearing(_energy(terms[t] - pair), _energy(terms[t]), _energy(pair)) for t in third]
+        most = sum(shares, torch.zeros_like(weight)).clamp_min(1.0)
+        read = [(pair, weight * (1.0 - sum(shares, torch.zeros_like(weight)) / most))]
+        read += [(terms[t], weight * share / most) for t, share in zip(third, shares, strict=True)]
+        for term, part in read:
+            more = rearrange(part, "tokens -> tokens 1") * term
+            value = more if value is None else value + more
+            second = second + part * _energy(term)
     assert value is not None, "three antecedents make pairs"
     return Blend(value, (second - _energy(value)).clamp_min(0.0))
 

@@ -24,7 +24,7 @@ from kamera import Backbone, testbed
 from kamera.certify.metrics import Items
 from kamera.ops import KV, apply_patch, compose, deficit, patch_of
 from kamera.patches.anchor import prefill_anchor
-from lab.composed.__main__ import RESAMPLED, SERVED, backbone_of, orders
+from lab.composed.__main__ import RESAMPLED, backbone_of, orders
 from lab.composed.windows import Pool, TermsOf, Window, library, windows
 from lab.paper.document import commit
 from lab.paper.draw import HELD_OUT, MANY, RANK, TARGET
@@ -33,6 +33,7 @@ from lab.repairs import Keep, NearPatch, RemovalPatch, UpdatedPatch
 from lab.speed.machine import machine
 
 TASKS = ("oldest left", "middle left")
+COMPOSED = "composed, known"
 RANKS = (4, RANK)
 STAYS, LEFT = "what stays says", "what left said"
 
@@ -95,12 +96,12 @@ def measure(terms: TermsOf, window: Window, other: Window) -> Left:
         update = trial.judge(UpdatedPatch(rank, before, old_rank=RANK))
         arms[f"refresh@{rank}"] = Arm(update, update.nbytes - old_patch.nbytes, 1, 0)
     for name, made in (
-        (SERVED, compose(pairs, window.order, (old, known))),
+        (COMPOSED, compose(pairs, window.order, (old, known))),
         ("SABOTAGE swapped", compose(swapped, window.order)),
     ):
         patch = patch_of(made.deltas, RANK, scene.dtype).patch
         # terms are formed for no one departure
-        price, serves = (library(len(old))[1], orders(len(old))) if name == SERVED else (0, 1)
+        price, serves = (library(len(old))[1], orders(len(old))) if name == COMPOSED else (0, 1)
         arms[name] = Arm(trial.judge_kv(scene.patched(patch)), patch.nbytes, price, 0, serves)
     wrong = trial.judge_kv(_removal_of(terms, other, window))
     arms["SABOTAGE other removal"] = Arm(wrong, 0, 0, 0)

@@ -9,7 +9,8 @@ from functools import cached_property
 
 import torch
 
-from kamera.ops import Deltas, Patch, compose, mean_deficit, patch_of, terms_of
+from kamera.ops import Deltas, Patch, compose, mean_deficit, patch_of, terms_of, triples_of
+from kamera.patches.composing import FEWEST
 from kamera.patches.orderings import orderings
 from kamera.testbed import Episode, World
 from lab.composed.rules import Order, Rule, Terms, differing, fold, linear
@@ -20,6 +21,15 @@ WORLDS = ("override", "legends", "redundant")
 """Legends and renames that override each other; legends alone that do; legends that agree."""
 
 TASKS = ("any order", "oldest left", "middle left", "new company")
+DEPARTURES = TASKS[1:3]
+
+IN_ORBIT = 12
+"""Orders the mean of an orbit patch is taken over, at most."""
+
+
+def served(task: str, count: int) -> str:
+    """The arm that windows serve without triples: with the old patch where three or more are left."""
+    return "composed, known" if task in DEPARTURES and count > FEWEST else "composed"
 
 
 @dataclass(eq=False)
@@ -95,6 +105,10 @@ class TermsOf:
         singles = {(i,): self.patch((i,)) for order in orders for i in order}
         return singles | self.of(*orders)
 
+    def triples(self, *orders: Order) -> dict[Order, Patch]:
+        """The triples of these orders."""
+        return {triple: self.patch(triple) for order in orders for triple in triples_of(order)}
+
 
 def layered(
     like: Deltas, patches: Mapping[Order, Patch]
@@ -148,7 +162,7 @@ def measure(terms: TermsOf, window: Window, others: TermsOf | None) -> Row:
     known = terms.patch(old)
     made = compose(patches, order)
     made_up = compose(patches, order, (old, known))
-    every = orderings(len(order), None, 0)
+    every = orderings(len(order), IN_ORBIT, 0)
     means = [tuple(order[i] for i in o) for o in every if len(order) == 1 or o != tuple(range(len(order)))]
     mean = mean_deficit(stage.scene(o).delta for o in means)
     with_old = {**patches, (): known}
@@ -168,15 +182,25 @@ def measure(terms: TermsOf, window: Window, others: TermsOf | None) -> Row:
         "SABOTAGE swapped": compose(swapped, order).deltas,
         "SABOTAGE random": _random(made.deltas, stage.index),
     }
+    if more := terms.triples(order, old):
+        deltas["triples"] = compose(patches | more, order).deltas
+        deltas["triples, known"] = compose(patches | more, order, (old, known)).deltas
+        deltas["SABOTAGE other triples"] = compose(patches | _shifted(more), order).deltas
     if others is not None:
         deltas["SABOTAGE another's"] = compose(others.singles_and_pairs(order), order).deltas
     dtype = scene.dtype
-    served = {name: patch_of(_full(d, like), terms.rank, dtype).patch for name, d in deltas.items()}
-    arms = {name: _asked(trial, scene.patched(patch)) for name, patch in served.items()}
+    factored = {name: patch_of(_full(d, like), terms.rank, dtype).patch for name, d in deltas.items()}
+    arms = {name: _asked(trial, scene.patched(patch)) for name, patch in factored.items()}
     arms["old patch"] = _asked(trial, scene.patched(known))
     arms["blind"] = _asked(trial, scene.blind)
     items = int((trial.blind.hops > 1).sum())
     return Row(window.task, stage.index, items, arms, made_up.doubt, made_up.missed or 0.0)
+
+
+def _shifted(terms: Mapping[Order, Patch]) -> dict[Order, Patch]:
+    """Every term under the next one's antecedents."""
+    names = list(terms)
+    return {name: terms[other] for name, other in zip(names, names[1:] + names[:1], strict=True)}
 
 
 def _full(deltas: Deltas, like: Deltas) -> Deltas:

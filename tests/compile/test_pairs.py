@@ -66,6 +66,17 @@ def test_one_chunk_costs_one_forward_a_term_and_one_a_pair(tmp_path, frames):
         assert len(mine) == 3 + 6
 
 
+def test_triples_cost_one_forward_each_and_what_they_stand_behind(tmp_path, frames):
+    with ChunkStore.open("memory://") as store:
+        made = window(store, frames)
+        report = made.form_pairs(3, triples=True)
+        # singles, pairs, and the triples that the append had not formed; then two and three in a row
+        assert report.forwards == 3 + 6 + 5 + 6 + 5
+        mine = [info for info in store.ls("exact") if info.chunk_id == report.slots[3].chunk_id]
+        assert len(mine) == 3 + 6 + 6
+        assert made.form_pairs(3, triples=True).forwards == 0
+
+
 def test_lines_without_pairs_or_of_one_chunk_form_no_terms(tmp_path, frames):
     with ChunkStore.open("memory://") as store:
         plan = plan_of(tmp_path, (frames[:3], {"pairs": False}), (frames[3:], {}))

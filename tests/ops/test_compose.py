@@ -9,7 +9,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kamera.ops import LowRank, Patch, compose, terms_of
+from kamera.ops import LowRank, Patch, compose, terms_of, triples_of
+from kamera.ops.compose import through
 from lab.composed import dense
 
 TOKENS, FEATURES, NAMES = 12, 16, 6
@@ -57,8 +58,8 @@ def composed(said: Said, order: tuple[int, ...]) -> torch.Tensor:
     return compose({term: patch(x) for term, x in said.terms(order).items()}, order).deltas[0]["v"]
 
 
-def drawn(seed: int, names: int) -> dict[tuple[int, ...], Patch]:
-    """Noise in two layers of two channels, of all singles and pairs; one term corrects one channel less."""
+def drawn(seed: int, names: int, triples: bool = False) -> dict[tuple[int, ...], Patch]:
+    """Noise in two layers of two channels, of all terms; one of them corrects one channel less."""
     generator = torch.Generator().manual_seed(seed)
 
     def factors(width: int) -> LowRank:
@@ -66,6 +67,7 @@ def drawn(seed: int, names: int) -> dict[tuple[int, ...], Patch]:
 
     singles: list[tuple[int, ...]] = [(i,) for i in range(names)]
     terms = [*singles, *itertools.permutations(range(names), 2), tuple(range(names))]
+    terms += itertools.permutations(range(names), 3) if triples else ()
     out = {term: Patch(tuple({"k": factors(5), "v": factors(9)} for _ in range(2))) for term in terms}
     out[0, 1] = Patch(({"v": factors(9)}, out[0, 1].layers[1]))
     return out
@@ -107,6 +109,40 @@ def test_every_token_is_read_once_whatever_the_terms(seed, count):
     assert float(weights.min()) >= 0.0
 
 
+def test_a_word_that_is_read_through_two_needs_its_triple():
+    """What the last says is changed by the second, and that change by the first: no pair shows it."""
+    generator = torch.Generator().manual_seed(4)
+    word, changed, deeper = (torch.randn(TOKENS, FEATURES, generator=generator) for _ in range(3))
+
+    def behind(order: tuple[int, ...]) -> torch.Tensor:
+        if 3 not in order:
+            return torch.zeros(TOKENS, FEATURES)
+        if 1 not in order:
+            return word
+        return deeper if 0 in order else changed
+
+    order = (0, 1, 2, 3)
+    pairs = {term: patch(behind(term)) for term in terms_of(order)}
+    triples = {term: patch(behind(term)) for term in triples_of(order)}
+    assert apart(compose(pairs, order).deltas[0]["v"], changed) < 0.2
+    assert apart(compose(pairs | triples, order).deltas[0]["v"], deeper) < 0.2
+
+
+@settings(deadline=None, max_examples=20)
+@given(st.integers(0, 2**31 - 1), st.integers(4, NAMES))
+def test_triples_take_no_more_than_a_pair_had(seed, count):
+    generator = torch.Generator().manual_seed(seed)
+    pairs = {p: torch.rand(TOKENS, generator=generator) for p in itertools.combinations(range(count), 2)}
+    made = through(pairs, triples_of(range(count)), lambda *_: torch.rand(TOKENS, generator=generator))
+    whole, left = torch.stack(list(pairs.values())).sum(0), torch.stack(list(made.values()))
+    assert torch.allclose(left.sum(0), whole, atol=1e-5) and float(left.min()) > -1e-6
+    assert all(bool((made[pair] <= weight + 1e-6).all()) for pair, weight in pairs.items())
+
+
+def test_fewer_than_four_have_no_triples():
+    assert triples_of((2, 0, 1)) == [] and len(triples_of((3, 2, 0, 1))) == 4
+
+
 def test_terms_that_agree_are_composed_to_what_they_agree_on():
     word = torch.randn(TOKENS, FEATURES, generator=torch.Generator().manual_seed(3))
     order = (0, 1, 2, 3)
@@ -130,9 +166,9 @@ def test_one_or_two_antecedents_are_their_own_patch(order):
 
 
 @settings(deadline=None, max_examples=10)
-@given(st.integers(0, 2**31 - 1), st.permutations(range(5)), st.integers(3, 5))
-def test_factors_compose_as_matrices_do(seed, names, count):
-    terms, order, old = drawn(seed, 5), tuple(names[:count]), tuple(range(5))
+@given(st.integers(0, 2**31 - 1), st.permutations(range(5)), st.integers(3, 5), st.booleans())
+def test_factors_compose_as_matrices_do(seed, names, count, triples):
+    terms, order, old = drawn(seed, 5, triples), tuple(names[:count]), tuple(range(5))
     for known in (None, (old, terms[old])):
         ours, plain = compose(terms, order, known), dense.composed(terms, order, known)
         assert ours.doubt == pytest.approx(plain.doubt, abs=1e-5)

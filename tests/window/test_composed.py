@@ -11,9 +11,9 @@ import pytest
 
 from kamera import Backbone, Chunk, ChunkStore, KameraWindow, ReusePolicy
 from kamera.errors import UncertifiedBackbone
-from kamera.ops import apply_patch, compose, patch_of, terms_of
+from kamera.ops import apply_patch, compose, patch_of, terms_of, triples_of
 from kamera.window import Guarantee, plan
-from kamera.window.steps import Place
+from kamera.window.composed import TermRows, composed_offer
 from tests.engines.compare import worst
 from tests.window.certificates import ALL_SAFE, certificate
 from tests.window.rig import FULL_RANK, guarantees, live, make, rig, watching
@@ -64,23 +64,75 @@ def test_an_order_nobody_formed_is_served_without_a_forward():
     assert window.slots[3].antecedents == tuple(pieces()[1][i].id for i in (2, 0, 1))
 
 
+def served_like(window: KameraWindow, number: int, *ways) -> list[float]:
+    """How far a slot's KV is from its canonical under each of these compositions, as a full patch."""
+    resident = window._state.residents[number]
+    canonical = window.store.get_canonical(window.context, resident.facts.chunk_id)
+    home = [-step for step in window._state.frame]
+    offset = [a + b for a, b in zip(resident.span.offset, home, strict=True)]
+    far = []
+    for made in ways:
+        patch = patch_of(made.deltas, None, canonical.kv[0]["k"].dtype).patch
+        wanted = apply_patch(canonical.kv, patch, window.backbone.layout, offset)
+        far.append(worst(live(window, number), wanted))
+    return far
+
+
+def stored_terms(window: KameraWindow, target: str, *orders) -> dict:
+    """Every stored term of these orders, and the patches behind the orders themselves."""
+    wanted = {term for order in orders for term in (*terms_of(order), *triples_of(order), tuple(order))}
+    found = {t: window.store.get_patch(window.context, target, t) for t in wanted}
+    return {term: record.patch for term, record in found.items() if record is not None}
+
+
 def test_what_is_served_is_the_composition_of_the_stored_terms():
-    store, window = formed(), opened()
+    window = opened()
     window.reorder(ORDER)
     *old, target = (c.id for c in pieces()[1])
     order = [old[i] for i in (2, 0, 1)]
-    wanted = dict.fromkeys((*terms_of(order), *terms_of(old), tuple(old)))
-    terms = {t: store.get_patch(window.context, target, t).patch for t in wanted}
-    made = compose(terms, order, (old, terms[tuple(old)]))
-    resident = window._state.residents[3]
-    canonical = store.get_canonical(window.context, target)
-    patch = patch_of(made.deltas, None, canonical.kv[0]["k"].dtype).patch
-    home = [-step for step in window._state.frame]
-    offset = [a + b for a, b in zip(resident.span.offset, home, strict=True)]
-    assert worst(live(window, 3), apply_patch(canonical.kv, patch, window.backbone.layout, offset)) < 1e-5
-    plain = patch_of(compose(terms, order).deltas, None, canonical.kv[0]["k"].dtype).patch
-    without = apply_patch(canonical.kv, plain, window.backbone.layout, offset)
-    assert worst(live(window, 3), without) > 1e-3  # what is known of the old order was made use of
+    terms = stored_terms(window, target, order, old)
+    known = compose(terms, order, (old, terms[tuple(old)]))
+    same, other = served_like(window, 3, compose(terms, order), known)
+    assert same < 1e-5 and other > 1e-3  # the patch of the old order is no help after a reorder
+
+
+def test_the_old_patch_is_made_use_of_after_a_departure():
+    store, (backbone, chunks) = form("memory://", 5), rig("qwen2_5_vl", 5)
+    window = make(backbone, store, *chunks, policy=COMPOSED, on_leave="repair")
+    *old, target = (c.id for c in chunks)
+    assert window.evict(1).forwards == 0 and guarantees(window)[3] == "composed"
+    order = [old[i] for i in (0, 2, 3)]
+    terms = stored_terms(window, target, order, old)
+    known = compose(terms, order, (old, terms[tuple(old)]))
+    same, other = served_like(window, 3, known, compose(terms, order))
+    assert same < 1e-5 and other > 1e-3
+
+
+def test_triples_are_read_where_they_are_stored():
+    store, (backbone, chunks) = form("memory://", 5), rig("qwen2_5_vl", 5)
+    window = make(backbone, store, *chunks, policy=COMPOSED)
+    *old, target = (c.id for c in chunks)
+    assert window.form_pairs(4, triples=True).forwards > 0
+    order = [old[i] for i in (1, 0, 2, 3)]
+    assert window.reorder([1, 0, 2, 3, 4]).forwards == 0 and guarantees(window)[4] == "composed"
+    terms = stored_terms(window, target, order)
+    assert len([term for term in terms if len(term) == 3]) == 4
+    pairs = {term: patch for term, patch in terms.items() if len(term) < 3}
+    same, other = served_like(window, 4, compose(terms, order), compose(pairs, order))
+    assert same < 1e-5 and other > 1e-3
+
+
+def test_a_damaged_triple_is_refused_and_the_rest_is_composed(tmp_path):
+    backbone, chunks = rig("qwen2_5_vl", 5)
+    with form(tmp_path / "s", 5) as store:
+        window = make(backbone, store, *chunks, policy=COMPOSED)
+        window.form_pairs(4, triples=True)
+        *old, target = (c.id for c in chunks)
+        order = tuple(old[i] for i in (1, 0, 2, 3))
+        damage(store, "exact", target, order[:3])
+        report = window.reorder([1, 0, 2, 3, 4])
+        assert report.forwards == 0 and guarantees(window)[4] == "composed"
+        assert any("patch refused" in note for note in report.notes)
 
 
 def test_a_composed_chunk_saves_and_forks_and_moves(tmp_path):
@@ -206,18 +258,19 @@ def test_what_was_doubted_is_not_offered_again():
     assert (worths(recalled(rows, "abc"))[-1], recalled(rows, "abc").cost.forwards) == ("exact", 1)
 
 
-def test_the_old_order_is_known_where_it_is_stored_with_its_terms():
-    before = standing("a", "b", "c", "x")
-    rows = terms("x", "abc", "bca")
-    policy = replace(POLICY, minimum="composed", on_miss="prefill")
+def test_the_old_patch_is_known_after_departures_without_triples():
+    def known(now: str, *missing: str, triples: tuple[str, ...] = (), old: str = "abcde") -> tuple[str, ...]:
+        held = {term for order in (now, old) for term in terms_of(tuple(order))}
+        held |= {tuple(old), *map(tuple, triples)}
+        held -= set(map(tuple, missing))
+        rows = TermRows(lambda behind: "exact" if behind in held else None, lambda behind: 1)
+        offer = composed_offer(tuple(now), standing(*old, "x").seats[-1], rows, 1.0)
+        assert offer is not None and set(offer.triples) == set(map(tuple, triples))
+        return offer.known
 
-    def known() -> tuple[str, ...]:
-        made = plan.reorder(before, [1, 2, 0, 3], rows, policy, limits())
-        offers = [step.patch for step in made.steps if isinstance(step, Place)]
-        return next(o.known for o in offers if o is not None and o.kind == "composed")
-
-    assert known() == ()
-    rows.patches["x", ("a", "b", "c"), "exact"] = "exact"
-    assert known() == ("a", "b", "c")
-    del rows.patches["x", ("a", "b"), "exact"]
-    assert known() == ()
+    assert known("acde") == tuple("abcde")
+    assert known("acde", "abcde") == known("acde", "ab") == ()  # nothing is known, or its terms are missing
+    assert known("acde", triples=("acd", "ade")) == tuple("abcde")
+    assert known("acde", triples=("acd", "ace", "ade", "cde")) == ()
+    assert known("bde") == tuple("abcde")  # three have no triples
+    assert known("abced") == known("aedc") == known("acdef", old="abcde") == ()

@@ -225,12 +225,12 @@ def test_whatever_fails_in_the_model_leaves_the_window_as_it_was(operation):
 # -- damage ----------------------------------------------------------------------------------------
 
 
-def damage(store: ChunkStore, kind: str, chunk_id: str) -> None:
-    """Flip a byte in the middle of every object of a chunk."""
+def damage(store: ChunkStore, kind: str, chunk_id: str, behind: tuple[str, ...] | None = None) -> None:
+    """Flip a byte in every object of a chunk, or in the one behind these antecedents."""
     root = store._disk.root
     hit = 0
     for info in store.ls(kind):
-        if info.chunk_id == chunk_id:
+        if info.chunk_id == chunk_id and behind in (None, tuple(info.antecedents)):
             path = root / "objects" / info.key[:2] / f"{info.key}.safetensors"
             data = bytearray(path.read_bytes())
             data[-20] ^= 0x10
