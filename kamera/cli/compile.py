@@ -69,6 +69,10 @@ def compile_plan(
             "--pairs", help="Also the terms of composed patches: every order of any chunks of a line."
         ),
     ] = False,
+    triples: Annotated[
+        bool,
+        typer.Option("--triples", help="With pairs, also terms behind triples: for five chunks and more."),
+    ] = False,
     samples: Annotated[
         int | None,
         typer.Option(min=1, help="Orderings that an orbit patch averages (default: a small balanced set)."),
@@ -115,6 +119,7 @@ def compile_plan(
         layers=_layers(layers),
         orbit=orbit,
         pairs=pairs,
+        triples=triples,
         samples=samples,
         limit=limit,
         batch=batch,

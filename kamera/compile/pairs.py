@@ -1,4 +1,4 @@
-"""Windows of two and three chunks, whose patches are the terms of composed ones (`kamera.ops.compose`)."""
+"""Windows of two to four chunks, whose patches are the terms of composed ones (`kamera.ops.compose`)."""
 
 from __future__ import annotations
 
@@ -14,13 +14,14 @@ def pair_windows(lines: Sequence[PlannedWindow], settings: Settings) -> tuple[Pl
     """The windows that form the terms of every line that asks for pairs; they have no lines of their own.
 
     A line of n chunks has n(n − 1) singles and n(n − 1)(n − 2) ordered pairs, one forward each: the chunks
-    of (i, j, k) are the single of j behind i and the pair of k behind i and j.
+    of (i, j, k) are the single of j behind i and the pair of k behind i and j. With triples, windows of four
+    form those as well: n(n − 1)(n − 2)(n − 3) more.
     """
-    windows = []
+    windows, most = [], 4 if settings.triples else 3
     for line in lines:
         if settings.pairs_of(line):
             chunks = tuple(dict.fromkeys(line.chunks))
-            for some in itertools.permutations(chunks, min(3, len(chunks))) if len(chunks) > 1 else ():
+            for some in itertools.permutations(chunks, min(most, len(chunks))) if len(chunks) > 1 else ():
                 windows.append(replace(line, chunks=some, orbit=False, pairs=False))
     return tuple(windows)
 

@@ -77,7 +77,7 @@ class Batches:
 
 @dataclass(frozen=True)
 class Terms:
-    """Patches behind single chunks and ordered pairs, from which others are composed.
+    """Patches behind single chunks, ordered pairs and triples, from which others are composed.
 
     ``counts`` are among those of all patches. ``reorders``: the number of reorders of every line after which
     the terms formed now are repaid, in forwards; each was one, and a reorder saves that of each chunk but the

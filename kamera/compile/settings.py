@@ -18,7 +18,7 @@ def _tolerance() -> float | None:
 class Settings:
     """Defaults for the lines of a plan: patches within ``rank``, ``patch_bytes`` and ``layers`` (as in
     `ReusePolicy`); with ``orbit`` also one per antecedent set, with ``pairs`` also the terms of composed
-    ones, for every order of any of a line's chunks.
+    ones, for every order of any of a line's chunks, and with ``triples`` those behind ordered triples too.
 
     Each patch has to prove itself within ``tolerance`` (as in `ReusePolicy`; None: none is asked). The
     default is a window's: where no certificate is asked for, no proof is either.
@@ -33,6 +33,7 @@ class Settings:
     layers: Sequence[int] | str | None = None
     orbit: bool = False
     pairs: bool = False
+    triples: bool = False
     samples: int | None = None
     seed: int = 0
     limit: int | None = None

@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from lab.composed import removal
-from lab.composed.__main__ import SERVED
+from lab.composed.windows import served
 
 RESULTS = Path(__file__).parents[2] / "docs" / "results" / "composed"
 GOALS = {"any order": 0.9, "new company": 0.9, "oldest left": 0.95, "middle left": 0.95}
-ARMS = (SERVED, "composed", "fold", "difference", "linear", "orbit", "old patch")
-SABOTAGES = ("SABOTAGE swapped", "SABOTAGE random", "SABOTAGE another's")
+ARMS = ("composed", "composed, known", "triples, known", "fold", "difference", "linear", "orbit", "old patch")
+SABOTAGES = ("SABOTAGE swapped", "SABOTAGE other triples", "SABOTAGE random", "SABOTAGE another's")
 
 
 def beds() -> dict[tuple[str, str], list[dict[str, Any]]]:
@@ -36,22 +36,26 @@ def verdict(arm: dict[str, float], goal: float) -> str:
     return "met by the mean" if arm["eta"] >= goal else "**missed**"
 
 
+def reached(arm: dict[str, float], goal: float) -> str:
+    """η of an arm, its interval, and the verdict."""
+    return f"**{arm['eta']:.3f}** [{arm['low']:.2f}, {arm['high']:.2f}] {verdict(arm, goal)}"
+
+
 def lines() -> Iterator[str]:
     """Markdown: a table per bed, and one of doubt."""
     for (family, world), counts in beds().items():
         yield f"### {family}, {world}\n"
         names = [name.replace("SABOTAGE ", "sabotage: ") for name in (*ARMS, *SABOTAGES)]
-        yield f"| K | window | n | goal | {' | '.join(names)} |"
-        yield "|" + "---|" * (4 + len(names))
+        yield f"| K | window | n | goal | served: pairs | served: triples | {' | '.join(names)} |"
+        yield "|" + "---|" * (6 + len(names))
         for count in counts:
             for task, found in count["tasks"].items():
                 arms, goal = found["arms"], GOALS[task]
-                first, *others = (arms.get(name) for name in (*ARMS, *SABOTAGES))
-                served = f"**{first['eta']:.3f}** [{first['low']:.2f}, {first['high']:.2f}]"
+                ours = [arms.get(name) for name in (served(task, count["count"]), "triples")]
+                others = [arms.get(name) for name in (*ARMS, *SABOTAGES)]
                 rest = [f"{arm['eta']:.3f}" if arm else "-" for arm in others]
-                rest[0] += f" [{others[0]['low']:.2f}, {others[0]['high']:.2f}]"
-                goals = f"{goal} {verdict(first, goal)}"
-                cells = (count["count"], task, found["items"], goals, served, *rest)
+                shown = (count["count"], task, found["items"], goal)
+                cells = (*shown, *(reached(arm, goal) if arm else "-" for arm in ours), *rest)
                 yield f"| {' | '.join(map(str, cells))} |"
         yield ""
     yield "### Doubt\n"
@@ -61,8 +65,8 @@ def lines() -> Iterator[str]:
         for count in counts:
             told = count["doubt"]["doubt"]
             whole, half = told["kept"]["100%"], told["kept"]["50%"]
-            shown = (told["rank correlation"], whole["up to"], whole["eta"], half["eta"])
-            yield f"| {family}, {world} | {count['count']} | " + " | ".join(f"{x:.3f}" for x in shown) + " |"
+            signs = (told["rank correlation"], whole["up to"], whole["eta"], half["eta"])
+            yield f"| {family}, {world} | {count['count']} | " + " | ".join(f"{x:.3f}" for x in signs) + " |"
     yield ""
     yield "### What has left\n"
     yield from removal.lines(RESULTS / "removal")

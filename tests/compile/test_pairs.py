@@ -77,6 +77,14 @@ def test_triples_cost_one_forward_each_and_what_they_stand_behind(tmp_path, fram
         assert made.form_pairs(3, triples=True).forwards == 0
 
 
+def test_a_job_forms_triples_that_a_window_reads(tmp_path, frames):
+    with ChunkStore.open(tmp_path / "s") as store:
+        settings = Settings(rank=64, pairs=True, triples=True)
+        report = run_plan(plan_of(tmp_path, (frames, {})), vision_backbone(), store, settings)
+        assert report.terms is not None and report.terms.counts.formed == ALL + 4 * 6
+        assert window(store, frames).form_pairs(triples=True).forwards == 0
+
+
 def test_lines_without_pairs_or_of_one_chunk_form_no_terms(tmp_path, frames):
     with ChunkStore.open("memory://") as store:
         plan = plan_of(tmp_path, (frames[:3], {"pairs": False}), (frames[3:], {}))
