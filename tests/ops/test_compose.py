@@ -139,6 +139,11 @@ def test_triples_take_no_more_than_a_pair_had(seed, count):
     assert all(bool((made[pair] <= weight + 1e-6).all()) for pair, weight in pairs.items())
 
 
+def test_a_pair_keeps_what_no_triple_takes():
+    made = through({(0, 1): torch.ones(2)}, [(0, 1, 2), (0, 2, 3)], lambda *_: torch.tensor([0.1, 1.0]))
+    assert torch.allclose(made[0, 1], torch.tensor([0.9, 0.0])) and set(made) == {(0, 1), (0, 1, 2)}
+
+
 def test_fewer_than_four_have_no_triples():
     assert triples_of((2, 0, 1)) == [] and len(triples_of((3, 2, 0, 1))) == 4
 
