@@ -1,4 +1,7 @@
-"""`python -m lab.testbed.unled --out DIR [--family gqa] [--seed 0]`; run again, it goes on where it was."""
+"""`python -m lab.testbed.unled --out DIR [--family gqa] [--seed 0] [--wider]`.
+
+Run again, it goes on where it was.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ from pathlib import Path
 import torch
 
 from ..families import FAMILIES
-from .schedule import Schedule
+from .schedule import Schedule, wider
 from .train import train
 
 
@@ -18,11 +21,13 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True, help="folder of weights, checkpoint and log")
     parser.add_argument("--family", choices=list(FAMILIES), default="gqa")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--wider", action="store_true", help="go on from the unled backbone: see WIDER")
     parser.add_argument("--limit", type=int, help="stop after this many steps; run again to go on")
     parser.add_argument("--threads", type=int, default=1)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
-    train(options.out, Schedule(options.family, options.seed), limit=options.limit)
+    schedule = wider if options.wider else Schedule
+    train(options.out, schedule(options.family, options.seed), limit=options.limit)
 
 
 if __name__ == "__main__":

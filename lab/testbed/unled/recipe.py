@@ -20,7 +20,7 @@ from .rows import Packed, Rows, captions, lay_out, questions
 from .schedule import Phase, Schedule
 from .windows import episode
 
-CAPTIONS = {"items": 30, "legend": 8}
+CAPTIONS = {"items": 30, "legend": 8, "page": 40, "rename": 8}
 """Lines of a caption, by the kind of its frame."""
 SHORT = {"value": (8, 4), "glyph": (0, 2), "colour": (0, 3)}
 FULL = {"value": (7, 4), "glyph": (2, 1), "colour": (2, 3)}

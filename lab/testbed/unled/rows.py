@@ -50,10 +50,16 @@ class Packed:
 
 
 def caption(before: Sequence[Frame], frame: Frame, fact: Fact) -> str:
-    """A fact of a frame as a line of a caption: `glyph alpha red`, `tag 17 alpha red` (the bound value)."""
+    """A fact of a frame as a line of a caption: `glyph alpha red`, `tag 17 alpha red`, `glyph alpha pi red`.
+
+    The colour of an item and of what replaces a glyph is the bound one.
+    """
     if frame.shows_items:
         colour = value_of(before, fact.glyph)[0]
         return f"tag {TAGS[fact.tag]} {GLYPHS[fact.glyph]} {COLOURS[colour]}"
+    if frame.kind == "rename":
+        colour = value_of([*before, frame], fact.glyph)[0]
+        return f"glyph {GLYPHS[fact.glyph]} {GLYPHS[fact.target]} {COLOURS[colour]}"
     return f"glyph {GLYPHS[fact.glyph]} {COLOURS[fact.colour]}"
 
 

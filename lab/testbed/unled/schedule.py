@@ -35,6 +35,18 @@ PHASES = (
     ),
 )
 
+WIDER = (
+    Phase(
+        "wider",
+        320,
+        (
+            *(("LI", 0.06), ("LLI", 0.12), ("LLLI", 0.1), ("LB", 0.16), ("LLB", 0.2)),
+            *(("LRI", 0.18), ("LLRI", 0.12), ("LLRB", 0.06)),
+        ),
+    ),
+)
+"""What a trained backbone is shown when it goes on: large items frames (256 tokens), renames (three hops)."""
+
 
 JUDGED = "LLI"
 """The layout that says whether a phase still helps."""
@@ -46,7 +58,8 @@ class Schedule:
 
     `muon` steps the decoder's matrices, `adamw` everything else. Every `every` steps `episodes` held-out
     windows of each of the layouts `watched` are asked; a phase ends early, at its best weights, when
-    evicted two hops in `JUDGED` fell by `fall` below their best.
+    evicted two hops in `JUDGED` fell by `fall` below their best. With a `start` the run goes on from that
+    trained backbone; with `vision` its tower is trained, too.
     """
 
     family: str = "gqa"
@@ -61,6 +74,8 @@ class Schedule:
     phases: tuple[Phase, ...] = PHASES
     watched: tuple[str, ...] = ("LI", "LLI", "LLLI", "LLLLI")
     episodes: int = 10
+    start: str = ""
+    vision: bool = False
 
     @property
     def steps(self) -> int:
@@ -80,3 +95,18 @@ class Schedule:
                 return one
             left -= one.steps
         raise ValueError(f"step {step} lies behind the last of {self.steps}")
+
+
+def wider(family: str, seed: int) -> Schedule:
+    """The schedule of `WIDER`, from the family's unled backbone on, at a third of its pace."""
+    return Schedule(
+        family,
+        seed,
+        muon=0.006,
+        adamw=1e-3,
+        every=80,
+        phases=WIDER,
+        watched=("LLI", "LLB", "LRI", "LLRI"),
+        start=f"{family}-unled",
+        vision=True,
+    )

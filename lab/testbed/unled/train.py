@@ -23,20 +23,28 @@ from .recipe import Recipe
 from .schedule import JUDGED, Phase, Schedule
 
 
-def build(of: Family, tokenizer: Any, seed: int) -> Any:
-    """A random decoder behind the family's shipped vision tower, which stays as it is."""
-    torch.manual_seed(seed)
+def build(of: Family, tokenizer: Any, schedule: Schedule) -> Any:
+    """The backbone to start from, or a random decoder behind the family's shipped vision tower."""
+    torch.manual_seed(schedule.seed)
     model = of.build(of.config(tokenizer))
+    if schedule.start:
+        model.load_state_dict(load(schedule.start)[0].state_dict())
+        return _trained(model, schedule.vision)
     shipped = load(of.name)[0]
-    text = {id(p) for p in model.model.language_model.parameters()}
     taken = {
         name: value
         for name, value in shipped.state_dict().items()
         if not name.startswith(("model.language_model.", "lm_head."))
     }
     model.load_state_dict(taken, strict=False)
+    return _trained(model, schedule.vision)
+
+
+def _trained(model: Any, vision: bool) -> Any:
+    """The model with its decoder, and with `vision` its tower, to be trained."""
+    text = {id(p) for p in model.model.language_model.parameters()}
     for parameter in model.parameters():
-        parameter.requires_grad_(id(parameter) in text)
+        parameter.requires_grad_(vision or id(parameter) in text)
     return model
 
 
@@ -80,7 +88,7 @@ class Run:
         out.mkdir(parents=True, exist_ok=True)
         self.out, self.schedule = out, schedule
         self.of, self.tokenizer = family(schedule.family), build_tokenizer()
-        self.model = build(self.of, self.tokenizer, schedule.seed)
+        self.model = build(self.of, self.tokenizer, schedule)
         self.muon, self.adamw = optimizers(self.model, schedule)
         self.recipe = Recipe(self.of, self.model, self.tokenizer, schedule)
         self.step, self.seconds, self.skipped, self.best = 0, 0.0, 0, -1.0

@@ -7,11 +7,13 @@ import numpy as np
 import pytest
 import torch
 
-from kamera.testbed import COLOURS, GLYPHS, TAGS
+from kamera.testbed import COLOURS, GLYPHS, TAGS, World
+from kamera.testbed.frames import DEFAULTS
 from kamera.testbed.world import resolve
+from lab.testbed.directories import load
 from lab.testbed.unled.muon import Muon, orthogonal
-from lab.testbed.unled.rows import visible
-from lab.testbed.unled.schedule import PHASES, Phase, Schedule
+from lab.testbed.unled.rows import caption, visible
+from lab.testbed.unled.schedule import PHASES, WIDER, Phase, Schedule, wider
 from lab.testbed.unled.train import Run, optimizers, train
 from lab.testbed.unled.windows import SMALL, episode
 
@@ -176,3 +178,21 @@ def test_a_phase_whose_judge_falls_ends_at_its_best_weights(run):
     assert all(torch.equal(a, b) for a, b in zip(kept, run.model.parameters(), strict=True))
     assert run.schedule.phase(run.step + run.skipped).name == "full"
     assert run.step == 2 and run.step + run.skipped == 50
+
+
+def test_a_rename_is_captioned_with_what_replaces_it_and_its_colour():
+    legend, rename = World(3).episode(0, layout="LR").frames
+    said = {caption([legend], rename, fact) for fact in rename.facts}
+    for line, fact in zip(sorted(said), sorted(rename.facts, key=lambda f: GLYPHS[f.glyph]), strict=True):
+        colour = legend.colour_of.get(fact.target, DEFAULTS[fact.target])
+        assert line == f"glyph {GLYPHS[fact.glyph]} {GLYPHS[fact.target]} {COLOURS[colour]}"
+
+
+def test_a_wider_run_goes_on_from_the_backbone_and_trains_its_tower(tmp_path):
+    schedule = replace(wider("gqa", 0), tokens=500, every=9, phases=(replace(WIDER[0], steps=2),))
+    run, started = Run(tmp_path, schedule), load("gqa-unled")[0].state_dict()
+    before = {name: p.detach().clone() for name, p in run.model.named_parameters()}
+    assert all(torch.equal(p, started[name].to(p.dtype)) for name, p in before.items())
+    run.advance()
+    moved = {name for name, p in run.model.named_parameters() if not torch.equal(p, before[name])}
+    assert any("visual" in name for name in moved) and any("language_model" in name for name in moved)
