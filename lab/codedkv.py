@@ -7,7 +7,6 @@ shipped backbone, on held-out episodes.
 from __future__ import annotations
 
 import argparse
-import json
 import platform
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -23,6 +22,7 @@ from kamera.ops import KV, CodedKV, Patch, PatchBudget, apply_patch, code_kv, de
 from kamera.ops.quantize_kv import KV_CODECS
 from kamera.patches.anchor import Anchor, prefill_anchor
 from kamera.window import ReusePolicy
+from lab.results import keep
 from lab.scene import Scene
 from lab.testbed import FAMILIES, load
 
@@ -218,7 +218,7 @@ def main() -> None:
         "layout": LAYOUT,
         "tables": [asdict(table) for table in tables],
     }
-    options.output.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    keep(document, options.output)
     print(markdown(tables))
 
 

@@ -39,6 +39,7 @@ from kamera.reuse.recovery import covered
 from kamera.reuse.words import word_ids
 from lab.agent_traces import Writer
 from lab.plain_cuts import plain_cuts
+from lab.results import keep
 from lab.speed.machine import commit, machine
 
 _SCOPE = Scope("benchmark", "benchmark")
@@ -242,7 +243,7 @@ def main() -> None:
         draws = f" --draws {asked.draws}" if asked.part != "speed" else ""
         command = f"python -m lab.cuts {asked.part}{draws}"
         document = {"command": command, "commit": commit(), "machine": machine(), "rows": rows}
-        asked.output.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+        keep(document, asked.output)
 
 
 if __name__ == "__main__":

@@ -21,6 +21,7 @@ from typing import Any, Literal
 
 import torch
 
+from lab.results import keep
 from lab.speed.machine import commit, machine
 from lab.speed.settings import Settings
 from lab.speed.table import Result
@@ -162,7 +163,7 @@ def write(
         },
     }
     document = {"machine": machine(), "commit": commit(), "ratios": ratios}
-    path.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    keep(document, path)
     print(f"wrote {path}", file=sys.stderr)
 
 

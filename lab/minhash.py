@@ -9,7 +9,6 @@ of 8 tokens, segments of 128 random ids, of which 1 to 11 are changed for the es
 from __future__ import annotations
 
 import argparse
-import json
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -17,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from lab.results import keep
 from lab.speed.machine import commit, machine
 
 _SHINGLE = 8
@@ -97,7 +97,7 @@ def main() -> None:
             "machine": machine(),
             "rows": rows,
         }
-        asked.output.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+        keep(document, asked.output)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,6 @@ The fitted parts (readers, shared basis) are measured on other episodes than tho
 from __future__ import annotations
 
 import argparse
-import json
 import platform
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -25,6 +24,7 @@ from kamera.engines.hf.readers import Reading, measure_readers
 from kamera.ops import Bits, LowRank, Patch, Readers, allocate, compress, factor, kv_bytes, quantize
 from kamera.patches.anchor import Anchor, prefill_anchor
 from lab.basis import Basis
+from lab.results import keep
 from lab.scene import Scene
 from lab.testbed import FAMILIES, load
 
@@ -263,7 +263,7 @@ def main() -> None:
             "layout": LAYOUT,
             **asdict(step),
         }
-        options.output.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+        keep(document, options.output)
         for row in step.rows:
             print(f"{row.method:32} {row.share:7.2%} {row.accuracy.mean:.3f} {row.kl:.1e} {row.eta:.4f}")
 

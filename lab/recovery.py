@@ -16,6 +16,7 @@ from kamera.reuse.otel import read_calls
 from kamera.reuse.render import render
 from kamera.reuse.words import word_ids
 from lab.agent_traces import PATTERNS, trace
+from lab.results import keep
 from lab.speed.machine import commit, machine
 
 
@@ -54,7 +55,7 @@ def main() -> None:
     if asked.output:
         command = f"python -m lab.recovery --seeds {asked.seeds} --requests {asked.requests}"
         document = {"command": command, "commit": commit(), "machine": machine(), "rows": rows}
-        asked.output.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+        keep(document, asked.output)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,6 @@ is the same on every machine. It runs on any commit whose windows have `append`,
 from __future__ import annotations
 
 import argparse
-import json
 import tempfile
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -22,6 +21,7 @@ import torch
 
 import kamera
 from kamera import Backbone, Chunk, ChunkStore, KameraWindow, ReusePolicy, testbed
+from lab.results import keep
 from lab.speed.content import picture_chunk
 from lab.speed.machine import commit
 from lab.speed.presets import TINY
@@ -109,7 +109,7 @@ def main() -> None:
                 f"forwards {row['forwards']:4} stored {mib:8.2f} MiB {row['guarantees']}"
             )
     if asked.output is not None:
-        asked.output.write_text(json.dumps(made, indent=1) + "\n", encoding="utf-8")
+        keep(made, asked.output)
 
 
 if __name__ == "__main__":

@@ -30,6 +30,7 @@ from lab.paper.document import commit
 from lab.paper.draw import HELD_OUT, MANY, RANK, TARGET
 from lab.paper.trial import Judged, Trial
 from lab.repairs import Keep, NearPatch, RemovalPatch, UpdatedPatch
+from lab.results import keep
 from lab.speed.machine import machine
 
 TASKS = ("oldest left", "middle left")
@@ -225,9 +226,7 @@ def main() -> None:
             "rank": RANK,
             **summary(run(backbone_of(family), args.count, args.episodes)),
         }
-        args.output.mkdir(parents=True, exist_ok=True)
-        text = json.dumps(report, indent=1)
-        (args.output / f"{Path(family).name}.json").write_text(text + "\n", encoding="utf-8")
+        keep(report, args.output / f"{Path(family).name}.json")
     print("\n".join(lines(args.output)))
 
 

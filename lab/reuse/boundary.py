@@ -15,7 +15,6 @@ ones in every layer (cosine at least τ).
 from __future__ import annotations
 
 import argparse
-import json
 from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,6 +31,7 @@ from lab.baselines.cacheblend import CacheBlend
 from lab.baselines.rows import row_bytes
 from lab.paper.draw import MAIN, Bench
 from lab.repairs import PlainPatch
+from lab.results import keep
 from lab.scene import Scene
 from lab.speed.machine import commit, machine
 from lab.testbed import BACKBONES, load
@@ -201,7 +201,7 @@ def main() -> None:
     if asked.output is not None:
         command = f"python -m lab.reuse.boundary --windows {asked.windows} --families {asked.families}"
         document = {"command": command, "commit": commit(), "machine": machine(), "families": found}
-        asked.output.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+        keep(document, asked.output)
 
 
 if __name__ == "__main__":

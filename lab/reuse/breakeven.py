@@ -16,7 +16,6 @@ is live. ``run`` are the seconds of a planned patched prompt, ``run, read ahead`
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import tempfile
 import time
@@ -29,6 +28,7 @@ import torch
 
 from kamera import ChunkStore, ReusePolicy
 from kamera.reuse import Reused, ReusePlan, Reuser
+from lab.results import keep
 from lab.reuse.ttft import HEADER, POLICY, SINK, Rig, lenient
 from lab.speed.machine import commit, machine
 
@@ -177,7 +177,7 @@ def main() -> None:
     if asked.output is not None:
         command = f"python -m lab.reuse.breakeven --body {asked.body} --rounds {asked.rounds}"
         document = {"command": command, "commit": commit(), "machine": machine(), **found}
-        asked.output.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+        keep(document, asked.output)
 
 
 if __name__ == "__main__":

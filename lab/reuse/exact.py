@@ -10,7 +10,6 @@ and random: grouped, multi-head and latent attention.
 from __future__ import annotations
 
 import argparse
-import json
 import random
 import time
 from collections import Counter
@@ -22,6 +21,7 @@ from transformers import DeepseekV3Config, DeepseekV3ForCausalLM, LlamaConfig, L
 
 from kamera import Backbone, ChunkStore, ReusePolicy
 from kamera.reuse import Prompt, Reuser
+from lab.results import keep
 from lab.speed.machine import commit, machine
 
 CLOSE = 1e-4
@@ -155,7 +155,7 @@ def main() -> None:
             "close": CLOSE,
             "families": found,
         }
-        asked.output.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+        keep(document, asked.output)
 
 
 if __name__ == "__main__":

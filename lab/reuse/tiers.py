@@ -13,7 +13,6 @@ Calibration runs on other episodes.
 from __future__ import annotations
 
 import argparse
-import json
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
@@ -28,6 +27,7 @@ from kamera.engines.hf import Backbone
 from kamera.reuse import Arrangement, Calibration, Case
 from kamera.reuse.sweep import derive, run
 from lab.paper.draw import MAIN, TARGET, Bench, Stage
+from lab.results import keep
 from lab.speed.machine import commit, machine
 from lab.testbed import load
 
@@ -185,7 +185,7 @@ def main() -> None:
             command = f"python -m lab.reuse.tiers --windows {asked.windows} --swept {asked.swept}"
             command += f" --families {asked.families}"
             document = {"command": command, "commit": commit(), "machine": machine(), "families": found}
-            asked.output.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+            keep(document, asked.output)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,6 @@ three screenshots, through the shipped vision backbone and its processor; its en
 from __future__ import annotations
 
 import argparse
-import json
 import random
 from collections import Counter
 from collections.abc import Sequence
@@ -30,6 +29,7 @@ from kamera.reuse import RULES, ContentIndex, Media, Observer, Prompt, Reuser, S
 from lab.agent_traces import PATTERNS
 from lab.recovery import prompts_of
 from lab.replay.scripts import screens
+from lab.results import keep
 from lab.reuse.ttft import LAYERS, VOCABULARY, model
 from lab.speed.machine import commit, machine
 
@@ -112,7 +112,7 @@ def main() -> None:
     if asked.output is not None:
         command = f"python -m lab.reuse.traces --requests {asked.requests} --seed {asked.seed}"
         document = {"command": command, "commit": commit(), "machine": machine(), "rows": rows}
-        asked.output.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+        keep(document, asked.output)
 
 
 if __name__ == "__main__":

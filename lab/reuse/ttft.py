@@ -13,7 +13,6 @@ decide times.
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import time
 from collections.abc import Callable
@@ -33,6 +32,7 @@ from kamera.reuse.forwards import answered, places, prefilled
 from kamera.window import grounds_of, library_versions
 from lab.baselines.cacheblend import CacheBlend
 from lab.baselines.rows import tokens_afforded
+from lab.results import keep
 from lab.scene import Scene
 from lab.speed.machine import commit, machine
 
@@ -194,7 +194,7 @@ def main() -> None:
     if asked.output is not None:
         command = f"python -m lab.reuse.ttft --body {asked.body} --rounds {asked.rounds}"
         document = {"command": command, "commit": commit(), "machine": machine(), **found}
-        asked.output.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+        keep(document, asked.output)
 
 
 if __name__ == "__main__":
