@@ -20,7 +20,7 @@ from kamera.patches.heads import continued, head_of
 from kamera.patches.losses import Losses, Strict
 from kamera.patches.near import Near, equal_left
 from kamera.patches.orderings import how_many, orderings
-from kamera.patches.pairs import Pairs, form_pairs
+from kamera.patches.pairs import Pairs, Triples, form_pairs
 from kamera.patches.proving import Before, Prover
 from kamera.patches.standing import compact_positions, extents_of, text_positions
 
@@ -41,6 +41,7 @@ __all__ = [
     "Pairs",
     "Prover",
     "Strict",
+    "Triples",
     "anchor_ids",
     "anchor_of",
     "at_least",

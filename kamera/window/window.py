@@ -15,7 +15,7 @@ from pathlib import Path
 from kamera.content import Chunk, Content, Spoken
 from kamera.engines import Engine
 from kamera.errors import WindowFull
-from kamera.patches import Former, FormingRule, Losses, form_pairs, forming_of, prefill_anchor
+from kamera.patches import Former, FormingRule, Losses, Triples, form_pairs, forming_of, prefill_anchor
 from kamera.store import ChunkStore, Hit
 from kamera.window.asked import Asked, Asking, check_rule
 from kamera.window.asking import Question
@@ -238,13 +238,14 @@ class KameraWindow(Planned):
         return report
 
     @serial
-    def form_pairs(self, slot: Slot | int | None = None, *, triples: bool = False) -> Report:
+    def form_pairs(self, slot: Slot | int | None = None, *, triples: Triples | None = None) -> Report:
         """Form and store the terms of composed patches: for any order of any of the chunks in the window.
 
         They are a chunk's patches behind each other one alone and behind each ordered pair, of every chunk,
-        or of one; stored ones are skipped. With ``triples`` also those behind each ordered triple: many more
-        forwards, worth them from five antecedents on (docs/composed.md). The notes say how many were formed,
-        and after how many reorders that is repaid. The window itself does not change.
+        or of one; stored ones are skipped. ``triples`` adds those behind ordered triples, "standing" ones as
+        the chunks stand now, which departures read, or "all": many more forwards, for six antecedents and
+        more (docs/composed.md). The notes say how many were formed, and after how many reorders that is
+        repaid. The window itself does not change. ValueError for another ``triples``.
         """
         chunks = [r.facts for r in self._state.residents]
         targets = chunks if slot is None else [chunks[self._state.index(slot)]]

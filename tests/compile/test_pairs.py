@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 
 from kamera import ChunkStore, KameraWindow, ReusePolicy
@@ -69,12 +71,25 @@ def test_one_chunk_costs_one_forward_a_term_and_one_a_pair(tmp_path, frames):
 def test_triples_cost_one_forward_each_and_what_they_stand_behind(tmp_path, frames):
     with ChunkStore.open("memory://") as store:
         made = window(store, frames)
-        report = made.form_pairs(3, triples=True)
+        report = made.form_pairs(3, triples="all")
         # singles, pairs, and the triples that the append had not formed; then two and three in a row
         assert report.forwards == 3 + 6 + 5 + 6 + 5
         mine = [info for info in store.ls("exact") if info.chunk_id == report.slots[3].chunk_id]
         assert len(mine) == 3 + 6 + 6
-        assert made.form_pairs(3, triples=True).forwards == 0
+        assert made.form_pairs(3, triples="all").forwards == 0
+
+
+def test_standing_triples_are_those_that_departures_read(tmp_path, frames):
+    with ChunkStore.open("memory://") as store:
+        made = window(store, [*frames, [{"image": frames[0][0]["image"]}, "once more\n"]])
+        report = made.form_pairs(4, triples="standing")
+        order = [slot.chunk_id for slot in report.slots[:4]]
+        mine = [i.antecedents for i in store.ls("exact") if i.chunk_id == report.slots[4].chunk_id]
+        triples = {behind for behind in map(tuple, mine) if len(behind) == 3}
+        assert triples == set(itertools.combinations(order, 3))
+        with pytest.raises(ValueError, match="triples 'some': give 'standing', 'all' or None"):
+            made.form_pairs(triples="some")
+        assert made.form_pairs(4, triples="standing").forwards == 0
 
 
 def test_a_job_forms_triples_that_a_window_reads(tmp_path, frames):
@@ -82,7 +97,7 @@ def test_a_job_forms_triples_that_a_window_reads(tmp_path, frames):
         settings = Settings(rank=64, pairs=True, triples=True)
         report = run_plan(plan_of(tmp_path, (frames, {})), vision_backbone(), store, settings)
         assert report.terms is not None and report.terms.counts.formed == ALL + 4 * 6
-        assert window(store, frames).form_pairs(triples=True).forwards == 0
+        assert window(store, frames).form_pairs(triples="all").forwards == 0
 
 
 def test_lines_without_pairs_or_of_one_chunk_form_no_terms(tmp_path, frames):

@@ -112,7 +112,7 @@ def test_triples_are_read_where_they_are_stored():
     store, (backbone, chunks) = form("memory://", 5), rig("qwen2_5_vl", 5)
     window = make(backbone, store, *chunks, policy=COMPOSED)
     *old, target = (c.id for c in chunks)
-    assert window.form_pairs(4, triples=True).forwards > 0
+    assert window.form_pairs(4, triples="all").forwards > 0
     order = [old[i] for i in (1, 0, 2, 3)]
     assert window.reorder([1, 0, 2, 3, 4]).forwards == 0 and guarantees(window)[4] == "composed"
     terms = stored_terms(window, target, order)
@@ -126,7 +126,7 @@ def test_a_damaged_triple_is_refused_and_the_rest_is_composed(tmp_path):
     backbone, chunks = rig("qwen2_5_vl", 5)
     with form(tmp_path / "s", 5) as store:
         window = make(backbone, store, *chunks, policy=COMPOSED)
-        window.form_pairs(4, triples=True)
+        window.form_pairs(4, triples="all")
         *old, target = (c.id for c in chunks)
         order = tuple(old[i] for i in (1, 0, 2, 3))
         damage(store, "exact", target, order[:3])
