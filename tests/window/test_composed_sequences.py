@@ -18,7 +18,7 @@ from tests.window.test_against_reprefill import (
     assert_positions_are_the_models,
     sequences,
 )
-from tests.window.test_planned import OPERATIONS, hold_plans
+from tests.window.test_planned import OPERATIONS, planned_and_run
 
 RANK = 4
 POLICIES = {
@@ -44,7 +44,8 @@ def formed(kv: str) -> ChunkStore:
 def test_what_was_planned_is_what_is_measured(name, operations, kv):
     backbone, chunks = rig("qwen2_5_vl", 5)
     window = make(backbone, formed(kv), *chunks[:3], policy=POLICIES[name], max_tokens=60)
-    hold_plans(window, chunks, operations)
+    for what, planned, measured in planned_and_run(window, chunks, operations):
+        assert planned == measured, what
 
 
 @pytest.mark.parametrize("name", ["minimum", "repair"])

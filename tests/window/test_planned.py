@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterator
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -65,11 +66,12 @@ def test_planned_equals_measured_over_any_sequence(name, operations, kv):
     backbone, chunks = pieces()
     with ChunkStore.open("memory://", kv=kv) as store:
         window = KameraWindow(backbone, store, SYSTEM, policy=POLICIES[name], max_tokens=50)
-        hold_plans(window, chunks, operations)
+        for what, planned, measured in planned_and_run(window, chunks, operations):
+            assert planned == measured, what
 
 
-def hold_plans(window: KameraWindow, chunks, operations) -> None:
-    """Plan each operation, run it and compare."""
+def planned_and_run(window: KameraWindow, chunks, operations) -> Iterator[tuple[tuple, tuple, tuple]]:
+    """Each operation, what its plan said of it, and what was: cost, chunks, guarantees, who left."""
     for operation in operations:
         verb, given_, options = asked(window, chunks, operation)
         try:
@@ -89,11 +91,10 @@ def hold_plans(window: KameraWindow, chunks, operations) -> None:
         )
         if any("composed patch refused" in note for note in report.notes):
             continue  # rows do not tell how far terms agree
-        assert planned.cost == measured, (verb, given_, options)
-        after = planned.after
-        assert after.chunk_ids == tuple(slot.chunk_id for slot in window.slots)
-        assert after.worths == tuple(slot.guarantee for slot in window.slots)
-        assert {s.number for s in slots} - {s.number for s in window.slots} == set(planned.left)
+        left = {s.number for s in slots} - {s.number for s in window.slots}
+        stand = tuple(slot.chunk_id for slot in window.slots), tuple(slot.guarantee for slot in window.slots)
+        foreseen = planned.cost, planned.after.chunk_ids, planned.after.worths, set(planned.left)
+        yield (verb, given_, options), foreseen, (measured, *stand, left)
 
 
 # -- a plan does nothing ---------------------------------------------------------------------------
