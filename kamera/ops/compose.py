@@ -8,10 +8,10 @@ be read off the pairs, token by token and layer by layer:
 * j takes over from i where D(i, j) is near D(j) and far from D(i);
 * i bears on what j says where D(i, j) is far from D(j) although j has taken over.
 
-Each pair of the order gets the weight of that reading, and the pairs are summed under it. What i says may
-in its turn be read through a third, which a pair cannot show: where an ordered triple that contains the pair
-is given and far from it, it takes the pair's place, several of them evenly. Distances of terms are computed
-from their factors; only the sum is a matrix of a channel's size.
+Each pair of the order gets the weight of that reading, and the pairs are summed under it. A pair cannot show
+what i takes from a third antecedent. Ordered triples can: where one that contains the pair is given, it takes
+as much of the pair's weight as it differs from the pair. Distances of terms are computed from their factors;
+only the sum is a matrix of a channel's size.
 """
 
 from __future__ import annotations
@@ -153,15 +153,15 @@ def through(
     triples: Iterable[tuple[Name, ...]],
     bears: Callable[[tuple[Name, ...], tuple[Name, ...]], torch.Tensor],
 ) -> dict[tuple[Name, ...], torch.Tensor]:
-    """The weights of ``pairs`` ``[tokens]``, shared with the ``triples`` that contain them; in all the same.
+    """The weights of ``pairs`` ``[tokens]``, shared with the ``triples`` that contain them.
 
-    ``bears`` is how far a triple is something else than a pair (0 to 1). The triples take so much of the
-    pair's weight in all, and at most all of it: each in proportion to its own.
+    ``bears`` says how much a triple differs from a pair (0 to 1). Each triple takes that share of the pair's
+    weight; where the shares exceed 1, they are scaled to 1. The sum of all weights stays the same.
     """
     weights = dict(pairs)
     held = list(triples)
     for pair, whole in pairs.items():
-        borne = {triple: bears(triple, pair) for triple in held if _within(pair, triple)}
+        borne = {triple: bears(triple, pair) for triple in held if set(pair) <= set(triple)}
         if not borne:
             continue
         total = torch.stack(list(borne.values())).sum(0).clamp_min(1.0)
@@ -170,11 +170,6 @@ def through(
             weights[triple] = weights.get(triple, torch.zeros_like(whole)) + part
             weights[pair] = weights[pair] - part
     return weights
-
-
-def _within(pair: Sequence[Name], triple: Sequence[Name]) -> bool:
-    """True if the pair stands in the triple; both are of one order."""
-    return set(pair) <= set(triple)
 
 
 def over(gone: torch.Tensor, left: torch.Tensor) -> torch.Tensor:

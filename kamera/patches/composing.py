@@ -41,9 +41,9 @@ def composed(
 ) -> Patch | None:
     """The patch of a chunk behind ``antecedents``, within the former's budget, as rows of its terms promised.
 
-    ``known`` are other antecedents (or none) whose own patch is stored, and its terms; ``triples`` those that
-    are stored of the ones that both can be read through. None if a term was missing or differed from its row,
-    or if doubt is above ``max_doubt``: that is refused then, and noted.
+    ``known`` are other antecedents (or none) whose own patch is stored, and its terms. ``triples`` are the
+    stored triples of ``antecedents``. None if a term was missing or differed from its row, or if doubt is
+    above ``max_doubt``: that is refused then, and noted.
     """
     orders = [antecedents, known] if known else [antecedents]
     terms: dict[tuple[str, ...], Patch] = {}
