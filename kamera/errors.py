@@ -29,6 +29,10 @@ class ComputationChanged(KameraError):
     """The model's computation differs from that of its Backbone's construction, or of stored objects."""
 
 
+class AuditFailed(KameraError):
+    """An audit found wrong KV in this context, and a chunk of the window cannot be prefilled again."""
+
+
 class UnknownChunk(KameraError, KeyError):
     """The store holds no chunk of that id for this backbone and anchor."""
 

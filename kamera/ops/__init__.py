@@ -7,7 +7,7 @@ from kamera.ops.compress import compress
 from kamera.ops.digest import chunk_id, digest, tensor_bytes, tensor_digest
 from kamera.ops.factoring import factor, kept_energy
 from kamera.ops.finite import check_encoding, check_finite
-from kamera.ops.kv import KV, LayerKV, kv_bytes, kv_concat, kv_map, kv_slice, kv_tokens
+from kamera.ops.kv import KV, LayerKV, kv_bytes, kv_concat, kv_distance, kv_map, kv_slice, kv_tokens
 from kamera.ops.layout import (
     Channel,
     LayerLayout,
@@ -82,6 +82,7 @@ __all__ = [
     "kept_energy",
     "kv_bytes",
     "kv_concat",
+    "kv_distance",
     "kv_map",
     "kv_slice",
     "kv_tokens",

@@ -25,6 +25,7 @@ class Encodings:
 
     def __init__(self, backbone: Engine, store: ChunkStore, losses: Losses) -> None:
         self.vision = backbone.vision_fingerprint
+        self.here: set[str] = set()  # ids of the chunks that were encoded here, from their pixels
         self._backbone = backbone
         self._store = store
         self._losses = losses
@@ -39,6 +40,7 @@ class Encodings:
     def made(self, chunk: Chunk) -> Facts:
         """Encode a chunk and store its encoding. Raises the errors of `Engine.encode`."""
         facts = Facts(chunk.id, self._backbone.encode(chunk), chunk.label)
+        self.here.add(chunk.id)
         with self._losses.borne(f"the encoding of chunk {chunk.id[:12]} was not kept"):
             self.keep(facts)
         return facts

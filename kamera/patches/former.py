@@ -83,6 +83,11 @@ class Former:
         other.budget = budget
         return other
 
+    def on(self, store: ChunkStore, anchor: Anchor) -> Former:
+        """The same former on another store, with the anchor that is kept there."""
+        tolerance = None if self.prover is None else self.prover.tolerance
+        return Former(self.backbone, store, anchor, self.budget, self.forming, type(self.losses)(), tolerance)
+
     @contextmanager
     def operation(self) -> Iterator[None]:
         """Context in which this thread reads each row once, and the canonical it works on once."""
@@ -254,6 +259,17 @@ class Former:
             self.catalogue.refuse(patch_key(self.context, chunk_id, antecedents, kind, base))
             return None
         return record.patch if proof is not None else record.patch.truncate(self.budget.rank)
+
+    def energy(self, facts: Facts, antecedents: Sequence[str], served: Patch | None) -> float | None:
+        """Share of the deficit's energy that the stored patch keeps; None unless all of it is ``served``."""
+        try:
+            record = self.store.get_patch(self.context, facts.chunk_id, antecedents)
+        except (CorruptChunk, WrongKey):
+            return None
+        if record is None or served is None or record.patch.rank != served.rank:
+            return None
+        energy = record.info.get("energy")
+        return float(energy) if isinstance(energy, (int, float)) else None
 
     def harvest(self, facts: Facts, conditioned: Copy, formed: Guarantee, before: Before) -> None:
         """Store the patch that takes the canonical to ``conditioned``, unless a better one is there.

@@ -36,6 +36,7 @@ from kamera.store.remote import SCHEMES, is_remote
 from kamera.store.seal.tenants import codec_of
 from kamera.store.search.lookback import Hit, Query, open_search
 from kamera.store.tiers import Tiers, open_directory_tiers, open_tiers
+from kamera.store.withheld import Withheld
 
 
 class ChunkStore:
@@ -72,6 +73,7 @@ class ChunkStore:
         self._memory = tiers.memory
         self._limit = tiers.memory.limit
         self._search = open_search(tiers, codec, tenant)
+        self.withheld = Withheld(None if tiers.disk is None else tiers.disk.root, codec)
         self.probes = Probes(None if tiers.disk is None else tiers.disk.root, codec)
         self.metrics.watch(self, _stats)
         forks.bind(self, _in_child)

@@ -13,14 +13,14 @@ from kamera.content import Encoded
 from kamera.engines import Engine
 from kamera.errors import IncompatibleChunk
 from kamera.ops import KV, CodedKV, LowRank, Patch, Proof
-from kamera.patches import Copy, Facts, Former, FormingRule, Losses, anchor_of, forming_of
+from kamera.patches import Copy, Facts, Former, FormingRule, Losses, anchor_of
 from kamera.store import ChunkStore, coded_header, coded_kv, coded_tensors
 from kamera.window import plan
+from kamera.window.apart import stage_of
 from kamera.window.bounds import Bounds, decided
 from kamera.window.certificate import Certificate
 from kamera.window.certified import Terms, agree
 from kamera.window.file import VERSION, Saved, Tensors, publish, read_saved
-from kamera.window.places import Standing
 from kamera.window.policy import ReusePolicy
 from kamera.window.report import Tally
 from kamera.window.run import Stage
@@ -78,9 +78,8 @@ def load_window(
     anchor = anchor_of(backbone, tensors["anchor/ids"], document["tail"], document["reopen"], store, losses)
     terms = agree(backbone, store, ReusePolicy(**document["policy"]), certificate)
     served = terms.served
-    works = forming_of(forming, served.tolerance is not None)
-    former = Former(backbone, store, anchor, served.budget, works, losses, served.tolerance)
-    stage = Stage(former, backbone.live(), Standing(backbone, anchor))
+    stage = stage_of(backbone, store, anchor, served, forming, losses)
+    former = stage.former
     residents = tuple(
         _get_resident(tensors, f"{i:05d}", chunk, stage) for i, chunk in enumerate(document["chunks"])
     )

@@ -70,6 +70,10 @@ class ReusePolicy:
     fails is formed larger, up to eight times the budget; one that fails at every size is never served, and
     its chunk prefilled instead. None: no proof is asked for, so without a certificate no patch is served.
 
+    ``audit`` is the share of served slots that are prefilled again later, off the path of any answer, and
+    compared with what was served (`kamera.window.audit`); 0.0 audits none. An error beyond the guarantee's
+    bound withholds the context: its chunks are prefilled again, and the next report names it.
+
     ``withheld`` are guarantees that are not served although ``minimum`` admits them. If "survivor"
     is withheld, chunks that stay are placed anew by the best remaining means: the patch stored for their
     remaining antecedents, or a forward.
@@ -89,6 +93,7 @@ class ReusePolicy:
     certified: bool = field(default_factory=certified_by_default)
     withheld: frozenset[Guarantee] = frozenset()
     tolerance: float | None = 0.05
+    audit: float = 0.01
 
     @classmethod
     def exact(cls) -> ReusePolicy:
@@ -124,6 +129,8 @@ class ReusePolicy:
             raise ValueError(f"tolerance {self.tolerance} must be above 0.0 nats, or None for no proof")
         if self.max_divergence is not None and not 0.0 <= self.max_divergence <= 1.0:
             raise ValueError(f"max_divergence {self.max_divergence} must lie between 0.0 and 1.0")
+        if not 0.0 <= self.audit <= 1.0:
+            raise ValueError(f"audit {self.audit} must lie between 0.0 and 1.0, as a share of served slots")
         if self.nearest not in get_args(Nearest):
             raise ValueError(f"nearest {self.nearest!r} is none of {', '.join(get_args(Nearest))}")
         if self.on_leave not in get_args(OnLeave):

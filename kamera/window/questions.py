@@ -12,7 +12,9 @@ import torch
 from kamera.content import Chunk, Encoded
 from kamera.ops import KV, kv_map
 from kamera.window import plan
+from kamera.window.apart import prefilled_apart, stage_apart
 from kamera.window.asking import Asker, Question
+from kamera.window.audit import hand_over
 from kamera.window.bounds import decided
 from kamera.window.policy import ReusePolicy
 from kamera.window.report import SlotReport, Tally
@@ -32,6 +34,8 @@ One = Literal[1]
 
 class Questions(View):
     """The questions of a window."""
+
+    _turn: int = 0  # questions so far
 
     @property
     def input_ids(self) -> torch.Tensor:
@@ -70,11 +74,12 @@ class Questions(View):
         sequences are asked for. ``keep=True`` leaves question and answer in the window as a text
         chunk; an exchange larger than the window raises WindowFull, and its answer is lost.
         """
-        with self._lock:
+        with self._lock, self._account.now(self.backbone):
             self._check_backbone()
             asker = self._asker()
             self._heard(asker.question_ids(question))
             rows = asker.answer_ids(question, **options)
+            self._audit_one()
             if keep:
                 self.append(asker.exchange(question, rows[0]))
             texts = [text for row in rows if (text := self.backbone.detokenize(row)) is not None]
@@ -88,7 +93,9 @@ class Questions(View):
         self._check_backbone()
         asker = self._asker()
         self._heard(asker.question_ids(question))
-        return asker.next_token_logits(question)
+        logits = asker.next_token_logits(question)
+        self._audit_one()
+        return logits
 
     @serial
     def next_token_logits_of(self, questions: Sequence[Question]) -> torch.Tensor:
@@ -179,4 +186,23 @@ class Questions(View):
             return Asker(stage, decided(decide, self._state, {}, bounds, stage, Tally()).state)
 
     def _check_backbone(self) -> None:
-        self._stage.former.check_computation()
+        """Raise unless the model is the one that computed this window's KV.
+
+        If an audit has withheld the context, the chunks are prefilled again, apart from the store.
+        """
+        former = self._stage.former
+        former.check_computation()
+        reason = former.store.withheld.reason(former.context)
+        if reason is None:
+            return
+        stage = stage_apart(former)
+        state = prefilled_apart(stage, former, self._state, self._bounds)
+        self._stage, self._state = stage, state
+        self._notes.append(f"{reason}; the context is withheld, and every chunk was prefilled again")
+
+    def _audit_one(self) -> None:
+        """Each question serves the whole window; one of its slots may be audited for it."""
+        count = len(self._state.residents)
+        if count:
+            self._turn += 1
+            hand_over(self._stage, self._state, [self._turn % count], self.policy.audit)

@@ -13,23 +13,23 @@ from dataclasses import replace
 from pathlib import Path
 
 from kamera.content import Chunk, Content, Spoken
-from kamera.engines import Engine
+from kamera.engines import Account, Engine
 from kamera.errors import WindowFull
-from kamera.patches import Former, FormingRule, Losses, Triples, form_pairs, forming_of, prefill_anchor
+from kamera.patches import FormingRule, Losses, Triples, form_pairs, later_of, prefill_anchor
 from kamera.store import ChunkStore, Hit
+from kamera.window.apart import stage_of
 from kamera.window.asked import Asked, Asking, check_rule
 from kamera.window.asking import Question
+from kamera.window.audit import hand_over
 from kamera.window.bounds import Bounds, decided
 from kamera.window.by_question import answering
 from kamera.window.certificate import Certificate
 from kamera.window.certified import agree
 from kamera.window.events import Event, Listener, tell
 from kamera.window.lookback import MIN_SCORE, candidates, check_cosine, note_duplicate
-from kamera.window.places import Standing
 from kamera.window.planned import Planned
 from kamera.window.policy import Archive, OnLeave, PositionRule, ReusePolicy
 from kamera.window.report import Report, SlotReport, Tally, counting
-from kamera.window.run import Stage
 from kamera.window.serial import serial
 from kamera.window.slots import Slot
 from kamera.window.state import WindowState
@@ -82,16 +82,15 @@ class KameraWindow(Planned):
             policy = replace(policy or ReusePolicy(), on_leave=on_leave)
         self._terms = agree(backbone, store, policy, certificate)
         losses = Losses()
-        anchor = prefill_anchor(backbone, system, store, losses)
+        self._account, self._notes = Account(), []
+        with self._account.now(backbone):
+            anchor = prefill_anchor(backbone, system, store, losses)
         if max_tokens is not None and anchor.length >= max_tokens:
             raise WindowFull(
                 f"max_tokens={max_tokens} leaves no room behind the system prompt's {anchor.length} "
                 "tokens: raise it"
             )
-        served = self._terms.served
-        works = forming_of(forming, served.tolerance is not None)
-        former = Former(backbone, store, anchor, served.budget, works, losses, served.tolerance)
-        self._stage = Stage(former, backbone.live(), Standing(backbone, anchor))
+        self._stage = stage_of(backbone, store, anchor, self._terms.served, forming, losses)
         self._bounds = Bounds(max_tokens, positions)
         self._state = WindowState.of((), backbone.axes)
         self._family = weakref.WeakSet([self])
@@ -276,6 +275,7 @@ class KameraWindow(Planned):
         """A branch with the same chunks; nothing is copied until one of the two changes its own."""
         branch = copy.copy(self)
         branch._lock = threading.RLock()
+        branch._account, branch._notes = Account(), []
         branch._stage = replace(self._stage, live=self._stage.live.fork())
         self._family.add(branch)
         return branch
@@ -297,7 +297,11 @@ class KameraWindow(Planned):
     # -- persistence ---------------------------------------------------------------------------
 
     def flush(self) -> None:
-        """Wait until patches formed in the background are stored; raises the error that kept one from it."""
+        """Wait for all later work: patches formed in the background, and audits.
+
+        Raises the error that kept a patch from being stored.
+        """
+        later_of(self.backbone).flush()
         self._stage.former.forming.flush()
 
     @serial
@@ -336,8 +340,12 @@ class KameraWindow(Planned):
         _check_parts(backbone, store)
         window = cls.__new__(cls)
         window._lock = threading.RLock()
-        loaded = load_window(Path(path), backbone, store, certificate, forming)
-        window._terms, window._stage, window._bounds, window._state = loaded
+        window._account, window._notes = Account(), []
+        with window._account.now(backbone):
+            loaded = load_window(Path(path), backbone, store, certificate, forming)
+            window._terms, window._stage, window._bounds, window._state = loaded
+            window._stage.show(window._state, Tally())
+            hand_over(window._stage, window._state, range(len(window)), window.policy.audit)
         window._listeners = () if trace is None else (Trace(trace),)
         window._family = weakref.WeakSet([window])
         return window
@@ -351,13 +359,14 @@ class KameraWindow(Planned):
         look: Callable[[WindowState, Tally], None] = lambda state, tally: None,
     ) -> Report:
         """One operation, from the present state to the next; an error leaves the present one."""
-        stage = self._stage
         with self._counting() as tally:
+            stage = self._stage
             asked = ask(self._asking(), tally)
             ready = asked.encoded(stage)
             plan, state = decided(asked.decide, self._state, asked.coming, self._bounds, stage, tally, ready)
             look(state, tally)
             stage.show(state, tally)
+            hand_over(stage, state, _served(plan, state), self.policy.audit)
         old = self.slots
         before = {s.number: s for s in old}
         self._state = state
@@ -382,14 +391,23 @@ class KameraWindow(Planned):
     @contextmanager
     def _counting(self) -> Iterator[Tally]:
         """Context of one operation: its work is counted, its losses noted, each object looked up once."""
-        self._check_backbone()
-        former = self._stage.former
-        with counting(self.backbone) as tally, former.losses.told_to(tally.notes), former.operation():
-            yield tally
+        with counting(self.backbone) as tally:
+            self._check_backbone()
+            tally.notes.extend(self._notes)
+            self._notes = []
+            former = self._stage.former
+            with former.losses.told_to(tally.notes), former.operation():
+                yield tally
 
     def _tell(self, plan: Plan | None, report: Report, before: tuple[Slot, ...]) -> None:
         event = Event(report.operation, time.time(), self.anchor.digest, plan, report, before)
         tell(self._listeners, event)
+
+
+def _served(plan: Plan, state: WindowState) -> list[int]:
+    """Indices of the slots that an operation placed, prefilled or moved."""
+    there = {seat.number: seat for seat in plan.before.seats}
+    return [i for i, seat in enumerate(state.seats.seats) if there.get(seat.number) is not seat]
 
 
 def _check_parts(backbone: object, store: object) -> None:
