@@ -170,6 +170,24 @@ def test_what_a_loaded_window_archives_is_what_a_fresh_store_holds(family: str, 
             assert all(torch.equal(held[name], made[name]) for name in made)
 
 
+@pytest.mark.parametrize(
+    ("family", "names"), [("qwen3_vl", _falling), ("deepseek_v32", _falling)], indirect=["names"]
+)
+@pytest.mark.usefixtures("names")
+def test_channels_of_a_loaded_window_stand_as_in_the_layout(family: str, tmp_path: Path) -> None:
+    backbone, chunks = backbone_of(family), chunks_of(family)
+    store = make(backbone, None, *chunks).store
+    make(backbone, store, *chunks).save(tmp_path / "w")
+    window = KameraWindow.load(tmp_path / "w", backbone, store)
+    assert guarantees(window) == ["exact", "patched", "patched"]
+    channels = [[channel.name for channel in spec.channels] for spec in backbone.layout]
+    for resident in window._state.residents:
+        assert [list(layer) for layer in resident.copy.kv] == channels
+    for resident in window._state.residents[1:]:
+        for layer, names in zip(resident.copy.patch.layers, channels, strict=True):
+            assert list(layer) == [name for name in names if name in layer]
+
+
 @pytest.mark.parametrize("family", STACKED)
 def test_these_families_are_encoded_with_a_list(family: str) -> None:
     tensors = backbone_of(family).encode(chunks_of(family)[0]).tensors
