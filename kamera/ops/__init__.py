@@ -19,6 +19,7 @@ from kamera.ops.layout import (
     relocate_kv,
     rotated_bytes,
 )
+from kamera.ops.lists import flat_lists, name_order, whole_lists
 from kamera.ops.lowrank import Deltas, Factor, FactorSize, Formed, LowRank, Patch, floats, patch_bytes
 from kamera.ops.patch import (
     apply_patch,
@@ -77,6 +78,7 @@ __all__ = [
     "deficit",
     "digest",
     "factor",
+    "flat_lists",
     "floats",
     "form_patch",
     "kept_energy",
@@ -90,6 +92,7 @@ __all__ = [
     "mean_deficit",
     "mla_expanded_layout",
     "mla_latent_layout",
+    "name_order",
     "patch_bytes",
     "patch_of",
     "quantize",
@@ -103,4 +106,5 @@ __all__ = [
     "triples_of",
     "turn_factors",
     "uniform_offset",
+    "whole_lists",
 ]

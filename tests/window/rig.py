@@ -96,8 +96,12 @@ class Prefilled:
         """The KV of the chunk at ``index``, as the model computed it there."""
         start = sum(self.lengths[: index + 1])
         stop = start + self.lengths[index + 1]
-        out = []
-        for layer, spec in zip(self._layers, self.backbone.layout, strict=True):
+        out: list[dict[str, torch.Tensor]] = []
+        for i, spec in enumerate(self.backbone.layout):
+            if not spec.channels:  # it reads another's KV: caches have no layer for it
+                out.append({})
+                continue
+            layer = self._layers[i]
             tensors = {c.name: getattr(layer, c.tensor) for c in spec.channels}
             whole = {n: t if t.dim() == 3 else t[0] for n, t in tensors.items()}
             out.append({n: t[:, start:stop] for n, t in whole.items()})

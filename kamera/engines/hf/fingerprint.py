@@ -46,7 +46,8 @@ def fingerprint(
     modules = list(model.modules())
     chosen = [frequencies(m) for m in modules if chooses_frequencies(m)]
     facts = (type(model).__name__, repr(layout), repr(limit), repr(adapter_state(modules)), repr(chosen))
-    return digest("kamera.backbone.v2", *facts, tensors, settings, processor)
+    # v3, and v2 of the vision part: KV kept before may be of picture features that came in another order
+    return digest("kamera.backbone.v3", *facts, tensors, settings, processor)
 
 
 def vision_fingerprint(
@@ -61,7 +62,7 @@ def vision_fingerprint(
     modules = [m for name, m in model.named_modules() if not f"{name}.".startswith(layers)]
     chosen = [frequencies(m) for m in modules if chooses_frequencies(m)]
     facts = (type(model).__name__, repr(adapter_state(modules)), repr(chosen))
-    return digest("kamera.vision.v1", *facts, tensors, settings, processor)
+    return digest("kamera.vision.v2", *facts, tensors, settings, processor)
 
 
 def vocabulary_digest(processor: Any | None) -> str:
