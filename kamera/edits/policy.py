@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -51,14 +50,13 @@ def _asked(policy: EditPolicy, messages: list[dict[str, Any]], turn: int, name: 
     return [dict(message) for message in answer]
 
 
-def _copied(message: Message) -> dict[str, Any]:
-    """A copy down to the content items; media themselves are not copied."""
-    content = message.get("content")
-    if isinstance(content, list | tuple):
-        content = [dict(item) if isinstance(item, dict) else item for item in content]
-    calls = copy.deepcopy(message["tool_calls"]) if "tool_calls" in message else None
-    out = {**message, "content": content} if "content" in message else dict(message)
-    return out if calls is None else {**out, "tool_calls": calls}
+def _copied(value: Any) -> Any:
+    """A copy of dicts and lists down to the media, which are not copied."""
+    if isinstance(value, dict):
+        return {name: _copied(inner) for name, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_copied(inner) for inner in value]
+    return value
 
 
 def _same(one: Any, other: Any) -> bool:
