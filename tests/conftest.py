@@ -15,14 +15,13 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ["KAMERA_CERTIFIED"] = "0"
 # Threads change the order of sums, and a test never needs more than one; nor do the processes it starts:
 # threads that share a busy core wait for each other, many times as long as they work.
-THREADS = os.environ.get("KAMERA_TEST_THREADS", "1")
-os.environ["OMP_NUM_THREADS"] = THREADS
+os.environ["OMP_NUM_THREADS"] = os.environ.get("KAMERA_TEST_THREADS", "1")
 
 import torch
 from hypothesis import HealthCheck, settings
 from torch import library as operators
 
-torch.set_num_threads(int(THREADS))
+torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
 
 pytest_plugins = ["tests.costs"]
 

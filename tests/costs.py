@@ -1,8 +1,8 @@
 """The cost of each test, recorded once, and the markers that follow from it.
 
-``pytest --record-costs`` writes `TABLE`: processor seconds of a test and of the processes it waited for, which
-is what the test takes on an idle core. Files that did not run keep their rows. Tests of at least `COSTLY`
-seconds are marked ``costly``, those of the laboratory ``lab``.
+``pytest --record-costs`` writes `TABLE`: processor seconds of a test and of the processes it waited for,
+which is what the test takes on an idle core. Files that did not run keep their rows. Tests of at least
+`COSTLY` seconds are marked ``costly``, those of the laboratory ``lab``.
 """
 
 from __future__ import annotations

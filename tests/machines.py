@@ -1,4 +1,4 @@
-"""Run tests as other processors would: ``python -m tests.machines [--only NAME …] [--threads N …] -- PYTEST…``.
+"""Run tests as other processors would: ``python -m tests.machines --only sse4 --threads 2 -- tests/window``.
 
 A processor decides the order of the sums in a product, so its last bits. Libraries can be told to compute as
 an older one does, and with more threads. A test that passes on one of these machines only knows where it

@@ -7,6 +7,15 @@ from kamera.ops.compress import compress
 from kamera.ops.digest import chunk_id, digest, tensor_bytes, tensor_digest
 from kamera.ops.factoring import factor, kept_energy
 from kamera.ops.finite import check_encoding, check_finite
+from kamera.ops.guarantee import (
+    GUARANTEES,
+    Guarantee,
+    at_least,
+    guarantee_named,
+    outranks,
+    prefilled_behind,
+    weakest,
+)
 from kamera.ops.kv import KV, LayerKV, kv_bytes, kv_concat, kv_map, kv_slice, kv_tokens
 from kamera.ops.layout import (
     Channel,
@@ -36,6 +45,7 @@ from kamera.ops.rope import RopeSpec, relocate, uniform_offset
 
 __all__ = [
     "GRIDS",
+    "GUARANTEES",
     "KV",
     "KV_CODECS",
     "Bits",
@@ -49,6 +59,7 @@ __all__ = [
     "FactorSize",
     "Formed",
     "Grid",
+    "Guarantee",
     "KVCodec",
     "LayerKV",
     "LayerLayout",
@@ -65,6 +76,7 @@ __all__ = [
     "Sized",
     "allocate",
     "apply_patch",
+    "at_least",
     "attention_layout",
     "check_encoding",
     "check_finite",
@@ -79,6 +91,7 @@ __all__ = [
     "factor",
     "floats",
     "form_patch",
+    "guarantee_named",
     "kept_energy",
     "kv_bytes",
     "kv_concat",
@@ -89,8 +102,10 @@ __all__ = [
     "mean_deficit",
     "mla_expanded_layout",
     "mla_latent_layout",
+    "outranks",
     "patch_bytes",
     "patch_of",
+    "prefilled_behind",
     "quantize",
     "relocate",
     "relocate_kv",
@@ -102,4 +117,5 @@ __all__ = [
     "triples_of",
     "turn_factors",
     "uniform_offset",
+    "weakest",
 ]
