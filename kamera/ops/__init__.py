@@ -7,6 +7,15 @@ from kamera.ops.compress import compress
 from kamera.ops.digest import chunk_id, digest, tensor_bytes, tensor_digest
 from kamera.ops.factoring import factor, kept_energy
 from kamera.ops.finite import check_encoding, check_finite
+from kamera.ops.guarantee import (
+    GUARANTEES,
+    Guarantee,
+    at_least,
+    guarantee_named,
+    outranks,
+    prefilled_behind,
+    weakest,
+)
 from kamera.ops.kv import KV, LayerKV, kv_bytes, kv_concat, kv_distance, kv_map, kv_slice, kv_tokens
 from kamera.ops.layout import (
     Channel,
@@ -37,6 +46,7 @@ from kamera.ops.rope import RopeSpec, relocate, uniform_offset
 
 __all__ = [
     "GRIDS",
+    "GUARANTEES",
     "KV",
     "KV_CODECS",
     "Bits",
@@ -50,6 +60,7 @@ __all__ = [
     "FactorSize",
     "Formed",
     "Grid",
+    "Guarantee",
     "KVCodec",
     "LayerKV",
     "LayerLayout",
@@ -66,6 +77,7 @@ __all__ = [
     "Sized",
     "allocate",
     "apply_patch",
+    "at_least",
     "attention_layout",
     "check_encoding",
     "check_finite",
@@ -81,6 +93,7 @@ __all__ = [
     "flat_lists",
     "floats",
     "form_patch",
+    "guarantee_named",
     "kept_energy",
     "kv_bytes",
     "kv_concat",
@@ -93,8 +106,10 @@ __all__ = [
     "mla_expanded_layout",
     "mla_latent_layout",
     "name_order",
+    "outranks",
     "patch_bytes",
     "patch_of",
+    "prefilled_behind",
     "quantize",
     "relocate",
     "relocate_kv",
@@ -107,4 +122,5 @@ __all__ = [
     "turn_factors",
     "uniform_offset",
     "whole_lists",
+    "weakest",
 ]

@@ -1,5 +1,6 @@
 """Stored objects of chunks, and formation of missing ones, for windows and `kamera compile`."""
 
+from kamera.ops import GUARANTEES, Guarantee, at_least, guarantee_named, prefilled_behind, weakest
 from kamera.patches.anchor import Anchor, anchor_ids, anchor_of, prefill_anchor
 from kamera.patches.catalogue import Catalogue
 from kamera.patches.chunks import Copy, Facts
@@ -7,15 +8,7 @@ from kamera.patches.composing import FORMED_TERM, composable, composed
 from kamera.patches.encodings import Encodings
 from kamera.patches.former import Former
 from kamera.patches.forming import FormingRule, forming_of
-from kamera.patches.guarantee import (
-    GUARANTEES,
-    Guarantee,
-    at_least,
-    guarantee_named,
-    prefilled_behind,
-    weakest,
-)
-from kamera.patches.harvest import worth_harvesting
+from kamera.patches.harvest import Stored, stored_patch, worth_harvesting
 from kamera.patches.heads import continued, head_of
 from kamera.patches.later import Later, later_of
 from kamera.patches.losses import Losses, Strict
@@ -42,6 +35,7 @@ __all__ = [
     "Near",
     "Pairs",
     "Prover",
+    "Stored",
     "Strict",
     "Triples",
     "anchor_ids",
@@ -62,6 +56,7 @@ __all__ = [
     "orderings",
     "prefill_anchor",
     "prefilled_behind",
+    "stored_patch",
     "text_positions",
     "weakest",
     "worth_harvesting",

@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from kamera.ops import Patch, compose, terms_of
+from kamera.ops import Guarantee, Patch, compose, terms_of
 from kamera.patches.chunks import Facts
-from kamera.patches.guarantee import Guarantee
 
 if TYPE_CHECKING:
     from kamera.patches.former import Former

@@ -15,14 +15,13 @@ import torch
 from kamera.content import Chunk
 from kamera.engines import Engine, Span
 from kamera.errors import CorruptChunk, IncompatibleChunk, NotRelocatable, UnknownChunk, WrongKey
-from kamera.ops import Formed, Patch, PatchBudget, Proof, deficit, mean_deficit, uniform_offset
+from kamera.ops import Formed, Guarantee, Patch, PatchBudget, Proof, deficit, mean_deficit, uniform_offset
 from kamera.patches.anchor import Anchor
 from kamera.patches.catalogue import Catalogue
 from kamera.patches.chunks import Copy, Facts
 from kamera.patches.encodings import Encodings
 from kamera.patches.forming import Forming
-from kamera.patches.guarantee import Guarantee, guarantee_named
-from kamera.patches.harvest import worth_harvesting
+from kamera.patches.harvest import Stored, stored_patch, worth_harvesting
 from kamera.patches.heads import continued, stored_head
 from kamera.patches.losses import Losses, Strict
 from kamera.patches.orderings import deficits, orderings
@@ -278,9 +277,9 @@ class Former:
         stands before it.
         """
 
-        def held(behind: tuple[str, ...]) -> Guarantee | None:
-            row = self.catalogue.patch_within(facts.chunk_id, facts.length, behind, "exact", self.budget)
-            return None if row is None or self.unproved(row) else guarantee_named(row.formed)
+        def held(behind: tuple[str, ...]) -> Stored | None:
+            row = self.catalogue.patch(facts.chunk_id, behind, "exact")
+            return stored_patch(row, self.budget, facts.length, proving=self.prover is not None)
 
         if worth_harvesting(held, conditioned.antecedents, formed):
             self.keep_patch(facts, conditioned, formed, before)

@@ -30,12 +30,13 @@ from kamera.store.keys import (
 from kamera.store.listing import rows, stats
 from kamera.store.memory import parse_size
 from kamera.store.metrics import Metrics, Silent
+from kamera.store.opening import open_directory_tiers, open_tiers
 from kamera.store.probes import Probes
 from kamera.store.records import CanonicalRecord, PatchRecord, Record
 from kamera.store.remote import SCHEMES, is_remote
 from kamera.store.seal.tenants import codec_of
 from kamera.store.search.lookback import Hit, Query, open_search
-from kamera.store.tiers import Tiers, open_directory_tiers, open_tiers
+from kamera.store.tiers import Tiers
 from kamera.store.withheld import Withheld
 
 
@@ -186,6 +187,8 @@ class ChunkStore:
 
     def put(self, record: Record) -> str:
         """Store an object and return its key. A patch replaces the one under its key, other kinds do not.
+
+        A patch that was formed behind stronger KV (`PatchRecord.formed`) stays, whoever puts last.
 
         A canonical is kept in its context's form: raises `ValueError` for a KV that has no codes (not
         finite), if its context has them.

@@ -298,7 +298,7 @@ class Planner:
         base = "" if there is None else there.context.anchor
         offers = self._offers
         if worth_harvesting(
-            lambda behind: offers.formed_behind(seat, behind, base), behind, formed, leading=bool(base)
+            lambda behind: offers.stored(seat, behind, base), behind, formed, leading=bool(base)
         ):
             if not base:
                 self._computes(seat)  # a patch is formed against the canonical, which is made if missing

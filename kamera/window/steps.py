@@ -19,6 +19,9 @@ class Rows(Protocol):
 
     def has_canonical(self, chunk_id: str) -> bool: ...
     def base(self, chunk_id: str) -> ObjectInfo | None: ...
+    def patch(
+        self, chunk_id: str, antecedents: Sequence[str], kind: str, base: str = ""
+    ) -> ObjectInfo | None: ...
     def patch_within(
         self,
         chunk_id: str,

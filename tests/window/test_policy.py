@@ -9,7 +9,7 @@ import torch
 
 from kamera import ChunkStore, KameraWindow, ReusePolicy
 from kamera.ops import apply_patch, form_patch, uniform_offset
-from kamera.patches.guarantee import GUARANTEES, at_least, prefilled_behind, weakest
+from kamera.patches import GUARANTEES, at_least, prefilled_behind, weakest
 from kamera.patches.near import divergence
 from kamera.patches.orderings import balanced, how_many, orderings
 from kamera.store import StoreAdmin
