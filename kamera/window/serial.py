@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import functools
-import threading
 from collections.abc import Callable
 from typing import Concatenate, ParamSpec, Protocol, TypeVar
+
+from kamera import forks
 
 Given = ParamSpec("Given")
 Result = TypeVar("Result")
@@ -14,7 +15,7 @@ Result = TypeVar("Result")
 class Locked(Protocol):
     """An object whose operations must not overlap."""
 
-    _lock: threading.RLock
+    _lock: forks.Lock
 
 
 Owner = TypeVar("Owner", bound=Locked)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import threading
 import weakref
 from collections.abc import Iterator
 from typing import overload
 
+from kamera import forks
 from kamera.content import Chunk
 from kamera.engines import Engine
 from kamera.patches import Anchor, Guarantee, weakest
@@ -33,7 +33,7 @@ class View:
     _bounds: Bounds
     _state: WindowState
     _terms: Terms
-    _lock: threading.RLock
+    _lock: forks.Lock
     _family: weakref.WeakSet[View]  # it and its forks
     _shown: tuple[WindowState, tuple[Slot, ...]] | None = None  # the slots of the state last asked for
 
