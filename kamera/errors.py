@@ -79,6 +79,17 @@ class UnknownSession(KameraError, KeyError):
         return str(self.args[0]) if self.args else ""
 
 
+class SessionConflict(KameraError):
+    """A session was continued elsewhere in the meantime; nothing that was answered is lost.
+
+    ``kept_as`` is the id under which a pool keeps this branch, None outside of pools.
+    """
+
+    def __init__(self, message: str, kept_as: str | None = None) -> None:
+        super().__init__(message)
+        self.kept_as = kept_as
+
+
 class UnsafeText(KameraError, ValueError):
     """A text spells a special token, and this tokenizer cannot encode it as text."""
 
@@ -152,7 +163,7 @@ class PinsFull(StoreError):
 
 
 class ForkedStore(StoreError):
-    """A store opened before a fork is used in the child process, which lacks its threads and locks."""
+    """A forked child uses what the fork cut off: its parent's store, a window in the midst of a change."""
 
 
 class RemoteUnavailable(StoreError):
@@ -193,6 +204,10 @@ class UnidentifiedMedia(KameraError, ValueError):
 
 class CorruptIndex(KameraError):
     """A file of the content index is damaged, or of an unknown format."""
+
+
+class UnusableIndex(KameraError):
+    """The file of a content index cannot be opened, read or written, or is no regular file."""
 
 
 class ForeignIndex(KameraError):

@@ -12,7 +12,14 @@ from kamera.content.media_tokens import Media
 from kamera.content.prefix import common_prefix
 from kamera.content.prompt import Seams
 from kamera.content.segment import Rendered, Segment, SegmentKind
-from kamera.content.template import ChatTemplate, Message, check_messages, media_items, tool_schema
+from kamera.content.template import (
+    ChatTemplate,
+    Message,
+    check_messages,
+    copied,
+    media_items,
+    tool_schema,
+)
 from kamera.content.turns import as_messages
 from kamera.content.video import Clip, load_clip, read_video
 
@@ -38,6 +45,7 @@ __all__ = [
     "as_messages",
     "check_messages",
     "common_prefix",
+    "copied",
     "exclusive_of",
     "load_clip",
     "load_image",

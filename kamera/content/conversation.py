@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
 import torch
 
+from kamera import forks
 from kamera.content.borders import LONGEST, line_borders, turn_borders
 from kamera.content.media_tokens import Media, MediaTokens, expand
 from kamera.content.prefix import common_prefix
@@ -34,7 +34,7 @@ class Conversations:
         self._opener = self._template.opener()
         self._media = MediaTokens(self._template)
         self._longest = longest
-        self._lock = threading.RLock()
+        self._lock = forks.Lock()
         self._placeholders: dict[str, int] = {}
         self._wrappers: dict[str, tuple[list[int], list[int]]] = {}
         self._checked: set[tuple[str, ...]] = set()

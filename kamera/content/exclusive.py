@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import os
-import threading
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from kamera import forks
+
 
 class Exclusive:
-    """One re-entrant lock. A process forked while it was held starts with a free one."""
+    """One re-entrant lock. A process forked while another thread held it starts with a free one."""
 
     def __init__(self) -> None:
-        self._lock = threading.RLock()
+        self._lock = forks.Lock()
 
     @contextmanager
     def alone(self) -> Iterator[None]:
@@ -22,12 +22,8 @@ class Exclusive:
         with self._lock:
             yield
 
-    def renew(self) -> None:
-        """Release it unconditionally, for a forked child."""
-        self._lock = threading.RLock()
 
-
-_making = threading.Lock()
+_making = forks.Lock()
 _known: weakref.WeakKeyDictionary[Any, Exclusive] = weakref.WeakKeyDictionary()
 
 
@@ -38,14 +34,3 @@ def exclusive_of(thing: Any) -> Exclusive:
             return _known.setdefault(thing, Exclusive())
         except TypeError:  # neither hashable nor weakly referable: its lock cannot be shared
             return Exclusive()
-
-
-def _in_a_child() -> None:
-    global _making
-    _making = threading.Lock()
-    for lock in list(_known.values()):
-        lock.renew()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_in_a_child)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -180,6 +181,16 @@ def media_items(messages: Sequence[Message]) -> list[dict[str, Any]]:
                 if kind != "text":
                     found.append({**item, "type": kind})
     return found
+
+
+def copied(message: Message) -> dict[str, Any]:
+    """A copy of a message down to its content items and tool calls; media themselves are not copied."""
+    content = message.get("content")
+    if isinstance(content, list | tuple):
+        content = [dict(item) if isinstance(item, dict) else item for item in content]
+    calls = copy.deepcopy(message["tool_calls"]) if "tool_calls" in message else None
+    out = {**message, "content": content} if "content" in message else dict(message)
+    return out if calls is None else {**out, "tool_calls": calls}
 
 
 def check_messages(messages: Sequence[Any]) -> None:

@@ -5,7 +5,7 @@ from kamera.edits.difference import Difference, difference
 from kamera.edits.directive import Directive, Edit, Mode, Snap, Unit, resolve
 from kamera.edits.messages import edited_messages
 from kamera.edits.pieces import Fresh, Kept, Piece, pieces
-from kamera.edits.policy import EditPolicy, edited
+from kamera.edits.policy import EditPolicy, edited, same
 from kamera.edits.verbs import Decay, Evict, Pin, Share, Span, Verb
 
 __all__ = [
@@ -31,4 +31,5 @@ __all__ = [
     "pieces",
     "policies",
     "resolve",
+    "same",
 ]

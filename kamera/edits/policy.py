@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from kamera.content import Message
+from kamera.content import Message, copied
 from kamera.errors import EditPolicyFailed
 
 EditPolicy = Callable[[Sequence[Message], int], Sequence[Message]]
@@ -19,11 +19,11 @@ def edited(policy: EditPolicy, messages: Sequence[Message], turn: int) -> list[d
     arguments, or returns another result for equal arguments.
     """
     name = getattr(policy, "__name__", type(policy).__name__)
-    given = [_copied(m) for m in messages]
+    given = [copied(m) for m in messages]
     first = _asked(policy, given, turn, name)
-    if not _same(given, messages):
+    if not same(given, messages):
         raise EditPolicyFailed(f"edit policy {name} modified the messages it was given: return new ones")
-    if not _same(_asked(policy, given, turn, name), first):
+    if not same(_asked(policy, given, turn, name), first):
         raise EditPolicyFailed(
             f"edit policy {name} gives two results for equal arguments (turn {turn}): its result must depend "
             "on its arguments alone"
@@ -59,12 +59,12 @@ def _copied(value: Any) -> Any:
     return value
 
 
-def _same(one: Any, other: Any) -> bool:
-    """Equality, with media compared by identity: arrays and tensors have no truth value."""
+def same(one: Any, other: Any) -> bool:
+    """Equality of messages or their parts; media are compared by identity, as arrays have no truth value."""
     if isinstance(one, dict) and isinstance(other, dict):
-        return one.keys() == other.keys() and all(_same(one[k], other[k]) for k in one)
+        return one.keys() == other.keys() and all(same(one[k], other[k]) for k in one)
     if isinstance(one, list | tuple) and isinstance(other, list | tuple):
-        return len(one) == len(other) and all(map(_same, one, other))
+        return len(one) == len(other) and all(map(same, one, other))
     if isinstance(one, str | int | float | bool | None) and isinstance(
         other, str | int | float | bool | None
     ):

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import NamedTuple
 
+from kamera import forks
 from kamera.engines.base import Engine, Work
 
 
@@ -47,7 +47,7 @@ class Account:
     """Counts the work of one window, session or pool, of all its threads; equal to hooks on the model."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = forks.Lock()
         self._now = Spent()
         self._later = Spent()
 

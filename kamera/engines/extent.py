@@ -7,12 +7,13 @@ chunks' extents. This is tested for each chunk.
 
 from __future__ import annotations
 
-import threading
 from collections import OrderedDict
 from collections.abc import Callable, Container, Mapping, Sequence
 from typing import NamedTuple
 
 import torch
+
+from kamera import forks
 
 _HELD = 4096  # chunks: 24 bytes a token each
 _TEXT = 5  # tokens of text in front of a chunk under test
@@ -39,7 +40,7 @@ class Extents:
     def __init__(self, positions: Positions) -> None:
         self._positions = positions
         self._known: OrderedDict[str, Extent | None] = OrderedDict()
-        self._lock = threading.Lock()
+        self._lock = forks.Lock()
 
     def of(self, chunk_id: str, ids: torch.Tensor, inputs: Mapping[str, torch.Tensor]) -> Extent | None:
         """The extent of a chunk; None if positions with it are no such sum."""

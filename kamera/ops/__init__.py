@@ -121,6 +121,6 @@ __all__ = [
     "triples_of",
     "turn_factors",
     "uniform_offset",
-    "whole_lists",
     "weakest",
+    "whole_lists",
 ]

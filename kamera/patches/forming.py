@@ -11,8 +11,8 @@ from typing import Literal, get_args
 
 import torch
 
+from kamera import forks
 from kamera.ops import Deltas, Patch
-from kamera.store import forks
 
 FormingRule = Literal["now", "background"]
 """Time at which a patch is factored and stored: within the operation that ran its forward, or after it."""

@@ -8,8 +8,8 @@ import weakref
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
+from kamera import forks
 from kamera.engines import Engine, later, open_accounts
-from kamera.store import forks
 
 LIMIT = 8
 """Maximum of pieces that wait: each may hold the KV of a window."""
@@ -65,7 +65,7 @@ class Later:
 
 
 _queues: weakref.WeakKeyDictionary[Engine, Later] = weakref.WeakKeyDictionary()
-_making = threading.Lock()
+_making = forks.Lock()
 
 
 def later_of(backbone: Engine) -> Later:

@@ -7,7 +7,6 @@ model, for this chunk and these antecedents: no certificate has to foretell it.
 from __future__ import annotations
 
 import logging
-import threading
 from collections import OrderedDict
 from collections.abc import Sequence
 from contextvars import Context
@@ -15,6 +14,7 @@ from dataclasses import dataclass
 
 import torch
 
+from kamera import forks
 from kamera.engines import Engine, Span
 from kamera.errors import KameraError
 from kamera.ops import KV, Deltas, PatchBudget, Proof, Sized, compared
@@ -75,7 +75,7 @@ class Prover:
         self.tolerance = tolerance
         self._backbone = backbone
         self._anchor = anchor
-        self._lock = threading.Lock()
+        self._lock = forks.Lock()
         self._asked: OrderedDict[tuple[int, ...], torch.Tensor] = OrderedDict()
 
     def heard(self, ids: torch.Tensor) -> None:

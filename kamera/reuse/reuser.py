@@ -55,6 +55,7 @@ class ReusePlan:
         self._reuser = reuser
         self._arrangement = arrangement
         self._prefetch: Prefetch | None = None
+        self._ran = False
 
     @property
     def admissions(self) -> tuple[Admission, ...]:
@@ -76,7 +77,14 @@ class ReusePlan:
         return self._prefetch
 
     def run(self) -> Reused:
-        """Prefill misses, place hits; new segments are stored as the policy says. Run it once."""
+        """Prefill misses, place hits; new segments are stored as the policy says.
+
+        The window is the caller's from then on, so a plan runs once. Raises `ValueError` for a second time,
+        also after an error.
+        """
+        if self._ran:
+            raise ValueError("this plan has run: prepare the prompt again")
+        self._ran = True
         window = self._arrangement.window
         if len(self.question):
             window.expect(self.question)
@@ -160,10 +168,14 @@ class Reuser:
         return ReusePlan(self, arrangement, prefix, pieces.ids[pieces.question :])
 
     def hold(self, window: KameraWindow) -> None:
-        """Keep a window for later prompts that begin as it does; the oldest goes."""
-        anchor = tuple(window.anchor.input_ids.tolist())
-        name = (anchor, tuple(slot.chunk_id for slot in window.slots))
-        self._windows[name] = _Held(window, window.input_ids)
+        """Keep a fork of a window for later prompts that begin as it does; the oldest goes.
+
+        The window itself stays the caller's: what happens in it later reaches no prompt.
+        """
+        held = window.fork()
+        anchor = tuple(held.anchor.input_ids.tolist())
+        name = (anchor, tuple(slot.chunk_id for slot in held.slots))
+        self._windows[name] = _Held(held, held.input_ids)
         self._windows.move_to_end(name)
         while len(self._windows) > max(1, self._most):
             self._windows.popitem(last=False)
@@ -195,7 +207,7 @@ class Reuser:
 
 
 class _Held(NamedTuple):
-    """A window and its tokens."""
+    """A window that nobody else has, and its tokens."""
 
     window: KameraWindow
     ids: torch.Tensor

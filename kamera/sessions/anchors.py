@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import threading
 from collections import OrderedDict
 
 import torch
 
+from kamera import forks
 from kamera.engines.hf import Backbone
 from kamera.ops import tensor_digest
 from kamera.store import ChunkStore
@@ -34,7 +34,7 @@ class Anchors:
         self.max_tokens = max_tokens
         self.policy = policy
         self._held = held
-        self._lock = threading.RLock()
+        self._lock = forks.Lock()
         self._windows: OrderedDict[str, KameraWindow] = OrderedDict()
 
     def open(self, ids: torch.Tensor) -> KameraWindow:

@@ -11,18 +11,20 @@ from typing import Any
 
 import torch
 
-from kamera.content import Chunk, Conversations, Message, Rendered, check_messages
-from kamera.edits import Directive, EditPolicy, Snap, Verb, edited, edited_messages
+from kamera.content import Chunk, Conversations, Message, Rendered, check_messages, copied
+from kamera.edits import Directive, EditPolicy, Evict, Snap, Verb, edited, edited_messages
 from kamera.engines.hf import Backbone
 from kamera.errors import ProcessorRequired
 from kamera.reuse import Admission, Arrangement, Calibration, calibration_of
 from kamera.sessions.anchors import Anchors
+from kamera.sessions.document import locked
 from kamera.sessions.layout import Layout
 from kamera.sessions.modes import SessionMode, check_mode
 from kamera.sessions.showing import State, shown
 from kamera.sessions.timers import aged
 from kamera.sessions.tool_calls import tool_calls
 from kamera.sessions.turn import Stopwatch, Turn, TurnReport
+from kamera.sessions.turns import Turns
 from kamera.sessions.uncached import UNCACHEABLE, plain_answer, plain_logits
 from kamera.sessions.verbs import VerbReport, applied_verb
 from kamera.store import ChunkStore
@@ -52,8 +54,10 @@ class ChatSession:
     ``clock`` returns seconds since 1970, for timers (`kamera.edits.Decay`).
 
     A turn works on a branch of the window, which replaces the window when the answer is complete: an error,
-    also of a streamer, leaves the session unchanged. One thread at a time may use a session; `fork` is
-    always allowed. Raises ProcessorRequired for a backbone without a processor or chat template.
+    also of a streamer, leaves the session unchanged. Turns and edits of several threads run one after
+    another, and each goes on from the last; what names the history as a caller saw it (a whole history,
+    directives) raises SessionConflict if another thread changed it while the call waited. `fork` never
+    waits. Raises ProcessorRequired for a backbone without a processor or chat template.
     """
 
     def __init__(
@@ -117,6 +121,7 @@ class ChatSession:
         self._conversations = conversations
         self._edit_policy = edit_policy
         self._state = State()
+        self._turns = Turns()
         self._clock = time.time
         self._reuses = bool(reuse)
         self._calibration = None if isinstance(reuse, bool) else calibration_of(reuse)
@@ -128,19 +133,28 @@ class ChatSession:
 
     @property
     def messages(self) -> list[dict[str, Any]]:
-        """The history, answers included, before the edit policy."""
-        return [dict(message) for message in self._state.messages]
+        """A copy of the history, answers included, before the edit policy."""
+        return [copied(message) for message in self._state.messages]
 
     @property
     def prompt_ids(self) -> torch.Tensor:
-        """Tokens of the last prompt, int64 ``[tokens]``, from the chat template over the conversation."""
+        """A copy of the last prompt's tokens, int64 ``[tokens]``: the chat template over the conversation."""
         ids = self._state.ids
-        return torch.empty(0, dtype=torch.int64) if ids is None else ids
+        return torch.empty(0, dtype=torch.int64) if ids is None else ids.clone()
 
     @property
     def window(self) -> KameraWindow | None:
-        """The window of the last prompt that a window could hold; None before the first."""
-        return self._state.window
+        """A fork of the window of the last prompt that a window could hold; None before the first.
+
+        What is done in it changes nothing in the session.
+        """
+        window = self._state.window
+        return None if window is None else self._anchors.fork(window)
+
+    @property
+    def state(self) -> State:
+        """What stands: the history, and the window itself, which nobody else may change."""
+        return self._state
 
     @property
     def layout(self) -> Layout | None:
@@ -166,7 +180,8 @@ class ChatSession:
         answer alone sees: neither the history nor any later token has seen them, in every mode, as in a run
         with this answer and without them. ``options`` (max_new_tokens, do_sample,
         stop_strings, streamer, …) go to ``generate`` of transformers. Raises EditPolicyFailed, `ValueError`
-        for more than one sequence, and the errors of `Conversations.render` and of the window.
+        for more than one sequence, SessionConflict for a list that lacks what another thread was answered
+        meanwhile, and the errors of `Conversations.render` and of the window.
         """
         if int(options.get("num_return_sequences") or 1) > 1:
             raise ValueError(f"num_return_sequences={options['num_return_sequences']}: a turn has one answer")
@@ -175,7 +190,21 @@ class ChatSession:
             options.setdefault("tokenizer", getattr(processor, "tokenizer", processor))
         watch = Stopwatch()
         options["logits_processor"] = [*(options.get("logits_processor") or ()), watch]
+        with self._turns.taken(self._state) as seen:
+            return self._answered(seen, messages, append, scratch, watch, options)
+
+    def _answered(
+        self,
+        seen: State,
+        messages: str | Message | Sequence[Message],
+        append: bool,
+        scratch: Sequence[Message],
+        watch: Stopwatch,
+        options: dict[str, Any],
+    ) -> Turn:
+        """The turn of `send`, for a caller who last saw ``seen``."""
         history = self._history(messages, append)
+        self._state.check_seen(seen, history)
         shaped = self._shaped(history)
         try:
             state, report = self._shown(shaped, [self.mode])
@@ -193,7 +222,7 @@ class ChatSession:
             text = branch.asked.generate(branch.question, **options)
         answer = {"role": "assistant", "content": text}
         timers, notes = aged(state.timers, state.turn + 1, self._clock(), self.store)
-        self._state = replace(state, messages=(*history, answer), turn=state.turn + 1, timers=timers)
+        self._state = state.changed(messages=(*history, answer), turn=state.turn + 1, timers=timers)
         report = replace(report, notes=(*report.notes, *notes), first_token=watch.seconds)
         return Turn(text, tool_calls(text), report)
 
@@ -204,15 +233,16 @@ class ChatSession:
 
         ``messages`` as for `send`; None means the present history.
         """
-        shaped = self._shaped(self._history(messages, append))
-        try:
-            state, _ = self._shown(shaped, [self.mode])
-        except UNCACHEABLE:
-            if not self.uncached:
-                raise
-            return plain_logits(self.backbone, self._conversations.whole(shaped, tools=self.tools))
-        logits = state.asked.next_token_logits(state.question)
-        self._state = state
+        with self._turns.taken(self._state):
+            shaped = self._shaped(self._history(messages, append))
+            try:
+                state, _ = self._shown(shaped, [self.mode])
+            except UNCACHEABLE:
+                if not self.uncached:
+                    raise
+                return plain_logits(self.backbone, self._conversations.whole(shaped, tools=self.tools))
+            logits = state.asked.next_token_logits(state.question)
+            self._state = state
         return logits
 
     def edit(self, directives: Sequence[Directive], *, snap: Snap = "refuse") -> TurnReport:
@@ -220,13 +250,19 @@ class ChatSession:
 
         Their indices refer to `rendered` before any of them (see `edited_messages`). The strictest of
         several modes applies to all, because segments after one edit are also after the earlier ones.
-        Raises InvalidDirective, and the errors of `send` for a prompt that no window can hold.
+        Raises InvalidDirective, SessionConflict if another thread changed the history meanwhile, and the
+        errors of `send` for a prompt that no window can hold.
         """
+        with self._turns.taken(self._state) as seen:
+            self._state.check_seen(seen)
+            return self._edited(directives, snap)
+
+    def _edited(self, directives: Sequence[Directive], snap: Snap) -> TurnReport:
         history = edited_messages(
             self._conversations, self._state.messages, directives, tools=self.tools, snap=snap
         )
         state, report = self._shown(self._shaped(history), [d.mode for d in directives])
-        self._state = replace(state, messages=tuple(history))
+        self._state = state.changed(messages=tuple(history))
         return report
 
     def apply(self, verb: Verb) -> VerbReport:
@@ -237,9 +273,13 @@ class ChatSession:
         outside of the window, PinsFull over the store's cap, IncompatibleChunk for a store to share with that
         cannot hold them, and the errors of `edit`.
         """
-        report = applied_verb(self, self._anchors, verb, self._state.turn, self._clock())
-        if report.timer is not None:
-            self._state = replace(self._state, timers=(*self._state.timers, report.timer))
+        with self._turns.taken(self._state) as seen:
+            self._state.check_seen(seen)
+            report = applied_verb(self, self._anchors, verb, self._clock())
+            if isinstance(verb, Evict):
+                report = replace(report, turn=self._edited([verb.directive], "refuse"))
+            if report.timer is not None:
+                self._state = self._state.changed(timers=(*self._state.timers, report.timer))
         return report
 
     def fork(self) -> ChatSession:
@@ -247,19 +287,22 @@ class ChatSession:
 
         During an answer the fork has the history before it.
         """
-        return copy.copy(self)  # turns write to a branch, never to a session's window
+        branch = copy.copy(self)  # turns write to a branch, never to a session's window
+        branch._turns = Turns()
+        return branch
 
     def save(self, path: str | Path, *, session_id: str | None = None) -> None:
         """Write the session to a directory of its own: history, pictures (as PNG), the window bit for bit.
 
         Replaces a session saved there in one step. ``session_id`` is noted as its id in a pool. An
-        ``edit_policy`` is code and is not saved. Raises StoreError if the operating system refuses or the
-        directory holds other files, `ValueError` for a message that JSON cannot hold, UnreadableMedia for a
-        missing picture.
+        ``edit_policy`` is code and is not saved. Raises SessionConflict if this session was saved there and
+        another went on from it, StoreError if the operating system refuses or the directory holds other
+        files, `ValueError` for a message that JSON cannot hold, UnreadableMedia for a missing picture.
         """
         from kamera.sessions.persist import save_session
 
-        save_session(Path(path), self, self._anchors, self._state, session_id)
+        with locked(Path(path)):
+            save_session(Path(path), self, self._anchors, self._state, session_id)
 
     @classmethod
     def load(
@@ -274,8 +317,9 @@ class ChatSession:
     ) -> ChatSession:
         """A saved session with its window; nothing in the window is prefilled again.
 
-        Raises StoreError if there is none, CorruptChunk for a damaged one, StoreVersionError for one of
-        another format, IncompatibleChunk for another model or tenant.
+        Raises StoreError if there is none, CorruptChunk for a damaged one or a file of another session's,
+        ForeignObject for one that was saved under another secret than the store's, StoreVersionError for one
+        of another format, IncompatibleChunk for another model or tenant.
         """
         from kamera.sessions.persist import load_session
 
@@ -299,9 +343,9 @@ class ChatSession:
             return (*before, {"role": "user", "content": messages})
         if isinstance(messages, Mapping):
             check_messages([messages])
-            return (*before, dict(messages))
+            return (*before, copied(messages))
         check_messages(messages)
-        given = tuple(dict(message) for message in messages)
+        given = tuple(copied(message) for message in messages)
         return (*before, *given) if append else given
 
     def _shaped(self, history: Sequence[Message]) -> list[Message]:

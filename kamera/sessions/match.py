@@ -55,7 +55,7 @@ def shaped_prompt(
 
 def candidate(session: ChatSession) -> Candidate | None:
     """The session as a candidate; None if it has no window."""
-    layout, window = session.layout, session.window
+    layout, window = session.layout, session.state.window
     if layout is None or window is None:
         return None
     return Candidate(layout, window.guarantee, laxest(session.mode, window.policy.minimum))

@@ -14,7 +14,8 @@ class PoolMetrics:
     matched session was busy, so a fork answered. ``too_little``: a session shared fewer than ``min_tokens``.
     ``tainted``: a session was skipped because its KV is conditioned on content outside its prompt.
     ``unknown``: the id did not exist. ``failed``: nothing was published. ``uncached``: the plain model
-    answered. ``saved``, ``unsaved``: saves that were completed, and that failed. ``evicted_count``,
+    answered. ``saved``, ``unsaved``: saves that were completed, and that failed. ``conflicts``: sessions
+    that another process had continued, whose branch here was saved under an id of its own. ``evicted_count``,
     ``evicted_bytes``: sessions evicted from memory by either limit. ``evicted_saved``: saved sessions removed
     by theirs. ``anchors``: system prompts prefilled.
     """
@@ -33,6 +34,7 @@ class PoolMetrics:
     uncached: int = 0
     saved: int = 0
     unsaved: int = 0
+    conflicts: int = 0
     evicted_count: int = 0
     evicted_bytes: int = 0
     evicted_saved: int = 0

@@ -1,7 +1,8 @@
-"""Save and load a session: one JSON file, PNG files named by their content, and a saved window.
+"""Save and load a session: its document, PNG files named by their content, and a saved window.
 
-``session.json`` is published last, by one rename, and names everything else: the pictures by their SHA-256,
-the window by its directory. A process that is killed before the rename leaves the old session. No pickle.
+The document (`kamera.sessions.document`) is published last, by one rename, and names everything else by
+digest. A process that is killed before the rename leaves the old session. What was answered is never
+replaced by a session that does not go on from it: a save compares the changes that made both.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import hashlib
 import io
 import json
 import os
-import secrets
+import re
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -23,30 +24,49 @@ from PIL import Image
 
 from kamera.content import Clip, Rendered, Segment, load_clip, load_image, tool_schema
 from kamera.engines.hf import Backbone
-from kamera.errors import CorruptChunk, IncompatibleChunk, StoreError, StoreVersionError
+from kamera.errors import CorruptChunk, IncompatibleChunk, SessionConflict, StoreError
+from kamera.sessions.document import (
+    ASIDE,
+    FILE,
+    VERSION,
+    Document,
+    is_document,
+    publish,
+    read_document,
+    sealed,
+    timer_of,
+    window_name,
+)
 from kamera.sessions.layout import Layout
-from kamera.sessions.timers import Timer
-from kamera.store import ChunkStore
-from kamera.window import KameraWindow, ReusePolicy
+from kamera.store import ChunkStore, Folder
+from kamera.window import KameraWindow, ReusePolicy, well_formed
 
 if TYPE_CHECKING:
     from kamera.sessions.anchors import Anchors
     from kamera.sessions.chat import ChatSession
     from kamera.sessions.showing import State
 
-VERSION = 1
-"""The only format of a saved session that is written and read."""
-
-FILE = "session.json"
-_MEDIA, _WINDOW, _ASIDE = "media", "window-", ".session-"
+_MEDIA, _WINDOW = "media", "window-"
+_PICTURE = re.compile(r"[0-9a-f]{64}\.png")
 
 
 def save_session(
-    path: Path, session: ChatSession, anchors: Anchors, state: State, name: str | None = None
+    path: Path,
+    session: ChatSession,
+    anchors: Anchors,
+    state: State,
+    name: str | None = None,
+    *,
+    apart: bool = False,
 ) -> None:
-    """Write ``state`` of ``session`` to the directory ``path``; ``name`` is its id in a pool."""
+    """Write ``state`` of ``session`` to the directory ``path``, whose lock is held; ``name`` is its pool id.
+
+    Raises SessionConflict, and writes nothing, if the session saved there has gone on without this one:
+    changes of its own came after those that both share. ``apart``: also if they share none.
+    """
     files: dict[str, bytes] = {}
-    document: dict[str, Any] = {
+    window = state.window
+    document: Document = {
         "version": VERSION,
         "id": name,
         "fingerprint": session.backbone.fingerprint,
@@ -58,64 +78,74 @@ def save_session(
         "max_tokens": anchors.max_tokens,
         "messages": [_put_message(m, files) for m in state.messages],
         "turn": state.turn,
+        "changes": list(state.changes),
         "timers": [asdict(timer) for timer in state.timers],
         "ids": None if state.ids is None else state.ids.tolist(),
         "layout": None if state.layout is None else _put_layout(state.layout),
-        "window": None if state.window is None else f"{_WINDOW}{secrets.token_hex(8)}",
-        "guarantee": None if state.window is None else state.window.guarantee,
-        "minimum": None if state.window is None else state.window.policy.minimum,
+        "window": None if window is None else {"folder": window_name(), "sha256": ""},
+        "guarantee": None if window is None else window.guarantee,
+        "minimum": None if window is None else window.policy.minimum,
     }
-    data = _sealed(document)
+    sealed(document, session.store)  # raises before anything is written
     try:
-        path.mkdir(parents=True, exist_ok=True)
         _check_ours(path)
+        _check_order(path, state, name, apart)
         (path / _MEDIA).mkdir(exist_ok=True)
-        for name, content in files.items():
-            if not (path / _MEDIA / name).exists():
-                _publish(path / _MEDIA, name, content)
-        if state.window is not None:
-            state.window.save(path / document["window"])
-        _publish(path, FILE, data)
-        _clear(path, document["window"], set(files))
+        for file, content in files.items():
+            if not (path / _MEDIA / file).exists():
+                publish(path / _MEDIA, file, content)
+        if window is not None:
+            document["window"]["sha256"] = window.save(path / document["window"]["folder"])
+        publish(path, FILE, sealed(document, session.store))
+        _clear(path, None if window is None else document["window"]["folder"], set(files))
     except OSError as error:
         raise StoreError(f"the session cannot be saved at {str(path)!r}: {error}") from None
 
 
 def load_session(
-    path: Path, backbone: Backbone, store: ChunkStore, *, messages_only: bool = False
+    path: Path,
+    backbone: Backbone,
+    store: ChunkStore,
+    name: str | None = None,
+    *,
+    messages_only: bool = False,
 ) -> tuple[dict[str, Any], State, ReusePolicy | None, int | None]:
     """Settings of the session saved at ``path``, its state, its reuse policy and its limit of tokens.
 
-    ``messages_only``: the state has neither window nor layout, so that the next turn renders all of it.
+    ``name`` is the id it must have. ``messages_only``: the state has neither window nor layout, so that the
+    next turn renders all of it.
     """
     from kamera.sessions.showing import State
 
     where = path / FILE
-    document = read_session(where)
-    for name, here in (("fingerprint", backbone.fingerprint), ("tenant", store.tenant)):
-        if document[name] != here:
+    document = read_document(path, store, name)
+    for field, here in (("fingerprint", backbone.fingerprint), ("tenant", store.tenant)):
+        if document[field] != here:
             raise IncompatibleChunk(
-                f"the session at {str(path)!r} is of {name} {document[name][:12]!r}, this is {here[:12]!r}: "
-                "load it with the model and the tenant that made it"
+                f"the session at {str(path)!r} is of {field} {document[field][:12]!r}, this is "
+                f"{here[:12]!r}: load it with the model and the tenant that made it"
             )
-    messages = tuple(_get_message(m, path / _MEDIA) for m in document["messages"])
-    ids = None if document["ids"] is None else torch.tensor(document["ids"], dtype=torch.int64)
-    layout = None if document["layout"] is None else layout_of(document["layout"])
+    with well_formed(where):
+        messages = tuple(_get_message(m, path / _MEDIA) for m in document["messages"])
+        ids = None if document["ids"] is None else torch.tensor(document["ids"], dtype=torch.int64)
+        layout = None if document["layout"] is None else layout_of(document["layout"])
+        settings = {name: document[name] for name in ("mode", "uncached", "tools")}
+        policy = None if document["policy"] is None else ReusePolicy(**document["policy"])
+        timers = tuple(timer_of(timer) for timer in document["timers"])
     window = None
     if messages_only:
         ids = layout = None
     elif document["window"] is not None:
-        window = KameraWindow.load(path / document["window"], backbone, store)
         assert layout is not None
+        held = document["window"]
+        window = KameraWindow.load(path / held["folder"], backbone, store, digest=held["sha256"])
         lengths = [
             layout.prompt.segments[b - 1].stop - layout.prompt.segments[a].start for a, b in layout.runs
         ]
         if lengths != [slot.length for slot in window.slots]:
             raise CorruptChunk(f"{str(where)!r} and its window are of different sessions")
-    settings = {name: document[name] for name in ("mode", "uncached", "tools")}
-    policy = None if document["policy"] is None else ReusePolicy(**document["policy"])
-    timers = tuple(Timer(**{**timer, "chunks": tuple(timer["chunks"])}) for timer in document["timers"])
-    state = State(messages, document["turn"], ids, layout, window, timers=timers)
+    changes = tuple(document["changes"])
+    state = State(messages, document["turn"], ids, layout, window, timers=timers, changes=changes)
     return settings, state, policy, document["max_tokens"]
 
 
@@ -189,8 +219,11 @@ def _get_item(item: Any, media: Path) -> Any:
 
 def _get_picture(name: str, media: Path) -> Image.Image:
     where = media / name
+    if not _PICTURE.fullmatch(name):
+        raise ValueError(f"{name!r} is no picture's digest")
     try:
-        data = where.read_bytes()
+        with Folder.at(media) as folder:
+            data, _ = folder.read(name)
     except OSError as error:
         raise CorruptChunk(f"a picture of the session is missing: {error}") from None
     if f"{hashlib.sha256(data).hexdigest()}.png" != name:
@@ -214,79 +247,59 @@ def _put_layout(layout: Layout) -> dict[str, Any]:
 
 
 def layout_of(held: dict[str, Any]) -> Layout:
-    """The layout that a document holds."""
-    segments = tuple(Segment(**{**s, "messages": tuple(s["messages"])}) for s in held["segments"])
+    """The layout that a document holds. Raises ValueError, TypeError or LookupError for none."""
+    segments = tuple(Segment(**{**s, "messages": _span(s["messages"])}) for s in held["segments"])
     ids = torch.tensor(held["ids"], dtype=torch.int64)
-    turns, tags, runs = (tuple((a, b) for a, b in held[name]) for name in ("turns", "tags", "runs"))
+    turns, tags, runs = (tuple(map(_span, held[name])) for name in ("turns", "tags", "runs"))
+    stops = [0, *(segment.stop for segment in segments)]
+    if [segment.start for segment in segments] != stops[:-1] or held["stable"] != stops[-1]:
+        raise ValueError("the segments of a prompt follow one another")
+    if not all(0 <= first < last <= len(segments) for first, last in runs) or stops[-1] > len(ids):
+        raise ValueError("a window's runs are segments of its prompt")
+    if not all(isinstance(segment.id, str) for segment in segments):
+        raise TypeError("a segment has an id")
     return Layout(Rendered(ids, segments, held["stable"], turns, tags), runs)
+
+
+def _span(held: Sequence[int]) -> tuple[int, int]:
+    first, last = held
+    if type(first) is not int or type(last) is not int:
+        raise TypeError("a span is of whole numbers")
+    return first, last
 
 
 # -- files -------------------------------------------------------------------------------------
 
 
-def _sealed(document: Mapping[str, Any]) -> bytes:
-    """The document as JSON, after a line with its SHA-256."""
-    try:
-        # not sorted: a template writes the keys of tools and arguments in their order
-        body = json.dumps(document, allow_nan=False).encode()
-    except (TypeError, ValueError) as error:
-        raise ValueError(f"the session cannot be saved: {error}") from None
-    seal = {"kamera": "session", "sha256": hashlib.sha256(body).hexdigest()}
-    return json.dumps(seal).encode() + b"\n" + body + b"\n"
-
-
-def read_session(where: Path) -> dict[str, Any]:
-    """The document of a ``session.json``; raises as `ChatSession.load`."""
-    try:
-        data = where.read_bytes()
-    except (FileNotFoundError, NotADirectoryError):
-        raise StoreError(f"no saved session at {str(where.parent)!r}: it has no {FILE}") from None
-    except OSError as error:
-        raise StoreError(f"{str(where)!r} cannot be read: {error}") from None
-    seal = _seal_of(data)
-    if seal is None:
-        raise CorruptChunk(f"{str(where)!r} is damaged or not a Kamera session: its first line is no seal")
-    body = data[data.index(b"\n") + 1 : -1]
-    if data[-1:] != b"\n" or hashlib.sha256(body).hexdigest() != seal.get("sha256"):
-        raise CorruptChunk(f"{str(where)!r} is damaged: its digest does not match")
-    document: dict[str, Any] = json.loads(body)
-    if document["version"] != VERSION:
-        raise StoreVersionError(
-            f"{str(where)!r} is of session format {document['version']}, this version reads {VERSION}: open "
-            "it with the version that wrote it and save it again"
-        )
-    return document
-
-
-def _seal_of(data: bytes) -> dict[str, Any] | None:
-    try:
-        seal = json.loads(data.partition(b"\n")[0])
-    except (ValueError, RecursionError):
-        return None
-    return seal if isinstance(seal, dict) and seal.get("kamera") == "session" else None
-
-
-def _publish(folder: Path, name: str, data: bytes) -> None:
-    aside = folder / f"{_ASIDE}{secrets.token_hex(8)}.tmp"
-    try:
-        with open(aside, "xb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(aside, folder / name)
-    finally:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(aside)
-
-
 def _check_ours(path: Path) -> None:
     """Raise StoreError unless the directory is empty or holds a session, which may be replaced."""
-    names = sorted(os.listdir(path))
-    if not names or ((path / FILE).is_file() and _seal_of((path / FILE).read_bytes()) is not None):
-        return
-    if all(n == _MEDIA or n.startswith((_WINDOW, _ASIDE)) for n in names):
+    with Folder.at(path) as folder:
+        names = folder.names()
+        if not names or is_document(folder):
+            return
+    if all(n == _MEDIA or n.startswith((_WINDOW, ASIDE)) for n in names):
         return  # a save that was killed before it published
-    raise StoreError(f"{str(path)!r} is not a saved session: it holds {names[0]!r}; give a new directory")
+    other = FILE if FILE in names else names[0]
+    raise StoreError(f"{str(path)!r} is not a saved session: it holds {other!r}; give a new directory")
+
+
+def _check_order(path: Path, state: State, name: str | None, apart: bool) -> None:
+    """Raise SessionConflict if the session saved there has gone on without ``state``.
+
+    What is damaged or displaced is no session. Raises StoreVersionError for one of another format.
+    """
+    try:
+        there = read_document(path, name=name)
+    except (CorruptChunk, StoreError):
+        return
+    changes = there["changes"]
+    if not changes or changes[-1] in state.changes:
+        return
+    if apart or set(changes) & set(state.changes):
+        raise SessionConflict(
+            f"the session at {str(path)!r} was continued elsewhere: {there['turn']} answers are there, "
+            f"{state.turn} others here; load it again, or save this branch in another directory"
+        )
 
 
 def _clear(path: Path, window: str | None, media: set[str]) -> None:

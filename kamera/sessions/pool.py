@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import secrets
-import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from kamera import forks
 from kamera.content import Message, Rendered
 from kamera.edits import EditPolicy
 from kamera.engines.hf import Backbone
@@ -59,8 +59,10 @@ class SessionPool:
 
     ``save`` is a directory to which each session is saved after each complete answer, by a thread behind the
     answers: a killed process loses at most a session's last turn. A request finds saved sessions as it finds
-    those in memory, also those of another process, and evicted ones (docs/sessions.md). Over
-    ``max_saved_bytes`` the sessions saved longest ago are removed from it.
+    those in memory, also those of another process, and evicted ones (docs/sessions.md). If another process
+    continues a session at the same time, the branch that is saved second goes on under another id
+    (`Turn.session_id`), and `flush` raises SessionConflict. Over ``max_saved_bytes`` the sessions saved
+    longest ago are removed from it.
 
     Raises CertificateMismatch or InvalidCertificate for a calibration that does not apply.
     """
@@ -110,7 +112,7 @@ class SessionPool:
         self._edit_policy = edit_policy
         self._conversations = conversations_of(backbone)
         self._saved = None if save is None else SavedSessions(save, max_saved_bytes)
-        self._lock = threading.Lock()
+        self._lock = forks.Lock()
         self._entries: OrderedDict[tuple[str, str], _Entry] = OrderedDict()  # by tenant and id, oldest first
         self._anchors: dict[str, Anchors] = {}
         self._counts = dict.fromkeys((f.name for f in fields(PoolMetrics)), 0)
@@ -132,6 +134,7 @@ class SessionPool:
         messages to a saved session those of `ChatSession.load`.
         """
         whose = self._tenant(tenant)
+        session_id = self._named(whose, session_id)
         name, entry = self._reserved(messages, session_id, whose, tools)
         try:
             turn = entry.session.send(messages, **options)
@@ -139,10 +142,10 @@ class SessionPool:
             with self._lock:
                 self._counts["failed"] += 1
                 entry.busy = False
-                if entry.session.window is None and not entry.session.messages:
+                if entry.session.state.window is None and not entry.session.messages:
                     self._entries.pop((whose, name), None)  # it was opened for this request
             raise
-        self._publish((whose, name), entry, turn)
+        name = self._publish((whose, name), entry, turn)
         return Turn(turn.text, turn.tool_calls, turn.report, name)
 
     def session(self, session_id: str, tenant: str | None = None) -> ChatSession:
@@ -151,6 +154,8 @@ class SessionPool:
         Raises UnknownSession, and for a saved one the errors of `ChatSession.load`.
         """
         whose = self._tenant(tenant)
+        session_id = self._named(whose, session_id) or session_id
+        self._let_go(whose, session_id)
         with self._lock:
             entry = self._entries.get((whose, session_id))
             session = None if entry is None else entry.session.fork()
@@ -163,14 +168,18 @@ class SessionPool:
         """Remove a session, saved ones too; a busy one after its answer. Raises UnknownSession."""
         whose = self._tenant(tenant)
         with self._lock:
-            held = self._entries.pop((whose, session_id), None) is not None
+            names = {session_id, self._named(whose, session_id)}
+            held = any([self._entries.pop((whose, name), None) for name in names if name is not None])
         if self._saved is not None:
             held = self._saved.remove(whose, session_id) or held
         if not held:
             raise UnknownSession(f"no session {session_id!r} in this pool: it may have been evicted")
 
     def flush(self) -> None:
-        """Wait until all sessions are saved; raises the first error that kept one from it since the last."""
+        """Wait until all sessions are saved; raises the first error that kept one from it since the last.
+
+        SessionConflict for one that another process had continued: it is saved, under ``error.kept_as``.
+        """
         if self._saved is not None:
             self._saved.flush()
 
@@ -184,7 +193,7 @@ class SessionPool:
             counts = {**self._counts, "anchors": sum(a.prefilled for a in self._anchors.values())}
         if self._saved is not None:
             counts |= {"saved": self._saved.saved, "unsaved": self._saved.unsaved}
-            counts |= {"evicted_saved": self._saved.evicted}
+            counts |= {"conflicts": self._saved.conflicts, "evicted_saved": self._saved.evicted}
         return PoolMetrics(**counts)
 
     def __len__(self) -> int:
@@ -203,6 +212,35 @@ class SessionPool:
                 "function from a tenant to its store"
             )
         return self._store.tenant
+
+    def _named(self, tenant: str, session_id: str | None) -> str | None:
+        """The id under which a session goes on: another, after a conflict with another process."""
+        if self._saved is None or session_id is None:
+            return session_id
+        name = self._saved.named(tenant, session_id)
+        if name != session_id:
+            with self._lock:
+                entry = self._entries.pop((tenant, session_id), None)
+                if entry is not None:
+                    self._entries.setdefault((tenant, name), entry)
+        return name
+
+    def _let_go(self, tenant: str, session_id: str | None) -> None:
+        """Forget sessions that another process has continued: all that was said here is on the disk, too."""
+        if self._saved is None:
+            return
+        with self._lock:
+            known = [
+                (key, entry.session.state)
+                for key, entry in self._entries.items()
+                if key[0] == tenant and session_id in (None, key[1]) and not entry.busy
+            ]
+        for key, state in known:
+            if self._saved.is_overtaken(*key, state.changes):
+                with self._lock:
+                    entry = self._entries.get(key)
+                    if entry is not None and not entry.busy and entry.session.state.changes == state.changes:
+                        del self._entries[key]
 
     def _reserved(
         self,
@@ -273,6 +311,7 @@ class SessionPool:
         """The saved session that a request goes to, if that is better than any in memory; its id."""
         if self._saved is None:
             return None
+        self._let_go(tenant, session_id)
         with self._lock:
             known = {name for whose, name in self._entries if whose == tenant}
             held, anchors = self._held(tenant, kind), self._anchors_of(tenant)
@@ -310,14 +349,17 @@ class SessionPool:
             self._anchors[tenant] = Anchors(self.backbone, store, held=SYSTEM_PROMPTS, **self._window_options)
         return self._anchors[tenant]
 
-    def _publish(self, key: tuple[str, str], entry: _Entry, turn: Turn) -> None:
-        window = entry.session.window
-        size = 0
+    def _publish(self, key: tuple[str, str], entry: _Entry, turn: Turn) -> str:
+        """End the reservation of a session that has answered; the id under which it goes on."""
+        window = entry.session.state.window
+        size, old = 0, key
         if self.max_bytes is not None and window is not None:
             size = self._anchors[key[0]].memory(window).total
         if self._saved is not None:  # while it is reserved: saves of one session keep their order
-            self._saved.save(*key, entry.session.fork())
+            key = key[0], self._saved.save(*key, entry.session.fork(), self._anchors[key[0]])
         with self._lock:
+            if key != old and self._entries.get(old) is entry:
+                self._entries[key] = self._entries.pop(old)
             entry.busy, entry.bytes = False, size
             self._counts["uncached"] += turn.report.uncached is not None
             if self._entries.get(key) is entry:  # else it was dropped meanwhile
@@ -326,6 +368,7 @@ class SessionPool:
             self._trim()
         if dropped and self._saved is not None:
             self._saved.remove(*key)
+        return key[1]
 
     def _trim(self) -> None:
         """Evict the least recently used sessions that are not busy."""

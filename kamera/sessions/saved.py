@@ -2,7 +2,8 @@
 
 Each session has a directory of its own, named by a digest of tenant and id, in the format of
 `ChatSession.save`. A session's directory is locked while it is written, read or removed, so several processes
-may use one directory of sessions; of two that continue the same session, the last to save stays.
+may use one directory of sessions. A save replaces only what it goes on from: of two processes that continue
+one session at once, the first to save keeps the id, and the other's branch goes on under a new one.
 """
 
 from __future__ import annotations
@@ -10,25 +11,34 @@ from __future__ import annotations
 import json
 import logging
 import os
+import secrets
 import shutil
-import threading
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from kamera import forks
 from kamera.content import Conversations, tool_schema
-from kamera.errors import IncompatibleChunk, KameraError
+from kamera.errors import (
+    CorruptChunk,
+    IncompatibleChunk,
+    KameraError,
+    SessionConflict,
+    StoreError,
+    StoreVersionError,
+)
 from kamera.ops import digest
 from kamera.sessions.anchors import Anchors
 from kamera.sessions.chat import ChatSession
+from kamera.sessions.document import FILE, last_of, locked, read_document
 from kamera.sessions.layout import Layout
 from kamera.sessions.match import Candidate
 from kamera.sessions.modes import SessionMode, laxest
-from kamera.sessions.persist import FILE, layout_of, load_session, read_session
+from kamera.sessions.persist import layout_of, load_session, save_session
 from kamera.store import folder_locked
-from kamera.window import Guarantee, ReusePolicy
+from kamera.window import Guarantee, ReusePolicy, well_formed
 
 _log = logging.getLogger(__name__)
 
@@ -40,10 +50,11 @@ class _Header:
     """What a saved session's document says of it, for choices that load no window.
 
     ``made_by``: fingerprint, policy and limit of tokens of its window. ``held``: of one with a window, its
-    layout, the weakest guarantee and the least that is served.
+    layout, the weakest guarantee and the least that is served. ``changes`` as of `State`.
     """
 
     name: str | None
+    changes: tuple[str, ...]
     tenant: str
     tools: str
     made_by: tuple[str, ReusePolicy | None, int | None]
@@ -54,7 +65,8 @@ class SavedSessions:
     """The sessions saved under ``root``. Threads may share one.
 
     `save` returns before the session is on the disk, but not before the session's save before it is: a
-    process that is killed loses a session's last turn at most. A clean exit completes all saves.
+    process that is killed loses a session's last turn at most. A clean exit completes all saves. A forked
+    child saves its own; those under way at the fork are its parent's.
 
     Over ``limit`` bytes the sessions saved longest ago are removed; the latest save stays, whatever its size.
     """
@@ -62,29 +74,59 @@ class SavedSessions:
     def __init__(self, root: str | Path, limit: int | None = None) -> None:
         self.root = Path(root)
         self.limit = limit
-        self._lock = threading.Lock()
+        self._lock = forks.Lock()
         self._headers: dict[str, tuple[Stamp, _Header | None]] = {}
+        self._written: dict[str, Stamp] = {}  # by directory, what this process wrote last
+        self._moved: dict[tuple[str, str], str] = {}  # by tenant and id, the id after a conflict
         self._start()
+        forks.bind(self, SavedSessions._start)
 
     def _start(self) -> None:
-        self._process = os.getpid()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="kamera-sessions")
         self._pending: dict[Path, Future[None]] = {}
         self._failures: list[BaseException] = []
-        self.saved = self.unsaved = self.evicted = 0
+        self.saved = self.unsaved = self.evicted = self.conflicts = 0
 
-    def save(self, tenant: str, name: str, session: ChatSession) -> None:
-        """Save a session soon; it must not be written to any more (`ChatSession.fork`)."""
-        path = self._path(tenant, name)
-        self._settle(path)
+    def save(self, tenant: str, name: str, session: ChatSession, anchors: Anchors) -> str:
+        """Save a session soon, and the id under which it goes on: another, after a conflict.
+
+        The session must not be written to any more (`ChatSession.fork`).
+        """
+        self._settle(self._path(tenant, name))
+        name = self.named(tenant, name)
+        self._settle(self._path(tenant, name))
         with self._lock:
-            if self._process != os.getpid():  # a forked child has none of its parent's threads
-                self._start()
             self._pending = {p: future for p, future in self._pending.items() if not future.done()}
-            self._pending[path] = self._thread.submit(self._write, path, name, session)
+            writing = self._thread.submit(self._write, tenant, name, session, anchors)
+            self._pending[self._path(tenant, name)] = writing
+        return name
+
+    def named(self, tenant: str, name: str) -> str:
+        """The id under which a session of this process goes on, after a conflict with another process."""
+        while (tenant, name) in self._moved:
+            name = self._moved[tenant, name]
+        return name
+
+    def is_overtaken(self, tenant: str, name: str, changes: Sequence[str]) -> bool:
+        """True if the saved session has all of ``changes``, and others after them."""
+        path, last = self._path(tenant, name), last_of(changes)
+        with self._lock:
+            writing = self._pending.get(path)
+        if last is None or (writing is not None and not writing.done()):
+            return False
+        try:
+            if _stamp(path / FILE) == self._written.get(path.name):
+                return False
+        except OSError:
+            return False
+        header = self._header_in(path.name)
+        return header is not None and last in header.changes[:-1]
 
     def flush(self) -> None:
-        """Wait until all saves are over; raises the first error of those that failed since the last flush."""
+        """Wait until all saves are over; raises the first error of those that failed since the last flush.
+
+        SessionConflict for one that was continued elsewhere: it is saved, under another id.
+        """
         with self._lock:
             waiting = list(self._pending.values())
         for future in waiting:
@@ -96,8 +138,11 @@ class SavedSessions:
 
     def remove(self, tenant: str, name: str) -> bool:
         """Remove a saved session; True if there was one. Raises OSError."""
-        path = self._path(tenant, name)
+        self._settle(self._path(tenant, name))
+        path = self._path(tenant, self.named(tenant, name))
         self._settle(path)
+        with self._lock:
+            self._moved.pop((tenant, name), None)
         if not path.is_dir():
             return False
         _remove(path)
@@ -128,25 +173,29 @@ class SavedSessions:
     ) -> ChatSession | None:
         """A saved session under a pool's ``settings`` (those of `ChatSession.among`); None if there is none.
 
-        A window that is damaged, or was made under another policy or limit of tokens, is left out: the next
-        turn prefills the history, and answers the same. Raises CorruptChunk for a damaged history,
-        IncompatibleChunk for another model's, StoreVersionError, StoreError.
+        A window that is damaged or another session's, or was made under another policy or limit of tokens, is
+        left out: the next turn prefills the history, and answers the same. Raises CorruptChunk for a damaged
+        history or that of another id, IncompatibleChunk for another model's, StoreVersionError, StoreError.
         """
         path = self._path(anchors.store.tenant, name)
         self._settle(path)
-        if not (path / FILE).is_file():
+        if not os.path.lexists(path / FILE):
             return None
-        with folder_locked(path):
-            try:
-                _, state, policy, max_tokens = load_session(path, anchors.backbone, anchors.store)
-                whole = (policy, max_tokens) == (anchors.policy, anchors.max_tokens)
-            except IncompatibleChunk:
-                raise
-            except KameraError as error:
-                _log.warning("the window of saved session %s is left out: %s", path.name, error)
-                whole = False
-            if not whole:
-                _, state, _, _ = load_session(path, anchors.backbone, anchors.store, messages_only=True)
+        parts = (path, anchors.backbone, anchors.store, name)
+        try:
+            with folder_locked(path):
+                try:
+                    _, state, policy, max_tokens = load_session(*parts)
+                    whole = (policy, max_tokens) == (anchors.policy, anchors.max_tokens)
+                except IncompatibleChunk:
+                    raise
+                except KameraError as error:
+                    _log.warning("the window of saved session %s is left out: %s", path.name, error)
+                    whole = False
+                if not whole:
+                    _, state, _, _ = load_session(*parts, messages_only=True)
+        except OSError as error:
+            raise StoreError(f"the session saved at {str(path)!r} cannot be read: {error}") from None
         return ChatSession.among(anchors, conversations, state=state, **settings)
 
     # -- inside --------------------------------------------------------------------------------
@@ -157,24 +206,44 @@ class SavedSessions:
     def _settle(self, path: Path) -> None:
         """Wait for the save of ``path`` that is under way."""
         with self._lock:
-            future = self._pending.get(path) if self._process == os.getpid() else None
+            future = self._pending.get(path)
         if future is not None:
             future.result()
 
-    def _write(self, path: Path, name: str, session: ChatSession) -> None:
+    def _write(self, tenant: str, name: str, session: ChatSession, anchors: Anchors) -> None:
         try:
-            path.mkdir(parents=True, exist_ok=True)
-            with folder_locked(path):
-                session.save(path, session_id=name)
+            path = self._written_to(tenant, name, session, anchors)
             self._trim(path)
         except Exception as error:  # whatever it is, the conversation goes on
-            _log.warning("session %s is not saved: %s", path.name, error)
+            _log.warning("session %s is not saved: %s", name, error)
             with self._lock:
                 self._failures.append(error)
                 self.unsaved += 1
         else:
             with self._lock:
                 self.saved += 1
+
+    def _written_to(self, tenant: str, name: str, session: ChatSession, anchors: Anchors) -> Path:
+        """Write a session to the directory of its id, or of a new one after a conflict; that directory."""
+        path = self._path(tenant, name)
+        try:
+            return self._put(path, name, session, anchors)
+        except (SessionConflict, StoreVersionError) as error:
+            new = secrets.token_hex(8)
+            path = self._put(self._path(tenant, new), new, session, anchors)
+            conflict = SessionConflict(f"session {name!r} goes on as {new!r}: {error}", new)
+        _log.warning("%s", conflict)
+        with self._lock:
+            self._moved[tenant, name] = new
+            self._failures.append(conflict)
+            self.conflicts += 1
+        return path
+
+    def _put(self, path: Path, name: str, session: ChatSession, anchors: Anchors) -> Path:
+        with locked(path):
+            save_session(path, session, anchors, session.state, name, apart=True)
+            self._written[path.name] = _stamp(path / FILE)
+        return path
 
     def _trim(self, latest: Path) -> None:
         """Remove sessions over the limit, those saved longest ago first; ``latest`` stays."""
@@ -193,21 +262,37 @@ class SavedSessions:
 
     def _known(self) -> list[_Header]:
         """Headers of all readable sessions; a document is parsed again only if its file has changed."""
-        found: dict[str, tuple[Stamp, _Header | None]] = {}
         if not self.root.is_dir():
             return []
-        for folder in os.listdir(self.root):
-            where = self.root / folder / FILE
-            try:
-                stat = where.stat()
-            except OSError:
-                continue
-            stamp = (stat.st_ino, stat.st_size, stat.st_mtime_ns)
-            before = self._headers.get(folder)
-            found[folder] = before if before is not None and before[0] == stamp else (stamp, _header(where))
+        names = os.listdir(self.root)
+        found = [self._header_in(folder) for folder in names]
         with self._lock:
-            self._headers = found
-        return [header for _, header in found.values() if header is not None]
+            self._headers = {folder: self._headers[folder] for folder in names if folder in self._headers}
+        return [header for header in found if header is not None]
+
+    def _header_in(self, folder: str) -> _Header | None:
+        """The header of one directory; None if no session can be read there, which is logged once."""
+        try:
+            stamp = _stamp(self.root / folder / FILE)
+        except OSError:
+            return None
+        before = self._headers.get(folder)
+        if before is None or before[0] != stamp:
+            before = (stamp, self._header(self.root / folder))
+            with self._lock:
+                self._headers[folder] = before
+        return before[1]
+
+    def _header(self, path: Path) -> _Header | None:
+        """None for a document that cannot be read: it is named when its session is asked for."""
+        try:
+            header = _header_of(path)
+            if header.name is not None and self._path(header.tenant, header.name) != path:
+                raise CorruptChunk(f"{str(path)!r} is not where session {header.name!r} belongs: remove it")
+        except KameraError as error:
+            _log.warning("a saved session is passed over: %s", error)
+            return None
+        return header
 
 
 def tools_digest(tools: Sequence[Any] | None) -> str:
@@ -227,15 +312,21 @@ def _size(path: Path) -> int:
     return sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
 
 
-def _header(where: Path) -> _Header | None:
-    """None for a document that cannot be read: it is named when its session is asked for."""
-    try:
-        document = read_session(where)
-    except KameraError:
-        return None
-    held = None
-    if document["window"] is not None:
-        held = layout_of(document["layout"]), document["guarantee"], document["minimum"]
-    policy = None if document["policy"] is None else ReusePolicy(**document["policy"])
-    made_by = document["fingerprint"], policy, document["max_tokens"]
-    return _Header(document["id"], document["tenant"], tools_digest(document["tools"]), made_by, held)
+def _stamp(where: Path) -> Stamp:
+    """What changes with a file. Raises OSError."""
+    stat = os.stat(where, follow_symlinks=False)
+    return (stat.st_ino, stat.st_size, stat.st_mtime_ns)
+
+
+def _header_of(path: Path) -> _Header:
+    """The header of the session saved at ``path``. Raises as `read_document`."""
+    document = read_document(path)
+    with well_formed(path / FILE):
+        held = None
+        if document["window"] is not None:
+            held = layout_of(document["layout"]), document["guarantee"], document["minimum"]
+        policy = None if document["policy"] is None else ReusePolicy(**document["policy"])
+        made_by = document["fingerprint"], policy, document["max_tokens"]
+        tools = tools_digest(document["tools"])
+    changes = tuple(document["changes"])
+    return _Header(document["id"], changes, document["tenant"], tools, made_by, held)

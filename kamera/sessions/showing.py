@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -9,8 +10,8 @@ from typing import Any
 import torch
 
 from kamera.content import Chunk, Conversations, Message, Rendered, media_items
-from kamera.edits import difference
-from kamera.errors import WindowFull
+from kamera.edits import difference, same
+from kamera.errors import SessionConflict, WindowFull
 from kamera.reuse import Admission
 from kamera.sessions.anchors import Anchors
 from kamera.sessions.layout import Layout, Piece, Run, anchor_ids, anchor_segments, laid_out, question
@@ -28,7 +29,11 @@ Inputs = Mapping[str, torch.Tensor]
 
 @dataclass(frozen=True, eq=False)
 class State:
-    """The state that a turn changes. ``ids`` are the last prompt's tokens, ``layout`` the window's."""
+    """The state that a turn changes. ``ids`` are the last prompt's tokens, ``layout`` the window's.
+
+    ``changes`` are the ids of the changes that made it, in order: answers, edits, timers. Of two states of a
+    session one goes on from the other if it has the other's last change.
+    """
 
     messages: tuple[dict[str, Any], ...] = ()
     turn: int = 0
@@ -37,6 +42,21 @@ class State:
     window: KameraWindow | None = None
     admissions: tuple[Admission, ...] = ()
     timers: tuple[Timer, ...] = ()
+    changes: tuple[str, ...] = ()
+
+    def changed(self, **fields: Any) -> State:
+        """A state that goes on from this one, by one change."""
+        return replace(self, changes=(*self.changes, secrets.token_hex(8)), **fields)
+
+    def check_seen(self, seen: State, history: Sequence[Message] = ()) -> None:
+        """Raise SessionConflict if this went on from ``seen``, and ``history`` does not begin with that."""
+        count = len(self.messages)
+        if self.changes == seen.changes or (count and same(history[:count], self.messages)):
+            return
+        raise SessionConflict(
+            f"another thread changed this session meanwhile, it has {count} messages now: look at "
+            "session.messages and ask again, or send the new messages alone (append=True)"
+        )
 
     @property
     def asked(self) -> KameraWindow:

@@ -9,6 +9,8 @@ from typing import Literal
 from kamera.errors import KameraError
 from kamera.store import ChunkStore, StoreAdmin
 
+Does = Literal["decay", "unpin"]
+
 
 @dataclass(frozen=True)
 class Timer:
@@ -17,7 +19,7 @@ class Timer:
     ``turn``: after that many complete answers of the session. ``time``: seconds of the session's clock.
     """
 
-    does: Literal["decay", "unpin"]
+    does: Does
     chunks: tuple[str, ...]
     turn: int | None
     time: float | None

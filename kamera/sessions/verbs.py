@@ -33,14 +33,12 @@ class VerbReport:
     timer: Timer | None = None
 
 
-def applied_verb(session: ChatSession, anchors: Anchors, verb: Verb, turn: int, now: float) -> VerbReport:
-    """Apply ``verb`` to a session after ``turn`` answers, at ``now``; see `ChatSession.apply`."""
-    if isinstance(verb, Evict):
-        chunks = tuple(slot.chunk_id for slot in _slots(session, verb))
-        return VerbReport(chunks, turn=session.edit([verb.directive]))
+def applied_verb(session: ChatSession, anchors: Anchors, verb: Verb, now: float) -> VerbReport:
+    """Apply ``verb`` to a session at ``now``; see `ChatSession.apply`, which runs the edit of an eviction."""
     slots = _slots(session, verb)
-    window = session.window
-    assert window is not None
+    if isinstance(verb, Evict):
+        return VerbReport(tuple(slot.chunk_id for slot in slots))
+    window, turn = session.state.asked, session.state.turn
     if isinstance(verb, Share) and verb.scope is not None:
         _check_scope(session.store, verb.scope)
     chunks = tuple(dict.fromkeys(slot.chunk_id for slot in slots))
@@ -63,7 +61,7 @@ def applied_verb(session: ChatSession, anchors: Anchors, verb: Verb, turn: int, 
 
 def _slots(session: ChatSession, span: Span) -> list[Slot]:
     """The window's slots that hold the span. Raises InvalidDirective if there are none."""
-    layout, window = session.layout, session.window
+    layout, window = session.layout, session.state.window
     if layout is None or window is None:
         raise InvalidDirective("the session has no prompt yet: send messages first")
     rendered = session.rendered()

@@ -9,6 +9,7 @@ from kamera.store.admin.admin import StoreAdmin
 from kamera.store.admin.bundle import Exported, Imported, certificate_folders
 from kamera.store.admin.forget import Forgotten
 from kamera.store.coded import coded_header, coded_kv, coded_tensors
+from kamera.store.disk.folder import Folder, NotAFile
 from kamera.store.disk.locks import folder_locked
 from kamera.store.encoding import EncodingRecord
 from kamera.store.info import MemoryStats, ObjectInfo, StoreStats, VerifyReport
@@ -35,11 +36,13 @@ __all__ = [
     "Context",
     "EncodingRecord",
     "Exported",
+    "Folder",
     "Forgotten",
     "Hit",
     "Imported",
     "MemoryStats",
     "NearDuplicate",
+    "NotAFile",
     "ObjectInfo",
     "PatchRecord",
     "Rotated",

@@ -16,6 +16,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from kamera import forks
 from kamera.errors import ComputationChanged
 from kamera.ops import digest
 from kamera.store.codec import Codec
@@ -36,7 +37,7 @@ class Probes:
     def __init__(self, root: Path | None, codec: Codec) -> None:
         self._folder = None if root is None else root / FOLDER
         self._codec = codec
-        self._lock = threading.Lock()
+        self._lock = forks.Lock()
         self._known: dict[str, Answers] = {}
 
     def compare(self, fingerprint: str, ask: Callable[[], Answers], tolerance: float) -> None:

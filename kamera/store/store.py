@@ -12,8 +12,10 @@ from urllib.parse import unquote, urlsplit
 
 import numpy as np
 
+from kamera import forks
 from kamera.errors import IncompatibleChunk, StoreError
-from kamera.store import batch, forks
+from kamera.ops import digest
+from kamera.store import batch
 from kamera.store.closed import Closed
 from kamera.store.codec import Codec
 from kamera.store.digests import DigestName, hasher_of
@@ -269,6 +271,10 @@ class ChunkStore:
         """Mean vision features of a stored chunk, ``[width]`` at length 1; None without pictures."""
         self._check(context)
         return self._search.embedding(context, chunk_id)
+
+    def sign(self, text: str) -> str:
+        """A digest of a text and the tenant; with a secret, one that only who holds it can make."""
+        return self._codec.sign_row(digest("kamera.sign.v1", self.tenant, text))
 
     def close(self) -> None:
         """Release memory and index; any later use of the store raises `StoreClosed`."""

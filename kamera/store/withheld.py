@@ -14,6 +14,7 @@ import os
 import threading
 from pathlib import Path
 
+from kamera import forks
 from kamera.ops import digest
 from kamera.store.codec import Codec
 from kamera.store.keys import Context
@@ -33,7 +34,7 @@ class Withheld:
     def __init__(self, root: Path | None, codec: Codec) -> None:
         self._folder = None if root is None else root / FOLDER
         self._codec = codec
-        self._lock = threading.Lock()
+        self._lock = forks.Lock()
         self._reasons: dict[str, str] = {}
 
     def add(self, context: Context, reason: str) -> None:

@@ -3,6 +3,7 @@
 from kamera.patches import GUARANTEES, Guarantee
 from kamera.window.certificate import Certificate, Estimate, Finding, Grounds, Verdict, library_versions
 from kamera.window.events import Event
+from kamera.window.file import well_formed
 from kamera.window.grounds import grounds_of
 from kamera.window.heads import SHORTEST_HEAD
 from kamera.window.measured import MeasuredFile
@@ -39,4 +40,5 @@ __all__ = [
     "certified_by_default",
     "grounds_of",
     "library_versions",
+    "well_formed",
 ]

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import logging
 import random
-import threading
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from functools import partial
 
 import torch
 
+from kamera import forks
 from kamera.content import Encoded
 from kamera.engines import Engine
 from kamera.errors import KameraError
@@ -81,7 +81,7 @@ class Auditor:
     """
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = forks.Lock()
         self._random = random.Random(0)
         self._credit = 0.0
 
@@ -95,7 +95,7 @@ class Auditor:
 
 
 _auditors: weakref.WeakKeyDictionary[Engine, Auditor] = weakref.WeakKeyDictionary()
-_making = threading.Lock()
+_making = forks.Lock()
 
 
 def auditor_of(backbone: Engine) -> Auditor:

@@ -24,7 +24,8 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load, save
 
-from kamera.errors import CorruptChunk, StoreError, StoreVersionError
+from kamera.errors import CorruptChunk, KameraError, StoreError, StoreVersionError
+from kamera.store import Folder, NotAFile
 
 VERSION = 1
 """The only format of a saved window that is written and read."""
@@ -33,6 +34,16 @@ FILE = "window.safetensors"
 _ASIDE = ".window-"  # prefix of files that are being written
 _ZEROS = "0" * 64
 _SEAL = re.compile(rb'"sha256":"([0-9a-f]{64})"')  # in the document itself quotes are escaped
+
+_MALFORMED = (
+    ArithmeticError,
+    AssertionError,
+    AttributeError,
+    LookupError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+)
 
 Tensors = dict[str, torch.Tensor]
 
@@ -44,13 +55,13 @@ class Saved(NamedTuple):
     tensors: Tensors
 
 
-def publish(path: Path, saved: Saved) -> None:
-    """Write ``path``/window.safetensors in one step, in place of the window that is there.
+def publish(path: Path, saved: Saved) -> str:
+    """Write ``path``/window.safetensors in one step, in place of the window that is there; its digest.
 
     Raises StoreError if the operating system refuses, or if the directory holds something other than a saved
     window; the old one stays then.
     """
-    data = _sealed(saved)
+    data, digest = _sealed(saved)
     try:
         path.mkdir(parents=True, exist_ok=True)
         _check_ours(path)
@@ -63,17 +74,19 @@ def publish(path: Path, saved: Saved) -> None:
         _sync(path)
     except OSError as error:
         raise StoreError(f"the window cannot be saved at {str(path)!r}: {error}") from None
+    return digest
 
 
-def read_saved(path: Path) -> Saved:
+def read_saved(path: Path, digest: str | None = None) -> Saved:
     """The window saved in the directory ``path``, every byte verified.
 
-    Raises StoreError if there is none, CorruptChunk if it is damaged, StoreVersionError if it has another
-    format.
+    Raises StoreError if there is none or no file in its place, CorruptChunk if it is damaged or another than
+    the one of ``digest``, StoreVersionError if it has another format.
     """
     where = path / FILE
     try:
-        data = where.read_bytes()
+        with Folder.at(path) as folder:
+            data, _ = folder.read(FILE)
     except (FileNotFoundError, NotADirectoryError):
         raise StoreError(f"no saved window at {str(path)!r}: it has no {FILE}") from None
     except OSError as error:
@@ -86,11 +99,15 @@ def read_saved(path: Path) -> Saved:
     seals = list(_SEAL.finditer(data, 8, 8 + header))
     if len(seals) != 1 or _digest(data, seals[0].start(1)) != seals[0][1].decode():
         raise CorruptChunk(f"{str(where)!r} is damaged: its digest does not match")
-    document = json.loads(metadata["window"])
-    if document["version"] != VERSION:
-        newer = document["version"] > VERSION
+    if digest not in (None, seals[0][1].decode()):
+        raise CorruptChunk(f"{str(where)!r} is another window than the one that was saved there")
+    with well_formed(where):
+        document = json.loads(metadata["window"])
+        version = int(document["version"])
+    if version != VERSION:
+        newer = version > VERSION
         raise StoreVersionError(
-            f"{str(where)!r} is of window format {document['version']}, this version reads {VERSION}: "
+            f"{str(where)!r} is of window format {version}, this version reads {VERSION}: "
             + ("upgrade kamera" if newer else "open it with the version that wrote it and save it again")
         )
     try:
@@ -99,12 +116,26 @@ def read_saved(path: Path) -> Saved:
         raise CorruptChunk(f"{str(where)!r} is damaged: {error}") from None
 
 
-def _sealed(saved: Saved) -> bytes:
+@contextlib.contextmanager
+def well_formed(where: Path) -> Iterator[None]:
+    """Context that reads a document whose digest is right: raises CorruptChunk if it says what none says."""
+    try:
+        yield
+    except KameraError:
+        raise
+    except _MALFORMED as error:
+        said = f"{type(error).__name__}: {' '.join(str(error).split())[:80]}"
+        raise CorruptChunk(f"{str(where)!r} is malformed ({said}): remove it") from None
+
+
+def _sealed(saved: Saved) -> tuple[bytes, str]:
+    """The file, and its digest."""
     metadata = {"kamera": "window", "sha256": _ZEROS, "window": json.dumps(saved.document, sort_keys=True)}
     plain = {name: t.detach().cpu().contiguous().clone() for name, t in saved.tensors.items()}
     data = save(plain, metadata)
     (seal,) = _SEAL.finditer(data, 8, 8 + int.from_bytes(data[:8], "little"))
-    return b"".join((data[: seal.start(1)], _digest(data, seal.start(1)).encode(), data[seal.end(1) :]))
+    digest = _digest(data, seal.start(1))
+    return b"".join((data[: seal.start(1)], digest.encode(), data[seal.end(1) :])), digest
 
 
 def _digest(data: bytes, at: int) -> str:
@@ -139,12 +170,15 @@ def _check_ours(path: Path) -> None:
 
 
 def _is_window(file: Path) -> bool:
-    with open(file, "rb") as opened:
-        front = opened.read(8)
-        length = int.from_bytes(front, "little")
-        if length > os.fstat(opened.fileno()).st_size:
-            return False
-        return _header(front + opened.read(length))[1].get("kamera") == "window"
+    try:
+        with Folder.at(file.parent) as folder, folder.reading(file.name) as (descriptor, status):
+            front = os.read(descriptor, 8)
+            length = int.from_bytes(front, "little")
+            if length > status.st_size:
+                return False
+            return _header(front + os.read(descriptor, length))[1].get("kamera") == "window"
+    except NotAFile:
+        return False
 
 
 @contextlib.contextmanager
@@ -168,8 +202,12 @@ def _clear(path: Path) -> None:
     """Remove temporary files of writers that died: those that no process holds locked."""
     for name in os.listdir(path):
         if name.startswith(_ASIDE):
-            with contextlib.suppress(FileNotFoundError), open(path / name, "rb") as file:
-                if _locked(file.fileno()):
+            with (
+                contextlib.suppress(FileNotFoundError, NotAFile),
+                Folder.at(path) as folder,
+                folder.reading(name) as (descriptor, _),
+            ):
+                if _locked(descriptor):
                     os.unlink(path / name)
 
 

@@ -11,7 +11,7 @@ import torch
 
 from kamera.content import Encoded
 from kamera.engines import Engine
-from kamera.errors import CorruptChunk, IncompatibleChunk
+from kamera.errors import IncompatibleChunk
 from kamera.ops import KV, CodedKV, LowRank, Patch, Proof
 from kamera.patches import Copy, Facts, Former, FormingRule, Losses, anchor_of
 from kamera.store import ChunkStore, coded_header, coded_kv, coded_tensors
@@ -20,7 +20,7 @@ from kamera.window.apart import stage_of
 from kamera.window.bounds import Bounds, decided
 from kamera.window.certificate import Certificate
 from kamera.window.certified import Terms, agree
-from kamera.window.file import FILE, VERSION, Saved, Tensors, publish, read_saved
+from kamera.window.file import FILE, VERSION, Saved, Tensors, publish, read_saved, well_formed
 from kamera.window.policy import ReusePolicy
 from kamera.window.report import Tally
 from kamera.window.run import Stage
@@ -29,8 +29,8 @@ from kamera.window.slots import Resident
 from kamera.window.state import WindowState
 
 
-def save_window(path: Path, former: Former, bounds: Bounds, state: WindowState, asked: ReusePolicy) -> None:
-    """Write a window to the directory ``path``, as `publish` does.
+def save_window(path: Path, former: Former, bounds: Bounds, state: WindowState, asked: ReusePolicy) -> str:
+    """Write a window to the directory ``path``, as `publish` does; its digest.
 
     ``asked`` is the policy the window was opened with, not the part of it that a certificate permits.
     """
@@ -49,7 +49,7 @@ def save_window(path: Path, former: Former, bounds: Bounds, state: WindowState, 
         "frame": list(state.frame),
         "chunks": chunks,
     }
-    publish(path, Saved(document, tensors))
+    return publish(path, Saved(document, tensors))
 
 
 def load_window(
@@ -58,36 +58,40 @@ def load_window(
     store: ChunkStore,
     certificate: Certificate | str | os.PathLike[str] | None = None,
     forming: FormingRule | None = None,
+    digest: str | None = None,
 ) -> tuple[Terms, Stage, Bounds, WindowState]:
     """Read a saved window; its anchor is read from the store, or prefilled again.
 
-    Each chunk is restored as it was, or made exact if its guarantee is no longer certified.
+    ``digest`` as in `read_saved`. Each chunk is restored as it was, or made exact if its guarantee is no
+    longer certified.
     """
-    document, tensors = read_saved(path)
-    if document["fingerprint"] != backbone.fingerprint:
+    document, tensors = read_saved(path, digest)
+    with well_formed(path / FILE):
+        made_by, tenant = str(document["fingerprint"]), document["tenant"]
+        policy = ReusePolicy(**document["policy"])
+        bounds = Bounds(document["max_tokens"], document["positions"])
+        begun = (tensors["anchor/ids"], document["tail"], document["reopen"])
+    if made_by != backbone.fingerprint:
         raise IncompatibleChunk(
-            f"the window at {str(path)!r} was made by backbone {document['fingerprint'][:12]}, this is "
+            f"the window at {str(path)!r} was made by backbone {made_by[:12]}, this is "
             f"{backbone.fingerprint[:12]}: load it with the backbone it was made by"
         )
-    if document["tenant"] != store.tenant:
+    if tenant != store.tenant:
         raise IncompatibleChunk(
-            f"the window at {str(path)!r} belongs to tenant {document['tenant']!r}, the store to "
+            f"the window at {str(path)!r} belongs to tenant {tenant!r}, the store to "
             f"{store.tenant!r}: open the store with that tenant"
         )
     losses = Losses()
-    anchor = anchor_of(backbone, tensors["anchor/ids"], document["tail"], document["reopen"], store, losses)
-    terms = agree(backbone, store, ReusePolicy(**document["policy"]), certificate)
+    anchor = anchor_of(backbone, *begun, store, losses)
+    terms = agree(backbone, store, policy, certificate)
     served = terms.served
     stage = stage_of(backbone, store, anchor, served, forming, losses)
     former = stage.former
-    try:
+    with well_formed(path / FILE):
         residents = tuple(
             _get_resident(tensors, f"{i:05d}", chunk, stage) for i, chunk in enumerate(document["chunks"])
         )
-    except ValueError as error:
-        raise CorruptChunk(f"{str(path / FILE)!r} is damaged: {error}") from None
-    state = WindowState(residents, tuple(document["shift"]), tuple(document["frame"]))
-    bounds = Bounds(document["max_tokens"], document["positions"])
+        state = WindowState(residents, tuple(document["shift"]), tuple(document["frame"]))
     if terms.withheld:
         with former.operation():
             state = decided(

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import functools
-import threading
 from collections.abc import Callable
 from typing import Concatenate, ParamSpec, Protocol, TypeVar
 
+from kamera import forks
 from kamera.engines import Account, Engine
 
 Given = ParamSpec("Given")
@@ -16,7 +16,7 @@ Result = TypeVar("Result")
 class Locked(Protocol):
     """An object whose operations must not overlap, and whose account bears their work."""
 
-    _lock: threading.RLock
+    _lock: forks.Lock
     _account: Account
 
     @property

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import threading
 import weakref
 from collections.abc import Iterator
 from typing import overload
 
+from kamera import forks
 from kamera.content import Chunk
 from kamera.engines import Account, Engine, Usage
 from kamera.patches import Anchor, Guarantee, weakest
@@ -33,7 +33,7 @@ class View:
     _bounds: Bounds
     _state: WindowState
     _terms: Terms
-    _lock: threading.RLock
+    _lock: forks.Lock
     _account: Account
     _notes: list[str]  # for the next report
     _family: weakref.WeakSet[View]  # it and its forks

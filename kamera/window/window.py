@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import os
-import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -12,6 +11,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
+from kamera import forks
 from kamera.content import Chunk, Content, Spoken
 from kamera.engines import Account, Engine
 from kamera.errors import WindowFull
@@ -75,7 +75,7 @@ class KameraWindow(Planned):
         forming: FormingRule | None = None,
     ) -> None:
         check_rule(positions)
-        self._lock = threading.RLock()
+        self._lock = forks.Lock("this window")
         _check_parts(backbone, store)
         self._listeners: tuple[Listener, ...] = () if trace is None else (Trace(trace),)
         if on_leave is not None:
@@ -274,7 +274,7 @@ class KameraWindow(Planned):
     def fork(self) -> KameraWindow:
         """A branch with the same chunks; nothing is copied until one of the two changes its own."""
         branch = copy.copy(self)
-        branch._lock = threading.RLock()
+        branch._lock = forks.Lock("this window")
         branch._account, branch._notes = Account(), []
         branch._stage = replace(self._stage, live=self._stage.live.fork())
         self._family.add(branch)
@@ -304,19 +304,18 @@ class KameraWindow(Planned):
         later_of(self.backbone).flush()
         self._stage.former.forming.flush()
 
-    @serial
-    def save(self, path: str | Path) -> None:
+    def save(self, path: str | Path) -> str:
         """Write the window to a directory of its own, bit for bit, in place of the window saved there.
 
-        The save is atomic: a concurrent load gets the old window or the new one, and of concurrent saves the
-        last one stays. Raises StoreError if the operating system refuses, or if the directory holds something
-        else; its content stays then.
+        Returns the file's SHA-256, by which `load` knows it. Operations of other threads go on meanwhile. A
+        concurrent load gets the old window or the new one; of concurrent saves the last one stays. Raises
+        StoreError if the operating system refuses, or if the directory holds something else, which stays.
         """
         from kamera.window.persist import save_window
 
         with self._stage.former.losses.borne("patches formed in the background were not kept"):
             self.flush()
-        save_window(Path(path), self._stage.former, self._bounds, self._state, self._terms.asked)
+        return save_window(Path(path), self._stage.former, self._bounds, self._state, self._terms.asked)
 
     @classmethod
     def load(
@@ -328,21 +327,22 @@ class KameraWindow(Planned):
         certificate: Certificate | str | os.PathLike[str] | None = None,
         trace: str | os.PathLike[str] | None = None,
         forming: FormingRule | None = None,
+        digest: str | None = None,
     ) -> KameraWindow:
-        """Bring a saved window back, bit for bit.
+        """Bring a saved window back, bit for bit: with ``digest`` the one of which `save` returned that.
 
         If its policy needs a certificate and there is none any more, chunks below exact are prefilled again.
-        Raises IncompatibleChunk for another backbone, CorruptChunk for a damaged file, and the constructor's
-        errors for ``certificate``. ``trace`` and ``forming`` as in the constructor.
+        Raises IncompatibleChunk for another backbone, CorruptChunk for a damaged file or another window's,
+        and the constructor's errors for ``certificate``. ``trace`` and ``forming`` as in the constructor.
         """
         from kamera.window.persist import load_window
 
         _check_parts(backbone, store)
         window = cls.__new__(cls)
-        window._lock = threading.RLock()
+        window._lock = forks.Lock("this window")
         window._account, window._notes = Account(), []
         with window._account.now(backbone):
-            loaded = load_window(Path(path), backbone, store, certificate, forming)
+            loaded = load_window(Path(path), backbone, store, certificate, forming, digest)
             window._terms, window._stage, window._bounds, window._state = loaded
             window._stage.show(window._state, Tally())
             hand_over(window._stage, window._state, range(len(window)), window.policy.audit)

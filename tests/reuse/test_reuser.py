@@ -256,3 +256,36 @@ def test_a_tokenizer_that_changed_is_a_miss():
     after = Backbone(before.model, changed)
     plan = reuser(after, store).prepare(asked)
     assert {a.reason for a in plan.admissions} == {"no copy is stored"}
+
+
+EDITS = {
+    "slide": lambda window: window.slide(),
+    "evict": lambda window: window.evict(1),
+    "reorder": lambda window: window.reorder([2, 0, 1]),
+    "replace": lambda window: window.replace(0, window.backbone.chunk_from_tensors(words(40, 12))),
+}
+
+
+@pytest.mark.parametrize("edit", EDITS)
+def test_what_a_caller_does_in_a_returned_window_is_the_callers_alone(edit):
+    backbone = family("llama_mqa")
+    one = reuser(backbone, policy=EXACT)
+    a, b, c, d, question = parts()
+    done, _ = answered(one.prepare(prompt(a, b, c, question)))
+    EDITS[edit](done.window)
+    for asked in (prompt(a, b, c, question), prompt(a, b, c, d, question)):
+        plan = one.prepare(asked)
+        assert plan.prefix == sum(map(len, (HEAD, a, b, c)))
+        _, logits = answered(plan)
+        assert error(logits, plain(backbone, asked)) < 1e-4
+
+
+def test_a_plan_runs_once_and_then_leaves_the_callers_window_alone():
+    backbone = family("llama_mqa")
+    plan = reuser(backbone, policy=EXACT).prepare(prompt(*parts()))
+    window = plan.run().window
+    window.slide()
+    before = window.slots
+    with pytest.raises(ValueError, match="has run"):
+        plan.run()
+    assert window.slots == before

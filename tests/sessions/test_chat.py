@@ -242,3 +242,44 @@ def test_random_turns_of_the_exact_mode_never_diverge(data):
         elif len(history) > 2:
             del history[at - at % 2 : at - at % 2 + 2]
         assert apart(chat, history) <= CLOSE
+
+
+EDITS = {
+    "slide": lambda window: window.slide(),
+    "evict": lambda window: window.evict(1),
+    "reorder": lambda window: window.reorder([*range(1, len(window)), 0]),
+    "replace": lambda window: window.replace(0, "another text"),
+}
+
+
+@pytest.mark.parametrize("edit", EDITS)
+def test_what_a_caller_does_in_a_sessions_window_is_the_callers_alone(edit):
+    chat = session(seeing())
+    chat.send(screens(2), **GREEDY)
+    held = chat.window.slots
+    EDITS[edit](chat.window)
+    assert [s.chunk_id for s in chat.window.slots] == [s.chunk_id for s in held]
+    history = chat.messages
+    assert (
+        relative(
+            chat.next_token_logits("and now?"),
+            plain_logits(chat.backbone, [*history, {"role": "user", "content": "and now?"}]),
+        )
+        <= CLOSE
+    )
+    assert relative(chat.fork().next_token_logits(), plain_logits(chat.backbone, history)) <= CLOSE
+
+
+def test_a_history_that_its_sender_or_reader_changes_in_place_stays_the_sessions():
+    chat = session(seeing())
+    sent = screens(2)
+    chat.send(sent, **GREEDY)
+    kept = [dict(m) for m in screens(2)]
+    sent[1]["content"].append({"type": "text", "text": "never said"})
+    read = chat.messages
+    read[1]["content"].clear()
+    ids = chat.prompt_ids.clone()
+    chat.prompt_ids.fill_(0)
+    assert [m["content"] for m in chat.messages[1:2]] == [m["content"] for m in kept[1:2]]
+    assert torch.equal(chat.prompt_ids, ids)
+    assert apart(chat, chat.messages) <= CLOSE

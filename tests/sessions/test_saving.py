@@ -128,12 +128,12 @@ def test_every_damaged_or_missing_file_is_refused_by_name(tmp_path):
 
 
 def test_another_format_and_other_directories_are_refused(tmp_path):
-    from kamera.sessions import persist
+    from kamera.sessions import document
 
     path = tmp_path / "s"
     chat = _saved(path)
     body = json.loads((path / "session.json").read_bytes().split(b"\n")[1])
-    (path / "session.json").write_bytes(persist._sealed({**body, "version": 99}))
+    (path / "session.json").write_bytes(document.sealed({**body, "version": 99}, chat.store))
     with pytest.raises(StoreVersionError, match="session format 99"):
         _loaded(path)
     (tmp_path / "mine").mkdir()
@@ -151,14 +151,14 @@ def test_a_save_that_fails_leaves_the_session_saved_before(tmp_path, monkeypatch
     chat = _saved(path)
     before = chat.messages
     chat.send("more", **GREEDY)
-    publish = persist._publish
+    publish = persist.publish
 
     def full(folder, name, data):
         if name == "session.json":
             raise OSError(28, "No space left on device")
         publish(folder, name, data)
 
-    monkeypatch.setattr(persist, "_publish", full)
+    monkeypatch.setattr(persist, "publish", full)
     with pytest.raises(StoreError, match="No space left"):
         chat.save(path)
     assert len(_loaded(path).messages) == len(before)

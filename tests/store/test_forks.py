@@ -17,9 +17,10 @@ from typing import Any
 import pytest
 import torch
 
+from kamera import forks
 from kamera.errors import ForkedStore, StoreError
 from kamera.patches.forming import BackgroundForming
-from kamera.store import ChunkStore, StoreAdmin, forks
+from kamera.store import ChunkStore, StoreAdmin
 from kamera.store.disk import database as database_module
 from kamera.store.disk import tier as tier_module
 from kamera.store.disk.claims import claim

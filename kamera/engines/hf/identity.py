@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import threading
 from typing import Any
 
 from torch import nn
 
+from kamera import forks
 from kamera.engines.hf import fingerprint as digests
 from kamera.engines.hf import probe
 from kamera.engines.hf.computation import autocast
@@ -30,7 +30,7 @@ class Identity:
         self._layout = layout
         self._limit = limit
         self._facts = self._read_facts()
-        self._lock = threading.Lock()
+        self._lock = forks.Lock()
         self._witness = Witness(model, decoder)
         self._devices = tuple(sorted({p.device.type for p in model.parameters()}))
         self._seen: tuple[Seen, bytes] | None = None

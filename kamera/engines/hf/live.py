@@ -20,6 +20,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, NamedTuple
 
+from kamera import forks
 from kamera.engines.base import Span, Written
 from kamera.engines.moves import Move, Stand, moves
 from kamera.ops import KV, kv_slice
@@ -41,7 +42,7 @@ class _Room:
         self.start = 0
         self.standing: tuple[Span, ...] = ()
         self.readers = 0  # while there are any, no span in the room is overwritten
-        self.lock = threading.RLock()
+        self.lock = forks.Lock()  # in the midst of a write nothing stands
         self.tail = threading.Lock()  # held to write behind the last token
         self.holders: weakref.WeakSet[LiveCache] = weakref.WeakSet()
 

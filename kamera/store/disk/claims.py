@@ -10,7 +10,7 @@ import fcntl
 import os
 import time
 
-from kamera.store import forks
+from kamera import forks
 from kamera.store.disk.folder import Folder
 from kamera.store.disk.locks import holder, taken
 

@@ -18,8 +18,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from kamera import forks
 from kamera.errors import StoreError
-from kamera.store import forks
 from kamera.store.disk.locks import folder_locked
 from kamera.store.disk.marker import ASIDE
 from kamera.store.disk.scrub import scrub

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from kamera.store import forks
+from kamera import forks
 
 PATIENCE = 60.0
 """Seconds to wait for a lock."""

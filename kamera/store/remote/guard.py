@@ -13,8 +13,8 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Literal, TypeVar
 
+from kamera import forks
 from kamera.errors import KameraError, RemoteUnavailable
-from kamera.store import forks
 from kamera.store.remote.blobs import Blobs, Head
 
 logger = logging.getLogger(__name__)

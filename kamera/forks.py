@@ -2,7 +2,8 @@
 
 A lock that another thread held at the fork stays locked in the child, a pool of threads never works
 there, and SQLite forbids a child to use its parent's connection. So every object bound to a process
-defines its state in a child: it raises `ForkedStore` (`Gone`), or is made anew.
+defines its state in a child: it raises `ForkedStore` (`Gone`), or is made anew. Nothing waits for a thread
+that only the parent has: the library's locks are `Lock`s, and its threads are bound.
 """
 
 from __future__ import annotations
@@ -46,6 +47,44 @@ def refuse(owner: object, *names: str) -> None:
         # never finalised: SQLite must not close a connection in a process that did not open it
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(getattr(owner, name)))
         setattr(owner, name, Gone())
+
+
+class Lock:
+    """A re-entrant lock between threads, which no forked child waits for.
+
+    In a child it is free, unless the thread that forked holds it. If another thread held it, ``guarded`` (its
+    name in the error) may be half changed there, so that taking the lock raises `ForkedStore`; without a name
+    what the lock guards is whole at every moment, and the lock is made anew.
+    """
+
+    def __init__(self, guarded: str = "") -> None:
+        self._guarded = guarded
+        self._lock = threading.RLock()
+        self._lost = False
+        bind(self, Lock._in_child)
+
+    def __enter__(self) -> None:
+        if self._lost:
+            raise ForkedStore(
+                f"another thread was using {self._guarded} when process {os.getpid()} was forked: make it "
+                "anew in here"
+            )
+        self._lock.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
+
+    @property
+    def mine(self) -> bool:
+        """True if this thread holds it."""
+        return self._lock._is_owned()  # type: ignore[attr-defined,no-any-return]
+
+    def _in_child(self) -> None:
+        if self._lock.acquire(blocking=False):  # free, or the forking thread's own
+            self._lock.release()
+            return
+        self._lock = threading.RLock()
+        self._lost = bool(self._guarded)
 
 
 class Gone:

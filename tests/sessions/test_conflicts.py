@@ -1,0 +1,242 @@
+"""Whatever was answered stays: of two that continue one session, none replaces what the other said."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable
+
+import pytest
+
+from kamera import ChunkStore
+from kamera.edits import Directive
+from kamera.errors import SessionConflict
+from kamera.sessions import ChatSession
+from kamera.sessions.turns import Turns
+from tests.content.templates import TALK
+from tests.engines.compare import relative
+from tests.sessions.rig import plain_logits, session, speaking
+from tests.sessions.test_pool_saving import GREEDY, HELLO, opened
+
+
+def _said(messages: Iterable[dict]) -> list[str]:
+    return [m["content"] for m in messages if m["role"] == "user"]
+
+
+def _agrees(chat: ChatSession) -> None:
+    assert relative(chat.next_token_logits(), plain_logits(chat.backbone, chat.messages)) <= 1e-4
+
+
+def test_a_turn_goes_on_from_what_another_pool_has_saved(tmp_path):
+    one, two = opened(tmp_path), opened(tmp_path)
+    one.send(HELLO, "s", **GREEDY)
+    one.flush()
+    for pool, text in ((two, "second"), (one, "third"), (two, "fourth")):
+        turn = pool.send(text, "s", **GREEDY)
+        assert turn.session_id == "s" and turn.report.kept > 0
+        pool.flush()
+    for pool in (one, two, opened(tmp_path)):
+        assert _said(pool.session("s").messages) == ["hello", "second", "third", "fourth"]
+        _agrees(pool.session("s"))
+    assert one.saved() == ["s"] and one.metrics().conflicts == two.metrics().conflicts == 0
+
+
+def _both(tmp_path):
+    """Two pools that have answered new messages of one session at once, and the id of the second's branch."""
+    one, two, gate = opened(tmp_path), opened(tmp_path), threading.Event()
+    one.send(HELLO, "s", **GREEDY)
+    one.flush()
+    two._saved._thread.submit(gate.wait)  # a slow disk
+    two.send("from two", "s", **GREEDY)
+    one.send("from one", "s", **GREEDY)
+    one.flush()
+    gate.set()
+    with pytest.raises(SessionConflict, match="'s' goes on as") as found:
+        two.flush()
+    two.flush()  # told once
+    return one, two, found.value.kept_as
+
+
+def test_of_two_branches_each_goes_on_as_a_session_of_its_own(tmp_path):
+    one, two, kept = _both(tmp_path)
+    assert (two.metrics().conflicts, two.metrics().unsaved) == (1, 0)
+    assert sorted(opened(tmp_path).saved()) == sorted(["s", kept])
+    turn = two.send("and two?", "s", **GREEDY)
+    assert turn.session_id == kept and turn.report.kept > 0
+    one.send("and one?", "s", **GREEDY)
+    one.flush()
+    two.flush()
+    later = opened(tmp_path)
+    assert _said(later.session("s").messages) == ["hello", "from one", "and one?"]
+    assert _said(later.session(kept).messages) == ["hello", "from two", "and two?"]
+    for name in ("s", kept):
+        _agrees(later.session(name))
+
+
+def test_a_dropped_branch_gives_the_id_back(tmp_path):
+    _, two, kept = _both(tmp_path)
+    two.drop("s")
+    assert two.saved() == ["s"] and _said(two.session("s").messages) == ["hello", "from one"]
+    assert kept not in opened(tmp_path).saved()
+
+
+def test_two_pools_that_open_one_id_at_once_keep_both(tmp_path):
+    one, two, gate = opened(tmp_path), opened(tmp_path), threading.Event()
+    two._saved._thread.submit(gate.wait)
+    two.send([{"role": "user", "content": "two"}], "s", **GREEDY)
+    one.send([{"role": "user", "content": "one"}], "s", **GREEDY)
+    one.flush()
+    gate.set()
+    with pytest.raises(SessionConflict) as found:
+        two.flush()
+    later = opened(tmp_path)
+    assert _said(later.session("s").messages) == ["one"]
+    assert _said(later.session(found.value.kept_as).messages) == ["two"]
+
+
+def test_a_turn_that_could_not_be_saved_is_not_given_up_for_another_pools(tmp_path, monkeypatch):
+    from kamera.sessions import saved
+
+    one, two = opened(tmp_path), opened(tmp_path)
+    one.send(HELLO, "s", **GREEDY)
+    one.flush()
+
+    def full(*arguments, **named):
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as disk:
+        disk.setattr(saved, "save_session", full)
+        one.send("from one", "s", **GREEDY)
+        with pytest.raises(OSError, match="No space left"):
+            one.flush()
+    two.send("from two", "s", **GREEDY)
+    two.flush()
+    turn = one.send("and now?", "s", **GREEDY)
+    with pytest.raises(SessionConflict) as found:
+        one.flush()
+    assert turn.session_id == "s"
+    later = opened(tmp_path)
+    assert _said(later.session("s").messages) == ["hello", "from two"]
+    assert _said(later.session(found.value.kept_as).messages) == ["hello", "from one", "and now?"]
+
+
+def test_of_two_loaded_sessions_the_second_to_save_is_refused(tmp_path):
+    backbone, path = speaking("headers"), tmp_path / "s"
+    chat = session(backbone)
+    chat.send(TALK[:1], **GREEDY)
+    chat.save(path)
+    one, two = (ChatSession.load(path, backbone, ChunkStore.open("memory://")) for _ in range(2))
+    one.edit([Directive(1, 2, "nothing", unit="messages")])
+    one.save(path)
+    two.send("from two", **GREEDY)
+    with pytest.raises(SessionConflict, match="continued elsewhere"):
+        two.save(path)
+    assert ChatSession.load(path, backbone, ChunkStore.open("memory://")).messages == one.messages
+    two.save(tmp_path / "other")
+    one.save(path)  # again: it goes on from itself
+    other = session(backbone)
+    other.send(HELLO, **GREEDY)
+    other.save(path)  # an unrelated session takes the directory, as it is told to
+    assert _said(ChatSession.load(path, backbone, other.store).messages) == ["hello"]
+
+
+@pytest.mark.parametrize("threads", [2, 4])
+def test_every_turn_of_every_thread_on_one_session_stays(threads):
+    chat = session(speaking("headers"))
+    chat.send(HELLO, **GREEDY)
+    ready, failed = threading.Barrier(threads), []
+
+    def client(number: int) -> None:
+        try:
+            ready.wait()
+            for turn in range(2):
+                chat.send(f"{number} {turn}", **GREEDY)
+        except BaseException as error:
+            failed.append(error)
+
+    clients = [threading.Thread(target=client, args=(i,)) for i in range(threads)]
+    for thread in clients:
+        thread.start()
+    for thread in clients:
+        thread.join()
+    assert failed == []
+    said = _said(chat.messages)[1:]
+    assert sorted(said) == sorted(f"{i} {turn}" for i in range(threads) for turn in range(2))
+    assert [m["role"] for m in chat.messages] == ["user", "assistant"] * (2 * threads + 1)
+    _agrees(chat)
+
+
+class _Announced(Turns):
+    """Says when somebody waits for a turn."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked = threading.Semaphore(0)
+
+    def taken(self, seen):
+        self.asked.release()
+        return super().taken(seen)
+
+
+class _Beside:
+    """A streamer that lets another thread ask the same session, and goes on once that waits."""
+
+    def __init__(self, chat: ChatSession, work) -> None:
+        self.chat, self.error, self.begun = chat, None, False
+
+        def run() -> None:
+            try:
+                work()
+            except Exception as error:
+                self.error = error
+
+        self.thread = threading.Thread(target=run)
+
+    def put(self, value) -> None:
+        if not self.begun:
+            self.begun = True
+            assert self.chat._turns.asked.acquire(timeout=60)  # the answer's own turn
+            self.thread.start()
+            assert self.chat._turns.asked.acquire(timeout=60)
+
+    def end(self) -> None:
+        pass
+
+
+CALLS = {
+    "a whole history": lambda chat, seen: chat.send([*seen, {"role": "user", "content": "lost?"}], **GREEDY),
+    "directives": lambda chat, seen: chat.edit([Directive(0, 1, "x", unit="messages")]),
+}
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_a_history_as_it_was_before_another_threads_turn_is_refused(call):
+    chat = session(speaking("headers"))
+    chat.send(HELLO, **GREEDY)
+    chat._turns, seen = _Announced(), chat.messages
+    beside = _Beside(chat, lambda: CALLS[call](chat, seen))
+    chat.send("stays", streamer=beside, **GREEDY)
+    beside.thread.join()
+    assert isinstance(beside.error, SessionConflict) and "another thread" in str(beside.error)
+    assert _said(chat.messages) == ["hello", "stays"]
+    CALLS[call](chat, chat.messages)  # asked again, of what stands now
+
+
+def test_a_streamer_may_not_change_the_session_whose_answer_it_gets():
+    chat = session(speaking("headers"))
+    chat.send(HELLO, **GREEDY)
+    forked = []
+
+    class Streamer:
+        def put(self, value) -> None:
+            with pytest.raises(ValueError, match="fork"):
+                chat.send("within", **GREEDY)
+            if not forked:
+                forked.append(chat.fork())
+                forked[0].send("beside", **GREEDY)
+
+        def end(self) -> None:
+            pass
+
+    chat.send("stays", streamer=Streamer(), **GREEDY)
+    assert _said(chat.messages) == ["hello", "stays"]
+    assert _said(forked[0].messages) == ["hello", "beside"]

@@ -1,0 +1,211 @@
+"""A saved session is all of one piece: a part of another, or another's place, is refused by name."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from kamera import ChunkStore
+from kamera.errors import CorruptChunk, ForeignObject, IncompatibleChunk, KameraError, StoreError
+from kamera.sessions import ChatSession
+from kamera.sessions.document import sealed
+from tests.content.templates import TALK, screens
+from tests.engines.compare import relative
+from tests.sessions.rig import EXACT, plain_logits, seeing, session, speaking
+from tests.sessions.test_pool_saving import GREEDY, HELLO, opened
+
+
+def _agrees(chat: ChatSession) -> None:
+    assert relative(chat.next_token_logits(), plain_logits(chat.backbone, chat.messages)) <= 1e-4
+
+
+@pytest.fixture
+def two(tmp_path) -> Path:
+    """Two saved sessions of one picture each, equally long."""
+    pool = opened(tmp_path, seeing())
+    pool.send(screens(1, 0), "a", **GREEDY)
+    pool.send(screens(1, 1), "b", **GREEDY)
+    pool.flush()
+    assert [s.length for s in pool.session("a").window] == [s.length for s in pool.session("b").window]
+    return tmp_path
+
+
+def _folder(root: Path, name: str) -> Path:
+    (found,) = [f.parent for f in root.glob("*/session.json") if f'"id": "{name}"'.encode() in f.read_bytes()]
+    return found
+
+
+def test_the_window_of_another_session_is_prefilled_again(two):
+    (theirs,) = _folder(two, "b").glob("window-*/window.safetensors")
+    (mine,) = _folder(two, "a").glob("window-*/window.safetensors")
+    shutil.copy(theirs, mine)
+    with pytest.raises(CorruptChunk, match="another window"):
+        ChatSession.load(_folder(two, "a"), seeing(), ChunkStore.open("memory://"))
+    pool = opened(two, seeing())
+    turn = pool.send("and now?", "a", **GREEDY)
+    assert turn.report.kept <= pool.session("a").window.anchor.length
+    _agrees(pool.session("a"))
+    found = opened(two, seeing()).send(screens(1, 0), **GREEDY)
+    assert found.text == opened(two / "none", seeing()).send(screens(1, 0), **GREEDY).text
+
+
+def test_the_folder_of_another_session_is_refused_or_opened_anew(two):
+    there, kept = _folder(two, "a"), _folder(two, "b")
+    shutil.rmtree(there)
+    shutil.copytree(kept, there)
+    pool = opened(two, seeing())
+    assert pool.saved() == ["b"]
+    with pytest.raises(CorruptChunk, match="is the session 'b', not 'a'"):
+        pool.send("and now?", "a", **GREEDY)
+    turn = pool.send(screens(1, 0), "a", **GREEDY)
+    assert turn.session_id == "a" and turn.report.vision_encodes == 1
+    _agrees(pool.session("a"))
+    pool.flush()
+    assert opened(two, seeing()).saved() == ["a", "b"]
+
+
+def test_the_folder_of_another_tenant_is_refused(tmp_path):
+    theirs = opened(tmp_path, tenant="ann")
+    theirs.send(HELLO, "s", **GREEDY)
+    theirs.flush()
+    (folder,) = [f.parent for f in tmp_path.glob("*/session.json")]
+    mine = opened(tmp_path, tenant="ben")
+    folder.rename(mine._saved._path("ben", "s"))
+    with pytest.raises(IncompatibleChunk, match="tenant"):
+        mine.send("more", "s", **GREEDY)
+    assert mine.saved() == opened(tmp_path, tenant="ann").saved() == []
+
+
+def test_a_session_of_a_sealed_store_is_served_under_its_secret_only(tmp_path):
+    def store(secret: str | None) -> ChunkStore:
+        return ChunkStore.open("memory://", secret=secret)
+
+    backbone, path = speaking("headers"), tmp_path / "s"
+    chat = ChatSession(backbone, store("a secret of many bytes"), policy=EXACT)
+    chat.send(TALK[:1], **GREEDY)
+    chat.save(path)
+    assert ChatSession.load(path, backbone, store("a secret of many bytes")).messages == chat.messages
+    for other in ("another of many bytes!", None):
+        with pytest.raises(ForeignObject, match="secret"):
+            ChatSession.load(path, backbone, store(other))
+    body = json.loads((path / "session.json").read_bytes().split(b"\n")[1])
+    body["messages"][0]["content"] = "never said"
+    (path / "session.json").write_bytes(sealed(body, store(None)))
+    with pytest.raises(ForeignObject, match="secret"):
+        ChatSession.load(path, backbone, store("a secret of many bytes"))
+
+
+def _changed(body: dict, **fields) -> dict:
+    return {**body, **fields}
+
+
+MALFORMED: dict[str, Callable[[dict], object]] = {
+    "newer": lambda body: _changed(body, version=2),
+    "a word for a version": lambda body: _changed(body, version="two"),
+    "a list": lambda body: [body],
+    "nothing": lambda body: {"version": 1},
+    "newer policy": lambda body: _changed(body, policy={"later": 1}),
+    "messages": lambda body: _changed(body, messages=5),
+    "a message": lambda body: _changed(body, messages=["hello"]),
+    "turn": lambda body: _changed(body, turn="one"),
+    "mode": lambda body: _changed(body, mode="later"),
+    "tenant": lambda body: _changed(body, tenant=None),
+    "id": lambda body: _changed(body, id=7),
+    "guarantee": lambda body: _changed(body, guarantee="perfect"),
+    "layout": lambda body: _changed(body, layout={}),
+    "runs": lambda body: _changed(body, layout={**body["layout"], "runs": [[0, 99]]}),
+    "segments": lambda body: _changed(body, layout={**body["layout"], "segments": [{}]}),
+    "window": lambda body: _changed(body, window={"folder": "../elsewhere", "sha256": ""}),
+    "timers": lambda body: _changed(body, timers=[{"does": "boil", "chunks": [], "turn": 1, "time": None}]),
+    "changes": lambda body: _changed(body, changes=[1, 2]),
+}
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory) -> tuple[Path, Path]:
+    """The directory of two saved sessions, and the document of the one named "bad"."""
+    root = tmp_path_factory.mktemp("saved")
+    pool = opened(root)
+    for name in ("bad", "good"):
+        pool.send([{"role": "user", "content": f"{name} it is"}], name, **GREEDY)
+    pool.flush()
+    return root, _folder(root, "bad") / "session.json"
+
+
+def _answered_beside(root: Path, where: Path, caplog) -> None:
+    """The other session is answered by id and by history, and the bad one is named and passed over."""
+    caplog.clear()
+    pool = opened(root, min_tokens=1)
+    assert pool.send("more", "good", **GREEDY).session_id == "good"
+    pool.send([{"role": "user", "content": "another talk"}], **GREEDY)
+    assert str(where.parent) in caplog.text
+    assert "bad" not in pool.saved() and "good" in pool.saved()
+    with pytest.raises(KameraError):
+        pool.send("more", "bad", **GREEDY)
+    again = pool.send([{"role": "user", "content": "bad it is"}], "bad", **GREEDY)
+    assert again.text == opened(root / "none").send([{"role": "user", "content": "bad it is"}], **GREEDY).text
+
+
+@pytest.mark.parametrize("kind", MALFORMED)
+def test_a_malformed_document_under_a_valid_seal_concerns_its_own_session_only(saved, kind, caplog, tmp_path):
+    root = shutil.copytree(saved[0], tmp_path / "sessions")
+    where = root / saved[1].relative_to(saved[0])
+    body = json.loads(where.read_bytes().split(b"\n")[1])
+    where.write_bytes(sealed(MALFORMED[kind](body), ChunkStore.open("memory://")))
+    _answered_beside(root, where, caplog)
+
+
+def _in_time(work: Callable[[], None]) -> None:
+    """Run ``work`` on a thread, and fail if it waits for ever."""
+    failed: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            work()
+        except BaseException as error:
+            failed.append(error)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(60)
+    assert not thread.is_alive(), "it waits for ever"
+    if failed:
+        raise failed[0]
+
+
+@pytest.mark.parametrize("kind", ["pipe", "link", "folder"])
+def test_no_file_in_a_documents_place_concerns_its_own_session_only(saved, kind, caplog, tmp_path):
+    root = shutil.copytree(saved[0], tmp_path / "sessions")
+    where = root / saved[1].relative_to(saved[0])
+    where.rename(tmp_path / "kept")
+    {
+        "pipe": lambda: os.mkfifo(where),
+        "link": lambda: where.symlink_to(tmp_path / "kept"),
+        "folder": lambda: where.mkdir(),
+    }[kind]()
+    _in_time(lambda: _answered_beside(root, where, caplog))
+
+
+@pytest.mark.parametrize("what", ["session.json", "window", "media"])
+def test_a_pipe_in_any_place_is_refused_at_once(tmp_path, what):
+    path = tmp_path / "s"
+    chat = session(seeing())
+    chat.send(screens(1), **GREEDY)
+    chat.save(path)
+    (where,) = {"session.json": path, "window": path, "media": path / "media"}[what].glob(
+        {"session.json": what, "window": "window-*/window.safetensors", "media": "*.png"}[what]
+    )
+    where.unlink()
+    os.mkfifo(where)
+
+    def load() -> None:
+        with pytest.raises((CorruptChunk, StoreError), match=r"no file|missing"):
+            ChatSession.load(path, seeing(), ChunkStore.open("memory://"))
+
+    _in_time(load)
