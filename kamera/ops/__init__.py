@@ -28,11 +28,12 @@ from kamera.ops.patch import (
     patch_of,
     turn_factors,
 )
-from kamera.ops.proof import Proof, compared
+from kamera.ops.proof import Proof, compared, kv_error
 from kamera.ops.quantize import Bits, Codes, Quantized, quantize
 from kamera.ops.quantize_kv import GRIDS, KV_CODECS, CodedChannel, CodedKV, Grid, KVCodec, Loss, code_kv
 from kamera.ops.readers import Metric, Readers
 from kamera.ops.rope import RopeSpec, relocate, uniform_offset
+from kamera.ops.sketch import sketch
 
 __all__ = [
     "GRIDS",
@@ -82,6 +83,7 @@ __all__ = [
     "kept_energy",
     "kv_bytes",
     "kv_concat",
+    "kv_error",
     "kv_map",
     "kv_slice",
     "kv_tokens",
@@ -95,6 +97,7 @@ __all__ = [
     "relocate",
     "relocate_kv",
     "rotated_bytes",
+    "sketch",
     "tensor_bytes",
     "tensor_digest",
     "terms_of",

@@ -22,6 +22,7 @@ from kamera.patches.near import Near, equal_left
 from kamera.patches.orderings import how_many, orderings
 from kamera.patches.pairs import Pairs, Triples, form_pairs
 from kamera.patches.proving import Before, Prover
+from kamera.patches.reproving import prove_again
 from kamera.patches.standing import compact_positions, extents_of, text_positions
 
 __all__ = [
@@ -59,6 +60,7 @@ __all__ = [
     "orderings",
     "prefill_anchor",
     "prefilled_behind",
+    "prove_again",
     "text_positions",
     "weakest",
     "worth_harvesting",

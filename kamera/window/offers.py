@@ -113,6 +113,6 @@ class Offers:
         if formed is not None and not self.rows.refused(chunk.chunk_id, antecedents, "exact", base):
             return formed
         row = self._row(chunk, antecedents, "exact", base)
-        # one that was asked nothing is formed again, and asked
-        unproved = self.policy.tolerance is not None and row and not (row.proof and row.proof.tokens)
+        # one that was asked too little is formed again, and asked
+        unproved = self.policy.tolerance is not None and row and (not row.proof or row.proof.undecided)
         return None if row is None or unproved else guarantee_named(row.formed)
