@@ -3,7 +3,7 @@
 from kamera.patches.anchor import Anchor, anchor_ids, anchor_of, prefill_anchor
 from kamera.patches.catalogue import Catalogue
 from kamera.patches.chunks import Copy, Facts
-from kamera.patches.composing import FORMED_TERM, composable, composed
+from kamera.patches.composing import COMPOSABLE, FORMED_TERM, composable, composed
 from kamera.patches.encodings import Encodings
 from kamera.patches.former import Former
 from kamera.patches.forming import FormingRule, forming_of
@@ -26,6 +26,7 @@ from kamera.patches.reproving import prove_again
 from kamera.patches.standing import compact_positions, extents_of, text_positions
 
 __all__ = [
+    "COMPOSABLE",
     "FORMED_TERM",
     "GUARANTEES",
     "Anchor",

@@ -37,7 +37,7 @@ class Forming:
         form()
 
     def later(self, work: Callable[[], None]) -> bool:
-        """Have ``work`` done that no operation waits for; False, and it is dropped, if there is some already."""
+        """Have ``work`` done that no operation waits for; False if there is other such work already."""
         if self._later is not None:
             return False
         self._later = work

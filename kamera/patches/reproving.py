@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 import torch
 
 from kamera.errors import KameraError
-from kamera.patches.chunks import Facts
+from kamera.ops import Proof
+from kamera.patches.chunks import Copy, Facts
 from kamera.patches.composing import FORMED_TERM
 from kamera.patches.forming import Forming
 from kamera.patches.line import Line
@@ -42,13 +43,17 @@ def prove_again(former: Former, chunks: Sequence[Facts], doubted: Collection[int
                     continue
                 prover.again[chunk.chunk_id, copy.antecedents] = proof
                 if not proof.within(prover.tolerance):
-                    said = (
-                        f"the patch of chunk {chunk.chunk_id[:12]} behind {len(copy.antecedents)} others "
-                        f"does not hold for a question unlike those it was proved on ({proof}): it is not served "
-                        "any more; place the chunk anew where it still stands"
-                    )
-                    logger.warning("%s", said)
-                    former.losses.leave(said)
+                    _disproved(former, copy, chunk, proof)
     except (KameraError, torch.OutOfMemoryError) as error:
         # past the last position, or no room for a second cache: no operation waits for this
         logger.warning("patches were not proved again: %s", error)
+
+
+def _disproved(former: Former, copy: Copy, chunk: Facts, proof: Proof) -> None:
+    said = (
+        f"the patch of chunk {chunk.chunk_id[:12]} behind {len(copy.antecedents)} others does not hold for a "
+        f"question unlike those it was proved on ({proof}): it is not served any more; place the chunk anew "
+        "where it still stands"
+    )
+    logger.warning("%s", said)
+    former.losses.leave(said)

@@ -20,10 +20,10 @@ RANKS = (1, 2, 4, 8, 16, 24, 32)
 class Row:
     """One KV in one window: what its proof says, and what multi-hop questions say of it.
 
-    ``kl`` is the proof's, ``flips``, ``kv`` and ``proved`` too; ``answered`` is whether its answers alone
-    would have proved it. ``narrow`` and ``narrow_answered`` are the same of a model without a tokenizer, which is
-    asked four one-hop questions of one kind. ``lost`` is the mean KL of the real questions to the re-prefill
-    (nats), ``right`` the number of them answered rightly, of ``n``. ``bytes`` of the patch.
+    ``kl``, ``flips``, ``kv`` and ``proved`` are the proof's; ``answered`` is whether its answers alone would
+    have proved it. ``narrow`` and ``narrow_answered`` are the same of a model without a tokenizer, asked four
+    one-hop questions of one kind. ``lost`` is the mean KL of the real questions to the re-prefill (nats),
+    ``right`` the number of them answered rightly, of ``n``. ``bytes`` of the patch.
     """
 
     arm: str
