@@ -87,6 +87,7 @@ def run_probe(
         probe=probe,
         probe_digest=digest_of(probe, tally.shown),
         divergence=DIVERGENCE,
+        antecedents=len(TRIALS["composed"][1]) - 1,
         findings=_overruled(findings, _flaw(backbone)),
         sabotages=sabotages,
         created=datetime.now(timezone.utc).isoformat(timespec="seconds"),

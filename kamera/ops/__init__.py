@@ -38,11 +38,12 @@ from kamera.ops.patch import (
     patch_of,
     turn_factors,
 )
-from kamera.ops.proof import Proof, compared
+from kamera.ops.proof import Proof, compared, kv_error
 from kamera.ops.quantize import Bits, Codes, Quantized, quantize
 from kamera.ops.quantize_kv import GRIDS, KV_CODECS, CodedChannel, CodedKV, Grid, KVCodec, Loss, code_kv
 from kamera.ops.readers import Metric, Readers
 from kamera.ops.rope import RopeSpec, relocate, uniform_offset
+from kamera.ops.sketch import sketch
 
 __all__ = [
     "GRIDS",
@@ -98,6 +99,7 @@ __all__ = [
     "kv_bytes",
     "kv_concat",
     "kv_distance",
+    "kv_error",
     "kv_map",
     "kv_slice",
     "kv_tokens",
@@ -114,6 +116,7 @@ __all__ = [
     "relocate",
     "relocate_kv",
     "rotated_bytes",
+    "sketch",
     "tensor_bytes",
     "tensor_digest",
     "terms_of",

@@ -4,7 +4,7 @@ from kamera.ops import GUARANTEES, Guarantee, at_least, guarantee_named, prefill
 from kamera.patches.anchor import Anchor, anchor_ids, anchor_of, prefill_anchor
 from kamera.patches.catalogue import Catalogue
 from kamera.patches.chunks import Copy, Facts
-from kamera.patches.composing import FORMED_TERM, composable, composed
+from kamera.patches.composing import COMPOSABLE, FORMED_TERM, composable, composed
 from kamera.patches.encodings import Encodings
 from kamera.patches.former import Former
 from kamera.patches.forming import FormingRule, forming_of
@@ -16,9 +16,11 @@ from kamera.patches.near import Near, equal_left
 from kamera.patches.orderings import how_many, orderings
 from kamera.patches.pairs import Pairs, Triples, form_pairs
 from kamera.patches.proving import Before, Prover
+from kamera.patches.reproving import prove_again
 from kamera.patches.standing import compact_positions, extents_of, text_positions
 
 __all__ = [
+    "COMPOSABLE",
     "FORMED_TERM",
     "GUARANTEES",
     "Anchor",
@@ -56,6 +58,7 @@ __all__ = [
     "orderings",
     "prefill_anchor",
     "prefilled_behind",
+    "prove_again",
     "stored_patch",
     "text_positions",
     "weakest",

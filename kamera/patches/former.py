@@ -285,8 +285,8 @@ class Former:
             self.keep_patch(facts, conditioned, formed, before)
 
     def unproved(self, row: ObjectInfo) -> bool:
-        """True if a patch has to prove itself here, and was asked nothing so far."""
-        return self.prover is not None and (row.proof is None or not row.proof.tokens)
+        """True if a patch has to prove itself here, and was asked too little so far."""
+        return self.prover is not None and (row.proof is None or row.proof.undecided)
 
     def keep_patch(
         self, facts: Facts, conditioned: Copy, formed: Guarantee, before: Before, base: str = ""

@@ -24,7 +24,10 @@ logger = logging.getLogger(__name__)
 
 
 class Forming:
-    """Forms patches at once, within the operation that ran their forwards."""
+    """Forms patches at once, within the operation that ran their forwards; later work waits for `flush`."""
+
+    def __init__(self) -> None:
+        self._later: Callable[[], None] | None = None
 
     def submit(self, chunk_id: str, deltas: Deltas, form: Callable[[], Patch]) -> None:
         """Run ``form``, which factors ``deltas``, stores the patch and returns it.
@@ -33,14 +36,26 @@ class Forming:
         """
         form()
 
+    def later(self, work: Callable[[], None]) -> bool:
+        """Have ``work`` done that no operation waits for; False if there is other such work already."""
+        if self._later is not None:
+            return False
+        self._later = work
+        return True
+
     def settle(self, chunk_id: str) -> None:
         """Wait for the patches of a chunk that are in progress."""
 
     def flush(self) -> None:
-        """Wait for all patches in progress; raises the error that kept one of them from being stored."""
+        """Wait for all patches in progress, and do later work; raises the error that kept one from being
+        stored."""
+        work, self._later = self._later, None
+        if work is not None:
+            work()
 
     def close(self) -> None:
-        """`flush`; patches that come later are formed at once."""
+        """`flush`, without later work; patches that come later are formed at once."""
+        self._later = None
 
 
 class BackgroundForming(Forming):
@@ -54,6 +69,7 @@ class BackgroundForming(Forming):
     def __init__(self, limit: int = LIMIT) -> None:
         if limit < 1:
             raise ValueError(f"limit {limit} must be at least 1")
+        super().__init__()
         self._limit = limit
         self._begin()
         forks.bind(self, BackgroundForming._begin)
@@ -63,6 +79,7 @@ class BackgroundForming(Forming):
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="kamera-forming")
         self._changed = threading.Condition()
         self._pending: Counter[str] = Counter()  # chunk ids
+        self._busy = False
         self._errors: list[BaseException] = []
         self._closed = False
 
@@ -76,6 +93,15 @@ class BackgroundForming(Forming):
                 return
         form()
 
+    def later(self, work: Callable[[], None]) -> bool:
+        """As `Forming.later`, behind the patches in progress."""
+        with self._changed:
+            if self._busy or self._closed:
+                return False
+            self._busy = True
+            self._pool.submit(self._run_later, work)
+        return True
+
     def settle(self, chunk_id: str) -> None:
         """As `Forming.settle`; the forming thread itself must not call it."""
         with self._changed:
@@ -84,7 +110,7 @@ class BackgroundForming(Forming):
     def flush(self) -> None:
         """As `Forming.flush`: raises the first error since the last call, once."""
         with self._changed:
-            self._changed.wait_for(lambda: not self._pending.total())
+            self._changed.wait_for(lambda: not self._pending.total() and not self._busy)
             errors, self._errors = self._errors, []
         if errors:
             raise errors[0]
@@ -100,13 +126,26 @@ class BackgroundForming(Forming):
         try:
             form()
         except BaseException as error:  # no error may be lost with the thread
-            logger.error("a patch of chunk %s was not stored: %s", chunk_id[:12], error)
-            with self._changed:
-                self._errors.append(error)
+            self._failed(f"a patch of chunk {chunk_id[:12]} was not stored", error)
         finally:
             with self._changed:
                 self._pending -= Counter((chunk_id,))  # drops the entry at zero
                 self._changed.notify_all()
+
+    def _run_later(self, work: Callable[[], None]) -> None:
+        try:
+            work()
+        except BaseException as error:
+            self._failed("later work was not done", error)
+        finally:
+            with self._changed:
+                self._busy = False
+                self._changed.notify_all()
+
+    def _failed(self, what: str, error: BaseException) -> None:
+        logger.error("%s: %s", what, error)
+        with self._changed:
+            self._errors.append(error)
 
 
 def forming_of(rule: FormingRule | None, proving: bool = False) -> Forming:

@@ -22,12 +22,12 @@ class Stored(NamedTuple):
 def stored_patch(row: ObjectInfo | None, budget: PatchBudget, tokens: int, *, proving: bool) -> Stored | None:
     """What a row says of the patch of a chunk of ``tokens`` tokens; None without a row.
 
-    Under ``budget``; with ``proving`` it serves only once it was asked something.
+    Under ``budget``; with ``proving`` it serves only once it was asked enough.
     """
     if row is None:
         return None
     met = row.budget is not None and budget.met_by(row.budget, tokens)
-    asked = row.proof is not None and row.proof.tokens > 0
+    asked = row.proof is not None and not row.proof.undecided
     return Stored(guarantee_named(row.formed), met and (asked or not proving))
 
 

@@ -30,11 +30,13 @@ class Offers:
     """The patches that have a row, and those that the plan itself forms.
 
     ``formed`` holds of these the guarantee behind which each is formed, by chunk, antecedents and base.
+    ``notes`` are added to: the patches that were there and are refused.
     """
 
     rows: Rows
     policy: ReusePolicy
     formed: Mapping[tuple[str, tuple[str, ...], str], Guarantee]
+    notes: list[str]
 
     def best(
         self, chunk: Newcomer | Seat, before: Seats, base: ObjectInfo | None, was: Seat | None
@@ -60,7 +62,13 @@ class Offers:
                 lambda behind: self._bytes(self._row(chunk, behind, "exact")),
             )
             if composed := composed_offer(antecedents, was, terms, self.policy.max_doubt):
-                return composed
+                if len(antecedents) <= self.policy.composed_up_to:
+                    return composed
+                self.notes.append(
+                    f"composed patch refused: chunk {chunk.chunk_id[:12]} stands behind {len(antecedents)}, "
+                    "and no certificate of this backbone found composed patches safe behind so many "
+                    f"(composed_up_to={self.policy.composed_up_to})"
+                )
         if self.policy.admits("orbit"):
             row = self._row(chunk, antecedents, "orbit")
             if row is not None:
@@ -121,7 +129,7 @@ class Offers:
         if formed is not None and not self.rows.refused(chunk.chunk_id, antecedents, "exact", base):
             return Stored(formed, serves=True)
         row = self.rows.patch(chunk.chunk_id, antecedents, "exact", base)
-        # one that was asked nothing is formed again, and asked
+        # one that was asked too little is formed again, and asked
         return stored_patch(row, self.policy.budget, chunk.length, proving=self.policy.tolerance is not None)
 
     def formed_behind(

@@ -47,6 +47,7 @@ class Planner:
     tokens: int = 0
     heads: dict[str, tuple[tuple[str, int], ...]] = field(default_factory=dict)
     _made: set[str] = field(default_factory=set)
+    _notes: list[str] = field(default_factory=list)
     _formed: dict[tuple[str, tuple[str, ...], str], Guarantee] = field(default_factory=dict)
 
     def plan(
@@ -66,7 +67,7 @@ class Planner:
             Cost(self.forwards, self.tokens, encodes, written.turned, written.patched),
             arrived,
             tuple(self.left),
-            (note,) if note else (),
+            tuple(dict.fromkeys([*((note,) if note else ()), *self._notes])),
         )
 
     # -- arriving ------------------------------------------------------------------------------
@@ -220,7 +221,7 @@ class Planner:
 
     @property
     def _offers(self) -> Offers:
-        return Offers(self.rows, self.policy, self._formed)
+        return Offers(self.rows, self.policy, self._formed, self._notes)
 
     def _best(
         self, chunk: Newcomer | Seat, before: Seats, was: Seat | None

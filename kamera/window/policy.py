@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal, get_args
 
 from kamera.ops import PatchBudget, Proof, layers_of
-from kamera.patches import GUARANTEES, Guarantee, at_least
+from kamera.patches import COMPOSABLE, GUARANTEES, Guarantee, at_least
 
 OnMiss = Literal["form", "prefill", "blind"]
 Archive = Literal["now", "later"]
@@ -57,7 +57,10 @@ class ReusePolicy:
 
     ``max_doubt`` lets a patch composed of others serve as "composed": the largest share of its terms' energy
     that may be lost to their contradictions (`kamera.ops.compose`; docs/composed.md has the measurement
-    behind the default). Above it the next means are taken, and the report says so.
+    behind the default). Above it the next means are taken, and the report says so. ``composed_up_to`` is the
+    number of antecedents (3 to 6; 0: none) up to which such patches are served although no certificate of
+    this backbone found them safe behind so many: doubt does not rank losses on backbones it was not fitted
+    on. Beyond both, a composed patch is refused, and the report says so.
 
     ``certified`` serves each guarantee below "exact" only on a backbone whose certificate found it safe
     (`kamera certify MODEL`), and "patched" without one if the patch has proved itself (``tolerance``); the
@@ -89,6 +92,7 @@ class ReusePolicy:
     max_divergence: float | None = None
     nearest: Nearest = "set"
     max_doubt: float = 0.18
+    composed_up_to: int = 0
     on_leave: OnLeave = "keep"
     certified: bool = field(default_factory=certified_by_default)
     withheld: frozenset[Guarantee] = frozenset()
@@ -137,6 +141,11 @@ class ReusePolicy:
             raise ValueError(f"on_leave {self.on_leave!r} is none of {', '.join(get_args(OnLeave))}")
         if not 0.0 <= self.max_doubt <= 1.0:
             raise ValueError(f"max_doubt {self.max_doubt} must lie between 0.0 and 1.0")
+        if type(self.composed_up_to) is not int or self.composed_up_to not in (0, *COMPOSABLE):
+            raise ValueError(
+                f"composed_up_to {self.composed_up_to!r} must be a number of antecedents from "
+                f"{COMPOSABLE[0]} to {COMPOSABLE[-1]}, or 0"
+            )
 
     def admits(self, guarantee: Guarantee) -> bool:
         """True if an arriving chunk may be served with this guarantee."""

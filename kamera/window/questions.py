@@ -5,12 +5,14 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, Literal, overload
 
 import torch
 
 from kamera.content import Chunk, Encoded
 from kamera.ops import KV, kv_map
+from kamera.patches import prove_again
 from kamera.window import plan
 from kamera.window.apart import prefilled_apart, stage_apart
 from kamera.window.asking import Asker, Question
@@ -167,10 +169,23 @@ class Questions(View):
     # -- inside --------------------------------------------------------------------------------
 
     def _heard(self, ids: torch.Tensor) -> None:
-        """Patches formed from now on have to answer this question too."""
-        prover = self._stage.former.prover
-        if prover is not None:
-            prover.heard(ids)
+        """Patches formed from now on have to answer this question too; those it is unlike are proved again.
+
+        No question waits for that, and a question that comes while it runs begins no other.
+        """
+        former, residents = self._stage.former, self._state.residents
+        prover = former.prover
+        if prover is None:
+            return
+        prover.heard(ids)
+        doubted = []
+        for i, resident in enumerate(residents):
+            source, behind = resident.seat.source, self._state.chunk_ids[:i]
+            if source.proof is not None and source.antecedents == behind:
+                if prover.doubts(ids, resident.facts.chunk_id, behind, source.proof):
+                    doubted.append(i)
+        if doubted:
+            former.forming.later(partial(prove_again, former, [r.facts for r in residents], doubted))
 
     def _asker(self) -> Asker:
         return Asker(self._stage, self._state)

@@ -22,9 +22,11 @@ from tests.window.test_planned import OPERATIONS, planned_and_run
 
 RANK = 4
 POLICIES = {
-    "minimum": ReusePolicy(minimum="composed", rank=RANK, on_miss="prefill", max_doubt=1.0),
-    "repair": ReusePolicy(rank=RANK, on_miss="prefill", on_leave="repair", max_doubt=1.0),
-    "doubt": ReusePolicy(minimum="composed", rank=RANK, on_miss="prefill", on_leave="repair", max_doubt=0.1),
+    "minimum": ReusePolicy(minimum="composed", rank=RANK, on_miss="prefill", max_doubt=1.0, composed_up_to=6),
+    "repair": ReusePolicy(rank=RANK, on_miss="prefill", on_leave="repair", max_doubt=1.0, composed_up_to=6),
+    "doubt": ReusePolicy(
+        minimum="composed", rank=RANK, on_miss="prefill", on_leave="repair", max_doubt=0.1, composed_up_to=6
+    ),
 }
 """None of them stores a patch on a miss, so that orders stay unformed from one example to the next."""
 

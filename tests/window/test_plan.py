@@ -62,7 +62,7 @@ class Fake:
         return False
 
 
-PROVED = Proof(0.0, 0, 1, 1)
+PROVED = Proof(0.0, 0, 1, 0.0, ())
 
 
 @dataclass(frozen=True)
