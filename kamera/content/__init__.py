@@ -6,6 +6,7 @@ from kamera.content.chunk import TOKEN_TYPES, Chunk, Encoded
 from kamera.content.conversation import Conversations
 from kamera.content.exclusive import exclusive_of
 from kamera.content.image_only import load_image_only
+from kamera.content.items import kind_of, media_item
 from kamera.content.landmarks import LandmarkReader, Landmarks
 from kamera.content.media import load_image
 from kamera.content.media_tokens import Media
@@ -39,9 +40,11 @@ __all__ = [
     "check_messages",
     "common_prefix",
     "exclusive_of",
+    "kind_of",
     "load_clip",
     "load_image",
     "load_image_only",
+    "media_item",
     "media_items",
     "read_video",
     "tool_schema",
