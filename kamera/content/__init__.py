@@ -10,6 +10,7 @@ from kamera.content.items import kind_of, media_item
 from kamera.content.landmarks import LandmarkReader, Landmarks
 from kamera.content.media import load_image
 from kamera.content.media_tokens import Media
+from kamera.content.naming import names_media
 from kamera.content.prefix import common_prefix
 from kamera.content.prompt import Seams
 from kamera.content.segment import Rendered, Segment, SegmentKind
@@ -46,6 +47,7 @@ __all__ = [
     "load_image_only",
     "media_item",
     "media_items",
+    "names_media",
     "read_video",
     "tool_schema",
 ]

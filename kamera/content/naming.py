@@ -64,6 +64,14 @@ def named_media(text: str) -> dict[str, Any] | None:
     return None
 
 
+def names_media(text: str) -> bool:
+    """True if ``text`` names a picture or a video, or looks as if it did."""
+    try:
+        return named_media(text) is not None
+    except UnreadableMedia:
+        return True
+
+
 def file_of(url: str) -> Path:
     """The path that a file url names."""
     return Path(url2pathname(url[len("file://") :].removeprefix("localhost")))
