@@ -9,6 +9,7 @@ from kamera.content.exclusive import exclusive_of
 from kamera.content.items import is_picture, kind_of, media_item, no_item
 from kamera.content.prompt import PromptFormat
 from kamera.content.turns import strings_in
+from kamera.content.vanishing import Vanishing, name_of
 from kamera.errors import ModalityNotSupported, ProcessorRequired, UnsafeText, quote
 
 Message = Mapping[str, Any]
@@ -35,6 +36,13 @@ class ChatTemplate:
             raise ProcessorRequired(
                 f"{type(processor).__name__} has no chat template: set one, or build chunks from text"
             )
+        self._vanishing = Vanishing(
+            name_of(processor), lambda messages, tools: self.render(messages, tools=tools, generation=False)
+        )
+
+    def check_shown(self, messages: Sequence[Message], tools: Sequence[Any] | None) -> None:
+        """Raise ModalityNotSupported for tools, tool calls or roles that the template leaves out."""
+        self._vanishing.check(messages, tools)
 
     def check_text(self, messages: Sequence[Message]) -> None:
         """Raise UnsafeText for a message whose text spells a special token: it could open a turn."""
