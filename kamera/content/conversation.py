@@ -45,9 +45,10 @@ class Conversations:
     def render(self, messages: Sequence[Message], *, tools: Sequence[Any] | None = None) -> Rendered:
         """The conversation with the generation prompt.
 
-        Raises ModalityNotSupported for messages that the template or media that the processor refuses, and for
-        tools, tool calls or roles that the template leaves out; NotSegmentable if media give other tokens together than alone, UnsafeText for text that spells a
-        special token, UnreadableMedia for media that cannot be read, `ValueError` for no messages.
+        Raises ModalityNotSupported for messages that the template or media that the processor refuses, and
+        for tools, tool calls or roles that the template leaves out, NotSegmentable if media give other tokens
+        together than alone, UnsafeText for text that spells a special token, UnreadableMedia for media that
+        cannot be read, `ValueError` for no messages.
         """
         if not messages:
             raise ValueError("a conversation of no messages: give at least one")

@@ -28,8 +28,8 @@ class Vanishing:
     def check(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Any] | None = None) -> None:
         """Raise ModalityNotSupported for a part of the conversation that the template leaves out.
 
-        It does if the text without the part, or with another in its place, is the same. Raises it for messages
-        that the template refuses, too.
+        It does if the text without the part, or with another in its place, is the same. Raises it also for
+        messages that the template refuses.
         """
         for part, others, other_tools in self._without(messages, tools):
             if part in self._shown:
@@ -41,8 +41,8 @@ class Vanishing:
                 same = False  # the template asks for it
             if same:
                 raise ModalityNotSupported(
-                    f"the chat template of {self._name} does not show {part}: leave them out, say it in text, or "
-                    "give the processor a template that does"
+                    f"the chat template of {self._name} does not show {part}: leave them out, say it in "
+                    "text, or give the processor a template that does"
                 )
             self._shown.add(part)
 

@@ -27,7 +27,7 @@ from kamera.window.events import Event, Listener, tell
 from kamera.window.lookback import MIN_SCORE, candidates, check_cosine, note_duplicate
 from kamera.window.places import Standing
 from kamera.window.planned import Planned
-from kamera.window.policy import Archive, OnLeave, PositionRule, ReusePolicy
+from kamera.window.policy import Archive, OnLeave, PositionRule, ReusePolicy, check_policy, policy_of
 from kamera.window.report import Report, SlotReport, Tally, counting
 from kamera.window.run import Stage
 from kamera.window.serial import serial
@@ -78,9 +78,7 @@ class KameraWindow(Planned):
         self._lock = threading.RLock()
         _check_parts(backbone, store)
         self._listeners: tuple[Listener, ...] = () if trace is None else (Trace(trace),)
-        if on_leave is not None:
-            policy = replace(policy or ReusePolicy(), on_leave=on_leave)
-        self._terms = agree(backbone, store, policy, certificate)
+        self._terms = agree(backbone, store, policy_of(policy, on_leave), certificate)
         losses = Losses()
         anchor = prefill_anchor(backbone, system, store, losses)
         if max_tokens is not None and anchor.length >= max_tokens:
@@ -286,6 +284,7 @@ class KameraWindow(Planned):
 
         For callers that judge the trust of single chunks themselves (`kamera.reuse`).
         """
+        check_policy(policy)
         with self._lock:
             terms = self._terms
             self._terms = replace(terms, served=policy)
