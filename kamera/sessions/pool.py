@@ -23,7 +23,7 @@ from kamera.sessions.modes import SessionMode, check_mode
 from kamera.sessions.saved import SavedSessions, tools_digest
 from kamera.sessions.turn import Turn
 from kamera.store import ChunkStore
-from kamera.window import ReusePolicy
+from kamera.window import ReusePolicy, check_policy
 
 Stores = ChunkStore | Callable[[str], ChunkStore]
 """One tenant's store, or a function from a tenant to its store."""
@@ -94,6 +94,7 @@ class SessionPool:
                 "session and 1 byte or more, and share 0 tokens or more"
             )
         check_mode(mode)
+        check_policy(policy)
         if not isinstance(reuse, bool):  # read once, and refused before any request
             reuse = calibration_of(reuse)
             reuse.check(backbone)

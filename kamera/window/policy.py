@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal, get_args
 
+from kamera.errors import quote
 from kamera.ops import PatchBudget, Proof, layers_of
 from kamera.patches import COMPOSABLE, GUARANTEES, Guarantee, at_least
 
@@ -205,3 +206,24 @@ class ReusePolicy:
     def to_info(self) -> dict[str, Any]:
         """Keyword arguments of JSON types, as stored in a saved window."""
         return asdict(self) | {"withheld": sorted(self.withheld)}
+
+
+def policy_of(given: ReusePolicy | None, on_leave: OnLeave | None = None) -> ReusePolicy:
+    """The policy given, else the default one, with ``on_leave`` if that is given. Raises ValueError."""
+    check_policy(given)
+    policy = given or ReusePolicy()
+    return policy if on_leave is None else replace(policy, on_leave=on_leave)
+
+
+def check_policy(given: object) -> None:
+    """Raise ValueError for anything but a `ReusePolicy` or None: its name, say, or one that is not called."""
+    if given is None or isinstance(given, ReusePolicy):
+        return
+    made = [f"ReusePolicy.{name}" for name in ("exact", "balanced", "streaming")]
+    shown = getattr(given, "__qualname__", "")
+    if given is ReusePolicy or shown in made:
+        raise ValueError(f"policy {shown} is not called: give {shown}()")
+    named = [name for name in made if isinstance(given, str) and name == f"ReusePolicy.{given.lower()}"]
+    raise ValueError(
+        f"policy {quote(given)} is no ReusePolicy: give {', '.join(f'{name}()' for name in named or made)}"
+    )

@@ -28,7 +28,7 @@ from kamera.window.certified import agree
 from kamera.window.events import Event, Listener, tell
 from kamera.window.lookback import MIN_SCORE, candidates, check_cosine, note_duplicate
 from kamera.window.planned import Planned
-from kamera.window.policy import Archive, OnLeave, PositionRule, ReusePolicy
+from kamera.window.policy import Archive, OnLeave, PositionRule, ReusePolicy, check_policy, policy_of
 from kamera.window.report import Report, SlotReport, Tally, counting
 from kamera.window.serial import serial
 from kamera.window.slots import Slot
@@ -78,9 +78,7 @@ class KameraWindow(Planned):
         self._lock = forks.Lock("this window")
         _check_parts(backbone, store)
         self._listeners: tuple[Listener, ...] = () if trace is None else (Trace(trace),)
-        if on_leave is not None:
-            policy = replace(policy or ReusePolicy(), on_leave=on_leave)
-        self._terms = agree(backbone, store, policy, certificate)
+        self._terms = agree(backbone, store, policy_of(policy, on_leave), certificate)
         losses = Losses()
         self._account, self._notes = Account(), []
         with self._account.now(backbone):
@@ -286,6 +284,7 @@ class KameraWindow(Planned):
 
         For callers that judge the trust of single chunks themselves (`kamera.reuse`).
         """
+        check_policy(policy)
         with self._lock:
             terms = self._terms
             self._terms = replace(terms, served=policy)

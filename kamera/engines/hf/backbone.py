@@ -58,20 +58,22 @@ class Backbone(Model):
         cls,
         name: str | Path,
         *,
-        device: str | None = None,
+        device: str | torch.device | None = None,
         dtype: str | torch.dtype = "auto",
         **options: Any,
     ) -> Backbone:
         """Load a model directory or hub name with its processor.
 
-        ``device`` moves the whole model; ``device_map`` and every other option goes to
-        ``from_pretrained`` of transformers. Raises UnsupportedBackbone when no class loads it.
+        ``device`` moves the whole model; ``dtype`` is one of torch's, by its name or a short one ("bf16"), or
+        "auto"; ``device_map`` and every other option goes to ``from_pretrained`` of transformers. Raises
+        UnsupportedBackbone when no class loads it, ValueError for a device or dtype that cannot be used.
         """
-        from kamera.engines.hf.load import load_model, load_processor
+        from kamera.engines.hf.load import device_of, dtype_of, load_model, load_processor
 
+        place, dtype = None if device is None else device_of(device), dtype_of(dtype)
         model = load_model(name, dtype=dtype, **options)
-        if device is not None:
-            model = model.to(device)
+        if place is not None:
+            model = model.to(place)
         return cls(model, load_processor(name))
 
     # -- identity ------------------------------------------------------------------------------
@@ -136,6 +138,8 @@ class Backbone(Model):
     def chunk(self, content: Content) -> Chunk:
         """Build a chunk from a chat content list, an image, frames, a video or image path, or text.
 
+        A string that is a picture's or video's path, or looks like one, is opened or refused, never taken for
+        text; text items (``{"type": "text", "text": …}``) and messages are text whatever they spell.
         A list of pictures is a clip; on a processor without a video processor its frames become
         pictures one after another. Raises UnreadableMedia, EmptyChunk, ModalityNotSupported or
         ProcessorRequired.

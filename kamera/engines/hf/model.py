@@ -29,6 +29,7 @@ class Model:
 
     def __init__(self, model: nn.Module, processor: Any | None = None) -> None:
         model = probe.without_wrapper(model)
+        probe.check_processor(processor)
         probe.refuse_unsupported(model)
         self.model: Any = model
         self.processor = processor
