@@ -17,6 +17,7 @@ from kamera.patches.guarantee import (
 )
 from kamera.patches.harvest import worth_harvesting
 from kamera.patches.heads import continued, head_of
+from kamera.patches.identity import Identity, identify
 from kamera.patches.losses import Losses, Strict
 from kamera.patches.near import Near, equal_left
 from kamera.patches.orderings import how_many, orderings
@@ -36,6 +37,7 @@ __all__ = [
     "Former",
     "FormingRule",
     "Guarantee",
+    "Identity",
     "Losses",
     "Near",
     "Pairs",
@@ -56,6 +58,7 @@ __all__ = [
     "guarantee_named",
     "head_of",
     "how_many",
+    "identify",
     "orderings",
     "prefill_anchor",
     "prefilled_behind",
