@@ -19,7 +19,9 @@ from kamera.errors import NotRelocatable
 from kamera.ops import KV, CodedKV, Layout, Patch, kv_tokens
 
 Answers = Mapping[str, Sequence[float]]
-"""A few logits, by the name of the question."""
+"""A few logits, by the name of the question; under `FEATURES` a few features of a picture."""
+
+FEATURES = "features"
 
 
 @dataclass(frozen=True, eq=False)
@@ -150,8 +152,9 @@ class Named(NamedTuple):
 class Probe(NamedTuple):
     """A test that a model computes as its fingerprint says.
 
-    ``moves`` counts the changes seen in the model; ``answers()`` asks it (forwards that are not counted as
-    work), and two answers of one model differ by at most ``tolerance``, a share of their norm.
+    ``moves`` counts the changes seen in the model. ``answers()`` asks it (two small forwards, that are not
+    counted as work) and raises ComputationChanged if it answers otherwise than at first in this process; the
+    answers of one model on two machines differ by at most ``tolerance``, a share of their norm.
     """
 
     moves: int

@@ -10,6 +10,7 @@ from kamera.patches.former import Former
 from kamera.patches.forming import FormingRule, forming_of
 from kamera.patches.harvest import Stored, stored_patch, worth_harvesting
 from kamera.patches.heads import continued, head_of
+from kamera.patches.identity import Identity, identify
 from kamera.patches.later import Later, later_of
 from kamera.patches.losses import Losses, Strict
 from kamera.patches.near import Near, equal_left
@@ -32,6 +33,7 @@ __all__ = [
     "Former",
     "FormingRule",
     "Guarantee",
+    "Identity",
     "Later",
     "Losses",
     "Near",
@@ -54,6 +56,7 @@ __all__ = [
     "guarantee_named",
     "head_of",
     "how_many",
+    "identify",
     "later_of",
     "orderings",
     "prefill_anchor",

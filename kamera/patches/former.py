@@ -30,7 +30,6 @@ from kamera.store import (
     VISION_TOKENS,
     CanonicalRecord,
     ChunkStore,
-    Context,
     ObjectInfo,
     PatchRecord,
     canonical_key,
@@ -39,6 +38,23 @@ from kamera.store import (
 )
 
 logger = logging.getLogger(__name__)
+
+
+EVERY = 64
+"""Operations of a window and its forks after which the model is asked the probe again."""
+
+
+class Asked:
+    """The last time that a window's model was asked the probe, after ``moves`` changes seen in it."""
+
+    def __init__(self, moves: int) -> None:
+        self._moves = moves
+        self._calls = 0
+
+    def is_due(self, moves: int) -> bool:
+        """True if the model is to be asked again; called once an operation."""
+        self._calls += 1
+        return moves != self._moves or self._calls >= EVERY
 
 
 class Former:
@@ -67,11 +83,11 @@ class Former:
         self.forming = forming or Forming()
         self.losses = losses or Strict()
         self.prover = None if tolerance is None else Prover(backbone, anchor, tolerance)
-        self.encodings = Encodings(backbone, store, self.losses)
-        self.context = Context(backbone.fingerprint, anchor.digest, store.tenant, store.kv)
+        self.encodings = Encodings(backbone, store, self.losses, anchor.identity)
+        self.context = anchor.identity.context(anchor.digest, store.tenant, store.kv)
         self.catalogue = Catalogue(store, self.context, self.forming, self.losses)
         self.anchor_span = Span(anchor.kv, None, (0,) * backbone.axes)
-        self._compared = -1
+        self._asked = Asked(backbone.probe.moves)
         self._here = threading.local()
         self.check_computation()
 
@@ -101,19 +117,21 @@ class Former:
     def check_computation(self) -> None:
         """Raise unless the model is the one that computed the store's KV.
 
-        IncompatibleChunk if the fingerprint differs. If something has moved under the same fingerprint,
-        ComputationChanged if the probe's answer differs from the one at the store's first use with this
-        fingerprint.
+        IncompatibleChunk if the fingerprint differs. The probe is asked if something has moved under the same
+        fingerprint, and every `EVERY` calls: ComputationChanged if the model answers otherwise than at first.
         """
         if self.backbone.fingerprint != self.context.fingerprint:
             raise IncompatibleChunk(
                 "the backbone's weights have changed since this window was made, or its settings, hooks or "
-                "autocast: its KV is stale; undo that, or make a new window"
+                "autocast: its KV is stale; undo that, or make a new window (a hook that only looks, and "
+                "what it collects, is no part of the model as a kamera.engines.hf.Observer)"
             )
         probe = self.backbone.probe
-        if probe.moves != self._compared:
-            self.store.probes.compare(self.context.fingerprint, probe.answers, probe.tolerance)
-            self._compared = probe.moves
+        if self._asked.is_due(probe.moves):
+            probe.answers()
+            if self.backbone.fingerprint != self.context.fingerprint:  # it saw what the witness had not
+                self.check_computation()
+            self._asked = Asked(probe.moves)
 
     # -- chunks --------------------------------------------------------------------------------
 
@@ -124,7 +142,7 @@ class Former:
         for other in others:
             # in another form or behind another prompt its KV is of no use here, but its encoding is
             if record is None and other.fingerprint == self.context.fingerprint:
-                record = self.store.get_canonical(other, chunk_id)
+                record = self.store.get_canonical(replace(other, probe=self.context.probe), chunk_id)
         if record is not None:
             if record.context == self.context:
                 self._remember(chunk_id, self._out_of(record))

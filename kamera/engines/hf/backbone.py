@@ -20,7 +20,7 @@ from kamera.engines.hf.describe import Description, describe
 from kamera.engines.hf.fingerprint import vocabulary_digest
 from kamera.engines.hf.live import LiveCache
 from kamera.engines.hf.model import Model, ModelCache
-from kamera.engines.hf.probing import Answers, probe_answers, tolerance
+from kamera.engines.hf.probing import Prober, tolerance
 from kamera.engines.hf.prove import prove_relocation
 from kamera.engines.touching import refuse_touching
 from kamera.errors import IncompatibleChunk, UnsupportedBackbone
@@ -43,7 +43,7 @@ class Backbone(Model):
     def __init__(self, model: nn.Module, processor: Any | None = None) -> None:
         super().__init__(model, processor)
         self._extents = Extents(self.positions)
-        self._answers: tuple[Any, Answers] | None = None
+        self._prober = Prober(self)
         self._vocabulary: tuple[str, str] | None = None
         proof = prove_relocation(self)
         if not proof.holds:
@@ -96,7 +96,7 @@ class Backbone(Model):
     @property
     def probe(self) -> Probe:
         """As `Engine.probe`."""
-        return Probe(self.identity.moves, self.answers, self.tolerance)
+        return Probe(self.identity.moves, self._prober.answers, self.tolerance)
 
     @property
     def named(self) -> Named:
@@ -120,18 +120,10 @@ class Backbone(Model):
     def __repr__(self) -> str:
         return f"Backbone({type(self.model).__name__}, {self.family}, {len(self.layout)} layers)"
 
-    def answers(self) -> Answers:
-        """The model's answers to the probe: asked once, and again after each change seen in the model."""
-        state = (self.fingerprint, self.identity.moves)
-        with self.alone():
-            if self._answers is None or self._answers[0] != state:
-                self._answers = (state, probe_answers(self))
-            return self._answers[1]
-
     @property
     def tolerance(self) -> float:
-        """Largest difference between two `answers` of one model, as a share of their norm."""
-        return tolerance(self, self._like.dtype)
+        """Largest distance of a model's answers to the probe on two machines, as a share of their norm."""
+        return tolerance(self, self.dtype)
 
     # -- content -------------------------------------------------------------------------------
 

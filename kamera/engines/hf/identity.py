@@ -52,6 +52,16 @@ class Identity:
         """Fingerprint of the parts that encode a chunk: all but the decoder's layers. As `fingerprint`."""
         return self._now()[1]
 
+    @property
+    def unread(self) -> tuple[str, ...]:
+        """What of the model cannot be digested, a line each: its fingerprints hold in this process alone."""
+        return self._witness.unread
+
+    def digest_anew(self) -> None:
+        """Digest all tensors again at the next access, whatever the witness sees."""
+        with self._lock:
+            self._seen = self._tensors = None
+
     def _now(self) -> tuple[str, str]:
         with self._lock:
             now = (self._witness.look(), digests.settings_state(self._processor))

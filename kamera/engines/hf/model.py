@@ -74,6 +74,11 @@ class Model:
         return next(self.model.parameters()).device
 
     @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of the KV."""
+        return self._like.dtype
+
+    @property
     def bytes_per_token(self) -> int:
         """Bytes of a token's KV, all layers."""
         return self._like.element_size() * sum(c.features for spec in self.layout for c in spec.channels)
