@@ -11,7 +11,7 @@ import torch
 from kamera.engines import LiveKV, Span
 from kamera.errors import NonFiniteKV, NotRelocatable
 from kamera.ops import KV, CodedKV
-from kamera.patches import Before, Copy, Facts, Former, Guarantee, composed, continued, head_of
+from kamera.patches import Before, Copy, Facts, Former, Guarantee, composed, continued, head_of, later_of
 from kamera.window.places import Standing
 from kamera.window.report import Tally
 from kamera.window.seats import Seat, Seats
@@ -89,8 +89,12 @@ class _Run:
                     self._place(step)
                 case Prefill():
                     self._prefill(step)
+                case Archive(number, later=True):
+                    self.former.archive_later(self.whose[number])
                 case Archive(number):
                     self._archive(number)
+                case Harvest(number, base, later=True):
+                    self._harvest_later(number, base)
                 case Harvest(number, base):
                     self._harvest(number, base)
                 case Clean(number):
@@ -152,6 +156,7 @@ class _Run:
             self.tally.add(written)
         copy = Copy(kv, positions, None, source.guarantee, source.antecedents, canonical=False)
         self._seated(seat.number, facts, copy)
+        self.former.catalogue.met(facts.chunk_id, source.antecedents)
         self.formed[seat.number] = seat.formed
         self.stood[seat.number] = before
         self.former.store.metrics.served(seat.guarantee, computed=True, new=step.new)
@@ -169,6 +174,21 @@ class _Run:
             return
         if not self.former.keep_patch(facts, copy, formed, self._stood(number), base):
             raise RowLied
+
+    def _harvest_later(self, number: int, base: str) -> None:
+        facts, copy, formed, before = (
+            self.whose[number],
+            self.copies[number],
+            self.formed[number],
+            self._stood(number),
+        )
+        former = self.former
+
+        def harvest() -> None:
+            with former.operation():
+                former.keep_patch(facts, copy, formed, before, base)
+
+        later_of(former.backbone).add(harvest)
 
     def _stood(self, number: int) -> Before:
         """What stands before a chunk: at its prefill in this operation, else before the operation."""

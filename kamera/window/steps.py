@@ -32,6 +32,7 @@ class Rows(Protocol):
     def refused(self, chunk_id: str, antecedents: Sequence[str], kind: str, base: str = "") -> bool: ...
     def doubted(self, chunk_id: str, antecedents: Sequence[str]) -> bool: ...
     def unkept(self, chunk_id: str) -> bool: ...
+    def returns(self, chunk_id: str, antecedents: Sequence[str]) -> bool: ...
 
 
 class Places(Protocol):
@@ -137,21 +138,27 @@ class Prefill:
 
 @dataclass(frozen=True)
 class Archive:
-    """A chunk's canonical is stored before it leaves or moves; prefilled first if it ``computes``."""
+    """A chunk's canonical is stored before it leaves or moves; prefilled first if it ``computes``.
+
+    ``later``: after the operation, as later work.
+    """
 
     number: int
     computes: bool
+    later: bool = False
 
 
 @dataclass(frozen=True)
 class Harvest:
     """The patch of a chunk's prefill is formed and stored.
 
-    ``base``: the anchor of the canonical it is formed against, "" for the window's own.
+    ``base``: the anchor of the canonical it is formed against, "" for the window's own. ``later`` as for
+    `Archive`.
     """
 
     number: int
     base: str = ""
+    later: bool = False
 
 
 @dataclass(frozen=True)
@@ -184,6 +191,8 @@ class Cost:
 class Plan:
     """An operation: the window before and after it, its steps in order, and their cost.
 
+    ``later`` is the cost of what it leaves for later work; proofs of patches are not in it.
+
     ``arrived`` is the number of the seat it concerns, ``left`` those of the seats that leave. ``heads`` are,
     by number, how many first tokens of prefilled chunks have their KV at hand.
     """
@@ -196,6 +205,7 @@ class Plan:
     arrived: int | None = None
     left: tuple[int, ...] = ()
     notes: tuple[str, ...] = ()
+    later: Cost = Cost()
 
     @property
     def heads(self) -> dict[int, int]:
