@@ -234,13 +234,20 @@ class Former:
         self.catalogue.forget(record.key)
         return record
 
-    def archive_later(self, facts: Facts) -> None:
-        """Make and store a chunk's canonical as later work; until then its facts are known here."""
+    def archive_later(self, facts: Facts, copy: Copy) -> None:
+        """Store a chunk's canonical as later work: ``copy``, or if that is none, one prefilled for it.
+
+        Until then its facts are known here.
+        """
         self._waiting[facts.chunk_id] = facts
+        own = copy.canonical and copy.patch is None and not copy.lossy
 
         def archive() -> None:
             try:
-                self.canonical(facts)
+                if own:
+                    self.archive(facts, copy)
+                else:
+                    self.canonical(facts)
             finally:
                 self._waiting.pop(facts.chunk_id, None)
 

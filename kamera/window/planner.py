@@ -42,6 +42,7 @@ class Planner:
     policy: ReusePolicy
     limits: Limits
     steps: list[Step] = field(default_factory=list)
+    owed: list[Archive | Harvest] = field(default_factory=list)  # steps that are later work
     left: list[int] = field(default_factory=list)
     forwards: int = 0
     tokens: int = 0
@@ -64,7 +65,7 @@ class Planner:
             operation,
             self.before,
             after,
-            (*self.steps, *stay),
+            (*self.steps, *self.owed, *stay),
             Cost(self.forwards, self.tokens, encodes, written.turned, written.patched),
             arrived,
             tuple(self.left),
@@ -191,7 +192,7 @@ class Planner:
         if seat.archived and not self.rows.unkept(seat.chunk_id):
             return seat
         if self.base(seat.chunk_id) is None and not self.rows.has_canonical(seat.chunk_id):
-            self.steps.append(Archive(seat.number, True, later=True))
+            self.owed.append(Archive(seat.number, True, later=True))
             self._owes(seat)
         return replace(seat, archived=True)
 
@@ -222,6 +223,12 @@ class Planner:
         number = new_number() if was is None else was.number
         if isinstance(found, Source):
             seat = Seat(chunk.chunk_id, chunk.length, spot, found, found.guarantee, number=number)
+        elif found is not None and self._leads(chunk, before, found):
+            home = None if any(before.frame) else found[0]
+            seat = self._prefill(chunk, before, spot, number=number, leading=home)
+            if home is not None:
+                self.owed.append(Archive(seat.number, False, later=True))
+                seat = replace(seat, archived=True)
         elif found is not None:
             source, offer = found
             seat = Seat(chunk.chunk_id, chunk.length, spot, source, source.guarantee, number=number)
@@ -274,8 +281,12 @@ class Planner:
         new: bool = False,
         archived: bool = False,
         number: int | None = None,
+        leading: Source | None = None,
     ) -> Seat:
-        """Plan a conditioned forward. Raises PolicyRefused if it is less than a minimum of "exact"."""
+        """Plan a conditioned forward. Raises PolicyRefused if it is less than a minimum of "exact".
+
+        ``leading``: the source of a canonical, which the forward behind the anchor alone makes.
+        """
         state = footing(before)
         guarantee = prefilled_behind(state)
         if self.policy.minimum == "exact" and guarantee != "exact":
@@ -284,13 +295,30 @@ class Planner:
                 "conditioning on (condition(slot, True)), or let it serve less (the policy's minimum; "
                 "kamera certify)"
             )
-        source = Source(spot, before.lineage, guarantee, canonical=False)
+        source = leading or Source(spot, before.lineage, guarantee, canonical=False)
         seat = Seat(chunk.chunk_id, chunk.length, spot, source, guarantee, state, archived)
         seat = seat if number is None else replace(seat, number=number)
         head = self._head(chunk, before, spot)
-        self.steps.append(Prefill(seat, before, new, head))
-        self._ran(chunk, 0 if head is None else head.tokens)
+        joined = head is None and self._follows(before)
+        self.steps.append(Prefill(seat, before, new, head, joined))
+        self._ran(chunk, 0 if head is None else head.tokens, joined)
         return seat
+
+    def _leads(self, chunk: Newcomer | Seat, before: Seats, found: tuple[Source, Offer | None]) -> bool:
+        """True for a leading chunk that is prefilled in place.
+
+        Without a frame its KV there is its canonical, which is stored later.
+        """
+        plain = found[1] is None and not (before.seats or self.limits.lossy)
+        stored = chunk.chunk_id in self._made or self.rows.has_canonical(chunk.chunk_id)
+        heads = self.heads.get(chunk.chunk_id)
+        return self.policy.forms == "returning" and plain and not (stored or heads)
+
+    def _follows(self, before: Seats) -> bool:
+        """True if the step before prefills the chunk right in front, so that both share a forward."""
+        last = self.steps[-1] if self.steps else None
+        prefilled = isinstance(last, Prefill) and last.head is None
+        return self.limits.joins and prefilled and last.seat.number == before.seats[-1].number
 
     def _head(self, chunk: Newcomer | Seat, before: Seats, spot: Spot) -> Head | None:
         """The head of a chunk that the window holds exactly, behind these chunks and at this place."""
@@ -328,11 +356,12 @@ class Planner:
         if worth_harvesting(
             lambda behind: offers.formed_behind(seat, behind, base), behind, formed, leading=bool(base)
         ):
-            self.steps.append(Harvest(seat.number, base, later))
             if later:
+                self.owed.append(Harvest(seat.number, base, later=True))
                 if not (base or self.rows.has_canonical(seat.chunk_id)):
                     self._owes(seat)
                 return  # it is not there yet for the rest of this plan
+            self.steps.append(Harvest(seat.number, base))
             if not base:
                 self._computes(seat)  # a patch is formed against the canonical, which is made if missing
             self._formed[seat.chunk_id, behind, base] = formed
@@ -361,9 +390,9 @@ class Planner:
         self.later_forwards += 1
         self.later_tokens += seat.length
 
-    def _ran(self, chunk: Newcomer | Seat, head: int = 0) -> None:
-        """Count a forward of a chunk behind its first ``head`` tokens."""
-        self.forwards += chunk.length > head
+    def _ran(self, chunk: Newcomer | Seat, head: int = 0, joined: bool = False) -> None:
+        """Count a forward of a chunk behind its first ``head`` tokens, unless it is ``joined`` to another."""
+        self.forwards += chunk.length > head and not joined
         self.tokens += chunk.length - head
 
     def _canonical(self, chunk_id: str, lossy: bool | None = None, base: ObjectInfo | None = None) -> Source:

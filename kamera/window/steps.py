@@ -49,7 +49,7 @@ class Limits:
     ``anchor`` is the number of its tokens, ``last`` the first position that the model lacks. ``check`` raises
     NotRelocatable for a spot where the model rotates keys in another way. ``lossy``: canonicals are stored in
     codes. ``standing`` lists the spans of the live KV (`kamera.window.writing`), ``phased`` is the number of
-    bytes per token that are rotated when it moves.
+    bytes per token that are rotated when it moves. ``joins`` as in `Engine`.
     """
 
     anchor: int
@@ -61,6 +61,7 @@ class Limits:
     places: Places
     standing: tuple[Stand, ...] = ()
     phased: int = 0
+    joins: bool = False
 
 
 @dataclass(frozen=True)
@@ -128,12 +129,16 @@ class Head:
 
 @dataclass(frozen=True)
 class Prefill:
-    """A conditioned forward behind ``before``, of the tokens after ``head``; ``new``: it was unseen."""
+    """A conditioned forward behind ``before``, of the tokens after ``head``; ``new``: it was unseen.
+
+    ``joined``: in one forward with the step before, whose chunk stands right in front of it.
+    """
 
     seat: Seat
     before: Seats
     new: bool = False
     head: Head | None = None
+    joined: bool = False
 
 
 @dataclass(frozen=True)
