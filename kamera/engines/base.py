@@ -303,6 +303,20 @@ class Engine(Protocol):
         """
         ...
 
+    @property
+    def joins(self) -> bool:
+        """True if adjacent spans of any kind share a forward; False if `prefill_run` may need several."""
+        ...
+
+    def prefill_run(
+        self, spans: Sequence[Encoded], positions: Sequence[torch.Tensor], behind: LiveKV
+    ) -> tuple[KV, ...]:
+        """`prefill` of spans that follow each other, each behind those before it: one forward if it `joins`.
+
+        ``positions`` ``[axes, tokens]`` of each. The caller owns the KVs. Raises as `prefill`.
+        """
+        ...
+
     def ask(self, ids: torch.Tensor, positions: torch.Tensor, behind: LiveKV) -> torch.Tensor:
         """Next-token logits ``[vocabulary]`` after text ``ids`` behind the spans ``behind`` shows."""
         ...

@@ -23,6 +23,7 @@ from kamera.patches.encodings import Encodings
 from kamera.patches.forming import Forming
 from kamera.patches.harvest import Stored, stored_patch, worth_harvesting
 from kamera.patches.heads import continued, stored_head
+from kamera.patches.later import later_of
 from kamera.patches.losses import Losses, Strict
 from kamera.patches.orderings import deficits, orderings
 from kamera.patches.proving import Before, Prover
@@ -88,6 +89,7 @@ class Former:
         self.catalogue = Catalogue(store, self.context, self.forming, self.losses)
         self.anchor_span = Span(anchor.kv, None, (0,) * backbone.axes)
         self._asked = Asked(backbone.probe.moves)
+        self._waiting: dict[str, Facts] = {}  # chunks that are archived as later work
         self._here = threading.local()
         self.check_computation()
 
@@ -137,6 +139,9 @@ class Former:
 
     def known(self, chunk_id: str) -> Facts:
         """Facts of an archived chunk. Raises UnknownChunk, IncompatibleChunk or CorruptChunk."""
+        waiting = self._waiting.get(chunk_id)
+        if waiting is not None:
+            return waiting
         record = self.store.get_canonical(self.context, chunk_id)
         others = self.store.contexts_of(chunk_id) if record is None else []
         for other in others:
@@ -163,6 +168,9 @@ class Former:
 
         Its canonical is read if it is archived, since it is about to be served.
         """
+        waiting = self._waiting.get(chunk.id)
+        if waiting is not None:
+            return waiting
         record = self._record(chunk.id)
         if record is not None:
             self._remember(chunk.id, self._out_of(record))
@@ -242,6 +250,30 @@ class Former:
             self.losses.unkept.discard(facts.chunk_id)
         self.catalogue.forget(record.key)
         return record
+
+    def archive_later(self, facts: Facts, copy: Copy) -> None:
+        """Store a chunk's canonical as later work: ``copy``, or if that is none, one prefilled for it.
+
+        Until then its facts are known here.
+        """
+        self._waiting[facts.chunk_id] = facts
+        own = copy.canonical and copy.patch is None and not copy.lossy
+
+        def archive() -> None:
+            try:
+                if own:
+                    self.archive(facts, copy)
+                else:
+                    self.canonical(facts)
+            finally:
+                self._waiting.pop(facts.chunk_id, None)
+
+        later_of(self.backbone).add(archive)
+
+    def settle(self) -> None:
+        """Wait until all that is to be archived is stored: for searches over all that was archived."""
+        if self._waiting:
+            later_of(self.backbone).flush()
 
     # -- patches -------------------------------------------------------------------------------
 

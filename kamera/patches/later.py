@@ -35,7 +35,15 @@ class Later:
         self._pending = 0
 
     def offer(self, work: Callable[[], None]) -> bool:
-        """Do ``work`` later; False if too much waits, and the work is dropped. An error in it is logged."""
+        """`add` work that may be dropped; False if too much waits, and it is."""
+        with self._changed:
+            if self._pending >= self._limit:
+                return False
+            self.add(work)
+        return True
+
+    def add(self, work: Callable[[], None]) -> None:
+        """Do ``work`` later. An error in it is logged."""
         accounts = open_accounts()
 
         def borne() -> None:
@@ -52,11 +60,8 @@ class Later:
                     self._changed.notify_all()
 
         with self._changed:
-            if self._pending >= self._limit:
-                return False
             self._pending += 1
             self._pool.submit(borne)
-        return True
 
     def flush(self) -> None:
         """Wait until all that was offered is done."""

@@ -25,6 +25,7 @@ def candidates(former: Former, like: Content | Chunk, k: int) -> list[Hit]:
     One vision encode, none for a chunk that is archived itself; no decoder forward. Raises `ValueError` for
     content without a picture, and the errors of `Backbone.chunk` and `ChunkStore.search`.
     """
+    former.settle()
     return former.store.search(_features(former, like), k, context=former.context)
 
 

@@ -13,6 +13,7 @@ from kamera.patches import COMPOSABLE, GUARANTEES, Guarantee, at_least
 
 OnMiss = Literal["form", "prefill", "blind"]
 Archive = Literal["now", "later"]
+Forms = Literal["returning", "always"]
 PositionRule = Literal["compact", "keep"]
 Nearest = Literal["set", "left"]
 OnLeave = Literal["keep", "repair", "exact"]
@@ -41,6 +42,12 @@ class ReusePolicy:
 
     ``on_miss``: "form" runs a conditioned forward and stores its patch, "prefill" runs it and stores
     nothing, "blind" serves the canonical without conditioning.
+
+    ``forms`` is what leaves stored KV behind. "returning", the default: a chunk that leaves is archived
+    later, and a patch is formed later for antecedents that come back; nothing else is formed unless it is
+    asked for (`KameraWindow.form_pairs`, ``kamera compile``). "always": each new chunk is archived, and each
+    conditioned forward leaves its patch, within the operation that ran it; for orders that are known to
+    recur.
 
     ``rank`` and ``patch_bytes`` bound the patches that are formed: the number of directions per layer and
     channel, and the share of the chunk's KV bytes (`kamera.ops.budget`, docs/patches.md; None: no bound but
@@ -87,6 +94,7 @@ class ReusePolicy:
 
     minimum: Guarantee = "patched"
     on_miss: OnMiss = "form"
+    forms: Forms = "returning"
     rank: int = 32
     patch_bytes: float | None = 0.03
     layers: Sequence[int] | str | None = None
@@ -120,6 +128,8 @@ class ReusePolicy:
             raise ValueError(f"minimum {self.minimum!r} is none of {', '.join(GUARANTEES)}")
         if self.on_miss not in get_args(OnMiss):
             raise ValueError(f"on_miss {self.on_miss!r} is none of {', '.join(get_args(OnMiss))}")
+        if self.forms not in get_args(Forms):
+            raise ValueError(f"forms {self.forms!r} is none of {', '.join(get_args(Forms))}")
         if self.minimum == "exact" and self.on_miss == "blind":
             raise ValueError(
                 'minimum "exact" with on_miss "blind" contradict: use on_miss "form" or "prefill"'

@@ -97,13 +97,18 @@ class KameraWindow(Planned):
 
     @serial
     def append(
-        self, content: Content | Chunk, *, archive: Archive = "now", near_duplicate: float | None = None
+        self,
+        content: Content | Chunk,
+        *,
+        archive: Archive | None = None,
+        near_duplicate: float | None = None,
     ) -> SlotReport:
         """Put a chunk at the tail; slide first if it would not fit.
 
-        A chunk that is new to the store is encoded and prefilled in context; its canonical is archived with
-        one more forward (``archive="later"`` puts that off until it leaves) and its patch harvested. A stored
-        chunk is handled as by `recall`. With ``near_duplicate`` the notes name an archived chunk whose
+        A chunk that is new to the store is encoded and prefilled in context, by one forward, and nothing else
+        is formed. ``archive="now"`` archives its canonical with one more forward and harvests its patch,
+        "later" puts that off until it leaves; None: as `ReusePolicy.forms` says. A stored chunk is handled as
+        by `recall`. With ``near_duplicate`` the notes name an archived chunk whose
         pictures have at least this cosine with these (docs/search.md). Raises WindowFull for a chunk larger
         than the window, IncompatibleChunk for one of another backbone, and the errors of `Backbone.chunk`.
         """

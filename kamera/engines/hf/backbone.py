@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from kamera.engines.extent import Extent, Extents
 from kamera.engines.hf import batch
 from kamera.engines.hf import encode as encoding
 from kamera.engines.hf import positions as positioning
+from kamera.engines.hf.adjacent import joined
 from kamera.engines.hf.describe import Description, describe
 from kamera.engines.hf.fingerprint import vocabulary_digest
 from kamera.engines.hf.live import LiveCache
@@ -24,7 +26,7 @@ from kamera.engines.hf.probing import Prober, tolerance
 from kamera.engines.hf.prove import prove_relocation
 from kamera.engines.touching import refuse_touching
 from kamera.errors import IncompatibleChunk, UnsupportedBackbone
-from kamera.ops import KV, check_encoding, kv_map
+from kamera.ops import KV, check_encoding, kv_map, kv_slice
 
 
 class Backbone(Model):
@@ -222,7 +224,26 @@ class Backbone(Model):
         with self._cache_of(behind) as cache:
             kv, _ = self.run(encoded, positions, cache)
             # a copy does not keep the whole cache alive, and nothing else writes to it
-            return kv_map(kv, lambda t: t.detach().clone())
+            return kv_map(kv, _own)
+
+    @property
+    def joins(self) -> bool:
+        """As `Engine.joins`."""
+        return not self.masks_by_type
+
+    def prefill_run(
+        self, spans: Sequence[Encoded], positions: Sequence[torch.Tensor], behind: LiveKV
+    ) -> tuple[KV, ...]:
+        """As `Engine.prefill_run`."""
+        whole = joined(self, spans, positions)
+        with self._cache_of(behind) as cache:
+            if whole is None:  # one after another: the cache grows behind each
+                runs = zip(spans, positions, strict=True)
+                return tuple(kv_map(self.run(s, p, cache)[0], _own) for s, p in runs)
+            kv, _ = self.run(whole, torch.cat(list(positions), dim=1), cache)
+            stops = list(accumulate(span.num_tokens for span in spans))
+            starts = [0, *stops[:-1]]
+            return tuple(kv_map(kv_slice(kv, a, b), _own) for a, b in zip(starts, stops, strict=True))
 
     def ask(self, ids: torch.Tensor, positions: torch.Tensor, behind: LiveKV) -> torch.Tensor:
         """As `Engine.ask`."""
@@ -267,3 +288,8 @@ class Backbone(Model):
             raise ValueError(f"{behind!r} is no live cache of a Backbone: take one from its live()")
         with behind.lent() as cache:
             yield cache
+
+
+def _own(tensor: torch.Tensor) -> torch.Tensor:
+    """A copy that shares no memory with a cache."""
+    return tensor.detach().clone()

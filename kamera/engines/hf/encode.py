@@ -90,6 +90,13 @@ def encode(model: nn.Module, door: Door, chunk: Chunk, positions: torch.Tensor) 
     return Encoded(chunk.input_ids, chunk.position_inputs(), _content(caught))
 
 
+def text_tensors(
+    model: nn.Module, door: Door, ids: torch.Tensor, positions: torch.Tensor
+) -> dict[str, torch.Tensor]:
+    """The tensors that the decoder receives for a text: what `encode` keeps of a chunk with media."""
+    return _flatten(_at_the_door(model, door, ids, positions, {}))
+
+
 def mask_input(model: nn.Module, door: Door, ids: torch.Tensor, positions: torch.Tensor) -> str | None:
     """The per-token input from which the outer model builds the attention mask itself, if it does.
 

@@ -93,6 +93,11 @@ class Model:
         """True if the model makes its mask from token types: pictures that see their own later tokens."""
         return self._mask_input is not None
 
+    def text_tensors(self, text: Encoded, positions: torch.Tensor) -> dict[str, torch.Tensor]:
+        """The decoder's arguments for a text at ``positions``, as its outer model makes them: no forward."""
+        with torch.no_grad(), self.alone():
+            return encoding.text_tensors(self.model, self._door, text.input_ids, positions)
+
     def check_positions(self, positions: torch.Tensor) -> None:
         """Raise NotRelocatable for positions at which this model rotates keys differently."""
         if positions.numel():
