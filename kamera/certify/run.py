@@ -66,7 +66,7 @@ def run_probe(
     if items < 1:
         raise ValueError(f"items {items} must be at least 1")
     # uncertified: the probe has to serve it before a certificate exists
-    policy = ReusePolicy(rank=rank, patch_bytes=patch_bytes, certified=False)
+    policy = ReusePolicy(rank=rank, patch_bytes=patch_bytes, certified=False, forms="always")
     tally = _Tally(items, tuple(g for g in TRIALS if g == "patched" or g in guarantees))
     for scene in PROBES[probe]():
         tally.shown.append(scene)

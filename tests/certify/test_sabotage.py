@@ -80,7 +80,7 @@ def test_a_build_that_leaves_keys_unpatched_is_not_safe(trained, monkeypatch):
 
 
 def test_a_build_that_serves_stale_patches_is_unsafe(trained, monkeypatch):
-    policy = ReusePolicy(certified=False)
+    policy = ReusePolicy(certified=False, forms="always")
     stale: dict[str, Patch] = {}
     for scene in itertools.islice(probe.PROBES["world"](), SCENES):
         stale |= Trials(trained, scene, policy)._stale

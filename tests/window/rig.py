@@ -28,7 +28,9 @@ def make(
 ) -> KameraWindow:
     """A window under `SYSTEM` with ``chunks`` appended."""
     store = ChunkStore.open("memory://") if store is None else store
-    window = KameraWindow(backbone, store, SYSTEM, policy=policy or ReusePolicy(rank=FULL_RANK), **options)
+    window = KameraWindow(
+        backbone, store, SYSTEM, policy=policy or ReusePolicy(rank=FULL_RANK, forms="always"), **options
+    )
     for chunk in chunks:
         window.append(chunk)
     return window

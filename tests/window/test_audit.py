@@ -16,7 +16,7 @@ from kamera.window.audit import auditor_of
 from tests.models import samples, tiny
 from tests.window.rig import FULL_RANK, QUESTION, Prefilled, guarantees, is_a_reprefill, make, rig, watching
 
-ALL = ReusePolicy(audit=1.0, rank=FULL_RANK)
+ALL = ReusePolicy(audit=1.0, rank=FULL_RANK, forms="always")
 
 
 def texts(backbone: Backbone, *seeds: int) -> list:

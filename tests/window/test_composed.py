@@ -20,7 +20,7 @@ from tests.window.rig import FULL_RANK, guarantees, live, make, rig, watching
 from tests.window.test_errors import damage
 from tests.window.test_plan import POLICY, Fake, everything, limits, new, standing, worths
 
-COMPOSED = ReusePolicy(minimum="composed", rank=FULL_RANK, max_doubt=1.0, composed_up_to=6)
+COMPOSED = ReusePolicy(minimum="composed", rank=FULL_RANK, max_doubt=1.0, composed_up_to=6, forms="always")
 ORDER = [2, 0, 1, 3]
 SERVED = ["exact", "patched", "patched", "composed"]
 
@@ -232,7 +232,7 @@ def test_no_order_of_three_is_composed_on_the_terms_doubt_alone():
 
 def test_a_repair_does_not_compose_on_the_terms_doubt_alone():
     store, (backbone, chunks) = form("memory://", 5), rig("qwen2_5_vl", 5)
-    policy = ReusePolicy(rank=FULL_RANK, certified=False, max_doubt=1.0)
+    policy = ReusePolicy(rank=FULL_RANK, certified=False, max_doubt=1.0, forms="always")
     window = make(backbone, store, *chunks, policy=policy, on_leave="repair")
     report = window.slide()
     assert "composed" not in guarantees(window)
@@ -267,7 +267,7 @@ def test_a_number_that_is_never_composed_is_refused(wrong):
     with pytest.raises(
         ValueError, match=r"composed_up_to .* must be a number of antecedents from 3 to 6, or 0"
     ):
-        ReusePolicy(composed_up_to=wrong)
+        ReusePolicy(composed_up_to=wrong, forms="always")
 
 
 # -- decided from rows -----------------------------------------------------------------------------

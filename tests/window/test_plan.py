@@ -18,7 +18,7 @@ from kamera.window.seats import Seat, Seats, Source, Spot
 from kamera.window.steps import Archive, Clean, Cost, Harvest, Keep, Limits, Newcomer, Place, Prefill
 
 LENGTH, ANCHOR = 10, 4
-POLICY = ReusePolicy(certified=False)
+POLICY = ReusePolicy(certified=False, forms="always")
 
 
 @dataclass

@@ -22,7 +22,7 @@ from tests.window.certificates import but, certificate
 from tests.window.rig import QUESTION, guarantees, is_a_reprefill, make, rig, same_bits
 
 RANK = 64
-PROVING = ReusePolicy(rank=RANK, certified=True, withheld=frozenset({"survivor"}))
+PROVING = ReusePolicy(rank=RANK, certified=True, withheld=frozenset({"survivor"}), forms="always")
 
 
 @pytest.fixture(autouse=True)
@@ -532,4 +532,4 @@ def test_records_keep_their_proof_and_refuse_a_malformed_one(pieces):
 @pytest.mark.parametrize("wrong", [0.0, -1.0, float("nan")])
 def test_a_tolerance_below_rounding_is_refused(wrong):
     with pytest.raises(ValueError, match="tolerance"):
-        ReusePolicy(tolerance=wrong)
+        ReusePolicy(tolerance=wrong, forms="always")
