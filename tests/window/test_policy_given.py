@@ -37,7 +37,7 @@ WRONG = {
         ReusePolicy.balanced,
         "policy ReusePolicy.balanced is not called: give ReusePolicy.balanced()",
     ),
-    "class": (ReusePolicy, "policy ReusePolicy is not called: give ReusePolicy(forms="always")"),
+    "class": (ReusePolicy, "policy ReusePolicy is not called: give ReusePolicy()"),
     "guarantee": ("patched", "policy 'patched' is no ReusePolicy: give ReusePolicy.exact(), ReusePolicy"),
     "dict": ({"minimum": "exact"}, "is no ReusePolicy"),
     "True": (True, "policy True is no ReusePolicy"),

@@ -94,7 +94,7 @@ def text_tensors(
     model: nn.Module, door: Door, ids: torch.Tensor, positions: torch.Tensor
 ) -> dict[str, torch.Tensor]:
     """The tensors that the decoder receives for a text: what `encode` keeps of a chunk with media."""
-    return _flatten(_at_the_door(model, door, ids, positions, {}))
+    return _content(_at_the_door(model, door, ids, positions, {}))
 
 
 def mask_input(model: nn.Module, door: Door, ids: torch.Tensor, positions: torch.Tensor) -> str | None:
