@@ -6,13 +6,14 @@ import logging
 import threading
 from collections import Counter
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Literal, get_args
 
 import torch
 
 from kamera import forks
 from kamera.ops import Deltas, Patch
+from kamera.patches.later import Later
 
 FormingRule = Literal["now", "background"]
 """Time at which a patch is factored and stored: within the operation that ran its forward, or after it."""
@@ -59,24 +60,24 @@ class Forming:
 
 
 class BackgroundForming(Forming):
-    """Forms patches one after another in one thread. Safe to use from several threads.
+    """Forms patches one after another, as later work in ``queue``. Safe to use from several threads.
 
     On CUDA the work runs on its own stream. A look-up of a chunk's patch waits (`settle`) until those in
     progress for it are stored, so the KV served never depends on the thread's speed. A failure is logged when
     it happens and raised by the next `flush`; until then the patch is a miss.
     """
 
-    def __init__(self, limit: int = LIMIT) -> None:
+    def __init__(self, queue: Later, limit: int = LIMIT) -> None:
         if limit < 1:
             raise ValueError(f"limit {limit} must be at least 1")
         super().__init__()
+        self._queue = queue
         self._limit = limit
         self._begin()
         forks.bind(self, BackgroundForming._begin)
 
     def _begin(self) -> None:
         """Start with no patch in progress: after a process fork, the parent stores those it was forming."""
-        self._pool = ThreadPoolExecutor(1, thread_name_prefix="kamera-forming")
         self._changed = threading.Condition()
         self._pending: Counter[str] = Counter()  # chunk ids
         self._busy = False
@@ -84,11 +85,17 @@ class BackgroundForming(Forming):
         self._closed = False
 
     def submit(self, chunk_id: str, deltas: Deltas, form: Callable[[], Patch]) -> None:
-        """As `Forming.submit`, in the background; waits while ``limit`` patches are in progress."""
+        """As `Forming.submit`, in the background; waits while ``limit`` patches are in progress.
+
+        Within later work, at once.
+        """
+        if self._queue.mine:
+            form()
+            return
         with self._changed:
             self._changed.wait_for(lambda: self._pending.total() < self._limit)
             if not self._closed:
-                self._pool.submit(self._run, chunk_id, _streamed(deltas, form))
+                self._queue.add(partial(self._run, chunk_id, _streamed(deltas, form)))
                 self._pending[chunk_id] += 1
                 return
         form()
@@ -99,11 +106,13 @@ class BackgroundForming(Forming):
             if self._busy or self._closed:
                 return False
             self._busy = True
-            self._pool.submit(self._run_later, work)
+            self._queue.add(partial(self._run_later, work))
         return True
 
     def settle(self, chunk_id: str) -> None:
-        """As `Forming.settle`; the forming thread itself must not call it."""
+        """As `Forming.settle`; within later work nothing is waited for."""
+        if self._queue.mine:
+            return
         with self._changed:
             self._changed.wait_for(lambda: not self._pending[chunk_id])
 
@@ -116,10 +125,9 @@ class BackgroundForming(Forming):
             raise errors[0]
 
     def close(self) -> None:
-        """As `Forming.close`; the thread ends."""
+        """As `Forming.close`."""
         with self._changed:
             self._closed = True
-        self._pool.shutdown()
         self.flush()
 
     def _run(self, chunk_id: str, form: Callable[[], Patch]) -> None:
@@ -148,15 +156,17 @@ class BackgroundForming(Forming):
             self._errors.append(error)
 
 
-def forming_of(rule: FormingRule | None, proving: bool = False) -> Forming:
+def forming_of(rule: FormingRule | None, queue: Later, proving: bool = False) -> Forming:
     """The `Forming` of a rule; of none, in the background if patches have to prove themselves, else now.
+
+    ``queue`` takes the background's work.
 
     Raises ValueError for an unknown rule.
     """
     rule = rule or ("background" if proving else "now")
     if rule not in get_args(FormingRule):
         raise ValueError(f"forming {rule!r} is none of {', '.join(get_args(FormingRule))}")
-    return Forming() if rule == "now" else BackgroundForming()
+    return Forming() if rule == "now" else BackgroundForming(queue)
 
 
 def _streamed(deltas: Deltas, form: Callable[[], Patch]) -> Callable[[], Patch]:

@@ -7,6 +7,7 @@ import threading
 import weakref
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 
 from kamera import forks
 from kamera.engines import Engine, later, open_accounts
@@ -20,11 +21,12 @@ logger = logging.getLogger(__name__)
 class Later:
     """The queue of one backbone. Safe to use from several threads.
 
-    Work is borne by the accounts of the call that offers it. A process fork leaves it to the parent.
+    Work is borne by the accounts of the call that hands it over. A process fork leaves it to the parent.
+    Without a ``backbone`` nothing is counted.
     """
 
-    def __init__(self, backbone: Engine, limit: int = LIMIT) -> None:
-        self._backbone = weakref.ref(backbone)
+    def __init__(self, backbone: Engine | None = None, limit: int = LIMIT) -> None:
+        self._backbone = (lambda: None) if backbone is None else weakref.ref(backbone)
         self._limit = limit
         self._begin()
         forks.bind(self, Later._begin)
@@ -33,6 +35,7 @@ class Later:
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="kamera-later")
         self._changed = threading.Condition()
         self._pending = 0
+        self._worker: int | None = None
 
     def offer(self, work: Callable[[], None]) -> bool:
         """`add` work that may be dropped; False if too much waits, and it is."""
@@ -47,11 +50,11 @@ class Later:
         accounts = open_accounts()
 
         def borne() -> None:
+            self._worker = threading.get_ident()
             try:
                 backbone = self._backbone()
-                if backbone is not None:
-                    with later(backbone, accounts):
-                        work()
+                with nullcontext() if backbone is None else later(backbone, accounts):
+                    work()
             except BaseException as error:  # no error may be lost with the thread
                 logger.error("later work failed: %s", error)
             finally:
@@ -63,8 +66,13 @@ class Later:
             self._pending += 1
             self._pool.submit(borne)
 
+    @property
+    def mine(self) -> bool:
+        """True in the thread that does the work: it must not wait for any."""
+        return self._worker == threading.get_ident()
+
     def flush(self) -> None:
-        """Wait until all that was offered is done."""
+        """Wait until all work is done, and what that handed over in turn."""
         with self._changed:
             self._changed.wait_for(lambda: not self._pending)
 

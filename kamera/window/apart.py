@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from kamera.engines import Engine
 from kamera.errors import AuditFailed
-from kamera.patches import Anchor, Former, FormingRule, Losses, anchor_of, forming_of
+from kamera.patches import Anchor, Former, FormingRule, Losses, anchor_of, forming_of, later_of
 from kamera.store import ChunkStore
 from kamera.window import plan
 from kamera.window.bounds import Bounds, decided
@@ -32,7 +32,7 @@ def stage_of(
     losses: Losses,
 ) -> Stage:
     """The parts that act for a window under the policy ``served``; apart if its context is withheld."""
-    works = forming_of(forming, served.tolerance is not None)
+    works = forming_of(forming, later_of(backbone), served.tolerance is not None)
     former = Former(backbone, store, anchor, served.budget, works, losses, served.tolerance)
     if store.withheld.read(former.context) is not None:
         return stage_apart(former)

@@ -201,12 +201,13 @@ class Questions(View):
             return Asker(stage, decided(decide, self._state, {}, bounds, stage, Tally()).state)
 
     def _check_backbone(self) -> None:
-        """Raise unless the model is the one that computed this window's KV.
+        """Raise unless the model is the one that computed this window's KV; as `_go_apart`."""
+        self._stage.former.check_computation()
+        self._go_apart()
 
-        If an audit has withheld the context, the chunks are prefilled again, apart from the store.
-        """
+    def _go_apart(self) -> None:
+        """If an audit has withheld the context, prefill the chunks again, apart from the store."""
         former = self._stage.former
-        former.check_computation()
         reason = former.store.withheld.reason(former.context)
         if reason is None:
             return

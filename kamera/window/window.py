@@ -395,8 +395,9 @@ class KameraWindow(Planned):
     @contextmanager
     def _counting(self) -> Iterator[Tally]:
         """Context of one operation: its work is counted, its losses noted, each object looked up once."""
+        self._stage.former.check_computation()  # a probe is on the account, and no work of this operation
         with counting(self.backbone) as tally:
-            self._check_backbone()
+            self._go_apart()
             tally.notes.extend(self._notes)
             self._notes = []
             former = self._stage.former

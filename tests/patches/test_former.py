@@ -17,7 +17,7 @@ from kamera.errors import (
     UnknownChunk,
 )
 from kamera.ops import PatchBudget, Proof, apply_patch
-from kamera.patches import Losses, forming_of
+from kamera.patches import Later, Losses, forming_of
 from kamera.patches.line import Line
 from kamera.store import ChunkStore, survivor
 from tests.engines.compare import worst
@@ -355,7 +355,7 @@ def test_a_former_within_another_budget_shares_everything_else(former):
 
 
 def test_a_patch_in_the_background_is_waited_for_when_it_is_looked_up(engine, store, monkeypatch):
-    forming = forming_of("background")
+    forming = forming_of("background", Later())
     former = former_of(engine, store, forming=forming)
     for facts in (A, B):
         former.canonical(facts)

@@ -10,7 +10,7 @@ import pytest
 
 from kamera.errors import CorruptChunk, NotKept, StoreError, StoreVersionError
 from kamera.ops import Patch
-from kamera.patches import Losses, Strict, forming_of
+from kamera.patches import Later, Losses, Strict, forming_of
 from kamera.patches.forming import BackgroundForming
 
 NOTHING = Patch(())
@@ -18,7 +18,7 @@ NOTHING = Patch(())
 
 @pytest.fixture
 def forming():
-    made = BackgroundForming(limit=2)
+    made = BackgroundForming(Later(), limit=2)
     yield made
     made.close()
 
@@ -76,21 +76,25 @@ def test_a_job_tolerates_no_loss():
 
 
 def test_a_rule_names_when_patches_are_formed_and_proofs_put_it_off():
-    assert type(forming_of("background")) is type(forming_of(None, proving=True)) is BackgroundForming
-    assert not isinstance(forming_of("now", proving=True), BackgroundForming)
-    assert not isinstance(forming_of(None), BackgroundForming)
+    assert (
+        type(forming_of("background", Later()))
+        is type(forming_of(None, Later(), proving=True))
+        is BackgroundForming
+    )
+    assert not isinstance(forming_of("now", Later(), proving=True), BackgroundForming)
+    assert not isinstance(forming_of(None, Later()), BackgroundForming)
     with pytest.raises(ValueError, match="forming 'later' is none of now, background"):
-        forming_of("later")
+        forming_of("later", Later())
     with pytest.raises(ValueError, match="limit 0 must be at least 1"):
-        BackgroundForming(0)
+        BackgroundForming(Later(), 0)
 
 
 def test_formed_now_is_formed_when_the_call_returns_and_its_error_is_the_callers():
     done: list[str] = []
-    forming_of("now").submit("a", (), lambda: done.append("a") or NOTHING)
+    forming_of("now", Later()).submit("a", (), lambda: done.append("a") or NOTHING)
     assert done == ["a"]
     with pytest.raises(StoreError), ThreadPoolExecutor(1):
-        forming_of("now").submit("a", (), _failing)
+        forming_of("now", Later()).submit("a", (), _failing)
 
 
 def _failing() -> Patch:

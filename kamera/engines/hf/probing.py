@@ -13,7 +13,6 @@ from PIL import Image
 
 from kamera.content import Chunk, Encoded
 from kamera.engines.base import FEATURES, Answers
-from kamera.engines.hf.meter import uncounted
 from kamera.errors import ComputationChanged, KameraError
 from kamera.store.probes import distance
 
@@ -36,7 +35,7 @@ class Prober:
         self._picture: tuple[str, Chunk] | None = None
 
     def answers(self) -> Answers:
-        """Ask the model now, in two forwards that are not counted as work; returns its first answers.
+        """Ask the model now, in two forwards; returns its first answers.
 
         If they are others than the first ones, the tensors are digested again, since a write may have missed
         the witness: then the fingerprint is another. Raises ComputationChanged if it is not.
@@ -44,7 +43,7 @@ class Prober:
         backbone = self._backbone
         with backbone.alone():
             fingerprint = backbone.fingerprint
-            now: Answers = uncounted(self._asked)
+            now = self._asked()
             apart = self._apart(fingerprint, now)
             if apart is not None:
                 backbone.identity.digest_anew()
