@@ -43,3 +43,10 @@ def test_the_policy_keeps_what_the_agent_keeps_in_every_request(name):
     different = [turn for turn, (full, kept) in enumerate(recorded) if policy(full, turn) != kept]
     assert len(recorded) >= 20
     assert different == []
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_document_names_the_policy_of_the_agent(name):
+    function, args, options = recording(name)["rule"]
+    given = [*map(json.dumps, args), *(f"{key}={json.dumps(value)}" for key, value in options.items())]
+    assert f"| `{function}({', '.join(given)})` |" in _DOCS.read_text()

@@ -34,7 +34,8 @@ def keep_last_images(
     those in a user's message that has nothing else and follows one. ``removes``: what leaves with a picture:
 
     * ``picture``: nothing.
-    * ``call``: its message and the call whose result it is. Text beside the call stays.
+    * ``call``: its message, unless a later picture in it stays, and the call whose result that is. Text
+      beside the call stays.
     * ``step``: that, and the reasoning: the text beside the call, or the Responses item right before it.
 
     Messages are OpenAI's chat messages, Responses items, or Anthropic's. Raises `ValueError` for a negative
@@ -50,10 +51,13 @@ def keep_last_images(
 
     def keep_last_images(messages: Sequence[Message], turn: int) -> list[dict[str, Any]]:
         counted = [p for p in _pictures(messages) if of == "all" or p.result is not None]
-        leaving = counted[: max(0, len(counted) - n) // batch * batch]
+        first = max(0, len(counted) - n) // batch * batch
+        leaving, staying = counted[:first], counted[first:]
         if removes == "picture":
             return _emptied(messages, leaving, placeholder)
-        return without_calls(messages, _messages_of(leaving, counted), reasoning=removes == "step")
+        kept = {p.message for p in staying}
+        gone = {i for p in leaving if p.message not in kept for i in (p.message, p.result) if i is not None}
+        return without_calls(messages, gone, reasoning=removes == "step")
 
     return keep_last_images
 
@@ -96,13 +100,6 @@ def _shows_result(messages: Sequence[Message], i: int) -> bool:
         and all(map(_is_image, items))
         and is_result(messages[i - 1])
     )
-
-
-def _messages_of(leaving: Collection[_Picture], counted: Collection[_Picture]) -> set[int]:
-    """The messages of which all counted pictures leave, and the results that they show."""
-    stay = {p.message for p in counted} - {p.message for p in leaving}
-    stay |= {p.message for p in counted if p not in leaving}
-    return {i for p in leaving if p.message not in stay for i in (p.message, p.result) if i is not None}
 
 
 def _emptied(
