@@ -1,4 +1,4 @@
-"""What a catalogue finds: the rows of one context, once an operation, and the nearest patch of other antecedents."""
+"""What a catalogue finds: rows of one context, once an operation, and the nearest patch of other antecedents."""
 
 from __future__ import annotations
 
@@ -137,10 +137,8 @@ def test_patches_of_a_chunk_are_those_that_stand_on_its_own_canonical(store, cat
     store.put(patch(antecedents=(survivor("x", "l" * 32),)))
     store.put(patch(context=Context("0" * 64, "a" * 64)))
     store.put(patch(chunk="d" * 64))
-    assert [(row.kind, row.antecedents) for row in catalogue.patches_of(CHUNK)] == [
-        ("exact", ("x",)),
-        ("orbit", ("x", "y")),
-    ]
+    found = {(row.kind, row.antecedents) for row in catalogue.patches_of(CHUNK)}
+    assert found == {("exact", ("x",)), ("orbit", ("x", "y"))}
 
 
 # -- near --------------------------------------------------------------------------------------

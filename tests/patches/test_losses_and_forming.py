@@ -117,7 +117,7 @@ def test_a_chunk_is_settled_when_its_own_patches_are_stored(forming):
 def test_no_more_patches_are_in_progress_than_the_limit(forming):
     go = threading.Event()
     for _ in range(2):
-        forming.submit("a", (), lambda: (go.wait(60) and NOTHING) or NOTHING)
+        forming.submit("a", (), lambda: [NOTHING, go.wait(60)][0])
     with ThreadPoolExecutor(1) as pool:
         third = pool.submit(forming.submit, "a", (), lambda: NOTHING)
         with pytest.raises(TimeoutError):

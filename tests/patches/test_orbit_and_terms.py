@@ -1,4 +1,4 @@
-"""Patches of sets, and the terms of composed patches: what is formed, from which forwards, and what is served."""
+"""Patches of sets, and terms of composed patches: what is formed, by which forwards, and what is served."""
 
 from __future__ import annotations
 
