@@ -47,6 +47,8 @@ class IndexFile:
         self._file = -1
         self._closed = False
         self._index = ContentIndex(scope, rule)
+        self._end = 0
+        self._digest = frames.FIRST
         self._open()
         forks.bind(self, IndexFile._let_go)  # a child would share the lock of this open file
 
@@ -215,9 +217,7 @@ def _usable(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         why = error.strerror or str(error)
-        raise UnusableIndex(
-            f"the index {str(path)!r} cannot be used: {why}; give a file, or go on without"
-        ) from None
+        raise UnusableIndex(f"the index {str(path)!r} cannot be used: {why}; give another file") from None
 
 
 def _check_regular(status: os.stat_result) -> None:
