@@ -5,12 +5,14 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import stat
 import tempfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from types import TracebackType
 
-from kamera.errors import CorruptIndex, ForeignIndex
+from kamera import forks
+from kamera.errors import CorruptIndex, ForeignIndex, UnusableIndex
 from kamera.reuse import frames
 from kamera.reuse.index import ContentIndex, Found
 from kamera.reuse.prompt import Prompt
@@ -19,13 +21,18 @@ from kamera.reuse.rules import CutRule
 from kamera.reuse.scope import Scope
 from kamera.store import ChunkStore
 
+# without O_NONBLOCK, opening a pipe in the file's place would block for ever
+_FLAGS = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+
 
 class IndexFile:
     """A `ContentIndex` that appends its additions to a file and reads those of other processes.
 
     Appending locks the file; reading does not. A process killed during an append leaves an unfinished frame:
     readers stop before it, the next writer truncates it. The file holds token ids unencrypted and only its
-    owner can read it (mode 0600). Not thread-safe.
+    owner can read it (mode 0600). Not thread-safe. Every call raises UnusableIndex where the operating system
+    refuses (a folder, a pipe or a link in the file's place, a missing folder, a full disk); `index` and what
+    was written before stay as they are then, so that a caller may go on without the file.
     """
 
     def __init__(self, path: str | Path, scope: Scope, rule: CutRule) -> None:
@@ -38,8 +45,12 @@ class IndexFile:
         self._scope = scope
         self._rule = rule
         self._file = -1
+        self._closed = False
+        self._index = ContentIndex(scope, rule)
+        self._end = 0
         self._digest = frames.FIRST
         self._open()
+        forks.bind(self, IndexFile._let_go)  # a child would share the lock of this open file
 
     @classmethod
     def rebuild(
@@ -52,17 +63,20 @@ class IndexFile:
         """
         given = stored_prompts(prompts, scope) if isinstance(prompts, ChunkStore) else prompts
         target = Path(path)
-        handle, name = tempfile.mkstemp(dir=target.parent, prefix=target.name)
-        os.close(handle)
-        try:
-            os.unlink(name)
-            with cls(name, scope, rule) as fresh:
-                for prompt in given:
-                    fresh.add(prompt)
-            os.replace(name, target)
-        finally:
-            with contextlib.suppress(FileNotFoundError):
+        with _usable(target):
+            if os.path.lexists(target):
+                _check_regular(os.stat(target, follow_symlinks=False))
+            handle, name = tempfile.mkstemp(dir=target.parent, prefix=target.name)
+            os.close(handle)
+            try:
                 os.unlink(name)
+                with cls(name, scope, rule) as fresh:
+                    for prompt in given:
+                        fresh.add(prompt)
+                os.replace(name, target)
+            finally:
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(name)
         return cls(target, scope, rule)
 
     def __enter__(self) -> IndexFile:
@@ -85,7 +99,7 @@ class IndexFile:
 
     def add(self, prompt: Prompt) -> int:
         """As `ContentIndex.add`, for every process that shares the file."""
-        with self._locked():
+        with _usable(self._path), self._locked():
             known = len(self._index)
             record = self._index.record_of(prompt)
             if record.lengths:
@@ -95,12 +109,16 @@ class IndexFile:
 
     def refresh(self) -> None:
         """Read the additions of other processes. Raises `CorruptIndex` as on opening and keeps `index`."""
+        with _usable(self._path):
+            self._read()
+
+    def _read(self) -> None:
         try:
-            there = os.stat(self._path)
+            there = os.stat(self._path, follow_symlinks=False)
         except FileNotFoundError:
             there = None
-        own = os.fstat(self._file)
-        if there is None or (there.st_dev, there.st_ino) != (own.st_dev, own.st_ino):
+        own = None if self._file < 0 else os.fstat(self._file)
+        if own is None or there is None or (there.st_dev, there.st_ino) != (own.st_dev, own.st_ino):
             self._open()
             return
         data = memoryview(os.pread(self._file, max(0, own.st_size - self._end), self._end))
@@ -115,30 +133,42 @@ class IndexFile:
             data = data[size:]
 
     def close(self) -> None:
-        """Close the file."""
+        """Close the file; later calls raise UnusableIndex, but `index` stays."""
+        self._let_go()
+        self._closed = True
+
+    def _let_go(self) -> None:
         if self._file >= 0:
             os.close(self._file)
             self._file = -1
 
     def _open(self) -> None:
-        self.close()
-        self._file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        self._index = ContentIndex(self._scope, self._rule)
-        self._end = 0
-        self._digest = frames.FIRST
+        if self._closed:
+            raise UnusableIndex(f"{self._path} was closed: open it again")
+        self._let_go()
+        before = self._index
         try:
+            with _usable(self._path):
+                self._file = os.open(self._path, _FLAGS, 0o600)
+                _check_regular(os.fstat(self._file))
+            self._index = ContentIndex(self._scope, self._rule)
+            self._end = 0
+            self._digest = frames.FIRST
             self.refresh()
             if self._end == 0:
-                with self._locked():
+                with _usable(self._path), self._locked():
                     pass
         except BaseException:
-            self.close()
+            self._let_go()
+            self._index = before
             raise
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
         """Hold the lock with the file fully read, an unfinished frame truncated and the header written."""
         while True:
+            if self._file < 0:
+                self._open()
             handle = self._file
             fcntl.flock(handle, fcntl.LOCK_EX)
             try:
@@ -178,3 +208,18 @@ class IndexFile:
                     f"{self._path} was made for another {name}: {str(facts.get(name))[:12]}, not "
                     f"{digest[:12]}: open another file, or rebuild this one with IndexFile.rebuild"
                 )
+
+
+@contextlib.contextmanager
+def _usable(path: Path) -> Iterator[None]:
+    """Context whose errors of the operating system are UnusableIndex."""
+    try:
+        yield
+    except OSError as error:
+        why = error.strerror or str(error)
+        raise UnusableIndex(f"the index {str(path)!r} cannot be used: {why}; give another file") from None
+
+
+def _check_regular(status: os.stat_result) -> None:
+    if not stat.S_ISREG(status.st_mode):
+        raise OSError("it is a link, a folder or a pipe")

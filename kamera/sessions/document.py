@@ -20,7 +20,7 @@ from typing import Any, get_args
 from kamera.errors import CorruptChunk, ForeignObject, StoreError, StoreVersionError
 from kamera.sessions.modes import check_mode
 from kamera.sessions.timers import Does, Timer
-from kamera.store import ChunkStore, Folder, folder_locked
+from kamera.store import ChunkStore, Folder, folder_locked, signature
 from kamera.window import GUARANTEES, well_formed
 
 VERSION = 1
@@ -48,7 +48,7 @@ def sealed(document: Mapping[str, Any], store: ChunkStore) -> bytes:
     except (TypeError, ValueError) as error:
         raise ValueError(f"the session cannot be saved: {error}") from None
     digest = hashlib.sha256(body).hexdigest()
-    seal = {"kamera": "session", "sha256": digest, "signature": store.sign(digest)}
+    seal = {"kamera": "session", "sha256": digest, "signature": signature(store, digest)}
     return json.dumps(seal).encode() + b"\n" + body + b"\n"
 
 
@@ -89,7 +89,7 @@ def read_document(path: Path, store: ChunkStore | None = None, name: str | None 
             f"{str(where)!r} is the session {document['id']!r}, not {name!r}: it was copied there, remove it"
         )
     ours = store is not None and store.tenant == document["tenant"]  # else refused by its tenant
-    if ours and store is not None and store.sign(digest) != seal.get("signature"):
+    if ours and store is not None and signature(store, digest) != seal.get("signature"):
         raise ForeignObject(
             f"{str(where)!r} was not written under this store's secret: open the store with the one it had"
         )

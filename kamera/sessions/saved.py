@@ -8,6 +8,7 @@ one session at once, the first to save keeps the id, and the other's branch goes
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
@@ -249,16 +250,20 @@ class SavedSessions:
         """Remove sessions over the limit, those saved longest ago first; ``latest`` stays."""
         if self.limit is None:
             return
-        found = [(where.stat().st_mtime_ns, where.parent) for where in self.root.glob(f"*/{FILE}")]
-        sizes = {path: _size(path) for _, path in found}
-        for _, path in sorted(found):
-            if sum(sizes.values()) <= self.limit:
+        found = {}
+        for where in self.root.glob(f"*/{FILE}"):
+            with contextlib.suppress(FileNotFoundError):  # another process removed it, here and below
+                found[where.parent] = _stamp(where)[2], _size(where.parent)
+        total = sum(size for _, size in found.values())
+        for path, (_, size) in sorted(found.items(), key=lambda item: item[1][0]):
+            if total <= self.limit:
                 break
             if path != latest:
-                _remove(path)
-                del sizes[path]
-                with self._lock:
-                    self.evicted += 1
+                with contextlib.suppress(FileNotFoundError):
+                    _remove(path)
+                    with self._lock:
+                        self.evicted += 1
+                total -= size
 
     def _known(self) -> list[_Header]:
         """Headers of all readable sessions; a document is parsed again only if its file has changed."""

@@ -27,7 +27,7 @@ from kamera.store.records import CanonicalRecord, PatchRecord, kept
 from kamera.store.seal.rotate import Rotated
 from kamera.store.search.embedding import VISION_TOKENS, mean_features
 from kamera.store.search.lookback import Hit, NearDuplicate
-from kamera.store.store import ChunkStore
+from kamera.store.store import ChunkStore, signature
 
 __all__ = [
     "VISION_TOKENS",
@@ -64,6 +64,7 @@ __all__ = [
     "mean_features",
     "object_key",
     "patch_key",
+    "signature",
     "survivor",
     "tensor_digest",
 ]

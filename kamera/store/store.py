@@ -275,10 +275,6 @@ class ChunkStore:
         self._check(context)
         return self._search.embedding(context, chunk_id)
 
-    def sign(self, text: str) -> str:
-        """A digest of a text and the tenant; with a secret, one that only who holds it can make."""
-        return self._codec.sign_row(digest("kamera.sign.v1", self.tenant, text))
-
     def close(self) -> None:
         """Release memory and index; any later use of the store raises `StoreClosed`."""
         if isinstance(self._tiers, Closed):
@@ -351,6 +347,11 @@ class ChunkStore:
         self._check(context)
         kind = kind or ("canonical" if antecedents is None else "exact")
         return self._codec.name(object_key(kind, context, chunk_id, antecedents or (), base))
+
+
+def signature(store: ChunkStore, text: str) -> str:
+    """A digest of a text and the store's tenant; with a secret, one that only who holds it can make."""
+    return store._codec.sign_row(digest("kamera.sign.v1", store.tenant, text))
 
 
 def _stats(store: ChunkStore) -> StoreStats:

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kamera.errors import CorruptIndex, ForeignIndex
+from kamera.errors import CorruptIndex, ForeignIndex, UnusableIndex
 from kamera.reuse import ContentIndex, CutRule, IndexFile, Media, Prompt, Scope
 
 SCOPE = Scope("model", "tokenizer", "tenant")
@@ -163,3 +163,100 @@ def test_a_file_that_is_no_index_is_refused(tmp_path):
 
 def test_token_ids_lie_there_for_their_owner_only(made):
     assert stat.S_IMODE(os.stat(made).st_mode) == 0o600
+
+
+def _pipe(path):
+    os.mkfifo(path)
+
+
+def _dangling(path):
+    path.symlink_to(path.parent / "nowhere")
+
+
+def _link(path):
+    (path.parent / "elsewhere").write_bytes(b"")
+    path.symlink_to(path.parent / "elsewhere")
+
+
+PLACES = {
+    "folder": lambda path: path.mkdir(),
+    "pipe": _pipe,
+    "missing folder": lambda path: path.parent.rmdir(),
+    "file for a folder": lambda path: (path.parent.rmdir(), path.parent.write_bytes(b"")),
+    "dangling link": _dangling,
+    "link": _link,
+}
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_a_place_that_holds_no_file_is_refused_by_name(tmp_path, place):
+    path = tmp_path / "there" / "content.index"
+    path.parent.mkdir()
+    PLACES[place](path)
+    before = sorted(p.name for p in tmp_path.rglob("*"))
+    for use in (
+        lambda: IndexFile(path, SCOPE, RULE),
+        lambda: IndexFile.rebuild(path, SCOPE, RULE, [prompt(1)]),
+    ):
+        with pytest.raises(UnusableIndex, match=r"content\.index' cannot be used"):
+            use()
+    assert sorted(p.name for p in tmp_path.rglob("*")) == before
+    if place == "link":
+        assert (path.parent / "elsewhere").read_bytes() == b""
+
+
+@pytest.mark.parametrize("half", [False, True])
+def test_a_full_disk_is_told_by_name_and_loses_nothing(made, monkeypatch, half):
+    write = os.pwrite
+
+    def full(file, data, offset):
+        if half:
+            return write(file, data[: len(data) // 2], offset)
+        raise OSError(28, "No space left on device")
+
+    with IndexFile(made, SCOPE, RULE) as file:
+        known = len(file.index)
+        with monkeypatch.context() as disk:
+            disk.setattr(os, "pwrite", full)
+            with pytest.raises(UnusableIndex, match=r"No space left|bytes written"):
+                file.add(prompt(50))
+            with pytest.raises(UnusableIndex):
+                IndexFile(made.with_name("new.index"), SCOPE, RULE)
+            assert len(file.index) == known and file.find(prompt(3)).prefix == 300
+        file.add(prompt(51))
+    with IndexFile(made, SCOPE, RULE) as file:
+        found = [file.find(prompt(seed)).prefix for seed in (3, 50, 51)]
+    assert found == [300, 0, 300]
+
+
+def test_an_index_goes_on_in_memory_while_its_file_is_no_file_and_comes_back(made):
+    held = made.read_bytes()
+    with IndexFile(made, SCOPE, RULE) as file:
+        made.unlink()
+        made.symlink_to(made.parent / "nowhere")
+        for use in (lambda: file.find(prompt(3)), lambda: file.add(prompt(60))):
+            with pytest.raises(UnusableIndex):
+                use()
+        assert file.index.find(prompt(3)).prefix == 300
+        assert not (made.parent / "nowhere").exists()
+        made.unlink()
+        made.write_bytes(held)
+        assert file.find(prompt(3)).prefix == 300
+    with pytest.raises(UnusableIndex, match="closed"):
+        file.add(prompt(61))
+
+
+def test_a_forked_child_writes_through_a_file_of_its_own(made):
+    with IndexFile(made, SCOPE, RULE) as file:
+
+        def work():
+            for seed in range(200, 230):
+                file.add(prompt(seed))
+
+        child = multiprocessing.get_context("fork").Process(target=work)
+        child.start()
+        for seed in range(300, 330):
+            file.add(prompt(seed))
+        child.join()
+        assert child.exitcode == 0
+        assert {file.find(prompt(s)).prefix for s in (*range(200, 230), *range(300, 330))} == {300}
