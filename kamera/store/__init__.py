@@ -18,9 +18,11 @@ from kamera.store.keys import (
     canonical_key,
     chunk_of,
     encoding_context,
+    is_key,
     object_key,
     patch_key,
     survivor,
+    whole_id,
 )
 from kamera.store.records import CanonicalRecord, PatchRecord, kept
 from kamera.store.seal.rotate import Rotated
@@ -57,10 +59,12 @@ __all__ = [
     "digest",
     "encoding_context",
     "folder_locked",
+    "is_key",
     "kept",
     "mean_features",
     "object_key",
     "patch_key",
     "survivor",
     "tensor_digest",
+    "whole_id",
 ]
