@@ -329,6 +329,10 @@ class Engine(Protocol):
         """Next-token logits after each of the text ``ids``, ``[tokens, vocabulary]``; else as `ask`."""
         ...
 
+    def check_sampling(self, sampling: Mapping[str, Any]) -> None:
+        """Raise ValueError for an option that `decode` does not take; nothing runs."""
+        ...
+
     def decode(
         self, ids: torch.Tensor, positions: torch.Tensor, behind: LiveKV, **sampling: Any
     ) -> torch.Tensor:

@@ -180,9 +180,11 @@ class ChatSession:
         answer alone sees: neither the history nor any later token has seen them, in every mode, as in a run
         with this answer and without them. ``options`` (max_new_tokens, do_sample,
         stop_strings, streamer, …) go to ``generate`` of transformers. Raises EditPolicyFailed, `ValueError`
-        for more than one sequence, SessionConflict for a list that lacks what another thread was answered
-        meanwhile, and the errors of `Conversations.render` and of the window.
+        for an option that it does not take (before anything runs) or for more than one sequence,
+        SessionConflict for a list that lacks what another thread was answered meanwhile, and the errors of
+        `Conversations.render` and of the window.
         """
+        self.backbone.check_sampling(options)
         if int(options.get("num_return_sequences") or 1) > 1:
             raise ValueError(f"num_return_sequences={options['num_return_sequences']}: a turn has one answer")
         if "stop_strings" in options:

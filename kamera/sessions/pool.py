@@ -134,6 +134,7 @@ class SessionPool:
         UnknownSession for new messages to an unknown id, the errors of `ChatSession.send`, and for new
         messages to a saved session those of `ChatSession.load`.
         """
+        self.backbone.check_sampling(options)
         whose = self._tenant(tenant)
         session_id = self._named(whose, session_id)
         name, entry = self._reserved(messages, session_id, whose, tools)

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
-from kamera.errors import AmbiguousId, UnknownChunk
+from kamera.errors import AmbiguousId, UnknownChunk, quote
 from kamera.ops import KVCodec, digest
 from kamera.store.probes import check_probe
 
@@ -146,11 +146,11 @@ def whole_id(start: str, ids: Iterable[str], what: str) -> str:
     if start in found:
         return start
     if not found:
-        raise UnknownChunk(f"no {what} here begins with {start!r}: kamera store ls shows what there is")
+        raise UnknownChunk(f"no {what} here begins with {quote(start)}: kamera store ls shows what there is")
     if len(found) > 1:
         shown = ", ".join(one[: len(start) + 6] for one in found[:3])
         raise AmbiguousId(
-            f"{start!r} names no one {what}: {len(found)} begin so ({shown}, …); give more of it"
+            f"{quote(start)} names no one {what}: {len(found)} begin so ({shown}, …); give more of it"
         )
     return found[0]
 

@@ -71,13 +71,15 @@ class Questions(View):
         """Answer a question; without ``keep`` the window does not change.
 
         ``question`` is text, chat messages, or token ids ``[tokens]`` used as given. ``options``
-        (max_new_tokens, do_sample, num_beams, streamer, …) go to ``generate`` of transformers.
+        (max_new_tokens, do_sample, num_beams, streamer, …) go to ``generate`` of transformers; ValueError for
+        others, before anything runs.
         Returns the answer's text, or token ids ``[new]`` without a processor; a list when several
         sequences are asked for. ``keep=True`` leaves question and answer in the window as a text
         chunk; an exchange larger than the window raises WindowFull, and its answer is lost.
         """
         with self._lock, self._account.now(self.backbone):
             self._check_backbone()
+            self.backbone.check_sampling(options)
             asker = self._asker()
             self._heard(asker.question_ids(question))
             rows = asker.answer_ids(question, **options)

@@ -133,8 +133,9 @@ class KameraWindow(Planned):
     ) -> SlotReport:
         """Bring an archived chunk to the tail: no vision encode, no forward if a patch is stored.
 
-        ``chunk_id`` is its id, a slot that holds or held it, or the chunk itself. A chunk that is in view
-        stays in place, and the notes say so; ``move=True`` brings it to the tail, as `evict` and a recall do.
+        ``chunk_id`` is its id or the beginning of it (AmbiguousId if another begins so), a slot that holds or
+        held it, or the chunk itself. A chunk that is in view stays in place, and the notes say so;
+        ``move=True`` brings it to the tail, as `evict` and a recall do.
         ``like`` (a picture) selects, for one vision encode, the chunk outside the window that looks most like
         it, if its cosine is at least ``min_score``. ``question`` (as in `generate`) selects, for one forward
         of the question per chunk, the archived chunk behind which the model answers with the most certainty.

@@ -24,6 +24,7 @@ from kamera.engines.hf.live import LiveCache
 from kamera.engines.hf.model import Model, ModelCache
 from kamera.engines.hf.probing import Prober, tolerance
 from kamera.engines.hf.prove import prove_relocation
+from kamera.engines.hf.sampling import check_options
 from kamera.engines.touching import refuse_touching
 from kamera.errors import IncompatibleChunk, UnsupportedBackbone
 from kamera.ops import KV, check_encoding, kv_map, kv_slice
@@ -260,10 +261,17 @@ class Backbone(Model):
         with self._cache_of(behind) as past:
             return self.forward_batch(ids, positions, past)
 
+    def check_sampling(self, sampling: Mapping[str, Any]) -> None:
+        """As `Engine.check_sampling`."""
+        check_options(self.model, sampling)
+
     def decode(
         self, ids: torch.Tensor, positions: torch.Tensor, behind: LiveKV, **sampling: Any
     ) -> torch.Tensor:
-        """As `Engine.decode`: ``sampling`` goes to ``generate`` of transformers."""
+        """As `Engine.decode`: ``sampling`` goes to ``generate`` of transformers. Raises ValueError."""
+        self.check_sampling(sampling)
+        if "stop_strings" in sampling:
+            sampling.setdefault("tokenizer", getattr(self.processor, "tokenizer", self.processor))
         with self._cache_of(behind) as cache:
             return self.generate(ids, positions, cache, **sampling)
 
