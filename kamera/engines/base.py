@@ -201,6 +201,11 @@ class Engine(Protocol):
         ...
 
     @property
+    def no_reuse(self) -> str:
+        """Why no KV of the model can be used again; "" if it can."""
+        ...
+
+    @property
     def fingerprint(self) -> str:
         """Digest of all that decides a chunk's KV, of the model as it is now. Raises ComputationChanged."""
         ...

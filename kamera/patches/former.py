@@ -91,7 +91,7 @@ class Former:
         self._asked = Asked(backbone.probe.moves)
         self._waiting: dict[str, Facts] = {}  # chunks that are archived as later work
         self._here = threading.local()
-        self.check_computation()
+        self._check_fingerprint()
 
     def within(self, budget: PatchBudget) -> Former:
         """The same former with another patch budget."""
@@ -122,17 +122,11 @@ class Former:
         IncompatibleChunk if the fingerprint differs. The probe is asked if something has moved under the same
         fingerprint, and every `EVERY` calls: ComputationChanged if the model answers otherwise than at first.
         """
-        if self.backbone.fingerprint != self.context.fingerprint:
-            raise IncompatibleChunk(
-                "the backbone's weights have changed since this window was made, or its settings, hooks or "
-                "autocast: its KV is stale; undo that, or make a new window (a hook that only looks, and "
-                "what it collects, is no part of the model as a kamera.engines.hf.Observer)"
-            )
+        self._check_fingerprint()
         probe = self.backbone.probe
         if self._asked.is_due(probe.moves):
             probe.answers()
-            if self.backbone.fingerprint != self.context.fingerprint:  # it saw what the witness had not
-                self.check_computation()
+            self._check_fingerprint()  # it may have seen what the witness had not
             self._asked = Asked(probe.moves)
 
     # -- chunks --------------------------------------------------------------------------------
@@ -414,6 +408,14 @@ class Former:
         return offset
 
     # -- inside --------------------------------------------------------------------------------
+
+    def _check_fingerprint(self) -> None:
+        if self.backbone.fingerprint != self.context.fingerprint:
+            raise IncompatibleChunk(
+                "the backbone's weights have changed since this window was made, or its settings, hooks or "
+                "autocast: its KV is stale; undo that, or make a new window (a hook that only looks, and "
+                "what it collects, is no part of the model as a kamera.engines.hf.Observer)"
+            )
 
     def _held(self, chunk_id: str) -> Copy | None:
         """The canonical that this operation last worked on."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from kamera.engines import FEATURES, Engine
+from kamera.errors import UnsupportedBackbone
 from kamera.store import Context, encoding_context
 from kamera.store.probes import told
 
@@ -27,10 +28,13 @@ class Identity(NamedTuple):
 
 
 def identify(backbone: Engine) -> Identity:
-    """Ask a model the probe, and return who it is. Raises ComputationChanged.
+    """Ask a model the probe, and return who it is.
 
-    This is done for every new window before anything stored is looked up for it.
+    This is done for every new window before anything stored is looked up for it. Raises ComputationChanged,
+    and UnsupportedBackbone for a model of which no KV can be used again.
     """
+    if backbone.no_reuse:
+        raise UnsupportedBackbone(backbone.no_reuse)
     probe = backbone.probe
     answers = dict(probe.answers())
     features = {name: answers.pop(name) for name in (FEATURES,) if name in answers}

@@ -21,7 +21,8 @@ def test_a_supported_model_is_described_and_every_proof_shown(capsys):
     assert (done.code, document["supported"], document["reason"]) == (0, True, None)
     relocations = [p for p in document["proofs"] if p["claim"].startswith("relocation")]
     assert [tuple(p["offset"]) for p in relocations] == [UNIFORM, TIME, AXES]
-    assert len(document["proofs"]) == 4
+    assert document["proofs"][0]["claim"] == "a forward in pieces"
+    assert len(document["proofs"]) == 5
     assert all(0 < p["error"] <= p["tolerance"] == 1e-4 and p["holds"] for p in document["proofs"])
     assert document["backbone"]["fingerprint"] == vision_backbone().fingerprint
     assert document["processor"]["class"] == type(vision_backbone().processor).__name__
@@ -51,7 +52,7 @@ def test_in_half_precision_it_says_what_is_held_to_tolerance(capsys):
     assert done.code == 0
     assert "only the first layer" in note
     assert "--dtype float32" in note
-    assert {p["worst"].split(" channel")[0] for p in done.document["proofs"]} == {"layer 0"}
+    assert {p["worst"].split(" channel")[0] for p in done.document["proofs"]} <= {"layer 0", "none"}
 
 
 def test_a_hybrid_is_refused_with_the_reason(capsys):

@@ -222,6 +222,10 @@ def function_of_torch(model: Any, undo: Undo) -> Act:
     return lambda: undo.setattr(nn.functional, "silu", _times(nn.functional.silu))
 
 
+def function_behind_a_module_of_torch(model: Any, undo: Undo) -> Act:
+    return lambda: undo.setattr(nn.functional, "linear", _times(nn.functional.linear))
+
+
 def kernel_of_torch(model: Any, undo: Undo) -> Act:
     name = "scaled_dot_product_attention"
     return lambda: undo.setattr(nn.functional, name, _times(nn.functional.scaled_dot_product_attention))
@@ -275,6 +279,7 @@ SEEN_AT_ONCE = [
     function_of_the_file,
     function_behind_a_function,
     function_of_torch,
+    function_behind_a_module_of_torch,
     kernel_of_torch,
     swapped_code,
     attention_registered_again,
@@ -301,18 +306,18 @@ def written_through_numpy(model: Any, undo: Undo) -> Act:
     return act
 
 
-def broken_kernel(model: Any, undo: Undo) -> Act:
-    """A library's kernel that computes otherwise from now on, and looks like the library's."""
+def broken_kernel(undo: Undo, name: str) -> Act:
+    """Makes a function of torch compute otherwise from now on, and look like the library's own."""
+    plain = getattr(nn.functional, name)
 
-    def silu(input: torch.Tensor, inplace: bool = False) -> torch.Tensor:
-        return torch.sigmoid(input) * input * 1.5
+    def same(*given: Any, **named: Any) -> torch.Tensor:
+        return plain(*given, **named)
 
-    undo.setattr(nn.functional, "silu", of_the_library(_plain_silu))
-    return lambda: undo.setattr(nn.functional, "silu", of_the_library(silu))
+    def other(*given: Any, **named: Any) -> torch.Tensor:
+        return plain(*given, **named) * 1.5
 
-
-def _plain_silu(input: torch.Tensor, inplace: bool = False) -> torch.Tensor:
-    return torch.sigmoid(input) * input
+    undo.setattr(nn.functional, name, of_the_library(same))
+    return lambda: undo.setattr(nn.functional, name, of_the_library(other))
 
 
 def of_the_library(function: Any) -> Any:

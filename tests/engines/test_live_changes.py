@@ -72,7 +72,7 @@ def test_what_no_look_sees_the_probe_finds(change, found, monkeypatch):
 @pytest.mark.parametrize("found", ["a new window", "many operations"])
 def test_a_kernel_that_computes_otherwise_is_refused_by_name(found, monkeypatch):
     model = tiny.build(FAMILY)
-    act = changes.broken_kernel(model, monkeypatch)
+    act = changes.broken_kernel(monkeypatch, "silu")
     backbone, store = Backbone(model), ChunkStore.open("memory://")
     window, before = window_of(backbone, store), backbone.fingerprint
     act()

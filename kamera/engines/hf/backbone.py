@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import accumulate
@@ -23,11 +24,13 @@ from kamera.engines.hf.fingerprint import vocabulary_digest
 from kamera.engines.hf.live import LiveCache
 from kamera.engines.hf.model import Model, ModelCache
 from kamera.engines.hf.probing import Prober, tolerance
-from kamera.engines.hf.prove import prove_relocation
+from kamera.engines.hf.prove import prove_cuts, prove_relocation, without_reuse
 from kamera.engines.hf.sampling import check_options
 from kamera.engines.touching import refuse_touching
 from kamera.errors import IncompatibleChunk, UnsupportedBackbone
 from kamera.ops import KV, check_encoding, kv_map, kv_slice
+
+logger = logging.getLogger(__name__)
 
 
 class Backbone(Model):
@@ -35,8 +38,10 @@ class Backbone(Model):
 
     Construction probes the model (the channels of each layer, the phase of its keys), and proves on a few
     tokens that moving them is exact. Raises UnsupportedBackbone, with the reason, for a model whose state
-    is no relocatable KV. The model's weights and mode are not changed; hooks that count forwards, and one
-    that stops forwards that only encode, are added.
+    is no relocatable KV. A model whose forward depends on how its tokens are cut is served without reuse: the
+    reason is in ``no_reuse`` and in the log, windows refuse it, and sessions with ``uncached`` answer by
+    ``generate`` of transformers. The model's weights and mode are not changed; hooks that count forwards, and
+    one that stops forwards that only encode, are added.
 
     Safe to use from several threads. Forwards of one model run one at a time, over all its backbones and
     threads; questions (`ask`, `decode`) run in parallel with each other and with the rest if a forward was
@@ -55,6 +60,9 @@ class Backbone(Model):
                 f"(relative error {proof.error:.1e} in {proof.worst}, tolerance {proof.tolerance:.0e}):"
                 " its state is no relocatable KV; Kamera cannot serve it"
             )
+        self.no_reuse = without_reuse(prove_cuts(self), type(self.model).__name__)
+        if self.no_reuse:
+            logger.warning("%s", self.no_reuse)
 
     @classmethod
     def from_pretrained(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 from torch import nn
@@ -13,6 +14,8 @@ from kamera.engines.hf.computation import autocast
 from kamera.engines.hf.witness import Seen, Witness
 from kamera.errors import ComputationChanged
 from kamera.ops import Layout, digest
+
+logger = logging.getLogger(__name__)
 
 
 class Identity:
@@ -38,6 +41,13 @@ class Identity:
         self._changed = False
         self._tensors: tuple[Any, tuple[str, str]] | None = None
         self._settings: tuple[bytes, str] | None = None
+        if self.unread:
+            logger.warning(
+                "something in this %s cannot be digested (%s): its fingerprint is that of this Backbone alone, "
+                "and nothing it stores is served to another",
+                type(model).__name__,
+                "; ".join(self.unread[:3]),
+            )
         self.moves = 0
         """Number of changes seen in the model, including those that left the fingerprint as it was."""
 

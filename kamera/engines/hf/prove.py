@@ -1,20 +1,26 @@
-"""Numeric proofs on the live model: relocation is exact, a full-rank patch restores a prefill."""
+"""Numeric proofs on the live model: relocation and cuts are exact, a full-rank patch restores a prefill."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import nn
 
 from kamera.content import Encoded
 from kamera.errors import NonFiniteKV
-from kamera.ops import KV, apply_patch, form_patch, relocate_kv
+from kamera.ops import KV, apply_patch, form_patch, kv_concat, kv_map, relocate_kv
 
 if TYPE_CHECKING:
     from kamera.engines.hf.backbone import Backbone
+
+
+_ROWS = 5e-3
+"""Tolerance of one product of a row and a matrix in any dtype: in half precision it is rounded at 2^-8."""
 
 
 @dataclass(frozen=True)
@@ -74,18 +80,88 @@ def prove_patch(backbone: Backbone, offset: Sequence[int] | None = None) -> Proo
     return _compare(backbone, served, expected, onward)
 
 
+def prove_cuts(backbone: Backbone) -> Proof:
+    """Run one text whole and in three pieces, and every kind of linear module on rows together and alone.
+
+    A forward that reads a number off all its tokens at once (a dynamic scale of activations, outliers chosen
+    for a batch, a capacity shared by tokens) gives a chunk other KV than the same tokens in a whole prompt.
+    Rows of unlike size show that in every part of the model and in any dtype; in half precision the text,
+    whose later layers differ by rounding alone, is compared in its first layer.
+    """
+    span = _text(backbone, 16)
+    positions = backbone.positions([span.input_ids], [span.position_inputs])
+    cuts = (0, 9, 15, 16)
+    try:
+        whole, _ = backbone.run(span, positions)
+        cache, pieces = backbone.cache([]), []
+        for start, stop in pairwise(cuts):
+            piece = Encoded(span.input_ids[start:stop], {}, {})
+            kv, cache = backbone.run(piece, positions[:, start:stop], cache)
+            pieces.append(kv_map(kv, torch.clone))
+    except NonFiniteKV as error:
+        return Proof(math.inf, str(error), 0.0, cuts)
+    proof = _compare(backbone, kv_concat(pieces), whole, cuts, half=_ROWS)
+    for name, module in _linear_kinds(backbone.model):
+        apart = _apart_by_rows(backbone, module)
+        if not apart <= max(proof.error, _ROWS):
+            proof = Proof(apart, name, _ROWS, cuts)
+    return proof
+
+
+def without_reuse(cuts: Proof, kind: str) -> str:
+    """Why no KV of a model of this ``kind`` can be used again, by what `prove_cuts` found; "" if it can."""
+    if cuts.holds:
+        return ""
+    return (
+        f"the forward of this {kind} depends on how its tokens are cut (relative error {cuts.error:.1e} in "
+        f"{cuts.worst}, tolerance {cuts.tolerance:.0e}), as it does where a scale of activations is read off "
+        "all tokens at once: no KV of it can be used again; let ChatSession(uncached=True) or transformers "
+        "run it, or quantise only its weights, or activations token by token"
+    )
+
+
+def _linear_kinds(model: nn.Module) -> list[tuple[str, Any]]:
+    """One module of each kind that maps rows of features, with its name."""
+    kinds: dict[Any, tuple[str, Any]] = {}
+    for name, module in model.named_modules():
+        if isinstance(getattr(module, "in_features", None), int) and hasattr(module, "out_features"):
+            weight = getattr(module, "weight", None)
+            kinds.setdefault((type(module), type(weight), getattr(weight, "dtype", None)), (name, module))
+    return list(kinds.values())
+
+
+def _apart_by_rows(backbone: Backbone, module: Any) -> float:
+    """Largest relative error of a row beside one a hundred times as large; 0 if the module takes no rows."""
+    weight = getattr(module, "weight", None)
+    weight = weight if isinstance(weight, torch.Tensor) and weight.is_floating_point() else None
+    device = backbone.device if weight is None else weight.device
+    dtype = backbone.dtype if weight is None else weight.dtype
+    steps = torch.arange(3 * module.in_features, dtype=torch.float64).reshape(3, -1)
+    rows = (torch.sin(steps * 1.7) * torch.tensor([[1.0], [100.0], [0.1]])).to(device, dtype)
+    try:
+        with torch.no_grad(), backbone.alone():
+            together = module.forward(rows)
+            alone = [module.forward(row[None])[0] for row in rows]
+    except (RuntimeError, TypeError, ValueError, NotImplementedError, AttributeError):
+        return 0.0  # a kind with arguments of its own
+    errors = [
+        (a.double() - t.double()).norm() / t.double().norm() for a, t in zip(alone, together, strict=True)
+    ]
+    return float(max(errors))
+
+
 def _step(backbone: Backbone, wanted: tuple[int, int, int]) -> tuple[int, ...]:
     """An offset that stays below the model's position limit."""
     room = wanted[0] if backbone.limits.below is None else max(1, backbone.limits.below - 24)
     return tuple(min(w, room) for w in wanted[: backbone.axes])
 
 
-def _compare(backbone: Backbone, got: KV, expected: KV, offset: tuple[int, ...]) -> Proof:
+def _compare(backbone: Backbone, got: KV, expected: KV, offset: tuple[int, ...], half: float = 2e-2) -> Proof:
     precise = next(t.dtype for layer in got for t in layer.values()) in (
         torch.float32,
         torch.float64,
     )
-    tolerance = 1e-4 if precise else 2e-2
+    tolerance = 1e-4 if precise else half
     layers = range(len(got)) if precise else [i for i, layer in enumerate(got) if layer][:1]
     error, worst = 0.0, "none"
     for i in layers:

@@ -324,7 +324,7 @@ class Reader:
             if isinstance(function, FunctionType):
                 self.watch.function(function)
         if isinstance(held, FunctionType):
-            return None if is_librarys(held) else self.value(held)
+            return self.departures(held, is_librarys)
         if isinstance(held, list):
             return [self.value(f) for f in held if not is_librarys(f)] or None
         return None if self._is_given(held) else self.value(held)
