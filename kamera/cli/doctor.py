@@ -12,7 +12,7 @@ from rich.table import Table
 from kamera.cli.models import load_backbone
 from kamera.cli.options import Device, Dtype, File, Form, Format, Model, Precision, Quiet
 from kamera.cli.output import Output, facts, listing
-from kamera.engines.hf import Backbone, Proof, prove_cuts, prove_patch, prove_relocation
+from kamera.engines.hf import Backbone, Proof, prove_cuts, prove_moves, prove_patch, prove_relocation
 from kamera.errors import UnsupportedBackbone
 from kamera.window import ReusePolicy, grounds_of
 from kamera.window.certified import find_certificate, folders
@@ -107,6 +107,7 @@ def _prove(backbone: Backbone) -> Iterator[_Proven]:
     for claim, offset in _claims(backbone).items():
         yield _Proven(claim, prove_relocation(backbone, offset=offset))
     yield _Proven("full-rank patch, moved on", prove_patch(backbone))
+    yield _Proven("moves in the live cache", prove_moves(backbone))
 
 
 def _processor(backbone: Backbone) -> dict[str, Any] | None:
@@ -157,8 +158,8 @@ def _notes(backbone: Backbone, proofs: list[_Proven]) -> list[str]:
     kind = backbone.describe().dtype
     if kind not in ("float32", "float64"):
         notes.append(
-            f"in {kind} only the first layer is held to the tolerance, because two forwards differ by "
-            "rounding: use --dtype float32 to prove every layer"
+            f"in {kind} two forwards differ by rounding, so deeper layers are held to what rounding makes of "
+            "channels that no move turns: use --dtype float32 to hold every layer to 1e-4"
         )
     if backbone.limits.below is not None:
         notes.append(f"windows must stay below position {backbone.limits.below}: {backbone.limits.reason}")
