@@ -313,7 +313,7 @@ def test_objects_of_the_time_before_are_misses(tmp_path: Path, monkeypatch: pyte
         before.setattr(fingerprint, "digest", _old_names)
         old = Backbone(tiny.build("qwen3_vl"))
         chunk = samples.chunk(old, samples.sample("qwen3_vl", 1))
-        make(old, store, chunk)
+        make(old, store, chunk).save(tmp_path / "w")
     assert {info.kind for info in store.ls()} == {"anchor", "canonical", "encoding"}
     backbone = backbone_of("qwen3_vl")
     assert backbone.fingerprint != old.fingerprint
@@ -324,3 +324,5 @@ def test_objects_of_the_time_before_are_misses(tmp_path: Path, monkeypatch: pyte
     with watching(backbone) as seen:
         window.append(samples.chunk(backbone, samples.sample("qwen3_vl", 1)))
     assert seen.encodes == 1
+    with pytest.raises(IncompatibleChunk, match=f"made by backbone {old.fingerprint[:12]}"):
+        KameraWindow.load(tmp_path / "w", backbone, store)
