@@ -85,8 +85,8 @@ def load_window(
         residents = tuple(
             _get_resident(tensors, f"{i:05d}", chunk, stage) for i, chunk in enumerate(document["chunks"])
         )
-    except ValueError as error:
-        raise CorruptChunk(f"{str(path / FILE)!r} is damaged: {error}") from None
+    except (KeyError, ValueError) as error:
+        raise CorruptChunk(f"{str(path / FILE)!r} does not hold what it lists: {error}") from None
     state = WindowState(residents, tuple(document["shift"]), tuple(document["frame"]))
     bounds = Bounds(document["max_tokens"], document["positions"])
     if terms.withheld:

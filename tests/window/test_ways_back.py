@@ -196,13 +196,20 @@ def test_these_families_are_encoded_with_a_list(family: str) -> None:
     )
 
 
-def test_a_window_that_lacks_an_entry_of_a_list_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("lost", "says"),
+    [
+        ("embeds/deepstack_visual_embeds.0", r"deepstack_visual_embeds\.1 is out of place"),
+        ("copy/kv/00002/v", "'v'"),
+        ("positions", "'00001/positions'"),
+    ],
+)
+def test_a_window_that_lacks_a_tensor_is_refused(lost: str, says: str, tmp_path: Path) -> None:
     backbone, chunks = backbone_of("qwen3_vl"), chunks_of("qwen3_vl")
     make(backbone, None, *chunks, policy=EXACT).save(tmp_path / "w")
     document, tensors = read_saved(tmp_path / "w")
-    kept = {k: t for k, t in tensors.items() if k != "00001/embeds/deepstack_visual_embeds.0"}
-    publish(tmp_path / "w", Saved(document, kept))
-    with pytest.raises(CorruptChunk, match=r"window\.safetensors.*deepstack_visual_embeds\.1.*out of place"):
+    publish(tmp_path / "w", Saved(document, {k: t for k, t in tensors.items() if k != f"00001/{lost}"}))
+    with pytest.raises(CorruptChunk, match=rf"window\.safetensors' does not hold what it lists: {says}"):
         KameraWindow.load(tmp_path / "w", backbone, ChunkStore.open("memory://"))
 
 
