@@ -196,13 +196,20 @@ def test_these_families_are_encoded_with_a_list(family: str) -> None:
     )
 
 
-def test_a_window_that_lacks_an_entry_of_a_list_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("lost", "says"),
+    [
+        ("embeds/deepstack_visual_embeds.0", r"deepstack_visual_embeds\.1 is out of place"),
+        ("copy/kv/00002/v", "'v'"),
+        ("positions", "'00001/positions'"),
+    ],
+)
+def test_a_window_that_lacks_a_tensor_is_refused(lost: str, says: str, tmp_path: Path) -> None:
     backbone, chunks = backbone_of("qwen3_vl"), chunks_of("qwen3_vl")
     make(backbone, None, *chunks, policy=EXACT).save(tmp_path / "w")
     document, tensors = read_saved(tmp_path / "w")
-    kept = {k: t for k, t in tensors.items() if k != "00001/embeds/deepstack_visual_embeds.0"}
-    publish(tmp_path / "w", Saved(document, kept))
-    with pytest.raises(CorruptChunk, match=r"window\.safetensors.*deepstack_visual_embeds\.1.*out of place"):
+    publish(tmp_path / "w", Saved(document, {k: t for k, t in tensors.items() if k != f"00001/{lost}"}))
+    with pytest.raises(CorruptChunk, match=rf"window\.safetensors' does not hold what it lists: {says}"):
         KameraWindow.load(tmp_path / "w", backbone, ChunkStore.open("memory://"))
 
 
@@ -313,7 +320,7 @@ def test_objects_of_the_time_before_are_misses(tmp_path: Path, monkeypatch: pyte
         before.setattr(fingerprint, "digest", _old_names)
         old = Backbone(tiny.build("qwen3_vl"))
         chunk = samples.chunk(old, samples.sample("qwen3_vl", 1))
-        make(old, store, chunk)
+        make(old, store, chunk).save(tmp_path / "w")
     assert {info.kind for info in store.ls()} == {"anchor", "canonical", "encoding"}
     backbone = backbone_of("qwen3_vl")
     assert backbone.fingerprint != old.fingerprint
@@ -324,3 +331,5 @@ def test_objects_of_the_time_before_are_misses(tmp_path: Path, monkeypatch: pyte
     with watching(backbone) as seen:
         window.append(samples.chunk(backbone, samples.sample("qwen3_vl", 1)))
     assert seen.encodes == 1
+    with pytest.raises(IncompatibleChunk, match=f"made by backbone {old.fingerprint[:12]}"):
+        KameraWindow.load(tmp_path / "w", backbone, store)
