@@ -32,7 +32,7 @@ def test_the_readmes_example_runs_and_its_counts_are_true(tmp_path, monkeypatch,
             report = names["report"]
             seen.append((report.forwards, report.vision_encodes))
             assert seen[-1] == (int(said[1]), int(said[2])), lines[statement.lineno - 1]
-    assert len(seen) == 6
+    assert len(seen) == 5
     guarantees, answer = capsys.readouterr().out.splitlines()
     truth = names["testbed"].World(seed=0).episode(0, legends=3).questions[0]
     assert truth.text in source and answer == truth.answer

@@ -100,18 +100,27 @@ def _answering_best(former: Former, question: torch.Tensor, tally: Tally) -> str
     return hits[0].chunk_id
 
 
-def note_duplicate(former: Former, facts: Facts, threshold: float, tally: Tally) -> None:
-    """Note an archived chunk that looks like this one; nothing else changes."""
+def note_duplicate(
+    former: Former, residents: Sequence[Resident], facts: Facts, threshold: float, tally: Tally
+) -> None:
+    """Note a chunk, in the window or archived, that looks like this one; nothing else changes."""
     check_cosine("near_duplicate", threshold)
     vector = _mean(former, facts.encoded.input_ids, facts.encoded.tensors)
     if vector is None:
         return
-    hits: list[Hit] = []
+    hits = [hit for resident in residents if (hit := _likeness(former, resident.facts, vector)) is not None]
     with former.losses.borne("near duplicates were not looked for"):
-        hits = former.store.search(vector, 2, context=former.context)
-    other = next((hit for hit in hits if hit.chunk_id != facts.chunk_id), None)
+        hits += former.store.search(vector, 2, context=former.context)
+    others = (hit for hit in hits if hit.chunk_id != facts.chunk_id)
+    other = max(others, key=lambda hit: hit.score, default=None)
     if other is not None and other.score >= threshold:
         tally.notes.append(f"looks like chunk {other.chunk_id}: cosine {other.score:.3f}")
+
+
+def _likeness(former: Former, facts: Facts, vector: np.ndarray) -> Hit | None:
+    """A chunk in the window, by the cosine of its pictures with ``vector``; None for one without pictures."""
+    own = _mean(former, facts.encoded.input_ids, facts.encoded.tensors)
+    return None if own is None else Hit(facts.chunk_id, float(own @ vector))
 
 
 def check_cosine(name: str, value: float) -> None:

@@ -108,7 +108,7 @@ class KameraWindow(Planned):
         A chunk that is new to the store is encoded and prefilled in context, by one forward, and nothing else
         is formed. ``archive="now"`` archives its canonical with one more forward and harvests its patch,
         "later" puts that off until it leaves; None: as `ReusePolicy.forms` says. A stored chunk is handled as
-        by `recall`. With ``near_duplicate`` the notes name an archived chunk whose
+        by `recall`. With ``near_duplicate`` the notes name a chunk, in the window or archived, whose
         pictures have at least this cosine with these (docs/search.md). Raises WindowFull for a chunk larger
         than the window, IncompatibleChunk for one of another backbone, and the errors of `Backbone.chunk`.
         """
@@ -117,7 +117,8 @@ class KameraWindow(Planned):
 
         def look(state: WindowState, tally: Tally) -> None:
             if near_duplicate is not None:
-                note_duplicate(self._stage.former, state.residents[-1].facts, near_duplicate, tally)
+                last = state.residents[-1]
+                note_duplicate(self._stage.former, state.residents, last.facts, near_duplicate, tally)
 
         return self._perform_on_slot("append", lambda asking, _: asking.append(content, archive), look)
 
