@@ -81,19 +81,23 @@ def main() -> None:
     )
 
     before: list[int] = []
-    spent = prefix = 0
+    prefilled = ran = prefix = 0
     print("step  prompt    kept  turned  patched  prefilled  prefix cache")
     for step, history in enumerate(trajectory(args.steps)):
         turn = session.send(history, max_new_tokens=4, do_sample=False)
         ids = session.prompt_ids.tolist()
         shared = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(before, ids, strict=False)))
         before, report = ids, turn.report
-        spent, prefix = spent + report.tokens_recomputed, prefix + len(ids) - shared
+        prefilled, prefix = prefilled + report.prefilled, prefix + len(ids) - shared
+        ran += report.tokens_recomputed  # those of formed patches too, without the question's
         print(
             f"{step:>4} {len(ids):>7} {report.kept:>7} {report.turned:>7} {report.patched:>8} "
             f"{report.prefilled:>10} {len(ids) - shared:>13}  {report.guarantee}"
         )
-    print(f"tokens run through the model for {args.steps} prompts: Kamera {spent}, a prefix cache {prefix}")
+    print(
+        f"tokens prefilled for {args.steps} prompts ({ran} run before the answers, to form patches too): "
+        f"Kamera {prefilled}, a prefix cache {prefix}"
+    )
 
     pinned = session.apply(Pin(1, 2))  # the file that every step returns to
     print(f"pinned: {len(pinned.chunks)} chunks, {pinned.objects} objects")

@@ -51,7 +51,7 @@ def main() -> None:
 
     messages = [{"role": "system", "content": "You use a computer."}]
     before: list[int] = []
-    spent = prefix = 0
+    prefilled = ran = prefix = 0
     print("step  prompt    kept  turned  patched  prefilled  prefix cache")
     for step, picture in enumerate(screenshots(args.steps)):
         content = [{"type": "text", "text": f"step {step}"}, {"type": "image", "image": picture}]
@@ -61,12 +61,16 @@ def main() -> None:
         ids = session.prompt_ids.tolist()
         shared = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(before, ids, strict=False)))
         before, report = ids, turn.report
-        spent, prefix = spent + report.tokens_recomputed, prefix + len(ids) - shared
+        prefilled, prefix = prefilled + report.prefilled, prefix + len(ids) - shared
+        ran += report.tokens_recomputed  # those of formed patches too, without the question's
         print(
             f"{step:>4} {len(ids):>7} {report.kept:>7} {report.turned:>7} {report.patched:>8} "
             f"{report.prefilled:>10} {len(ids) - shared:>13}  {report.guarantee}"
         )
-    print(f"tokens run through the model for {args.steps} prompts: Kamera {spent}, a prefix cache {prefix}")
+    print(
+        f"tokens prefilled for {args.steps} prompts ({ran} run before the answers, to form patches too): "
+        f"Kamera {prefilled}, a prefix cache {prefix}"
+    )
 
 
 if __name__ == "__main__":

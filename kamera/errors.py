@@ -3,6 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
+
+QUOTED = 80
+"""Characters of a value in a message, at most."""
+
+_LINE = 200  # of another library's message
+
+
+def quote(value: Any) -> str:
+    """A value as a message shows it: its repr on one line, at most `QUOTED` characters of it.
+
+    A prompt, a picture or a list of ids would bury the remedy and fill a log.
+    """
+    # a repr is as long as its value: of a long one only the beginning is made
+    shown = value[:QUOTED] if isinstance(value, str | bytes | bytearray | list | tuple) else value
+    try:
+        text = " ".join(repr(shown).split())
+    except Exception:
+        text = f"<{type(value).__name__}>"
+    cut = len(text) > QUOTED or (shown is not value and len(shown) < len(value))
+    return f"{text[: QUOTED - 1]}…" if cut else text
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of another library's message; that of the operating system without the path."""
+    told = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+    line = told.strip().partition("\n")[0] or type(error).__name__
+    return line if len(line) <= _LINE else f"{line[: _LINE - 1]}…"
 
 
 class KameraError(Exception):
@@ -27,6 +55,10 @@ class NonFiniteKV(KameraError, ValueError):
 
 class ComputationChanged(KameraError):
     """The model's computation differs from that of its Backbone's construction, or of stored objects."""
+
+
+class AuditFailed(KameraError):
+    """An audit found wrong KV in this context, and a chunk of the window cannot be prefilled again."""
 
 
 class UnknownChunk(KameraError, KeyError):

@@ -34,7 +34,7 @@ def walk(folder: Path) -> dict[str, Any]:
     backbone = Backbone(*testbed.load())
     frames = testbed.World(0).episode(3, layout="LRLIL").frames
     with ChunkStore.open(folder) as store:
-        policy = ReusePolicy(certified=False)
+        policy = ReusePolicy(certified=False, forms="always")
         window = KameraWindow(backbone, store, testbed.SYSTEM, policy=policy)
         first, *_ = [window.append(frame.content).slot.chunk_id for frame in frames]
         steps: dict[str, Callable[[], object]] = {

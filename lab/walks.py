@@ -82,7 +82,9 @@ def walks(backbone: Backbone, folder: Path, episode: int) -> Iterator[Walk]:
     frames = testbed.World(0).episode(episode, layout=LAYOUT).frames
     *standing, new = [backbone.chunk(frame.content) for frame in frames]
     with ChunkStore.open(folder) as store:
-        window = KameraWindow(backbone, store, testbed.SYSTEM, policy=ReusePolicy(certified=False))
+        window = KameraWindow(
+            backbone, store, testbed.SYSTEM, policy=ReusePolicy(certified=False, forms="always")
+        )
         for chunk in standing:
             window.append(chunk)
         yield walk("append, new", lambda: window.append(new))

@@ -1,4 +1,7 @@
-"""Settings every test runs under: offline, one thread, deterministic examples, no certificates asked for."""
+"""Settings every test runs under: offline, one thread, deterministic examples, no certificates asked for.
+
+``KAMERA_TEST_THREADS`` gives torch more threads (`tests.machines`).
+"""
 
 from __future__ import annotations
 
@@ -12,13 +15,15 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ["KAMERA_CERTIFIED"] = "0"
 # Threads change the order of sums, and a test never needs more than one; nor do the processes it starts:
 # threads that share a busy core wait for each other, many times as long as they work.
-os.environ["OMP_NUM_THREADS"] = "1"
+os.environ["OMP_NUM_THREADS"] = os.environ.get("KAMERA_TEST_THREADS", "1")
 
 import torch
 from hypothesis import HealthCheck, settings
 from torch import library as operators
 
-torch.set_num_threads(1)
+torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
+
+pytest_plugins = ["tests.costs"]
 
 settings.register_profile(
     "kamera",

@@ -1,54 +1,85 @@
-"""The served KV compared with the true KV directly: without a question, and without the operator."""
+"""The KV that windows show compared with the true KV: per chunk, layer and channel, without a question.
+
+Two comparisons, of copies read back from the live cache, as the serving kernels wrote them:
+
+* *as said*: R(δ)(canonical + patch) by the slow reference, from the store's objects and a re-prefill's
+  positions. Only the last rounding may differ (`precision`), in every layer and every dtype.
+* *as true*: the KV of a re-prefill. A patch keeps a part of the deficit Δ; as much of it must be served as
+  the best patch within the budget keeps, less `SLACK`, and at its scale: ⟨served, Δ⟩ is ‖served‖² for factors
+  of least error, whatever their rank, since what they leave out is orthogonal to them.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
 
 import torch
 
 from kamera.content import Encoded
-from kamera.engines import Engine, Span
-from kamera.ops import KV, Patch, uniform_offset
-from kamera.window import KameraWindow
+from kamera.ops import KV, Layout, Patch, PatchBudget, apply_patch, deficit, floats, kv_map, relocate_kv
+from kamera.ops import uniform_offset as offset_between
+from kamera.window import KameraWindow, Shown
 
-NOTHING = 1e-6
-"""Energy of a deficit, as a share of the KV's own, that counts as rounding."""
+SLACK = 0.02
+"""Share of what a patch keeps that may be lost, and by which its scale may be off: a patch of 0.97 fails."""
+
+CODED = 0.05
+"""Share by which the scale of factors in few bits may be off: what 4 bits with a scale per column cost."""
+
+SPARE = 2.0
+"""Times the worth (energy by length) of the weakest direction kept that one left out may have."""
+
+HALF = 0.5
+"""Least share of a channel's deficit that is restored over all layers. A patch within its bytes may leave out
+a layer; one that leaves out most of a channel has no budget for this model, or is formed wrongly."""
+
+
+def precision(dtype: torch.dtype) -> float:
+    """Relative error that the last rounding to ``dtype`` explains, where all else was done in float32."""
+    return max(1e-5, torch.finfo(dtype).eps / 8)
+
+
+def _rounding(dtype: torch.dtype) -> float:
+    """Share of a KV's energy that counts as rounding between the model's own turn of a key and ours."""
+    return max(1e-4, torch.finfo(dtype).eps / 2) ** 2
 
 
 @dataclass(frozen=True, eq=False)
 class Place:
     """A chunk at its place in a window.
 
-    It is at ``positions`` ``[axes, tokens]``, ``offset`` (per axis) from the position of its ``canonical``,
-    behind ``antecedents``; the first chunk has no ``patch``.
+    It stands ``offset`` (per axis) from the position of its ``canonical``, behind ``antecedents``; the first
+    chunk has no ``patch``.
     """
 
     chunk_id: str
     encoded: Encoded
-    positions: torch.Tensor
     canonical: KV
     offset: tuple[int, ...]
     antecedents: tuple[str, ...]
     patch: Patch | None
 
 
-def places(window: KameraWindow) -> list[Place]:
-    """Places of the chunks of a window whose chunks were all served out of its store."""
-    found, every = [], window.position_ids
+def places(window: KameraWindow, positions: torch.Tensor) -> list[Place]:
+    """Places of the chunks of a window that were all served out of its store.
+
+    ``positions`` ``[axes, tokens]`` are those of the same chunks in a window that prefilled them.
+    """
+    found = []
     for slot in window.slots:
         record = window.store.get_canonical(window.context, slot.chunk_id)
         assert record is not None, "a window served it out of this store"
         seen = window.store.get_encoding(record.vision, slot.chunk_id) if record.vision else None
-        positions = every[:, slot.start : slot.start + slot.length]
-        offset = uniform_offset(record.positions, positions)
+        offset = offset_between(record.positions, positions[:, slot.start : slot.start + slot.length])
         assert offset is not None, "a window served it at this place"
         held = window.store.get_patch(window.context, slot.chunk_id, slot.antecedents)
         found.append(
             Place(
                 slot.chunk_id,
                 Encoded(record.input_ids, dict(record.inputs), dict(seen.embeds) if seen else {}),
-                positions,
                 window.backbone.place(record.kv),
                 offset,
                 slot.antecedents,
@@ -58,27 +89,208 @@ def places(window: KameraWindow) -> list[Place]:
     return found
 
 
-def alone(backbone: Engine, anchor: KV, place: Place) -> KV:
-    """The chunk prefilled behind the anchor alone, at its place: the KV blind reuse should show there."""
-    behind = backbone.live()
-    behind.show([Span(anchor, None, (0,) * backbone.axes)], room=place.positions.shape[1])
-    return backbone.prefill(place.encoded, place.positions, behind)
+@dataclass(frozen=True)
+class Compared:
+    """What KV was found to be.
 
-
-def closed(served: Sequence[KV], true: Sequence[KV], blind: Sequence[KV]) -> dict[str, float]:
-    """By channel, the share of blind reuse's deficit that the served KV closes, over all chunks.
-
-    1 is all of it, 0 none; KV that is further off than blind reuse is below 0. A channel without a deficit
-    counts as closed if nothing was added to it.
+    ``closed`` is, by channel and layer, the least share over chunks of what the best patch of its size
+    restores that is served: 1 for a sound build. ``flaw`` says what is wrong, ``lack`` what a patch of this
+    size does not hold, in one line each; empty if nothing is.
     """
-    energy: dict[str, list[float]] = {}
-    for got, want, without in zip(served, true, blind, strict=True):
-        for ours, theirs, bare in zip(got, want, without, strict=True):
-            for name, target in theirs.items():
-                sums = energy.setdefault(name, [0.0, 0.0, 0.0])
-                for i, x in enumerate((ours[name], bare[name], torch.zeros_like(target))):
-                    sums[i] += float((x.double() - target.double()).square().sum())
-    return {
-        name: 1.0 - off / max(lacking, NOTHING * whole, 1e-30)
-        for name, (off, lacking, whole) in energy.items()
-    }
+
+    closed: dict[str, list[float]] = field(default_factory=dict)
+    flaw: str = ""
+    lack: str = ""
+
+    def __and__(self, other: Compared) -> Compared:
+        """Both, of one layout: the lesser shares, and the first flaw."""
+        closed = {
+            name: [min(pair) for pair in zip(shares, other.closed.get(name, shares), strict=True)]
+            for name, shares in (other.closed | self.closed).items()
+        }
+        return Compared(closed, self.flaw or other.flaw, self.lack or other.lack)
+
+
+@dataclass(frozen=True)
+class _Kept:
+    """Energies of a chunk's channel in one layer: of its KV, its deficit, and what a patch leaves of that.
+
+    ``gap`` is the distance of the best patch's scale from 1, as an energy: that of its codes. ``omitted``:
+    the patch leaves the channel out, although a direction of it is worth more than one kept elsewhere.
+    """
+
+    whole: float
+    lacking: float
+    left: float
+    gap: float
+    omitted: bool = False
+
+
+@dataclass(frozen=True, eq=False)
+class Truth:
+    """The chunks of a window, their ``true`` KV (a re-prefill's), and what a patch within ``budget`` keeps.
+
+    The first chunk leads and has no deficit.
+    """
+
+    places: Sequence[Place]
+    true: Sequence[KV]
+    layout: Layout
+    budget: PatchBudget
+
+    def compare(self, served: Sequence[KV], *, said: bool = True) -> Compared:
+        """Served KV of the same chunks; ``said`` asks whether it is what their stored patches say, too."""
+        flaw = next(self._unlike_said(served), "") if said else ""
+        closed: dict[str, list[float]] = {}
+        sums: dict[str, list[float]] = {}
+        for n, (kv, place) in enumerate(zip(served, self.places, strict=True)):
+            ours = deficit(kv, place.canonical, self.layout, place.offset)
+            for i, spec in enumerate(self.layout):
+                for c in spec.channels:
+                    lacking, got = self._deficits[n][i][c.name], ours[i][c.name]
+                    kept = self._kept[n][i, c.name]
+                    off, rounding = _energy(lacking - got), _rounding(kv[i][c.name].dtype) * kept.whole
+                    share = _share(kept, off, rounding)
+                    shares = closed.setdefault(c.name, [1.0] * len(self.layout))
+                    shares[i] = min(shares[i], share)
+                    sums.setdefault(c.name, [0.0, 0.0])
+                    sums[c.name][0] += off
+                    sums[c.name][1] += max(kept.lacking, rounding)
+                    why = _wrong(kept, off, _energy(got), _inner(got, lacking), rounding)
+                    flaw = flaw or (f"in layer {i} channel {c.name} of chunk {n + 1} {why}" if why else "")
+        lacks = [f"{1 - off / all_:.2f} in {name}" for name, (off, all_) in sums.items() if off > HALF * all_]
+        lack = f"of what blind reuse lacks, the served KV has {', '.join(lacks)}" if lacks else ""
+        return Compared(closed, flaw, lack)
+
+    @cached_property
+    def _deficits(self) -> list[tuple[Mapping[str, torch.Tensor], ...]]:
+        return [
+            deficit(kv, place.canonical, self.layout, place.offset)
+            for kv, place in zip(self.true, self.places, strict=True)
+        ]
+
+    @cached_property
+    def _kept(self) -> list[dict[tuple[int, str], _Kept]]:
+        """What the best patch of each chunk keeps, formed again from a re-prefill; the first has none."""
+        found = []
+        for n, (deltas, place) in enumerate(zip(self._deficits, self.places, strict=True)):
+            patch = self.budget.form(deltas, self.layout, place.canonical).formed.patch if n else None
+            worth = math.inf if patch is None else _least_worth(patch)
+            kept = {}
+            for i, layer in enumerate(deltas):
+                for name, delta in layer.items():
+                    whole, lacking = _energy(self.true[n][i][name]), _energy(delta)
+                    factors = patch.layers[i].get(name) if patch is not None else None
+                    if factors is None:
+                        # its strongest direction has at least the mean energy of all
+                        each = lacking / min(delta.shape) / sum(delta.shape)
+                        kept[i, name] = _Kept(whole, lacking, lacking, 0.0, each > SPARE * worth)
+                        continue
+                    best = factors.dense().to(delta)
+                    gap = min(abs(_inner(best, delta - best)), CODED * _energy(best))
+                    kept[i, name] = _Kept(whole, lacking, _energy(delta - best), gap)
+            found.append(kept)
+        return found
+
+    @cached_property
+    def _said(self) -> list[KV]:
+        """What the store's objects say of each chunk, rounded once."""
+        return [
+            _rounded_as(apply_patch(_wide(p.canonical), p.patch, self.layout, p.offset), p.canonical)
+            for p in self.places
+        ]
+
+    def _unlike_said(self, served: Sequence[KV]) -> Iterator[str]:
+        for n, (ours, want) in enumerate(zip(served, self._said, strict=True)):
+            for where, off, most in errors(ours, want):
+                if not off <= most:
+                    yield (
+                        f"in {where} of chunk {n + 1} the kernels do not serve what canonical and patch say: "
+                        f"off by {off:.1e}, over {most:.0e}"
+                    )
+
+
+def moved_as_said(
+    before: Sequence[Shown], after: Sequence[Shown], kept: Sequence[int], layout: Layout
+) -> str:
+    """What is wrong with spans that stayed in a window while others left, "" if nothing is.
+
+    ``kept`` are the indices in ``before`` of those in ``after``. Each must be the KV it was, turned by the
+    difference of its positions.
+    """
+    for span, index in zip(after, kept, strict=True):
+        was = before[index]
+        offset = offset_between(was.positions, span.positions)
+        if offset is None:
+            return f"span {index} was torn apart by a move"
+        want = _rounded_as(relocate_kv(_wide(was.kv), layout, offset), was.kv)
+        for where, off, most in errors(span.kv, want):
+            if not off <= 8 * most:  # the first copy was rounded, too
+                return f"in {where} of span {index} a move is off by {off:.1e}, over {8 * most:.0e}"
+    return ""
+
+
+def errors(ours: KV, want: KV) -> Iterator[tuple[str, float, float]]:
+    """Where, the relative error there, and what rounding explains, of every layer and channel."""
+    for i, layer in enumerate(want):
+        for name, target in layer.items():
+            norm = max(float(target.double().norm()), 1e-30)
+            off = float((ours[i][name].double() - target.double()).norm()) / norm
+            yield f"layer {i} channel {name}", off, precision(ours[i][name].dtype)
+
+
+def _least_worth(patch: Patch) -> float:
+    """The energy of the weakest direction that a patch keeps, by the length of its factors."""
+    return min(
+        (
+            float(
+                floats(f.left)[:, -1].double().square().sum() * floats(f.right)[:, -1].double().square().sum()
+            )
+            / (f.left.shape[0] + f.right.shape[0])
+            for layer in patch.layers
+            for f in layer.values()
+        ),
+        default=0.0,
+    )
+
+
+def _share(kept: _Kept, off: float, rounding: float) -> float:
+    """What is restored, as a share of what the best patch restores; 1 where that is rounding."""
+    best = kept.lacking - kept.left
+    return (
+        1.0 if best <= rounding and off <= kept.left + rounding else (kept.lacking - off) / max(best, 1e-30)
+    )
+
+
+def _wrong(kept: _Kept, off: float, served: float, met: float, rounding: float) -> str:
+    """What is wrong with a deficit of energy ``served``; ``met`` is its inner product with the true one."""
+    best = kept.lacking - kept.left
+    if kept.omitted and kept.lacking > rounding:
+        return "the patch leaves out a deficit that is worth more than what it keeps elsewhere"
+    if not off <= kept.left + SLACK * max(best, 0.0) + rounding:
+        lacking = max(kept.lacking, 1e-30)
+        return (
+            f"the served KV restores {1 - off / lacking:.2f} of the deficit, a patch of its size "
+            f"{1 - kept.left / lacking:.2f}"
+        )
+    if not abs(met - served) <= SLACK * served + kept.gap + rounding:
+        return f"the deficit is served at {served / met if met else 0.0:.2f} of its scale"
+    return ""
+
+
+def _energy(x: torch.Tensor) -> float:
+    return float(torch.linalg.vector_norm(x, dtype=torch.float64)) ** 2
+
+
+def _inner(x: torch.Tensor, y: torch.Tensor) -> float:
+    return float((x.double() * y.double()).sum())
+
+
+def _wide(kv: KV) -> KV:
+    return kv_map(kv, torch.Tensor.double)
+
+
+def _rounded_as(kv: KV, like: KV) -> KV:
+    return tuple(
+        {n: t.to(own[n].dtype) for n, t in layer.items()} for layer, own in zip(kv, like, strict=True)
+    )

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from datetime import datetime, timezone
 
+from kamera.certify.kv import Compared
 from kamera.certify.probe import PROBES, TRIALS, ProbeScene, digest_of
-from kamera.certify.sabotage import OF_PATCHES, SABOTAGES, SHOWN_BY_KV
+from kamera.certify.sabotage import OF_PHASE, sabotages
 from kamera.certify.trials import DIVERGENCE, Trials
-from kamera.certify.verdict import Outcome, judge, unseen
-from kamera.engines.hf import Backbone, prove_patch, prove_relocation
+from kamera.certify.verdict import Outcome, judge, overruled, unseen
+from kamera.engines.hf import Backbone, prove_moves, prove_patch, prove_relocation
 from kamera.window import Certificate, Finding, Guarantee, ReusePolicy, grounds_of, library_versions
 
 ITEMS = 120
@@ -54,10 +54,12 @@ def run_probe(
 ) -> Iterator[tuple[int, int] | Certificate]:
     """Ask ``items`` questions about each guarantee; yields (asked, wanted), and last the certificate.
 
-    Those about patched KV are always asked, and of each sabotaged build too. ``rank`` and ``patch_bytes``
-    bound the patches, and are those of the policies the certificate will serve; ``guarantees`` are those to
-    ask about, ``model`` is a name for people (default: the class's). Raises ValueError for an unknown probe
-    or guarantee, ModalityNotSupported or ProcessorRequired for a backbone that cannot be shown a picture.
+    Those about patched KV are always asked, and of each sabotaged build too: in the first scene, and on if
+    the KV alone does not tell it from a sound one. A flaw of the operator, or of the KV that windows show,
+    ends the probe with the first scene: no answer can make up for it. ``rank`` and ``patch_bytes`` bound the
+    patches, and are those of the policies the certificate will serve; ``guarantees`` are those to ask about,
+    ``model`` is a name for people (default: the class's). Raises ValueError for an unknown probe or
+    guarantee, ModalityNotSupported or ProcessorRequired for a backbone that cannot be shown a picture.
     """
     if unknown := [g for g in guarantees if g not in TRIALS]:
         raise ValueError(f"guarantee {unknown[0]!r} is none of {', '.join(TRIALS)}")
@@ -66,15 +68,17 @@ def run_probe(
     if items < 1:
         raise ValueError(f"items {items} must be at least 1")
     # uncertified: the probe has to serve it before a certificate exists
-    policy = ReusePolicy(rank=rank, patch_bytes=patch_bytes, certified=False)
-    tally = _Tally(items, tuple(g for g in TRIALS if g == "patched" or g in guarantees))
+    policy = ReusePolicy(rank=rank, patch_bytes=patch_bytes, certified=False, forms="always")
+    faults = tuple(sabotages(backbone.axes))
+    tally = _Tally(items, tuple(g for g in TRIALS if g == "patched" or g in guarantees), faults)
+    tally.flaw = _flaw(backbone)
     for scene in PROBES[probe]():
         tally.shown.append(scene)
         yield from tally.add(Trials(backbone, scene, policy))
         if tally.done:
             break
     grounds = grounds_of(backbone, policy.budget)
-    findings, sabotages = tally.judged()
+    findings, wrong = tally.judged()
     yield Certificate(
         fingerprint=grounds.fingerprint,
         model=model or type(backbone.model).__name__,
@@ -87,73 +91,88 @@ def run_probe(
         probe=probe,
         probe_digest=digest_of(probe, tally.shown),
         divergence=DIVERGENCE,
-        findings=_overruled(findings, _flaw(backbone)),
-        sabotages=sabotages,
+        antecedents=len(TRIALS["composed"][1]) - 1,
+        findings=findings,
+        sabotages=wrong,
         created=datetime.now(timezone.utc).isoformat(timespec="seconds"),
     )
 
 
-def _flaw(backbone: Backbone) -> str | None:
-    """The operator's own error on this model, in one line; None if its proofs hold."""
-    proofs = {"relocation": prove_relocation(backbone), "a full-rank patch": prove_patch(backbone)}
+def _flaw(backbone: Backbone) -> str:
+    """The operator's own error on this model, in one line; "" if its proofs hold."""
+    proofs = {
+        "relocation": prove_relocation(backbone),
+        "a full-rank patch": prove_patch(backbone),
+        "a move in the live cache": prove_moves(backbone),
+    }
     for claim, proof in proofs.items():
         if not proof.holds:
             return (
                 f"{claim} is off by {proof.error:.1e} at {proof.worst}, over the tolerance of "
                 f"{proof.tolerance:.0e}: the operator itself is wrong here"
             )
-    return None
-
-
-def _overruled(findings: dict[Guarantee, Finding], flaw: str | None) -> dict[Guarantee, Finding]:
-    """The findings under a flaw of the operator: every verdict is "unsafe" then, for any answers."""
-    if flaw is None:
-        return findings
-    return {g: replace(finding, verdict="unsafe", reason=flaw) for g, finding in findings.items()}
+    return ""
 
 
 class _Tally:
-    """The questions asked so far: at most ``items`` of each guarantee."""
+    """The questions asked so far: at most ``items`` of each guarantee, and of each of ``faults``."""
 
-    def __init__(self, items: int, guarantees: Sequence[Guarantee]) -> None:
+    def __init__(self, items: int, guarantees: Sequence[Guarantee], faults: Sequence[str]) -> None:
         self.items = items
+        self.flaw = ""
         self.shown: list[ProbeScene] = []
         self.outcomes: dict[Guarantee, list[Outcome]] = {g: [] for g in guarantees}
         self.chances: dict[Guarantee, list[float]] = {g: [] for g in guarantees}
-        self.sabotaged: dict[str, list[Outcome]] = {name: [] for name in SABOTAGES}
-        self.closed: dict[str, dict[str, float]] = {}
+        self.compared: dict[Guarantee, Compared] = {}
+        self.sabotaged: dict[str, list[Outcome]] = {name: [] for name in faults}
+        self.sabotaged_kv: dict[str, Compared] = {}
 
     @property
     def done(self) -> bool:
-        return all(len(outcomes) == self.items for outcomes in self.outcomes.values())
+        return bool(self.flaw) or all(len(found) == self.items for found in self.outcomes.values())
 
     def add(self, trials: Trials) -> Iterator[tuple[int, int]]:
-        """Ask a scene's questions, up to the number still wanted."""
+        """Compare a scene's KV, and ask its questions, up to the number still wanted."""
+        self._compare(trials)
         for guarantee, outcomes in self.outcomes.items():
             wanted = trials.scene.asked[guarantee][: self.items - len(outcomes)]
             if not wanted:
                 continue
             outcomes += trials.ask(guarantee, wanted)
             self.chances[guarantee] += [1.0 / len(query.options) for query in wanted]
-            if guarantee == "patched":
-                for name, answered in trials.ask_sabotaged(wanted):
+            if guarantee == "patched" and not self.flaw:
+                for name, answered in trials.ask_sabotaged(wanted, self._untold()):
                     self.sabotaged[name] += answered
-                self.closed = self.closed or trials.closed()
             yield sum(map(len, self.outcomes.values())), self.items * len(self.outcomes)
 
     def judged(self) -> tuple[dict[Guarantee, Finding], dict[str, Finding]]:
         """The findings by guarantee, and by sabotage."""
         chance = {guarantee: sum(found) / len(found) for guarantee, found in self.chances.items()}
-        sabotages = {
-            name: judge(
-                outcomes, chance["patched"], self.closed[name] if name in SHOWN_BY_KV else None, f"({name})"
-            )
+        wrong = {
+            name: judge(outcomes, chance["patched"], self.sabotaged_kv[name], f"({name})")
             for name, outcomes in self.sabotaged.items()
+            if outcomes
         }
-        passed = [name for name, finding in sabotages.items() if finding.verdict == "safe"]
         findings = {}
         for guarantee, outcomes in self.outcomes.items():
-            closed = self.closed[""] if guarantee == "patched" else None
-            bears = [name for name in passed if guarantee != "survivor" or name not in OF_PATCHES]
-            findings[guarantee] = unseen(judge(outcomes, chance[guarantee], closed, guarantee), bears)
-        return findings, sabotages
+            found = judge(outcomes, chance[guarantee], self.compared.get(guarantee), guarantee)
+            bears = {n: f for n, f in wrong.items() if guarantee != "survivor" or n in OF_PHASE}
+            findings[guarantee] = overruled(unseen(found, bears), self.flaw)
+        return findings, wrong
+
+    def _untold(self) -> list[str]:
+        """The faults to ask about: each in the first scene, then those alone that the KV does not show."""
+        return [name for name, kv in self.sabotaged_kv.items() if not (kv.flaw and self.sabotaged[name])]
+
+    def _compare(self, trials: Trials) -> None:
+        first = not self.compared
+        found = {"patched": trials.compared()}
+        if first:
+            self.sabotaged_kv = trials.compared_sabotaged()
+            found["patched"] &= trials.compared_after_moves()
+        if "survivor" in self.outcomes:
+            found["survivor"] = trials.compared_survivors()
+        for guarantee, compared in found.items():
+            self.compared[guarantee] = compared if first else self.compared[guarantee] & compared
+        # every guarantee is served by what serves patched KV
+        self.flaw = self.flaw or self.compared["patched"].flaw

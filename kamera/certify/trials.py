@@ -9,13 +9,14 @@ from functools import cached_property
 import torch
 
 from kamera.certify.answers import Asked, Instead, Window, answers
-from kamera.certify.kv import Place, alone, closed, places
+from kamera.certify.kv import Compared, Place, Truth, moved_as_said, places
 from kamera.certify.metrics import kl
 from kamera.certify.probe import TRIALS, Order, ProbeScene, Query
-from kamera.certify.sabotage import SABOTAGES, Material
+from kamera.certify.sabotage import OF_PHASE, Material, sabotages
 from kamera.certify.verdict import Outcome
 from kamera.engines.hf import Backbone
 from kamera.ops import KV, Patch
+from kamera.patches import COMPOSABLE
 from kamera.store import ChunkStore
 from kamera.window import Guarantee, KameraWindow, ReusePolicy
 
@@ -49,22 +50,53 @@ class Trials:
             self._said(Window(window), queries),
         )
 
-    def ask_sabotaged(self, queries: Sequence[Query]) -> Iterator[tuple[str, list[Outcome]]]:
-        """Ask the questions about patched KV of the KV that each sabotaged build would serve instead."""
+    def ask_sabotaged(
+        self, queries: Sequence[Query], names: Sequence[str]
+    ) -> Iterator[tuple[str, list[Outcome]]]:
+        """Ask the questions about patched KV of the KV that these sabotaged builds would serve instead."""
+        if not names:
+            return
         prefilled = self._said(Window(self._exact), queries)
         blind = self._said(Window(_blind(self._patched)), queries)
-        for name, spans in self._sabotaged.items():
-            served = Instead(self._patched, [place.encoded for place in self._places], spans)
+        for name in names:
+            spans, chunks = self._sabotaged[name], [place.encoded for place in self._places]
+            served = Instead(self._patched, chunks, spans)
             yield name, _outcomes(queries, prefilled, blind, self._said(served, queries))
 
-    def closed(self) -> dict[str, dict[str, float]]:
-        """`kv.closed` of patched KV ("") and of the KV that each sabotaged build would serve instead."""
-        anchor = self._patched.anchor.kv
-        bare = [alone(self.backbone, anchor, place) for place in self._places]
-        true, product = (
-            [window.kv(i) for i in range(len(window))] for window in (self._exact, self._patched)
-        )
-        return {name: closed(kv, true, bare) for name, kv in {"": product, **self._sabotaged}.items()}
+    # -- the KV itself -------------------------------------------------------------------------
+
+    def compared(self) -> Compared:
+        """Patched KV as the window shows it."""
+        return self._truth.compare(_shown(self._patched))
+
+    def compared_after_moves(self) -> Compared:
+        """Patched KV that came back: recalled, and behind chunks that changed places and back."""
+        last = len(self._patched) - 1
+        window = self._patched.fork()
+        chunk_id = window[last].chunk_id
+        window.evict(last)
+        window.recall(chunk_id)
+        found = self._truth.compare(_shown(window))
+        turned = [1, 0, *range(2, last + 1)]
+        window.reorder(turned)
+        window.reorder(turned)
+        return found & self._truth.compare(_shown(window))
+
+    def compared_survivors(self) -> Compared:
+        """Patched KV that stayed while the first chunk left, or the second: as it was, moved."""
+        before = self._patched.shown()
+        flaw = ""
+        for gone in (0, 1):
+            window = self._patched.fork()
+            window.evict(gone)
+            kept = [i for i in range(len(before)) if i != gone + 1]
+            flaw = flaw or moved_as_said(before, window.shown(), kept, self.backbone.layout)
+        return Compared(flaw=flaw)
+
+    def compared_sabotaged(self) -> dict[str, Compared]:
+        """The KV that each sabotaged build would show. Faults of a patch are looked for in the patch's effect
+        alone: a build may take a wrong patch for the stored one."""
+        return {name: self._truth.compare(kv, said=name in OF_PHASE) for name, kv in self._sabotaged.items()}
 
     # -- windows -------------------------------------------------------------------------------
 
@@ -76,12 +108,13 @@ class Trials:
             window = self._patched.fork()
             window.slide()
         elif guarantee == "near":
-            assert self._stale  # forms the patches behind the other antecedents
+            assert self.stale  # forms the patches behind the other antecedents
             near = replace(self.policy, minimum="near", max_divergence=DIVERGENCE)
             window = self._window(self.elsewhere, after, near)
         else:
             # of any doubt: windows refuse the doubtful ones, so what they serve is no worse
-            window = self._window(self.store, before, replace(self.policy, minimum=guarantee, max_doubt=1.0))
+            served = replace(self.policy, minimum=guarantee, max_doubt=1.0, composed_up_to=max(COMPOSABLE))
+            window = self._window(self.store, before, served)
             form = window.form_orbit if guarantee == "orbit" else window.form_pairs
             form(len(before) - 1)
             window.reorder([before.index(i) for i in after])
@@ -112,10 +145,15 @@ class Trials:
 
     @cached_property
     def _places(self) -> list[Place]:
-        return places(self._patched)
+        return places(self._patched, self._exact.position_ids)
 
     @cached_property
-    def _stale(self) -> dict[str, Patch]:
+    def _truth(self) -> Truth:
+        true = _shown(self._exact)
+        return Truth(self._places, true, self.backbone.layout, self.policy.budget)
+
+    @cached_property
+    def stale(self) -> dict[str, Patch]:
         """The chunks' patches formed behind another first chunk, by chunk."""
         other = self._window(self.elsewhere, TRIALS["near"][0])
         found = {}
@@ -128,18 +166,24 @@ class Trials:
     @cached_property
     def _sabotaged(self) -> dict[str, list[KV]]:
         """The KV that each sabotaged build would show for the chunks of the patched window."""
-        shown: dict[str, list[KV]] = {name: [self._places[0].canonical] for name in SABOTAGES}
+        faults = sabotages(self.backbone.axes)
+        shown: dict[str, list[KV]] = {name: [self._places[0].canonical] for name in faults}
         patched = [(place, place.patch) for place in self._places if place.patch is not None]
         for n, (place, patch) in enumerate(patched):
             another = patched[n - 1][1]
-            layout, stale = self.backbone.layout, self._stale[place.chunk_id]
+            layout, stale = self.backbone.layout, self.stale[place.chunk_id]
             of = Material(place.canonical, patch, layout, place.offset, another, stale, seed=n)
-            for name, serve in SABOTAGES.items():
-                shown[name].append(serve(of))
+            for name, fault in faults.items():
+                shown[name].append(fault(of).served())
         return shown
 
     def _said(self, asked: Asked, queries: Sequence[Query]) -> Said:
         return list(answers(asked, queries, self.backbone))
+
+
+def _shown(window: KameraWindow) -> list[KV]:
+    """The KV of every chunk, read back from the window's live cache."""
+    return [window.kv(i) for i in range(len(window))]
 
 
 def _blind(window: KameraWindow) -> KameraWindow:

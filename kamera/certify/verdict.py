@@ -1,5 +1,8 @@
 """The rules from a probe's answers to a finding, each with its constant and the reason for that.
 
+* The KV itself comes first (`kamera.certify.kv`): where it is not what it should be, in any layer and
+  channel, it is "unsafe" however it answers, for a model may answer right without it.
+* Too few questions to know are said to be: "cannot tell", with the number asked (`FEWEST`).
 * Re-prefill must answer well (`SKILL`), or no loss against it can be seen: "cannot tell".
 * Served KV must not answer worse than re-prefill by more than `MARGIN`: "unsafe" when it does, and
   "cannot tell" while there are too few questions to know.
@@ -8,8 +11,8 @@
   a patch does anything: one of zeros would pass. Then it must close the gap in the distribution of the next
   token (`ETA`). If even that is not seen the probe does not reach the model's binding: "cannot tell". It
   is not called safe, as other questions may bind where these did not.
-* Patched KV must restore a part of the deficit in every channel (`CLOSED`).
-* A faulty build must not come out safe by these rules, or the probe is blind to its fault and cannot tell
+* Patched KV must restore most of the deficit in every channel (`kv.HALF`).
+* Every faulty build must come out unsafe by these rules, or the probe is blind to its fault and cannot tell
   (`unseen`).
 
 Each rule errs on the side of not serving: the whole interval must be on the right side.
@@ -18,9 +21,10 @@ Each rule errs on the side of not serving: the whole interval must be on the rig
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from kamera.certify.kv import Compared
 from kamera.certify.metrics import eta_interval
 from kamera.window import Estimate, Finding, Verdict
 
@@ -42,9 +46,8 @@ ETA = 0.5
 
 _Z = 1.959964  # two-sided 95 %
 
-CLOSED = 0.1
-"""Least share of a channel's deficit that a patch must restore in the KV itself. A sound one restores most of
-it, one that leaves the channel out nothing; answers show that only if the model binds in this channel."""
+FEWEST = math.ceil(_Z / MARGIN) - 2
+"""Questions that can show a loss to be below `MARGIN`: as many, and none of them lost."""
 
 
 @dataclass(frozen=True)
@@ -65,12 +68,12 @@ class Outcome:
 def judge(
     outcomes: Sequence[Outcome],
     chance: float,
-    closed: Mapping[str, float] | None = None,
+    compared: Compared | None = None,
     name: str = "patched",
 ) -> Finding:
     """Judge served KV by its answers to questions; a guess is right with probability ``chance``.
 
-    ``closed`` are the shares of the deficit that are served, by channel; ``name`` is that of the judged KV.
+    ``compared`` is what the KV itself was found to be; ``name`` is that of the judged KV.
     """
     if not outcomes:
         raise ValueError("no question was asked: there is nothing to judge")
@@ -83,16 +86,9 @@ def judge(
     share = eta_interval([o.served_kl for o in outcomes], [o.blind_kl for o in outcomes])
     eta = None if math.isnan(share.mean) else Estimate(share.mean, share.low, share.high)
     verdict, reason = _verdict(outcomes, accuracy["reprefill"], chance, recovered, eta, name)
-    least = min(closed, key=closed.__getitem__) if closed else None
-    if verdict == "safe" and closed and least is not None and closed[least] < CLOSED:
-        verdict, reason = (
-            "cannot tell",
-            (
-                "these answers do not show it, but the KV does: of what blind reuse lacks in "
-                f"{least} the served has {closed[least]:.2f}"
-            ),
-        )
-    return Finding(
+    if compared is not None and compared.lack and verdict == "safe":
+        verdict, reason = "cannot tell", f"these answers do not show it, but the KV does: {compared.lack}"
+    finding = Finding(
         verdict,
         reason,
         len(outcomes),
@@ -100,19 +96,32 @@ def judge(
         **accuracy,
         eta=eta,
         flip_recover=recovered,
-        closed=None if closed is None else dict(closed),
+        closed=(compared and compared.closed) or None,
     )
+    return overruled(finding, "" if compared is None else compared.flaw)
 
 
-def unseen(finding: Finding, sabotages: Iterable[str]) -> Finding:
-    """The finding, "cannot tell" instead of "safe" if the probe passes faulty builds too.
+def overruled(finding: Finding, flaw: str) -> Finding:
+    """The finding under a flaw of the operator or of the KV: "unsafe", for any answers; "" is none."""
+    return replace(finding, verdict="unsafe", reason=flaw) if flaw else finding
 
-    ``sabotages`` are those that came out safe and apply to it. A finding that is not safe stays as it is.
+
+def unseen(finding: Finding, sabotages: Mapping[str, Finding]) -> Finding:
+    """The finding, "cannot tell" instead of "safe" if the probe does not tell faulty builds from it.
+
+    ``sabotages`` are the findings about those that apply to it: each must be unsafe. A finding that is not
+    safe stays as it is.
     """
-    names = ", ".join(sabotages)
-    if finding.verdict != "safe" or not names:
+    if finding.verdict != "safe":
         return finding
-    return replace(finding, verdict="cannot tell", reason=f"the probe does not see: {names}")
+    blind = ", ".join(name for name, found in sabotages.items() if found.verdict == "safe")
+    if blind:
+        return replace(finding, verdict="cannot tell", reason=f"the probe does not see: {blind}")
+    few = ", ".join(name for name, found in sabotages.items() if found.verdict != "unsafe")
+    if few:
+        reason = f"{_few(finding.n)} to tell a sound build from: {few}"
+        return replace(finding, verdict="cannot tell", reason=reason)
+    return finding
 
 
 def _verdict(
@@ -123,7 +132,12 @@ def _verdict(
     eta: Estimate | None,
     name: str,
 ) -> tuple[Verdict, str]:
-    needed = chance + SKILL * (1.0 - chance)
+    needed, few = chance + SKILL * (1.0 - chance), _few(len(outcomes))
+    if ceiling.low < needed <= ceiling.high:
+        return "cannot tell", (
+            f"{few}: re-prefill answers {_show(ceiling)} of them, {needed:.2f} is needed to see a loss "
+            f"(chance {chance:.2f})"
+        )
     if ceiling.low < needed:
         return "cannot tell", (
             f"re-prefill answers {_show(ceiling)} of the questions, {needed:.2f} is needed to see a loss "
@@ -134,7 +148,7 @@ def _verdict(
         return "unsafe", f"{name} KV changes accuracy by {_show(served, sign=True)} against re-prefill"
     if served.low < -MARGIN:
         return "cannot tell", (
-            f"{name} KV changes accuracy by {_show(served, sign=True)}: more questions are needed to "
+            f"{few}: {name} KV changes accuracy by {_show(served, sign=True)}; {FEWEST} that lose nothing "
             f"rule out a loss of {MARGIN}"
         )
     if blind.high < -MARGIN:
@@ -143,8 +157,8 @@ def _verdict(
             return "unsafe", f"{name} KV restores {_show(recovered)} of the answers that blind reuse changes"
         if recovered.low < FLIPS:
             return "cannot tell", (
-                f"{name} KV restores {_show(recovered)} of the answers that blind reuse changes: more "
-                f"questions are needed to know that it is {FLIPS}"
+                f"{few}: {name} KV restores {_show(recovered)} of the answers that blind reuse changes, and "
+                f"{FLIPS} must be known"
             )
         return "safe", (
             f"{name} KV changes accuracy by {_show(served, sign=True)} and restores {_show(recovered)} "
@@ -183,6 +197,10 @@ def wilson(hits: Sequence[bool]) -> Estimate:
     spread = _Z / (1 + _Z**2 / n) * math.sqrt(share * (1 - share) / n + _Z**2 / (4 * n * n))
     # rounding may put the end slightly inside the share
     return Estimate(share, min(middle - spread, share), max(middle + spread, share))
+
+
+def _few(count: int) -> str:
+    return f"{count} question{'' if count == 1 else 's'} {'is' if count == 1 else 'are'} too few"
 
 
 def _show(estimate: Estimate, sign: bool = False) -> str:

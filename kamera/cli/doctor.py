@@ -12,11 +12,12 @@ from rich.table import Table
 from kamera.cli.models import load_backbone
 from kamera.cli.options import Device, Dtype, File, Form, Format, Model, Precision, Quiet
 from kamera.cli.output import Output, facts, listing
-from kamera.engines.hf import Backbone, Proof, prove_patch, prove_relocation
+from kamera.engines.hf import Backbone, Proof, prove_cuts, prove_moves, prove_patch, prove_relocation
 from kamera.errors import UnsupportedBackbone
 from kamera.window import ReusePolicy, grounds_of
 from kamera.window.certified import find_certificate, folders
 
+_CUTS = "a forward in pieces"
 _SPAN = 64
 """Upper bound on the tokens of any proof."""
 
@@ -61,14 +62,14 @@ def doctor(
         out.write(document, [f"{model}: refused", f"  {error}"])
         raise typer.Exit(1) from None
     proofs = []
-    with out.progress(len(_claims(backbone)) + 1, "proof") as bar:
+    with out.progress(len(_claims(backbone)) + 2, "proof") as bar:
         for proven in _prove(backbone):
             proofs.append(proven)
             bar.update()
     failed = next((p for p in proofs if not p.proof.holds), None)
     reason = None
     if failed is not None:
-        reason = (
+        reason = backbone.no_reuse or (
             f"{failed.claim} is off by {failed.proof.error:.1e} at {failed.proof.worst}, over the tolerance "
             f"of {failed.proof.tolerance:.0e}: its KV cannot be served elsewhere"
         )
@@ -102,9 +103,11 @@ def _claims(backbone: Backbone) -> dict[str, tuple[int, ...]]:
 
 
 def _prove(backbone: Backbone) -> Iterator[_Proven]:
+    yield _Proven(_CUTS, prove_cuts(backbone))
     for claim, offset in _claims(backbone).items():
         yield _Proven(claim, prove_relocation(backbone, offset=offset))
     yield _Proven("full-rank patch, moved on", prove_patch(backbone))
+    yield _Proven("moves in the live cache", prove_moves(backbone))
 
 
 def _processor(backbone: Backbone) -> dict[str, Any] | None:
@@ -155,8 +158,8 @@ def _notes(backbone: Backbone, proofs: list[_Proven]) -> list[str]:
     kind = backbone.describe().dtype
     if kind not in ("float32", "float64"):
         notes.append(
-            f"in {kind} only the first layer is held to the tolerance, because two forwards differ by "
-            "rounding: use --dtype float32 to prove every layer"
+            f"in {kind} two forwards differ by rounding, so deeper layers are held to what rounding makes of "
+            "channels that no move turns: use --dtype float32 to hold every layer to 1e-4"
         )
     if backbone.limits.below is not None:
         notes.append(f"windows must stay below position {backbone.limits.below}: {backbone.limits.reason}")

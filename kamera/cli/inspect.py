@@ -16,6 +16,7 @@ from kamera.cli.place import Place
 from kamera.cli.sealed import KeyFiles, SecretFile
 from kamera.cli.store_options import keys_of, store_url
 from kamera.errors import StoreError
+from kamera.ops import Proof
 from kamera.store import StoreAdmin
 from kamera.store.disk.tier import MARKER
 from kamera.window.file import FILE as WINDOW
@@ -242,11 +243,9 @@ def _percent(value: float | None) -> str:
     return "" if value is None else f"{value:.1f} %"
 
 
-def _proof(proof: Mapping[str, Any] | None) -> str:
-    if proof is None or not proof["tokens"]:
-        return "none was asked for" if proof is None else "it was asked nothing"
-    asked = f"{proof['tokens']} tokens of {proof['questions']} questions"
-    return f"at most {proof['kl']:.2g} nats over {asked}, {proof['flips']} flipped"
+def _proof(told: Mapping[str, Any] | None) -> str:
+    proof = Proof.from_info({"proof": told})
+    return "none was asked for" if proof is None else str(proof)
 
 
 def _share(value: float | None) -> str:

@@ -46,14 +46,12 @@ class Held(str, Enum):
 def _usable(device: str | None) -> str | None:
     if device is None:
         return None
-    import torch
+    from kamera.engines.hf.load import device_of
 
     try:
-        torch.empty(0, device=torch.device(device))
-    except (RuntimeError, AssertionError, NotImplementedError) as error:
-        reason = str(error).strip().splitlines()[0]
-        raise typer.BadParameter(f"{device!r} cannot be used here: {reason}") from None
-    return device
+        return str(device_of(device))
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
 
 
 def _writable(path: Path | None) -> Path | None:

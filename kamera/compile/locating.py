@@ -11,7 +11,7 @@ from kamera.compile.tasks import Cost, Found, Sources
 from kamera.content import Chunk
 from kamera.engines.hf import Backbone
 from kamera.errors import KameraError, StoreError, StoreVersionError, UnknownChunk, UnreadableMedia
-from kamera.patches import Encodings, Facts, Former, Strict
+from kamera.patches import Encodings, Facts, Former, Strict, identify
 from kamera.store import ChunkStore
 
 
@@ -26,7 +26,7 @@ class Locator:
         self._backbone = backbone
         self._store = store
         self._canonicals = canonicals
-        self._encodings = Encodings(backbone, store, Strict())
+        self._encodings = Encodings(backbone, store, Strict(), identify(backbone))
 
     def locate(
         self, lookup: Lookup, former: Callable[[], Former], task: Sources, cost: Cost

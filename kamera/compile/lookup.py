@@ -42,12 +42,12 @@ class Lookup:
     def has_patch(self, chunk_id: str, antecedents: Sequence[str], budget: PatchBudget) -> bool:
         """True if a patch of at least the budget, formed behind exact antecedents, is stored.
 
-        Where patches prove themselves, one that was asked nothing does not count. Raises WrongKey for one
+        Where patches prove themselves, one that was asked too little does not count. Raises WrongKey for one
         encrypted under a missing key.
         """
 
         def serves(row: ObjectInfo) -> bool:
-            asked = row.proof is not None and row.proof.tokens > 0
+            asked = row.proof is not None and not row.proof.undecided
             return row.formed == "exact" and (asked or not self._proving)
 
         return self._is_there(chunk_id, antecedents, "exact", budget, serves)

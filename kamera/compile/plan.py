@@ -15,7 +15,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from kamera.errors import PlanError
+from kamera.content import names_media
+from kamera.errors import PlanError, quote
 from kamera.ops import layers_of
 
 _BUDGET = ("min_pixels", "max_pixels", "resized_height", "resized_width")
@@ -157,6 +158,11 @@ def _source(content: Any, base: Path) -> ChunkSource:
 
 def _item(part: Any, base: Path) -> dict[str, Any]:
     if isinstance(part, str):
+        if names_media(part):
+            raise _Bad(
+                f'{quote(part)} names a picture or a video: give {{"image": path}} or {{"video": path}}, or '
+                '{"text": …} if it is text'
+            )
         part = {"text": part}
     if not isinstance(part, dict):
         raise _Bad(f"{_short(part)} is not content: {_WAYS}")

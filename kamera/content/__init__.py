@@ -6,9 +6,11 @@ from kamera.content.chunk import TOKEN_TYPES, Chunk, Encoded
 from kamera.content.conversation import Conversations
 from kamera.content.exclusive import exclusive_of
 from kamera.content.image_only import load_image_only
+from kamera.content.items import kind_of, media_item
 from kamera.content.landmarks import LandmarkReader, Landmarks
 from kamera.content.media import load_image
 from kamera.content.media_tokens import Media
+from kamera.content.naming import names_media
 from kamera.content.prefix import common_prefix
 from kamera.content.prompt import Seams
 from kamera.content.segment import Rendered, Segment, SegmentKind
@@ -47,10 +49,13 @@ __all__ = [
     "common_prefix",
     "copied",
     "exclusive_of",
+    "kind_of",
     "load_clip",
     "load_image",
     "load_image_only",
+    "media_item",
     "media_items",
+    "names_media",
     "read_video",
     "tool_schema",
 ]

@@ -27,7 +27,10 @@ from kamera.errors import (
 )
 
 Content = Any
-"""A string, a picture, a path, frames, one chat content item, a list of items, or chat messages."""
+"""A string, a picture, a path, frames, one chat content item, a list of items, or chat messages.
+
+A string that names a picture or a video (its path, a data url) is that; any other is text.
+"""
 
 Spoken = str | torch.Tensor | Sequence[int] | Mapping[str, Any] | Sequence[Mapping[str, Any]]
 """Text, token ids ``[tokens]``, or chat messages."""

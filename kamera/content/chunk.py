@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from kamera.ops import chunk_id
+from kamera.ops import chunk_id, whole_lists
 
 TOKEN_TYPES = ("mm_token_type_ids", "token_type_ids", "moe_mm_token_type_ids")
 """Per-token inputs, ``[tokens]`` in a chunk: 0 text, 1 image, 2 video."""
@@ -98,14 +98,23 @@ class Encoded:
     """A chunk's encoding: decoder inputs that need no vision tower.
 
     ``tensors`` are the decoder's keyword arguments from the full model (inputs_embeds, DeepStack features,
-    …); empty for text, which is embedded again from ``input_ids``.
+    …), entry 2 of a list as ``name.2``, in no order; empty for text, which is embedded again from
+    ``input_ids``. Raises ValueError for a list with a gap.
     """
 
     input_ids: torch.Tensor
     position_inputs: Mapping[str, torch.Tensor]
     tensors: Mapping[str, torch.Tensor]
 
+    def __post_init__(self) -> None:
+        whole_lists(self.tensors)
+
     @property
     def num_tokens(self) -> int:
         """Length in tokens."""
         return int(self.input_ids.shape[0])
+
+    @property
+    def arguments(self) -> dict[str, torch.Tensor | list[torch.Tensor]]:
+        """``tensors`` as the decoder takes them: lists whole, by number."""
+        return whole_lists(self.tensors)

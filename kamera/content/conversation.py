@@ -45,9 +45,10 @@ class Conversations:
     def render(self, messages: Sequence[Message], *, tools: Sequence[Any] | None = None) -> Rendered:
         """The conversation with the generation prompt.
 
-        Raises ModalityNotSupported for messages that the template or media that the processor refuses,
-        NotSegmentable if media give other tokens together than alone, UnsafeText for text that spells a
-        special token, UnreadableMedia for media that cannot be read, `ValueError` for no messages.
+        Raises ModalityNotSupported for messages that the template or media that the processor refuses, and
+        for tools, tool calls or roles that the template leaves out, NotSegmentable if media give other tokens
+        together than alone, UnsafeText for text that spells a special token, UnreadableMedia for media that
+        cannot be read, `ValueError` for no messages.
         """
         if not messages:
             raise ValueError("a conversation of no messages: give at least one")
@@ -69,6 +70,7 @@ class Conversations:
         """
         items = media_items(messages)
         self._template.check(items)
+        self._template.check_shown(messages, tools)
         text = self._template.render(messages, tools=tools, generation=True)
         if not items:
             return {"input_ids": torch.tensor([self._template.tokenize(text)], dtype=torch.int64)}
@@ -87,6 +89,7 @@ class Conversations:
     def _rendered(self, messages: Sequence[Message], tools: Sequence[Any] | None) -> Rendered:
         items = media_items(messages)
         self._template.check(items)
+        self._template.check_shown(messages, tools)
         self._template.check_text(messages)
         media = [self.media(item) for item in items]
         asked = self._template.tokenize(self._template.render(messages, tools=tools, generation=True))

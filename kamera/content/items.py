@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -9,19 +10,26 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
+from kamera.content.naming import VIDEO_SUFFIXES, named_media
 from kamera.content.turns import Turn, as_messages
-from kamera.content.video import VIDEO_SUFFIXES, Clip
-from kamera.errors import ModalityNotSupported, UnreadableMedia
+from kamera.content.video import Clip
+from kamera.errors import ModalityNotSupported, UnreadableMedia, quote
+
+_KINDS = ("text", "image", "video", "image_url", "video_url")
 
 
 def as_turns(content: Any) -> list[Turn]:
-    """Content as turns; the default role is the user. Raises UnreadableMedia for other types."""
+    """Content as turns; the default role is the user. Raises UnreadableMedia for other types.
+
+    A string that names a picture or a video is that (`named_media`), but in a message or as a text item it is
+    text: those may be a client's.
+    """
     messages = as_messages(content)
     if messages is None:
         return [{"role": "user", "content": _items(content)}]
     held = [message.get("content") for message in messages]
     return [
-        {**message, "content": [] if content is None else _items(content)}
+        {**message, "content": [] if content is None else _items(content, names=False)}
         for message, content in zip(messages, held, strict=True)
     ]
 
@@ -37,39 +45,65 @@ def text_turns(messages: Sequence[Mapping[str, Any]], place: str) -> list[Turn]:
     return turns
 
 
-def _items(content: Any) -> list[dict[str, Any]]:
+def kind_of(item: Any) -> str | None:
+    """The kind of a chat item: text, image or video, also in OpenAI's form; None if it is none."""
+    if not isinstance(item, Mapping):
+        return None
+    kind = item.get("type") or next((k for k in _KINDS if k in item), None)
+    if kind == "text":
+        return "text" if isinstance(item.get("text"), str) else None
+    return str(kind).removesuffix("_url") if kind in _KINDS else None
+
+
+def media_item(item: Mapping[str, Any], kind: str) -> dict[str, Any]:
+    """A picture or video item in the form ``{"type": kind, kind: source}``, its other entries kept."""
+    name = f"{kind}_url"
+    if name not in item:
+        return {**item, "type": kind}
+    given = item[name]
+    rest = {key: value for key, value in item.items() if key not in (name, "type")}
+    return {**rest, "type": kind, kind: given.get("url") if isinstance(given, Mapping) else given}
+
+
+def no_item(item: Any) -> str:
+    """The message for a value that is no chat item."""
+    return (
+        f"content item {quote(item)} is none of text, image, video: give "
+        '{"type": "text", "text": …}, {"type": "image", "image": …} or {"type": "video", "video": …}'
+    )
+
+
+def is_picture(content: Any) -> bool:
+    """True for a picture in memory: a PIL image, an array, a file's bytes, or an open file."""
+    held = Image.Image | np.ndarray | bytes | bytearray | memoryview
+    return isinstance(content, held) or hasattr(content, "read")
+
+
+def _items(content: Any, *, names: bool = True) -> list[dict[str, Any]]:
     if isinstance(content, str):
-        return [{"type": "text", "text": content}] if content else []
-    if isinstance(content, Path):
-        kind = "video" if content.suffix.lower() in VIDEO_SUFFIXES else "image"
+        found = named_media(content) if names else None
+        return [found or {"type": "text", "text": content}] if content else []
+    if isinstance(content, os.PathLike):
+        kind = "video" if Path(content).suffix.lower() in VIDEO_SUFFIXES else "image"
         return [{"type": kind, kind: content}]
-    if isinstance(content, Image.Image):
-        return [{"type": "image", "image": content}]
-    if isinstance(content, np.ndarray):
-        kind = "video" if content.ndim == 4 else "image"
+    if is_picture(content):
+        kind = "video" if isinstance(content, np.ndarray) and content.ndim == 4 else "image"
         return [{"type": kind, kind: content}]
     if isinstance(content, Clip):
         return [{"type": "video", "video": content}]
     if isinstance(content, Mapping):
         return [_checked(content)]
-    if isinstance(content, Sequence) and not isinstance(content, bytes):
-        if content and all(isinstance(c, Image.Image | np.ndarray) for c in content):
+    if isinstance(content, Sequence):
+        if content and all(map(is_picture, content)):
             return [{"type": "video", "video": list(content)}]
-        return [item for c in content for item in _items(c)]
+        return [item for c in content for item in _items(c, names=names)]
     raise UnreadableMedia(
         f"{type(content).__name__} is not content: give text, an image, frames, a path, or chat content"
     )
 
 
 def _checked(item: Mapping[str, Any]) -> dict[str, Any]:
-    kind = item.get("type")
+    kind = kind_of(item)
     if kind is None:
-        kind = next((k for k in ("text", "image", "video") if k in item), None)
-    if kind == "text" and isinstance(item.get("text"), str):
-        return {"type": "text", "text": item["text"]}
-    if kind in ("image", "video"):
-        return {**item, "type": kind}
-    raise UnreadableMedia(
-        f"content item {dict(item)!r} is none of text, image, video: give "
-        '{"type": "text", "text": …}, {"type": "image", "image": …} or {"type": "video", "video": …}'
-    )
+        raise UnreadableMedia(no_item(item))
+    return {"type": "text", "text": item["text"]} if kind == "text" else media_item(item, kind)

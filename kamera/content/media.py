@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import io
+import os
 import re
 import struct
 from collections.abc import Mapping, Sequence
@@ -13,8 +14,9 @@ from typing import Any
 import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
 
+from kamera.content.naming import file_of
 from kamera.content.sizing import CELL, SIZES, Sizing
-from kamera.errors import UnreadableMedia
+from kamera.errors import UnreadableMedia, first_line, quote
 
 _SOURCES = {"image": ("image", "path", "url"), "video": ("video", "path", "url")}
 _URL = re.compile(r"^(?:[a-z][a-z0-9+.-]*://|data:)", re.IGNORECASE)
@@ -25,8 +27,10 @@ _DAMAGE = (UnidentifiedImageError, OSError, ValueError, SyntaxError, EOFError, K
 def load_image(source: Any, cell: int = CELL) -> Image.Image:
     """An upright RGB picture from a PIL image, a path, a file's bytes, a uint8 array, or a chat item.
 
-    A ``data:`` url in base64 counts as the bytes that it holds. An array is ``[height, width, 3]``. An EXIF
-    orientation (phones write one) is applied. A chat item may carry the sizes of `Sizing`, in cells of
+    A ``data:`` url in base64 counts as the bytes that it holds, an open file (`io.BytesIO`) as its content
+    from the beginning. An array is ``[height, width]`` (gray) or ``[height, width, 1, 3 or 4]``. An EXIF
+    orientation (phones write one) is applied. Gray of 16 bits keeps its range: 65535 becomes 255; floats are
+    shares of white, 0 to 1. Alpha is dropped. A chat item may carry the sizes of `Sizing`, in cells of
     ``cell`` pixels. Raises UnreadableMedia, naming the source.
     """
     if isinstance(source, Mapping):
@@ -37,19 +41,16 @@ def load_image(source: Any, cell: int = CELL) -> Image.Image:
     if isinstance(source, Image.Image):
         return _upright(source, "the picture")
     if isinstance(source, np.ndarray):
-        if source.ndim != 3 or source.shape[-1] != 3 or source.dtype != np.uint8 or 0 in source.shape:
-            raise UnreadableMedia(
-                f"array of shape {source.shape}, {source.dtype} is not a picture: "
-                "give uint8 [height, width, 3]"
-            )
-        return Image.fromarray(source)
-    if isinstance(source, bytes):
+        return _of_array(source)
+    if isinstance(source, bytes | bytearray | memoryview):
         return _opened(io.BytesIO(source), f"{len(source)} bytes")
+    if hasattr(source, "read"):
+        return load_image(_content(source))
     if isinstance(source, str) and source[:5].lower() == "data:":
         return load_image(_data(source))
-    if isinstance(source, str | Path):
+    if isinstance(source, str | os.PathLike):
         path = local_path(source, "image")
-        return _opened(path, repr(str(path)))
+        return _opened(path, quote(str(path)))
     raise UnreadableMedia(f"{type(source).__name__} is not an image: give a PIL image, a path or an array")
 
 
@@ -61,15 +62,45 @@ def _data(url: str) -> bytes:
             raise ValueError("it does not say base64")
         return base64.b64decode(body, validate=True)
     except ValueError as error:
-        raise UnreadableMedia(f"{url[:40]!r} cannot be read as an image: {error}") from None
+        raise UnreadableMedia(f"{quote(url)} cannot be read as an image: {error}") from None
 
 
-def local_path(source: str | Path, kind: str) -> Path:
+def _content(stream: Any) -> bytes:
+    """All bytes of an open file, which is left at its place: a conversation reads it again each turn."""
+    try:
+        place = stream.tell()
+        stream.seek(0)
+        data = stream.read()
+        stream.seek(place)
+    except (OSError, ValueError, AttributeError) as error:
+        raise UnreadableMedia(
+            f"{type(stream).__name__} cannot be read again and again ({first_line(error)}): give its bytes"
+        ) from None
+    if not isinstance(data, bytes):
+        raise UnreadableMedia(f"{type(stream).__name__} gives {type(data).__name__}: open it for bytes")
+    return data
+
+
+def _of_array(array: np.ndarray) -> Image.Image:
+    gray = array[..., 0] if array.ndim == 3 and array.shape[-1] == 1 else array
+    flat = gray.ndim == 2 or (gray.ndim == 3 and gray.shape[-1] in (3, 4))
+    if not flat or array.dtype != np.uint8 or 0 in array.shape:
+        raise UnreadableMedia(
+            f"array of shape {array.shape}, {array.dtype} is not a picture: "
+            "give uint8 [height, width], or [height, width, 1, 3 or 4]"
+        )
+    return Image.fromarray(gray).convert("RGB")
+
+
+def local_path(source: str | os.PathLike[str], kind: str) -> Path:
     """The file of a path or a file:// url. Raises UnreadableMedia for any other url."""
-    text = str(source)
-    if not isinstance(source, Path) and _URL.match(text) and not text.startswith("file://"):
-        raise UnreadableMedia(f"{text[:80]!r} is a url: Kamera fetches nothing, give the {kind} as a file")
-    return Path(text.removeprefix("file://"))
+    if isinstance(source, str) and _URL.match(source):
+        if not source.lower().startswith("file://"):
+            raise UnreadableMedia(
+                f"{quote(source)} is a url: Kamera fetches nothing, give the {kind} as a file"
+            )
+        return file_of(source)
+    return Path(source)
 
 
 def check_options(item: Mapping[str, Any], kind: str, options: Sequence[str]) -> None:
@@ -83,6 +114,8 @@ def check_options(item: Mapping[str, Any], kind: str, options: Sequence[str]) ->
 
 
 def _opened(file: Path | io.BytesIO, name: str) -> Image.Image:
+    if isinstance(file, Path) and file.exists() and not file.is_file():  # a pipe would never end
+        raise UnreadableMedia(f"{name} is no file: give one picture")
     try:
         with Image.open(file) as image:
             return _upright(image, name)
@@ -91,7 +124,7 @@ def _opened(file: Path | io.BytesIO, name: str) -> Image.Image:
     except UnreadableMedia:
         raise
     except (*_DAMAGE, Image.DecompressionBombError) as error:
-        first = (str(error) or type(error).__name__).splitlines()[0]
+        first = first_line(error)
         raise UnreadableMedia(f"{name} cannot be read as an image: {first}") from None
 
 
@@ -99,7 +132,30 @@ def _upright(image: Image.Image, name: str) -> Image.Image:
     if 0 in image.size:
         raise UnreadableMedia(f"{name} has {image.width} x {image.height} pixels: give one with pixels in it")
     try:
-        return ImageOps.exif_transpose(image).convert("RGB")
+        return _eight_bits(ImageOps.exif_transpose(image), name).convert("RGB")
+    except UnreadableMedia:
+        raise
     except _DAMAGE as error:
-        first = (str(error) or type(error).__name__).splitlines()[0]
+        first = first_line(error)
         raise UnreadableMedia(f"{name} cannot be read as an image: {first}") from None
+
+
+def _eight_bits(image: Image.Image, name: str) -> Image.Image:
+    """Gray of more bits in 8; Pillow's own conversion cuts it off at 255. Other pictures as they are."""
+    if image.mode != "F" and image.mode[:1] != "I":
+        return image
+    values = np.asarray(image)
+    low, high = float(values.min()), float(values.max())
+    if image.mode == "F":
+        if not (low >= 0.0 and high <= 1.0):  # NaN included
+            raise UnreadableMedia(
+                f"{name} has floats from {low:g} to {high:g}, whose white is unknown: give 0 to 1, or 8 bits"
+            )
+        return Image.fromarray(np.rint(values * 255).astype(np.uint8))
+    if not (low >= 0 and high <= 65535):
+        raise UnreadableMedia(
+            f"{name} has integers from {low:.0f} to {high:.0f}, whose white is unknown: "
+            "give 0 to 65535, or 8 bits"
+        )
+    white = 255 if image.mode == "I" and high <= 255 else 65535
+    return Image.fromarray(np.rint(values * (255 / white)).astype(np.uint8))

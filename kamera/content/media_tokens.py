@@ -44,10 +44,9 @@ class MediaTokens:
         self._held: OrderedDict[str, Media] = OrderedDict()
 
     def of(self, item: Mapping[str, Any]) -> Media:
-        """The media of a chat content item. Raises UnreadableMedia, ModalityNotSupported."""
+        """The media of an item of `media_items`. Raises UnreadableMedia, ModalityNotSupported."""
         kind = str(item["type"])
-        source = _source(item)
-        pixels: Any = load_image(source) if kind == "image" else _clip(source)
+        pixels: Any = load_image(item) if kind == "image" else _clip(item)
         name = _digest(kind, pixels)
         if name not in self._held:
             self._held[name] = self._made(kind, name, pixels)
@@ -58,9 +57,8 @@ class MediaTokens:
 
     def together(self, text: str, items: Sequence[Mapping[str, Any]]) -> dict[str, torch.Tensor]:
         """Model inputs of a whole prompt with all its media, in one call of the processor."""
-        sources = [(str(item["type"]), _source(item)) for item in items]
-        images = [load_image(source) for kind, source in sources if kind == "image"]
-        clips = [_clip(source) for kind, source in sources if kind == "video"]
+        images = [load_image(item) for item in items if item["type"] == "image"]
+        clips = [_clip(item) for item in items if item["type"] == "video"]
         bos = self._template.tokenizer.bos_token
         special = not (bos is not None and text.startswith(bos))
         with self._template.exclusive.alone():
@@ -121,15 +119,6 @@ def _given(images: list[Any], clips: list[Clip]) -> dict[str, Any]:
             for clip in clips
         ]
     return given
-
-
-def _source(item: Mapping[str, Any]) -> Any:
-    url = item.get("image_url", item.get("video_url"))
-    if url is None:
-        return item
-    kind = str(item["type"])
-    rest = {name: value for name, value in item.items() if name not in ("image_url", "video_url")}
-    return {**rest, kind: url.get("url") if isinstance(url, Mapping) else url}
 
 
 def _clip(item: Any) -> Clip:

@@ -7,7 +7,7 @@ piece works; others are refused by name.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -16,6 +16,7 @@ import torch
 from kamera.content.exclusive import exclusive_of
 from kamera.content.plain import PlainText
 from kamera.content.turns import Turn, check_role, strings_in
+from kamera.content.vanishing import Vanishing, name_of
 from kamera.errors import (
     KameraError,
     ModalityNotSupported,
@@ -62,6 +63,9 @@ class PromptFormat:
         self.takes_videos = getattr(processor, "video_processor", None) is not None
         self.has_template = bool(
             getattr(processor, "chat_template", None) or getattr(self.tokenizer, "chat_template", None)
+        )
+        self._vanishing = Vanishing(
+            name_of(processor), lambda turns, _: self._render(self._adapted(turns), generation=False)
         )
         self.plain = PlainText(self.tokenizer, media, self._wrapping)
 
@@ -228,6 +232,9 @@ class PromptFormat:
         for role in dict.fromkeys(roles):
             if role not in ("user", "system"):
                 self._check_kept(role)
+        if any(turn.get("tool_calls") for turn in turns):
+            opened: list[Turn] = [{"role": "user", "content": [_text(_START)]}]
+            self._vanishing.check([*(opened if roles[0] != "user" else []), *turns])
 
     def _check_kept(self, role: str) -> None:
         """Refuse a template that drops the role's text or renders it as the user's."""
@@ -250,7 +257,7 @@ class PromptFormat:
                 f"the chat template does not write role {role!r}: give the text as a user's, or token ids"
             )
 
-    def _adapted(self, turns: Sequence[Turn]) -> list[dict[str, Any]]:
+    def _adapted(self, turns: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         """Turns in this template's form: content is a list of items if it takes pictures."""
         if self.takes_images:
             return [dict(turn) for turn in turns]

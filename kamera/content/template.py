@@ -7,9 +7,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from kamera.content.exclusive import exclusive_of
+from kamera.content.items import is_picture, kind_of, media_item, no_item
 from kamera.content.prompt import PromptFormat
 from kamera.content.turns import strings_in
-from kamera.errors import ModalityNotSupported, ProcessorRequired, UnsafeText
+from kamera.content.vanishing import Vanishing, name_of
+from kamera.errors import ModalityNotSupported, ProcessorRequired, UnsafeText, quote
 
 Message = Mapping[str, Any]
 """A chat message: ``role``, ``content`` (text or a list of items), ``tool_calls``, …"""
@@ -35,6 +37,13 @@ class ChatTemplate:
             raise ProcessorRequired(
                 f"{type(processor).__name__} has no chat template: set one, or build chunks from text"
             )
+        self._vanishing = Vanishing(
+            name_of(processor), lambda messages, tools: self.render(messages, tools=tools, generation=False)
+        )
+
+    def check_shown(self, messages: Sequence[Message], tools: Sequence[Any] | None) -> None:
+        """Raise ModalityNotSupported for tools, tool calls or roles that the template leaves out."""
+        self._vanishing.check(messages, tools)
 
     def check_text(self, messages: Sequence[Message]) -> None:
         """Raise UnsafeText for a message whose text spells a special token: it could open a turn."""
@@ -171,15 +180,20 @@ class ChatTemplate:
 
 
 def media_items(messages: Sequence[Message]) -> list[dict[str, Any]]:
-    """The picture and video items of a conversation, in order, each with its ``type``."""
+    """The picture and video items of a conversation, in order, each as `kamera.content.items.media_item`."""
     found = []
     for message in messages:
         content = message.get("content")
+        if is_picture(content):
+            raise ModalityNotSupported(
+                f"the content of a {quote(message.get('role'))} message is a picture: give a list of items, "
+                '[{"type": "image", "image": …}]'
+            )
         if isinstance(content, Sequence) and not isinstance(content, str):
             for item in content:
                 kind = _kind(item)
                 if kind != "text":
-                    found.append({**item, "type": kind})
+                    found.append(media_item(item, kind))
     return found
 
 
@@ -214,22 +228,13 @@ def tool_schema(tool: Any) -> dict[str, Any]:
     return schema
 
 
-def _plain_item(item: Mapping[str, Any]) -> dict[str, Any]:
+def _plain_item(item: Any) -> dict[str, Any]:
     kind = _kind(item)
     return {"type": "text", "text": item["text"]} if kind == "text" else {"type": kind}
 
 
 def _kind(item: Any) -> str:
-    """``"text"``, ``"image"`` or ``"video"``; OpenAI's ``image_url`` is an image."""
-    if isinstance(item, Mapping):
-        kind = item.get("type") or next((k for k in ("text", "image", "video") if k in item), None)
-        if kind == "text" and isinstance(item.get("text"), str):
-            return "text"
-        if kind in ("image", "video"):
-            return str(kind)
-        if kind in ("image_url", "video_url"):
-            return str(kind).removesuffix("_url")
-    raise ModalityNotSupported(
-        f"content item {item!r} is none of text, image, video: give "
-        '{"type": "text", "text": …}, {"type": "image", "image": …} or {"type": "video", "video": …}'
-    )
+    kind = kind_of(item)
+    if kind is None:
+        raise ModalityNotSupported(no_item(item))
+    return kind

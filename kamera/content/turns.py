@@ -21,7 +21,7 @@ def as_messages(content: Any) -> list[Mapping[str, Any]] | None:
     """
     if isinstance(content, Mapping):
         return [content] if "role" in content else None
-    if not isinstance(content, Sequence) or isinstance(content, str | bytes):
+    if not isinstance(content, Sequence) or isinstance(content, str | bytes | bytearray | memoryview):
         return None
     roles = sum(isinstance(c, Mapping) and "role" in c for c in content)
     if roles and roles < len(content):

@@ -16,7 +16,6 @@ from kamera.content.media import check_options, load_image, local_path
 from kamera.content.sizing import CELL, SIZES, Sizing
 from kamera.errors import UnreadableMedia
 
-VIDEO_SUFFIXES = {".mp4", ".mkv", ".mov", ".avi", ".webm", ".m4v", ".mpg", ".mpeg", ".gif"}
 _SAMPLING = ("fps", "nframes", "num_frames", "max_frames", "video_start", "video_end")
 _DEFAULT_RATE = 2.0  # of a list of pictures, as in qwen-vl-utils
 

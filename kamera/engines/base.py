@@ -19,7 +19,9 @@ from kamera.errors import NotRelocatable
 from kamera.ops import KV, CodedKV, Layout, Patch, kv_tokens
 
 Answers = Mapping[str, Sequence[float]]
-"""A few logits, by the name of the question."""
+"""A few logits, by the name of the question; under `FEATURES` a few features of a picture."""
+
+FEATURES = "features"
 
 
 @dataclass(frozen=True, eq=False)
@@ -150,8 +152,9 @@ class Named(NamedTuple):
 class Probe(NamedTuple):
     """A test that a model computes as its fingerprint says.
 
-    ``moves`` counts the changes seen in the model; ``answers()`` asks it (forwards that are not counted as
-    work), and two answers of one model differ by at most ``tolerance``, a share of their norm.
+    ``moves`` counts the changes seen in the model. ``answers()`` asks it (two small forwards, that are not
+    counted as work) and raises ComputationChanged if it answers otherwise than at first in this process; the
+    answers of one model on two machines differ by at most ``tolerance``, a share of their norm.
     """
 
     moves: int
@@ -195,6 +198,11 @@ class Engine(Protocol):
     @property
     def named(self) -> Named:
         """The model's name for messages."""
+        ...
+
+    @property
+    def no_reuse(self) -> str:
+        """Why no KV of the model can be used again; "" if it can."""
         ...
 
     @property
@@ -300,6 +308,20 @@ class Engine(Protocol):
         """
         ...
 
+    @property
+    def joins(self) -> bool:
+        """True if adjacent spans of any kind share a forward; False if `prefill_run` may need several."""
+        ...
+
+    def prefill_run(
+        self, spans: Sequence[Encoded], positions: Sequence[torch.Tensor], behind: LiveKV
+    ) -> tuple[KV, ...]:
+        """`prefill` of spans that follow each other, each behind those before it: one forward if it `joins`.
+
+        ``positions`` ``[axes, tokens]`` of each. The caller owns the KVs. Raises as `prefill`.
+        """
+        ...
+
     def ask(self, ids: torch.Tensor, positions: torch.Tensor, behind: LiveKV) -> torch.Tensor:
         """Next-token logits ``[vocabulary]`` after text ``ids`` behind the spans ``behind`` shows."""
         ...
@@ -310,6 +332,10 @@ class Engine(Protocol):
 
     def follow(self, ids: torch.Tensor, positions: torch.Tensor, behind: LiveKV) -> torch.Tensor:
         """Next-token logits after each of the text ``ids``, ``[tokens, vocabulary]``; else as `ask`."""
+        ...
+
+    def check_sampling(self, sampling: Mapping[str, Any]) -> None:
+        """Raise ValueError for an option that `decode` does not take; nothing runs."""
         ...
 
     def decode(

@@ -23,8 +23,8 @@ LAYOUT = "LLILIL"
 
 RANK = 16
 POLICIES = {
-    "survivor": replace(ReusePolicy.streaming(), rank=RANK),
-    "repair": replace(ReusePolicy.streaming(), rank=RANK, withheld=frozenset({"survivor"})),
+    "survivor": replace(ReusePolicy.streaming(), forms="always", rank=RANK),
+    "repair": replace(ReusePolicy.streaming(), forms="always", rank=RANK, withheld=frozenset({"survivor"})),
 }
 """What becomes of the chunks that stay when others leave: kept, or brought as if the others had never been.
 

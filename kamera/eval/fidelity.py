@@ -71,7 +71,7 @@ class _Episode:
     def __init__(self, backbone: Backbone, episode: Any, rank: int, per_episode: int, index: int) -> None:
         self.backbone = backbone
         # uncertified: this measures what a certificate states
-        self.policy = ReusePolicy(rank=rank, certified=False)
+        self.policy = ReusePolicy(rank=rank, certified=False, forms="always")
         self.episode = episode
         self.chunks = [backbone.chunk(frame.content) for frame in episode.frames]
         self.per_episode = per_episode

@@ -7,7 +7,16 @@ from kamera.ops.compress import compress
 from kamera.ops.digest import chunk_id, digest, tensor_bytes, tensor_digest
 from kamera.ops.factoring import factor, kept_energy
 from kamera.ops.finite import check_encoding, check_finite
-from kamera.ops.kv import KV, LayerKV, kv_bytes, kv_concat, kv_map, kv_slice, kv_tokens
+from kamera.ops.guarantee import (
+    GUARANTEES,
+    Guarantee,
+    at_least,
+    guarantee_named,
+    outranks,
+    prefilled_behind,
+    weakest,
+)
+from kamera.ops.kv import KV, LayerKV, kv_bytes, kv_concat, kv_distance, kv_map, kv_slice, kv_tokens
 from kamera.ops.layout import (
     Channel,
     LayerLayout,
@@ -19,6 +28,7 @@ from kamera.ops.layout import (
     relocate_kv,
     rotated_bytes,
 )
+from kamera.ops.lists import flat_lists, name_order, whole_lists
 from kamera.ops.lowrank import Deltas, Factor, FactorSize, Formed, LowRank, Patch, floats, patch_bytes
 from kamera.ops.patch import (
     apply_patch,
@@ -28,14 +38,16 @@ from kamera.ops.patch import (
     patch_of,
     turn_factors,
 )
-from kamera.ops.proof import Proof, compared
+from kamera.ops.proof import Proof, compared, kv_error
 from kamera.ops.quantize import Bits, Codes, Quantized, quantize
 from kamera.ops.quantize_kv import GRIDS, KV_CODECS, CodedChannel, CodedKV, Grid, KVCodec, Loss, code_kv
 from kamera.ops.readers import Metric, Readers
 from kamera.ops.rope import RopeSpec, relocate, uniform_offset
+from kamera.ops.sketch import sketch
 
 __all__ = [
     "GRIDS",
+    "GUARANTEES",
     "KV",
     "KV_CODECS",
     "Bits",
@@ -49,6 +61,7 @@ __all__ = [
     "FactorSize",
     "Formed",
     "Grid",
+    "Guarantee",
     "KVCodec",
     "LayerKV",
     "LayerLayout",
@@ -65,6 +78,7 @@ __all__ = [
     "Sized",
     "allocate",
     "apply_patch",
+    "at_least",
     "attention_layout",
     "check_encoding",
     "check_finite",
@@ -77,11 +91,15 @@ __all__ = [
     "deficit",
     "digest",
     "factor",
+    "flat_lists",
     "floats",
     "form_patch",
+    "guarantee_named",
     "kept_energy",
     "kv_bytes",
     "kv_concat",
+    "kv_distance",
+    "kv_error",
     "kv_map",
     "kv_slice",
     "kv_tokens",
@@ -89,12 +107,16 @@ __all__ = [
     "mean_deficit",
     "mla_expanded_layout",
     "mla_latent_layout",
+    "name_order",
+    "outranks",
     "patch_bytes",
     "patch_of",
+    "prefilled_behind",
     "quantize",
     "relocate",
     "relocate_kv",
     "rotated_bytes",
+    "sketch",
     "tensor_bytes",
     "tensor_digest",
     "terms_of",
@@ -102,4 +124,6 @@ __all__ = [
     "triples_of",
     "turn_factors",
     "uniform_offset",
+    "weakest",
+    "whole_lists",
 ]

@@ -45,3 +45,17 @@ def kv_concat(spans: Sequence[KV]) -> tuple[LayerKV, ...]:
         {name: torch.cat([span[i][name] for span in spans], dim=1) for name in first[i]}
         for i in range(len(first))
     )
+
+
+def kv_distance(kv: KV, reference: KV) -> float:
+    """Relative L2 distance of ``kv`` from ``reference``: the largest of all layers and channels.
+
+    NaN if any of them is; 0.0 for spans without tokens.
+    """
+    worst = 0.0
+    for layer, wanted in zip(kv, reference, strict=True):
+        for name, want in wanted.items():
+            true = want.double()
+            apart = float((layer[name].double() - true).norm() / true.norm().clamp_min(1e-30))
+            worst = apart if not apart <= worst else worst
+    return worst

@@ -1,30 +1,27 @@
 """Stored objects of chunks, and formation of missing ones, for windows and `kamera compile`."""
 
+from kamera.ops import GUARANTEES, Guarantee, at_least, guarantee_named, prefilled_behind, weakest
 from kamera.patches.anchor import Anchor, anchor_ids, anchor_of, prefill_anchor
 from kamera.patches.catalogue import Catalogue
 from kamera.patches.chunks import Copy, Facts
-from kamera.patches.composing import FORMED_TERM, composable, composed
+from kamera.patches.composing import COMPOSABLE, FORMED_TERM, composable, composed
 from kamera.patches.encodings import Encodings
 from kamera.patches.former import Former
 from kamera.patches.forming import FormingRule, forming_of
-from kamera.patches.guarantee import (
-    GUARANTEES,
-    Guarantee,
-    at_least,
-    guarantee_named,
-    prefilled_behind,
-    weakest,
-)
-from kamera.patches.harvest import worth_harvesting
+from kamera.patches.harvest import Stored, stored_patch, worth_harvesting
 from kamera.patches.heads import continued, head_of
+from kamera.patches.identity import Identity, identify
+from kamera.patches.later import Later, later_of
 from kamera.patches.losses import Losses, Strict
 from kamera.patches.near import Near, equal_left
 from kamera.patches.orderings import how_many, orderings
 from kamera.patches.pairs import Pairs, Triples, form_pairs
 from kamera.patches.proving import Before, Prover
+from kamera.patches.reproving import prove_again
 from kamera.patches.standing import compact_positions, extents_of, text_positions
 
 __all__ = [
+    "COMPOSABLE",
     "FORMED_TERM",
     "GUARANTEES",
     "Anchor",
@@ -36,10 +33,13 @@ __all__ = [
     "Former",
     "FormingRule",
     "Guarantee",
+    "Identity",
+    "Later",
     "Losses",
     "Near",
     "Pairs",
     "Prover",
+    "Stored",
     "Strict",
     "Triples",
     "anchor_ids",
@@ -56,9 +56,13 @@ __all__ = [
     "guarantee_named",
     "head_of",
     "how_many",
+    "identify",
+    "later_of",
     "orderings",
     "prefill_anchor",
     "prefilled_behind",
+    "prove_again",
+    "stored_patch",
     "text_positions",
     "weakest",
     "worth_harvesting",

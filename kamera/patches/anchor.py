@@ -11,6 +11,7 @@ from kamera.content import Encoded, Spoken
 from kamera.engines import Engine
 from kamera.errors import CorruptChunk, WrongKey
 from kamera.ops import KV, tensor_digest
+from kamera.patches.identity import Identity, identify
 from kamera.patches.losses import Losses, Strict
 from kamera.store import CanonicalRecord, ChunkStore, Context
 
@@ -21,7 +22,8 @@ logger = logging.getLogger(__name__)
 class Anchor:
     """Token ids ``[tokens]``, positions ``[axes, tokens]``, KV, and the template's text around a question.
 
-    ``tail`` and ``reopen`` are the chat template's text after a question and after an answer.
+    ``tail`` and ``reopen`` are the chat template's text after a question and after an answer, ``identity``
+    is the model's when it was made.
     """
 
     input_ids: torch.Tensor
@@ -30,6 +32,7 @@ class Anchor:
     digest: str
     tail: str
     reopen: str
+    identity: Identity
 
     @property
     def length(self) -> int:
@@ -68,26 +71,29 @@ def anchor_of(
     """The anchor of given token ids: read from ``store`` if stored there, else prefilled and stored.
 
     A store of codes, too, keeps an anchor as the model computed it; a damaged one is a miss. Store errors are
-    raised unless ``losses`` tolerate them.
+    raised unless ``losses`` tolerate them. The model is asked the probe first: raises ComputationChanged.
     """
+    identity = identify(backbone)
     positions = backbone.positions([ids], [{}])
     digest = tensor_digest(ids)
     losses = losses or Strict()
-    found = None if store is None or not ids.shape[0] else _stored(backbone, store, digest, losses)
+    found = None
+    if store is not None and ids.shape[0]:
+        found = _stored(store, identity.context(digest, store.tenant), losses)
     if found is not None and torch.equal(found.positions, positions):
-        return Anchor(ids, positions, backbone.place(found.kv), digest, tail, reopen)
+        return Anchor(ids, positions, backbone.place(found.kv), digest, tail, reopen, identity)
     kv = backbone.prefill(Encoded(ids, {}, {}), positions)
     if store is not None and ids.shape[0]:
-        context = Context(backbone.fingerprint, digest, store.tenant)
+        context = identity.context(digest, store.tenant)
         with losses.borne("the system prompt was not kept"):
             store.put(CanonicalRecord(digest, context, ids, positions, tuple(kv), kind="anchor"))
-    return Anchor(ids, positions, kv, digest, tail, reopen)
+    return Anchor(ids, positions, kv, digest, tail, reopen, identity)
 
 
-def _stored(backbone: Engine, store: ChunkStore, digest: str, losses: Losses) -> CanonicalRecord | None:
+def _stored(store: ChunkStore, context: Context, losses: Losses) -> CanonicalRecord | None:
     with losses.borne("the system prompt was not looked up"):
         try:
-            return store.get_anchor(Context(backbone.fingerprint, digest, store.tenant))
+            return store.get_anchor(context)
         except (CorruptChunk, WrongKey) as error:
             logger.warning("a stored system prompt was refused: %s", error)
     return None

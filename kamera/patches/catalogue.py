@@ -33,6 +33,7 @@ class Catalogue:
     """
 
     def __init__(self, store: ChunkStore, context: Context, forming: Forming, losses: Losses) -> None:
+        self._met: set[tuple[str, tuple[str, ...]]] = set()
         self.store = store
         self.context = context
         self.losses = losses
@@ -160,6 +161,14 @@ class Catalogue:
     def unkept(self, chunk_id: str) -> bool:
         """True if the store has not accepted a chunk's canonical so far."""
         return chunk_id in self.losses.unkept
+
+    def returns(self, chunk_id: str, antecedents: Sequence[str]) -> bool:
+        """True if a chunk was prefilled behind these antecedents before, by this window or a fork of it."""
+        return (chunk_id, tuple(antecedents)) in self._met
+
+    def met(self, chunk_id: str, antecedents: Sequence[str]) -> None:
+        """Record that a chunk was prefilled behind these antecedents."""
+        self._met.add((chunk_id, tuple(antecedents)))
 
     def refused(self, chunk_id: str, antecedents: Sequence[str], kind: str, base: str = "") -> bool:
         """True if this operation found a patch missing or different from its row."""

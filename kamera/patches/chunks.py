@@ -8,8 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from kamera.content import Encoded
-from kamera.ops import KV, Patch, Proof
-from kamera.patches.guarantee import Guarantee
+from kamera.ops import KV, Guarantee, Patch, Proof
 
 
 @dataclass(frozen=True, eq=False)

@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from kamera.ops import Patch, compose, terms_of
+from kamera.ops import Guarantee, Patch, compose, terms_of
 from kamera.patches.chunks import Facts
-from kamera.patches.guarantee import Guarantee
 
 if TYPE_CHECKING:
     from kamera.patches.former import Former
@@ -17,17 +16,16 @@ if TYPE_CHECKING:
 FORMED_TERM: Guarantee = "exact"
 """Terms are patches that were formed behind exact antecedents: an error in one would be composed on."""
 
-FEWEST = 3
-"""Antecedents from which on a patch is composed: behind fewer, the term itself is the patch."""
+COMPOSABLE = range(3, 7)
+"""Numbers of antecedents behind which a patch is composed.
 
-
-MOST = 6
-"""Antecedents up to which compositions were measured (docs/composed.md): each more loses a little."""
+Behind fewer, the term itself is the patch; more were not measured (docs/composed.md).
+"""
 
 
 def composable(antecedents: Sequence[str]) -> bool:
     """True if a patch behind these antecedents may be composed: three to six, and none of them twice."""
-    return len(set(antecedents)) == len(antecedents) and FEWEST <= len(antecedents) <= MOST
+    return len(set(antecedents)) == len(antecedents) and len(antecedents) in COMPOSABLE
 
 
 def composed(

@@ -11,23 +11,30 @@ from kamera.content import Chunk, Encoded
 from kamera.engines import Engine
 from kamera.errors import CorruptChunk, UnknownChunk, WrongKey
 from kamera.patches.chunks import Facts
+from kamera.patches.identity import Identity
 from kamera.patches.losses import Losses
-from kamera.store import CanonicalRecord, ChunkStore, EncodingRecord, encoding_context
+from kamera.store import CanonicalRecord, ChunkStore, EncodingRecord
 
 logger = logging.getLogger(__name__)
 
 
 class Encodings:
-    """Encodings of chunks by the vision part of one backbone; ``vision`` is the fingerprint of that part.
+    """Encodings of chunks by the vision part of one backbone, as ``identity`` says who it is.
 
     Store errors go to ``losses``.
     """
 
-    def __init__(self, backbone: Engine, store: ChunkStore, losses: Losses) -> None:
-        self.vision = backbone.vision_fingerprint
+    def __init__(self, backbone: Engine, store: ChunkStore, losses: Losses, identity: Identity) -> None:
+        self.context = identity.encoding_context(store.tenant)
+        self.here: set[str] = set()  # ids of the chunks that were encoded here, from their pixels
         self._backbone = backbone
         self._store = store
         self._losses = losses
+
+    @property
+    def vision(self) -> str:
+        """The fingerprint of the vision part."""
+        return self.context.fingerprint
 
     def stored(self, chunk: Chunk) -> Facts | None:
         """Facts of a given chunk, if its encoding is stored; a damaged one is a miss. None for text."""
@@ -39,6 +46,7 @@ class Encodings:
     def made(self, chunk: Chunk) -> Facts:
         """Encode a chunk and store its encoding. Raises the errors of `Engine.encode`."""
         facts = Facts(chunk.id, self._backbone.encode(chunk), chunk.label)
+        self.here.add(chunk.id)
         with self._losses.borne(f"the encoding of chunk {chunk.id[:12]} was not kept"):
             self.keep(facts)
         return facts
@@ -46,8 +54,8 @@ class Encodings:
     def keep(self, facts: Facts) -> None:
         """Store a chunk's encoding; text has none. Raises the store's errors."""
         if facts.encoded.tensors:
-            context = encoding_context(self.vision, self._store.tenant)
-            self._store.put(EncodingRecord(facts.chunk_id, context, facts.length, facts.encoded.tensors))
+            record = EncodingRecord(facts.chunk_id, self.context, facts.length, facts.encoded.tensors)
+            self._store.put(record)
 
     def behind(self, record: CanonicalRecord) -> Facts:
         """Facts of the chunk of a stored canonical.
@@ -56,7 +64,7 @@ class Encodings:
         """
         chunk_id, tensors = record.chunk_id, dict[str, torch.Tensor]()
         if record.vision:
-            found = self._store.get_encoding(record.vision, chunk_id)
+            found = self._store.get_encoding(record.vision, chunk_id, self.context.probe)
             if found is None:
                 raise UnknownChunk(
                     f"the encoding of chunk {chunk_id[:12]} has left {self._store!r}: append its content "
@@ -69,7 +77,7 @@ class Encodings:
     def _read(self, chunk_id: str) -> Mapping[str, torch.Tensor] | None:
         with self._losses.borne(f"the encoding of chunk {chunk_id[:12]} was not looked up"):
             try:
-                found = self._store.get_encoding(self.vision, chunk_id)
+                found = self._store.get_encoding(self.vision, chunk_id, self.context.probe)
                 return None if found is None else dict(found.embeds)
             except (CorruptChunk, WrongKey) as error:
                 # the chunk is at hand, so it is encoded and kept again

@@ -15,15 +15,15 @@ import torch
 from kamera.content import Chunk
 from kamera.engines import Engine, Span
 from kamera.errors import CorruptChunk, IncompatibleChunk, NotRelocatable, UnknownChunk, WrongKey
-from kamera.ops import Formed, Patch, PatchBudget, Proof, deficit, mean_deficit, uniform_offset
+from kamera.ops import Formed, Guarantee, Patch, PatchBudget, Proof, deficit, mean_deficit, uniform_offset
 from kamera.patches.anchor import Anchor
 from kamera.patches.catalogue import Catalogue
 from kamera.patches.chunks import Copy, Facts
 from kamera.patches.encodings import Encodings
 from kamera.patches.forming import Forming
-from kamera.patches.guarantee import Guarantee, guarantee_named
-from kamera.patches.harvest import worth_harvesting
+from kamera.patches.harvest import Stored, stored_patch, worth_harvesting
 from kamera.patches.heads import continued, stored_head
+from kamera.patches.later import later_of
 from kamera.patches.losses import Losses, Strict
 from kamera.patches.orderings import deficits, orderings
 from kamera.patches.proving import Before, Prover
@@ -31,7 +31,6 @@ from kamera.store import (
     VISION_TOKENS,
     CanonicalRecord,
     ChunkStore,
-    Context,
     ObjectInfo,
     PatchRecord,
     canonical_key,
@@ -40,6 +39,23 @@ from kamera.store import (
 )
 
 logger = logging.getLogger(__name__)
+
+
+EVERY = 64
+"""Operations of a window and its forks after which the model is asked the probe again."""
+
+
+class Asked:
+    """The last time that a window's model was asked the probe, after ``moves`` changes seen in it."""
+
+    def __init__(self, moves: int) -> None:
+        self._moves = moves
+        self._calls = 0
+
+    def is_due(self, moves: int) -> bool:
+        """True if the model is to be asked again; called once an operation."""
+        self._calls += 1
+        return moves != self._moves or self._calls >= EVERY
 
 
 class Former:
@@ -68,13 +84,14 @@ class Former:
         self.forming = forming or Forming()
         self.losses = losses or Strict()
         self.prover = None if tolerance is None else Prover(backbone, anchor, tolerance)
-        self.encodings = Encodings(backbone, store, self.losses)
-        self.context = Context(backbone.fingerprint, anchor.digest, store.tenant, store.kv)
+        self.encodings = Encodings(backbone, store, self.losses, anchor.identity)
+        self.context = anchor.identity.context(anchor.digest, store.tenant, store.kv)
         self.catalogue = Catalogue(store, self.context, self.forming, self.losses)
         self.anchor_span = Span(anchor.kv, None, (0,) * backbone.axes)
-        self._compared = -1
+        self._asked = Asked(backbone.probe.moves)
+        self._waiting: dict[str, Facts] = {}  # chunks that are archived as later work
         self._here = threading.local()
-        self.check_computation()
+        self._check_fingerprint()
 
     def within(self, budget: PatchBudget) -> Former:
         """The same former with another patch budget."""
@@ -82,6 +99,11 @@ class Former:
         other = copies.copy(self)
         other.budget = budget
         return other
+
+    def on(self, store: ChunkStore, anchor: Anchor) -> Former:
+        """The same former on another store, with the anchor that is kept there."""
+        tolerance = None if self.prover is None else self.prover.tolerance
+        return Former(self.backbone, store, anchor, self.budget, self.forming, type(self.losses)(), tolerance)
 
     @contextmanager
     def operation(self) -> Iterator[None]:
@@ -97,30 +119,29 @@ class Former:
     def check_computation(self) -> None:
         """Raise unless the model is the one that computed the store's KV.
 
-        IncompatibleChunk if the fingerprint differs. If something has moved under the same fingerprint,
-        ComputationChanged if the probe's answer differs from the one at the store's first use with this
-        fingerprint.
+        IncompatibleChunk if the fingerprint differs. The probe is asked if something has moved under the same
+        fingerprint, and every `EVERY` calls: ComputationChanged if the model answers otherwise than at first.
         """
-        if self.backbone.fingerprint != self.context.fingerprint:
-            raise IncompatibleChunk(
-                "the backbone's weights have changed since this window was made, or its settings, hooks or "
-                "autocast: its KV is stale; undo that, or make a new window"
-            )
+        self._check_fingerprint()
         probe = self.backbone.probe
-        if probe.moves != self._compared:
-            self.store.probes.compare(self.context.fingerprint, probe.answers, probe.tolerance)
-            self._compared = probe.moves
+        if self._asked.is_due(probe.moves):
+            probe.answers()
+            self._check_fingerprint()  # it may have seen what the witness had not
+            self._asked = Asked(probe.moves)
 
     # -- chunks --------------------------------------------------------------------------------
 
     def known(self, chunk_id: str) -> Facts:
         """Facts of an archived chunk. Raises UnknownChunk, IncompatibleChunk or CorruptChunk."""
+        waiting = self._waiting.get(chunk_id)
+        if waiting is not None:
+            return waiting
         record = self.store.get_canonical(self.context, chunk_id)
         others = self.store.contexts_of(chunk_id) if record is None else []
         for other in others:
             # in another form or behind another prompt its KV is of no use here, but its encoding is
             if record is None and other.fingerprint == self.context.fingerprint:
-                record = self.store.get_canonical(other, chunk_id)
+                record = self.store.get_canonical(replace(other, probe=self.context.probe), chunk_id)
         if record is not None:
             if record.context == self.context:
                 self._remember(chunk_id, self._out_of(record))
@@ -141,6 +162,9 @@ class Former:
 
         Its canonical is read if it is archived, since it is about to be served.
         """
+        waiting = self._waiting.get(chunk.id)
+        if waiting is not None:
+            return waiting
         record = self._record(chunk.id)
         if record is not None:
             self._remember(chunk.id, self._out_of(record))
@@ -221,6 +245,30 @@ class Former:
         self.catalogue.forget(record.key)
         return record
 
+    def archive_later(self, facts: Facts, copy: Copy) -> None:
+        """Store a chunk's canonical as later work: ``copy``, or if that is none, one prefilled for it.
+
+        Until then its facts are known here.
+        """
+        self._waiting[facts.chunk_id] = facts
+        own = copy.canonical and copy.patch is None and not copy.lossy
+
+        def archive() -> None:
+            try:
+                if own:
+                    self.archive(facts, copy)
+                else:
+                    self.canonical(facts)
+            finally:
+                self._waiting.pop(facts.chunk_id, None)
+
+        later_of(self.backbone).add(archive)
+
+    def settle(self) -> None:
+        """Wait until all that is to be archived is stored: for searches over all that was archived."""
+        if self._waiting:
+            later_of(self.backbone).flush()
+
     # -- patches -------------------------------------------------------------------------------
 
     def patch(
@@ -255,6 +303,17 @@ class Former:
             return None
         return record.patch if proof is not None else record.patch.truncate(self.budget.rank)
 
+    def energy(self, facts: Facts, antecedents: Sequence[str], served: Patch | None) -> float | None:
+        """Share of the deficit's energy that the stored patch keeps; None unless all of it is ``served``."""
+        try:
+            record = self.store.get_patch(self.context, facts.chunk_id, antecedents)
+        except (CorruptChunk, WrongKey):
+            return None
+        if record is None or served is None or record.patch.rank != served.rank:
+            return None
+        energy = record.info.get("energy")
+        return float(energy) if isinstance(energy, (int, float)) else None
+
     def harvest(self, facts: Facts, conditioned: Copy, formed: Guarantee, before: Before) -> None:
         """Store the patch that takes the canonical to ``conditioned``, unless a better one is there.
 
@@ -262,16 +321,16 @@ class Former:
         stands before it.
         """
 
-        def held(behind: tuple[str, ...]) -> Guarantee | None:
-            row = self.catalogue.patch_within(facts.chunk_id, facts.length, behind, "exact", self.budget)
-            return None if row is None or self.unproved(row) else guarantee_named(row.formed)
+        def held(behind: tuple[str, ...]) -> Stored | None:
+            row = self.catalogue.patch(facts.chunk_id, behind, "exact")
+            return stored_patch(row, self.budget, facts.length, proving=self.prover is not None)
 
         if worth_harvesting(held, conditioned.antecedents, formed):
             self.keep_patch(facts, conditioned, formed, before)
 
     def unproved(self, row: ObjectInfo) -> bool:
-        """True if a patch has to prove itself here, and was asked nothing so far."""
-        return self.prover is not None and (row.proof is None or not row.proof.tokens)
+        """True if a patch has to prove itself here, and was asked too little so far."""
+        return self.prover is not None and (row.proof is None or row.proof.undecided)
 
     def keep_patch(
         self, facts: Facts, conditioned: Copy, formed: Guarantee, before: Before, base: str = ""
@@ -349,6 +408,14 @@ class Former:
         return offset
 
     # -- inside --------------------------------------------------------------------------------
+
+    def _check_fingerprint(self) -> None:
+        if self.backbone.fingerprint != self.context.fingerprint:
+            raise IncompatibleChunk(
+                "the backbone's weights have changed since this window was made, or its settings, hooks or "
+                "autocast: its KV is stale; undo that, or make a new window (a hook that only looks, and "
+                "what it collects, is no part of the model as a kamera.engines.hf.Observer)"
+            )
 
     def _held(self, chunk_id: str) -> Copy | None:
         """The canonical that this operation last worked on."""

@@ -6,13 +6,14 @@ import logging
 import threading
 from collections import Counter
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Literal, get_args
 
 import torch
 
 from kamera import forks
 from kamera.ops import Deltas, Patch
+from kamera.patches.later import Later
 
 FormingRule = Literal["now", "background"]
 """Time at which a patch is factored and stored: within the operation that ran its forward, or after it."""
@@ -24,7 +25,10 @@ logger = logging.getLogger(__name__)
 
 
 class Forming:
-    """Forms patches at once, within the operation that ran their forwards."""
+    """Forms patches at once, within the operation that ran their forwards; later work waits for `flush`."""
+
+    def __init__(self) -> None:
+        self._later: Callable[[], None] | None = None
 
     def submit(self, chunk_id: str, deltas: Deltas, form: Callable[[], Patch]) -> None:
         """Run ``form``, which factors ``deltas``, stores the patch and returns it.
@@ -33,91 +37,136 @@ class Forming:
         """
         form()
 
+    def later(self, work: Callable[[], None]) -> bool:
+        """Have ``work`` done that no operation waits for; False if there is other such work already."""
+        if self._later is not None:
+            return False
+        self._later = work
+        return True
+
     def settle(self, chunk_id: str) -> None:
         """Wait for the patches of a chunk that are in progress."""
 
     def flush(self) -> None:
-        """Wait for all patches in progress; raises the error that kept one of them from being stored."""
+        """Wait for all patches in progress, and do later work; raises the error that kept one from being
+        stored."""
+        work, self._later = self._later, None
+        if work is not None:
+            work()
 
     def close(self) -> None:
-        """`flush`; patches that come later are formed at once."""
+        """`flush`, without later work; patches that come later are formed at once."""
+        self._later = None
 
 
 class BackgroundForming(Forming):
-    """Forms patches one after another in one thread. Safe to use from several threads.
+    """Forms patches one after another, as later work in ``queue``. Safe to use from several threads.
 
     On CUDA the work runs on its own stream. A look-up of a chunk's patch waits (`settle`) until those in
     progress for it are stored, so the KV served never depends on the thread's speed. A failure is logged when
     it happens and raised by the next `flush`; until then the patch is a miss.
     """
 
-    def __init__(self, limit: int = LIMIT) -> None:
+    def __init__(self, queue: Later, limit: int = LIMIT) -> None:
         if limit < 1:
             raise ValueError(f"limit {limit} must be at least 1")
+        super().__init__()
+        self._queue = queue
         self._limit = limit
         self._begin()
         forks.bind(self, BackgroundForming._begin)
 
     def _begin(self) -> None:
         """Start with no patch in progress: after a process fork, the parent stores those it was forming."""
-        self._pool = ThreadPoolExecutor(1, thread_name_prefix="kamera-forming")
         self._changed = threading.Condition()
         self._pending: Counter[str] = Counter()  # chunk ids
+        self._busy = False
         self._errors: list[BaseException] = []
         self._closed = False
 
     def submit(self, chunk_id: str, deltas: Deltas, form: Callable[[], Patch]) -> None:
-        """As `Forming.submit`, in the background; waits while ``limit`` patches are in progress."""
+        """As `Forming.submit`, in the background; waits while ``limit`` patches are in progress.
+
+        Within later work, at once.
+        """
+        if self._queue.mine:
+            form()
+            return
         with self._changed:
             self._changed.wait_for(lambda: self._pending.total() < self._limit)
             if not self._closed:
-                self._pool.submit(self._run, chunk_id, _streamed(deltas, form))
+                self._queue.add(partial(self._run, chunk_id, _streamed(deltas, form)))
                 self._pending[chunk_id] += 1
                 return
         form()
 
+    def later(self, work: Callable[[], None]) -> bool:
+        """As `Forming.later`, behind the patches in progress."""
+        with self._changed:
+            if self._busy or self._closed:
+                return False
+            self._busy = True
+            self._queue.add(partial(self._run_later, work))
+        return True
+
     def settle(self, chunk_id: str) -> None:
-        """As `Forming.settle`; the forming thread itself must not call it."""
+        """As `Forming.settle`; within later work nothing is waited for."""
+        if self._queue.mine:
+            return
         with self._changed:
             self._changed.wait_for(lambda: not self._pending[chunk_id])
 
     def flush(self) -> None:
         """As `Forming.flush`: raises the first error since the last call, once."""
         with self._changed:
-            self._changed.wait_for(lambda: not self._pending.total())
+            self._changed.wait_for(lambda: not self._pending.total() and not self._busy)
             errors, self._errors = self._errors, []
         if errors:
             raise errors[0]
 
     def close(self) -> None:
-        """As `Forming.close`; the thread ends."""
+        """As `Forming.close`."""
         with self._changed:
             self._closed = True
-        self._pool.shutdown()
         self.flush()
 
     def _run(self, chunk_id: str, form: Callable[[], Patch]) -> None:
         try:
             form()
         except BaseException as error:  # no error may be lost with the thread
-            logger.error("a patch of chunk %s was not stored: %s", chunk_id[:12], error)
-            with self._changed:
-                self._errors.append(error)
+            self._failed(f"a patch of chunk {chunk_id[:12]} was not stored", error)
         finally:
             with self._changed:
                 self._pending -= Counter((chunk_id,))  # drops the entry at zero
                 self._changed.notify_all()
 
+    def _run_later(self, work: Callable[[], None]) -> None:
+        try:
+            work()
+        except BaseException as error:
+            self._failed("later work was not done", error)
+        finally:
+            with self._changed:
+                self._busy = False
+                self._changed.notify_all()
 
-def forming_of(rule: FormingRule | None, proving: bool = False) -> Forming:
+    def _failed(self, what: str, error: BaseException) -> None:
+        logger.error("%s: %s", what, error)
+        with self._changed:
+            self._errors.append(error)
+
+
+def forming_of(rule: FormingRule | None, queue: Later, proving: bool = False) -> Forming:
     """The `Forming` of a rule; of none, in the background if patches have to prove themselves, else now.
+
+    ``queue`` takes the background's work.
 
     Raises ValueError for an unknown rule.
     """
     rule = rule or ("background" if proving else "now")
     if rule not in get_args(FormingRule):
         raise ValueError(f"forming {rule!r} is none of {', '.join(get_args(FormingRule))}")
-    return Forming() if rule == "now" else BackgroundForming()
+    return Forming() if rule == "now" else BackgroundForming(queue)
 
 
 def _streamed(deltas: Deltas, form: Callable[[], Patch]) -> Callable[[], Patch]:

@@ -26,11 +26,14 @@ class Losses:
     def __init__(self) -> None:
         self.unkept: set[str] = set()
         self._said = False
+        self._left: list[str] = []
         self._operation = threading.local()
 
     @contextmanager
     def told_to(self, notes: list[str]) -> Iterator[None]:
-        """Context in which this thread's losses are added to ``notes``."""
+        """Context in which this thread's losses are added to ``notes``, after what was left for them."""
+        left, self._left = self._left, []
+        notes.extend(left)
         self._operation.notes = notes
         try:
             yield
@@ -44,6 +47,10 @@ class Losses:
             yield
         except STORE_ERRORS as error:
             self._tell(f"{what}: {error}")
+
+    def leave(self, note: str) -> None:
+        """Add to the notes of the next operation: for work that no operation waits for."""
+        self._left.append(note)
 
     def note(self, note: str) -> None:
         """Add to the notes of this thread's operation, if there is one."""

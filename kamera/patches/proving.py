@@ -9,15 +9,16 @@ from __future__ import annotations
 import logging
 from collections import OrderedDict
 from collections.abc import Sequence
-from contextvars import Context
 from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
 
 import torch
 
 from kamera import forks
 from kamera.engines import Engine, Span
 from kamera.errors import KameraError
-from kamera.ops import KV, Deltas, PatchBudget, Proof, Sized, compared
+from kamera.ops import KV, Deltas, PatchBudget, Proof, Sized, compared, kv_error, kv_map, sketch
 from kamera.patches.anchor import Anchor
 from kamera.patches.chunks import Facts
 from kamera.patches.standing import text_positions
@@ -42,7 +43,7 @@ DOUBLINGS = 3
 """How often rank and bytes of a patch may double until it proves itself: up to eight times the budget."""
 
 
-NOTHING_ASKED = Proof(0.0, 0, 0, 0)
+NOTHING_ASKED = Proof(0.0, 0, 0, 0.0, ())
 """Of a patch that was asked nothing: it proves nothing."""
 
 logger = logging.getLogger(__name__)
@@ -63,12 +64,23 @@ class Before:
     shift: tuple[int, ...]
 
 
+class _Seen(NamedTuple):
+    """A chunk's KV as the serving kernels make it at its place, and the logits of each question behind it."""
+
+    kv: KV
+    answers: list[torch.Tensor]
+
+
 class Prover:
-    """Forms patches that answer as the true KV does, within ``tolerance`` nats (`Proof.within`).
+    """Forms patches whose KV is near the true KV and answers as it does, within ``tolerance`` nats
+    (`Proof.within`).
 
     Asks `QUESTIONS`, and the last questions that `heard` was told of. Without a tokenizer a chunk of text is
     asked for its own first tokens and those of the texts before it, as if they were quoted; a picture's patch
     has only the questions heard. Safe to use from several threads.
+
+    ``again`` are the proofs of patches that were proved again since they were placed, by chunk and
+    antecedents.
     """
 
     def __init__(self, backbone: Engine, anchor: Anchor, tolerance: float) -> None:
@@ -77,6 +89,7 @@ class Prover:
         self._anchor = anchor
         self._lock = forks.Lock()
         self._asked: OrderedDict[tuple[int, ...], torch.Tensor] = OrderedDict()
+        self.again: dict[tuple[str, tuple[str, ...]], Proof] = {}
 
     def heard(self, ids: torch.Tensor) -> None:
         """Remember a question's token ids ``[tokens]``: patches formed from now on answer it too."""
@@ -111,14 +124,14 @@ class Prover:
         smallest = budget.form(deltas, self._backbone.layout, canonical.kv)
         try:
             questions = self._questions(facts, before)
-            want = self._answers(Span(true, None, before.offset), facts, before, questions)
+            want = self._seen(Span(true, None, before.offset), facts, before, questions)
             first, sized = None, smallest
             for doubling in range(DOUBLINGS + 1):
                 if doubling:
                     budget = budget.doubled(canonical.kv)
                     sized = budget.form(deltas, self._backbone.layout, canonical.kv)
                 span = Span(canonical.kv, sized.formed.patch, canonical.offset)
-                proof = compared(want, self._answers(span, facts, before, questions))
+                proof = self._proof(want, self._seen(span, facts, before, questions), deltas, questions)
                 if proof.within(self.tolerance):
                     return sized, proof
                 first = first or proof
@@ -130,11 +143,37 @@ class Prover:
             return smallest, NOTHING_ASKED
         return smallest, first or NOTHING_ASKED
 
-    def proof(self, true: KV, served: Span, facts: Facts, before: Before) -> Proof:
-        """The proof of any KV that is served at a chunk's place for ``true``, which was prefilled there."""
+    def proof(self, deltas: Deltas, true: KV, served: Span, facts: Facts, before: Before) -> Proof:
+        """The proof of any KV that is served at a chunk's place for ``true``, which was prefilled there.
+
+        ``deltas`` are what it absorbed there, which its errors are measured by.
+        """
         questions = self._questions(facts, before)
-        want = self._answers(Span(true, None, before.offset), facts, before, questions)
-        return compared(want, self._answers(served, facts, before, questions))
+        want = self._seen(Span(true, None, before.offset), facts, before, questions)
+        return self._proof(want, self._seen(served, facts, before, questions), deltas, questions)
+
+    def doubts(self, ids: torch.Tensor, chunk_id: str, antecedents: tuple[str, ...], proof: Proof) -> bool:
+        """True if the proof of a chunk's patch does not tell of a question of these ids ``[tokens]``."""
+        return not self.again.get((chunk_id, antecedents), proof).covers(self._sketch(ids))
+
+    # -- inside --------------------------------------------------------------------------------
+
+    def _proof(self, want: _Seen, got: _Seen, deltas: Deltas, questions: Sequence[torch.Tensor]) -> Proof:
+        asked = tuple(map(self._sketch, questions))
+        return compared(want.answers, got.answers, asked, kv_error(want.kv, got.kv, deltas))
+
+    def _sketch(self, ids: torch.Tensor) -> str:
+        """The sketch of a question without the closing of the chat template, which all have."""
+        tail = self._tail
+        closed = 0 < len(tail) <= len(ids) and torch.equal(ids[-len(tail) :], tail)
+        return sketch((ids[: -len(tail)] if closed else ids).tolist())
+
+    @cached_property
+    def _tail(self) -> torch.Tensor:
+        """Token ids that close every question of text; none without a tokenizer."""
+        if not self._backbone.vocabulary:
+            return torch.empty(0, dtype=torch.int64)
+        return self._backbone.question_ids("", self._anchor.tail)
 
     def _questions(self, facts: Facts, before: Before) -> list[torch.Tensor]:
         tail = self._anchor.tail
@@ -147,21 +186,16 @@ class Prover:
             generic = [ids[:ECHO] for ids in texts[: len(QUESTIONS)]]
         return [ids for ids in (*generic, *self.asked) if ids.shape[0]]
 
-    def _answers(
-        self, span: Span, facts: Facts, before: Before, questions: Sequence[torch.Tensor]
-    ) -> list[torch.Tensor]:
-        """Logits ``[tokens, vocabulary]`` of each question behind ``span`` in its place."""
+    def _seen(self, span: Span, facts: Facts, before: Before, questions: Sequence[torch.Tensor]) -> _Seen:
+        """What is served of ``span`` in its place, and the answers behind it."""
         live = self._backbone.live()
         longest = max((ids.shape[0] for ids in questions), default=0)
         shift = torch.tensor(before.shift)[:, None]
 
-        def ask() -> list[torch.Tensor]:
-            live.show([*before.spans, span], room=longest)
-            found = []
-            for ids in questions:
-                places = text_positions(self._backbone, self._anchor.input_ids, [*before.chunks, facts], ids)
-                found.append(self._backbone.follow(ids, places + shift, live))
-            return found
-
-        # in an empty context: what a proof asks is no work of the operation that formed the patch
-        return Context().run(ask)
+        live.show([*before.spans, span], room=longest)
+        kv = kv_map(live.read(len(before.spans)), torch.clone)
+        answers = []
+        for ids in questions:
+            places = text_positions(self._backbone, self._anchor.input_ids, [*before.chunks, facts], ids)
+            answers.append(self._backbone.follow(ids, places + shift, live))
+        return _Seen(kv, answers)

@@ -23,7 +23,7 @@ from kamera.reuse.prompt import Prompt
 from kamera.reuse.rules import RULES, CutRule
 from kamera.reuse.seen import Seen
 from kamera.store import ChunkStore
-from kamera.window import Cost, KameraWindow, Report, ReusePolicy
+from kamera.window import Cost, KameraWindow, Report, ReusePolicy, policy_of
 
 SINK = 4
 """First tokens of every prompt that are never spliced: attention sinks (`kamera analyze sink`)."""
@@ -128,7 +128,7 @@ class Reuser:
             raise ValueError(f"sink={sink}, held={held}: keep 1 token and 0 windows or more")
         self.backbone = backbone
         self.store = store
-        self.policy = policy or ReusePolicy()
+        self.policy = policy_of(policy)
         self.rule = rule
         self.sink = sink
         self._calibration = None if calibration is None else calibration_of(calibration)

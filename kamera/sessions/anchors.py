@@ -10,7 +10,7 @@ from kamera import forks
 from kamera.engines.hf import Backbone
 from kamera.ops import tensor_digest
 from kamera.store import ChunkStore
-from kamera.window import KameraWindow, ReusePolicy, WindowMemory
+from kamera.window import KameraWindow, ReusePolicy, WindowMemory, check_policy
 
 
 class Anchors:
@@ -28,6 +28,7 @@ class Anchors:
         policy: ReusePolicy | None = None,
         held: int = 1,
     ) -> None:
+        check_policy(policy)
         self.backbone = backbone
         self.store = store
         self.prefilled = 0

@@ -13,6 +13,7 @@ import torch
 
 from kamera.content import Chunk, Conversations, Message, Rendered, check_messages, copied
 from kamera.edits import Directive, EditPolicy, Evict, Snap, Verb, edited, edited_messages
+from kamera.engines import Account, Usage
 from kamera.engines.hf import Backbone
 from kamera.errors import ProcessorRequired
 from kamera.reuse import Admission, Arrangement, Calibration, calibration_of
@@ -23,7 +24,7 @@ from kamera.sessions.modes import SessionMode, check_mode
 from kamera.sessions.showing import State, shown
 from kamera.sessions.timers import aged
 from kamera.sessions.tool_calls import tool_calls
-from kamera.sessions.turn import Stopwatch, Turn, TurnReport
+from kamera.sessions.turn import Stopwatch, Turn, TurnReport, TurnUsage
 from kamera.sessions.turns import Turns
 from kamera.sessions.uncached import UNCACHEABLE, plain_answer, plain_logits
 from kamera.sessions.verbs import VerbReport, applied_verb
@@ -122,6 +123,7 @@ class ChatSession:
         self._edit_policy = edit_policy
         self._state = State()
         self._turns = Turns()
+        self._account = Account()
         self._clock = time.time
         self._reuses = bool(reuse)
         self._calibration = None if isinstance(reuse, bool) else calibration_of(reuse)
@@ -161,6 +163,15 @@ class ChatSession:
         """The window's prompt, and the segments of each slot; None before the first."""
         return self._state.layout
 
+    def usage(self) -> Usage:
+        """The model work of this session, now and later; a fork counts its own. Equal to hooks after `flush`."""
+        return self._account.usage
+
+    def flush(self) -> None:
+        """Wait for all later work of this session's window; raises as `KameraWindow.flush`."""
+        if self._state.window is not None:
+            self._state.window.flush()
+
     def rendered(self) -> Rendered:
         """The history after the chat template, cut into segments. Indices of directives refer to it."""
         return self._conversations.render(self._state.messages, tools=self.tools)
@@ -180,9 +191,11 @@ class ChatSession:
         answer alone sees: neither the history nor any later token has seen them, in every mode, as in a run
         with this answer and without them. ``options`` (max_new_tokens, do_sample,
         stop_strings, streamer, …) go to ``generate`` of transformers. Raises EditPolicyFailed, `ValueError`
-        for more than one sequence, SessionConflict for a list that lacks what another thread was answered
-        meanwhile, and the errors of `Conversations.render` and of the window.
+        for an option that it does not take (before anything runs) or for more than one sequence,
+        SessionConflict for a list that lacks what another thread was answered meanwhile, and the errors of
+        `Conversations.render` and of the window.
         """
+        self.backbone.check_sampling(options)
         if int(options.get("num_return_sequences") or 1) > 1:
             raise ValueError(f"num_return_sequences={options['num_return_sequences']}: a turn has one answer")
         if "stop_strings" in options:
@@ -190,7 +203,7 @@ class ChatSession:
             options.setdefault("tokenizer", getattr(processor, "tokenizer", processor))
         watch = Stopwatch()
         options["logits_processor"] = [*(options.get("logits_processor") or ()), watch]
-        with self._turns.taken(self._state) as seen:
+        with self._account.now(self.backbone), self._turns.taken(self._state) as seen:
             return self._answered(seen, messages, append, scratch, watch, options)
 
     def _answered(
@@ -217,14 +230,16 @@ class ChatSession:
                 raise
             inputs = self._conversations.whole([*shaped, *scratch], tools=self.tools)
             text, report = plain_answer(self.backbone, inputs, error, **options)
-            state = replace(self._state, ids=inputs["input_ids"][0].cpu())
+            state = branch = replace(self._state, ids=inputs["input_ids"][0].cpu())
         else:
             text = branch.asked.generate(branch.question, **options)
         answer = {"role": "assistant", "content": text}
         timers, notes = aged(state.timers, state.turn + 1, self._clock(), self.store)
         self._state = state.changed(messages=(*history, answer), turn=state.turn + 1, timers=timers)
         report = replace(report, notes=(*report.notes, *notes), first_token=watch.seconds)
-        return Turn(text, tool_calls(text), report)
+        prompt = 0 if branch.ids is None else int(branch.ids.shape[0])
+        usage = TurnUsage(prompt, prompt - report.prefilled, watch.steps)
+        return Turn(text, tool_calls(text), report, usage)
 
     def next_token_logits(
         self, messages: str | Message | Sequence[Message] | None = None, *, append: bool = False
@@ -233,7 +248,7 @@ class ChatSession:
 
         ``messages`` as for `send`; None means the present history.
         """
-        with self._turns.taken(self._state):
+        with self._account.now(self.backbone), self._turns.taken(self._state):
             shaped = self._shaped(self._history(messages, append))
             try:
                 state, _ = self._shown(shaped, [self.mode])
@@ -253,7 +268,7 @@ class ChatSession:
         Raises InvalidDirective, SessionConflict if another thread changed the history meanwhile, and the
         errors of `send` for a prompt that no window can hold.
         """
-        with self._turns.taken(self._state) as seen:
+        with self._account.now(self.backbone), self._turns.taken(self._state) as seen:
             self._state.check_seen(seen)
             return self._edited(directives, snap)
 
@@ -273,7 +288,7 @@ class ChatSession:
         outside of the window, PinsFull over the store's cap, IncompatibleChunk for a store to share with that
         cannot hold them, and the errors of `edit`.
         """
-        with self._turns.taken(self._state) as seen:
+        with self._account.now(self.backbone), self._turns.taken(self._state) as seen:
             self._state.check_seen(seen)
             report = applied_verb(self, self._anchors, verb, self._clock())
             if isinstance(verb, Evict):
@@ -288,7 +303,7 @@ class ChatSession:
         During an answer the fork has the history before it.
         """
         branch = copy.copy(self)  # turns write to a branch, never to a session's window
-        branch._turns = Turns()
+        branch._turns, branch._account = Turns(), Account()
         return branch
 
     def save(self, path: str | Path, *, session_id: str | None = None) -> None:

@@ -22,7 +22,16 @@ from typing import TYPE_CHECKING, Any
 import torch
 from PIL import Image
 
-from kamera.content import Clip, Rendered, Segment, load_clip, load_image, tool_schema
+from kamera.content import (
+    Clip,
+    Rendered,
+    Segment,
+    kind_of,
+    load_clip,
+    load_image,
+    media_item,
+    tool_schema,
+)
 from kamera.engines.hf import Backbone
 from kamera.errors import CorruptChunk, IncompatibleChunk, SessionConflict, StoreError
 from kamera.sessions.document import (
@@ -167,16 +176,11 @@ def _put_message(message: Mapping[str, Any], files: dict[str, bytes]) -> dict[st
 
 
 def _put_item(item: Any, files: dict[str, bytes]) -> Any:
-    kind = item.get("type") if isinstance(item, Mapping) else None
-    kind = kind or next((k for k in ("image", "video") if isinstance(item, Mapping) and k in item), None)
-    if kind not in ("image", "video", "image_url", "video_url"):
+    kind = kind_of(item)
+    if kind is None or kind == "text":
         return item
-    source = item.get(f"{kind}") if kind.endswith("_url") else None
-    name = kind.removesuffix("_url")
-    if source is not None:
-        rest = {k: v for k, v in item.items() if k not in (kind, "type")}
-        item = {"type": name, name: source["url"] if isinstance(source, Mapping) else source, **rest}
-    if name == "image":
+    item = media_item(item, kind)
+    if kind == "image":
         return {"type": "image", "kamera": {"file": _put_picture(load_image(item), files)}}
     held = item.get("video")
     clip = held if isinstance(held, Clip) else load_clip(item)

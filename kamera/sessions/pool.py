@@ -5,15 +5,17 @@ from __future__ import annotations
 import secrets
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
 from kamera import forks
 from kamera.content import Message, Rendered
 from kamera.edits import EditPolicy
+from kamera.engines import Account, Usage
 from kamera.engines.hf import Backbone
 from kamera.errors import KameraError, UnknownSession
+from kamera.patches import later_of
 from kamera.reuse import calibration_of
 from kamera.sessions.anchors import Anchors
 from kamera.sessions.chat import ChatSession, Reuse, conversations_of
@@ -23,7 +25,7 @@ from kamera.sessions.modes import SessionMode, check_mode
 from kamera.sessions.saved import SavedSessions, tools_digest
 from kamera.sessions.turn import Turn
 from kamera.store import ChunkStore
-from kamera.window import ReusePolicy
+from kamera.window import ReusePolicy, check_policy
 
 Stores = ChunkStore | Callable[[str], ChunkStore]
 """One tenant's store, or a function from a tenant to its store."""
@@ -94,6 +96,7 @@ class SessionPool:
                 "session and 1 byte or more, and share 0 tokens or more"
             )
         check_mode(mode)
+        check_policy(policy)
         if not isinstance(reuse, bool):  # read once, and refused before any request
             reuse = calibration_of(reuse)
             reuse.check(backbone)
@@ -113,6 +116,7 @@ class SessionPool:
         self._conversations = conversations_of(backbone)
         self._saved = None if save is None else SavedSessions(save, max_saved_bytes)
         self._lock = forks.Lock()
+        self._account = Account()
         self._entries: OrderedDict[tuple[str, str], _Entry] = OrderedDict()  # by tenant and id, oldest first
         self._anchors: dict[str, Anchors] = {}
         self._counts = dict.fromkeys((f.name for f in fields(PoolMetrics)), 0)
@@ -133,7 +137,18 @@ class SessionPool:
         UnknownSession for new messages to an unknown id, the errors of `ChatSession.send`, and for new
         messages to a saved session those of `ChatSession.load`.
         """
-        whose = self._tenant(tenant)
+        self.backbone.check_sampling(options)
+        with self._account.now(self.backbone):
+            return self._sent(messages, session_id, self._tenant(tenant), tools, options)
+
+    def _sent(
+        self,
+        messages: str | Message | Sequence[Message],
+        session_id: str | None,
+        whose: str,
+        tools: Sequence[Any] | None,
+        options: dict[str, Any],
+    ) -> Turn:
         session_id = self._named(whose, session_id)
         name, entry = self._reserved(messages, session_id, whose, tools)
         try:
@@ -146,7 +161,7 @@ class SessionPool:
                     self._entries.pop((whose, name), None)  # it was opened for this request
             raise
         name = self._publish((whose, name), entry, turn)
-        return Turn(turn.text, turn.tool_calls, turn.report, name)
+        return replace(turn, session_id=name)
 
     def session(self, session_id: str, tenant: str | None = None) -> ChatSession:
         """A fork of a session after its last complete answer.
@@ -176,12 +191,19 @@ class SessionPool:
             raise UnknownSession(f"no session {session_id!r} in this pool: it may have been evicted")
 
     def flush(self) -> None:
-        """Wait until all sessions are saved; raises the first error that kept one from it since the last.
+        """Wait for all later work, and until all sessions are saved.
+
+        Raises the first error that kept a session from being saved since the last call.
 
         SessionConflict for one that another process had continued: it is saved, under ``error.kept_as``.
         """
+        later_of(self.backbone).flush()
         if self._saved is not None:
             self._saved.flush()
+
+    def usage(self) -> Usage:
+        """The model work of all sessions of this pool, now and later. After `flush` it equals hooks."""
+        return self._account.usage
 
     def saved(self, tenant: str | None = None) -> list[str]:
         """Ids of a tenant's sessions on the disk, those of other processes too; none without ``save``."""

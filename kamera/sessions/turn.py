@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -58,25 +58,35 @@ class TurnReport:
 
 
 class Stopwatch:
-    """A logits processor that changes nothing, and notes when it was called first.
+    """A logits processor that changes nothing, and notes when it was called first, and how often.
 
-    ``seconds`` from its construction until then; None before.
+    ``seconds`` from its construction until then; None before. ``steps``: one for each token of an answer.
     """
 
     def __init__(self) -> None:
         self._started = time.perf_counter()
         self.seconds: float | None = None
+        self.steps = 0
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         """``scores`` as they are."""
+        self.steps += 1
         if self.seconds is None:
             self.seconds = time.perf_counter() - self._started
         return scores
 
 
+class TurnUsage(NamedTuple):
+    """Tokens of a turn: its prompt, the part of it whose KV was at hand, and the answer."""
+
+    prompt_tokens: int
+    cached_tokens: int
+    completion_tokens: int
+
+
 @dataclass(frozen=True)
 class Turn:
-    """An answer: its text, the tool calls in it, and the report of its prompt.
+    """An answer: its text, the tool calls in it, the report of its prompt, and its tokens.
 
     ``session_id`` names the session of a `SessionPool` that answered.
     """
@@ -84,6 +94,7 @@ class Turn:
     text: str
     tool_calls: tuple[dict[str, Any], ...]
     report: TurnReport
+    usage: TurnUsage
     session_id: str | None = None
 
 
@@ -99,6 +110,7 @@ def turn_report(
     """The report of an operation from the slots ``before`` to a prompt of ``prompt`` tokens.
 
     ``anchor`` tokens were kept, ``left`` removed; the tokens after the slots are prefilled with the question.
+    A chunk that arrived without a forward came from the store: its tokens count as turned.
     """
     was = {slot.number: slot for slot in before}
     kept, turned, patched = anchor, 0, 0
@@ -110,11 +122,13 @@ def turn_report(
             kept += slot.length
         else:
             turned += slot.length
+    question = prompt - anchor - sum(slot.length for slot in report.slots)
+    prefilled = min(prompt - kept - turned - patched, report.tokens_recomputed + question)
     return TurnReport(
         kept=kept,
-        turned=turned,
+        turned=prompt - kept - patched - prefilled,
         patched=patched,
-        prefilled=prompt - kept - turned - patched,
+        prefilled=prefilled,
         left=left,
         forwards=report.forwards,
         tokens_recomputed=report.tokens_recomputed,

@@ -9,11 +9,18 @@ from typing import Any
 import torch
 
 from kamera.engines.hf import Backbone
-from kamera.errors import NotRelocatable, NotSegmentable, PolicyRefused, UnsafeText, WindowFull
+from kamera.errors import (
+    NotRelocatable,
+    NotSegmentable,
+    PolicyRefused,
+    UnsafeText,
+    UnsupportedBackbone,
+    WindowFull,
+)
 from kamera.sessions.turn import TurnReport
 
-UNCACHEABLE = (NotSegmentable, UnsafeText, WindowFull, NotRelocatable, PolicyRefused)
-"""Errors for prompts that the model itself accepts."""
+UNCACHEABLE = (NotSegmentable, UnsafeText, WindowFull, NotRelocatable, PolicyRefused, UnsupportedBackbone)
+"""Errors for prompts that the model itself accepts, and for a model of which no KV can be used again."""
 
 Inputs = Mapping[str, torch.Tensor]
 

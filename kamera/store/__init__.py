@@ -19,9 +19,11 @@ from kamera.store.keys import (
     canonical_key,
     chunk_of,
     encoding_context,
+    is_key,
     object_key,
     patch_key,
     survivor,
+    whole_id,
 )
 from kamera.store.records import CanonicalRecord, PatchRecord, kept
 from kamera.store.seal.rotate import Rotated
@@ -60,6 +62,7 @@ __all__ = [
     "digest",
     "encoding_context",
     "folder_locked",
+    "is_key",
     "kept",
     "mean_features",
     "object_key",
@@ -67,4 +70,5 @@ __all__ = [
     "signature",
     "survivor",
     "tensor_digest",
+    "whole_id",
 ]

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from kamera.ops import name_order, whole_lists
 from kamera.store.fields import Header, bytes_of, check_identity, identity, is_count, no_info
 from kamera.store.keys import Context, object_key
 
@@ -17,7 +18,8 @@ class EncodingRecord:
     """The decoder's input for a chunk's pixels, which does not depend on the antecedents.
 
     ``context`` is a `keys.encoding_context`: the fingerprint of the vision part alone, no anchor. ``tokens``:
-    of the chunk; ``embeds``: the decoder's arguments by name. Raises `ValueError` for invalid fields.
+    of the chunk; ``embeds``: the decoder's arguments by name, entry 2 of a list as ``name.2``. Raises
+    `ValueError` for invalid fields and a list with a gap.
     """
 
     chunk_id: str
@@ -30,6 +32,7 @@ class EncodingRecord:
         check_identity(self.chunk_id, self.context, self.info)
         if not is_count(self.tokens):
             raise ValueError(f"tokens must be a count, got {self.tokens!r}")
+        whole_lists(self.embeds)
 
     @property
     def kind(self) -> str:
@@ -49,7 +52,7 @@ class EncodingRecord:
     def header(self) -> Header:
         """Everything but the tensors."""
         told = identity(self.kind, self.key, self.chunk_id, self.context, self.tokens, self.info)
-        return told | {"embeds": sorted(self.embeds)}
+        return told | {"embeds": name_order(self.embeds)}
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """``embeds/…``; not copied."""

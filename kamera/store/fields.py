@@ -37,6 +37,7 @@ def identity(
             "anchor": context.anchor,
             "tenant": context.tenant,
             **({"kv": context.kv} if context.lossy else {}),
+            **({"probe": context.probe} if context.probe else {}),
         },
         "tokens": tokens,
         "info": dict(info),

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, get_args
 
-from kamera.errors import AmbiguousId, UnknownChunk
+from kamera.errors import AmbiguousId, UnknownChunk, quote
 from kamera.ops import KVCodec, digest
+from kamera.store.probes import check_probe
 
 PATCH_KINDS = ("exact", "orbit")
 """Kinds of patch: bound to the order of the antecedents, or only to their set."""
@@ -39,16 +40,20 @@ class Context:
     ``fingerprint`` is the backbone's digest (weights, adapters, dtype, rotary and processor
     settings), ``anchor`` the digest of the anchor tokens, ``tenant`` the owner of the store, ``kv`` the form
     in which canonicals are held: like a dtype, it is part of a KV's identity, and a patch is formed against
-    one form. Raises `ValueError` for a form that is not in `KV_FORMS`.
+    one form. ``probe`` is what the backbone answers (`probes.told`): no part of any key and of no equality,
+    but compared by a look-up with that of the object, if given. Raises `ValueError` for a form that is not in
+    `KV_FORMS`, and for a ``probe`` that is none.
     """
 
     fingerprint: str
     anchor: str
     tenant: str = ""
     kv: str = "as-is"
+    probe: str = field(default="", compare=False)
 
     def __post_init__(self) -> None:
         check_form(self.kv)
+        check_probe(self.probe)
 
     @property
     def lossy(self) -> bool:
@@ -62,9 +67,9 @@ def check_form(kv: str) -> None:
         raise ValueError(f"kv {kv!r} is none of {', '.join(KV_FORMS)}")
 
 
-def encoding_context(vision: str, tenant: str) -> Context:
+def encoding_context(vision: str, tenant: str, probe: str = "") -> Context:
     """The context of encodings: ``vision`` is the fingerprint of tower, projector and processor alone."""
-    return Context(vision, "", tenant)
+    return Context(vision, "", tenant, probe=probe)
 
 
 def canonical_key(context: Context, chunk_id: str) -> str:
@@ -141,11 +146,11 @@ def whole_id(start: str, ids: Iterable[str], what: str) -> str:
     if start in found:
         return start
     if not found:
-        raise UnknownChunk(f"no {what} here begins with {start!r}: kamera store ls shows what there is")
+        raise UnknownChunk(f"no {what} here begins with {quote(start)}: kamera store ls shows what there is")
     if len(found) > 1:
         shown = ", ".join(one[: len(start) + 6] for one in found[:3])
         raise AmbiguousId(
-            f"{start!r} names no one {what}: {len(found)} begin so ({shown}, …); give more of it"
+            f"{quote(start)} names no one {what}: {len(found)} begin so ({shown}, …); give more of it"
         )
     return found[0]
 

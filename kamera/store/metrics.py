@@ -56,6 +56,9 @@ class Silent:
         ``new``: the chunk was never seen before, so nothing could have been stored.
         """
 
+    def audited(self, holds: bool) -> None:
+        """Count a served slot that was audited; ``holds``: its KV was within its guarantee's bound."""
+
     def watch(self, store: Watched, stats: Callable[[Watched], StoreStats]) -> None:
         """Report ``store``'s tiers too, by ``stats``, as long as it is open."""
 
@@ -78,6 +81,12 @@ class Metrics(Silent):
             "kamera_chunks_served",
             "Chunks that came to a place in a window, by guarantee: from a copy, or by a forward there",
             ["guarantee", "source"],
+            registry=registry,
+        )
+        self._audits = counter(
+            "kamera_audits",
+            "Served slots that were prefilled again and compared, by what was found",
+            ["found"],
             registry=registry,
         )
         self._hits = counter(
@@ -106,6 +115,8 @@ class Metrics(Silent):
             self._misses.labels(reason)
         for reason in _REFUSALS.values():
             self._refusals.labels(reason)
+        for found in ("right", "wrong"):
+            self._audits.labels(found)
         self._tiers = _Tiers()
         collector: Any = self._tiers  # their type is a base class, whose import would need the extra
         registry.register(collector)
@@ -142,6 +153,10 @@ class Metrics(Silent):
     def served(self, guarantee: str, computed: bool, new: bool = False) -> None:
         """See `Silent`."""
         self._served.labels(guarantee, "new" if new else "forward" if computed else "copy").inc()
+
+    def audited(self, holds: bool) -> None:
+        """See `Silent`."""
+        self._audits.labels("right" if holds else "wrong").inc()
 
     def watch(self, store: Watched, stats: Callable[[Watched], StoreStats]) -> None:
         """See `Silent`."""

@@ -32,12 +32,14 @@ from kamera.store.keys import (
 from kamera.store.listing import rows, stats
 from kamera.store.memory import parse_size
 from kamera.store.metrics import Metrics, Silent
-from kamera.store.probes import Probes
+from kamera.store.opening import open_directory_tiers, open_tiers
+from kamera.store.probes import compare
 from kamera.store.records import CanonicalRecord, PatchRecord, Record
 from kamera.store.remote import SCHEMES, is_remote
 from kamera.store.seal.tenants import codec_of
 from kamera.store.search.lookback import Hit, Query, open_search
-from kamera.store.tiers import Tiers, open_directory_tiers, open_tiers
+from kamera.store.tiers import Tiers
+from kamera.store.withheld import Withheld
 
 
 class ChunkStore:
@@ -50,7 +52,8 @@ class ChunkStore:
     go on writing to its own. Safe to use from several threads, and a directory from several
     processes. A forked child must open the store again: its parent's raises `ForkedStore` there.
 
-    Errors: `IncompatibleChunk` for another tenant's context, `CorruptChunk` for a damaged object
+    Errors: `IncompatibleChunk` for another tenant's context, `ComputationChanged` for an object of a model
+    that answers the probe otherwise than the context says, `CorruptChunk` for a damaged object
     (moved to ``quarantine/``; the next look-up is a miss), `StoreVersionError` for an object of a
     newer format, `StoreError` when the operating system or the index refuses.
     """
@@ -74,7 +77,7 @@ class ChunkStore:
         self._memory = tiers.memory
         self._limit = tiers.memory.limit
         self._search = open_search(tiers, codec, tenant)
-        self.probes = Probes(None if tiers.disk is None else tiers.disk.root, codec)
+        self.withheld = Withheld(None if tiers.disk is None else tiers.disk.root, codec)
         self.metrics.watch(self, _stats)
         forks.bind(self, _in_child)
 
@@ -142,7 +145,7 @@ class ChunkStore:
 
     def get_canonical(self, context: Context, chunk_id: str) -> CanonicalRecord | None:
         """The canonical of a chunk under ``context``; None is a miss."""
-        record = self._look_up(self._named(context, chunk_id))
+        record = self._look_up(self._named(context, chunk_id), context)
         assert record is None or isinstance(record, CanonicalRecord)
         return record
 
@@ -157,14 +160,17 @@ class ChunkStore:
     def get_anchor(self, context: Context) -> CanonicalRecord | None:
         """The KV of the anchor of ``context``, as the model computed it, even if the context has codes."""
         context = replace(context, kv="as-is")
-        record = self._look_up(self._named(context, context.anchor, None, "anchor"))
+        record = self._look_up(self._named(context, context.anchor, None, "anchor"), context)
         assert record is None or isinstance(record, CanonicalRecord)
         return record
 
-    def get_encoding(self, vision: str, chunk_id: str) -> EncodingRecord | None:
-        """The encoding of a chunk by the tower, projector and processor whose fingerprint is ``vision``."""
-        context = encoding_context(vision, self.tenant)
-        record = self._look_up(self._named(context, chunk_id, None, "encoding"))
+    def get_encoding(self, vision: str, chunk_id: str, probe: str = "") -> EncodingRecord | None:
+        """The encoding of a chunk by the tower, projector and processor whose fingerprint is ``vision``.
+
+        ``probe``: what they answer, as in `Context`.
+        """
+        context = encoding_context(vision, self.tenant, probe)
+        record = self._look_up(self._named(context, chunk_id, None, "encoding"), context)
         assert record is None or isinstance(record, EncodingRecord)
         return record
 
@@ -180,12 +186,14 @@ class ChunkStore:
 
         ``base``: the anchor of the canonical to which it is added, if that is not the context's own.
         """
-        record = self._look_up(self._named(context, chunk_id, antecedents, kind, base))
+        record = self._look_up(self._named(context, chunk_id, antecedents, kind, base), context)
         assert record is None or isinstance(record, PatchRecord)
         return record
 
     def put(self, record: Record) -> str:
         """Store an object and return its key. A patch replaces the one under its key, other kinds do not.
+
+        A patch that was formed behind stronger KV (`PatchRecord.formed`) stays, whoever puts last.
 
         A canonical is kept in its context's form: raises `ValueError` for a KV that has no codes (not
         finite), if its context has them.
@@ -299,8 +307,11 @@ class ChunkStore:
                 f"open the store with tenant={context.tenant!r}"
             )
 
-    def _look_up(self, key: str) -> Record | None:
-        return self.metrics.lookup(lambda: self._get(key), self._remote_is_down)
+    def _look_up(self, key: str, context: Context | None = None) -> Record | None:
+        record = self.metrics.lookup(lambda: self._get(key), self._remote_is_down)
+        if record is not None and context is not None:
+            compare(context.probe, record.context.probe, f"{record.kind} {key[:12]} in {self!r}")
+        return record
 
     def _remote_is_down(self) -> bool:
         remote = self._tiers.remote_stats()

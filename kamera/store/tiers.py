@@ -8,70 +8,28 @@ put   with a disk (or no remote): stored when it returns; the remote gets it in 
 from __future__ import annotations
 
 import logging
-import os
 import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
-from pathlib import Path
 
 from kamera.errors import CorruptChunk, RemoteUnavailable, StoreError
-from kamera.store.admin.pins import Pins
+from kamera.ops import outranks
 from kamera.store.codec import Codec
 from kamera.store.disk.limit import Bounds
 from kamera.store.disk.tier import DiskTier
 from kamera.store.disk.verify import verify
 from kamera.store.flights import Flights
 from kamera.store.info import FlushReport, ObjectInfo, RemoteStats, VerifyReport
-from kamera.store.memory import MemoryTier, parse_size
+from kamera.store.memory import MemoryTier
 from kamera.store.records import Record, detached
-from kamera.store.remote import RemoteTier, open_remote
+from kamera.store.remote import RemoteTier
 from kamera.store.remote.cache import DiskCache
 from kamera.store.remote.uploads import Uploads
-from kamera.store.seal.tenants import directory_of
 
 logger = logging.getLogger(__name__)
 
 CLOSE_SECONDS = 10.0
 """Seconds that `Tiers.close` waits for objects that the remote does not have yet."""
-
-
-def open_tiers(
-    url: str,
-    codec: Codec,
-    tenant: str,
-    memory_limit: int,
-    cache: str | os.PathLike[str] | None,
-    disk_limit: int | str | None,
-) -> Tiers:
-    """The tiers of a remote store: memory, the directory ``cache`` if one is given, and ``url``.
-
-    Raises `StoreError` for a cache that belongs to another remote, `ValueError` for a ``disk_limit``
-    that is no size, or without a ``cache``.
-    """
-    if cache is None:
-        if disk_limit is not None:
-            raise ValueError(f"disk_limit={disk_limit!r} bounds a cache: give cache=DIRECTORY as well")
-        return Tiers(codec, tenant, memory_limit, None, open_remote(url, codec, tenant))
-    limit = None if disk_limit is None else parse_size(disk_limit)
-    remote = open_remote(url, codec, tenant)
-    disk = DiskTier(directory_of(Path(cache), codec), codec)
-    return Tiers(codec, tenant, memory_limit, disk, remote, limit, Pins(disk.root).kept)
-
-
-def open_directory_tiers(
-    root: Path,
-    codec: Codec,
-    tenant: str,
-    memory_limit: int,
-    disk_limit: int | str | None,
-    ttl: float | None,
-    read_only: bool,
-) -> Tiers:
-    """The tiers of a directory store: memory, and the directory within its bounds (`disk.limit`)."""
-    limit = None if disk_limit is None else parse_size(disk_limit)
-    disk = DiskTier(directory_of(root, codec, read_only=read_only), codec, read_only=read_only)
-    bounds = Bounds(disk, Pins(disk.root), limit, ttl)
-    return Tiers(codec, tenant, memory_limit, disk, bounds=bounds)
 
 
 class Tiers:
@@ -130,14 +88,16 @@ class Tiers:
         return self._flights.share(name, lambda: self._fetch(name, remote))
 
     def put(self, name: str, record: Record, *, overwrite: bool) -> Record | None:
-        """Store a copy of ``record``, and return it; None if a stored one is kept instead."""
+        """Store a copy of ``record``, and return it; None if a stored one is kept instead.
+
+        So is a patch that was formed behind stronger KV; for the remote see `RemoteTier.put`.
+        """
         if not overwrite and self._holds(name):
             return None
         own = detached(record)
         with self._flights.alone(name):
             if self.disk is None:
-                self._put_without_disk(name, own)
-                return own
+                return own if self._put_without_disk(name, own) else None
             stamped = self.disk.write(own, replace=overwrite)
             if stamped is None:
                 return None
@@ -359,17 +319,24 @@ class Tiers:
             self._cache.grew(len(data))
             self.memory.put(record, info, stamp)
 
-    def _put_without_disk(self, name: str, record: Record) -> None:
-        """Put to the remote, or into memory until it can be sent; without a remote, into memory."""
-        created = round(time.time(), 3)
+    def _put_without_disk(self, name: str, record: Record) -> bool:
+        """Put to the remote, or into memory until it can be sent; without a remote, into memory.
+
+        False if a stored one is kept instead.
+        """
+        created, there = round(time.time(), 3), self.memory.info(name)
+        info = self._codec.describe(record, created, record.nbytes)
+        if there is not None and outranks(there.formed, info.formed):
+            return False
         if self.remote is None:
-            self.memory.put(record, self._codec.describe(record, created, record.nbytes))
-            return
+            self.memory.put(record, info)
+            return True
         data = self._codec.encode(record, created)
-        info = self._codec.describe(record, created, len(data))
+        info = replace(info, bytes=len(data))
         self._dropped.pop(name, None)
         try:
-            self.remote.put(name, data)
+            if not self.remote.put(name, data):
+                return False
         except RemoteUnavailable as error:
             self._uploads.add(name)  # before it is in memory, so that it is held from the start
             if not self.memory.put(record, info):
@@ -379,6 +346,7 @@ class Tiers:
         else:
             self._uploads.discard(name)
             self.memory.put(record, info)
+        return True
 
     def _send(self, name: str) -> None:
         """Bring one object to the remote. Raises `RemoteUnavailable`, `CorruptChunk`, `StoreError`."""
@@ -388,12 +356,15 @@ class Tiers:
                 kept = self.memory.peek(name)
                 if kept is not None:
                     record, info = kept
-                    self.remote.put(name, self._codec.encode(record, info.created))
+                    if not self.remote.put(name, self._codec.encode(record, info.created)):
+                        self.memory.drop(name)
                 return
             assert self._cache is not None
             found = self.disk.read_file(name)  # verified, so that no damage travels
             if found is not None:
                 data, stamp = found
-                self.remote.put(name, data)
+                if not self.remote.put(name, data):
+                    self.disk.evict(name, stamp)  # the next look-up fetches the stronger one
+                    return
                 self._cache.sent(name, stamp)
                 self._cache.grew(0)  # an eviction may have waited for this upload

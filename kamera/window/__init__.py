@@ -8,7 +8,7 @@ from kamera.window.grounds import grounds_of
 from kamera.window.heads import SHORTEST_HEAD
 from kamera.window.measured import MeasuredFile
 from kamera.window.memory import WindowMemory
-from kamera.window.policy import OnLeave, OnMiss, ReusePolicy, certified_by_default
+from kamera.window.policy import OnLeave, OnMiss, ReusePolicy, certified_by_default, check_policy, policy_of
 from kamera.window.report import Report, SlotReport
 from kamera.window.slots import Shown, Slot
 from kamera.window.steps import Cost, Offer, Plan
@@ -38,7 +38,9 @@ __all__ = [
     "Verdict",
     "WindowMemory",
     "certified_by_default",
+    "check_policy",
     "grounds_of",
     "library_versions",
+    "policy_of",
     "well_formed",
 ]

@@ -55,9 +55,9 @@ class Asking:
         self._state = state
         self._given = (stage.former.catalogue, policy)
 
-    def append(self, content: Content | Chunk, archive: Archive) -> Asked:
+    def append(self, content: Content | Chunk, archive: Archive | None) -> Asked:
         """See `KameraWindow.append`."""
-        if archive not in ("now", "later"):
+        if archive not in ("now", "later", None):
             raise ValueError(f'archive {archive!r} is neither "now" nor "later"')
         chunk = self._chunk(content)
         facts = self._former.stored(chunk) or self._here(chunk.id)

@@ -37,6 +37,7 @@ class Bounds:
             places=Known(stage.standing, facts),
             standing=standing(stage.live, former.anchor.kv, state),
             phased=former.backbone.phased_bytes_per_token,
+            joins=former.backbone.joins,
         )
 
 

@@ -26,6 +26,7 @@ def answering(former: Former, question: torch.Tensor, k: int) -> list[Hit]:
     """
     if isinstance(k, bool) or not isinstance(k, int) or k < 1:
         raise ValueError(f"k={k!r} hits: ask for at least 1")
+    former.settle()
     rows = former.store.ls("canonical", context=former.context)[-MOST:]
     behind = former.backbone.live()
     with former.operation():

@@ -31,8 +31,9 @@ class Finding:
 
     ``n`` questions were asked; a guess is right with probability ``chance``. ``reprefill``, ``blind`` and
     ``served`` are accuracies; ``eta`` and ``flip_recover`` are None if blind reuse lost nothing that could be
-    won back. ``closed`` is, by channel, the served share of the KV that blind reuse lacks (None: not
-    measured). ``reason`` gives the grounds of the verdict in one line.
+    won back. ``closed`` is, by channel and layer, the served share of what a patch of its size restores of
+    the KV that blind reuse lacks, the least of all chunks (None: not measured). ``reason`` gives
+    the grounds of the verdict in one line.
     """
 
     verdict: Verdict
@@ -44,7 +45,7 @@ class Finding:
     served: Estimate
     eta: Estimate | None
     flip_recover: Estimate | None
-    closed: dict[str, float] | None = None
+    closed: dict[str, list[float]] | None = None
 
 
 @dataclass(frozen=True)
@@ -69,7 +70,8 @@ class Certificate:
     ``model`` is a name for people; a certificate is bound by its `Grounds`, whose fields it lists.
     ``findings`` are by guarantee; a guarantee without one was not tested. ``sabotages`` are findings on
     deliberately wrong operators, by their defect: they show which errors the probe detects. ``divergence`` is
-    that of the antecedents that "near" was tested behind. ``created`` is UTC, ISO 8601.
+    that of the antecedents that "near" was tested behind, ``antecedents`` the number of those that "composed"
+    was. ``created`` is UTC, ISO 8601.
     """
 
     fingerprint: str
@@ -83,6 +85,7 @@ class Certificate:
     probe: str
     probe_digest: str
     divergence: float
+    antecedents: int
     findings: dict[Guarantee, Finding]
     sabotages: dict[str, Finding]
     created: str

@@ -56,7 +56,7 @@ class Search:
 def agree(
     backbone: Engine,
     store: ChunkStore,
-    policy: ReusePolicy | None,
+    policy: ReusePolicy,
     certificate: Certificate | str | os.PathLike[str] | None,
 ) -> Terms:
     """The terms of a new window. Searches for no other certificate if ``certificate`` is given.
@@ -64,7 +64,6 @@ def agree(
     Raises CertificateMismatch or InvalidCertificate for a given certificate that permits nothing here; warns
     `UncertifiedBackbone`, once per process and reason, of guarantees that are asked for and withheld.
     """
-    policy = policy or ReusePolicy()
     if certificate is not None:
         held = certificate if isinstance(certificate, Certificate) else Certificate.read(certificate)
         why = held.difference(grounds_of(backbone, policy.budget)) or _nothing(held)
@@ -177,6 +176,8 @@ def _terms(backbone: Engine, policy: ReusePolicy, found: Search) -> Terms:
             f"ReusePolicy(certified=False), or ask again: `{command}`"
         )
     served = policy.without(reasons) if reasons else policy
+    if held is not None and found.denied.get("composed") is None and held.refusal("composed") is None:
+        served = replace(served, composed_up_to=max(served.composed_up_to, held.antecedents))
     return Terms(policy, served if proving else replace(served, tolerance=None), held, reasons)
 
 

@@ -8,9 +8,9 @@ import numpy as np
 import torch
 
 from kamera.content import Chunk, Content
-from kamera.errors import UnknownChunk
+from kamera.errors import UnknownChunk, quote
 from kamera.patches import Facts, Former
-from kamera.store import Hit, mean_features
+from kamera.store import Hit, is_key, mean_features, whole_id
 from kamera.window.by_question import answering
 from kamera.window.report import Tally
 from kamera.window.slots import Resident, Slot
@@ -25,6 +25,7 @@ def candidates(former: Former, like: Content | Chunk, k: int) -> list[Hit]:
     One vision encode, none for a chunk that is archived itself; no decoder forward. Raises `ValueError` for
     content without a picture, and the errors of `Backbone.chunk` and `ChunkStore.search`.
     """
+    former.settle()
     return former.store.search(_features(former, like), k, context=former.context)
 
 
@@ -39,10 +40,11 @@ def chosen(
 ) -> str:
     """The id of the chunk that a recall by id, likeness or question selects; a search adds a note.
 
-    By likeness: of the chunks not in the window, the one that looks most like ``like``. By question (token
-    ids ``[tokens]``): of all archived chunks, the one that answers it with the most certainty. Raises
-    UnknownChunk if there is none, or none with a cosine of ``min_score``; `ValueError` unless exactly one of
-    ``chunk``, ``like`` and ``question`` is given.
+    By id: its beginning is enough if one chunk's begins so. By likeness: of the chunks not in the window, the
+    one that looks most like ``like``. By question (token ids ``[tokens]``): of all archived chunks, the one
+    that answers it with the most certainty. Raises UnknownChunk if there is none, or none with a cosine of
+    ``min_score``, AmbiguousId for the beginning of several ids, `ValueError` unless exactly one of ``chunk``,
+    ``like`` and ``question`` is given.
     """
     if sum(given is not None for given in (chunk, like, question)) != 1:
         raise ValueError("recall takes a chunk id, like=PICTURE or question=TEXT: give one of the three")
@@ -53,8 +55,8 @@ def chosen(
         return chunk.chunk_id if isinstance(chunk, Slot) else chunk.id
     if chunk is not None:
         if not isinstance(chunk, str):
-            raise ValueError(f"{chunk!r} is no chunk: recall takes a chunk's id, a slot or a chunk")
-        return chunk
+            raise ValueError(f"{quote(chunk)} is no chunk: recall takes a chunk's id, a slot or a chunk")
+        return _whole(former, residents, chunk)
     assert like is not None
     here = {resident.facts.chunk_id for resident in residents}
     hits = candidates(former, like, len(here) + 1)
@@ -71,6 +73,18 @@ def chosen(
         )
     tally.notes.append(f"recalled {best.chunk_id}, which looks like it at a cosine of {best.score:.3f}")
     return best.chunk_id
+
+
+def _whole(former: Former, residents: Sequence[Resident], start: str) -> str:
+    """The one chunk whose id is or begins with ``start``; those of this backbone come first."""
+    if is_key(start):
+        return start  # looked up, never listed
+    own = {resident.facts.chunk_id for resident in residents}
+    rest: set[str] = set()
+    for info in former.store.ls("canonical"):
+        (own if info.context.fingerprint == former.context.fingerprint else rest).add(info.chunk_id)
+    mine = any(name.startswith(start) for name in own)
+    return whole_id(start, own if mine else rest, "chunk")
 
 
 def _answering_best(former: Former, question: torch.Tensor, tally: Tally) -> str:

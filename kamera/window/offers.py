@@ -6,7 +6,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from kamera.ops import patch_bytes
-from kamera.patches import GUARANTEES, Guarantee, Near, at_least, equal_left, guarantee_named, weakest
+from kamera.patches import (
+    GUARANTEES,
+    Guarantee,
+    Near,
+    Stored,
+    at_least,
+    equal_left,
+    guarantee_named,
+    stored_patch,
+    weakest,
+)
 from kamera.store import ObjectInfo
 from kamera.window.composed import TermRows, composed_offer
 from kamera.window.leaving import footing
@@ -20,11 +30,13 @@ class Offers:
     """The patches that have a row, and those that the plan itself forms.
 
     ``formed`` holds of these the guarantee behind which each is formed, by chunk, antecedents and base.
+    ``notes`` are added to: the patches that were there and are refused.
     """
 
     rows: Rows
     policy: ReusePolicy
     formed: Mapping[tuple[str, tuple[str, ...], str], Guarantee]
+    notes: list[str]
 
     def best(
         self, chunk: Newcomer | Seat, before: Seats, base: ObjectInfo | None, was: Seat | None
@@ -50,7 +62,13 @@ class Offers:
                 lambda behind: self._bytes(self._row(chunk, behind, "exact")),
             )
             if composed := composed_offer(antecedents, was, terms, self.policy.max_doubt):
-                return composed
+                if len(antecedents) <= self.policy.composed_up_to:
+                    return composed
+                self.notes.append(
+                    f"composed patch refused: chunk {chunk.chunk_id[:12]} stands behind {len(antecedents)}, "
+                    "and no certificate of this backbone found composed patches safe behind so many "
+                    f"(composed_up_to={self.policy.composed_up_to})"
+                )
         if self.policy.admits("orbit"):
             row = self._row(chunk, antecedents, "orbit")
             if row is not None:
@@ -105,14 +123,18 @@ class Offers:
         """Bytes of a stored patch once truncated to the policy's rank."""
         return 0 if row is None else patch_bytes(row.sizes, self.policy.budget.rank)
 
+    def stored(self, chunk: Newcomer | Seat, antecedents: tuple[str, ...], base: str = "") -> Stored | None:
+        """The patch for ``antecedents`` that is stored, or that the plan forms; None without one."""
+        formed = self.formed.get((chunk.chunk_id, antecedents, base))
+        if formed is not None and not self.rows.refused(chunk.chunk_id, antecedents, "exact", base):
+            return Stored(formed, serves=True)
+        row = self.rows.patch(chunk.chunk_id, antecedents, "exact", base)
+        # one that was asked too little is formed again, and asked
+        return stored_patch(row, self.policy.budget, chunk.length, proving=self.policy.tolerance is not None)
+
     def formed_behind(
         self, chunk: Newcomer | Seat, antecedents: tuple[str, ...], base: str = ""
     ) -> Guarantee | None:
         """Guarantee behind which the patch for ``antecedents`` was, or will be, formed; None without one."""
-        formed = self.formed.get((chunk.chunk_id, antecedents, base))
-        if formed is not None and not self.rows.refused(chunk.chunk_id, antecedents, "exact", base):
-            return formed
-        row = self._row(chunk, antecedents, "exact", base)
-        # one that was asked nothing is formed again, and asked
-        unproved = self.policy.tolerance is not None and row and not (row.proof and row.proof.tokens)
-        return None if row is None or unproved else guarantee_named(row.formed)
+        stored = self.stored(chunk, antecedents, base)
+        return stored.formed if stored is not None and stored.serves else None

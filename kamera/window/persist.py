@@ -13,14 +13,14 @@ from kamera.content import Encoded
 from kamera.engines import Engine
 from kamera.errors import IncompatibleChunk
 from kamera.ops import KV, CodedKV, LowRank, Patch, Proof
-from kamera.patches import Copy, Facts, Former, FormingRule, Losses, anchor_of, forming_of
+from kamera.patches import Copy, Facts, Former, FormingRule, Losses, anchor_of
 from kamera.store import ChunkStore, coded_header, coded_kv, coded_tensors
 from kamera.window import plan
+from kamera.window.apart import stage_of
 from kamera.window.bounds import Bounds, decided
 from kamera.window.certificate import Certificate
 from kamera.window.certified import Terms, agree
 from kamera.window.file import FILE, VERSION, Saved, Tensors, publish, read_saved, well_formed
-from kamera.window.places import Standing
 from kamera.window.policy import ReusePolicy
 from kamera.window.report import Tally
 from kamera.window.run import Stage
@@ -85,9 +85,8 @@ def load_window(
     anchor = anchor_of(backbone, *begun, store, losses)
     terms = agree(backbone, store, policy, certificate)
     served = terms.served
-    works = forming_of(forming, served.tolerance is not None)
-    former = Former(backbone, store, anchor, served.budget, works, losses, served.tolerance)
-    stage = Stage(former, backbone.live(), Standing(backbone, anchor))
+    stage = stage_of(backbone, store, anchor, served, forming, losses)
+    former = stage.former
     with well_formed(path / FILE):
         residents = tuple(
             _get_resident(tensors, f"{i:05d}", chunk, stage) for i, chunk in enumerate(document["chunks"])
@@ -182,19 +181,19 @@ def _source(facts: Facts, copy: Copy, stage: Stage) -> Source:
 
 
 def _get_copy(tensors: Tensors, name: str, copy: dict[str, Any], backbone: Engine) -> Copy:
-    layers, positions = range(len(backbone.layout)), tensors[f"{name}/positions"]
+    channels = {i: [c.name for c in spec.channels] for i, spec in enumerate(backbone.layout)}
+    positions = tensors[f"{name}/positions"]
     if copy["coded"] is None:
-        kv: KV = tuple(_under(tensors, f"{name}/kv/{i:05d}/") for i in layers)
+        held = [_under(tensors, f"{name}/kv/{i:05d}/") for i in channels]
+        kv: KV = tuple({c: layer[c] for c in channels[i]} for i, layer in enumerate(held))
     else:
-        channels = {i: [c.name for c in spec.channels] for i, spec in enumerate(backbone.layout)}
         kv = coded_kv(copy["coded"], channels, _under(tensors, f"{name}/"), positions.shape[1])
     patch = None
     if copy["patched"]:
         factors = []
-        for i in layers:
-            held = _under(tensors, f"{name}/patch/{i:05d}/")
-            patched = sorted({k.rsplit("/", 1)[0] for k in held})
-            factors.append({c: LowRank.from_tensors(_under(held, f"{c}/")) for c in patched})
+        for i in channels:
+            sides = {c: _under(tensors, f"{name}/patch/{i:05d}/{c}/") for c in channels[i]}
+            factors.append({c: LowRank.from_tensors(found) for c, found in sides.items() if found})
         patch = Patch(tuple(factors))
     return Copy(
         backbone.place(kv),

@@ -17,7 +17,12 @@ from kamera.window.steps import Limits, Newcomer, Plan, Rows
 
 
 def append(
-    state: Seats, chunk: Newcomer, archive: ArchiveRule, rows: Rows, policy: ReusePolicy, limits: Limits
+    state: Seats,
+    chunk: Newcomer,
+    archive: ArchiveRule | None,
+    rows: Rows,
+    policy: ReusePolicy,
+    limits: Limits,
 ) -> Plan:
     """A chunk at the tail: as `recall` if it is stored, else prefilled in context and archived."""
     planner = Planner(state, rows, policy, limits)

@@ -21,7 +21,7 @@ class Planned(Questions):
     """
 
     @serial
-    def plan_append(self, content: Content | Chunk, *, archive: Archive = "now") -> Plan:
+    def plan_append(self, content: Content | Chunk, *, archive: Archive | None = None) -> Plan:
         """Plan of `append`."""
         return self._plan(lambda asking: asking.append(content, archive))
 

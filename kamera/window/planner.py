@@ -42,11 +42,15 @@ class Planner:
     policy: ReusePolicy
     limits: Limits
     steps: list[Step] = field(default_factory=list)
+    owed: list[Archive | Harvest] = field(default_factory=list)  # steps that are later work
     left: list[int] = field(default_factory=list)
     forwards: int = 0
     tokens: int = 0
+    later_forwards: int = 0
+    later_tokens: int = 0
     heads: dict[str, tuple[tuple[str, int], ...]] = field(default_factory=dict)
     _made: set[str] = field(default_factory=set)
+    _notes: list[str] = field(default_factory=list)
     _formed: dict[tuple[str, tuple[str, ...], str], Guarantee] = field(default_factory=dict)
 
     def plan(
@@ -62,11 +66,12 @@ class Planner:
             operation,
             self.before,
             after,
-            (*self.steps, *stay),
+            (*self.steps, *self.owed, *stay),
             Cost(self.forwards, self.tokens, encodes, written.turned, written.patched),
             arrived,
             tuple(self.left),
-            (note,) if note else (),
+            tuple(dict.fromkeys([*((note,) if note else ()), *self._notes])),
+            Cost(self.later_forwards, self.later_tokens),
         )
 
     # -- arriving ------------------------------------------------------------------------------
@@ -77,15 +82,18 @@ class Planner:
         seat = self.bring(chunk, state, spot)
         return state.joined(seat), seat.number
 
-    def arrive_new(self, state: Seats, chunk: Newcomer, archive: ArchiveRule) -> tuple[Seats, int]:
-        """Prefill an unseen chunk in context at the tail; it is archived and harvested now or later."""
+    def arrive_new(self, state: Seats, chunk: Newcomer, archive: ArchiveRule | None) -> tuple[Seats, int]:
+        """Prefill an unseen chunk in context at the tail.
+
+        It is archived and harvested now or when it leaves; None: as the policy's `forms` says.
+        """
         state, spot = tail(self.limits, self._make_room(state, chunk), chunk)
         if not state.seats:
             # leading: its prefill behind the anchor is the canonical itself
             seat = self.bring(chunk, state, spot)
         else:
             seat = self._prefill(chunk, state, spot, new=True)
-            if archive == "now":
+            if archive == "now" or (archive is None and self.policy.forms == "always"):
                 seat = self.archived(seat)
         return state.joined(seat), seat.number
 
@@ -100,7 +108,7 @@ class Planner:
         """
         gone = set(indices)
         for i in indices:
-            self.left.append(self.archived(state.seats[i]).number)
+            self.left.append(self.parted(state.seats[i]).number)
         first = min(indices)
         staying = [s for i, s in enumerate(state.seats) if i not in gone]
         on_leave, asked = self._on_leave(self.policy.on_leave), self.policy
@@ -126,7 +134,7 @@ class Planner:
         frame, stay = settled(self.limits, state, seats[:same], spots)
         new = Seats(tuple(stay), (0,) * len(frame), frame)
         for seat, spot in zip(seats[same:], spots[same:], strict=True):
-            seat = self.archived(seat)  # the patch of its prefill is harvested first
+            seat = self._spent(seat)
             new = new.joined(self.bring(seat, new, spot.moved(frame), was=seat))
         return new
 
@@ -142,7 +150,7 @@ class Planner:
         coming = (item for item in wanted if isinstance(item, Newcomer) and item.heads)
         self.heads |= {item.chunk_id: item.heads for item in coming}
         numbers = {item.number for item in wanted if isinstance(item, Seat)}
-        self.left += [self.archived(s).number for s in state.seats if s.number not in numbers]
+        self.left += [self.parted(s).number for s in state.seats if s.number not in numbers]
         check_room(self.limits, wanted)
         spots = self._compact(wanted)
         staying = [(s, i) for i, s in enumerate(wanted) if isinstance(s, Seat)]
@@ -161,7 +169,7 @@ class Planner:
             elif i in there:
                 seat = self._amortized(there[i], new)
             elif isinstance(item, Seat):
-                item = self.archived(item)  # the patch of its prefill is harvested first
+                item = self._spent(item)
                 usual, self.policy = self.policy, self.policy.as_repairing()
                 seat = self.bring(item, new, spot.moved(frame), was=item)
                 self.policy = usual
@@ -178,8 +186,19 @@ class Planner:
 
     # -- one chunk -----------------------------------------------------------------------------
 
+    def parted(self, seat: Seat) -> Seat:
+        """Archive a chunk that leaves: now with the patch of its prefill, or its canonical as later work."""
+        if self.policy.forms == "always":
+            return self.archived(seat)
+        if seat.archived and not self.rows.unkept(seat.chunk_id):
+            return seat
+        if self.base(seat.chunk_id) is None and not self.rows.has_canonical(seat.chunk_id):
+            self.owed.append(Archive(seat.number, True, later=True))
+            self._owes(seat)
+        return replace(seat, archived=True)
+
     def archived(self, seat: Seat) -> Seat:
-        """Archive a chunk before it leaves: its canonical, and the patch of its prefill."""
+        """Archive a chunk: its canonical, and the patch of its prefill."""
         if seat.archived and not self.rows.unkept(seat.chunk_id):
             return seat
         if self.base(seat.chunk_id) is None:
@@ -205,6 +224,12 @@ class Planner:
         number = new_number() if was is None else was.number
         if isinstance(found, Source):
             seat = Seat(chunk.chunk_id, chunk.length, spot, found, found.guarantee, number=number)
+        elif found is not None and self._leads(chunk, before, found):
+            home = None if any(before.frame) else found[0]
+            seat = self._prefill(chunk, before, spot, number=number, leading=home)
+            if home is not None:
+                self.owed.append(Archive(seat.number, False, later=True))
+                seat = replace(seat, archived=True)
         elif found is not None:
             source, offer = found
             seat = Seat(chunk.chunk_id, chunk.length, spot, source, source.guarantee, number=number)
@@ -213,14 +238,14 @@ class Planner:
         else:
             seat = self._prefill(chunk, before, spot, archived=was is None or was.archived, number=number)
             if self.policy.on_miss == "form":
-                self._harvest(seat)
+                self._miss(seat)
         return seat if was is None or was.clean is None else self.switch(seat, False)
 
     # -- inside --------------------------------------------------------------------------------
 
     @property
     def _offers(self) -> Offers:
-        return Offers(self.rows, self.policy, self._formed)
+        return Offers(self.rows, self.policy, self._formed, self._notes)
 
     def _best(
         self, chunk: Newcomer | Seat, before: Seats, was: Seat | None
@@ -257,8 +282,12 @@ class Planner:
         new: bool = False,
         archived: bool = False,
         number: int | None = None,
+        leading: Source | None = None,
     ) -> Seat:
-        """Plan a conditioned forward. Raises PolicyRefused if it is less than a minimum of "exact"."""
+        """Plan a conditioned forward. Raises PolicyRefused if it is less than a minimum of "exact".
+
+        ``leading``: the source of a canonical, which the forward behind the anchor alone makes.
+        """
         state = footing(before)
         guarantee = prefilled_behind(state)
         if self.policy.minimum == "exact" and guarantee != "exact":
@@ -267,13 +296,30 @@ class Planner:
                 "conditioning on (condition(slot, True)), or let it serve less (the policy's minimum; "
                 "kamera certify)"
             )
-        source = Source(spot, before.lineage, guarantee, canonical=False)
+        source = leading or Source(spot, before.lineage, guarantee, canonical=False)
         seat = Seat(chunk.chunk_id, chunk.length, spot, source, guarantee, state, archived)
         seat = seat if number is None else replace(seat, number=number)
         head = self._head(chunk, before, spot)
-        self.steps.append(Prefill(seat, before, new, head))
-        self._ran(chunk, 0 if head is None else head.tokens)
+        joined = head is None and self._follows(before)
+        self.steps.append(Prefill(seat, before, new, head, joined))
+        self._ran(chunk, 0 if head is None else head.tokens, joined)
         return seat
+
+    def _leads(self, chunk: Newcomer | Seat, before: Seats, found: tuple[Source, Offer | None]) -> bool:
+        """True for a leading chunk that is prefilled in place.
+
+        Without a frame its KV there is its canonical, which is stored later.
+        """
+        plain = found[1] is None and not (before.seats or self.limits.lossy)
+        stored = chunk.chunk_id in self._made or self.rows.has_canonical(chunk.chunk_id)
+        heads = self.heads.get(chunk.chunk_id)
+        return self.policy.forms == "returning" and plain and not (stored or heads)
+
+    def _follows(self, before: Seats) -> bool:
+        """True if the step before prefills the chunk right in front, so that both share a forward."""
+        last = self.steps[-1] if self.steps else None
+        prefilled = isinstance(last, Prefill) and last.head is None
+        return self.limits.joins and prefilled and last.seat.number == before.seats[-1].number
 
     def _head(self, chunk: Newcomer | Seat, before: Seats, spot: Spot) -> Head | None:
         """The head of a chunk that the window holds exactly, behind these chunks and at this place."""
@@ -289,7 +335,18 @@ class Planner:
                 found.append(Head(seat.number, heads[seat.chunk_id]))
         return max(found, key=lambda head: head.tokens, default=None)
 
-    def _harvest(self, seat: Seat) -> None:
+    def _spent(self, seat: Seat) -> Seat:
+        """A chunk whose KV is about to be replaced; the patch of its prefill is harvested first."""
+        return self.archived(seat) if self.policy.forms == "always" else seat
+
+    def _miss(self, seat: Seat) -> None:
+        """A chunk was prefilled for want of a patch: form it now, or later if its antecedents came back."""
+        if self.policy.forms == "always":
+            self._harvest(seat)
+        elif self.policy.minimum != "exact" and self.rows.returns(seat.chunk_id, seat.source.antecedents):
+            self._harvest(seat, later=True)
+
+    def _harvest(self, seat: Seat, later: bool = False) -> None:
         """Store the patch of a chunk's prefill, unless a better one is stored."""
         if seat.source.canonical:
             return  # nothing was prefilled
@@ -298,11 +355,16 @@ class Planner:
         base = "" if there is None else there.context.anchor
         offers = self._offers
         if worth_harvesting(
-            lambda behind: offers.formed_behind(seat, behind, base), behind, formed, leading=bool(base)
+            lambda behind: offers.stored(seat, behind, base), behind, formed, leading=bool(base)
         ):
+            if later:
+                self.owed.append(Harvest(seat.number, base, later=True))
+                if not (base or self.rows.has_canonical(seat.chunk_id)):
+                    self._owes(seat)
+                return  # it is not there yet for the rest of this plan
+            self.steps.append(Harvest(seat.number, base))
             if not base:
                 self._computes(seat)  # a patch is formed against the canonical, which is made if missing
-            self.steps.append(Harvest(seat.number, base))
             self._formed[seat.chunk_id, behind, base] = formed
 
     def base(self, chunk_id: str) -> ObjectInfo | None:
@@ -324,9 +386,14 @@ class Planner:
         self._ran(chunk, next(there, 0))
         return True
 
-    def _ran(self, chunk: Newcomer | Seat, head: int = 0) -> None:
-        """Count a forward of a chunk behind its first ``head`` tokens."""
-        self.forwards += chunk.length > head
+    def _owes(self, seat: Seat) -> None:
+        """Count a canonical that is prefilled as later work."""
+        self.later_forwards += 1
+        self.later_tokens += seat.length
+
+    def _ran(self, chunk: Newcomer | Seat, head: int = 0, joined: bool = False) -> None:
+        """Count a forward of a chunk behind its first ``head`` tokens, unless it is ``joined`` to another."""
+        self.forwards += chunk.length > head and not joined
         self.tokens += chunk.length - head
 
     def _canonical(self, chunk_id: str, lossy: bool | None = None, base: ObjectInfo | None = None) -> Source:
@@ -338,7 +405,7 @@ class Planner:
 
     def _amortized(self, seat: Seat, before: Seats) -> Seat:
         """A chunk that stays while its antecedents change: a survivor, or less if new ones precede it."""
-        seat = self.archived(seat)
+        seat = self._spent(seat)
         if seat.source.antecedents == before.lineage:
             return seat
         survivor = survivor_of(seat)

@@ -7,11 +7,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal, get_args
 
+from kamera.errors import quote
 from kamera.ops import PatchBudget, Proof, layers_of
-from kamera.patches import GUARANTEES, Guarantee, at_least
+from kamera.patches import COMPOSABLE, GUARANTEES, Guarantee, at_least
 
 OnMiss = Literal["form", "prefill", "blind"]
 Archive = Literal["now", "later"]
+Forms = Literal["returning", "always"]
 PositionRule = Literal["compact", "keep"]
 Nearest = Literal["set", "left"]
 OnLeave = Literal["keep", "repair", "exact"]
@@ -41,6 +43,12 @@ class ReusePolicy:
     ``on_miss``: "form" runs a conditioned forward and stores its patch, "prefill" runs it and stores
     nothing, "blind" serves the canonical without conditioning.
 
+    ``forms`` is what leaves stored KV behind. "returning", the default: a chunk that leaves is archived
+    later, and a patch is formed later for antecedents that come back; nothing else is formed unless it is
+    asked for (`KameraWindow.form_pairs`, ``kamera compile``). "always": each new chunk is archived, and each
+    conditioned forward leaves its patch, within the operation that ran it; for orders that are known to
+    recur.
+
     ``rank`` and ``patch_bytes`` bound the patches that are formed: the number of directions per layer and
     channel, and the share of the chunk's KV bytes (`kamera.ops.budget`, docs/patches.md; None: no bound but
     the rank). Only ``layers`` are corrected (a list or ``"a:b"``; None: all). A stored patch of a smaller
@@ -57,7 +65,10 @@ class ReusePolicy:
 
     ``max_doubt`` lets a patch composed of others serve as "composed": the largest share of its terms' energy
     that may be lost to their contradictions (`kamera.ops.compose`; docs/composed.md has the measurement
-    behind the default). Above it the next means are taken, and the report says so.
+    behind the default). Above it the next means are taken, and the report says so. ``composed_up_to`` is the
+    number of antecedents (3 to 6; 0: none) up to which such patches are served although no certificate of
+    this backbone found them safe behind so many: doubt does not rank losses on backbones it was not fitted
+    on. Beyond both, a composed patch is refused, and the report says so.
 
     ``certified`` serves each guarantee below "exact" only on a backbone whose certificate found it safe
     (`kamera certify MODEL`), and "patched" without one if the patch has proved itself (``tolerance``); the
@@ -70,6 +81,10 @@ class ReusePolicy:
     fails is formed larger, up to eight times the budget; one that fails at every size is never served, and
     its chunk prefilled instead. None: no proof is asked for, so without a certificate no patch is served.
 
+    ``audit`` is the share of served slots that are prefilled again later, off the path of any answer, and
+    compared with what was served (`kamera.window.audit`); 0.0 audits none. An error beyond the guarantee's
+    bound withholds the context: its chunks are prefilled again, and the next report names it.
+
     ``withheld`` are guarantees that are not served although ``minimum`` admits them. If "survivor"
     is withheld, chunks that stay are placed anew by the best remaining means: the patch stored for their
     remaining antecedents, or a forward.
@@ -79,16 +94,19 @@ class ReusePolicy:
 
     minimum: Guarantee = "patched"
     on_miss: OnMiss = "form"
+    forms: Forms = "returning"
     rank: int = 32
     patch_bytes: float | None = 0.03
     layers: Sequence[int] | str | None = None
     max_divergence: float | None = None
     nearest: Nearest = "set"
     max_doubt: float = 0.18
+    composed_up_to: int = 0
     on_leave: OnLeave = "keep"
     certified: bool = field(default_factory=certified_by_default)
     withheld: frozenset[Guarantee] = frozenset()
     tolerance: float | None = 0.05
+    audit: float = 0.01
 
     @classmethod
     def exact(cls) -> ReusePolicy:
@@ -110,6 +128,8 @@ class ReusePolicy:
             raise ValueError(f"minimum {self.minimum!r} is none of {', '.join(GUARANTEES)}")
         if self.on_miss not in get_args(OnMiss):
             raise ValueError(f"on_miss {self.on_miss!r} is none of {', '.join(get_args(OnMiss))}")
+        if self.forms not in get_args(Forms):
+            raise ValueError(f"forms {self.forms!r} is none of {', '.join(get_args(Forms))}")
         if self.minimum == "exact" and self.on_miss == "blind":
             raise ValueError(
                 'minimum "exact" with on_miss "blind" contradict: use on_miss "form" or "prefill"'
@@ -124,12 +144,19 @@ class ReusePolicy:
             raise ValueError(f"tolerance {self.tolerance} must be above 0.0 nats, or None for no proof")
         if self.max_divergence is not None and not 0.0 <= self.max_divergence <= 1.0:
             raise ValueError(f"max_divergence {self.max_divergence} must lie between 0.0 and 1.0")
+        if not 0.0 <= self.audit <= 1.0:
+            raise ValueError(f"audit {self.audit} must lie between 0.0 and 1.0, as a share of served slots")
         if self.nearest not in get_args(Nearest):
             raise ValueError(f"nearest {self.nearest!r} is none of {', '.join(get_args(Nearest))}")
         if self.on_leave not in get_args(OnLeave):
             raise ValueError(f"on_leave {self.on_leave!r} is none of {', '.join(get_args(OnLeave))}")
         if not 0.0 <= self.max_doubt <= 1.0:
             raise ValueError(f"max_doubt {self.max_doubt} must lie between 0.0 and 1.0")
+        if type(self.composed_up_to) is not int or self.composed_up_to not in (0, *COMPOSABLE):
+            raise ValueError(
+                f"composed_up_to {self.composed_up_to!r} must be a number of antecedents from "
+                f"{COMPOSABLE[0]} to {COMPOSABLE[-1]}, or 0"
+            )
 
     def admits(self, guarantee: Guarantee) -> bool:
         """True if an arriving chunk may be served with this guarantee."""
@@ -189,3 +216,24 @@ class ReusePolicy:
     def to_info(self) -> dict[str, Any]:
         """Keyword arguments of JSON types, as stored in a saved window."""
         return asdict(self) | {"withheld": sorted(self.withheld)}
+
+
+def policy_of(given: ReusePolicy | None, on_leave: OnLeave | None = None) -> ReusePolicy:
+    """The policy given, else the default one, with ``on_leave`` if that is given. Raises ValueError."""
+    check_policy(given)
+    policy = given or ReusePolicy()
+    return policy if on_leave is None else replace(policy, on_leave=on_leave)
+
+
+def check_policy(given: object) -> None:
+    """Raise ValueError for anything but a `ReusePolicy` or None: its name, say, or one that is not called."""
+    if given is None or isinstance(given, ReusePolicy):
+        return
+    made = [f"ReusePolicy.{name}" for name in ("exact", "balanced", "streaming")]
+    shown = getattr(given, "__qualname__", "")
+    if given is ReusePolicy or shown in made:
+        raise ValueError(f"policy {shown} is not called: give {shown}()")
+    named = [name for name in made if isinstance(given, str) and name == f"ReusePolicy.{given.lower()}"]
+    raise ValueError(
+        f"policy {quote(given)} is no ReusePolicy: give {', '.join(f'{name}()' for name in named or made)}"
+    )

@@ -5,14 +5,18 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, Literal, overload
 
 import torch
 
 from kamera.content import Chunk, Encoded
 from kamera.ops import KV, kv_map
+from kamera.patches import prove_again
 from kamera.window import plan
+from kamera.window.apart import prefilled_apart, stage_apart
 from kamera.window.asking import Asker, Question
+from kamera.window.audit import hand_over
 from kamera.window.bounds import decided
 from kamera.window.policy import ReusePolicy
 from kamera.window.report import SlotReport, Tally
@@ -32,6 +36,8 @@ One = Literal[1]
 
 class Questions(View):
     """The questions of a window."""
+
+    _turn: int = 0  # questions so far
 
     @property
     def input_ids(self) -> torch.Tensor:
@@ -65,16 +71,19 @@ class Questions(View):
         """Answer a question; without ``keep`` the window does not change.
 
         ``question`` is text, chat messages, or token ids ``[tokens]`` used as given. ``options``
-        (max_new_tokens, do_sample, num_beams, streamer, …) go to ``generate`` of transformers.
+        (max_new_tokens, do_sample, num_beams, streamer, …) go to ``generate`` of transformers; ValueError for
+        others, before anything runs.
         Returns the answer's text, or token ids ``[new]`` without a processor; a list when several
         sequences are asked for. ``keep=True`` leaves question and answer in the window as a text
         chunk; an exchange larger than the window raises WindowFull, and its answer is lost.
         """
-        with self._lock:
+        with self._lock, self._account.now(self.backbone):
             self._check_backbone()
+            self.backbone.check_sampling(options)
             asker = self._asker()
             self._heard(asker.question_ids(question))
             rows = asker.answer_ids(question, **options)
+            self._audit_one()
             if keep:
                 self.append(asker.exchange(question, rows[0]))
             texts = [text for row in rows if (text := self.backbone.detokenize(row)) is not None]
@@ -88,7 +97,9 @@ class Questions(View):
         self._check_backbone()
         asker = self._asker()
         self._heard(asker.question_ids(question))
-        return asker.next_token_logits(question)
+        logits = asker.next_token_logits(question)
+        self._audit_one()
+        return logits
 
     @serial
     def next_token_logits_of(self, questions: Sequence[Question]) -> torch.Tensor:
@@ -160,10 +171,23 @@ class Questions(View):
     # -- inside --------------------------------------------------------------------------------
 
     def _heard(self, ids: torch.Tensor) -> None:
-        """Patches formed from now on have to answer this question too."""
-        prover = self._stage.former.prover
-        if prover is not None:
-            prover.heard(ids)
+        """Patches formed from now on have to answer this question too; those it is unlike are proved again.
+
+        No question waits for that, and a question that comes while it runs begins no other.
+        """
+        former, residents = self._stage.former, self._state.residents
+        prover = former.prover
+        if prover is None:
+            return
+        prover.heard(ids)
+        doubted = []
+        for i, resident in enumerate(residents):
+            source, behind = resident.seat.source, self._state.chunk_ids[:i]
+            if source.proof is not None and source.antecedents == behind:
+                if prover.doubts(ids, resident.facts.chunk_id, behind, source.proof):
+                    doubted.append(i)
+        if doubted:
+            former.forming.later(partial(prove_again, former, [r.facts for r in residents], doubted))
 
     def _asker(self) -> Asker:
         return Asker(self._stage, self._state)
@@ -179,4 +203,24 @@ class Questions(View):
             return Asker(stage, decided(decide, self._state, {}, bounds, stage, Tally()).state)
 
     def _check_backbone(self) -> None:
+        """Raise unless the model is the one that computed this window's KV; as `_go_apart`."""
         self._stage.former.check_computation()
+        self._go_apart()
+
+    def _go_apart(self) -> None:
+        """If an audit has withheld the context, prefill the chunks again, apart from the store."""
+        former = self._stage.former
+        reason = former.store.withheld.reason(former.context)
+        if reason is None:
+            return
+        stage = stage_apart(former)
+        state = prefilled_apart(stage, former, self._state, self._bounds)
+        self._stage, self._state = stage, state
+        self._notes.append(f"{reason}; the context is withheld, and every chunk was prefilled again")
+
+    def _audit_one(self) -> None:
+        """Each question serves the whole window; one of its slots may be audited for it."""
+        count = len(self._state.residents)
+        if count:
+            self._turn += 1
+            hand_over(self._stage, self._state, [self._turn % count], self.policy.audit)

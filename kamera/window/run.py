@@ -5,13 +5,14 @@ from __future__ import annotations
 import operator
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from itertools import takewhile
 
 import torch
 
 from kamera.engines import LiveKV, Span
 from kamera.errors import NonFiniteKV, NotRelocatable
 from kamera.ops import KV, CodedKV
-from kamera.patches import Before, Copy, Facts, Former, Guarantee, composed, continued, head_of
+from kamera.patches import Before, Copy, Facts, Former, Guarantee, composed, continued, head_of, later_of
 from kamera.window.places import Standing
 from kamera.window.report import Tally
 from kamera.window.seats import Seat, Seats
@@ -70,7 +71,7 @@ class _Run:
     unarchived: set[int] = field(default_factory=set)
     whose: dict[int, Facts] = field(default_factory=dict)
     formed: dict[int, Guarantee] = field(default_factory=dict)
-    stood: dict[int, WindowState] = field(default_factory=dict)
+    stood: dict[int, Seats] = field(default_factory=dict)
 
     @property
     def former(self) -> Former:
@@ -87,10 +88,16 @@ class _Run:
             match step:
                 case Place():
                     self._place(step)
+                case Prefill(joined=True):
+                    pass  # it ran with the step before
                 case Prefill():
                     self._prefill(step)
+                case Archive(number, later=True):
+                    self.former.archive_later(self.whose[number], self.copies[number])
                 case Archive(number):
                     self._archive(number)
+                case Harvest(number, base, later=True):
+                    self._harvest_later(number, base)
                 case Harvest(number, base):
                     self._harvest(number, base)
                 case Clean(number):
@@ -140,21 +147,36 @@ class _Run:
         self._seated(seat.number, facts, copy)
         self.former.store.metrics.served(seat.guarantee, computed=False)
 
-    def _prefill(self, step: Prefill) -> None:
-        seat, source = step.seat, step.seat.source
-        facts = self.facts[seat.chunk_id]
-        positions = self.stage.standing.positions(facts, seat.spot)
-        before = self._assembled(step.before)
-        head = self._head(facts, positions, step.head)
-        spans, live = self.stage.spans(before), self.stage.live
-        kv, written = continued(self.former.backbone, facts.encoded, positions, spans, live, head)
-        if written is not None:
-            self.tally.add(written)
-        copy = Copy(kv, positions, None, source.guarantee, source.antecedents, canonical=False)
-        self._seated(seat.number, facts, copy)
-        self.formed[seat.number] = seat.formed
-        self.stood[seat.number] = before
-        self.former.store.metrics.served(seat.guarantee, computed=True, new=step.new)
+    def _prefill(self, first: Prefill) -> None:
+        """Prefill a chunk, and in the same forward those that are joined to it."""
+        run = [first, *self._joined_to(first)]
+        before = self._assembled(first.before)
+        facts = [self.facts[step.seat.chunk_id] for step in run]
+        places = [self.stage.standing.positions(f, s.seat.spot) for f, s in zip(facts, run, strict=True)]
+        spans, live, engine = self.stage.spans(before), self.stage.live, self.former.backbone
+        if len(run) > 1:
+            encoded = [f.encoded for f in facts]
+            self.tally.add(live.show(spans, room=sum(e.num_tokens for e in encoded)))
+            kvs = engine.prefill_run(encoded, places, live)
+        else:
+            head = self._head(facts[0], places[0], first.head)
+            kv, written = continued(engine, facts[0].encoded, places[0], spans, live, head)
+            kvs = (kv,)
+            if written is not None:
+                self.tally.add(written)
+        for step, fact, positions, kv in zip(run, facts, places, kvs, strict=True):
+            seat, source = step.seat, step.seat.source
+            copy = Copy(kv, positions, None, source.guarantee, source.antecedents, source.canonical)
+            self._seated(seat.number, fact, copy)
+            self.former.catalogue.met(fact.chunk_id, source.antecedents)
+            self.formed[seat.number] = seat.formed
+            self.stood[seat.number] = step.before
+            self.former.store.metrics.served(seat.guarantee, computed=True, new=step.new)
+
+    def _joined_to(self, first: Prefill) -> list[Prefill]:
+        """The steps behind ``first`` that share its forward."""
+        steps = self.plan.steps[self.plan.steps.index(first) + 1 :]
+        return list(takewhile(lambda step: isinstance(step, Prefill) and step.joined, steps))
 
     def _head(self, facts: Facts, positions: torch.Tensor, head: Head | None) -> KV | None:
         if head is None:
@@ -170,12 +192,27 @@ class _Run:
         if not self.former.keep_patch(facts, copy, formed, self._stood(number), base):
             raise RowLied
 
+    def _harvest_later(self, number: int, base: str) -> None:
+        facts, copy, formed, before = (
+            self.whose[number],
+            self.copies[number],
+            self.formed[number],
+            self._stood(number),
+        )
+        former = self.former
+
+        def harvest() -> None:
+            with former.operation():
+                former.keep_patch(facts, copy, formed, before, base)
+
+        later_of(former.backbone).add(harvest)
+
     def _stood(self, number: int) -> Before:
         """What stands before a chunk: at its prefill in this operation, else before the operation."""
         there = self.stood.get(number)
         still = (0,) * len(self.before.frame)
         if there is not None:
-            return self.stage.before(there, still)
+            return self.stage.before(self._assembled(there), still)
         at = next(i for i, r in enumerate(self.before.residents) if r.number == number)
         seat = self.before.residents[at].seat
         offset = seat.source.home.offset(seat.spot)

@@ -19,6 +19,9 @@ class Rows(Protocol):
 
     def has_canonical(self, chunk_id: str) -> bool: ...
     def base(self, chunk_id: str) -> ObjectInfo | None: ...
+    def patch(
+        self, chunk_id: str, antecedents: Sequence[str], kind: str, base: str = ""
+    ) -> ObjectInfo | None: ...
     def patch_within(
         self,
         chunk_id: str,
@@ -32,6 +35,7 @@ class Rows(Protocol):
     def refused(self, chunk_id: str, antecedents: Sequence[str], kind: str, base: str = "") -> bool: ...
     def doubted(self, chunk_id: str, antecedents: Sequence[str]) -> bool: ...
     def unkept(self, chunk_id: str) -> bool: ...
+    def returns(self, chunk_id: str, antecedents: Sequence[str]) -> bool: ...
 
 
 class Places(Protocol):
@@ -48,7 +52,7 @@ class Limits:
     ``anchor`` is the number of its tokens, ``last`` the first position that the model lacks. ``check`` raises
     NotRelocatable for a spot where the model rotates keys in another way. ``lossy``: canonicals are stored in
     codes. ``standing`` lists the spans of the live KV (`kamera.window.writing`), ``phased`` is the number of
-    bytes per token that are rotated when it moves.
+    bytes per token that are rotated when it moves. ``joins`` as in `Engine`.
     """
 
     anchor: int
@@ -60,6 +64,7 @@ class Limits:
     places: Places
     standing: tuple[Stand, ...] = ()
     phased: int = 0
+    joins: bool = False
 
 
 @dataclass(frozen=True)
@@ -127,31 +132,41 @@ class Head:
 
 @dataclass(frozen=True)
 class Prefill:
-    """A conditioned forward behind ``before``, of the tokens after ``head``; ``new``: it was unseen."""
+    """A conditioned forward behind ``before``, of the tokens after ``head``; ``new``: it was unseen.
+
+    ``joined``: in one forward with the step before, whose chunk stands right in front of it.
+    """
 
     seat: Seat
     before: Seats
     new: bool = False
     head: Head | None = None
+    joined: bool = False
 
 
 @dataclass(frozen=True)
 class Archive:
-    """A chunk's canonical is stored before it leaves or moves; prefilled first if it ``computes``."""
+    """A chunk's canonical is stored before it leaves or moves; prefilled first if it ``computes``.
+
+    ``later``: after the operation, as later work.
+    """
 
     number: int
     computes: bool
+    later: bool = False
 
 
 @dataclass(frozen=True)
 class Harvest:
     """The patch of a chunk's prefill is formed and stored.
 
-    ``base``: the anchor of the canonical it is formed against, "" for the window's own.
+    ``base``: the anchor of the canonical it is formed against, "" for the window's own. ``later`` as for
+    `Archive`.
     """
 
     number: int
     base: str = ""
+    later: bool = False
 
 
 @dataclass(frozen=True)
@@ -184,6 +199,8 @@ class Cost:
 class Plan:
     """An operation: the window before and after it, its steps in order, and their cost.
 
+    ``later`` is the cost of what it leaves for later work; proofs of patches are not in it.
+
     ``arrived`` is the number of the seat it concerns, ``left`` those of the seats that leave. ``heads`` are,
     by number, how many first tokens of prefilled chunks have their KV at hand.
     """
@@ -196,6 +213,7 @@ class Plan:
     arrived: int | None = None
     left: tuple[int, ...] = ()
     notes: tuple[str, ...] = ()
+    later: Cost = Cost()
 
     @property
     def heads(self) -> dict[int, int]:

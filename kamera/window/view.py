@@ -8,7 +8,7 @@ from typing import overload
 
 from kamera import forks
 from kamera.content import Chunk
-from kamera.engines import Engine
+from kamera.engines import Account, Engine, Usage
 from kamera.patches import Anchor, Guarantee, weakest
 from kamera.store import ChunkStore, Context
 from kamera.window.bounds import Bounds
@@ -34,6 +34,8 @@ class View:
     _state: WindowState
     _terms: Terms
     _lock: forks.Lock
+    _account: Account
+    _notes: list[str]  # for the next report
     _family: weakref.WeakSet[View]  # it and its forks
     _shown: tuple[WindowState, tuple[Slot, ...]] | None = None  # the slots of the state last asked for
 
@@ -94,6 +96,13 @@ class View:
     def guarantee(self) -> Guarantee:
         """The weakest guarantee in the window."""
         return weakest(slot.guarantee for slot in self.slots)
+
+    def usage(self) -> Usage:
+        """The model work of this window since its construction, now and later; a fork counts its own.
+
+        After `flush` it equals hooks on the model.
+        """
+        return self._account.usage
 
     def memory(self) -> WindowMemory:
         """Bytes it holds: live cache, copies, encodings, and the part of them that its forks hold too."""

@@ -13,23 +13,23 @@ from pathlib import Path
 
 from kamera import forks
 from kamera.content import Chunk, Content, Spoken
-from kamera.engines import Engine
+from kamera.engines import Account, Engine
 from kamera.errors import WindowFull
-from kamera.patches import Former, FormingRule, Losses, Triples, form_pairs, forming_of, prefill_anchor
+from kamera.patches import FormingRule, Losses, Triples, form_pairs, later_of, prefill_anchor
 from kamera.store import ChunkStore, Hit
+from kamera.window.apart import stage_of
 from kamera.window.asked import Asked, Asking, check_rule
 from kamera.window.asking import Question
+from kamera.window.audit import hand_over
 from kamera.window.bounds import Bounds, decided
 from kamera.window.by_question import answering
 from kamera.window.certificate import Certificate
 from kamera.window.certified import agree
 from kamera.window.events import Event, Listener, tell
 from kamera.window.lookback import MIN_SCORE, candidates, check_cosine, note_duplicate
-from kamera.window.places import Standing
 from kamera.window.planned import Planned
-from kamera.window.policy import Archive, OnLeave, PositionRule, ReusePolicy
+from kamera.window.policy import Archive, OnLeave, PositionRule, ReusePolicy, check_policy, policy_of
 from kamera.window.report import Report, SlotReport, Tally, counting
-from kamera.window.run import Stage
 from kamera.window.serial import serial
 from kamera.window.slots import Slot
 from kamera.window.state import WindowState
@@ -78,20 +78,17 @@ class KameraWindow(Planned):
         self._lock = forks.Lock("this window")
         _check_parts(backbone, store)
         self._listeners: tuple[Listener, ...] = () if trace is None else (Trace(trace),)
-        if on_leave is not None:
-            policy = replace(policy or ReusePolicy(), on_leave=on_leave)
-        self._terms = agree(backbone, store, policy, certificate)
+        self._terms = agree(backbone, store, policy_of(policy, on_leave), certificate)
         losses = Losses()
-        anchor = prefill_anchor(backbone, system, store, losses)
+        self._account, self._notes = Account(), []
+        with self._account.now(backbone):
+            anchor = prefill_anchor(backbone, system, store, losses)
         if max_tokens is not None and anchor.length >= max_tokens:
             raise WindowFull(
                 f"max_tokens={max_tokens} leaves no room behind the system prompt's {anchor.length} "
                 "tokens: raise it"
             )
-        served = self._terms.served
-        works = forming_of(forming, served.tolerance is not None)
-        former = Former(backbone, store, anchor, served.budget, works, losses, served.tolerance)
-        self._stage = Stage(former, backbone.live(), Standing(backbone, anchor))
+        self._stage = stage_of(backbone, store, anchor, self._terms.served, forming, losses)
         self._bounds = Bounds(max_tokens, positions)
         self._state = WindowState.of((), backbone.axes)
         self._family = weakref.WeakSet([self])
@@ -100,13 +97,18 @@ class KameraWindow(Planned):
 
     @serial
     def append(
-        self, content: Content | Chunk, *, archive: Archive = "now", near_duplicate: float | None = None
+        self,
+        content: Content | Chunk,
+        *,
+        archive: Archive | None = None,
+        near_duplicate: float | None = None,
     ) -> SlotReport:
         """Put a chunk at the tail; slide first if it would not fit.
 
-        A chunk that is new to the store is encoded and prefilled in context; its canonical is archived with
-        one more forward (``archive="later"`` puts that off until it leaves) and its patch harvested. A stored
-        chunk is handled as by `recall`. With ``near_duplicate`` the notes name an archived chunk whose
+        A chunk that is new to the store is encoded and prefilled in context, by one forward, and nothing else
+        is formed. ``archive="now"`` archives its canonical with one more forward and harvests its patch,
+        "later" puts that off until it leaves; None: as `ReusePolicy.forms` says. A stored chunk is handled as
+        by `recall`. With ``near_duplicate`` the notes name an archived chunk whose
         pictures have at least this cosine with these (docs/search.md). Raises WindowFull for a chunk larger
         than the window, IncompatibleChunk for one of another backbone, and the errors of `Backbone.chunk`.
         """
@@ -131,8 +133,9 @@ class KameraWindow(Planned):
     ) -> SlotReport:
         """Bring an archived chunk to the tail: no vision encode, no forward if a patch is stored.
 
-        ``chunk_id`` is its id, a slot that holds or held it, or the chunk itself. A chunk that is in view
-        stays in place, and the notes say so; ``move=True`` brings it to the tail, as `evict` and a recall do.
+        ``chunk_id`` is its id or the beginning of it (AmbiguousId if another begins so), a slot that holds or
+        held it, or the chunk itself. A chunk that is in view stays in place, and the notes say so;
+        ``move=True`` brings it to the tail, as `evict` and a recall do.
         ``like`` (a picture) selects, for one vision encode, the chunk outside the window that looks most like
         it, if its cosine is at least ``min_score``. ``question`` (as in `generate`) selects, for one forward
         of the question per chunk, the archived chunk behind which the model answers with the most certainty.
@@ -276,6 +279,7 @@ class KameraWindow(Planned):
         """A branch with the same chunks; nothing is copied until one of the two changes its own."""
         branch = copy.copy(self)
         branch._lock = forks.Lock("this window")
+        branch._account, branch._notes = Account(), []
         branch._stage = replace(self._stage, live=self._stage.live.fork())
         self._family.add(branch)
         return branch
@@ -286,6 +290,7 @@ class KameraWindow(Planned):
 
         For callers that judge the trust of single chunks themselves (`kamera.reuse`).
         """
+        check_policy(policy)
         with self._lock:
             terms = self._terms
             self._terms = replace(terms, served=policy)
@@ -297,7 +302,11 @@ class KameraWindow(Planned):
     # -- persistence ---------------------------------------------------------------------------
 
     def flush(self) -> None:
-        """Wait until patches formed in the background are stored; raises the error that kept one from it."""
+        """Wait for all later work: patches formed in the background, and audits.
+
+        Raises the error that kept a patch from being stored.
+        """
+        later_of(self.backbone).flush()
         self._stage.former.forming.flush()
 
     def save(self, path: str | Path) -> str:
@@ -336,8 +345,12 @@ class KameraWindow(Planned):
         _check_parts(backbone, store)
         window = cls.__new__(cls)
         window._lock = forks.Lock("this window")
-        loaded = load_window(Path(path), backbone, store, certificate, forming, digest)
-        window._terms, window._stage, window._bounds, window._state = loaded
+        window._account, window._notes = Account(), []
+        with window._account.now(backbone):
+            loaded = load_window(Path(path), backbone, store, certificate, forming, digest)
+            window._terms, window._stage, window._bounds, window._state = loaded
+            window._stage.show(window._state, Tally())
+            hand_over(window._stage, window._state, range(len(window)), window.policy.audit)
         window._listeners = () if trace is None else (Trace(trace),)
         window._family = weakref.WeakSet([window])
         return window
@@ -351,13 +364,14 @@ class KameraWindow(Planned):
         look: Callable[[WindowState, Tally], None] = lambda state, tally: None,
     ) -> Report:
         """One operation, from the present state to the next; an error leaves the present one."""
-        stage = self._stage
         with self._counting() as tally:
+            stage = self._stage
             asked = ask(self._asking(), tally)
             ready = asked.encoded(stage)
             plan, state = decided(asked.decide, self._state, asked.coming, self._bounds, stage, tally, ready)
             look(state, tally)
             stage.show(state, tally)
+            hand_over(stage, state, _served(plan, state), self.policy.audit)
         old = self.slots
         before = {s.number: s for s in old}
         self._state = state
@@ -382,14 +396,24 @@ class KameraWindow(Planned):
     @contextmanager
     def _counting(self) -> Iterator[Tally]:
         """Context of one operation: its work is counted, its losses noted, each object looked up once."""
-        self._check_backbone()
-        former = self._stage.former
-        with counting(self.backbone) as tally, former.losses.told_to(tally.notes), former.operation():
-            yield tally
+        self._stage.former.check_computation()  # a probe is on the account, and no work of this operation
+        with counting(self.backbone) as tally:
+            self._go_apart()
+            tally.notes.extend(self._notes)
+            self._notes = []
+            former = self._stage.former
+            with former.losses.told_to(tally.notes), former.operation():
+                yield tally
 
     def _tell(self, plan: Plan | None, report: Report, before: tuple[Slot, ...]) -> None:
         event = Event(report.operation, time.time(), self.anchor.digest, plan, report, before)
         tell(self._listeners, event)
+
+
+def _served(plan: Plan, state: WindowState) -> list[int]:
+    """Indices of the slots that an operation placed, prefilled or moved."""
+    there = {seat.number: seat for seat in plan.before.seats}
+    return [i for i, seat in enumerate(state.seats.seats) if there.get(seat.number) is not seat]
 
 
 def _check_parts(backbone: object, store: object) -> None:

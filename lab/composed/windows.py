@@ -10,7 +10,7 @@ from functools import cached_property
 import torch
 
 from kamera.ops import Deltas, Patch, compose, mean_deficit, patch_of, terms_of, triples_of
-from kamera.patches.composing import FEWEST
+from kamera.patches import COMPOSABLE
 from kamera.patches.orderings import orderings
 from kamera.testbed import Episode, World
 from lab.composed.rules import Order, Rule, Terms, differing, fold, linear
@@ -29,7 +29,7 @@ IN_ORBIT = 12
 
 def served(task: str, count: int) -> str:
     """The arm that windows serve without triples: with the old patch where three or more are left."""
-    return "composed, known" if task in DEPARTURES and count > FEWEST else "composed"
+    return "composed, known" if task in DEPARTURES and count > COMPOSABLE[0] else "composed"
 
 
 @dataclass(eq=False)

@@ -121,7 +121,9 @@ class Desk:
 
     def session(self, mode: SessionMode, store: ChunkStore) -> ChatSession:
         """A session that serves patches and survivors without asking for a certificate."""
-        policy = ReusePolicy(on_miss="form" if mode == "repair" else "prefill", certified=False)
+        policy = ReusePolicy(
+            on_miss="form" if mode == "repair" else "prefill", certified=False, forms="always"
+        )
         return ChatSession(self.backbone, store, mode=mode, policy=policy)
 
     def formed(self, store: ChunkStore, *prompts: Messages) -> None:

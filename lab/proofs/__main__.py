@@ -29,7 +29,11 @@ LOST = 0.05
 
 
 def summary(found: Sequence[Row]) -> dict[str, Any]:
-    """By arm; ``missed`` counts windows that proved themselves while real questions lost over 0.05 nats."""
+    """By arm; ``missed`` counts windows that proved themselves while real questions lost over 0.05 nats.
+
+    ``narrow`` are those of a model without a tokenizer that is asked four one-hop questions of one kind,
+    ``answered`` those that answers alone would have proved.
+    """
     arms = {}
     for arm in dict.fromkeys(row.arm for row in found):
         of = [row for row in found if row.arm == arm]
@@ -41,6 +45,14 @@ def summary(found: Sequence[Row]) -> dict[str, Any]:
             "proof kl": float(np.median([row.kl for row in of])),
             "proof kl, largest": max(row.kl for row in of),
             "flips": sum(row.flips for row in of),
+            "kv": float(np.median([row.kv for row in of])),
+            "kv, least": min(row.kv for row in of),
+            "kv, largest": max(row.kv for row in of),
+            "answered": sum(row.answered for row in of),
+            "narrow": sum(row.narrow for row in of),
+            "narrow, missed": sum(row.narrow and row.lost > LOST for row in of),
+            "narrow, answered": sum(row.narrow_answered for row in of),
+            "narrow, answered, missed": sum(row.narrow_answered and row.lost > LOST for row in of),
             "questions": n,
             "kl": sum(row.lost * row.n for row in of) / n,
             "kl, largest": max(row.worst for row in of),
@@ -52,10 +64,11 @@ def summary(found: Sequence[Row]) -> dict[str, Any]:
 
 def table(family: str, arms: dict[str, Any]) -> str:
     """An arm a line."""
-    lines = [f"{family:32}proved   proof kl (largest)  flips | questions: kl  (largest)   right  KiB"]
+    head = "proved  narrow  proof kl (largest)  flips      kv | questions: kl  (largest)   right  KiB"
+    lines = [f"{family:32}{head}"]
     for name, a in arms.items():
-        proved = f"{a['proved']:3}/{a['windows']:3}"
-        proof = f"{a['proof kl']:8.4f} ({a['proof kl, largest']:8.4f}) {a['flips']:5}"
+        proved = f"{a['proved']:3}/{a['windows']:2}  {a['narrow']:3}/{a['windows']:2}"
+        proof = f"{a['proof kl']:8.4f} ({a['proof kl, largest']:8.4f}) {a['flips']:5}  {a['kv']:6.3f}"
         asked = f"{a['kl']:12.4f} ({a['kl, largest']:8.4f})  {a['right']:.3f}"
         lines.append(f"{name:32}{proved}  {proof}  | {asked} {a['bytes'] / 1024:6.0f}")
     return "\n".join(lines)

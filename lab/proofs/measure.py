@@ -7,28 +7,34 @@ from dataclasses import dataclass
 
 from kamera import Backbone, ReusePolicy, testbed
 from kamera.engines import Span
-from kamera.ops import KV, Patch, patch_of
+from kamera.ops import KV, Patch, Proof, patch_of
 from kamera.patches import Before, Facts, Prover, prefill_anchor
 from lab.paper.draw import COMPANION, HELD_OUT, MAIN, MANY, NEW, Stage
 from lab.sabotage.arms import Material, sabotage
 from lab.scene import Scene
 
-RANKS = (2, 8, 16)
+RANKS = (1, 2, 4, 8, 16, 24, 32)
 
 
 @dataclass(frozen=True)
 class Row:
     """One KV in one window: what its proof says, and what multi-hop questions say of it.
 
-    ``kl`` is the proof's, ``flips`` and ``proved`` too; ``lost`` the mean KL of the real questions to the
-    re-prefill (nats), ``right`` the number of them answered rightly, of ``n``. ``bytes`` of the patch.
+    ``kl``, ``flips``, ``kv`` and ``proved`` are the proof's; ``answered`` is whether its answers alone would
+    have proved it. ``narrow`` and ``narrow_answered`` are the same of a model without a tokenizer, asked four
+    one-hop questions of one kind. ``lost`` is the mean KL of the real questions to the re-prefill (nats),
+    ``right`` the number of them answered rightly, of ``n``. ``bytes`` of the patch.
     """
 
     arm: str
     episode: int
     kl: float
     flips: int
+    kv: float
     proved: bool
+    answered: bool
+    narrow: bool
+    narrow_answered: bool
     lost: float
     worst: float
     right: float
@@ -39,14 +45,19 @@ class Row:
 def rows(backbone: Backbone, episodes: int, tolerance: float) -> Iterator[Row]:
     """Every arm in one window of each episode."""
     anchor = prefill_anchor(backbone, testbed.SYSTEM)
+    bare = Backbone(backbone.model)
     for index in range(episodes):
         stage = Stage(backbone, anchor, HELD_OUT, index)
-        yield from _window(stage, Prover(backbone, anchor, tolerance), tolerance)
+        provers = Prover(backbone, anchor, tolerance), Prover(bare, anchor, tolerance)
+        yield from _window(stage, *provers, tolerance)
 
 
-def _window(stage: Stage, prover: Prover, tolerance: float) -> Iterator[Row]:
+def _window(stage: Stage, prover: Prover, narrow: Prover, tolerance: float) -> Iterator[Row]:
     trial = stage.trial(MAIN, MANY)
     scene = trial.scene
+    for question, ids in zip(trial.questions, trial.ids, strict=True):
+        if question.hops == 1:
+            narrow.heard(ids)
     facts, before = facts_of(scene), before_of(scene)
     sized, proof = prover.form(
         ReusePolicy().budget,
@@ -77,7 +88,10 @@ def _window(stage: Stage, prover: Prover, tolerance: float) -> Iterator[Row]:
     arms |= {f"SABOTAGE {name}": (serve(of), patch.nbytes) for name, serve in wrong.items()}
     for name, (kv, nbytes) in arms.items():
         still = (0,) * stage.backbone.axes
-        shown = prover.proof(scene.conditioned, Span(kv, None, still), facts, before)
+        shown, few = (
+            p.proof(scene.delta, scene.conditioned, Span(kv, None, still), facts, before)
+            for p in (prover, narrow)
+        )
         assert name != "formed" or abs(shown.kl - proof.kl) <= max(5e-3, proof.kl), (shown, proof)
         judged = trial.judge_kv(kv)
         asked = judged.hops > 1
@@ -86,13 +100,22 @@ def _window(stage: Stage, prover: Prover, tolerance: float) -> Iterator[Row]:
             stage.index,
             shown.kl,
             shown.flips,
+            shown.kv,
             shown.within(tolerance),
+            _answered(shown, tolerance),
+            few.within(tolerance),
+            _answered(few, tolerance),
             float(judged.kl[asked].mean()),
             float(judged.kl[asked].max()),
             float(judged.right[asked].sum()),
             int(asked.sum()),
             nbytes,
         )
+
+
+def _answered(proof: Proof, tolerance: float) -> bool:
+    """True if the answers alone are those behind the true KV."""
+    return proof.flips == 0 and proof.kl <= tolerance
 
 
 def _cut(scene: Scene, rank: int) -> Patch:

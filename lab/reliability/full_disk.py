@@ -206,7 +206,9 @@ def _window(root: Path) -> list[str]:
     backbone = Backbone.from_pretrained(testbed.weights_dir(), dtype="float32")
     answers = []
     for store in (ChunkStore.open("memory://"), ChunkStore.open(root)):
-        window = KameraWindow(backbone, store, "You watch a camera.", policy=ReusePolicy(certified=False))
+        window = KameraWindow(
+            backbone, store, "You watch a camera.", policy=ReusePolicy(certified=False, forms="always")
+        )
         for frame in range(3):
             window.append(f"frame {frame} shows a box")
         window.slide()

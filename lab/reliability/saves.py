@@ -63,7 +63,9 @@ def run(size: int, seed: int) -> dict[str, Any]:
 
 
 def _window(backbone: Backbone, store: ChunkStore, number: int) -> KameraWindow:
-    window = KameraWindow(backbone, store, "You watch a camera.", policy=ReusePolicy(certified=False))
+    window = KameraWindow(
+        backbone, store, "You watch a camera.", policy=ReusePolicy(certified=False, forms="always")
+    )
     for chunk in range(3):
         window.append(f"window {number}: frame {chunk + number} shows box {number * 7 + chunk}")
     return window

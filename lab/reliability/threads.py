@@ -68,7 +68,7 @@ def compare(
 
     ``plain`` are token ids ``[tokens]`` that the bystander asks the plain model about.
     """
-    policy = ReusePolicy(certified=False)
+    policy = ReusePolicy(certified=False, forms="always")
 
     def work(store: ChunkStore, thread: int) -> list[Any]:
         window = KameraWindow(backbone, store, system, policy=policy)

@@ -115,7 +115,7 @@ def watching(draw: random.Random, steps: int) -> Iterator[list[Message]]:
 
 AGENTS = (
     Agent("cua", screens, policies.keep_last_images(3), policies.keep_last_images(3, batch=8)),
-    Agent("Agent-S", screens, policies.keep_last_images(8), policies.keep_last_images(8, batch=8)),
+    Agent("Agent-S", screens, policies.keep_last_images(9), policies.keep_last_images(9, batch=8)),
     Agent("Open-AutoGLM", screens, policies.keep_last_images(1), policies.keep_last_images(1, batch=8)),
     Agent("UI-TARS", screens, policies.keep_last_images(5), policies.keep_last_images(5, batch=8)),
     Agent(
@@ -125,7 +125,7 @@ AGENTS = (
         policies.keep_last_images(5, "[Image omitted to conserve context]", batch=8),
     ),
     Agent(
-        "OmniParser", screens, policies.keep_last_images(3, batch=10), policies.keep_last_images(3, batch=10)
+        "OmniParser", screens, policies.keep_last_images(2, batch=10), policies.keep_last_images(2, batch=10)
     ),
     Agent("Anthropic demo", screens, policies.keep_all(), policies.keep_all()),
     Agent(
@@ -146,4 +146,7 @@ AGENTS = (
     Agent("Qwen3", thinking, policies.strip_thinking(), policies.strip_thinking()),
     Agent("video watcher", watching, policies.keep_last_images(8), policies.keep_last_images(8, batch=8)),
 )
-"""Agents by name, each under the rule that it has (docs/edits.md)."""
+"""Agents by name, each under its rule (docs/edits.md), as far as a script without calls shows it.
+
+The pictures stand in users' messages beside text, so that all are counted and each leaves alone.
+"""

@@ -35,7 +35,7 @@ from lab.speed.machine import commit, machine
 Form = Literal["as-is", "int8", "int4"]
 
 FORMS: tuple[Form, ...] = ("as-is", "int8", "int4")
-PROVED = ReusePolicy()
+PROVED = ReusePolicy(forms="always")
 
 
 @dataclass

@@ -43,7 +43,7 @@ SHIFTS: dict[str, tuple[int, ...]] = {
 }
 """The left contexts in which the frame is asked for; indices into an episode's frames (`lab.paper.draw`)."""
 
-PATCHED = ReusePolicy(rank=32, patch_bytes=None, certified=False)
+PATCHED = ReusePolicy(rank=32, patch_bytes=None, certified=False, forms="always")
 LOOSE = replace(PATCHED, minimum="blind")
 UNGUARDED = replace(LOOSE, on_miss="blind", max_divergence=1.0)
 SWEPT = 10_000

@@ -33,7 +33,7 @@ from lab.results import keep
 from lab.reuse.ttft import LAYERS, VOCABULARY, model
 from lab.speed.machine import commit, machine
 
-POLICY = ReusePolicy(rank=4, certified=False)
+POLICY = ReusePolicy(rank=4, certified=False, forms="always")
 KEEP = policies.keep_last_images(3)
 
 

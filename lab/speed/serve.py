@@ -142,7 +142,9 @@ class Scene:
 
     def _window(self) -> KameraWindow:
         # random weights have no certificate; what is served here is looked at by nobody
-        return KameraWindow(self.backbone, self.store, self.system, policy=ReusePolicy(certified=False))
+        return KameraWindow(
+            self.backbone, self.store, self.system, policy=ReusePolicy(certified=False, forms="always")
+        )
 
     def holding(self, *chunks: Chunk) -> KameraWindow:
         """A window of stored chunks whose live cache has been asked."""

@@ -19,7 +19,7 @@ from kamera.store import CanonicalRecord, Context, EncodingRecord, PatchRecord, 
 from lab.speed.content import noise_kv, noise_patch, picture_chunk, words
 from lab.speed.shape import FIRST_WORD, Preset
 
-POLICY = ReusePolicy(certified=False)
+POLICY = ReusePolicy(certified=False, forms="always")
 """Random weights have no certificate, and what is served here is read by nobody."""
 ANCHOR = 16
 """Tokens of the system prompt."""

@@ -11,6 +11,7 @@ import pytest
 from kamera import Backbone, ReusePolicy, testbed
 from kamera.certify import TRIALS, certify, pages, run_probe
 from kamera.certify import probe as probe_module
+from kamera.certify.kv import Compared
 from kamera.certify.pages import ENTRIES
 from kamera.certify.probe import PER_TRIAL, PROBE_SEED, PROBES, READER, Order, Query, digest_of
 from kamera.certify.sabotage import SABOTAGES
@@ -57,7 +58,8 @@ def test_each_guarantee_gets_a_finding_of_its_own(made):
     assert all(finding.n == 10 for finding in certificate.findings.values())
     patched = certificate.findings["patched"]
     assert patched.served.mean == patched.reprefill.mean == 1.0 > patched.blind.mean
-    assert patched.verdict == "cannot tell" and "more questions" in patched.reason, "ten are too few"
+    assert patched.verdict == "cannot tell"
+    assert "10 questions are too few" in patched.reason
 
 
 @pytest.mark.parametrize("guarantee", ["orbit", "survivor", "near"])
@@ -223,8 +225,12 @@ RULES = {
     "re-prefill may be weak": (answers(12, blind=8, ceiling=4), "cannot tell", "re-prefill answers 0.67"),
     "the patch loses answers": (answers(100, blind=80, served=10), "unsafe", "changes accuracy by -0.10"),
     "the patch does nothing": (answers(100, blind=80, served=80), "unsafe", "changes accuracy"),
-    "too few to rule out a loss": (answers(20, blind=15), "cannot tell", "more questions"),
-    "too few flips to know": (answers(100, blind=12), "cannot tell", "more questions"),
+    "too few to rule out a loss": (answers(20, blind=15), "cannot tell", "20 questions are too few"),
+    "one fewer than can rule it out": (answers(37, blind=30), "cannot tell", "38 that lose nothing"),
+    "as few as can rule it out": (answers(38, blind=30), "safe", "restores 1.00"),
+    "too few to know that re-prefill reads": (answers(3, blind=3), "cannot tell", "3 questions are too few"),
+    "one tells nothing": (answers(1, blind=1), "cannot tell", "1 question is too few"),
+    "too few flips to know": (answers(100, blind=12), "cannot tell", "100 questions are too few"),
     "half of the flips stay": (answers(400, blind=40, served=12), "unsafe", "KV restores 0.70"),
     "no gap, and the patch is seen to work": (answers(100), "safe", "closes 0.99"),
     "no gap, and nothing to close": (answers(100, kls=(0.0, 0.0)), "cannot tell", "nothing to close"),
@@ -239,24 +245,38 @@ def test_the_rules_of_the_verdict(case):
     assert (judged.verdict, reason in judged.reason) == (verdict, True), judged.reason
 
 
-def test_kv_that_lacks_a_channel_is_not_safe_however_it_answers():
-    outcomes = answers(100, blind=80)
-    assert judge(outcomes, 0.1, {"k": 0.2, "v": 0.9}).verdict == "safe"
-    found = judge(outcomes, 0.1, {"k": 0.04, "v": 0.9})
-    assert (found.verdict, found.closed) == ("cannot tell", {"k": 0.04, "v": 0.9})
-    assert "in k the served has 0.04" in found.reason
-    assert judge(answers(100, blind=80, served=80), 0.1, {"k": 0.04}).verdict == "unsafe"
+def test_kv_that_is_wrong_is_unsafe_however_it_answers():
+    right = answers(100, blind=80)
+    assert judge(right, 0.1, Compared({"k": [1.0, 0.99]})).verdict == "safe"
+    found = judge(right, 0.1, Compared({"k": [1.0, 0.9]}, flaw="in layer 1 channel k it is scaled"))
+    assert (found.verdict, found.reason) == ("unsafe", "in layer 1 channel k it is scaled")
+    assert (found.served.mean, found.closed) == (1.0, {"k": [1.0, 0.9]})
 
 
-def test_a_probe_that_answers_as_well_of_a_wrong_build_cannot_tell():
+def test_kv_whose_patch_leaves_most_of_a_channel_out_cannot_be_told():
+    short = Compared({"k": [1.0]}, lack="of what blind reuse lacks, the served KV has 0.04 in k")
+    found = judge(answers(100, blind=80), 0.1, short)
+    assert found.verdict == "cannot tell"
+    assert "the served KV has 0.04 in k" in found.reason
+    assert judge(answers(100, blind=80, served=80), 0.1, short).verdict == "unsafe"
+
+
+def test_a_probe_that_does_not_tell_a_wrong_build_cannot_tell():
     safe, unsafe = judge(answers(100, blind=80), 0.1), judge(answers(100, blind=80, served=80), 0.1)
-    assert unseen(safe, []) == safe
-    found = unseen(safe, ["no rotation", "stale patch"])
-    assert (found.verdict, found.reason) == (
-        "cannot tell",
-        "the probe does not see: no rotation, stale patch",
-    )
-    assert unseen(unsafe, ["no rotation"]) == unsafe, "what is harmful stays so"
+    undecided = judge(answers(20, blind=15), 0.1)
+    assert unseen(safe, {}) == safe
+    assert unseen(safe, {"no rotation": unsafe}) == safe
+    found = unseen(safe, {"no rotation": safe, "stale patch": safe, "random patch": undecided})
+    assert found.verdict == "cannot tell"
+    assert found.reason == "the probe does not see: no rotation, stale patch"
+    assert unseen(unsafe, {"no rotation": safe}) == unsafe, "what is harmful stays so"
+
+
+def test_too_few_questions_to_tell_a_wrong_build_are_said_to_be():
+    safe, undecided = judge(answers(100, blind=80), 0.1), judge(answers(20, blind=15), 0.1)
+    found = unseen(safe, {"stale patch": undecided})
+    assert found.verdict == "cannot tell"
+    assert found.reason == "100 questions are too few to tell a sound build from: stale patch"
 
 
 def test_a_model_that_guesses_well_is_still_weak():

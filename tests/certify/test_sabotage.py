@@ -9,14 +9,17 @@ import torch
 
 from kamera import Backbone, ReusePolicy, testbed
 from kamera.certify import certify, probe, run
-from kamera.certify.kv import closed
-from kamera.certify.sabotage import SABOTAGES, SHOWN_BY_KV
+from kamera.certify.kv import Compared
+from kamera.certify.sabotage import SABOTAGES, sabotages
 from kamera.certify.trials import Trials
-from kamera.ops import Patch, PatchBudget, RopeSpec, kv_map, rope
-from kamera.patches import Former
+from lab.sabotage.builds import builds
+from lab.testbed import load
 
 SCENES = 2
 """Of 20 questions each: as few as let a sound build be found safe."""
+
+EVERYWHERE = {"wrong theta, everywhere", "no rotation, everywhere"}
+"""Builds that form patches in the frame they serve them in: at that place the patch makes up for it."""
 
 
 @pytest.fixture(scope="module")
@@ -24,84 +27,82 @@ def trained():
     return Backbone(*testbed.load())
 
 
-@pytest.fixture(autouse=True)
-def long_scenes(monkeypatch):
+def certified(backbone: Backbone, items: int = 20 * SCENES):
+    return certify(backbone, probe="world", items=items, guarantees=["patched"])
+
+
+def trials(backbone: Backbone, scene: int = 0) -> Trials:
+    scenes = itertools.islice(probe.PROBES["world"](), scene, None)
+    return Trials(backbone, next(scenes), ReusePolicy(certified=False, forms="always"))
+
+
+def test_a_sound_build_is_safe_and_every_wrong_one_is_seen(trained, monkeypatch):
     monkeypatch.setattr(probe, "PER_TRIAL", 20)
-
-
-def patched(backbone: Backbone, patch: pytest.MonkeyPatch | None = None, *arms: str):
-    """The certificate's finding about patched KV, and those about builds that are wrong: all, or ``arms``."""
-    for name in () if patch is None else SABOTAGES.keys() - set(arms):
-        patch.delitem(SABOTAGES, name)
-    made = certify(backbone, probe="world", items=20 * SCENES, guarantees=["patched"])
-    return made.findings["patched"], made.sabotages
-
-
-def test_a_sound_build_is_safe_and_every_wrong_one_is_seen(trained):
-    found, sabotages = patched(trained)
+    made = certified(trained)
+    found = made.findings["patched"]
     assert found.verdict == "safe", found.reason
-    assert set(sabotages) == set(SABOTAGES)
-    for name, wrong in sabotages.items():
-        seen = "cannot tell" if name in SHOWN_BY_KV else "unsafe"
-        assert wrong.verdict == seen, f"{name}: {wrong.reason}"
-    assert "of what blind reuse lacks in k the served has" in sabotages["K not patched"].reason
-    assert min(found.closed.values()) > 0.9
+    assert set(made.sabotages) == set(SABOTAGES)
+    assert {wrong.verdict for wrong in made.sabotages.values()} == {"unsafe"}
+    assert {len(shares) for shares in found.closed.values()} == {len(trained.layout)}
+    assert min(share for shares in found.closed.values() for share in shares) > 0.99
 
 
-def test_a_build_that_never_turns_keys_is_unsafe(trained, monkeypatch):
-    monkeypatch.setattr(RopeSpec, "angles", lambda self, offset: torch.zeros(len(self.inv_freq)).double())
-    rope.turn_table.cache_clear()
-    try:
-        flaw = run._flaw(trained)
-        monkeypatch.setattr(run, "_flaw", lambda backbone: None)
-        found, _ = patched(trained, monkeypatch, "no rotation", "rotated twice")
-    finally:
-        rope.turn_table.cache_clear()
-    # its patches make up for the turn they were formed without, and the questions say that no turn matters
-    assert found.verdict == "cannot tell" and "the probe does not see: " in found.reason
-    assert {"no rotation", "rotated twice"} == set(found.reason.partition(": ")[2].split(", "))
-    assert flaw is not None and "relocation is off by" in flaw
-    overruled = run._overruled({"patched": found}, flaw)["patched"]
-    assert (overruled.verdict, overruled.reason, overruled.n) == ("unsafe", flaw, found.n)
+def test_the_kv_of_windows_tells_every_fault_in_every_precision():
+    for dtype in (torch.float32, torch.bfloat16, torch.float16):
+        asked = trials(Backbone(*load("mla", dtype=dtype)))
+        sound = asked.compared() & asked.compared_after_moves() & asked.compared_survivors()
+        assert (sound.flaw, sound.lack) == ("", ""), dtype
+        wrong = asked.compared_sabotaged()
+        assert wrong.keys() == sabotages(axes=1).keys()
+        assert [name for name, found in wrong.items() if not found.flaw] == []
 
 
-def test_a_build_that_leaves_keys_unpatched_is_not_safe(trained, monkeypatch):
-    form = PatchBudget._formed
-
-    def without_keys(self, deltas, layout, canonical):
-        sized = form(self, deltas, layout, canonical)
-        layers = tuple({n: f for n, f in layer.items() if n != "k"} for layer in sized.formed.patch.layers)
-        return sized._replace(formed=sized.formed._replace(patch=Patch(layers)))
-
-    monkeypatch.setattr(PatchBudget, "_formed", without_keys)
-    found, _ = patched(trained, monkeypatch, "no rotation")
-    assert found.verdict == "cannot tell"
-    assert "of what blind reuse lacks in k the served has" in found.reason
+def test_each_axis_alone_is_told_in_half_precision():
+    asked = trials(Backbone(*load("gqa", dtype=torch.bfloat16)))
+    assert asked.compared().flaw == ""
+    wrong = asked.compared_sabotaged()
+    assert wrong.keys() == SABOTAGES.keys()
+    assert [name for name, found in wrong.items() if not found.flaw] == []
 
 
-def test_a_build_that_serves_stale_patches_is_unsafe(trained, monkeypatch):
-    policy = ReusePolicy(certified=False)
-    stale: dict[str, Patch] = {}
-    for scene in itertools.islice(probe.PROBES["world"](), SCENES):
-        stale |= Trials(trained, scene, policy)._stale
-    look_up = Former.patch
-
-    def departed(self, facts, antecedents, kind, formed, base="", proof=None):
-        found = look_up(self, facts, antecedents, kind, formed, base, proof)
-        return None if found is None else stale[facts.chunk_id]
-
-    monkeypatch.setattr(Former, "patch", departed)
-    found, _ = patched(trained, monkeypatch)
-    assert found.verdict == "unsafe", found.reason
+def test_no_wrong_build_gets_a_safe_certificate(trained, monkeypatch):
+    """The table in short: `python -m lab.sabotage.certificates` asks 120 questions a guarantee."""
+    monkeypatch.setattr(probe, "PER_TRIAL", 1)
+    verdicts = {}
+    for name, build in builds(trained).items():
+        with build():
+            verdicts[name] = certified(trained, items=1).findings["patched"].verdict
+    assert len(verdicts) > 20
+    assert {name for name, verdict in verdicts.items() if verdict != "unsafe"} == set()
 
 
-def test_what_is_closed_is_told_from_what_is_not():
-    true = ({"k": torch.randn(1, 5, 4), "v": torch.randn(1, 5, 4)},)
-    bare = kv_map(true, lambda t: t + 1.0)
-    assert closed([true], [true], [bare]) == {"k": 1.0, "v": 1.0}
-    assert closed([bare], [true], [bare]) == {"k": 0.0, "v": 0.0}
-    worse = kv_map(true, lambda t: t + 2.0)
-    assert closed([worse], [true], [bare])["k"] == pytest.approx(-3.0)
-    half = ({"k": true[0]["k"], "v": bare[0]["v"]},)
-    assert closed([half], [true], [bare]) == {"k": 1.0, "v": 0.0}
-    assert closed([true], [true], [true]) == {"k": 1.0, "v": 1.0}, "nothing lacks, and nothing was added"
+def test_windows_tell_a_wrong_build_without_a_proof_on_tokens(trained):
+    missed = []
+    for name, build in builds(trained).items():
+        with build():
+            asked = trials(trained)
+            found = asked.compared() & asked.compared_after_moves() & asked.compared_survivors()
+        missed += [] if found.flaw else [name]
+    assert set(missed) <= EVERYWHERE
+
+
+@pytest.mark.parametrize("name", sorted(EVERYWHERE))
+def test_a_rotation_that_is_wrong_everywhere_is_proved_to_be(trained, name):
+    assert run._flaw(trained) == ""
+    with builds(trained)[name]():
+        assert "relocation is off by" in run._flaw(trained)
+
+
+def test_a_flaw_ends_the_probe_with_its_first_scene(trained):
+    with builds(trained)["patch scaled, in the kernels"]():
+        made = certify(trained, probe="world", items=120)
+    assert {finding.verdict for finding in made.findings.values()} == {"unsafe"}
+    assert {finding.n for finding in made.findings.values()} == {probe.PER_TRIAL}
+    assert made.sabotages == {}
+
+
+def test_of_two_comparisons_the_worse_holds():
+    one, other = Compared({"k": [1.0, 0.5]}), Compared({"k": [0.9, 0.8]}, flaw="torn", lack="much")
+    assert one & other == Compared({"k": [0.9, 0.5]}, "torn", "much")
+    assert (Compared(flaw="first") & other).flaw == "first"
+    assert (one & Compared()).closed == one.closed

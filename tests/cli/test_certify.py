@@ -41,7 +41,7 @@ def test_a_safe_model_is_certified_and_windows_find_it(capsys, folder, monkeypat
 
     asked: list[tuple] = []
     monkeypatch.setattr("kamera.cli.certify.run_probe", found)
-    policy = ReusePolicy(rank=16, certified=True, tolerance=None)
+    policy = ReusePolicy(rank=16, certified=True, tolerance=None, forms="always")
     with pytest.warns(UncertifiedBackbone, match="--dtype float32 --rank 16"):
         assert looked_back(policy) == (1, "exact")
     options = ("--items", 10, "--rank", 16, "--dtype", "float32", "--format", "json")

@@ -24,7 +24,9 @@ def made(tmp_path_factory):
         run_plan(read_plan(write_plan(folder, [a, b])), vision_backbone(), store, settings)
         from kamera import ReusePolicy
 
-        window = KameraWindow(vision_backbone(), store, SYSTEM, policy=ReusePolicy(rank=4), max_tokens=500)
+        window = KameraWindow(
+            vision_backbone(), store, SYSTEM, policy=ReusePolicy(rank=4, forms="always"), max_tokens=500
+        )
         window.append(a)
         window.append(b)
         window.save(folder / "w")

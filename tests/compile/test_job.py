@@ -144,7 +144,7 @@ def test_a_limit_compiles_the_first_lines_only(tmp_path, backbone, store, frames
 
 def test_a_compiled_store_fills_windows_without_a_forward(tmp_path, backbone, store, frames):
     run_plan(read_plan(write_plan(tmp_path, frames)), backbone, store, FULL)
-    window = KameraWindow(backbone, store, SYSTEM, policy=ReusePolicy(rank=64))
+    window = KameraWindow(backbone, store, SYSTEM, policy=ReusePolicy(rank=64, forms="always"))
     fresh = KameraWindow(backbone, ChunkStore.open("memory://"), SYSTEM)
     with calls(backbone) as seen:
         for frame in frames:
@@ -167,7 +167,7 @@ def test_patches_are_those_of_windows_that_start_from_nothing(tmp_path, backbone
     want = {}
     for contents in windows:
         alone = ChunkStore.open("memory://")
-        window = KameraWindow(backbone, alone, SYSTEM, policy=ReusePolicy(rank=2))
+        window = KameraWindow(backbone, alone, SYSTEM, policy=ReusePolicy(rank=2, forms="always"))
         for content in contents:
             window.append(content)
         want |= patches(alone)
@@ -182,7 +182,7 @@ def test_patches_are_those_of_windows_that_start_from_nothing(tmp_path, backbone
 def test_a_patch_behind_patched_antecedents_is_formed_again(tmp_path, backbone, store, frames):
     a, b, c, _ = frames
     run_plan(read_plan(write_plan(tmp_path, [a, b])), backbone, store, Settings(rank=2))
-    window = KameraWindow(backbone, store, SYSTEM, policy=ReusePolicy(rank=2))
+    window = KameraWindow(backbone, store, SYSTEM, policy=ReusePolicy(rank=2, forms="always"))
     for frame in (a, b, c):
         window.append(frame)
     third = window.slots[2]
@@ -214,7 +214,7 @@ def test_an_orbit_patch_serves_another_order(tmp_path, backbone, store, frames):
     a, b, c, _ = frames
     report = run_plan(read_plan(write_plan(tmp_path, [a, b, c])), backbone, store, Settings(orbit=True))
     assert report.orbits == Counts(formed=2)
-    window = KameraWindow(backbone, store, SYSTEM, policy=ReusePolicy(minimum="orbit"))
+    window = KameraWindow(backbone, store, SYSTEM, policy=ReusePolicy(minimum="orbit", forms="always"))
     window.append(b)
     window.append(a)
     done = window.append(c)

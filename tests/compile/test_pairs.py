@@ -13,7 +13,7 @@ from tests.compile.saved import SYSTEM, pictures, vision_backbone
 from tests.compile.test_wishes import plan_of
 
 PAIRS = Settings(rank=64, pairs=True)
-COMPOSED = ReusePolicy(minimum="composed", rank=64, max_doubt=1.0)
+COMPOSED = ReusePolicy(minimum="composed", rank=64, max_doubt=1.0, composed_up_to=6, forms="always")
 ALL = 4 * 3 + 4 * 3 * 2
 
 

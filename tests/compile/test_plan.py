@@ -26,6 +26,8 @@ BAD = {
     "number": ('{"chunks": [7]}', "chunks[0]: 7"),
     "nested_list": ('{"chunks": [[["a"]]]}', "is not content"),
     "unknown_kind": ('{"chunks": [{"audio": "a.wav"}]}', "['audio']"),
+    "picture_as_text": ('{"chunks": ["0.png"]}', "'0.png' names a picture"),
+    "url_as_text": ('{"chunks": [["a", "https://x.org/a.png"]]}', "names a picture"),
     "two_kinds": ('{"chunks": [{"text": "a", "image": "0.png"}]}', "is not content"),
     "type_says_other": ('{"chunks": [{"type": "video", "image": "0.png"}]}', "is not content"),
     "unknown_option": ('{"chunks": [{"image": "0.png", "fps": 1}]}', "'fps'"),

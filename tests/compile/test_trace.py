@@ -15,7 +15,7 @@ from tests.cli.run import kamera
 from tests.compile.saved import SYSTEM, pictures, vision_backbone, vision_model, write_plan
 
 SECRET = "the code is 4711"
-BLIND = ReusePolicy(on_miss="prefill")
+BLIND = ReusePolicy(on_miss="prefill", forms="always")
 
 
 @pytest.fixture

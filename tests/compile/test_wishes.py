@@ -83,7 +83,7 @@ def test_a_policy_of_layers_is_saved_and_checked(tmp_path, store, frames):
     window = filled(store, frames[:2], layers="1:3")
     window.save(tmp_path / "window")
     again = KameraWindow.load(tmp_path / "window", vision_backbone(), store)
-    assert again.policy == window.policy == ReusePolicy(layers=[2, 1], tolerance=None)
+    assert again.policy == window.policy == ReusePolicy(layers=[2, 1], tolerance=None, forms="always")
     with pytest.raises(ValueError, match="layer 7 of a model of 3 layers"):
         filled(store, [], layers=[7])
     with pytest.raises(ValueError, match="layers '3:1'"):

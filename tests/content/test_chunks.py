@@ -168,7 +168,7 @@ def test_nothing_is_no_chunk(backbone, content):
     ("content", "message"),
     [
         (3, "int is not content"),
-        (b"ab", "bytes is not content"),
+        (b"ab", "2 bytes cannot be read as an image"),
         (None, "NoneType is not content"),
         ({"type": "audio", "audio": "x"}, "none of text, image, video"),
         ({"type": "text", "text": 3}, "none of text, image, video"),
@@ -177,7 +177,8 @@ def test_nothing_is_no_chunk(backbone, content):
         ({"type": "video", "video": []}, "no frames"),
         ({"type": "image", "image": "/nowhere/x.png"}, "no image at '/nowhere/x.png'"),
         ({"type": "video", "video": "/nowhere/x.mp4"}, "no video at '/nowhere/x.mp4'"),
-        (np.zeros((4, 4), np.uint8), "array of shape"),
+        (np.zeros((4, 4, 2), np.uint8), r"array of shape \(4, 4, 2\)"),
+        (np.zeros((0, 4), np.uint8), "array of shape"),
         (np.zeros((4, 4, 3), np.float32), "float32 is not a picture"),
     ],
 )

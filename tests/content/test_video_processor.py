@@ -74,7 +74,9 @@ def test_a_list_of_frames_equals_the_clip_of_their_file(backbone, clip):
 
 
 def test_a_clip_moves_and_is_patched_like_any_chunk(backbone, clip):
-    window = KameraWindow(backbone, ChunkStore.open("memory://"), "You watch.", policy=ReusePolicy(rank=512))
+    window = KameraWindow(
+        backbone, ChunkStore.open("memory://"), "You watch.", policy=ReusePolicy(rank=512, forms="always")
+    )
     picture = Image.new("RGB", (SIDE, SIDE), (200, 30, 30))
     ids = [window.append(c).slot.chunk_id for c in (picture, {"type": "video", "video": clip}, "that was it")]
     before = window.next_token_logits("what moved?")

@@ -42,19 +42,87 @@ def test_batched_eviction_waits_until_a_batch_can_go():
     assert [len(_images(edited(policy, screens(n), 0))) for n in (2, 3, 4, 5)] == [2, 3, 1, 2]
 
 
-def test_whole_turns_leave_with_their_pictures_and_their_calls():
-    call = {"id": "c0", "type": "function", "function": {"name": "look", "arguments": {}}}
-    messages = [
-        *screens(1)[:2],
-        {"role": "assistant", "content": "", "tool_calls": [call]},
-        {"role": "tool", "tool_call_id": "c0", "content": [{"type": "image", "image": templates.picture(7)}]},
-        *screens(3)[3:],
-    ]
-    out = edited(policies.keep_last_images(2, whole_turns=True), messages, 0)
+def _call(name: str, text: str = "") -> dict:
+    call = {"id": name, "type": "function", "function": {"name": "look", "arguments": {}}}
+    return {"role": "assistant", "content": text, "tool_calls": [call]}
+
+
+def _shown(name: str, seed: int) -> dict:
+    picture = {"type": "image", "image": templates.picture(seed)}
+    return {"role": "tool", "tool_call_id": name, "content": [picture]}
+
+
+def _block(name: str, *content: dict) -> dict:
+    return {"role": "user", "content": [{"type": "tool_result", "tool_use_id": name, "content": [*content]}]}
+
+
+_PICTURE = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "x"}}
+
+
+def test_messages_leave_with_their_pictures_and_their_calls():
+    messages = [*screens(1)[:2], _call("c0"), _shown("c0", 7), *screens(3)[3:]]
+    out = edited(policies.keep_last_images(2, removes="call"), messages, 0)
     assert out == [messages[0], *messages[4:]]
-    assert edited(policies.keep_last_images(3, whole_turns=True), messages, 0) == [messages[0], *messages[2:]]
-    with pytest.raises(ValueError, match="placeholder"):
-        policies.keep_last_images(2, "x", whole_turns=True)
+    assert edited(policies.keep_last_images(3, removes="call"), messages, 0) == [messages[0], *messages[2:]]
+
+
+def test_text_beside_a_call_is_its_reasoning_if_steps_leave():
+    task = {"role": "user", "content": "look"}
+    messages = [task, _call("a", "I look."), _shown("a", 0), _call("b", "Again."), _shown("b", 1)]
+    steps = edited(policies.keep_last_images(1, removes="step"), messages, 0)
+    calls = edited(policies.keep_last_images(1, removes="call"), messages, 0)
+    assert steps == [task, *messages[3:]]
+    assert calls == [task, {"role": "assistant", "content": "I look."}, *messages[3:]]
+
+
+def test_a_result_answers_the_latest_call_of_its_id():
+    task = {"role": "user", "content": "look"}
+    messages = [task, *(m for i in range(4) for m in (_call("call_0", f"look {i}"), _shown("call_0", i)))]
+    out = edited(policies.keep_last_images(2, removes="step"), messages, 0)
+    assert out == [task, *messages[5:]]
+
+
+def test_of_parallel_calls_only_the_answered_one_leaves():
+    both = {**_call("a"), "tool_calls": [*_call("a")["tool_calls"], *_call("b")["tool_calls"]]}
+    messages = [{"role": "user", "content": "look"}, both, _shown("a", 0), _shown("b", 1)]
+    out = edited(policies.keep_last_images(1, removes="step"), messages, 0)
+    assert out[1:] == [_call("b"), messages[3]]
+
+
+def test_a_reply_without_its_pictures_stays_if_it_is_a_tools_result():
+    own = {"role": "user", "content": [{"type": "image", "image": "x.png"}]}
+    messages = [_call("a"), _shown("a", 0), own]
+    out = edited(policies.keep_last_images(0), messages, 0)
+    assert out == [_call("a"), {"role": "tool", "tool_call_id": "a", "content": []}]
+
+
+def test_a_picture_in_a_block_of_results_leaves_the_block():
+    text = {"type": "text", "text": "done"}
+    messages = [_block("a", text, _PICTURE), _block("b", _PICTURE), _block("c", _PICTURE)]
+    out = edited(policies.keep_last_images(1), messages, 0)
+    assert out == [_block("a", text), _block("b"), messages[2]]
+    noted = edited(policies.keep_last_images(2, "[gone]"), messages, 0)
+    assert noted[0] == _block("a", text, {"type": "text", "text": "[gone]"})
+
+
+def test_pictures_of_results_alone_are_counted():
+    own = {"role": "user", "content": [{"type": "text", "text": "this one"}, dict(_PICTURE)]}
+    after = {"role": "user", "content": [dict(_PICTURE)]}
+    messages = [own, _call("a"), _shown("a", 0), after, own]
+    out = edited(policies.keep_last_images(1, of="results"), messages, 0)
+    assert out[2] == {"role": "tool", "tool_call_id": "a", "content": []}
+    assert [out[0], *out[3:]] == [own, after, own]
+
+
+def test_a_policy_that_writes_into_a_block_is_caught():
+    def writes(messages, turn):
+        messages[0]["content"][0]["content"].clear()
+        return messages
+
+    messages = [_block("a", _PICTURE)]
+    with pytest.raises(EditPolicyFailed, match="modified the messages"):
+        edited(writes, messages, 0)
+    assert messages == [_block("a", _PICTURE)]
 
 
 def test_old_tool_results_keep_their_head_and_tail():
@@ -169,12 +237,15 @@ def test_a_bad_policy_is_named_and_changes_nothing(policy, says):
     "make",
     [
         lambda: policies.keep_last_images(-1),
+        lambda: policies.keep_last_images(1, of="tools"),
+        lambda: policies.keep_last_images(1, removes="turn"),
+        lambda: policies.keep_last_images(1, "[omitted]", removes="call"),
         lambda: policies.clear_tool_results(-1),
         lambda: policies.strip_thinking(keep_last=-1),
         lambda: policies.keep_ends(0, 0),
         lambda: policies.summarise(-1, 1),
     ],
 )
-def test_numbers_that_mean_nothing_are_refused(make):
+def test_values_that_mean_nothing_are_refused(make):
     with pytest.raises(ValueError):
         make()

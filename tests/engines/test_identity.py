@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import logging
+from types import SimpleNamespace
+
 import pytest
 import torch
 from torch import nn
+from torch.testing._internal.two_tensor import TwoTensor
 
 from kamera.engines.hf import Backbone
 from kamera.errors import UnsupportedBackbone
+from tests.engines.changes import Steering
 from tests.engines.compare import encoded, positions, worst
 from tests.models import processors, tiny
 
@@ -163,3 +168,81 @@ def test_an_adapter_that_learns_a_prompt_is_refused():
     wrapped = peft.get_peft_model(tiny.build("deepseek_v3"), config)
     with pytest.raises(UnsupportedBackbone, match="learn a prompt"):
         Backbone(wrapped)
+
+
+# -- all a module computes with --------------------------------------------------------------------
+
+
+def _dynamic(seed: int = 0) -> nn.Module:
+    return torch.ao.quantization.quantize_dynamic(tiny.build("llava", seed=seed), {nn.Linear})
+
+
+def _weights_as(kind: type, seed: int = 0) -> nn.Module:
+    model = tiny.build("llava")
+    weight = torch.randn(96, 64, generator=torch.Generator().manual_seed(seed))
+    up = model.model.language_model.layers[0].mlp.up_proj
+    up.weight = nn.Parameter(kind(weight, weight), requires_grad=False)
+    return model
+
+
+def _with_quantiser(scale: float) -> nn.Module:
+    model = tiny.build("llava")
+    model.lm_head.weight.quant_state = SimpleNamespace(absmax=torch.full((3,), scale), code="nf4")
+    return model
+
+
+def _affine(scale: float) -> nn.Module:
+    model = tiny.build("llava")
+    codes = torch.quantize_per_tensor(torch.zeros(8, 8), scale, 0, torch.qint8)
+    model.model.language_model.layers[0].register_buffer("codes", codes)
+    return model
+
+
+def _steered(strength: float) -> nn.Module:
+    model = tiny.build("llava")
+    model.model.language_model.layers[0].register_forward_hook(Steering(strength))
+    return model
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda n: _dynamic(seed=n),
+        lambda n: _weights_as(TwoTensor, seed=n),
+        lambda n: _with_quantiser(float(n)),
+        lambda n: _affine(0.5 + n),
+        lambda n: _steered(1.0 + n),
+    ],
+    ids=[
+        "packed parameters",
+        "tensors of tensors",
+        "state of a quantiser",
+        "affine codes",
+        "a hook's strength",
+    ],
+)
+def test_what_a_module_computes_with_beside_its_parameters_counts(build):
+    one, equal, other = Backbone(build(0)), Backbone(build(0)), Backbone(build(1))
+    assert one.identity.unread == ()
+    assert one.fingerprint == equal.fingerprint
+    assert one.fingerprint != other.fingerprint
+
+
+def _unreadable() -> nn.Module:
+    model = tiny.build("llava")
+    generator = (x for x in [1.0, 2.0])  # tells nobody what comes next
+    model.model.language_model.layers[0].mlp.register_forward_hook(lambda m, i, o: o * next(generator, 1.0))
+    return model
+
+
+def test_a_model_that_cannot_be_digested_is_equal_to_no_other(caplog):
+    model = _unreadable()
+    with caplog.at_level(logging.WARNING, "kamera"):
+        one = Backbone(model)
+    other = Backbone(_unreadable())
+    assert "cannot be digested" in caplog.text and "a builtins.generator" in caplog.text
+    assert one.fingerprint == one.fingerprint
+    assert one.vision_fingerprint == other.vision_fingerprint  # the hook is in the decoder's layers
+    assert len({one.fingerprint, other.fingerprint, Backbone(model).fingerprint}) == 3
+    plain = Backbone(tiny.build("llava"))
+    assert plain.identity.unread == ()

@@ -67,6 +67,18 @@ def test_a_benchmark_runs_as_it_stands_and_shows_gap_and_repair(run, name):
     assert agreement["patch@16"] > agreement["blind"]
 
 
+@pytest.mark.parametrize("mode", ["amortize", "repair", "forget"])
+@pytest.mark.parametrize("name", ["screenshot_agent.py", "coding_agent.py"])
+def test_totals_of_an_agent_are_the_sums_of_their_columns(run, name, mode):
+    lines = run(name, "--steps", "4", "--keep", "1", "--mode", mode).splitlines()
+    rows = [[int(cell) for cell in line.split()[1:7]] for line in lines[1:5]]
+    for prompt, kept, turned, patched, prefilled, _ in rows:
+        assert prompt == kept + turned + patched + prefilled
+    totals = lines[5].split()
+    assert int(totals[totals.index("Kamera") + 1].rstrip(",")) == sum(row[4] for row in rows)
+    assert int(totals[-1]) == sum(row[5] for row in rows)
+
+
 def test_a_screenshot_agent_prefills_less_than_a_prefix_cache(run):
     rows = [line.split() for line in run("screenshot_agent.py", "--steps", "6").splitlines()[1:]]
     steps, total = rows[:6], rows[6]

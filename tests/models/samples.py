@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import torch
@@ -30,17 +30,21 @@ def text_ids(n: int, seed: int = 0) -> torch.Tensor:
     return torch.randint(3, 140, (n,), generator=torch.Generator().manual_seed(seed))
 
 
-def sample(name: str, seed: int = 0) -> Sample:
-    """Text, one wrapped picture and text for the family ``name``; text alone for text-only families."""
+def sample(name: str, seed: int = 0, *, wide: bool = False) -> Sample:
+    """Text, one wrapped picture and text for the family ``name``; text alone for text-only families.
+
+    ``wide`` gives a picture of another size, for the families that know several.
+    """
     if name not in _PICTURES:
         return Sample(text_ids(9, seed), {})
-    tokens, shapes, sizes = _PICTURES[name]
+    tokens, shapes, sizes = _WIDE.get(name, _PICTURES[name]) if wide else _PICTURES[name]
     generator = torch.Generator().manual_seed(seed + 1000)
     inputs = {n: torch.randn(shape, generator=generator) for n, shape in shapes.items()}
     inputs |= {n: torch.tensor(size) for n, size in sizes.items()}
     if name == "gemma4_vl":  # pixels in 0..1, with a place for each patch
         inputs["pixel_values"] = inputs["pixel_values"].sigmoid()
-        inputs["image_position_ids"] = torch.tensor([[[x, y] for y in range(4) for x in range(4)]])
+        places = torch.tensor([[[x, y] for y in range(4) for x in range(4)]])
+        inputs["image_position_ids"] = torch.where(torch.arange(16)[:, None] < 4 * tokens, places, -1)
     return Sample(_wrapped(tokens, IMAGE, seed), inputs)
 
 
@@ -74,16 +78,22 @@ def chunk(backbone: Backbone, given: Sample, label: str = "") -> Chunk:
 def join(chunks: Sequence[Chunk]) -> tuple[torch.Tensor, Inputs]:
     """Chunks one after another, as one call of the plain model: ids ``[1, tokens]`` and its inputs."""
     ids = torch.cat([c.input_ids for c in chunks])[None]
+    types: Inputs = {}
+    for name in dict.fromkeys(n for c in chunks for n in c.inputs if n in TOKEN_TYPES):
+        parts = [c.inputs.get(name, torch.zeros_like(c.input_ids)) for c in chunks]
+        types[name] = torch.cat(parts)[None]
+    return ids, types | joined_media([c.inputs for c in chunks])
+
+
+def joined_media(given: Sequence[Mapping[str, torch.Tensor]]) -> Inputs:
+    """Inputs of pictures and clips one after another, as those of one sequence; per-token ones left out."""
     joined: Inputs = {}
-    for name in dict.fromkeys(n for c in chunks for n in c.inputs):
-        if name in TOKEN_TYPES:
-            parts = [c.inputs.get(name, torch.zeros_like(c.input_ids)) for c in chunks]
-            joined[name] = torch.cat(parts)[None]
-        else:
-            # SmolVLM and Idefics3 hold the pictures of a sequence in the second dimension
-            held = [c.inputs[name] for c in chunks if name in c.inputs]
-            joined[name] = torch.cat(held, dim=1 if held[0].dim() == 5 and held[0].shape[1] == 1 else 0)
-    return ids, joined
+    for name in dict.fromkeys(n for inputs in given for n in inputs if n not in TOKEN_TYPES):
+        held = [inputs[name] for inputs in given if name in inputs]
+        # SmolVLM and Idefics3 hold the pictures of a sequence in the second dimension
+        tiled = held[0].dim() == 5 and min(one.shape[1] for one in held) == 1
+        joined[name] = torch.cat(held, dim=1 if tiled else 0)
+    return joined
 
 
 def _tokens(token: int, count: int = 1) -> torch.Tensor:
@@ -135,6 +145,27 @@ _PICTURES: dict[str, tuple[int, _Shapes, _Sizes]] = {
     "gemma4_vl": (4, {"pixel_values": (1, 16, 3 * 16)}, {}),
     "mistral3": (4, _SQUARE, {"image_sizes": [[16, 16]]}),
     "ministral3": (4, _SQUARE, {"image_sizes": [[16, 16]]}),
+}
+
+# a picture twice as wide (or of two tiles); for the last ones half as high, in a frame of the same size
+_WIDE_GRID: _Sizes = {"image_grid_thw": [[1, 4, 8]]}
+_WIDE: dict[str, tuple[int, _Shapes, _Sizes]] = {
+    **{
+        name: (8, {"pixel_values": (32, 3 * 2 * 16)}, _WIDE_GRID)
+        for name, of in _PICTURES.items()
+        if of is _QWEN
+    },
+    "ernie": (8, {"pixel_values": (32, 3 * 16)}, _WIDE_GRID),
+    "paddleocr_vl": (8, {"pixel_values": (32, 3, 4, 4)}, _WIDE_GRID),
+    "kimi_k25": (8, {"pixel_values": (32, 3, 4, 4)}, _WIDE_GRID),
+    "video_llama_3": (8, {"pixel_values": (32, 3 * 16)}, {**_WIDE_GRID, "image_merge_sizes": [2]}),
+    "smolvlm": (8, {"pixel_values": (1, 2, 3, 16, 16)}, {}),
+    "idefics3": (8, {"pixel_values": (1, 2, 3, 16, 16)}, {}),
+    "internvl": (8, {"pixel_values": (2, 3, 16, 16)}, {}),
+    "gemma4_vl": (2, {"pixel_values": (1, 16, 3 * 16)}, {}),
+    "llava_onevision": (26, {"pixel_values": (1, 2, 3, 16, 16)}, {"image_sizes": [[8, 16]]}),
+    "mistral3": (2, _SQUARE, {"image_sizes": [[8, 16]]}),
+    "ministral3": (2, _SQUARE, {"image_sizes": [[8, 16]]}),
 }
 
 PICTURED = tuple(_PICTURES)

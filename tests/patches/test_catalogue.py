@@ -50,7 +50,7 @@ def the_patch(store: ChunkStore, kind: str = "exact") -> ObjectInfo:
 
 def test_a_row_says_what_its_patch_was_formed_under(pieces, store):
     backbone, (a, b, *_) = pieces
-    policy = ReusePolicy(rank=3, patch_bytes=None, layers=[0, 1])
+    policy = ReusePolicy(rank=3, patch_bytes=None, layers=[0, 1], forms="always")
     window = make(backbone, store, a, b, policy=policy)
     row = the_patch(store)
     asked = window.store.info(window.context, b.id, [a.id])
@@ -65,7 +65,7 @@ def test_a_row_says_what_its_patch_was_formed_under(pieces, store):
 def test_a_row_is_the_same_from_index_header_and_memory(pieces, tmp_path):
     backbone, (a, b, *_) = pieces
     with ChunkStore.open(tmp_path / "s") as store:
-        window = make(backbone, store, a, b, policy=ReusePolicy(rank=5))
+        window = make(backbone, store, a, b, policy=ReusePolicy(rank=5, forms="always"))
         written = the_patch(store)
     (index,) = (tmp_path / "s").rglob("index.sqlite")
     with ChunkStore.open(tmp_path / "s") as again:
@@ -116,8 +116,8 @@ def test_a_recall_reads_each_object_once(pieces, tmp_path, monkeypatch):
 def test_a_patch_that_will_not_do_is_not_read(pieces, tmp_path, monkeypatch):
     backbone, (a, b, *_) = pieces
     with ChunkStore.open(tmp_path / "s") as store:
-        make(backbone, store, a, b, policy=ReusePolicy(rank=2, patch_bytes=None))
-        wanting = make(backbone, store, a, policy=ReusePolicy(rank=FULL_RANK))
+        make(backbone, store, a, b, policy=ReusePolicy(rank=2, patch_bytes=None, forms="always"))
+        wanting = make(backbone, store, a, policy=ReusePolicy(rank=FULL_RANK, forms="always"))
         asked = counted(store, monkeypatch)
         assert wanting.recall(b.id).forwards == 1
         assert "get_patch" not in [name for name, *_ in asked]
@@ -128,7 +128,7 @@ def test_a_patch_that_will_not_do_is_not_read(pieces, tmp_path, monkeypatch):
 
 def test_a_row_that_lied_is_refused_and_decided_again(pieces, tmp_path):
     backbone, (a, b, *_) = pieces
-    policy = ReusePolicy(minimum="orbit", rank=FULL_RANK)
+    policy = ReusePolicy(minimum="orbit", rank=FULL_RANK, forms="always")
     with ChunkStore.open(tmp_path / "s") as store:
         window = make(backbone, store, a, b, policy=policy)
         window.form_orbit(1)

@@ -13,7 +13,7 @@ from kamera.reuse import Calibration, Point, Prompt, Reuser
 from kamera.window import grounds_of, library_versions
 from tests.models import tiny
 
-FULL = ReusePolicy(rank=64, patch_bytes=None, certified=False)
+FULL = ReusePolicy(rank=64, patch_bytes=None, certified=False, forms="always")
 """Patches of full rank."""
 
 HEAD = torch.tensor([5, 6, 7, 8])

@@ -177,7 +177,8 @@ def canonicals(draw: st.DrawFn) -> CanonicalRecord:
 
 @st.composite
 def encodings(draw: st.DrawFn) -> EncodingRecord:
-    named = st.dictionaries(_names, tensors(), max_size=2)
+    single = _names.filter(lambda name: "." not in name)  # x.1 would be the entry of a list
+    named = st.dictionaries(single, tensors(), max_size=2)
     context = encoding_context(draw(_text), "")
     return EncodingRecord(draw(_text), context, draw(st.integers(0, 4)), draw(named), draw(_infos))
 

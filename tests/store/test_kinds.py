@@ -6,9 +6,18 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+import torch
 
 from kamera.errors import CorruptChunk, IncompatibleChunk
-from kamera.store import ChunkStore, Context, StoreAdmin, encoding_context, object_key, patch_key
+from kamera.store import (
+    ChunkStore,
+    Context,
+    EncodingRecord,
+    StoreAdmin,
+    encoding_context,
+    object_key,
+    patch_key,
+)
 from kamera.store.admin.gc import choose
 from kamera.store.disk.index import Weighed
 from kamera.store.format import decode, encode
@@ -50,6 +59,30 @@ def all_kinds(context: Context = CONTEXT) -> list[Any]:
         patch(context=context),
         based(context=other),
     ]
+
+
+def listed(*numbers: int) -> EncodingRecord:
+    """An encoding with a list of entries of these numbers."""
+    entries = {f"x.{number}": torch.full((2,), float(number)) for number in numbers}
+    return replace(encoding(), embeds=entries)
+
+
+def test_a_list_of_twelve_comes_back_by_number():
+    record = listed(*range(11, -1, -1))
+    assert record.header()["embeds"] == [f"x.{number}" for number in range(12)]
+    read = decode(encode(record, 7), record.key, "here")
+    assert_same(read, record)
+    assert list(read.embeds) == [f"x.{number}" for number in range(12)]
+
+
+def test_a_list_with_a_gap_is_no_encoding():
+    with pytest.raises(ValueError, match=r"^x\.2 is out of place"):
+        listed(0, 2)
+    outer, kamera, rest = split(encode(listed(0, 1), 7))
+    kamera["embeds"] = ["x.0", "x.2"]
+    outer = {name.replace("x.1", "x.2"): entry for name, entry in outer.items()}
+    with pytest.raises(CorruptChunk, match=r"here: x\.2 is out of place"):
+        decode(join(outer, kamera, rest), listed(0, 1).key, "here")
 
 
 @pytest.mark.parametrize("options", STORES.values(), ids=STORES)

@@ -133,7 +133,7 @@ def test_a_window_counts_the_guarantee_of_every_chunk_it_brings(registry) -> Non
     a, b = (backbone.chunk_from_tensors(samples.text_ids(9, seed)) for seed in (1, 2))
     system = torch.tensor([5, 6, 7, 8])
     with ChunkStore.open("memory://", metrics=Metrics(registry)) as store:
-        policy = ReusePolicy(rank=64, certified=False)
+        policy = ReusePolicy(rank=64, certified=False, forms="always")
         KameraWindow(backbone, store, system, policy=policy).append(a)
         first = KameraWindow(backbone, store, system, policy=policy)
         first.recall(a.id)  # leading: as it is stored
@@ -168,7 +168,10 @@ def test_every_way_to_a_place_is_counted_once(registry) -> None:
     a, b = (backbone.chunk_from_tensors(samples.text_ids(9, seed)) for seed in (1, 2))
     with ChunkStore.open("memory://", metrics=Metrics(registry)) as store:
         window = KameraWindow(
-            backbone, store, torch.tensor([5, 6, 7, 8]), policy=ReusePolicy(rank=64, certified=False)
+            backbone,
+            store,
+            torch.tensor([5, 6, 7, 8]),
+            policy=ReusePolicy(rank=64, certified=False, forms="always"),
         )
         ways = {
             "append a": (lambda: window.append(a), {("exact", "copy"): 1}),  # leading: its canonical

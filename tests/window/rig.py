@@ -28,7 +28,9 @@ def make(
 ) -> KameraWindow:
     """A window under `SYSTEM` with ``chunks`` appended."""
     store = ChunkStore.open("memory://") if store is None else store
-    window = KameraWindow(backbone, store, SYSTEM, policy=policy or ReusePolicy(rank=FULL_RANK), **options)
+    window = KameraWindow(
+        backbone, store, SYSTEM, policy=policy or ReusePolicy(rank=FULL_RANK, forms="always"), **options
+    )
     for chunk in chunks:
         window.append(chunk)
     return window
@@ -96,8 +98,12 @@ class Prefilled:
         """The KV of the chunk at ``index``, as the model computed it there."""
         start = sum(self.lengths[: index + 1])
         stop = start + self.lengths[index + 1]
-        out = []
-        for layer, spec in zip(self._layers, self.backbone.layout, strict=True):
+        out: list[dict[str, torch.Tensor]] = []
+        for i, spec in enumerate(self.backbone.layout):
+            if not spec.channels:  # it reads another's KV: caches have no layer for it
+                out.append({})
+                continue
+            layer = self._layers[i]
             tensors = {c.name: getattr(layer, c.tensor) for c in spec.channels}
             whole = {n: t if t.dim() == 3 else t[0] for n, t in tensors.items()}
             out.append({n: t[:, start:stop] for n, t in whole.items()})

@@ -160,7 +160,7 @@ EVERYTHING = (
 def test_labels_are_honest_after_any_operations(family, minimum, operations):
     """Low ranks, gaps, clean views: exact is exact, survivors and blind slots are what they say."""
     backbone, chunks = rig(family)
-    window = make(backbone, policy=ReusePolicy(minimum=minimum, rank=2))
+    window = make(backbone, policy=ReusePolicy(minimum=minimum, rank=2, forms="always"))
     alone = {c.id: Prefilled(backbone, [c]).kv(0) for c in chunks}
     home = {c.id: rope_index(backbone, [c])[:, 4:] for c in chunks}
     for operation in operations:
@@ -252,7 +252,7 @@ def test_a_blind_slot_equals_a_model_masked_from_other_chunks(family):
     a, b = chunks[:2]
     store = ChunkStore.open("memory://")
     KameraWindow(backbone, store).append(b)  # only b is archived, alone
-    window = KameraWindow(backbone, store, policy=ReusePolicy(minimum="blind"))
+    window = KameraWindow(backbone, store, policy=ReusePolicy(minimum="blind", forms="always"))
     window.append(a)
     window.recall(b.id)
     assert guarantees(window) == ["exact", "blind"]
@@ -292,7 +292,7 @@ def test_a_full_rank_patch_from_the_store_restores_the_reprefill(family):
 
 def test_a_patch_cut_to_rank_one_is_patched_and_not_exact():
     backbone, chunks = rig("qwen2_5_vl")
-    policy = ReusePolicy(rank=1)
+    policy = ReusePolicy(rank=1, forms="always")
     store = make(backbone, None, *chunks, policy=policy).store
     window = make(backbone, store, *chunks, policy=policy)
     assert guarantees(window) == ["exact", "patched", "patched", "patched"]

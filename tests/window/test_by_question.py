@@ -22,7 +22,9 @@ def episode():
 
 
 def window_of(backbone, store, frames=()):
-    window = KameraWindow(backbone, store, testbed.SYSTEM, policy=ReusePolicy(certified=False))
+    window = KameraWindow(
+        backbone, store, testbed.SYSTEM, policy=ReusePolicy(certified=False, forms="always")
+    )
     for frame in frames:
         window.append(frame.content)
     return window

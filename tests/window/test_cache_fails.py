@@ -221,7 +221,9 @@ def test_a_closed_store_says_so_by_name(tmp_path, pieces):
             lambda s=store: StoreAdmin(s).delete("0" * 64),
             lambda s=store: s.flush(),
             lambda s=store: s.contexts_of(chunks[0].id),
-            lambda s=store: KameraWindow(backbone, s, [5], policy=ReusePolicy(certified=True)),
+            lambda s=store: KameraWindow(
+                backbone, s, [5], policy=ReusePolicy(certified=True, forms="always")
+            ),
         )
         for call in calls:
             with pytest.raises(StoreClosed, match=r"closed: open it again") as caught:
@@ -251,7 +253,8 @@ def test_a_window_goes_on_when_a_real_disk_is_full(pieces, small_disk: Path):
     backbone, _ = pieces
     store = ChunkStore.open(small_disk / "store")
     window, sound = (
-        make(backbone, s, max_tokens=120, policy=ReusePolicy(rank=FULL_RANK)) for s in (store, None)
+        make(backbone, s, max_tokens=120, policy=ReusePolicy(rank=FULL_RANK, forms="always"))
+        for s in (store, None)
     )
     refused = 0
     (small_disk / "ballast").write_bytes(b"\0" * 600_000)

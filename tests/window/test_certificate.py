@@ -25,7 +25,7 @@ from tests.window.rig import QUESTION, Snapshot, guarantees, is_a_reprefill, mak
 
 FAMILY = "qwen2_5_vl"
 RANK = 5
-CERTIFIED = ReusePolicy(rank=RANK, certified=True, tolerance=None)
+CERTIFIED = ReusePolicy(rank=RANK, certified=True, tolerance=None, forms="always")
 GROUNDS = Grounds("f" * 64, "float32", "", None, PatchBudget(32))
 
 
@@ -92,7 +92,7 @@ def test_policies_that_need_none_look_for_none(pieces):
     with warnings.catch_warnings():
         warnings.simplefilter("error", UncertifiedBackbone)
         exact = make(backbone, None, a, b, policy=ReusePolicy(minimum="exact", certified=True))
-        free = make(backbone, None, a, b, policy=ReusePolicy(rank=RANK, certified=False))
+        free = make(backbone, None, a, b, policy=ReusePolicy(rank=RANK, certified=False, forms="always"))
     free.slide()
     assert (guarantees(exact), guarantees(free)) == (["exact", "exact"], ["survivor"])
 
@@ -111,7 +111,9 @@ def test_what_is_asked_for_by_name_is_done_without_a_certificate(pieces):
 def test_what_is_load_bearing_is_not_settled_by_uncertified_kv(pieces):
     backbone, (a, b, c, _) = pieces
     store = ChunkStore.open("memory://")
-    make(backbone, store, b, c, policy=ReusePolicy(rank=RANK, certified=False))  # the patch of c behind b
+    make(
+        backbone, store, b, c, policy=ReusePolicy(rank=RANK, certified=False, forms="always")
+    )  # the patch of c behind b
 
     def prefills(window: KameraWindow) -> bool:
         for chunk in (a, b, c):

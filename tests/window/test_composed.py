@@ -15,12 +15,12 @@ from kamera.ops import apply_patch, compose, patch_of, terms_of, triples_of
 from kamera.window import Guarantee, plan
 from kamera.window.composed import TermRows, composed_offer
 from tests.engines.compare import worst
-from tests.window.certificates import ALL_SAFE, certificate
+from tests.window.certificates import ALL_SAFE, but, certificate
 from tests.window.rig import FULL_RANK, guarantees, live, make, rig, watching
 from tests.window.test_errors import damage
 from tests.window.test_plan import POLICY, Fake, everything, limits, new, standing, worths
 
-COMPOSED = ReusePolicy(minimum="composed", rank=FULL_RANK, max_doubt=1.0)
+COMPOSED = ReusePolicy(minimum="composed", rank=FULL_RANK, max_doubt=1.0, composed_up_to=6, forms="always")
 ORDER = [2, 0, 1, 3]
 SERVED = ["exact", "patched", "patched", "composed"]
 
@@ -214,6 +214,62 @@ def test_without_a_finding_a_certificate_withholds_it():
     assert window.policy.withheld == {"composed"}
 
 
+# -- served by name only ---------------------------------------------------------------------------
+
+
+def test_no_order_of_three_is_composed_on_the_terms_doubt_alone():
+    """η of composed patches fell to .755 at four antecedents on a backbone whose doubt refused none of 22."""
+    window = opened(policy=replace(COMPOSED, composed_up_to=0, certified=False, on_miss="prefill"))
+    planned = window.plan_reorder(ORDER)
+    report = window.reorder(ORDER)
+    assert planned.cost.forwards == report.forwards == 1
+    assert guarantees(window) == ["exact", "patched", "patched", "patched"]  # a forward behind patched KV
+    (note,) = [note for note in report.notes if "composed" in note]
+    assert note.startswith(f"composed patch refused: chunk {window.slots[3].chunk_id[:12]} stands behind 3,")
+    assert "no certificate of this backbone found composed patches safe behind so many" in note
+    assert note in planned.notes
+
+
+def test_a_repair_does_not_compose_on_the_terms_doubt_alone():
+    store, (backbone, chunks) = form("memory://", 5), rig("qwen2_5_vl", 5)
+    policy = ReusePolicy(rank=FULL_RANK, certified=False, max_doubt=1.0, forms="always")
+    window = make(backbone, store, *chunks, policy=policy, on_leave="repair")
+    report = window.slide()
+    assert "composed" not in guarantees(window)
+    assert any(note.startswith("composed patch refused") for note in report.notes)
+
+
+def test_the_number_of_antecedents_is_the_policys():
+    store, (backbone, chunks) = form("memory://", 5), rig("qwen2_5_vl", 5)
+    window = make(backbone, store, *chunks, policy=replace(COMPOSED, composed_up_to=3, certified=False))
+    report = window.reorder([1, 0, 2, 3, 4])
+    assert guarantees(window)[3:] == ["composed", "patched"] and report.forwards == 1
+    (note,) = [note for note in report.notes if note.startswith("composed patch refused")]
+    assert "stands behind 4," in note and "(composed_up_to=3)" in note
+
+
+def test_a_certificate_serves_the_number_it_was_measured_at():
+    store, (backbone, chunks) = form("memory://", 5), rig("qwen2_5_vl", 5)
+    policy = replace(COMPOSED, composed_up_to=0, certified=True)
+    for measured, served in ((3, ["composed", "patched"]), (4, ["composed", "composed"])):
+        held = certificate(backbone, FULL_RANK, antecedents=measured)
+        window = make(backbone, store, *chunks, policy=replace(policy, on_miss="prefill"), certificate=held)
+        window.reorder([1, 0, 2, 3, 4])
+        assert guarantees(window)[3:] == served
+    unsafe = certificate(backbone, FULL_RANK, findings=but("composed", "unsafe", "it was wrong"))
+    window = make(backbone, store, *chunks, policy=replace(policy, composed_up_to=6), certificate=unsafe)
+    window.reorder([1, 0, 2, 3, 4])
+    assert "composed" not in guarantees(window)
+
+
+@pytest.mark.parametrize("wrong", [1, 2, 7, -1, 3.0, True, None])
+def test_a_number_that_is_never_composed_is_refused(wrong):
+    with pytest.raises(
+        ValueError, match=r"composed_up_to .* must be a number of antecedents from 3 to 6, or 0"
+    ):
+        ReusePolicy(composed_up_to=wrong, forms="always")
+
+
 # -- decided from rows -----------------------------------------------------------------------------
 
 
@@ -224,7 +280,7 @@ def terms(target: str, *orders: str) -> Fake:
 
 
 def recalled(rows: Fake, before: str):
-    policy = replace(POLICY, minimum="composed")
+    policy = replace(POLICY, minimum="composed", composed_up_to=6)
     return plan.recall(standing(*before), new("x"), False, rows, policy, limits())
 
 

@@ -22,9 +22,21 @@ from tests.window.test_planned import OPERATIONS, planned_and_run
 
 RANK = 4
 POLICIES = {
-    "minimum": ReusePolicy(minimum="composed", rank=RANK, on_miss="prefill", max_doubt=1.0),
-    "repair": ReusePolicy(rank=RANK, on_miss="prefill", on_leave="repair", max_doubt=1.0),
-    "doubt": ReusePolicy(minimum="composed", rank=RANK, on_miss="prefill", on_leave="repair", max_doubt=0.1),
+    "minimum": ReusePolicy(
+        minimum="composed", rank=RANK, on_miss="prefill", max_doubt=1.0, composed_up_to=6, forms="always"
+    ),
+    "repair": ReusePolicy(
+        rank=RANK, on_miss="prefill", on_leave="repair", max_doubt=1.0, composed_up_to=6, forms="always"
+    ),
+    "doubt": ReusePolicy(
+        minimum="composed",
+        rank=RANK,
+        on_miss="prefill",
+        on_leave="repair",
+        max_doubt=0.1,
+        composed_up_to=6,
+        forms="always",
+    ),
 }
 """None of them stores a patch on a miss, so that orders stay unformed from one example to the next."""
 
@@ -34,7 +46,9 @@ def formed(kv: str) -> ChunkStore:
     """The terms of all chunks."""
     backbone, chunks = rig("qwen2_5_vl", 5)
     store = ChunkStore.open("memory://", kv=kv)
-    make(backbone, store, *chunks, policy=ReusePolicy(rank=RANK, on_miss="prefill")).form_pairs()
+    make(
+        backbone, store, *chunks, policy=ReusePolicy(rank=RANK, on_miss="prefill", forms="always")
+    ).form_pairs()
     return store
 
 

@@ -11,7 +11,7 @@ from kamera import Backbone, ChunkStore, KameraWindow, ReusePolicy, testbed
 from kamera.ops import budget, kv_bytes
 from kamera.testbed import World
 
-COMPOSED = ReusePolicy(minimum="composed", withheld=frozenset({"orbit"}))
+COMPOSED = ReusePolicy(minimum="composed", withheld=frozenset({"orbit"}), composed_up_to=3, forms="always")
 ORDER = [2, 0, 1, 3]
 
 

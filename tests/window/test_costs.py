@@ -42,7 +42,12 @@ def test_moves_within_reach_of_stored_patches_run_nothing(family):
 
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize(
-    "policy", [ReusePolicy(), ReusePolicy(minimum="exact"), ReusePolicy(on_miss="prefill")]
+    "policy",
+    [
+        ReusePolicy(forms="always"),
+        ReusePolicy(minimum="exact"),
+        ReusePolicy(on_miss="prefill", forms="always"),
+    ],
 )
 def test_a_recall_that_misses_is_one_forward_and_no_encode(family, policy):
     backbone, chunks = rig(family)

@@ -10,6 +10,7 @@ import torch
 from kamera import ChunkStore, KameraWindow
 from kamera.errors import StoreError
 from kamera.ops import Patch
+from kamera.patches import Later
 from kamera.patches.forming import BackgroundForming, forming_of
 from kamera.store import PatchRecord
 from tests.window.rig import QUESTION, guarantees, live, make, rig, same_bits, watching
@@ -192,7 +193,7 @@ def test_a_failure_is_logged_kept_and_raised_by_the_next_flush(pieces, caplog, m
 
 
 def test_no_more_than_the_limit_is_under_way():
-    forming, opened, through = BackgroundForming(limit=2), threading.Event(), threading.Event()
+    forming, opened, through = BackgroundForming(Later(), limit=2), threading.Event(), threading.Event()
 
     def wait() -> Patch:
         assert opened.wait(300), "waited for where nothing was to be waited for"
@@ -215,7 +216,7 @@ def test_no_more_than_the_limit_is_under_way():
 
 
 def test_one_chunk_does_not_wait_for_another():
-    forming, opened = BackgroundForming(), threading.Event()
+    forming, opened = BackgroundForming(Later()), threading.Event()
 
     def wait() -> Patch:
         assert opened.wait(300), "waited for where nothing was to be waited for"
@@ -230,7 +231,7 @@ def test_one_chunk_does_not_wait_for_another():
 
 
 def test_after_the_end_patches_are_formed_at_once():
-    forming, formed = BackgroundForming(), []
+    forming, formed = BackgroundForming(Later()), []
     for name in "ab":
         forming.submit(name, (), lambda name=name: formed.append((name, threading.current_thread())) or NONE)
     forming.close()
@@ -243,8 +244,8 @@ def test_after_the_end_patches_are_formed_at_once():
 @pytest.mark.parametrize(
     ("make_it", "message"),
     [
-        (lambda: forming_of("later"), "forming 'later' is none of now, background"),
-        (lambda: BackgroundForming(limit=0), "limit 0 must be at least 1"),
+        (lambda: forming_of("later", Later()), "forming 'later' is none of now, background"),
+        (lambda: BackgroundForming(Later(), limit=0), "limit 0 must be at least 1"),
     ],
 )
 def test_what_is_no_rule_is_refused(make_it, message):

@@ -71,7 +71,9 @@ def test_a_survivor_of_a_survivor_is_told_apart(pieces):
     """``c`` was never behind ``a`` itself: it knows of it through ``b``."""
     backbone, a, b, c, d, x = pieces
     store = ChunkStore.open("memory://")
-    first, second = (slid(backbone, store, left, b, policy=ReusePolicy(rank=FULL_RANK)) for left in (a, x))
+    first, second = (
+        slid(backbone, store, left, b, policy=ReusePolicy(rank=FULL_RANK, forms="always")) for left in (a, x)
+    )
     for window in (first, second):
         window.append(c)
         window.slide()
@@ -98,7 +100,7 @@ def test_a_gap_is_part_of_the_lineage(pieces):
 
 def test_a_patch_behind_survivors_is_never_near(pieces):
     backbone, a, b, c, _, x = pieces
-    policy = ReusePolicy(minimum="near", max_divergence=0.5, rank=FULL_RANK)
+    policy = ReusePolicy(minimum="near", max_divergence=0.5, rank=FULL_RANK, forms="always")
     for before, others in ((make, (b,)), (slid, (x, b))):
         store = slid(backbone, None, a, b).store
         slid(backbone, store, a, b).append(c)
@@ -117,7 +119,7 @@ def test_a_patch_behind_real_antecedents_serves_survivors(pieces):
     with watching(backbone) as seen:
         window.append(c)
     assert (seen.forwards, guarantees(window)) == (0, ["survivor", "patched"])
-    slid(backbone, store, a, b, policy=ReusePolicy(rank=FULL_RANK)).append(c)
+    slid(backbone, store, a, b, policy=ReusePolicy(rank=FULL_RANK, forms="always")).append(c)
     assert len(patches_of(window, c)) == 1  # nothing worse is kept beside it
 
 

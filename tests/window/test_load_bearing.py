@@ -28,7 +28,9 @@ def sliding():
 @pytest.mark.parametrize("minimum", ["exact", "patched"])
 def test_only_chunks_within_the_models_reach_bear_load(minimum):
     backbone, chunks = sliding()
-    window = make(backbone, None, *chunks, policy=ReusePolicy(minimum=minimum, rank=FULL_RANK))
+    window = make(
+        backbone, None, *chunks, policy=ReusePolicy(minimum=minimum, rank=FULL_RANK, forms="always")
+    )
     got = [window.is_load_bearing(i, QUESTION, max_new_tokens=4) for i in (0, 3)]
     assert got == [explicit(backbone, chunks, i, QUESTION, 4) for i in (0, 3)] == [False, True]
 
@@ -90,7 +92,7 @@ def test_a_changed_answer_after_a_canonical_is_prefilled():
 def test_a_lax_policy_does_not_make_the_sure_answer_lax(minimum, reach):
     """Neither a patch that holds the very chunk nor a canonical stands in for its absence."""
     backbone, (a, b, c, _) = rig("qwen2_5_vl")
-    policy = ReusePolicy(minimum=minimum, max_divergence=reach, rank=FULL_RANK)
+    policy = ReusePolicy(minimum=minimum, max_divergence=reach, rank=FULL_RANK, forms="always")
     questions = [samples.text_ids(3, seed) for seed in range(22, 30)]
     lax = make(backbone, None, a, b, c, policy=policy)
     got = [lax.is_load_bearing(0, q, max_new_tokens=1) for q in questions]

@@ -68,7 +68,10 @@ def backbone():
 def watched(backbone):
     """A window that saw five pictures, and of which the first three have left."""
     window = KameraWindow(
-        backbone, ChunkStore.open("memory://"), "You watch.", policy=ReusePolicy(rank=64, patch_bytes=None)
+        backbone,
+        ChunkStore.open("memory://"),
+        "You watch.",
+        policy=ReusePolicy(rank=64, patch_bytes=None, forms="always"),
     )
     seen = [window.append(painted(seed)).slot.chunk_id for seed in range(5)]
     window.slide(3)
@@ -165,11 +168,15 @@ def test_append_names_a_near_duplicate_and_serves_its_argument(watched):
 
 def test_a_patch_behind_a_similar_chunk_is_near_within_a_limit(backbone):
     store = ChunkStore.open("memory://")
-    first = KameraWindow(backbone, store, "You watch.", policy=ReusePolicy(rank=64, patch_bytes=None))
+    first = KameraWindow(
+        backbone, store, "You watch.", policy=ReusePolicy(rank=64, patch_bytes=None, forms="always")
+    )
     for picture in (painted(0), painted(1)):
         first.append(picture)
     for limit, served in ((0.7, "near"), (0.0, "exact"), (None, "exact")):
-        policy = ReusePolicy("near", "prefill", rank=64, patch_bytes=None, max_divergence=limit)
+        policy = ReusePolicy(
+            "near", "prefill", rank=64, patch_bytes=None, max_divergence=limit, forms="always"
+        )
         window = KameraWindow(backbone, store, "You watch.", policy=policy)
         window.append(recompressed(painted(0)))  # no chunk in common with what the patch was formed behind
         report = window.append(painted(1))

@@ -223,7 +223,7 @@ def test_reprs_are_short_and_in_one_line(window):
 
 
 def test_pages_escape_what_stands_in_chunks(window):
-    branch = KameraWindow(window.backbone, window.store, SYSTEM, policy=ReusePolicy())
+    branch = KameraWindow(window.backbone, window.store, SYSTEM, policy=ReusePolicy(forms="always"))
     label = "<script>alert('x')</script>&"
     chunk = branch.backbone.chunk_from_tensors([41, 42, 43], label=label)
     report = branch.append(chunk)

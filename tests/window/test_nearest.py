@@ -14,7 +14,9 @@ from kamera.window.steps import Newcomer, Place
 from tests.window.test_plan import Fake, Row, limits, standing
 
 LENGTHS = {"a": 3, "b": 5, "c": 2, "d": 7}
-POLICY = ReusePolicy(certified=False, minimum="near", max_divergence=1.0, nearest="left", tolerance=None)
+POLICY = ReusePolicy(
+    certified=False, minimum="near", max_divergence=1.0, nearest="left", tolerance=None, forms="always"
+)
 contexts = st.lists(st.sampled_from("abcd"), min_size=1, max_size=5).map(tuple)
 
 

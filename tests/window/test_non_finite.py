@@ -108,7 +108,9 @@ def test_a_model_whose_every_forward_overflows_is_refused():
         Backbone(model)
 
 
-@pytest.mark.parametrize("policy", [ReusePolicy(minimum="exact"), ReusePolicy(on_miss="prefill")])
+@pytest.mark.parametrize(
+    "policy", [ReusePolicy(minimum="exact"), ReusePolicy(on_miss="prefill", forms="always")]
+)
 def test_no_policy_serves_it(policy):
     backbone = half()
     window = make(backbone, None, backbone.chunk_from_tensors([5, 6, 7]), policy=policy)

@@ -12,7 +12,9 @@ from tests.window.certificates import ALL_SAFE, certificate
 from tests.window.rig import FULL_RANK, guarantees, is_a_reprefill, make, rig, watching
 from tests.window.test_composed import COMPOSED, form, formed, opened, pieces
 
-REPAIR = ReusePolicy(rank=FULL_RANK, on_leave="repair", on_miss="prefill", max_doubt=1.0)
+REPAIR = ReusePolicy(
+    rank=FULL_RANK, on_leave="repair", on_miss="prefill", max_doubt=1.0, composed_up_to=6, forms="always"
+)
 
 
 @functools.cache

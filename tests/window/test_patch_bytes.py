@@ -11,7 +11,7 @@ from kamera.ops import budget, kv_bytes
 from kamera.testbed.world import World
 
 SHARE = 0.03
-POLICY = ReusePolicy(patch_bytes=SHARE)
+POLICY = ReusePolicy(patch_bytes=SHARE, forms="always")
 
 
 @pytest.fixture(scope="module")
@@ -85,14 +85,16 @@ def test_a_smaller_patch_than_asked_misses_and_a_larger_serves(backbone, episode
 
 def test_without_patch_bytes_the_rank_alone_decides(backbone, episode):
     store = ChunkStore.open("memory://")
-    window = window_of(backbone, episode, store, ReusePolicy(rank=3, patch_bytes=None))
+    window = window_of(backbone, episode, store, ReusePolicy(rank=3, patch_bytes=None, forms="always"))
     record, _ = patch_of_last(window)
     assert {f.rank for layer in record.patch.layers for f in layer.values()} == {3}
     assert record.info["asked_share"] is None
     # a patch that bytes have cut is not what such a policy asks for
     other = ChunkStore.open("memory://")
     window_of(backbone, episode, other, replace(POLICY, rank=3, patch_bytes=0.005))
-    window = window_of(backbone, episode, other, ReusePolicy(rank=3, patch_bytes=None), order=(0, 1))
+    window = window_of(
+        backbone, episode, other, ReusePolicy(rank=3, patch_bytes=None, forms="always"), order=(0, 1)
+    )
     assert window.append(backbone.chunk(episode.frames[2].content)).forwards > 0
 
 

@@ -18,7 +18,7 @@ from tests.window.rig import QUESTION, Snapshot, guarantees, make, rig
 def mixed(family: str, store: ChunkStore | None = None) -> KameraWindow:
     """Exact, patched, survivor and switched-off slots, behind a gap."""
     backbone, chunks = rig(family)
-    policy = ReusePolicy(rank=3, minimum="orbit", max_divergence=0.5)
+    policy = ReusePolicy(rank=3, minimum="orbit", max_divergence=0.5, forms="always")
     seeded = make(backbone, store, *chunks[:3], policy=policy)
     window = make(backbone, seeded.store, *chunks, policy=policy, max_tokens=400, positions="keep")
     window.append(chunks[0])

@@ -12,13 +12,13 @@ import pytest
 
 from kamera import window
 from kamera.errors import NotRelocatable, PolicyRefused, WindowFull
-from kamera.ops import Proof
+from kamera.ops import PatchBudget, Proof
 from kamera.window import ReusePolicy, plan
 from kamera.window.seats import Seat, Seats, Source, Spot
 from kamera.window.steps import Archive, Clean, Cost, Harvest, Keep, Limits, Newcomer, Place, Prefill
 
 LENGTH, ANCHOR = 10, 4
-POLICY = ReusePolicy(certified=False)
+POLICY = ReusePolicy(certified=False, forms="always")
 
 
 @dataclass
@@ -37,6 +37,9 @@ class Fake:
 
     def base(self, chunk_id):
         return self.bases.get(chunk_id)
+
+    def patch(self, chunk_id, antecedents, kind, base=""):
+        return self.patch_within(chunk_id, LENGTH, antecedents, kind, None, base)
 
     def patch_within(self, chunk_id, length, antecedents, kind, budget, base=""):
         self.asked.append((chunk_id, tuple(antecedents), kind))
@@ -59,7 +62,7 @@ class Fake:
         return False
 
 
-PROVED = Proof(0.0, 0, 1, 1)
+PROVED = Proof(0.0, 0, 1, 0.0, ())
 
 
 @dataclass(frozen=True)
@@ -70,6 +73,7 @@ class Row:
     sizes: tuple = ()
     rank: int = 8
     proof: Proof | None = PROVED
+    budget: PatchBudget = field(default_factory=lambda: PatchBudget(64))
 
 
 class Line:
@@ -323,3 +327,15 @@ def test_the_planner_names_neither_torch_nor_a_backbone():
                 named = [alias.name for alias in node.names]
                 named.append(getattr(node, "module", "") or "")
                 assert not any(n.startswith(("torch", "kamera.engines.hf")) for n in named), (name, named)
+
+
+@pytest.mark.parametrize(("stored", "harvests"), [("exact", 0), ("patched", 1), ("orbit", 1)])
+def test_a_patch_formed_behind_stronger_kv_is_not_formed_again_whatever_its_rank(stored, harvests):
+    rows = everything("a", "b", "c")
+    rows.patch_within = lambda *given: None  # smaller than the budget
+    rows.patch = lambda *given: Row(("a", "b"), "exact", stored, budget=PatchBudget(1))
+    first, second = standing("a", "b").seats
+    before = replace(standing("a", "b"), seats=(first, second.labelled("patched")))
+    made = plan.append(before, new("c"), "now", rows, POLICY, limits())
+    assert kinds(made).count("Harvest") == harvests
+    assert worths(made) == ["exact", "patched", "patched"]

@@ -15,11 +15,11 @@ from kamera.window.steps import Cost
 from tests.window.rig import FULL_RANK, SYSTEM, make, rig, watching
 
 POLICIES = {
-    "patched": ReusePolicy(rank=FULL_RANK),
-    "prefill": ReusePolicy(on_miss="prefill", rank=4),
-    "orbit": ReusePolicy(minimum="orbit"),
-    "near": ReusePolicy(minimum="near", max_divergence=0.7, on_miss="blind"),
-    "blind": ReusePolicy(minimum="blind"),
+    "patched": ReusePolicy(rank=FULL_RANK, forms="always"),
+    "prefill": ReusePolicy(on_miss="prefill", rank=4, forms="always"),
+    "orbit": ReusePolicy(minimum="orbit", forms="always"),
+    "near": ReusePolicy(minimum="near", max_divergence=0.7, on_miss="blind", forms="always"),
+    "blind": ReusePolicy(minimum="blind", forms="always"),
     "exact": ReusePolicy(minimum="exact", on_miss="form"),
 }
 ON_LEAVE = st.sampled_from(["keep", "repair", "exact"])

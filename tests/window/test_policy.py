@@ -9,7 +9,7 @@ import torch
 
 from kamera import ChunkStore, KameraWindow, ReusePolicy
 from kamera.ops import apply_patch, form_patch, uniform_offset
-from kamera.patches.guarantee import GUARANTEES, at_least, prefilled_behind, weakest
+from kamera.patches import GUARANTEES, at_least, prefilled_behind, weakest
 from kamera.patches.near import divergence
 from kamera.patches.orderings import balanced, how_many, orderings
 from kamera.store import StoreAdmin
@@ -64,7 +64,11 @@ MATRIX = [
 def test_minimum_and_on_miss_decide_what_a_recall_does(pieces, minimum, on_miss):
     backbone, (a, b, *_) = pieces
     policy = ReusePolicy(
-        minimum=minimum, on_miss=on_miss, rank=4, max_divergence=0.0 if minimum == "near" else None
+        minimum=minimum,
+        on_miss=on_miss,
+        rank=4,
+        max_divergence=0.0 if minimum == "near" else None,
+        forms="always",
     )
     store = archived(backbone, a, b)
     blind = minimum == "blind" or on_miss == "blind"
@@ -89,31 +93,31 @@ def test_minimum_and_on_miss_decide_what_a_recall_does(pieces, minimum, on_miss)
 def test_a_stored_patch_is_preferred_even_if_blind_suffices(pieces):
     backbone, (a, b, *_) = pieces
     store = make(backbone, None, a, b).store
-    window = make(backbone, store, a, b, policy=ReusePolicy(minimum="blind"))
+    window = make(backbone, store, a, b, policy=ReusePolicy(minimum="blind", forms="always"))
     assert guarantees(window) == ["exact", "patched"]
 
 
 def test_a_patch_of_lower_rank_than_the_policys_is_a_miss(pieces):
     backbone, (a, b, *_) = pieces
-    store = make(backbone, None, a, b, policy=ReusePolicy(rank=2)).store
-    deeper = make(backbone, store, a, policy=ReusePolicy(rank=4))
+    store = make(backbone, None, a, b, policy=ReusePolicy(rank=2, forms="always")).store
+    deeper = make(backbone, store, a, policy=ReusePolicy(rank=4, forms="always"))
     with watching(backbone) as seen:
         deeper.recall(b.id)
     assert seen.forwards == 1 and guarantees(deeper) == ["exact", "exact"]
     (info,) = store.ls("exact")
     assert info.rank == 4  # the deeper patch took its place
     for rank in (2, 4):
-        window = make(backbone, store, a, b, policy=ReusePolicy(rank=rank))
+        window = make(backbone, store, a, b, policy=ReusePolicy(rank=rank, forms="always"))
         assert window.slots[1].rank == rank and guarantees(window) == ["exact", "patched"]
-    assert make(backbone, store, a, policy=ReusePolicy(rank=2)).append(b).forwards == 0
+    assert make(backbone, store, a, policy=ReusePolicy(rank=2, forms="always")).append(b).forwards == 0
     (info,) = store.ls("exact")
     assert info.rank == 4  # and no shallower one takes its
 
 
 def test_a_patch_that_holds_all_a_chunk_has_satisfies_every_rank(pieces):
     backbone, (a, b, *_) = pieces
-    store = make(backbone, None, a, b, policy=ReusePolicy(rank=b.num_tokens)).store
-    assert make(backbone, store, a, policy=ReusePolicy(rank=500)).append(b).forwards == 0
+    store = make(backbone, None, a, b, policy=ReusePolicy(rank=b.num_tokens, forms="always")).store
+    assert make(backbone, store, a, policy=ReusePolicy(rank=500, forms="always")).append(b).forwards == 0
 
 
 # -- whose patch -----------------------------------------------------------------------------------
@@ -137,7 +141,7 @@ def test_a_patch_of_other_antecedents_is_never_applied(pieces):
 def test_the_served_patch_is_the_one_formed_behind_them(pieces):
     """The served KV, rebuilt by hand from two plain prefills."""
     backbone, (a, b, c, _) = pieces
-    policy = ReusePolicy(rank=3)
+    policy = ReusePolicy(rank=3, forms="always")
     store = make(backbone, None, a, b, c, policy=policy).store
     window = make(backbone, store, a, b, c, policy=policy)
     # b's own KV is that of a plain prefill where c's patch was formed: behind exact antecedents
@@ -152,14 +156,14 @@ def test_near_serves_the_nearest_within_reach_and_says_so(pieces):
     backbone, (a, b, c, d) = pieces
     store = make(backbone, None, a, b, c, d).store  # d behind (a, b, c)
     make(backbone, store, b).recall(d.id)  # d behind (b)
-    near = ReusePolicy(minimum="near", max_divergence=0.5)
+    near = ReusePolicy(minimum="near", max_divergence=0.5, forms="always")
     window = make(backbone, store, a, b, policy=near)  # 1/3 from (a, b, c), 1/2 from (b)
     with watching(backbone) as seen:
         window.recall(d.id)
     slot = window.slots[2]
     assert (seen.forwards, slot.guarantee) == (0, "near")
     assert slot.antecedents == (a.id, b.id, c.id)
-    strict = ReusePolicy(minimum="near", max_divergence=0.3, rank=FULL_RANK)
+    strict = ReusePolicy(minimum="near", max_divergence=0.3, rank=FULL_RANK, forms="always")
     window = make(backbone, store, a, b, policy=strict)
     with watching(backbone) as seen:
         window.recall(d.id)
@@ -169,7 +173,7 @@ def test_near_serves_the_nearest_within_reach_and_says_so(pieces):
 def test_the_same_set_in_another_order_is_near_at_no_distance(pieces):
     backbone, (a, b, c, _) = pieces
     store = make(backbone, None, a, b, c).store
-    policy = ReusePolicy(minimum="near", max_divergence=0.0)
+    policy = ReusePolicy(minimum="near", max_divergence=0.0, forms="always")
     window = make(backbone, store, b, policy=policy)
     window.append(a)
     window.recall(c.id)
@@ -182,7 +186,7 @@ def test_without_a_distance_the_policy_serves_nothing_near(pieces):
     backbone, (a, b, c, _) = pieces
     for minimum in ("patched", "orbit", "survivor", "near", "blind"):
         store = make(backbone, None, a, b, c).store
-        window = make(backbone, store, b, policy=ReusePolicy(minimum=minimum))
+        window = make(backbone, store, b, policy=ReusePolicy(minimum=minimum, forms="always"))
         window.recall(c.id)
         assert guarantees(window)[1] == ("blind" if minimum == "blind" else "exact")
 
@@ -190,7 +194,9 @@ def test_without_a_distance_the_policy_serves_nothing_near(pieces):
 def test_a_minimum_above_near_serves_nothing_near(pieces):
     backbone, (a, b, c, _) = pieces
     store = make(backbone, None, a, b, c).store
-    window = make(backbone, store, b, policy=ReusePolicy(minimum="patched", max_divergence=1.0))
+    window = make(
+        backbone, store, b, policy=ReusePolicy(minimum="patched", max_divergence=1.0, forms="always")
+    )
     window.recall(c.id)
     assert guarantees(window)[1] == "exact"
 
@@ -237,7 +243,7 @@ def test_a_patch_behind_survivors_never_replaces_a_better_one(pieces):
 
 def test_reorder_restores_a_slot_behind_its_former_antecedents(pieces):
     backbone, (a, b, c, _) = pieces
-    window = make(backbone, None, a, b, c, policy=ReusePolicy(rank=1))
+    window = make(backbone, None, a, b, c, policy=ReusePolicy(rank=1, forms="always"))
     window.evict(0)
     assert guarantees(window) == ["survivor", "survivor"]
     window.recall(a.id)
@@ -294,20 +300,23 @@ def test_reorder_takes_an_orbit_patch_only_if_admitted(pieces):
     backbone, (a, b, c, _) = pieces
     store = make(backbone, None, a, b, c).store
     make(backbone, store, a, b, c).form_orbit(2)
-    tight, loose = (make(backbone, store, b, a, policy=ReusePolicy(minimum=m)) for m in ("patched", "orbit"))
+    tight, loose = (
+        make(backbone, store, b, a, policy=ReusePolicy(minimum=m, forms="always"))
+        for m in ("patched", "orbit")
+    )
     for window, served, forwards in ((loose, "orbit", 0), (tight, "exact", 1)):
         with watching(backbone) as seen:
             window.recall(c.id)
         assert (guarantees(window)[2], seen.forwards) == (served, forwards)
     # now (b, a) has an exact patch as well, formed by the tight window
-    again = make(backbone, store, b, a, policy=ReusePolicy(minimum="orbit"))
+    again = make(backbone, store, b, a, policy=ReusePolicy(minimum="orbit", forms="always"))
     again.recall(c.id)
     assert guarantees(again)[2] == "patched"
 
 
 def test_reorder_under_orbit_runs_nothing_for_any_order(pieces):
     backbone, (a, b, c, d) = pieces
-    policy = ReusePolicy(minimum="orbit")
+    policy = ReusePolicy(minimum="orbit", forms="always")
     store = make(backbone, None, a, b, c, d, policy=policy).store
     make(backbone, store, a, b, c, d, policy=policy).form_orbit(3)
     for order in itertools.permutations(range(3)):
@@ -322,7 +331,7 @@ def test_minimum_survivor_equals_minimum_orbit_for_arrivals(pieces):
     backbone, (a, b, c, _) = pieces
     store = make(backbone, None, a, b, c).store
     make(backbone, store, a, b, c).form_orbit(2)
-    policy = ReusePolicy(minimum="survivor", max_divergence=1.0)
+    policy = ReusePolicy(minimum="survivor", max_divergence=1.0, forms="always")
     window = make(backbone, store, b, a, policy=policy)
     window.recall(c.id)
     assert guarantees(window)[2] == "orbit"
@@ -334,7 +343,7 @@ def test_minimum_survivor_equals_minimum_orbit_for_arrivals(pieces):
 
 def test_an_orbit_slot_whose_antecedent_leaves_is_near(pieces):
     backbone, (a, b, c, _) = pieces
-    policy = ReusePolicy(minimum="orbit")
+    policy = ReusePolicy(minimum="orbit", forms="always")
     store = make(backbone, None, a, b, c, policy=policy).store
     make(backbone, store, a, b, c, policy=policy).form_orbit(2)
     window = make(backbone, store, b, a, policy=policy)
@@ -449,7 +458,7 @@ def test_another_system_prompt_tenant_dtype_or_weight_is_a_miss(pieces, tmp_path
     def work(backbone, system=SYSTEM, tenant=""):
         """Forwards of a window of two chunks that this store has seen before, or not."""
         with ChunkStore.open(tmp_path / "store", tenant=tenant) as store, watching(backbone) as seen:
-            window = KameraWindow(backbone, store, system, policy=ReusePolicy(rank=FULL_RANK))
+            window = KameraWindow(backbone, store, system, policy=ReusePolicy(rank=FULL_RANK, forms="always"))
             anchor = seen.forwards
             for seed in range(2):
                 window.append(samples.chunk(backbone, samples.sample(FAMILY, seed)))

@@ -118,7 +118,9 @@ def test_a_window_that_everything_left_keeps_no_gap():
 def test_a_blind_chunk_that_leads_across_a_gap_stays_blind():
     backbone, chunks = rig("qwen2_5_vl")
     store = make(backbone, None, chunks[1]).store
-    kept, closed = (make(backbone, store, chunks[0], policy=ReusePolicy(minimum="blind")) for _ in "ab")
+    kept, closed = (
+        make(backbone, store, chunks[0], policy=ReusePolicy(minimum="blind", forms="always")) for _ in "ab"
+    )
     for window, rule in ((kept, "keep"), (closed, "compact")):
         window.recall(chunks[1].id)
         window.slide(positions=rule)

@@ -2,32 +2,27 @@
 
 from __future__ import annotations
 
-import logging
-
 import pytest
 import torch
+from PIL import Image
 
-from kamera import Backbone, ChunkStore
+from kamera import Backbone, ChunkStore, KameraWindow, ReusePolicy
 from kamera.errors import ComputationChanged
+from kamera.patches.former import EVERY
+from kamera.store import Context, StoreAdmin
+from kamera.store.probes import compare, told
+from tests.engines import changes
 from tests.models import processors, samples, tiny
-from tests.window.rig import inventory, make, watching
+from tests.window.rig import QUESTION, inventory, make, watching
 
 FAMILY = "qwen2_5_vl"
 SECRET = b"a secret of 32 bytes, or nearly."
 
 
 @pytest.fixture
-def patched(monkeypatch: pytest.MonkeyPatch):
-    """A function of the library that computes something else under the same name."""
-    from transformers.models.qwen2_5_vl import modeling_qwen2_5_vl as library
-
-    plain = library.Qwen2MLP.forward
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return plain(self, x) * 1.2
-
-    forward.__module__, forward.__qualname__ = plain.__module__, plain.__qualname__
-    return lambda: monkeypatch.setattr(library.Qwen2MLP, "forward", forward)
+def broken(monkeypatch: pytest.MonkeyPatch):
+    """Makes a kernel of the library compute something else, under the library's name and file."""
+    return changes.broken_kernel(monkeypatch, "silu")
 
 
 def opened(kind: str, folder):
@@ -37,16 +32,17 @@ def opened(kind: str, folder):
 
 
 @pytest.mark.parametrize("kind", ["memory", "directory", "encrypted"])
-def test_a_store_refuses_a_model_that_answers_otherwise(kind, tmp_path, patched):
-    chunk = samples.chunk(tiny.backbone(FAMILY), samples.sample(FAMILY))
+def test_a_store_refuses_a_model_that_answers_otherwise(kind, tmp_path, broken):
+    first = Backbone(tiny.build(FAMILY))
+    chunk = samples.chunk(first, samples.sample(FAMILY))
     store = opened(kind, tmp_path)
-    make(tiny.backbone(FAMILY), store, chunk)
+    make(first, store, chunk)
     if kind != "memory":
         store.close()
         store = opened(kind, tmp_path)
-    patched()
+    broken()
     other = Backbone(tiny.build(FAMILY))
-    assert other.fingerprint == tiny.backbone(FAMILY).fingerprint
+    assert other.fingerprint == first.fingerprint
     held = inventory(store)
     with pytest.raises(ComputationChanged, match=r"answers the text probe otherwise.*another store"):
         make(other, store)
@@ -54,82 +50,126 @@ def test_a_store_refuses_a_model_that_answers_otherwise(kind, tmp_path, patched)
     make(other, ChunkStore.open("memory://"), chunk)
 
 
-def test_a_suspicious_step_is_noticed_and_undoing_it_resumes(patched, monkeypatch):
+def test_a_suspicious_step_is_noticed_and_undoing_it_resumes(monkeypatch):
+    plain = torch.nn.functional.silu
+    broken = changes.broken_kernel(monkeypatch, "silu")
     backbone = Backbone(tiny.build(FAMILY))
     chunks = [samples.chunk(backbone, samples.sample(FAMILY, seed)) for seed in (1, 2)]
     window = make(backbone, None, chunks[0])
-    patched()
+    whole = torch.nn.functional.silu
+    broken()
     # weights are loaded again, the same ones: the fingerprint is what it was
     backbone.model.load_state_dict(backbone.model.state_dict())
-    with torch.no_grad():
-        backbone.model.lm_head.weight.mul_(1.0)
     slots = window.slots
     with pytest.raises(ComputationChanged):
         window.append(chunks[1])
     assert window.slots == slots
-    monkeypatch.undo()
-    with torch.no_grad():
-        backbone.model.lm_head.weight.mul_(1.0)
+    torch.nn.functional.silu = whole
     assert window.append(chunks[1]).slot.guarantee == "exact"
+    monkeypatch.undo()
+    assert torch.nn.functional.silu is plain
 
 
-def test_the_probe_is_asked_once_and_counts_for_nobody():
+def test_the_probe_is_asked_for_every_window_and_counts_for_nobody():
     backbone = Backbone(tiny.build(FAMILY))
     store = ChunkStore.open("memory://")
     with watching(backbone) as seen, backbone.measure() as work:
         make(backbone, store)
         first = seen.forwards
-        make(backbone, store)
-        make(backbone, ChunkStore.open("memory://")).fork()
-    anchors = 2  # one a store
+        make(backbone, store).fork()
     assert first == 3  # the anchor, a text, and the question about it
-    assert seen.forwards == first + anchors - 1
-    assert (work.forwards, work.vision_encodes) == (anchors, 0)
+    assert seen.forwards == 5  # the anchor is there, and a fork is no new window
+    assert (work.forwards, work.vision_encodes) == (1, 0)
 
 
-def test_a_backbone_with_a_processor_is_shown_a_picture(tmp_path):
-    backbone = Backbone(processors.matching_model(), processors.picture_processor())
-    answers = backbone.answers()
-    assert set(answers) == {"text", "picture"} and answers["text"] != answers["picture"]
+def test_the_probe_is_asked_again_after_a_number_of_operations():
+    backbone = Backbone(tiny.build(FAMILY))
+    window = make(backbone)
+    with watching(backbone) as seen:
+        for _ in range(EVERY - 1):
+            window.expect(QUESTION)
+        assert seen.forwards == 0
+        window.expect(QUESTION)
+        assert seen.forwards == 2
+
+
+def test_a_backbone_with_a_processor_is_shown_a_picture():
+    answers = Backbone(processors.matching_model(), processors.picture_processor()).probe.answers()
+    assert set(answers) == {"picture", "features"}
     model = processors.matching_model()
     with torch.no_grad():
         next(p for n, p in model.named_parameters() if "patch" in n).mul_(-1)
-    other = Backbone(model, processors.picture_processor()).answers()
-    assert other["text"] == answers["text"] and other["picture"] != answers["picture"]
+    other = Backbone(model, processors.picture_processor()).probe.answers()
+    assert other["picture"] != answers["picture"]
+    assert other["features"] != answers["features"]
 
 
-def test_another_machines_rounding_is_no_other_model(tmp_path):
-    backbone = tiny.backbone(FAMILY)
-    with ChunkStore.open(tmp_path / "s") as store:
-        answers = {name: [x * (1 + 1e-4) for x in said] for name, said in backbone.answers().items()}
-        store.probes.compare(backbone.fingerprint, lambda: answers, backbone.tolerance)
-    with ChunkStore.open(tmp_path / "s") as store:
-        make(backbone, store)
-    with ChunkStore.open(tmp_path / "s") as store, pytest.raises(ComputationChanged, match="nan"):
-        wrong = {name: [float("nan")] * len(said) for name, said in answers.items()}
-        store.probes.compare(backbone.fingerprint, lambda: wrong, backbone.tolerance)
+def test_another_machines_rounding_is_no_other_model():
+    answers = tiny.backbone(FAMILY).probe.answers()
+    rounded = {name: [x * (1 + 1e-4) for x in said] for name, said in answers.items()}
+    wrong = {name: [float("nan")] * len(said) for name, said in answers.items()}
+    tolerance = tiny.backbone(FAMILY).tolerance
+    compare(told(answers, tolerance), told(rounded, tolerance), "a canonical")
+    for other in (wrong, {name: said[1:] for name, said in answers.items()}):
+        with pytest.raises(
+            ComputationChanged, match="a canonical was computed by a model of this fingerprint"
+        ):
+            compare(told(answers, tolerance), told(other, tolerance), "a canonical")
+    with pytest.raises(ComputationChanged, match="does not say what the model that computed it answers"):
+        compare(told(answers, tolerance), "", "a canonical")
 
 
-@pytest.mark.parametrize("damage", [b"", b"{}}", b'{"text": 5}', b'{"text": ["x"]}', b"\xff\xfe"])
-def test_a_damaged_probe_is_taken_anew_and_said_so(tmp_path, damage, caplog):
-    backbone = tiny.backbone(FAMILY)
-    with ChunkStore.open(tmp_path / "s") as store:
-        make(backbone, store)
-    [path] = (tmp_path / "s" / "probes").iterdir()
-    kept = path.read_bytes()
-    path.write_bytes(damage)
-    with ChunkStore.open(tmp_path / "s") as store, caplog.at_level(logging.WARNING, "kamera"):
-        make(backbone, store)
-    assert "taken anew" in caplog.text
-    assert path.read_bytes() == kept
+@pytest.mark.parametrize("probe", ["text", "x text=AAAA", "5e-03 text=AAA", "5e-03 text=", "5e-03"])
+def test_answers_that_are_none_are_no_context(probe):
+    with pytest.raises(ValueError, match=r"could not convert|padding|no answers|without answers"):
+        Context("f", "a", probe=probe)
 
 
-def test_a_probe_in_a_sealed_store_tells_nothing_of_the_backbone(tmp_path):
-    backbone = tiny.backbone(FAMILY)
-    with opened("encrypted", tmp_path) as store:
-        make(backbone, store)
-    [path] = tmp_path.rglob("probes/*")
-    plain = [p for p in tmp_path.rglob("*") if p.is_file()]
-    assert all(backbone.fingerprint.encode() not in p.read_bytes() for p in plain)
-    assert b"text" not in path.read_bytes() and backbone.fingerprint not in path.name
-    assert path.stat().st_mode & 0o777 == 0o600
+@pytest.fixture(params=["remote", "bundle", "cache"])
+def travelled(request, tmp_path):
+    """Puts what a store has into another one, on another machine: a function from backbone and chunk."""
+
+    def travel(backbone: Backbone, chunk) -> ChunkStore:
+        remote = f"obstore+file://{tmp_path}/remote"
+        if request.param == "bundle":
+            with ChunkStore.open(tmp_path / "one") as store:
+                make(backbone, store, chunk)
+                StoreAdmin(store).export_bundle(tmp_path / "bundle")
+            there = ChunkStore.open(tmp_path / "two")
+            StoreAdmin(there).import_bundle(tmp_path / "bundle")
+            return there
+        with ChunkStore.open(remote) as store:
+            make(backbone, store, chunk)
+        return ChunkStore.open(remote, cache=tmp_path / "cache" if request.param == "cache" else None)
+
+    return travel
+
+
+def test_answers_travel_with_objects_and_are_compared_before_the_first_serve(travelled, broken):
+    first = Backbone(tiny.build(FAMILY))
+    chunk = samples.chunk(first, samples.sample(FAMILY))
+    with travelled(first, chunk) as there:
+        same = Backbone(tiny.build(FAMILY))
+        assert make(same, there).append(chunk).forwards == 0
+        broken()
+        other = Backbone(tiny.build(FAMILY))
+        assert other.fingerprint == first.fingerprint
+        with pytest.raises(ComputationChanged, match="answers the text probe otherwise"):
+            make(other, there)
+        # under another system prompt nothing is shared but what pictures look like to the tower
+        window = KameraWindow(other, there, torch.tensor([9, 9, 9]), policy=ReusePolicy.exact())
+        assert window.append(chunk).slot.guarantee == "exact"
+
+
+def test_a_tower_that_encodes_otherwise_is_refused_by_its_features(monkeypatch, tmp_path):
+    broken = changes.broken_kernel(monkeypatch, "gelu")  # the projector's, and nobody else's
+    store = ChunkStore.open(tmp_path / "s")
+    first = Backbone(processors.matching_model(), processors.picture_processor())
+    square = Image.new("RGB", (56, 56), (200, 30, 90))
+    KameraWindow(first, store, "one").append(square)
+    broken()
+    other = Backbone(processors.matching_model(), processors.picture_processor())
+    assert other.vision_fingerprint == first.vision_fingerprint
+    window = KameraWindow(other, store, "two")  # another prompt: nothing but the encoding could be shared
+    with pytest.raises(ComputationChanged, match="answers the features probe otherwise"):
+        window.append(square)

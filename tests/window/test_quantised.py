@@ -71,7 +71,7 @@ def test_decoded_kv_is_patched_at_best_and_a_patch_repairs_it(family, codec):
 def test_an_orbit_patch_is_formed_against_decoded_kv(pieces, codec):
     backbone, chunks = pieces
     store = opened(codec)
-    policy = ReusePolicy(minimum="orbit", rank=FULL_RANK, patch_bytes=None)
+    policy = ReusePolicy(minimum="orbit", rank=FULL_RANK, patch_bytes=None, forms="always")
     window = make(backbone, store, *chunks[:2], policy=policy)
     window.form_orbit(1)
     (patch,) = store.ls("exact")
@@ -187,7 +187,7 @@ def test_a_patched_coded_chunk_answers_as_a_reprefill(family):
     episode = testbed.World(910_000).episode(0, layout="LRI")
     chunks = [backbone.chunk(frame.content) for frame in episode.frames]
     asked = [q for q in (episode.ask(*s) for s in episode.subjects(["value"])) if q.bound][:3]
-    policy = ReusePolicy(rank=32, patch_bytes=None)
+    policy = ReusePolicy(rank=32, patch_bytes=None, forms="always")
     answers: dict[str, list[int]] = {}
     off: dict[str, float] = {}
     for kv in ("as-is", *KV_CODECS):

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import contextvars
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 import torch
 
-from kamera import Backbone, ChunkStore
-from lab.reliability import threads
+from kamera import Backbone, ChunkStore, ReusePolicy
+from lab.reliability import threads as many
 from tests.models import processors, samples, tiny
-from tests.window.rig import GREEDY, QUESTION, SYSTEM, make, pictures
+from tests.window.rig import GREEDY, QUESTION, SYSTEM, is_a_reprefill, make, pictures
 
 WRONG = ("exceptions", "wrong objects", "missing or extra objects", "wrong reports", "wrong answers")
 
@@ -29,7 +30,7 @@ def compared(family: str, size: int, at_once: int) -> dict[str, Any]:
         return window.generate(QUESTION, max_new_tokens=2, **GREEDY).tolist()
 
     plain = samples.text_ids(7, seed=5)
-    return threads.compare(backbone, content, asked, SYSTEM, plain, size, 0, at_once)
+    return many.compare(backbone, content, asked, SYSTEM, plain, size, 0, at_once)
 
 
 def assert_nothing_wrong(figures: dict[str, Any]) -> None:
@@ -52,15 +53,51 @@ def test_eight_threads_of_200_leave_what_one_would(family):
 def test_all_threads_may_append_the_same_pictures():
     backbone = tiny.backbone("qwen3_vl")
     chunks = pictures(backbone, "qwen3_vl", 3)
-    with ChunkStore.open("memory://") as store, ThreadPoolExecutor(6) as pool, threads._switching():
+    with ChunkStore.open("memory://") as store, ThreadPoolExecutor(6) as pool, many._switching():
         made = list(pool.map(lambda _: make(backbone, store, *chunks), range(6)))
-        got = threads.contents(store)
+        got = many.contents(store)
     with ChunkStore.open("memory://") as store:
         alone = make(backbone, store, *chunks)
-        assert got == threads.contents(store)
+        assert got == many.contents(store)
     assert {s.guarantee for w in made for s in w.slots} <= {"exact", "patched"}
     want = alone.next_token_logits(QUESTION)
     assert all(torch.allclose(w.next_token_logits(QUESTION), want, atol=1e-4) for w in made)
+
+
+@pytest.mark.parametrize("first", ["exact", "patched"])
+def test_a_patch_formed_behind_exact_kv_is_kept_whoever_puts_last(first, monkeypatch):
+    """Two threads find no patch of a chunk, each forms one, and both put it."""
+    backbone = tiny.backbone("qwen3_vl")
+    a, b, c = pictures(backbone, "qwen3_vl", 3)
+    with ChunkStore.open("memory://") as store:
+        make(backbone, store, a, b)
+        windows = {
+            "exact": make(backbone, store, a, b, policy=ReusePolicy.exact()),
+            "patched": make(backbone, store, a, b),
+        }
+        assert [w[1].guarantee for w in windows.values()] == ["exact", "patched"]
+        looked, stored, put = threading.Barrier(2), threading.Event(), store.put
+        order: list[str] = []
+
+        def in_order(record):
+            if record.kind == "exact" and record.chunk_id == c.id:
+                looked.wait(300)  # both are about to put what they formed
+                assert record.formed == first or stored.wait(300)
+                order.append(record.formed)
+            key = put(record)
+            if record.kind == "exact" and record.chunk_id == c.id and record.formed == first:
+                stored.set()
+            return key
+
+        monkeypatch.setattr(store, "put", in_order)
+        with ThreadPoolExecutor(2) as pool:
+            list(pool.map(lambda window: window.append(c), windows.values()))
+        assert order == [first, "patched" if first == "exact" else "exact"]
+        (row,) = store.ls("exact", chunk_id=c.id)
+        assert row.formed == "exact"
+        later = make(backbone, store, a, b, c)
+        assert later[2].guarantee == "patched"
+        assert is_a_reprefill(later, [a, b, c])
 
 
 def test_one_window_may_be_used_by_many_threads():
@@ -74,7 +111,7 @@ def test_one_window_may_be_used_by_many_threads():
         window.condition(window.slots[-1], True)
         return window.fork()
 
-    with ThreadPoolExecutor(6) as pool, threads._switching():
+    with ThreadPoolExecutor(6) as pool, many._switching():
         forks = list(pool.map(use, chunks))
     assert sorted(s.chunk_id for s in window.slots) == sorted(c.id for c in chunks)
     starts = [s.start for s in window.slots]
@@ -137,7 +174,7 @@ def test_threads_may_build_chunks_with_one_processor():
         one = (backbone, twin)[i % 2]
         return one.chunk(f"text {i % 5}").id + str(one.detokenize(one.tokenize("abc" * (i % 5))))
 
-    with ThreadPoolExecutor(8) as pool, threads._switching():
+    with ThreadPoolExecutor(8) as pool, many._switching():
         made = list(pool.map(build, range(80)))
     assert made == [build(i % 10) for i in range(80)]
 

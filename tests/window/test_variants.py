@@ -68,7 +68,7 @@ def test_a_window_is_a_reprefill_under_either_attention(family, attention):
     assert torch.equal(got, plain.generate(max_new_tokens=4, **GREEDY)[0])
 
 
-@pytest.mark.parametrize("policy", [ReusePolicy(rank=4), ReusePolicy(minimum="exact")])
+@pytest.mark.parametrize("policy", [ReusePolicy(rank=4, forms="always"), ReusePolicy(minimum="exact")])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_half_precision_reports_what_single_precision_does(family, policy):
     if policy.minimum == "exact":
@@ -102,7 +102,7 @@ def test_a_model_on_a_device_map_serves_the_same_window():
     places = {"model.visual": "cpu", "lm_head": "cpu", "model.language_model": "cpu"}
     accelerate.dispatch_model(model, places, main_device="cpu", force_hooks=True)
     spread = Backbone(model)
-    policy = ReusePolicy(rank=8)
+    policy = ReusePolicy(rank=8, forms="always")
     window, said = script(spread, "qwen2_5_vl", policy)
     reference, expected = script(plain, "qwen2_5_vl", policy)
     assert said == expected

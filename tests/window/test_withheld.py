@@ -14,7 +14,7 @@ from tests.window.certificates import ALL_SAFE, but, certificate, finding
 from tests.window.rig import guarantees, is_a_reprefill, make, rig
 
 RANK = 64
-CERTIFIED = ReusePolicy(rank=RANK, certified=True, tolerance=None)
+CERTIFIED = ReusePolicy(rank=RANK, certified=True, tolerance=None, forms="always")
 NO_SURVIVORS = replace(CERTIFIED, certified=False, withheld=frozenset({"survivor"}))
 
 
@@ -180,7 +180,7 @@ def test_policies_by_name_say_what_they_serve():
 
 
 def test_a_policy_withholds_what_its_minimum_admits():
-    policy = ReusePolicy(minimum="near", on_miss="blind", withheld=["orbit", "blind"])
+    policy = ReusePolicy(minimum="near", on_miss="blind", withheld=["orbit", "blind"], forms="always")
     assert [g for g in ("exact", "patched", "orbit", "near", "blind") if policy.admits(g)] == [
         "exact",
         "patched",
@@ -190,4 +190,4 @@ def test_a_policy_withholds_what_its_minimum_admits():
     assert policy.without({"patched"}).withheld == {"orbit", "blind", "patched"}
     for wrong in ("exact", "perfect"):
         with pytest.raises(ValueError, match=f"withheld '{wrong}' is none of patched, "):
-            ReusePolicy(withheld=[wrong])
+            ReusePolicy(withheld=[wrong], forms="always")

@@ -1,71 +1,154 @@
-"""Keep the last pictures: UI-TARS (5), cua (3), Agent-S (8), smolagents (2), Open-AutoGLM (0 of the past)."""
+"""Keep the last pictures, as agents that use computers, phones and browsers do."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections import defaultdict
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
 
 from kamera.content import Message
-from kamera.edits.policies.calls import without_calls
+from kamera.edits.policies.calls import is_result, result_blocks, without_calls
 from kamera.edits.policy import EditPolicy
 
-_KINDS = ("image", "image_url")
+Counted = Literal["all", "results"]
+Removed = Literal["picture", "call", "step"]
+
+_KINDS = ("image", "image_url", "input_image", "computer_screenshot")
 
 
 def keep_last_images(
-    n: int, placeholder: str | None = None, *, batch: int = 1, whole_turns: bool = False
+    n: int,
+    placeholder: str | None = None,
+    *,
+    of: Counted = "all",
+    batch: int = 1,
+    removes: Removed = "picture",
 ) -> EditPolicy:
     """Remove all pictures except the ``n`` latest.
 
     ``placeholder`` replaces them (Agent-TARS writes "[Image omitted to conserve context]"); None leaves
-    nothing, and a message of pictures only is removed whole. ``batch``: pictures are removed only when that
-    many can be removed at once, which spares a prefix cache (OmniParser: 10). ``whole_turns``: the message of
-    a removed picture leaves too, and the call whose result it was (cua; Agent-S on vLLM). Raises `ValueError`
-    for a negative ``n``, a batch below 1, or whole turns with a placeholder.
+    nothing: a user's message of pictures only is removed whole, a tool's result stays, emptied. ``batch``:
+    pictures are removed only when that many can be removed at once, which spares a prefix cache (OmniParser:
+    10). ``of="results"``: only pictures of tools' results are counted and removed: those in the result, and
+    those in a user's message that has nothing else and follows one. ``removes``: what leaves with a picture:
+
+    * ``picture``: nothing.
+    * ``call``: its message, unless a later picture in it stays, and the call whose result that is. Text
+      beside the call stays.
+    * ``step``: that, and the reasoning: the text beside the call, or the Responses item right before it.
+
+    Messages are OpenAI's chat messages, Responses items, or Anthropic's. Raises `ValueError` for a negative
+    ``n``, a batch below 1, an unknown ``of`` or ``removes``, or a placeholder where calls leave.
     """
     if n < 0 or batch < 1:
         raise ValueError(f"n={n}, batch={batch}: keep 0 or more pictures, in batches of 1 or more")
-    if whole_turns and placeholder is not None:
-        raise ValueError(f"placeholder {placeholder!r} in turns that leave whole: give one of the two")
+    for name, value, known in (("of", of, get_args(Counted)), ("removes", removes, get_args(Removed))):
+        if value not in known:
+            raise ValueError(f"{name}={value!r} is none of {', '.join(known)}")
+    if removes != "picture" and placeholder is not None:
+        raise ValueError(f"placeholder {placeholder!r} where removes={removes!r}: give one of the two")
 
     def keep_last_images(messages: Sequence[Message], turn: int) -> list[dict[str, Any]]:
-        total = sum(_is_image(item) for m in messages for item in _items(m))
-        leaving = max(0, total - n) // batch * batch
-        if whole_turns:
-            return _without_turns(messages, leaving)
-        out = []
-        for message in messages:
-            kept: list[Any] = []
-            for item in _items(message):
-                if leaving and _is_image(item):
-                    leaving -= 1
-                    if placeholder is not None:
-                        kept.append({"type": "text", "text": placeholder})
-                else:
-                    kept.append(item)
-            if not _items(message):
-                out.append(dict(message))
-            elif kept:
-                out.append({**message, "content": kept})
-        return out
+        counted = [p for p in _pictures(messages) if of == "all" or p.result is not None]
+        first = max(0, len(counted) - n) // batch * batch
+        leaving, staying = counted[:first], counted[first:]
+        if removes == "picture":
+            return _emptied(messages, leaving, placeholder)
+        kept = {p.message for p in staying}
+        gone = {i for p in leaving if p.message not in kept for i in (p.message, p.result) if i is not None}
+        return without_calls(messages, gone, reasoning=removes == "step")
 
     return keep_last_images
 
 
-def _without_turns(messages: Sequence[Message], leaving: int) -> list[dict[str, Any]]:
-    """Messages without those of the first ``leaving`` pictures, and without the calls they answer."""
-    gone: set[int] = set()
+@dataclass(frozen=True)
+class _Picture:
+    """A picture's place: the index of its message, and of its item, its inner item in a ``tool_result``.
+
+    ``result`` is the message of the tool's result that it belongs to.
+    """
+
+    message: int
+    path: tuple[int, ...]
+    result: int | None
+
+
+def _pictures(messages: Sequence[Message]) -> list[_Picture]:
+    found = []
     for i, message in enumerate(messages):
-        here = sum(map(_is_image, _items(message)))
-        if 0 < here <= leaving:
-            gone.add(i)
-            leaving -= here
-    return without_calls(messages, gone)
+        result = i if is_result(message) else i - 1 if _shows_result(messages, i) else None
+        if _is_image(message.get("output")):
+            found.append(_Picture(i, (), i))
+        blocks = dict(result_blocks(message))
+        for k, item in enumerate(_items(message)):
+            if _is_image(item):
+                found.append(_Picture(i, (k,), result))
+            elif k in blocks:
+                inner = enumerate(_items(item))
+                found += [_Picture(i, (k, m), i) for m, one in inner if _is_image(one)]
+    return found
+
+
+def _shows_result(messages: Sequence[Message], i: int) -> bool:
+    """True for a user's message of pictures only, after a tool's result: APIs that take none there."""
+    items = _items(messages[i])
+    return (
+        i > 0
+        and messages[i].get("role") == "user"
+        and bool(items)
+        and all(map(_is_image, items))
+        and is_result(messages[i - 1])
+    )
+
+
+def _emptied(
+    messages: Sequence[Message], leaving: Collection[_Picture], placeholder: str | None
+) -> list[dict[str, Any]]:
+    """Messages without these pictures; those of nothing else are removed, unless they are results."""
+    places: dict[int, set[tuple[int, ...]]] = defaultdict(set)
+    for picture in leaving:
+        places[picture.message].add(picture.path)
+    out = []
+    for i, message in enumerate(messages):
+        left = dict(message) if i not in places else _replaced(message, places[i], placeholder)
+        if left is not None:
+            out.append(left)
+    return out
+
+
+def _replaced(
+    message: Message, places: Collection[tuple[int, ...]], placeholder: str | None
+) -> dict[str, Any] | None:
+    if () in places:
+        return {**message, "output": placeholder or ""}
+    kept: list[Any] = []
+    for k, item in enumerate(_items(message)):
+        inner = {path[1:] for path in places if path[0] == k}
+        if () in inner:
+            kept += _stand_in(item, placeholder)
+        elif inner:
+            kept.append(_replaced(item, inner, placeholder))
+        else:
+            kept.append(item)
+    if not kept and not is_result(message) and message.get("type") != "tool_result":
+        return None
+    return {**message, _field(message): kept}
+
+
+def _stand_in(picture: dict[str, Any], placeholder: str | None) -> list[dict[str, Any]]:
+    kind = "input_text" if picture.get("type") == "input_image" else "text"
+    return [] if placeholder is None else [{"type": kind, "text": placeholder}]
 
 
 def _items(message: Message) -> list[Any]:
-    content = message.get("content")
+    content = message.get(_field(message))
     return list(content) if isinstance(content, list | tuple) else []
+
+
+def _field(message: Message) -> str:
+    """Responses items of results hold ``output``, all else ``content``."""
+    return "content" if "content" in message else "output"
 
 
 def _is_image(item: Any) -> bool:

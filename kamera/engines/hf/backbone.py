@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -16,15 +18,19 @@ from kamera.engines.extent import Extent, Extents
 from kamera.engines.hf import batch
 from kamera.engines.hf import encode as encoding
 from kamera.engines.hf import positions as positioning
+from kamera.engines.hf.adjacent import joined
 from kamera.engines.hf.describe import Description, describe
 from kamera.engines.hf.fingerprint import vocabulary_digest
 from kamera.engines.hf.live import LiveCache
 from kamera.engines.hf.model import Model, ModelCache
-from kamera.engines.hf.probing import Answers, probe_answers, tolerance
-from kamera.engines.hf.prove import prove_relocation
+from kamera.engines.hf.probing import Prober, tolerance
+from kamera.engines.hf.prove import prove_cuts, prove_relocation, without_reuse
+from kamera.engines.hf.sampling import check_options
 from kamera.engines.touching import refuse_touching
 from kamera.errors import IncompatibleChunk, UnsupportedBackbone
-from kamera.ops import KV, check_encoding, kv_map
+from kamera.ops import KV, check_encoding, kv_map, kv_slice
+
+logger = logging.getLogger(__name__)
 
 
 class Backbone(Model):
@@ -32,8 +38,10 @@ class Backbone(Model):
 
     Construction probes the model (the channels of each layer, the phase of its keys), and proves on a few
     tokens that moving them is exact. Raises UnsupportedBackbone, with the reason, for a model whose state
-    is no relocatable KV. The model's weights and mode are not changed; hooks that count forwards, and one
-    that stops forwards that only encode, are added.
+    is no relocatable KV. A model whose forward depends on how its tokens are cut is served without reuse: the
+    reason is in ``no_reuse`` and in the log, windows refuse it, and sessions with ``uncached`` answer by
+    ``generate`` of transformers. The model's weights and mode are not changed; hooks that count forwards, and
+    one that stops forwards that only encode, are added.
 
     Safe to use from several threads. Forwards of one model run one at a time, over all its backbones and
     threads; questions (`ask`, `decode`) run in parallel with each other and with the rest if a forward was
@@ -43,7 +51,7 @@ class Backbone(Model):
     def __init__(self, model: nn.Module, processor: Any | None = None) -> None:
         super().__init__(model, processor)
         self._extents = Extents(self.positions)
-        self._answers: tuple[Any, Answers] | None = None
+        self._prober = Prober(self)
         self._vocabulary: tuple[str, str] | None = None
         proof = prove_relocation(self)
         if not proof.holds:
@@ -52,26 +60,31 @@ class Backbone(Model):
                 f"(relative error {proof.error:.1e} in {proof.worst}, tolerance {proof.tolerance:.0e}):"
                 " its state is no relocatable KV; Kamera cannot serve it"
             )
+        self.no_reuse = without_reuse(prove_cuts(self), type(self.model).__name__)
+        if self.no_reuse:
+            logger.warning("%s", self.no_reuse)
 
     @classmethod
     def from_pretrained(
         cls,
         name: str | Path,
         *,
-        device: str | None = None,
+        device: str | torch.device | None = None,
         dtype: str | torch.dtype = "auto",
         **options: Any,
     ) -> Backbone:
         """Load a model directory or hub name with its processor.
 
-        ``device`` moves the whole model; ``device_map`` and every other option goes to
-        ``from_pretrained`` of transformers. Raises UnsupportedBackbone when no class loads it.
+        ``device`` moves the whole model; ``dtype`` is one of torch's, by its name or a short one ("bf16"), or
+        "auto"; ``device_map`` and every other option goes to ``from_pretrained`` of transformers. Raises
+        UnsupportedBackbone when no class loads it, ValueError for a device or dtype that cannot be used.
         """
-        from kamera.engines.hf.load import load_model, load_processor
+        from kamera.engines.hf.load import device_of, dtype_of, load_model, load_processor
 
+        place, dtype = None if device is None else device_of(device), dtype_of(dtype)
         model = load_model(name, dtype=dtype, **options)
-        if device is not None:
-            model = model.to(device)
+        if place is not None:
+            model = model.to(place)
         return cls(model, load_processor(name))
 
     # -- identity ------------------------------------------------------------------------------
@@ -94,7 +107,7 @@ class Backbone(Model):
     @property
     def probe(self) -> Probe:
         """As `Engine.probe`."""
-        return Probe(self.identity.moves, self.answers, self.tolerance)
+        return Probe(self.identity.moves, self._prober.answers, self.tolerance)
 
     @property
     def named(self) -> Named:
@@ -118,24 +131,18 @@ class Backbone(Model):
     def __repr__(self) -> str:
         return f"Backbone({type(self.model).__name__}, {self.family}, {len(self.layout)} layers)"
 
-    def answers(self) -> Answers:
-        """The model's answers to the probe: asked once, and again after each change seen in the model."""
-        state = (self.fingerprint, self.identity.moves)
-        with self.alone():
-            if self._answers is None or self._answers[0] != state:
-                self._answers = (state, probe_answers(self))
-            return self._answers[1]
-
     @property
     def tolerance(self) -> float:
-        """Largest difference between two `answers` of one model, as a share of their norm."""
-        return tolerance(self, self._like.dtype)
+        """Largest distance of a model's answers to the probe on two machines, as a share of their norm."""
+        return tolerance(self, self.dtype)
 
     # -- content -------------------------------------------------------------------------------
 
     def chunk(self, content: Content) -> Chunk:
         """Build a chunk from a chat content list, an image, frames, a video or image path, or text.
 
+        A string that is a picture's or video's path, or looks like one, is opened or refused, never taken for
+        text; text items (``{"type": "text", "text": …}``) and messages are text whatever they spell.
         A list of pictures is a clip; on a processor without a video processor its frames become
         pictures one after another. Raises UnreadableMedia, EmptyChunk, ModalityNotSupported or
         ProcessorRequired.
@@ -226,7 +233,26 @@ class Backbone(Model):
         with self._cache_of(behind) as cache:
             kv, _ = self.run(encoded, positions, cache)
             # a copy does not keep the whole cache alive, and nothing else writes to it
-            return kv_map(kv, lambda t: t.detach().clone())
+            return kv_map(kv, _own)
+
+    @property
+    def joins(self) -> bool:
+        """As `Engine.joins`."""
+        return not self.masks_by_type
+
+    def prefill_run(
+        self, spans: Sequence[Encoded], positions: Sequence[torch.Tensor], behind: LiveKV
+    ) -> tuple[KV, ...]:
+        """As `Engine.prefill_run`."""
+        whole = joined(self, spans, positions)
+        with self._cache_of(behind) as cache:
+            if whole is None:  # one after another: the cache grows behind each
+                runs = zip(spans, positions, strict=True)
+                return tuple(kv_map(self.run(s, p, cache)[0], _own) for s, p in runs)
+            kv, _ = self.run(whole, torch.cat(list(positions), dim=1), cache)
+            stops = list(accumulate(span.num_tokens for span in spans))
+            starts = [0, *stops[:-1]]
+            return tuple(kv_map(kv_slice(kv, a, b), _own) for a, b in zip(starts, stops, strict=True))
 
     def ask(self, ids: torch.Tensor, positions: torch.Tensor, behind: LiveKV) -> torch.Tensor:
         """As `Engine.ask`."""
@@ -243,10 +269,17 @@ class Backbone(Model):
         with self._cache_of(behind) as past:
             return self.forward_batch(ids, positions, past)
 
+    def check_sampling(self, sampling: Mapping[str, Any]) -> None:
+        """As `Engine.check_sampling`."""
+        check_options(self.model, sampling)
+
     def decode(
         self, ids: torch.Tensor, positions: torch.Tensor, behind: LiveKV, **sampling: Any
     ) -> torch.Tensor:
-        """As `Engine.decode`: ``sampling`` goes to ``generate`` of transformers."""
+        """As `Engine.decode`: ``sampling`` goes to ``generate`` of transformers. Raises ValueError."""
+        self.check_sampling(sampling)
+        if "stop_strings" in sampling:
+            sampling.setdefault("tokenizer", getattr(self.processor, "tokenizer", self.processor))
         with self._cache_of(behind) as cache:
             return self.generate(ids, positions, cache, **sampling)
 
@@ -271,3 +304,8 @@ class Backbone(Model):
             raise ValueError(f"{behind!r} is no live cache of a Backbone: take one from its live()")
         with behind.lent() as cache:
             yield cache
+
+
+def _own(tensor: torch.Tensor) -> torch.Tensor:
+    """A copy that shares no memory with a cache."""
+    return tensor.detach().clone()

@@ -6,15 +6,16 @@ if it was seen to change no number, or if it is recorded elsewhere.
 
 from __future__ import annotations
 
-import enum
-import functools
-from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
 
+from kamera.engines.hf.code import is_transformers, name_of
 from kamera.engines.hf.hooks import hook_tables, is_foreign
+from kamera.engines.hf.state import Reader
+from kamera.engines.hf.watch import Watch
 from kamera.ops import tensor_digest
 
 _TORCH = frozenset(vars(nn.Module())) - {"training"}
@@ -72,6 +73,9 @@ _ORIGIN = {
     "_post_init_done",
 }
 
+_OF_CONFIGS = frozenset(_ORIGIN - {"_attn_implementation_internal"})
+"""Attributes of a config that no look compares."""
+
 _SAME_ATTENTION = (
     "eager",
     "sdpa",
@@ -83,31 +87,49 @@ _SAME_ATTENTION = (
 """Kernels of one arithmetic, equal to rounding (K of sdpa and eager: 4e-7 in float32)."""
 
 
-def computation(model: nn.Module) -> Iterator[list[Any]]:
-    """JSON-able lines that two models of equal tensors share if they compute the same."""
-    said = _Said()
+@dataclass(frozen=True)
+class Computation:
+    """The text of what a model computes, line by line, what shows a change of it, and what has no text.
+
+    Two models of equal tensors compute the same if their ``lines`` are equal and ``unread`` is empty.
+    """
+
+    lines: list[list[Any]]
+    watch: Watch
+    unread: tuple[str, ...]
+
+
+def computation(model: nn.Module, without: str = "") -> Computation:
+    """The `Computation` of a model; ``without`` the modules whose names begin so.
+
+    It has every module's class, settings, forward and foreign hooks, the code they run, and what that holds.
+    """
+    named = dict(model.named_modules(remove_duplicate=False))
+    configs = _Configs()
+    reader = Reader({id(module): name for name, module in reversed(named.items())}, configs.said)
+    configs.reader = reader
+    lines: list[list[Any]] = []
     for name, module in model.named_modules():
-        yield [name, _class(type(module)), *_forward(module), *said.settings(module)]
-        hooks = _foreign(hook_tables([module])[2:])
-        if hooks:
-            yield [name, "hooks", *hooks]
-    yield ["hooks", *_foreign(hook_tables([]))]
-    yield ["configs", *said.configs]
+        if without and f"{name}.".startswith(without):
+            continue
+        reader.watch.space(vars(module), left_out(module))
+        settings = _settings(reader, module)
+        lines.append([name, reader.of_class(type(module)), *_forward(reader, module), *settings])
+        tables = hook_tables([module])[2:]
+        lines += [[name, "hooks", *hooks] for hooks in [_foreign(reader, tables)] if hooks]
+        tensors = [*module._parameters.items(), *module._buffers.items()]
+        carried = [[name, n, reader.attributes(t)] for n, t in tensors if t is not None]
+        lines += [line for line in carried if line[2] is not None]
+    lines.append(["hooks", *_foreign(reader, hook_tables([]))])
+    lines += reader.rest()
+    lines.append(["configs", *configs.told])
+    return Computation(lines, reader.watch, tuple(reader.unread))
 
 
 def layers_path(model: nn.Module, decoder: nn.Module) -> str:
     """Prefix of every name in the decoder's layers, the one part that no encoding depends on."""
     path = next(name for name, module in model.named_modules() if module is decoder)
     return f"{path}.layers." if path else "layers."
-
-
-def watched(model: nn.Module) -> tuple[list[tuple[dict[str, Any], frozenset[str]]], list[Any]]:
-    """The containers of a model's settings: dicts, each with its names that are left out, and lists."""
-    found: dict[int, tuple[dict[str, Any], frozenset[str]]] = {}
-    lists: dict[int, Any] = {}
-    for module in model.modules():
-        _watch(vars(module), left_out(module), found, lists)
-    return list(found.values()), list(lists.values())
 
 
 def left_out(module: nn.Module) -> frozenset[str]:
@@ -150,14 +172,23 @@ def frequencies(module: nn.Module) -> list[str]:
     return out
 
 
-def attention(config: Any) -> str:
-    """The arithmetic of a config's attention: one name for all kernels of the usual one."""
-    name = getattr(config, "_attn_implementation", None)
-    if name is None or str(name).split("|")[-1] in _SAME_ATTENTION:
-        return "usual"
+def attention(config: Any, reader: Reader) -> Any:
+    """The arithmetic of a config's attention: one name for all kernels of the usual one.
+
+    What was registered in place of a library's own kernels, or patched into what they read, is said too.
+    """
+    from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-    return f"{name}:{_name(ALL_ATTENTION_FUNCTIONS.get(str(name)))}"
+    name = getattr(config, "_attn_implementation", None)
+    usual = name is None or str(name).split("|")[-1] in _SAME_ATTENTION
+    said: list[Any] = ["usual" if usual else str(name)]
+    for registry in (ALL_ATTENTION_FUNCTIONS, ALL_MASK_ATTENTION_FUNCTIONS):
+        for mapping in (registry._local_mapping, registry._global_mapping):
+            reader.watch.space(mapping)
+        function = registry.get(str(name))
+        said.append(reader.departures(function, is_transformers) if usual else reader.value(function))
+    return said
 
 
 def autocast(devices: tuple[str, ...]) -> tuple[str, ...]:
@@ -174,101 +205,63 @@ def plain_settings(config: Any) -> Any:
     return _without_origin(config.to_dict())
 
 
-class _Said:
-    """Settings as text. Each config is recorded once and referred to by number from then on."""
+class _Configs:
+    """Configs as text: each is recorded once and referred to by number from then on."""
+
+    reader: Reader
 
     def __init__(self) -> None:
-        self.configs: list[Any] = []
+        self.told: list[Any] = []
         self._numbers: dict[int, int] = {}
 
-    def settings(self, module: nn.Module) -> list[Any]:
-        """``name=value`` of a module's own attributes, by name."""
-        out = left_out(module)
-        return [
-            [n, self.value(v)] for n, v in sorted(vars(module).items()) if n not in out and n != "forward"
-        ]
-
-    def value(self, value: Any, depth: int = 0) -> Any:
-        """A value as JSON-able text that is the same in every process."""
-        if value is None or isinstance(value, bool | str):
-            return value
-        if isinstance(value, int | float | complex | bytes | torch.dtype | torch.Size):
-            return repr(value)
-        if isinstance(value, torch.device):
-            return "device"
-        if isinstance(value, enum.Enum):
-            return f"{_class(type(value))}.{value.name}"
-        if isinstance(value, torch.Tensor):
-            return "meta" if value.is_meta else tensor_digest(value)
-        if hasattr(value, "to_dict") and hasattr(value, "model_type"):
-            return self._config(value)
-        if depth > 4:
-            return _class(type(value))
-        if isinstance(value, Mapping):
-            pairs = [[str(k), self.value(v, depth + 1)] for k, v in value.items()]
-            return {"dict": sorted(pairs, key=lambda pair: str(pair[0]))}
-        if isinstance(value, list | tuple):
-            return [self.value(v, depth + 1) for v in value]
-        if isinstance(value, set | frozenset):
-            return {"set": sorted(str(self.value(v, depth + 1)) for v in value)}
-        if isinstance(value, functools.partial):
-            return [
-                _name(value.func),
-                self.value(value.args, depth + 1),
-                self.value(value.keywords, depth + 1),
-            ]
-        if isinstance(value, nn.Module):
-            return _class(type(value))
-        return _name(value)
-
-    def _config(self, config: Any) -> dict[str, int]:
+    def said(self, config: Any) -> dict[str, int]:
+        """The number of a config."""
         if id(config) not in self._numbers:
-            told = [_class(type(config)), attention(config), _text(plain_settings(config))]
-            if told not in self.configs:  # modules that share an object count as modules with equal ones
-                self.configs.append(told)
-            self._numbers[id(config)] = self.configs.index(told)
+            self.reader.watch.space(vars(config), _OF_CONFIGS)
+            told = [_class(type(config)), attention(config, self.reader), _text(plain_settings(config))]
+            for value in vars(config).values():  # nested ones are in the text; a change of them shows here
+                self._watch(value)
+            if told not in self.told:  # modules that share an object count as modules with equal ones
+                self.told.append(told)
+            self._numbers[id(config)] = self.told.index(told)
         return {"config": self._numbers[id(config)]}
 
-
-def _watch(
-    here: Any, out: frozenset[str], found: dict[int, tuple[dict[str, Any], frozenset[str]]], lists: Any
-) -> None:
-    if id(here) in found:
-        return
-    found[id(here)] = (here, out)
-    for name, value in list(here.items()):
-        if name in out:
-            continue
+    def _watch(self, value: Any) -> None:
         if isinstance(value, dict):
-            _watch(value, frozenset(), found, lists)
+            self.reader.watch.space(value)
+            for inner in value.values():
+                self._watch(inner)
         elif isinstance(value, list):
-            lists[id(value)] = value
+            self.reader.watch.group(value)
         elif hasattr(value, "to_dict") and hasattr(value, "model_type"):
-            _watch(vars(value), frozenset(_ORIGIN - {"_attn_implementation_internal"}), found, lists)
+            self.reader.watch.space(vars(value), _OF_CONFIGS)
+            for inner in vars(value).values():
+                self._watch(inner)
 
 
-def _foreign(tables: list[dict[int, Any]]) -> list[str]:
-    return [_name(hook) for table in tables for hook in list(table.values()) if is_foreign(hook)]
+def _settings(reader: Reader, module: nn.Module) -> list[Any]:
+    """``name=value`` of a module's own attributes, by name."""
+    out = left_out(module)
+    held = [(n, v) for n, v in sorted(vars(module).items()) if n not in out and n != "forward"]
+    return [[n, reader.value(v)] for n, v in held]
 
 
-def _forward(module: nn.Module) -> list[str]:
-    """Name of the forward that runs: the module's own, else its class's, which shows a patched class."""
+def _foreign(reader: Reader, tables: list[dict[int, Any]]) -> list[Any]:
+    return [reader.value(hook) for table in tables for hook in list(table.values()) if is_foreign(hook)]
+
+
+def _forward(reader: Reader, module: nn.Module) -> list[Any]:
+    """The forward that runs, if it is not the class's."""
     own = vars(module).get("forward")
-    if own is None or "_hf_hook" in vars(module):  # accelerate's, which only moves tensors
-        own = vars(module).get("_old_forward") or type(module).forward
-    return [_name(own)]
+    if "_hf_hook" in vars(module):  # accelerate's, which only moves tensors
+        own = vars(module).get("_old_forward")
+    if own is None or getattr(own, "__func__", None) is type(module).forward:
+        return []
+    return [reader.value(own)]
 
 
 def _class(cls: type) -> str:
     return f"{cls.__module__}.{cls.__qualname__}"
-
-
-def _name(value: Any) -> str:
-    """A function, method or object by its qualified name, never by its address."""
-    if isinstance(value, functools.partial):
-        return _name(value.func)
-    named = value if hasattr(value, "__qualname__") else type(value)
-    return f"{getattr(named, '__module__', '')}.{named.__qualname__}"
 
 
 def _without_origin(settings: Any) -> Any:
@@ -287,4 +280,4 @@ def _text(value: Any) -> Any:
         return [_text(v) for v in value]
     if value is None or isinstance(value, bool | int | float | str):
         return value
-    return repr(value) if isinstance(value, torch.dtype | torch.device) else _name(value)
+    return repr(value) if isinstance(value, torch.dtype | torch.device) else name_of(value)

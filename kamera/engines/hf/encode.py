@@ -11,7 +11,6 @@ such as a user's own, passes.
 from __future__ import annotations
 
 import inspect
-import re
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -23,9 +22,9 @@ from torch import nn
 from kamera.content import TOKEN_TYPES, Chunk, Encoded
 from kamera.engines.hf.hooks import Observer
 from kamera.errors import IncompatibleChunk, UnsupportedBackbone
+from kamera.ops import flat_lists
 
 _NOT_CONTENT = ("input_ids", "position_ids", "attention_mask", "past_key_values")
-_LIST = re.compile(r"^(.+)\.(\d+)$")
 
 
 class _AtTheDoor(Exception):
@@ -88,7 +87,14 @@ def encode(model: nn.Module, door: Door, chunk: Chunk, positions: torch.Tensor) 
             f"{type(model).__name__} refuses the inputs {sorted(chunk.inputs)} of chunk "
             f"{chunk.id[:12]}: {first}"
         ) from error
-    return Encoded(chunk.input_ids, chunk.position_inputs(), _flatten(caught))
+    return Encoded(chunk.input_ids, chunk.position_inputs(), _content(caught))
+
+
+def text_tensors(
+    model: nn.Module, door: Door, ids: torch.Tensor, positions: torch.Tensor
+) -> dict[str, torch.Tensor]:
+    """The tensors that the decoder receives for a text: what `encode` keeps of a chunk with media."""
+    return _content(_at_the_door(model, door, ids, positions, {}))
 
 
 def mask_input(model: nn.Module, door: Door, ids: torch.Tensor, positions: torch.Tensor) -> str | None:
@@ -125,14 +131,10 @@ def decoder_arguments(encoded: Encoded, device: torch.device) -> dict[str, Any]:
     """The captured arguments as the decoder takes them, on ``device``."""
     if not encoded.tensors:
         return {"input_ids": encoded.input_ids[None].to(device)}
-    arguments: dict[str, Any] = {}
-    for name, tensor in encoded.tensors.items():
-        match = _LIST.match(name)
-        if match:
-            arguments.setdefault(match.group(1), []).append(tensor.to(device))
-        else:
-            arguments[name] = tensor.to(device)
-    return arguments
+    return {
+        name: [entry.to(device) for entry in value] if isinstance(value, list) else value.to(device)
+        for name, value in encoded.arguments.items()
+    }
 
 
 def batched(positions: torch.Tensor) -> torch.Tensor:
@@ -148,14 +150,12 @@ def _model_input(name: str, tensor: torch.Tensor, device: torch.device, dtype: t
     return tensor.to(device=device, dtype=cast)
 
 
-def _flatten(caught: Mapping[str, Any]) -> dict[str, torch.Tensor]:
-    """Tensor arguments by name; lists of tensors as ``name.0``, ``name.1``, …"""
-    flat: dict[str, torch.Tensor] = {}
-    for name, value in caught.items():
-        if name in _NOT_CONTENT:
-            continue
-        if isinstance(value, torch.Tensor):
-            flat[name] = value.detach()
-        elif isinstance(value, list | tuple) and any(isinstance(v, torch.Tensor) for v in value):
-            flat.update({f"{name}.{i}": v.detach() for i, v in enumerate(value)})
-    return flat
+def _content(caught: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+    """The arguments that are tensors or lists of tensors, by name."""
+    given = {name: value for name, value in caught.items() if name not in _NOT_CONTENT and _holds(value)}
+    return {name: tensor.detach() for name, tensor in flat_lists(given).items()}
+
+
+def _holds(value: Any) -> bool:
+    listed = isinstance(value, list | tuple) and any(isinstance(v, torch.Tensor) for v in value)
+    return isinstance(value, torch.Tensor) or listed

@@ -13,8 +13,9 @@ from torch import nn
 
 from kamera.content import exclusive_of
 from kamera.engines.hf.computation import bound_buffer, chooses_frequencies, frequencies, layers_path
+from kamera.engines.hf.state import content_of
 from kamera.engines.hf.witness import adapter_state
-from kamera.ops import Layout, digest, tensor_digest
+from kamera.ops import Layout, digest
 
 
 def tensors_digests(model: nn.Module, decoder: nn.Module) -> tuple[str, str]:
@@ -26,7 +27,7 @@ def tensors_digests(model: nn.Module, decoder: nn.Module) -> tuple[str, str]:
     names = [name for name, _ in _named_tensors(model)]
     layers = layers_path(model, decoder)
     with ThreadPoolExecutor() as pool:  # hashlib releases the GIL
-        digests = pool.map(tensor_digest, (t for _, t in _named_tensors(model)))
+        digests = pool.map(content_of, (t for _, t in _named_tensors(model)))
         for name, one in zip(names, digests, strict=True):
             for outer in (whole,) if name.startswith(layers) else (whole, vision):
                 _feed(outer, name.encode())
@@ -46,7 +47,8 @@ def fingerprint(
     modules = list(model.modules())
     chosen = [frequencies(m) for m in modules if chooses_frequencies(m)]
     facts = (type(model).__name__, repr(layout), repr(limit), repr(adapter_state(modules)), repr(chosen))
-    return digest("kamera.backbone.v2", *facts, tensors, settings, processor)
+    # v3, and v2 of the vision part: KV kept before may be of picture features that came in another order
+    return digest("kamera.backbone.v3", *facts, tensors, settings, processor)
 
 
 def vision_fingerprint(
@@ -61,7 +63,7 @@ def vision_fingerprint(
     modules = [m for name, m in model.named_modules() if not f"{name}.".startswith(layers)]
     chosen = [frequencies(m) for m in modules if chooses_frequencies(m)]
     facts = (type(model).__name__, repr(adapter_state(modules)), repr(chosen))
-    return digest("kamera.vision.v1", *facts, tensors, settings, processor)
+    return digest("kamera.vision.v2", *facts, tensors, settings, processor)
 
 
 def vocabulary_digest(processor: Any | None) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 from torch import nn
@@ -13,6 +14,8 @@ from kamera.engines.hf.computation import autocast
 from kamera.engines.hf.witness import Seen, Witness
 from kamera.errors import ComputationChanged
 from kamera.ops import Layout, digest
+
+logger = logging.getLogger(__name__)
 
 
 class Identity:
@@ -38,6 +41,13 @@ class Identity:
         self._changed = False
         self._tensors: tuple[Any, tuple[str, str]] | None = None
         self._settings: tuple[bytes, str] | None = None
+        if self.unread:
+            logger.warning(
+                "something in this %s cannot be digested (%s): its fingerprint is that of this Backbone alone, "
+                "and nothing it stores is served to another",
+                type(model).__name__,
+                "; ".join(self.unread[:3]),
+            )
         self.moves = 0
         """Number of changes seen in the model, including those that left the fingerprint as it was."""
 
@@ -51,6 +61,16 @@ class Identity:
     def vision(self) -> str:
         """Fingerprint of the parts that encode a chunk: all but the decoder's layers. As `fingerprint`."""
         return self._now()[1]
+
+    @property
+    def unread(self) -> tuple[str, ...]:
+        """What of the model cannot be digested, a line each: its fingerprints hold in this process alone."""
+        return self._witness.unread
+
+    def digest_anew(self) -> None:
+        """Digest all tensors again at the next access, whatever the witness sees."""
+        with self._lock:
+            self._seen = self._tensors = None
 
     def _now(self) -> tuple[str, str]:
         with self._lock:

@@ -9,7 +9,9 @@ import torch
 from torch import nn
 
 from kamera.content import load_image_only
-from kamera.errors import UnsupportedBackbone
+from kamera.errors import UnsupportedBackbone, first_line, quote
+
+_DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32", "fp64": "float64"}
 
 
 def hide_progress() -> None:
@@ -17,6 +19,38 @@ def hide_progress() -> None:
     from transformers.utils import logging
 
     logging.disable_progress_bar()
+
+
+def dtype_of(given: Any) -> str | torch.dtype:
+    """A dtype of floats from torch, by its name or a short one ("bf16"); "auto" is that of the checkpoint.
+
+    Raises ValueError for any other.
+    """
+    if isinstance(given, str):
+        name = given.lower().removeprefix("torch.")
+        if name == "auto":
+            return name
+        found = getattr(torch, _DTYPES.get(name, name), None) if name else None
+    else:
+        found = given
+    if not (isinstance(found, torch.dtype) and found.is_floating_point):
+        raise ValueError(
+            f"dtype {quote(given)} is none of auto, bfloat16 (bf16), float16 (fp16), float32 (fp32): give "
+            "one of them, or a torch.dtype of floats"
+        )
+    return found
+
+
+def device_of(given: Any) -> torch.device:
+    """A device that holds tensors here. Raises ValueError for any other."""
+    try:
+        device = torch.device(given)
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError, NotImplementedError, TypeError) as error:
+        raise ValueError(
+            f"device {quote(given)} cannot be used here: {first_line(error)}; give one that can, such as cpu"
+        ) from None
+    return device
 
 
 def load_model(name: str | Path, *, dtype: str | torch.dtype, **options: Any) -> nn.Module:
@@ -27,7 +61,7 @@ def load_model(name: str | Path, *, dtype: str | torch.dtype, **options: Any) ->
     try:
         config = transformers.AutoConfig.from_pretrained(source)
     except (OSError, ValueError, KeyError) as error:
-        raise UnsupportedBackbone(f"no transformers model at {source!r}: {_first_line(error)}") from None
+        raise UnsupportedBackbone(f"no transformers model at {quote(source)}: {first_line(error)}") from None
     if type(config) in transformers.AutoModelForImageTextToText._model_mapping:
         loader: Any = transformers.AutoModelForImageTextToText
     elif type(config) in transformers.AutoModelForCausalLM._model_mapping:
@@ -36,14 +70,14 @@ def load_model(name: str | Path, *, dtype: str | torch.dtype, **options: Any) ->
         thinker = _thinker(transformers, config)
         if thinker is None:
             raise UnsupportedBackbone(
-                f"{source!r} is a {config.model_type}, which transformers loads as neither an "
+                f"{quote(source)} is a {config.model_type}, which transformers loads as neither an "
                 "image-text nor a causal language model: load it yourself and pass Backbone(model)"
             )
         loader = thinker
     try:
         model: nn.Module = loader.from_pretrained(source, dtype=dtype, **options)
     except (OSError, ValueError, RuntimeError) as error:
-        raise UnsupportedBackbone(f"{source!r} does not load: {_first_line(error)}") from error
+        raise UnsupportedBackbone(f"{quote(source)} does not load: {first_line(error)}") from error
     return model.eval()
 
 
@@ -78,8 +112,3 @@ def _thinker(transformers: Any, config: Any) -> Any | None:
         if type(config).__name__.startswith(prefix):
             return getattr(transformers, f"{prefix}ThinkerForConditionalGeneration", None)
     return None
-
-
-def _first_line(error: Exception) -> str:
-    text = str(error).strip()
-    return text.splitlines()[0] if text else type(error).__name__

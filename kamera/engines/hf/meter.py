@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from contextvars import ContextVar, copy_context
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -69,10 +69,3 @@ class Meter:
 
     def _encoded(self, module: nn.Module, args: Any, output: Any) -> None:
         self._add(vision_encodes=1)
-
-
-def uncounted(work: Any) -> Any:
-    """Run ``work()`` uncounted, and return its result."""
-    context = copy_context()
-    context.run(_open.set, ())
-    return context.run(work)

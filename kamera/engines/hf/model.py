@@ -29,6 +29,7 @@ class Model:
 
     def __init__(self, model: nn.Module, processor: Any | None = None) -> None:
         model = probe.without_wrapper(model)
+        probe.check_processor(processor)
         probe.refuse_unsupported(model)
         self.model: Any = model
         self.processor = processor
@@ -73,6 +74,11 @@ class Model:
         return next(self.model.parameters()).device
 
     @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of the KV."""
+        return self._like.dtype
+
+    @property
     def bytes_per_token(self) -> int:
         """Bytes of a token's KV, all layers."""
         return self._like.element_size() * sum(c.features for spec in self.layout for c in spec.channels)
@@ -86,6 +92,11 @@ class Model:
     def masks_by_type(self) -> bool:
         """True if the model makes its mask from token types: pictures that see their own later tokens."""
         return self._mask_input is not None
+
+    def text_tensors(self, text: Encoded, positions: torch.Tensor) -> dict[str, torch.Tensor]:
+        """The decoder's arguments for a text at ``positions``, as its outer model makes them: no forward."""
+        with torch.no_grad(), self.alone():
+            return encoding.text_tensors(self.model, self._door, text.input_ids, positions)
 
     def check_positions(self, positions: torch.Tensor) -> None:
         """Raise NotRelocatable for positions at which this model rotates keys differently."""

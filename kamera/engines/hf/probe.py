@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from kamera.engines.hf import cache as model_cache
-from kamera.errors import UnsupportedBackbone
+from kamera.errors import UnsupportedBackbone, quote
 from kamera.ops import (
     LayerLayout,
     RopeSpec,
@@ -178,13 +178,17 @@ def _indexer_rope(rope: RopeSpec) -> RopeSpec:
 
 
 def without_wrapper(model: nn.Module) -> nn.Module:
-    """The transformers model inside a PEFT wrapper, its adapters in place. Raises ValueError for no model."""
+    """The transformers model inside a PEFT wrapper, its adapters in place. ValueError for any other."""
     if not isinstance(model, nn.Module):
         raise ValueError(
-            f"Backbone takes a loaded model, not {str(model)[:60]!r}: "
-            "Backbone.from_pretrained loads one by name"
+            f"Backbone takes a loaded model, not {quote(model)}: Backbone.from_pretrained loads one by name"
         )
     wrapper: Any = model
+    if not hasattr(getattr(model, "config", None), "get_text_config"):
+        raise ValueError(
+            f"{type(model).__name__} is no transformers model: load one with Backbone.from_pretrained(name), "
+            "or with its class of transformers"
+        )
     adapters = getattr(wrapper, "peft_config", None)
     if not (isinstance(adapters, dict) and hasattr(wrapper, "get_base_model")):
         return model
@@ -196,6 +200,15 @@ def without_wrapper(model: nn.Module) -> nn.Module:
         )
     inner: nn.Module = wrapper.get_base_model()
     return inner
+
+
+def check_processor(processor: Any) -> None:
+    """Raise ValueError for a processor that is not one: its name, say."""
+    if processor is not None and not callable(processor):
+        raise ValueError(
+            f"Backbone takes a loaded processor, not {quote(processor)}: AutoProcessor.from_pretrained "
+            "loads one by name"
+        )
 
 
 def refuse_unsupported(model: nn.Module) -> None:

@@ -1,6 +1,6 @@
-"""A probe forward: a fixed text, a fixed picture if the model takes one, and a few logits of the answer.
+"""The probe: a fixed text, or a picture and a text, in two small forwards; a few logits and features of it.
 
-It detects changes that no digest can: a function patched under its own name, a kernel that computes wrongly.
+It detects changes that no digest can: a kernel that computes wrongly, a write that no witness saw.
 """
 
 from __future__ import annotations
@@ -11,25 +11,88 @@ import numpy as np
 import torch
 from PIL import Image
 
-from kamera.content import Encoded
-from kamera.engines.hf.meter import uncounted
-from kamera.errors import KameraError
+from kamera.content import Chunk, Encoded
+from kamera.engines.base import FEATURES, Answers
+from kamera.errors import ComputationChanged, KameraError
+from kamera.store.probes import distance
 
 if TYPE_CHECKING:
     from kamera.engines.hf.backbone import Backbone
 
-Answers = dict[str, list[float]]
-"""A few logits, by question: "text", and "picture" if the processor takes one."""
-
 _LOGITS = 16
 _TOKENS = 12
 _SIDE = 56  # pixels
+_STEADY = 0.02
+"""Largest distance between two answers in one process, as a share of `tolerance`: rounding hardly varies."""
 
 
-def probe_answers(backbone: Backbone) -> Answers:
-    """Run the probe; its forwards are not counted as work."""
-    answers: Answers = uncounted(lambda: _answers(backbone))
-    return answers
+class Prober:
+    """Asks a backbone the probe; its own first answers under a fingerprint are what later ones must equal."""
+
+    def __init__(self, backbone: Backbone) -> None:
+        self._backbone = backbone
+        self._first: dict[str, Answers] = {}
+        self._picture: tuple[str, Chunk] | None = None
+
+    def answers(self) -> Answers:
+        """Ask the model now, in two forwards; returns its first answers.
+
+        If they are others than the first ones, the tensors are digested again, since a write may have missed
+        the witness: then the fingerprint is another. Raises ComputationChanged if it is not.
+        """
+        backbone = self._backbone
+        with backbone.alone():
+            fingerprint = backbone.fingerprint
+            now = self._asked()
+            apart = self._apart(fingerprint, now)
+            if apart is not None:
+                backbone.identity.digest_anew()
+                if backbone.fingerprint == fingerprint:
+                    raise ComputationChanged(apart)
+                return self.answers()
+            return self._first.setdefault(fingerprint, now)
+
+    def _apart(self, fingerprint: str, now: Answers) -> str | None:
+        """How answers differ from the first ones under a fingerprint; None if they do not."""
+        first = self._first.get(fingerprint, {})
+        limit = tolerance(self._backbone, self._backbone.dtype) * _STEADY
+        for name in sorted(first.keys() & now.keys()):
+            apart = distance(first[name], now[name])
+            if not apart <= limit:
+                return (
+                    f"backbone {fingerprint[:12]} answers the {name} probe otherwise than before (relative "
+                    f"distance {apart:.1e}, tolerance {limit:.0e}), and nothing that can be digested "
+                    "differs: undo what was patched, or make a new Backbone of a model loaded anew"
+                )
+        return None
+
+    def _asked(self) -> Answers:
+        backbone = self._backbone
+        size = backbone.model.get_input_embeddings().weight.shape[0]
+        special = backbone.builder.vision_tokens
+        ids = (torch.arange(_TOKENS) * 7919 + 3) % size
+        ids = torch.tensor([0 if int(i) in special else int(i) for i in ids])
+        shown = self._shown()
+        if shown is None:
+            return {"text": _answer(backbone, Encoded(ids[:-2], {}, {}), ids[-2:])}
+        features = [t.float().cpu().reshape(-1) for _, t in sorted(shown.tensors.items())]
+        told = {"picture": _answer(backbone, shown, ids)}
+        return told | ({FEATURES: _few(torch.cat(features))} if features else {})
+
+    def _shown(self) -> Encoded | None:
+        """A colourful square, encoded; None if the model cannot be shown one."""
+        backbone = self._backbone
+        prompt = backbone.builder.format
+        if prompt is None or not (prompt.takes_images and backbone.builder.takes_pixels):
+            return None
+        try:
+            if self._picture is None or self._picture[0] != backbone.fingerprint:
+                ramp = np.arange(_SIDE * _SIDE * 3, dtype=np.uint64) * 2654435761 % 251
+                picture = Image.fromarray(ramp.astype(np.uint8).reshape(_SIDE, _SIDE, 3))
+                self._picture = (backbone.fingerprint, backbone.chunk(picture))
+            return backbone.encode(self._picture[1])
+        except (KameraError, ValueError):  # a processor that wants other pictures
+            return None
 
 
 def tolerance(backbone: Backbone, dtype: torch.dtype) -> float:
@@ -44,39 +107,13 @@ def tolerance(backbone: Backbone, dtype: torch.dtype) -> float:
     return 0.5 if has_experts(backbone.decoder) else 0.1
 
 
-def _answers(backbone: Backbone) -> Answers:
-    size = backbone.model.get_input_embeddings().weight.shape[0]
-    special = backbone.builder.vision_tokens
-    ids = (torch.arange(_TOKENS) * 7919 + 3) % size
-    ids = torch.tensor([0 if int(i) in special else int(i) for i in ids])
-    found = {"text": _asked(backbone, [Encoded(ids[:-2], {}, {})], ids[-2:])}
-    shown = _picture(backbone)
-    if shown is not None:
-        found["picture"] = _asked(backbone, [shown], ids[-2:])
-    return found
+def _answer(backbone: Backbone, span: Encoded, question: torch.Tensor) -> list[float]:
+    """A few logits after a span and a question, in a forward each."""
+    ids, inputs = [span.input_ids, question], [span.position_inputs, {}]
+    places, length = backbone.positions(ids, inputs), span.num_tokens
+    _, cache = backbone.run(span, places[:, :length], backbone.cache([]))
+    return _few(backbone.forward(question, places[:, length:], cache).float().cpu())
 
 
-def _picture(backbone: Backbone) -> Encoded | None:
-    """A colourful square, encoded; None if the model cannot be shown one."""
-    prompt = backbone.builder.format
-    if prompt is None or not (prompt.takes_images and backbone.builder.takes_pixels):
-        return None
-    ramp = np.arange(_SIDE * _SIDE * 3, dtype=np.uint64) * 2654435761 % 251
-    picture = Image.fromarray(ramp.astype(np.uint8).reshape(_SIDE, _SIDE, 3))
-    try:
-        return backbone.encode(backbone.chunk(picture))
-    except (KameraError, ValueError):  # a processor that wants other pictures
-        return None
-
-
-def _asked(backbone: Backbone, spans: list[Encoded], question: torch.Tensor) -> list[float]:
-    ids = [s.input_ids for s in spans]
-    places = backbone.positions([*ids, question], [*[s.position_inputs for s in spans], {}])
-    cache, start = backbone.cache([]), 0
-    for span in spans:
-        stop = start + span.num_tokens
-        _, cache = backbone.run(span, places[:, start:stop], cache)
-        start = stop
-    logits = backbone.forward(question, places[:, start:], cache).float().cpu()
-    chosen = torch.linspace(0, logits.shape[0] - 1, _LOGITS).long()
-    return [float(x) for x in logits[chosen]]
+def _few(values: torch.Tensor) -> list[float]:
+    return [float(x) for x in values[torch.linspace(0, values.shape[0] - 1, _LOGITS).long()]]

@@ -1,29 +1,46 @@
-"""Numeric proofs on the live model: relocation is exact, a full-rank patch restores a prefill."""
+"""Proofs on the live model, by the kernels that serve: a move equals a prefill, a patch restores one, and a
+forward does not depend on how its tokens are cut."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
+from torch import nn
 
 from kamera.content import Encoded
+from kamera.engines.base import Span
 from kamera.errors import NonFiniteKV
-from kamera.ops import KV, apply_patch, form_patch, relocate_kv
+from kamera.ops import KV, LayerKV, Patch, apply_patch, form_patch, kv_concat, kv_map
+from kamera.ops.kernels import serve
 
 if TYPE_CHECKING:
     from kamera.engines.hf.backbone import Backbone
 
+SPREAD = 8.0
+"""Times the difference that rounding makes between two forwards, which a layer may be off by in half
+precision. Rounding is seen in the layer's free channels, which no move turns."""
+
+CHAOS = 0.5
+"""Most that is granted to rounding. In a layer where two forwards differ by more (flipped expert choices),
+they are no ground for a proof: it is left to `prove_moves`, which needs no second forward."""
+
+
+_ROWS = 5e-3
+"""Tolerance of one product of a row and a matrix in any dtype: in half precision it is rounded at 2^-8."""
+
 
 @dataclass(frozen=True)
 class Proof:
-    """Largest relative L2 error over layers and channels, against its tolerance.
+    """The relative L2 error of the layer and channel that uses up most of its tolerance, and that tolerance.
 
-    In float32 every layer counts. In half precision a second forward differs from the first by
-    rounding alone (and by flipped expert choices), so only the first layer is held to the tolerance:
-    no attention precedes it, and it shows any mistake in how the phase is turned.
+    Every layer counts, in every dtype. In float32 all are held to 1e-4. In half precision two forwards differ
+    by rounding (and by flipped expert choices), the more the deeper; the first layer is held to two and a
+    half roundings, a deeper one to what its free channels, which are only copied, differ by, times `SPREAD`.
     """
 
     error: float
@@ -37,10 +54,26 @@ class Proof:
         return self.error <= self.tolerance
 
 
+class _Off(NamedTuple):
+    """An error, where it is, and what it may be."""
+
+    error: float
+    where: str
+    tolerance: float
+
+    @property
+    def share(self) -> float:
+        """The used share of the tolerance; a NaN uses all of it."""
+        return self.error / self.tolerance if self.error == self.error else math.inf
+
+
 def prove_relocation(
     backbone: Backbone, encoded: Encoded | None = None, offset: Sequence[int] | None = None
 ) -> Proof:
-    """Prefill a span at two places and compare the moved KV with the one computed there."""
+    """Prefill a span at two places and compare the moved KV with the one computed there.
+
+    It is moved by the serving kernels: written whole, and turned in place as a slide does it.
+    """
     span = encoded or _text(backbone, 12)
     step = tuple(offset) if offset is not None else _step(backbone, (37, 5, 11))
     base = backbone.positions([span.input_ids], [span.position_inputs])
@@ -50,7 +83,11 @@ def prove_relocation(
         there, _ = backbone.run(span, moved)
     except NonFiniteKV as error:
         return Proof(math.inf, str(error), 0.0, step)
-    return _compare(backbone, relocate_kv(here, backbone.layout, step), there, step)
+    rounding = _rounding(backbone, here, there)
+    turned = kv_map(here, torch.clone)
+    serve(turned, here, None, backbone.layout, step, phased_only=True)
+    whole = _served(backbone, here, None, step)
+    return _worst((off for served in (whole, turned) for off in _compare(served, there, rounding)), step)
 
 
 def prove_patch(backbone: Backbone, offset: Sequence[int] | None = None) -> Proof:
@@ -70,8 +107,122 @@ def prove_patch(backbone: Backbone, offset: Sequence[int] | None = None) -> Proo
     _, cache = backbone.run(antecedent, a + shift)
     expected, _ = backbone.run(span, b + shift, cache)
     onward = tuple(x + y for x, y in zip(there, step, strict=True))
-    served = apply_patch(canonical, patch, backbone.layout, onward)
-    return _compare(backbone, served, expected, onward)
+    rounding = _rounding(backbone, conditioned, expected)
+    return _worst(_compare(_served(backbone, canonical, patch, onward), expected, rounding), onward)
+
+
+def prove_moves(backbone: Backbone) -> Proof:
+    """Show spans in a live cache, exchange, drop and bring them back: each is what the slow reference says.
+
+    Only the last rounding may differ, in every layer and every dtype.
+    """
+    layout, still = backbone.layout, (0,) * backbone.axes
+    texts = [_text(backbone, count, seed) for count, seed in ((10, 5), (12, 11), (7, 23))]
+    kvs = [backbone.run(text, backbone.positions([text.input_ids], [{}]))[0] for text in texts]
+    other, _ = backbone.run(texts[1], backbone.positions([texts[1].input_ids], [{}]) + 1)
+    patch = form_patch(other, kvs[1], layout, still, None).patch
+    near, far = _step(backbone, (9, 9, 9)), _step(backbone, (31, 13, 17))
+    first, last = Span(kvs[0], None, still), Span(kvs[2], None, far)
+    there, onward = Span(kvs[1], patch, near), Span(kvs[1], patch, far)
+    live = backbone.live()
+    found: list[_Off] = []
+    for spans in (
+        (first, there, last),
+        (there, last),  # the front leaves: the others stay or move
+        (first, onward, last),  # a span turns where it stands
+        (first, last, onward),
+        (Span(kvs[2], None, near), first, there),  # the live cache is written anew
+    ):
+        live.show(spans)
+        for index, span in enumerate(spans):
+            wide = kv_map(span.kv, torch.Tensor.double)
+            said = apply_patch(wide, span.patch, layout, span.offset)
+            found += _unlike(live.read(index), said, span.kv)
+    return _worst(iter(found), far)
+
+
+def _served(backbone: Backbone, source: KV, patch: Patch | None, offset: Sequence[int]) -> KV:
+    """A span written whole by the serving kernels."""
+    into: tuple[LayerKV, ...] = kv_map(source, torch.empty_like)
+    serve(into, source, patch, backbone.layout, offset)
+    return into
+
+
+def prove_cuts(backbone: Backbone) -> Proof:
+    """Run one text whole and in three pieces, and every kind of linear module on rows together and alone.
+
+    A forward that reads a number off all its tokens at once (a dynamic scale of activations, outliers chosen
+    for a batch, a capacity shared by tokens) gives a chunk other KV than the same tokens in a whole prompt.
+    Rows of unlike size show that in every part of the model and in any dtype; in half precision the text,
+    whose later layers differ by rounding alone, is compared in its first layer.
+    """
+    span = _text(backbone, 16)
+    positions = backbone.positions([span.input_ids], [span.position_inputs])
+    cuts = (0, 9, 15, 16)
+    try:
+        whole, _ = backbone.run(span, positions)
+        cache, pieces = backbone.cache([]), []
+        for start, stop in pairwise(cuts):
+            piece = Encoded(span.input_ids[start:stop], {}, {})
+            kv, cache = backbone.run(piece, positions[:, start:stop], cache)
+            pieces.append(kv_map(kv, torch.clone))
+    except NonFiniteKV as error:
+        return Proof(math.inf, str(error), 0.0, cuts)
+    proof = _worst(_compare(kv_concat(pieces), whole, _cut_tolerances(whole)), cuts)
+    for name, module in _linear_kinds(backbone.model):
+        apart = _apart_by_rows(backbone, module)
+        if not apart <= max(proof.error, _ROWS):
+            proof = Proof(apart, name, _ROWS, cuts)
+    return proof
+
+
+def _cut_tolerances(kv: KV) -> Sequence[float]:
+    """By layer: in half precision the later ones differ by rounding alone, so the first one counts."""
+    first = next((i for i, layer in enumerate(kv) if layer), 0)
+    precise = all(t.dtype in (torch.float32, torch.float64) for layer in kv for t in layer.values())
+    return [1e-4 if precise else _ROWS if i == first else math.inf for i in range(len(kv))]
+
+
+def without_reuse(cuts: Proof, kind: str) -> str:
+    """Why no KV of a model of this ``kind`` can be used again, by what `prove_cuts` found; "" if it can."""
+    if cuts.holds:
+        return ""
+    return (
+        f"the forward of this {kind} depends on how its tokens are cut (relative error {cuts.error:.1e} in "
+        f"{cuts.worst}, tolerance {cuts.tolerance:.0e}), as it does where a scale of activations is read off "
+        "all tokens at once: no KV of it can be used again; let ChatSession(uncached=True) or transformers "
+        "run it, or quantise only its weights, or activations token by token"
+    )
+
+
+def _linear_kinds(model: nn.Module) -> list[tuple[str, Any]]:
+    """One module of each kind that maps rows of features, with its name."""
+    kinds: dict[Any, tuple[str, Any]] = {}
+    for name, module in model.named_modules():
+        if isinstance(getattr(module, "in_features", None), int) and hasattr(module, "out_features"):
+            weight = getattr(module, "weight", None)
+            kinds.setdefault((type(module), type(weight), getattr(weight, "dtype", None)), (name, module))
+    return list(kinds.values())
+
+
+def _apart_by_rows(backbone: Backbone, module: Any) -> float:
+    """Largest relative error of a row beside one a hundred times as large; 0 if the module takes no rows."""
+    weight = getattr(module, "weight", None)
+    weight = weight if isinstance(weight, torch.Tensor) and weight.is_floating_point() else None
+    device = backbone.device if weight is None else weight.device
+    dtype = backbone.dtype if weight is None else weight.dtype
+    steps = torch.arange(3 * module.in_features, dtype=torch.float64).reshape(3, -1)
+    rows = (torch.sin(steps * 1.7) * torch.tensor([[1.0], [100.0], [0.1]])).to(device, dtype)
+    try:
+        with torch.no_grad(), backbone.alone():
+            together = module.forward(rows)
+            alone = [module.forward(row[None])[0] for row in rows]
+    except (RuntimeError, TypeError, ValueError, NotImplementedError, AttributeError):
+        return 0.0  # a kind with arguments of its own
+    errors = [
+        (a.double() - t.double()).norm() / t.double().norm() for a, t in zip(alone, together, strict=True)
+    ]
+    return float(max(errors))
 
 
 def _step(backbone: Backbone, wanted: tuple[int, int, int]) -> tuple[int, ...]:
@@ -80,21 +231,44 @@ def _step(backbone: Backbone, wanted: tuple[int, int, int]) -> tuple[int, ...]:
     return tuple(min(w, room) for w in wanted[: backbone.axes])
 
 
-def _compare(backbone: Backbone, got: KV, expected: KV, offset: tuple[int, ...]) -> Proof:
-    precise = next(t.dtype for layer in got for t in layer.values()) in (
-        torch.float32,
-        torch.float64,
-    )
-    tolerance = 1e-4 if precise else 2e-2
-    layers = range(len(got)) if precise else [i for i, layer in enumerate(got) if layer][:1]
-    error, worst = 0.0, "none"
-    for i in layers:
-        for name, tensor in got[i].items():
-            want = expected[i][name].double()
-            e = float((tensor.double() - want).norm() / want.norm().clamp_min(1e-30))
-            if not e <= error:  # also catches nan
-                error, worst = e, f"layer {i} channel {name}"
-    return Proof(error, worst, tolerance, offset)
+def _rounding(backbone: Backbone, one: KV, other: KV) -> Sequence[float]:
+    """By layer, the tolerance for two forwards of the same tokens."""
+    found = []
+    for layer, again, spec in zip(one, other, backbone.layout, strict=True):
+        dtype = next((t.dtype for t in layer.values()), torch.float32)
+        if dtype in (torch.float32, torch.float64):
+            found.append(1e-4)
+            continue
+        least, first = 2.5 * torch.finfo(dtype).eps, not found
+        free = [_relative(layer[c.name], again[c.name]) for c in spec.channels if c.rope is None]
+        granted = SPREAD * max(free, default=0.0)
+        found.append(least if first else math.inf if granted > CHAOS else max(least, granted))
+    return found
+
+
+def _compare(got: KV, expected: KV, tolerances: Sequence[float]) -> Iterator[_Off]:
+    for i, (layer, want, most) in enumerate(zip(got, expected, tolerances, strict=True)):
+        for name, tensor in layer.items():
+            yield _Off(_relative(tensor, want[name]), f"layer {i} channel {name}", most)
+
+
+def _unlike(got: KV, said: KV, like: KV) -> Iterator[_Off]:
+    """Errors against a reference in float64, which is rounded as ``like``."""
+    for i, (layer, own) in enumerate(zip(said, like, strict=True)):
+        for name, want in layer.items():
+            most = max(1e-5, torch.finfo(own[name].dtype).eps / 8)
+            off = _relative(got[i][name], want.to(own[name].dtype))
+            yield _Off(off, f"layer {i} channel {name}", most)
+
+
+def _relative(got: torch.Tensor, want: torch.Tensor) -> float:
+    target = want.double()
+    return float((got.double() - target).norm() / target.norm().clamp_min(1e-30))
+
+
+def _worst(found: Iterator[_Off], offset: tuple[int, ...]) -> Proof:
+    worst = max(found, key=lambda off: off.share, default=_Off(0.0, "none", 1e-4))
+    return Proof(worst.error, worst.where, worst.tolerance, offset)
 
 
 def _text(backbone: Backbone, count: int, seed: int = 11) -> Encoded:

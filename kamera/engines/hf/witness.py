@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
+import secrets
+from collections.abc import Iterable
 from itertools import chain, compress
 from operator import attrgetter, is_, itemgetter
 from typing import Any, NamedTuple
@@ -12,14 +15,15 @@ import torch
 from torch import nn
 
 from kamera.engines.hf.computation import (
+    Computation,
     bound_buffer,
     chooses_frequencies,
     computation,
     frequencies,
     layers_path,
-    watched,
 )
 from kamera.engines.hf.hooks import hook_tables, is_foreign
+from kamera.engines.hf.state import parts_of
 
 _SWITCHES = ("active_adapters", "disable_adapters", "merged_adapters", "scaling")
 
@@ -42,21 +46,17 @@ class Seen(NamedTuple):
     hooks: tuple[int, ...]  # foreign ones, by identity
     vision: str  # settings without those of the decoder's layers
 
-    @property
-    def computation(self) -> tuple[Any, ...]:
-        """All but the identities of the hooks."""
-        return self.tensors, self.settings
-
 
 class Witness:
     """Tells by `look` if the model's computation may have changed since the last look.
 
     A look differs when a module, parameter or buffer was replaced, added or removed (adapter loaded,
     weights swapped), when a tensor was written in place or given other storage, when an adapter was
-    activated, disabled or merged, when a setting of a module or config was changed, and when a hook
-    came or went. A write shows in the tensor's counter or in a sample of its content, since no counter
-    sees the writes of fused optimizers, to ``tensor.data``, or to tensors made in inference mode. A write
-    that no counter counts and that misses the sample is not seen.
+    activated, disabled or merged, when a setting of a module or config was changed, when a hook
+    came or went, when a function that the model's code uses was replaced, or its code, defaults or closure,
+    and when anything was that hooks, functions and objects hold. A write shows in the tensor's counter or in
+    a sample of its content, since no counter sees the writes of fused optimizers, to ``tensor.data``, or to
+    tensors made in inference mode. A write that no counter counts and that misses the sample is not seen.
 
     Walking a module tree in Python takes a millisecond for a thousand tensors. So the walk is done
     once and kept as flat lists; a look goes over those in C, and walks again when anything in the tree
@@ -67,8 +67,14 @@ class Witness:
         self._model = model
         self._decoder = decoder
         self._walks = 0
+        self._nonce = secrets.token_hex(16)
         self._walk()
         self._note()
+
+    @property
+    def unread(self) -> tuple[str, ...]:
+        """What of the model has no text, a line each: its settings count as those of this process alone."""
+        return self._computation.unread
 
     def look(self) -> Seen:
         """The model's present state; equal to the last look if nothing changed."""
@@ -77,15 +83,10 @@ class Witness:
             self._note()
         elif not self._is_as_noted():
             self._note()
-        addresses = tuple(map(torch.Tensor.data_ptr, self._tensors))
-        if addresses != self._addresses:
-            self._sample(addresses)
-        counted = tuple(map(_version, self._versioned))
         switches = tuple(map(_switches, self._adapters))
         chosen = tuple(map(tuple, map(frequencies, self._choosing)))
-        content = tuple(map(_read, self._samples))
         hooks = tuple(map(id, self._foreign))
-        tensors = (self._walks, addresses, counted, switches, chosen, content)
+        tensors = (self._walks, self._samples.read(), switches, chosen)
         return Seen(tensors, self._settings, hooks, self._vision)
 
     # -- modules and tensors -------------------------------------------------------------------
@@ -107,12 +108,10 @@ class Witness:
         }
         self._bound = [bound_buffer(owners[id(part)], name) for part in self._filled for name in part]
         self._held = self._values()
-        self._tensors = [t for t in self._held if isinstance(t, torch.Tensor)]
-        self._versioned = [t for t in self._tensors if not t.is_inference()]  # the others keep no count
+        self._samples = _Samples(t for t in self._held if isinstance(t, torch.Tensor))
         self._adapters = _adapters(self._modules)
         self._choosing = [m for m in self._modules if chooses_frequencies(m)]
         self._tables = hook_tables(self._modules)
-        self._sample(tuple(map(torch.Tensor.data_ptr, self._tensors)))
 
     def _is_as_walked(self) -> bool:
         return (
@@ -128,52 +127,65 @@ class Witness:
         """Children, parameters and buffers of all modules, but the frequencies that forwards choose."""
         return list(compress(chain.from_iterable(map(dict.values, self._filled)), self._bound))
 
-    def _sample(self, addresses: tuple[int, ...]) -> None:
+    # -- settings ------------------------------------------------------------------------------
+
+    def _note(self) -> None:
+        """Record the present settings, code and hooks; equal ones give an equal digest."""
+        self._computation = computation(self._model)
+        self._computation.watch.note()
+        self._carried = _Samples(self._computation.watch.tensors.values())
+        self._carries = self._carried.read()
+        self._hung = self._hooks()
+        self._foreign = [hook for hook in self._hung if is_foreign(hook)]
+        self._settings = self._digest(self._computation)
+        self._vision = self._digest(computation(self._model, layers_path(self._model, self._decoder)))
+
+    def _digest(self, computed: Computation) -> str:
+        hasher = hashlib.blake2b(digest_size=32)
+        for line in computed.lines:
+            hasher.update(json.dumps(line, sort_keys=True).encode() + b"\n")
+        if computed.unread:  # nobody else's is known to be equal, a forked child's included
+            hasher.update(f"{self._nonce} {os.getpid()}".encode())
+        return hasher.hexdigest()
+
+    def _is_as_noted(self) -> bool:
+        return (
+            _alike(self._hooks(), self._hung)
+            and self._computation.watch.is_as_noted()
+            and self._carried.read() == self._carries
+        )
+
+    def _hooks(self) -> list[Any]:
+        return list(chain.from_iterable(map(dict.values, self._tables)))
+
+
+class _Samples:
+    """Tensors whose writes and exchanges show in `read`: by address, count of writes, and a few elements."""
+
+    def __init__(self, tensors: Iterable[torch.Tensor]) -> None:
+        self._tensors = [part for t in tensors for part in parts_of(t)]
+        self._versioned = [t for t in self._tensors if not t.is_inference()]  # the others keep no count
+        self._addresses: tuple[int, ...] | None = None
+        self._views: list[list[torch.Tensor]] = []
+
+    def read(self) -> tuple[Any, ...]:
+        """Equal to the last one if no write was seen."""
+        addresses = tuple(map(torch.Tensor.data_ptr, self._tensors))
+        if addresses != self._addresses:
+            self._view(addresses)
+        return addresses, tuple(map(_version, self._versioned)), tuple(map(_read, self._views))
+
+    def _view(self, addresses: tuple[int, ...]) -> None:
         """Prepare to read a few elements of every tensor: views, gathered by one call for each kind."""
         self._addresses = addresses
         kinds: dict[tuple[torch.device, torch.dtype], list[torch.Tensor]] = {}
         for tensor in self._tensors:
-            if type(tensor) not in (torch.Tensor, nn.Parameter):
+            if type(tensor) not in (torch.Tensor, nn.Parameter) or tensor.is_quantized:
                 continue  # packed in a way of its own
             if tensor.is_meta or tensor.layout is not torch.strided or tensor.numel() == 0:
                 continue
             kinds.setdefault((tensor.device, tensor.dtype), []).append(_few(tensor.detach()))
-        self._samples = list(kinds.values())
-
-    # -- settings ------------------------------------------------------------------------------
-
-    def _note(self) -> None:
-        """Record the present settings and hooks; equal settings give an equal digest."""
-        places, self._lists = watched(self._model)
-        self._places = [place for place, _ in places]
-        self._counts = list(map(len, self._places))
-        self._told = [name not in out for place, out in places for name in place]
-        self._said = self._sayings()
-        self._copies = [list(values) for values in self._lists]
-        self._hung = self._hooks()
-        self._foreign = [hook for hook in self._hung if is_foreign(hook)]
-        whole, vision = hashlib.blake2b(digest_size=32), hashlib.blake2b(digest_size=32)
-        layers = layers_path(self._model, self._decoder)
-        for line in computation(self._model):
-            said = json.dumps(line, sort_keys=True).encode() + b"\n"
-            whole.update(said)
-            if not line[0].startswith(layers):
-                vision.update(said)
-        self._settings, self._vision = whole.hexdigest(), vision.hexdigest()
-
-    def _is_as_noted(self) -> bool:
-        return (
-            list(map(len, self._places)) == self._counts
-            and _same(self._sayings(), self._said)
-            and self._lists == self._copies
-            and _alike(self._hooks(), self._hung)
-        )
-
-    def _sayings(self) -> list[Any]:
-        return list(compress(chain.from_iterable(map(dict.values, self._places)), self._told))
-
-    def _hooks(self) -> list[Any]:
-        return list(chain.from_iterable(map(dict.values, self._tables)))
+        self._views = list(kinds.values())
 
 
 def adapter_state(modules: list[nn.Module]) -> tuple[str, ...]:

@@ -20,7 +20,7 @@ class Windowed:
         self.name, self.on_leave = name, on_leave
         self.desk = desk
         self.store = ChunkStore.open("memory://")
-        policy = ReusePolicy(minimum="patched", certified=False)
+        policy = ReusePolicy(minimum="patched", certified=False, forms="always")
         self.window = KameraWindow(desk.backbone, self.store, desk.system, policy=policy)
         self.order: tuple[str, ...] = ()
         self._spent = (0, 0)

@@ -169,7 +169,7 @@ class Windows:
 
 def _policy(minimum: Guarantee, on_miss: OnMiss = "form", rank: int = 1) -> ReusePolicy:
     # uncertified: a certificate is made from an evaluation
-    return ReusePolicy(minimum=minimum, on_miss=on_miss, rank=rank, certified=False)
+    return ReusePolicy(minimum=minimum, on_miss=on_miss, rank=rank, certified=False, forms="always")
 
 
 def _cost(reports: Sequence[Report], kv_bytes: int) -> Cost:

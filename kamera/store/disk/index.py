@@ -106,7 +106,7 @@ class Index(Following):
         offset: int = 0,
     ) -> Iterator[ObjectInfo]:
         """Objects of a tenant, oldest first, read in pages: ``limit`` of them after ``offset``."""
-        ids = {"tenant": tenant, "chunk_id": chunk_id, **({} if context is None else vars(context))}
+        ids = {"tenant": tenant, "chunk_id": chunk_id, **_columns(context)}
         wanted = {name: self._veil(value) for name, value in ids.items() if value is not None}
         wanted.update({} if kind is None else {"kind": kind})
         where = "WHERE " + " AND ".join(f"{name} = ?" for name in wanted)
@@ -281,6 +281,11 @@ class Index(Following):
         if wrong:
             raise WrongRows(wrong)
         return found
+
+
+def _columns(context: Context | None) -> dict[str, str]:
+    """The columns of a context; there is none for what its backbone answers to the probe."""
+    return {} if context is None else {n: v for n, v in vars(context).items() if n != "probe"}
 
 
 def decayed(uses: float, since: float, now: float) -> float:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import astuple
 from typing import Any
 
 from kamera.ops import FactorSize, PatchBudget, Proof
@@ -62,7 +61,7 @@ class RowCodec:
 
     def of(self, info: ObjectInfo, stamp: str) -> tuple[Any, ...]:
         """The row of an object."""
-        context, proof = info.context, info.proof and astuple(info.proof)
+        context, proof = info.context, info.proof and info.proof.to_info()["proof"]
         row = (
             info.key,
             info.kind,
@@ -104,6 +103,6 @@ class RowCodec:
             base=row[15] and self.unveil(row[15]),
             behind=row[16],
             sizes=tuple(FactorSize(*size) for size in sizes),
-            proof=None if proof is None else Proof(*proof),
+            proof=Proof.from_info({"proof": proof}),
         )
         return info, row[12]

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from kamera.errors import CorruptChunk, KameraError, StoreError, StoreReadOnly
+from kamera.ops import outranks
 from kamera.store.codec import Codec
 from kamera.store.disk.claims import LOCK, claim, claimant
 from kamera.store.disk.files import LEFT_IN_PLACE, ObjectFiles
@@ -150,8 +151,9 @@ class DiskTier:
         """Store ``record``, in place of the object under its key; return its row and stamp.
 
         When this returns, the object survives a loss of power. After any interruption, either the old or
-        the new object is stored. Without ``replace`` a stored, intact object stays, and None is returned;
-        if several writers write it at once, only one does.
+        the new object is stored. Without ``replace`` a stored, intact object stays, and a patch that was
+        formed behind stronger KV stays in any case: None is returned then. If several writers write it at
+        once, only one does.
         """
         created = round(time.time(), 3)
         data = self.codec.encode(record, created)
@@ -239,13 +241,22 @@ class DiskTier:
         except (CorruptChunk, *LEFT_IN_PLACE):
             return False
 
+    def _stays(self, info: ObjectInfo, replace: bool) -> bool:
+        """True if ``info`` must not take the place of the object stored under its key."""
+        try:
+            there = self._files.peek(info.key) if info.formed is not None and replace else None
+        except (CorruptChunk, *LEFT_IN_PLACE):
+            there = None
+        outranked = there is not None and outranks(there[0].formed, info.formed)
+        return (outranked or not replace) and self._intact(info.key)
+
     def _place(
         self, info: ObjectInfo, data: bytes, *, replace: bool, instead_of: str | None = None
     ) -> str | None:
         self._writable("write")
         key = info.key
         with self._translated("write"), self._claimed(key):
-            if not replace and self._intact(key):
+            if instead_of is None and self._stays(info, replace):
                 return None
             there = self._files.stamp(key)
             self.make_room(key, len(data) - (0 if there is None else size_of(there)))

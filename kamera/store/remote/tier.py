@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import BinaryIO, NamedTuple, cast
 
 from kamera.errors import CorruptChunk, ForeignKey, RemoteUnavailable, StoreVersionError, WrongKey
+from kamera.ops import GUARANTEES, outranks
 from kamera.store.codec import Codec
 from kamera.store.info import ObjectInfo, Quarantined, RemoteStats, VerifyReport
 from kamera.store.keys import is_key
@@ -127,10 +128,21 @@ class RemoteTier:
         """Names of all objects."""
         return self._listing.names()
 
-    def put(self, name: str, data: bytes) -> None:
-        """Store ``data``, which `Codec.encode` made, in place of the object ``name``."""
+    def put(self, name: str, data: bytes) -> bool:
+        """Store ``data``, which `Codec.encode` made, in place of the object ``name``.
+
+        False, and nothing is stored, if that is a patch formed behind stronger KV. Of two machines that put
+        at the same instant, the later one may not see the other's.
+        """
+        mine = self._codec.read_info(io.BytesIO(data), len(data), name, self._source(name))
+        if mine.formed is not None and outranks(GUARANTEES[0], mine.formed):
+            with contextlib.suppress(CorruptChunk, StoreVersionError, WrongKey):
+                there = self.info(name)
+                if there is not None and outranks(there.formed, mine.formed):
+                    return False
         self._blobs.put(OBJECTS + name, data)
         self._count("stored")
+        return True
 
     def exchange(self, name: str, old: bytes, new: bytes) -> bool:
         """Put ``new`` in place of the object ``name`` if that still is ``old``; return True if it was.

@@ -80,7 +80,7 @@ def test_the_second_look_up_asks_nobody(url: str) -> None:
 
 def test_a_patch_is_replaced_and_its_info_follows(url: str) -> None:
     with ChunkStore.open(url) as store, ChunkStore.open(url) as other:
-        store.put(patch(rank=1))
+        store.put(patch(rank=1, formed="survivor"))
         store.put(patch(rank=3, formed="patched", seed=9))
         info = other.info(CONTEXT, CHUNK, ("x", "y"))
         assert info is not None and (info.rank, info.formed) == (3, "patched")

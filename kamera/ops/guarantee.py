@@ -33,6 +33,11 @@ def prefilled_behind(antecedents: Guarantee) -> Guarantee:
     return "patched" if at_least(antecedents, "survivor") else antecedents
 
 
+def outranks(formed: str | None, other: str | None) -> bool:
+    """True if KV formed behind ``formed`` stays when KV formed behind ``other`` comes; names as stored."""
+    return GUARANTEES.index(guarantee_named(formed)) < GUARANTEES.index(guarantee_named(other))
+
+
 def guarantee_named(name: str | None) -> Guarantee:
     """A stored name as a guarantee; a name unknown to this version counts as the weakest."""
     return next((g for g in GUARANTEES if g == name), "blind")

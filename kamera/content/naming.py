@@ -1,0 +1,96 @@
+"""Strings that name a picture or a video: a path, a file url or a data url, alone in its string."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+from urllib.request import url2pathname
+
+from PIL import Image
+
+from kamera.errors import UnreadableMedia, quote
+
+# fmt: off
+PICTURE_SUFFIXES = {
+    ".apng", ".bmp", ".dib", ".heic", ".heif", ".ico", ".jfif", ".jp2", ".jpe", ".jpeg", ".jpg", ".jxl",
+    ".avif", ".pbm", ".pgm", ".png", ".pnm", ".ppm", ".svg", ".tga", ".tif", ".tiff", ".webp",
+}
+# fmt: on
+VIDEO_SUFFIXES = {".mp4", ".mkv", ".mov", ".avi", ".webm", ".m4v", ".mpg", ".mpeg", ".gif"}
+
+_LONGEST = 4096  # characters of a path
+_WEB = re.compile(r"https?://\S+", re.IGNORECASE)
+_URL = re.compile(r"[a-z][a-z0-9+.-]*://\S+", re.IGNORECASE)
+_DATA = re.compile(r"data:(image|video)/[\w.+-]+[;,]", re.IGNORECASE)
+_CONTROL = re.compile(r"[\x00-\x1f\x7f]")  # a line end, say
+_ROOTED = re.compile(r"~?/|\.{1,2}[/\\]|[a-z]:[/\\]", re.IGNORECASE)
+_AS_TEXT = 'or {"type": "text", "text": …} if it is text'
+
+
+def named_media(text: str) -> dict[str, Any] | None:
+    """The chat item of the picture or video that ``text`` names, None if it is text.
+
+    It names one if it is a data url of one, or the path (also as file url) of an existing file that by its
+    suffix, or as Pillow reads it, is one. Raises UnreadableMedia for text that looks like such a path and
+    has no file, and for a url of the web: Kamera fetches nothing.
+    """
+    name = text.strip()
+    if data := _DATA.match(name):
+        kind = data.group(1).lower()
+        return {"type": kind, kind: name}
+    if not name or len(name) > _LONGEST or _CONTROL.search(name):
+        return None
+    if name.lower().startswith("file://"):
+        path, certain = file_of(name), True
+    elif _URL.fullmatch(name):
+        if _WEB.match(name) or _kind(urlsplit(name).path):
+            raise UnreadableMedia(
+                f"{quote(name)} is a url: Kamera fetches nothing, give the picture as a file, {_AS_TEXT}"
+            )
+        return None
+    else:
+        path = Path(os.path.expanduser(name))
+        certain = bool(_kind(name)) and (not re.search(r"\s", name) or bool(_ROOTED.match(name)))
+    kind = _kind(path.name)
+    if os.path.isfile(path):
+        return {"type": kind, kind: path} if (kind := kind or _kind_inside(path, certain)) else None
+    if certain:
+        raise UnreadableMedia(
+            f"no {kind or 'image'} at {quote(str(path))}: give an existing file, {_AS_TEXT}"
+        )
+    return None
+
+
+def names_media(text: str) -> bool:
+    """True if ``text`` names a picture or a video, or looks as if it did."""
+    try:
+        return named_media(text) is not None
+    except UnreadableMedia:
+        return True
+
+
+def file_of(url: str) -> Path:
+    """The path that a file url names."""
+    return Path(url2pathname(url[len("file://") :].removeprefix("localhost")))
+
+
+def _kind(name: str) -> str:
+    """The kind of media that a name's suffix says, "" for another."""
+    suffix = os.path.splitext(name)[1].lower()
+    return "image" if suffix in PICTURE_SUFFIXES else "video" if suffix in VIDEO_SUFFIXES else ""
+
+
+def _kind_inside(path: Path, certain: bool) -> str:
+    """The kind of a file without a known suffix; a bare word is no path."""
+    if certain:
+        return "image"
+    if not _ROOTED.match(str(path)):
+        return ""
+    try:
+        with Image.open(path):
+            return "image"
+    except Exception:  # whatever Pillow raises for other files
+        return ""

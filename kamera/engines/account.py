@@ -1,0 +1,102 @@
+"""The account of model work: what ran before answers (now), and what ran after them (later)."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import NamedTuple
+
+from kamera import forks
+from kamera.engines.base import Engine, Work
+
+
+class Spent(NamedTuple):
+    """Decoder forwards, tokens in them, runs of the vision tower, and seconds."""
+
+    forwards: int = 0
+    tokens: int = 0
+    vision_encodes: int = 0
+    seconds: float = 0.0
+
+    def plus(self, other: Spent) -> Spent:
+        """The sum of both."""
+        return Spent(
+            self.forwards + other.forwards,
+            self.tokens + other.tokens,
+            self.vision_encodes + other.vision_encodes,
+            self.seconds + other.seconds,
+        )
+
+
+class Usage(NamedTuple):
+    """Model work within the calls of an object (``now``), and after them on its behalf (``later``).
+
+    Later work is what no answer waits for: patches that prove themselves, audits. It is done after `flush`.
+    """
+
+    now: Spent
+    later: Spent
+
+
+_open: ContextVar[tuple[Account, ...]] = ContextVar("kamera_open_accounts", default=())
+
+
+class Account:
+    """Counts the work of one window, session or pool, of all its threads; equal to hooks on the model."""
+
+    def __init__(self) -> None:
+        self._lock = forks.Lock()
+        self._now = Spent()
+        self._later = Spent()
+
+    @property
+    def usage(self) -> Usage:
+        """The work so far."""
+        with self._lock:
+            return Usage(self._now, self._later)
+
+    @contextmanager
+    def now(self, engine: Engine) -> Iterator[None]:
+        """Context of a call: its work counts as ``now``. A call within one of the same account adds nothing.
+
+        Work that is handed over inside (`open_accounts`) is later work of this account.
+        """
+        outer = _open.get()
+        if self in outer:
+            yield
+            return
+        token, started = _open.set((*outer, self)), time.perf_counter()
+        with engine.measure() as work:
+            try:
+                yield
+            finally:
+                _open.reset(token)
+                with self._lock:
+                    self._now = self._now.plus(_spent(work, started))
+
+    def _owe(self, spent: Spent) -> None:
+        with self._lock:
+            self._later = self._later.plus(spent)
+
+
+def open_accounts() -> tuple[Account, ...]:
+    """The accounts of the calls that this thread is in: those that bear what it leaves for later."""
+    return _open.get()
+
+
+@contextmanager
+def later(engine: Engine, accounts: Sequence[Account]) -> Iterator[None]:
+    """Context of later work, which ``accounts`` bear."""
+    started = time.perf_counter()
+    with engine.measure() as work:
+        try:
+            yield
+        finally:
+            for account in accounts:
+                account._owe(_spent(work, started))
+
+
+def _spent(work: Work, started: float) -> Spent:
+    return Spent(work.forwards, work.tokens, work.vision_encodes, time.perf_counter() - started)

@@ -1,0 +1,52 @@
+"""Adjacent spans in one forward: KV is causal, so a run of spans is one span, its KV split at the borders."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+
+from kamera.content import Encoded
+
+if TYPE_CHECKING:
+    from kamera.engines.hf.backbone import Backbone
+
+_SEEN = "visual_pos_masks"  # bool [1, tokens]: True for the tokens that picture features replace
+_FLAT = "deepstack_visual_embeds"  # one tensor for each of several layers, [vision tokens, width]
+
+
+def joined(backbone: Backbone, spans: Sequence[Encoded], positions: Sequence[torch.Tensor]) -> Encoded | None:
+    """Spans that follow each other as one; None if the decoder cannot take them in one call.
+
+    ``positions`` ``[axes, tokens]`` of each. Text beside pictures is embedded as the outer model does it,
+    without a forward of the decoder. None for a model that makes its mask from token types, and for an
+    argument of the decoder that has no entry per token.
+    """
+    ids = torch.cat([span.input_ids for span in spans])
+    if not any(span.tensors for span in spans):
+        return Encoded(ids, {}, {})
+    if backbone.masks_by_type:
+        return None
+    rows = [
+        dict(span.tensors) if span.tensors else backbone.text_tensors(span, places)
+        for span, places in zip(spans, positions, strict=True)
+    ]
+    names = dict.fromkeys(name for row in rows for name in row)
+    like = {name: tensor for row in rows for name, tensor in row.items()}
+    tensors: dict[str, torch.Tensor] = {}
+    for name in names:
+        if name.rpartition(".")[0] == _FLAT:
+            tensors[name] = torch.cat([row[name] for row in rows if name in row])
+            continue
+        parts = []
+        for span, row in zip(spans, rows, strict=True):
+            part = row.get(name)
+            if part is None and (name == _SEEN or name.endswith("token_type_ids")):
+                part = torch.zeros(1, span.num_tokens, dtype=like[name].dtype)  # text
+            if part is None or part.dim() < 2 or part.shape[:2] != (1, span.num_tokens):
+                return None
+            parts.append(part)
+        device = parts[0].device
+        tensors[name] = torch.cat([part.to(device) for part in parts], dim=1)
+    return Encoded(ids, {}, tensors)

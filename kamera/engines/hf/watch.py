@@ -1,0 +1,115 @@
+"""What a look compares, kept as flat lists: places and the objects in them, and the tensors they hold."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from itertools import chain, compress
+from operator import attrgetter, is_
+from types import CellType, FunctionType
+from typing import Any
+
+import numpy as np
+import torch
+
+_ABSENT = object()
+_function = attrgetter("__code__", "__defaults__", "__kwdefaults__")
+
+_WHOLE = 4096
+"""Elements of an array that are compared at every look; of a larger one as many, evenly spread."""
+
+
+class Watch:
+    """Places whose objects are compared by identity, and arrays whose content is.
+
+    Filled by `kamera.engines.hf.state.Reader`. `note` records what is there, `is_as_noted` tells if it still
+    is. ``tensors`` are left to the caller. Everything compared is held, so no new object takes an old one's
+    address.
+    """
+
+    def __init__(self) -> None:
+        self.tensors: dict[int, torch.Tensor] = {}
+        self._spaces: dict[int, tuple[Mapping[str, Any], frozenset[str]]] = {}
+        self._groups: dict[int, Iterable[Any]] = {}
+        self._places: dict[tuple[int, str], tuple[Mapping[str, Any], str]] = {}
+        self._slots: dict[int, tuple[Any, tuple[str, ...]]] = {}
+        self._functions: dict[int, FunctionType] = {}
+        self._cells: dict[int, CellType] = {}
+        self._arrays: dict[int, np.ndarray] = {}
+        self.note()
+
+    def space(self, space: Mapping[str, Any], left_out: frozenset[str] = frozenset()) -> None:
+        """Watch all names of a namespace or dict but those in ``left_out``."""
+        self._spaces.setdefault(id(space), (space, left_out))
+
+    def place(self, space: Mapping[str, Any], name: str) -> None:
+        """Watch one name of a namespace."""
+        self._places.setdefault((id(space), name), (space, name))
+
+    def group(self, group: Iterable[Any]) -> None:
+        """Watch the members of a list, set or deque."""
+        self._groups.setdefault(id(group), group)
+
+    def slots(self, holder: Any, names: tuple[str, ...]) -> None:
+        """Watch attributes that are in no namespace."""
+        self._slots.setdefault(id(holder), (holder, names))
+
+    def function(self, function: FunctionType) -> None:
+        """Watch code, defaults and closure of a function."""
+        self._functions.setdefault(id(function), function)
+        for cell in function.__closure__ or ():
+            self._cells.setdefault(id(cell), cell)
+
+    def array(self, array: np.ndarray) -> None:
+        """Watch the content of an array."""
+        self._arrays.setdefault(id(array), array)
+
+    def note(self) -> None:
+        """Record what is in all places now."""
+        self._held = list(self._spaces.values())
+        self._named = list(self._places.values())
+        self._counts = [len(space) for space, _ in self._held]
+        self._told = [name not in out for space, out in self._held for name in space]
+        self._inside = self._values()
+        self._there = self._found()
+        self._members = [list(group) for group in self._groups.values()]
+        self._read = self._contents()
+
+    def is_as_noted(self) -> bool:
+        """True if every place has the object that was noted, and every array its content."""
+        return (
+            [len(space) for space, _ in self._held] == self._counts
+            and _same(self._values(), self._inside)
+            and _same(self._found(), self._there)
+            and all(_same(list(g), m) for g, m in zip(self._groups.values(), self._members, strict=True))
+            and self._contents() == self._read
+        )
+
+    def _values(self) -> list[Any]:
+        return list(compress(chain.from_iterable(s.values() for s, _ in self._held), self._told))
+
+    def _found(self) -> list[Any]:
+        found: list[Any] = [space.get(name, _ABSENT) for space, name in self._named]
+        found.extend(chain.from_iterable(map(_function, self._functions.values())))
+        found.extend(map(content_of_cell, self._cells.values()))
+        found.extend(getattr(h, name, _ABSENT) for h, names in self._slots.values() for name in names)
+        return found
+
+    def _contents(self) -> list[bytes]:
+        return list(map(_few, self._arrays.values()))
+
+
+def content_of_cell(cell: CellType) -> Any:
+    """What a closure holds in ``cell``; a text for nothing."""
+    try:
+        return cell.cell_contents
+    except ValueError:
+        return "nothing"
+
+
+def _few(array: np.ndarray) -> bytes:
+    flat = array.reshape(-1) if array.flags.c_contiguous else array.flat[:]
+    return flat[:: max(1, flat.size // _WHOLE)].tobytes()
+
+
+def _same(now: list[Any], before: list[Any]) -> bool:
+    return len(now) == len(before) and all(map(is_, now, before))

@@ -1,0 +1,54 @@
+"""The tiers of a store, by what it is opened at."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from kamera.store.admin.pins import Pins
+from kamera.store.codec import Codec
+from kamera.store.disk.limit import Bounds
+from kamera.store.disk.tier import DiskTier
+from kamera.store.memory import parse_size
+from kamera.store.remote import open_remote
+from kamera.store.seal.tenants import directory_of
+from kamera.store.tiers import Tiers
+
+
+def open_tiers(
+    url: str,
+    codec: Codec,
+    tenant: str,
+    memory_limit: int,
+    cache: str | os.PathLike[str] | None,
+    disk_limit: int | str | None,
+) -> Tiers:
+    """The tiers of a remote store: memory, the directory ``cache`` if one is given, and ``url``.
+
+    Raises `StoreError` for a cache that belongs to another remote, `ValueError` for a ``disk_limit``
+    that is no size, or without a ``cache``.
+    """
+    if cache is None:
+        if disk_limit is not None:
+            raise ValueError(f"disk_limit={disk_limit!r} bounds a cache: give cache=DIRECTORY as well")
+        return Tiers(codec, tenant, memory_limit, None, open_remote(url, codec, tenant))
+    limit = None if disk_limit is None else parse_size(disk_limit)
+    remote = open_remote(url, codec, tenant)
+    disk = DiskTier(directory_of(Path(cache), codec), codec)
+    return Tiers(codec, tenant, memory_limit, disk, remote, limit, Pins(disk.root).kept)
+
+
+def open_directory_tiers(
+    root: Path,
+    codec: Codec,
+    tenant: str,
+    memory_limit: int,
+    disk_limit: int | str | None,
+    ttl: float | None,
+    read_only: bool,
+) -> Tiers:
+    """The tiers of a directory store: memory, and the directory within its bounds (`disk.limit`)."""
+    limit = None if disk_limit is None else parse_size(disk_limit)
+    disk = DiskTier(directory_of(root, codec, read_only=read_only), codec, read_only=read_only)
+    bounds = Bounds(disk, Pins(disk.root), limit, ttl)
+    return Tiers(codec, tenant, memory_limit, disk, bounds=bounds)

@@ -1,0 +1,104 @@
+"""Contexts in which an audit found wrong KV: nothing stored under them is served again.
+
+A context is withheld as a whole, since what made one object wrong (a model that was changed unseen, a
+foreign object under the same key) may have made any of them. It stays withheld for every process that opens
+the store, until `Withheld.release`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import threading
+from pathlib import Path
+
+from kamera import forks
+from kamera.ops import digest
+from kamera.store.codec import Codec
+from kamera.store.keys import Context
+
+logger = logging.getLogger(__name__)
+
+FOLDER = "withheld"
+
+
+class Withheld:
+    """Reasons by context: in memory, and in a folder of ``root`` if given. Safe from several threads.
+
+    An encrypted store encrypts them. A file that cannot be written costs a warning: the context is withheld
+    in this process all the same. One that cannot be read withholds, for a reason that says so.
+    """
+
+    def __init__(self, root: Path | None, codec: Codec) -> None:
+        self._folder = None if root is None else root / FOLDER
+        self._codec = codec
+        self._lock = forks.Lock()
+        self._reasons: dict[str, str] = {}
+
+    def add(self, context: Context, reason: str) -> None:
+        """Withhold a context for ``reason``, one line; the first reason stays."""
+        name = _name(context)
+        with self._lock:
+            if name in self._reasons:
+                return
+            self._reasons[name] = reason
+            self._write(name, reason)
+
+    def reason(self, context: Context) -> str | None:
+        """The reason for which a context is withheld in this process; None if it is not. Reads no file."""
+        return self._reasons.get(_name(context))
+
+    def read(self, context: Context) -> str | None:
+        """`reason`, or that which another process has written."""
+        name = _name(context)
+        with self._lock:
+            if name not in self._reasons and self._folder is not None:
+                reason = self._read(name)
+                if reason is not None:
+                    self._reasons[name] = reason
+            return self._reasons.get(name)
+
+    def release(self, context: Context) -> None:
+        """Serve the objects of a context again. Raises `OSError` if its file cannot be removed."""
+        name = _name(context)
+        with self._lock:
+            if self._folder is not None:
+                self._path(name).unlink(missing_ok=True)
+            self._reasons.pop(name, None)
+
+    # -- inside --------------------------------------------------------------------------------
+
+    def _read(self, name: str) -> str | None:
+        try:
+            held = json.loads(self._codec.unveil(self._path(name).read_text(encoding="utf-8")))
+            return str(held["reason"])
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError, TypeError, KeyError) as error:
+            return f"the note of an audit cannot be read ({error})"
+
+    def _write(self, name: str, reason: str) -> None:
+        if self._folder is None:
+            return
+        path = self._path(name)
+        aside = path.with_name(f"{path.name}.{os.getpid()}.{threading.get_ident()}.tmp")
+        try:
+            self._folder.mkdir(mode=0o700, exist_ok=True)
+            descriptor = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
+            with open(descriptor, "w", encoding="utf-8") as file:
+                file.write(self._codec.veil(json.dumps({"reason": reason})))
+            os.replace(aside, path)
+        except OSError as error:
+            logger.warning("a withheld context is withheld in this process only: %s", error)
+            with contextlib.suppress(OSError):
+                os.unlink(aside)
+
+    def _path(self, name: str) -> Path:
+        assert self._folder is not None
+        return self._folder / self._codec.name(name)
+
+
+def _name(context: Context) -> str:
+    return digest("kamera.withheld.v1", context.fingerprint, context.anchor, context.tenant, context.kv)

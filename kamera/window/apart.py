@@ -1,0 +1,86 @@
+"""The parts of a window, and windows whose context is withheld: they go on apart from their store.
+
+An audit that finds wrong KV withholds a context (`kamera.store.withheld`). A window on it trusts nothing
+that was computed before: its system prompt and chunks are prefilled again, and what it keeps from then on is
+kept in a store of its own, in memory.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from kamera.engines import Engine
+from kamera.errors import AuditFailed
+from kamera.patches import Anchor, Former, FormingRule, Losses, anchor_of, forming_of, later_of
+from kamera.store import ChunkStore
+from kamera.window import plan
+from kamera.window.bounds import Bounds, decided
+from kamera.window.places import Standing
+from kamera.window.policy import ReusePolicy
+from kamera.window.report import Tally
+from kamera.window.run import Stage
+from kamera.window.slots import Resident
+from kamera.window.state import WindowState
+
+
+def stage_of(
+    backbone: Engine,
+    store: ChunkStore,
+    anchor: Anchor,
+    served: ReusePolicy,
+    forming: FormingRule | None,
+    losses: Losses,
+) -> Stage:
+    """The parts that act for a window under the policy ``served``; apart if its context is withheld."""
+    works = forming_of(forming, later_of(backbone), served.tolerance is not None)
+    former = Former(backbone, store, anchor, served.budget, works, losses, served.tolerance)
+    if store.withheld.read(former.context) is not None:
+        return stage_apart(former)
+    return Stage(former, backbone.live(), Standing(backbone, anchor))
+
+
+def stage_apart(former: Former) -> Stage:
+    """The parts of a window on a new store in memory, its system prompt prefilled again."""
+    backbone, old = former.backbone, former.anchor
+    store = ChunkStore.open("memory://", tenant=former.store.tenant, kv=former.store.kv)
+    anchor = anchor_of(backbone, old.input_ids, old.tail, old.reopen, store)
+    return Stage(former.on(store, anchor), backbone.live(), Standing(backbone, anchor))
+
+
+def prefilled_apart(stage: Stage, old: Former, state: WindowState, bounds: Bounds) -> WindowState:
+    """``state`` with every chunk prefilled again on ``stage``, which is apart.
+
+    Raises AuditFailed for a chunk whose encoding was not made here: it came from where the wrong KV did.
+    """
+    for resident in state.residents:
+        facts = resident.facts
+        if facts.encoded.tensors and facts.chunk_id not in old.encodings.here:
+            raise AuditFailed(
+                f"{old.store.withheld.reason(old.context)}; chunk {facts.chunk_id[:12]} cannot be prefilled "
+                "again, since its encoding came from a store or a file: make a new window and append it there"
+            )
+        if facts.encoded.tensors:
+            stage.former.encodings.here.add(facts.chunk_id)
+    suspect = replace(state, residents=tuple(map(_suspect, state.residents)))
+    policy = ReusePolicy.exact()
+    with stage.former.operation():
+        again = decided(
+            lambda limits: plan.kept(suspect.seats, stage.former.catalogue, policy, limits),
+            suspect,
+            {},
+            replace(bounds, max_tokens=None),
+            stage,
+            Tally(),
+        ).state
+    return replace(again, residents=tuple(map(_unarchived, again.residents)))
+
+
+def _suspect(resident: Resident) -> Resident:
+    """The chunk as one that no policy keeps, and that nothing has to be archived of."""
+    seat = resident.seat
+    source = replace(seat.source, guarantee="blind", canonical=False)
+    return replace(resident, seat=replace(seat, source=source, guarantee="blind", archived=True))
+
+
+def _unarchived(resident: Resident) -> Resident:
+    return replace(resident, seat=replace(resident.seat, archived=resident.seat.source.canonical))

@@ -1,0 +1,205 @@
+"""The audit: a share of the KV that was served is prefilled again, after the answer, and compared.
+
+Digests and probes tell that a model is the one that computed stored KV. What none of them sees (weights
+written behind PyTorch's back, an object of a foreign model under an equal key, a kernel that turns wrongly)
+shows in the KV itself. So a window hands over slots that it served (`ReusePolicy.audit`), and later work
+prefills each behind the KV that stands before it. An error beyond the guarantee's bound withholds the
+context: nothing stored under it is served any more, and windows on it are prefilled again.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import weakref
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+
+from kamera import forks
+from kamera.content import Encoded
+from kamera.engines import Engine
+from kamera.errors import KameraError
+from kamera.ops import KV, CodedKV, kv_distance, kv_map, relocate_kv
+from kamera.patches import Former, Guarantee, later_of
+from kamera.window.run import Stage
+from kamera.window.slots import Resident
+from kamera.window.state import WindowState
+
+LOSSY = 0.25
+"""Bound for canonicals that are kept in codes: what 4 bits lose stays below it."""
+
+CLOSER = 0.1
+"""A patch restores at least its stated share of the deficit's energy, less this share."""
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What an audit measured: the error of ``part`` of a slot, relative, against its ``bound``.
+
+    ``part`` "KV": served against prefilled again, the largest relative L2 error of a layer and channel.
+    "canonical" and "system prompt": the same of stored KV. "patch": the share of the deficit's energy that
+    the served KV lacks.
+    """
+
+    chunk_id: str
+    guarantee: Guarantee
+    part: str
+    error: float
+    bound: float
+
+    @property
+    def holds(self) -> bool:
+        """True if the error is within the bound; a NaN is not."""
+        return self.error <= self.bound
+
+    def __str__(self) -> str:
+        return (
+            f"audit of chunk {self.chunk_id[:12]} ({self.guarantee}): its {self.part} is off by "
+            f"{self.error:.1e}, the bound is {self.bound:.1e}"
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class Served:
+    """A slot as it was served: its index in ``state``, and a copy of its live KV."""
+
+    state: WindowState
+    index: int
+    kv: KV
+
+
+class Auditor:
+    """Chooses the slots to audit among those that the windows of one backbone serve.
+
+    A share of 0.01 takes one of a hundred, counted over all windows, so that short-lived ones are audited
+    too. Safe to use from several threads.
+    """
+
+    def __init__(self) -> None:
+        self._lock = forks.Lock()
+        self._random = random.Random(0)
+        self._credit = 0.0
+
+    def chosen(self, candidates: Sequence[int], share: float) -> list[int]:
+        """Those of the served ``candidates`` that are due; each is one more served slot."""
+        with self._lock:
+            self._credit += share * len(candidates)
+            due = min(int(self._credit + 1e-9), len(candidates))
+            self._credit -= due
+            return sorted(self._random.sample(list(candidates), due))
+
+
+_auditors: weakref.WeakKeyDictionary[Engine, Auditor] = weakref.WeakKeyDictionary()
+_making = forks.Lock()
+
+
+def auditor_of(backbone: Engine) -> Auditor:
+    """The auditor of all windows of a backbone in this process."""
+    with _making:
+        return _auditors.setdefault(backbone, Auditor())
+
+
+def hand_over(stage: Stage, state: WindowState, served: Sequence[int], share: float) -> None:
+    """Audit a ``share`` of the slots ``served`` (indices), which ``stage.live`` shows now, as later work.
+
+    Survivors are passed over: what has left is no more at hand to prefill them behind. Under load audits are
+    dropped, never waited for.
+    """
+    if not share:
+        return
+    auditable = [i for i in served if state.worths[i] != "survivor"]
+    for index in auditor_of(stage.former.backbone).chosen(auditable, share):
+        kept = Served(state, index, kv_map(stage.live.read(index + 1), torch.clone))
+        later_of(stage.former.backbone).offer(partial(run, stage, kept))
+
+
+def run(stage: Stage, served: Served) -> None:
+    """Audit one slot; withhold its context if an error is beyond its bound."""
+    former = stage.former
+    context, store = former.context, former.store
+    if store.withheld.reason(context) is not None or former.backbone.fingerprint != context.fingerprint:
+        return  # known already; a change that was seen refuses by itself
+    try:
+        findings = audited(stage, served)
+    except (KameraError, torch.OutOfMemoryError) as error:
+        logger.warning("an audit could not be made: %s", error)
+        return
+    wrong = next((finding for finding in findings if not finding.holds), None)
+    store.metrics.audited(wrong is None)
+    if wrong is not None:
+        logger.error("%s: everything stored in its context is withheld", wrong)
+        store.withheld.add(context, str(wrong))
+
+
+def audited(stage: Stage, served: Served) -> list[Finding]:
+    """Prefill a served slot again and measure it. Raises the errors of forwards."""
+    former, resident = stage.former, served.state.residents[served.index]
+    worth = served.state.worths[served.index]
+    rounding = former.backbone.probe.tolerance
+    found = [_anchor(former, resident, worth, rounding)] if served.index == 0 else []
+    shown = resident.shown
+    if shown.canonical:
+        found += _canonical(former, resident, worth, rounding)
+    behind = stage.spans(served.state)[: served.index + 1]
+    live = former.backbone.live()
+    live.show(behind, room=resident.facts.length)
+    true = former.backbone.prefill(resident.facts.encoded, resident.positions, live)
+    if worth == "exact":
+        error = kv_distance(served.kv, true)
+        return [*found, Finding(resident.facts.chunk_id, worth, "KV", error, rounding)]
+    lacking = _lacking(former, resident, served.kv, true)
+    bound = _lacking_bound(former, resident, worth)
+    if bound is not None and lacking is not None:
+        found.append(Finding(resident.facts.chunk_id, worth, "patch", lacking, bound))
+    return found
+
+
+def _anchor(former: Former, resident: Resident, worth: Guarantee, rounding: float) -> Finding:
+    anchor = former.anchor
+    true = former.backbone.prefill(Encoded(anchor.input_ids, {}, {}), anchor.positions)
+    error = kv_distance(anchor.kv, true)
+    return Finding(resident.facts.chunk_id, worth, "system prompt", error, rounding)
+
+
+def _canonical(former: Former, resident: Resident, worth: Guarantee, rounding: float) -> list[Finding]:
+    """The canonical that is served, against one prefilled now; none for one behind another system prompt."""
+    copy, facts = resident.shown, resident.facts
+    positions = former.alone(facts)
+    if not torch.equal(positions, copy.positions):
+        return []
+    live = former.backbone.live()
+    live.show([former.anchor_span], room=facts.length)
+    true = former.backbone.prefill(facts.encoded, positions, live)
+    lossy = copy.lossy or isinstance(copy.kv, CodedKV)
+    bound = LOSSY if lossy else rounding
+    return [Finding(facts.chunk_id, worth, "canonical", kv_distance(copy.kv, true), bound)]
+
+
+def _lacking(former: Former, resident: Resident, served: KV, true: KV) -> float | None:
+    """Share of the deficit's energy that ``served`` lacks of ``true``; None if there was no deficit."""
+    copy = resident.shown
+    if not copy.canonical:
+        return None
+    blind = relocate_kv(kv_map(copy.kv, torch.clone), former.backbone.layout, resident.span.offset)
+    deficit, left, size = 0.0, 0.0, 0.0
+    for want, got, without in zip(true, served, blind, strict=True):
+        for name, tensor in want.items():
+            deficit += float((without[name].double() - tensor.double()).square().sum())
+            left += float((got[name].double() - tensor.double()).square().sum())
+            size += float(tensor.double().square().sum())
+    # a deficit of rounding size says nothing about a patch
+    floor = former.backbone.probe.tolerance**2 * size
+    return None if deficit <= floor else max(0.0, left - floor) / deficit
+
+
+def _lacking_bound(former: Former, resident: Resident, worth: Guarantee) -> float | None:
+    """Largest share of the deficit's energy that a slot of this guarantee may lack; None: any."""
+    if worth == "patched":
+        energy = former.energy(resident.facts, resident.shown.antecedents, resident.shown.patch)
+        return 1.0 if energy is None else min(1.0, 1.0 - energy + CLOSER)
+    return 1.0 if worth in ("sampled", "composed", "orbit") else None

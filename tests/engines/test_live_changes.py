@@ -1,0 +1,84 @@
+"""A model that was changed under a live window never has its old KV served as exact."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from kamera import Backbone, ChunkStore, KameraWindow, ReusePolicy
+from kamera.errors import ComputationChanged, IncompatibleChunk
+from kamera.patches.former import EVERY
+from tests.engines import changes
+from tests.engines.compare import relative
+from tests.models import samples, tiny
+from tests.window.rig import QUESTION, Prefilled, make
+
+FAMILY = changes.FAMILY
+
+
+def window_of(backbone: Backbone, store: ChunkStore) -> KameraWindow:
+    """A window of two pictures, which recalls what the store has of them."""
+    window = make(backbone, store, policy=ReusePolicy.exact())
+    for seed in (1, 2):
+        window.append(samples.chunk(backbone, samples.sample(FAMILY, seed), f"p{seed}"))
+    return window
+
+
+def error(backbone: Backbone, window: KameraWindow) -> float:
+    """How far the window's logits are from a prefill by the model as it is now."""
+    chunks = [samples.chunk(backbone, samples.sample(FAMILY, seed)) for seed in (1, 2)]
+    with torch.no_grad():
+        return relative(window.next_token_logits(QUESTION), Prefilled(backbone, chunks).logits)
+
+
+@pytest.mark.parametrize("change", changes.SEEN_AT_ONCE, ids=lambda change: change.__name__)
+def test_the_next_operation_refuses_a_changed_model(change, monkeypatch):
+    model = tiny.build(FAMILY)
+    act = change(model, monkeypatch)
+    backbone, store = Backbone(model), ChunkStore.open("memory://")
+    window = window_of(backbone, store)
+    before, slots = backbone.fingerprint, window.slots
+    assert error(backbone, window) < 1e-4
+    act()
+    for use in (lambda: window.next_token_logits(QUESTION), lambda: window.slide(1)):
+        with pytest.raises(IncompatibleChunk, match="have changed since this window was made"):
+            use()
+    assert window.slots == slots
+    # a new window of the same backbone recalls nothing of the old model's
+    assert backbone.fingerprint != before
+    assert error(backbone, window_of(backbone, store)) < 1e-4
+
+
+@pytest.mark.parametrize("change", changes.UNSEEN, ids=lambda change: change.__name__)
+@pytest.mark.parametrize("found", ["a new window", "many operations"])
+def test_what_no_look_sees_the_probe_finds(change, found, monkeypatch):
+    model = tiny.build(FAMILY)
+    act = change(model, monkeypatch)
+    backbone, store = Backbone(model), ChunkStore.open("memory://")
+    window, before = window_of(backbone, store), backbone.fingerprint
+    act()
+    if found == "a new window":
+        assert backbone.fingerprint == before
+        assert error(backbone, window_of(backbone, store)) < 1e-4
+        assert backbone.fingerprint != before
+    else:
+        with pytest.raises(IncompatibleChunk):
+            for _ in range(EVERY + 1):
+                window.next_token_logits(QUESTION)
+    with pytest.raises(IncompatibleChunk):
+        window.slide(1)
+
+
+@pytest.mark.parametrize("found", ["a new window", "many operations"])
+def test_a_kernel_that_computes_otherwise_is_refused_by_name(found, monkeypatch):
+    model = tiny.build(FAMILY)
+    act = changes.broken_kernel(monkeypatch, "silu")
+    backbone, store = Backbone(model), ChunkStore.open("memory://")
+    window, before = window_of(backbone, store), backbone.fingerprint
+    act()
+    with pytest.raises(ComputationChanged, match="answers the text probe otherwise than before"):
+        if found == "a new window":
+            make(backbone, store)
+        for _ in range(EVERY + 1):
+            window.next_token_logits(QUESTION)
+    assert backbone.fingerprint == before

@@ -1,0 +1,85 @@
+"""Proofs run the kernels that serve, hold every layer in every precision, and name what fails."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from unittest.mock import patch as replaced
+
+import pytest
+import torch
+
+from kamera.certify.sabotage import SABOTAGES, Material
+from kamera.engines.hf import Backbone, prove_moves, prove_patch, prove_relocation
+from kamera.ops import Patch
+from kamera.ops.kernels import native_path, torch_path
+from lab.sabotage.builds import builds
+from tests.models import tiny
+
+PRECISIONS = (torch.float32, torch.bfloat16, torch.float16)
+PROOFS = (prove_relocation, prove_patch, prove_moves)
+LAST = 2
+"""The last layer of the tiny models."""
+
+
+def turned_otherwise_in(layer: int):
+    """Kernels that turn the keys of one layer by another theta."""
+
+    def wrong(write):
+        def served(into, source, patch, layout, offset, *, phased_only):
+            none = Patch(tuple({} for _ in layout))
+            of = SABOTAGES["wrong theta"](Material(source, none, layout, offset, none, none, seed=0))
+            mixed = [of.layout[i] if i == layer else spec for i, spec in enumerate(layout)]
+            write(into, source, patch, mixed, offset, phased_only=phased_only)
+
+        return served
+
+    return (replaced.object(path, "write", wrong(path.write)) for path in (native_path, torch_path))
+
+
+@pytest.mark.parametrize("name", ["qwen3_vl", "deepseek_v3", "gemma4_shared", "qwen3_vl_moe"])
+@pytest.mark.parametrize("dtype", PRECISIONS, ids=str)
+def test_proofs_hold_in_every_precision(name, dtype):
+    backbone = Backbone(tiny.build(name, dtype))
+    proofs = [prove(backbone) for prove in PROOFS]
+    assert all(proof.holds for proof in proofs), proofs
+
+
+@pytest.mark.parametrize("prove", [prove_relocation, prove_moves])
+@pytest.mark.parametrize("dtype", PRECISIONS, ids=str)
+def test_kernels_that_turn_the_last_layer_otherwise_are_found_out(dtype, prove):
+    backbone = Backbone(tiny.build("llama_mqa", dtype))
+    one, two = turned_otherwise_in(LAST)
+    with one, two:
+        proof = prove(backbone)
+    assert not proof.holds
+    assert proof.worst == f"layer {LAST} channel k"
+
+
+def test_a_layout_that_is_wrong_in_a_deep_layer_alone_is_refused_in_half_precision():
+    backbone = Backbone(tiny.build("llama_mqa", torch.bfloat16))
+    k, v = backbone.layout[LAST].channels
+    wrong = replace(k, rope=replace(k.rope, pairing="interleaved"))
+    backbone.layout = (*backbone.layout[:LAST], replace(backbone.layout[LAST], channels=(wrong, v)))
+    proof = prove_relocation(backbone)
+    assert not proof.holds
+    assert proof.worst == f"layer {LAST} channel k"
+
+
+@pytest.mark.parametrize("dtype", PRECISIONS, ids=str)
+def test_a_patch_that_the_kernels_do_not_serve_is_found_out(dtype):
+    backbone = Backbone(tiny.build("qwen2_5_vl", dtype))
+    of = builds(backbone)
+    for name in ("layers exchanged", "layer dropped", "patch scaled", "K not patched", "V not patched"):
+        with of[f"{name}, in the kernels"]():
+            assert not prove_patch(backbone).holds, name
+
+
+@pytest.mark.parametrize("dtype", PRECISIONS, ids=str)
+def test_moves_of_the_live_cache_are_proved_too(dtype):
+    backbone = Backbone(tiny.build("qwen2_5_vl", dtype))
+    of = builds(backbone)
+    moves = ("keys do not turn where they stand", "a moved span comes one token late")
+    for name in (*moves, "a moved span leaves its free channels"):
+        with of[name]():
+            assert not prove_moves(backbone).holds, name
+    assert prove_moves(backbone).holds

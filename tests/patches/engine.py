@@ -1,0 +1,240 @@
+"""An engine without transformers: two layers of attention over a table of embeddings, and a plain live KV.
+
+It is small enough to read at a glance, runs in a millisecond, and every number in it follows from a seed. A
+live KV is written with `kamera.ops.apply_patch`, the slow reference; keys are turned here, pair by pair.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from kamera.content import Chunk, Encoded, Seams
+from kamera.engines import Extent, LiveKV, Named, PositionLimits, Probe, Span, Written
+from kamera.ops import (
+    KV,
+    PatchBudget,
+    RopeSpec,
+    apply_patch,
+    attention_layout,
+    kv_concat,
+    kv_slice,
+    tensor_digest,
+)
+from kamera.patches import Before, Copy, Facts, Former, prefill_anchor
+from kamera.patches.line import Line
+from kamera.store import ChunkStore
+
+WIDTH, LAYERS, VOCABULARY = 8, 2, 50
+ROPE = RopeSpec((1.0, 0.3, 0.1, 0.03), (0, 0, 0, 0), 1, "half")
+LAYOUT = (attention_layout(1, 1, WIDTH, WIDTH, ROPE),) * LAYERS
+ANCHOR = torch.tensor([1, 2, 3])
+
+
+class PlainLive:
+    """Spans one after another; every show writes all of them anew."""
+
+    def __init__(self) -> None:
+        self.shown: tuple[Span, ...] = ()
+        self.written: list[KV] = []
+
+    @property
+    def standing(self) -> tuple[Span, ...]:
+        return self.shown
+
+    @property
+    def tensors(self) -> KV:
+        return kv_concat(self.written) if self.written else ()
+
+    def show(self, spans: Sequence[Span], *, room: int = 0) -> Written:
+        self.shown = tuple(spans)
+        self.written = [apply_patch(span.kv, span.patch, LAYOUT, span.offset) for span in spans]
+        return Written()
+
+    def read(self, index: int) -> KV:
+        return self.written[index]
+
+    def fork(self) -> PlainLive:
+        other = PlainLive()
+        other.show(self.shown)
+        return other
+
+    def check_integrity(self) -> None:
+        assert len(self.shown) == len(self.written)
+
+
+@dataclass
+class Done:
+    """Work counted so far."""
+
+    forwards: int = 0
+    tokens: int = 0
+    vision_encodes: int = 0
+
+
+@dataclass
+class SmallEngine:
+    """`kamera.engines.Engine`; what its fields say can be changed to make it another model.
+
+    A picture's ids are all `PICTURE`; its features come in ``inputs["pixels"]``. With a ``vocabulary`` a text
+    question is one token a character.
+    """
+
+    fingerprint: str = "f" * 64
+    vision_fingerprint: str = "e" * 64
+    vocabulary: str = ""
+    seed: int = 0
+    moves: int = 0
+    drift: float = 0.0
+    done: Done = field(default_factory=Done)
+    layout = LAYOUT
+    axes = 1
+    limits = PositionLimits()
+    named = Named("SmallEngine", "", "float32")
+    bytes_per_token = phased_bytes_per_token = LAYERS * WIDTH * 4
+    vision_tokens = (49,)
+
+    def __post_init__(self) -> None:
+        generator = torch.Generator().manual_seed(self.seed)
+
+        def weight(*shape: int) -> torch.Tensor:
+            return torch.randn(*shape, generator=generator) / WIDTH**0.5
+
+        self.embedding = 2 * weight(VOCABULARY, WIDTH)
+        self.weights = [{name: weight(WIDTH, WIDTH) for name in "qkvo"} for _ in range(LAYERS)]
+
+    # -- what it runs --------------------------------------------------------------------------
+
+    def _forward(
+        self, hidden: torch.Tensor, positions: torch.Tensor, behind: KV
+    ) -> tuple[tuple[Mapping[str, torch.Tensor], ...], torch.Tensor]:
+        self.done.forwards += 1
+        self.done.tokens += len(hidden)
+        made = []
+        for layer, weights in enumerate(self.weights):
+            q, k = (_turned(hidden @ weights[name], positions[0]) for name in "qk")
+            made.append({"k": k[None], "v": (hidden @ weights["v"])[None]})
+            keys, values = k, made[-1]["v"][0]
+            if behind:
+                keys = torch.cat([behind[layer]["k"][0], keys])
+                values = torch.cat([behind[layer]["v"][0], values])
+            hidden_from = torch.ones(len(q), len(keys)).tril(len(keys) - len(q)).log()
+            attended = ((q @ keys.T) / WIDTH**0.5 + hidden_from).softmax(-1) @ values
+            hidden = hidden + attended @ weights["o"]
+        return tuple(made), hidden @ self.embedding.T
+
+    def prefill(self, encoded: Encoded, positions: torch.Tensor, behind: LiveKV | None = None) -> KV:
+        hidden = encoded.tensors.get("features", self.embedding[encoded.input_ids])
+        return self._forward(hidden, positions, () if behind is None else behind.tensors)[0]
+
+    def follow(self, ids: torch.Tensor, positions: torch.Tensor, behind: LiveKV) -> torch.Tensor:
+        return self._forward(self.embedding[ids], positions, behind.tensors)[1]
+
+    def ask(self, ids: torch.Tensor, positions: torch.Tensor, behind: LiveKV) -> torch.Tensor:
+        return self.follow(ids, positions, behind)[-1]
+
+    def encode(self, chunk: Chunk) -> Encoded:
+        if not chunk.has_media:
+            return Encoded(chunk.input_ids, {}, {})
+        self.done.vision_encodes += 1
+        return Encoded(chunk.input_ids, {}, {"features": chunk.inputs["pixels"].tanh()})
+
+    @contextlib.contextmanager
+    def measure(self) -> Iterator[Done]:
+        before, work = Done(**vars(self.done)), Done()
+        yield work
+        for name, count in vars(self.done).items():
+            setattr(work, name, count - getattr(before, name))
+
+    # -- what it says --------------------------------------------------------------------------
+
+    @property
+    def probe(self) -> Probe:
+        return Probe(self.moves, lambda: {"one": [1.0 + self.drift]}, 1e-3)
+
+    def positions(
+        self, ids: Sequence[torch.Tensor], inputs: Sequence[Mapping[str, torch.Tensor]]
+    ) -> torch.Tensor:
+        return torch.arange(sum(map(len, ids)))[None]
+
+    def extents(self, spans: Sequence[tuple[str, Encoded]]) -> list[Extent] | None:
+        every = [encoded.input_ids for _, encoded in spans]
+        return [
+            Extent(torch.arange(len(ids))[None], torch.tensor([[len(ids)]]), int(ids[0]), int(ids[-1]))
+            for ids in every
+        ]
+
+    def live(self) -> PlainLive:
+        return PlainLive()
+
+    def place(self, kv: KV) -> KV:
+        return kv
+
+    def seams(self, system: str | None) -> Seams:
+        return Seams("", "", "")
+
+    def anchor_ids(self, system: Any) -> torch.Tensor:
+        return ANCHOR if system is None else torch.tensor(system, dtype=torch.int64)
+
+    def tokenize(self, text: str) -> torch.Tensor:
+        return torch.tensor([ord(letter) % VOCABULARY for letter in text], dtype=torch.int64)
+
+    def question_ids(self, question: str, tail: str) -> torch.Tensor:
+        return self.tokenize(question + tail)
+
+
+def _turned(x: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+    """``x`` ``[tokens, WIDTH]`` at its positions ``[tokens]``, in pairs of halves."""
+    angles = (positions[:, None].double() * torch.tensor(ROPE.inv_freq, dtype=torch.float64)).float()
+    first, second = x.chunk(2, dim=-1)
+    cos, sin = angles.cos(), angles.sin()
+    return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
+
+
+# -- content -----------------------------------------------------------------------------------
+
+
+def text(seed: int, tokens: int = 6) -> Facts:
+    """Facts of a text."""
+    ids = torch.randint(4, VOCABULARY - 1, (tokens,), generator=torch.Generator().manual_seed(seed))
+    return Facts(tensor_digest(ids), Encoded(ids, {}, {}), f"text {seed}")
+
+
+def picture(seed: int, tokens: int = 5) -> Chunk:
+    """A picture, as the engine's user gives it."""
+    pixels = torch.randn(tokens, WIDTH, generator=torch.Generator().manual_seed(seed))
+    return Chunk(torch.full((tokens,), 49), {"pixels": pixels}, "", f"picture {seed}")
+
+
+# -- patches -----------------------------------------------------------------------------------
+
+WHOLE = PatchBudget(64)  # more directions than any chunk here has tokens
+
+
+def former_of(engine: SmallEngine, store: ChunkStore, budget: PatchBudget = WHOLE, **options: Any) -> Former:
+    """The former of a store's objects under the usual anchor, or another's token ids (``system``)."""
+    anchor = prefill_anchor(engine, options.pop("system", None), store)
+    return Former(engine, store, anchor, budget, **options)
+
+
+def behind_all(engine: SmallEngine, *chunks: Facts, system: Sequence[int] = tuple(ANCHOR.tolist())) -> KV:
+    """KV of the last of these texts, out of one forward of the whole sequence: the plain reference."""
+    ids = torch.cat([torch.tensor(system), *(chunk.encoded.input_ids for chunk in chunks)])
+    made = engine.prefill(Encoded(ids, {}, {}), engine.positions([ids], [{}]))
+    return kv_slice(made, len(ids) - chunks[-1].length, len(ids))
+
+
+def conditioned(former: Former, *chunks: Facts) -> Copy:
+    """The last of these chunks, prefilled behind the others."""
+    line = Line(former)
+    line.stand(chunks[:-1])
+    return line.prefill(chunks[-1])
+
+
+def nothing_before(former: Former) -> Before:
+    """A place where no patch has to prove itself."""
+    return Line(former).before

@@ -1,0 +1,393 @@
+"""Canonicals and patches of one context: read if stored, else computed, stored, and served as they were."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+
+import pytest
+import torch
+
+from kamera.errors import (
+    ComputationChanged,
+    IncompatibleChunk,
+    NotRelocatable,
+    StoreError,
+    UnknownChunk,
+)
+from kamera.ops import PatchBudget, Proof, apply_patch
+from kamera.patches import Later, Losses, forming_of
+from kamera.patches.line import Line
+from kamera.store import ChunkStore, survivor
+from tests.engines.compare import worst
+from tests.patches.engine import (
+    LAYOUT,
+    SmallEngine,
+    behind_all,
+    conditioned,
+    former_of,
+    nothing_before,
+    picture,
+    text,
+)
+
+A, B, C = text(1), text(2), text(3, tokens=9)
+
+
+@pytest.fixture
+def engine() -> SmallEngine:
+    return SmallEngine()
+
+
+@pytest.fixture
+def store():
+    with ChunkStore.open("memory://") as opened:
+        yield opened
+
+
+@pytest.fixture
+def former(engine, store):
+    return former_of(engine, store)
+
+
+def harvested(former, *chunks, formed="exact") -> None:
+    """Harvest the patch of the last chunk behind the others."""
+    former.harvest(chunks[-1], conditioned(former, *chunks), formed, nothing_before(former))
+
+
+def served(former, facts, *antecedents, offset: int = 0):
+    """The KV that a stored patch makes, ``offset`` positions behind the canonical's place."""
+    patch = former.patch(facts, [a.chunk_id for a in antecedents], "exact", "exact")
+    return apply_patch(former.canonical(facts).kv, patch, LAYOUT, [offset])
+
+
+# -- the engine these tests stand on -----------------------------------------------------------
+
+
+def test_the_small_engine_computes_chunk_by_chunk_what_it_computes_at_once(engine, former):
+    kv = conditioned(former, A, B, C).kv
+    assert worst(kv, behind_all(engine, A, B, C)) <= 1e-5
+    alone = behind_all(engine, C)
+    assert worst(kv, apply_patch(alone, None, LAYOUT, [A.length + B.length])) > 0.1, "it absorbs a lot"
+
+
+# -- canonicals --------------------------------------------------------------------------------
+
+
+def test_a_canonical_is_prefilled_behind_the_anchor_alone_and_only_once(engine, former):
+    with engine.measure() as work:
+        first = former.canonical(A)
+        again = former.canonical(A)
+    assert (work.forwards, work.tokens) == (1, A.length)
+    assert worst(first.kv, behind_all(engine, A)) <= 1e-5
+    assert all(torch.equal(first.kv[i][n], again.kv[i][n]) for i in range(2) for n in "kv")
+    assert (first.guarantee, first.antecedents, first.canonical) == ("exact", (), True)
+
+
+def test_another_former_of_the_same_context_reads_what_one_has_stored(engine, store, former):
+    former.canonical(A)
+    other = former_of(engine, store)
+    with engine.measure() as work:
+        other.canonical(A)
+    assert work.forwards == 0
+
+
+def test_another_model_or_anchor_computes_its_own(engine, store, former):
+    former.canonical(A)
+    for other in (former_of(engine, store, system=[7, 8]), former_of(SmallEngine("0" * 64, seed=9), store)):
+        before = other.backbone.done.forwards
+        other.canonical(A)
+        assert other.backbone.done.forwards == before + 1
+
+
+def test_a_canonical_in_codes_is_patched_and_what_was_just_computed_is_exact(engine):
+    with ChunkStore.open("memory://", kv="int8") as store:
+        former = former_of(engine, store)
+        fresh = former.leading(A)
+        coded = former.leading(A)
+    assert (fresh.guarantee, fresh.lossy) == ("exact", False)
+    assert (coded.guarantee, coded.lossy) == ("patched", True)
+    assert worst(fresh.kv, behind_all(engine, A)) <= 1e-5
+
+
+def test_an_operation_reads_the_canonical_it_works_on_once(store, former, monkeypatch):
+    former.canonical(A)
+    asked, get = [], store.get_canonical
+    monkeypatch.setattr(store, "get_canonical", lambda *given: asked.append(given) or get(*given))
+    with former.operation():
+        assert former.canonical(A) is former.canonical(A)
+    assert len(asked) == 1
+    assert former.canonical(A) is not former.canonical(A), "outside of one nothing is remembered"
+
+
+class Full(ChunkStore):
+    """A store that takes nothing while ``full``."""
+
+    full = True
+
+    def put(self, record):
+        if self.full:
+            raise StoreError("no room, says the test")
+        return super().put(record)
+
+
+def test_a_canonical_that_the_store_refuses_is_noted_and_offered_again(engine):
+    losses, notes = Losses(), []
+    with Full.open("memory://") as store, pytest.warns(match="goes on without its store"):
+        store.full = False
+        former = former_of(engine, store, losses=losses)
+        store.full = True
+        with losses.told_to(notes):
+            former.canonical(A)
+        assert losses.unkept == {A.chunk_id}
+        assert "no room" in notes[0]
+        assert former.keep_patch(A, conditioned(former, B, A), "exact", nothing_before(former))
+        assert store.ls("exact") == [], "a patch without its canonical would serve nothing"
+        store.full = False
+        former.archive(A, former.canonical(A))
+        assert losses.unkept == {B.chunk_id} and former.catalogue.has_canonical(A.chunk_id)
+
+
+def test_a_former_without_tolerance_for_losses_raises_them(engine):
+    with Full.open("memory://") as store:
+        store.full = False
+        former = former_of(engine, store)
+        store.full = True
+        with pytest.raises(StoreError, match="no room"):
+            former.canonical(A)
+
+
+# -- chunks ------------------------------------------------------------------------------------
+
+
+def test_a_known_chunk_is_found_again_by_its_id(engine, store, former):
+    facts = former.encodings.made(picture(1))
+    former.canonical(facts)
+    found = former_of(engine, store).known(facts.chunk_id)
+    assert torch.equal(found.encoded.input_ids, facts.encoded.input_ids)
+    assert torch.equal(found.encoded.tensors["features"], facts.encoded.tensors["features"])
+    assert found.label == "picture 1"
+
+
+def test_a_chunk_known_behind_another_anchor_has_its_facts_there_too(engine, store, former):
+    facts = former.encodings.made(picture(1))
+    former.canonical(facts)
+    other = former_of(engine, store, system=[7, 8])
+    with engine.measure() as work:
+        found = other.known(facts.chunk_id)
+    assert (work.forwards, work.vision_encodes) == (0, 0)
+    assert torch.equal(found.encoded.tensors["features"], facts.encoded.tensors["features"])
+
+
+def test_an_unknown_chunk_and_that_of_another_model_are_refused_by_name(store, former):
+    with pytest.raises(UnknownChunk, match="no chunk 'none'"):
+        former.known("none")
+    former.canonical(A)
+    other = former_of(SmallEngine("0" * 64), store)
+    with pytest.raises(IncompatibleChunk, match="archived by backbone ffffffffffff"):
+        other.known(A.chunk_id)
+
+
+def test_a_stored_picture_is_never_encoded_again(engine, former):
+    chunk = picture(1)
+    assert former.stored(chunk) is None
+    former.encodings.made(chunk)
+    with engine.measure() as work:
+        found = former.stored(chunk)
+    assert found is not None and found.chunk_id == chunk.id and work.vision_encodes == 0
+    former.encodings.vision = "another tower"
+    assert former.stored(chunk) is None
+
+
+# -- the computation ---------------------------------------------------------------------------
+
+
+def test_a_model_that_has_changed_is_refused(engine, former):
+    former.check_computation()
+    engine.fingerprint = "0" * 64
+    with pytest.raises(IncompatibleChunk, match="weights have changed"):
+        former.check_computation()
+
+
+def test_a_model_that_answers_otherwise_under_its_fingerprint_is_refused(engine, former):
+    engine.moves += 1
+    former.check_computation()
+    engine.moves, engine.drift = engine.moves + 1, 0.5
+    with pytest.raises(ComputationChanged):
+        former.check_computation()
+
+
+# -- patches -----------------------------------------------------------------------------------
+
+
+def test_a_whole_patch_makes_the_conditioned_kv_at_its_place(engine, former):
+    harvested(former, A, B, C)
+    got = served(former, C, A, B, offset=A.length + B.length)
+    assert worst(got, behind_all(engine, A, B, C)) <= 1e-5
+
+
+def test_a_patch_belongs_to_its_order_and_to_its_chunk(former):
+    harvested(former, A, B, C)
+    for facts, behind in ((C, (B, A)), (C, (A,)), (B, (A,)), (A, (B, C))):
+        assert former.catalogue.patch(facts.chunk_id, [b.chunk_id for b in behind], "exact") is None
+    assert former.catalogue.patch(C.chunk_id, [A.chunk_id, B.chunk_id], "exact") is not None
+
+
+def test_smaller_patches_are_worse_and_better_than_none(engine, store):
+    errors = []
+    for rank in (1, 2, 4, 9):
+        former = former_of(engine, store, PatchBudget(rank))
+        harvested(former, A, B, C)
+        errors.append(worst(served(former, C, A, B, offset=12), behind_all(engine, A, B, C)))
+    blind = worst(apply_patch(former.canonical(C).kv, None, LAYOUT, [12]), behind_all(engine, A, B, C))
+    assert [*sorted(errors, reverse=True)] == errors and errors[0] < blind and errors[-1] <= 1e-5
+
+
+def test_a_leading_chunk_and_a_prefill_behind_unsound_kv_leave_no_patch(store, former):
+    harvested(former, A)
+    for formed in ("near", "blind"):
+        harvested(former, A, B, formed=formed)
+    assert store.ls("exact") == []
+
+
+@pytest.mark.parametrize("formed", ["exact", "patched", "survivor"])
+def test_a_patch_that_serves_is_not_formed_twice(store, former, monkeypatch, formed):
+    harvested(former, A, B, formed=formed)
+    monkeypatch.setattr(store, "put", lambda record: pytest.fail(f"{record.kind} stored again"))
+    harvested(former, A, B, formed=formed)
+    harvested(former, A, B, formed="survivor")
+
+
+def test_a_patch_below_the_budget_is_formed_again_and_a_larger_one_is_cut(engine, store):
+    small, large = (former_of(engine, store, PatchBudget(rank)) for rank in (1, 4))
+    harvested(small, A, C)
+    assert large.patch(C, [A.chunk_id], "exact", "exact") is None
+    harvested(large, A, C)
+    (row,) = store.ls("exact")
+    assert (row.rank, row.budget.rank) == (4, 4)
+    assert small.patch(C, [A.chunk_id], "exact", "exact").rank == 1
+
+
+@pytest.mark.parametrize("first", ["exact", "patched"])
+def test_of_two_harvests_at_once_the_one_behind_stronger_kv_is_kept(engine, store, monkeypatch, first):
+    formers = {worth: former_of(engine, store) for worth in ("exact", "patched")}
+    for facts in (A, B):
+        formers["exact"].canonical(facts)
+    both, stored, put = threading.Barrier(2), threading.Event(), store.put
+
+    def in_order(record):
+        both.wait(60)
+        assert record.formed == first or stored.wait(60)
+        key = put(record)
+        stored.set()
+        return key
+
+    monkeypatch.setattr(store, "put", in_order)
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(lambda worth: harvested(formers[worth], A, B, formed=worth), formers))
+    (row,) = store.ls("exact")
+    assert row.formed == "exact"
+
+
+def test_a_patch_behind_exact_kv_stays_even_if_it_is_too_small(engine, store):
+    harvested(former_of(engine, store, PatchBudget(1)), A, C)
+    harvested(former_of(engine, store, PatchBudget(4)), A, C, formed="patched")
+    (row,) = store.ls("exact")
+    assert (row.formed, row.rank) == ("exact", 1)
+
+
+def test_a_patch_behind_these_very_chunks_serves_their_survivors_too(store, former):
+    harvested(former, A, B)
+    copy = conditioned(former, A, B)
+    lineage = (survivor(A.chunk_id, "l" * 32),)
+    former.harvest(B, replace(copy, antecedents=lineage), "survivor", nothing_before(former))
+    assert [row.antecedents for row in store.ls("exact")] == [(A.chunk_id,)]
+
+
+def test_a_row_that_says_something_else_is_refused_for_the_operation(former):
+    harvested(former, A, B, formed="patched")
+    with former.operation():
+        assert former.patch(B, [A.chunk_id], "exact", "exact") is None
+        assert former.catalogue.refused(B.chunk_id, [A.chunk_id], "exact")
+        assert former.catalogue.patch(B.chunk_id, [A.chunk_id], "exact") is None
+    assert former.catalogue.patch(B.chunk_id, [A.chunk_id], "exact") is not None
+    assert former.patch(B, [A.chunk_id], "exact", "patched", proof=Proof(0.0, 0, 1, 1)) is None
+
+
+def test_a_chunk_whose_tokens_shift_against_each_other_is_refused(former):
+    copy = conditioned(former, A, B)
+    bent = copy.positions.clone()
+    bent[0, -1] += 1
+    with pytest.raises(NotRelocatable, match=f"chunk {B.chunk_id[:12]} does not move as a whole"):
+        former.keep_patch(B, replace(copy, positions=bent), "exact", nothing_before(former))
+
+
+def test_a_patch_on_a_canonical_of_another_anchor_makes_the_kv_behind_this_one(engine, store, former):
+    former.canonical(B)
+    other = former_of(engine, store, system=[7, 8, 9, 10])
+    base = other.catalogue.base(B.chunk_id)
+    anchor = base.context.anchor
+    assert anchor == former.context.anchor
+    with engine.measure() as work:
+        copy = conditioned(other, A, B)
+        assert other.keep_patch(B, copy, "exact", nothing_before(other), anchor)
+    assert work.forwards == 2, "A and B behind it, and no canonical of B"
+    patch = other.patch(B, [A.chunk_id], "exact", "exact", anchor)
+    got = apply_patch(other.based(B, anchor).kv, patch, LAYOUT, [4 + A.length - 3])
+    assert worst(got, behind_all(engine, A, B, system=(7, 8, 9, 10))) <= 1e-5
+
+
+def test_a_base_that_is_gone_is_refused_and_nothing_is_formed(engine, store, former):
+    other = former_of(engine, store, system=[7, 8])
+    with other.operation():
+        assert not other.keep_patch(B, conditioned(other, A, B), "exact", nothing_before(other), "gone")
+        assert other.catalogue.base(B.chunk_id) is None
+    assert store.ls("exact") == []
+
+
+def test_a_former_within_another_budget_shares_everything_else(former):
+    other = former.within(PatchBudget(2))
+    assert (other.budget.rank, former.budget.rank) == (2, 64)
+    assert other.catalogue is former.catalogue and other.store is former.store
+    with pytest.raises(ValueError, match="layer 7 of a model of 2 layers"):
+        former.within(PatchBudget(2, layers=(7,)))
+
+
+def test_a_patch_in_the_background_is_waited_for_when_it_is_looked_up(engine, store, monkeypatch):
+    forming = forming_of("background", Later())
+    former = former_of(engine, store, forming=forming)
+    for facts in (A, B):
+        former.canonical(facts)
+    go, put, late = threading.Event(), store.put, []
+
+    def slow(record):
+        late.append(go.wait(60))
+        return put(record)
+
+    monkeypatch.setattr(store, "put", slow)
+    harvested(former, A, B)
+    with ThreadPoolExecutor(1) as pool:
+        found = pool.submit(former.catalogue.patch, B.chunk_id, [A.chunk_id], "exact")
+        assert not found.done() and store.ls("exact") == []
+        go.set()
+        assert found.result(60) is not None
+    assert late == [True]
+    forming.close()
+
+
+# -- lines -------------------------------------------------------------------------------------
+
+
+def test_lines_with_a_common_beginning_prefill_it_once(engine, former):
+    line = Line(former)
+    line.stand([A, B, C])
+    with engine.measure() as work:
+        line.stand([A, B])
+        line.stand([A, B, C])
+    assert work.tokens == C.length
+    with engine.measure() as work:
+        line.stand([A, C, B])
+    assert work.tokens == C.length + B.length
+    assert worst(line.prefill(A).kv, behind_all(engine, A, C, B, A)) <= 1e-5
+    assert line.before.chunks == (A, C, B)

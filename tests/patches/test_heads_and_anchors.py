@@ -1,0 +1,152 @@
+"""Forwards that are saved: of a text's known beginning, and of a stored system prompt."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from kamera.errors import StoreError
+from kamera.ops import kv_map, kv_slice
+from kamera.patches import Facts, Losses, anchor_of, continued, head_of, prefill_anchor
+from kamera.patches.heads import stored_head
+from kamera.store import ChunkStore
+from tests.engines.compare import worst
+from tests.patches.engine import ANCHOR, SmallEngine, behind_all, conditioned, former_of, text
+
+LONG = text(1, tokens=9)
+START = Facts("start", replace(LONG.encoded, input_ids=LONG.encoded.input_ids[:5]), "")
+
+
+@pytest.fixture
+def engine() -> SmallEngine:
+    return SmallEngine()
+
+
+@pytest.fixture
+def store(tmp_path):
+    with ChunkStore.open(tmp_path / "store") as opened:
+        yield opened
+
+
+# -- heads -------------------------------------------------------------------------------------
+
+
+def test_a_head_is_the_kv_of_equal_tokens_at_equal_positions():
+    ids, places = torch.arange(6), torch.arange(6)[None]
+    kv = ({"k": torch.randn(1, 6, 4)},)
+    head = head_of(ids, places, ids, places, kv, 4)
+    assert torch.equal(head[0]["k"], kv[0]["k"][:, :4])
+    assert head[0]["k"].data_ptr() == kv[0]["k"].data_ptr(), "a view"
+
+
+@pytest.mark.parametrize("change", ["a token", "a position", "too few tokens"])
+def test_a_head_of_other_tokens_or_places_is_none(change):
+    ids, places = torch.arange(6), torch.arange(6)[None]
+    others, there = ids.clone(), places.clone()
+    kv = ({"k": torch.randn(1, 6, 4)},)
+    if change == "a token":
+        others[3] += 1
+    elif change == "a position":
+        there[0, 3] += 1
+    else:
+        others = others[:3]
+    assert head_of(ids, places, others, there, kv, 4) is None
+    others, there = ids.clone(), places.clone()
+    others[4], there[0, 5] = 9, 9
+    assert head_of(ids, places, others, there, kv, 4) is not None, "what differs behind it does not count"
+
+
+@pytest.mark.parametrize(("tokens", "run"), [(0, 9), (5, 4), (9, 0)])
+def test_only_what_follows_a_head_is_run(engine, store, tokens, run):
+    former = former_of(engine, store)
+    whole = conditioned(former, LONG)
+    head = kv_slice(whole.kv, 0, tokens)
+    with engine.measure() as work:
+        kv, written = continued(
+            engine, LONG.encoded, whole.positions, [former.anchor_span], engine.live(), head
+        )
+    assert (work.forwards, work.tokens) == (min(run, 1), run)
+    assert worst(kv, whole.kv) <= 1e-5
+    assert (written is None) == (run == 0), "what runs nothing shows nothing"
+
+
+def test_a_head_taken_over_is_the_callers_own(engine, store):
+    former = former_of(engine, store)
+    whole = conditioned(former, LONG)
+    kept = kv_map(whole.kv, torch.clone)
+    got = continued(engine, LONG.encoded, whole.positions, [former.anchor_span], engine.live(), whole.kv)
+    for layer in got.kv:
+        layer["k"].zero_()
+    assert worst(whole.kv, kept) == 0
+
+
+def test_a_canonical_continues_from_that_of_its_beginning(engine, store):
+    former = former_of(engine, store)
+    former.canonical(START)
+    with engine.measure() as work:
+        got = former.canonical(replace(LONG, heads=(("unknown", 7), (START.chunk_id, 5))))
+    assert work.tokens == 4
+    assert worst(got.kv, behind_all(engine, LONG)) <= 1e-5
+
+
+def test_the_first_stored_head_counts_even_if_it_does_not_fit(engine, store):
+    former = former_of(engine, store)
+    former.canonical(START)
+    former.canonical(text(7))
+    facts = replace(LONG, heads=((text(7).chunk_id, 5), (START.chunk_id, 5)))
+    read = [former._record]
+    assert stored_head(engine, facts, former.alone(facts), *read) is None
+    assert worst(former.canonical(facts).kv, behind_all(engine, LONG)) <= 1e-5
+
+
+# -- anchors -----------------------------------------------------------------------------------
+
+
+def test_an_anchor_is_prefilled_once_a_store(engine, store):
+    first = prefill_anchor(engine, None, store)
+    with engine.measure() as work:
+        again = prefill_anchor(engine, None, store)
+        other = prefill_anchor(engine, [4, 5], store)
+    assert work.tokens == 2
+    assert (first.digest == again.digest, first.digest == other.digest) == (True, False)
+    assert worst(again.kv, first.kv) == 0 and again.length == len(ANCHOR)
+
+
+def test_an_anchor_stored_for_other_positions_is_prefilled_again(engine, store, monkeypatch):
+    prefill_anchor(engine, None, store)
+    monkeypatch.setattr(engine, "positions", lambda ids, inputs: torch.arange(1, 1 + len(ids[0]))[None])
+    with engine.measure() as work:
+        got = prefill_anchor(engine, None, store)
+    assert work.forwards == 1 and got.positions[0].tolist() == [1, 2, 3]
+
+
+def test_a_damaged_anchor_is_prefilled_and_stored_again(engine, store, tmp_path):
+    prefill_anchor(engine, None, store)
+    (row,) = store.ls("anchor")
+    (path,) = (tmp_path / "store").rglob(f"{row.key}.safetensors")
+    path.write_bytes(path.read_bytes()[:-1] + b"x")
+    with ChunkStore.open(tmp_path / "store") as again, engine.measure() as work:
+        prefill_anchor(engine, None, again)
+        prefill_anchor(engine, None, again)
+    assert work.forwards == 1
+
+
+def test_an_anchor_without_tokens_is_stored_nowhere(engine, store):
+    got = prefill_anchor(engine, [], store)
+    assert (got.length, store.ls()) == (0, [])
+
+
+def test_an_anchor_that_the_store_refuses_is_used_all_the_same(engine, store, monkeypatch):
+    def full(record):
+        raise StoreError("no room, says the test")
+
+    monkeypatch.setattr(store, "put", full)
+    notes: list[str] = []
+    losses = Losses()
+    with losses.told_to(notes), pytest.warns(match="goes on without its store"):
+        got = anchor_of(engine, ANCHOR, "", "", store, losses)
+    assert got.length == 3 and notes == ["the system prompt was not kept: no room, says the test"]
+    with pytest.raises(StoreError):
+        anchor_of(engine, ANCHOR, "", "", store)

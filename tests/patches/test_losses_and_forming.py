@@ -1,0 +1,142 @@
+"""What goes wrong beside a window: a store that refuses, and patches formed in another thread."""
+
+from __future__ import annotations
+
+import threading
+import warnings
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from kamera.errors import CorruptChunk, NotKept, StoreError, StoreVersionError
+from kamera.ops import Patch
+from kamera.patches import Later, Losses, Strict, forming_of
+from kamera.patches.forming import BackgroundForming
+
+NOTHING = Patch(())
+
+
+@pytest.fixture
+def forming():
+    made = BackgroundForming(Later(), limit=2)
+    yield made
+    made.close()
+
+
+# -- losses ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("error", [StoreError("full"), StoreVersionError("newer"), OSError("gone")])
+def test_a_store_error_is_noted_where_it_happened_and_warned_of_once(error):
+    losses, notes = Losses(), []
+    with (
+        pytest.warns(NotKept, match="a thing was lost"),
+        losses.told_to(notes),
+        losses.borne("a thing was lost"),
+    ):
+        raise error
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with losses.told_to(notes), losses.borne("another was"):
+            raise error
+    assert notes == [f"a thing was lost: {error}", f"another was: {error}"]
+
+
+def test_other_errors_pass():
+    for error in (CorruptChunk("damaged"), ValueError("ours")):
+        with pytest.raises(type(error)), Losses().borne("a thing"):
+            raise error
+
+
+def test_a_note_is_of_its_own_thread_and_operation():
+    losses, notes = Losses(), []
+    losses.note("outside of an operation")
+    with losses.told_to(notes), ThreadPoolExecutor(1) as pool:
+        pool.submit(losses.note, "another thread's").result()
+        losses.note("one line")
+    losses.note("after it")
+    assert notes == ["one line"]
+
+
+@pytest.mark.filterwarnings("ignore::kamera.errors.NotKept")
+def test_equal_losses_of_an_operation_are_one_note_of_one_line():
+    losses, notes = Losses(), []
+    for _ in range(2):
+        with losses.told_to(notes), losses.borne("a thing"):
+            raise StoreError("no\n  room")
+    assert notes == ["a thing: no room"]
+
+
+def test_a_job_tolerates_no_loss():
+    with pytest.raises(StoreError, match="full"), Strict().borne("a thing"):
+        raise StoreError("full")
+
+
+# -- forming -----------------------------------------------------------------------------------
+
+
+def test_a_rule_names_when_patches_are_formed_and_proofs_put_it_off():
+    assert (
+        type(forming_of("background", Later()))
+        is type(forming_of(None, Later(), proving=True))
+        is BackgroundForming
+    )
+    assert not isinstance(forming_of("now", Later(), proving=True), BackgroundForming)
+    assert not isinstance(forming_of(None, Later()), BackgroundForming)
+    with pytest.raises(ValueError, match="forming 'later' is none of now, background"):
+        forming_of("later", Later())
+    with pytest.raises(ValueError, match="limit 0 must be at least 1"):
+        BackgroundForming(Later(), 0)
+
+
+def test_formed_now_is_formed_when_the_call_returns_and_its_error_is_the_callers():
+    done: list[str] = []
+    forming_of("now", Later()).submit("a", (), lambda: done.append("a") or NOTHING)
+    assert done == ["a"]
+    with pytest.raises(StoreError), ThreadPoolExecutor(1):
+        forming_of("now", Later()).submit("a", (), _failing)
+
+
+def _failing() -> Patch:
+    raise StoreError("full, says the test")
+
+
+def test_a_chunk_is_settled_when_its_own_patches_are_stored(forming):
+    go, done = threading.Event(), []
+    forming.submit("a", (), lambda: done.append(go.wait(60)) or NOTHING)
+    forming.settle("b")
+    assert done == []
+    with ThreadPoolExecutor(1) as pool:
+        settled = pool.submit(forming.settle, "a")
+        assert not settled.done()
+        go.set()
+        settled.result(60)
+    assert done == [True]
+
+
+def test_no_more_patches_are_in_progress_than_the_limit(forming):
+    go = threading.Event()
+    for _ in range(2):
+        forming.submit("a", (), lambda: [NOTHING, go.wait(60)][0])
+    with ThreadPoolExecutor(1) as pool:
+        third = pool.submit(forming.submit, "a", (), lambda: NOTHING)
+        with pytest.raises(TimeoutError):
+            third.result(timeout=0.1)
+        go.set()
+        third.result(60)
+
+
+def test_an_error_is_raised_by_the_next_flush_and_by_no_other(forming, caplog):
+    forming.submit("a" * 64, (), _failing)
+    forming.settle("a" * 64)
+    assert "a patch of chunk aaaaaaaaaaaa was not stored" in caplog.text
+    with pytest.raises(StoreError, match="full"):
+        forming.flush()
+    forming.flush()
+
+
+def test_what_comes_after_the_close_is_formed_at_once(forming):
+    forming.close()
+    seen: list[int] = []
+    forming.submit("a", (), lambda: seen.append(threading.get_ident()) or NOTHING)
+    assert seen == [threading.get_ident()]

@@ -1,0 +1,207 @@
+"""The price of turns under the default policy, counted by hooks of the test: at most a prefix cache's."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from transformers import DynamicCache
+
+from kamera import Backbone, ChatSession, ChunkStore, KameraWindow, ReusePolicy, SessionPool, testbed
+from kamera.edits import policies
+from tests.models import tiny
+from tests.window.rig import watching
+
+DEFAULT = ReusePolicy(certified=True)
+"""The policy of users: the other tests of this process are about windows that need no certificate."""
+
+OPTIONS = {"max_new_tokens": 4, "min_new_tokens": 4, "do_sample": False}
+ANSWER = 3  # forwards of an answer of four tokens behind its prompt
+OPENING = (
+    3  # tokens by which the template opens an answer: they run with each question, and again in the history
+)
+
+
+@pytest.fixture(scope="module")
+def backbone() -> Backbone:
+    return Backbone(*testbed.load())
+
+
+@pytest.fixture(scope="module")
+def frames() -> list:
+    return [frame.image for frame in testbed.World(seed=3).episode(0, legends=6).frames]
+
+
+def shown(picture, text: str = "What is the value of tag 3?") -> dict:
+    return {"role": "user", "content": [{"type": "image", "image": picture}, {"type": "text", "text": text}]}
+
+
+def prompt_tokens(session: ChatSession) -> int:
+    return int(session.prompt_ids.shape[0])
+
+
+def probed(backbone: Backbone):
+    """The forwards and tokens of the probe, which each new window asks once."""
+    with watching(backbone) as seen:
+        backbone.probe.answers()
+    return seen
+
+
+def test_an_appended_chat_runs_each_token_once_and_two_forwards_before_the_answer(backbone, frames):
+    probe = probed(backbone)
+    session = ChatSession(backbone, ChunkStore.open("memory://"), policy=DEFAULT)
+    ran = had = 0
+    for i, frame in enumerate(frames):
+        with watching(backbone) as seen:
+            session.send(shown(frame), **OPTIONS)
+            session.flush()
+        asked = probe if i == 0 else type(probe)()
+        new = prompt_tokens(session) - had
+        had = prompt_tokens(session)
+        assert seen.encodes - asked.encodes == 1
+        assert seen.forwards - asked.forwards == 2 + ANSWER, "all new pieces, the question, the answer"
+        assert seen.tokens - asked.tokens == new + (OPENING if i else 0) + ANSWER
+        ran += seen.tokens - asked.tokens
+    plain = had + ANSWER * len(frames)
+    assert ran <= 1.1 * plain
+
+
+def test_an_appended_text_chat_runs_what_a_kept_cache_of_the_plain_model_runs(backbone):
+    """Side by side with transformers: the same prompts, the cache kept between turns."""
+    session = ChatSession(backbone, ChunkStore.open("memory://"), policy=DEFAULT)
+    texts = [f"value of tag {n}?" for n in range(6)]
+    cache, had = DynamicCache(), 0
+    ours = theirs = 0
+    for n, text in enumerate(texts):
+        with watching(backbone) as seen:
+            session.send(text, **OPTIONS)
+            session.flush()
+        ours += seen.tokens - (probed(backbone).tokens if n == 0 else 0)
+        ids = session.prompt_ids[None]
+        with watching(backbone) as seen, torch.no_grad():
+            cache.crop(-(cache.get_seq_length() - had)) if cache.get_seq_length() > had else None
+            kept = cache.get_seq_length()
+            places = torch.arange(kept, ids.shape[1]).expand(backbone.axes, 1, -1)
+            backbone.model(
+                input_ids=ids[:, kept:], position_ids=places, past_key_values=cache, use_cache=True
+            )
+        theirs += seen.tokens + ANSWER
+        had = ids.shape[1]
+    assert ours <= theirs + OPENING * (len(texts) - 1)
+
+
+@pytest.mark.parametrize("keep", [1, 3])
+def test_an_agent_that_keeps_the_last_pictures_pays_no_more_than_a_prefix_cache(backbone, frames, keep):
+    """Before the answer: the tokens behind the first change of the prompt, in at most two forwards."""
+    edit = policies.keep_last_images(keep)
+    session = ChatSession(backbone, ChunkStore.open("memory://"), policy=DEFAULT, edit_policy=edit)
+    before = torch.empty(0, dtype=torch.int64)
+    for i, frame in enumerate(frames):
+        with watching(backbone) as seen:
+            session.send(shown(frame), **OPTIONS)
+        asked = probed(backbone) if i == 0 else None
+        prompt = session.prompt_ids
+        same = int((prompt[: len(before)] == before[: len(prompt)]).long().cumprod(0).sum()) if i else 0
+        spans = seen.spans[len(asked.spans) if asked else 0 : len(seen.spans) - ANSWER]
+        assert sum(spans) <= len(prompt) - same + OPENING
+        assert len(spans) <= 2
+        session.flush()
+        before = prompt
+
+
+def test_what_is_over_runs_no_forward_before_the_answer(backbone, frames):
+    window = KameraWindow(backbone, ChunkStore.open("memory://"), "You watch a camera.", policy=DEFAULT)
+    for frame in frames[:4]:
+        assert window.append(frame).forwards == 1
+    with watching(backbone) as seen:
+        report = window.slide()
+        assert (seen.forwards, seen.encodes) == (report.forwards, 0) == (1, 0), "survivors in one forward"
+
+
+def test_a_patch_is_formed_when_the_same_antecedents_come_back_and_served_the_next_time(backbone, frames):
+    window = KameraWindow(backbone, ChunkStore.open("memory://"), "You watch a camera.", policy=DEFAULT)
+    for frame in frames[:3]:
+        window.append(frame)
+    there, back = [2, 0, 1], [1, 2, 0]
+    for order in (there, back):
+        assert window.reorder(order).forwards == 1
+        window.flush()
+    assert window.reorder(there).forwards == 1, "formed later, since these antecedents came back"
+    window.flush()
+    assert window.reorder(back).forwards <= 1
+    window.flush()
+    for order in (there, back):
+        report = window.reorder(order)
+        assert report.forwards == 0
+        assert {slot.guarantee for slot in window} == {"exact", "patched"}
+
+
+def test_an_evicted_chunk_is_archived_later_and_can_be_recalled_at_once(backbone, frames):
+    store = ChunkStore.open("memory://")
+    window = KameraWindow(backbone, store, "You watch a camera.", policy=DEFAULT)
+    for frame in frames[:3]:
+        window.append(frame)
+    middle = window[1].chunk_id
+    window.evict(1)
+    assert window.recall(middle).vision_encodes == 0
+    window.evict(2)
+    window.flush()
+    assert store.has(window.context, middle)
+
+
+def test_the_account_of_a_session_equals_hooks_on_the_model(backbone, frames):
+    with watching(backbone) as seen:
+        session = ChatSession(
+            backbone,
+            ChunkStore.open("memory://"),
+            policy=ReusePolicy(certified=True, audit=1.0),
+            edit_policy=policies.keep_last_images(2),
+        )
+        turns = [session.send(shown(frame), **OPTIONS) for frame in frames]
+        session.flush()
+        usage = session.usage()
+    assert usage.later.forwards > 0, "audits and archives are later work"
+    assert usage.now.forwards + usage.later.forwards == seen.forwards
+    assert usage.now.tokens + usage.later.tokens == seen.tokens
+    assert usage.now.vision_encodes + usage.later.vision_encodes == seen.encodes
+    for turn in turns:
+        assert turn.usage.completion_tokens == 4
+        assert turn.usage.cached_tokens == turn.usage.prompt_tokens - turn.report.prefilled
+
+
+def test_the_account_of_a_pool_and_of_forks_equals_hooks_on_the_model(backbone, frames):
+    with watching(backbone) as seen:
+        pool = SessionPool(backbone, ChunkStore.open("memory://"), policy=DEFAULT)
+        for name in ("one", "other"):
+            pool.send([shown(frames[0])], session_id=name, **OPTIONS)
+            pool.send(shown(frames[1]), session_id=name, **OPTIONS)
+        pool.flush()
+    usage = pool.usage()
+    assert usage.now.forwards + usage.later.forwards == seen.forwards
+    with watching(backbone) as seen:
+        window = KameraWindow(backbone, ChunkStore.open("memory://"), "You watch a camera.", policy=DEFAULT)
+        for frame in frames[:3]:
+            window.append(frame)
+        branch = window.fork()
+        window.slide()
+        branch.reorder([2, 1, 0])
+        branch.reorder([2, 1, 0])
+        branch.reorder([2, 1, 0])
+        for each in (window, branch):
+            each.flush()
+    total = [w.usage() for w in (window, branch)]
+    assert sum(u.now.tokens + u.later.tokens for u in total) == seen.tokens
+    assert sum(u.now.forwards + u.later.forwards for u in total) == seen.forwards
+
+
+@pytest.mark.parametrize("family", sorted(tiny.FAMILIES))
+def test_adjacent_pieces_of_any_family_share_a_forward_and_equal_the_plain_model(family):
+    from tests.window.rig import SYSTEM, Prefilled, live, rig, worst
+
+    own, chunks = rig(family)
+    window = KameraWindow(own, ChunkStore.open("memory://"), SYSTEM, policy=ReusePolicy.exact())
+    with watching(own) as seen:
+        report = window.arrange(chunks)
+    assert seen.forwards == report.forwards
+    assert report.forwards == 1 or not own.joins
+    plain = Prefilled(own, chunks)
+    assert max(worst(live(window, i), plain.kv(i)) for i in range(len(chunks))) <= 1e-4
