@@ -73,7 +73,7 @@ def test_a_suspicious_step_is_noticed_and_undoing_it_resumes(monkeypatch):
 def test_the_probe_is_asked_for_every_window_and_counts_for_nobody():
     backbone = Backbone(tiny.build(FAMILY))
     store = ChunkStore.open("memory://")
-    with watching(backbone) as seen, backbone.measure() as work:
+    with watching(backbone, probes=True) as seen, backbone.measure() as work:
         make(backbone, store)
         first = seen.forwards
         make(backbone, store).fork()
@@ -85,7 +85,7 @@ def test_the_probe_is_asked_for_every_window_and_counts_for_nobody():
 def test_the_probe_is_asked_again_after_a_number_of_operations():
     backbone = Backbone(tiny.build(FAMILY))
     window = make(backbone)
-    with watching(backbone) as seen:
+    with watching(backbone, probes=True) as seen:
         for _ in range(EVERY - 1):
             window.expect(QUESTION)
         assert seen.forwards == 0

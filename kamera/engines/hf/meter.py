@@ -31,6 +31,7 @@ class Work:
             self.vision_encodes += vision_encodes
 
 
+_aside: ContextVar[bool] = ContextVar("kamera_aside", default=False)
 _open: ContextVar[tuple[tuple[Meter, Work], ...]] = ContextVar("kamera_open_work", default=())
 
 
@@ -75,4 +76,10 @@ def uncounted(work: Any) -> Any:
     """Run ``work()`` uncounted, and return its result."""
     context = copy_context()
     context.run(_open.set, ())
+    context.run(_aside.set, True)
     return context.run(work)
+
+
+def is_counted() -> bool:
+    """False inside the work of `uncounted`: a hook that counts as the meter does leaves that out."""
+    return not _aside.get()
