@@ -22,6 +22,7 @@ from kamera.store.keys import (
     patch_key,
     survivor,
 )
+from kamera.store.probes import answers_apart, probe_text
 from kamera.store.records import CanonicalRecord, PatchRecord, kept
 from kamera.store.seal.rotate import Rotated
 from kamera.store.search.embedding import VISION_TOKENS, mean_features
@@ -46,6 +47,7 @@ __all__ = [
     "StoreAdmin",
     "StoreStats",
     "VerifyReport",
+    "answers_apart",
     "behind_survivors",
     "canonical_key",
     "certificate_folders",
@@ -61,6 +63,7 @@ __all__ = [
     "mean_features",
     "object_key",
     "patch_key",
+    "probe_text",
     "survivor",
     "tensor_digest",
 ]

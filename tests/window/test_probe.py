@@ -8,9 +8,9 @@ from PIL import Image
 
 from kamera import Backbone, ChunkStore, KameraWindow, ReusePolicy
 from kamera.errors import ComputationChanged
-from kamera.patches.former import EVERY
-from kamera.store import Context, StoreAdmin
-from kamera.store.probes import compare, told
+from kamera.patches.identity import EVERY
+from kamera.store import Context, StoreAdmin, probe_text
+from kamera.store.probes import compare
 from tests.engines import changes
 from tests.models import processors, samples, tiny
 from tests.window.rig import QUESTION, inventory, make, watching
@@ -109,14 +109,14 @@ def test_another_machines_rounding_is_no_other_model():
     rounded = {name: [x * (1 + 1e-4) for x in said] for name, said in answers.items()}
     wrong = {name: [float("nan")] * len(said) for name, said in answers.items()}
     tolerance = tiny.backbone(FAMILY).tolerance
-    compare(told(answers, tolerance), told(rounded, tolerance), "a canonical")
+    compare(probe_text(answers, tolerance), probe_text(rounded, tolerance), "a canonical")
     for other in (wrong, {name: said[1:] for name, said in answers.items()}):
         with pytest.raises(
             ComputationChanged, match="a canonical was computed by a model of this fingerprint"
         ):
-            compare(told(answers, tolerance), told(other, tolerance), "a canonical")
+            compare(probe_text(answers, tolerance), probe_text(other, tolerance), "a canonical")
     with pytest.raises(ComputationChanged, match="does not say what the model that computed it answers"):
-        compare(told(answers, tolerance), "", "a canonical")
+        compare(probe_text(answers, tolerance), "", "a canonical")
 
 
 @pytest.mark.parametrize("probe", ["text", "x text=AAAA", "5e-03 text=AAA", "5e-03 text=", "5e-03"])
