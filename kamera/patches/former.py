@@ -348,8 +348,8 @@ class Former:
     def _check_fingerprint(self) -> None:
         if self.backbone.fingerprint != self.context.fingerprint:
             raise IncompatibleChunk(
-                "the backbone's weights have changed since this window was made, or its code, settings, hooks "
-                "or autocast: its KV is stale; undo that, or make a new window"
+                "the backbone's weights have changed since this window was made, or its code, settings, "
+                "hooks or autocast: its KV is stale; undo that, or make a new window"
             )
 
     def _held(self, chunk_id: str) -> Copy | None:
