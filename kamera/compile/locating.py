@@ -11,7 +11,7 @@ from kamera.compile.tasks import Cost, Found, Sources
 from kamera.content import Chunk
 from kamera.engines.hf import Backbone
 from kamera.errors import KameraError, StoreError, StoreVersionError, UnknownChunk, UnreadableMedia
-from kamera.patches import Encodings, Facts, Former, Strict, identify
+from kamera.patches import Facts, Former
 from kamera.store import ChunkStore
 
 
@@ -26,7 +26,6 @@ class Locator:
         self._backbone = backbone
         self._store = store
         self._canonicals = canonicals
-        self._encodings = Encodings(backbone, store, Strict(), identify(backbone))
 
     def locate(
         self, lookup: Lookup, former: Callable[[], Former], task: Sources, cost: Cost
@@ -55,9 +54,9 @@ class Locator:
             why |= self._form(lookup, former(), group, None, 0, cost)
         return tuple(_found(s, there, why) for s, there in zip(task.sources, seen, strict=True))
 
-    def facts(self, source: Described) -> Facts:
+    def facts(self, source: Described, former: Former) -> Facts:
         """A chunk from its content, encoded. Raises UnreadableMedia and the errors of chunk building."""
-        return self._encoded(self._built(source))
+        return _encoded(self._built(source), former)
 
     def _look(self, lookup: Lookup, former: Callable[[], Former], source: ChunkSource) -> Found | Facts:
         """A stored or unavailable chunk, or the facts of one to be formed."""
@@ -70,7 +69,7 @@ class Locator:
             chunk = self._built(source)
             if lookup.has_canonical(chunk.id):
                 return Found(source, chunk.id, chunk.num_tokens)
-            facts = self._encoded(chunk)
+            facts = _encoded(chunk, former())
             self._backbone.check_positions(former().alone(facts))
             return facts
         except (StoreError, StoreVersionError):
@@ -85,9 +84,6 @@ class Locator:
             raise
         except ValueError as error:  # the processor's own error, for example for a picture too narrow
             raise UnreadableMedia(f"{source.key[:80]} was refused by the processor: {error}") from error
-
-    def _encoded(self, chunk: Chunk) -> Facts:
-        return self._encodings.stored(chunk) or self._encodings.made(chunk)
 
     def _form(
         self,
@@ -124,6 +120,10 @@ def not_stored(chunk_id: str, store: ChunkStore) -> str:
         f"chunk {chunk_id[:12]} was prefilled but {store!r} does not hold the result: a memory store "
         "evicted it; give the store more memory"
     )
+
+
+def _encoded(chunk: Chunk, former: Former) -> Facts:
+    return former.encodings.stored(chunk) or former.encodings.made(chunk)
 
 
 def _found(source: ChunkSource, there: Found | Facts, why: dict[str, str]) -> Found:

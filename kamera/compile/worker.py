@@ -211,7 +211,7 @@ class Worker:
                 lookup.refuse(error)
             if isinstance(source, Stored):
                 raise
-            facts = self._locator.facts(source)
+            facts = self._locator.facts(source, former)
             former.canonical(facts)
             return facts
 

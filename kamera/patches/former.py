@@ -23,6 +23,7 @@ from kamera.patches.encodings import Encodings
 from kamera.patches.forming import Forming
 from kamera.patches.harvest import Stored, stored_patch, worth_harvesting
 from kamera.patches.heads import continued, stored_head
+from kamera.patches.identity import Asked
 from kamera.patches.later import later_of
 from kamera.patches.losses import Losses, Strict
 from kamera.patches.orderings import deficits, orderings
@@ -41,29 +42,11 @@ from kamera.store import (
 logger = logging.getLogger(__name__)
 
 
-EVERY = 64
-"""Operations of a window and its forks after which the model is asked the probe again."""
-
-
-class Asked:
-    """The last time that a window's model was asked the probe, after ``moves`` changes seen in it."""
-
-    def __init__(self, moves: int) -> None:
-        self._moves = moves
-        self._calls = 0
-
-    def is_due(self, moves: int) -> bool:
-        """True if the model is to be asked again; called once an operation."""
-        self._calls += 1
-        return moves != self._moves or self._calls >= EVERY
-
-
 class Former:
     """Canonicals and patches of one context: read from the store if there, else formed and stored.
 
-    A window and its forks share one; a job has one per prompt. Patches are formed within ``budget``; with a
-    ``tolerance`` (nats) each has to prove itself, and may take more than the budget for it (`Prover`). Store
-    errors are raised unless ``losses`` tolerate them.
+    A window and its forks share one; a job has one per prompt. Patches are formed within ``budget``, or for
+    a ``tolerance`` (nats) over it (`Prover`). Store errors are raised unless ``losses`` tolerate them.
     """
 
     def __init__(
@@ -119,14 +102,14 @@ class Former:
     def check_computation(self) -> None:
         """Raise unless the model is the one that computed the store's KV.
 
-        IncompatibleChunk if the fingerprint differs. The probe is asked if something has moved under the same
-        fingerprint, and every `EVERY` calls: ComputationChanged if the model answers otherwise than at first.
+        IncompatibleChunk if the fingerprint differs. The model is asked the probe if something has moved, and
+        every `identity.EVERY` calls: ComputationChanged if it answers otherwise than at first.
         """
         self._check_fingerprint()
         probe = self.backbone.probe
         if self._asked.is_due(probe.moves):
             probe.answers()
-            self._check_fingerprint()  # it may have seen what the witness had not
+            self._check_fingerprint()  # the probe may have seen more than the witness
             self._asked = Asked(probe.moves)
 
     # -- chunks --------------------------------------------------------------------------------
@@ -412,9 +395,8 @@ class Former:
     def _check_fingerprint(self) -> None:
         if self.backbone.fingerprint != self.context.fingerprint:
             raise IncompatibleChunk(
-                "the backbone's weights have changed since this window was made, or its settings, hooks or "
-                "autocast: its KV is stale; undo that, or make a new window (a hook that only looks, and "
-                "what it collects, is no part of the model as a kamera.engines.hf.Observer)"
+                "the backbone's weights have changed since this window was made, or its code, settings, "
+                "hooks or autocast: its KV is stale; undo that, or make a new window"
             )
 
     def _held(self, chunk_id: str) -> Copy | None:

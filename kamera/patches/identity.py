@@ -6,12 +6,27 @@ from typing import NamedTuple
 
 from kamera.engines import FEATURES, Engine
 from kamera.errors import UnsupportedBackbone
-from kamera.store import Context, encoding_context
-from kamera.store.probes import told
+from kamera.store import Context, encoding_context, probe_text
+
+EVERY = 64
+"""Operations of a window and its forks after which the model is asked the probe again."""
+
+
+class Asked:
+    """The last time that a window's model was asked the probe, after ``moves`` changes seen in it."""
+
+    def __init__(self, moves: int) -> None:
+        self._moves = moves
+        self._calls = 0
+
+    def is_due(self, moves: int) -> bool:
+        """True if the model is to be asked again; called once an operation."""
+        self._calls += 1
+        return moves != self._moves or self._calls >= EVERY
 
 
 class Identity(NamedTuple):
-    """Fingerprints of a model and of its vision part, and what each answers to the probe (`probes.told`)."""
+    """Fingerprints of a model and of its vision part, and what each answers to the probe (`probe_text`)."""
 
     fingerprint: str
     vision: str
@@ -41,6 +56,6 @@ def identify(backbone: Engine) -> Identity:
     return Identity(
         backbone.fingerprint,
         backbone.vision_fingerprint,
-        told(answers, probe.tolerance),
-        told(features, probe.tolerance),
+        probe_text(answers, probe.tolerance),
+        probe_text(features, probe.tolerance),
     )

@@ -25,6 +25,7 @@ from kamera.store.keys import (
     survivor,
     whole_id,
 )
+from kamera.store.probes import answers_apart, probe_text
 from kamera.store.records import CanonicalRecord, PatchRecord, kept
 from kamera.store.seal.rotate import Rotated
 from kamera.store.search.embedding import VISION_TOKENS, mean_features
@@ -51,6 +52,7 @@ __all__ = [
     "StoreAdmin",
     "StoreStats",
     "VerifyReport",
+    "answers_apart",
     "behind_survivors",
     "canonical_key",
     "certificate_folders",
@@ -67,6 +69,7 @@ __all__ = [
     "mean_features",
     "object_key",
     "patch_key",
+    "probe_text",
     "signature",
     "survivor",
     "tensor_digest",

@@ -40,7 +40,7 @@ class Context:
     ``fingerprint`` is the backbone's digest (weights, adapters, dtype, rotary and processor
     settings), ``anchor`` the digest of the anchor tokens, ``tenant`` the owner of the store, ``kv`` the form
     in which canonicals are held: like a dtype, it is part of a KV's identity, and a patch is formed against
-    one form. ``probe`` is what the backbone answers (`probes.told`): no part of any key and of no equality,
+    one form. ``probe`` is what the backbone answers (`probe_text`): no part of any key and of no equality,
     but compared by a look-up with that of the object, if given. Raises `ValueError` for a form that is not in
     `KV_FORMS`, and for a ``probe`` that is none.
     """

@@ -19,7 +19,7 @@ Answers = Mapping[str, Sequence[float]]
 """A few numbers, by the name of the question."""
 
 
-def told(answers: Answers, tolerance: float) -> str:
+def probe_text(answers: Answers, tolerance: float) -> str:
     """Answers as text, with the distance up to which others count as equal; "" for none.
 
     Example: ``5e-03 text=AACAPw==``, each answer as little-endian float32 in base64.
@@ -31,7 +31,7 @@ def told(answers: Answers, tolerance: float) -> str:
 
 
 def check_probe(probe: str) -> None:
-    """Raise `ValueError` for a text that `told` does not make."""
+    """Raise `ValueError` for a text that `probe_text` does not make."""
     if probe:
         _parsed(probe)
 
@@ -51,7 +51,7 @@ def compare(mine: str, theirs: str, what: str) -> None:
             "another store"
         )
     for name in sorted(known.keys() & other.keys()):
-        apart = distance(known[name], other[name])
+        apart = answers_apart(known[name], other[name])
         if not apart <= tolerance:
             raise ComputationChanged(
                 f"{what} was computed by a model of this fingerprint that answers the {name} probe otherwise "
@@ -60,7 +60,7 @@ def compare(mine: str, theirs: str, what: str) -> None:
             )
 
 
-def distance(known: Sequence[float], now: Sequence[float]) -> float:
+def answers_apart(known: Sequence[float], now: Sequence[float]) -> float:
     """Relative L2; infinite for answers of another length, nan for answers that are no numbers."""
     if len(known) != len(now):
         return math.inf

@@ -236,7 +236,7 @@ def test_a_sliding_window_lowered_on_a_live_model_is_noticed():
     window, before = make(backbone, None, chunk), backbone.fingerprint
     backbone.model.config.text_config.sliding_window = 2
     assert backbone.fingerprint != before
-    with pytest.raises(IncompatibleChunk, match="settings, hooks or autocast"):
+    with pytest.raises(IncompatibleChunk, match="code, settings, hooks or autocast"):
         window.append(chunk)
 
 

@@ -7,7 +7,7 @@ import torch
 
 from kamera import Backbone, ChunkStore, KameraWindow, ReusePolicy
 from kamera.errors import ComputationChanged, IncompatibleChunk
-from kamera.patches.former import EVERY
+from kamera.patches.identity import EVERY
 from tests.engines import changes
 from tests.engines.compare import relative
 from tests.models import samples, tiny

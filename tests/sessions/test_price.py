@@ -39,28 +39,19 @@ def prompt_tokens(session: ChatSession) -> int:
     return int(session.prompt_ids.shape[0])
 
 
-def probed(backbone: Backbone):
-    """The forwards and tokens of the probe, which each new window asks once."""
-    with watching(backbone) as seen:
-        backbone.probe.answers()
-    return seen
-
-
 def test_an_appended_chat_runs_each_token_once_and_two_forwards_before_the_answer(backbone, frames):
-    probe = probed(backbone)
     session = ChatSession(backbone, ChunkStore.open("memory://"), policy=DEFAULT)
     ran = had = 0
     for i, frame in enumerate(frames):
         with watching(backbone) as seen:
             session.send(shown(frame), **OPTIONS)
             session.flush()
-        asked = probe if i == 0 else type(probe)()
         new = prompt_tokens(session) - had
         had = prompt_tokens(session)
-        assert seen.encodes - asked.encodes == 1
-        assert seen.forwards - asked.forwards == 2 + ANSWER, "all new pieces, the question, the answer"
-        assert seen.tokens - asked.tokens == new + (OPENING if i else 0) + ANSWER
-        ran += seen.tokens - asked.tokens
+        assert seen.encodes == 1
+        assert seen.forwards == 2 + ANSWER, "all new pieces, the question, the answer"
+        assert seen.tokens == new + (OPENING if i else 0) + ANSWER
+        ran += seen.tokens
     plain = had + ANSWER * len(frames)
     assert ran <= 1.1 * plain
 
@@ -71,11 +62,11 @@ def test_an_appended_text_chat_runs_what_a_kept_cache_of_the_plain_model_runs(ba
     texts = [f"value of tag {n}?" for n in range(6)]
     cache, had = DynamicCache(), 0
     ours = theirs = 0
-    for n, text in enumerate(texts):
+    for text in texts:
         with watching(backbone) as seen:
             session.send(text, **OPTIONS)
             session.flush()
-        ours += seen.tokens - (probed(backbone).tokens if n == 0 else 0)
+        ours += seen.tokens
         ids = session.prompt_ids[None]
         with watching(backbone) as seen, torch.no_grad():
             cache.crop(-(cache.get_seq_length() - had)) if cache.get_seq_length() > had else None
@@ -98,10 +89,9 @@ def test_an_agent_that_keeps_the_last_pictures_pays_no_more_than_a_prefix_cache(
     for i, frame in enumerate(frames):
         with watching(backbone) as seen:
             session.send(shown(frame), **OPTIONS)
-        asked = probed(backbone) if i == 0 else None
         prompt = session.prompt_ids
         same = int((prompt[: len(before)] == before[: len(prompt)]).long().cumprod(0).sum()) if i else 0
-        spans = seen.spans[len(asked.spans) if asked else 0 : len(seen.spans) - ANSWER]
+        spans = seen.spans[: len(seen.spans) - ANSWER]
         assert sum(spans) <= len(prompt) - same + OPENING
         assert len(spans) <= 2
         session.flush()
@@ -149,7 +139,7 @@ def test_an_evicted_chunk_is_archived_later_and_can_be_recalled_at_once(backbone
 
 
 def test_the_account_of_a_session_equals_hooks_on_the_model(backbone, frames):
-    with watching(backbone) as seen:
+    with watching(backbone, probes=True) as seen:
         session = ChatSession(
             backbone,
             ChunkStore.open("memory://"),
@@ -169,7 +159,7 @@ def test_the_account_of_a_session_equals_hooks_on_the_model(backbone, frames):
 
 
 def test_the_account_of_a_pool_and_of_forks_equals_hooks_on_the_model(backbone, frames):
-    with watching(backbone) as seen:
+    with watching(backbone, probes=True) as seen:
         pool = SessionPool(backbone, ChunkStore.open("memory://"), policy=DEFAULT)
         for name in ("one", "other"):
             pool.send([shown(frames[0])], session_id=name, **OPTIONS)
@@ -177,7 +167,7 @@ def test_the_account_of_a_pool_and_of_forks_equals_hooks_on_the_model(backbone, 
         pool.flush()
     usage = pool.usage()
     assert usage.now.forwards + usage.later.forwards == seen.forwards
-    with watching(backbone) as seen:
+    with watching(backbone, probes=True) as seen:
         window = KameraWindow(backbone, ChunkStore.open("memory://"), "You watch a camera.", policy=DEFAULT)
         for frame in frames[:3]:
             window.append(frame)

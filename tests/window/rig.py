@@ -12,6 +12,7 @@ from transformers import DeepseekV32Config, DeepseekV32ForCausalLM, DynamicCache
 
 from kamera import Backbone, Chunk, ChunkStore, KameraWindow, ReusePolicy
 from kamera.engines.hf import Observer
+from kamera.engines.hf.meter import is_probe
 from kamera.ops import KV, kv_map, relocate_kv
 from kamera.window.report import Tally
 from tests.engines.compare import relative, worst
@@ -240,8 +241,8 @@ class Seen:
 
 
 @contextmanager
-def watching(backbone: Backbone) -> Iterator[Seen]:
-    """Count runs of the first decoder layer and of the vision tower."""
+def watching(backbone: Backbone, *, probes: bool = False) -> Iterator[Seen]:
+    """Count runs of the first decoder layer and of the vision tower, those of probes only if asked to."""
     seen = Seen()
     modules = dict(backbone.model.named_modules())
     first = next(m for n, m in modules.items() if n.endswith(("language_model.layers.0", "model.layers.0")))
@@ -249,12 +250,14 @@ def watching(backbone: Backbone) -> Iterator[Seen]:
 
     def decoded(module, args, kwargs):
         hidden = args[0] if args else kwargs["hidden_states"]
+        if is_probe() and not probes:
+            return
         seen.forwards += 1
         seen.tokens += hidden.shape[1]
         seen.spans.append(hidden.shape[1])
 
     def encoded(module, args):
-        seen.encodes += 1
+        seen.encodes += probes or not is_probe()
 
     hooks = [first.register_forward_pre_hook(Observer(decoded), with_kwargs=True)]
     hooks += [t.register_forward_pre_hook(Observer(encoded)) for t in towers]

@@ -8,9 +8,9 @@ from PIL import Image
 
 from kamera import Backbone, ChunkStore, KameraWindow, ReusePolicy
 from kamera.errors import ComputationChanged
-from kamera.patches.former import EVERY
-from kamera.store import Context, StoreAdmin
-from kamera.store.probes import compare, told
+from kamera.patches.identity import EVERY
+from kamera.store import Context, StoreAdmin, probe_text
+from kamera.store.probes import compare
 from tests.engines import changes
 from tests.models import processors, samples, tiny
 from tests.window.rig import QUESTION, inventory, make, watching
@@ -73,7 +73,7 @@ def test_a_suspicious_step_is_noticed_and_undoing_it_resumes(monkeypatch):
 def test_the_probe_is_asked_for_every_window_and_counts_for_nobody():
     backbone = Backbone(tiny.build(FAMILY))
     store = ChunkStore.open("memory://")
-    with watching(backbone) as seen, backbone.measure() as work:
+    with watching(backbone, probes=True) as seen, backbone.measure() as work:
         make(backbone, store)
         first = seen.forwards
         make(backbone, store).fork()
@@ -85,7 +85,7 @@ def test_the_probe_is_asked_for_every_window_and_counts_for_nobody():
 def test_the_probe_is_asked_again_after_a_number_of_operations():
     backbone = Backbone(tiny.build(FAMILY))
     window = make(backbone)
-    with watching(backbone) as seen:
+    with watching(backbone, probes=True) as seen:
         for _ in range(EVERY - 1):
             window.expect(QUESTION)
         assert seen.forwards == 0
@@ -109,14 +109,14 @@ def test_another_machines_rounding_is_no_other_model():
     rounded = {name: [x * (1 + 1e-4) for x in said] for name, said in answers.items()}
     wrong = {name: [float("nan")] * len(said) for name, said in answers.items()}
     tolerance = tiny.backbone(FAMILY).tolerance
-    compare(told(answers, tolerance), told(rounded, tolerance), "a canonical")
+    compare(probe_text(answers, tolerance), probe_text(rounded, tolerance), "a canonical")
     for other in (wrong, {name: said[1:] for name, said in answers.items()}):
         with pytest.raises(
             ComputationChanged, match="a canonical was computed by a model of this fingerprint"
         ):
-            compare(told(answers, tolerance), told(other, tolerance), "a canonical")
+            compare(probe_text(answers, tolerance), probe_text(other, tolerance), "a canonical")
     with pytest.raises(ComputationChanged, match="does not say what the model that computed it answers"):
-        compare(told(answers, tolerance), "", "a canonical")
+        compare(probe_text(answers, tolerance), "", "a canonical")
 
 
 @pytest.mark.parametrize("probe", ["text", "x text=AAAA", "5e-03 text=AAA", "5e-03 text=", "5e-03"])

@@ -53,6 +53,10 @@ class Backbone(Model):
         self._extents = Extents(self.positions)
         self._prober = Prober(self)
         self._vocabulary: tuple[str, str] | None = None
+        self.no_reuse = without_reuse(prove_cuts(self), type(self.model).__name__)
+        if self.no_reuse:
+            logger.warning("%s", self.no_reuse)
+            return
         proof = prove_relocation(self)
         if not proof.holds:
             raise UnsupportedBackbone(
@@ -60,9 +64,6 @@ class Backbone(Model):
                 f"(relative error {proof.error:.1e} in {proof.worst}, tolerance {proof.tolerance:.0e}):"
                 " its state is no relocatable KV; Kamera cannot serve it"
             )
-        self.no_reuse = without_reuse(prove_cuts(self), type(self.model).__name__)
-        if self.no_reuse:
-            logger.warning("%s", self.no_reuse)
 
     @classmethod
     def from_pretrained(

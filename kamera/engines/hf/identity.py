@@ -43,8 +43,8 @@ class Identity:
         self._settings: tuple[bytes, str] | None = None
         if self.unread:
             logger.warning(
-                "something in this %s cannot be digested (%s): its fingerprint is that of this Backbone alone, "
-                "and nothing it stores is served to another",
+                "something in this %s cannot be digested (%s): its fingerprint is that of this Backbone "
+                "alone, and nothing it stores is served to another",
                 type(model).__name__,
                 "; ".join(self.unread[:3]),
             )

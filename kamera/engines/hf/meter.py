@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from contextvars import ContextVar
+from contextvars import ContextVar, copy_context
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from torch import nn
 
 from kamera.engines.hf.hooks import Observer
+
+Result = TypeVar("Result")
 
 
 @dataclass(eq=False)
@@ -31,6 +33,7 @@ class Work:
             self.vision_encodes += vision_encodes
 
 
+_probing: ContextVar[bool] = ContextVar("kamera_probing", default=False)
 _open: ContextVar[tuple[tuple[Meter, Work], ...]] = ContextVar("kamera_open_work", default=())
 
 
@@ -69,3 +72,15 @@ class Meter:
 
     def _encoded(self, module: nn.Module, args: Any, output: Any) -> None:
         self._add(vision_encodes=1)
+
+
+def as_probe(work: Callable[[], Result]) -> Result:
+    """Run ``work()``, which is counted, as a probe of the model: `is_probe` tells so inside."""
+    context = copy_context()
+    context.run(_probing.set, True)
+    return context.run(work)
+
+
+def is_probe() -> bool:
+    """True inside the work of `as_probe`: a hook may leave it out."""
+    return _probing.get()

@@ -13,8 +13,9 @@ from PIL import Image
 
 from kamera.content import Chunk, Encoded
 from kamera.engines.base import FEATURES, Answers
+from kamera.engines.hf.meter import as_probe
 from kamera.errors import ComputationChanged, KameraError
-from kamera.store.probes import distance
+from kamera.store import answers_apart
 
 if TYPE_CHECKING:
     from kamera.engines.hf.backbone import Backbone
@@ -43,7 +44,7 @@ class Prober:
         backbone = self._backbone
         with backbone.alone():
             fingerprint = backbone.fingerprint
-            now = self._asked()
+            now = as_probe(self._asked)
             apart = self._apart(fingerprint, now)
             if apart is not None:
                 backbone.identity.digest_anew()
@@ -57,7 +58,7 @@ class Prober:
         first = self._first.get(fingerprint, {})
         limit = tolerance(self._backbone, self._backbone.dtype) * _STEADY
         for name in sorted(first.keys() & now.keys()):
-            apart = distance(first[name], now[name])
+            apart = answers_apart(first[name], now[name])
             if not apart <= limit:
                 return (
                     f"backbone {fingerprint[:12]} answers the {name} probe otherwise than before (relative "

@@ -191,7 +191,7 @@ def without_reuse(cuts: Proof, kind: str) -> str:
         f"the forward of this {kind} depends on how its tokens are cut (relative error {cuts.error:.1e} in "
         f"{cuts.worst}, tolerance {cuts.tolerance:.0e}), as it does where a scale of activations is read off "
         "all tokens at once: no KV of it can be used again; let ChatSession(uncached=True) or transformers "
-        "run it, or quantise only its weights, or activations token by token"
+        "run it, or quantise its weights alone"
     )
 
 
