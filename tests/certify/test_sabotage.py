@@ -69,6 +69,7 @@ def test_each_axis_alone_is_told_in_half_precision():
 def test_no_wrong_build_gets_a_safe_certificate(trained, monkeypatch):
     """The table in short: `python -m lab.sabotage.certificates` asks 120 questions a guarantee."""
     monkeypatch.setattr(probe, "PER_TRIAL", 2)
+    monkeypatch.setattr("lab.sabotage.builds.SCENES", 1)
     verdicts = {}
     for name, build in builds(trained).items():
         with build():
@@ -77,7 +78,8 @@ def test_no_wrong_build_gets_a_safe_certificate(trained, monkeypatch):
     assert {name for name, verdict in verdicts.items() if verdict != "unsafe"} == set()
 
 
-def test_windows_tell_a_wrong_build_without_a_proof_on_tokens(trained):
+def test_windows_tell_a_wrong_build_without_a_proof_on_tokens(trained, monkeypatch):
+    monkeypatch.setattr("lab.sabotage.builds.SCENES", 1)
     missed = []
     for name, build in builds(trained).items():
         with build():
