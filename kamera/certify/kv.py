@@ -19,6 +19,7 @@ from functools import cached_property
 import torch
 
 from kamera.content import Encoded
+from kamera.engines.hf import precision
 from kamera.ops import KV, Layout, Patch, PatchBudget, apply_patch, deficit, floats, kv_map, relocate_kv
 from kamera.ops import uniform_offset as offset_between
 from kamera.window import KameraWindow, Shown
@@ -35,11 +36,6 @@ SPARE = 2.0
 HALF = 0.5
 """Least share of a channel's deficit that is restored over all layers. A patch within its bytes may leave out
 a layer; one that leaves out most of a channel has no budget for this model, or is formed wrongly."""
-
-
-def precision(dtype: torch.dtype) -> float:
-    """Relative error that the last rounding to ``dtype`` explains, where all else was done in float32."""
-    return max(1e-5, torch.finfo(dtype).eps / 8)
 
 
 def _rounding(dtype: torch.dtype) -> float:

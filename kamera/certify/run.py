@@ -129,7 +129,9 @@ class _Tally:
 
     @property
     def done(self) -> bool:
-        return bool(self.flaw) or all(len(found) == self.items for found in self.outcomes.values())
+        """True if all is asked, or if a flaw decides and something was asked about each guarantee."""
+        asked = [len(found) for found in self.outcomes.values()]
+        return min(asked) == self.items or bool(self.flaw and all(asked))
 
     def add(self, trials: Trials) -> Iterator[tuple[int, int]]:
         """Compare a scene's KV, and ask its questions, up to the number still wanted."""
@@ -166,10 +168,11 @@ class _Tally:
 
     def _compare(self, trials: Trials) -> None:
         first = not self.compared
-        found = {"patched": trials.compared()}
+        found: dict[Guarantee, Compared] = {"patched": trials.compared()}
         if first:
-            self.sabotaged_kv = trials.compared_sabotaged()
             found["patched"] &= trials.compared_after_moves()
+        if first and not (self.flaw or found["patched"].flaw):
+            self.sabotaged_kv = trials.compared_sabotaged()
         if "survivor" in self.outcomes:
             found["survivor"] = trials.compared_survivors()
         for guarantee, compared in found.items():

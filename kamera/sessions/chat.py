@@ -164,7 +164,7 @@ class ChatSession:
         return self._state.layout
 
     def usage(self) -> Usage:
-        """The model work of this session, now and later; a fork counts its own. Equal to hooks after `flush`."""
+        """The model work of this session, now and later, equal to hooks after `flush`; a fork has its own."""
         return self._account.usage
 
     def flush(self) -> None:

@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from types import ModuleType
 from typing import Any
-from unittest.mock import patch as replaced
 
 import torch
 
@@ -59,6 +58,17 @@ def builds(backbone: Backbone) -> dict[str, Build]:
     return found
 
 
+@contextmanager
+def replaced(owner: object, name: str, value: object) -> Iterator[None]:
+    """Another attribute of a class or module, in the block."""
+    true = getattr(owner, name)
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        setattr(owner, name, true)
+
+
 # -- kernels -----------------------------------------------------------------------------------------
 
 
@@ -72,7 +82,7 @@ def _paths() -> list[ModuleType]:
 def _writes(wrong: Callable[[Callable[..., None]], Callable[..., None]]) -> Iterator[None]:
     with ExitStack() as stack:
         for path in _paths():
-            stack.enter_context(replaced.object(path, "write", wrong(path.write)))
+            stack.enter_context(replaced(path, "write", wrong(path.write)))
         yield
 
 
@@ -118,7 +128,7 @@ def _moved_late() -> AbstractContextManager[None]:
     def wrong(self: LiveCache, source: Any, into: Any, run: Any) -> int:
         return copy(self, source, into, run._replace(out_of=run.out_of + 1))
 
-    return replaced.object(LiveCache, "_copy", wrong)
+    return replaced(LiveCache, "_copy", wrong)
 
 
 def _moved_without_free() -> AbstractContextManager[None]:
@@ -134,7 +144,7 @@ def _moved_without_free() -> AbstractContextManager[None]:
                     copied += part.numel() * part.element_size()
         return copied
 
-    return replaced.object(LiveCache, "_copy", wrong)
+    return replaced(LiveCache, "_copy", wrong)
 
 
 # -- patches -----------------------------------------------------------------------------------------
@@ -150,12 +160,13 @@ def _in_forming(backbone: Backbone, fault: Fault) -> Build:
         of = fault(Material(canonical, held, layout, still, held, held, seed=0))
         return sized._replace(formed=sized.formed._replace(patch=of.patch))
 
-    return lambda: replaced.object(PatchBudget, "_formed", wrong)
+    return lambda: replaced(PatchBudget, "_formed", wrong)
 
 
 def _anothers_patches() -> AbstractContextManager[None]:
     """A look-up that returns the patch of the chunk of this length that was looked up before."""
-    look_up, last = Former.patch, {}
+    look_up = Former.patch
+    last: dict[int, tuple[str, Patch]] = {}
 
     def wrong(self: Former, facts: Any, *given: Any, **named: Any) -> Patch | None:
         found = look_up(self, facts, *given, **named)
@@ -165,7 +176,7 @@ def _anothers_patches() -> AbstractContextManager[None]:
         last[facts.length] = (facts.chunk_id, found)
         return other[1] if other[0] != facts.chunk_id else found
 
-    return replaced.object(Former, "patch", wrong)
+    return replaced(Former, "patch", wrong)
 
 
 def _stale_patches(backbone: Backbone) -> AbstractContextManager[None]:
@@ -179,7 +190,7 @@ def _stale_patches(backbone: Backbone) -> AbstractContextManager[None]:
         found = look_up(self, facts, *given, **named)
         return None if found is None else stale.get(facts.chunk_id, found)
 
-    return replaced.object(Former, "patch", wrong)
+    return replaced(Former, "patch", wrong)
 
 
 # -- the rotation ------------------------------------------------------------------------------------
@@ -191,7 +202,7 @@ def _angles(change: Callable[[torch.Tensor, RopeSpec], torch.Tensor]) -> Iterato
     true = RopeSpec.angles
     rope.turn_table.cache_clear()
     try:
-        with replaced.object(RopeSpec, "angles", lambda self, offset: change(true(self, offset), self)):
+        with replaced(RopeSpec, "angles", lambda self, offset: change(true(self, offset), self)):
             yield
     finally:
         rope.turn_table.cache_clear()
@@ -207,5 +218,5 @@ def unproved(really: bool) -> Iterator[None]:
     """Certificates without proofs of the operator on tokens: what windows show has to tell alone."""
     with ExitStack() as stack:
         if really:
-            stack.enter_context(replaced.object(run, "_flaw", lambda backbone: ""))
+            stack.enter_context(replaced(run, "_flaw", lambda backbone: ""))
         yield

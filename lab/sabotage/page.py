@@ -1,4 +1,4 @@
-"""The measured part of docs/sabotage.md: `python -m lab.sabotage.page` writes it from the results."""
+"""The measured parts of docs/sabotage.md: `python -m lab.sabotage.page` writes them from the results."""
 
 from __future__ import annotations
 
@@ -7,11 +7,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from lab.sabotage.certificates import seen_by
 from lab.sabotage.document import blindness, cells, headings
 
 TOP = Path(__file__).resolve().parents[2]
 RESULTS, PAGE = TOP / "docs" / "results" / "sabotage", TOP / "docs" / "sabotage.md"
+BUILDS = TOP / "docs" / "results" / "certify" / "builds"
 BEGIN, END = "<!-- measured: python -m lab.sabotage.page -->", "<!-- end of measured -->"
+BUILDS_BEGIN, BUILDS_END = "<!-- builds: python -m lab.sabotage.page -->", "<!-- end of builds -->"
 
 
 def beds(folder: Path = RESULTS) -> list[Mapping[str, Any]]:
@@ -62,12 +65,44 @@ def _line(row: Sequence[str]) -> str:
     return f"| {' | '.join(row)} |"
 
 
+def certified(folder: Path = BUILDS) -> list[Mapping[str, Any]]:
+    """Every table of wrong builds and the certificates they get."""
+    return [json.loads(path.read_text(encoding="utf-8")) for path in sorted(folder.glob("*.json"))]
+
+
+def built(every: Sequence[Mapping[str, Any]]) -> str:
+    """A row for each build: its verdicts on every backbone, and by what it is found out."""
+    lines = [
+        _line(["what is wrong", *(f"{one['backbone']}, {one['dtype']}" for one in every)]),
+        "|---" * (len(every) + 1) + "|",
+    ]
+    for name in dict.fromkeys(name for one in every for name in one["builds"]):
+        lines.append(_line([name, *(_verdicts(one["builds"].get(name)) for one in every)]))
+    safe = sum(len(one["safe_of_wrong_builds"]) for one in every)
+    wrong = sum(len(one["builds"]) - 1 for one in every)
+    return "\n".join([*lines, "", f"*Safe among {wrong} certificates of wrong builds: {safe}.*"])
+
+
+def _verdicts(row: Mapping[str, Mapping[str, Any]] | None) -> str:
+    """One verdict where all guarantees share it, and by what it was found; else the guarantees by verdict."""
+    if row is None:
+        return "none such"
+    by_verdict: dict[str, list[str]] = {}
+    for guarantee, finding in row.items():
+        by_verdict.setdefault(finding["verdict"], []).append(guarantee)
+    if list(by_verdict) == ["unsafe"]:
+        return f"unsafe ({seen_by(row['patched']['reason'])})"
+    return "; ".join(f"{', '.join(of)} {verdict}" for verdict, of in by_verdict.items())
+
+
 def main() -> None:
-    """Put the tables into the page, between its two marks."""
+    """Put the tables into the page, each between its two marks."""
     text = PAGE.read_text(encoding="utf-8")
-    before, rest = text.split(BEGIN)
-    _, after = rest.split(END)
-    PAGE.write_text(f"{before}{BEGIN}\n{measured(beds())}\n{END}{after}", encoding="utf-8")
+    for begin, end, table in ((BEGIN, END, measured(beds())), (BUILDS_BEGIN, BUILDS_END, built(certified()))):
+        before, rest = text.split(begin)
+        _, after = rest.split(end)
+        text = f"{before}{begin}\n{table}\n{end}{after}"
+    PAGE.write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import pytest
 import torch
@@ -67,22 +68,25 @@ def test_each_axis_alone_is_told_in_half_precision():
 
 def test_no_wrong_build_gets_a_safe_certificate(trained, monkeypatch):
     """The table in short: `python -m lab.sabotage.certificates` asks 120 questions a guarantee."""
-    monkeypatch.setattr(probe, "PER_TRIAL", 1)
+    monkeypatch.setattr(probe, "PER_TRIAL", 2)
+    monkeypatch.setattr("lab.sabotage.builds.SCENES", 1)
     verdicts = {}
     for name, build in builds(trained).items():
         with build():
-            verdicts[name] = certified(trained, items=1).findings["patched"].verdict
+            verdicts[name] = certified(trained, items=2).findings["patched"].verdict
     assert len(verdicts) > 20
     assert {name for name, verdict in verdicts.items() if verdict != "unsafe"} == set()
 
 
-def test_windows_tell_a_wrong_build_without_a_proof_on_tokens(trained):
+def test_windows_tell_a_wrong_build_without_a_proof_on_tokens(trained, monkeypatch):
+    monkeypatch.setattr("lab.sabotage.builds.SCENES", 1)
     missed = []
     for name, build in builds(trained).items():
         with build():
             asked = trials(trained)
-            found = asked.compared() & asked.compared_after_moves() & asked.compared_survivors()
-        missed += [] if found.flaw else [name]
+            means = (asked.compared, asked.compared_survivors, asked.compared_after_moves)
+            told = any(compare().flaw for compare in means)
+        missed += [] if told else [name]
     assert set(missed) <= EVERYWHERE
 
 
@@ -97,7 +101,7 @@ def test_a_flaw_ends_the_probe_with_its_first_scene(trained):
     with builds(trained)["patch scaled, in the kernels"]():
         made = certify(trained, probe="world", items=120)
     assert {finding.verdict for finding in made.findings.values()} == {"unsafe"}
-    assert {finding.n for finding in made.findings.values()} == {probe.PER_TRIAL}
+    assert max(finding.n for finding in made.findings.values()) == probe.PER_TRIAL
     assert made.sabotages == {}
 
 
@@ -106,3 +110,17 @@ def test_of_two_comparisons_the_worse_holds():
     assert one & other == Compared({"k": [0.9, 0.5]}, "torn", "much")
     assert (Compared(flaw="first") & other).flaw == "first"
     assert (one & Compared()).closed == one.closed
+
+
+def test_a_scene_without_a_question_about_a_guarantee_does_not_end_a_flawed_probe(trained, monkeypatch):
+    draw = probe.PROBES["world"]
+
+    def silent_at_first():
+        for number, scene in enumerate(draw()):
+            yield scene if number else replace(scene, asked={**scene.asked, "orbit": ()})
+
+    monkeypatch.setitem(probe.PROBES, "world", silent_at_first)
+    with builds(trained)["patch scaled, in the kernels"]():
+        made = certify(trained, probe="world", items=120, guarantees=["orbit"])
+    assert made.findings["orbit"].n > 0
+    assert {finding.verdict for finding in made.findings.values()} == {"unsafe"}

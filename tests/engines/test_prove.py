@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from unittest.mock import patch as replaced
 
 import pytest
 import torch
@@ -12,7 +11,7 @@ from kamera.certify.sabotage import SABOTAGES, Material
 from kamera.engines.hf import Backbone, prove_moves, prove_patch, prove_relocation
 from kamera.ops import Patch
 from kamera.ops.kernels import native_path, torch_path
-from lab.sabotage.builds import builds
+from lab.sabotage.builds import builds, replaced
 from tests.models import tiny
 
 PRECISIONS = (torch.float32, torch.bfloat16, torch.float16)
@@ -33,7 +32,7 @@ def turned_otherwise_in(layer: int):
 
         return served
 
-    return (replaced.object(path, "write", wrong(path.write)) for path in (native_path, torch_path))
+    return (replaced(path, "write", wrong(path.write)) for path in (native_path, torch_path))
 
 
 @pytest.mark.parametrize("name", ["qwen3_vl", "deepseek_v3", "gemma4_shared", "qwen3_vl_moe"])

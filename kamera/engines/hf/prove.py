@@ -34,6 +34,11 @@ _ROWS = 5e-3
 """Tolerance of one product of a row and a matrix in any dtype: in half precision it is rounded at 2^-8."""
 
 
+def precision(dtype: torch.dtype) -> float:
+    """Relative error that the last rounding to ``dtype`` explains, where all else was done in float32."""
+    return max(1e-5, torch.finfo(dtype).eps / 8)
+
+
 @dataclass(frozen=True)
 class Proof:
     """The relative L2 error of the layer and channel that uses up most of its tolerance, and that tolerance.
@@ -256,9 +261,9 @@ def _unlike(got: KV, said: KV, like: KV) -> Iterator[_Off]:
     """Errors against a reference in float64, which is rounded as ``like``."""
     for i, (layer, own) in enumerate(zip(said, like, strict=True)):
         for name, want in layer.items():
-            most = max(1e-5, torch.finfo(own[name].dtype).eps / 8)
-            off = _relative(got[i][name], want.to(own[name].dtype))
-            yield _Off(off, f"layer {i} channel {name}", most)
+            dtype = own[name].dtype
+            off = _relative(got[i][name], want.to(dtype))
+            yield _Off(off, f"layer {i} channel {name}", precision(dtype))
 
 
 def _relative(got: torch.Tensor, want: torch.Tensor) -> float:

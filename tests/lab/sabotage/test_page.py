@@ -4,7 +4,8 @@ import copy
 
 import pytest
 
-from lab.sabotage.page import BEGIN, END, PAGE, beds, measured
+from lab.sabotage.certificates import SOUND
+from lab.sabotage.page import BEGIN, BUILDS_BEGIN, BUILDS_END, END, PAGE, beds, built, certified, measured
 
 BEDS = beds()
 
@@ -31,3 +32,22 @@ def test_every_setup_that_is_answered_asks_what_the_command_says(bed):
         if setup["answered"]:
             sound = next(row for row in setup["rows"] if row["arm"] == "sound")
             assert sound["accuracy"][0] >= setup["reprefill"][0] - 0.05, "the sound arm passes"
+
+
+def test_the_page_shows_the_committed_certificates_of_wrong_builds():
+    shown = PAGE.read_text(encoding="utf-8").split(BUILDS_BEGIN)[1].split(BUILDS_END)[0].strip()
+    assert shown == built(certified())
+    assert {(one["backbone"], one["dtype"]) for one in certified()} >= {
+        ("gqa", "float32"),
+        ("mla", "float32"),
+    }
+
+
+@pytest.mark.parametrize("one", certified(), ids=lambda one: f"{one['backbone']}-{one['dtype']}")
+def test_no_wrong_build_was_found_safe_and_the_sound_one_was(one):
+    assert one["safe_of_wrong_builds"] == []
+    wrong = {name: row for name, row in one["builds"].items() if name != SOUND}
+    assert len(wrong) > 15
+    assert {finding["verdict"] for row in wrong.values() for finding in row.values()} == {"unsafe"}
+    assert one["builds"][SOUND]["patched"]["verdict"] == "safe"
+    assert one["builds"][SOUND]["patched"]["n"] == one["items"]
