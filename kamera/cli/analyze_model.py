@@ -15,7 +15,7 @@ from kamera.cli.options import Device, Dtype, File, Form, Format, Model, Precisi
 from kamera.cli.output import Output, facts, listing
 
 if TYPE_CHECKING:
-    from kamera.reuse import Tested
+    from kamera.reuse import HeldOut
 
 Text = Annotated[
     Path | None,
@@ -181,7 +181,7 @@ def calibrate(
         raise typer.Exit(1)
 
 
-def _held_out(found: Tested) -> str:
+def _held_out(found: HeldOut) -> str:
     return (
         f"{found.accepted} of {found.cases} cases accepted; {found.violations} beyond the bound (at most "
         f"{found.violation_limit:.3f} at 95 %), {found.flips} with another next token "

@@ -35,7 +35,7 @@ class Point:
 
 
 @dataclass(frozen=True)
-class Tested:
+class HeldOut:
     """What a calibration does on cases that it was not fitted to.
 
     Of ``cases`` it accepts at least one segment in ``accepted``; of these ``violations`` have one that drifts
@@ -86,8 +86,8 @@ class Calibration:
     threshold: float | None
     curve: tuple[Point, ...]
     trials: int
-    tested: Tested
-    replaced: Tested
+    tested: HeldOut
+    replaced: HeldOut
     refusal: str
     scope: tuple[str, ...]
     sources: tuple[str, ...]
@@ -230,7 +230,7 @@ def _built(content: Any, path: Path) -> Calibration:
     found = dict(content)
     found["windows"] = tuple(None if w is None else int(w) for w in found["windows"])
     found["curve"] = tuple(Point(**point) for point in found["curve"])
-    found["tested"], found["replaced"] = (Tested(**found[name]) for name in ("tested", "replaced"))
+    found["tested"], found["replaced"] = (HeldOut(**found[name]) for name in ("tested", "replaced"))
     found["scope"], found["sources"] = (tuple(map(str, found[name])) for name in ("scope", "sources"))
     return Calibration(**found, path=path)
 

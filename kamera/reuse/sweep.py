@@ -11,7 +11,7 @@ import torch
 from kamera.content import Chunk, Encoded
 from kamera.engines.hf import Backbone
 from kamera.ops import KV, PatchBudget, kv_concat, relocate_kv, uniform_offset
-from kamera.reuse.calibration import Calibration, Point, Tested, kind, modality
+from kamera.reuse.calibration import Calibration, HeldOut, Point, kind, modality
 from kamera.reuse.forwards import answered, divergence, shown
 from kamera.reuse.probe import likeness
 from kamera.window import grounds_of, library_versions
@@ -130,7 +130,7 @@ def derive(
 
 def tested(
     trials: Sequence[Sequence[Trial]], least: int | None, threshold: float | None, bound: float
-) -> Tested:
+) -> HeldOut:
     """What guard (``least`` equal tokens) and probe (``threshold``) accept of cases, given their trials."""
     accepted = violations = flips = 0
     for of in trials:
@@ -142,7 +142,7 @@ def tested(
         accepted += bool(taken)
         violations += any(t.kl[-1] > bound for t in taken)
         flips += not all(t.agrees for t in taken)
-    return Tested(len(trials), accepted, violations, flips)
+    return HeldOut(len(trials), accepted, violations, flips)
 
 
 def replacing(case: Case, other: Case) -> tuple[tuple[int, tuple[Chunk, ...]], ...]:
@@ -296,7 +296,7 @@ def operating_point(trials: Sequence[Trial], windows: Sequence[int | None], boun
     return min(passing)
 
 
-def _refusal(threshold: float | None, found: Tested, replaced: Tested, bound: float) -> str:
+def _refusal(threshold: float | None, found: HeldOut, replaced: HeldOut, bound: float) -> str:
     """The reason to give no threshold after a test; "" if it held."""
     if threshold is None:
         return "no left context that was tried bounds it, or too few trials drifted to tell"

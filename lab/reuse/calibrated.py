@@ -22,7 +22,7 @@ from typing import Any
 
 from kamera import testbed
 from kamera.engines.hf import Backbone
-from kamera.reuse import Case, Tested, cases_of
+from kamera.reuse import Case, HeldOut, cases_of
 from kamera.reuse.calibration import Calibration, modality
 from kamera.reuse.sweep import Trial, derive, operating_point, replacing, run, tested, windows_of
 from lab.results import keep
@@ -85,7 +85,7 @@ def unheld(trials: Sequence[Sequence[Trial]], bound: float) -> tuple[int | None,
     return least, operating_point(flat, [least], bound)
 
 
-def told(found: Tested) -> dict[str, Any]:
+def told(found: HeldOut) -> dict[str, Any]:
     """Counts and limits."""
     return asdict(found) | {"violation limit": found.violation_limit, "flip limit": found.flip_limit}
 
