@@ -70,8 +70,9 @@ class ReusePolicy:
     ``tolerance`` is the proof a patch needs to be served as "patched" where no certificate has found such
     patches safe: what the model says behind the patched KV may differ from what it says behind the true KV by
     at most so many nats at any token asked, no decided token may flip, and the KV itself has to be within its
-    bound at every token, layer and channel (`kamera.ops.Proof`, docs/proofs.md). A patch that fails is formed larger, up to eight times the budget; one that fails at every size is never served, and
-    its chunk prefilled instead. None: no proof is asked for, so without a certificate no patch is served.
+    bound at every token, layer and channel (`kamera.ops.Proof`, docs/proofs.md). A patch that fails is formed
+    larger, up to eight times the budget; one that fails at every size is never served, and its chunk
+    prefilled instead. None: no proof is asked for, so without a certificate no patch is served.
 
     ``withheld`` are guarantees that are not served although ``minimum`` admits them. If "survivor"
     is withheld, chunks that stay are placed anew by the best remaining means: the patch stored for their

@@ -52,7 +52,7 @@ def narrow(results: Path = RESULTS) -> str:
     ]
     few = "four of one kind: answers alone"
     lines = [
-        f"| served | windows | six questions: answers alone | with the KV | {few} | with the KV | error of KV |",
+        f"| served | windows | six questions: answers alone | with KV | {few} | with KV | error of KV |",
         "|---" * 7 + "|",
     ]
     for kind in dict.fromkeys(map(_kind, dict(arms))):
