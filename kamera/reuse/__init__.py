@@ -3,7 +3,7 @@
 from kamera.reuse.admission import Admission, Tier
 from kamera.reuse.anchors import anchors_of
 from kamera.reuse.arrangement import Arrangement, Outcome
-from kamera.reuse.calibration import Calibration, Point, calibration_of
+from kamera.reuse.calibration import Calibration, HeldOut, Point, calibration_of
 from kamera.reuse.cuts import cut, resets, sub_windows, windows
 from kamera.reuse.file import IndexFile
 from kamera.reuse.index import ContentIndex, Found, Hit
@@ -27,6 +27,7 @@ __all__ = [
     "ContentIndex",
     "CutRule",
     "Found",
+    "HeldOut",
     "Hit",
     "IndexFile",
     "Media",

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import accumulate
 from typing import NamedTuple
 
@@ -19,7 +20,7 @@ from kamera.errors import CorruptChunk, StoreError, UnsupportedBackbone, WrongKe
 from kamera.ops import kv_concat
 from kamera.patches import Guarantee, at_least, equal_left, weakest
 from kamera.reuse.admission import Admission, tier_of
-from kamera.reuse.calibration import Calibration
+from kamera.reuse.calibration import Calibration, modality
 from kamera.reuse.prefetch import Load, Prefetch
 from kamera.reuse.probe import likeness, probed
 from kamera.reuse.terms import loose, strict
@@ -154,7 +155,10 @@ class Arrangement:
             source = seats[i].source
             offer = _Offer(source.guarantee, source.antecedents)
             shared = equal_left(self._ids[:i], offer.antecedents, self._lengths[:i])
-            why = self._forbidden(offer) or calibration.guard(shared)
+            item = self._order[i]
+            assert isinstance(item, Chunk), "slots keep the KV they have"
+            outside = calibration.outside(item, self._modalities[:i])
+            why = self._forbidden(offer) or outside or calibration.guard(shared)
             if why is not None:
                 found[i] = replace(found[i], reason=f"{found[i].reason}: {why}")
                 continue
@@ -171,6 +175,19 @@ class Arrangement:
                 found[i] = replace(found[i], guarantee=weakest((found[i].guarantee, found[first].guarantee)))
         self.admissions = tuple(found)
         self.cost = self._cost(first)
+
+    @cached_property
+    def _modalities(self) -> list[str]:
+        """The modality of each item."""
+        ids, vision = self.window.input_ids, torch.tensor(self.window.backbone.vision_tokens)
+        found = []
+        for item in self._order:
+            if isinstance(item, Chunk):
+                found.append(modality(item))
+            else:
+                shown = torch.isin(ids[item.start : item.start + item.length], vision)
+                found.append("media" if bool(shown.any()) else "text")
+        return found
 
     def _forbidden(self, offer: _Offer) -> str | None:
         asked = self.window.asked_policy

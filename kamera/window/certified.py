@@ -176,7 +176,7 @@ def _terms(backbone: Engine, policy: ReusePolicy, found: Search) -> Terms:
             f"ReusePolicy(certified=False), or ask again: `{command}`"
         )
     served = policy.without(reasons) if reasons else policy
-    if held is not None and found.denied.get("composed") is None and held.refusal("composed") is None:
+    if held is not None and "composed" in wanted and "composed" not in reasons:
         served = replace(served, composed_up_to=max(served.composed_up_to, held.antecedents))
     return Terms(policy, served if proving else replace(served, tolerance=None), held, reasons)
 

@@ -77,9 +77,10 @@ class ReusePolicy:
 
     ``tolerance`` is the proof a patch needs to be served as "patched" where no certificate has found such
     patches safe: what the model says behind the patched KV may differ from what it says behind the true KV by
-    at most so many nats at any token asked, and no decided token may flip (`kamera.ops.Proof`). A patch that
-    fails is formed larger, up to eight times the budget; one that fails at every size is never served, and
-    its chunk prefilled instead. None: no proof is asked for, so without a certificate no patch is served.
+    at most so many nats at any token asked, no decided token may flip, and the KV itself has to be within its
+    bound at every token, layer and channel (`kamera.ops.Proof`, docs/proofs.md). A patch that fails is formed
+    larger, up to eight times the budget; one that fails at every size is never served, and its chunk
+    prefilled instead. None: no proof is asked for, so without a certificate no patch is served.
 
     ``audit`` is the share of served slots that are prefilled again later, off the path of any answer, and
     compared with what was served (`kamera.window.audit`); 0.0 audits none. An error beyond the guarantee's

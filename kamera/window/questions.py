@@ -182,10 +182,11 @@ class Questions(View):
         prover.heard(ids)
         doubted = []
         for i, resident in enumerate(residents):
-            source, behind = resident.seat.source, self._state.chunk_ids[:i]
-            if source.proof is not None and source.antecedents == behind:
-                if prover.doubts(ids, resident.facts.chunk_id, behind, source.proof):
-                    doubted.append(i)
+            proof, behind = resident.seat.source.proof, resident.seat.source.antecedents
+            if proof is None or behind != self._state.chunk_ids[:i]:
+                continue
+            if prover.doubts(ids, resident.facts.chunk_id, behind, proof):
+                doubted.append(i)
         if doubted:
             former.forming.later(partial(prove_again, former, [r.facts for r in residents], doubted))
 

@@ -78,8 +78,10 @@ def measure(name: str, windows: int, swept: int) -> dict[str, Any]:
     """All services on one backbone, and its calibration."""
     backbone = Backbone(*load(name))
     bench = Bench.prepare(backbone, 0, 1)
-    trials = [trial for case in cases(bench, swept) for trial in run(backbone, case)]
-    calibration = derive(backbone, trials, model=name)
+    drawn = list(cases(bench, swept))
+    ran = [run(backbone, case) for case in drawn]
+    trials = [trial for of in ran for trial in of]
+    calibration = derive(backbone, drawn, ran, model=name)
     rows: dict[tuple[str, str, str], list[Any]] = defaultdict(list)
     for index in range(windows):
         stage = bench.stage(index)
@@ -103,7 +105,7 @@ def measure(name: str, windows: int, swept: int) -> dict[str, Any]:
         )
     return {
         "family": name,
-        "calibration": asdict(calibration),
+        "calibration": {n: v for n, v in asdict(calibration).items() if n != "path"},
         "trials": [asdict(trial) for trial in trials],
         "rows": table,
     }

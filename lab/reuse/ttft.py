@@ -27,7 +27,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from kamera import Backbone, ChunkStore, ReusePolicy
 from kamera.ops import PatchBudget, kv_concat
 from kamera.patches import prefill_anchor
-from kamera.reuse import Calibration, Prompt, Reuser
+from kamera.reuse import Calibration, HeldOut, Prompt, Reuser
 from kamera.reuse.forwards import answered, places, prefilled
 from kamera.window import grounds_of, library_versions
 from lab.baselines.cacheblend import CacheBlend
@@ -140,7 +140,9 @@ def lenient(backbone: Backbone) -> Calibration:
     """A calibration that lets every segment pass, so that the accepted case is timed."""
     grounds = grounds_of(backbone, PatchBudget(1))
     facts = (grounds.fingerprint, "random", grounds.dtype, grounds.vocabulary, grounds.position_limit)
-    return Calibration(*facts, library_versions(), 1.0, (0,) * LAYERS, -1.0, (), 0, "")
+    none = HeldOut(0, 0, 0, 0)
+    scope = "", ("text behind text",), ("",)
+    return Calibration(*facts, library_versions(), 1.0, (0,) * LAYERS, -1.0, (), 0, none, none, *scope, "")
 
 
 def measure(body: int, rounds: int) -> dict[str, Any]:

@@ -38,10 +38,12 @@ def test_a_calibration_is_written_and_read_back(capsys, tmp_path):
     text = tmp_path / "text.txt"
     text.write_text(" ".join(f"value of tag {i} red glyph" for i in range(200)))
     common = ("analyze", "calibrate", "testbed", tmp_path, "--format", "json", "--plot", plot)
-    made = kamera(capsys, *common, "--cases", 1, "--text", text)
-    assert made.code == 1 and made.document["threshold"] is None  # four comparisons: too few to believe
+    made = kamera(capsys, *common, "--cases", 2, "--source", "tool", "--text", text)
+    assert made.code == 1 and made.document["threshold"] is None  # eight comparisons: too few to believe
+    assert made.document["violation_limit"] == 1.0 and "too few" in made.document["refusal"]
     read = Calibration.read(made.document["path"])
-    assert (read.model, read.trials, len(read.windows)) == ("testbed", 4, 6)
+    assert (read.model, read.trials, len(read.windows)) == ("testbed", 8, 6)
+    assert (read.sources, read.scope, read.tested.cases) == (("tool",), ("text behind text",), 1)
     assert plot.read_bytes().startswith(PNG)
 
 

@@ -16,7 +16,7 @@ from kamera.ops.proof import DECIDED, KV_BOUND, LEAST_KINDS, NEAR_EXACT
 KINDS = tuple(sketch(range(10 * i, 10 * i + 8)) for i in range(LEAST_KINDS))
 """Questions unlike each other, as many as a proof needs."""
 
-GOOD = Proof(0.01, 0, 5, 0.3, KINDS)
+GOOD = Proof(0.01, 0, 5, (NEAR_EXACT + KV_BOUND) / 2, KINDS)
 
 
 def slowly(true, patched) -> tuple[float, int, int]:

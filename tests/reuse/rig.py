@@ -9,7 +9,7 @@ import torch
 from kamera import Backbone, ChunkStore, ReusePolicy
 from kamera.engines.hf.backbone import Backbone as Hf
 from kamera.ops import PatchBudget
-from kamera.reuse import Calibration, Point, Prompt, Reuser
+from kamera.reuse import Calibration, HeldOut, Point, Prompt, Reuser
 from kamera.window import grounds_of, library_versions
 from tests.models import tiny
 
@@ -72,6 +72,11 @@ def calibration(backbone: Backbone, **changed) -> Calibration:
         "threshold": -1.0,
         "curve": (Point(-1.0, 1.0, 0.0, 0.0, 1.0),),
         "trials": 20,
+        "tested": HeldOut(60, 60, 0, 0),
+        "replaced": HeldOut(60, 0, 0, 0),
+        "refusal": "",
+        "scope": ("text behind text",),
+        "sources": ("", "system", "user", "assistant", "tool"),
         "created": "2026-11-22T00:00:00+00:00",
     }
     return Calibration(**{**content, **changed})

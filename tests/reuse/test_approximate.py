@@ -174,16 +174,17 @@ def test_the_probe_is_one_for_exact_kv_and_less_for_other():
 
 def test_a_sweep_binds_its_thresholds_to_the_backbone():
     backbone = family(NAME)
-    documents = [words(seed, 120).tolist() for seed in range(3)]
+    documents = [words(seed, 120).tolist() for seed in range(4)]
     options = {"count": 6, "context": 40, "segment": 12, "question": 4, "ladder": (0, 16)}
     cases = cases_of(backbone, documents, **options)
     made = calibrate(backbone, cases, bound=100.0)
     assert made.difference(backbone) is None
-    assert made.windows == (0, 0, 0) and made.trials == 12
-    assert made.threshold is None  # nothing drifted: the sweep shows nothing
-    assert calibrate(backbone, cases[:1], bound=1e-12).windows == (0, None, None)
-    with pytest.raises(ValueError, match="at least two"):
-        cases_of(backbone, documents[:1], **options)
+    assert made.windows == (0, 0, 0) and made.trials == 3 * (2 + 4)  # four pieces, each replaced in turn
+    assert made.threshold is None and "too few trials drifted" in made.refusal
+    assert (made.scope, made.sources) == (("text behind text",), ("",))
+    assert calibrate(backbone, cases[:2], bound=1e-12).windows == (0, None, None)
+    with pytest.raises(ValueError, match="at least four"):
+        cases_of(backbone, documents[:3], **options)
     with pytest.raises(ValueError, match="no case"):
         calibrate(backbone, [])
 

@@ -11,7 +11,7 @@ from kamera import Backbone, ChunkStore, KameraWindow, ReusePolicy, testbed
 from kamera.certify.sabotage import SABOTAGES, Material
 from kamera.engines import Span
 from kamera.errors import NotRelocatable
-from kamera.ops import Patch, Proof, patch_of, relocate_kv
+from kamera.ops import Patch, Proof, apply_patch, patch_of, relocate_kv
 from kamera.ops.proof import KV_BOUND, LEAST_KINDS, NEAR_EXACT
 from kamera.patches import Prover, prefill_anchor, proving
 from kamera.patches.proving import DOUBLINGS
@@ -263,6 +263,18 @@ def test_no_wrong_build_proves_itself(stage, shipped, fault):
     proof = prover.proof(scene.delta, scene.conditioned, served, facts_of(scene), before_of(scene))
     assert not proof.within(0.05), proof
     assert proof.kl > 0.5, "far beyond any tolerance"
+    assert proof.kv > 2 * KV_BOUND, "and beyond any doubt"
+
+
+def test_an_axis_that_answers_do_not_miss_is_missed_in_the_kv(stage, shipped):
+    """The w axis not rotated: its answers were within the tolerance in 5 of 6 windows."""
+    scene, of = material(stage)
+    prover = Prover(shipped, stage.anchor, 0.05)
+    offset = (*scene.offset[:2], 0)
+    span = Span(apply_patch(scene.canonical, of.patch, scene.layout, offset), None, (0,) * shipped.axes)
+    proof = prover.proof(scene.delta, scene.conditioned, span, facts_of(scene), before_of(scene))
+    assert proof.kl <= 0.05 and proof.flips == 0
+    assert proof.kv > KV_BOUND and not proof.within(0.05)
 
 
 def test_blind_reuse_does_not_prove_itself(stage, shipped):
@@ -332,7 +344,7 @@ def test_the_default_rank_proves_itself_on_them_by_its_kv(untold):
     assert torch.equal(mine, plain)
 
 
-@pytest.mark.parametrize("rank", [1, 4, 8])
+@pytest.mark.parametrize("rank", [1, 8, 16])
 def test_patches_of_few_directions_are_beyond_the_bound_of_kv(stage, shipped, rank):
     scene = stage.scene(MAIN)
     prover = Prover(shipped, stage.anchor, 100.0)
@@ -396,7 +408,7 @@ def half_proved(shipped, monkeypatch, kv: float, **options) -> tuple[KameraWindo
 
 
 def test_a_question_unlike_the_proofs_has_them_proved_again(shipped, monkeypatch):
-    window, made = half_proved(shipped, monkeypatch, kv=0.4)
+    window, made = half_proved(shipped, monkeypatch, kv=0.22)
     assert guarantees(window) == ["exact", "patched", "patched", "patched"]
     with shipped.measure() as work:
         report = window.reorder([0, 1, 2, 3])
@@ -419,7 +431,7 @@ def test_a_proof_near_exact_is_not_doubted(shipped, monkeypatch):
 
 
 def test_without_a_thread_it_is_proved_again_at_a_flush(shipped, monkeypatch):
-    window, made = half_proved(shipped, monkeypatch, kv=0.4, forming="now")
+    window, made = half_proved(shipped, monkeypatch, kv=0.22, forming="now")
     window.expect("value of tag 17?")
     window.expect("first colour of glyph psi?")  # one such work at a time
     assert made == []
@@ -428,9 +440,9 @@ def test_without_a_thread_it_is_proved_again_at_a_flush(shipped, monkeypatch):
 
 
 def test_a_patch_that_fails_when_proved_again_is_not_placed_any_more(shipped, monkeypatch):
-    window, made = half_proved(shipped, monkeypatch, kv=0.4)
+    window, made = half_proved(shipped, monkeypatch, kv=0.22)
     frames = [frame.image for frame in testbed.World(seed=0).episode(0, legends=3).frames]
-    monkeypatch.setattr(proving, "kv_error", lambda *_: 0.6)
+    monkeypatch.setattr(proving, "kv_error", lambda *_: 0.3)
     window.expect("value of tag 17?")
     window.flush()
     assert not any(proof.within(0.05) for proof in made)
