@@ -80,7 +80,7 @@ class Output:
             print(text, file=sys.stderr)
 
     def progress(self, total: int | None, unit: str) -> tqdm[Any]:
-        """A progress bar (``total`` None: a count); lines where stderr is no terminal, nothing if ``quiet``."""
+        """A progress bar (``total`` None: a count); lines where stderr is no terminal, none if quiet."""
         if self.quiet or sys.stderr.isatty():
             return tqdm(total=total, unit=unit, file=sys.stderr, disable=self.quiet)
         return _Lines(total=total, unit=unit, file=sys.stderr, mininterval=LINE_SECONDS, leave=False)

@@ -11,6 +11,7 @@ from typing import Literal, get_args
 
 import torch
 
+from kamera.errors import quote
 from kamera.ops import Deltas, Patch
 from kamera.store import forks
 
@@ -116,7 +117,7 @@ def forming_of(rule: FormingRule | None, proving: bool = False) -> Forming:
     """
     rule = rule or ("background" if proving else "now")
     if rule not in get_args(FormingRule):
-        raise ValueError(f"forming {rule!r} is none of {', '.join(get_args(FormingRule))}")
+        raise ValueError(f"forming {quote(rule)} is none of {', '.join(get_args(FormingRule))}")
     return Forming() if rule == "now" else BackgroundForming()
 
 

@@ -27,7 +27,7 @@ def certified_by_default() -> bool:
     """
     said = os.environ.get("KAMERA_CERTIFIED", "")
     if said not in ("", "0", "1"):
-        raise ValueError(f'KAMERA_CERTIFIED={said!r} is neither "0" nor "1"')
+        raise ValueError(f'KAMERA_CERTIFIED={quote(said)} is neither "0" nor "1"')
     return said != "0"
 
 
@@ -108,9 +108,9 @@ class ReusePolicy:
 
     def __post_init__(self) -> None:
         if self.minimum not in GUARANTEES:
-            raise ValueError(f"minimum {self.minimum!r} is none of {', '.join(GUARANTEES)}")
+            raise ValueError(f"minimum {quote(self.minimum)} is none of {', '.join(GUARANTEES)}")
         if self.on_miss not in get_args(OnMiss):
-            raise ValueError(f"on_miss {self.on_miss!r} is none of {', '.join(get_args(OnMiss))}")
+            raise ValueError(f"on_miss {quote(self.on_miss)} is none of {', '.join(get_args(OnMiss))}")
         if self.minimum == "exact" and self.on_miss == "blind":
             raise ValueError(
                 'minimum "exact" with on_miss "blind" contradict: use on_miss "form" or "prefill"'
@@ -119,16 +119,16 @@ class ReusePolicy:
         object.__setattr__(self, "withheld", frozenset(self.withheld))
         for guarantee in sorted(self.withheld):
             if guarantee == "exact" or guarantee not in GUARANTEES:
-                raise ValueError(f"withheld {guarantee!r} is none of {', '.join(GUARANTEES[1:])}")
+                raise ValueError(f"withheld {quote(guarantee)} is none of {', '.join(GUARANTEES[1:])}")
         _ = self.budget  # raises for an invalid budget
         if self.tolerance is not None and not self.tolerance > 0.0:
             raise ValueError(f"tolerance {self.tolerance} must be above 0.0 nats, or None for no proof")
         if self.max_divergence is not None and not 0.0 <= self.max_divergence <= 1.0:
             raise ValueError(f"max_divergence {self.max_divergence} must lie between 0.0 and 1.0")
         if self.nearest not in get_args(Nearest):
-            raise ValueError(f"nearest {self.nearest!r} is none of {', '.join(get_args(Nearest))}")
+            raise ValueError(f"nearest {quote(self.nearest)} is none of {', '.join(get_args(Nearest))}")
         if self.on_leave not in get_args(OnLeave):
-            raise ValueError(f"on_leave {self.on_leave!r} is none of {', '.join(get_args(OnLeave))}")
+            raise ValueError(f"on_leave {quote(self.on_leave)} is none of {', '.join(get_args(OnLeave))}")
         if not 0.0 <= self.max_doubt <= 1.0:
             raise ValueError(f"max_doubt {self.max_doubt} must lie between 0.0 and 1.0")
 

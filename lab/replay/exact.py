@@ -81,7 +81,7 @@ def _session(backbone: Backbone, draw: random.Random, turns: int, stop: float) -
     policy = ReusePolicy(minimum="exact", on_miss="prefill")
     session = ChatSession(backbone, ChunkStore.open("memory://"), policy=policy)
     history = [{"role": "system", "content": text_of(draw, 1)}, _message(draw), _message(draw)]
-    shows = "tool_calls" in backbone.processor.chat_template
+    shows = "tool_calls" in getattr(backbone.processor, "chat_template", "")
     offs = []
     for _ in range(turns):
         for _ in range(draw.randint(1, 2)):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -116,7 +116,7 @@ def watching(draw: random.Random, steps: int) -> Iterator[list[Message]]:
 def spoken(rule: EditPolicy) -> EditPolicy:
     """``rule``, then the calls as their messages say them: the shipped template shows no ``tool_calls``."""
 
-    def spoken(messages: Sequence[Message], turn: int) -> list[dict[str, Any]]:
+    def spoken(messages: Sequence[Mapping[str, Any]], turn: int) -> list[dict[str, Any]]:
         kept = rule(messages, turn)
         return [{name: value for name, value in m.items() if name != "tool_calls"} for m in kept]
 

@@ -8,6 +8,7 @@ from typing import Any
 from kamera.content import Message
 from kamera.edits.policies.calls import without_calls
 from kamera.edits.policy import EditPolicy
+from kamera.errors import quote
 
 _KINDS = ("image", "image_url")
 
@@ -26,7 +27,7 @@ def keep_last_images(
     if n < 0 or batch < 1:
         raise ValueError(f"n={n}, batch={batch}: keep 0 or more pictures, in batches of 1 or more")
     if whole_turns and placeholder is not None:
-        raise ValueError(f"placeholder {placeholder!r} in turns that leave whole: give one of the two")
+        raise ValueError(f"placeholder {quote(placeholder)} in turns that leave whole: give one of the two")
 
     def keep_last_images(messages: Sequence[Message], turn: int) -> list[dict[str, Any]]:
         total = sum(_is_image(item) for m in messages for item in _items(m))

@@ -24,7 +24,7 @@ from kamera.engines.hf.probing import Answers, probe_answers, tolerance
 from kamera.engines.hf.prove import prove_relocation
 from kamera.engines.hf.sampling import check_options
 from kamera.engines.touching import refuse_touching
-from kamera.errors import IncompatibleChunk, UnsupportedBackbone
+from kamera.errors import IncompatibleChunk, UnsupportedBackbone, quote
 from kamera.ops import KV, check_encoding, kv_map
 
 
@@ -280,6 +280,6 @@ class Backbone(Model):
             yield self.cache([])
             return
         if not isinstance(behind, LiveCache):
-            raise ValueError(f"{behind!r} is no live cache of a Backbone: take one from its live()")
+            raise ValueError(f"{quote(behind)} is no live cache of a Backbone: take one from its live()")
         with behind.lent() as cache:
             yield cache
