@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from typing import Any
 
@@ -17,6 +18,9 @@ def quote(value: Any) -> str:
     A prompt, a picture or a list of ids would bury the remedy and fill a log.
     """
     # a repr is as long as its value: of a long one only the beginning is made
+    if isinstance(value, os.PathLike):  # its end tells the file
+        text = repr(os.fspath(value))
+        return text if len(text) <= QUOTED else f"…{text[1 - QUOTED :]}"
     shown = value[:QUOTED] if isinstance(value, str | bytes | bytearray | list | tuple) else value
     try:
         text = " ".join(repr(shown).split())

@@ -25,14 +25,18 @@ def demo(
     quiet: Quiet = False,
 ) -> None:
     """Film a small world, slide, recall and reorder, and compare with re-prefill and blind reuse."""
+    from kamera.engines.hf import hide_progress
     from kamera.eval.demo import Demo, run_demo
 
     out = Output(format, output, quiet)
+    if not out.shows_progress:
+        hide_progress()
     started = time.perf_counter()
     with tempfile.TemporaryDirectory() as scratch:
         folder = video or Path(scratch)
         folder.mkdir(parents=True, exist_ok=True)
         with out.progress(clips * 6, "operation") as bar:
+            bar.set_description("the backbone is loaded, the first clip rendered")
             for step in run_demo(folder, clips=clips, per_kind=questions):
                 if isinstance(step, Demo):
                     result = step

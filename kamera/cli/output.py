@@ -23,6 +23,32 @@ _PLAIN_WIDTH = 200
 _UNBROKEN = 24  # cells up to this long are never folded
 
 
+LINE_SECONDS = 10.0
+"""Between two lines of progress within one step, where no bar can be drawn."""
+
+
+class _Lines(tqdm):  # type: ignore[type-arg]
+    """A progress bar for a pipe or a log: a line for each new step, and one now and then within a step."""
+
+    _told = ""
+
+    def display(self, msg: str | None = None, pos: int | None = None) -> bool:
+        """Write the line, unless nothing has begun or it is that of the end."""
+        if msg != "" and (self.n or self.desc):
+            of = "" if self.total is None else f" of {self.total}"
+            step = self.desc.removesuffix(": ")
+            line = f"{self.n}{of} {self.unit}s{', ' if step else ''}{step}"
+            if line != self._told:
+                print(line, file=sys.stderr, flush=True)
+                self._told = line
+        return True
+
+    def close(self) -> None:
+        """End without a word: the result says that it is over."""
+        self.fp = io.StringIO()  # tqdm ends a bar's line
+        super().close()
+
+
 @dataclass(frozen=True)
 class Output:
     """Output of a verb, from its ``--format``, ``--output`` and ``--quiet``."""
@@ -54,8 +80,10 @@ class Output:
             print(text, file=sys.stderr)
 
     def progress(self, total: int | None, unit: str) -> tqdm[Any]:
-        """A progress bar (``total`` None: a count), drawn only if `shows_progress`."""
-        return tqdm(total=total, unit=unit, file=sys.stderr, disable=not self.shows_progress)
+        """A progress bar (``total`` None: a count); lines where stderr is no terminal, none if quiet."""
+        if self.quiet or sys.stderr.isatty():
+            return tqdm(total=total, unit=unit, file=sys.stderr, disable=self.quiet)
+        return _Lines(total=total, unit=unit, file=sys.stderr, mininterval=LINE_SECONDS, leave=False)
 
     @contextmanager
     def counted(self, unit: str) -> Iterator[Callable[[int, int], None]]:

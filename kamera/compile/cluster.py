@@ -21,7 +21,7 @@ from kamera.compile.settings import Settings
 from kamera.compile.team import Result, Task
 from kamera.compile.worker import Worker
 from kamera.engines.hf import Backbone
-from kamera.errors import ClusterError
+from kamera.errors import ClusterError, quote
 from kamera.store import ChunkStore
 
 logger = logging.getLogger(__name__)
@@ -52,7 +52,7 @@ class Cluster:
             return cls("auto", None)
         if re.fullmatch(r"ray://[^/\s]+:[0-9]+", text):
             return cls(text, None)
-        raise ValueError(f"cluster {text!r} is none of local, local:N, ray, ray://HOST:PORT")
+        raise ValueError(f"cluster {quote(text)} is none of local, local:N, ray, ray://HOST:PORT")
 
 
 class _Actor:

@@ -24,6 +24,8 @@ from kamera.errors import (
     ModalityNotSupported,
     ProcessorRequired,
     UnreadableMedia,
+    first_line,
+    quote,
 )
 
 Content = Any
@@ -72,7 +74,7 @@ class ChunkBuilder:
         turns = as_turns(content)
         items = [item for turn in turns for item in turn["content"]]
         if not items and not any(turn.keys() > {"role", "content"} for turn in turns):
-            raise EmptyChunk(f"content {content!r} holds nothing: give text, an image or a video")
+            raise EmptyChunk(f"content {quote(content)} holds nothing: give text, an image or a video")
         if self.format is None:
             raise ProcessorRequired(
                 "this backbone has no processor, so content cannot be tokenised: pass one "
@@ -120,9 +122,7 @@ class ChunkBuilder:
         try:
             ids = torch.as_tensor(given)
         except (TypeError, ValueError, RuntimeError):
-            raise ValueError(
-                f"{str(given)[:60]} of {type(given).__name__}: give integer ids [tokens]"
-            ) from None
+            raise ValueError(f"{quote(given)} of {type(given).__name__}: give integer ids [tokens]") from None
         if ids.dim() == 2 and ids.shape[0] == 1:
             ids = ids[0]
         if ids.numel() == 0:
@@ -150,7 +150,7 @@ class ChunkBuilder:
                 continue
             if name not in self.accepted:
                 raise ModalityNotSupported(
-                    f"{type(self.model).__name__} takes no {name!r}; it takes "
+                    f"{type(self.model).__name__} takes no {quote(name)}; it takes "
                     f"{[n for n in self.accepted if 'pixel' in n or 'grid' in n] or 'text only'}"
                 )
             tensor = torch.as_tensor(value).detach().cpu()
@@ -175,7 +175,7 @@ class ChunkBuilder:
     ) -> torch.Tensor:
         if self.format is None:
             raise ProcessorRequired(
-                f"this backbone has no processor to tokenise {text[:40]!r}: pass token ids, or "
+                f"this backbone has no processor to tokenise {quote(text)}: pass token ids, or "
                 "Backbone(model, processor)"
             )
         return self.format.ids(write(self.format), special=special)
@@ -244,7 +244,7 @@ class ChunkBuilder:
         if not images and not clips:
             ids = self.format.ids(written)
             if ids.shape[0] == 0:
-                raise EmptyChunk(f"content {label!r} has no tokens: give at least one")
+                raise EmptyChunk(f"content {quote(label)} has no tokens: give at least one")
             return self.from_tensors(ids, {}, fingerprint, label)
         given: dict[str, Any] = {
             "text": [written.text],
@@ -275,7 +275,7 @@ class ChunkBuilder:
         except KameraError:
             raise
         except ValueError as error:
-            raise UnreadableMedia(f"the processor refuses {label!r}: {str(error).splitlines()[0]}") from error
+            raise UnreadableMedia(f"the processor refuses {quote(label)}: {first_line(error)}") from error
         check_sizes(self.format.processor, items, made)
         ids, inputs = torch.as_tensor(made["input_ids"])[0], dict(made)
         if written.hidden:

@@ -50,7 +50,7 @@ def load_image(source: Any, cell: int = CELL) -> Image.Image:
         return load_image(_data(source))
     if isinstance(source, str | os.PathLike):
         path = local_path(source, "image")
-        return _opened(path, quote(str(path)))
+        return _opened(path, quote(path))
     raise UnreadableMedia(f"{type(source).__name__} is not an image: give a PIL image, a path or an array")
 
 
@@ -108,8 +108,8 @@ def check_options(item: Mapping[str, Any], kind: str, options: Sequence[str]) ->
     unknown = [name for name in item if name not in ("type", *_SOURCES[kind], *options)]
     if unknown:
         raise UnreadableMedia(
-            f"{kind} item with {', '.join(map(repr, unknown))}, which Kamera does not know: leave it out; it "
-            f"takes {', '.join(options)}"
+            f"{kind} item with {', '.join(map(quote, unknown[:3]))}, which Kamera does not know: leave it "
+            f"out; it takes {', '.join(options)}"
         )
 
 

@@ -58,9 +58,7 @@ def named_media(text: str) -> dict[str, Any] | None:
     if os.path.isfile(path):
         return {"type": kind, kind: path} if (kind := kind or _kind_inside(path, certain)) else None
     if certain:
-        raise UnreadableMedia(
-            f"no {kind or 'image'} at {quote(str(path))}: give an existing file, {_AS_TEXT}"
-        )
+        raise UnreadableMedia(f"no {kind or 'image'} at {quote(path)}: give an existing file, {_AS_TEXT}")
     return None
 
 

@@ -15,7 +15,7 @@ import torch
 
 from kamera.content.chunk import TOKEN_TYPES
 from kamera.content.exclusive import exclusive_of
-from kamera.errors import UnsafeText
+from kamera.errors import UnsafeText, quote
 
 
 class PlainText:
@@ -64,8 +64,8 @@ class PlainText:
         found = [self.guarded[i] for i in ids if i in self.guarded]
         if found:
             raise UnsafeText(
-                f"the text {text[:40]!r} spells the special token {found[0]!r}, which this tokenizer cannot "
-                "write as text: take it out"
+                f"the text {quote(text)} spells the special token {quote(found[0])}, which this tokenizer "
+                "cannot write as text: take it out"
             )
         return ids
 

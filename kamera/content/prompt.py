@@ -23,6 +23,8 @@ from kamera.errors import (
     ProcessorRequired,
     RoleNotSupported,
     UnsafeText,
+    first_line,
+    quote,
 )
 
 _MARK = "KAMERAMARK"
@@ -164,7 +166,8 @@ class PromptFormat:
             rest = {name: value for name, value in turn.items() if name not in ("role", "content")}
             if not all(map(self.plain.is_plain, strings_in(rest))):
                 raise UnsafeText(
-                    f"{', '.join(rest)} of a {turn['role']} message spells a special token: take it out"
+                    f"{', '.join(map(str, rest))[:80]} of a {turn['role']} message spells a special token: "
+                    "take it out"
                 )
         found = [item.get("text") for turn in turns for item in turn["content"]]
         texts = tuple(text for text in found if text)
@@ -228,7 +231,9 @@ class PromptFormat:
     def _check(self, turns: Sequence[Turn]) -> None:
         roles = [check_role(turn["role"]) for turn in turns]
         if not self.has_template:
-            raise RoleNotSupported(f"no chat template writes the roles {roles}: give their text as content")
+            raise RoleNotSupported(
+                f"no chat template writes the roles {quote(roles)}: give their text as content"
+            )
         for role in dict.fromkeys(roles):
             if role not in ("user", "system"):
                 self._check_kept(role)
@@ -254,7 +259,8 @@ class PromptFormat:
             same = False
         if same or _MARK not in written:
             raise RoleNotSupported(
-                f"the chat template does not write role {role!r}: give the text as a user's, or token ids"
+                f"the chat template does not write role {quote(role)}: give the text as a user's, or "
+                "token ids"
             )
 
     def _adapted(self, turns: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -284,8 +290,8 @@ class PromptFormat:
         except TemplateError as error:
             roles = [m["role"] for m in messages]
             raise RoleNotSupported(
-                f"the chat template refuses the roles {roles}: {error}; without a system role pass "
-                "system=None and put the instructions into the first chunk"
+                f"the chat template refuses the roles {quote(roles)}: {first_line(error)}; without a system "
+                "role pass system=None and put the instructions into the first chunk"
             ) from None
         return rendered
 

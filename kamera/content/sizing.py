@@ -14,7 +14,7 @@ from typing import Any
 
 from PIL import Image
 
-from kamera.errors import UnreadableMedia
+from kamera.errors import UnreadableMedia, quote
 
 SIZES = ("min_pixels", "max_pixels", "resized_height", "resized_width")
 """The options of an image or video item that resize it."""
@@ -45,7 +45,7 @@ class Sizing:
             return None
         for name, value in given.items():
             if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < 1:
-                raise UnreadableMedia(f"{name} is {value!r}: give a positive whole number of pixels")
+                raise UnreadableMedia(f"{name} is {quote(value)}: give a positive whole number of pixels")
         sides = {"resized_height", "resized_width"} & given.keys()
         if sides and set(given) != {"resized_height", "resized_width"}:
             raise UnreadableMedia(

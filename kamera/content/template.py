@@ -11,7 +11,7 @@ from kamera.content.items import is_picture, kind_of, media_item, no_item
 from kamera.content.prompt import PromptFormat
 from kamera.content.turns import strings_in
 from kamera.content.vanishing import Vanishing, name_of
-from kamera.errors import ModalityNotSupported, ProcessorRequired, UnsafeText, quote
+from kamera.errors import ModalityNotSupported, ProcessorRequired, UnsafeText, first_line, quote
 
 Message = Mapping[str, Any]
 """A chat message: ``role``, ``content`` (text or a list of items), ``tool_calls``, …"""
@@ -55,8 +55,8 @@ class ChatTemplate:
             for text in strings_in([*rest, *texts]):
                 if not self._plain_text.is_plain(text):
                     raise UnsafeText(
-                        f"the text {text[:40]!r} of a {message.get('role')} message spells a special token: "
-                        "take it out"
+                        f"the text {quote(text)} of a {quote(message.get('role'))} message spells a special "
+                        "token: take it out"
                     )
 
     def render(
@@ -79,7 +79,8 @@ class ChatTemplate:
         except (TemplateError, KeyError, TypeError) as error:
             roles = [m.get("role") for m in messages]
             raise ModalityNotSupported(
-                f"the chat template refuses the roles {roles}: {error}; change the messages, or the template"
+                f"the chat template refuses the roles {quote(roles)}: {first_line(error)}; change the "
+                "messages, or the template"
             ) from None
         return text
 
@@ -211,10 +212,10 @@ def check_messages(messages: Sequence[Any]) -> None:
     """Raise `ValueError` for a message that is no mapping with a role; it names the message."""
     for number, message in enumerate(messages):
         if not isinstance(message, Mapping):
-            raise ValueError(f"message {number} is {message!r:.60}: give a dict with a role and content")
+            raise ValueError(f"message {number} is {quote(message)}: give a dict with a role and content")
         if not isinstance(message.get("role"), str) or not message["role"]:
             raise ValueError(
-                f"message {number} has the role {message.get('role')!r}: give user, assistant, …"
+                f"message {number} has the role {quote(message.get('role'))}: give user, assistant, …"
             )
 
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from kamera.errors import RoleNotSupported, UnreadableMedia
+from kamera.errors import RoleNotSupported, UnreadableMedia, quote
 
 _ROLE = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,31}")
 
@@ -34,7 +34,7 @@ def as_messages(content: Any) -> list[Mapping[str, Any]] | None:
 def check_role(role: Any) -> str:
     """``role``, if a template may contain it. Raises RoleNotSupported for anything but a plain name."""
     if not isinstance(role, str) or not _ROLE.fullmatch(role):
-        raise RoleNotSupported(f"role {str(role)[:40]!r} is not a name: give system, user, assistant or tool")
+        raise RoleNotSupported(f"role {quote(role)} is not a name: give system, user, assistant or tool")
     return role
 
 

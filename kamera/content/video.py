@@ -14,7 +14,7 @@ from PIL import Image
 
 from kamera.content.media import check_options, load_image, local_path
 from kamera.content.sizing import CELL, SIZES, Sizing
-from kamera.errors import UnreadableMedia
+from kamera.errors import UnreadableMedia, first_line, quote
 
 _SAMPLING = ("fps", "nframes", "num_frames", "max_frames", "video_start", "video_end")
 _DEFAULT_RATE = 2.0  # of a list of pictures, as in qwen-vl-utils
@@ -63,12 +63,12 @@ class Sampling:
         for name, count in (("num_frames", self.num_frames), ("max_frames", self.max_frames)):
             whole = _is_number(count) and isinstance(count, numbers.Integral)
             if count is not None and not (whole and count > 0):
-                raise ValueError(f"{name} is {count!r}: must be positive, a whole number of frames")
+                raise ValueError(f"{name} is {quote(count)}: must be positive, a whole number of frames")
         if self.fps is not None:
             check_rate(self.fps)
         for name, value in (("start", self.start), ("end", self.end)):
             if value is not None and not (_is_number(value) and value >= 0):
-                raise ValueError(f"{name} is {value!r}: give seconds from the video's beginning")
+                raise ValueError(f"{name} is {quote(value)}: give seconds from the video's beginning")
         if self.start is not None and self.end is not None and self.start >= self.end:
             raise ValueError(f"start {self.start} is not before end {self.end}: swap them")
 
@@ -106,27 +106,27 @@ def read_video(
     sampling = Sampling(fps, num_frames, max_frames, start, end)
     path = local_path(source, "video")
     if not path.is_file():
-        raise UnreadableMedia(f"no video at {str(path)!r}: give an existing file")
+        raise UnreadableMedia(f"no video at {quote(path)}: give an existing file")
     try:
         with av.open(str(path)) as container:
             if container.format.name == "image2" or container.format.name.endswith("_pipe"):
-                raise UnreadableMedia(f"{str(path)!r} is a picture, not a video: give it as an image")
+                raise UnreadableMedia(f"{quote(path)} is a picture, not a video: give it as an image")
             if not container.streams.video:
-                raise UnreadableMedia(f"{str(path)!r} holds no video stream")
+                raise UnreadableMedia(f"{quote(path)} holds no video stream")
             stream = container.streams.video[0]
             rate = float(stream.average_rate or stream.guessed_rate or 0)
             times: list[float] = []
             for packet_frame in container.decode(stream):
                 times.append(float(packet_frame.time or 0.0))
             if not times or rate <= 0:
-                raise UnreadableMedia(f"{str(path)!r} holds no decodable frame")
+                raise UnreadableMedia(f"{quote(path)} holds no decodable frame")
             wanted = sampling.indices(len(times), rate)
             # A second pass keeps memory at the sampled frames only: long videos do not fit decoded.
             container.seek(0)
             keep = set(wanted)
             pictures = {i: frame.to_image() for i, frame in enumerate(container.decode(stream)) if i in keep}
     except av.error.FFmpegError as error:
-        raise UnreadableMedia(f"{str(path)!r} cannot be decoded: {error}") from None
+        raise UnreadableMedia(f"{quote(path)} cannot be decoded: {first_line(error)}") from None
     return Clip(
         frames=tuple(pictures[i] for i in wanted),
         indices=tuple(wanted),
@@ -175,7 +175,7 @@ def load_clip(item: Any, cell: int = CELL) -> Clip:
 def check_rate(fps: Any) -> float:
     """A rate in frames per second as a float. Raises ValueError for one that is not positive and finite."""
     if not (_is_number(fps) and fps > 0):
-        raise ValueError(f"fps is {fps!r}: must be positive and finite")
+        raise ValueError(f"fps is {quote(fps)}: must be positive and finite")
     return float(fps)
 
 

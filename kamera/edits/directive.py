@@ -11,7 +11,7 @@ from itertools import pairwise
 from typing import Literal, get_args
 
 from kamera.content import Rendered
-from kamera.errors import InvalidDirective
+from kamera.errors import InvalidDirective, quote
 
 Mode = Literal["amortize", "repair", "forget", "auto"]
 Unit = Literal["tokens", "messages", "segments"]
@@ -41,12 +41,12 @@ class Directive:
 
     def __post_init__(self) -> None:
         if self.mode not in get_args(Mode):
-            raise InvalidDirective(f"mode {self.mode!r} is none of {', '.join(get_args(Mode))}")
+            raise InvalidDirective(f"mode {quote(self.mode)} is none of {', '.join(get_args(Mode))}")
         if self.unit not in get_args(Unit):
-            raise InvalidDirective(f"unit {self.unit!r} is none of {', '.join(get_args(Unit))}")
+            raise InvalidDirective(f"unit {quote(self.unit)} is none of {', '.join(get_args(Unit))}")
         for name, value in (("start", self.start), ("end", self.end)):
             if not isinstance(value, int) or isinstance(value, bool):
-                raise InvalidDirective(f"{name} {value!r} is not an index: give a whole number")
+                raise InvalidDirective(f"{name} {quote(value)} is not an index: give a whole number")
         if not 0 <= self.start <= self.end:
             raise InvalidDirective(f"span {self.start}:{self.end} is invalid: give 0 <= start <= end")
 
@@ -81,7 +81,7 @@ def resolve(
     Also raises InvalidDirective for spans outside the prompt and for spans that overlap.
     """
     if snap not in get_args(Snap):
-        raise ValueError(f"snap {snap!r} is none of {', '.join(get_args(Snap))}")
+        raise ValueError(f"snap {quote(snap)} is none of {', '.join(get_args(Snap))}")
     edits = [_resolved(d, rendered, tokenize, sink, snap) for d in directives]
     edits.sort(key=lambda e: (e.start, e.stop))
     for one, other in pairwise(edits):
@@ -109,7 +109,7 @@ def _resolved(
     given = directive.replacement
     new = tuple(tokenize(given) if isinstance(given, str) else given or ())
     if any(not isinstance(i, int) or i < 0 for i in new):
-        raise InvalidDirective(f"replacement {given!r} holds a value that is not a token id")
+        raise InvalidDirective(f"replacement {quote(given)} holds a value that is not a token id")
     grown = _whole(rendered, start, stop)
     if grown != (start, stop):
         if snap == "refuse":

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from kamera.content import Message, copied
-from kamera.errors import EditPolicyFailed
+from kamera.errors import EditPolicyFailed, first_line, quote
 
 EditPolicy = Callable[[Sequence[Message], int], Sequence[Message]]
 """``policy(messages, turn) -> messages``: a pure function; ``turn`` counts requests from 0."""
@@ -35,7 +35,9 @@ def _asked(policy: EditPolicy, messages: list[dict[str, Any]], turn: int, name: 
     try:
         answer = policy(messages, turn)
     except Exception as error:
-        raise EditPolicyFailed(f"edit policy {name} raised {type(error).__name__}: {error}") from error
+        raise EditPolicyFailed(
+            f"edit policy {name} raised {type(error).__name__}: {first_line(error)}"
+        ) from error
     if isinstance(answer, str | bytes) or not isinstance(answer, Sequence):
         raise EditPolicyFailed(
             f"edit policy {name} returned {type(answer).__name__}: return a list of messages"
@@ -43,7 +45,7 @@ def _asked(policy: EditPolicy, messages: list[dict[str, Any]], turn: int, name: 
     for message in answer:
         if not isinstance(message, dict) or not isinstance(message.get("role"), str):
             raise EditPolicyFailed(
-                f"edit policy {name} returned {message!r:.80}: a message is a dict with a role"
+                f"edit policy {name} returned {quote(message)}: a message is a dict with a role"
             )
     if not answer:
         raise EditPolicyFailed(f"edit policy {name} left no message: keep at least one")

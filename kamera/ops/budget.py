@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
+from kamera.errors import quote
 from kamera.ops.compress import compress
 from kamera.ops.factoring import kept_energy
 from kamera.ops.kv import KV, kv_bytes
@@ -129,5 +130,7 @@ def layers_of(given: Sequence[int] | str | None) -> tuple[int, ...] | None:
     else:
         numbers = given
     if not numbers or any(type(n) is not int or n < 0 for n in numbers):
-        raise ValueError(f'layers {given!r}: give numbers from 0 on, as a list or as "a:b" with a below b')
+        raise ValueError(
+            f'layers {quote(given)}: give numbers from 0 on, as a list or as "a:b" with a below b'
+        )
     return tuple(sorted(set(numbers)))

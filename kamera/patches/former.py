@@ -14,7 +14,7 @@ import torch
 
 from kamera.content import Chunk
 from kamera.engines import Engine, Span
-from kamera.errors import CorruptChunk, IncompatibleChunk, NotRelocatable, UnknownChunk, WrongKey
+from kamera.errors import CorruptChunk, IncompatibleChunk, NotRelocatable, UnknownChunk, WrongKey, quote
 from kamera.ops import Formed, Guarantee, Patch, PatchBudget, Proof, deficit, mean_deficit, uniform_offset
 from kamera.patches.anchor import Anchor
 from kamera.patches.catalogue import Catalogue
@@ -136,7 +136,7 @@ class Former:
                 f"{self.context.fingerprint[:12]}: append its content with this backbone"
             )
         raise UnknownChunk(
-            f"no chunk {chunk_id!r} in {self.store!r} for this backbone and system prompt: append its "
+            f"no chunk {quote(chunk_id)} in {self.store!r} for this backbone and system prompt: append its "
             "content first"
         )
 

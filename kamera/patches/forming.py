@@ -12,6 +12,7 @@ from typing import Literal, get_args
 import torch
 
 from kamera import forks
+from kamera.errors import quote
 from kamera.ops import Deltas, Patch
 from kamera.patches.later import Later
 
@@ -165,7 +166,7 @@ def forming_of(rule: FormingRule | None, queue: Later, proving: bool = False) ->
     """
     rule = rule or ("background" if proving else "now")
     if rule not in get_args(FormingRule):
-        raise ValueError(f"forming {rule!r} is none of {', '.join(get_args(FormingRule))}")
+        raise ValueError(f"forming {quote(rule)} is none of {', '.join(get_args(FormingRule))}")
     return Forming() if rule == "now" else BackgroundForming(queue)
 
 

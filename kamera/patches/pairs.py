@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Literal, NamedTuple, get_args
 
+from kamera.errors import quote
 from kamera.patches.chunks import Facts
 from kamera.patches.composing import FORMED_TERM
 from kamera.patches.line import Line
@@ -36,7 +37,7 @@ def form_pairs(
     is that chunk's own term. ValueError for another ``triples``.
     """
     if triples not in (None, *get_args(Triples)):
-        raise ValueError(f"triples {triples!r}: give 'standing', 'all' or None")
+        raise ValueError(f"triples {quote(triples)}: give 'standing', 'all' or None")
     named = {chunk.chunk_id: chunk for chunk in (*targets, *chunks)}
     antecedents = list(dict.fromkeys(chunk.chunk_id for chunk in chunks))
     wanted: dict[tuple[str, ...], list[str]] = {}

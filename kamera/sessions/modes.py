@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Literal, TypeVar, get_args
 
-from kamera.errors import PolicyRefused
+from kamera.errors import PolicyRefused, quote
 from kamera.patches import GUARANTEES, at_least, weakest
 from kamera.window import Guarantee, KameraWindow, OnLeave
 
@@ -24,7 +24,7 @@ Order = TypeVar("Order")
 def check_mode(mode: str) -> None:
     """Raise `ValueError` for an unknown mode."""
     if mode not in get_args(SessionMode):
-        raise ValueError(f"mode {mode!r} is none of {', '.join(get_args(SessionMode))}")
+        raise ValueError(f"mode {quote(mode)} is none of {', '.join(get_args(SessionMode))}")
 
 
 def applied(on_leave: OnLeave) -> Applied:

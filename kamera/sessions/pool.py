@@ -14,7 +14,7 @@ from kamera.content import Message, Rendered
 from kamera.edits import EditPolicy
 from kamera.engines import Account, Usage
 from kamera.engines.hf import Backbone
-from kamera.errors import KameraError, UnknownSession
+from kamera.errors import KameraError, UnknownSession, quote
 from kamera.patches import later_of
 from kamera.reuse import calibration_of
 from kamera.sessions.anchors import Anchors
@@ -88,7 +88,7 @@ class SessionPool:
     ) -> None:
         if max_saved_bytes is not None and (save is None or max_saved_bytes < 1):
             raise ValueError(
-                f"max_saved_bytes={max_saved_bytes} of save={save!r}: 1 byte or more, of a directory"
+                f"max_saved_bytes={max_saved_bytes} of save={quote(save)}: 1 byte or more, of a directory"
             )
         if max_sessions < 1 or min_tokens < 0 or (max_bytes is not None and max_bytes < 1):
             raise ValueError(
@@ -176,7 +176,7 @@ class SessionPool:
             session = None if entry is None else entry.session.fork()
         session = session or self._read(whose, session_id)
         if session is None:
-            raise UnknownSession(f"no session {session_id!r} in this pool: send the whole history")
+            raise UnknownSession(f"no session {quote(session_id)} in this pool: send the whole history")
         return session
 
     def drop(self, session_id: str, tenant: str | None = None) -> None:
@@ -188,7 +188,7 @@ class SessionPool:
         if self._saved is not None:
             held = self._saved.remove(whose, session_id) or held
         if not held:
-            raise UnknownSession(f"no session {session_id!r} in this pool: it may have been evicted")
+            raise UnknownSession(f"no session {quote(session_id)} in this pool: it may have been evicted")
 
     def flush(self) -> None:
         """Wait for all later work, and until all sessions are saved.
@@ -230,7 +230,7 @@ class SessionPool:
             return tenant or ""
         if tenant not in (None, self._store.tenant):
             raise ValueError(
-                f"tenant {tenant!r} in a pool whose store is of {self._store.tenant!r}: give the pool a "
+                f"tenant {quote(tenant)} in a pool whose store is of {self._store.tenant!r}: give the pool a "
                 "function from a tenant to its store"
             )
         return self._store.tenant
@@ -289,7 +289,7 @@ class SessionPool:
                 self._counts["unknown"] += 1
                 if isinstance(messages, str | Mapping):
                     raise UnknownSession(
-                        f"no session {session_id!r} in this pool (evicted?): send the whole history"
+                        f"no session {quote(session_id)} in this pool (evicted?): send the whole history"
                     )
             held = session_id
             if found is None and prompt is not None:
@@ -366,7 +366,7 @@ class SessionPool:
             store = self._store if isinstance(self._store, ChunkStore) else self._store(tenant)
             if store.tenant != tenant:
                 raise ValueError(
-                    f"the store for tenant {tenant!r} is of {store.tenant!r}: open one of its own"
+                    f"the store for tenant {quote(tenant)} is of {quote(store.tenant)}: open one of its own"
                 )
             self._anchors[tenant] = Anchors(self.backbone, store, held=SYSTEM_PROMPTS, **self._window_options)
         return self._anchors[tenant]

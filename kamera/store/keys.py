@@ -64,7 +64,7 @@ class Context:
 def check_form(kv: str) -> None:
     """Raise `ValueError` unless ``kv`` is in `KV_FORMS`."""
     if kv not in KV_FORMS:
-        raise ValueError(f"kv {kv!r} is none of {', '.join(KV_FORMS)}")
+        raise ValueError(f"kv {quote(kv)} is none of {', '.join(KV_FORMS)}")
 
 
 def encoding_context(vision: str, tenant: str, probe: str = "") -> Context:
@@ -85,7 +85,7 @@ def patch_key(context: Context, chunk_id: str, antecedents: Sequence[str], kind:
     is added, if it is not the context's own.
     """
     if kind not in PATCH_KINDS:
-        raise ValueError(f"a patch is of kind 'exact' or 'orbit', not {kind!r}")
+        raise ValueError(f"a patch is of kind 'exact' or 'orbit', not {quote(kind)}")
     ordered = sorted(antecedents) if kind == "orbit" else antecedents
     if base:
         domain = _domain(f"patch.{kind}.based", context)
@@ -108,7 +108,7 @@ def object_key(
     if kind == "anchor" and context.anchor == chunk_id and not context.lossy:
         return digest("kamera.anchor.v1", *_fields(context))
     if kind in ("encoding", "anchor"):
-        raise ValueError(f"no {kind} is of chunk {chunk_id!r} under {context}")
+        raise ValueError(f"no {kind} is of chunk {quote(chunk_id)} under {context}")
     return patch_key(context, chunk_id, antecedents, kind, base)
 
 

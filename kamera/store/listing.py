@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from kamera.errors import quote
 from kamera.store.info import Census, ObjectInfo, StoreStats
 from kamera.store.keys import KINDS, PATCH_KINDS, Context
 from kamera.store.tiers import Tiers
@@ -65,4 +66,4 @@ def stats(tiers: Tiers, tenant: str, url: str) -> StoreStats:
 def check_kind(kind: str | None) -> None:
     """Raise `ValueError` for an unknown kind of object."""
     if kind is not None and kind not in KINDS:
-        raise ValueError(f"kind {kind!r} is none of {', '.join(KINDS)}")
+        raise ValueError(f"kind {quote(kind)} is none of {', '.join(KINDS)}")

@@ -9,7 +9,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import NamedTuple
 
-from kamera.errors import PinsFull
+from kamera.errors import PinsFull, quote
 from kamera.store.info import MemoryStats, ObjectInfo
 from kamera.store.records import Record
 
@@ -22,7 +22,7 @@ def parse_size(size: int | str) -> int:
         return size
     match = _SIZE.fullmatch(size.strip()) if isinstance(size, str) else None
     if match is None:
-        raise ValueError(f"memory limit {size!r} is no size: give bytes, or text such as '4GiB'")
+        raise ValueError(f"memory limit {quote(size)} is no size: give bytes, or text such as '4GiB'")
     number, unit = match.group(1), (match.group(2) or "").upper()
     base = 1024 if unit.endswith("I") else 1000
     return int(float(number) * base ** " KMGT".index(unit[:1] or " "))

@@ -13,7 +13,7 @@ from urllib.parse import unquote, urlsplit
 import numpy as np
 
 from kamera import forks
-from kamera.errors import IncompatibleChunk, StoreError
+from kamera.errors import IncompatibleChunk, StoreError, quote
 from kamera.ops import digest
 from kamera.store import batch
 from kamera.store.closed import Closed
@@ -303,8 +303,8 @@ class ChunkStore:
     def _check(self, context: Context) -> None:
         if context.tenant != self.tenant:
             raise IncompatibleChunk(
-                f"context of tenant {context.tenant!r} in a store opened for {self.tenant!r}: "
-                f"open the store with tenant={context.tenant!r}"
+                f"context of tenant {quote(context.tenant)} in a store opened for {quote(self.tenant)}: "
+                f"open the store with tenant={quote(context.tenant)}"
             )
 
     def _look_up(self, key: str, context: Context | None = None) -> Record | None:
@@ -374,7 +374,7 @@ def _path_of(url: str | os.PathLike[str]) -> Path | None:
     parts = urlsplit(url)
     if parts.scheme != "file" or parts.netloc not in ("", "localhost") or not parts.path:
         raise StoreError(
-            f"cannot open {url!r}: give a directory, file:///directory, memory://, or one of "
+            f"cannot open {quote(url)}: give a directory, file:///directory, memory://, or one of "
             + ", ".join(f"{scheme}://" for scheme in SCHEMES)
         )
     return Path(unquote(parts.path))

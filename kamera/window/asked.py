@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from kamera.content import Chunk, Content, Encoded
-from kamera.errors import IncompatibleChunk, InvalidPermutation
+from kamera.errors import IncompatibleChunk, InvalidPermutation, quote
 from kamera.patches import Facts
 from kamera.window import plan
 from kamera.window.heads import Heads, heads_of, texts
@@ -58,7 +58,7 @@ class Asking:
     def append(self, content: Content | Chunk, archive: Archive | None) -> Asked:
         """See `KameraWindow.append`."""
         if archive not in ("now", "later", None):
-            raise ValueError(f'archive {archive!r} is neither "now" nor "later"')
+            raise ValueError(f'archive {quote(archive)} is neither "now" nor "later"')
         chunk = self._chunk(content)
         facts = self._former.stored(chunk) or self._here(chunk.id)
         newcomer = self._newcomer(chunk, facts)
@@ -90,7 +90,7 @@ class Asking:
         check_rule(rule)
         count = len(self._state.residents)
         if not isinstance(n, int) or isinstance(n, bool):
-            raise ValueError(f"cannot slide {n!r} chunks: give a whole number")
+            raise ValueError(f"cannot slide {quote(n)} chunks: give a whole number")
         if not count:
             raise ValueError("the window is empty, nothing can slide out: append or recall a chunk first")
         if not 1 <= n <= count:
@@ -108,14 +108,14 @@ class Asking:
         order, count = indices(permutation), len(self._state.residents)
         if sorted(order) != list(range(count)):
             raise InvalidPermutation(
-                f"{order} is no permutation of the window's {count} slots: give each index once"
+                f"{quote(order)} is no permutation of the window's {count} slots: give each index once"
             )
         return Asked(lambda limits: plan.reorder(self._state.seats, order, *self._given, limits))
 
     def condition(self, slot: Slot | int, on: bool) -> Asked:
         """See `KameraWindow.condition`."""
         if not isinstance(on, bool):
-            raise ValueError(f"on {on!r} is neither True nor False")
+            raise ValueError(f"on {quote(on)} is neither True nor False")
         index = self._state.index(slot)
         return Asked(lambda limits: plan.condition(self._state.seats, index, on, *self._given, limits))
 
@@ -123,7 +123,7 @@ class Asking:
         """See `KameraWindow.insert`."""
         count = len(self._state.residents)
         if not isinstance(index, int) or isinstance(index, bool) or not 0 <= index <= count:
-            raise ValueError(f"index {index!r} of a window of {count}: give 0..{count}")
+            raise ValueError(f"index {quote(index)} of a window of {count}: give 0..{count}")
         seats = self._state.seats.seats
         return self._arrange("insert", [*seats[:index], content, *seats[index:]], on_leave)
 
@@ -149,7 +149,7 @@ class Asking:
         self, operation: str, wanted: Sequence[Any], on_leave: OnLeave, among: Sequence[Chunk] = ()
     ) -> Asked:
         if on_leave not in ("keep", "repair", "exact"):
-            raise ValueError(f"on_leave {on_leave!r} is none of keep, repair, exact")
+            raise ValueError(f"on_leave {quote(on_leave)} is none of keep, repair, exact")
         found: dict[str, tuple[Chunk, Facts | None]] = {}
         here = texts((r.facts for r in self._state.residents), among)
         heads: dict[str, Heads] = {}
@@ -212,4 +212,4 @@ class Asking:
 def check_rule(rule: str) -> None:
     """Raise ValueError for an unknown rule of positions."""
     if rule not in ("compact", "keep"):
-        raise ValueError(f'positions {rule!r} is neither "compact" nor "keep"')
+        raise ValueError(f'positions {quote(rule)} is neither "compact" nor "keep"')

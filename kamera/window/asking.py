@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from kamera.content import Chunk, Spoken, as_messages
-from kamera.errors import EmptyChunk
+from kamera.errors import EmptyChunk, quote
 from kamera.patches import text_positions
 from kamera.window.report import Tally
 from kamera.window.run import Stage
@@ -46,7 +46,7 @@ class Asker:
         """Token ids of a question; text and messages get the chat template's closing."""
         ids = self._backbone.question_ids(question, self._anchor.tail)
         if ids.shape[0] == 0:
-            raise EmptyChunk(f"question {question!r} has no tokens: ask something")
+            raise EmptyChunk(f"question {quote(question)} has no tokens: ask something")
         return ids
 
     def question_positions(self, ids: torch.Tensor) -> torch.Tensor:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 
 from kamera.engines import LiveKV, Span
-from kamera.errors import CorruptChunk, IncompatibleChunk, UnknownChunk
+from kamera.errors import CorruptChunk, IncompatibleChunk, UnknownChunk, quote
 from kamera.patches import Former, text_positions
 from kamera.store import Hit
 
@@ -25,7 +25,7 @@ def answering(former: Former, question: torch.Tensor, k: int) -> list[Hit]:
     answer, 0.0 to 1.0. A chunk whose canonical cannot be read is left out.
     """
     if isinstance(k, bool) or not isinstance(k, int) or k < 1:
-        raise ValueError(f"k={k!r} hits: ask for at least 1")
+        raise ValueError(f"k={quote(k)} hits: ask for at least 1")
     former.settle()
     rows = former.store.ls("canonical", context=former.context)[-MOST:]
     behind = former.backbone.live()

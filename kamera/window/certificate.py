@@ -8,6 +8,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+from kamera.errors import quote
 from kamera.ops import PatchBudget
 from kamera.patches import GUARANTEES, Guarantee
 from kamera.window.measured import MeasuredFile
@@ -173,7 +174,7 @@ def _built(content: Any) -> Certificate:
         found[group] = {name: _finding(finding) for name, finding in found[group].items()}
     for guarantee in found["findings"]:
         if guarantee not in GUARANTEES:
-            raise ValueError(f"finding {guarantee!r} is about none of {', '.join(GUARANTEES)}")
+            raise ValueError(f"finding {quote(guarantee)} is about none of {', '.join(GUARANTEES)}")
     return Certificate(**found)
 
 

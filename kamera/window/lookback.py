@@ -126,7 +126,7 @@ def _likeness(former: Former, facts: Facts, vector: np.ndarray) -> Hit | None:
 def check_cosine(name: str, value: float) -> None:
     """Raise `ValueError` unless ``value`` is a number between -1.0 and 1.0."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not -1.0 <= value <= 1.0:
-        raise ValueError(f"{name} {value!r} is no cosine: give a number between -1.0 and 1.0")
+        raise ValueError(f"{name} {quote(value)} is no cosine: give a number between -1.0 and 1.0")
 
 
 def _features(former: Former, like: Content | Chunk) -> np.ndarray:

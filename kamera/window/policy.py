@@ -28,7 +28,7 @@ def certified_by_default() -> bool:
     """
     said = os.environ.get("KAMERA_CERTIFIED", "")
     if said not in ("", "0", "1"):
-        raise ValueError(f'KAMERA_CERTIFIED={said!r} is neither "0" nor "1"')
+        raise ValueError(f'KAMERA_CERTIFIED={quote(said)} is neither "0" nor "1"')
     return said != "0"
 
 
@@ -126,11 +126,11 @@ class ReusePolicy:
 
     def __post_init__(self) -> None:
         if self.minimum not in GUARANTEES:
-            raise ValueError(f"minimum {self.minimum!r} is none of {', '.join(GUARANTEES)}")
+            raise ValueError(f"minimum {quote(self.minimum)} is none of {', '.join(GUARANTEES)}")
         if self.on_miss not in get_args(OnMiss):
-            raise ValueError(f"on_miss {self.on_miss!r} is none of {', '.join(get_args(OnMiss))}")
+            raise ValueError(f"on_miss {quote(self.on_miss)} is none of {', '.join(get_args(OnMiss))}")
         if self.forms not in get_args(Forms):
-            raise ValueError(f"forms {self.forms!r} is none of {', '.join(get_args(Forms))}")
+            raise ValueError(f"forms {quote(self.forms)} is none of {', '.join(get_args(Forms))}")
         if self.minimum == "exact" and self.on_miss == "blind":
             raise ValueError(
                 'minimum "exact" with on_miss "blind" contradict: use on_miss "form" or "prefill"'
@@ -139,7 +139,7 @@ class ReusePolicy:
         object.__setattr__(self, "withheld", frozenset(self.withheld))
         for guarantee in sorted(self.withheld):
             if guarantee == "exact" or guarantee not in GUARANTEES:
-                raise ValueError(f"withheld {guarantee!r} is none of {', '.join(GUARANTEES[1:])}")
+                raise ValueError(f"withheld {quote(guarantee)} is none of {', '.join(GUARANTEES[1:])}")
         _ = self.budget  # raises for an invalid budget
         if self.tolerance is not None and not self.tolerance > 0.0:
             raise ValueError(f"tolerance {self.tolerance} must be above 0.0 nats, or None for no proof")
@@ -148,9 +148,9 @@ class ReusePolicy:
         if not 0.0 <= self.audit <= 1.0:
             raise ValueError(f"audit {self.audit} must lie between 0.0 and 1.0, as a share of served slots")
         if self.nearest not in get_args(Nearest):
-            raise ValueError(f"nearest {self.nearest!r} is none of {', '.join(get_args(Nearest))}")
+            raise ValueError(f"nearest {quote(self.nearest)} is none of {', '.join(get_args(Nearest))}")
         if self.on_leave not in get_args(OnLeave):
-            raise ValueError(f"on_leave {self.on_leave!r} is none of {', '.join(get_args(OnLeave))}")
+            raise ValueError(f"on_leave {quote(self.on_leave)} is none of {', '.join(get_args(OnLeave))}")
         if not 0.0 <= self.max_doubt <= 1.0:
             raise ValueError(f"max_doubt {self.max_doubt} must lie between 0.0 and 1.0")
         if type(self.composed_up_to) is not int or self.composed_up_to not in (0, *COMPOSABLE):

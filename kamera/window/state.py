@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import SupportsIndex
 
-from kamera.errors import InvalidPermutation, UnknownSlot
+from kamera.errors import InvalidPermutation, UnknownSlot, quote
 from kamera.patches import Guarantee
 from kamera.window.seats import Seats
 from kamera.window.slots import Resident, Slot
@@ -78,7 +78,7 @@ class WindowState:
                 "use recall(chunk_id)"
             )
         if not isinstance(slot, int) or isinstance(slot, bool):
-            raise UnknownSlot(f"{slot!r} is no slot: give a Slot of this window or its index")
+            raise UnknownSlot(f"{quote(slot)} is no slot: give a Slot of this window or its index")
         if not -count <= slot < count:
             raise UnknownSlot(f"slot {slot} of a window of {count}: give 0..{count - 1}")
         return slot % count
@@ -89,7 +89,7 @@ def indices(permutation: Iterable[SupportsIndex]) -> list[int]:
     try:
         given = list(permutation)
     except TypeError:
-        raise InvalidPermutation(f"{permutation!r} is no permutation: give a list of indices") from None
+        raise InvalidPermutation(f"{quote(permutation)} is no permutation: give a list of indices") from None
     found = []
     for i in given:
         try:
@@ -97,5 +97,5 @@ def indices(permutation: Iterable[SupportsIndex]) -> list[int]:
                 raise TypeError
             found.append(operator.index(i))
         except TypeError:
-            raise InvalidPermutation(f"{i!r} in a permutation is no index: give whole numbers") from None
+            raise InvalidPermutation(f"{quote(i)} in a permutation is no index: give whole numbers") from None
     return found

@@ -14,7 +14,7 @@ from pathlib import Path
 from kamera import forks
 from kamera.content import Chunk, Content, Spoken
 from kamera.engines import Account, Engine
-from kamera.errors import WindowFull
+from kamera.errors import WindowFull, quote
 from kamera.patches import FormingRule, Losses, Triples, form_pairs, later_of, prefill_anchor
 from kamera.store import ChunkStore, Hit
 from kamera.window.apart import stage_of
@@ -419,6 +419,6 @@ def _served(plan: Plan, state: WindowState) -> list[int]:
 
 def _check_parts(backbone: object, store: object) -> None:
     if not callable(getattr(backbone, "prefill", None)):
-        raise ValueError(f"{backbone!r} is no Backbone: load one with Backbone.from_pretrained")
+        raise ValueError(f"{quote(backbone)} is no Backbone: load one with Backbone.from_pretrained")
     if not isinstance(store, ChunkStore):
-        raise ValueError(f"{store!r} is no ChunkStore: open one with ChunkStore.open")
+        raise ValueError(f"{quote(store)} is no ChunkStore: open one with ChunkStore.open")

@@ -12,8 +12,9 @@ from typing import Any
 
 from kamera import Backbone, ChatSession, ChunkStore, ReusePolicy
 from kamera.content import Conversations
+from kamera.edits import policies
 from kamera.sessions.uncached import plain_logits
-from lab.replay.scripts import picture_of, text_of
+from lab.replay.scripts import picture_of, spoken, text_of
 from lab.replay.styles import STYLES, styled
 from lab.testbed import load
 
@@ -80,12 +81,14 @@ def _session(backbone: Backbone, draw: random.Random, turns: int, stop: float) -
     policy = ReusePolicy(minimum="exact", on_miss="prefill")
     session = ChatSession(backbone, ChunkStore.open("memory://"), policy=policy)
     history = [{"role": "system", "content": text_of(draw, 1)}, _message(draw), _message(draw)]
+    shows = "tool_calls" in getattr(backbone.processor, "chat_template", "")
     offs = []
     for _ in range(turns):
         for _ in range(draw.randint(1, 2)):
             _edit(draw, history)
-        logits = session.next_token_logits(history)
-        wanted = plain_logits(backbone, conversations.whole(history))
+        shown = history if shows else spoken(policies.keep_all())(history, 0)
+        logits = session.next_token_logits(shown)
+        wanted = plain_logits(backbone, conversations.whole(shown))
         offs.append(float((logits - wanted).norm() / wanted.norm()))
         if time.monotonic() > stop:
             break

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -113,6 +113,16 @@ def watching(draw: random.Random, steps: int) -> Iterator[list[Message]]:
         history.append({"role": "assistant", "content": "ok" if step % 4 else text_of(draw, 1)})
 
 
+def spoken(rule: EditPolicy) -> EditPolicy:
+    """``rule``, then the calls as their messages say them: the shipped template shows no ``tool_calls``."""
+
+    def spoken(messages: Sequence[Mapping[str, Any]], turn: int) -> list[dict[str, Any]]:
+        kept = rule(messages, turn)
+        return [{name: value for name, value in m.items() if name != "tool_calls"} for m in kept]
+
+    return spoken
+
+
 AGENTS = (
     Agent("cua", screens, policies.keep_last_images(3), policies.keep_last_images(3, batch=8)),
     Agent("Agent-S", screens, policies.keep_last_images(9), policies.keep_last_images(9, batch=8)),
@@ -131,17 +141,22 @@ AGENTS = (
     Agent(
         "clear_tool_uses",
         coding,
-        policies.clear_tool_results(3),
-        policies.clear_tool_results(3, trigger=6_000),
+        spoken(policies.clear_tool_results(3)),
+        spoken(policies.clear_tool_results(3, trigger=6_000)),
     ),
     Agent(
         "Leyline debug-gym",
         coding,
-        policies.truncate_tool_results(2),
-        policies.truncate_tool_results(2),
+        spoken(policies.truncate_tool_results(2)),
+        spoken(policies.truncate_tool_results(2)),
     ),
-    Agent("compacting coder", coding, policies.summarise(2, 6), policies.summarise(2, 6)),
-    Agent("retry", coding, policies.drop_failed_tool_calls(), policies.drop_failed_tool_calls(keep_last=4)),
+    Agent("compacting coder", coding, spoken(policies.summarise(2, 6)), spoken(policies.summarise(2, 6))),
+    Agent(
+        "retry",
+        coding,
+        spoken(policies.drop_failed_tool_calls()),
+        spoken(policies.drop_failed_tool_calls(keep_last=4)),
+    ),
     Agent("smolagents", browsing, policies.keep_last_images(2), policies.keep_last_images(2, batch=8)),
     Agent("Qwen3", thinking, policies.strip_thinking(), policies.strip_thinking()),
     Agent("video watcher", watching, policies.keep_last_images(8), policies.keep_last_images(8, batch=8)),

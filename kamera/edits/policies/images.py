@@ -10,6 +10,7 @@ from typing import Any, Literal, get_args
 from kamera.content import Message
 from kamera.edits.policies.calls import is_result, result_blocks, without_calls
 from kamera.edits.policy import EditPolicy
+from kamera.errors import quote
 
 Counted = Literal["all", "results"]
 Removed = Literal["picture", "call", "step"]
@@ -45,9 +46,9 @@ def keep_last_images(
         raise ValueError(f"n={n}, batch={batch}: keep 0 or more pictures, in batches of 1 or more")
     for name, value, known in (("of", of, get_args(Counted)), ("removes", removes, get_args(Removed))):
         if value not in known:
-            raise ValueError(f"{name}={value!r} is none of {', '.join(known)}")
+            raise ValueError(f"{name}={quote(value)} is none of {', '.join(known)}")
     if removes != "picture" and placeholder is not None:
-        raise ValueError(f"placeholder {placeholder!r} where removes={removes!r}: give one of the two")
+        raise ValueError(f"placeholder {quote(placeholder)} where removes={removes!r}: give one of the two")
 
     def keep_last_images(messages: Sequence[Message], turn: int) -> list[dict[str, Any]]:
         counted = [p for p in _pictures(messages) if of == "all" or p.result is not None]

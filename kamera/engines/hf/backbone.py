@@ -27,7 +27,7 @@ from kamera.engines.hf.probing import Prober, tolerance
 from kamera.engines.hf.prove import prove_cuts, prove_relocation, without_reuse
 from kamera.engines.hf.sampling import check_options
 from kamera.engines.touching import refuse_touching
-from kamera.errors import IncompatibleChunk, UnsupportedBackbone
+from kamera.errors import IncompatibleChunk, UnsupportedBackbone, quote
 from kamera.ops import KV, check_encoding, kv_map, kv_slice
 
 logger = logging.getLogger(__name__)
@@ -302,7 +302,7 @@ class Backbone(Model):
             yield self.cache([])
             return
         if not isinstance(behind, LiveCache):
-            raise ValueError(f"{behind!r} is no live cache of a Backbone: take one from its live()")
+            raise ValueError(f"{quote(behind)} is no live cache of a Backbone: take one from its live()")
         with behind.lent() as cache:
             yield cache
 

@@ -14,7 +14,7 @@ from kamera.edits import edited, policies
 from lab.replay.arms import replay, replay_turns
 from lab.replay.counted import counted, imc, prefix, spc
 from lab.replay.exact import divergences
-from lab.replay.scripts import AGENTS, picture_of
+from lab.replay.scripts import AGENTS, picture_of, spoken
 from lab.replay.styles import STYLES, styled
 from lab.replay.traces import sessions
 
@@ -90,10 +90,15 @@ def test_a_trace_s_requests_are_replayed_as_they_were_sent(backbone, tmp_path):
     assert costs["Kamera amortize"]["prefilled"] < costs["SPC + IMC"]["prefilled"]
 
 
+def _last(agent, seed: int) -> list:
+    """The history of a third step, its calls as text."""
+    return spoken(policies.keep_all())(list(agent.script(random.Random(seed), 3))[-1], 2)
+
+
 def test_scripts_are_the_same_for_one_seed(backbone):
     conversations = Conversations(backbone.processor)
     for agent in AGENTS:
-        one, two = (conversations.render(list(agent.script(random.Random(3), 3))[-1]) for _ in range(2))
+        one, two = (conversations.render(_last(agent, 3)) for _ in range(2))
         assert one.segment_ids() == two.segment_ids()
 
 
@@ -115,7 +120,7 @@ def test_each_template_style_renders_a_session_s_messages(backbone, style):
     processor = copy.copy(backbone.processor)
     processor.chat_template = styled(processor, style)
     for agent in AGENTS:
-        messages = list(agent.script(random.Random(0), 3))[-1]
+        messages = _last(agent, 0)
         rendered = Conversations(processor).render(messages)
         pictures = sum(s.media is not None for s in rendered.segments)
         assert pictures == len(media_items(messages))
