@@ -72,6 +72,17 @@ def test_the_small_engine_computes_chunk_by_chunk_what_it_computes_at_once(engin
     assert worst(kv, apply_patch(alone, None, LAYOUT, [A.length + B.length])) > 0.1, "it absorbs a lot"
 
 
+def test_the_small_engine_decodes_what_the_whole_sequence_would(engine, former):
+    line = Line(former)
+    line.stand([A, B])
+    live = engine.live()
+    live.show(line.before.spans)
+    ids = torch.cat([former.anchor.input_ids, A.encoded.input_ids, B.encoded.input_ids, torch.tensor([5, 6])])
+    behind = engine.decode(ids, engine.positions([ids], [{}]), live, max_new_tokens=3)
+    plain = engine.decode(ids, engine.positions([ids], [{}]), engine.live(), max_new_tokens=3)
+    assert behind.tolist() == plain.tolist() and behind.shape == (1, 3)
+
+
 # -- canonicals --------------------------------------------------------------------------------
 
 
