@@ -137,6 +137,19 @@ class SmallEngine:
     def ask(self, ids: torch.Tensor, positions: torch.Tensor, behind: LiveKV) -> torch.Tensor:
         return self.follow(ids, positions, behind)[-1]
 
+    def ask_each(self, ids: torch.Tensor, positions: torch.Tensor, behind: LiveKV) -> torch.Tensor:
+        return torch.stack([self.ask(row, positions, behind) for row in ids])
+
+    def decode(
+        self, ids: torch.Tensor, positions: torch.Tensor, behind: LiveKV, *, max_new_tokens: int = 1
+    ) -> torch.Tensor:
+        given = len(ids) - sum(span.length for span in behind.shown)
+        for _ in range(max_new_tokens):
+            following = self.ask(ids[-given:], positions[:, -given:], behind).argmax()
+            ids, given = torch.cat([ids, following[None]]), given + 1
+            positions = torch.cat([positions, positions[:, -1:] + 1], dim=1)
+        return ids[None, -max_new_tokens:]
+
     def encode(self, chunk: Chunk) -> Encoded:
         if not chunk.has_media:
             return Encoded(chunk.input_ids, {}, {})
@@ -173,6 +186,15 @@ class SmallEngine:
 
     def place(self, kv: KV) -> KV:
         return kv
+
+    def chunk(self, content: str) -> Chunk:
+        return Chunk(self.tokenize(content), {}, self.fingerprint, content)
+
+    def chunk_from_tensors(self, input_ids: Any, *, label: str = "", **vision_inputs: Any) -> Chunk:
+        return Chunk(torch.as_tensor(input_ids), vision_inputs, self.fingerprint, label)
+
+    def detokenize(self, ids: torch.Tensor) -> None:
+        return None
 
     def seams(self, system: str | None) -> Seams:
         return Seams("", "", "")

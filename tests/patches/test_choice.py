@@ -1,4 +1,4 @@
-"""What a catalogue finds: rows of one context, once an operation, and the nearest patch of other antecedents."""
+"""What a catalogue finds: rows of one context, once an operation, and the nearest patch of others."""
 
 from __future__ import annotations
 

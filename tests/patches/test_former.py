@@ -1,4 +1,4 @@
-"""Canonicals and patches of one context: read if stored, else computed, stored, and served as they were."""
+"""Patches of one context: which are formed and kept, and what they make of a canonical."""
 
 from __future__ import annotations
 
@@ -9,46 +9,22 @@ from dataclasses import replace
 import pytest
 import torch
 
-from kamera.errors import (
-    ComputationChanged,
-    IncompatibleChunk,
-    NotRelocatable,
-    StoreError,
-    UnknownChunk,
-)
+from kamera.errors import NotRelocatable
 from kamera.ops import PatchBudget, Proof, apply_patch
-from kamera.patches import Later, Losses, forming_of
+from kamera.patches import Later, forming_of
 from kamera.patches.line import Line
-from kamera.store import ChunkStore, survivor
+from kamera.store import survivor
 from tests.engines.compare import worst
 from tests.patches.engine import (
     LAYOUT,
-    SmallEngine,
     behind_all,
     conditioned,
     former_of,
     nothing_before,
-    picture,
     text,
 )
 
 A, B, C = text(1), text(2), text(3, tokens=9)
-
-
-@pytest.fixture
-def engine() -> SmallEngine:
-    return SmallEngine()
-
-
-@pytest.fixture
-def store():
-    with ChunkStore.open("memory://") as opened:
-        yield opened
-
-
-@pytest.fixture
-def former(engine, store):
-    return former_of(engine, store)
 
 
 def harvested(former, *chunks, formed="exact") -> None:
@@ -72,150 +48,15 @@ def test_the_small_engine_computes_chunk_by_chunk_what_it_computes_at_once(engin
     assert worst(kv, apply_patch(alone, None, LAYOUT, [A.length + B.length])) > 0.1, "it absorbs a lot"
 
 
-# -- canonicals --------------------------------------------------------------------------------
-
-
-def test_a_canonical_is_prefilled_behind_the_anchor_alone_and_only_once(engine, former):
-    with engine.measure() as work:
-        first = former.canonical(A)
-        again = former.canonical(A)
-    assert (work.forwards, work.tokens) == (1, A.length)
-    assert worst(first.kv, behind_all(engine, A)) <= 1e-5
-    assert all(torch.equal(first.kv[i][n], again.kv[i][n]) for i in range(2) for n in "kv")
-    assert (first.guarantee, first.antecedents, first.canonical) == ("exact", (), True)
-
-
-def test_another_former_of_the_same_context_reads_what_one_has_stored(engine, store, former):
-    former.canonical(A)
-    other = former_of(engine, store)
-    with engine.measure() as work:
-        other.canonical(A)
-    assert work.forwards == 0
-
-
-def test_another_model_or_anchor_computes_its_own(engine, store, former):
-    former.canonical(A)
-    for other in (former_of(engine, store, system=[7, 8]), former_of(SmallEngine("0" * 64, seed=9), store)):
-        before = other.backbone.done.forwards
-        other.canonical(A)
-        assert other.backbone.done.forwards == before + 1
-
-
-def test_a_canonical_in_codes_is_patched_and_what_was_just_computed_is_exact(engine):
-    with ChunkStore.open("memory://", kv="int8") as store:
-        former = former_of(engine, store)
-        fresh = former.leading(A)
-        coded = former.leading(A)
-    assert (fresh.guarantee, fresh.lossy) == ("exact", False)
-    assert (coded.guarantee, coded.lossy) == ("patched", True)
-    assert worst(fresh.kv, behind_all(engine, A)) <= 1e-5
-
-
-def test_an_operation_reads_the_canonical_it_works_on_once(store, former, monkeypatch):
-    former.canonical(A)
-    asked, get = [], store.get_canonical
-    monkeypatch.setattr(store, "get_canonical", lambda *given: asked.append(given) or get(*given))
-    with former.operation():
-        assert former.canonical(A) is former.canonical(A)
-    assert len(asked) == 1
-    assert former.canonical(A) is not former.canonical(A), "outside of one nothing is remembered"
-
-
-class Full(ChunkStore):
-    """A store that takes nothing while ``full``."""
-
-    full = True
-
-    def put(self, record):
-        if self.full:
-            raise StoreError("no room, says the test")
-        return super().put(record)
-
-
-def test_a_canonical_that_the_store_refuses_is_noted_and_offered_again(engine):
-    losses, notes = Losses(), []
-    with Full.open("memory://") as store, pytest.warns(match="goes on without its store"):
-        store.full = False
-        former = former_of(engine, store, losses=losses)
-        store.full = True
-        with losses.told_to(notes):
-            former.canonical(A)
-        assert losses.unkept == {A.chunk_id}
-        assert "no room" in notes[0]
-        assert former.keep_patch(A, conditioned(former, B, A), "exact", nothing_before(former))
-        assert store.ls("exact") == [], "a patch without its canonical would serve nothing"
-        store.full = False
-        former.archive(A, former.canonical(A))
-        assert losses.unkept == {B.chunk_id} and former.catalogue.has_canonical(A.chunk_id)
-
-
-def test_a_former_without_tolerance_for_losses_raises_them(engine):
-    with Full.open("memory://") as store:
-        store.full = False
-        former = former_of(engine, store)
-        store.full = True
-        with pytest.raises(StoreError, match="no room"):
-            former.canonical(A)
-
-
-# -- chunks ------------------------------------------------------------------------------------
-
-
-def test_a_known_chunk_is_found_again_by_its_id(engine, store, former):
-    facts = former.encodings.made(picture(1))
-    former.canonical(facts)
-    found = former_of(engine, store).known(facts.chunk_id)
-    assert torch.equal(found.encoded.input_ids, facts.encoded.input_ids)
-    assert torch.equal(found.encoded.tensors["features"], facts.encoded.tensors["features"])
-    assert found.label == "picture 1"
-
-
-def test_a_chunk_known_behind_another_anchor_has_its_facts_there_too(engine, store, former):
-    facts = former.encodings.made(picture(1))
-    former.canonical(facts)
-    other = former_of(engine, store, system=[7, 8])
-    with engine.measure() as work:
-        found = other.known(facts.chunk_id)
-    assert (work.forwards, work.vision_encodes) == (0, 0)
-    assert torch.equal(found.encoded.tensors["features"], facts.encoded.tensors["features"])
-
-
-def test_an_unknown_chunk_and_that_of_another_model_are_refused_by_name(store, former):
-    with pytest.raises(UnknownChunk, match="no chunk 'none'"):
-        former.known("none")
-    former.canonical(A)
-    other = former_of(SmallEngine("0" * 64), store)
-    with pytest.raises(IncompatibleChunk, match="archived by backbone ffffffffffff"):
-        other.known(A.chunk_id)
-
-
-def test_a_stored_picture_is_never_encoded_again(engine, former):
-    chunk = picture(1)
-    assert former.stored(chunk) is None
-    former.encodings.made(chunk)
-    with engine.measure() as work:
-        found = former.stored(chunk)
-    assert found is not None and found.chunk_id == chunk.id and work.vision_encodes == 0
-    former.encodings.vision = "another tower"
-    assert former.stored(chunk) is None
-
-
-# -- the computation ---------------------------------------------------------------------------
-
-
-def test_a_model_that_has_changed_is_refused(engine, former):
-    former.check_computation()
-    engine.fingerprint = "0" * 64
-    with pytest.raises(IncompatibleChunk, match="weights have changed"):
-        former.check_computation()
-
-
-def test_a_model_that_answers_otherwise_under_its_fingerprint_is_refused(engine, former):
-    engine.moves += 1
-    former.check_computation()
-    engine.moves, engine.drift = engine.moves + 1, 0.5
-    with pytest.raises(ComputationChanged):
-        former.check_computation()
+def test_the_small_engine_decodes_what_the_whole_sequence_would(engine, former):
+    line = Line(former)
+    line.stand([A, B])
+    live = engine.live()
+    live.show(line.before.spans)
+    ids = torch.cat([former.anchor.input_ids, A.encoded.input_ids, B.encoded.input_ids, torch.tensor([5, 6])])
+    behind = engine.decode(ids, engine.positions([ids], [{}]), live, max_new_tokens=3)
+    plain = engine.decode(ids, engine.positions([ids], [{}]), engine.live(), max_new_tokens=3)
+    assert behind.tolist() == plain.tolist() and behind.shape == (1, 3)
 
 
 # -- patches -----------------------------------------------------------------------------------
@@ -232,6 +73,13 @@ def test_a_patch_belongs_to_its_order_and_to_its_chunk(former):
     for facts, behind in ((C, (B, A)), (C, (A,)), (B, (A,)), (A, (B, C))):
         assert former.catalogue.patch(facts.chunk_id, [b.chunk_id for b in behind], "exact") is None
     assert former.catalogue.patch(C.chunk_id, [A.chunk_id, B.chunk_id], "exact") is not None
+
+
+def test_a_patch_is_seen_in_the_operation_that_formed_it(former):
+    with former.operation():
+        assert former.catalogue.patch(B.chunk_id, [A.chunk_id], "exact") is None
+        harvested(former, A, B)
+        assert former.catalogue.patch(B.chunk_id, [A.chunk_id], "exact") is not None
 
 
 def test_smaller_patches_are_worse_and_better_than_none(engine, store):

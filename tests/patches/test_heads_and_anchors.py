@@ -13,15 +13,10 @@ from kamera.patches import Facts, Losses, anchor_of, continued, head_of, prefill
 from kamera.patches.heads import stored_head
 from kamera.store import ChunkStore
 from tests.engines.compare import worst
-from tests.patches.engine import ANCHOR, SmallEngine, behind_all, conditioned, former_of, text
+from tests.patches.engine import ANCHOR, behind_all, conditioned, former_of, text
 
 LONG = text(1, tokens=9)
 START = Facts("start", replace(LONG.encoded, input_ids=LONG.encoded.input_ids[:5]), "")
-
-
-@pytest.fixture
-def engine() -> SmallEngine:
-    return SmallEngine()
 
 
 @pytest.fixture

@@ -13,7 +13,6 @@ from kamera.store import ChunkStore
 from tests.engines.compare import relative, worst
 from tests.patches.engine import (
     LAYOUT,
-    SmallEngine,
     behind_all,
     conditioned,
     former_of,
@@ -22,11 +21,6 @@ from tests.patches.engine import (
 )
 
 A, B, C, T = text(1), text(2), text(3), text(4, tokens=8)
-
-
-@pytest.fixture
-def engine() -> SmallEngine:
-    return SmallEngine()
 
 
 @pytest.fixture

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import pytest
 import torch
 
 from kamera.engines import Span
@@ -33,11 +32,6 @@ class Place:
         self.deltas = deficit(self.true, canonical, LAYOUT, [A.length])
         self.span = Span(canonical, None, (A.length,))
         self.given = (self.deltas, self.span, self.true, self.target, self.line.before)
-
-
-@pytest.fixture
-def engine() -> SmallEngine:
-    return SmallEngine()
 
 
 def test_the_last_questions_are_remembered_and_one_asked_again_is_the_latest(engine):

@@ -50,7 +50,8 @@ def test_a_segment_behind_the_whole_prompt_does_not_drift():
     found = sink_of(family("llama_mqa"), ladder=(0, 8, 24), prompt=24, segment=10, segments=2)
     assert [p.tokens for p in found.points] == [0, 8, 24]
     last = found.points[-1]
-    assert max(last.edge, last.rest) < 1e-5 and last.kl < 1e-9
+    assert max(last.edge, last.rest) < 1e-5
+    assert last.kl < 1e-5 * found.points[0].kl, "rounding, next to what drifts"
     assert found.points[0].edge > 0.01
     with pytest.raises(ValueError, match="count up from 0"):
         sink_of(family("llama_mqa"), ladder=(1, 8), prompt=24, segment=10)

@@ -9,7 +9,7 @@ import pytest
 
 from kamera.errors import RemoteUnavailable
 from kamera.ops import GUARANTEES
-from kamera.store import ChunkStore
+from kamera.store import ChunkStore, StoreAdmin
 from tests.store.builders import CHUNK, CONTEXT, assert_same, file_of, flip, patch
 
 KINDS = ("memory", "directory", "sealed", "remote", "cached")
@@ -97,6 +97,16 @@ def test_an_upload_that_comes_late_replaces_nothing_stronger(kind, tmp_path, mon
         assert formed(mine) == "exact"
     with opened(kind, tmp_path, "others") as others:
         assert formed(others) == "exact"
+
+
+def test_a_patch_behind_exact_kv_asks_the_remote_nothing_before_it_is_put(tmp_path):
+    with opened("remote", tmp_path) as store:
+        calls = []
+        for worth in ("exact", "patched"):
+            before = StoreAdmin(store).stats().remote.calls
+            store.put(patch(antecedents=(worth,), formed=worth))
+            calls.append(StoreAdmin(store).stats().remote.calls - before)
+    assert calls == [1, 2], "nothing outranks the first"
 
 
 def test_a_damaged_patch_yields_to_any_other(tmp_path):
