@@ -21,7 +21,7 @@ def test_a_supported_model_is_described_and_every_proof_shown(capsys):
     assert (done.code, document["supported"], document["reason"]) == (0, True, None)
     relocations = [p for p in document["proofs"] if p["claim"].startswith("relocation")]
     assert [tuple(p["offset"]) for p in relocations] == [UNIFORM, TIME, AXES]
-    assert [p["claim"] for p in document["proofs"]][0] == "a forward in pieces"
+    assert document["proofs"][0]["claim"] == "a forward in pieces"
     assert [p["claim"] for p in document["proofs"]][4:] == [
         "full-rank patch, moved on",
         "moves in the live cache",
