@@ -317,9 +317,10 @@ class Planner:
 
     def _follows(self, before: Seats) -> bool:
         """True if the step before prefills the chunk right in front, so that both share a forward."""
-        last = self.steps[-1] if self.steps else None
-        prefilled = isinstance(last, Prefill) and last.head is None
-        return self.limits.joins and prefilled and last.seat.number == before.seats[-1].number
+        last = self.steps[-1] if self.steps and self.limits.joins else None
+        if not isinstance(last, Prefill) or last.head is not None:
+            return False
+        return last.seat.number == before.seats[-1].number
 
     def _head(self, chunk: Newcomer | Seat, before: Seats, spot: Spot) -> Head | None:
         """The head of a chunk that the window holds exactly, behind these chunks and at this place."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import operator
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from itertools import takewhile
 
 import torch
 
@@ -175,8 +174,12 @@ class _Run:
 
     def _joined_to(self, first: Prefill) -> list[Prefill]:
         """The steps behind ``first`` that share its forward."""
-        steps = self.plan.steps[self.plan.steps.index(first) + 1 :]
-        return list(takewhile(lambda step: isinstance(step, Prefill) and step.joined, steps))
+        joined: list[Prefill] = []
+        for step in self.plan.steps[self.plan.steps.index(first) + 1 :]:
+            if not (isinstance(step, Prefill) and step.joined):
+                break
+            joined.append(step)
+        return joined
 
     def _head(self, facts: Facts, positions: torch.Tensor, head: Head | None) -> KV | None:
         if head is None:
