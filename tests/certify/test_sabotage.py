@@ -58,6 +58,14 @@ def test_the_kv_of_windows_tells_every_fault_in_every_precision():
         assert [name for name, found in wrong.items() if not found.flaw] == []
 
 
+@pytest.mark.parametrize(("scale", "told"), [(0.97, True), (0.995, False), (1.03, True)])
+def test_the_scale_of_a_patch_is_told_within_two_percent(trained, monkeypatch, scale, told):
+    monkeypatch.setattr("kamera.certify.sabotage.SCALE", scale)
+    found = trials(trained).compared_sabotaged()["patch scaled"]
+    assert bool(found.flaw) == told
+    assert not told or "of its scale" in found.flaw
+
+
 def test_each_axis_alone_is_told_in_half_precision():
     asked = trials(Backbone(*load("gqa", dtype=torch.bfloat16)))
     assert asked.compared().flaw == ""
