@@ -1,4 +1,4 @@
-"""What a proof covers: the KV itself, several kinds of questions, and those that come later and are unlike."""
+"""What a proof covers: the KV itself, several kinds of questions, and questions that come later."""
 
 from __future__ import annotations
 
