@@ -85,7 +85,7 @@ def trials_of(backbone: Backbone, cases: Sequence[Case]) -> list[list[Trial]]:
 
 
 def unheld(trials: Sequence[Sequence[Trial]], bound: float) -> tuple[int | None, float | None]:
-    """Equal tokens and threshold that are fitted to the first cases as they were given, and tested on none."""
+    """Equal tokens and threshold fitted to the first cases as they were given, and tested on none."""
     flat = [t for of in trials[:UNHELD] for t in of if not t.replaced]
     least = windows_of(flat, bound)[-1]
     return least, operating_point(flat, [least], bound)
@@ -132,7 +132,7 @@ def rows(
 
 
 def by_length(trials: Sequence[Sequence[Trial]], bound: float) -> dict[int, dict[str, float]]:
-    """Of fresh trials, by the tokens of equal left context: their number, those beyond the bound, and flips."""
+    """Of fresh trials, by the tokens of equal left context: their number, those beyond the bound, flips."""
     flat = [t for of in trials for t in of]
     return {
         length: {
