@@ -6,7 +6,7 @@
 Two kinds of content on the shipped backbone: *text* (the text twins of frames, cut as `cases_of` cuts) and
 *pictures* (an items frame behind four legends). One is calibrated (`kamera.reuse.calibrate`) and then asked
 of fresh cases: of those that guard and probe accept, how many drift beyond the bound, and how many have
-another next token. *Unheld* is what a calibration of all cases, none of them held out, would have let
+another next token. *Unheld* is what a calibration of 24 cases, none of them held out, would have let
 through. At last the text's calibration is shown pictures with one legend replaced: a calibration is of its
 own modality only.
 """
@@ -35,6 +35,12 @@ SEED = 910_000
 DOCUMENT = 500
 """Tokens of a document of text twins."""
 
+LADDER = (0, 64, 112)
+"""Lengths of equal left context, of 128 tokens, that text is stored behind."""
+
+UNHELD = 24
+"""Cases of a calibration without a held-out half: as many as one had by default."""
+
 
 def texts(backbone: Backbone, count: int, seed: int) -> list[Case]:
     """Cases of text twins: legends, renames and items in words, one episode after another."""
@@ -47,7 +53,7 @@ def texts(backbone: Backbone, count: int, seed: int) -> list[Case]:
             ids += backbone.tokenize("".join(frame.text for frame in frames)).tolist()
             index += 1
         documents.append(ids)
-    return cases_of(backbone, documents, count=count, seed=seed)
+    return cases_of(backbone, documents, count=count, ladder=LADDER, seed=seed)
 
 
 def pictures(backbone: Backbone, count: int, seed: int) -> list[Case]:
@@ -70,18 +76,18 @@ def _tokens(chunks: Sequence[Any]) -> int:
     return sum(chunk.num_tokens for chunk in chunks)
 
 
-def trials_of(backbone: Backbone, cases: Sequence[Case], by_depth: int) -> list[list[Trial]]:
-    """The trials of each case, those with a replaced piece included; of the first ``by_depth`` by depth."""
+def trials_of(backbone: Backbone, cases: Sequence[Case]) -> list[list[Trial]]:
+    """The trials of each case with all layers reused, those with a replaced piece included."""
     return [
-        run(backbone, case, replacing(case, cases[number - 1]), by_depth=number < by_depth)
+        run(backbone, case, replacing(case, cases[number - 1]), by_depth=False)
         for number, case in enumerate(cases)
     ]
 
 
 def unheld(trials: Sequence[Sequence[Trial]], bound: float) -> tuple[int | None, float | None]:
-    """Equal tokens and threshold of a calibration that is fitted to all trials, and tested on none."""
-    flat = [t for of in trials for t in of]
-    least = windows_of([Trial(t.matched, t.kl[-1:], t.cosine, t.agrees) for t in flat], bound)[-1]
+    """Equal tokens and threshold fitted to the first cases as they were given, and tested on none."""
+    flat = [t for of in trials[:UNHELD] for t in of if not t.replaced]
+    least = windows_of(flat, bound)[-1]
     return least, operating_point(flat, [least], bound)
 
 
@@ -101,9 +107,8 @@ def rows(
 ) -> Iterator[dict[str, Any]]:
     """A row for each bound."""
     drawn, later = (MAKE[content](backbone, n, seed) for n, seed in ((cases, SEED), (fresh, SEED + 1)))
-    given, new = trials_of(backbone, drawn, len(drawn) // 2), trials_of(backbone, later, 0)
+    given, new = trials_of(backbone, drawn), trials_of(backbone, later)
     others = pictures(backbone, FOREIGN, SEED + 2) if content == "text" else []
-    replaced = [[t for t in of if t.replaced] for of in trials_of(backbone, others, 0)]
     for bound in bounds:
         made = derive(backbone, drawn, given, bound=bound, model="gqa")
         least, threshold = unheld(given, bound)
@@ -121,11 +126,24 @@ def rows(
             "fresh": told(tested(new, made.windows[-1], point, bound)),
             "unheld": {"equal tokens": least, "threshold": threshold},
             "unheld, fresh": told(tested(new, least, threshold, bound)),
-            "pictures with a legend replaced": {
-                "unheld": told(tested(replaced, least, threshold, bound)),
-                "outside": sum(_outside(made, case) for case in others),
-            },
+            "drift by equal tokens": by_length(new, bound),
+            "pictures": {"cases": len(others), "refused": sum(_outside(made, case) for case in others)},
         }
+
+
+def by_length(trials: Sequence[Sequence[Trial]], bound: float) -> dict[int, dict[str, float]]:
+    """Of fresh trials, by the tokens of equal left context: their number, those beyond the bound, flips."""
+    flat = [t for of in trials for t in of]
+    return {
+        length: {
+            "trials": len(of),
+            "beyond": sum(t.kl[-1] > bound for t in of),
+            "flips": sum(not t.agrees for t in of),
+            "worst": max(t.kl[-1] for t in of),
+        }
+        for length in sorted({t.matched for t in flat})
+        for of in [[t for t in flat if t.matched == length]]
+    }
 
 
 def _outside(made: Calibration, case: Case) -> bool:
