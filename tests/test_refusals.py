@@ -142,6 +142,7 @@ def test_a_refusal_is_short_however_large_the_value(entry):
         try:
             ENTRIES[entry](value)
         except Exception as error:
+            assert not isinstance(error, NameError)
             said = str(error)
             refused += 1
             assert len(said) <= LONGEST, f"{name}: {said[:300]}… ({len(said)} characters)"

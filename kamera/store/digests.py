@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Callable
 from typing import Literal, Protocol, get_args
 
-from kamera.errors import StoreError
+from kamera.errors import StoreError, quote
 
 DigestName = Literal["sha256", "blake3"]
 DIGESTS: tuple[DigestName, ...] = get_args(DigestName)
