@@ -114,7 +114,7 @@ def check_options(item: Mapping[str, Any], kind: str, options: Sequence[str]) ->
 
 
 def _opened(file: Path | io.BytesIO, name: str) -> Image.Image:
-    if isinstance(file, Path) and file.exists() and not file.is_file():  # a pipe would never end
+    if isinstance(file, Path) and os.path.exists(file) and not os.path.isfile(file):  # a pipe would never end
         raise UnreadableMedia(f"{name} is no file: give one picture")
     try:
         with Image.open(file) as image:

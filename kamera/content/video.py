@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import numbers
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -105,7 +106,7 @@ def read_video(
 
     sampling = Sampling(fps, num_frames, max_frames, start, end)
     path = local_path(source, "video")
-    if not path.is_file():
+    if not os.path.isfile(path):
         raise UnreadableMedia(f"no video at {quote(path)}: give an existing file")
     try:
         with av.open(str(path)) as container:

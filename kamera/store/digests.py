@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Callable
 from typing import Literal, Protocol, get_args
 
-from kamera.errors import StoreError
+from kamera.errors import StoreError, quote
 
 DigestName = Literal["sha256", "blake3"]
 DIGESTS: tuple[DigestName, ...] = get_args(DigestName)
@@ -32,4 +32,4 @@ def hasher_of(name: str) -> Callable[[], Hasher]:
         except ImportError:
             raise StoreError('blake3 digests need the blake3 package: pip install "kamera[blake3]"') from None
         return blake3
-    raise ValueError(f"digest {name!r} is none of {', '.join(DIGESTS)}")
+    raise ValueError(f"digest {quote(name)} is none of {', '.join(DIGESTS)}")

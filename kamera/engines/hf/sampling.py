@@ -62,8 +62,8 @@ def check_options(model: Any, options: Mapping[str, Any]) -> None:
         if name not in taken:
             instead = f"use {_INSTEAD[name]}" if name in _INSTEAD else "leave it out"
             raise ValueError(
-                f"{name}={quote(options[name])} is no option of an answer: {instead} (options are those of "
-                "transformers' generate)"
+                f"{name[:80]}={quote(options[name])} is no option of an answer: {instead} (options are "
+                "those of transformers' generate)"
             )
     given = options.get("generation_config") or model.generation_config
     if not isinstance(given, GenerationConfig):
