@@ -187,7 +187,9 @@ def test_a_patch_on_a_canonical_of_another_anchor_makes_the_kv_behind_this_one(e
 
 
 def test_a_base_that_is_gone_is_refused_and_nothing_is_formed(engine, store, former):
+    former.canonical(B)
     other = former_of(engine, store, system=[7, 8])
+    assert other.catalogue.base(B.chunk_id) is not None
     with other.operation():
         assert not other.keep_patch(B, conditioned(other, A, B), "exact", nothing_before(other), "gone")
         assert other.catalogue.base(B.chunk_id) is None

@@ -54,6 +54,13 @@ def test_an_orbit_patch_serves_the_set_and_says_of_how_many_orders(former):
     assert former.catalogue.patch(T.chunk_id, [A.chunk_id, B.chunk_id], "orbit") is None
 
 
+def test_an_orbit_patch_is_seen_in_the_operation_that_formed_it(former):
+    with former.operation():
+        assert former.catalogue.patch(T.chunk_id, [A.chunk_id], "orbit") is None
+        former.orbit(T, [A])
+        assert former.catalogue.patch(T.chunk_id, [A.chunk_id], "orbit") is not None
+
+
 def test_an_orbit_runs_each_beginning_of_an_order_once(engine, former):
     with engine.measure() as work:
         former.orbit(T, [A, B])
