@@ -51,8 +51,8 @@ class Row:
     """One conversation under one policy; each pair is forwards and tokens.
 
     ``first`` ran before the first tokens of all answers, ``whole`` with answers and later work; ``reported``
-    is the session's own account of it. ``plain`` and ``prefix`` are those of a kept cache and of a prefix cache:
-    before the first token, for ``prefix`` and ``first``, else with answers.
+    is the session's own account of it. ``plain`` is that of a kept cache, with answers, ``prefix`` that of a
+    prefix cache, before the first token.
     """
 
     conversation: str
