@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -11,6 +10,7 @@ from typing import Any
 
 from torch import nn
 
+from kamera import forks
 from kamera.engines.hf.hooks import Observer
 
 
@@ -21,7 +21,7 @@ class Work:
     forwards: int = 0
     tokens: int = 0
     vision_encodes: int = 0
-    _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
+    _lock: forks.Lock = field(default_factory=forks.Lock, repr=False)
 
     def add(self, *, forwards: int = 0, tokens: int = 0, vision_encodes: int = 0) -> None:
         """Count more; safe from several threads."""
