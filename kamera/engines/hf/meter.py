@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -10,7 +11,6 @@ from typing import Any
 
 from torch import nn
 
-from kamera import forks
 from kamera.engines.hf.hooks import Observer
 
 
@@ -21,7 +21,7 @@ class Work:
     forwards: int = 0
     tokens: int = 0
     vision_encodes: int = 0
-    _lock: forks.Lock = field(default_factory=forks.Lock, repr=False)
+    _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
     def add(self, *, forwards: int = 0, tokens: int = 0, vision_encodes: int = 0) -> None:
         """Count more; safe from several threads."""
