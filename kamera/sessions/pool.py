@@ -30,7 +30,6 @@ from kamera.window import ReusePolicy, check_policy
 Stores = ChunkStore | Callable[[str], ChunkStore]
 """One tenant's store, or a function from a tenant to its store."""
 
-
 SYSTEM_PROMPTS = 16
 """Number of system prompts per tenant that are kept prefilled for new sessions."""
 
@@ -252,16 +251,12 @@ class SessionPool:
         if self._saved is None:
             return
         with self._lock:
-            known = [
-                (key, entry.session.state)
-                for key, entry in self._entries.items()
-                if key[0] == tenant and session_id in (None, key[1]) and not entry.busy
-            ]
-        for key, state in known:
+            mine = [(k, e) for k, e in self._entries.items() if k[0] == tenant and session_id in (None, k[1])]
+        for key, entry in mine:
+            state = entry.session.state
             if self._saved.is_overtaken(*key, state.changes):
                 with self._lock:
-                    entry = self._entries.get(key)
-                    if entry is not None and not entry.busy and entry.session.state.changes == state.changes:
+                    if self._entries.get(key) is entry and not entry.busy and entry.session.state is state:
                         del self._entries[key]
 
     def _reserved(
