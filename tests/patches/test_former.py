@@ -13,7 +13,7 @@ from kamera.errors import NotRelocatable
 from kamera.ops import PatchBudget, Proof, apply_patch
 from kamera.patches import Later, forming_of
 from kamera.patches.line import Line
-from kamera.store import survivor
+from kamera.store import ChunkStore, survivor
 from tests.engines.compare import worst
 from tests.patches.engine import (
     LAYOUT,
@@ -241,3 +241,12 @@ def test_lines_with_a_common_beginning_prefill_it_once(engine, former):
     assert work.tokens == C.length + B.length
     assert worst(line.prefill(A).kv, behind_all(engine, A, C, B, A)) <= 1e-5
     assert line.before.chunks == (A, C, B)
+
+
+def test_a_line_in_a_store_of_codes_begins_with_what_the_model_computed(engine):
+    with ChunkStore.open("memory://", kv="int8") as coded:
+        former = former_of(engine, coded)
+        former.canonical(A)
+        first = Line(former).append(A)
+    assert (first.lossy, first.guarantee) == (False, "exact")
+    assert worst(first.kv, behind_all(engine, A)) <= 1e-5

@@ -194,7 +194,7 @@ def test_a_row_that_states_another_proof_is_refused(pieces):
     row = rows(store)[0]
     with former.operation():
         asked = (facts, row.antecedents, "exact", row.formed, "")
-        assert former.patch(*asked, proof=replace(row.proof, kl=0.0)) is None
+        assert former.patch(*asked, proof=replace(row.proof, kl=row.proof.kl + 0.01)) is None
         assert former.catalogue.refused(facts.chunk_id, row.antecedents, "exact")
     with former.operation():
         assert former.patch(*asked, proof=row.proof) is not None
@@ -206,7 +206,7 @@ def test_an_object_that_lies_about_its_proof_falls_back(pieces, monkeypatch):
     asking(backbone, store, a, b)
     (row,) = rows(store)
     held = store.get_patch(row.context, row.chunk_id, row.antecedents)
-    lied = replace(row, proof=replace(row.proof, kl=0.0))
+    lied = replace(row, proof=replace(row.proof, kl=row.proof.kl + 0.01))
     true_info = store.info
     monkeypatch.setattr(store, "info", lambda *args: lied if (found := true_info(*args)) == row else found)
     window = asking(backbone, store, a, b)
