@@ -31,7 +31,7 @@ from lab.speed.machine import commit, machine
 
 ANSWER = 4
 POLICIES = {"exact": ReusePolicy.exact(), "default": ReusePolicy(certified=True)}
-OPTIONS = {"max_new_tokens": ANSWER, "min_new_tokens": ANSWER, "do_sample": False}
+OPTIONS: dict[str, Any] = {"max_new_tokens": ANSWER, "min_new_tokens": ANSWER, "do_sample": False}
 
 
 @dataclass

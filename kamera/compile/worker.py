@@ -31,7 +31,7 @@ from kamera.errors import (
     UnknownChunk,
     WrongKey,
 )
-from kamera.patches import Before, Copy, Facts, Former, compact_positions, prefill_anchor
+from kamera.patches import Before, Copy, Facts, Former, compact_positions, form_orbit, prefill_anchor
 from kamera.store import ChunkStore, ObjectInfo
 
 FLUSH_SECONDS = 60.0
@@ -143,7 +143,8 @@ class Worker:
                     self._reach(lookup, branch, i, patches, cost)
                 if i in branch.orbits and not lookup.has_orbit(chunk_id, before, branch.orbits[i]):
                     opened = self._reach(lookup, branch, i, patches, cost)
-                    opened.former.within(branch.orbits[i]).orbit(
+                    form_orbit(
+                        opened.former.within(branch.orbits[i]),
                         opened.chunks[i],
                         opened.chunks[:i],
                         samples=self.settings.samples,

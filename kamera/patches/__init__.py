@@ -14,6 +14,7 @@ from kamera.patches.identity import Identity, identify
 from kamera.patches.later import Later, later_of
 from kamera.patches.losses import Losses, Strict
 from kamera.patches.near import Near, equal_left
+from kamera.patches.orbit import form_orbit
 from kamera.patches.orderings import how_many, orderings
 from kamera.patches.pairs import Pairs, Triples, form_pairs
 from kamera.patches.proving import Before, Prover
@@ -51,6 +52,7 @@ __all__ = [
     "continued",
     "equal_left",
     "extents_of",
+    "form_orbit",
     "form_pairs",
     "forming_of",
     "guarantee_named",

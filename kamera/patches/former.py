@@ -15,7 +15,7 @@ import torch
 from kamera.content import Chunk
 from kamera.engines import Engine, Span
 from kamera.errors import CorruptChunk, IncompatibleChunk, NotRelocatable, UnknownChunk, WrongKey, quote
-from kamera.ops import Formed, Guarantee, Patch, PatchBudget, Proof, deficit, mean_deficit, uniform_offset
+from kamera.ops import Guarantee, Patch, PatchBudget, Proof, deficit, uniform_offset
 from kamera.patches.anchor import Anchor
 from kamera.patches.catalogue import Catalogue
 from kamera.patches.chunks import Copy, Facts
@@ -26,7 +26,6 @@ from kamera.patches.heads import continued, stored_head
 from kamera.patches.identity import Asked
 from kamera.patches.later import later_of
 from kamera.patches.losses import Losses, Strict
-from kamera.patches.orderings import deficits, orderings
 from kamera.patches.proving import Before, Prover
 from kamera.store import (
     VISION_TOKENS,
@@ -83,11 +82,6 @@ class Former:
         other.budget = budget
         return other
 
-    def on(self, store: ChunkStore, anchor: Anchor) -> Former:
-        """The same former on another store, with the anchor that is kept there."""
-        tolerance = None if self.prover is None else self.prover.tolerance
-        return Former(self.backbone, store, anchor, self.budget, self.forming, type(self.losses)(), tolerance)
-
     @contextmanager
     def operation(self) -> Iterator[None]:
         """Context in which this thread reads each row once, and the canonical it works on once."""
@@ -116,8 +110,7 @@ class Former:
 
     def known(self, chunk_id: str) -> Facts:
         """Facts of an archived chunk. Raises UnknownChunk, IncompatibleChunk or CorruptChunk."""
-        waiting = self._waiting.get(chunk_id)
-        if waiting is not None:
+        if waiting := self._waiting.get(chunk_id):
             return waiting
         record = self.store.get_canonical(self.context, chunk_id)
         others = self.store.contexts_of(chunk_id) if record is None else []
@@ -145,8 +138,7 @@ class Former:
 
         Its canonical is read if it is archived, since it is about to be served.
         """
-        waiting = self._waiting.get(chunk.id)
-        if waiting is not None:
+        if waiting := self._waiting.get(chunk.id):
             return waiting
         record = self._record(chunk.id)
         if record is not None:
@@ -286,17 +278,6 @@ class Former:
             return None
         return record.patch if proof is not None else record.patch.truncate(self.budget.rank)
 
-    def energy(self, facts: Facts, antecedents: Sequence[str], served: Patch | None) -> float | None:
-        """Share of the deficit's energy that the stored patch keeps; None unless all of it is ``served``."""
-        try:
-            record = self.store.get_patch(self.context, facts.chunk_id, antecedents)
-        except (CorruptChunk, WrongKey):
-            return None
-        if record is None or served is None or record.patch.rank != served.rank:
-            return None
-        energy = record.info.get("energy")
-        return float(energy) if isinstance(energy, (int, float)) else None
-
     def harvest(self, facts: Facts, conditioned: Copy, formed: Guarantee, before: Before) -> None:
         """Store the patch that takes the canonical to ``conditioned``, unless a better one is there.
 
@@ -351,34 +332,6 @@ class Former:
             self.forming.submit(facts.chunk_id, deltas, form)
         self.catalogue.forget(patch_key(self.context, facts.chunk_id, behind, "exact", base))
         return True
-
-    def orbit(
-        self, target: Facts, antecedents: Sequence[Facts], *, samples: int | None = None, seed: int = 0
-    ) -> Formed:
-        """Form the orbit patch of ``target`` behind the set ``antecedents`` and store it.
-
-        ``samples`` and ``seed`` as in `orderings`. Runs one conditioned forward of the target per ordering,
-        and one of an antecedent for each new prefix of an ordering; the first antecedent of an ordering is
-        its canonical. Returns the patch and the share of the mean deficit's energy it keeps.
-        """
-        if not antecedents:
-            raise ValueError("a leading chunk absorbs nothing: it needs no orbit patch")
-        perms = orderings(len(antecedents), samples, seed)
-        canonical = self.canonical(target)
-        mean = mean_deficit(deficits(self, target, canonical, antecedents, perms))
-        formed, filled = self.budget.form(mean, self.backbone.layout, canonical.kv)
-        record = PatchRecord(
-            chunk_id=target.chunk_id,
-            context=self.context,
-            antecedents=tuple(a.chunk_id for a in antecedents),
-            kind="orbit",
-            patch=formed.patch,
-            formed="exact",
-            info={"energy": formed.energy, **filled.to_info(), "orderings": len(perms)},
-        )
-        self.store.put(record)
-        self.catalogue.forget(record.key)
-        return formed
 
     def offset(self, facts: Facts, old: torch.Tensor, new: torch.Tensor) -> tuple[int, ...]:
         """Offset per axis from ``old`` to ``new`` positions of a chunk; NotRelocatable if not uniform."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from kamera.engines import Engine
-from kamera.errors import AuditFailed
+from kamera.errors import AuditFailed, quote
 from kamera.patches import Anchor, Former, FormingRule, Losses, anchor_of, forming_of, later_of
 from kamera.store import ChunkStore
 from kamera.window import plan
@@ -44,7 +44,10 @@ def stage_apart(former: Former) -> Stage:
     backbone, old = former.backbone, former.anchor
     store = ChunkStore.open("memory://", tenant=former.store.tenant, kv=former.store.kv)
     anchor = anchor_of(backbone, old.input_ids, old.tail, old.reopen, store)
-    return Stage(former.on(store, anchor), backbone.live(), Standing(backbone, anchor))
+    tolerance = None if former.prover is None else former.prover.tolerance
+    losses = type(former.losses)()
+    new = Former(backbone, store, anchor, former.budget, former.forming, losses, tolerance)
+    return Stage(new, backbone.live(), Standing(backbone, anchor))
 
 
 def prefilled_apart(stage: Stage, old: Former, state: WindowState, bounds: Bounds) -> WindowState:
@@ -84,3 +87,11 @@ def _suspect(resident: Resident) -> Resident:
 
 def _unarchived(resident: Resident) -> Resident:
     return replace(resident, seat=replace(resident.seat, archived=resident.seat.source.canonical))
+
+
+def check_parts(backbone: object, store: object) -> None:
+    """Raise ValueError unless a window can be made of these."""
+    if not callable(getattr(backbone, "prefill", None)):
+        raise ValueError(f"{quote(backbone)} is no Backbone: load one with Backbone.from_pretrained")
+    if not isinstance(store, ChunkStore):
+        raise ValueError(f"{quote(store)} is no ChunkStore: open one with ChunkStore.open")

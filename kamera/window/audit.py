@@ -27,6 +27,7 @@ from kamera.patches import Former, Guarantee, later_of
 from kamera.window.run import Stage
 from kamera.window.slots import Resident
 from kamera.window.state import WindowState
+from kamera.window.steps import Plan
 
 LOSSY = 0.25
 """Bound for canonicals that are kept in codes: what 4 bits lose stays below it."""
@@ -118,6 +119,12 @@ def hand_over(stage: Stage, state: WindowState, served: Sequence[int], share: fl
         later_of(stage.former.backbone).offer(partial(run, stage, kept))
 
 
+def served_by(plan: Plan, state: WindowState) -> list[int]:
+    """Indices of the slots that an operation placed, prefilled or moved."""
+    there = {seat.number: seat for seat in plan.before.seats}
+    return [i for i, seat in enumerate(state.seats.seats) if there.get(seat.number) is not seat]
+
+
 def run(stage: Stage, served: Served) -> None:
     """Audit one slot; withhold its context if an error is beyond its bound."""
     former = stage.former
@@ -200,6 +207,19 @@ def _lacking(former: Former, resident: Resident, served: KV, true: KV) -> float 
 def _lacking_bound(former: Former, resident: Resident, worth: Guarantee) -> float | None:
     """Largest share of the deficit's energy that a slot of this guarantee may lack; None: any."""
     if worth == "patched":
-        energy = former.energy(resident.facts, resident.shown.antecedents, resident.shown.patch)
+        energy = _energy(former, resident)
         return 1.0 if energy is None else min(1.0, 1.0 - energy + CLOSER)
     return 1.0 if worth in ("sampled", "composed", "orbit") else None
+
+
+def _energy(former: Former, resident: Resident) -> float | None:
+    """Share of the deficit's energy that the stored patch says it keeps; None unless all of it is served."""
+    copy = resident.shown
+    try:
+        record = former.store.get_patch(former.context, resident.facts.chunk_id, copy.antecedents)
+    except KameraError:
+        return None
+    if record is None or copy.patch is None or record.patch.rank != copy.patch.rank:
+        return None
+    energy = record.info.get("energy")
+    return float(energy) if isinstance(energy, int | float) else None

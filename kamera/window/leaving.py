@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from kamera.patches import Guarantee, weakest
+from kamera.store import chunk_of
 from kamera.window.seats import Seat, Seats
 
 _WHEN_AN_ANTECEDENT_LEAVES: dict[Guarantee, Guarantee] = {
@@ -19,6 +20,16 @@ _WHEN_AN_ANTECEDENT_LEAVES: dict[Guarantee, Guarantee] = {
 def survivor_of(seat: Seat) -> Seat:
     """A chunk that stays as it is while an antecedent leaves."""
     return seat.labelled(_WHEN_AN_ANTECEDENT_LEAVES[seat.guarantee])
+
+
+def staying_behind(seat: Seat, before: Seats) -> Seat:
+    """A chunk that stays while its antecedents change: a survivor, or less if new ones precede it."""
+    if seat.source.antecedents == before.lineage:
+        return seat
+    survivor = survivor_of(seat)
+    if set(before.chunk_ids) <= set(map(chunk_of, seat.source.antecedents)):
+        return survivor
+    return survivor.labelled(weakest((survivor.guarantee, "near")))
 
 
 def footing(before: Seats) -> Guarantee:

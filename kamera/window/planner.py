@@ -5,19 +5,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from kamera.errors import PolicyRefused, WindowFull
-from kamera.patches import Guarantee, prefilled_behind, weakest, worth_harvesting
-from kamera.store import ObjectInfo, chunk_of
-from kamera.window.leaving import footing, survivor_of
+from kamera.errors import PolicyRefused
+from kamera.patches import Guarantee, prefilled_behind, worth_harvesting
+from kamera.store import ObjectInfo
+from kamera.window.leaving import footing, staying_behind, survivor_of
 from kamera.window.offers import Offers
 from kamera.window.policy import Archive as ArchiveRule
 from kamera.window.policy import OnLeave, PositionRule, ReusePolicy
-from kamera.window.seating import check_room, check_stands, settled, tail
+from kamera.window.price import Price
+from kamera.window.seating import check_room, check_stands, overflow, settled, tail
 from kamera.window.seats import Seat, Seats, Source, Spot, new_number
 from kamera.window.steps import (
     Archive,
     Clean,
-    Cost,
     Harvest,
     Head,
     Keep,
@@ -44,10 +44,7 @@ class Planner:
     steps: list[Step] = field(default_factory=list)
     owed: list[Archive | Harvest] = field(default_factory=list)  # steps that are later work
     left: list[int] = field(default_factory=list)
-    forwards: int = 0
-    tokens: int = 0
-    later_forwards: int = 0
-    later_tokens: int = 0
+    price: Price = field(default_factory=Price)
     heads: dict[str, tuple[tuple[str, int], ...]] = field(default_factory=dict)
     _made: set[str] = field(default_factory=set)
     _notes: list[str] = field(default_factory=list)
@@ -67,11 +64,11 @@ class Planner:
             self.before,
             after,
             (*self.steps, *self.owed, *stay),
-            Cost(self.forwards, self.tokens, encodes, written.turned, written.patched),
+            self.price.now(encodes, written.turned, written.patched),
             arrived,
             tuple(self.left),
             tuple(dict.fromkeys([*((note,) if note else ()), *self._notes])),
-            Cost(self.later_forwards, self.later_tokens),
+            self.price.later,
         )
 
     # -- arriving ------------------------------------------------------------------------------
@@ -102,9 +99,8 @@ class Planner:
     def leave(self, state: Seats, indices: Sequence[int], rule: PositionRule) -> Seats:
         """Remove chunks; those behind them survive, relocated (or not even that, under "keep").
 
-        Under another rule of the policy than to keep them they are placed anew instead.
-
-        The frame moves with the larger part of the remaining chunks, so that its keys are not rotated.
+        Under another rule of the policy than to keep them they are placed anew instead. The frame moves with
+        the larger part of the remaining chunks, so that its keys are not rotated.
         """
         gone = set(indices)
         for i in indices:
@@ -167,7 +163,7 @@ class Planner:
             if i < same:
                 seat = there[i]
             elif i in there:
-                seat = self._amortized(there[i], new)
+                seat = staying_behind(self._spent(there[i]), new)
             elif isinstance(item, Seat):
                 item = self._spent(item)
                 usual, self.policy = self.policy, self.policy.as_repairing()
@@ -194,7 +190,7 @@ class Planner:
             return seat
         if self.base(seat.chunk_id) is None and not self.rows.has_canonical(seat.chunk_id):
             self.owed.append(Archive(seat.number, True, later=True))
-            self._owes(seat)
+            self.price.owes(seat)
         return replace(seat, archived=True)
 
     def archived(self, seat: Seat) -> Seat:
@@ -302,7 +298,7 @@ class Planner:
         head = self._head(chunk, before, spot)
         joined = head is None and self._follows(before)
         self.steps.append(Prefill(seat, before, new, head, joined))
-        self._ran(chunk, 0 if head is None else head.tokens, joined)
+        self.price.ran(chunk, 0 if head is None else head.tokens, joined)
         return seat
 
     def _leads(self, chunk: Newcomer | Seat, before: Seats, found: tuple[Source, Offer | None]) -> bool:
@@ -361,7 +357,7 @@ class Planner:
             if later:
                 self.owed.append(Harvest(seat.number, base, later=True))
                 if not (base or self.rows.has_canonical(seat.chunk_id)):
-                    self._owes(seat)
+                    self.price.owes(seat)
                 return  # it is not there yet for the rest of this plan
             self.steps.append(Harvest(seat.number, base))
             if not base:
@@ -384,18 +380,8 @@ class Planner:
         heads = () if self.limits.lossy else self.heads.get(chunk.chunk_id, ())
         there = (n for other, n in heads if other in self._made or self.rows.has_canonical(other))
         self._made.add(chunk.chunk_id)
-        self._ran(chunk, next(there, 0))
+        self.price.ran(chunk, next(there, 0))
         return True
-
-    def _owes(self, seat: Seat) -> None:
-        """Count a canonical that is prefilled as later work."""
-        self.later_forwards += 1
-        self.later_tokens += seat.length
-
-    def _ran(self, chunk: Newcomer | Seat, head: int = 0, joined: bool = False) -> None:
-        """Count a forward of a chunk behind its first ``head`` tokens, unless it is ``joined`` to another."""
-        self.forwards += chunk.length > head and not joined
-        self.tokens += chunk.length - head
 
     def _canonical(self, chunk_id: str, lossy: bool | None = None, base: ObjectInfo | None = None) -> Source:
         lossy = self.limits.lossy if lossy is None else lossy
@@ -404,33 +390,9 @@ class Planner:
             home = home.moved((base.behind - self.limits.anchor,) * len(home.low))
         return Source(home, (), "patched" if lossy else "exact", canonical=True, lossy=lossy)
 
-    def _amortized(self, seat: Seat, before: Seats) -> Seat:
-        """A chunk that stays while its antecedents change: a survivor, or less if new ones precede it."""
-        seat = self._spent(seat)
-        if seat.source.antecedents == before.lineage:
-            return seat
-        survivor = survivor_of(seat)
-        if set(before.chunk_ids) <= set(map(chunk_of, seat.source.antecedents)):
-            return survivor
-        return survivor.labelled(weakest((survivor.guarantee, "near")))
-
     def _compact(self, chunks: Sequence[Newcomer | Seat]) -> list[Spot]:
         return self.limits.places.compact([c.chunk_id for c in chunks])
 
     def _make_room(self, state: Seats, chunk: Newcomer) -> Seats:
-        limits = self.limits
-        if limits.max_tokens is None:
-            return state
-        free = limits.max_tokens - limits.anchor
-        if chunk.length > free:
-            raise WindowFull(
-                f"chunk {chunk.chunk_id[:12]} has {chunk.length} tokens, the window has room for {free} "
-                f"(max_tokens={limits.max_tokens}, anchor {limits.anchor}): raise max_tokens "
-                "or cut the chunk smaller"
-            )
-        free -= chunk.length + sum(s.length for s in state.seats)
-        n = 0
-        while free < 0:
-            free += state.seats[n].length
-            n += 1
-        return self.leave(state, range(n), limits.rule) if n else state
+        n = overflow(self.limits, state, chunk)
+        return self.leave(state, range(n), self.limits.rule) if n else state

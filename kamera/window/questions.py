@@ -10,14 +10,17 @@ from typing import Any, Literal, overload
 
 import torch
 
-from kamera.content import Chunk, Encoded
+from kamera.content import Chunk, Content, Encoded
 from kamera.ops import KV, kv_map
 from kamera.patches import prove_again
+from kamera.store import Hit
 from kamera.window import plan
 from kamera.window.apart import prefilled_apart, stage_apart
 from kamera.window.asking import Asker, Question
 from kamera.window.audit import hand_over
 from kamera.window.bounds import decided
+from kamera.window.by_question import answering
+from kamera.window.lookback import candidates
 from kamera.window.policy import ReusePolicy
 from kamera.window.report import SlotReport, Tally
 from kamera.window.serial import serial
@@ -115,6 +118,23 @@ class Questions(View):
         """
         self._check_backbone()
         self._heard(self._asker().question_ids(question))
+
+    @serial
+    def search(
+        self, like: Content | Chunk | None = None, k: int = 5, *, question: Question | None = None
+    ) -> list[Hit]:
+        """The ``k`` archived chunks that look most like a picture: one vision encode, no forward.
+
+        With ``question``, those that answer it with the most certainty: no encode, one forward of the
+        question's tokens for each. Raises ValueError unless exactly one of the two is given.
+        """
+        self._check_backbone()
+        if (like is None) == (question is None):
+            raise ValueError("search takes a picture or question=TEXT: give one of the two")
+        if question is not None:
+            return answering(self._stage.former, self._asker().question_ids(question), k)
+        assert like is not None
+        return candidates(self._stage.former, like, k)
 
     @serial
     def kv(self, slot: Slot | int) -> KV:

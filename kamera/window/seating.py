@@ -52,6 +52,25 @@ def far(limits: Limits, frame: Offset, extent: int) -> bool:
     return max(frame) > DRIFT or (any(frame) and extent + max(frame) > limits.last // 2)
 
 
+def overflow(limits: Limits, state: Seats, chunk: Newcomer) -> int:
+    """The number of oldest chunks that leave for ``chunk``; WindowFull for one larger than the window."""
+    if limits.max_tokens is None:
+        return 0
+    free = limits.max_tokens - limits.anchor
+    if chunk.length > free:
+        raise WindowFull(
+            f"chunk {chunk.chunk_id[:12]} has {chunk.length} tokens, the window has room for {free} "
+            f"(max_tokens={limits.max_tokens}, anchor {limits.anchor}): raise max_tokens "
+            "or cut the chunk smaller"
+        )
+    free -= chunk.length + sum(s.length for s in state.seats)
+    n = 0
+    while free < 0:
+        free += state.seats[n].length
+        n += 1
+    return n
+
+
 def tail(limits: Limits, state: Seats, chunk: Newcomer) -> tuple[Seats, Spot]:
     """The spot of the next chunk; a window that drifted to the position limit is compacted first."""
     *spots, last = limits.places.compact([*state.chunk_ids, chunk.chunk_id])

@@ -14,19 +14,18 @@ from pathlib import Path
 from kamera import forks
 from kamera.content import Chunk, Content, Spoken
 from kamera.engines import Account, Engine
-from kamera.errors import WindowFull, quote
-from kamera.patches import FormingRule, Losses, Triples, form_pairs, later_of, prefill_anchor
-from kamera.store import ChunkStore, Hit
-from kamera.window.apart import stage_of
+from kamera.errors import WindowFull
+from kamera.patches import FormingRule, Losses, Triples, form_orbit, form_pairs, later_of, prefill_anchor
+from kamera.store import ChunkStore
+from kamera.window.apart import check_parts, stage_of
 from kamera.window.asked import Asked, Asking, check_rule
 from kamera.window.asking import Question
-from kamera.window.audit import hand_over
+from kamera.window.audit import hand_over, served_by
 from kamera.window.bounds import Bounds, decided
-from kamera.window.by_question import answering
 from kamera.window.certificate import Certificate
 from kamera.window.certified import agree
 from kamera.window.events import Event, Listener, tell
-from kamera.window.lookback import MIN_SCORE, candidates, check_cosine, note_duplicate
+from kamera.window.lookback import MIN_SCORE, check_cosine, note_duplicate
 from kamera.window.planned import Planned
 from kamera.window.policy import Archive, OnLeave, PositionRule, ReusePolicy, check_policy, policy_of
 from kamera.window.report import Report, SlotReport, Tally, counting
@@ -76,7 +75,7 @@ class KameraWindow(Planned):
     ) -> None:
         check_rule(positions)
         self._lock = forks.Lock("this window")
-        _check_parts(backbone, store)
+        check_parts(backbone, store)
         self._listeners: tuple[Listener, ...] = () if trace is None else (Trace(trace),)
         self._terms = agree(backbone, store, policy_of(policy, on_leave), certificate)
         losses = Losses()
@@ -150,23 +149,6 @@ class KameraWindow(Planned):
         )
 
     @serial
-    def search(
-        self, like: Content | Chunk | None = None, k: int = 5, *, question: Question | None = None
-    ) -> list[Hit]:
-        """The ``k`` archived chunks that look most like a picture: one vision encode, no forward.
-
-        With ``question``, those that answer it with the most certainty: no encode, one forward of the
-        question's tokens for each. Raises ValueError unless exactly one of the two is given.
-        """
-        self._check_backbone()
-        if (like is None) == (question is None):
-            raise ValueError("search takes a picture or question=TEXT: give one of the two")
-        if question is not None:
-            return answering(self._stage.former, self._asker().question_ids(question), k)
-        assert like is not None
-        return candidates(self._stage.former, like, k)
-
-    @serial
     def slide(self, n: int = 1, *, positions: PositionRule = "compact") -> SlotReport:
         """Remove the ``n`` oldest chunks; the rest survive, with zero forwards.
 
@@ -235,7 +217,7 @@ class KameraWindow(Planned):
         index = self._state.index(slot)
         chunks = [r.facts for r in self._state.residents]
         with self._counting() as tally:
-            self._stage.former.orbit(chunks[index], chunks[:index], samples=samples, seed=seed)
+            form_orbit(self._stage.former, chunks[index], chunks[:index], samples=samples, seed=seed)
         report = tally.report("form_orbit", self.slots[index], self.slots)
         self._tell(None, report, self.slots)
         assert isinstance(report, SlotReport)
@@ -343,7 +325,7 @@ class KameraWindow(Planned):
         """
         from kamera.window.persist import load_window
 
-        _check_parts(backbone, store)
+        check_parts(backbone, store)
         window = cls.__new__(cls)
         window._lock = forks.Lock("this window")
         window._account, window._notes = Account(), []
@@ -372,7 +354,7 @@ class KameraWindow(Planned):
             plan, state = decided(asked.decide, self._state, asked.coming, self._bounds, stage, tally, ready)
             look(state, tally)
             stage.show(state, tally)
-            hand_over(stage, state, _served(plan, state), self.policy.audit)
+            hand_over(stage, state, served_by(plan, state), self.policy.audit)
         old = self.slots
         before = {s.number: s for s in old}
         self._state = state
@@ -409,16 +391,3 @@ class KameraWindow(Planned):
     def _tell(self, plan: Plan | None, report: Report, before: tuple[Slot, ...]) -> None:
         event = Event(report.operation, time.time(), self.anchor.digest, plan, report, before)
         tell(self._listeners, event)
-
-
-def _served(plan: Plan, state: WindowState) -> list[int]:
-    """Indices of the slots that an operation placed, prefilled or moved."""
-    there = {seat.number: seat for seat in plan.before.seats}
-    return [i for i, seat in enumerate(state.seats.seats) if there.get(seat.number) is not seat]
-
-
-def _check_parts(backbone: object, store: object) -> None:
-    if not callable(getattr(backbone, "prefill", None)):
-        raise ValueError(f"{quote(backbone)} is no Backbone: load one with Backbone.from_pretrained")
-    if not isinstance(store, ChunkStore):
-        raise ValueError(f"{quote(store)} is no ChunkStore: open one with ChunkStore.open")

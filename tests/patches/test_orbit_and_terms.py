@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from kamera.ops import apply_patch, deficit, mean_deficit, triples_of
-from kamera.patches import FORMED_TERM, Losses, composed, form_pairs
+from kamera.patches import FORMED_TERM, Losses, composed, form_orbit, form_pairs
 from kamera.store import ChunkStore
 from tests.engines.compare import relative, worst
 from tests.patches.engine import (
@@ -34,7 +34,7 @@ def rows(former, kind: str = "exact"):
 
 
 def test_an_orbit_patch_is_the_mean_of_what_the_target_absorbs_in_every_order(former):
-    formed = former.orbit(T, [A, B, C])
+    formed = form_orbit(former, T, [A, B, C])
     canonical = former.canonical(T)
     offset = [A.length + B.length + C.length]
     every = [conditioned(former, *order, T).kv for order in itertools.permutations([A, B, C])]
@@ -46,7 +46,7 @@ def test_an_orbit_patch_is_the_mean_of_what_the_target_absorbs_in_every_order(fo
 
 
 def test_an_orbit_patch_serves_the_set_and_says_of_how_many_orders(former):
-    former.orbit(T, [A, B, C])
+    form_orbit(former, T, [A, B, C])
     (row,) = rows(former, "orbit")
     assert row.orderings == 6
     for order in ([A, B, C], [C, A, B]):
@@ -57,26 +57,26 @@ def test_an_orbit_patch_serves_the_set_and_says_of_how_many_orders(former):
 def test_an_orbit_patch_is_seen_in_the_operation_that_formed_it(former):
     with former.operation():
         assert former.catalogue.patch(T.chunk_id, [A.chunk_id], "orbit") is None
-        former.orbit(T, [A])
+        form_orbit(former, T, [A])
         assert former.catalogue.patch(T.chunk_id, [A.chunk_id], "orbit") is not None
 
 
 def test_an_orbit_runs_each_beginning_of_an_order_once(engine, former):
     with engine.measure() as work:
-        former.orbit(T, [A, B])
+        form_orbit(former, T, [A, B])
     # canonicals of T, A and B; B behind A, A behind B; T behind both orders
     assert work.forwards == 7
     with engine.measure() as work:
-        former.orbit(T, [A, B], samples=1)
+        form_orbit(former, T, [A, B], samples=1)
     assert work.forwards == 2
     assert rows(former, "orbit")[0].orderings == 1
 
 
 def test_an_orbit_needs_antecedents_and_orders(former):
     with pytest.raises(ValueError, match="a leading chunk absorbs nothing"):
-        former.orbit(T, [])
+        form_orbit(former, T, [])
     with pytest.raises(ValueError, match="samples 0 must be at least 1"):
-        former.orbit(T, [A, B], samples=0)
+        form_orbit(former, T, [A, B], samples=0)
     assert rows(former, "orbit") == []
 
 
@@ -171,6 +171,8 @@ def test_a_term_that_is_missing_or_doubted_composes_nothing(former):
 
 def test_the_orders_are_drawn_from_their_seed(former):
     four = [A, B, C, text(5)]
-    first, same, other = (former.orbit(T, four, samples=9, seed=seed).patch.layers[1] for seed in (1, 1, 2))
+    first, same, other = (
+        form_orbit(former, T, four, samples=9, seed=seed).patch.layers[1] for seed in (1, 1, 2)
+    )
     assert all(torch.equal(first[name].dense(), same[name].dense()) for name in "kv")
     assert not any(torch.equal(first[name].dense(), other[name].dense()) for name in "kv")
