@@ -81,18 +81,23 @@ def launches(
 def servable(
     into: KV, source: KV, layout: Layout, dtypes: frozenset[torch.dtype], *, phased_only: bool
 ) -> bool:
-    """True if all targets are on one device with adjacent features, and all values are of ``dtypes``."""
+    """True if all targets are on one device with adjacent features, and all values are of ``dtypes``.
+
+    A tensor of a class of its own (packed, wrapped) has no memory that a kernel could read.
+    """
     device: torch.device | None = None
     for spec, target, stored in zip(layout, into, stored_layers(source), strict=True):
         for c in spec.channels:
             if c.rope is not None or not phased_only:
-                y = target[c.name]
+                x, y = stored[c.name], target[c.name]
                 device = device or y.device
                 if (
-                    y.device != device
+                    type(y) is not torch.Tensor
+                    or (isinstance(x, torch.Tensor) and type(x) is not torch.Tensor)
+                    or y.device != device
                     or y.stride(2) != 1
                     or y.dtype not in dtypes
-                    or value_dtype(stored[c.name]) not in dtypes
+                    or value_dtype(x) not in dtypes
                 ):
                     return False
     return device is not None
