@@ -185,10 +185,18 @@ def _dynamic(seed: int = 0) -> nn.Module:
 
 def _weights_as(kind: type, seed: int = 0) -> nn.Module:
     model = tiny.build("llava")
-    weight = torch.randn(96, 64, generator=torch.Generator().manual_seed(seed))
-    up = model.model.language_model.layers[0].mlp.up_proj
-    up.weight = nn.Parameter(kind(weight, weight), requires_grad=False)
+    head = model.lm_head  # no KV depends on it
+    weight = torch.randn(head.weight.shape, generator=torch.Generator().manual_seed(seed))
+    head.weight = nn.Parameter(kind(weight, weight), requires_grad=False)
     return model
+
+
+def test_kv_in_tensors_of_a_class_of_its_own_is_refused_by_name():
+    model = tiny.build("llava")
+    up = model.model.language_model.layers[0].mlp.up_proj
+    up.weight = nn.Parameter(TwoTensor(up.weight.detach(), up.weight.detach()), requires_grad=False)
+    with pytest.raises(UnsupportedBackbone, match="KV as TwoTensor, whose memory no kernel can read"):
+        Backbone(model)
 
 
 def _with_quantiser(scale: float) -> nn.Module:

@@ -59,7 +59,9 @@ class Model:
         self.layout = tuple(probe.probe_layout(self.decoder, self.config, cache))
         self.identity = Identity(model, self.decoder, processor, self.layout, limit)
         self._devices = model_cache.layer_devices(cache)
-        self._like = next(t for x in model_cache.read(cache, self.layout) for t in x.values())[..., :0]
+        tensors = [t for layer in model_cache.read(cache, self.layout) for t in layer.values()]
+        probe.refuse_wrapped(model, tensors)
+        self._like = tensors[0][..., :0]
 
     # -- facts ---------------------------------------------------------------------------------
 

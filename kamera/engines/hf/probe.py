@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -240,6 +241,16 @@ def refuse_unsupported(model: nn.Module) -> None:
         raise UnsupportedBackbone(
             f"{name} cuts attention into chunks at fixed absolute positions: a moved span would attend "
             "differently; use a model with full or sliding attention"
+        )
+
+
+def refuse_wrapped(model: nn.Module, kv: Sequence[torch.Tensor]) -> None:
+    """Raise UnsupportedBackbone for KV in tensors of a class of their own, which no kernel can read."""
+    kinds = sorted({type(tensor).__name__ for tensor in kv if type(tensor) is not torch.Tensor})
+    if kinds:
+        raise UnsupportedBackbone(
+            f"{type(model).__name__} computes its KV as {', '.join(kinds)}, whose memory no kernel can read: "
+            "load it with plain weights, or with quantised ones that compute plain tensors"
         )
 
 
