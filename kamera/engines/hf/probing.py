@@ -5,11 +5,12 @@ It detects changes that no digest can: a kernel that computes wrongly, a write t
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from PIL import Image
+from transformers import PreTrainedConfig
 
 from kamera.content import Chunk, Encoded
 from kamera.engines.base import FEATURES, Answers
@@ -70,7 +71,7 @@ class Prober:
     def _asked(self) -> Answers:
         backbone = self._backbone
         size = backbone.model.get_input_embeddings().weight.shape[0]
-        special = backbone.builder.vision_tokens
+        special = {*backbone.builder.vision_tokens, *_marks(backbone.model.config)}
         ids = (torch.arange(_TOKENS) * 7919 + 3) % size
         ids = torch.tensor([0 if int(i) in special else int(i) for i in ids])
         shown = self._shown()
@@ -106,6 +107,13 @@ def tolerance(backbone: Backbone, dtype: torch.dtype) -> float:
     if dtype in (torch.float32, torch.float64):
         return 5e-3
     return 0.5 if has_experts(backbone.decoder) else 0.1
+
+
+def _marks(config: Any) -> set[int]:
+    """Ids of tokens that a config and its parts name: some of them stand for media, or open it."""
+    told = vars(config)
+    own = {v for k, v in told.items() if k.endswith(("_token_id", "_token_index")) and isinstance(v, int)}
+    return own.union(*(_marks(part) for part in told.values() if isinstance(part, PreTrainedConfig)))
 
 
 def _answer(backbone: Backbone, span: Encoded, question: torch.Tensor) -> list[float]:
