@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -199,13 +198,16 @@ def media_items(messages: Sequence[Message]) -> list[dict[str, Any]]:
 
 
 def copied(message: Message) -> dict[str, Any]:
-    """A copy of a message down to its content items and tool calls; media themselves are not copied."""
-    content = message.get("content")
-    if isinstance(content, list | tuple):
-        content = [dict(item) if isinstance(item, dict) else item for item in content]
-    calls = copy.deepcopy(message["tool_calls"]) if "tool_calls" in message else None
-    out = {**message, "content": content} if "content" in message else dict(message)
-    return out if calls is None else {**out, "tool_calls": calls}
+    """A copy of a message, of its dicts and lists down to the media, which are not copied."""
+    return {name: _copied(value) for name, value in message.items()}
+
+
+def _copied(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _copied(inner) for name, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_copied(inner) for inner in value]
+    return value
 
 
 def check_messages(messages: Sequence[Any]) -> None:

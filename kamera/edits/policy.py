@@ -52,15 +52,6 @@ def _asked(policy: EditPolicy, messages: list[dict[str, Any]], turn: int, name: 
     return [dict(message) for message in answer]
 
 
-def _copied(value: Any) -> Any:
-    """A copy of dicts and lists down to the media, which are not copied."""
-    if isinstance(value, dict):
-        return {name: _copied(inner) for name, inner in value.items()}
-    if isinstance(value, list | tuple):
-        return [_copied(inner) for inner in value]
-    return value
-
-
 def same(one: Any, other: Any) -> bool:
     """Equality of messages or their parts; media are compared by identity, as arrays have no truth value."""
     if isinstance(one, dict) and isinstance(other, dict):

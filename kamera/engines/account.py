@@ -68,7 +68,7 @@ class Account:
             yield
             return
         token, started = _open.set((*outer, self)), time.perf_counter()
-        with engine.measure() as work:
+        with engine.measure(probes=True) as work:
             try:
                 yield
             finally:
@@ -90,7 +90,7 @@ def open_accounts() -> tuple[Account, ...]:
 def later(engine: Engine, accounts: Sequence[Account]) -> Iterator[None]:
     """Context of later work, which ``accounts`` bear."""
     started = time.perf_counter()
-    with engine.measure() as work:
+    with engine.measure(probes=True) as work:
         try:
             yield
         finally:

@@ -347,6 +347,6 @@ class Engine(Protocol):
         """
         ...
 
-    def measure(self) -> AbstractContextManager[Work]:
-        """Count the work of this thread inside the block."""
+    def measure(self, *, probes: bool = False) -> AbstractContextManager[Work]:
+        """Count the work of this thread inside the block; with ``probes`` those of `probe`, too."""
         ...

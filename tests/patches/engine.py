@@ -7,6 +7,7 @@ live KV is written with `kamera.ops.apply_patch`, the slow reference; keys are t
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -131,6 +132,14 @@ class SmallEngine:
         hidden = encoded.tensors.get("features", self.embedding[encoded.input_ids])
         return self._forward(hidden, positions, () if behind is None else behind.tensors)[0]
 
+    def prefill_run(
+        self, spans: Sequence[Encoded], positions: Sequence[torch.Tensor], behind: LiveKV
+    ) -> tuple[KV, ...]:
+        hidden = [s.tensors.get("features", self.embedding[s.input_ids]) for s in spans]
+        kv, _ = self._forward(torch.cat(hidden), torch.cat(list(positions), dim=1), behind.tensors)
+        stops = list(itertools.accumulate(map(len, hidden)))
+        return tuple(kv_slice(kv, a, b) for a, b in zip([0, *stops], stops, strict=False))
+
     def follow(self, ids: torch.Tensor, positions: torch.Tensor, behind: LiveKV) -> torch.Tensor:
         return self._forward(self.embedding[ids], positions, behind.tensors)[1]
 
@@ -157,11 +166,14 @@ class SmallEngine:
         return Encoded(chunk.input_ids, {}, {"features": chunk.inputs["pixels"].tanh()})
 
     @contextlib.contextmanager
-    def measure(self) -> Iterator[Done]:
+    def measure(self, *, probes: bool = False) -> Iterator[Done]:
         before, work = Done(**vars(self.done)), Done()
         yield work
         for name, count in vars(self.done).items():
             setattr(work, name, count - getattr(before, name))
+
+    no_reuse = ""
+    joins = True
 
     # -- what it says --------------------------------------------------------------------------
 

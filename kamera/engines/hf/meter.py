@@ -23,6 +23,7 @@ class Work:
     forwards: int = 0
     tokens: int = 0
     vision_encodes: int = 0
+    probes: bool = False
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
     def add(self, *, forwards: int = 0, tokens: int = 0, vision_encodes: int = 0) -> None:
@@ -50,9 +51,12 @@ class Meter:
             tower.register_forward_hook(Observer(self._encoded))
 
     @contextmanager
-    def measure(self) -> Iterator[Work]:
-        """Collect the work done inside the block; blocks nest, and the outer one counts all."""
-        work = Work()
+    def measure(self, probes: bool = False) -> Iterator[Work]:
+        """Collect the work done inside the block; blocks nest, and the outer one counts all.
+
+        Probes of the model are no work of an operation: they count if asked for.
+        """
+        work = Work(probes=probes)
         token = _open.set((*_open.get(), (self, work)))
         try:
             yield work
@@ -61,7 +65,7 @@ class Meter:
 
     def _add(self, **counts: int) -> None:
         for meter, work in _open.get():
-            if meter is self:
+            if meter is self and (work.probes or not is_probe()):
                 work.add(**counts)
 
     def _decoded(self, module: nn.Module, args: Any, kwargs: dict[str, Any], output: Any) -> None:
@@ -75,7 +79,7 @@ class Meter:
 
 
 def as_probe(work: Callable[[], Result]) -> Result:
-    """Run ``work()``, which is counted, as a probe of the model: `is_probe` tells so inside."""
+    """Run ``work()`` as a probe of the model: `is_probe` tells so inside."""
     context = copy_context()
     context.run(_probing.set, True)
     return context.run(work)

@@ -231,9 +231,9 @@ class Model:
         )
 
     @contextmanager
-    def measure(self) -> Iterator[Work]:
+    def measure(self, *, probes: bool = False) -> Iterator[Work]:
         """Count decoder forwards, their tokens and vision encodes inside the block."""
-        with self.meter.measure() as work:
+        with self.meter.measure(probes) as work:
             yield work
 
     @contextmanager
