@@ -47,6 +47,7 @@ def archived(chunk, write=None, after=None):
     window.append(chunk)
     if after is not None:
         after(chunk)
+    window.flush()
     record = store.get_canonical(window.context, chunk.id)
     return window, record
 

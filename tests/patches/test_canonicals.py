@@ -5,11 +5,14 @@ from __future__ import annotations
 import pytest
 import torch
 
+from kamera.engines import Probe
 from kamera.errors import ComputationChanged, IncompatibleChunk, StoreError, UnknownChunk
-from kamera.patches import Losses
+from kamera.patches import Former, Losses, prefill_anchor
+from kamera.patches.identity import EVERY
 from kamera.store import ChunkStore
 from tests.engines.compare import worst
 from tests.patches.engine import (
+    WHOLE,
     SmallEngine,
     behind_all,
     conditioned,
@@ -138,15 +141,15 @@ def test_an_unknown_chunk_and_that_of_another_model_are_refused_by_name(store, f
         other.known(A.chunk_id)
 
 
-def test_a_stored_picture_is_never_encoded_again(engine, former):
+def test_a_stored_picture_is_never_encoded_again(engine, store, former):
     chunk = picture(1)
     assert former.stored(chunk) is None
     former.encodings.made(chunk)
     with engine.measure() as work:
         found = former.stored(chunk)
     assert found is not None and found.chunk_id == chunk.id and work.vision_encodes == 0
-    former.encodings.vision = "another tower"
-    assert former.stored(chunk) is None
+    another = former_of(SmallEngine(vision_fingerprint="d" * 64), store)
+    assert another.stored(chunk) is None, "another tower encodes it otherwise"
 
 
 # -- the computation ---------------------------------------------------------------------------
@@ -159,9 +162,48 @@ def test_a_model_that_has_changed_is_refused(engine, former):
         former.check_computation()
 
 
-def test_a_model_that_answers_otherwise_under_its_fingerprint_is_refused(engine, former):
+class Witness(SmallEngine):
+    """A model that refuses to answer otherwise than at first, as an engine must."""
+
+    @property
+    def probe(self) -> Probe:
+        return super().probe._replace(answers=self._answers)
+
+    def _answers(self):
+        if self.drift:
+            raise ComputationChanged("it drifts, says the test")
+        return super().probe.answers()
+
+
+def test_a_model_that_answers_otherwise_under_its_fingerprint_is_refused(store):
+    engine = Witness()
+    former = former_of(engine, store)
+    engine.drift = 0.5
+    former.check_computation()  # nothing has moved, so it is not asked
     engine.moves += 1
-    former.check_computation()
-    engine.moves, engine.drift = engine.moves + 1, 0.5
-    with pytest.raises(ComputationChanged):
+    with pytest.raises(ComputationChanged, match="it drifts"):
         former.check_computation()
+    engine.drift = 0.0
+    former.check_computation()
+    engine.drift = 0.5
+    for _ in range(EVERY - 1):
+        former.check_computation()
+    with pytest.raises(ComputationChanged, match="it drifts"):
+        former.check_computation()  # what no witness saw is found after a while
+
+
+def test_what_a_model_stored_is_refused_by_one_that_answers_otherwise(store, former):
+    former.canonical(A)
+    near = SmallEngine(drift=1e-4)
+    with near.measure() as work:
+        former_of(near, store).canonical(A)
+    assert work.forwards == 0, "within the tolerance it is the same model"
+
+    drifted = SmallEngine(drift=0.5)
+    otherwise = pytest.raises(ComputationChanged, match="answers the one probe otherwise than this one")
+    with otherwise:
+        former_of(drifted, store)  # its system prompt is stored
+    with otherwise:
+        Former(drifted, store, prefill_anchor(drifted, None), WHOLE, losses=Losses()).canonical(A)
+    with otherwise:
+        former_of(drifted, store, system=[7, 8]).known(A.chunk_id)

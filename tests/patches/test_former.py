@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from kamera.errors import NotRelocatable
-from kamera.ops import PatchBudget, Proof, apply_patch
+from kamera.ops import PatchBudget, Proof, apply_patch, sketch
 from kamera.patches import Later, forming_of
 from kamera.patches.line import Line
 from kamera.store import ChunkStore, survivor
@@ -160,7 +160,9 @@ def test_a_row_that_says_something_else_is_refused_for_the_operation(former):
         assert former.catalogue.refused(B.chunk_id, [A.chunk_id], "exact")
         assert former.catalogue.patch(B.chunk_id, [A.chunk_id], "exact") is None
     assert former.catalogue.patch(B.chunk_id, [A.chunk_id], "exact") is not None
-    assert former.patch(B, [A.chunk_id], "exact", "patched", proof=Proof(0.0, 0, 1, 1)) is None
+    assert former.patch(B, [A.chunk_id], "exact", "patched") is not None
+    proof = Proof(0.0, 0, 1, 0.0, (sketch([5]),))
+    assert former.patch(B, [A.chunk_id], "exact", "patched", proof=proof) is None
 
 
 def test_a_chunk_whose_tokens_shift_against_each_other_is_refused(former):

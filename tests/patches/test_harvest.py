@@ -7,7 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from kamera.ops import GUARANTEES, PatchBudget, Proof, guarantee_named, outranks
+from kamera.ops import GUARANTEES, PatchBudget, Proof, guarantee_named, outranks, sketch
+from kamera.ops.proof import KV_BOUND, NEAR_EXACT
 from kamera.patches import Stored, stored_patch, worth_harvesting
 from kamera.store import ChunkStore, ObjectInfo, survivor
 from tests.store.builders import patch
@@ -67,10 +68,17 @@ def test_a_row_serves_within_its_budget_and_once_it_was_asked():
     assert stored_patch(None, PatchBudget(1), 3, proving=False) is None
     for rank, serves in ((1, True), (2, True), (3, False)):
         assert stored_patch(row(**asked), PatchBudget(rank), 3, proving=False) == ("patched", serves)
-    unproved, proved = (Proof(0.0, 0, 1, tokens).to_info() for tokens in (0, 5))
     assert stored_patch(row(**asked), PatchBudget(2), 3, proving=True) == ("patched", False)
-    assert stored_patch(row(**asked, **unproved), PatchBudget(2), 3, proving=True) == ("patched", False)
-    assert stored_patch(row(**asked, **proved), PatchBudget(2), 3, proving=True) == ("patched", True)
+    one, apart = (sketch([5]),), (NEAR_EXACT + KV_BOUND) / 2
+    for proof, serves in (
+        (Proof(0.0, 0, 0, 0.0, ()), False),
+        (Proof(0.0, 0, 5, 0.0, one), True),
+        (Proof(0.0, 0, 5, apart, one), False),
+        (Proof(0.0, 0, 5, apart, tuple(sketch([n]) for n in range(4))), True),
+        (Proof(0.0, 1, 5, apart, one), True),  # decided: more questions would not make it a proof
+    ):
+        stored = stored_patch(row(**asked, **proof.to_info()), PatchBudget(2), 3, proving=True)
+        assert stored == ("patched", serves), proof
     assert stored_patch(row(asked_rank="many"), PatchBudget(1), 3, proving=False) == ("patched", False), (
         "no valid budget"
     )

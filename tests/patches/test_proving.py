@@ -56,7 +56,7 @@ def test_a_patch_that_never_proves_itself_is_that_of_the_budget_with_its_own_pro
     sized, proof = prover.form(PatchBudget(1), *place.given)
     assert (sized.budget.rank, proof.within(-1.0)) == (1, False)
     served = replace(place.span, patch=sized.formed.patch)
-    assert proof == prover.proof(place.true, served, T, place.line.before)
+    assert proof == prover.proof(place.deltas, place.true, served, T, place.line.before)
 
 
 def test_without_a_tokenizer_a_text_is_asked_for_itself_and_the_texts_before_it(engine):
