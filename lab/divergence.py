@@ -26,7 +26,7 @@ from kamera.certify.metrics import kl_items
 from kamera.ops import patch_of
 from kamera.patches.anchor import prefill_anchor
 from kamera.patches.near import disorder, divergence, likeness
-from kamera.store import CanonicalRecord, Context, EncodingRecord, encoding_context
+from kamera.store import CanonicalRecord, EncodingRecord, encoding_context
 from kamera.store.search.embedding import VISION_TOKENS
 from lab.scene import Scene
 from lab.speed.machine import machine
@@ -68,7 +68,7 @@ def run(items: int, family: str) -> list[Row]:
     """One row per episode and variant."""
     backbone = Backbone(*load(family))
     anchor = prefill_anchor(backbone, testbed.SYSTEM)
-    store, context = ChunkStore.open("memory://"), Context(backbone.fingerprint, anchor.digest)
+    store, context = ChunkStore.open("memory://"), anchor.identity.context(anchor.digest, "")
     alike = likeness(store, context)
 
     def chunk(image: Image.Image, caption: str) -> Chunk:

@@ -32,7 +32,7 @@ class Countdown:
 
     def __init__(self, n: int = 0, phase: Phase = "before", done: Callable[[], None] = lambda: None) -> None:
         self._left = n
-        self._phase = phase
+        self.phase = phase
         self._done = done
 
     def wrap(self, call: Callable[..., Any]) -> Callable[..., Any]:
@@ -42,8 +42,8 @@ class Countdown:
         def counted(*arguments: Any, **named: Any) -> Any:
             self._left -= 1
             last = self._left == 0
-            if last and self._phase != "after":
-                if self._phase == "half":
+            if last and self.phase != "after":
+                if self.phase == "half":
                     call(arguments[0], memoryview(arguments[1])[: len(arguments[1]) // 2])
                 die()
             result = call(*arguments, **named)

@@ -68,7 +68,7 @@ def run_probe(
     if items < 1:
         raise ValueError(f"items {items} must be at least 1")
     # uncertified: the probe has to serve it before a certificate exists
-    policy = ReusePolicy(rank=rank, patch_bytes=patch_bytes, certified=False, forms="always")
+    policy = ReusePolicy(rank=rank, patch_bytes=patch_bytes, certified=False, forms="always", audit=0.0)
     faults = tuple(sabotages(backbone.axes))
     tally = _Tally(items, tuple(g for g in TRIALS if g == "patched" or g in guarantees), faults)
     tally.flaw = _flaw(backbone)

@@ -183,7 +183,7 @@ def _stale_patches(backbone: Backbone) -> AbstractContextManager[None]:
     """A look-up that returns what was formed behind antecedents that have left since."""
     stale: dict[str, Patch] = {}
     for scene in itertools.islice(PROBES["world"](), SCENES):
-        stale |= Trials(backbone, scene, ReusePolicy(certified=False)).stale
+        stale |= Trials(backbone, scene, ReusePolicy(certified=False, forms="always", audit=0.0)).stale
     look_up = Former.patch
 
     def wrong(self: Former, facts: Any, *given: Any, **named: Any) -> Patch | None:

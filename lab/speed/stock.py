@@ -15,11 +15,11 @@ import torch
 from kamera import Backbone, Chunk, ChunkStore, KameraWindow, ReusePolicy
 from kamera.content.chunk import TOKEN_TYPES
 from kamera.patches.forming import FormingRule
-from kamera.store import CanonicalRecord, Context, EncodingRecord, PatchRecord, encoding_context
+from kamera.store import CanonicalRecord, Context, EncodingRecord, PatchRecord
 from lab.speed.content import noise_kv, noise_patch, picture_chunk, words
 from lab.speed.shape import FIRST_WORD, Preset
 
-POLICY = ReusePolicy(certified=False, forms="always")
+POLICY = ReusePolicy(certified=False, forms="always", audit=0.0)  # its KV is noise, which an audit would find
 """Random weights have no certificate, and what is served here is read by nobody."""
 ANCHOR = 16
 """Tokens of the system prompt."""
@@ -36,8 +36,8 @@ class Stock:
         self.tokens = tokens
         self._base = _with_text(picture_chunk(backbone, preset, min(tokens, PICTURE)), backbone, tokens)
         self._encoded = backbone.encode(self._base)
-        anchor = self.window().anchor
-        self._context = Context(backbone.fingerprint, anchor.digest, store.tenant, store.kv)
+        self._anchor = anchor = self.window().anchor
+        self._context = anchor.identity.context(anchor.digest, store.tenant, store.kv)
         positions = backbone.positions(
             [anchor.input_ids, self._base.input_ids], [{}, self._encoded.position_inputs]
         )
@@ -95,7 +95,7 @@ class Stock:
         ids = self._base.input_ids.clone()
         ids[-1] = FIRST_WORD + index % (size - FIRST_WORD)  # every chunk ends with a word
         made = self.backbone.chunk_from_tensors(ids, label=f"stock {index}", **self._base.inputs)
-        seen = encoding_context(self.backbone.vision_fingerprint, self.store.tenant)
+        seen = self._anchor.identity.encoding_context(self.store.tenant)
         if self._encoded.tensors:
             self.store.put(EncodingRecord(made.id, seen, self.tokens, self._encoded.tensors))
         self.store.put(

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+from contextlib import contextmanager
 
 import pytest
 
 from kamera import ChunkStore
 from kamera.compile import Settings, read_plan, run_plan
+from kamera.engines.hf import Observer
+from kamera.engines.hf.meter import is_probe
 from kamera.store import StoreAdmin
 from tests.compile.same import contents
 from tests.compile.saved import pictures, vision_backbone, write_plan
@@ -40,17 +43,36 @@ def run(folder, plan, point=("forward", 0, "before")) -> tuple[bool, int]:
 
     def work(tell):
         backbone = vision_backbone()
-        owner = type(backbone.decoder) if call == "forward" else os  # not the model: what it is, stays
-        forwards = Countdown(done=lambda: tell(b"."))
-        with (
-            forwards.over(type(backbone.decoder), "forward"),
-            ChunkStore.open(folder) as store,
-            Countdown(*where).over(owner, call),
-        ):
-            run_plan(plan, backbone, store, SETTINGS)
+        countdown = Countdown(*where)
+        with ChunkStore.open(folder) as store, counted(backbone.decoder, lambda: tell(b".")):
+            over = ending(backbone.decoder, countdown) if call == "forward" else countdown.over(os, call)
+            with over:
+                run_plan(plan, backbone, store, SETTINGS)
 
     ended = in_child(work)
     return ended.killed, len(ended.told)
+
+
+@contextmanager
+def counted(decoder, done):
+    """``done`` is told of every forward that ended, those of probes apart; the model stays what it is."""
+    hook = decoder.register_forward_hook(Observer(lambda *given: None if is_probe() else done()))
+    try:
+        yield
+    finally:
+        hook.remove()
+
+
+@contextmanager
+def ending(decoder, countdown):
+    """The countdown over the forwards of a decoder, those of probes apart."""
+    call = countdown.wrap(lambda: None)
+    hang = decoder.register_forward_pre_hook if countdown.phase == "before" else decoder.register_forward_hook
+    hook = hang(Observer(lambda *given: None if is_probe() else call()))
+    try:
+        yield
+    finally:
+        hook.remove()
 
 
 def owed(folder, windows, names) -> int:

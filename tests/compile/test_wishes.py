@@ -42,7 +42,7 @@ def held(store: ChunkStore, kind: str = "exact") -> dict[int, tuple[int, list[in
 
 
 def filled(store, frames, **policy) -> KameraWindow:
-    window = KameraWindow(vision_backbone(), store, SYSTEM, policy=ReusePolicy(**policy))
+    window = KameraWindow(vision_backbone(), store, SYSTEM, policy=ReusePolicy(forms="always", **policy))
     for frame in frames:
         window.append(frame)
     return window

@@ -35,6 +35,7 @@ def test_the_formula_gives_the_bytes_that_are_stored(example, family):
     window = KameraWindow(backbone, store, torch.tensor([5, 6, 7, 8]))
     chunk = samples.chunk(backbone, samples.sample(family))
     window.append(chunk)
+    window.flush()
     (info,) = store.ls("canonical")
     record = store.get_canonical(info.context, chunk.id)
     seen = store.get_encoding(record.vision, chunk.id) if record.vision else None

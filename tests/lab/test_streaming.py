@@ -20,8 +20,9 @@ def found(backbone):
     return run(backbone, episodes=1, window=6, most=1, seed=0, names=names, samples=1)
 
 
-def test_exact_slides_are_recent_bit_for_bit(found):
-    assert found["claims"]["exact, largest difference of a logit to recent"] == 0.0
+def test_exact_slides_are_recent_to_rounding(found):
+    """Frames that are prefilled in one forward are summed in another order."""
+    assert found["claims"]["exact, largest difference of a logit to recent"] <= 1e-4
     assert found["arms"]["exact"]["encodes a step"] == 1
     assert found["arms"]["recent"]["encodes a step"] == 6
 

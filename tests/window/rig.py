@@ -14,6 +14,7 @@ from kamera import Backbone, Chunk, ChunkStore, KameraWindow, ReusePolicy
 from kamera.engines.hf import Observer
 from kamera.engines.hf.meter import is_probe
 from kamera.ops import KV, kv_map, relocate_kv
+from kamera.patches import later_of
 from kamera.window.report import Tally
 from tests.engines.compare import relative, worst
 from tests.models import samples, tiny
@@ -242,22 +243,33 @@ class Seen:
 
 @contextmanager
 def watching(backbone: Backbone, *, probes: bool = False) -> Iterator[Seen]:
-    """Count runs of the first decoder layer and of the vision tower, those of probes only if asked to."""
+    """Count runs of the first decoder layer and of the vision tower, those of an operation alone.
+
+    With ``probes`` those of probes and of later work, too, which accounts bear: what windows before left for
+    later is done first.
+    """
     seen = Seen()
+    queue = later_of(backbone)
+    if probes:
+        queue.flush()
+
+    def counts() -> bool:
+        return probes or not (queue.mine or is_probe())
+
     modules = dict(backbone.model.named_modules())
     first = next(m for n, m in modules.items() if n.endswith(("language_model.layers.0", "model.layers.0")))
     towers = [m for n, m in modules.items() if n.split(".")[-1] in ("visual", "vision_tower")]
 
     def decoded(module, args, kwargs):
         hidden = args[0] if args else kwargs["hidden_states"]
-        if is_probe() and not probes:
+        if not counts():
             return
         seen.forwards += 1
         seen.tokens += hidden.shape[1]
         seen.spans.append(hidden.shape[1])
 
     def encoded(module, args):
-        seen.encodes += probes or not is_probe()
+        seen.encodes += counts()
 
     hooks = [first.register_forward_pre_hook(Observer(decoded), with_kwargs=True)]
     hooks += [t.register_forward_pre_hook(Observer(encoded)) for t in towers]

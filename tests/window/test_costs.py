@@ -73,12 +73,22 @@ def test_a_new_chunk_costs_one_encode_and_two_forwards(family):
     assert costs == [(1, 1), (2, 1)]
 
 
-def test_an_exact_slide_runs_one_forward_per_survivor():
+def test_an_exact_slide_runs_one_forward_for_all_survivors():
     backbone, chunks = rig("qwen2_5_vl")
     window = make(backbone, None, *chunks, policy=ReusePolicy(minimum="exact"))
     with watching(backbone) as seen:
         report = window.slide()
-    assert (seen.forwards, seen.encodes) == (2, 0)  # the new leading chunk has its canonical
+    assert seen.spans == [sum(slot.length for slot in window.slots)] and seen.encodes == 0
+    assert (report.forwards, report.tokens_recomputed, report.vision_encodes) == (1, seen.tokens, 0)
+
+
+def test_an_exact_slide_that_stores_every_patch_runs_one_forward_per_survivor():
+    backbone, chunks = rig("qwen2_5_vl")
+    window = make(backbone, None, *chunks, policy=ReusePolicy(minimum="exact", forms="always"))
+    with watching(backbone) as seen:
+        report = window.slide()
+    # the new leading chunk has its canonical
+    assert seen.spans == [slot.length for slot in window.slots[1:]] and seen.encodes == 0
     assert (report.forwards, report.vision_encodes) == (2, 0)
 
 

@@ -150,22 +150,30 @@ def test_patches_formed_without_a_proof_are_formed_again(pieces):
 def test_a_patch_that_fails_at_every_size_is_never_served(pieces):
     backbone, (a, b, c, _) = pieces
     small = replace(PROVING, rank=1, patch_bytes=None)
-    largest = replace(small, rank=2**DOUBLINGS)
+    assert min(x.num_tokens for x in (a, b, c)) > 2**DOUBLINGS, "the largest size that is tried is cut, too"
     store = ChunkStore.open("memory://")
-    asking(backbone, store, a, b, c, policy=largest)
-    least = min(row.proof.kl for row in rows(store))  # what truncation costs at the last size that is tried
-    assert least > 0
-    strict = replace(small, tolerance=least / 2)
-    store = ChunkStore.open("memory://")
-    asking(backbone, store, a, b, c, policy=strict)
+    asking(backbone, store, a, b, c, policy=small)
     formed = {row.key: (row.created, row.proof) for row in rows(store)}
-    assert formed and not any(proof.within(strict.tolerance) for _, proof in formed.values())
-    window = asking(backbone, store, a, b, c, policy=strict)
-    assert guarantees(window) == ["exact"] * 3 and is_a_reprefill(window, [a, b, c])
-    assert {row.key: (row.created, row.proof) for row in rows(store)} == formed, "it is not formed again"
-    loose = {r.chunk_id for r in rows(store) if r.proof.within(small.tolerance)}
-    served = make(backbone, store, a, b, c, policy=small)
-    assert loose and {slot.chunk_id for slot in served if slot.guarantee == "patched"} == loose
+    assert formed and all(proof.kv > KV_BOUND for _, proof in formed.values())
+    for policy in (small, replace(small, tolerance=100.0)):  # no tolerance of answers excuses the KV
+        window = asking(backbone, store, a, b, c, policy=policy)
+        assert guarantees(window) == ["exact"] * 3 and is_a_reprefill(window, [a, b, c])
+        assert {row.key: (row.created, row.proof) for row in rows(store)} == formed, "it is not formed again"
+
+
+def test_a_patch_is_served_to_those_whose_tolerance_it_is_within(pieces):
+    backbone, (a, b, c, _) = pieces
+    store = ChunkStore.open("memory://")
+    asking(backbone, store, a, b, c)
+    for row, kl in zip(rows(store), (0.02, 0.04), strict=True):
+        held = store.get_patch(row.context, row.chunk_id, row.antecedents)
+        store.put(replace(held, info={**held.info, **replace(row.proof, kl=kl).to_info()}))
+    for tolerance in (0.01, 0.03, 0.05):
+        policy = replace(PROVING, tolerance=tolerance)
+        within = {row.chunk_id for row in rows(store) if row.proof.within(tolerance)}
+        served = make(backbone, store, a, b, c, policy=policy)
+        # a chunk prefilled behind a patched one says patched, too, and has no proof
+        assert {slot.chunk_id for slot in served if slot.proof is not None} == within
 
 
 def test_a_budget_grows_until_the_patch_proves_itself(shipped):
@@ -290,15 +298,33 @@ def test_blind_reuse_does_not_prove_itself(stage, shipped):
 # -- bookkeeping -----------------------------------------------------------------------------------
 
 
-def test_proofs_are_no_work_of_the_operation(pieces):
+def test_proofs_in_the_background_are_later_work_and_in_no_report(pieces):
     backbone, (a, b, c, _) = pieces
-    window = make(backbone, None, policy=PROVING, forming="now")
+    window = make(backbone, None, policy=replace(PROVING, audit=0.0), forming="background")
     window.next_token_logits(QUESTION)
     for chunk in (a, b, c):
         plan = window.plan_append(chunk)
         report = window.append(chunk)
         assert (report.forwards, report.tokens_recomputed) == (plan.cost.forwards, plan.cost.tokens)
-    assert all(row.proof.tokens for row in rows(window.store))
+    window.flush()
+    proofs = [row.proof for row in rows(window.store)]
+    assert len(proofs) == 2 and all(proof.tokens for proof in proofs)
+    later = window.usage().later
+    # each question behind the true KV and behind the patched KV
+    assert later.forwards == sum(2 * proof.questions for proof in proofs)
+    assert later.tokens == sum(2 * proof.tokens for proof in proofs)
+
+
+def test_proofs_within_the_operation_are_in_its_report(pieces):
+    backbone, (a, b, *_) = pieces
+    window = make(backbone, None, a, policy=replace(PROVING, audit=0.0), forming="now")
+    window.next_token_logits(QUESTION)
+    plan = window.plan_append(b)
+    report = window.append(b)
+    (proof,) = (row.proof for row in rows(window.store))
+    assert report.forwards == plan.cost.forwards + 2 * proof.questions
+    assert report.tokens_recomputed == plan.cost.tokens + 2 * proof.tokens
+    assert window.usage().later.forwards == 0
 
 
 def test_a_late_harvest_is_proved_where_the_chunk_stands(pieces, monkeypatch):

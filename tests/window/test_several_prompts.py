@@ -22,9 +22,11 @@ PATCHED = ReusePolicy(rank=FULL_RANK, certified=False, forms="always")
 
 
 def window(backbone, store, system, *chunks, policy=EXACT) -> KameraWindow:
+    """A window with ``chunks``, when nothing of them is still to be stored."""
     made = KameraWindow(backbone, store, system, policy=policy)
     for chunk in chunks:
         made.append(chunk)
+    made.flush()
     return made
 
 

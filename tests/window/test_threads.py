@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextvars
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -72,7 +73,7 @@ def test_a_patch_formed_behind_exact_kv_is_kept_whoever_puts_last(first, monkeyp
     with ChunkStore.open("memory://") as store:
         make(backbone, store, a, b)
         windows = {
-            "exact": make(backbone, store, a, b, policy=ReusePolicy.exact()),
+            "exact": make(backbone, store, a, b, policy=replace(ReusePolicy.exact(), forms="always")),
             "patched": make(backbone, store, a, b),
         }
         assert [w[1].guarantee for w in windows.values()] == ["exact", "patched"]

@@ -27,7 +27,7 @@ from kamera.engines.hf.probing import Prober, tolerance
 from kamera.engines.hf.prove import prove_cuts, prove_relocation, without_reuse
 from kamera.engines.hf.sampling import check_options
 from kamera.engines.touching import refuse_touching
-from kamera.errors import IncompatibleChunk, UnsupportedBackbone, quote
+from kamera.errors import IncompatibleChunk, NonFiniteKV, UnsupportedBackbone, quote
 from kamera.ops import KV, check_encoding, kv_map, kv_slice
 
 logger = logging.getLogger(__name__)
@@ -53,14 +53,18 @@ class Backbone(Model):
         self._extents = Extents(self.positions)
         self._prober = Prober(self)
         self._vocabulary: tuple[str, str] | None = None
-        self.no_reuse = without_reuse(prove_cuts(self), type(self.model).__name__)
+        kind = type(self.model).__name__
+        try:
+            self.no_reuse = without_reuse(prove_cuts(self), kind)
+        except NonFiniteKV as error:
+            raise UnsupportedBackbone(f"{kind}: a forward of a few tokens fails: {error}") from error
         if self.no_reuse:
             logger.warning("%s", self.no_reuse)
             return
         proof = prove_relocation(self)
         if not proof.holds:
             raise UnsupportedBackbone(
-                f"{type(self.model).__name__}: moving keys does not equal a prefill at the new place "
+                f"{kind}: moving keys does not equal a prefill at the new place "
                 f"(relative error {proof.error:.1e} in {proof.worst}, tolerance {proof.tolerance:.0e}):"
                 " its state is no relocatable KV; Kamera cannot serve it"
             )

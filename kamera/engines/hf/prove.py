@@ -159,13 +159,14 @@ def prove_cuts(backbone: Backbone) -> Proof:
     A forward that reads a number off all its tokens at once (a dynamic scale of activations, outliers chosen
     for a batch, a capacity shared by tokens) gives a chunk other KV than the same tokens in a whole prompt.
     Rows of unlike size show that in every part of the model and in any dtype; in half precision the text,
-    whose later layers differ by rounding alone, is compared in its first layer.
+    whose later layers differ by rounding alone, is compared in its first layer. Raises NonFiniteKV for a
+    model whose forward of the whole text overflows.
     """
     span = _text(backbone, 16)
     positions = backbone.positions([span.input_ids], [span.position_inputs])
     cuts = (0, 9, 15, 16)
+    whole, _ = backbone.run(span, positions)
     try:
-        whole, _ = backbone.run(span, positions)
         cache, pieces = backbone.cache([]), []
         for start, stop in pairwise(cuts):
             piece = Encoded(span.input_ids[start:stop], {}, {})
