@@ -150,7 +150,9 @@ def test_a_chunk_that_another_backbone_archived_is_refused(window, other):
     assert_refused(window, IncompatibleChunk, message, lambda: window.recall(chunk.id))
     same = samples.chunk(window.backbone, samples.sample(FAMILY, 22))
     assert same.id == chunk.id
-    KameraWindow(window.backbone, window.store, [8, 7, 6]).append(same)  # behind another system prompt
+    elsewhere = KameraWindow(window.backbone, window.store, [8, 7, 6])  # behind another system prompt
+    elsewhere.append(same)
+    elsewhere.flush()  # a leading chunk is stored later
     assert window.recall(chunk.id).vision_encodes == 0
 
 
