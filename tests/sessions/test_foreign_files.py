@@ -138,8 +138,11 @@ def saved(tmp_path_factory) -> tuple[Path, Path]:
     return root, _folder(root, "bad") / "session.json"
 
 
-def _answered_beside(root: Path, where: Path, caplog) -> None:
-    """The other session is answered by id and by history, and the bad one is named and passed over."""
+def _answered_beside(root: Path, where: Path, caplog) -> str:
+    """The other session is answered by id and by history, and the bad one is named and passed over.
+
+    Returns the answer to a whole history under the bad one's id.
+    """
     caplog.clear()
     pool = opened(root, min_tokens=1)
     assert pool.send("more", "good", **GREEDY).session_id == "good"
@@ -148,8 +151,11 @@ def _answered_beside(root: Path, where: Path, caplog) -> None:
     assert "bad" not in pool.saved() and "good" in pool.saved()
     with pytest.raises(KameraError):
         pool.send("more", "bad", **GREEDY)
-    again = pool.send([{"role": "user", "content": "bad it is"}], "bad", **GREEDY)
-    assert again.text == opened(root / "none").send([{"role": "user", "content": "bad it is"}], **GREEDY).text
+    return pool.send([{"role": "user", "content": "bad it is"}], "bad", **GREEDY).text
+
+
+def _answered_alone(root: Path) -> str:
+    return opened(root / "none").send([{"role": "user", "content": "bad it is"}], **GREEDY).text
 
 
 @pytest.mark.parametrize("kind", MALFORMED)
@@ -158,16 +164,17 @@ def test_a_malformed_document_under_a_valid_seal_concerns_its_own_session_only(s
     where = root / saved[1].relative_to(saved[0])
     body = json.loads(where.read_bytes().split(b"\n")[1])
     where.write_bytes(sealed(MALFORMED[kind](body), ChunkStore.open("memory://")))
-    _answered_beside(root, where, caplog)
+    assert _answered_beside(root, where, caplog) == _answered_alone(root)
 
 
-def _in_time(work: Callable[[], None]) -> None:
-    """Run ``work`` on a thread, and fail if it waits for ever."""
+def _in_time(work: Callable[[], Any]) -> Any:
+    """The result of ``work``, run on a thread; fails if it waits for ever."""
     failed: list[BaseException] = []
+    result: list[Any] = []
 
     def run() -> None:
         try:
-            work()
+            result.append(work())
         except BaseException as error:
             failed.append(error)
 
@@ -177,6 +184,7 @@ def _in_time(work: Callable[[], None]) -> None:
     assert not thread.is_alive(), "it waits for ever"
     if failed:
         raise failed[0]
+    return result[0]
 
 
 @pytest.mark.parametrize("kind", ["pipe", "link", "folder"])
@@ -189,7 +197,7 @@ def test_no_file_in_a_documents_place_concerns_its_own_session_only(saved, kind,
         "link": lambda: where.symlink_to(tmp_path / "kept"),
         "folder": lambda: where.mkdir(),
     }[kind]()
-    _in_time(lambda: _answered_beside(root, where, caplog))
+    assert _in_time(lambda: _answered_beside(root, where, caplog)) == _answered_alone(root)
 
 
 @pytest.mark.parametrize("what", ["session.json", "window", "media"])
