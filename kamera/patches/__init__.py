@@ -20,6 +20,7 @@ from kamera.patches.pairs import Pairs, Triples, form_pairs
 from kamera.patches.proving import Before, Prover
 from kamera.patches.reproving import prove_again
 from kamera.patches.standing import compact_positions, extents_of, text_positions
+from kamera.patches.waiting import archive_later, settle
 
 __all__ = [
     "COMPOSABLE",
@@ -45,6 +46,7 @@ __all__ = [
     "Triples",
     "anchor_ids",
     "anchor_of",
+    "archive_later",
     "at_least",
     "compact_positions",
     "composable",
@@ -64,6 +66,7 @@ __all__ = [
     "prefill_anchor",
     "prefilled_behind",
     "prove_again",
+    "settle",
     "stored_patch",
     "text_positions",
     "weakest",

@@ -6,6 +6,7 @@ import copy as copies
 import logging
 import operator
 import threading
+import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -24,13 +25,13 @@ from kamera.patches.forming import Forming
 from kamera.patches.harvest import Stored, stored_patch, worth_harvesting
 from kamera.patches.heads import continued, stored_head
 from kamera.patches.identity import Asked
-from kamera.patches.later import later_of
 from kamera.patches.losses import Losses, Strict
 from kamera.patches.proving import Before, Prover
 from kamera.store import (
     VISION_TOKENS,
     CanonicalRecord,
     ChunkStore,
+    Context,
     ObjectInfo,
     PatchRecord,
     canonical_key,
@@ -39,6 +40,9 @@ from kamera.store import (
 )
 
 logger = logging.getLogger(__name__)
+
+_waiting: weakref.WeakKeyDictionary[ChunkStore, dict[tuple[Context, str], Facts]]
+_waiting = weakref.WeakKeyDictionary()
 
 
 class Former:
@@ -71,7 +75,7 @@ class Former:
         self.catalogue = Catalogue(store, self.context, self.forming, self.losses)
         self.anchor_span = Span(anchor.kv, None, (0,) * backbone.axes)
         self._asked = Asked(backbone.probe.moves)
-        self._waiting: dict[str, Facts] = {}  # chunks that are archived as later work
+        self.waiting = _waiting.setdefault(store, {})  # archived as later work, by any former here
         self._here = threading.local()
         self._check_fingerprint()
 
@@ -110,7 +114,7 @@ class Former:
 
     def known(self, chunk_id: str) -> Facts:
         """Facts of an archived chunk. Raises UnknownChunk, IncompatibleChunk or CorruptChunk."""
-        if waiting := self._waiting.get(chunk_id):
+        if waiting := self.waiting.get((self.context, chunk_id)):
             return waiting
         record = self.store.get_canonical(self.context, chunk_id)
         others = self.store.contexts_of(chunk_id) if record is None else []
@@ -138,7 +142,7 @@ class Former:
 
         Its canonical is read if it is archived, since it is about to be served.
         """
-        if waiting := self._waiting.get(chunk.id):
+        if waiting := self.waiting.get((self.context, chunk.id)):
             return waiting
         record = self._record(chunk.id)
         if record is not None:
@@ -219,30 +223,6 @@ class Former:
             self.losses.unkept.discard(facts.chunk_id)
         self.catalogue.forget(record.key)
         return record
-
-    def archive_later(self, facts: Facts, copy: Copy) -> None:
-        """Store a chunk's canonical as later work: ``copy``, or if that is none, one prefilled for it.
-
-        Until then its facts are known here.
-        """
-        self._waiting[facts.chunk_id] = facts
-        own = copy.canonical and copy.patch is None and not copy.lossy
-
-        def archive() -> None:
-            try:
-                if own:
-                    self.archive(facts, copy)
-                else:
-                    self.canonical(facts)
-            finally:
-                self._waiting.pop(facts.chunk_id, None)
-
-        later_of(self.backbone).add(archive)
-
-    def settle(self) -> None:
-        """Wait until all that is to be archived is stored: for searches over all that was archived."""
-        if self._waiting:
-            later_of(self.backbone).flush()
 
     # -- patches -------------------------------------------------------------------------------
 

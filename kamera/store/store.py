@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -71,6 +71,7 @@ class ChunkStore:
         self.kv = kv
         self.tenant = tenant
         self.metrics = Silent() if metrics is None else metrics
+        self.awaited: dict[int, Callable[[], None]] = {}  # what still puts objects, by owner: see `close`
         self._codec = codec
         self._tiers = tiers
         self._disk = tiers.disk
@@ -276,9 +277,14 @@ class ChunkStore:
         return self._search.embedding(context, chunk_id)
 
     def close(self) -> None:
-        """Release memory and index; any later use of the store raises `StoreClosed`."""
+        """Release memory and index; any later use of the store raises `StoreClosed`.
+
+        What is ``awaited`` is called first: windows still have chunks to archive.
+        """
         if isinstance(self._tiers, Closed):
             return
+        for flush in list(self.awaited.values()):
+            flush()
         self._tiers.close()
         self._search.close()
         closed: Any = Closed(self.url)

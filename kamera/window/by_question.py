@@ -11,7 +11,7 @@ import torch
 
 from kamera.engines import LiveKV, Span
 from kamera.errors import CorruptChunk, IncompatibleChunk, UnknownChunk, quote
-from kamera.patches import Former, text_positions
+from kamera.patches import Former, settle, text_positions
 from kamera.store import Hit
 
 MOST = 256
@@ -26,7 +26,7 @@ def answering(former: Former, question: torch.Tensor, k: int) -> list[Hit]:
     """
     if isinstance(k, bool) or not isinstance(k, int) or k < 1:
         raise ValueError(f"k={quote(k)} hits: ask for at least 1")
-    former.settle()
+    settle(former)
     rows = former.store.ls("canonical", context=former.context)[-MOST:]
     behind = former.backbone.live()
     with former.operation():

@@ -9,7 +9,7 @@ import torch
 
 from kamera.content import Chunk, Content
 from kamera.errors import UnknownChunk, quote
-from kamera.patches import Facts, Former
+from kamera.patches import Facts, Former, settle
 from kamera.store import Hit, is_key, mean_features, whole_id
 from kamera.window.by_question import answering
 from kamera.window.report import Tally
@@ -25,7 +25,7 @@ def candidates(former: Former, like: Content | Chunk, k: int) -> list[Hit]:
     One vision encode, none for a chunk that is archived itself; no decoder forward. Raises `ValueError` for
     content without a picture, and the errors of `Backbone.chunk` and `ChunkStore.search`.
     """
-    former.settle()
+    settle(former)
     return former.store.search(_features(former, like), k, context=former.context)
 
 

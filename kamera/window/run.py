@@ -11,7 +11,18 @@ import torch
 from kamera.engines import LiveKV, Span
 from kamera.errors import NonFiniteKV, NotRelocatable
 from kamera.ops import KV, CodedKV
-from kamera.patches import Before, Copy, Facts, Former, Guarantee, composed, continued, head_of, later_of
+from kamera.patches import (
+    Before,
+    Copy,
+    Facts,
+    Former,
+    Guarantee,
+    archive_later,
+    composed,
+    continued,
+    head_of,
+    later_of,
+)
 from kamera.window.places import Standing
 from kamera.window.report import Tally
 from kamera.window.seats import Seat, Seats
@@ -92,7 +103,7 @@ class _Run:
                 case Prefill():
                     self._prefill(step)
                 case Archive(number, later=True):
-                    self.former.archive_later(self.whose[number], self.copies[number])
+                    archive_later(self.former, self.whose[number], self.copies[number])
                 case Archive(number):
                     self._archive(number)
                 case Harvest(number, base, later=True):

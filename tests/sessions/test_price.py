@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 import torch
 from transformers import DynamicCache
 
 from kamera import Backbone, ChatSession, ChunkStore, KameraWindow, ReusePolicy, SessionPool, testbed
 from kamera.edits import policies
+from kamera.patches import later_of
 from tests.models import tiny
 from tests.window.rig import watching
 
@@ -136,6 +139,27 @@ def test_an_evicted_chunk_is_archived_later_and_can_be_recalled_at_once(backbone
     window.evict(2)
     window.flush()
     assert store.has(window.context, middle)
+
+
+def test_what_is_to_be_archived_is_known_to_every_window_on_the_store_and_kept_when_it_closes(
+    backbone, frames, tmp_path
+):
+    gate = threading.Event()
+    with ChunkStore.open(tmp_path / "store") as store:
+        window = KameraWindow(backbone, store, "You watch a camera.", policy=DEFAULT)
+        later_of(backbone).add(lambda: assert_opened(gate))
+        for frame in frames[:2]:
+            window.append(frame)
+        gone = window.evict(1).slot.chunk_id
+        other = KameraWindow(backbone, store, "You watch a camera.", policy=DEFAULT)
+        assert other.recall(gone).vision_encodes == 0
+        gate.set()
+    with ChunkStore.open(tmp_path / "store") as store:
+        assert store.has(window.context, gone)
+
+
+def assert_opened(gate: threading.Event) -> None:
+    assert gate.wait(60), "nobody opened the gate"
 
 
 def test_the_account_of_a_session_equals_hooks_on_the_model(backbone, frames):

@@ -202,3 +202,22 @@ def test_a_patch_that_fails_when_proved_again_is_not_placed_any_more(shipped, mo
     for frame in frames:
         again.append(frame)
     assert guarantees(again) == ["exact"] * 3
+
+
+def test_records_keep_their_proof_and_refuse_a_malformed_one(pieces):
+    backbone, (a, b, *_) = pieces
+    store = ChunkStore.open("memory://")
+    asking(backbone, store, a, b)
+    (row,) = rows(store)
+    held = store.get_patch(row.context, row.chunk_id, row.antecedents)
+    assert Proof.from_info(held.info) == row.proof
+    for wrong in ({"kl": 0.0}, {**held.info["proof"], "flips": -1}, {**held.info["proof"], "kl": "0"}, 7):
+        info = {**held.info, "proof": wrong}
+        store.put(replace(held, info=info))
+        assert rows(store)[0].proof is None
+
+
+@pytest.mark.parametrize("wrong", [0.0, -1.0, float("nan")])
+def test_a_tolerance_below_rounding_is_refused(wrong):
+    with pytest.raises(ValueError, match="tolerance"):
+        ReusePolicy(tolerance=wrong, forms="always")

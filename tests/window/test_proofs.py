@@ -11,7 +11,7 @@ from kamera import Backbone, ChunkStore, KameraWindow, ReusePolicy, testbed
 from kamera.certify.sabotage import SABOTAGES, Material
 from kamera.engines import Span
 from kamera.errors import NotRelocatable
-from kamera.ops import Patch, Proof, apply_patch, patch_of, relocate_kv
+from kamera.ops import Patch, apply_patch, patch_of, relocate_kv
 from kamera.ops.proof import KV_BOUND
 from kamera.patches import Prover, prefill_anchor
 from kamera.patches.proving import DOUBLINGS
@@ -390,22 +390,3 @@ def test_only_the_last_questions_are_remembered(pieces):
     asked = window._stage.former.prover.asked
     assert [int(ids[0]) for ids in asked] == [10, 11, 12, 13]
     assert window.fork()._stage.former.prover is window._stage.former.prover
-
-
-def test_records_keep_their_proof_and_refuse_a_malformed_one(pieces):
-    backbone, (a, b, *_) = pieces
-    store = ChunkStore.open("memory://")
-    asking(backbone, store, a, b)
-    (row,) = rows(store)
-    held = store.get_patch(row.context, row.chunk_id, row.antecedents)
-    assert Proof.from_info(held.info) == row.proof
-    for wrong in ({"kl": 0.0}, {**held.info["proof"], "flips": -1}, {**held.info["proof"], "kl": "0"}, 7):
-        info = {**held.info, "proof": wrong}
-        store.put(replace(held, info=info))
-        assert rows(store)[0].proof is None
-
-
-@pytest.mark.parametrize("wrong", [0.0, -1.0, float("nan")])
-def test_a_tolerance_below_rounding_is_refused(wrong):
-    with pytest.raises(ValueError, match="tolerance"):
-        ReusePolicy(tolerance=wrong, forms="always")
