@@ -158,7 +158,7 @@ def _source(content: Any, base: Path) -> ChunkSource:
 
 def _item(part: Any, base: Path) -> dict[str, Any]:
     if isinstance(part, str):
-        if names_media(part) and not part.endswith("\n"):  # a line of text may name one
+        if names_media(part):
             raise _Bad(
                 f'{quote(part)} names a picture or a video: give {{"image": path}} or {{"video": path}}, or '
                 '{"text": …} if it is text'

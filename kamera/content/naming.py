@@ -35,7 +35,7 @@ def named_media(text: str) -> dict[str, Any] | None:
 
     It names one if it is a data url of one, or the path (also as file url) of an existing file that by its
     suffix, or as Pillow reads it, is one. Raises UnreadableMedia for text that looks like such a path and
-    has no file, and for a url of the web: Kamera fetches nothing.
+    has no file, unless it is a whole line, and for a url of the web: Kamera fetches nothing.
     """
     name = text.strip()
     if data := _DATA.match(name):
@@ -53,7 +53,8 @@ def named_media(text: str) -> dict[str, Any] | None:
         return None
     else:
         path = Path(os.path.expanduser(name))
-        certain = bool(_kind(name)) and (not re.search(r"\s", name) or bool(_ROOTED.match(name)))
+        alone = not re.search(r"\s", name) or bool(_ROOTED.match(name))
+        certain = bool(_kind(name)) and alone and not text.endswith("\n")  # a line may speak of a file
     kind = _kind(path.name)
     if os.path.isfile(path):
         return {"type": kind, kind: path} if (kind := kind or _kind_inside(path, certain)) else None

@@ -67,7 +67,7 @@ def test_labels_are_honest_where_orders_are_composed(name):
     backbone, chunks = rig("qwen2_5_vl", 5)
     served: set[str] = set()
 
-    @settings(max_examples=5, phases=QUICK)
+    @settings(max_examples=12, phases=QUICK)
     @given(operations=sequences(*EVERYTHING, least=3, most=6))
     def hold(operations) -> None:
         window = make(backbone, formed("as-is"), *chunks[:5], policy=POLICIES[name])
