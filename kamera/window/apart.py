@@ -79,10 +79,10 @@ def prefilled_apart(stage: Stage, old: Former, state: WindowState, bounds: Bound
 
 
 def _suspect(resident: Resident) -> Resident:
-    """The chunk as one that no policy keeps, and that nothing has to be archived of."""
-    seat = resident.seat
-    source = replace(seat.source, guarantee="blind", canonical=False)
-    return replace(resident, seat=replace(seat, source=source, guarantee="blind", archived=True))
+    """The chunk as one that no policy keeps, and that nothing has to be archived of; it is conditioned."""
+    source = replace(resident.seat.source, guarantee="blind", canonical=False)
+    seat = replace(resident.seat, source=source, guarantee="blind", archived=True, clean=None)
+    return replace(resident, seat=seat, clean=None)
 
 
 def _unarchived(resident: Resident) -> Resident:

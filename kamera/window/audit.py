@@ -108,12 +108,16 @@ def auditor_of(backbone: Engine) -> Auditor:
 def hand_over(stage: Stage, state: WindowState, served: Sequence[int], share: float) -> None:
     """Audit a ``share`` of the slots ``served`` (indices), which ``stage.live`` shows now, as later work.
 
-    Survivors are passed over: what has left is no more at hand to prefill them behind. Under load audits are
-    dropped, never waited for.
+    Survivors are passed over: what has left is no more at hand to prefill them behind. So is what stands
+    behind a chunk that shows its clean view, which it never attended to. Under load audits are dropped, never
+    waited for.
     """
     if not share:
         return
-    auditable = [i for i in served if state.worths[i] != "survivor"]
+    clean = next(
+        (i for i, seat in enumerate(state.seats.seats) if seat.clean is not None), len(state.residents)
+    )
+    auditable = [i for i in served if i <= clean and state.worths[i] != "survivor"]
     for index in auditor_of(stage.former.backbone).chosen(auditable, share):
         kept = Served(state, index, kv_map(stage.live.read(index + 1), torch.clone))
         later_of(stage.former.backbone).offer(partial(run, stage, kept))

@@ -52,6 +52,28 @@ def test_right_windows_pass_every_audit(family):
     assert window.usage().later.forwards > 5
 
 
+def test_what_stands_behind_a_clean_view_is_not_held_against_it():
+    backbone, (a, b, c, _) = rig("qwen2_5_vl")
+    window = make(backbone, None, a, b, c, policy=ALL)
+    window.condition(1, False)
+    window.next_token_logits(QUESTION)
+    window.next_token_logits(QUESTION)
+    window.next_token_logits(QUESTION)
+    assert withheld(window) is None
+
+
+def test_a_window_that_shows_a_clean_view_is_prefilled_again_too():
+    backbone, (a, b, c, _) = rig("qwen2_5_vl")
+    window = make(backbone, None, a, b, c, policy=ALL)
+    window.condition(1, False)
+    window.flush()
+    window.store.withheld.add(window.context, "an audit, says the test")
+    report = window.condition(2, True)
+    assert any("an audit, says the test" in note for note in report.notes)
+    assert guarantees(window) == ["exact"] * 3
+    assert is_a_reprefill(window, [a, b, c])
+
+
 def test_audits_are_later_work_on_the_account_and_in_no_report():
     backbone, (a, b, *_) = rig("qwen2_5_vl")
     with watching(backbone, probes=True) as seen:
