@@ -86,6 +86,7 @@ def test_no_wrong_build_gets_a_safe_certificate(trained, monkeypatch):
     assert {name for name, verdict in verdicts.items() if verdict != "unsafe"} == set()
 
 
+@pytest.mark.slow  # the table in short, above, asks the same builds with their proofs
 def test_windows_tell_a_wrong_build_without_a_proof_on_tokens(trained, monkeypatch):
     monkeypatch.setattr("lab.sabotage.builds.SCENES", 1)
     missed = []
