@@ -61,7 +61,9 @@ class Losses:
     def _tell(self, note: str) -> None:
         note = " ".join(note.split())
         notes: list[str] | None = getattr(self._operation, "notes", None)
-        if notes is not None and note not in notes:
+        if notes is None:
+            self.leave(note)  # of later work: the next report names it
+        elif note not in notes:
             notes.append(note)
         logger.warning("%s", note)
         if not self._said:

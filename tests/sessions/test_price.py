@@ -10,6 +10,7 @@ from transformers import DynamicCache
 
 from kamera import Backbone, ChatSession, ChunkStore, KameraWindow, ReusePolicy, SessionPool, testbed
 from kamera.edits import policies
+from kamera.errors import StoreError
 from kamera.patches import later_of
 from tests.models import tiny
 from tests.window.rig import watching
@@ -156,6 +157,23 @@ def test_what_is_to_be_archived_is_known_to_every_window_on_the_store_and_kept_w
         gate.set()
     with ChunkStore.open(tmp_path / "store") as store:
         assert store.has(window.context, gone)
+
+
+def test_a_chunk_that_could_not_be_archived_later_is_named_in_the_next_report(backbone, frames, monkeypatch):
+    store = ChunkStore.open("memory://")
+    window = KameraWindow(backbone, store, "You watch a camera.", policy=DEFAULT)
+    for frame in frames[:3]:
+        window.append(frame)
+    window.flush()
+
+    def full(record):
+        raise StoreError("no space left, says the test")
+
+    monkeypatch.setattr(store, "put", full)
+    gone = window.evict(1).slot.chunk_id
+    window.flush()
+    report = window.reorder([1, 0])
+    assert any(gone[:12] in note and "no space left" in note for note in report.notes)
 
 
 def assert_opened(gate: threading.Event) -> None:
