@@ -213,7 +213,9 @@ class Snapshot:
 
 
 def inventory(store: ChunkStore) -> list[tuple]:
-    """What a store holds."""
+    """What a store holds, once all that windows archive later is stored."""
+    for flush in list(store.awaited.values()):
+        flush()
     return [(i.key, i.kind, i.created) for i in store.ls()]
 
 
