@@ -74,6 +74,7 @@ def planned_and_run(window: KameraWindow, chunks, operations) -> Iterator[tuple[
     """Each operation, what its plan said of it, and what was: cost, chunks, guarantees, who left."""
     for operation in operations:
         verb, given_, options = asked(window, chunks, operation)
+        window.flush()  # a plan tells of the store as it is, which later work still changes
         try:
             planned = getattr(window, f"plan_{verb}")(*given_, **options)
         except (KameraError, ValueError, IndexError) as error:

@@ -156,9 +156,11 @@ def test_what_a_loaded_window_archives_is_what_a_fresh_store_holds(family: str, 
     backbone, chunks = backbone_of(family), chunks_of(family)
     make(backbone, None, *chunks, policy=EXACT).save(tmp_path / "w")
     archive, fresh = ChunkStore.open("memory://"), ChunkStore.open("memory://")
-    KameraWindow.load(tmp_path / "w", backbone, archive).slide(len(chunks))
+    window = KameraWindow.load(tmp_path / "w", backbone, archive)
+    window.slide(len(chunks))
+    window.flush()
     for chunk in chunks:
-        make(backbone, fresh, chunk)
+        make(backbone, fresh, chunk).flush()
         (context,) = fresh.contexts_of(chunk.id)
         got, want = archive.get_canonical(context, chunk.id), fresh.get_canonical(context, chunk.id)
         assert worst(got.kv, want.kv) <= 1e-5
