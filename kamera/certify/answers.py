@@ -74,7 +74,7 @@ class Instead:
         sequence, positions = torch.cat([self.window.input_ids, ids]), self._positions(ids)
         options = {"max_new_tokens": ANSWER_TOKENS, "do_sample": False}
         behind = self._behind(len(ids) + ANSWER_TOKENS)
-        (row,) = self._backbone.decode(sequence, positions, behind, **options)
+        (row,) = self._backbone.decode(sequence, positions, behind, (), **options).tokens
         return self._backbone.detokenize(row) or ""
 
     @property

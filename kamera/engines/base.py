@@ -162,6 +162,22 @@ class Probe(NamedTuple):
     tolerance: float
 
 
+class Answer(NamedTuple):
+    """New tokens ``[sequences, new]``, and KV of what ran for them.
+
+    ``kvs`` are those of the spans that came with the question, which ran in ``forwards`` forwards (the
+    question's own counts as one of them). ``tail`` is that of the question and of the answer's tokens but
+    those that the model was not asked to go on from; None of several sequences, or if it is not finite.
+    ``first`` is the time (`time.perf_counter`) of the first token's logits. The caller owns the KVs.
+    """
+
+    tokens: torch.Tensor
+    kvs: tuple[KV, ...]
+    tail: KV | None
+    forwards: int
+    first: float
+
+
 class Work(Protocol):
     """Running counts of model work: decoder forwards, tokens in them, runs of the vision tower."""
 
@@ -339,11 +355,18 @@ class Engine(Protocol):
         ...
 
     def decode(
-        self, ids: torch.Tensor, positions: torch.Tensor, behind: LiveKV, **sampling: Any
-    ) -> torch.Tensor:
-        """New tokens ``[sequences, new]`` after ``ids`` ``[tokens]``; ``behind`` shows a prefix of ``ids``.
+        self,
+        ids: torch.Tensor,
+        positions: torch.Tensor,
+        behind: LiveKV,
+        spans: Sequence[Encoded] = (),
+        **sampling: Any,
+    ) -> Answer:
+        """New tokens after ``ids`` ``[tokens]``; ``behind`` shows a prefix of ``ids``, ``spans`` follow it.
 
-        ``positions`` ``[axes, tokens]`` are those of all of ``ids``.
+        ``positions`` ``[axes, tokens]`` are those of all of ``ids``. Spans run in the forward of the rest of
+        ``ids``, the question, if the engine `joins` and makes one sequence. Raises ValueError as
+        `check_sampling`, and NonFiniteKV of spans before the first token.
         """
         ...
 

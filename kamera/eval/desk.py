@@ -114,7 +114,7 @@ class Desk:
             max_new_tokens=question.max_new_tokens,
             do_sample=False,
         )
-        return self.backbone.detokenize(made[0].cpu()) or "", logits, seconds
+        return self.backbone.detokenize(made.tokens[0].cpu()) or "", logits, seconds
 
     def logits(
         self, order: Sequence[str], spans: Sequence[Span], live: LiveKV, ids: torch.Tensor

@@ -6,11 +6,11 @@ a copy is stored may be served `approximate`: under a calibration, one chunk at 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -38,10 +38,14 @@ class _Offer:
 
 
 class Outcome(NamedTuple):
-    """A run arrangement: the window's report, summed over its steps, and the admissions as they came out."""
+    """A run arrangement: the window's report, summed over its steps, and the admissions as they came out.
+
+    ``answer``: to a question that was asked in the same forward.
+    """
 
     report: Report
     admissions: tuple[Admission, ...]
+    answer: str | None = None
 
 
 class Arrangement:
@@ -105,12 +109,21 @@ class Arrangement:
         """Begin to read the stored objects that `run` will place, in the background."""
         return Prefetch(self.window.store, self.window.context, self._loads)
 
-    def run(self) -> Outcome:
-        """Bring the window to the arrangement. After an error the window may hold a part: use a fork."""
-        plain = strict(self.window.policy)
+    def run(self, question: torch.Tensor | None = None, options: Mapping[str, Any] | None = None) -> Outcome:
+        """Bring the window to the arrangement. After an error the window may hold a part: use a fork.
+
+        With ``options`` it answers ``question`` (token ids) too, unless approximate segments are probed.
+        """
+        plain, on_leave, among = strict(self.window.policy), self._on_leave, self._among
+        if not self._offers and question is not None and options is not None:
+            with self.window.under(plain):
+                answer, report = self.window.respond(
+                    question, self._order, on_leave=on_leave, among=among, **options
+                )
+            return Outcome(report, self._shown(), str(answer))
         if not self._offers:
             with self.window.under(plain):
-                report = self.window.arrange(self._order, on_leave=self._on_leave, among=self._among)
+                report = self.window.arrange(self._order, on_leave=on_leave, among=among)
             return Outcome(report, self._shown())
         assert self._calibration is not None
         first = min(self._offers)
@@ -314,7 +327,8 @@ def _length(item: Item) -> int:
 def _summed(reports: Sequence[Report]) -> Report:
     """One report of several steps: their costs added, the slots of the last."""
     last = reports[-1]
-    names = ("forwards", "tokens_recomputed", "vision_encodes", "bytes_rotated", "bytes_patched", "seconds")
+    tokens = ("tokens_recomputed", "tokens_held")
+    names = ("forwards", *tokens, "vision_encodes", "bytes_rotated", "bytes_patched", "seconds")
     sums = {name: sum(getattr(report, name) for report in reports) for name in names}
     return replace(
         last,

@@ -11,17 +11,17 @@ from typing import Any
 
 import torch
 
-from kamera.content import Chunk, Conversations, Message, Rendered, check_messages, copied
+from kamera.content import Conversations, Message, Rendered, check_messages, copied
 from kamera.edits import Directive, EditPolicy, Evict, Snap, Verb, edited, edited_messages
 from kamera.engines import Account, Usage
 from kamera.engines.hf import Backbone
 from kamera.errors import ProcessorRequired
-from kamera.reuse import Admission, Arrangement, Calibration, calibration_of
+from kamera.reuse import Admission
 from kamera.sessions.anchors import Anchors
 from kamera.sessions.document import locked
 from kamera.sessions.layout import Layout
 from kamera.sessions.modes import SessionMode, check_mode
-from kamera.sessions.showing import State, shown
+from kamera.sessions.showing import Admitting, Options, Reuse, Shown, State, shown
 from kamera.sessions.timers import aged
 from kamera.sessions.tool_calls import tool_calls
 from kamera.sessions.turn import Stopwatch, Turn, TurnReport, TurnUsage
@@ -29,10 +29,7 @@ from kamera.sessions.turns import Turns
 from kamera.sessions.uncached import UNCACHEABLE, plain_answer, plain_logits
 from kamera.sessions.verbs import VerbReport, applied_verb
 from kamera.store import ChunkStore
-from kamera.window import KameraWindow, OnLeave, Report, ReusePolicy, Slot
-
-Reuse = bool | Calibration | str | Path
-"""The switch of reuse; a calibration, or its file, switches it on and admits approximate segments."""
+from kamera.window import KameraWindow, ReusePolicy
 
 
 class ChatSession:
@@ -125,8 +122,7 @@ class ChatSession:
         self._turns = Turns()
         self._account = Account()
         self._clock = time.time
-        self._reuses = bool(reuse)
-        self._calibration = None if isinstance(reuse, bool) else calibration_of(reuse)
+        self._admitting = Admitting.of(reuse)
 
     @property
     def admissions(self) -> tuple[Admission, ...]:
@@ -220,19 +216,19 @@ class ChatSession:
         self._state.check_seen(seen, history)
         shaped = self._shaped(history)
         try:
-            state, report = self._shown(shaped, [self.mode])
+            state, report, text = self._shown(shaped, [self.mode], options=None if scratch else options)
             branch = state
             if scratch:  # on a branch, which ends with the answer
-                branch, extra = self._shown([*shaped, *scratch], [self.mode], state)
+                branch, extra, text = self._shown([*shaped, *scratch], [self.mode], state, options)
                 report = report.and_then(extra)
         except UNCACHEABLE as error:
-            if not self.uncached:
+            if not self.uncached or watch.steps:
                 raise
             inputs = self._conversations.whole([*shaped, *scratch], tools=self.tools)
             text, report = plain_answer(self.backbone, inputs, error, **options)
             state = branch = replace(self._state, ids=inputs["input_ids"][0].cpu())
         else:
-            text = branch.asked.generate(branch.question, **options)
+            text = branch.asked.generate(branch.question, **options) if text is None else text
         answer = {"role": "assistant", "content": text}
         timers, notes = aged(state.timers, state.turn + 1, self._clock(), self.store)
         self._state = state.changed(messages=(*history, answer), turn=state.turn + 1, timers=timers)
@@ -251,7 +247,7 @@ class ChatSession:
         with self._account.now(self.backbone), self._turns.taken(self._state):
             shaped = self._shaped(self._history(messages, append))
             try:
-                state, _ = self._shown(shaped, [self.mode])
+                state = self._shown(shaped, [self.mode]).state
             except UNCACHEABLE:
                 if not self.uncached:
                     raise
@@ -276,7 +272,7 @@ class ChatSession:
         history = edited_messages(
             self._conversations, self._state.messages, directives, tools=self.tools, snap=snap
         )
-        state, report = self._shown(self._shaped(history), [d.mode for d in directives])
+        state, report, _ = self._shown(self._shaped(history), [d.mode for d in directives])
         self._state = state.changed(messages=tuple(history))
         return report
 
@@ -370,19 +366,15 @@ class ChatSession:
         return [*edited(self._edit_policy, history, self._state.turn)]
 
     def _shown(
-        self, shaped: Sequence[Message], modes: Sequence[str], old: State | None = None
-    ) -> tuple[State, TurnReport]:
+        self,
+        shaped: Sequence[Message],
+        modes: Sequence[str],
+        old: State | None = None,
+        options: Options | None = None,
+    ) -> Shown:
         """A state whose window holds the prompt of ``shaped``; ``old`` (the present one) is unchanged."""
-        before = old or self._state
-        parts = (self._anchors, self._conversations, self.tools)
-        return shown(before, shaped, modes, *parts, arranged=self._arranged, apart=self._reuses)
-
-    def _arranged(
-        self, window: KameraWindow, order: Sequence[Slot | Chunk], on_leave: OnLeave
-    ) -> tuple[Report, tuple[Admission, ...]]:
-        if not self._reuses:
-            return window.arrange(order, on_leave=on_leave), ()
-        return Arrangement(window, order, on_leave=on_leave, calibration=self._calibration).run()
+        parts = (self._anchors, self._conversations, self.tools, self._admitting, options)
+        return shown(old or self._state, shaped, modes, *parts)
 
 
 def conversations_of(backbone: Backbone) -> Conversations:

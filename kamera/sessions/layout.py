@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import torch
+
 from kamera.content import LONGEST, Rendered, Segment
 from kamera.edits import difference
 
@@ -29,6 +31,11 @@ def question(prompt: Rendered) -> int:
     Without one in the template, the last segment is the question.
     """
     return prompt.stable if prompt.stable < prompt.num_tokens else prompt.segments[-1].start
+
+
+def question_ids(prompt: Rendered) -> torch.Tensor:
+    """The question's tokens, int64 ``[tokens]``."""
+    return prompt.ids[question(prompt) :]
 
 
 def anchor_segments(prompt: Rendered) -> int:

@@ -18,11 +18,12 @@ from kamera.errors import KameraError, UnknownSession, quote
 from kamera.patches import later_of
 from kamera.reuse import calibration_of
 from kamera.sessions.anchors import Anchors
-from kamera.sessions.chat import ChatSession, Reuse, conversations_of
+from kamera.sessions.chat import ChatSession, conversations_of
 from kamera.sessions.match import Candidate, best_match, candidate, shaped_prompt
 from kamera.sessions.metrics import PoolMetrics
 from kamera.sessions.modes import SessionMode, check_mode
 from kamera.sessions.saved import SavedSessions, tools_digest
+from kamera.sessions.showing import Reuse
 from kamera.sessions.turn import Turn
 from kamera.store import ChunkStore
 from kamera.window import ReusePolicy, check_policy

@@ -3,25 +3,29 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
 
 from kamera.content import Chunk, Conversations, Message, Rendered, media_items
 from kamera.edits import difference, same
 from kamera.errors import SessionConflict, WindowFull
-from kamera.reuse import Admission
+from kamera.reuse import Admission, Arrangement, Calibration, Outcome, calibration_of
 from kamera.sessions.anchors import Anchors
-from kamera.sessions.layout import Layout, Piece, Run, anchor_ids, anchor_segments, laid_out, question
+from kamera.sessions.layout import Layout, Piece, Run, anchor_ids, anchor_segments, laid_out, question_ids
 from kamera.sessions.modes import applied, cheapest, choices
 from kamera.sessions.timers import Timer
 from kamera.sessions.turn import TurnReport, turn_report
-from kamera.window import KameraWindow, OnLeave, Report, Slot
+from kamera.window import KameraWindow, OnLeave, Slot
 
-Arranged = Callable[[KameraWindow, Sequence[Slot | Chunk], OnLeave], tuple[Report, tuple[Admission, ...]]]
-"""`KameraWindow.arrange`, or the same with segments admitted by tier."""
+Options = Mapping[str, Any]
+"""Options of an answer."""
+
+Reuse = bool | Calibration | str | Path
+"""The switch of reuse; a calibration, or its file, switches it on and admits approximate segments."""
 
 Inputs = Mapping[str, torch.Tensor]
 """A picture's own model inputs."""
@@ -68,8 +72,27 @@ class State:
     def question(self) -> torch.Tensor:
         """The prompt's tokens behind the window's chunks, int64 ``[tokens]``."""
         assert self.layout is not None
-        prompt = self.layout.prompt
-        return prompt.ids[question(prompt) :]
+        return question_ids(self.layout.prompt)
+
+
+class Admitting(NamedTuple):
+    """Whether segments are admitted by tier, and the calibration of approximate ones."""
+
+    on: bool
+    calibration: Calibration | None
+
+    @classmethod
+    def of(cls, reuse: Reuse) -> Admitting:
+        """As the switch says; raises the errors of a calibration's file."""
+        return cls(bool(reuse), None if isinstance(reuse, bool) else calibration_of(reuse))
+
+
+class Shown(NamedTuple):
+    """A state whose window holds a prompt, the turn's report, and the answer if one was asked for."""
+
+    state: State
+    report: TurnReport
+    answer: str | None
 
 
 def shown(
@@ -79,13 +102,14 @@ def shown(
     anchors: Anchors,
     conversations: Conversations,
     tools: Sequence[Any] | None,
-    arranged: Arranged,
-    apart: bool,
-) -> tuple[State, TurnReport]:
+    admitting: Admitting,
+    options: Options | None = None,
+) -> Shown:
     """A state whose window holds the prompt of ``shaped``; ``old`` is unchanged.
 
-    The strictest of ``modes`` applies to segments after a change, which ``arranged`` brings in; ``apart`` as
-    in `choices`. Raises the errors of `Conversations.render` and of the window.
+    With ``options`` the prompt is answered, unless approximate segments are probed first. The strictest of
+    ``modes`` applies to segments after a change. Raises the errors of `Conversations.render` and of the
+    window.
     """
     prompt = conversations.render(shaped, tools=tools)
     before = old.layout
@@ -108,12 +132,30 @@ def shown(
             made[run] = _chunk(anchors, prompt, run, media)
         return [made[run] if slot is None else slots[slot] for run, slot in pieces[on_leave]]
 
-    on_leave, order = cheapest(window, choices(modes, window, apart), order_of)
-    report, admissions = arranged(window, order, on_leave)
+    on_leave, order = cheapest(window, choices(modes, window, admitting.on), order_of)
+    report, admissions, answer = _arranged(window, order, on_leave, admitting, question_ids(prompt), options)
     layout = Layout(prompt, tuple(run for run, _ in pieces[on_leave]))
     left = 0 if before is None else _left(before, prompt)
     total = turn_report(slots, report, anchor, prompt.num_tokens, left, window.guarantee, applied(on_leave))
-    return replace(old, ids=prompt.ids, layout=layout, window=window, admissions=admissions), total
+    state = replace(old, ids=prompt.ids, layout=layout, window=window, admissions=admissions)
+    return Shown(state, total, answer)
+
+
+def _arranged(
+    window: KameraWindow,
+    order: Sequence[Slot | Chunk],
+    on_leave: OnLeave,
+    admitting: Admitting,
+    question: torch.Tensor,
+    options: Options | None,
+) -> Outcome:
+    if admitting.on:
+        arrangement = Arrangement(window, order, on_leave=on_leave, calibration=admitting.calibration)
+        return arrangement.run(question, options)
+    if options is None:
+        return Outcome(window.arrange(order, on_leave=on_leave), ())
+    answer, report = window.respond(question, order, on_leave=on_leave, **options)
+    return Outcome(report, (), str(answer))
 
 
 def _chunk(

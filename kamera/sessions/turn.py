@@ -113,7 +113,7 @@ def turn_report(
     A chunk that arrived without a forward came from the store: its tokens count as turned.
     """
     was = {slot.number: slot for slot in before}
-    kept, turned, patched = anchor, 0, 0
+    kept, turned, patched = anchor + report.tokens_held, 0, 0
     for slot in report.slots:
         old = was.get(slot.number)
         if old is None or (old.antecedents, old.rank) != (slot.antecedents, slot.rank):

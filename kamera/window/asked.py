@@ -14,7 +14,7 @@ from kamera.content import Chunk, Content, Encoded
 from kamera.errors import IncompatibleChunk, InvalidPermutation, quote
 from kamera.patches import Facts
 from kamera.window import plan
-from kamera.window.heads import Heads, heads_of, texts
+from kamera.window.heads import Heads, head_at, heads_of, texts
 from kamera.window.lookback import MIN_SCORE, chosen
 from kamera.window.policy import Archive, OnLeave, PositionRule, ReusePolicy
 from kamera.window.report import Tally
@@ -61,10 +61,12 @@ class Asking:
             raise ValueError(f'archive {quote(archive)} is neither "now" nor "later"')
         chunk = self._chunk(content)
         facts = self._former.stored(chunk) or self._here(chunk.id)
-        newcomer = self._newcomer(chunk, facts)
+        heads = head_at(chunk, self._state, len(self._state.residents))
+        newcomer = self._newcomer(chunk, facts, heads)
         return self._asked(
             lambda limits: plan.append(self._state.seats, newcomer, archive, *self._given, limits),
             [(chunk, facts)],
+            {chunk.id: heads},
         )
 
     def recall(
@@ -154,7 +156,10 @@ class Asking:
         here = texts((r.facts for r in self._state.residents), among)
         heads: dict[str, Heads] = {}
         items: list[Seat | Newcomer] = []
-        for item in wanted:
+        seats, change = self._state.seats.seats, 0
+        while change < min(len(wanted), len(seats)) and wanted[change] is seats[change]:
+            change += 1
+        for index, item in enumerate(wanted):
             if isinstance(item, Seat):
                 items.append(item)
                 continue
@@ -162,7 +167,8 @@ class Asking:
             first = chunk.id not in found
             if first:
                 found[chunk.id] = chunk, self._here(chunk.id) or self._former.stored(chunk)
-                heads[chunk.id] = heads_of(chunk, here)
+                there = head_at(chunk, self._state, index) if index == change else ()
+                heads[chunk.id] = tuple(dict([*there, *heads_of(chunk, here)]).items())
             newcomer = self._newcomer(*found[chunk.id], heads[chunk.id])
             items.append(newcomer if first else Newcomer(chunk.id, newcomer.length))
         return self._asked(
@@ -191,7 +197,7 @@ class Asking:
             coming[name] = dataclasses.replace(coming[name], heads=others)
         return Asked(decide, coming, {chunk.id: chunk for chunk, facts in found if facts is None})
 
-    def _newcomer(self, chunk: Chunk, facts: Facts | None, heads: Heads = ()) -> Newcomer:
+    def _newcomer(self, chunk: Chunk, facts: Facts | None, heads: Heads) -> Newcomer:
         towers = sum(name.startswith("pixel_values") for name in chunk.inputs) if facts is None else 0
         return Newcomer(chunk.id, chunk.num_tokens, towers, heads)
 
@@ -207,6 +213,14 @@ class Asking:
                 f"{own[:12]}: build it with window.backbone.chunk()"
             )
         return chunk
+
+
+Ask = Callable[[Asking, Tally], Asked]
+Look = Callable[[WindowState, Tally], None]
+
+
+def unnoted(state: WindowState, tally: Tally) -> None:
+    """Note nothing of a new state."""
 
 
 def check_rule(rule: str) -> None:

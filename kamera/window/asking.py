@@ -85,7 +85,7 @@ class Asker:
         self._stage.show(self.state, Tally(), expected)
         return self._backbone.decode(
             sequence, moved(positions, self.state.frame), self._stage.live, **options
-        )
+        ).tokens
 
     def exchange(self, question: Question, answer: torch.Tensor) -> Chunk:
         """Question and answer as one text chunk that leaves the user's turn open again."""

@@ -6,7 +6,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import torch
+
 from kamera.patches import Facts
+from kamera.window.inquiry import Inquiry
 from kamera.window.places import Known
 from kamera.window.policy import PositionRule
 from kamera.window.report import Tally
@@ -42,10 +45,11 @@ class Bounds:
 
 
 class Decided(NamedTuple):
-    """A plan that was run, and the window after it."""
+    """A plan that was run, the window after it, and the answer's tokens if a question was asked."""
 
     plan: Plan
     state: WindowState
+    answer: torch.Tensor | None
 
 
 def decided(
@@ -56,6 +60,7 @@ def decided(
     stage: Stage,
     tally: Tally,
     ready: Callable[[Plan], Mapping[str, Facts]] = lambda _: {},
+    inquiry: Inquiry | None = None,
 ) -> Decided:
     """Plan an operation and run it; a wrong row is refused, and the operation planned again.
 
@@ -67,6 +72,6 @@ def decided(
         plan = decide(bounds.limits(stage, before, facts))
         facts |= ready(plan)
         try:
-            return Decided(plan, run(plan, before, facts, stage, tally))
+            return Decided(plan, *run(plan, before, facts, stage, tally, inquiry))
         except RowLied:
             continue

@@ -57,7 +57,7 @@ class Holdings:
         room = _storages(_tensors(live.tensors))
         held = [anchor.input_ids, anchor.positions, *_tensors(anchor.kv)]
         given: list[torch.Tensor] = []
-        for resident in state.residents:
+        for resident in (*state.residents, *(() if state.said is None else (state.said,))):
             for copy in (resident.copy, resident.clean):
                 held.extend(() if copy is None else _parts(copy))
             encoded = resident.facts.encoded

@@ -25,7 +25,7 @@ def append(
     limits: Limits,
 ) -> Plan:
     """A chunk at the tail: as `recall` if it is stored, else prefilled in context and archived."""
-    planner = Planner(state, rows, policy, limits)
+    planner = Planner(state, rows, policy, limits, heads={chunk.chunk_id: chunk.heads})
     if rows.has_canonical(chunk.chunk_id) or planner.base(chunk.chunk_id) is not None:
         return planner.plan("append", *planner.arrive(state, chunk), chunk.encodes)
     return planner.plan("append", *planner.arrive_new(state, chunk, archive), chunk.encodes)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from kamera.errors import PolicyRefused
 from kamera.patches import Guarantee, prefilled_behind, worth_harvesting
 from kamera.store import ObjectInfo
+from kamera.window.heads import head_in
 from kamera.window.leaving import footing, staying_behind, survivor_of
 from kamera.window.offers import Offers
 from kamera.window.policy import Archive as ArchiveRule
@@ -19,7 +20,6 @@ from kamera.window.steps import (
     Archive,
     Clean,
     Harvest,
-    Head,
     Keep,
     Limits,
     Newcomer,
@@ -62,7 +62,7 @@ class Planner:
         return Plan(
             operation,
             self.before,
-            after,
+            replace(after, said=None),
             (*self.steps, *self.owed, *stay),
             self.price.now(encodes, written.turned, written.patched),
             arrived,
@@ -220,7 +220,7 @@ class Planner:
         number = new_number() if was is None else was.number
         if isinstance(found, Source):
             seat = Seat(chunk.chunk_id, chunk.length, spot, found, found.guarantee, number=number)
-        elif found is not None and self._leads(chunk, before, found):
+        elif found is not None and self._leads(chunk, before, spot, found):
             home = None if any(before.frame) else found[0]
             seat = self._prefill(chunk, before, spot, number=number, leading=home)
             if home is not None:
@@ -295,42 +295,34 @@ class Planner:
         source = leading or Source(spot, before.lineage, guarantee, canonical=False)
         seat = Seat(chunk.chunk_id, chunk.length, spot, source, guarantee, state, archived)
         seat = seat if number is None else replace(seat, number=number)
-        head = self._head(chunk, before, spot)
+        head = head_in(self.before, self.heads.get(chunk.chunk_id, ()), before, spot)
         joined = head is None and self._follows(before)
         self.steps.append(Prefill(seat, before, new, head, joined))
         self.price.ran(chunk, 0 if head is None else head.tokens, joined)
         return seat
 
-    def _leads(self, chunk: Newcomer | Seat, before: Seats, found: tuple[Source, Offer | None]) -> bool:
+    def _leads(
+        self, chunk: Newcomer | Seat, before: Seats, spot: Spot, found: tuple[Source, Offer | None]
+    ) -> bool:
         """True for a leading chunk that is prefilled in place.
 
         Without a frame its KV there is its canonical, which is stored later.
         """
-        plain = found[1] is None and not (before.seats or self.limits.lossy)
-        stored = chunk.chunk_id in self._made or self.rows.has_canonical(chunk.chunk_id)
-        heads = self.heads.get(chunk.chunk_id)
-        return self.policy.forms == "returning" and plain and not (stored or heads)
+        if self.policy.forms != "returning" or found[1] is not None or before.seats or self.limits.lossy:
+            return False
+        if chunk.chunk_id in self._made or self.rows.has_canonical(chunk.chunk_id):
+            return False
+        heads = self.heads.get(chunk.chunk_id, ())
+        held = head_in(self.before, heads, before, spot)
+        stored = next((n for other, n in heads if self.rows.has_canonical(other)), 0)
+        return stored <= (0 if held is None else held.tokens)
 
     def _follows(self, before: Seats) -> bool:
         """True if the step before prefills the chunk right in front, so that both share a forward."""
         last = self.steps[-1] if self.steps and self.limits.joins else None
-        if not isinstance(last, Prefill) or last.head is not None:
-            return False
+        if not isinstance(last, Prefill) or (last.head and last.head.tokens == last.seat.length):
+            return False  # nothing runs for a chunk whose KV is all at hand
         return last.seat.number == before.seats[-1].number
-
-    def _head(self, chunk: Newcomer | Seat, before: Seats, spot: Spot) -> Head | None:
-        """The head of a chunk that the window holds exactly, behind these chunks and at this place."""
-        heads = dict(self.heads.get(chunk.chunk_id, ()))
-        if not heads or footing(before) != "exact":
-            return None
-        found = []
-        for seat in (seat for seat in self.before.seats if seat.chunk_id in heads):
-            held = seat.source
-            here = held.antecedents == before.lineage and held.home.low == spot.low
-            plain = held.guarantee == "exact" and not (held.patched or held.home.shape or spot.shape)
-            if here and plain:
-                found.append(Head(seat.number, heads[seat.chunk_id]))
-        return max(found, key=lambda head: head.tokens, default=None)
 
     def _spent(self, seat: Seat) -> Seat:
         """A chunk whose KV is about to be replaced; the patch of its prefill is harvested first."""

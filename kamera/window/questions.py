@@ -16,13 +16,15 @@ from kamera.patches import prove_again
 from kamera.store import Hit
 from kamera.window import plan
 from kamera.window.apart import prefilled_apart, stage_apart
-from kamera.window.asking import Asker, Question
+from kamera.window.asked import Ask, Look, unnoted
+from kamera.window.asking import ANSWER, Asker, Question
 from kamera.window.audit import hand_over
 from kamera.window.bounds import decided
 from kamera.window.by_question import answering
+from kamera.window.inquiry import Inquiry, Response
 from kamera.window.lookback import candidates
-from kamera.window.policy import ReusePolicy
-from kamera.window.report import SlotReport, Tally
+from kamera.window.policy import OnLeave, ReusePolicy
+from kamera.window.report import Report, SlotReport, Tally
 from kamera.window.serial import serial
 from kamera.window.slots import Shown, Slot, moved
 from kamera.window.steps import Limits, Plan
@@ -93,6 +95,37 @@ class Questions(View):
             if texts:
                 return texts[0] if len(texts) == 1 else texts
             return rows[0] if len(rows) == 1 else list(rows)
+
+    def respond(
+        self,
+        question: Question,
+        order: Sequence[Slot | Content | Chunk],
+        *,
+        on_leave: OnLeave = "repair",
+        among: Sequence[Chunk] = (),
+        **options: Any,
+    ) -> Response:
+        """`arrange`, and the answer to a question behind it: new chunks and question share a forward.
+
+        The next text at the tail that begins with question and answer takes over their KV. ``options`` as for
+        `generate`, of one sequence. An error leaves the window as it was. Raises the errors of `arrange` and
+        of `generate`.
+        """
+        with self._lock, self._account.now(self.backbone):
+            self.backbone.check_sampling(options)
+            several = options.get("num_return_sequences")
+            if several not in (None, 1):
+                raise ValueError(f"num_return_sequences={several}: a response is one answer")
+            ids = self._asker().question_ids(question)
+            inquiry = Inquiry(ids, options, len(ids) + int(options.get("max_new_tokens") or ANSWER))
+            report, rows = self._answered(
+                "arrange", lambda asking, _: asking.arrange(order, on_leave, among), inquiry=inquiry
+            )
+            assert rows is not None, "an inquiry is answered"
+            self._heard(ids)
+            self._audit_one()
+            text = self.backbone.detokenize(rows[0])
+            return Response(rows[0] if text is None else text, report)
 
     @serial
     def next_token_logits(self, question: Question) -> torch.Tensor:
@@ -189,6 +222,12 @@ class Questions(View):
         """Put a chunk at the tail."""
 
     # -- inside --------------------------------------------------------------------------------
+
+    @abstractmethod
+    def _answered(
+        self, operation: str, ask: Ask, look: Look = unnoted, inquiry: Inquiry | None = None
+    ) -> tuple[Report, torch.Tensor | None]:
+        """One operation, and the answer's tokens ``[sequences, new]`` behind it, of an ``inquiry``."""
 
     def _heard(self, ids: torch.Tensor) -> None:
         """Patches formed from now on have to answer this question too; those it is unlike are proved again.

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from kamera.engines import Engine, Written
+from kamera.engines import Engine, Work, Written
 from kamera.window.html import slot_table, table
 from kamera.window.slots import Slot
 
@@ -19,7 +19,8 @@ class Report:
     ``slot`` is the slot that arrived or left (the last of several; None after a reorder), ``slots`` the
     window's slots after it, ``evicted`` those that left. ``forwards``, ``tokens_recomputed`` (tokens run
     through the decoder) and ``vision_encodes`` are counted by hooks on the model, bytes where they are
-    written.
+    written. ``tokens_held`` are those of new texts whose KV stood where they need it: the beginning of an
+    edited text, or what was said behind the window (`KameraWindow.respond`).
     ``notes`` name objects that were refused (a damaged patch, say) or not stored (on a full disk, say).
     """
 
@@ -34,6 +35,7 @@ class Report:
     bytes_patched: int
     seconds: float
     notes: tuple[str, ...] = ()
+    tokens_held: int = 0
 
     @property
     def _costs(self) -> list[tuple[str, str]]:
@@ -73,10 +75,12 @@ class Tally:
 
     forwards: int = 0
     tokens: int = 0
+    held: int = 0
     vision_encodes: int = 0
     bytes_rotated: int = 0
     bytes_patched: int = 0
     seconds: float = 0.0
+    ended: float | None = None
     notes: list[str] = field(default_factory=list)
 
     def add(self, written: Written) -> None:
@@ -84,12 +88,21 @@ class Tally:
         self.bytes_rotated += written.bytes_turned
         self.bytes_patched += written.bytes_patched
 
+    def answered(self, work: Work, forwards: int, tokens: int, at: float) -> None:
+        """Leave an answer's own work and time out of the operation's.
+
+        Of its ``work``, ``forwards`` and ``tokens`` were the operation's, whose time ends ``at``.
+        """
+        self.forwards -= work.forwards - forwards
+        self.tokens -= work.tokens - tokens
+        self.ended = at
+
     def report(
         self, operation: str, slot: Slot | None, slots: tuple[Slot, ...], evicted: tuple[Slot, ...] = ()
     ) -> Report:
         """The finished report."""
         counts = (self.forwards, self.tokens, self.vision_encodes, self.bytes_rotated, self.bytes_patched)
-        rest = (slots, evicted, *counts, self.seconds, tuple(self.notes))
+        rest = (slots, evicted, *counts, self.seconds, tuple(self.notes), self.held)
         return Report(operation, None, *rest) if slot is None else SlotReport(operation, slot, *rest)
 
 
@@ -100,6 +113,7 @@ def counting(backbone: Engine) -> Iterator[Tally]:
     started = time.perf_counter()
     with backbone.measure() as work:
         yield tally
-    tally.forwards, tally.tokens = work.forwards, work.tokens
+    tally.forwards += work.forwards
+    tally.tokens += work.tokens
     tally.vision_encodes = work.vision_encodes
-    tally.seconds = time.perf_counter() - started
+    tally.seconds = (tally.ended or time.perf_counter()) - started

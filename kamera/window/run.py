@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping
+import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
 
-from kamera.engines import LiveKV, Span
+from kamera.content import Encoded
+from kamera.engines import Answer, LiveKV, Span
 from kamera.errors import NonFiniteKV, NotRelocatable
-from kamera.ops import KV, CodedKV
+from kamera.ops import KV, CodedKV, kv_concat, kv_map, kv_tokens
 from kamera.patches import (
     Before,
     Copy,
@@ -19,14 +21,17 @@ from kamera.patches import (
     Guarantee,
     archive_later,
     composed,
-    continued,
     head_of,
     later_of,
+    prefilled_behind,
+    text_positions,
 )
+from kamera.window.inquiry import Inquiry, Ran, last_run
+from kamera.window.leaving import footing
 from kamera.window.places import Standing
 from kamera.window.report import Tally
-from kamera.window.seats import Seat, Seats
-from kamera.window.slots import Resident
+from kamera.window.seats import Seat, Seats, Source
+from kamera.window.slots import Resident, moved
 from kamera.window.state import WindowState
 from kamera.window.steps import Archive, Clean, Harvest, Head, Keep, Place, Plan, Prefill
 
@@ -59,14 +64,19 @@ class Stage:
 
 
 def run(
-    plan: Plan, before: WindowState, facts: Mapping[str, Facts], stage: Stage, tally: Tally
-) -> WindowState:
-    """Run a plan; returns the window after it.
+    plan: Plan,
+    before: WindowState,
+    facts: Mapping[str, Facts],
+    stage: Stage,
+    tally: Tally,
+    inquiry: Inquiry | None = None,
+) -> Ran:
+    """Run a plan; returns the window after it, and with an ``inquiry`` the answer behind it.
 
     ``facts`` by id, of every chunk that the plan seats; ``before`` is not changed. Raises RowLied for a patch
-    that differs from its row, and the errors of forwards and puts.
+    that differs from its row, always before the answer, and the errors of forwards and puts.
     """
-    return _Run(plan, before, facts, stage, tally).done()
+    return _Run(plan, before, facts, stage, tally, inquiry).done()
 
 
 @dataclass
@@ -76,6 +86,8 @@ class _Run:
     facts: Mapping[str, Facts]
     stage: Stage
     tally: Tally
+    inquiry: Inquiry | None = None
+    answer: Answer | None = None
     copies: dict[int, Copy] = field(default_factory=dict)
     cleans: dict[int, Copy] = field(default_factory=dict)
     unarchived: set[int] = field(default_factory=set)
@@ -87,13 +99,16 @@ class _Run:
     def former(self) -> Former:
         return self.stage.former
 
-    def done(self) -> WindowState:
-        for resident in self.before.residents:
+    def done(self) -> Ran:
+        said = () if self.before.said is None else (self.before.said,)
+        for resident in (*self.before.residents, *said):
             self.whose[resident.number] = resident.facts
             self.copies[resident.number] = resident.copy
             self.formed[resident.number] = resident.seat.formed
             if resident.clean is not None:
                 self.cleans[resident.number] = resident.clean
+        last = None if self.inquiry is None else last_run(self.plan)
+        self.tally.held = 0  # a run that met a wrong row before this one counts no more
         for step in self.plan.steps:
             match step:
                 case Place():
@@ -101,7 +116,7 @@ class _Run:
                 case Prefill(joined=True):
                     pass  # it ran with the step before
                 case Prefill():
-                    self._prefill(step)
+                    self._prefill(step, self.inquiry if step is last else None)
                 case Archive(number, later=True):
                     archive_later(self.former, self.whose[number], self.copies[number])
                 case Archive(number):
@@ -115,7 +130,11 @@ class _Run:
                 case Keep():
                     pass
         self.tally.notes.extend(self.plan.notes)
-        return self._assembled(self.plan.after)
+        if self.inquiry is None:
+            return Ran(self._assembled(self.plan.after), None)
+        if self.answer is None:
+            self._ask(self._assembled(self.plan.after), self.inquiry)
+        return self._answered(self.inquiry)
 
     def _place(self, step: Place) -> None:
         seat = step.seat
@@ -157,23 +176,30 @@ class _Run:
         self._seated(seat.number, facts, copy)
         self.former.store.metrics.served(seat.guarantee, computed=False)
 
-    def _prefill(self, first: Prefill) -> None:
-        """Prefill a chunk, and in the same forward those that are joined to it."""
+    def _prefill(self, first: Prefill, inquiry: Inquiry | None) -> None:
+        """Prefill a chunk, in the same forward those that are joined to it, and answer an ``inquiry``."""
         run = [first, *self._joined_to(first)]
         before = self._assembled(first.before)
         facts = [self.facts[step.seat.chunk_id] for step in run]
         places = [self.stage.standing.positions(f, s.seat.spot) for f, s in zip(facts, run, strict=True)]
-        spans, live, engine = self.stage.spans(before), self.stage.live, self.former.backbone
-        if len(run) > 1:
-            encoded = [f.encoded for f in facts]
-            self.tally.add(live.show(spans, room=sum(e.num_tokens for e in encoded)))
-            kvs = engine.prefill_run(encoded, places, live)
+        spans, encoded = self.stage.spans(before), [f.encoded for f in facts]
+        head = self._head(facts[0], places[0], first.head)
+        done = 0 if head is None else kv_tokens(head)
+        parts = places
+        if head is not None and done:
+            self.tally.held += done
+            spans.append(Span(head, None, (0,) * self.former.backbone.axes))
+            encoded = [Encoded(encoded[0].input_ids[done:], {}, {}), *encoded[1:]]
+            parts = [places[0][:, done:], *places[1:]]
+        if inquiry is not None:
+            kvs = self._ask(before, inquiry, run, spans, encoded)
         else:
-            head = self._head(facts[0], places[0], first.head)
-            kv, written = continued(engine, facts[0].encoded, places[0], spans, live, head)
-            kvs = (kv,)
-            if written is not None:
-                self.tally.add(written)
+            kvs = self._ran(spans, encoded, parts)
+        if head is not None and done:
+            kvs = (
+                kv_concat([head, kvs[0]]) if encoded[0].num_tokens else kv_map(head, torch.clone),
+                *kvs[1:],
+            )
         for step, fact, positions, kv in zip(run, facts, places, kvs, strict=True):
             seat, source = step.seat, step.seat.source
             copy = Copy(kv, positions, None, source.guarantee, source.antecedents, source.canonical)
@@ -182,6 +208,67 @@ class _Run:
             self.formed[seat.number] = seat.formed
             self.stood[seat.number] = step.before
             self.former.store.metrics.served(seat.guarantee, computed=True, new=step.new)
+
+    def _ran(
+        self, spans: Sequence[Span], encoded: Sequence[Encoded], places: Sequence[torch.Tensor]
+    ) -> tuple[KV, ...]:
+        """KV of chunks at ``places`` behind ``spans``; no forward for a chunk of which nothing is left."""
+        live, engine = self.stage.live, self.former.backbone
+        tokens = sum(e.num_tokens for e in encoded)
+        if not tokens:
+            return ((),)
+        self.tally.add(live.show(spans, room=tokens))
+        if len(encoded) > 1:
+            return engine.prefill_run(encoded, places, live)
+        return (engine.prefill(encoded[0], places[0], live),)
+
+    def _ask(
+        self,
+        before: WindowState,
+        inquiry: Inquiry,
+        run: Sequence[Prefill] = (),
+        spans: Sequence[Span] = (),
+        encoded: Sequence[Encoded] = (),
+    ) -> tuple[KV, ...]:
+        """Answer behind ``run``, which stands behind ``before``; returns the KV of its spans ``encoded``."""
+        live, engine, asked = self.stage.live, self.former.backbone, time.perf_counter()
+        residents = [(r.facts, r.positions) for r in before.residents]
+        residents += [
+            (facts, self.stage.standing.positions(facts, step.seat.spot))
+            for step in run
+            for facts in (self.facts[step.seat.chunk_id],)
+        ]
+        anchor, chunks = self.former.anchor, [facts for facts, _ in residents]
+        question = text_positions(engine, anchor.input_ids, chunks, inquiry.ids)
+        shift = tuple(map(operator.add, before.shift, before.frame))
+        ids = torch.cat([anchor.input_ids, *(f.encoded.input_ids for f in chunks), inquiry.ids])
+        places = [moved(anchor.positions, before.frame), *(p for _, p in residents), moved(question, shift)]
+        coming = [e for e in encoded if e.num_tokens]
+        room = inquiry.room + sum(e.num_tokens for e in coming)
+        self.tally.add(live.show(spans or self.stage.spans(before), room=room))
+        with engine.measure() as work:
+            answer = engine.decode(ids, torch.cat(places, dim=1), live, coming, **inquiry.options)
+        self.answer = answer
+        self.tally.answered(work, answer.forwards, room - inquiry.room, answer.first if coming else asked)
+        return answer.kvs if len(coming) == len(encoded) else ((), *answer.kvs)
+
+    def _answered(self, inquiry: Inquiry) -> Ran:
+        """The window after the plan, with the question and the answer's first tokens behind its chunks."""
+        assert self.answer is not None, "the question was asked"
+        state, answer = self._assembled(self.plan.after), self.answer
+        if answer.tail is None:
+            return Ran(state, answer.tokens)
+        spoken = torch.cat([inquiry.ids, answer.tokens[0].to(inquiry.ids)])[: kv_tokens(answer.tail)]
+        facts = Facts("said", Encoded(spoken, {}, {}), "")
+        shift = tuple(map(operator.add, state.shift, state.frame))
+        chunks = [resident.facts for resident in state.residents]
+        places = text_positions(self.former.backbone, self.former.anchor.input_ids, chunks, spoken)
+        positions, worth = moved(places, shift), footing(state.seats)
+        spot = self.stage.standing.spot(facts, positions)
+        source = Source(spot, state.seats.lineage, prefilled_behind(worth), canonical=False)
+        seat = Seat(facts.chunk_id, facts.length, spot, source, source.guarantee, worth)
+        copy = Copy(answer.tail, positions, None, source.guarantee, source.antecedents, canonical=False)
+        return Ran(replace(state, said=Resident(facts, seat, copy)), answer.tokens)
 
     def _joined_to(self, first: Prefill) -> list[Prefill]:
         """The steps behind ``first`` that share its forward."""

@@ -124,11 +124,12 @@ class Seat:
 
 @dataclass(frozen=True)
 class Seats:
-    """The chunks of a window in order; ``shift`` and ``frame`` as in `WindowState`."""
+    """The chunks of a window in order; ``shift``, ``frame`` and ``said`` as in `WindowState`."""
 
     seats: tuple[Seat, ...]
     shift: Offset
     frame: Offset
+    said: Seat | None = None
 
     @classmethod
     def home(cls, seats: Sequence[Seat], axes: int) -> Seats:
@@ -137,7 +138,7 @@ class Seats:
 
     def joined(self, seat: Seat) -> Seats:
         """The seats with one more at the tail."""
-        return replace(self, seats=(*self.seats, seat))
+        return replace(self, seats=(*self.seats, seat), said=None)
 
     @cached_property
     def chunk_ids(self) -> tuple[str, ...]:

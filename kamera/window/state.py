@@ -25,11 +25,15 @@ class WindowState:
     from the window's own positions. Attention depends on differences of positions only, so a frame changes
     only which keys have to be rotated: when the oldest chunk leaves, the anchor moves up to the survivors,
     and none of them moves.
+
+    ``said`` is the last question and its answer, right behind the chunks: no chunk, but the next text that
+    begins with the same tokens takes over their KV. Any change of the window drops it.
     """
 
     residents: tuple[Resident, ...]
     shift: tuple[int, ...]
     frame: tuple[int, ...]
+    said: Resident | None = None
 
     @classmethod
     def of(cls, residents: Sequence[Resident], axes: int) -> WindowState:
@@ -44,7 +48,8 @@ class WindowState:
     @cached_property
     def seats(self) -> Seats:
         """The same state without tensors."""
-        return Seats(tuple(r.seat for r in self.residents), self.shift, self.frame)
+        said = None if self.said is None else self.said.seat
+        return Seats(tuple(r.seat for r in self.residents), self.shift, self.frame, said)
 
     @property
     def chunk_ids(self) -> tuple[str, ...]:

@@ -11,6 +11,8 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
+import torch
+
 from kamera import forks
 from kamera.content import Chunk, Content, Spoken
 from kamera.engines import Account, Engine
@@ -18,13 +20,14 @@ from kamera.errors import WindowFull
 from kamera.patches import FormingRule, Losses, Triples, form_orbit, form_pairs, later_of, prefill_anchor
 from kamera.store import ChunkStore
 from kamera.window.apart import check_parts, stage_of
-from kamera.window.asked import Asked, Asking, check_rule
+from kamera.window.asked import Ask, Look, check_rule, unnoted
 from kamera.window.asking import Question
 from kamera.window.audit import hand_over, served_by
 from kamera.window.bounds import Bounds, decided
 from kamera.window.certificate import Certificate
 from kamera.window.certified import agree
 from kamera.window.events import Event, Listener, tell
+from kamera.window.inquiry import Inquiry
 from kamera.window.lookback import MIN_SCORE, check_cosine, note_duplicate
 from kamera.window.planned import Planned
 from kamera.window.policy import Archive, OnLeave, PositionRule, ReusePolicy, check_policy, policy_of
@@ -340,18 +343,20 @@ class KameraWindow(Planned):
 
     # -- inside --------------------------------------------------------------------------------
 
-    def _perform(
-        self,
-        operation: str,
-        ask: Callable[[Asking, Tally], Asked],
-        look: Callable[[WindowState, Tally], None] = lambda state, tally: None,
-    ) -> Report:
+    def _perform(self, operation: str, ask: Ask, look: Look = unnoted) -> Report:
         """One operation, from the present state to the next; an error leaves the present one."""
+        return self._answered(operation, ask, look)[0]
+
+    def _answered(
+        self, operation: str, ask: Ask, look: Look = unnoted, inquiry: Inquiry | None = None
+    ) -> tuple[Report, torch.Tensor | None]:
+        """`_perform`, and the answer's tokens ``[sequences, new]`` behind it, of an ``inquiry``."""
         with self._counting() as tally:
-            stage = self._stage
+            stage, bounds = self._stage, self._bounds
             asked = ask(self._asking(), tally)
             ready = asked.encoded(stage)
-            plan, state = decided(asked.decide, self._state, asked.coming, self._bounds, stage, tally, ready)
+            done = decided(asked.decide, self._state, asked.coming, bounds, stage, tally, ready, inquiry)
+            plan, state, answer = done
             look(state, tally)
             stage.show(state, tally)
             hand_over(stage, state, served_by(plan, state), self.policy.audit)
@@ -363,14 +368,9 @@ class KameraWindow(Planned):
         slot = next((s for s in after if s.number == plan.arrived), None)
         report = tally.report(operation, slot or (evicted[-1] if evicted else None), after, evicted)
         self._tell(plan, report, old)
-        return report
+        return report, answer
 
-    def _perform_on_slot(
-        self,
-        operation: str,
-        ask: Callable[[Asking, Tally], Asked],
-        look: Callable[[WindowState, Tally], None] = lambda state, tally: None,
-    ) -> SlotReport:
+    def _perform_on_slot(self, operation: str, ask: Ask, look: Look = unnoted) -> SlotReport:
         """`_perform`, of an edit by which a chunk arrives or leaves."""
         report = self._perform(operation, ask, look)
         assert isinstance(report, SlotReport), f"{operation} concerns a slot"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,7 +16,7 @@ from typing import Any
 import torch
 
 from kamera.content import Chunk, Encoded, Seams
-from kamera.engines import Extent, LiveKV, Named, PositionLimits, Probe, Span, Written
+from kamera.engines import Answer, Extent, LiveKV, Named, PositionLimits, Probe, Span, Written
 from kamera.ops import (
     KV,
     PatchBudget,
@@ -150,14 +151,25 @@ class SmallEngine:
         return torch.stack([self.ask(row, positions, behind) for row in ids])
 
     def decode(
-        self, ids: torch.Tensor, positions: torch.Tensor, behind: LiveKV, *, max_new_tokens: int = 1
-    ) -> torch.Tensor:
-        given = len(ids) - sum(span.length for span in behind.shown)
+        self,
+        ids: torch.Tensor,
+        positions: torch.Tensor,
+        behind: LiveKV,
+        spans: Sequence[Encoded] = (),
+        *,
+        max_new_tokens: int = 1,
+    ) -> Answer:
+        start = sum(span.length for span in behind.shown)
+        rows = [s.tensors.get("features", self.embedding[s.input_ids]) for s in spans]
+        stop = start + sum(map(len, rows))
         for _ in range(max_new_tokens):
-            following = self.ask(ids[-given:], positions[:, -given:], behind).argmax()
-            ids, given = torch.cat([ids, following[None]]), given + 1
+            hidden = torch.cat([*rows, self.embedding[ids[stop:]]])
+            kv, logits = self._forward(hidden, positions[:, start:], behind.tensors)
+            ids = torch.cat([ids, logits[-1].argmax()[None]])
             positions = torch.cat([positions, positions[:, -1:] + 1], dim=1)
-        return ids[None, -max_new_tokens:]
+        stops = list(itertools.accumulate([*map(len, rows), len(ids) - 1 - stop]))
+        *kvs, tail = (kv_slice(kv, a, b) for a, b in zip([0, *stops], stops, strict=False))
+        return Answer(ids[None, -max_new_tokens:], tuple(kvs), tail, int(bool(spans)), time.perf_counter())
 
     def encode(self, chunk: Chunk) -> Encoded:
         if not chunk.has_media:

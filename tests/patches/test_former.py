@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from kamera.errors import NotRelocatable
-from kamera.ops import PatchBudget, Proof, apply_patch, sketch
+from kamera.ops import PatchBudget, Proof, apply_patch, kv_tokens, sketch
 from kamera.patches import Later, forming_of
 from kamera.patches.line import Line
 from kamera.store import ChunkStore, survivor
@@ -56,7 +56,22 @@ def test_the_small_engine_decodes_what_the_whole_sequence_would(engine, former):
     ids = torch.cat([former.anchor.input_ids, A.encoded.input_ids, B.encoded.input_ids, torch.tensor([5, 6])])
     behind = engine.decode(ids, engine.positions([ids], [{}]), live, max_new_tokens=3)
     plain = engine.decode(ids, engine.positions([ids], [{}]), engine.live(), max_new_tokens=3)
-    assert behind.tolist() == plain.tolist() and behind.shape == (1, 3)
+    assert behind.tokens.tolist() == plain.tokens.tolist()
+    assert behind.tokens.shape == (1, 3)
+
+
+def test_the_small_engine_decodes_behind_spans_that_come_with_the_question(engine, former):
+    live, question = engine.live(), torch.tensor([5, 6])
+    live.show([former.anchor_span])
+    ids = torch.cat([former.anchor.input_ids, A.encoded.input_ids, B.encoded.input_ids, question])
+    positions = engine.positions([ids], [{}])
+    made = engine.decode(ids, positions, live, [A.encoded, B.encoded], max_new_tokens=3)
+    line = Line(former)
+    line.stand([A, B])
+    live.show(line.before.spans)
+    assert made.tokens.tolist() == engine.decode(ids, positions, live, max_new_tokens=3).tokens.tolist()
+    assert [kv_tokens(kv) for kv in (*made.kvs, made.tail)] == [A.length, B.length, 4]
+    assert worst(made.kvs[1], behind_all(engine, A, B)) <= 1e-5
 
 
 # -- patches -----------------------------------------------------------------------------------

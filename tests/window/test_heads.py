@@ -85,7 +85,7 @@ def test_behind_another_context_nothing_of_it_is_taken():
         assert off(branch, order) <= 1e-4
 
 
-def test_patched_kv_and_short_heads_are_not_taken():
+def test_patched_kv_is_not_taken_and_a_short_head_at_its_own_place_alone():
     backbone, (a, b, *_) = rig("llama_mqa")
     whole, store = text(backbone, WHOLE), ChunkStore.open("memory://")
     make(backbone, store, a, b, whole, policy=FORM)
@@ -97,7 +97,9 @@ def test_patched_kv_and_short_heads_are_not_taken():
     assert off(window, [a, b, new]) <= 1e-4
     exact = make(backbone, None, a, whole, policy=EXACT)
     assert list(exact.plan_replace(1, edited(backbone, head=8)).heads.values()) == [8]
-    assert exact.plan_replace(1, edited(backbone, head=7)).heads == {}
+    short = edited(backbone, head=7)
+    assert list(exact.plan_replace(1, short).heads.values()) == [7], "at the place of what it replaces"
+    assert exact.plan_arrange([exact[0], b, short]).heads == {}
 
 
 def test_after_a_slide_a_head_stands_where_it_was_computed():

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import TYPE_CHECKING
 
 import torch
 
 from kamera.content import Encoded
+from kamera.ops import KV, kv_map, kv_slice
 
 if TYPE_CHECKING:
     from kamera.engines.hf.backbone import Backbone
@@ -50,3 +52,15 @@ def joined(backbone: Backbone, spans: Sequence[Encoded], positions: Sequence[tor
         device = parts[0].device
         tensors[name] = torch.cat([part.to(device) for part in parts], dim=1)
     return Encoded(ids, {}, tensors)
+
+
+def split(kv: KV, lengths: Sequence[int]) -> tuple[KV, ...]:
+    """Copies of consecutive spans of ``lengths`` tokens out of the KV of all."""
+    stops = list(accumulate(lengths))
+    starts = [0, *stops[:-1]]
+    return tuple(kv_map(kv_slice(kv, a, b), owned) for a, b in zip(starts, stops, strict=True))
+
+
+def owned(tensor: torch.Tensor) -> torch.Tensor:
+    """A copy that shares no memory with a cache, so that it keeps none alive and nothing writes to it."""
+    return tensor.detach().clone()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +12,13 @@ import torch
 from torch import nn
 
 from kamera.content import Chunk, Content, Encoded, Seams, Spoken
-from kamera.engines.base import LiveKV, Named, Probe
+from kamera.engines.base import Answer, LiveKV, Named, Probe
 from kamera.engines.extent import Extent, Extents
 from kamera.engines.hf import batch
 from kamera.engines.hf import encode as encoding
 from kamera.engines.hf import positions as positioning
-from kamera.engines.hf.adjacent import joined
+from kamera.engines.hf.adjacent import joined, owned, split
+from kamera.engines.hf.answering import answer
 from kamera.engines.hf.describe import Description, describe
 from kamera.engines.hf.fingerprint import vocabulary_digest
 from kamera.engines.hf.live import LiveCache
@@ -28,7 +28,7 @@ from kamera.engines.hf.prove import prove_cuts, prove_relocation, without_reuse
 from kamera.engines.hf.sampling import check_options
 from kamera.engines.touching import refuse_touching
 from kamera.errors import IncompatibleChunk, NonFiniteKV, UnsupportedBackbone, quote
-from kamera.ops import KV, check_encoding, kv_map, kv_slice
+from kamera.ops import KV, check_encoding, kv_map
 
 logger = logging.getLogger(__name__)
 
@@ -238,7 +238,7 @@ class Backbone(Model):
         with self._cache_of(behind) as cache:
             kv, _ = self.run(encoded, positions, cache)
             # a copy does not keep the whole cache alive, and nothing else writes to it
-            return kv_map(kv, _own)
+            return kv_map(kv, owned)
 
     @property
     def joins(self) -> bool:
@@ -253,11 +253,9 @@ class Backbone(Model):
         with self._cache_of(behind) as cache:
             if whole is None:  # one after another: the cache grows behind each
                 runs = zip(spans, positions, strict=True)
-                return tuple(kv_map(self.run(s, p, cache)[0], _own) for s, p in runs)
+                return tuple(kv_map(self.run(s, p, cache)[0], owned) for s, p in runs)
             kv, _ = self.run(whole, torch.cat(list(positions), dim=1), cache)
-            stops = list(accumulate(span.num_tokens for span in spans))
-            starts = [0, *stops[:-1]]
-            return tuple(kv_map(kv_slice(kv, a, b), _own) for a, b in zip(starts, stops, strict=True))
+            return split(kv, [span.num_tokens for span in spans])
 
     def ask(self, ids: torch.Tensor, positions: torch.Tensor, behind: LiveKV) -> torch.Tensor:
         """As `Engine.ask`."""
@@ -279,14 +277,19 @@ class Backbone(Model):
         check_options(self.model, sampling)
 
     def decode(
-        self, ids: torch.Tensor, positions: torch.Tensor, behind: LiveKV, **sampling: Any
-    ) -> torch.Tensor:
-        """As `Engine.decode`: ``sampling`` goes to ``generate`` of transformers. Raises ValueError."""
+        self,
+        ids: torch.Tensor,
+        positions: torch.Tensor,
+        behind: LiveKV,
+        spans: Sequence[Encoded] = (),
+        **sampling: Any,
+    ) -> Answer:
+        """As `Engine.decode`: ``sampling`` goes to ``generate`` of transformers."""
         self.check_sampling(sampling)
         if "stop_strings" in sampling:
             sampling.setdefault("tokenizer", getattr(self.processor, "tokenizer", self.processor))
         with self._cache_of(behind) as cache:
-            return self.generate(ids, positions, cache, **sampling)
+            return answer(self, ids, positions, cache, spans, sampling)
 
     def batch_form(self, span: Encoded) -> Hashable | None:
         """A key, equal for spans that may share a forward; None for a span that may not."""
@@ -309,8 +312,3 @@ class Backbone(Model):
             raise ValueError(f"{quote(behind)} is no live cache of a Backbone: take one from its live()")
         with behind.lent() as cache:
             yield cache
-
-
-def _own(tensor: torch.Tensor) -> torch.Tensor:
-    """A copy that shares no memory with a cache."""
-    return tensor.detach().clone()

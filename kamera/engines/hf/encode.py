@@ -40,15 +40,14 @@ class Door(Observer):
         self._shut = threading.local()
         self._hang()
 
-    def __call__(self, *given: Any) -> None:
+    def __call__(self, *given: Any) -> Any:
         """Called as a hook before all others, which the kept arguments pass when they are prefilled."""
-        self._stop(*given)
+        return self._stop(*given)
 
     @contextmanager
     def shut(self) -> Iterator[dict[str, Any]]:
         """Stop forwards of this thread at the decoder, in the block; the dict gets its keyword arguments."""
-        if self not in self._decoder._forward_pre_hooks.values():
-            self._hang()  # all hooks of the model were removed
+        self._stand()
         caught: dict[str, Any] = {}
         self._shut.caught = caught
         try:
@@ -62,14 +61,36 @@ class Door(Observer):
             "picture cannot be kept"
         )
 
+    @contextmanager
+    def bearing(self, content: Mapping[str, Any]) -> Iterator[None]:
+        """In the block, hand ``content`` to the decoder instead of the tokens of this thread's next forward.
+
+        ``content`` are `decoder_arguments`; of none (text) the forward passes as it is.
+        """
+        self._stand()
+        self._shut.content = None if "input_ids" in content else content
+        try:
+            yield
+        finally:
+            self._shut.content = None
+
+    def _stand(self) -> None:
+        if self not in self._decoder._forward_pre_hooks.values():
+            self._hang()  # all hooks of the model were removed
+
     def _hang(self) -> None:
         self._decoder.register_forward_pre_hook(self, with_kwargs=True, prepend=True)
 
-    def _stop(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
+    def _stop(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
         caught = getattr(self._shut, "caught", None)
         if caught is not None:
             caught.update(kwargs)
             raise _AtTheDoor
+        content = getattr(self._shut, "content", None)
+        if content is None:
+            return None
+        self._shut.content = None
+        return args, {**kwargs, "input_ids": None, **content}
 
 
 def encode(model: nn.Module, door: Door, chunk: Chunk, positions: torch.Tensor) -> Encoded:

@@ -162,16 +162,23 @@ class Model:
         return logits
 
     def generate(
-        self, ids: torch.Tensor, positions: torch.Tensor, past: ModelCache, **options: Any
+        self,
+        ids: torch.Tensor,
+        positions: torch.Tensor,
+        past: ModelCache,
+        coming: Encoded | None = None,
+        **options: Any,
     ) -> torch.Tensor:
         """``model.generate`` over the whole sequence ``ids`` of which ``past`` holds a prefix.
 
-        ``positions`` are those of the whole sequence. Returns new tokens, ``[sequences, new]``.
+        ``positions`` are those of the whole sequence; ``coming`` is the rest of it, if that is not all text.
+        Returns new tokens, ``[sequences, new]``.
         """
         self.check_positions(positions)
         rows = max(int(options.get("num_beams") or 1), int(options.get("num_return_sequences") or 1))
         sequence = ids[None].to(self.device)
-        with torch.no_grad(), self._asking():
+        content = {} if coming is None else encoding.decoder_arguments(coming, self.device)
+        with torch.no_grad(), self._asking(), self._door.bearing(content) if content else nullcontext():
             out = self.model.generate(
                 input_ids=sequence,
                 attention_mask=torch.ones_like(sequence),

@@ -1,0 +1,260 @@
+"""Answers in the forward of the new chunks, and their KV taken over by the next text."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from kamera import Chunk, KameraWindow, ReusePolicy
+from kamera.errors import NonFiniteKV, WindowFull
+from tests.engines.compare import relative, worst
+from tests.models import samples, tiny
+from tests.window.rig import (
+    GREEDY,
+    QUESTION,
+    SYSTEM,
+    Prefilled,
+    Snapshot,
+    distance,
+    guarantees,
+    live,
+    make,
+    rig,
+    watching,
+)
+from tests.window.test_non_finite import OVERFLOWS, assert_refused, half
+
+ROUNDING = 1e-4
+EXACT = ReusePolicy(minimum="exact", on_miss="prefill")
+NEW = 4
+OPTIONS = {**GREEDY, "max_new_tokens": NEW, "min_new_tokens": NEW}
+FAMILIES = tuple(family for family in (*tiny.FAMILIES, *tiny.LIMITED) if family != "unknown")
+
+
+def said_by(window: KameraWindow) -> Chunk:
+    """The question, the answer, and two tokens more, as the next text."""
+    said = window._state.said.facts.encoded.input_ids
+    return window.backbone.chunk_from_tensors(torch.cat([said, torch.tensor([21, 22])]), label="said")
+
+
+def off(window: KameraWindow, chunks: list[Chunk]) -> float:
+    """Largest relative error of a window's KV and logits against the plain model over the same tokens."""
+    plain = Prefilled(window.backbone, chunks)
+    logits = relative(window.next_token_logits(QUESTION), plain.logits)
+    return max([logits, *(distance(window, i, plain) for i in range(len(chunks)))])
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_question_and_new_chunks_of_any_family_share_a_forward_and_equal_the_plain_model(family):
+    backbone, chunks = rig(family)
+    window = make(backbone, policy=EXACT)
+    with watching(backbone) as seen:
+        answer, report = window.respond(QUESTION, chunks[:3], **OPTIONS)
+    plain = Prefilled(backbone, chunks[:3])
+    assert answer.tolist() == plain.generate(**OPTIONS)[0].tolist()
+    assert seen.forwards == report.forwards + NEW - (1 if backbone.joins else 0)
+    assert report.tokens_recomputed == sum(c.num_tokens for c in chunks[:3])
+    assert off(window, chunks[:3]) <= ROUNDING
+    assert report.forwards == 1 or not backbone.joins
+
+    text = said_by(window)
+    following = [text, chunks[3]]
+    with watching(backbone) as seen:
+        answer, report = window.respond(QUESTION, [*window.slots, *following], **OPTIONS)
+    rest = text.num_tokens - (len(QUESTION) + NEW - 1) + chunks[3].num_tokens
+    assert report.tokens_recomputed == rest
+    assert sum(seen.spans) == rest + len(QUESTION) + NEW - 1
+    assert answer.tolist() == Prefilled(backbone, [*chunks[:3], *following]).generate(**OPTIONS)[0].tolist()
+    assert off(window, [*chunks[:3], *following]) <= ROUNDING
+    assert set(guarantees(window)) == {"exact"}
+
+
+@pytest.mark.parametrize(
+    "options", [{"num_beams": 2}, {"prefill_chunk_size": 3}, {"num_beams": 2, "do_sample": True}]
+)
+def test_an_answer_in_other_ways_than_token_by_token_takes_a_forward_of_its_own(options):
+    backbone, chunks = rig("qwen2_5_vl")
+    given = {**OPTIONS, **options}
+    both = make(backbone, policy=EXACT), make(backbone, policy=EXACT)
+    torch.manual_seed(0)
+    answer, report = both[0].respond(QUESTION, chunks, **given)
+    both[1].arrange(chunks)
+    torch.manual_seed(0)
+    assert answer.tolist() == both[1].generate(QUESTION, **given).tolist()
+    assert off(both[0], chunks) <= ROUNDING
+    assert both[0]._state.said is None
+    assert report.forwards >= 1
+
+
+def test_a_response_is_one_answer():
+    backbone, chunks = rig("qwen2_5_vl")
+    window = make(backbone, policy=EXACT)
+    with watching(backbone) as seen, pytest.raises(ValueError, match="num_return_sequences=2"):
+        window.respond(QUESTION, chunks, num_return_sequences=2, num_beams=2)
+    assert (seen.forwards, len(window)) == (0, 0)
+
+
+def test_an_unchanged_window_answers_without_a_prefill_and_goes_on_from_what_was_said():
+    backbone, chunks = rig("qwen2_5_vl")
+    window = make(backbone, None, *chunks, policy=EXACT)
+    with watching(backbone) as seen:
+        answer, report = window.respond(QUESTION, window.slots, **OPTIONS)
+    assert (report.forwards, report.tokens_recomputed) == (0, 0)
+    assert seen.spans == [len(QUESTION), *[1] * (NEW - 1)]
+    assert answer.tolist() == window.generate(QUESTION, **OPTIONS).tolist()
+    text = said_by(window)
+    assert window.append(text).tokens_recomputed == 2
+    assert off(window, [*chunks, text]) <= ROUNDING
+
+
+def test_an_answer_that_breaks_off_leaves_the_window_as_it_was():
+    backbone, chunks = rig("qwen2_5_vl")
+    window = make(backbone, None, chunks[0], policy=EXACT)
+    before = Snapshot.of(window)
+
+    class Torn:
+        def __init__(self):
+            self.puts = 0
+
+        def put(self, value):
+            self.puts += 1
+            if self.puts == 3:
+                raise OSError("the client is gone, says the test")
+
+        def end(self):
+            pass
+
+    with pytest.raises(OSError, match="the client is gone"):
+        window.respond(QUESTION, [*window.slots, *chunks[1:]], streamer=Torn(), **OPTIONS)
+    assert before.matches(window)
+    answer, _ = window.respond(QUESTION, [*window.slots, *chunks[1:]], **OPTIONS)
+    assert answer.tolist() == Prefilled(backbone, chunks).generate(**OPTIONS)[0].tolist()
+
+
+def test_kv_that_is_not_finite_is_refused_before_the_first_token_and_never_kept_as_said():
+    backbone = half()
+    window = make(backbone, None, backbone.chunk_from_tensors([5, 6, 7]), policy=EXACT)
+    heard: list[int] = []
+
+    class Streamer:
+        def put(self, value):
+            heard.extend(value.flatten().tolist())
+
+        def end(self):
+            pass
+
+    bad = [*window.slots, backbone.chunk_from_tensors([9, OVERFLOWS, 10])]
+    assert_refused(window, lambda: window.respond(QUESTION, bad, streamer=Streamer(), **OPTIONS))
+    assert len(heard) == len(SYSTEM) + 3 + 3 + len(QUESTION), "the prompt, and no token of an answer"
+    with pytest.raises(NonFiniteKV):
+        window.append(backbone.chunk_from_tensors([9, OVERFLOWS]))
+    window.respond(torch.tensor([9, OVERFLOWS]), window.slots, **OPTIONS)
+    assert window._state.said is None
+
+
+@pytest.mark.parametrize("change", ["slide", "reorder", "evict", "append", "condition"])
+def test_what_was_said_counts_only_behind_the_very_same_chunks(change):
+    backbone, chunks = rig("llama_mqa")
+    window = make(backbone, policy=EXACT if change != "condition" else None)
+    window.respond(QUESTION, chunks[:3], **OPTIONS)
+    text = said_by(window)
+    given = {
+        "slide": (),
+        "reorder": ([2, 1, 0],),
+        "evict": (1,),
+        "append": (chunks[3],),
+        "condition": (1, False),
+    }
+    getattr(window, change)(*given[change])
+    assert window._state.said is None
+    report = window.append(text)
+    assert report.tokens_recomputed >= text.num_tokens
+    if change != "condition":
+        known = {c.id: c for c in (*chunks, text)}
+        assert off(window, [known[slot.chunk_id] for slot in window.slots]) <= ROUNDING
+
+
+def test_forks_share_what_was_said_and_files_do_not_hold_it(tmp_path: Path):
+    backbone, chunks = rig("qwen2_5_vl")
+    window = make(backbone, policy=EXACT)
+    alone = window.memory().copies
+    window.respond(QUESTION, chunks[:2], **OPTIONS)
+    assert window.memory().copies > alone
+    text, branch = said_by(window), window.fork()
+    window.save(tmp_path / "w")
+    for one in (window, branch):
+        assert one.append(text).tokens_recomputed == 2
+        assert off(one, [*chunks[:2], text]) <= ROUNDING
+    again = KameraWindow.load(tmp_path / "w", backbone, window.store)
+    assert again.append(text).tokens_recomputed >= text.num_tokens
+    assert off(again, [*chunks[:2], text]) <= ROUNDING
+
+
+def test_a_withheld_context_takes_over_nothing_that_was_said_before():
+    backbone, chunks = rig("qwen2_5_vl")
+    window = make(backbone, policy=EXACT)
+    window.respond(QUESTION, chunks[:2], **OPTIONS)
+    text = said_by(window)
+    window.store.withheld.add(window.context, "an audit, says the test")
+    assert window.append(text).tokens_recomputed >= text.num_tokens
+    assert off(window, [*chunks[:2], text]) <= ROUNDING
+
+
+def test_a_window_that_is_full_refuses_before_anything_runs():
+    backbone, chunks = rig("qwen2_5_vl")
+    window = make(backbone, policy=EXACT, max_tokens=len(SYSTEM) + chunks[0].num_tokens)
+    with watching(backbone) as seen, pytest.raises(WindowFull):
+        window.respond(QUESTION, chunks[:2], **OPTIONS)
+    assert (seen.forwards, len(window)) == (0, 0)
+
+
+def test_behind_a_slid_frame_a_text_takes_over_what_was_said_as_a_prefill_would_make_it():
+    backbone, chunks = rig("qwen2_5_vl", 5)
+    lax = ReusePolicy(minimum="survivor", rank=64)
+    window = make(backbone, None, *chunks[:3], policy=lax)
+    window.slide()
+    window.respond(QUESTION, [*window.slots, chunks[3]], on_leave="keep", **OPTIONS)
+    text, apart = said_by(window), window.fork()
+    apart._state = dataclasses.replace(apart._state, said=None)
+    assert window.append(text).tokens_recomputed == 2
+    assert apart.append(text).tokens_recomputed == text.num_tokens
+    assert worst(live(window, 3), live(apart, 3)) <= ROUNDING
+    assert guarantees(window) == guarantees(apart)
+
+
+@settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
+@given(st.data())
+def test_any_turns_and_edits_equal_a_reprefill(data):
+    """Questions, their answers as texts (whole, cut short, changed), new texts and departures by chance."""
+    backbone, chunks = rig("llama_mqa", 5)
+    window = make(backbone, policy=EXACT)
+    texts: list[Chunk] = list(chunks)
+    order: list[Chunk] = []
+    for _ in range(5):
+        said = window._state.said
+        if said is not None and data.draw(st.booleans()):
+            ids = said.facts.encoded.input_ids
+            kept = ids[: data.draw(st.integers(1, len(ids)))]
+            more = samples.text_ids(data.draw(st.integers(0, 3)), seed=data.draw(st.integers(1, 9)))
+            order = [*order, backbone.chunk_from_tensors(torch.cat([kept, more]))]
+            texts.append(order[-1])
+        if len(order) > 1 and data.draw(st.booleans()):
+            order.pop(data.draw(st.integers(0, len(order) - 1)))
+        if not order or data.draw(st.booleans()):
+            order = [*order, texts[data.draw(st.integers(0, len(texts) - 1))]]
+        held = {}
+        for slot in reversed(window.slots):
+            held[slot.chunk_id] = slot
+        given_ = [held.pop(c.id, c) for c in order]
+        planned = window.plan_arrange(given_)
+        question = samples.text_ids(data.draw(st.integers(1, 3)), seed=data.draw(st.integers(20, 23)))
+        answer, report = window.respond(question, given_, **OPTIONS)
+        assert (report.forwards, report.tokens_recomputed) == (planned.cost.forwards, planned.cost.tokens)
+        plain = Prefilled(backbone, order, question)
+        assert answer.tolist() == plain.generate(**OPTIONS)[0].tolist()
+        assert off(window, order) <= ROUNDING
