@@ -13,8 +13,8 @@ from kamera.content import Encoded
 from kamera.engines.base import Answer
 from kamera.engines.hf import cache as model_cache
 from kamera.engines.hf.adjacent import joined, owned, split
+from kamera.errors import NonFiniteKV
 from kamera.ops import KV, check_finite, kv_map
-from kamera.ops.finite import all_finite
 
 if TYPE_CHECKING:
     from kamera.engines.hf.backbone import Backbone
@@ -47,9 +47,7 @@ def answer(
     ran = model_cache.read(past, backbone.layout, start if whole else stop)
     behind = model_cache.cache_length(past) - stop
     *kvs, tail = split(ran, [*lengths, behind] if whole else [behind])
-    sound = all_finite(tensor for layer in tail for tensor in layer.values())
-    kept = tail if sound else None  # the next turn must not take over what it would refuse
-    return Answer(tokens, before or tuple(kvs), kept, 1 if whole else len(spans), watch.time)
+    return Answer(tokens, before or tuple(kvs), _sound(tail), 1 if whole else len(spans), watch.time)
 
 
 class _FirstLogits:
@@ -77,6 +75,15 @@ def _makes_one_row(model: Any, sampling: Mapping[str, Any]) -> bool:
         return False
     mode = type(config)(**whole).get_generation_mode(sampling.get("assistant_model"))
     return mode in _ONE_ROW
+
+
+def _sound(kv: KV) -> KV | None:
+    """The KV, if it is finite: the next turn must not take over what it would refuse."""
+    try:
+        check_finite(kv)
+    except NonFiniteKV:
+        return None
+    return kv
 
 
 def _one_by_one(
