@@ -346,8 +346,13 @@ class Engine(Protocol):
         """`ask` of rows of text ``ids`` ``[rows, tokens]``, all at ``positions``: ``[rows, vocabulary]``."""
         ...
 
-    def follow(self, ids: torch.Tensor, positions: torch.Tensor, behind: LiveKV) -> torch.Tensor:
-        """Next-token logits after each of the text ``ids``, ``[tokens, vocabulary]``; else as `ask`."""
+    def follow(
+        self, texts: Sequence[torch.Tensor], positions: torch.Tensor, behind: LiveKV
+    ) -> tuple[torch.Tensor, ...]:
+        """Next-token logits after each token of each text: ``[tokens, vocabulary]`` of each, side by side.
+
+        Each text stands alone at the beginning of ``positions`` ``[axes, tokens]``; else as `ask`.
+        """
         ...
 
     def check_sampling(self, sampling: Mapping[str, Any]) -> None:

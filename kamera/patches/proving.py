@@ -68,7 +68,7 @@ class _Seen(NamedTuple):
     """A chunk's KV as the serving kernels make it at its place, and the logits of each question behind it."""
 
     kv: KV
-    answers: list[torch.Tensor]
+    answers: tuple[torch.Tensor, ...]
 
 
 class Prover:
@@ -194,8 +194,8 @@ class Prover:
 
         live.show([*before.spans, span], room=longest)
         kv = kv_map(live.read(len(before.spans)), torch.clone)
-        answers = []
-        for ids in questions:
-            places = text_positions(self._backbone, self._anchor.input_ids, [*before.chunks, facts], ids)
-            answers.append(self._backbone.follow(ids, places + shift, live))
-        return _Seen(kv, answers)
+        if not questions:
+            return _Seen(kv, ())
+        question = max(questions, key=len)  # all begin at the same place
+        places = text_positions(self._backbone, self._anchor.input_ids, [*before.chunks, facts], question)
+        return _Seen(kv, self._backbone.follow(questions, places + shift, live))

@@ -5,9 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
+from kamera.content import Encoded
 from kamera.engines import Span
+from kamera.engines.hf import backbone as module
 from tests.engines.compare import relative
 from tests.models import samples, tiny
+from tests.window.rig import watching
 
 
 @pytest.mark.parametrize("family", ["qwen2_5_vl", "kimi_k25", "llava", "gemma3"])
@@ -21,8 +24,29 @@ def test_following_a_text_equals_asking_each_beginning(family):
     kv = backbone.prefill(encoded, first)
     live = backbone.live()
     live.show([Span(kv, None, (0,) * backbone.axes)], room=5)
-    followed = backbone.follow(text, after, live)
-    assert followed.shape[0] == 5
-    for n in range(1, 6):
-        asked = backbone.ask(text[:n], after[:, :n], live)
-        assert relative(followed[n - 1], asked) <= 1e-5
+    other = torch.tensor([12, 11, 9])
+    with watching(backbone) as seen:
+        followed = backbone.follow([text, other, text[:1]], after, live)
+    assert seen.forwards == 1
+    assert [len(logits) for logits in followed] == [5, 3, 1]
+    for ids, logits in zip([text, other, text[:1]], followed, strict=True):
+        for n in range(1, len(ids) + 1):
+            asked = backbone.ask(ids[:n], after[:, :n], live)
+            assert relative(logits[n - 1], asked) <= 1e-5
+
+
+def test_texts_behind_more_kv_than_rows_may_copy_are_followed_one_after_another(monkeypatch):
+    backbone = tiny.backbone("llava")
+    live = backbone.live()
+    live.show([Span(backbone.prefill(*given(backbone)), None, (0,))], room=5)
+    texts, places = [torch.tensor([9, 10]), torch.tensor([11, 12])], torch.tensor([[3, 4]])
+    together = backbone.follow(texts, places, live)
+    monkeypatch.setattr(module, "_ROWS_BYTES", 1)
+    with watching(backbone) as seen:
+        apart = backbone.follow(texts, places, live)
+    assert seen.forwards == 2
+    assert max(map(relative, together, apart)) <= 1e-5
+
+
+def given(backbone):
+    return Encoded(torch.tensor([5, 6, 7]), {}, {}), torch.tensor([[0, 1, 2]])

@@ -141,11 +141,15 @@ class SmallEngine:
         stops = list(itertools.accumulate(map(len, hidden)))
         return tuple(kv_slice(kv, a, b) for a, b in zip([0, *stops], stops, strict=False))
 
-    def follow(self, ids: torch.Tensor, positions: torch.Tensor, behind: LiveKV) -> torch.Tensor:
-        return self._forward(self.embedding[ids], positions, behind.tensors)[1]
+    def follow(
+        self, texts: Sequence[torch.Tensor], positions: torch.Tensor, behind: LiveKV
+    ) -> tuple[torch.Tensor, ...]:
+        places = [positions[:, : len(ids)] for ids in texts]
+        runs = zip(texts, places, strict=True)
+        return tuple(self._forward(self.embedding[ids], p, behind.tensors)[1] for ids, p in runs)
 
     def ask(self, ids: torch.Tensor, positions: torch.Tensor, behind: LiveKV) -> torch.Tensor:
-        return self.follow(ids, positions, behind)[-1]
+        return self.follow([ids], positions, behind)[0][-1]
 
     def ask_each(self, ids: torch.Tensor, positions: torch.Tensor, behind: LiveKV) -> torch.Tensor:
         return torch.stack([self.ask(row, positions, behind) for row in ids])

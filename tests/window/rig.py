@@ -267,7 +267,7 @@ def watching(backbone: Backbone, *, probes: bool = False) -> Iterator[Seen]:
         if not counts():
             return
         seen.forwards += 1
-        seen.tokens += hidden.shape[1]
+        seen.tokens += hidden.shape[0] * hidden.shape[1]
         seen.spans.append(hidden.shape[1])
 
     def encoded(module, args):

@@ -32,6 +32,9 @@ from kamera.ops import KV, check_encoding, kv_map
 
 logger = logging.getLogger(__name__)
 
+_ROWS_BYTES = 256 << 20
+"""Most bytes of KV that the rows of one forward stand behind: each row may take a copy."""
+
 
 class Backbone(Model):
     """A loaded transformers model (and its processor) that Kamera can cut, move and patch: an `Engine`.
@@ -262,10 +265,22 @@ class Backbone(Model):
         with self._cache_of(behind) as cache:
             return self.forward(ids, positions, cache)
 
-    def follow(self, ids: torch.Tensor, positions: torch.Tensor, behind: LiveKV) -> torch.Tensor:
-        """As `Engine.follow`."""
-        with self._cache_of(behind) as cache:
-            return self.forward(ids, positions, cache, every=True)
+    def follow(
+        self, texts: Sequence[torch.Tensor], positions: torch.Tensor, behind: LiveKV
+    ) -> tuple[torch.Tensor, ...]:
+        """As `Engine.follow`: texts are filled up to the longest, at most `_ROWS_BYTES` of KV at a time."""
+        held = sum(t.nbytes for layer in behind.tensors for t in layer.values())
+        rows = max(1, _ROWS_BYTES // max(1, held))
+        found: list[torch.Tensor] = []
+        for start in range(0, len(texts), rows):
+            some = texts[start : start + rows]
+            longest = max(len(ids) for ids in some)
+            # causal: what fills a row up stands behind the tokens that are asked
+            whole = torch.stack([torch.cat([ids, ids[-1:].expand(longest - len(ids))]) for ids in some])
+            with self._cache_of(behind) as past:
+                logits = self.forward_batch(whole, positions[:, :longest], past, every=True)
+            found += [row[: len(ids)] for row, ids in zip(logits, some, strict=True)]
+        return tuple(found)
 
     def ask_each(self, ids: torch.Tensor, positions: torch.Tensor, behind: LiveKV) -> torch.Tensor:
         """As `Engine.ask_each`."""

@@ -122,13 +122,8 @@ class Model:
         check_finite(kv)
         return kv, cache
 
-    def forward(
-        self, ids: torch.Tensor, positions: torch.Tensor, past: ModelCache, *, every: bool = False
-    ) -> torch.Tensor:
-        """Next-token logits ``[vocabulary]`` after text ``ids`` behind ``past``, which is extended.
-
-        With ``every``, those after each token: ``[tokens, vocabulary]``.
-        """
+    def forward(self, ids: torch.Tensor, positions: torch.Tensor, past: ModelCache) -> torch.Tensor:
+        """Next-token logits ``[vocabulary]`` after text ``ids`` behind ``past``, which is extended."""
         self.check_positions(positions)
         with torch.no_grad(), self._asking():
             out = self.model(
@@ -136,15 +131,18 @@ class Model:
                 position_ids=encoding.batched(positions).to(self.device),
                 past_key_values=past,
                 use_cache=True,
-                logits_to_keep=ids.shape[0] if every else 1,
+                logits_to_keep=1,
             )
-        logits: torch.Tensor = out.logits[0] if every else out.logits[0, -1]
+        logits: torch.Tensor = out.logits[0, -1]
         return logits
 
-    def forward_batch(self, ids: torch.Tensor, positions: torch.Tensor, past: ModelCache) -> torch.Tensor:
+    def forward_batch(
+        self, ids: torch.Tensor, positions: torch.Tensor, past: ModelCache, *, every: bool = False
+    ) -> torch.Tensor:
         """Next-token logits ``[rows, vocabulary]`` after each row of text ``ids`` ``[rows, tokens]``.
 
-        Every row is at the same ``positions`` behind the same ``past``, which must not be used again.
+        With ``every``, those after each token: ``[rows, tokens, vocabulary]``. Every row is at the same
+        ``positions`` behind the same ``past``, which must not be used again.
         """
         self.check_positions(positions)
         rows = ids.shape[0]
@@ -156,9 +154,9 @@ class Model:
                 position_ids=places.to(self.device),
                 past_key_values=model_cache.spread(past, rows),
                 use_cache=True,
-                logits_to_keep=1,
+                logits_to_keep=ids.shape[1] if every else 1,
             )
-        logits: torch.Tensor = out.logits[:, -1]
+        logits: torch.Tensor = out.logits if every else out.logits[:, -1]
         return logits
 
     def generate(
