@@ -64,7 +64,7 @@ def prefilled_apart(stage: Stage, old: Former, state: WindowState, bounds: Bound
             )
         if facts.encoded.tensors:
             stage.former.encodings.here.add(facts.chunk_id)
-    suspect = replace(state, residents=tuple(map(_suspect, state.residents)), said=None)
+    suspect = replace(state, residents=tuple(map(_suspect, state.residents)))
     policy = ReusePolicy.exact()
     with stage.former.operation():
         again = decided(

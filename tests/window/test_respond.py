@@ -179,12 +179,29 @@ def test_what_was_said_counts_only_behind_the_very_same_chunks(change):
         assert off(window, [known[slot.chunk_id] for slot in window.slots]) <= ROUNDING
 
 
+def test_a_text_that_makes_the_oldest_chunk_slide_out_takes_over_nothing_though_its_place_is_the_same():
+    backbone, chunks = rig("llama_mqa")
+    room = len(SYSTEM) + sum(c.num_tokens for c in chunks[:3]) + 2
+    lax = ReusePolicy(minimum="survivor", rank=64)
+    window = make(backbone, policy=lax, max_tokens=room, positions="keep", on_leave="keep")
+    window.respond(QUESTION, chunks[:3], **OPTIONS)
+    text = said_by(window)
+    spot = window._state.said.seat.spot.low
+    report = window.append(text)
+    assert len(report.evicted) == 1
+    assert window._state.residents[-1].seat.spot.low == spot
+    assert report.tokens_held == 0
+    assert report.tokens_recomputed >= text.num_tokens
+
+
 def test_forks_share_what_was_said_and_files_do_not_hold_it(tmp_path: Path):
     backbone, chunks = rig("qwen2_5_vl")
     window = make(backbone, policy=EXACT)
-    alone = window.memory().copies
     window.respond(QUESTION, chunks[:2], **OPTIONS)
-    assert window.memory().copies > alone
+    without = window.fork()
+    without._state = dataclasses.replace(without._state, said=None)
+    held = (len(QUESTION) + NEW - 1) * sum(t.nbytes for layer in live(window, 0) for t in layer.values())
+    assert window.memory().copies - without.memory().copies >= held // chunks[0].num_tokens
     text, branch = said_by(window), window.fork()
     window.save(tmp_path / "w")
     for one in (window, branch):
