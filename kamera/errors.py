@@ -138,6 +138,10 @@ class PolicyRefused(KameraError):
     """The reuse policy's least guarantee cannot be met by the operations it allows."""
 
 
+class StalePlan(KameraError):
+    """The plan is not what this window would do now: it was made for another state, policy or store."""
+
+
 class InvalidCertificate(KameraError):
     """A certificate cannot be read, was edited by hand, or is of an unknown format."""
 

@@ -16,6 +16,7 @@ from kamera.reuse.rules import DEFAULT_RULE, RULES, CutRule
 from kamera.reuse.scope import Scope, segment_key
 from kamera.reuse.similar import Proposal, SimilarIndex
 from kamera.reuse.sweep import Case, calibrate, cases_of
+from kamera.reuse.terms import strict
 
 __all__ = [
     "DEFAULT_RULE",
@@ -54,6 +55,7 @@ __all__ = [
     "resets",
     "segment_key",
     "stored_prompts",
+    "strict",
     "sub_windows",
     "windows",
 ]

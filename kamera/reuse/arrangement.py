@@ -24,7 +24,7 @@ from kamera.reuse.calibration import Calibration, modality
 from kamera.reuse.prefetch import Load, Prefetch
 from kamera.reuse.probe import likeness, probed
 from kamera.reuse.terms import loose, strict
-from kamera.window import Cost, KameraWindow, Offer, OnLeave, Report, Slot
+from kamera.window import Arrange, Cost, KameraWindow, Offer, OnLeave, Plan, Report, ReusePolicy, Slot
 
 Item = Slot | Chunk
 
@@ -53,7 +53,7 @@ class Arrangement:
 
     ``admissions`` are in order; ``cost`` is exact if no segment is refused by its probe, each refusal adds
     one prefill. Without a ``calibration`` nothing approximate is served, whatever the policy's minimum.
-    ``among`` as in `KameraWindow.arrange`.
+    ``among`` as in `KameraWindow.arrange`; ``plan`` is that of the order under `strict`, if it is made.
     Raises CertificateMismatch for a calibration of another backbone, and the refusals of
     `KameraWindow.plan_arrange`.
     """
@@ -66,6 +66,7 @@ class Arrangement:
         on_leave: OnLeave = "repair",
         calibration: Calibration | None = None,
         among: Sequence[Chunk] = (),
+        plan: Plan | None = None,
     ) -> None:
         self.window = window
         self._order = tuple(order)
@@ -74,8 +75,10 @@ class Arrangement:
         self._among = tuple(among)
         if calibration is not None:
             calibration.check(window.backbone)
-        with window.under(strict(window.policy)):
-            plan = window.plan_arrange(self._order, on_leave=on_leave, among=self._among)
+        self._plan = plan or window.plan(
+            Arrange(self._order, on_leave, self._among), policy=strict(window.policy)
+        )
+        plan = self._plan
         self._ids = tuple(_id(item) for item in self._order)
         self._lengths = tuple(_length(item) for item in self._order)
         self._offers: dict[int, _Offer] = {}
@@ -114,21 +117,14 @@ class Arrangement:
 
         With ``options`` it answers ``question`` (token ids) too, unless approximate segments are probed.
         """
-        plain, on_leave, among = strict(self.window.policy), self._on_leave, self._among
         if not self._offers and question is not None and options is not None:
-            with self.window.under(plain):
-                answer, report = self.window.respond(
-                    question, self._order, on_leave=on_leave, among=among, **options
-                )
+            answer, report = self.window.respond(question, self._plan, **options)
             return Outcome(report, self._shown(), str(answer))
         if not self._offers:
-            with self.window.under(plain):
-                report = self.window.arrange(self._order, on_leave=on_leave, among=among)
-            return Outcome(report, self._shown())
+            return Outcome(self.window.run(self._plan), self._shown())
         assert self._calibration is not None
         first = min(self._offers)
-        with self.window.under(plain):
-            reports = [self.window.arrange(self._order[:first], among=self._among)]
+        reports = [self._arrange(self._order[:first], strict(self.window.policy), self._among)]
         behind = strict(self.window.policy, behind=True)
         refused: dict[int, str] = {}
         for run in self._runs(first):
@@ -137,11 +133,13 @@ class Arrangement:
                 reports += done
                 refused |= why
                 continue
-            with self.window.under(behind):
-                reports.append(self.window.arrange([*self.window.slots, *(self._order[i] for i in run)]))
+            reports.append(self._arrange([*self.window.slots, *(self._order[i] for i in run)], behind))
         return Outcome(_summed(reports), self._shown(refused))
 
     # -- inside --------------------------------------------------------------------------------
+
+    def _arrange(self, order: Sequence[Item], policy: ReusePolicy, among: Sequence[Chunk] = ()) -> Report:
+        return self.window.run(self.window.plan(Arrange(order, among=among), policy=policy))
 
     def _stored(self, index: int) -> bool:
         try:
@@ -161,8 +159,7 @@ class Arrangement:
         wanted = [i for i in chunks if self.admissions[i].tier == "none" and self._stored(i)]
         if not wanted:
             return
-        with self.window.under(loose(self.window.policy)):
-            seats = self.window.plan_arrange(self._order).after.seats
+        seats = self.window.plan(Arrange(self._order), policy=loose(self.window.policy)).after.seats
         found = list(self.admissions)
         for i in wanted:
             source = seats[i].source
@@ -214,8 +211,8 @@ class Arrangement:
 
     def _cost(self, first: int) -> Cost:
         """Cost with the admitted segments placed and probed; bytes are those of the strict plan."""
-        with self.window.under(strict(self.window.policy)):
-            cost = self.window.plan_arrange(self._order[:first], among=self._among).cost
+        request = Arrange(self._order[:first], among=self._among)
+        cost = self.window.plan(request, policy=strict(self.window.policy)).cost
         forwards, tokens = cost.forwards, cost.tokens
         forwards += sum(run[0] in self._offers for run in self._runs(first))
         for i in range(first, len(self._order)):
@@ -245,8 +242,7 @@ class Arrangement:
         A refused segment is prefilled; as that changes the context of those behind it, they are probed again.
         """
         behind = self.window.slots
-        with self.window.under(loose(self.window.policy)):
-            placed = self.window.arrange([*behind, *(self._order[i] for i in run)])
+        placed = self._arrange([*behind, *(self._order[i] for i in run)], loose(self.window.policy))
         refused = dict.fromkeys(run, "the stored copy has changed since the plan")
         offers = [_Offer(slot.guarantee, slot.antecedents) for slot in placed.slots[-len(run) :]]
         if offers == [self._offers[i] for i in run]:
@@ -261,9 +257,9 @@ class Arrangement:
         if not refused:
             return [placed], {}
         reports = [placed]
-        with self.window.under(strict(self.window.policy, behind=True)):
-            rest = [] if len(run) > 1 else [self._order[run[0]]]
-            reports.append(self.window.arrange([*self.window.slots[: len(behind)], *rest]))
+        rest = [] if len(run) > 1 else [self._order[run[0]]]
+        again = [*self.window.slots[: len(behind)], *rest]
+        reports.append(self._arrange(again, strict(self.window.policy, behind=True)))
         if len(run) > 1:
             refused = {}
             for i in run:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Literal, TypeVar, get_args
+from typing import Literal, get_args
 
+from kamera.content import Chunk
 from kamera.errors import PolicyRefused, quote
 from kamera.patches import GUARANTEES, at_least, weakest
-from kamera.window import Guarantee, KameraWindow, OnLeave
+from kamera.window import Arrange, Guarantee, KameraWindow, OnLeave, Plan, ReusePolicy, Slot
 
 SessionMode = Literal["amortize", "repair", "forget", "auto"]
 Applied = Literal["amortize", "repair", "forget"]
@@ -17,8 +18,6 @@ _ON_LEAVE: dict[str, OnLeave] = {"amortize": "keep", "repair": "repair", "forget
 _STRICTNESS: tuple[OnLeave, ...] = ("keep", "repair", "exact")
 _TIES: tuple[OnLeave, ...] = ("repair", "keep", "exact")
 _APPLIED: dict[OnLeave, Applied] = {"keep": "amortize", "repair": "repair", "exact": "forget"}
-
-Order = TypeVar("Order")
 
 
 def check_mode(mode: str) -> None:
@@ -60,28 +59,41 @@ def choices(modes: Sequence[str], window: KameraWindow, apart: bool = False) -> 
 
 
 def cheapest(
-    window: KameraWindow, among: Sequence[OnLeave], order_of: Callable[[OnLeave], Order]
-) -> tuple[OnLeave, Order]:
-    """The treatment with the fewest tokens to run, of those whose KV the policy's minimum admits.
+    window: KameraWindow,
+    among: Sequence[OnLeave],
+    order_of: Callable[[OnLeave], Sequence[Slot | Chunk]],
+    policy: ReusePolicy,
+) -> tuple[OnLeave, Plan]:
+    """The treatment with the fewest tokens to run, of those whose KV the policy's minimum admits; its plan.
 
-    ``order_of`` gives what `KameraWindow.arrange` shall hold under a treatment. Costs and guarantees are
-    those of the window's plans, which run nothing. Equal costs go to the better guarantee, then to "repair",
-    whose chunks are finer than those of "exact". Raises PolicyRefused if no treatment can be carried out.
+    ``order_of`` gives what the window shall hold under a treatment, ``policy`` is that of the plans. Equal
+    costs go to the better guarantee, then to "repair", whose chunks are finer than those of "exact". Where
+    chunks are appended only, no treatment applies, and one plan is made. Raises PolicyRefused if no treatment
+    can be carried out.
     """
-    orders = {on_leave: order_of(on_leave) for on_leave in among}
-    found: list[tuple[tuple[int, int, int], OnLeave]] = []
+    found: list[tuple[tuple[int, int, int], OnLeave, Plan]] = []
     refusal: PolicyRefused | None = None
-    for on_leave in among if len(among) > 1 else ():
+    for on_leave in sorted(among, key=_TIES.index):
+        order = order_of(on_leave)
         try:
-            plan = window.plan_arrange(orders[on_leave], on_leave=on_leave)  # type: ignore[arg-type]
+            plan = window.plan(Arrange(order, on_leave), policy=policy)
         except PolicyRefused as error:
             refusal = error
             continue
+        if len(among) == 1 or _appends(window.slots, order):
+            return on_leave, plan
         worth = weakest(plan.after.worths)
         if on_leave == "exact" or at_least(worth, window.policy.minimum):
             cost = (plan.cost.tokens, GUARANTEES.index(worth), _TIES.index(on_leave))
-            found.append((cost, on_leave))
-    if not found and refusal is not None:
+            found.append((cost, on_leave, plan))
+    if not found:
+        assert refusal is not None, "exact KV is always admitted"
         raise refusal
-    best = min(found)[1] if found else among[0]
-    return best, orders[best]
+    _, on_leave, plan = min(found, key=lambda one: one[0])
+    return on_leave, plan
+
+
+def _appends(slots: Sequence[Slot], order: Sequence[Slot | Chunk]) -> bool:
+    """True if the order begins with all the window's slots as they stand."""
+    named = [item.number if isinstance(item, Slot) else None for item in order[: len(slots)]]
+    return named == [slot.number for slot in slots]

@@ -13,13 +13,13 @@ import torch
 from kamera.content import Chunk, Conversations, Message, Rendered, media_items
 from kamera.edits import difference, same
 from kamera.errors import SessionConflict, WindowFull
-from kamera.reuse import Admission, Arrangement, Calibration, Outcome, calibration_of
+from kamera.reuse import Admission, Arrangement, Calibration, calibration_of, strict
 from kamera.sessions.anchors import Anchors
 from kamera.sessions.layout import Layout, Piece, Run, anchor_ids, anchor_segments, laid_out, question_ids
 from kamera.sessions.modes import applied, cheapest, choices
 from kamera.sessions.timers import Timer
 from kamera.sessions.turn import TurnReport, turn_report
-from kamera.window import KameraWindow, OnLeave, Slot
+from kamera.window import KameraWindow, OnLeave, Plan, Report, Slot
 
 Options = Mapping[str, Any]
 """Options of an answer."""
@@ -132,8 +132,17 @@ def shown(
             made[run] = _chunk(anchors, prompt, run, media)
         return [made[run] if slot is None else slots[slot] for run, slot in pieces[on_leave]]
 
-    on_leave, order = cheapest(window, choices(modes, window, admitting.on), order_of)
-    report, admissions, answer = _arranged(window, order, on_leave, admitting, question_ids(prompt), options)
+    policy = strict(window.policy) if admitting.on else window.policy
+    on_leave, plan = cheapest(window, choices(modes, window, admitting.on), order_of, policy)
+    question = question_ids(prompt)
+    if admitting.on:
+        arrangement = Arrangement(
+            window, order_of(on_leave), on_leave=on_leave, calibration=admitting.calibration, plan=plan
+        )
+        report, admissions, answer = arrangement.run(question, options)
+    else:
+        report, answer = _arranged(window, plan, question, options)
+        admissions = ()
     layout = Layout(prompt, tuple(run for run, _ in pieces[on_leave]))
     left = 0 if before is None else _left(before, prompt)
     total = turn_report(slots, report, anchor, prompt.num_tokens, left, window.guarantee, applied(on_leave))
@@ -142,20 +151,12 @@ def shown(
 
 
 def _arranged(
-    window: KameraWindow,
-    order: Sequence[Slot | Chunk],
-    on_leave: OnLeave,
-    admitting: Admitting,
-    question: torch.Tensor,
-    options: Options | None,
-) -> Outcome:
-    if admitting.on:
-        arrangement = Arrangement(window, order, on_leave=on_leave, calibration=admitting.calibration)
-        return arrangement.run(question, options)
+    window: KameraWindow, plan: Plan, question: torch.Tensor, options: Options | None
+) -> tuple[Report, str | None]:
     if options is None:
-        return Outcome(window.arrange(order, on_leave=on_leave), ())
-    answer, report = window.respond(question, order, on_leave=on_leave, **options)
-    return Outcome(report, (), str(answer))
+        return window.run(plan), None
+    answer, report = window.respond(question, plan, **options)
+    return report, str(answer)
 
 
 def _chunk(

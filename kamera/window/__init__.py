@@ -9,7 +9,20 @@ from kamera.window.heads import SHORTEST_HEAD
 from kamera.window.measured import MeasuredFile
 from kamera.window.memory import WindowMemory
 from kamera.window.policy import OnLeave, OnMiss, ReusePolicy, certified_by_default, check_policy, policy_of
+from kamera.window.recipe import Recipe
 from kamera.window.report import Report, SlotReport
+from kamera.window.requests import (
+    Append,
+    Arrange,
+    Condition,
+    Edit,
+    Evict,
+    Insert,
+    Recall,
+    Reorder,
+    Replace,
+    Slide,
+)
 from kamera.window.slots import Shown, Slot
 from kamera.window.steps import Cost, Offer, Plan
 from kamera.window.window import KameraWindow
@@ -17,22 +30,33 @@ from kamera.window.window import KameraWindow
 __all__ = [
     "GUARANTEES",
     "SHORTEST_HEAD",
+    "Append",
+    "Arrange",
     "Certificate",
+    "Condition",
     "Cost",
+    "Edit",
     "Estimate",
     "Event",
+    "Evict",
     "Finding",
     "Grounds",
     "Guarantee",
+    "Insert",
     "KameraWindow",
     "MeasuredFile",
     "Offer",
     "OnLeave",
     "OnMiss",
     "Plan",
+    "Recall",
+    "Recipe",
+    "Reorder",
+    "Replace",
     "Report",
     "ReusePolicy",
     "Shown",
+    "Slide",
     "Slot",
     "SlotReport",
     "Verdict",

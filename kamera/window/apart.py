@@ -13,11 +13,12 @@ from kamera.engines import Engine
 from kamera.errors import AuditFailed, quote
 from kamera.patches import Anchor, Former, FormingRule, Losses, anchor_of, forming_of, later_of
 from kamera.store import ChunkStore
-from kamera.window import plan
-from kamera.window.bounds import Bounds, decided
+from kamera.window.bounds import Bounds, carried_out
+from kamera.window.naming import Named
 from kamera.window.places import Standing
 from kamera.window.policy import ReusePolicy
 from kamera.window.report import Tally
+from kamera.window.requests import Restore
 from kamera.window.run import Stage
 from kamera.window.slots import Resident
 from kamera.window.state import WindowState
@@ -65,16 +66,9 @@ def prefilled_apart(stage: Stage, old: Former, state: WindowState, bounds: Bound
         if facts.encoded.tensors:
             stage.former.encodings.here.add(facts.chunk_id)
     suspect = replace(state, residents=tuple(map(_suspect, state.residents)))
-    policy = ReusePolicy.exact()
+    policy, unbounded = ReusePolicy.exact(), replace(bounds, max_tokens=None)
     with stage.former.operation():
-        again = decided(
-            lambda limits: plan.kept(suspect.seats, stage.former.catalogue, policy, limits),
-            suspect,
-            {},
-            replace(bounds, max_tokens=None),
-            stage,
-            Tally(),
-        ).state
+        again = carried_out(Named(Restore()), suspect, unbounded, stage, policy, Tally()).state
     return replace(again, residents=tuple(map(_unarchived, again.residents)))
 
 

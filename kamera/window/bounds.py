@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -10,12 +10,14 @@ import torch
 
 from kamera.patches import Facts
 from kamera.window.inquiry import Inquiry
+from kamera.window.naming import Named
 from kamera.window.places import Known
-from kamera.window.policy import PositionRule
+from kamera.window.plan import plan as planned
+from kamera.window.policy import PositionRule, ReusePolicy
 from kamera.window.report import Tally
 from kamera.window.run import RowLied, Stage, run
 from kamera.window.state import WindowState
-from kamera.window.steps import Limits, Plan
+from kamera.window.steps import Limits, Plan, View
 from kamera.window.writing import standing
 
 
@@ -43,8 +45,18 @@ class Bounds:
             joins=former.backbone.joins,
         )
 
+    def plan(self, named: Named, stage: Stage, state: WindowState, policy: ReusePolicy) -> Plan:
+        """The plan of a request to a window in ``state``."""
+        limits = self.limits(stage, state, facts_of(named, state))
+        return planned(named.request, View(state.seats, stage.former.catalogue, policy, limits))
 
-class Decided(NamedTuple):
+
+def facts_of(named: Named, state: WindowState) -> dict[str, Facts]:
+    """The facts of all chunks that a plan of the request may seat, by id."""
+    return {**named.coming, **{r.facts.chunk_id: r.facts for r in state.residents}}
+
+
+class Done(NamedTuple):
     """A plan that was run, the window after it, and the answer's tokens if a question was asked."""
 
     plan: Plan
@@ -52,26 +64,25 @@ class Decided(NamedTuple):
     answer: torch.Tensor | None
 
 
-def decided(
-    decide: Callable[[Limits], Plan],
+def carried_out(
+    named: Named,
     before: WindowState,
-    coming: Mapping[str, Facts],
     bounds: Bounds,
     stage: Stage,
+    policy: ReusePolicy,
     tally: Tally,
-    ready: Callable[[Plan], Mapping[str, Facts]] = lambda _: {},
+    plan: Plan | None = None,
     inquiry: Inquiry | None = None,
-) -> Decided:
-    """Plan an operation and run it; a wrong row is refused, and the operation planned again.
+) -> Done:
+    """Run a request by its ``plan``, which is made here if none is given.
 
-    ``coming``: facts of chunks that are not in the window. ``ready`` gives the facts that had to wait for the
-    plan: an unseen chunk is encoded only when the plan has shown that it can come.
+    An unseen chunk is encoded only when the plan has shown that it can come. If an object is missing or
+    differs from its row, the row is refused and the request planned again.
     """
-    facts = {**coming, **{r.facts.chunk_id: r.facts for r in before.residents}}
+    plan = plan or bounds.plan(named, stage, before, policy)
+    facts = {**facts_of(named, before), **named.encoded(stage.former)}
     while True:
-        plan = decide(bounds.limits(stage, before, facts))
-        facts |= ready(plan)
         try:
-            return Decided(plan, *run(plan, before, facts, stage, tally, inquiry))
+            return Done(plan, *run(plan, before, facts, stage, tally, inquiry))
         except RowLied:
-            continue
+            plan = bounds.plan(named, stage, before, policy)

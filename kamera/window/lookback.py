@@ -13,10 +13,8 @@ from kamera.patches import Facts, Former, settle
 from kamera.store import Hit, is_key, mean_features, whole_id
 from kamera.window.by_question import answering
 from kamera.window.report import Tally
+from kamera.window.requests import Search
 from kamera.window.slots import Resident, Slot
-
-MIN_SCORE = 0.9
-"""Default cosine below which `KameraWindow.recall` accepts no look-alike."""
 
 
 def candidates(former: Former, like: Content | Chunk, k: int) -> list[Hit]:
@@ -29,47 +27,41 @@ def candidates(former: Former, like: Content | Chunk, k: int) -> list[Hit]:
     return former.store.search(_features(former, like), k, context=former.context)
 
 
-def chosen(
-    former: Former,
-    residents: Sequence[Resident],
-    chunk: str | Slot | Chunk | None,
-    like: Content | Chunk | None,
-    question: torch.Tensor | None,
-    min_score: float,
-    tally: Tally,
-) -> str:
-    """The id of the chunk that a recall by id, likeness or question selects; a search adds a note.
+def named(former: Former, residents: Sequence[Resident], chunk: str | Slot | Chunk) -> str:
+    """The id of a chunk given by a slot, by itself, or by the beginning of its id.
 
-    By id: its beginning is enough if one chunk's begins so. By likeness: of the chunks not in the window, the
-    one that looks most like ``like``. By question (token ids ``[tokens]``): of all archived chunks, the one
-    that answers it with the most certainty. Raises UnknownChunk if there is none, or none with a cosine of
-    ``min_score``, AmbiguousId for the beginning of several ids, `ValueError` unless exactly one of ``chunk``,
-    ``like`` and ``question`` is given.
+    Raises AmbiguousId for the beginning of several ids, UnknownChunk for that of none.
     """
-    if sum(given is not None for given in (chunk, like, question)) != 1:
-        raise ValueError("recall takes a chunk id, like=PICTURE or question=TEXT: give one of the three")
-    check_cosine("min_score", min_score)
-    if question is not None:
-        return _answering_best(former, question, tally)
     if isinstance(chunk, Slot | Chunk):
         return chunk.chunk_id if isinstance(chunk, Slot) else chunk.id
-    if chunk is not None:
-        if not isinstance(chunk, str):
-            raise ValueError(f"{quote(chunk)} is no chunk: recall takes a chunk's id, a slot or a chunk")
-        return _whole(former, residents, chunk)
-    assert like is not None
+    if not isinstance(chunk, str):
+        raise ValueError(f"{quote(chunk)} is no chunk: recall takes a chunk's id, a slot or a chunk")
+    return _whole(former, residents, chunk)
+
+
+def found(former: Former, residents: Sequence[Resident], search: Search, tally: Tally) -> str:
+    """The id of the chunk that a search selects; a note tells it.
+
+    By likeness: of the chunks not in the window, the one that looks most like it. By question: of all
+    archived chunks, the one that answers it with the most certainty. Raises UnknownChunk if there is none, or
+    none with a cosine of ``min_score``.
+    """
+    check_cosine("min_score", search.min_score)
+    if search.question is not None:
+        return _answering_best(former, search.question, tally)
+    assert search.like is not None, "one of the two is given"
     here = {resident.facts.chunk_id for resident in residents}
-    hits = candidates(former, like, len(here) + 1)
+    hits = candidates(former, search.like, len(here) + 1)
     best = next((hit for hit in hits if hit.chunk_id not in here), None)
     if best is None:
         raise UnknownChunk(
             f"no picture is archived outside this window in {former.store!r} for this backbone and system "
             "prompt: nothing to recall; append the picture"
         )
-    if best.score < min_score:
+    if best.score < search.min_score:
         raise UnknownChunk(
             f"the archived chunk most like it, {best.chunk_id[:12]}, has a cosine of {best.score:.3f}, below "
-            f"min_score={min_score}: append the picture, or recall that chunk by its id"
+            f"min_score={search.min_score}: append the picture, or recall that chunk by its id"
         )
     tally.notes.append(f"recalled {best.chunk_id}, which looks like it at a cosine of {best.score:.3f}")
     return best.chunk_id

@@ -21,8 +21,9 @@ from kamera.store import ObjectInfo
 from kamera.window.composed import TermRows, composed_offer
 from kamera.window.leaving import footing
 from kamera.window.policy import ReusePolicy
+from kamera.window.requests import Newcomer
 from kamera.window.seats import Seat, Seats
-from kamera.window.steps import Newcomer, Offer, Rows
+from kamera.window.steps import Offer, Rows
 
 
 @dataclass(frozen=True)

@@ -15,14 +15,15 @@ from kamera.errors import IncompatibleChunk
 from kamera.ops import KV, CodedKV, LowRank, Patch, Proof
 from kamera.patches import Copy, Facts, Former, FormingRule, Losses, anchor_of
 from kamera.store import ChunkStore, coded_header, coded_kv, coded_tensors
-from kamera.window import plan
 from kamera.window.apart import stage_of
-from kamera.window.bounds import Bounds, decided
+from kamera.window.bounds import Bounds, carried_out
 from kamera.window.certificate import Certificate
 from kamera.window.certified import Terms, agree
 from kamera.window.file import FILE, VERSION, Saved, Tensors, publish, read_saved, well_formed
+from kamera.window.naming import Named
 from kamera.window.policy import ReusePolicy
 from kamera.window.report import Tally
+from kamera.window.requests import Restore
 from kamera.window.run import Stage
 from kamera.window.seats import Seat, Source
 from kamera.window.slots import Resident
@@ -94,14 +95,7 @@ def load_window(
         state = WindowState(residents, tuple(document["shift"]), tuple(document["frame"]))
     if terms.withheld:
         with former.operation():
-            state = decided(
-                lambda limits: plan.kept(state.seats, former.catalogue, terms.served, limits),
-                state,
-                {},
-                bounds,
-                stage,
-                Tally(),
-            ).state
+            state = carried_out(Named(Restore()), state, bounds, stage, served, Tally()).state
     return terms, stage, bounds, state
 
 

@@ -14,6 +14,7 @@ from kamera.window.offers import Offers
 from kamera.window.policy import Archive as ArchiveRule
 from kamera.window.policy import OnLeave, PositionRule, ReusePolicy
 from kamera.window.price import Price
+from kamera.window.requests import Newcomer, Request
 from kamera.window.seating import check_room, check_stands, overflow, settled, tail
 from kamera.window.seats import Seat, Seats, Source, Spot, new_number
 from kamera.window.steps import (
@@ -22,7 +23,6 @@ from kamera.window.steps import (
     Harvest,
     Keep,
     Limits,
-    Newcomer,
     Offer,
     Place,
     Plan,
@@ -35,8 +35,9 @@ from kamera.window.writing import bytes_written
 
 @dataclass
 class Planner:
-    """Plans one operation. Objects that the plan itself will have stored count as stored."""
+    """Plans one request. Objects that the plan itself will have stored count as stored."""
 
+    request: Request
     before: Seats
     rows: Rows
     policy: ReusePolicy
@@ -56,10 +57,14 @@ class Planner:
         """The finished plan. Raises NotRelocatable for a chunk that cannot move to its place."""
         moved = {step.seat.number for step in self.steps if isinstance(step, Place | Prefill)}
         stay = tuple(Keep(seat) for seat in after.seats if seat.number not in moved)
+        stood = set(map(id, self.before.seats))
         for seat in after.seats:
-            check_stands(self.limits, seat)
+            if id(seat) not in stood:
+                check_stands(self.limits, seat)
         written = bytes_written(self.limits, self.before, self.steps, after)
         return Plan(
+            self.request,
+            self.policy,
             operation,
             self.before,
             replace(after, said=None),
@@ -139,7 +144,7 @@ class Planner:
         same = 0
         while same < min(len(wanted), len(state.seats)) and wanted[same] is state.seats[same]:
             same += 1
-        on_leave = self._on_leave(on_leave)
+        on_leave, asked = self._on_leave(on_leave), self.policy
         if on_leave == "exact":
             self.policy = self.policy.as_exact()
             same = next((i for i, s in enumerate(state.seats[:same]) if s.guarantee != "exact"), same)
@@ -158,11 +163,11 @@ class Planner:
             self.limits, state, [s for s, _ in staying], [*(spots[i] for _, i in staying), *others]
         )
         there = {i: seat for (_, i), seat in zip(staying, seats, strict=True)}
-        new = Seats((), (0,) * len(frame), frame)
-        for i, (item, spot) in enumerate(zip(wanted, spots, strict=True)):
-            if i < same:
-                seat = there[i]
-            elif i in there:
+        new = Seats(tuple(seats[:same]), (0,) * len(frame), frame)
+        if (new.frame, new.shift) == (state.frame, state.shift) and same == len(state.seats):
+            new = state  # what it knows of its seats is known
+        for i, (item, spot) in list(enumerate(zip(wanted, spots, strict=True)))[same:]:
+            if i in there:
                 seat = staying_behind(self._spent(there[i]), new)
             elif isinstance(item, Seat):
                 item = self._spent(item)
@@ -172,6 +177,7 @@ class Planner:
             else:
                 seat = self.bring(item, new, spot.moved(frame))
             new = new.joined(seat)
+        self.policy = asked
         return new
 
     def _on_leave(self, asked: OnLeave) -> OnLeave:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from kamera.window.requests import Newcomer
 from kamera.window.seats import Seat
-from kamera.window.steps import Cost, Newcomer
+from kamera.window.steps import Cost
 
 
 @dataclass

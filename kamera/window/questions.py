@@ -14,21 +14,21 @@ from kamera.content import Chunk, Content, Encoded
 from kamera.ops import KV, kv_map
 from kamera.patches import prove_again
 from kamera.store import Hit
-from kamera.window import plan
 from kamera.window.apart import prefilled_apart, stage_apart
-from kamera.window.asked import Ask, Look, unnoted
 from kamera.window.asking import ANSWER, Asker, Question
 from kamera.window.audit import hand_over
-from kamera.window.bounds import decided
+from kamera.window.bounds import carried_out
 from kamera.window.by_question import answering
+from kamera.window.contents import Contents
 from kamera.window.inquiry import Inquiry, Response
 from kamera.window.lookback import candidates
+from kamera.window.naming import Named
 from kamera.window.policy import OnLeave, ReusePolicy
 from kamera.window.report import Report, SlotReport, Tally
+from kamera.window.requests import Arrange, Request, Without
 from kamera.window.serial import serial
 from kamera.window.slots import Shown, Slot, moved
-from kamera.window.steps import Limits, Plan
-from kamera.window.view import View
+from kamera.window.steps import Plan
 
 Ids = torch.Tensor | Sequence[int]
 """Token ids ``[tokens]``."""
@@ -39,7 +39,7 @@ Words = str | Mapping[str, Any] | Sequence[Mapping[str, Any]]
 One = Literal[1]
 
 
-class Questions(View):
+class Questions(Contents):
     """The questions of a window."""
 
     _turn: int = 0  # questions so far
@@ -99,7 +99,7 @@ class Questions(View):
     def respond(
         self,
         question: Question,
-        order: Sequence[Slot | Content | Chunk],
+        order: Sequence[Slot | Content | Chunk] | Plan,
         *,
         on_leave: OnLeave = "repair",
         among: Sequence[Chunk] = (),
@@ -108,8 +108,8 @@ class Questions(View):
         """`arrange`, and the answer to a question behind it: new chunks and question share a forward.
 
         The next text at the tail that begins with question and answer takes over their KV. ``options`` as for
-        `generate`, of one sequence. An error leaves the window as it was. Raises the errors of `arrange` and
-        of `generate`.
+        `generate`, of one sequence. A `Plan` in place of an order is run as by `KameraWindow.run`. An error
+        leaves the window as it was. Raises the errors of `arrange`, `run` and `generate`.
         """
         with self._lock, self._account.now(self.backbone):
             self.backbone.check_sampling(options)
@@ -118,9 +118,8 @@ class Questions(View):
                 raise ValueError(f"num_return_sequences={several}: a response is one answer")
             ids = self._asker().question_ids(question)
             inquiry = Inquiry(ids, options, len(ids) + int(options.get("max_new_tokens") or ANSWER))
-            report, rows = self._answered(
-                "arrange", lambda asking, _: asking.arrange(order, on_leave, among), inquiry=inquiry
-            )
+            request = order if isinstance(order, Plan) else Arrange(order, on_leave, among)
+            report, rows = self._answered(request, inquiry)
             assert rows is not None, "an inquiry is answered"
             self._heard(ids)
             self._audit_one()
@@ -225,7 +224,7 @@ class Questions(View):
 
     @abstractmethod
     def _answered(
-        self, operation: str, ask: Ask, look: Look = unnoted, inquiry: Inquiry | None = None
+        self, request: Request | Plan, inquiry: Inquiry | None = None
     ) -> tuple[Report, torch.Tensor | None]:
         """One operation, and the answer's tokens ``[sequences, new]`` behind it, of an ``inquiry``."""
 
@@ -256,11 +255,9 @@ class Questions(View):
         stage = replace(self._stage, live=self.backbone.live())
         bounds = replace(self._bounds, max_tokens=None)
 
-        def decide(limits: Limits) -> Plan:
-            return plan.without(self._state.seats, index, stage.former.catalogue, policy, limits)
-
         with stage.former.operation():
-            return Asker(stage, decided(decide, self._state, {}, bounds, stage, Tally()).state)
+            named = Named(Without(index))
+            return Asker(stage, carried_out(named, self._state, bounds, stage, policy, Tally()).state)
 
     def _check_backbone(self) -> None:
         """Raise unless the model is the one that computed this window's KV; as `_go_apart`."""

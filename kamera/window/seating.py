@@ -6,8 +6,9 @@ from collections import Counter
 from collections.abc import Sequence
 
 from kamera.errors import NotRelocatable, WindowFull
+from kamera.window.requests import Newcomer
 from kamera.window.seats import Offset, Seat, Seats, Spot
-from kamera.window.steps import Limits, Newcomer
+from kamera.window.steps import Limits
 
 DRIFT = 4096
 """Largest offset of a frame before the keys are rotated back.
@@ -97,7 +98,7 @@ def check_room(limits: Limits, chunks: Sequence[Newcomer | Seat]) -> None:
 
 
 def check_stands(limits: Limits, seat: Seat) -> None:
-    if seat.shown.home.offset(seat.spot) is None:
+    if seat.offset is None:
         raise NotRelocatable(
             f"chunk {seat.chunk_id[:12]} does not move as a whole: its tokens shift against each "
             "other at the new place (a clip cut out of a longer one?); append it anew"

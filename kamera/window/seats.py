@@ -101,6 +101,11 @@ class Seat:
         """The source of the live KV."""
         return self.source if self.clean is None else self.clean
 
+    @cached_property
+    def offset(self) -> Offset | None:
+        """The offset of the live KV from where it was computed; None if it does not move as a whole."""
+        return self.shown.home.offset(self.spot)
+
     def worth(self, leading: bool, frame: Sequence[int]) -> Guarantee:
         """Guarantee of the KV it shows; an unconditioned canonical is exact at home, else blind.
 

@@ -86,7 +86,7 @@ class Resident:
     @cached_property
     def span(self) -> Span:
         """The span of the shown copy, moved to its seat."""
-        offset = self.seat.shown.home.offset(self.seat.spot)
+        offset = self.seat.offset
         assert offset is not None, "a plan seats no chunk where it cannot stand"
         return Span(self.shown.kv, self.shown.patch, offset)
 

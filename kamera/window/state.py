@@ -46,6 +46,10 @@ class WindowState:
         return {r.number: r for r in self.residents}
 
     @cached_property
+    def _places(self) -> dict[int, int]:
+        return {resident.number: i for i, resident in enumerate(self.residents)}
+
+    @cached_property
     def seats(self) -> Seats:
         """The same state without tensors."""
         said = None if self.said is None else self.said.seat
@@ -75,9 +79,8 @@ class WindowState:
         if not count:
             raise UnknownSlot("the window is empty, it has no slots: append or recall a chunk first")
         if isinstance(slot, Slot):
-            for i, resident in enumerate(self.residents):
-                if resident.number == slot.number:
-                    return i
+            if (i := self._places.get(slot.number)) is not None:
+                return i
             raise UnknownSlot(
                 f"slot {slot.number} (chunk {slot.chunk_id[:12]}) is not in this window: it has left; "
                 "use recall(chunk_id)"

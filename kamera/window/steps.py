@@ -10,7 +10,8 @@ from kamera.engines import Stand
 from kamera.ops import PatchBudget, Proof
 from kamera.patches import Guarantee, Near
 from kamera.store import ObjectInfo
-from kamera.window.policy import PositionRule
+from kamera.window.policy import PositionRule, ReusePolicy
+from kamera.window.requests import Request
 from kamera.window.seats import Offset, Seat, Seats, Spot
 
 
@@ -68,13 +69,13 @@ class Limits:
 
 
 @dataclass(frozen=True)
-class Newcomer:
-    """A chunk that is to come: its id, its tokens, the number of its vision encodes, and `Facts.heads`."""
+class View:
+    """What a plan is made from, beside its request: a window's seats, stored rows, a policy, and limits."""
 
-    chunk_id: str
-    length: int
-    encodes: int = 0
-    heads: tuple[tuple[str, int], ...] = ()
+    seats: Seats
+    rows: Rows
+    policy: ReusePolicy
+    limits: Limits
 
 
 @dataclass(frozen=True)
@@ -199,12 +200,17 @@ class Cost:
 class Plan:
     """An operation: the window before and after it, its steps in order, and their cost.
 
+    It holds ids, places and keys of rows: no content and no tensor. `KameraWindow.run` runs it. ``request``
+    is what was asked, with names alone, under ``policy``.
+
     ``later`` is the cost of what it leaves for later work; proofs of patches are not in it.
 
     ``arrived`` is the number of the seat it concerns, ``left`` those of the seats that leave. ``heads`` are,
     by number, how many first tokens of prefilled chunks have their KV at hand.
     """
 
+    request: Request
+    policy: ReusePolicy
     operation: str
     before: Seats
     after: Seats
@@ -226,3 +232,22 @@ class Plan:
         return tuple(
             (s.seat.chunk_id, s.patch) for s in self.steps if isinstance(s, Place) and not s.computes
         )
+
+    def outline(self) -> tuple[object, ...]:
+        """All that decides what runs, seats numbered as in `to_json`: equal for plans that do the same."""
+        from kamera.window.plan_json import outline
+
+        return outline(self)
+
+    def to_json(self) -> str:
+        """The plan as JSON. Chunks of the window before it are numbered from 0, new ones behind them."""
+        from kamera.window.plan_json import plan_to_json
+
+        return plan_to_json(self)
+
+    @classmethod
+    def from_json(cls, text: str) -> Plan:
+        """A plan out of `to_json`. Raises ValueError for anything else."""
+        from kamera.window.plan_json import plan_from_json
+
+        return plan_from_json(text)

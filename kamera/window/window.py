@@ -19,19 +19,21 @@ from kamera.engines import Account, Engine
 from kamera.errors import WindowFull
 from kamera.patches import FormingRule, Losses, Triples, form_orbit, form_pairs, later_of, prefill_anchor
 from kamera.store import ChunkStore
+from kamera.window import requests
 from kamera.window.apart import check_parts, stage_of
-from kamera.window.asked import Ask, Look, check_rule, unnoted
 from kamera.window.asking import Question
 from kamera.window.audit import hand_over, served_by
-from kamera.window.bounds import Bounds, decided
+from kamera.window.bounds import Bounds, carried_out
 from kamera.window.certificate import Certificate
 from kamera.window.certified import agree
 from kamera.window.events import Event, Listener, tell
 from kamera.window.inquiry import Inquiry
-from kamera.window.lookback import MIN_SCORE, check_cosine, note_duplicate
+from kamera.window.lookback import check_cosine, found, note_duplicate
+from kamera.window.naming import check_rule
 from kamera.window.planned import Planned
-from kamera.window.policy import Archive, OnLeave, PositionRule, ReusePolicy, check_policy, policy_of
+from kamera.window.policy import Archive, OnLeave, PositionRule, ReusePolicy, policy_of
 from kamera.window.report import Report, SlotReport, Tally, counting
+from kamera.window.requests import MIN_SCORE, Append, Recall, Request, Search
 from kamera.window.serial import serial
 from kamera.window.slots import Slot
 from kamera.window.state import WindowState
@@ -116,13 +118,7 @@ class KameraWindow(Planned):
         """
         if near_duplicate is not None:
             check_cosine("near_duplicate", near_duplicate)
-
-        def look(state: WindowState, tally: Tally) -> None:
-            if near_duplicate is not None:
-                last = state.residents[-1]
-                note_duplicate(self._stage.former, state.residents, last.facts, near_duplicate, tally)
-
-        return self._perform_on_slot("append", lambda asking, _: asking.append(content, archive), look)
+        return self._perform_on_slot(Append(content, archive, near_duplicate))
 
     @serial
     def recall(
@@ -145,11 +141,13 @@ class KameraWindow(Planned):
         Raises UnknownChunk, IncompatibleChunk or CorruptChunk if the chunk is not available, StoreError if
         the store cannot be read.
         """
+        if sum(given is not None for given in (chunk_id, like, question)) != 1:
+            raise ValueError("recall takes a chunk id, like=PICTURE or question=TEXT: give one of the three")
+        check_cosine("min_score", min_score)
+        if chunk_id is not None:
+            return self._perform_on_slot(Recall(chunk_id, move))
         ids = None if question is None else self._asker().question_ids(question)
-
-        return self._perform_on_slot(
-            "recall", lambda asking, tally: asking.recall(chunk_id, tally, like, ids, min_score, move)
-        )
+        return self._perform_on_slot(Search(like, ids, min_score, move))
 
     @serial
     def slide(self, n: int = 1, *, positions: PositionRule = "compact") -> SlotReport:
@@ -159,12 +157,12 @@ class KameraWindow(Planned):
         them in place and rotates nothing. Under another `ReusePolicy.on_leave` than "keep" they are repaired
         or prefilled again instead.
         """
-        return self._perform_on_slot("slide", lambda asking, _: asking.slide(n, positions))
+        return self._perform_on_slot(requests.Slide(n, positions))
 
     @serial
     def evict(self, slot: Slot | int, *, positions: PositionRule = "compact") -> SlotReport:
         """Remove one chunk from any place; it stays archived and can be recalled."""
-        return self._perform_on_slot("evict", lambda asking, _: asking.evict(slot, positions))
+        return self._perform_on_slot(requests.Evict(slot, positions))
 
     @serial
     def reorder(self, permutation: Sequence[int]) -> Report:
@@ -174,22 +172,22 @@ class KameraWindow(Planned):
         their new antecedents (in this order, or the orbit patch of the set when the policy admits
         it).
         """
-        return self._perform("reorder", lambda asking, _: asking.reorder(permutation))
+        return self._perform(requests.Reorder(permutation))
 
     @serial
     def condition(self, slot: Slot | int, on: bool) -> SlotReport:
         """Switch a chunk to its clean canonical view, and back: exact both ways, zero forwards."""
-        return self._perform_on_slot("condition", lambda asking, _: asking.condition(slot, on))
+        return self._perform_on_slot(requests.Condition(slot, on))
 
     @serial
     def insert(self, index: int, content: Content | Chunk, *, on_leave: OnLeave = "repair") -> Report:
         """Put a chunk before the slot at ``index``; chunks behind it are treated as in `arrange`."""
-        return self._perform("insert", lambda asking, _: asking.insert(index, content, on_leave))
+        return self._perform(requests.Insert(index, content, on_leave))
 
     @serial
     def replace(self, slot: Slot | int, content: Content | Chunk, *, on_leave: OnLeave = "repair") -> Report:
         """Replace a chunk, which leaves, with another; chunks behind it are treated as in `arrange`."""
-        return self._perform("replace", lambda asking, _: asking.replace(slot, content, on_leave))
+        return self._perform(requests.Replace(slot, content, on_leave))
 
     @serial
     def arrange(
@@ -208,7 +206,18 @@ class KameraWindow(Planned):
         once; a text that begins as one of the window, or as a stored one ``among`` others, is prefilled from
         where they differ. Raises WindowFull, and the errors of `append`.
         """
-        return self._perform("arrange", lambda asking, _: asking.arrange(order, on_leave, among))
+        return self._perform(requests.Arrange(order, on_leave, among))
+
+    @serial
+    def run(self, plan: Plan, *, chunks: Sequence[Chunk] = ()) -> Report:
+        """Do what a plan shows: one that `plan` or a ``plan_…`` made for the window as it is.
+
+        A plan out of JSON, or of another window, is made again and compared; ``chunks`` are those that it
+        brings. Raises StalePlan for one that is not what this window would do now, UnknownChunk for a chunk
+        that it was not given, and the errors of the operation. If a stored object turns out to be missing or
+        damaged, the request is planned again without it.
+        """
+        return self._answered(plan, chunks=chunks)[0]
 
     @serial
     def form_orbit(self, slot: Slot | int, *, samples: int | None = None, seed: int = 0) -> SlotReport:
@@ -270,21 +279,6 @@ class KameraWindow(Planned):
         self._family.add(branch)
         return branch
 
-    @contextmanager
-    def under(self, policy: ReusePolicy) -> Iterator[None]:
-        """Context in which this window serves ``policy``, asking no certificate; other threads wait for it.
-
-        For callers that judge the trust of single chunks themselves (`kamera.reuse`).
-        """
-        check_policy(policy)
-        with self._lock:
-            terms = self._terms
-            self._terms = replace(terms, served=policy)
-            try:
-                yield
-            finally:
-                self._terms = terms
-
     # -- persistence ---------------------------------------------------------------------------
 
     def flush(self) -> None:
@@ -343,37 +337,48 @@ class KameraWindow(Planned):
 
     # -- inside --------------------------------------------------------------------------------
 
-    def _perform(self, operation: str, ask: Ask, look: Look = unnoted) -> Report:
+    def _perform(self, request: Request | Search) -> Report:
         """One operation, from the present state to the next; an error leaves the present one."""
-        return self._answered(operation, ask, look)[0]
+        return self._answered(request)[0]
 
     def _answered(
-        self, operation: str, ask: Ask, look: Look = unnoted, inquiry: Inquiry | None = None
+        self,
+        request: Request | Search | Plan,
+        inquiry: Inquiry | None = None,
+        *,
+        chunks: Sequence[Chunk] = (),
     ) -> tuple[Report, torch.Tensor | None]:
-        """`_perform`, and the answer's tokens ``[sequences, new]`` behind it, of an ``inquiry``."""
+        """`_perform` or `run`, and the answer's tokens ``[sequences, new]`` behind it, of an ``inquiry``."""
         with self._counting() as tally:
-            stage, bounds = self._stage, self._bounds
-            asked = ask(self._asking(), tally)
-            ready = asked.encoded(stage)
-            done = decided(asked.decide, self._state, asked.coming, bounds, stage, tally, ready, inquiry)
+            stage, former, given = self._stage, self._stage.former, None
+            if isinstance(request, Search):
+                request = Recall(found(former, self._state.residents, request, tally), request.move)
+            if isinstance(request, Plan):
+                given, named = self._own(request, chunks)
+            else:
+                named = self._names().of(request)
+            policy = self.policy if given is None else given.policy
+            done = carried_out(named, self._state, self._bounds, stage, policy, tally, given, inquiry)
             plan, state, answer = done
-            look(state, tally)
+            match plan.request:
+                case Append(near_duplicate=float(least)):
+                    note_duplicate(former, state.residents, state.residents[-1].facts, least, tally)
             stage.show(state, tally)
             hand_over(stage, state, served_by(plan, state), self.policy.audit)
         old = self.slots
         before = {s.number: s for s in old}
-        self._state = state
+        self._state, self._plans = state, ()
         after = self.slots
         evicted = tuple(before[number] for number in plan.left)
         slot = next((s for s in after if s.number == plan.arrived), None)
-        report = tally.report(operation, slot or (evicted[-1] if evicted else None), after, evicted)
+        report = tally.report(plan.operation, slot or (evicted[-1] if evicted else None), after, evicted)
         self._tell(plan, report, old)
         return report, answer
 
-    def _perform_on_slot(self, operation: str, ask: Ask, look: Look = unnoted) -> SlotReport:
+    def _perform_on_slot(self, request: Request | Search) -> SlotReport:
         """`_perform`, of an edit by which a chunk arrives or leaves."""
-        report = self._perform(operation, ask, look)
-        assert isinstance(report, SlotReport), f"{operation} concerns a slot"
+        report = self._perform(request)
+        assert isinstance(report, SlotReport), f"{report.operation} concerns a slot"
         return report
 
     @contextmanager

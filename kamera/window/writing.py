@@ -61,7 +61,7 @@ class _Walk:
         """As `Stage.show`."""
         wanted, patches = [Stand(_ANCHOR, seats.frame, self.limits.anchor)], [0]
         for seat in seats.seats:
-            offset = seat.shown.home.offset(seat.spot)
+            offset = seat.offset
             assert offset is not None, "a plan seats no chunk where it cannot stand"
             names = self.copies if seat.clean is None else self.cleans
             wanted.append(Stand(names[seat.number], offset, seat.length))

@@ -92,13 +92,13 @@ def test_a_save_under_way_holds_up_no_other_thread(tmp_path, monkeypatch):
 
 def test_a_window_that_another_thread_was_changing_is_refused_in_a_child(monkeypatch):
     from kamera import ChunkStore
-    from kamera.window import window as module
+    from kamera.window import bounds as module
 
     backbone = speaking("headers")
     window = KameraWindow(backbone, ChunkStore.open("memory://"), "be brief")
     window.append("one text")
     other = window.fork()
-    with stopped(monkeypatch, module, "decided") as reached:
+    with stopped(monkeypatch, module, "run") as reached:
         thread = threading.Thread(target=window.append, args=("another",))
         thread.start()
         assert reached.wait(DEADLINE)

@@ -12,13 +12,13 @@ import pytest
 from kamera import Backbone, Chunk, ChunkStore, KameraWindow, ReusePolicy
 from kamera.errors import UncertifiedBackbone
 from kamera.ops import apply_patch, compose, patch_of, terms_of, triples_of
-from kamera.window import Guarantee, plan
+from kamera.window import Guarantee, Recall
 from kamera.window.composed import TermRows, composed_offer
 from tests.engines.compare import worst
 from tests.window.certificates import ALL_SAFE, but, certificate
 from tests.window.rig import FULL_RANK, guarantees, live, make, rig, watching
 from tests.window.test_errors import damage
-from tests.window.test_plan import POLICY, Fake, everything, limits, new, standing, worths
+from tests.window.test_plan import POLICY, Fake, decided, everything, limits, new, standing, worths
 
 COMPOSED = ReusePolicy(minimum="composed", rank=FULL_RANK, max_doubt=1.0, composed_up_to=6, forms="always")
 ORDER = [2, 0, 1, 3]
@@ -281,7 +281,7 @@ def terms(target: str, *orders: str) -> Fake:
 
 def recalled(rows: Fake, before: str):
     policy = replace(POLICY, minimum="composed", composed_up_to=6)
-    return plan.recall(standing(*before), new("x"), False, rows, policy, limits())
+    return decided(Recall(new("x"), False), standing(*before), rows, policy, limits())
 
 
 def test_all_terms_of_the_order_have_to_be_there():

@@ -9,9 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kamera.patches import Near
-from kamera.window import ReusePolicy, plan
-from kamera.window.steps import Newcomer, Place
-from tests.window.test_plan import Fake, Row, limits, standing
+from kamera.window import Append, ReusePolicy
+from kamera.window.requests import Newcomer
+from kamera.window.steps import Place
+from tests.window.test_plan import Fake, Row, decided, limits, standing
 
 LENGTHS = {"a": 3, "b": 5, "c": 2, "d": 7}
 POLICY = ReusePolicy(
@@ -43,7 +44,7 @@ def served(store: Stored, present: tuple[str, ...], policy: ReusePolicy = POLICY
     """Antecedents of the patch with which a chunk is placed behind ``present``; None if prefilled."""
     seats = [replace(seat, length=LENGTHS[seat.chunk_id]) for seat in standing(*present).seats]
     before = replace(standing(*present), seats=tuple(seats))
-    made = plan.append(before, Newcomer("x", 4), "now", store, policy, limits())
+    made = decided(Append(Newcomer("x", 4), "now"), before, store, policy, limits())
     (step,) = [step for step in made.steps if isinstance(step, Place)] or [None]
     return None if step is None else step.patch.antecedents
 

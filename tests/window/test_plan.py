@@ -13,9 +13,11 @@ import pytest
 from kamera import window
 from kamera.errors import NotRelocatable, PolicyRefused, WindowFull
 from kamera.ops import PatchBudget, Proof
-from kamera.window import ReusePolicy, plan
+from kamera.window import ReusePolicy
+from kamera.window.plan import plan
+from kamera.window.requests import Append, Arrange, Condition, Evict, Newcomer, Recall, Reorder, Slide
 from kamera.window.seats import Seat, Seats, Source, Spot
-from kamera.window.steps import Archive, Clean, Cost, Harvest, Keep, Limits, Newcomer, Place, Prefill
+from kamera.window.steps import Archive, Clean, Cost, Harvest, Keep, Limits, Place, Prefill, View
 
 LENGTH, ANCHOR = 10, 4
 POLICY = ReusePolicy(certified=False, forms="always")
@@ -108,6 +110,10 @@ def new(name: str, encodes: int = 0) -> Newcomer:
     return Newcomer(name, LENGTH, encodes)
 
 
+def decided(request, state: Seats, rows: Fake, policy: ReusePolicy, bounds: Limits):
+    return plan(request, View(state, rows, policy, bounds))
+
+
 def kinds(made) -> list[str]:
     return [type(step).__name__ for step in made.steps if not isinstance(step, Keep)]
 
@@ -120,22 +126,22 @@ def worths(made) -> list[str]:
 
 
 def test_an_append_of_a_new_chunk_is_two_forwards_and_a_patch():
-    made = plan.append(standing("a", "b"), new("c", 1), "now", everything("a", "b"), POLICY, limits())
+    made = decided(Append(new("c", 1), "now"), standing("a", "b"), everything("a", "b"), POLICY, limits())
     assert kinds(made) == ["Prefill", "Archive", "Harvest"]
     assert made.cost == Cost(forwards=2, tokens=2 * LENGTH, encodes=1)
     assert (worths(made), made.after.seats[-1].archived) == (["exact"] * 3, True)
 
 
 def test_an_append_that_archives_later_is_one_forward():
-    made = plan.append(standing("a"), new("b"), "later", everything("a"), POLICY, limits())
+    made = decided(Append(new("b"), "later"), standing("a"), everything("a"), POLICY, limits())
     assert (kinds(made), made.cost.forwards) == (["Prefill"], 1)
     assert not made.after.seats[-1].archived
-    gone = plan.evict(made.after, 1, "compact", everything("a"), POLICY, limits())
+    gone = decided(Evict(1, "compact"), made.after, everything("a"), POLICY, limits())
     assert (kinds(gone), gone.cost.forwards) == (["Archive", "Harvest"], 1)
 
 
 def test_the_first_chunk_is_its_canonical():
-    made = plan.append(standing(), new("a"), "now", Fake(), POLICY, limits())
+    made = decided(Append(new("a"), "now"), standing(), Fake(), POLICY, limits())
     (step,) = [s for s in made.steps if isinstance(s, Place)]
     assert (step.patch, step.computes, made.cost.forwards) == (None, True, 1)
     assert worths(made) == ["exact"]
@@ -144,7 +150,7 @@ def test_the_first_chunk_is_its_canonical():
 def test_a_recall_with_a_stored_patch_costs_nothing():
     rows = everything("a", "b")
     rows.patches["b", ("a",), "exact"] = "exact"
-    made = plan.recall(standing("a"), new("b"), False, rows, POLICY, limits())
+    made = decided(Recall(new("b"), False), standing("a"), rows, POLICY, limits())
     assert (kinds(made), made.cost, worths(made)) == (["Place"], Cost(), ["exact", "patched"])
 
 
@@ -155,7 +161,7 @@ def test_a_chunk_with_a_base_takes_one_forward_and_a_patch():
     rows = everything("a")
     rows.bases["b"] = BASE
     for before, name in ((standing("a"), "b"), (standing(), "b")):
-        made = plan.append(before, new(name, 0), "now", rows, POLICY, limits())
+        made = decided(Append(new(name, 0), "now"), before, rows, POLICY, limits())
         assert kinds(made) == ["Prefill", "Harvest"] and made.cost == Cost(1, LENGTH)
         assert [s.base for s in made.steps if isinstance(s, Harvest)] == ["other"]
         assert set(worths(made)) == {"exact"}
@@ -165,11 +171,11 @@ def test_a_base_with_its_patch_costs_nothing_and_stands_elsewhere():
     rows = everything()
     rows.bases["b"] = BASE
     rows.based["b", (), "other"] = Row((), "exact", "exact")
-    made = plan.append(standing(), new("b"), "now", rows, POLICY, limits())
+    made = decided(Append(new("b"), "now"), standing(), rows, POLICY, limits())
     (step,) = [s for s in made.steps if isinstance(s, Place)]
     assert (step.patch.base, step.computes, made.cost, worths(made)) == ("other", False, Cost(), ["patched"])
     assert step.seat.source.home == Line().compact(["b"])[0].moved((3,))
-    gone = plan.evict(made.after, 0, "compact", rows, POLICY, limits())
+    gone = decided(Evict(0, "compact"), made.after, rows, POLICY, limits())
     assert (kinds(gone), gone.cost) == ([], Cost())
 
 
@@ -177,13 +183,13 @@ def test_a_base_with_its_patch_costs_nothing_and_stands_elsewhere():
 def test_a_base_is_no_canonical_to_show_blind_or_exact(changed):
     rows = everything("a")
     rows.bases["b"] = BASE
-    made = plan.append(standing("a"), new("b"), "now", rows, replace(POLICY, **changed), limits())
+    made = decided(Append(new("b"), "now"), standing("a"), rows, replace(POLICY, **changed), limits())
     assert worths(made)[-1] == "exact" and kinds(made)[0] == "Prefill"
     assert ("Archive" in kinds(made)) == (changed == {"minimum": "exact"})
 
 
 def test_a_recall_without_one_forms_it():
-    made = plan.recall(standing("a"), new("b"), False, everything("a", "b"), POLICY, limits())
+    made = decided(Recall(new("b"), False), standing("a"), everything("a", "b"), POLICY, limits())
     assert kinds(made) == ["Prefill", "Harvest"]
     assert (made.cost.forwards, worths(made)) == (1, ["exact", "exact"])
 
@@ -191,7 +197,7 @@ def test_a_recall_without_one_forms_it():
 def test_a_patch_of_weaker_antecedents_does_not_do():
     rows = everything("a", "b")
     rows.patches["b", ("a",), "exact"] = "near"
-    made = plan.recall(standing("a"), new("b"), False, rows, POLICY, limits())
+    made = decided(Recall(new("b"), False), standing("a"), rows, POLICY, limits())
     assert made.cost.forwards == 1
 
 
@@ -200,15 +206,15 @@ def test_weaker_patches_serve_where_the_policy_says(minimum, kind, worth):
     rows = everything("a", "b")
     rows.patches["b", ("a",) if kind == "orbit" else ("z",), kind] = "exact"
     policy = replace(POLICY, minimum=minimum, max_divergence=1.0 if minimum == "near" else None)
-    made = plan.recall(standing("a"), new("b"), False, rows, policy, limits())
+    made = decided(Recall(new("b"), False), standing("a"), rows, policy, limits())
     assert (made.cost.forwards, worths(made)[1]) == (0, worth)
-    strict = plan.recall(standing("a"), new("b"), False, rows, POLICY, limits())
+    strict = decided(Recall(new("b"), False), standing("a"), rows, POLICY, limits())
     assert strict.cost.forwards == 1
 
 
 def test_a_blind_miss_runs_nothing():
     policy = replace(POLICY, on_miss="blind")
-    made = plan.recall(standing("a"), new("b"), False, everything("a", "b"), policy, limits())
+    made = decided(Recall(new("b"), False), standing("a"), everything("a", "b"), policy, limits())
     assert (made.cost.forwards, worths(made)) == (0, ["exact", "blind"])
 
 
@@ -216,20 +222,20 @@ def test_a_blind_miss_runs_nothing():
 
 
 def test_a_slide_costs_nothing_and_turns_nothing():
-    made = plan.slide(standing("a", "b", "c"), 1, "compact", everything("a", "b", "c"), POLICY, limits())
+    made = decided(Slide(1, "compact"), standing("a", "b", "c"), everything("a", "b", "c"), POLICY, limits())
     assert (kinds(made), made.cost, worths(made)) == ([], Cost(), ["survivor", "survivor"])
     assert made.after.frame == (LENGTH,)
     assert [s.spot for s in made.after.seats] == [s.spot for s in made.before.seats[1:]]
 
 
 def test_a_slide_that_keeps_positions_leaves_a_gap():
-    made = plan.slide(standing("a", "b"), 1, "keep", everything("a", "b"), POLICY, limits())
+    made = decided(Slide(1, "keep"), standing("a", "b"), everything("a", "b"), POLICY, limits())
     assert (made.after.shift, made.after.frame) == ((LENGTH,), (0,))
 
 
 def test_under_exact_what_stays_is_prefilled_again():
     policy = replace(POLICY, minimum="exact")
-    made = plan.slide(standing("a", "b", "c"), 1, "compact", everything("a", "b", "c"), policy, limits())
+    made = decided(Slide(1, "compact"), standing("a", "b", "c"), everything("a", "b", "c"), policy, limits())
     assert worths(made) == ["exact", "exact"]
     assert made.cost.forwards == 1  # the first leads now: its canonical is stored
 
@@ -237,7 +243,7 @@ def test_under_exact_what_stays_is_prefilled_again():
 def test_a_reorder_leaves_an_unchanged_front_and_uses_patches():
     rows = everything("a", "b", "c")
     rows.patches["c", ("a",), "exact"] = "exact"
-    made = plan.reorder(standing("a", "b", "c"), [0, 2, 1], rows, POLICY, limits())
+    made = decided(Reorder([0, 2, 1]), standing("a", "b", "c"), rows, POLICY, limits())
     assert [type(s).__name__ for s in made.steps] == ["Place", "Prefill", "Harvest", "Keep"]
     assert (made.cost.forwards, worths(made)) == (1, ["exact", "patched", "patched"])
     assert [s.number for s in made.after.seats] == [made.before.seats[i].number for i in (0, 2, 1)]
@@ -247,9 +253,13 @@ def test_a_patch_that_a_plan_forms_serves_later_in_it():
     """The same chunk twice behind the same antecedents: the second finds what the first will have formed."""
     state = standing("a", "b", "c")
     late = replace(state.seats[2], archived=False)
-    made = plan.reorder(replace(state, seats=(*state.seats[:2], late)), [0, 1, 2], Fake(), POLICY, limits())
+    made = decided(
+        Reorder([0, 1, 2]), replace(state, seats=(*state.seats[:2], late)), Fake(), POLICY, limits()
+    )
     assert made.cost == Cost()  # nothing changes, so nothing is archived
-    moved = plan.reorder(replace(state, seats=(*state.seats[:2], late)), [1, 0, 2], Fake(), POLICY, limits())
+    moved = decided(
+        Reorder([1, 0, 2]), replace(state, seats=(*state.seats[:2], late)), Fake(), POLICY, limits()
+    )
     archive = next(s for s in moved.steps if isinstance(s, Archive) and s.number == late.number)
     assert archive.computes and any(isinstance(s, Harvest) and s.number == late.number for s in moved.steps)
 
@@ -258,17 +268,17 @@ def test_an_arrangement_keeps_repairs_or_prefills():
     rows = everything("a", "b", "c")
     for on_leave, forwards, last in (("keep", 0, "survivor"), ("repair", 1, "exact"), ("exact", 1, "exact")):
         state = standing("a", "b", "c")
-        made = plan.arrange(state, [state.seats[0], state.seats[2]], on_leave, rows, POLICY, limits())
+        made = decided(Arrange((0, 2), on_leave), state, rows, POLICY, limits())
         assert (made.cost.forwards, worths(made)[-1]) == (forwards, last), on_leave
         assert made.left == (state.seats[1].number,)
 
 
 def test_a_chunk_is_shown_clean_and_conditioned_again():
     rows = everything("a", "b")
-    clean = plan.condition(standing("a", "b"), 1, False, rows, POLICY, limits())
+    clean = decided(Condition(1, False), standing("a", "b"), rows, POLICY, limits())
     assert ([type(s) for s in clean.steps][:1], clean.cost.forwards) == ([Clean], 0)
     assert worths(clean) == ["exact", "blind"]
-    again = plan.condition(clean.after, 1, True, rows, POLICY, limits())
+    again = decided(Condition(1, True), clean.after, rows, POLICY, limits())
     assert (worths(again), kinds(again)) == (["exact", "exact"], [])
 
 
@@ -277,17 +287,17 @@ def test_a_chunk_is_shown_clean_and_conditioned_again():
 
 def test_a_full_window_slides_and_refuses_too_large_chunks():
     small = limits(max_tokens=ANCHOR + 2 * LENGTH)
-    made = plan.append(standing("a", "b"), new("c"), "now", everything("a", "b"), POLICY, small)
+    made = decided(Append(new("c"), "now"), standing("a", "b"), everything("a", "b"), POLICY, small)
     assert made.after.chunk_ids == ("b", "c") and len(made.left) == 1
     with pytest.raises(WindowFull, match="room for 9"):
-        plan.append(standing(), new("c"), "now", Fake(), POLICY, limits(max_tokens=ANCHOR + 9))
+        decided(Append(new("c"), "now"), standing(), Fake(), POLICY, limits(max_tokens=ANCHOR + 9))
 
 
 def test_what_no_forward_makes_exact_is_refused():
     policy = replace(POLICY, minimum="exact")
-    blind = plan.condition(standing("a", "b"), 1, False, everything("a", "b"), POLICY, limits()).after
+    blind = decided(Condition(1, False), standing("a", "b"), everything("a", "b"), POLICY, limits()).after
     with pytest.raises(PolicyRefused, match="holds blind KV"):
-        plan.append(blind, new("c"), "now", everything("a", "b"), policy, limits())
+        decided(Append(new("c"), "now"), blind, everything("a", "b"), policy, limits())
 
 
 def test_a_chunk_that_changes_shape_does_not_move():
@@ -295,7 +305,7 @@ def test_a_chunk_that_changes_shape_does_not_move():
     odd = replace(state.seats[1].source, home=replace(state.seats[1].spot, shape="bent"))
     seats = (state.seats[0], replace(state.seats[1], source=odd, spot=odd.home))
     with pytest.raises(NotRelocatable, match="does not move as a whole"):
-        plan.slide(Seats.home(seats, 1), 1, "compact", everything("a", "b"), POLICY, limits())
+        decided(Slide(1, "compact"), Seats.home(seats, 1), everything("a", "b"), POLICY, limits())
 
 
 def test_a_position_past_the_limit_is_refused_at_planning():
@@ -304,12 +314,12 @@ def test_a_position_past_the_limit_is_refused_at_planning():
             raise NotRelocatable("too far")
 
     with pytest.raises(NotRelocatable):
-        plan.append(standing("a"), new("b"), "now", everything("a"), POLICY, limits(check=check))
+        decided(Append(new("b"), "now"), standing("a"), everything("a"), POLICY, limits(check=check))
 
 
 def test_a_plan_changes_nothing_it_was_given():
     state = standing("a", "b", "c")
-    made = plan.reorder(state, [2, 1, 0], everything("a", "b", "c"), POLICY, limits())
+    made = decided(Reorder([2, 1, 0]), state, everything("a", "b", "c"), POLICY, limits())
     assert made.before is state and state == standing_as(state)
     assert [type(s) for s in made.steps if isinstance(s, Prefill)]
 
@@ -336,6 +346,6 @@ def test_a_patch_formed_behind_stronger_kv_is_not_formed_again_whatever_its_rank
     rows.patch = lambda *given: Row(("a", "b"), "exact", stored, budget=PatchBudget(1))
     first, second = standing("a", "b").seats
     before = replace(standing("a", "b"), seats=(first, second.labelled("patched")))
-    made = plan.append(before, new("c"), "now", rows, POLICY, limits())
+    made = decided(Append(new("c"), "now"), before, rows, POLICY, limits())
     assert kinds(made).count("Harvest") == harvests
     assert worths(made) == ["exact", "patched", "patched"]

@@ -7,6 +7,7 @@ import pytest
 from kamera import ChatSession, ChunkStore, KameraWindow, ReusePolicy
 from kamera.reuse import Reuser
 from kamera.sessions import SessionPool
+from kamera.window import Append
 from tests.sessions.rig import speaking
 
 PLACES = {
@@ -24,11 +25,9 @@ PLACES = {
         speaking("headers"), ChunkStore.open("memory://"), policy=policy, save=to
     ),
     "reuser": lambda policy, to: Reuser(speaking("headers"), ChunkStore.open("memory://"), policy),
-    "under": lambda policy, to: (
-        KameraWindow(speaking("headers"), ChunkStore.open("memory://"), policy=ReusePolicy.exact())
-        .under(policy)
-        .__enter__()
-    ),
+    "plan": lambda policy, to: KameraWindow(
+        speaking("headers"), ChunkStore.open("memory://"), policy=ReusePolicy.exact()
+    ).plan(Append("a text"), policy=policy),
 }
 WRONG = {
     "name": ("streaming", "policy 'streaming' is no ReusePolicy: give ReusePolicy.streaming()"),
@@ -56,7 +55,7 @@ def test_what_is_no_policy_is_named(place, wrong, tmp_path):
     assert not (tmp_path / "saved").exists()
 
 
-@pytest.mark.parametrize("place", [place for place in PLACES if place != "under"])
+@pytest.mark.parametrize("place", PLACES)
 def test_a_policy_or_none_is_taken(place, tmp_path):
     for policy in (None, ReusePolicy.exact(), ReusePolicy.streaming()):
         assert PLACES[place](policy, tmp_path / "saved") is not None

@@ -22,7 +22,7 @@ from kamera.window.slots import Slot
 from kamera.window.state import WindowState
 
 
-class View:
+class Contents:
     """The read-only view of a window.
 
     It is a sequence of its slots: ``window[0]``, ``window[-1]``, ``window[1:]``, ``for slot in window``,
@@ -36,7 +36,7 @@ class View:
     _lock: forks.Lock
     _account: Account
     _notes: list[str]  # for the next report
-    _family: weakref.WeakSet[View]  # it and its forks
+    _family: weakref.WeakSet[Contents]  # it and its forks
     _shown: tuple[WindowState, tuple[Slot, ...]] | None = None  # the slots of the state last asked for
 
     @property

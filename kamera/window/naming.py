@@ -1,0 +1,235 @@
+"""Requests with names alone: their chunks are looked up, and none is encoded yet."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from kamera.content import Chunk, Encoded
+from kamera.errors import IncompatibleChunk, InvalidPermutation, UnknownChunk, quote
+from kamera.patches import Facts, Former
+from kamera.window.heads import Heads, head_at, heads_of, texts
+from kamera.window.lookback import named
+from kamera.window.policy import OnLeave
+from kamera.window.requests import (
+    Append,
+    Arrange,
+    Condition,
+    Evict,
+    Insert,
+    Newcomer,
+    Recall,
+    Reorder,
+    Replace,
+    Request,
+    Slide,
+)
+from kamera.window.slots import Slot
+from kamera.window.state import WindowState, indices
+
+
+@dataclass(frozen=True, eq=False)
+class Named:
+    """A request with names alone, the facts of its incoming chunks by id, and those still to encode.
+
+    The facts of a chunk that is not encoded yet are those of its plan: tokens and grids fix its positions.
+    """
+
+    request: Request
+    coming: Mapping[str, Facts] = field(default_factory=dict)
+    unseen: Mapping[str, Chunk] = field(default_factory=dict)
+
+    def encoded(self, former: Former) -> dict[str, Facts]:
+        """The facts of the chunks that are to be encoded; they are encoded now, by their forwards."""
+        return {
+            chunk.id: dataclasses.replace(former.encodings.made(chunk), heads=self.coming[chunk.id].heads)
+            for chunk in self.unseen.values()
+        }
+
+
+class Names:
+    """Names the requests to one window in its present state."""
+
+    def __init__(self, former: Former, state: WindowState) -> None:
+        self._former = former
+        self._state = state
+
+    def of(self, request: Request) -> Named:
+        """A request with names alone. Raises ValueError, or a named error, for one that cannot be meant."""
+        match request:
+            case Append():
+                return self._append(request)
+            case Recall(chunk, move):
+                return self._recall(chunk, move)
+            case Slide(n, rule):
+                check_rule(rule)
+                return Named(Slide(self._number(n), rule))
+            case Evict(slot, rule):
+                check_rule(rule)
+                return Named(Evict(self._state.index(slot), rule))
+            case Reorder(permutation):
+                return Named(Reorder(self._order(permutation)))
+            case Condition(slot, on):
+                if not isinstance(on, bool):
+                    raise ValueError(f"on {quote(on)} is neither True nor False")
+                return Named(Condition(self._state.index(slot), on))
+            case Insert(index, content, on_leave):
+                count = len(self._state.residents)
+                if not isinstance(index, int) or isinstance(index, bool) or not 0 <= index <= count:
+                    raise ValueError(f"index {quote(index)} of a window of {count}: give 0..{count}")
+                there = [Here(i) for i in range(count)]
+                return self._arrange([*there[:index], content, *there[index:]], on_leave, (), "insert")
+            case Replace(slot, content, on_leave):
+                index, there = self._state.index(slot), [Here(i) for i in range(len(self._state.residents))]
+                wanted = [*there[:index], content, *there[index + 1 :]]
+                return self._arrange(wanted, on_leave, (), "replace")
+            case Arrange(order, on_leave, among):
+                slots = [s.number for s in order if isinstance(s, Slot)]
+                if len(slots) != len(set(slots)):
+                    raise InvalidPermutation("arrange names a slot twice: give each slot once")
+                wanted = [Here(self._state.index(s)) if isinstance(s, Slot) else s for s in order]
+                return self._arrange(wanted, on_leave, among, "arrange")
+            case _:
+                return Named(request)
+
+    def again(self, request: Request, chunks: Sequence[Chunk]) -> Named:
+        """A request that has names already, with the ``chunks`` that it names.
+
+        Raises UnknownChunk for a newcomer that is not among them.
+        """
+        given = {chunk.id: chunk for chunk in chunks}
+
+        def chunk_of(newcomer: Newcomer) -> Chunk:
+            if newcomer.chunk_id not in given:
+                raise UnknownChunk(
+                    f"the plan brings chunk {newcomer.chunk_id[:12]}, which this window was not given: "
+                    "run it with chunks=[…]"
+                )
+            return given[newcomer.chunk_id]
+
+        match request:
+            case Append(content=Newcomer() as newcomer):
+                return self.of(dataclasses.replace(request, content=chunk_of(newcomer)))
+            case Recall(chunk=Newcomer() as newcomer):
+                return self.of(dataclasses.replace(request, chunk=newcomer.chunk_id))
+            case Arrange(order, on_leave, _, operation):
+                count, wanted = len(self._state.residents), list[Any]()
+                for item in order:
+                    assert isinstance(item, int | Newcomer), "a plan's request has names alone"
+                    if isinstance(item, int) and not 0 <= item < count:
+                        raise UnknownChunk(f"the plan names slot {item} of a window of {count}")
+                    wanted.append(Here(item) if isinstance(item, int) else chunk_of(item))
+                return self._arrange(wanted, on_leave, chunks, operation)
+            case _:
+                return self.of(request)
+
+    # -- inside --------------------------------------------------------------------------------
+
+    def _append(self, request: Append) -> Named:
+        if request.archive not in ("now", "later", None):
+            raise ValueError(f'archive {quote(request.archive)} is neither "now" nor "later"')
+        chunk = self._chunk(request.content)
+        facts = self._former.stored(chunk) or self._here(chunk.id)
+        heads = head_at(chunk, self._state, len(self._state.residents))
+        newcomer = _newcomer(chunk, facts, heads)
+        return _named(dataclasses.replace(request, content=newcomer), [(chunk, facts)], {chunk.id: heads})
+
+    def _recall(self, chunk: Any, move: bool) -> Named:
+        chunk_id = named(self._former, self._state.residents, chunk)
+        facts = self._here(chunk_id) or self._former.known(chunk_id)
+        return Named(Recall(Newcomer(chunk_id, facts.length), move), {chunk_id: facts})
+
+    def _number(self, n: int) -> int:
+        count = len(self._state.residents)
+        if not isinstance(n, int) or isinstance(n, bool):
+            raise ValueError(f"cannot slide {quote(n)} chunks: give a whole number")
+        if not count:
+            raise ValueError("the window is empty, nothing can slide out: append or recall a chunk first")
+        if not 1 <= n <= count:
+            raise ValueError(f"cannot slide {n} chunks out of a window of {count}")
+        return n
+
+    def _order(self, permutation: Sequence[int]) -> tuple[int, ...]:
+        order, count = indices(permutation), len(self._state.residents)
+        if sorted(order) != list(range(count)):
+            raise InvalidPermutation(
+                f"{quote(order)} is no permutation of the window's {count} slots: give each index once"
+            )
+        return tuple(order)
+
+    def _arrange(
+        self, wanted: Sequence[Any], on_leave: OnLeave, among: Sequence[Chunk], operation: Any
+    ) -> Named:
+        """``wanted``: `Here` for chunks of the window, contents for others."""
+        if on_leave not in ("keep", "repair", "exact"):
+            raise ValueError(f"on_leave {quote(on_leave)} is none of keep, repair, exact")
+        found: dict[str, tuple[Chunk, Facts | None]] = {}
+        here = texts((r.facts for r in self._state.residents), among)
+        heads: dict[str, Heads] = {}
+        items: list[int | Newcomer] = []
+        same = (i for i, item in enumerate(wanted) if not (isinstance(item, Here) and item.index == i))
+        change = next(same, len(wanted))
+        for index, item in enumerate(wanted):
+            if isinstance(item, Here):
+                items.append(item.index)
+                continue
+            chunk = self._chunk(item)
+            first = chunk.id not in found
+            if first:
+                found[chunk.id] = chunk, self._here(chunk.id) or self._former.stored(chunk)
+                there = head_at(chunk, self._state, index) if index == change else ()
+                heads[chunk.id] = tuple(dict([*there, *heads_of(chunk, here)]).items())
+            newcomer = _newcomer(*found[chunk.id], heads[chunk.id])
+            items.append(newcomer if first else Newcomer(chunk.id, newcomer.length))
+        return _named(Arrange(tuple(items), on_leave, (), operation), list(found.values()), heads)
+
+    def _here(self, chunk_id: str) -> Facts | None:
+        return next((r.facts for r in self._state.residents if r.facts.chunk_id == chunk_id), None)
+
+    def _chunk(self, content: Any) -> Chunk:
+        chunk = content if isinstance(content, Chunk) else self._former.backbone.chunk(content)
+        own = self._former.context.fingerprint
+        if chunk.fingerprint != own:
+            raise IncompatibleChunk(
+                f"chunk {chunk.id[:12]} was built by backbone {chunk.fingerprint[:12]}, this window's is "
+                f"{own[:12]}: build it with window.backbone.chunk()"
+            )
+        return chunk
+
+
+@dataclass(frozen=True)
+class Here:
+    """A chunk of the window, by its index: a bare number is content that is refused."""
+
+    index: int
+
+
+def check_rule(rule: str) -> None:
+    """Raise ValueError for an unknown rule of positions."""
+    if rule not in ("compact", "keep"):
+        raise ValueError(f'positions {quote(rule)} is neither "compact" nor "keep"')
+
+
+def _newcomer(chunk: Chunk, facts: Facts | None, heads: Heads) -> Newcomer:
+    towers = sum(name.startswith("pixel_values") for name in chunk.inputs) if facts is None else 0
+    return Newcomer(chunk.id, chunk.num_tokens, towers, heads)
+
+
+def _named(
+    request: Request, found: Sequence[tuple[Chunk, Facts | None]], heads: Mapping[str, Heads]
+) -> Named:
+    def media(chunk: Chunk) -> dict[str, torch.Tensor]:
+        return {"inputs_embeds": torch.empty(0)} if chunk.has_media else {}  # marks that there is media
+
+    coming = {
+        chunk.id: facts
+        or Facts(chunk.id, Encoded(chunk.input_ids, chunk.position_inputs(), media(chunk)), chunk.label)
+        for chunk, facts in found
+    }
+    for name, others in heads.items():
+        coming[name] = dataclasses.replace(coming[name], heads=others)
+    return Named(request, coming, {chunk.id: chunk for chunk, facts in found if facts is None})

@@ -1,0 +1,122 @@
+"""Plans as JSON, and their comparison: seats are numbered by their places, new ones behind them."""
+
+from __future__ import annotations
+
+import functools
+import json
+import operator
+from collections.abc import Mapping
+from functools import cache
+from typing import Any
+
+import cattrs
+from cattrs.gen import make_dict_structure_fn, override
+from cattrs.preconf.json import make_converter
+from cattrs.strategies import configure_tagged_union
+
+from kamera.errors import quote
+from kamera.window.policy import ReusePolicy
+from kamera.window.requests import (
+    Append,
+    Arrange,
+    Condition,
+    Evict,
+    Newcomer,
+    Recall,
+    Reorder,
+    Request,
+    Restore,
+    Slide,
+    Without,
+)
+from kamera.window.steps import Plan, Step
+
+FORMAT = 1
+
+
+def plan_to_json(plan: Plan) -> str:
+    """A plan as JSON."""
+    document = _unstructured(plan)
+    return json.dumps({"format": FORMAT, **document}, separators=(",", ":"))
+
+
+def plan_from_json(text: str) -> Plan:
+    """A plan out of `plan_to_json`. Raises ValueError for anything else."""
+    try:
+        document = json.loads(text)
+        if document.pop("format") != FORMAT:
+            raise ValueError("it has another format")
+        return _converter().structure(document, Plan)
+    except (ValueError, TypeError, KeyError, AttributeError, cattrs.BaseValidationError) as error:
+        raise ValueError(
+            f"{quote(text)} is no plan ({type(error).__name__}): write it with to_json"
+        ) from None
+
+
+def outline(plan: Plan) -> tuple[object, ...]:
+    """See `Plan.outline`."""
+    document = _unstructured(plan)
+    names = ("request", "policy", "operation", "before", "after", "steps", "left")
+    return tuple(json.dumps(document[name], sort_keys=True) for name in names)
+
+
+def _unstructured(plan: Plan) -> dict[str, Any]:
+    document: dict[str, Any] = _converter().unstructure(plan)
+    numbers = {seat.number: i for i, seat in enumerate(plan.before.seats)}
+    return _renumbered(document, numbers)
+
+
+def _renumbered(value: Any, numbers: dict[int, int]) -> Any:
+    """The document with seats numbered in the order in which they come; unknown ones get the next number."""
+    if isinstance(value, Mapping):
+        return {
+            key: numbers.setdefault(part, len(numbers))
+            if key in ("number", "arrived") and part is not None
+            else [numbers.setdefault(n, len(numbers)) for n in part]
+            if key == "left"
+            else _renumbered(part, numbers)
+            for key, part in value.items()
+        }
+    return [_renumbered(part, numbers) for part in value] if isinstance(value, list | tuple) else value
+
+
+@cache
+def _converter() -> cattrs.Converter:
+    made = make_converter(forbid_extra_keys=True)
+    made.register_unstructure_hook(ReusePolicy, ReusePolicy.to_info)
+    made.register_structure_hook(ReusePolicy, lambda info, _: ReusePolicy(**info))
+
+    def name(value: Any, _: object = None) -> int | Newcomer:
+        """A slot by its index, or a chunk that comes."""
+        return value if isinstance(value, int) else made.structure(value, Newcomer)
+
+    def names(values: Any, _: object = None) -> tuple[int | Newcomer, ...]:
+        return tuple(name(value) for value in values)
+
+    for kind, fields in _NAMES.items():
+        given: dict[str, Any] = {f: override(struct_hook=names if f == "order" else name) for f in fields}
+        if kind is Arrange:
+            given["among"] = override(struct_hook=lambda *_: ())
+        made.register_structure_hook(
+            kind, make_dict_structure_fn(kind, made, _cattrs_forbid_extra_keys=True, **given)
+        )
+    named: Any = functools.reduce(operator.or_, _NAMES)
+    configure_tagged_union(named, made)
+    configure_tagged_union(Step, made)
+    made.register_structure_hook(Request, lambda value, _: made.structure(value, named))
+    made.register_unstructure_hook(Request, lambda value: made.unstructure(value, named))
+    return made
+
+
+_NAMES: dict[type, tuple[str, ...]] = {
+    Append: ("content",),
+    Recall: ("chunk",),
+    Slide: (),
+    Evict: ("slot",),
+    Reorder: (),
+    Arrange: ("order",),
+    Condition: ("slot",),
+    Without: (),
+    Restore: (),
+}
+"""The requests of plans, with the fields that are names in them."""

@@ -1,0 +1,138 @@
+"""Requests to a window, as data: `KameraWindow.plan` plans them, and operations are made of them.
+
+A request is given with contents in any form and with slots. It is planned with names alone: contents are
+`Newcomer`\\ s then, slots are their indices, so a plan holds no content and can be written down.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+
+from kamera.content import Chunk, Content
+from kamera.window.policy import Archive as ArchiveRule
+from kamera.window.policy import OnLeave, PositionRule
+from kamera.window.slots import Slot
+
+MIN_SCORE = 0.9
+"""Default cosine below which `KameraWindow.recall` accepts no look-alike."""
+
+
+@dataclass(frozen=True)
+class Newcomer:
+    """A chunk that is to come: its id, its tokens, the number of its vision encodes, and `Facts.heads`."""
+
+    chunk_id: str
+    length: int
+    encodes: int = 0
+    heads: tuple[tuple[str, int], ...] = ()
+
+
+@dataclass(frozen=True)
+class Append:
+    """See `KameraWindow.append`."""
+
+    content: Content | Chunk | Newcomer
+    archive: ArchiveRule | None = None
+    near_duplicate: float | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Search:
+    """A recall by likeness to a picture, or by a question: token ids ``[tokens]``.
+
+    See `KameraWindow.recall`. It looks into the store, and is planned as the `Recall` of what it finds.
+    """
+
+    like: Content | Chunk | None = None
+    question: torch.Tensor | None = None
+    min_score: float = MIN_SCORE
+    move: bool = False
+
+
+@dataclass(frozen=True)
+class Recall:
+    """See `KameraWindow.recall`."""
+
+    chunk: str | Slot | Chunk | Newcomer
+    move: bool = False
+
+
+@dataclass(frozen=True)
+class Slide:
+    """See `KameraWindow.slide`."""
+
+    n: int = 1
+    positions: PositionRule = "compact"
+
+
+@dataclass(frozen=True)
+class Evict:
+    """See `KameraWindow.evict`."""
+
+    slot: Slot | int
+    positions: PositionRule = "compact"
+
+
+@dataclass(frozen=True)
+class Reorder:
+    """See `KameraWindow.reorder`."""
+
+    permutation: Sequence[int]
+
+
+@dataclass(frozen=True)
+class Insert:
+    """See `KameraWindow.insert`; it is planned as an `Arrange`."""
+
+    index: int
+    content: Content | Chunk
+    on_leave: OnLeave = "repair"
+
+
+@dataclass(frozen=True)
+class Replace:
+    """See `KameraWindow.replace`; it is planned as an `Arrange`."""
+
+    slot: Slot | int
+    content: Content | Chunk
+    on_leave: OnLeave = "repair"
+
+
+@dataclass(frozen=True)
+class Arrange:
+    """See `KameraWindow.arrange`. ``order`` names slots by themselves, or when it is planned by index."""
+
+    order: Sequence[Slot | Content | Chunk] | tuple[int | Newcomer, ...]
+    on_leave: OnLeave = "repair"
+    among: Sequence[Chunk] = ()
+    operation: Literal["arrange", "insert", "replace"] = "arrange"
+
+
+@dataclass(frozen=True)
+class Condition:
+    """See `KameraWindow.condition`."""
+
+    slot: Slot | int
+    on: bool
+
+
+@dataclass(frozen=True)
+class Without:
+    """The window as if the chunk at ``index`` had never been there, for `KameraWindow.is_load_bearing`."""
+
+    index: int
+
+
+@dataclass(frozen=True)
+class Restore:
+    """The chunks as a policy admits them: those that it does not keep are placed anew."""
+
+
+Edit = Append | Recall | Slide | Evict | Reorder | Insert | Replace | Arrange | Condition
+"""What users ask for."""
+
+Request = Edit | Without | Restore

@@ -1,0 +1,91 @@
+"""A turn is planned once and run by that plan; an edit under "auto" compares plans and runs one of them."""
+
+from __future__ import annotations
+
+import pytest
+
+from kamera import Backbone, ChatSession, ChunkStore, KameraWindow, ReusePolicy, testbed
+from kamera.edits import policies
+from kamera.reuse import Reuser
+from kamera.window import GUARANTEES, Plan, bounds, run
+from tests.sessions.test_price import OPTIONS, shown
+
+POLICIES = {
+    "default": ReusePolicy(certified=True),
+    "exact": ReusePolicy.exact(),
+    "streaming": ReusePolicy.streaming(),
+}
+
+
+@pytest.fixture(scope="module")
+def backbone() -> Backbone:
+    return Backbone(*testbed.load())
+
+
+@pytest.fixture(scope="module")
+def frames() -> list:
+    return [frame.image for frame in testbed.World(seed=3).episode(0, legends=6).frames]
+
+
+@pytest.fixture
+def seen(monkeypatch) -> dict[str, list[Plan]]:
+    """The plans that windows make, and those that are run; both still do what they do."""
+    made, ran = list[Plan](), list[Plan]()
+    planned, acted = bounds.planned, bounds.run
+
+    def making(request, view):
+        made.append(planned(request, view))
+        return made[-1]
+
+    def running(plan, *rest):
+        ran.append(plan)
+        return acted(plan, *rest)
+
+    monkeypatch.setattr(bounds, "planned", making)
+    monkeypatch.setattr(bounds, "run", running)
+    assert acted is run.run
+    return {"made": made, "ran": ran}
+
+
+def admitted(plan: Plan, window: KameraWindow) -> bool:
+    return plan.request.on_leave == "exact" or all(
+        GUARANTEES.index(worth) <= GUARANTEES.index(window.policy.minimum) for worth in plan.after.worths
+    )
+
+
+@pytest.mark.parametrize("reuse", [False, True])
+@pytest.mark.parametrize("policy", POLICIES)
+def test_an_appended_turn_makes_one_plan_and_runs_it(backbone, frames, seen, policy, reuse):
+    session = ChatSession(backbone, ChunkStore.open("memory://"), policy=POLICIES[policy], reuse=reuse)
+    for i, frame in enumerate(frames[:4]):
+        session.send([*session.messages, shown(frame)], **OPTIONS)
+        assert len(seen["made"]) == len(seen["ran"]) == i + 1
+        assert seen["made"][-1] is seen["ran"][-1]
+    session.flush()
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_an_edited_turn_runs_one_of_the_plans_it_compared(backbone, frames, seen, policy):
+    session = ChatSession(
+        backbone,
+        ChunkStore.open("memory://"),
+        policy=POLICIES[policy],
+        edit_policy=policies.keep_last_images(2),
+    )
+    for frame in frames[:5]:
+        made, ran = len(seen["made"]), len(seen["ran"])
+        session.send([*session.messages, shown(frame)], **OPTIONS)
+        compared = seen["made"][made:]
+        (done,) = seen["ran"][ran:]
+        assert any(done is plan for plan in compared) and len(compared) <= 3
+        assert done.cost.tokens == min(p.cost.tokens for p in compared if admitted(p, session.window))
+    session.flush()
+
+
+def test_a_prompt_of_a_reuser_is_planned_once(backbone, frames, seen):
+    reuser = Reuser(backbone, ChunkStore.open("memory://"), POLICIES["streaming"])
+    for count in (1, 2):
+        plan = reuser.prepare([shown(frame) for frame in frames[:count]])
+        assert len(seen["made"]) == count and len(seen["ran"]) == count - 1
+        plan.run()
+        assert seen["ran"][-1] is seen["made"][-1]
