@@ -7,9 +7,12 @@ digest by concatenation.
 from __future__ import annotations
 
 import hashlib
+import struct
 from collections.abc import Mapping
 
 import torch
+
+_length = struct.Struct("<Q").pack
 
 
 def digest(*fields: bytes | str | memoryview) -> str:
@@ -18,10 +21,17 @@ def digest(*fields: bytes | str | memoryview) -> str:
     Text counts as its UTF-8. The first field should name the domain.
     """
     hasher = hashlib.blake2b(digest_size=32)
+    parts: list[bytes] = []  # texts go to the hasher together: keys have many, and each call costs
     for field in fields:
         data = field.encode() if isinstance(field, str) else field
-        hasher.update(len(data).to_bytes(8, "little"))
-        hasher.update(data)
+        parts.append(_length(len(data)))
+        if isinstance(data, bytes):
+            parts.append(data)
+        else:
+            hasher.update(b"".join(parts))
+            hasher.update(data)
+            parts.clear()
+    hasher.update(b"".join(parts))
     return hasher.hexdigest()
 
 

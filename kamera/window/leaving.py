@@ -27,7 +27,8 @@ def staying_behind(seat: Seat, before: Seats) -> Seat:
     if seat.source.antecedents == before.lineage:
         return seat
     survivor = survivor_of(seat)
-    if set(before.chunk_ids) <= set(map(chunk_of, seat.source.antecedents)):
+    knew = set(map(chunk_of, seat.source.antecedents))
+    if all(chunk_id in knew for chunk_id in before.chunk_ids):
         return survivor
     return survivor.labelled(weakest((survivor.guarantee, "near")))
 

@@ -166,14 +166,15 @@ class Planner:
         new = Seats(tuple(seats[:same]), (0,) * len(frame), frame)
         if (new.frame, new.shift) == (state.frame, state.shift) and same == len(state.seats):
             new = state  # what it knows of its seats is known
+        policy = self.policy
+        repairing = policy.as_repairing()
         for i, (item, spot) in list(enumerate(zip(wanted, spots, strict=True)))[same:]:
+            self.policy = repairing if isinstance(item, Seat) else policy
             if i in there:
                 seat = staying_behind(self._spent(there[i]), new)
             elif isinstance(item, Seat):
                 item = self._spent(item)
-                usual, self.policy = self.policy, self.policy.as_repairing()
                 seat = self.bring(item, new, spot.moved(frame), was=item)
-                self.policy = usual
             else:
                 seat = self.bring(item, new, spot.moved(frame))
             new = new.joined(seat)

@@ -142,8 +142,15 @@ class Seats:
         return cls(tuple(seats), (0,) * axes, (0,) * axes)
 
     def joined(self, seat: Seat) -> Seats:
-        """The seats with one more at the tail."""
-        return replace(self, seats=(*self.seats, seat), said=None)
+        """The seats with one more at the tail. What is known of the others is not found anew."""
+        made, known = Seats((*self.seats, seat), self.shift, self.frame), self.__dict__
+        if "chunk_ids" in known:
+            made.__dict__["chunk_ids"] = (*self.chunk_ids, seat.chunk_id)
+        if "worths" in known:
+            made.__dict__["worths"] = (*self.worths, seat.worth(not self.seats, self.frame))
+        if "lineage" in known and not any(self.shift):
+            made.__dict__["lineage"] = (*self.lineage, _name(seat, self.lineage))
+        return made
 
     @cached_property
     def chunk_ids(self) -> tuple[str, ...]:
@@ -157,17 +164,15 @@ class Seats:
         A chunk goes by its id while its KV is conditioned on exactly the chunks before it here. A chunk that
         is conditioned on others, or is across a gap, has a digest of those after its id.
         """
-        names: list[str] = []
+        names: tuple[str, ...] = ()
         gaps = self._gaps()
         for seat in self.seats:
-            shown, chunk_id = seat.shown, seat.chunk_id
             if gaps:
-                names.append(survivor(chunk_id, digest("kamera.gapped.v1", shown.lineage, gaps)[:32]))
-            elif shown.antecedents == tuple(names):
-                names.append(chunk_id)
+                apart = digest("kamera.gapped.v1", seat.shown.lineage, gaps)[:32]
+                names = (*names, survivor(seat.chunk_id, apart))
             else:
-                names.append(survivor(chunk_id, shown.lineage))
-        return tuple(names)
+                names = (*names, _name(seat, names))
+        return names
 
     @cached_property
     def worths(self) -> tuple[Guarantee, ...]:
@@ -181,3 +186,9 @@ class Seats:
         back = tuple(-f for f in self.frame)
         places = (*(seat.spot.moved(back).low for seat in self.seats), self.shift)
         return digest("kamera.places.v1", *(",".join(map(str, place)) for place in places))
+
+
+def _name(seat: Seat, before: tuple[str, ...]) -> str:
+    """The name of a chunk behind those named ``before``; see `Seats.lineage`."""
+    shown = seat.shown
+    return seat.chunk_id if shown.antecedents == before else survivor(seat.chunk_id, shown.lineage)

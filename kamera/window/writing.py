@@ -37,7 +37,8 @@ def bytes_written(limits: Limits, before: Seats, steps: Sequence[Step], after: S
     for i, step in enumerate(steps):
         match step:
             case Prefill():
-                walk.show(step.before)
+                if not step.joined:  # what is joined runs behind the same show
+                    walk.show(step.before)
                 walk.copies[step.seat.number] = ("new", i)
             case Place():
                 walk.copies[step.seat.number] = ("new", i)
