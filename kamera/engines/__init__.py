@@ -1,20 +1,10 @@
 """Engines that run a model, and the contracts that a window needs of them."""
 
 from kamera.engines.account import Account, Spent, Usage, later, open_accounts
-from kamera.engines.base import (
-    FEATURES,
-    Answer,
-    Engine,
-    LiveKV,
-    Named,
-    PositionLimits,
-    Probe,
-    Span,
-    Work,
-    Written,
-)
+from kamera.engines.base import Engine, LiveKV, Span, Written
 from kamera.engines.extent import Extent, behind, standing
 from kamera.engines.moves import Bytes, Move, Stand, bytes_of, moves
+from kamera.engines.values import FEATURES, Answer, Named, PositionLimits, Probe, Work
 
 __all__ = [
     "FEATURES",

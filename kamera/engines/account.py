@@ -9,7 +9,8 @@ from contextvars import ContextVar
 from typing import NamedTuple
 
 from kamera import forks
-from kamera.engines.base import Engine, Work
+from kamera.engines.base import Engine
+from kamera.engines.values import Work
 
 
 class Spent(NamedTuple):

@@ -6,22 +6,17 @@ this one knows the memory of a live KV: one buffer of transformers, or the pages
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import torch
 
 from kamera.content import Chunk, Content, Encoded, Seams, Spoken
 from kamera.engines.extent import Extent
-from kamera.errors import NotRelocatable
+from kamera.engines.values import Answer, Named, PositionLimits, Probe, Work
 from kamera.ops import KV, CodedKV, Layout, Patch, kv_tokens
-
-Answers = Mapping[str, Sequence[float]]
-"""A few logits, by the name of the question; under `FEATURES` a few features of a picture."""
-
-FEATURES = "features"
 
 
 @dataclass(frozen=True, eq=False)
@@ -115,80 +110,6 @@ class LiveKV(Protocol):
         ...
 
 
-@dataclass(frozen=True)
-class PositionLimits:
-    """Limits of a model's positions.
-
-    From ``below`` on the model rotates keys differently, for ``reason``; ``trained`` is the number of
-    positions it was trained on. None: no limit of that kind.
-    """
-
-    trained: int | None = None
-    below: int | None = None
-    reason: str = ""
-
-    @property
-    def last(self) -> int:
-        """The first position that cannot be used."""
-        return min((end for end in (self.trained, self.below) if end is not None), default=2**31)
-
-    def check(self, highest: int) -> None:
-        """Raise NotRelocatable for a position at which the model rotates keys differently."""
-        if self.below is not None and highest >= self.below:
-            raise NotRelocatable(
-                f"position {highest} reaches this model's limit of {self.below}: "
-                f"{self.reason}; keep the window below it (max_tokens, slide)"
-            )
-
-
-class Named(NamedTuple):
-    """The name of a model in messages: its class, its checkpoint ("" for none), and its dtype."""
-
-    kind: str
-    checkpoint: str
-    dtype: str
-
-
-class Probe(NamedTuple):
-    """A test that a model computes as its fingerprint says.
-
-    ``moves`` counts the changes seen in the model. ``answers()`` asks it (two small forwards, that are not
-    counted as work) and raises ComputationChanged if it answers otherwise than at first in this process; the
-    answers of one model on two machines differ by at most ``tolerance``, a share of their norm.
-    """
-
-    moves: int
-    answers: Callable[[], Answers]
-    tolerance: float
-
-
-class Answer(NamedTuple):
-    """New tokens ``[sequences, new]``, and KV of what ran for them.
-
-    ``kvs`` are those of the spans that came with the question, which ran in ``forwards`` forwards (the
-    question's own counts as one of them). ``tail`` is that of the question and of the answer's tokens but
-    those that the model was not asked to go on from; None of several sequences, or if it is not finite.
-    ``first`` is the time (`time.perf_counter`) of the first token's logits. The caller owns the KVs.
-    """
-
-    tokens: torch.Tensor
-    kvs: tuple[KV, ...]
-    tail: KV | None
-    forwards: int
-    first: float
-
-
-class Work(Protocol):
-    """Running counts of model work: decoder forwards, tokens in them, runs of the vision tower."""
-
-    @property
-    def forwards(self) -> int: ...
-    @property
-    def tokens(self) -> int: ...
-    @property
-    def vision_encodes(self) -> int: ...
-
-
 class Engine(Protocol):
     """A model that prefills, and answers behind a live KV that it made.
 
@@ -252,6 +173,21 @@ class Engine(Protocol):
         ...
 
     # -- content -------------------------------------------------------------------------------
+
+    @property
+    def processor(self) -> Any:
+        """The model's processor, or its tokenizer, as transformers loads it; None without one."""
+        ...
+
+    @property
+    def accepted(self) -> Sequence[str]:
+        """Names of the inputs that the model's forward takes."""
+        ...
+
+    @property
+    def token_count(self) -> int:
+        """Number of token ids: valid ones are below it."""
+        ...
 
     @property
     def vision_tokens(self) -> tuple[int, ...]:
@@ -370,9 +306,28 @@ class Engine(Protocol):
         """New tokens after ``ids`` ``[tokens]``; ``behind`` shows a prefix of ``ids``, ``spans`` follow it.
 
         ``positions`` ``[axes, tokens]`` are those of all of ``ids``. Spans run in the forward of the rest of
-        ``ids``, the question, if the engine `joins` and makes one sequence. Raises ValueError as
+        ``ids``, the question, if the engine `joins` and makes one sequence. Each ``logits_processor`` of
+        ``sampling``, a list, is called with the tokens and the next one's logits. Raises ValueError as
         `check_sampling`, and NonFiniteKV of spans before the first token.
         """
+        ...
+
+    def recomputed(
+        self, encoded: Encoded, positions: torch.Tensor, context: KV, held: KV, rows: torch.Tensor
+    ) -> KV:
+        """``held``, the span's KV at ``positions``, with the tokens ``rows`` run again behind ``context``.
+
+        ``rows`` int64, ascending; one forward of these tokens. Raises UnsupportedBackbone if tokens cannot
+        run apart from their span.
+        """
+        ...
+
+    def ask_whole(self, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        """Logits ``[vocabulary]`` after a whole prompt, from its processor's output, without reuse."""
+        ...
+
+    def answer_whole(self, inputs: Mapping[str, torch.Tensor], **sampling: Any) -> torch.Tensor:
+        """New tokens ``[sequences, new]`` after a whole prompt, as `ask_whole`; ``sampling`` as `decode`."""
         ...
 
     def measure(self, *, probes: bool = False) -> AbstractContextManager[Work]:

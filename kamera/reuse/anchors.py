@@ -8,10 +8,9 @@ from typing import Any
 import torch
 
 from kamera.content import LandmarkReader
-from kamera.engines.hf import Backbone
 
 
-def anchors_of(model: Backbone | Any, ids: Sequence[int] | torch.Tensor) -> tuple[int, ...]:
+def anchors_of(model: Any, ids: Sequence[int] | torch.Tensor) -> tuple[int, ...]:
     """Positions in ``ids`` ``[tokens]`` where messages start, and where pictures and clips start and end.
 
     ``model`` is a backbone, or its processor or tokenizer. They are the ``anchors`` of a `Prompt`, and are
@@ -19,5 +18,5 @@ def anchors_of(model: Backbone | Any, ids: Sequence[int] | torch.Tensor) -> tupl
     words, not with a token of its own, gives no starts of messages. Raises ProcessorRequired without a
     template.
     """
-    processor = model.processor if isinstance(model, Backbone) else model
+    processor = model.processor if callable(getattr(model, "prefill", None)) else model
     return LandmarkReader(processor).of(torch.as_tensor(ids).tolist()).borders

@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 import torch
 
 from kamera.content import Chunk, Encoded
-from kamera.engines.hf import Backbone
 from kamera.errors import CorruptChunk, StoreError, UnsupportedBackbone, WrongKey
 from kamera.ops import kv_concat
 from kamera.patches import Guarantee, at_least, equal_left, weakest
@@ -272,7 +271,6 @@ class Arrangement:
         """The reason to refuse each of the last ``count`` slots; None if its KV is as in context."""
         window = self.window
         backbone = window.backbone
-        assert isinstance(backbone, Backbone), "calibrations are of Hugging Face backbones"
         spans = window.shown()
         last = spans[-count:]
         context = kv_concat([span.kv for span in spans[:-count]])

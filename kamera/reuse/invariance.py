@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from kamera.engines.hf import Backbone
+from kamera.engines import Engine
 from kamera.ops import KV, kv_slice, relocate_kv
 from kamera.reuse.forwards import places, prefilled, texts
 
@@ -29,7 +29,7 @@ class Invariance:
 
 
 def invariance(
-    backbone: Backbone,
+    backbone: Engine,
     *,
     blocks: int = 64,
     tokens: int = 16,

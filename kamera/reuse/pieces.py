@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from kamera.content import Chunk, Conversations, Message, media_items
-from kamera.engines.hf import Backbone
+from kamera.engines import Engine
 from kamera.errors import EmptyChunk, ProcessorRequired, UnidentifiedMedia
 from kamera.reuse.cuts import cut
 from kamera.reuse.prompt import Prompt
@@ -28,7 +28,7 @@ class Pieces:
     question: int
 
 
-def of_ids(backbone: Backbone, prompt: Prompt, rule: CutRule, sink: int) -> Pieces:
+def of_ids(backbone: Engine, prompt: Prompt, rule: CutRule, sink: int) -> Pieces:
     """Token ids cut by ``rule``; the last segment is the question.
 
     Raises EmptyChunk without tokens, `ValueError` for ids outside the vocabulary or for media, whose pixels
@@ -55,7 +55,7 @@ def of_ids(backbone: Backbone, prompt: Prompt, rule: CutRule, sink: int) -> Piec
 
 
 def of_messages(
-    backbone: Backbone, messages: Sequence[Message], tools: Sequence[Any] | None, sink: int
+    backbone: Engine, messages: Sequence[Message], tools: Sequence[Any] | None, sink: int
 ) -> Pieces:
     """A conversation cut into its rendered segments; the generation prompt is the question.
 
@@ -72,7 +72,7 @@ def of_messages(
     sink = min(_sink(sink, total), first)
     question = max(sink, prompt.stable if whole else prompt.segments[-1].start)
     media = {m.digest: m.inputs for m in map(conversations.media, media_items(messages))}
-    accepted = set(backbone.builder.accepted)
+    accepted = set(backbone.accepted)
     chunks = []
     for segment in prompt.segments:
         start, stop = max(segment.start, sink), min(segment.stop, question)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from kamera.content import Encoded
-from kamera.engines.hf import Backbone, recompute
+from kamera.engines import Engine
 from kamera.ops import KV
 
 ROWS = 2
@@ -18,7 +18,7 @@ def probed(tokens: int) -> torch.Tensor:
 
 
 def likeness(
-    backbone: Backbone,
+    backbone: Engine,
     encoded: Encoded,
     positions: torch.Tensor,
     context: KV,
@@ -33,7 +33,7 @@ def likeness(
     forward of the rows. Raises UnsupportedBackbone if tokens cannot run alone.
     """
     rows = probed(encoded.num_tokens) if rows is None else rows
-    fresh = recompute(backbone, encoded, positions, context, held, rows).kv
+    fresh = backbone.recomputed(encoded, positions, context, held, rows)
     one = torch.ones(len(rows), dtype=torch.float64)
     return torch.stack(
         [

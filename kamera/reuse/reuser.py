@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, cast
 import torch
 
 from kamera.content import Chunk, LandmarkReader, Message, common_prefix
-from kamera.engines.hf import Backbone
+from kamera.engines import Engine
 from kamera.errors import ProcessorRequired
 from kamera.reuse.admission import Admission
 from kamera.reuse.arrangement import Arrangement, Item
@@ -114,7 +114,7 @@ class Reuser:
 
     def __init__(
         self,
-        backbone: Backbone,
+        backbone: Engine,
         store: ChunkStore,
         policy: ReusePolicy | None = None,
         *,

@@ -9,7 +9,7 @@ from datetime import datetime, timezone
 import torch
 
 from kamera.content import Chunk, Encoded
-from kamera.engines.hf import Backbone
+from kamera.engines import Engine
 from kamera.ops import KV, PatchBudget, kv_concat, relocate_kv, uniform_offset
 from kamera.reuse.calibration import Calibration, HeldOut, Point, kind, modality
 from kamera.reuse.forwards import answered, divergence, shown
@@ -62,7 +62,7 @@ class Trial:
 
 
 def calibrate(
-    backbone: Backbone, cases: Sequence[Case], *, bound: float = BOUND, model: str = ""
+    backbone: Engine, cases: Sequence[Case], *, bound: float = BOUND, model: str = ""
 ) -> Calibration:
     """Run ``cases``, derive the guard's windows and the probe's threshold from one half, and test the other.
 
@@ -81,7 +81,7 @@ def calibrate(
 
 
 def derive(
-    backbone: Backbone,
+    backbone: Engine,
     cases: Sequence[Case],
     trials: Sequence[Sequence[Trial]],
     *,
@@ -109,7 +109,7 @@ def derive(
     grounds = grounds_of(backbone, PatchBudget(1))
     return Calibration(
         fingerprint=grounds.fingerprint,
-        model=model or type(backbone.model).__name__,
+        model=model or backbone.named.kind,
         dtype=grounds.dtype,
         vocabulary=grounds.vocabulary,
         position_limit=grounds.position_limit,
@@ -159,7 +159,7 @@ def replacing(case: Case, other: Case) -> tuple[tuple[int, tuple[Chunk, ...]], .
 
 
 def cases_of(
-    backbone: Backbone,
+    backbone: Engine,
     documents: Sequence[Sequence[int]],
     *,
     count: int = 160,
@@ -215,7 +215,7 @@ def cases_of(
 
 
 def run(
-    backbone: Backbone,
+    backbone: Engine,
     case: Case,
     replaced: Sequence[tuple[int, tuple[Chunk, ...]]] = (),
     *,
@@ -318,7 +318,7 @@ def _refusal(threshold: float | None, found: HeldOut, replaced: HeldOut, bound: 
 
 
 def _behind(
-    backbone: Backbone, before: Sequence[Chunk], chunk: Chunk, encodings: Mapping[str, Encoded]
+    backbone: Engine, before: Sequence[Chunk], chunk: Chunk, encodings: Mapping[str, Encoded]
 ) -> tuple[KV, KV, torch.Tensor]:
     """KV of ``before``, KV of the segment behind it, and the segment's positions ``[axes, tokens]``.
 

@@ -7,7 +7,7 @@ from collections import OrderedDict
 import torch
 
 from kamera import forks
-from kamera.engines.hf import Backbone
+from kamera.engines import Engine
 from kamera.ops import tensor_digest
 from kamera.store import ChunkStore
 from kamera.window import KameraWindow, ReusePolicy, WindowMemory, check_policy
@@ -21,7 +21,7 @@ class Anchors:
 
     def __init__(
         self,
-        backbone: Backbone,
+        backbone: Engine,
         store: ChunkStore,
         *,
         max_tokens: int | None = None,

@@ -13,8 +13,7 @@ import torch
 
 from kamera.content import Conversations, Message, Rendered, check_messages, copied
 from kamera.edits import Directive, EditPolicy, Evict, Snap, Verb, edited, edited_messages
-from kamera.engines import Account, Usage
-from kamera.engines.hf import Backbone
+from kamera.engines import Account, Engine, Usage
 from kamera.errors import ProcessorRequired
 from kamera.reuse import Admission
 from kamera.sessions.anchors import Anchors
@@ -26,7 +25,7 @@ from kamera.sessions.timers import aged
 from kamera.sessions.tool_calls import tool_calls
 from kamera.sessions.turn import Stopwatch, Turn, TurnReport, TurnUsage
 from kamera.sessions.turns import Turns
-from kamera.sessions.uncached import UNCACHEABLE, plain_answer, plain_logits
+from kamera.sessions.uncached import UNCACHEABLE, plain_answer
 from kamera.sessions.verbs import VerbReport, applied_verb
 from kamera.store import ChunkStore
 from kamera.window import KameraWindow, ReusePolicy
@@ -60,7 +59,7 @@ class ChatSession:
 
     def __init__(
         self,
-        backbone: Backbone,
+        backbone: Engine,
         store: ChunkStore,
         *,
         tools: Sequence[Any] | None = None,
@@ -251,7 +250,7 @@ class ChatSession:
             except UNCACHEABLE:
                 if not self.uncached:
                     raise
-                return plain_logits(self.backbone, self._conversations.whole(shaped, tools=self.tools))
+                return self.backbone.ask_whole(self._conversations.whole(shaped, tools=self.tools))
             logits = state.asked.next_token_logits(state.question)
             self._state = state
         return logits
@@ -319,7 +318,7 @@ class ChatSession:
     def load(
         cls,
         path: str | Path,
-        backbone: Backbone,
+        backbone: Engine,
         store: ChunkStore,
         *,
         edit_policy: EditPolicy | None = None,
@@ -377,7 +376,7 @@ class ChatSession:
         return shown(old or self._state, shaped, modes, *parts)
 
 
-def conversations_of(backbone: Backbone) -> Conversations:
+def conversations_of(backbone: Engine) -> Conversations:
     """The renderer of a backbone. Raises ProcessorRequired if it has no chat template."""
     if backbone.processor is None:
         raise ProcessorRequired(

@@ -32,7 +32,7 @@ from kamera.content import (
     media_item,
     tool_schema,
 )
-from kamera.engines.hf import Backbone
+from kamera.engines import Engine
 from kamera.errors import CorruptChunk, IncompatibleChunk, SessionConflict, StoreError
 from kamera.sessions.document import (
     ASIDE,
@@ -113,7 +113,7 @@ def save_session(
 
 def load_session(
     path: Path,
-    backbone: Backbone,
+    backbone: Engine,
     store: ChunkStore,
     name: str | None = None,
     *,

@@ -12,8 +12,7 @@ from typing import Any
 from kamera import forks
 from kamera.content import Message, Rendered
 from kamera.edits import EditPolicy
-from kamera.engines import Account, Usage
-from kamera.engines.hf import Backbone
+from kamera.engines import Account, Engine, Usage
 from kamera.errors import KameraError, UnknownSession, quote
 from kamera.patches import later_of
 from kamera.reuse import calibration_of
@@ -71,7 +70,7 @@ class SessionPool:
 
     def __init__(
         self,
-        backbone: Backbone,
+        backbone: Engine,
         store: Stores,
         *,
         max_sessions: int = 64,

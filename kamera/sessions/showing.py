@@ -164,7 +164,7 @@ def _chunk(
 ) -> Chunk:
     first, last = prompt.segments[run[0]], prompt.segments[run[1] - 1]
     inputs = {} if first.media is None else dict(media[first.media])
-    accepted = set(anchors.backbone.builder.accepted)
+    accepted = set(anchors.backbone.accepted)
     given = {name: value for name, value in inputs.items() if name in accepted}
     ids = prompt.ids[first.start : last.stop]
     return anchors.backbone.chunk_from_tensors(ids, label=first.role, **given)
@@ -179,7 +179,7 @@ def _check_length(
     if limit is None or prompt.num_tokens <= limit:  # no axis has more positions than there are tokens
         return
     shown = [media[s.media] for s in prompt.segments if s.media is not None]
-    names = [n for n in (shown[0] if shown else ()) if n in set(backbone.builder.accepted)]
+    names = [n for n in (shown[0] if shown else ()) if n in set(backbone.accepted)]
     joined = {name: torch.cat([one[name] for one in shown]) for name in names}
     whole = backbone.chunk_from_tensors(prompt.ids, label="prompt", **joined)
     used = int(backbone.positions([prompt.ids], [whole.position_inputs()]).max()) + 1

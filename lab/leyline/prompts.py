@@ -12,7 +12,6 @@ import torch
 from kamera import Backbone, ChatSession, ChunkStore, ReusePolicy, testbed
 from kamera.content import Conversations, Rendered
 from kamera.sessions.modes import SessionMode
-from kamera.sessions.uncached import plain_logits
 from kamera.testbed.frames import BLANK, Frame
 from lab.testbed.directories import UNLED_BACKBONES
 
@@ -134,4 +133,4 @@ class Desk:
 
     def plain(self, messages: Messages) -> torch.Tensor:
         """Logits ``[vocabulary]`` behind the whole prompt, nothing cached."""
-        return plain_logits(self.backbone, self.conversations.whole(messages)).float()
+        return self.backbone.ask_whole(self.conversations.whole(messages)).float()

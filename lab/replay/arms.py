@@ -13,7 +13,6 @@ from kamera import Backbone, ChatSession, ChunkStore, ReusePolicy
 from kamera.certify import kl
 from kamera.content import Conversations, Message, Rendered
 from kamera.edits import EditPolicy, difference, edited
-from kamera.sessions.uncached import plain_logits
 from lab.replay.counted import Cost, counted, imc, nothing, prefix, spc
 from lab.replay.scripts import Agent
 
@@ -36,7 +35,7 @@ def replay_turns(
     conversations = Conversations(backbone.processor)
     shaped = [edited(rule, m, i) for i, m in enumerate(turns)]
     ruled = [conversations.render(m) for m in shaped]
-    wanted = [plain_logits(backbone, conversations.whole(m)).float() for m in shaped]
+    wanted = [backbone.ask_whole(conversations.whole(m)).float() for m in shaped]
     costs = {name: counted(ruled, reuse) for name, reuse in COUNTED.items()}
     if batched is not None:
         late = [conversations.render(edited(batched, m, i)) for i, m in enumerate(turns)]

@@ -13,7 +13,6 @@ from typing import Any
 from kamera import Backbone, ChatSession, ChunkStore, ReusePolicy
 from kamera.content import Conversations
 from kamera.edits import policies
-from kamera.sessions.uncached import plain_logits
 from lab.replay.scripts import picture_of, spoken, text_of
 from lab.replay.styles import STYLES, styled
 from lab.testbed import load
@@ -88,7 +87,7 @@ def _session(backbone: Backbone, draw: random.Random, turns: int, stop: float) -
             _edit(draw, history)
         shown = history if shows else spoken(policies.keep_all())(history, 0)
         logits = session.next_token_logits(shown)
-        wanted = plain_logits(backbone, conversations.whole(shown))
+        wanted = backbone.ask_whole(conversations.whole(shown))
         offs.append(float((logits - wanted).norm() / wanted.norm()))
         if time.monotonic() > stop:
             break

@@ -78,7 +78,7 @@ class Done:
     vision_encodes: int = 0
 
 
-@dataclass
+@dataclass(eq=False)
 class SmallEngine:
     """`kamera.engines.Engine`; what its fields say can be changed to make it another model.
 
@@ -90,6 +90,8 @@ class SmallEngine:
     vision_fingerprint: str = "e" * 64
     vocabulary: str = ""
     seed: int = 0
+    token_count: int = VOCABULARY
+    processor: Any = None
     moves: int = 0
     drift: float = 0.0
     done: Done = field(default_factory=Done)
@@ -99,6 +101,7 @@ class SmallEngine:
     named = Named("SmallEngine", "", "float32")
     bytes_per_token = phased_bytes_per_token = LAYERS * WIDTH * 4
     vision_tokens = (49,)
+    accepted = ("input_ids", "pixels")
 
     def __post_init__(self) -> None:
         generator = torch.Generator().manual_seed(self.seed)
@@ -106,7 +109,7 @@ class SmallEngine:
         def weight(*shape: int) -> torch.Tensor:
             return torch.randn(*shape, generator=generator) / WIDTH**0.5
 
-        self.embedding = 2 * weight(VOCABULARY, WIDTH)
+        self.embedding = 2 * weight(self.token_count, WIDTH)
         self.weights = [{name: weight(WIDTH, WIDTH) for name in "qkvo"} for _ in range(LAYERS)]
 
     # -- what it runs --------------------------------------------------------------------------
@@ -162,6 +165,7 @@ class SmallEngine:
         spans: Sequence[Encoded] = (),
         *,
         max_new_tokens: int = 1,
+        logits_processor: Sequence[Any] = (),
     ) -> Answer:
         start = sum(span.length for span in behind.shown)
         rows = [s.tensors.get("features", self.embedding[s.input_ids]) for s in spans]
@@ -169,11 +173,33 @@ class SmallEngine:
         for _ in range(max_new_tokens):
             hidden = torch.cat([*rows, self.embedding[ids[stop:]]])
             kv, logits = self._forward(hidden, positions[:, start:], behind.tensors)
+            for process in logits_processor:
+                process(ids[None], logits[-1:])
             ids = torch.cat([ids, logits[-1].argmax()[None]])
             positions = torch.cat([positions, positions[:, -1:] + 1], dim=1)
         stops = list(itertools.accumulate([*map(len, rows), len(ids) - 1 - stop]))
         *kvs, tail = (kv_slice(kv, a, b) for a, b in zip([0, *stops], stops, strict=False))
         return Answer(ids[None, -max_new_tokens:], tuple(kvs), tail, int(bool(spans)), time.perf_counter())
+
+    def recomputed(
+        self, encoded: Encoded, positions: torch.Tensor, context: KV, held: KV, rows: torch.Tensor
+    ) -> KV:
+        live = PlainLive()
+        live.show([Span(context, None, (0,))])
+        fresh = self.prefill(encoded, positions, live)
+        made = [{name: tensor.clone() for name, tensor in layer.items()} for layer in held]
+        for layer, new in zip(made, fresh, strict=True):
+            for name, tensor in layer.items():
+                tensor[:, rows] = new[name][:, rows]
+        return tuple(made)
+
+    def ask_whole(self, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        (ids,) = inputs["input_ids"]
+        return self.ask(ids, torch.arange(len(ids))[None], PlainLive())
+
+    def answer_whole(self, inputs: Mapping[str, torch.Tensor], **sampling: Any) -> torch.Tensor:
+        (ids,) = inputs["input_ids"]
+        return self.decode(ids, torch.arange(len(ids))[None], PlainLive(), **sampling).tokens
 
     def encode(self, chunk: Chunk) -> Encoded:
         if not chunk.has_media:
@@ -228,7 +254,7 @@ class SmallEngine:
         return Seams("", "", "")
 
     def anchor_ids(self, system: Any) -> torch.Tensor:
-        return ANCHOR if system is None else torch.tensor(system, dtype=torch.int64)
+        return ANCHOR if system is None else torch.as_tensor(system, dtype=torch.int64)
 
     def tokenize(self, text: str) -> torch.Tensor:
         return torch.tensor([ord(letter) % VOCABULARY for letter in text], dtype=torch.int64)

@@ -166,7 +166,8 @@ def test_a_save_during_the_next_turn_holds_the_turn_before(tmp_path):
 
     pool.send(TALK[1:], "s", streamer=Reader(), **GREEDY)  # edits the window
     assert seen[0].messages == before.messages != pool.session("s").messages
-    assert torch.equal(seen[0].next_token_logits(), before.next_token_logits())
+    # the saved one prefills the answer, whose KV the other holds as it was decoded
+    assert relative(seen[0].next_token_logits(), before.next_token_logits()) <= 1e-4
 
 
 def _document(folder: Path) -> Path:

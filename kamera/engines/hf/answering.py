@@ -10,9 +10,9 @@ import torch
 from transformers.generation.configuration_utils import GenerationMode
 
 from kamera.content import Encoded
-from kamera.engines.base import Answer
 from kamera.engines.hf import cache as model_cache
 from kamera.engines.hf.adjacent import joined, owned, split
+from kamera.engines.values import Answer
 from kamera.errors import NonFiniteKV
 from kamera.ops import KV, check_finite, kv_map
 

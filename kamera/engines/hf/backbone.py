@@ -12,9 +12,9 @@ import torch
 from torch import nn
 
 from kamera.content import Chunk, Content, Encoded, Seams, Spoken
-from kamera.engines.base import Answer, LiveKV, Named, Probe
+from kamera.engines.base import LiveKV
 from kamera.engines.extent import Extent, Extents
-from kamera.engines.hf import batch
+from kamera.engines.hf import batch, whole
 from kamera.engines.hf import encode as encoding
 from kamera.engines.hf import positions as positioning
 from kamera.engines.hf.adjacent import joined, owned, split
@@ -27,6 +27,7 @@ from kamera.engines.hf.probing import Prober, tolerance
 from kamera.engines.hf.prove import prove_cuts, prove_relocation, without_reuse
 from kamera.engines.hf.sampling import check_options
 from kamera.engines.touching import refuse_touching
+from kamera.engines.values import Answer, Named, Probe
 from kamera.errors import IncompatibleChunk, NonFiniteKV, UnsupportedBackbone, quote
 from kamera.ops import KV, check_encoding, kv_map
 
@@ -160,6 +161,16 @@ class Backbone(Model):
     def chunk_from_tensors(self, input_ids: Any, *, label: str = "", **vision_inputs: Any) -> Chunk:
         """Build a chunk from token ids and the model's own inputs (pixel_values, image_grid_thw, …)."""
         return self.builder.from_tensors(input_ids, vision_inputs, self.fingerprint, label)
+
+    @property
+    def accepted(self) -> tuple[str, ...]:
+        """As `Engine.accepted`."""
+        return tuple(self.builder.accepted)
+
+    @property
+    def token_count(self) -> int:
+        """As `Engine.token_count`."""
+        return int(self.model.get_input_embeddings().weight.shape[0])
 
     @property
     def vision_tokens(self) -> tuple[int, ...]:
@@ -305,6 +316,22 @@ class Backbone(Model):
             sampling.setdefault("tokenizer", getattr(self.processor, "tokenizer", self.processor))
         with self._cache_of(behind) as cache:
             return answer(self, ids, positions, cache, spans, sampling)
+
+    def recomputed(
+        self, encoded: Encoded, positions: torch.Tensor, context: KV, held: KV, rows: torch.Tensor
+    ) -> KV:
+        """As `Engine.recomputed`."""
+        from kamera.engines.hf.recompute import recompute
+
+        return recompute(self, encoded, positions, context, held, rows).kv
+
+    def ask_whole(self, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        """As `Engine.ask_whole`."""
+        return whole.logits_after(self, inputs)
+
+    def answer_whole(self, inputs: Mapping[str, torch.Tensor], **sampling: Any) -> torch.Tensor:
+        """As `Engine.answer_whole`."""
+        return whole.tokens_after(self, inputs, sampling)
 
     def batch_form(self, span: Encoded) -> Hashable | None:
         """A key, equal for spans that may share a forward; None for a span that may not."""

@@ -10,12 +10,12 @@ import torch
 from torch import nn
 
 from kamera.content import ChunkBuilder, Encoded, exclusive_of
-from kamera.engines.base import PositionLimits
 from kamera.engines.hf import cache as model_cache
 from kamera.engines.hf import encode as encoding
 from kamera.engines.hf import probe
 from kamera.engines.hf.identity import Identity
 from kamera.engines.hf.meter import Meter, Work
+from kamera.engines.values import PositionLimits
 from kamera.ops import KV, CodedKV, LayerKV, Layout, check_finite, kv_concat
 
 ModelCache = model_cache.ModelCache

@@ -13,8 +13,8 @@ from PIL import Image
 from transformers import PreTrainedConfig
 
 from kamera.content import Chunk, Encoded
-from kamera.engines.base import FEATURES, Answers
 from kamera.engines.hf.meter import as_probe
+from kamera.engines.values import FEATURES, Answers
 from kamera.errors import ComputationChanged, KameraError
 from kamera.store import answers_apart
 

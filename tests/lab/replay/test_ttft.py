@@ -10,7 +10,6 @@ import torch
 
 from kamera import Backbone
 from kamera.content import Conversations
-from kamera.sessions.uncached import plain_logits
 from lab.replay.scripts import screens
 from lab.replay.shapes import enlarged, shaped
 from lab.replay.ttft import ARMS, Bare, main
@@ -30,7 +29,7 @@ def test_a_bare_run_without_a_cache_is_the_plain_model(backbone):
     (*_, messages) = _turns(2, 56)
     prompt = conversations.render(messages)
     found = Bare(backbone, conversations).answer(messages, prompt, 0)()
-    wanted = plain_logits(backbone, conversations.whole(messages))
+    wanted = backbone.ask_whole(conversations.whole(messages))
     torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4)
 
 

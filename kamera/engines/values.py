@@ -1,0 +1,91 @@
+"""What an engine says of its model and of its work: names, limits, probes, answers, counts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+import torch
+
+from kamera.errors import NotRelocatable
+from kamera.ops import KV
+
+Answers = Mapping[str, Sequence[float]]
+"""A few logits, by the name of the question; under `FEATURES` a few features of a picture."""
+
+FEATURES = "features"
+
+
+@dataclass(frozen=True)
+class PositionLimits:
+    """Limits of a model's positions.
+
+    From ``below`` on the model rotates keys differently, for ``reason``; ``trained`` is the number of
+    positions it was trained on. None: no limit of that kind.
+    """
+
+    trained: int | None = None
+    below: int | None = None
+    reason: str = ""
+
+    @property
+    def last(self) -> int:
+        """The first position that cannot be used."""
+        return min((end for end in (self.trained, self.below) if end is not None), default=2**31)
+
+    def check(self, highest: int) -> None:
+        """Raise NotRelocatable for a position at which the model rotates keys differently."""
+        if self.below is not None and highest >= self.below:
+            raise NotRelocatable(
+                f"position {highest} reaches this model's limit of {self.below}: "
+                f"{self.reason}; keep the window below it (max_tokens, slide)"
+            )
+
+
+class Named(NamedTuple):
+    """The name of a model in messages: its class, its checkpoint ("" for none), and its dtype."""
+
+    kind: str
+    checkpoint: str
+    dtype: str
+
+
+class Probe(NamedTuple):
+    """A test that a model computes as its fingerprint says.
+
+    ``moves`` counts the changes seen in the model. ``answers()`` asks it (two small forwards, that are not
+    counted as work) and raises ComputationChanged if it answers otherwise than at first in this process; the
+    answers of one model on two machines differ by at most ``tolerance``, a share of their norm.
+    """
+
+    moves: int
+    answers: Callable[[], Answers]
+    tolerance: float
+
+
+class Answer(NamedTuple):
+    """New tokens ``[sequences, new]``, and KV of what ran for them.
+
+    ``kvs`` are those of the spans that came with the question, which ran in ``forwards`` forwards (the
+    question's own counts as one of them). ``tail`` is that of the question and of the answer's tokens but
+    those that the model was not asked to go on from; None of several sequences, or if it is not finite.
+    ``first`` is the time (`time.perf_counter`) of the first token's logits. The caller owns the KVs.
+    """
+
+    tokens: torch.Tensor
+    kvs: tuple[KV, ...]
+    tail: KV | None
+    forwards: int
+    first: float
+
+
+class Work(Protocol):
+    """Running counts of model work: decoder forwards, tokens in them, runs of the vision tower."""
+
+    @property
+    def forwards(self) -> int: ...
+    @property
+    def tokens(self) -> int: ...
+    @property
+    def vision_encodes(self) -> int: ...
