@@ -64,13 +64,17 @@ def candidate(session: ChatSession) -> Candidate | None:
 def best_match(prompt: Rendered, sessions: Mapping[str, Candidate], min_tokens: int) -> Match:
     """The session with the longest prefix of ``prompt``, else the one with the fewest tokens to prefill.
 
-    It saves at least ``min_tokens`` after the system prompt; of equals the first is chosen. A session whose
+    A prompt that goes on from all that a session holds goes to it. Any other session has to save at least
+    ``min_tokens`` after the system prompt; where none does, one that holds as many of the prompt's tokens at
+    other places is edited: it is the same conversation, and a second session would only take memory. Of
+    equals the first is chosen. A session whose
     KV is conditioned on content outside its prompt (a survivor of an edit) serves its owner only, and no
     other conversation's session is edited in a mode that would leave such KV. A composed patch counts as such
     KV: it may add what a patch behind antecedents that have left knew (docs/composed.md).
     """
     prefixes: list[tuple[int, str]] = []
     edits: list[tuple[int, str]] = []
+    alike: list[tuple[int, str]] = []
     tainted = 0
     for name, held in sessions.items():
         if anchor_ids(held.layout.prompt) != anchor_ids(prompt):
@@ -83,14 +87,21 @@ def best_match(prompt: Rendered, sessions: Mapping[str, Candidate], min_tokens: 
             prefixes.append((prefix, name))
         elif held.on_leave == "exact":
             edits.append((prefix, name))
+            alike.append((_common(held.layout, prompt), name))
         elif held.on_leave == "repair":
             edits.append((_common(held.layout, prompt), name))
         else:
             tainted += 1
-    for how, found in (("by_prefix", prefixes), ("by_edit", edits)):
+    least = max(min_tokens, 1)
+    how: Literal["by_prefix", "by_edit"]
+    for how, found, enough in (
+        ("by_prefix", prefixes, 1),
+        ("by_edit", edits, least),
+        ("by_edit", alike, least),
+    ):
         saved, name = max(found, key=lambda pair: pair[0], default=(-1, ""))
-        if saved >= max(min_tokens, 1):
-            return Match(name, how, 0, tainted)  # type: ignore[arg-type]
+        if saved >= enough:
+            return Match(name, how, 0, tainted)
     return Match(None, None, int(bool(prefixes or edits)), tainted)
 
 

@@ -53,10 +53,11 @@ class SessionPool:
     leaves the state unchanged.
 
     ``max_sessions`` and ``max_bytes`` (of `KameraWindow.memory`; shared tensors count in each session) limit
-    the pool: the least recently used session is evicted. A session that shares fewer than ``min_tokens`` with
-    a prompt is not used for it. ``store`` is one tenant's, or a function from a tenant to its store: tenants
-    share neither sessions nor stored chunks. The other options are those of `ChatSession`; with ``reuse`` a
-    segment that any session of a tenant has stored is found by all of its sessions. Thread-safe.
+    the pool: the least recently used session is evicted. A prompt that does not go on from all that a session
+    holds goes to it only if they share ``min_tokens``. ``store`` is one tenant's, or a function from a tenant
+    to its store: tenants share neither sessions nor stored chunks. The other options are those of
+    `ChatSession`; with ``reuse`` a segment that any session of a tenant has stored is found by all of its
+    sessions. Thread-safe.
 
     ``save`` is a directory to which each session is saved after each complete answer, by a thread behind the
     answers: a killed process loses at most a session's last turn. A request finds saved sessions as it finds

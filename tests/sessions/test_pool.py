@@ -9,7 +9,8 @@ from dataclasses import replace
 
 import pytest
 
-from kamera import ChunkStore
+from kamera import ChunkStore, ReusePolicy
+from kamera.edits import policies
 from kamera.errors import UnknownSession
 from kamera.sessions import SessionPool
 from kamera.sessions.match import best_match, candidate
@@ -20,6 +21,11 @@ from tests.engines.compare import relative
 from tests.sessions.rig import EXACT, FULL, plain_logits, seeing, speaking
 
 GREEDY = {"max_new_tokens": 2, "do_sample": False}
+
+
+def shown(image) -> dict:
+    content = [{"type": "image", "image": image}, {"type": "text", "text": "what is on the screen?"}]
+    return {"role": "user", "content": content}
 
 
 def _pool(backbone=None, policy=EXACT, store=None, **options) -> SessionPool:
@@ -55,6 +61,22 @@ def test_an_edited_history_goes_to_the_cheapest_session():
     del history[3:5]
     turn = pool.send(history, **GREEDY)
     assert turn.session_id == wanted and pool.metrics().by_edit == 1 and turn.report.vision_encodes == 0
+
+
+@pytest.mark.parametrize("policy", [ReusePolicy.exact(), ReusePolicy(certified=True)])
+def test_a_conversation_keeps_one_session_however_its_client_edits_it(policy):
+    """With the least number of common tokens that pools have by default, from the first short message on."""
+    pool = SessionPool(seeing(), ChunkStore.open("memory://"), policy=policy)
+    keep, history = policies.keep_last_images(2), list[dict]()
+    pool.send([{"role": "user", "content": "another talk"}], **GREEDY)
+    for i in range(6):
+        history.append(shown(picture(i)))
+        turn = pool.send(keep(history, i), **GREEDY)
+        if policy.minimum == "exact":
+            assert turn.text == _said(pool, keep(history, i))
+        history.append({"role": "assistant", "content": turn.text})
+    assert (len(pool), pool.metrics().opened) == (2, 2)
+    pool.flush()
 
 
 def test_too_little_in_common_opens_a_session():

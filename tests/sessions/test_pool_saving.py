@@ -11,7 +11,6 @@ import time
 from pathlib import Path
 
 import pytest
-import torch
 
 from kamera.errors import CorruptChunk, StoreError, UnknownSession
 from kamera.sessions import ChatSession, SessionPool
