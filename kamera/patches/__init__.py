@@ -20,7 +20,7 @@ from kamera.patches.pairs import Pairs, Triples, form_pairs
 from kamera.patches.proving import Before, Prover
 from kamera.patches.reproving import prove_again
 from kamera.patches.standing import compact_positions, extents_of, text_positions
-from kamera.patches.waiting import archive_later, settle
+from kamera.patches.waiting import archive_later, encoded, settle
 
 __all__ = [
     "COMPOSABLE",
@@ -52,6 +52,7 @@ __all__ = [
     "composable",
     "composed",
     "continued",
+    "encoded",
     "equal_left",
     "extents_of",
     "form_orbit",

@@ -45,11 +45,20 @@ class Encodings:
 
     def made(self, chunk: Chunk) -> Facts:
         """Encode a chunk and store its encoding. Raises the errors of `Engine.encode`."""
+        facts = self.fresh(chunk)
+        self.keep_or_lose(facts)
+        return facts
+
+    def fresh(self, chunk: Chunk) -> Facts:
+        """Encode a chunk. Raises the errors of `Engine.encode`."""
         facts = Facts(chunk.id, self._backbone.encode(chunk), chunk.label)
         self.here.add(chunk.id)
-        with self._losses.borne(f"the encoding of chunk {chunk.id[:12]} was not kept"):
-            self.keep(facts)
         return facts
+
+    def keep_or_lose(self, facts: Facts) -> None:
+        """`keep`, with the store's errors as losses."""
+        with self._losses.borne(f"the encoding of chunk {facts.chunk_id[:12]} was not kept"):
+            self.keep(facts)
 
     def keep(self, facts: Facts) -> None:
         """Store a chunk's encoding; text has none. Raises the store's errors."""

@@ -75,7 +75,7 @@ class Former:
         self.catalogue = Catalogue(store, self.context, self.forming, self.losses)
         self.anchor_span = Span(anchor.kv, None, (0,) * backbone.axes)
         self._asked = Asked(backbone.probe.moves)
-        self.waiting = _waiting.setdefault(store, {})  # archived as later work, by any former here
+        self.waiting = _waiting.setdefault(store, {})  # stored as later work, by any former here
         self._here = threading.local()
         self._check_fingerprint()
 
@@ -149,7 +149,7 @@ class Former:
             self._remember(chunk.id, self._out_of(record))
         if record is not None and not chunk.has_media:
             return self.encodings.behind(record)
-        return self.encodings.stored(chunk)
+        return self.waiting.get((self.encodings.context, chunk.id)) or self.encodings.stored(chunk)
 
     def alone(self, facts: Facts) -> torch.Tensor:
         """The model's positions of a chunk right behind the anchor, ``[axes, tokens]``."""

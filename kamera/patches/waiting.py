@@ -1,7 +1,8 @@
-"""Chunks that are archived as later work: until then every former on their store knows them."""
+"""Chunks and encodings that are stored as later work: until then every former on their store knows them."""
 
 from __future__ import annotations
 
+from kamera.content import Chunk
 from kamera.patches.chunks import Copy, Facts
 from kamera.patches.former import Former
 from kamera.patches.later import later_of
@@ -27,6 +28,25 @@ def archive_later(former: Former, facts: Facts, copy: Copy) -> None:
 
     former.store.awaited[id(queue)] = queue.flush
     queue.add(archive)
+
+
+def encoded(former: Former, chunk: Chunk) -> Facts:
+    """Encode a chunk; its encoding is stored as later work. Raises the errors of `Engine.encode`."""
+    facts = former.encodings.fresh(chunk)
+    if not facts.encoded.tensors:
+        return facts
+    queue, name = later_of(former.backbone), (former.encodings.context, facts.chunk_id)
+    former.waiting[name] = facts
+
+    def keep() -> None:
+        try:
+            former.encodings.keep_or_lose(facts)
+        finally:
+            former.waiting.pop(name, None)
+
+    former.store.awaited[id(queue)] = queue.flush
+    queue.add(keep)
+    return facts
 
 
 def settle(former: Former) -> None:

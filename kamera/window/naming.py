@@ -11,7 +11,7 @@ import torch
 
 from kamera.content import Chunk, Encoded
 from kamera.errors import IncompatibleChunk, InvalidPermutation, UnknownChunk, quote
-from kamera.patches import Facts, Former
+from kamera.patches import Facts, Former, encoded
 from kamera.window.heads import Heads, head_at, heads_of, texts
 from kamera.window.lookback import named
 from kamera.window.policy import OnLeave
@@ -46,7 +46,7 @@ class Named:
     def encoded(self, former: Former) -> dict[str, Facts]:
         """The facts of the chunks that are to be encoded; they are encoded now, by their forwards."""
         return {
-            chunk.id: dataclasses.replace(former.encodings.made(chunk), heads=self.coming[chunk.id].heads)
+            chunk.id: dataclasses.replace(encoded(former, chunk), heads=self.coming[chunk.id].heads)
             for chunk in self.unseen.values()
         }
 

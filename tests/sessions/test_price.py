@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 
 import pytest
@@ -223,3 +224,38 @@ def test_adjacent_pieces_of_any_family_share_a_forward_and_equal_the_plain_model
     assert report.forwards == 1 or not own.joins
     plain = Prefilled(own, chunks)
     assert max(worst(live(window, i), plain.kv(i)) for i in range(len(chunks))) <= 1e-4
+
+
+@pytest.mark.parametrize("policy", [ReusePolicy.exact(), DEFAULT, ReusePolicy.streaming()])
+def test_no_thread_that_answers_writes_to_the_disk(backbone, frames, tmp_path, monkeypatch, policy):
+    """Encodings, canonicals and patches are stored as later work, and are there after a flush."""
+    synced, fsync = list[threading.Thread](), os.fsync
+
+    def counting(descriptor) -> None:
+        synced.append(threading.current_thread())
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", counting)
+    with ChunkStore.open(tmp_path / "store") as store:
+        session = ChatSession(backbone, store, policy=policy, edit_policy=policies.keep_last_images(2))
+        session.send([shown(frames[0])], **OPTIONS)
+        session.flush()
+        synced.clear()
+        for frame in frames[1:5]:
+            session.send([*session.messages, shown(frame)], **OPTIONS)
+        session.flush()
+        assert synced and threading.current_thread() not in synced
+        assert len([row for row in store.ls("encoding")]) == 5
+
+
+def test_a_picture_whose_encoding_is_not_stored_yet_is_not_encoded_again(backbone, frames):
+    store, gate = ChunkStore.open("memory://"), threading.Event()
+    later_of(backbone).add(gate.wait)
+    one, two = (KameraWindow(backbone, store, "You watch a camera.", policy=DEFAULT) for _ in range(2))
+    with watching(backbone) as seen:
+        one.append(frames[0]), two.append(frames[0])
+        one.append(frames[1]), two.append(frames[1])
+    assert seen.encodes == 2 and not store.ls("encoding")
+    gate.set()
+    one.flush()
+    assert len(store.ls("encoding")) == 2
