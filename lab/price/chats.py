@@ -1,4 +1,4 @@
-"""The price of a turn: forwards and tokens that ran, counted by hooks on the model. ``python -m lab.price``.
+"""``python -m lab.price chats``: forwards and tokens of short conversations, counted by hooks on the model.
 
 Conversations of the shipped backbone run under a policy as users run them. Counted are, by hooks of this
 script over all threads, what ran before the first token of each answer, and all that ran once later work is
@@ -6,7 +6,7 @@ done. Beside them stand the plain model with a kept cache (each token of the con
 cache (per turn the tokens behind the longest common prefix with the turn before). Counts are no times: they
 are the same on every machine.
 
-    python -m lab.price [--turns 10] [--format json] [--output FILE]
+    python -m lab.price chats [--turns 10] [--format json] [--output FILE]
 """
 
 from __future__ import annotations
@@ -14,9 +14,8 @@ from __future__ import annotations
 import argparse
 import json
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,25 +24,13 @@ import torch
 from kamera import Backbone, ChatSession, ChunkStore, ReusePolicy, testbed
 from kamera.content import common_prefix
 from kamera.edits import EditPolicy, policies
-from kamera.engines.hf import Observer
+from lab.price.counting import watching
 from lab.results import keep
 from lab.speed.machine import commit, machine
 
 ANSWER = 4
 POLICIES = {"exact": ReusePolicy.exact(), "default": ReusePolicy(certified=True)}
 OPTIONS: dict[str, Any] = {"max_new_tokens": ANSWER, "min_new_tokens": ANSWER, "do_sample": False}
-
-
-@dataclass
-class Ran:
-    """Forwards of the decoder and the tokens in them."""
-
-    spans: list[int] = field(default_factory=list)
-
-    @property
-    def counts(self) -> tuple[int, int]:
-        """Forwards, tokens."""
-        return len(self.spans), sum(self.spans)
 
 
 @dataclass(frozen=True)
@@ -63,22 +50,6 @@ class Row:
     reported: tuple[int, int]
     plain: tuple[int, int]
     prefix: tuple[int, int]
-
-
-@contextmanager
-def watching(backbone: Backbone) -> Iterator[Ran]:
-    """Count the runs of the first decoder layer."""
-    ran = Ran()
-
-    def decoded(module: Any, args: Any, kwargs: dict[str, Any]) -> None:
-        hidden = args[0] if args else kwargs["hidden_states"]
-        ran.spans.append(int(hidden.shape[1]))
-
-    handle = backbone.decoder.layers[0].register_forward_pre_hook(Observer(decoded), with_kwargs=True)
-    try:
-        yield ran
-    finally:
-        handle.remove()
 
 
 def conversation(
@@ -135,7 +106,7 @@ def conversations(turns: int) -> dict[str, tuple[list[dict[str, Any]], EditPolic
 
 def main(arguments: list[str] | None = None) -> None:
     """See the module."""
-    parser = argparse.ArgumentParser(prog="python -m lab.price", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m lab.price chats", description=__doc__)
     parser.add_argument("--turns", type=int, default=10)
     parser.add_argument("--format", choices=("table", "json"), default="table")
     parser.add_argument("--output")
@@ -163,7 +134,3 @@ def main(arguments: list[str] | None = None) -> None:
     for row in rows:
         cells = (row.first, row.prefix, row.whole, row.plain, row.reported)
         print("|", " | ".join([row.conversation, row.policy, *(f"{a} / {b:,}" for a, b in cells)]), "|")
-
-
-if __name__ == "__main__":
-    main()

@@ -1,0 +1,100 @@
+"""Hooks that count what a model runs, and what a turn of a conversation makes it run, when."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Hashable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from kamera import Backbone
+from kamera.content import Rendered
+from kamera.engines.hf import Observer
+
+
+@dataclass
+class Ran:
+    """Forwards of the decoder, and runs of the vision tower.
+
+    ``spans`` are the tokens of each forward of all threads, in order, ``threads`` who ran it.
+    """
+
+    spans: list[int] = field(default_factory=list)
+    threads: list[int] = field(default_factory=list)
+    encodes: int = 0
+
+    @property
+    def counts(self) -> tuple[int, int]:
+        """Forwards, tokens."""
+        return len(self.spans), sum(self.spans)
+
+    def mine(self, start: int, stop: int | None = None) -> list[int]:
+        """Tokens of each forward that the calling thread ran, from the ``start``-th of all on."""
+        here = threading.get_ident()
+        pairs = zip(self.spans[start:stop], self.threads[start:stop], strict=True)
+        return [span for span, thread in pairs if thread == here]
+
+
+@contextmanager
+def watching(backbone: Backbone) -> Iterator[Ran]:
+    """Count the runs of the first decoder layer and of the vision tower."""
+    ran = Ran()
+
+    def decoded(module: Any, args: Any, kwargs: dict[str, Any]) -> None:
+        hidden = args[0] if args else kwargs["hidden_states"]
+        ran.threads.append(threading.get_ident())
+        ran.spans.append(int(hidden.shape[0] * hidden.shape[1]))
+
+    def encoded(module: Any, args: Any) -> None:
+        ran.encodes += 1
+
+    modules = backbone.model.named_modules()
+    towers = [m for name, m in modules if name.split(".")[-1] in ("visual", "vision_tower")]
+    hooks = [backbone.decoder.layers[0].register_forward_pre_hook(Observer(decoded), with_kwargs=True)]
+    hooks += [tower.register_forward_pre_hook(Observer(encoded)) for tower in towers]
+    try:
+        yield ran
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+class Dictated:
+    """A logits processor that lets the model say ``ids``, and notes what had run before its first token."""
+
+    def __init__(self, ids: Sequence[int], ran: Ran) -> None:
+        self._ids = list(ids)
+        self._said = 0
+        self._ran = ran
+        self.before = 0
+        """Forwards of all threads until the first token."""
+        self.encodes = 0
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        """Scores that leave one token."""
+        if not self._said:
+            self.before, self.encodes = len(self._ran.spans), self._ran.encodes
+        forced = torch.full_like(scores, float("-inf"))
+        forced[:, self._ids[self._said]] = 0.0
+        self._said += 1
+        return forced
+
+
+def named(prompt: Rendered, placeholder: int) -> list[Hashable]:
+    """The prompt's tokens as a prefix cache tells them apart: a picture's by its pixels, too."""
+    tokens: list[Hashable] = [*prompt.ids.tolist()]
+    for segment in prompt.segments:
+        if segment.media is not None:
+            for at in range(segment.start, segment.stop):
+                if tokens[at] == placeholder:
+                    tokens[at] = (segment.media, at - segment.start)
+    return tokens
+
+
+def shared(cached: Sequence[Hashable], prompt: Sequence[Hashable]) -> int:
+    """Tokens of the prompt that a prefix cache holds: the last one has to be run for its logits."""
+    pairs = zip(cached, prompt[:-1], strict=False)
+    return next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(cached), len(prompt) - 1))
