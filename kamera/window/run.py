@@ -259,7 +259,8 @@ class _Run:
         if answer.tail is None:
             return Ran(state, answer.tokens)
         spoken = torch.cat([inquiry.ids, answer.tokens[0].to(inquiry.ids)])[: kv_tokens(answer.tail)]
-        facts = Facts("said", Encoded(spoken, {}, {}), "")
+        # places are remembered by id: one id for two lengths would give the second the first one's
+        facts = Facts(f"said {len(spoken)}", Encoded(spoken, {}, {}), "")
         shift = tuple(map(operator.add, state.shift, state.frame))
         chunks = [resident.facts for resident in state.residents]
         places = text_positions(self.former.backbone, self.former.anchor.input_ids, chunks, spoken)

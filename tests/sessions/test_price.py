@@ -71,6 +71,18 @@ def test_an_appended_chat_runs_what_a_kept_cache_runs_in_one_forward_before_the_
     assert common_prefix(prompt, held) == len(prompt), "the streamer heard the prompt first"
 
 
+def test_answers_of_any_length_are_kept_for_the_next_turn(backbone):
+    session = ChatSession(backbone, ChunkStore.open("memory://"), policy=DEFAULT)
+    held: list[int] = []
+    for length in (5, 3, 8, 1, 4):
+        heard, options = Heard(), {"max_new_tokens": length, "min_new_tokens": length, "do_sample": False}
+        with watching(backbone) as seen:
+            session.send(f"value of tag {length}?", streamer=heard, **options)
+        prompt = session.prompt_ids.tolist()
+        assert seen.spans == [len(prompt) - common_prefix(prompt, held), *[1] * (length - 1)]
+        held = heard.ids[:-1]
+
+
 @pytest.mark.parametrize("keep", [1, 3])
 def test_an_agent_that_keeps_the_last_pictures_pays_no_more_than_a_prefix_cache(backbone, frames, keep):
     """Before the answer: the tokens behind the first change of the prompt, in at most two forwards."""
