@@ -1,9 +1,9 @@
 """``python -m lab.price agents``: six agents that drop old pictures, counted by hooks on the model.
 
 Each agent's client edits its own history before each request and sends all of it (`lab.price.scripts`). The
-model is a Qwen2.5-VL of thin layers and random weights; a logits processor lets it say what the script's agent
-says, so that all ways of caching answer the same requests. Counted by turn, over all threads: forwards and
-tokens before the first token, and the later work, which is done before the next request. Beside them stand
+model is a Qwen2.5-VL of thin layers and random weights; a logits processor lets it say what the script's
+agent says, so that all ways of caching answer the same requests. Counted by turn, over all threads: forwards
+and tokens before the first token, and the later work, which is done before the next request. Beside them:
 
 * a prefix cache that keeps encodings: one forward over the tokens behind the longest common prefix of the
   prompt with the prompt before and its answer (but for the answer's last token, which no forward ran);
@@ -16,6 +16,7 @@ tokens before the first token, and the later work, which is done before the next
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import math
 import random
@@ -82,21 +83,24 @@ class Turns:
     later: list[tuple[int, int, int]] = field(default_factory=list)
 
 
-def requests(
-    backbone: Backbone,
-    conversations: Conversations,
-    agent: Agent,
-    n: int,
-    tokens: int,
-    turns: int,
-    batch: int,
-) -> Iterator[Request]:
-    """The session of an agent that keeps ``n`` pictures of ``tokens`` tokens each."""
-    shot = _shots(8 * math.isqrt(tokens))
+@dataclass(frozen=True)
+class Session:
+    """An agent that keeps ``pictures`` of ``tokens`` tokens each for a number of turns."""
+
+    agent: Agent
+    pictures: int
+    tokens: int
+    turns: int
+    batch: int
+
+
+def requests(backbone: Backbone, conversations: Conversations, asked: Session) -> Iterator[Request]:
+    """What the agent's client sends, turn by turn."""
+    shot, agent, n = _shots(8 * math.isqrt(asked.tokens)), asked.agent, asked.pictures
     placeholder = int(backbone.model.config.image_token_id)
-    rules = (agent.rule(n, agent.batch), agent.rule(n, max(batch, agent.batch)), None)
+    rules = (agent.rule(n, agent.batch), agent.rule(n, max(asked.batch, agent.batch)), None)
     cached: list[list[Hashable]] = [[], [], []]
-    for turn in range(turns):
+    for turn in range(asked.turns):
         history = agent.history(turn, shot)
         sent = [history if rule is None else edited(rule, history, turn) for rule in rules]
         said = _said(conversations, sent[0], agent.said(turn))
@@ -143,66 +147,70 @@ def run(backbone: Backbone, asked: Sequence[Request], way: Way) -> Turns:
 
 
 def told(asked: Sequence[Request], turns: Turns) -> dict[str, Any]:
-    """Sums of a session's turns, and the turns that are dearest beside a prefix cache."""
+    """Sums of a session's turns (forwards, tokens, encodes), and the turns that miss a goal."""
+    ran = [(r, f, t) for r, (f, t, _) in zip(asked, turns.first, strict=True)]
     over = [
         {"turn": i, "forwards": f, "tokens": t, "prefix cache": r.prefix, "new": r.new}
-        for i, (r, (f, t, _)) in enumerate(zip(asked, turns.first, strict=True))
+        for i, (r, f, t) in enumerate(ran)
         if t > r.prefix or f > 2
     ]
-    first, later = ([sum(column) for column in zip(*turns_of, strict=True)] for turns_of in _sides(turns))
-    dearest = sorted(over, key=lambda o: o["prefix cache"] - o["tokens"])
-    return {
-        "before the first token": first,
-        "later": later,
-        "most forwards before a first token": max(f for f, _, _ in turns.first),
-        "most forwards after the first turn": max((f for f, _, _ in turns.first[1:]), default=0),
-        "turns dearer than a prefix cache, or of more than 2 forwards": len(over),
-        "the dearest of them": dearest[:3],
-        "of prefix cache": round(first[1] / sum(r.prefix for r in asked), 4),
-        "of new": round(first[1] / sum(r.new for r in asked), 4),
+    whole = {"before the first token": turns.first, "later": turns.later}
+    sums = {name: [*map(sum, zip(*counts, strict=True))] for name, counts in whole.items()}
+    return sums | {
+        "most forwards": max(f for _, f, _ in ran),
+        "most forwards after the first turn": max((f for _, f, _ in ran[1:]), default=0),
+        "of prefix cache": _share(ran, "prefix"),
+        "of prefix cache after the first turn": _share(ran[1:], "prefix"),
+        "of new": _share(ran, "new"),
+        "of new after the first turn": _share(ran[1:], "new"),
+        "turns over a prefix cache, or of more than 2 forwards": len(over),
+        "the dearest of them": sorted(over, key=lambda o: o["prefix cache"] - o["tokens"])[:3],
     }
 
 
-def _sides(turns: Turns) -> tuple[list[tuple[int, int, int]], list[tuple[int, int, int]]]:
-    return turns.first, turns.later
+def _share(ran: Sequence[tuple[Request, int, int]], name: str) -> float:
+    of = sum(getattr(request, name) for request, _, _ in ran)
+    return round(sum(tokens for *_, tokens in ran) / max(of, 1), 4)
 
 
 def measured(backbone: Backbone, options: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """A row for each agent, number of pictures and size of them, smallest first."""
     conversations = Conversations(backbone.processor)
-    agents = [a for a in AGENTS if a.name in options.agents]
-    for tokens in options.tokens:
-        for n in options.pictures:
-            for agent in agents:
-                started = time.perf_counter()
-                asked = [*requests(backbone, conversations, agent, n, tokens, options.turns, options.batch)]
-                row = {
-                    "agent": agent.name,
-                    "pictures": n,
-                    "tokens a picture": tokens,
-                    "prompt tokens": sum(r.prompt for r in asked),
-                    "new": sum(r.new for r in asked),
-                    "prefix cache": sum(r.prefix for r in asked),
-                    "prefix cache, batched": sum(r.batched for r in asked),
-                    "prompt tokens, batched": sum(r.longer for r in asked),
-                    "ways": {name: told(asked, run(backbone, asked, way)) for name, way in WAYS.items()},
-                }
-                yield row | {"seconds": round(time.perf_counter() - started, 1)}
+    for tokens, n in itertools.product(options.tokens, options.pictures):
+        for agent in (a for a in AGENTS if a.name in options.agents):
+            started = time.perf_counter()
+            session = Session(agent, n, tokens, options.turns, options.batch)
+            asked = [*requests(backbone, conversations, session)]
+            row = {
+                "agent": agent.name,
+                "pictures": n,
+                "tokens a picture": tokens,
+                "prompt tokens": sum(r.prompt for r in asked),
+                "new": sum(r.new for r in asked),
+                "prefix cache": sum(r.prefix for r in asked),
+                "prefix cache, batched": sum(r.batched for r in asked),
+                "prompt tokens, batched": sum(r.longer for r in asked),
+                "ways": {name: told(asked, run(backbone, asked, way)) for name, way in WAYS.items()},
+            }
+            yield row | {"seconds": round(time.perf_counter() - started, 1)}
 
 
 def table(rows: Sequence[dict[str, Any]]) -> str:
     """For people, as Markdown: tokens before the first token of all turns, and the most forwards of one."""
-    head = ["agent", "N", "of", "new", "prefix cache", "batched", *WAYS, "exact / prefix", "default / exact"]
-    lines = ["| " + " | ".join([*head, "amortize / new", "later"]) + " |", "|---" * (len(head) + 2) + "|"]
+    head = ["agent", "N", "of", "new", "prefix cache", "batched", *WAYS, "exact / prefix cache"]
+    head += ["default / exact", "amortize / new", "later work"]
+    lines = ["| " + " | ".join(head) + " |", "|---" * len(head) + "|"]
     for row in rows:
         ways = row["ways"]
+        first = {name: way["before the first token"][1] for name, way in ways.items()}
         cells = [row["agent"], row["pictures"], row["tokens a picture"]]
         cells += [f"{row[k]:,}" for k in ("new", "prefix cache", "prefix cache, batched")]
-        for way in ways.values():
-            most = way["most forwards after the first turn"]
-            cells.append(f"{way['before the first token'][1]:,} ({most})")
-        exact, default = (ways[w]["before the first token"][1] for w in ("exact", "default"))
-        cells += [ways["exact"]["of prefix cache"], round(default / exact, 4), ways["amortize"]["of new"]]
+        cells += [f"{first[n]:,} in {w['most forwards after the first turn']}" for n, w in ways.items()]
+        cells += [ways["exact"]["of prefix cache after the first turn"]]
+        cells += [
+            round(first["default"] / first["exact"], 4),
+            ways["amortize"]["of new after the first turn"],
+        ]
         cells.append(" / ".join(f"{way['later'][1]:,}" for way in ways.values()))
         lines.append("| " + " | ".join(map(str, cells)) + " |")
     return "\n".join(lines)
