@@ -44,7 +44,7 @@ def operations(backbone: Backbone) -> list[Walk]:
 def conversations(backbone: Backbone, count: int) -> dict[str, list[Turn]]:
     """The turns of each conversation, which has run once before."""
     found = {}
-    for name, rule in CONVERSATIONS.items():
+    for name, (rule, _) in CONVERSATIONS.items():
         with tempfile.TemporaryDirectory() as folder:
             turns(backbone, Path(folder) / "warm", rule, count)
             found[name] = turns(backbone, Path(folder) / "measured", rule, count)
@@ -63,7 +63,7 @@ def pages(document: dict[str, Any]) -> str:
     lines = [table([Walk(**row) for row in document["operations"]]), ""]
     for name, told in document["conversations"].items():
         over = ", ".join(f"{share} x {turn}" for turn, share in told["calls of the last turn"].items())
-        lines += [f"{name}: calls of the last turn are {over}", ""]
+        lines += [f"{name}: the last turn calls {over}", ""]
         lines += ["| turn | calls | plans | puts | syncs | forwards | tokens |", "|---" * 7 + "|"]
         for number, turn in enumerate(told["turns"], 1):
             pairs = (" + ".join(map(str, turn[k])) for k in ("puts", "syncs", "forwards", "tokens"))
@@ -92,7 +92,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "machine": machine(),
         "operations": [asdict(w) for w in operations(backbone)],
         "conversations": {
-            name: {"calls of the last turn": growth(found), "turns": [asdict(turn) for turn in found]}
+            name: {
+                "calls of the last turn": growth(found, CONVERSATIONS[name][1]),
+                "turns": [asdict(turn) for turn in found],
+            }
             for name, found in conversations(backbone, asked.turns).items()
         },
         "slots": asked.slots,

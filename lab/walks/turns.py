@@ -18,10 +18,11 @@ from lab.walks.counter import profiled, tapped
 
 SIDE = 64
 """Pixels of a picture's side: 64 tokens on the thin backbone."""
-CONVERSATIONS: dict[str, EditPolicy | None] = {
-    "appended": None,
-    "last 3 pictures": policies.keep_last_images(3),
+CONVERSATIONS: dict[str, tuple[EditPolicy | None, int]] = {
+    "appended": (None, 2),
+    "last 3 pictures": (policies.keep_last_images(3), 4),
 }
+"""Each with its edit policy, and the first turn that is like those after it."""
 
 
 class Sides(NamedTuple):
@@ -92,6 +93,7 @@ def turns(backbone: Backbone, folder: Path, rule: EditPolicy | None, count: int)
     return found
 
 
-def growth(found: Sequence[Turn]) -> dict[str, float]:
-    """Calls of the last turn over those of the first, which also opens the window, and of the second."""
-    return {f"turn {i + 1}": round(found[-1].calls / found[i].calls, 3) for i in range(min(2, len(found)))}
+def growth(found: Sequence[Turn], equal: int) -> dict[str, float]:
+    """How many times the calls of some turns the last one has: the first, and the first ``equal`` one."""
+    turns = sorted({1, min(equal, len(found))})
+    return {f"turn {i}": round(found[-1].calls / found[i - 1].calls, 3) for i in turns}
