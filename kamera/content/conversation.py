@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import struct
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
+from operator import itemgetter
 from typing import Any
 
 import torch
@@ -150,10 +153,11 @@ class Conversations:
         owners: list[tuple[int, tuple[int, int]]],
         messages: Sequence[Message],
     ) -> Segment:
-        owner = next((span for at, span in reversed(owners) if at <= start), (0, 0))
+        at = bisect_right(owners, start, key=itemgetter(0))
+        owner = owners[at - 1][1] if at else (0, 0)
         role = str(messages[owner[0]].get("role", "")) if owner[0] < owner[1] else ""
         kind: SegmentKind = "text" if media is None else "image" if media.kind == "image" else "video"
-        named = b"".join(i.to_bytes(4, "little") for i in ids[start:stop])
+        named = struct.pack(f"<{stop - start}I", *ids[start:stop])
         name = digest("kamera.segment.v1", role, kind, "" if media is None else media.digest, named)
         return Segment(name, start, stop, kind, role, owner, None if media is None else media.digest)
 

@@ -22,6 +22,20 @@ class Exclusive:
         with self._lock:
             yield
 
+    @property
+    def mine(self) -> bool:
+        """True if this thread holds the lock."""
+        return self._lock.mine
+
+    @contextmanager
+    def released(self) -> Iterator[None]:
+        """Let other threads in for the block; this thread holds the lock, once."""
+        self._lock.__exit__()
+        try:
+            yield
+        finally:
+            self._lock.__enter__()
+
 
 _making = forks.Lock()
 _known: weakref.WeakKeyDictionary[Any, Exclusive] = weakref.WeakKeyDictionary()

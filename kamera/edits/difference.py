@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import Counter, defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from kamera.content import Rendered
+from kamera.content import Rendered, Segment, common_prefix
 from kamera.edits.directive import Directive, Mode
 
 
@@ -34,7 +35,9 @@ def difference(before: Rendered, after: Rendered) -> Difference:
 
     The kept ones are a heaviest common subsequence by tokens, in O(m log n) for m pairs of equal segments.
     """
-    kept = _heaviest(before, after)
+    same = common_prefix(before.segment_ids(), after.segment_ids())  # of a heaviest one
+    rest = _heaviest(before.segments[same:], after.segments[same:])
+    kept = [*((i, i) for i in range(same)), *((same + i, same + j) for i, j in rest)]
     old = set(range(len(before.segments))) - {i for i, _ in kept}
     new = set(range(len(after.segments))) - {j for _, j in kept}
     moved = []
@@ -70,16 +73,16 @@ def directives(before: Rendered, after: Rendered, mode: Mode = "repair") -> tupl
     return tuple(out)
 
 
-def _heaviest(before: Rendered, after: Rendered) -> list[tuple[int, int]]:
+def _heaviest(before: Sequence[Segment], after: Sequence[Segment]) -> list[tuple[int, int]]:
     """Pairs (i, j) of equal segments, increasing in both, with the most tokens in total."""
     places: dict[str, list[int]] = defaultdict(list)
-    for j, segment in enumerate(after.segments):
+    for j, segment in enumerate(after):
         places[segment.id].append(j)
     # the ends of the best chains so far, increasing in j and in weight: bisection finds the best before j
     ends: list[int] = []
     weights: list[int] = []
     chains: list[tuple[tuple[int, int], object]] = []
-    for i, segment in enumerate(before.segments):
+    for i, segment in enumerate(before):
         found = []
         for j in places[segment.id]:
             at = bisect_right(ends, j - 1)

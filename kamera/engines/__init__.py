@@ -4,6 +4,7 @@ from kamera.engines.account import Account, Spent, Usage, later, open_accounts
 from kamera.engines.base import Engine, LiveKV, Span, Written
 from kamera.engines.extent import Extent, behind, standing
 from kamera.engines.moves import Bytes, Move, Stand, bytes_of, moves
+from kamera.engines.precedence import Calls, Cancelled, calls_of, is_later
 from kamera.engines.values import FEATURES, Answer, Named, PositionLimits, Probe, Work
 
 __all__ = [
@@ -11,6 +12,8 @@ __all__ = [
     "Account",
     "Answer",
     "Bytes",
+    "Calls",
+    "Cancelled",
     "Engine",
     "Extent",
     "LiveKV",
@@ -26,6 +29,8 @@ __all__ = [
     "Written",
     "behind",
     "bytes_of",
+    "calls_of",
+    "is_later",
     "later",
     "moves",
     "open_accounts",

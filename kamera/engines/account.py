@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import NamedTuple
 
 from kamera import forks
 from kamera.engines.base import Engine
+from kamera.engines.precedence import as_later, calls_of, never
 from kamera.engines.values import Work
 
 
@@ -62,14 +63,15 @@ class Account:
     def now(self, engine: Engine) -> Iterator[None]:
         """Context of a call: its work counts as ``now``. A call within one of the same account adds nothing.
 
-        Work that is handed over inside (`open_accounts`) is later work of this account.
+        Work that is handed over inside (`open_accounts`) is later work of this account. Later work of all
+        accounts gives way to the call.
         """
         outer = _open.get()
         if self in outer:
             yield
             return
         token, started = _open.set((*outer, self)), time.perf_counter()
-        with engine.measure(probes=True) as work:
+        with calls_of(engine).during(), engine.measure(probes=True) as work:
             try:
                 yield
             finally:
@@ -88,13 +90,20 @@ def open_accounts() -> tuple[Account, ...]:
 
 
 @contextmanager
-def later(engine: Engine, accounts: Sequence[Account]) -> Iterator[None]:
-    """Context of later work, which ``accounts`` bear."""
+def later(
+    engine: Engine, accounts: Sequence[Account], unwanted: Callable[[], bool] = never
+) -> Iterator[None]:
+    """Context of later work, which ``accounts`` bear, and what it hands over in turn.
+
+    It gives way to calls, and ends (Cancelled) once it is ``unwanted()``.
+    """
     started = time.perf_counter()
-    with engine.measure(probes=True) as work:
+    token = _open.set(tuple(accounts))
+    with as_later(unwanted), engine.measure(probes=True) as work:
         try:
             yield
         finally:
+            _open.reset(token)
             for account in accounts:
                 account._owe(_spent(work, started))
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Protocol
 
 import torch
@@ -32,7 +33,7 @@ class Span:
     patch: Patch | None
     offset: tuple[int, ...]
 
-    @property
+    @cached_property
     def length(self) -> int:
         """Tokens."""
         return self.kv.tokens if isinstance(self.kv, CodedKV) else kv_tokens(self.kv)

@@ -40,7 +40,17 @@ from kamera.ops.patch import (
 )
 from kamera.ops.proof import Proof, compared, kv_error
 from kamera.ops.quantize import Bits, Codes, Quantized, quantize
-from kamera.ops.quantize_kv import GRIDS, KV_CODECS, CodedChannel, CodedKV, Grid, KVCodec, Loss, code_kv
+from kamera.ops.quantize_kv import (
+    GRIDS,
+    KV_CODECS,
+    CodedChannel,
+    CodedKV,
+    Grid,
+    KVCodec,
+    Loss,
+    code_kv,
+    kv_tensors,
+)
 from kamera.ops.readers import Metric, Readers
 from kamera.ops.rope import RopeSpec, relocate, uniform_offset
 from kamera.ops.sketch import sketch
@@ -102,6 +112,7 @@ __all__ = [
     "kv_error",
     "kv_map",
     "kv_slice",
+    "kv_tensors",
     "kv_tokens",
     "layers_of",
     "mean_deficit",

@@ -212,6 +212,16 @@ class _Layer(Mapping[str, torch.Tensor]):
         return len(self._channels)
 
 
+def kv_tensors(kv: KV) -> Iterator[torch.Tensor]:
+    """The tensors that hold a KV: its channels, or their codes."""
+    for layer in kv.layers if isinstance(kv, CodedKV) else kv:
+        for channel in layer.values():
+            if isinstance(channel, CodedChannel):
+                yield from (channel.codes, channel.steps, channel.lows)
+            else:
+                yield channel
+
+
 def code_kv(kv: KV, codec: KVCodec) -> CodedKV:
     """``kv`` in codes, on the CPU, with their error. Equal values give equal codes on every machine.
 

@@ -11,7 +11,7 @@ from kamera.patches.forming import FormingRule, forming_of
 from kamera.patches.harvest import Stored, stored_patch, worth_harvesting
 from kamera.patches.heads import continued, head_of
 from kamera.patches.identity import Identity, identify
-from kamera.patches.later import Later, later_of
+from kamera.patches.later import Later, Piece, Worth, later_of
 from kamera.patches.losses import Losses, Strict
 from kamera.patches.near import Near, equal_left
 from kamera.patches.orbit import form_orbit
@@ -40,10 +40,12 @@ __all__ = [
     "Losses",
     "Near",
     "Pairs",
+    "Piece",
     "Prover",
     "Stored",
     "Strict",
     "Triples",
+    "Worth",
     "anchor_ids",
     "anchor_of",
     "archive_later",

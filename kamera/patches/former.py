@@ -16,7 +16,7 @@ import torch
 from kamera.content import Chunk
 from kamera.engines import Engine, Span
 from kamera.errors import CorruptChunk, IncompatibleChunk, NotRelocatable, UnknownChunk, WrongKey, quote
-from kamera.ops import Guarantee, Patch, PatchBudget, Proof, deficit, uniform_offset
+from kamera.ops import Guarantee, Patch, PatchBudget, Proof, deficit, kv_tensors, uniform_offset
 from kamera.patches.anchor import Anchor
 from kamera.patches.catalogue import Catalogue
 from kamera.patches.chunks import Copy, Facts
@@ -308,8 +308,12 @@ class Former:
             )
             return patch
 
+        def dropped(why: str) -> None:
+            self.losses.leave(f"a patch of chunk {facts.chunk_id[:12]} was not formed: {why}")
+
+        holds = [*kv_tensors(conditioned.kv), *kv_tensors(canonical.kv), *before.tensors]
         with self.losses.borne(f"a patch of chunk {facts.chunk_id[:12]} was not kept"):
-            self.forming.submit(facts.chunk_id, deltas, form)
+            self.forming.submit(facts.chunk_id, deltas, form, holds, dropped)
         self.catalogue.forget(patch_key(self.context, facts.chunk_id, behind, "exact", base))
         return True
 

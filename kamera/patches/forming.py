@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Literal, get_args
 
@@ -14,13 +14,10 @@ import torch
 from kamera import forks
 from kamera.errors import quote
 from kamera.ops import Deltas, Patch
-from kamera.patches.later import Later
+from kamera.patches.later import Later, Told, Worth
 
 FormingRule = Literal["now", "background"]
 """Time at which a patch is factored and stored: within the operation that ran its forward, or after it."""
-
-LIMIT = 4
-"""Maximum of patches in progress; each holds its deficits, twice the chunk's KV bytes at half precision."""
 
 logger = logging.getLogger(__name__)
 
@@ -31,10 +28,18 @@ class Forming:
     def __init__(self) -> None:
         self._later: Callable[[], None] | None = None
 
-    def submit(self, chunk_id: str, deltas: Deltas, form: Callable[[], Patch]) -> None:
+    def submit(
+        self,
+        chunk_id: str,
+        deltas: Deltas,
+        form: Callable[[], Patch],
+        holds: Iterable[torch.Tensor] = (),
+        dropped: Told = logger.warning,
+    ) -> None:
         """Run ``form``, which factors ``deltas``, stores the patch and returns it.
 
-        Nothing else may write to ``deltas`` any more.
+        Nothing else may write to ``deltas`` any more. ``holds`` are the other tensors that it needs;
+        ``dropped`` is told why, if the patch is not formed for want of room.
         """
         form()
 
@@ -64,16 +69,14 @@ class BackgroundForming(Forming):
     """Forms patches one after another, as later work in ``queue``. Safe to use from several threads.
 
     On CUDA the work runs on its own stream. A look-up of a chunk's patch waits (`settle`) until those in
-    progress for it are stored, so the KV served never depends on the thread's speed. A failure is logged when
-    it happens and raised by the next `flush`; until then the patch is a miss.
+    progress for it are stored, which go first then, so the KV served never depends on the thread's speed. A
+    failure is logged when it happens and raised by the next `flush`; until then the patch is a miss, as is
+    one that the queue drops.
     """
 
-    def __init__(self, queue: Later, limit: int = LIMIT) -> None:
-        if limit < 1:
-            raise ValueError(f"limit {limit} must be at least 1")
+    def __init__(self, queue: Later) -> None:
         super().__init__()
         self._queue = queue
-        self._limit = limit
         self._begin()
         forks.bind(self, BackgroundForming._begin)
 
@@ -85,21 +88,24 @@ class BackgroundForming(Forming):
         self._errors: list[BaseException] = []
         self._closed = False
 
-    def submit(self, chunk_id: str, deltas: Deltas, form: Callable[[], Patch]) -> None:
-        """As `Forming.submit`, in the background; waits while ``limit`` patches are in progress.
-
-        Within later work, at once.
-        """
-        if self._queue.mine:
+    def submit(
+        self,
+        chunk_id: str,
+        deltas: Deltas,
+        form: Callable[[], Patch],
+        holds: Iterable[torch.Tensor] = (),
+        dropped: Told = logger.warning,
+    ) -> None:
+        """As `Forming.submit`, in the background; within later work, at once. Never waits."""
+        with self._changed:
+            at_once = self._closed or self._queue.mine
+            self._pending.update(() if at_once else (chunk_id,))
+        if at_once:
             form()
             return
-        with self._changed:
-            self._changed.wait_for(lambda: self._pending.total() < self._limit)
-            if not self._closed:
-                self._queue.add(partial(self._run, chunk_id, _streamed(deltas, form)))
-                self._pending[chunk_id] += 1
-                return
-        form()
+        work = partial(self._run, chunk_id, _streamed(deltas, form))
+        held = (*holds, *(tensor for layer in deltas for tensor in layer.values()))
+        self._queue.add(work, Worth.PATCH, held, partial(self._dropped, chunk_id, dropped), chunk_id)
 
     def later(self, work: Callable[[], None]) -> bool:
         """As `Forming.later`, behind the patches in progress."""
@@ -107,19 +113,20 @@ class BackgroundForming(Forming):
             if self._busy or self._closed:
                 return False
             self._busy = True
-            self._queue.add(partial(self._run_later, work))
+        self._queue.add(partial(self._run_later, work), Worth.AUDIT, dropped=self._later_dropped)
         return True
 
     def settle(self, chunk_id: str) -> None:
-        """As `Forming.settle`; within later work nothing is waited for."""
-        if self._queue.mine:
+        """As `Forming.settle`: they go first. Within later work nothing is waited for."""
+        if self._queue.mine or not self._pending[chunk_id]:
             return
-        with self._changed:
+        self._queue.hasten(chunk_id)
+        with self._queue.awaited(), self._changed:
             self._changed.wait_for(lambda: not self._pending[chunk_id])
 
     def flush(self) -> None:
         """As `Forming.flush`: raises the first error since the last call, once."""
-        with self._changed:
+        with self._queue.awaited(), self._changed:
             self._changed.wait_for(lambda: not self._pending.total() and not self._busy)
             errors, self._errors = self._errors, []
         if errors:
@@ -137,9 +144,16 @@ class BackgroundForming(Forming):
         except BaseException as error:  # no error may be lost with the thread
             self._failed(f"a patch of chunk {chunk_id[:12]} was not stored", error)
         finally:
-            with self._changed:
-                self._pending -= Counter((chunk_id,))  # drops the entry at zero
-                self._changed.notify_all()
+            self._done(chunk_id)
+
+    def _dropped(self, chunk_id: str, told: Told, why: str) -> None:
+        self._done(chunk_id)
+        told(why)
+
+    def _done(self, chunk_id: str) -> None:
+        with self._changed:
+            self._pending -= Counter((chunk_id,))  # drops the entry at zero
+            self._changed.notify_all()
 
     def _run_later(self, work: Callable[[], None]) -> None:
         try:
@@ -147,9 +161,16 @@ class BackgroundForming(Forming):
         except BaseException as error:
             self._failed("later work was not done", error)
         finally:
-            with self._changed:
-                self._busy = False
-                self._changed.notify_all()
+            self._no_later()
+
+    def _later_dropped(self, why: str) -> None:
+        logger.warning("later work was not done: %s", why)
+        self._no_later()
+
+    def _no_later(self) -> None:
+        with self._changed:
+            self._busy = False
+            self._changed.notify_all()
 
     def _failed(self, what: str, error: BaseException) -> None:
         logger.error("%s: %s", what, error)

@@ -1,80 +1,240 @@
-"""Later work: what no answer waits for, done one piece after another in one thread of a backbone."""
+"""Later work: what no answer waits for, done one piece after another in one thread of a backbone.
+
+It gives way to calls (`kamera.engines.precedence`), and no call waits for it. What it holds is bounded in
+bytes: over the bound the pieces worth least are dropped, and each tells those whom it concerns.
+"""
 
 from __future__ import annotations
 
 import logging
 import threading
 import weakref
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from enum import IntEnum
+
+import torch
 
 from kamera import forks
-from kamera.engines import Engine, later, open_accounts
+from kamera.engines import Account, Cancelled, Engine, calls_of, later, open_accounts
 
-LIMIT = 8
-"""Maximum of pieces that wait: each may hold the KV of a window."""
+LIMIT = 1 << 30
+"""Bytes of KV that a backbone's later work holds, at most."""
 
 logger = logging.getLogger(__name__)
+
+Told = Callable[[str], None]
+"""Is told why a piece of later work was dropped."""
+
+
+class Worth(IntEnum):
+    """What is lost with a piece of later work, the least first.
+
+    A guess costs the next turn what it would have cost without; an audit is made of another slot; a patch is
+    formed when its antecedents come back once more; a chunk that left would have to be encoded and prefilled.
+    """
+
+    GUESS = 0
+    AUDIT = 1
+    PATCH = 2
+    CHUNK = 3
+
+
+@dataclass(eq=False)
+class Piece:
+    """A piece of later work; ``held`` are the bytes of the memory it holds, by address.
+
+    ``work`` is None of what was made ready and waits to be used.
+    """
+
+    work: Callable[[], None] | None
+    worth: Worth
+    held: dict[int, int]
+    dropped: Told
+    accounts: tuple[Account, ...] = ()
+    name: str = ""
+    blocks: tuple[torch.UntypedStorage, ...] = ()
+    unwanted: bool = False
 
 
 class Later:
     """The queue of one backbone. Safe to use from several threads.
 
     Work is borne by the accounts of the call that hands it over. A process fork leaves it to the parent.
-    Without a ``backbone`` nothing is counted.
+    Without a ``backbone`` nothing is counted, and nothing goes first. It holds at most ``limit`` bytes; where
+    single pieces are larger, the one in progress and one more. ``dropped`` counts the pieces that it dropped.
     """
 
     def __init__(self, backbone: Engine | None = None, limit: int = LIMIT) -> None:
+        if limit < 1:
+            raise ValueError(f"limit {limit} must be at least 1 byte")
+        self.limit = limit
+        self.dropped = 0
         self._backbone = (lambda: None) if backbone is None else weakref.ref(backbone)
-        self._limit = limit
         self._begin()
         forks.bind(self, Later._begin)
 
     def _begin(self) -> None:
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="kamera-later")
         self._changed = threading.Condition()
-        self._pending = 0
+        self._waiting: deque[Piece] = deque()
+        self._ready: list[Piece] = []
+        self._running = 0
+        self._held: dict[int, list[int]] = {}  # bytes at an address, and how many pieces hold them
         self._worker: int | None = None
 
-    def offer(self, work: Callable[[], None]) -> bool:
-        """`add` work that may be dropped; False if too much waits, and it is."""
+    def add(
+        self,
+        work: Callable[[], None],
+        worth: Worth = Worth.CHUNK,
+        holds: Iterable[torch.Tensor] = (),
+        dropped: Told = logger.warning,
+        name: str = "",
+    ) -> Piece:
+        """Do ``work`` later, unless it is dropped; returns at once. An error in it is logged.
+
+        ``holds`` are the tensors that it keeps in memory: a block counts once, however many pieces share it.
+        ``dropped`` is told if the work is dropped.
+        """
+        blocks = {block.data_ptr(): block for tensor in holds if (block := tensor.untyped_storage()).nbytes()}
+        held = {address: block.nbytes() for address, block in blocks.items()}
+        # it keeps the blocks: a freed one's address may become another's
+        piece = Piece(work, worth, held, dropped, open_accounts(), name, tuple(blocks.values()))
         with self._changed:
-            if self._pending >= self._limit:
-                return False
-            self.add(work)
-        return True
+            self._waiting.append(piece)
+            self._hold(piece)
+            gone = self._over()
+        self._tell(gone)
+        self._pool.submit(self._next)
+        return piece
 
-    def add(self, work: Callable[[], None]) -> None:
-        """Do ``work`` later. An error in it is logged."""
-        accounts = open_accounts()
+    def keep(self, worth: Worth, size: int, dropped: Told) -> Piece:
+        """Count ``size`` bytes of what later work has made ready, until it is `cancel`led.
 
-        def borne() -> None:
-            self._worker = threading.get_ident()
-            try:
-                backbone = self._backbone()
-                with nullcontext() if backbone is None else later(backbone, accounts):
-                    work()
-            except BaseException as error:  # no error may be lost with the thread
-                logger.error("later work failed: %s", error)
-            finally:
-                with self._changed:
-                    self._pending -= 1
-                    self._changed.notify_all()
-
+        ``dropped`` is told to let go of them.
+        """
+        piece = Piece(None, worth, {}, dropped)
+        piece.held[id(piece)] = size  # no block of memory in use has the address of another object
         with self._changed:
-            self._pending += 1
-            self._pool.submit(borne)
+            self._ready.append(piece)
+            self._hold(piece)
+            gone = self._over()
+        self._tell(gone)
+        return piece
+
+    def cancel(self, piece: Piece) -> None:
+        """Drop a piece that nobody wants any more, silently; one in progress ends at its next layer."""
+        piece.unwanted = True
+        with self._changed:
+            for pieces in (self._waiting, self._ready):
+                if piece in pieces:
+                    pieces.remove(piece)
+                    self._let_go(piece)
+            self._changed.notify_all()
+        backbone = self._backbone()
+        if backbone is not None:
+            calls_of(backbone).look_again()
+
+    def hasten(self, name: str) -> None:
+        """Do the waiting pieces of this name first, for a call that needs them."""
+        with self._changed:
+            first = [piece for piece in self._waiting if piece.name == name]
+            rest = [piece for piece in self._waiting if piece.name != name]
+            self._waiting = deque([*first, *rest])
 
     @property
     def mine(self) -> bool:
         """True in the thread that does the work: it must not wait for any."""
         return self._worker == threading.get_ident()
 
+    @property
+    def held(self) -> int:
+        """Bytes that it holds now."""
+        with self._changed:
+            return self._bytes
+
     def flush(self) -> None:
         """Wait until all work is done, and what that handed over in turn."""
+        with self.awaited(), self._changed:
+            self._changed.wait_for(lambda: not (self._waiting or self._running))
+
+    @contextmanager
+    def awaited(self) -> Iterator[None]:
+        """Context of a thread that waits for later work, which gives way to no call meanwhile."""
+        backbone = self._backbone()
+        with nullcontext() if backbone is None else calls_of(backbone).awaited():
+            yield
+
+    # -- inside --------------------------------------------------------------------------------
+
+    def _next(self) -> None:
         with self._changed:
-            self._changed.wait_for(lambda: not self._pending)
+            if not self._waiting:
+                return  # it was dropped
+            piece = self._waiting.popleft()
+            self._running += 1
+        self._worker = threading.get_ident()
+        try:
+            with self._as_later(piece):
+                if piece.work is not None:
+                    piece.work()
+        except Cancelled:
+            pass
+        except BaseException as error:  # no error may be lost with the thread
+            logger.error("later work failed: %s", error)
+        finally:
+            with self._changed:
+                self._running -= 1
+                self._let_go(piece)
+                self._changed.notify_all()
+
+    @contextmanager
+    def _as_later(self, piece: Piece) -> Iterator[None]:
+        backbone = self._backbone()
+        if backbone is None:
+            yield
+            return
+        with later(backbone, piece.accounts, lambda: piece.unwanted):
+            calls_of(backbone).give_way()
+            yield
+
+    @property
+    def _bytes(self) -> int:
+        return sum(size for size, _ in self._held.values())
+
+    def _hold(self, piece: Piece) -> None:
+        for address, size in piece.held.items():
+            self._held.setdefault(address, [size, 0])[1] += 1
+
+    def _let_go(self, piece: Piece) -> None:
+        for address in piece.held:
+            there = self._held[address]
+            there[1] -= 1
+            if not there[1]:
+                del self._held[address]
+
+    def _over(self) -> list[Piece]:
+        """Drop those worth least, of equals the oldest, until the rest is within the limit, or one is left.
+
+        Work in progress goes on.
+        """
+        gone: list[Piece] = []
+        while self._bytes > self.limit and len(self._waiting) + len(self._ready) > 1:
+            piece = min((*self._ready, *self._waiting), key=lambda piece: piece.worth)
+            (self._waiting if piece in self._waiting else self._ready).remove(piece)
+            self._let_go(piece)
+            gone.append(piece)
+        self.dropped += len(gone)
+        self._changed.notify_all()
+        return gone
+
+    def _tell(self, gone: Iterable[Piece]) -> None:
+        for piece in gone:
+            piece.unwanted = True
+            piece.dropped(f"later work held more than its {self.limit} bytes")
 
 
 _queues: weakref.WeakKeyDictionary[Engine, Later] = weakref.WeakKeyDictionary()

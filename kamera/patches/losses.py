@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import warnings
+from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -26,14 +27,15 @@ class Losses:
     def __init__(self) -> None:
         self.unkept: set[str] = set()
         self._said = False
-        self._left: list[str] = []
+        self._left: deque[str] = deque()
         self._operation = threading.local()
 
     @contextmanager
     def told_to(self, notes: list[str]) -> Iterator[None]:
         """Context in which this thread's losses are added to ``notes``, after what was left for them."""
-        left, self._left = self._left, []
-        notes.extend(left)
+        while self._left:
+            note = self._left.popleft()
+            notes.extend([] if note in notes else [note])
         self._operation.notes = notes
         try:
             yield

@@ -18,7 +18,7 @@ import torch
 from kamera import forks
 from kamera.engines import Engine, Span
 from kamera.errors import KameraError
-from kamera.ops import KV, Deltas, PatchBudget, Proof, Sized, compared, kv_error, kv_map, sketch
+from kamera.ops import KV, Deltas, PatchBudget, Proof, Sized, compared, kv_error, kv_map, kv_tensors, sketch
 from kamera.patches.anchor import Anchor
 from kamera.patches.chunks import Facts
 from kamera.patches.standing import text_positions
@@ -62,6 +62,11 @@ class Before:
     chunks: tuple[Facts, ...]
     offset: tuple[int, ...]
     shift: tuple[int, ...]
+
+    @property
+    def tensors(self) -> list[torch.Tensor]:
+        """The tensors of its KV."""
+        return [tensor for span in self.spans for tensor in kv_tensors(span.kv)]
 
 
 class _Seen(NamedTuple):

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from kamera.content import Chunk
+from kamera.ops import kv_tensors
 from kamera.patches.chunks import Copy, Facts
 from kamera.patches.former import Former
-from kamera.patches.later import later_of
+from kamera.patches.later import Worth, later_of
 
 
 def archive_later(former: Former, facts: Facts, copy: Copy) -> None:
     """Store a chunk's canonical as later work: ``copy``, or if that is none, one prefilled for it.
 
-    The store waits for it when it is closed.
+    The store waits for it when it is closed. If it is dropped, the next report names the chunk, which is
+    offered again when it leaves again.
     """
     queue, name = later_of(former.backbone), (former.context, facts.chunk_id)
     former.waiting[name] = facts
@@ -26,8 +28,14 @@ def archive_later(former: Former, facts: Facts, copy: Copy) -> None:
         finally:
             former.waiting.pop(name, None)
 
+    def dropped(why: str) -> None:
+        former.waiting.pop(name, None)
+        former.losses.unkept.add(facts.chunk_id)
+        former.losses.leave(f"chunk {facts.chunk_id[:12]} was not archived: {why}")
+
     former.store.awaited[id(queue)] = queue.flush
-    queue.add(archive)
+    holds = [*facts.encoded.tensors.values(), *(kv_tensors(copy.kv) if own else ())]
+    queue.add(archive, Worth.CHUNK, holds, dropped)
 
 
 def encoded(former: Former, chunk: Chunk) -> Facts:
@@ -44,8 +52,12 @@ def encoded(former: Former, chunk: Chunk) -> Facts:
         finally:
             former.waiting.pop(name, None)
 
+    def dropped(why: str) -> None:
+        former.waiting.pop(name, None)
+        former.losses.leave(f"the encoding of chunk {chunk.id[:12]} was not kept: {why}")
+
     former.store.awaited[id(queue)] = queue.flush
-    queue.add(keep)
+    queue.add(keep, Worth.CHUNK, facts.encoded.tensors.values(), dropped)
     return facts
 
 

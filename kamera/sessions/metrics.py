@@ -17,7 +17,8 @@ class PoolMetrics:
     answered. ``saved``, ``unsaved``: saves that were completed, and that failed. ``conflicts``: sessions
     that another process had continued, whose branch here was saved under an id of its own. ``evicted_count``,
     ``evicted_bytes``: sessions evicted from memory by either limit. ``evicted_saved``: saved sessions removed
-    by theirs. ``anchors``: system prompts prefilled.
+    by theirs. ``anchors``: system prompts prefilled. ``dropped``: pieces of the backbone's later work that
+    were dropped over its bytes.
     """
 
     requests: int = 0
@@ -39,3 +40,4 @@ class PoolMetrics:
     evicted_bytes: int = 0
     evicted_saved: int = 0
     anchors: int = 0
+    dropped: int = 0

@@ -21,7 +21,7 @@ from kamera.sessions.chat import ChatSession, conversations_of
 from kamera.sessions.match import Candidate, best_match, candidate, shaped_prompt
 from kamera.sessions.metrics import PoolMetrics
 from kamera.sessions.modes import SessionMode, check_mode
-from kamera.sessions.saved import SavedSessions, tools_digest
+from kamera.sessions.saved import SavedSessions, check_saving, tools_digest
 from kamera.sessions.showing import Reuse
 from kamera.sessions.turn import Turn
 from kamera.store import ChunkStore
@@ -86,10 +86,7 @@ class SessionPool:
         save: str | Path | None = None,
         max_saved_bytes: int | None = None,
     ) -> None:
-        if max_saved_bytes is not None and (save is None or max_saved_bytes < 1):
-            raise ValueError(
-                f"max_saved_bytes={max_saved_bytes} of save={quote(save)}: 1 byte or more, of a directory"
-            )
+        check_saving(save, max_saved_bytes)
         if max_sessions < 1 or min_tokens < 0 or (max_bytes is not None and max_bytes < 1):
             raise ValueError(
                 f"max_sessions={max_sessions}, max_bytes={max_bytes}, min_tokens={min_tokens}: keep 1 "
@@ -213,10 +210,8 @@ class SessionPool:
         """The counts up to now."""
         with self._lock:
             counts = {**self._counts, "anchors": sum(a.prefilled for a in self._anchors.values())}
-        if self._saved is not None:
-            counts |= {"saved": self._saved.saved, "unsaved": self._saved.unsaved}
-            counts |= {"conflicts": self._saved.conflicts, "evicted_saved": self._saved.evicted}
-        return PoolMetrics(**counts)
+        counts["dropped"] = later_of(self.backbone).dropped
+        return PoolMetrics(**counts | ({} if self._saved is None else self._saved.counts))
 
     def __len__(self) -> int:
         """Number of sessions, busy ones included."""

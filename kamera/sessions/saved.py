@@ -29,6 +29,7 @@ from kamera.errors import (
     SessionConflict,
     StoreError,
     StoreVersionError,
+    quote,
 )
 from kamera.ops import digest
 from kamera.sessions.anchors import Anchors
@@ -87,6 +88,12 @@ class SavedSessions:
         self._pending: dict[Path, Future[None]] = {}
         self._failures: list[BaseException] = []
         self.saved = self.unsaved = self.evicted = self.conflicts = 0
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """Its part of `PoolMetrics`."""
+        counts = {"saved": self.saved, "unsaved": self.unsaved}
+        return counts | {"conflicts": self.conflicts, "evicted_saved": self.evicted}
 
     def save(self, tenant: str, name: str, session: ChatSession, anchors: Anchors) -> str:
         """Save a session soon, and the id under which it goes on: another, after a conflict.
@@ -298,6 +305,12 @@ class SavedSessions:
             _log.warning("a saved session is passed over: %s", error)
             return None
         return header
+
+
+def check_saving(save: str | Path | None, limit: int | None) -> None:
+    """Raise ValueError for a ``limit`` of bytes of no directory, or of none."""
+    if limit is not None and (save is None or limit < 1):
+        raise ValueError(f"max_saved_bytes={limit} of save={quote(save)}: 1 byte or more, of a directory")
 
 
 def tools_digest(tools: Sequence[Any] | None) -> str:

@@ -43,6 +43,7 @@ def applied_verb(session: ChatSession, anchors: Anchors, verb: Verb, now: float)
         _check_scope(session.store, verb.scope)
     chunks = tuple(dict.fromkeys(slot.chunk_id for slot in slots))
     forwards = _archived(anchors, window, slots)
+    window.flush()  # a verb is about all of the chunks that is to be stored
     if isinstance(verb, Share):
         return VerbReport(chunks, _shared(window, chunks, verb.scope), forwards)
     admin = StoreAdmin(session.store)

@@ -22,8 +22,8 @@ from kamera import forks
 from kamera.content import Encoded
 from kamera.engines import Engine
 from kamera.errors import KameraError
-from kamera.ops import KV, CodedKV, kv_distance, kv_map, relocate_kv
-from kamera.patches import Former, Guarantee, later_of
+from kamera.ops import KV, CodedKV, kv_distance, kv_map, kv_tensors, relocate_kv
+from kamera.patches import Former, Guarantee, Worth, later_of
 from kamera.window.run import Stage
 from kamera.window.slots import Resident
 from kamera.window.state import WindowState
@@ -109,18 +109,24 @@ def hand_over(stage: Stage, state: WindowState, served: Sequence[int], share: fl
     """Audit a ``share`` of the slots ``served`` (indices), which ``stage.live`` shows now, as later work.
 
     Survivors are passed over: what has left is no more at hand to prefill them behind. So is what stands
-    behind a chunk that shows its clean view, which it never attended to. Under load audits are dropped, never
-    waited for.
+    behind a chunk that shows its clean view, which it never attended to. Audits are the first work to be
+    dropped where too much of it waits; the next report says so.
     """
     if not share:
         return
+
+    def dropped(why: str) -> None:
+        stage.former.losses.leave(f"a slot was not audited: {why}")
+
     clean = next(
         (i for i, seat in enumerate(state.seats.seats) if seat.clean is not None), len(state.residents)
     )
     auditable = [i for i in served if i <= clean and state.worths[i] != "survivor"]
     for index in auditor_of(stage.former.backbone).chosen(auditable, share):
         kept = Served(state, index, kv_map(stage.live.read(index + 1), torch.clone))
-        later_of(stage.former.backbone).offer(partial(run, stage, kept))
+        spans = stage.spans(state)[: index + 1]
+        holds = [*kv_tensors(kept.kv), *(t for span in spans for t in kv_tensors(span.kv))]
+        later_of(stage.former.backbone).add(partial(run, stage, kept), Worth.AUDIT, holds, dropped)
 
 
 def served_by(plan: Plan, state: WindowState) -> list[int]:

@@ -71,6 +71,7 @@ def _whole(former: Former, residents: Sequence[Resident], start: str) -> str:
     """The one chunk whose id is or begins with ``start``; those of this backbone come first."""
     if is_key(start):
         return start  # looked up, never listed
+    settle(former)
     own = {resident.facts.chunk_id for resident in residents}
     rest: set[str] = set()
     for info in former.store.ls("canonical"):

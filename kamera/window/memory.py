@@ -8,9 +8,8 @@ from dataclasses import dataclass
 import torch
 
 from kamera.engines import LiveKV
-from kamera.ops import KV, CodedKV
+from kamera.ops import kv_tensors
 from kamera.patches import Anchor, Copy
-from kamera.store import coded_tensors
 from kamera.window.state import WindowState
 
 Storages = dict[tuple[torch.device, int], int]
@@ -54,8 +53,8 @@ class Holdings:
     @classmethod
     def of(cls, anchor: Anchor, state: WindowState, live: LiveKV) -> Holdings:
         """The blocks of an anchor, a state and a live cache."""
-        room = _storages(_tensors(live.tensors))
-        held = [anchor.input_ids, anchor.positions, *_tensors(anchor.kv)]
+        room = _storages(kv_tensors(live.tensors))
+        held = [anchor.input_ids, anchor.positions, *kv_tensors(anchor.kv)]
         given: list[torch.Tensor] = []
         for resident in (*state.residents, *(() if state.said is None else (state.said,))):
             for copy in (resident.copy, resident.clean):
@@ -88,17 +87,7 @@ def _storages(tensors: Iterable[torch.Tensor]) -> Storages:
 
 def _parts(copy: Copy) -> Iterator[torch.Tensor]:
     yield copy.positions
-    yield from _tensors(copy.kv)
+    yield from kv_tensors(copy.kv)
     for layer in () if copy.patch is None else copy.patch.layers:
         for low in layer.values():
             yield from low.tensors().values()
-
-
-def _tensors(kv: KV) -> Iterator[torch.Tensor]:
-    if isinstance(kv, CodedKV):
-        for layer in kv.layers:
-            for channel in layer.values():
-                yield from (t for _, t in coded_tensors(channel))
-    else:
-        for held in kv:
-            yield from held.values()

@@ -12,13 +12,14 @@ import torch
 from kamera.content import Encoded
 from kamera.engines import Answer, LiveKV, Span
 from kamera.errors import NonFiniteKV, NotRelocatable
-from kamera.ops import KV, CodedKV, kv_concat, kv_map, kv_tokens
+from kamera.ops import KV, CodedKV, kv_concat, kv_map, kv_tensors, kv_tokens
 from kamera.patches import (
     Before,
     Copy,
     Facts,
     Former,
     Guarantee,
+    Worth,
     archive_later,
     composed,
     head_of,
@@ -307,7 +308,11 @@ class _Run:
             with former.operation():
                 former.keep_patch(facts, copy, formed, before, base)
 
-        later_of(former.backbone).add(harvest)
+        def dropped(why: str) -> None:
+            former.losses.leave(f"a patch of chunk {facts.chunk_id[:12]} was not formed: {why}")
+
+        holds = [*kv_tensors(copy.kv), *before.tensors]
+        later_of(former.backbone).add(harvest, Worth.PATCH, holds, dropped)
 
     def _stood(self, number: int) -> Before:
         """What stands before a chunk: at its prefill in this operation, else before the operation."""

@@ -9,7 +9,7 @@ from functools import cached_property
 
 from kamera.ops import Proof, digest
 from kamera.patches import Guarantee
-from kamera.store import survivor
+from kamera.store import chunk_of, survivor
 
 Offset = tuple[int, ...]
 """Whole positions, one number per axis."""
@@ -71,6 +71,11 @@ class Source:
     patched: bool = False
     patch_bytes: int = 0
     proof: Proof | None = None
+
+    @cached_property
+    def chunk_ids(self) -> tuple[str, ...]:
+        """Ids of its antecedents, whatever these remember."""
+        return tuple(map(chunk_of, self.antecedents))
 
     @cached_property
     def lineage(self) -> str:

@@ -12,7 +12,6 @@ from kamera.content import Encoded
 from kamera.engines import Span
 from kamera.ops import KV, Proof
 from kamera.patches import Copy, Facts, Guarantee
-from kamera.store import chunk_of
 from kamera.window.seats import Seat
 
 
@@ -107,7 +106,7 @@ class Resident:
             start=start,
             length=seat.length,
             guarantee=worth,
-            antecedents=tuple(map(chunk_of, shown.antecedents)),
+            antecedents=seat.shown.chunk_ids,
             rank=rank,
             bytes=seat.length * bytes_per_token,
             number=seat.number,

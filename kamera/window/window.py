@@ -282,7 +282,7 @@ class KameraWindow(Planned):
     # -- persistence ---------------------------------------------------------------------------
 
     def flush(self) -> None:
-        """Wait for all later work: patches formed in the background, and audits.
+        """Wait for all later work: what is archived, patches formed in the background, audits.
 
         Raises the error that kept a patch from being stored.
         """
@@ -299,7 +299,7 @@ class KameraWindow(Planned):
         from kamera.window.persist import save_window
 
         with self._stage.former.losses.borne("patches formed in the background were not kept"):
-            self.flush()
+            self._stage.former.forming.flush()  # other later work goes on
         return save_window(Path(path), self._stage.former, self._bounds, self._state, self._terms.asked)
 
     @classmethod

@@ -136,7 +136,7 @@ def run(backbone: Backbone, asked: Sequence[Request], way: Way) -> Turns:
         for request in asked:
             start, encoded = len(ran.spans), ran.encodes
             dictated = Dictated(request.answer, ran)
-            options = {"logits_processor": [dictated], "max_new_tokens": len(request.answer)}
+            options: dict[str, Any] = {"logits_processor": [dictated], "max_new_tokens": len(request.answer)}
             session.send(request.messages, do_sample=False, **options)
             session.flush()
             first = ran.spans[start : dictated.before]

@@ -41,8 +41,9 @@ def thin(layers: int, style: str) -> Backbone:
     vision = {**TINY.vision, "out_hidden_size": narrow["hidden_size"]}
     shape = replace(TINY, config={**TINY.config, "text_config": text, "vision_config": vision})
     backbone = _spoken(shape, None, torch.float32)
-    backbone.processor.chat_template = styled(backbone.processor, style)
-    return Backbone(backbone.model, backbone.processor)
+    processor: Any = backbone.processor
+    processor.chat_template = styled(processor, style)
+    return Backbone(backbone.model, processor)
 
 
 def _spoken(shape: Preset, layers: int | None, dtype: torch.dtype) -> Backbone:

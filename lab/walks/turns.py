@@ -89,7 +89,9 @@ def turns(backbone: Backbone, folder: Path, rule: EditPolicy | None, count: int)
             sides = marks.sides()
             counts = [Sides(len(before), len(after)) for before, after in sides]
             tokens = Sides(*map(sum, sides[-1]))
-            found.append(Turn(counter.calls, counter.calls_of("window/plan.py", "plan"), *counts, tokens))
+            puts, syncs, forwards = counts
+            plans = counter.calls_of("window/plan.py", "plan")
+            found.append(Turn(counter.calls, plans, puts, syncs, forwards, tokens))
     return found
 
 

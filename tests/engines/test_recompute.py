@@ -301,9 +301,10 @@ def test_a_layer_outside_the_model_is_refused():
 def test_a_failed_forward_leaves_no_hook_behind(name):
     c = case_of(Backbone(build(name)), name)
     layers = c.backbone.decoder.layers
+    before = [list(layer._forward_pre_hooks) for layer in layers]
     with pytest.raises(RuntimeError):
         c.recompute(c.all_rows, resume=Resume(1, torch.zeros(c.span.num_tokens, 7)))
-    assert not any(layer._forward_pre_hooks for layer in layers)
+    assert [list(layer._forward_pre_hooks) for layer in layers] == before
 
 
 # -- what a question looks at ----------------------------------------------------------------------

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import threading
+import time
 import warnings
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+import torch
 
 from kamera.errors import CorruptChunk, NotKept, StoreError, StoreVersionError
 from kamera.ops import Patch
@@ -18,7 +20,7 @@ NOTHING = Patch(())
 
 @pytest.fixture
 def forming():
-    made = BackgroundForming(Later(), limit=2)
+    made = BackgroundForming(Later())
     yield made
     made.close()
 
@@ -85,8 +87,6 @@ def test_a_rule_names_when_patches_are_formed_and_proofs_put_it_off():
     assert not isinstance(forming_of(None, Later()), BackgroundForming)
     with pytest.raises(ValueError, match="forming 'later' is none of now, background"):
         forming_of("later", Later())
-    with pytest.raises(ValueError, match="limit 0 must be at least 1"):
-        BackgroundForming(Later(), 0)
 
 
 def test_formed_now_is_formed_when_the_call_returns_and_its_error_is_the_callers():
@@ -114,16 +114,33 @@ def test_a_chunk_is_settled_when_its_own_patches_are_stored(forming):
     assert done == [True]
 
 
-def test_no_more_patches_are_in_progress_than_the_limit(forming):
-    go = threading.Event()
-    for _ in range(2):
-        forming.submit("a", (), lambda: [NOTHING, go.wait(60)][0])
+def test_a_patch_that_is_needed_is_formed_before_others(forming):
+    go, formed = threading.Event(), []
+    forming.submit("gate", (), lambda: [NOTHING, go.wait(60)][0])
+    for name in ("other", "needed"):
+        forming.submit(name, (), lambda name=name: formed.append(name) or NOTHING)
     with ThreadPoolExecutor(1) as pool:
-        third = pool.submit(forming.submit, "a", (), lambda: NOTHING)
-        with pytest.raises(TimeoutError):
-            third.result(timeout=0.1)
+        settled = pool.submit(forming.settle, "needed")
+        while forming._queue._waiting[0].name != "needed":
+            time.sleep(0.001)
         go.set()
-        third.result(60)
+        settled.result(60)
+    forming.flush()
+    assert formed == ["needed", "other"]
+
+
+def test_patches_are_handed_over_without_waiting_and_dropped_over_the_queues_bytes(caplog):
+    queue, go, told, formed = Later(limit=1000), threading.Event(), [], []
+    forming = BackgroundForming(queue)
+    forming.submit("a", (), lambda: [NOTHING, go.wait(60)][0])
+    for name in "bcd":  # each holds 400 bytes, and none of the calls waits
+        deltas = ({"k": torch.zeros(100)},)
+        forming.submit(name, deltas, lambda name=name: formed.append(name) or NOTHING, (), told.append)
+    assert told == ["later work held more than its 1000 bytes"]
+    go.set()
+    forming.flush()
+    forming.settle("b")
+    assert formed == ["c", "d"]
 
 
 def test_an_error_is_raised_by_the_next_flush_and_by_no_other(forming, caplog):

@@ -165,7 +165,7 @@ def test_a_save_during_the_next_turn_holds_the_turn_before(tmp_path):
 
     pool.send(TALK[1:], "s", streamer=Reader(), **GREEDY)  # edits the window
     assert seen[0].messages == before.messages != pool.session("s").messages
-    # the saved one prefills the answer, whose KV the other holds as it was decoded
+    # equal to rounding: the live caches begin elsewhere in memory, and the saved one prefilled the answer
     assert relative(seen[0].next_token_logits(), before.next_token_logits()) <= 1e-4
 
 

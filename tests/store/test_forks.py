@@ -260,7 +260,7 @@ def test_locks_of_strangers_are_waited_for(root: Path) -> None:
 
 
 def test_patches_under_way_in_the_parent_do_not_stop_a_child() -> None:
-    forming, go = BackgroundForming(Later(), limit=1), threading.Event()
+    forming, go = BackgroundForming(Later()), threading.Event()
     formed: list[str] = []
 
     def form() -> Any:

@@ -192,29 +192,6 @@ def test_a_failure_is_logged_kept_and_raised_by_the_next_flush(pieces, caplog, m
     assert len(patches(window.store)) == 1
 
 
-def test_no_more_than_the_limit_is_under_way():
-    forming, opened, through = BackgroundForming(Later(), limit=2), threading.Event(), threading.Event()
-
-    def wait() -> Patch:
-        assert opened.wait(300), "waited for where nothing was to be waited for"
-        return NONE
-
-    for _ in range(2):
-        forming.submit("a", (), wait)
-
-    def third() -> None:
-        forming.submit("b", (), wait)
-        through.set()
-
-    thread = threading.Thread(target=third)
-    thread.start()
-    assert not through.wait(0.2)
-    opened.set()
-    assert through.wait(300)
-    thread.join()
-    forming.close()
-
-
 def test_one_chunk_does_not_wait_for_another():
     forming, opened = BackgroundForming(Later()), threading.Event()
 
@@ -241,16 +218,9 @@ def test_after_the_end_patches_are_formed_at_once():
     assert [thread is main for _, thread in formed] == [False, False, True]
 
 
-@pytest.mark.parametrize(
-    ("make_it", "message"),
-    [
-        (lambda: forming_of("later", Later()), "forming 'later' is none of now, background"),
-        (lambda: BackgroundForming(Later(), limit=0), "limit 0 must be at least 1"),
-    ],
-)
-def test_what_is_no_rule_is_refused(make_it, message):
-    with pytest.raises(ValueError, match=message):
-        make_it()
+def test_what_is_no_rule_is_refused():
+    with pytest.raises(ValueError, match="forming 'later' is none of now, background"):
+        forming_of("later", Later())
 
 
 def test_a_loaded_window_may_form_in_the_background_too(tmp_path):

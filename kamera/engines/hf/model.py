@@ -9,12 +9,14 @@ from typing import Any
 import torch
 from torch import nn
 
-from kamera.content import ChunkBuilder, Encoded, exclusive_of
+from kamera.content import ChunkBuilder, Encoded
 from kamera.engines.hf import cache as model_cache
 from kamera.engines.hf import encode as encoding
 from kamera.engines.hf import probe
 from kamera.engines.hf.identity import Identity
 from kamera.engines.hf.meter import Meter, Work
+from kamera.engines.hf.pausing import Pauses
+from kamera.engines.precedence import calls_of
 from kamera.engines.values import PositionLimits
 from kamera.ops import KV, CodedKV, LayerKV, Layout, check_finite, kv_concat
 
@@ -24,7 +26,8 @@ ModelCache = model_cache.ModelCache
 class Model:
     """A loaded transformers model, the facts read off it, and its forwards behind caches of its own.
 
-    Hooks that count forwards, and one that stops forwards that only encode, are added.
+    Hooks are added that count forwards, one that stops forwards that only encode, and one in front of each
+    layer, where forwards of later work stop while a call is in progress.
     """
 
     def __init__(self, model: nn.Module, processor: Any | None = None) -> None:
@@ -45,7 +48,8 @@ class Model:
         towers = probe.find_vision_towers(model)
         self.builder = ChunkBuilder(model, processor, sees=bool(towers))
         self.meter = Meter(self.decoder, towers)
-        self._exclusive = exclusive_of(model)
+        self._turns = Pauses(calls_of(self), model, self.decoder)
+        self.quiet = False  # not known yet
         self._door = encoding.Door(self.decoder)
         self.layout: Layout = ()
         self._mask_input: str | None = None
@@ -116,7 +120,7 @@ class Model:
         """
         self.check_positions(positions)
         start = 0 if past is None else model_cache.cache_length(past)
-        with torch.no_grad(), self.alone():
+        with torch.no_grad(), self._turns.turn(alone=True, pauses=self.quiet):
             cache = self._decoded(encoded, positions, past)
         kv = model_cache.read(cache, self.layout, start)
         check_finite(kv)
@@ -247,13 +251,13 @@ class Model:
 
         Code that runs the model other than by the methods of this class must hold it. Re-entrant.
         """
-        with self._exclusive.alone():
+        with self._turns.alone():
             yield
 
     # -- inside --------------------------------------------------------------------------------
 
     def _asking(self) -> AbstractContextManager[None]:
-        return nullcontext() if self.quiet else self.alone()
+        return self._turns.turn(alone=not self.quiet, pauses=self.quiet)
 
     def _decoded(self, encoded: Encoded, positions: torch.Tensor, past: ModelCache | None) -> ModelCache:
         cache = model_cache.new_cache(self.model.config) if past is None else past

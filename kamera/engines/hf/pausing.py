@@ -1,0 +1,69 @@
+"""Forwards of later work stop between layers while a call is in progress.
+
+Between two layers all that a forward has computed is in its own thread: hidden states, masks and rotary
+tables are arguments, its KV is in its own cache, counts are its operation's. So another forward of the same
+model may run there as it may run beside it: if a forward was seen to leave no state in the model
+(`Model.quiet`). Else later work gives way between its forwards alone.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from typing import Any
+
+import torch
+from torch import nn
+
+from kamera.content import exclusive_of
+from kamera.engines.hf.hooks import Observer
+from kamera.engines.precedence import Calls, is_later
+
+
+class Pauses:
+    """Turns of forwards on one model: each alone or beside others, and later work behind ``calls``.
+
+    Hooks in front of the layers of its ``decoder`` are added.
+    """
+
+    def __init__(self, calls: Calls, model: nn.Module, decoder: Any) -> None:
+        self._calls = calls
+        self._exclusive = exclusive_of(model)
+        self._here = threading.local()
+        for layer in decoder.layers:
+            layer.register_forward_pre_hook(Observer(self._between))
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Hold the model for the block; it is not let go of in between."""
+        with self._exclusive.alone():
+            yield
+
+    @contextmanager
+    def turn(self, *, alone: bool, pauses: bool) -> Iterator[None]:
+        """Context of one forward, which is ``alone`` on the model. Raises Cancelled, in later work.
+
+        Later work gives way before it and, if it ``pauses``, between its layers; not while this thread holds
+        the model for more than the forward.
+        """
+        if self._exclusive.mine:
+            yield
+            return
+        self._calls.give_way()
+        with self._exclusive.alone() if alone else nullcontext():
+            self._here.pauses = pauses and is_later()
+            try:
+                yield
+            finally:
+                self._here.pauses = False
+
+    def _between(self, *_: object) -> None:
+        if not getattr(self._here, "pauses", False):
+            return
+        if torch.cuda.is_initialized():
+            torch.cuda.current_stream().synchronize()  # so that no more than one layer waits there
+        if not self._calls.must_give_way:
+            return
+        with self._exclusive.released() if self._exclusive.mine else nullcontext():
+            self._calls.give_way()

@@ -1,0 +1,125 @@
+"""Calls go before later work: what no answer waits for stops while a call is in progress."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any
+
+from kamera import forks
+
+PATIENCE = 1.0
+"""Seconds that later work gives way at one place: it may hold what the call in progress waits for."""
+
+
+class Cancelled(Exception):
+    """Ends later work whose result nobody wants any more."""
+
+
+class Calls:
+    """The calls in progress on one engine, and the threads that wait for its later work. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._begin()
+        forks.bind(self, Calls._begin)
+
+    def _begin(self) -> None:
+        self._changed = threading.Condition()
+        self._open = 0
+        self._awaited = 0
+
+    @contextmanager
+    def during(self) -> Iterator[None]:
+        """Context of a call: later work gives way until its end. A call of later work's own is none."""
+        if is_later():
+            yield
+            return
+        with self._changed:
+            self._open += 1
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._open = max(0, self._open - 1)  # 0 in a child that was forked inside
+                self._changed.notify_all()
+
+    @contextmanager
+    def awaited(self) -> Iterator[None]:
+        """Context of a thread that waits for later work, which gives way to nobody meanwhile."""
+        with self._changed:
+            self._awaited += 1
+            self._changed.notify_all()
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._awaited = max(0, self._awaited - 1)
+
+    def look_again(self) -> None:
+        """Wake later work that gives way: it may have been cancelled."""
+        with self._changed:
+            self._changed.notify_all()
+
+    @property
+    def must_give_way(self) -> bool:
+        """True in later work while a call goes first, or once the work is cancelled."""
+        unwanted = _working.get()
+        return unwanted is not None and (self._go_first or unwanted())
+
+    def give_way(self) -> None:
+        """In later work, wait until no call is in progress, or for `PATIENCE`; elsewhere do nothing.
+
+        Engines call it before each forward, and between the parts of one that may be interrupted. No lock may
+        be held that a call could need. Raises Cancelled.
+        """
+        unwanted = _working.get()
+        if unwanted is None:
+            return
+        with self._changed:
+            self._changed.wait_for(lambda: unwanted() or not self._go_first, PATIENCE)
+        if unwanted():
+            raise Cancelled
+
+    @property
+    def _go_first(self) -> bool:
+        return self._open > 0 and not self._awaited
+
+
+_known: weakref.WeakKeyDictionary[Any, Calls] = weakref.WeakKeyDictionary()
+_making = forks.Lock()
+_working: ContextVar[Callable[[], bool] | None] = ContextVar("kamera_later_work", default=None)
+
+
+def calls_of(engine: Any) -> Calls:
+    """The calls on an engine, of all threads."""
+    with _making:
+        try:
+            found = _known.get(engine)
+        except TypeError:  # not hashable: nobody else can ask for it
+            return Calls()
+        if found is None:
+            found = _known[engine] = Calls()
+        return found
+
+
+def never() -> bool:
+    """False: of later work that nobody cancels."""
+    return False
+
+
+def is_later() -> bool:
+    """True in a thread that does later work."""
+    return _working.get() is not None
+
+
+@contextmanager
+def as_later(unwanted: Callable[[], bool]) -> Iterator[None]:
+    """Context of later work, which ends at the next `Calls.give_way` once it is ``unwanted()``."""
+    token = _working.set(unwanted)
+    try:
+        yield
+    finally:
+        _working.reset(token)

@@ -1,0 +1,203 @@
+"""Calls go before later work: order and KV of forwards that are interrupted between their layers."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+
+import pytest
+import torch
+
+from kamera import Backbone
+from kamera.engines import Account, Cancelled, calls_of, later, precedence
+from kamera.engines.hf import Observer
+from tests.models import samples, tiny
+
+LONG = 300  # seconds: nothing here takes that long
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch):
+    """Later work gives way for as long as a call takes, on the slowest machine too."""
+    monkeypatch.setattr(precedence, "PATIENCE", LONG)
+
+
+@contextmanager
+def hooked(backbone: Backbone, at_layer) -> Iterator[None]:
+    """``at_layer(index)`` in front of each layer, behind the backbone's own hook."""
+    handles = [
+        layer.register_forward_pre_hook(Observer(lambda *_, i=i: at_layer(i)))
+        for i, layer in enumerate(backbone.decoder.layers)
+    ]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+class Meeting:
+    """A forward of later work in a thread of its own, and a call that comes while it is in a layer."""
+
+    def __init__(self, backbone: Backbone, tokens: int = 6, unwanted=precedence.never) -> None:
+        self.backbone, self.unwanted = backbone, unwanted
+        self.seen: list[str] = []
+        self.reached = [threading.Event() for _ in backbone.decoder.layers]
+        self.go_on = [threading.Event() for _ in backbone.decoder.layers]
+        self._worker: int | None = None
+        self._span = backbone.encode(backbone.chunk_from_tensors(samples.text_ids(tokens, 7)))
+        self._places = torch.arange(tokens).expand(backbone.axes, -1)
+
+    def work(self):
+        """The forward; its KV."""
+        self._worker = threading.get_ident()
+        with later(self.backbone, (), self.unwanted):
+            return self.backbone.run(self._span, self._places)[0]
+
+    def plain(self):
+        """The same forward, which nothing interrupts."""
+        return self.backbone.run(self._span, self._places)[0]
+
+    def at_layer(self, index: int) -> None:
+        if threading.get_ident() != self._worker:
+            self.seen.append("call")
+            return
+        self.seen.append(f"later {index}")
+        self.reached[index].set()
+        assert self.go_on[index].wait(LONG)
+
+
+def call(backbone: Backbone, chunk) -> list[torch.Tensor]:
+    """What a request runs: an encode, a prefill, a question, rows of questions."""
+    encoded = backbone.encode(chunk)
+    places = backbone.positions([chunk.input_ids], [chunk.position_inputs()])
+    kv, cache = backbone.run(encoded, places)
+    kept = [t.clone() for layer in kv for t in layer.values()]
+    ids = samples.text_ids(3, 5)
+    behind = torch.arange(3).expand(backbone.axes, -1) + int(places.max()) + 1
+    kept.append(backbone.forward(ids, behind, backbone.share(cache)))
+    return [*kept, backbone.forward_batch(torch.stack([ids, ids + 1]), behind, backbone.share(cache))]
+
+
+@pytest.mark.parametrize("family", sorted(tiny.FAMILIES))
+def test_a_call_may_come_between_any_two_layers_and_neither_changes_the_other(family):
+    backbone = tiny.backbone(family)
+    chunk = samples.chunk(backbone, samples.sample(family, 3))
+    meeting = Meeting(backbone)
+    want, alone = meeting.plain(), call(backbone, chunk)
+    account = Account()
+    with ThreadPoolExecutor(1) as pool, hooked(backbone, meeting.at_layer):
+        working = pool.submit(meeting.work)
+        for reached, go_on in zip(meeting.reached, meeting.go_on, strict=True):
+            assert reached.wait(LONG)
+            if not backbone.quiet:
+                go_on.set()
+                continue
+            with account.now(backbone):
+                go_on.set()
+                got = call(backbone, chunk)
+            assert all(torch.equal(a, b) for a, b in zip(got, alone, strict=True))
+        kv = working.result(LONG)
+    assert all(torch.equal(x[n], y[n]) for x, y in zip(kv, want, strict=True) for n in y)
+    assert account.usage.now.forwards == (3 * len(backbone.decoder.layers) if backbone.quiet else 0)
+
+
+def test_a_call_waits_for_one_layer_of_later_work_and_goes_before_the_rest():
+    backbone = tiny.backbone("qwen3_vl")
+    layers = len(backbone.decoder.layers)
+    meeting = Meeting(backbone)
+    for later_layers in meeting.go_on[1:]:
+        later_layers.set()
+    with ThreadPoolExecutor(1) as pool, hooked(backbone, meeting.at_layer):
+        working = pool.submit(meeting.work)
+        assert meeting.reached[0].wait(LONG)
+        with Account().now(backbone):
+            meeting.go_on[0].set()
+            for _ in range(2):
+                meeting.plain()
+        working.result(LONG)
+    assert meeting.seen == ["later 0", *["call"] * 2 * layers, *(f"later {i}" for i in range(1, layers))]
+
+
+def test_a_model_whose_forward_leaves_state_is_not_interrupted():
+    backbone = tiny.backbone("longrope")
+    assert not backbone.quiet
+    layers = len(backbone.decoder.layers)
+    meeting = Meeting(backbone)
+    with ThreadPoolExecutor(1) as pool, hooked(backbone, meeting.at_layer):
+        working = pool.submit(meeting.work)
+        assert meeting.reached[0].wait(LONG)
+        with Account().now(backbone):
+            for go_on in meeting.go_on:
+                go_on.set()
+            meeting.plain()
+        working.result(LONG)
+    assert meeting.seen == [*(f"later {i}" for i in range(layers)), *["call"] * layers]
+
+
+def test_later_work_that_nobody_wants_ends_at_its_next_layer_and_the_model_is_free():
+    backbone = tiny.backbone("qwen3_vl")
+    over = threading.Event()
+    meeting = Meeting(backbone, unwanted=over.is_set)
+    with ThreadPoolExecutor(1) as pool, hooked(backbone, meeting.at_layer):
+        working = pool.submit(meeting.work)
+        assert meeting.reached[0].wait(LONG)
+        over.set()
+        meeting.go_on[0].set()
+        with pytest.raises(Cancelled):
+            working.result(LONG)
+    assert meeting.seen == ["later 0"]
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(meeting.plain).result(LONG)  # the lock is nobody's
+
+
+def test_who_waits_for_later_work_is_not_waited_for():
+    backbone = tiny.backbone("qwen3_vl")
+    meeting = Meeting(backbone)
+    for go_on in meeting.go_on:
+        go_on.set()
+    with ThreadPoolExecutor(1) as pool, Account().now(backbone), calls_of(backbone).awaited():
+        pool.submit(meeting.work).result(LONG)
+
+
+def test_later_work_goes_on_when_a_call_takes_very_long(monkeypatch):
+    monkeypatch.setattr(precedence, "PATIENCE", 0.01)
+    backbone = tiny.backbone("qwen3_vl")
+    meeting = Meeting(backbone)
+    for go_on in meeting.go_on:
+        go_on.set()
+    with ThreadPoolExecutor(1) as pool, Account().now(backbone):
+        pool.submit(meeting.work).result(LONG)
+
+
+def test_who_holds_the_model_for_several_forwards_is_not_interrupted():
+    backbone = tiny.backbone("qwen3_vl")
+    meeting = Meeting(backbone)
+
+    def held():
+        with backbone.alone():
+            return meeting.work()
+
+    layers = len(backbone.decoder.layers)
+    with ThreadPoolExecutor(1) as pool, hooked(backbone, meeting.at_layer):
+        working = pool.submit(held)
+        assert meeting.reached[0].wait(LONG)
+        with Account().now(backbone):
+            for go_on in meeting.go_on:
+                go_on.set()
+            meeting.plain()
+        working.result(LONG)
+    assert meeting.seen == [*(f"later {i}" for i in range(layers)), *["call"] * layers]
+
+
+def test_the_hooks_are_no_part_of_the_computation():
+    model = tiny.build("qwen3_vl")
+    first = Backbone(model)
+    before = first.fingerprint
+    again = Backbone(model)  # more hooks on the same layers
+    assert first.fingerprint == again.fingerprint == before
+    for layer in model.get_submodule("model.language_model").layers:
+        layer._forward_pre_hooks.clear()
+    assert first.fingerprint == before
