@@ -32,30 +32,16 @@ from typing import Any
 import torch
 from PIL import Image
 
-from kamera import Backbone, ChatSession, ChunkStore, ReusePolicy
+from kamera import Backbone
 from kamera.content import Conversations
 from kamera.edits import edited
 from lab.price.counting import Dictated, named, shared, watching
 from lab.price.scripts import AGENTS, Agent, Message
 from lab.replay.scripts import picture_of
 from lab.replay.shapes import thin
+from lab.replay.ways import WAYS, Way
 from lab.results import keep
 from lab.speed.machine import commit, machine
-
-
-@dataclass(frozen=True)
-class Way:
-    """A session's policy and mode."""
-
-    policy: ReusePolicy
-    mode: Any
-
-
-WAYS = {
-    "exact": Way(ReusePolicy.exact(), "forget"),
-    "default": Way(ReusePolicy(certified=True), "auto"),
-    "amortize": Way(ReusePolicy.streaming(), "amortize"),
-}
 
 
 @dataclass(frozen=True)
@@ -131,14 +117,14 @@ def _said(conversations: Conversations, sent: list[Message], answer: Message) ->
 def run(backbone: Backbone, asked: Sequence[Request], way: Way) -> Turns:
     """One session of these requests."""
     turns = Turns()
-    session = ChatSession(backbone, ChunkStore.open("memory://"), policy=way.policy, mode=way.mode)
+    session = way.session(backbone)
     with watching(backbone) as ran:
         for request in asked:
             start, encoded = len(ran.spans), ran.encodes
             dictated = Dictated(request.answer, ran)
             options: dict[str, Any] = {"logits_processor": [dictated], "max_new_tokens": len(request.answer)}
             session.send(request.messages, do_sample=False, **options)
-            session.flush()
+            way.between(session)
             first = ran.spans[start : dictated.before]
             turns.first.append((len(first), sum(first), dictated.encodes - encoded))
             rest, answer = ran.spans[dictated.before :], len(request.answer) - 1

@@ -10,9 +10,10 @@ import torch
 
 from kamera import Backbone
 from kamera.content import Conversations
+from kamera.engines.hf import Observer
 from lab.replay.scripts import screens
 from lab.replay.shapes import enlarged, shaped
-from lab.replay.ttft import ARMS, Bare, main
+from lab.replay.ttft import ARMS, COMPARED, Bare, main
 
 
 @pytest.fixture(scope="module")
@@ -33,6 +34,23 @@ def test_a_bare_run_without_a_cache_is_the_plain_model(backbone):
     torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4)
 
 
+def test_pictures_whose_encodings_are_kept_are_not_encoded_and_give_the_same(backbone):
+    conversations = Conversations(backbone.processor)
+    (*_, messages) = _turns(3, 56)
+    prompt = conversations.render(messages)
+    *old, _ = [s.media for s in prompt.segments if s.media is not None]
+    bare = Bare(backbone, conversations)
+    lost, held = bare.answer(messages, prompt, 0), bare.answer(messages, prompt, 0, set(old))
+    rows: list[int] = []
+    tower = backbone.model.model.visual
+    hook = tower.register_forward_pre_hook(Observer(lambda _, given: rows.append(given[0].shape[0])))
+    wanted = lost()
+    found = held()
+    hook.remove()
+    torch.testing.assert_close(found, wanted)
+    assert rows[0] == 3 * rows[1] and len(rows) == 2, "three pictures, then the new one"
+
+
 def test_a_picture_of_a_session_is_enlarged_once():
     first, second = _turns(2, 84)
     pictures = [[i["image"] for m in t[1:] for i in m["content"] if "image" in i] for t in (first, second)]
@@ -50,9 +68,9 @@ def test_every_arm_is_timed_on_every_turn(tmp_path):
         main(["--preset", "tiny", "--side", "56", "--steps", "2", "--format", "json", "--output", str(where)])
         == 0
     )
-    arms = json.loads(where.read_text())["results"]["arms"]
+    arms = json.loads(where.read_text())["results"]["3"]["arms"]
     assert tuple(arms) == ARMS
     for told in arms.values():
         assert len(told["seconds"]) == 2 and min(told["processor seconds"]) > 0
-    for other in ("no cache", "prefix cache"):
+    for other in COMPARED:
         assert arms[other][f"of {other}"] == {"median": 1.0, "low": 1.0, "high": 1.0, "sum": 1.0}

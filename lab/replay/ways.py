@@ -1,0 +1,32 @@
+"""Ways of holding one conversation: policy and mode of a session, and what it does while its client acts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from kamera import Backbone, ChatSession, ChunkStore, ReusePolicy
+from kamera.edits import EditPolicy
+
+
+@dataclass(frozen=True)
+class Way:
+    """A session's policy and mode; ``between`` runs after each answer."""
+
+    policy: ReusePolicy
+    mode: Any
+    between: Callable[[ChatSession], None] = ChatSession.flush
+
+    def session(self, backbone: Backbone, rule: EditPolicy | None = None) -> ChatSession:
+        """A session over a store of its own."""
+        store = ChunkStore.open("memory://")
+        return ChatSession(backbone, store, policy=self.policy, mode=self.mode, edit_policy=rule)
+
+
+WAYS = {
+    "exact": Way(ReusePolicy.exact(), "forget"),
+    "default": Way(ReusePolicy(certified=True), "auto"),
+    "amortize": Way(ReusePolicy.streaming(), "amortize"),
+}
+REPAIR = Way(ReusePolicy.streaming(), "repair")
