@@ -191,6 +191,7 @@ def _tables(plan: Plan, store: str, report: CompileReport) -> list[Table | str]:
         *_terms(report),
         ("forwards", f"{report.forwards} ({report.tokens} tokens){_shared(report)}"),
         ("vision encodes", report.vision_encodes),
+        *_probes(report),
         ("stored", size(report.bytes_stored)),
         ("seconds", f"{report.seconds:.1f} ({report.clock})"),
         *_repaid(report),
@@ -210,6 +211,14 @@ def _terms(report: CompileReport) -> list[tuple[str, object]]:
         return []
     repaid = f"repaid after {report.terms.reorders:.1f} reorders of each line"
     return [("of these, terms", f"{_counted(report.terms.counts)}; {repaid}")]
+
+
+def _probes(report: CompileReport) -> list[tuple[str, object]]:
+    probes = report.probes
+    if not probes.forwards:
+        return []
+    encodes = f", {probes.vision_encodes} vision encodes" if probes.vision_encodes else ""
+    return [("probes", f"{probes.forwards} forwards ({probes.tokens} tokens){encodes}")]
 
 
 def _shared(report: CompileReport) -> str:

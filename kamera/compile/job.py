@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from kamera.compile.ledger import Ledger, System
 from kamera.compile.pairs import pair_windows, saved_by_a_reorder
 from kamera.compile.plan import Plan, PlannedWindow, Stored
-from kamera.compile.report import Batches, BreakEven, CompileReport, Terms
+from kamera.compile.report import Batches, BreakEven, CompileReport, Probes, Terms
 from kamera.compile.settings import Settings
 from kamera.compile.tasks import Cost, Sources
 from kamera.compile.team import Here, Team
@@ -118,6 +118,7 @@ class Job:
             forwards=cost.forwards,
             tokens=cost.tokens,
             vision_encodes=cost.vision_encodes,
+            probes=Probes(cost.probe_forwards, cost.probe_tokens, cost.probe_encodes),
             batches=Batches(cost.batched, cost.trials, cost.trials_equal),
             bytes_stored=cost.bytes,
             seconds=time.perf_counter() - self._started,

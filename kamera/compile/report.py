@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from kamera.compile.tasks import Cost
+from kamera.engines import Spent, Usage
 
 Outcome = Literal["formed", "reused", "skipped"]
 
@@ -76,6 +77,15 @@ class Batches:
 
 
 @dataclass(frozen=True)
+class Probes:
+    """Model work of probes: each worker asks its model one for each system prompt that it opens."""
+
+    forwards: int
+    tokens: int
+    vision_encodes: int
+
+
+@dataclass(frozen=True)
 class Terms:
     """Patches behind single chunks, ordered pairs and triples, from which others are composed.
 
@@ -97,8 +107,9 @@ class CompileReport:
     ``canonicals``, ``patches`` and ``orbits`` count every place a chunk has in a window, so a chunk that
     stands in two windows counts twice. ``refused`` objects were there and not taken: damaged ones were
     made again, those under a key that was not given fail their windows. ``forwards``, ``tokens`` (run
-    through the decoder) and ``vision_encodes`` are counted by hooks on the model. ``bytes_stored`` are
-    those of the canonicals and patches that were formed, as stored.
+    through the decoder) and ``vision_encodes`` are counted by hooks on the model; ``probes`` are that on
+    top, and `usage` is all of it. ``bytes_stored`` are those of the canonicals and patches that were formed,
+    as stored.
 
     ``seconds`` is wall time, ``work_seconds`` the sum over workers by their ``clock``, and
     ``decoder_seconds`` its part inside the decoder. ``saved_tokens`` are the tokens that one reuse of every
@@ -117,6 +128,7 @@ class CompileReport:
     forwards: int
     tokens: int
     vision_encodes: int
+    probes: Probes
     batches: Batches
     bytes_stored: int
     seconds: float
@@ -128,3 +140,17 @@ class CompileReport:
     workers: int
     reruns: int
     failures: tuple[Failure, ...]
+
+    def usage(self) -> Usage:
+        """All model work of the job, probes included: equal to hooks on the models of its workers.
+
+        Seconds are ``work_seconds``; nothing of a job is later work.
+        """
+        probes = self.probes
+        now = Spent(
+            self.forwards + probes.forwards,
+            self.tokens + probes.tokens,
+            self.vision_encodes + probes.vision_encodes,
+            self.work_seconds,
+        )
+        return Usage(now, Spent())

@@ -19,6 +19,9 @@ class Cost:
     whose patches were formed, and ``forming_seconds`` formed and stored those patches. ``applied_seconds``
     is the time to serve some of those patches, of ``applied_tokens`` tokens.
 
+    ``forwards``, ``tokens`` and ``vision_encodes`` are the work on the task's objects; ``probe_forwards``,
+    ``probe_tokens`` and ``probe_encodes`` are that of the model's probe, which comes on top.
+
     ``batched`` canonicals came out of a forward of several; ``trials`` forwards were spent to see whether
     that is right, and was for ``trials_equal`` of them. ``bytes`` are those of the canonicals and
     patches that were formed, as stored. ``refused`` stored objects were not taken.
@@ -27,6 +30,9 @@ class Cost:
     forwards: int = 0
     tokens: int = 0
     vision_encodes: int = 0
+    probe_forwards: int = 0
+    probe_tokens: int = 0
+    probe_encodes: int = 0
     seconds: float = 0.0
     decoder_seconds: float = 0.0
     canonical_seconds: float = 0.0

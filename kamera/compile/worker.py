@@ -250,7 +250,9 @@ class Worker:
         """Count and time the block, and check that its objects are stored."""
         started = self.clock.now()
         before = self._refused(system)
-        with self.backbone.measure() as work, self._timing_the_decoder(cost):
+        backbone = self.backbone
+        every, own = backbone.measure(probes=True), backbone.measure()
+        with every as all_work, own as work, self._timing_the_decoder(cost):
             yield
         flushed = self.store.flush(FLUSH_SECONDS)
         if lost := (*flushed.unsaved, *flushed.dropped):
@@ -260,6 +262,9 @@ class Worker:
             )
         cost.forwards, cost.tokens = work.forwards, work.tokens
         cost.vision_encodes = work.vision_encodes
+        cost.probe_forwards = all_work.forwards - work.forwards
+        cost.probe_tokens = all_work.tokens - work.tokens
+        cost.probe_encodes = all_work.vision_encodes - work.vision_encodes
         cost.refused += self._refused(system) - before
         cost.seconds = self.clock.now() - started
 

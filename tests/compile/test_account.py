@@ -1,0 +1,65 @@
+"""A job's account equals hooks on the model: proofs and probes of the model are on it."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+
+import pytest
+
+from kamera import ChunkStore
+from kamera.compile import CompileReport, Here, Job, Probes, Settings, read_plan, run_plan
+from kamera.engines import Spent
+from tests.compile.saved import pictures, vision_backbone, write_plan
+from tests.window.rig import Seen, watching
+
+PROVING = Settings(tolerance=0.05)
+"""The default of users: the other tests of this process form patches that need no proof."""
+
+
+@pytest.fixture
+def plan(tmp_path):
+    frames = [[{"image": str(tmp_path / name)}, f"picture {name}\n"] for name in pictures(tmp_path, 3)]
+    return read_plan(write_plan(tmp_path, frames, [frames[1], frames[0]]))
+
+
+def equals(report: CompileReport, seen: Seen) -> bool:
+    now, later = report.usage()
+    assert later == Spent() and now.seconds == report.work_seconds
+    return (now.forwards, now.tokens, now.vision_encodes) == (seen.forwards, seen.tokens, seen.encodes)
+
+
+@pytest.mark.parametrize("settings", [PROVING, Settings(orbit=True, pairs=True), Settings(batch=2)])
+def test_the_account_of_a_job_equals_hooks_on_the_model(tmp_path, plan, settings):
+    backbone = vision_backbone()
+    with ChunkStore.open(tmp_path / "store") as store:
+        with watching(backbone, probes=True) as seen:
+            report = run_plan(plan, backbone, store, settings)
+        assert report.forwards > 0 and not report.failures
+        assert equals(report, seen)
+        assert report.probes == Probes(2, seen.tokens - report.tokens, 1), "one for its system prompt"
+        with watching(backbone, probes=True) as seen:
+            again = run_plan(plan, backbone, store, settings)
+        assert equals(again, seen)
+        assert again.usage().now[:3] == (0, 0, 0), "no window is opened where nothing is missing"
+
+
+def test_proofs_are_work_of_a_job_and_probes_come_on_top(tmp_path, plan):
+    backbone = vision_backbone()
+
+    def run(settings: Settings, name: str) -> CompileReport:
+        with ChunkStore.open(tmp_path / name) as store:
+            return run_plan(plan, backbone, store, settings)
+
+    proved, bare = run(PROVING, "proved"), run(Settings(tolerance=None), "bare")
+    assert proved.patches == bare.patches
+    assert proved.forwards > bare.forwards
+    assert proved.probes == bare.probes
+    assert asdict(proved)["probes"] == {"forwards": 2, "tokens": bare.probes.tokens, "vision_encodes": 1}
+
+
+def test_an_unfinished_job_has_all_it_ran_on_its_account(tmp_path, plan):
+    backbone = vision_backbone()
+    with ChunkStore.open(tmp_path / "store") as store, watching(backbone, probes=True) as seen:
+        job = Job(plan, Here(backbone, store, PROVING), store, PROVING)
+        for step in job.steps():
+            assert equals(job.report(), seen), step
