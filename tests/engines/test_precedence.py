@@ -15,7 +15,7 @@ from kamera.engines import Account, Cancelled, calls_of, later, precedence
 from kamera.engines.hf import Observer
 from tests.models import samples, tiny
 
-LONG = 300  # seconds: nothing here takes that long
+LONG = 60  # seconds: nothing here takes that long
 
 
 @pytest.fixture(autouse=True)

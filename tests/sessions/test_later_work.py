@@ -99,18 +99,18 @@ def test_calls_hand_over_without_waiting_and_reports_name_what_was_dropped(backb
     assert [window.store.has(window.context, chunk_id) for chunk_id in gone] == [False, False, True]
 
 
-def test_a_chunk_that_was_dropped_is_archived_when_it_leaves_again(backbone, frames, queue):
+def test_a_chunk_whose_archive_was_dropped_is_archived_when_it_leaves_again(backbone, frames, queue):
     window = opened(backbone, frames[:4])
     gate = threading.Event()
-    queue.limit = 1
     queue.add(lambda: assert_opened(gate))
-    branch = window.fork()
-    gone = branch.evict(1).slot.chunk_id
-    branch.evict(1)
-    gate.set()
-    branch.flush()
-    assert not window.store.has(window.context, gone)
+    gone = window.evict(1).slot.chunk_id
+    window.recall(gone)  # its archive waits, and it is here again
+    queue.limit = 1
     window.evict(1)
+    gate.set()
+    window.flush()
+    assert not window.store.has(window.context, gone)
+    window.evict(len(window) - 1)
     window.flush()
     assert window.store.has(window.context, gone)
 
