@@ -65,7 +65,7 @@ def conversation(
         for message in messages:
             start = len(whole.spans)
             session.send(message, **OPTIONS)
-            asked = whole.spans[start : len(whole.spans) - (ANSWER - 1)]
+            asked = whole.mine(start)[: 1 - ANSWER]  # later work may run beside the answer
             session.flush()
             prompt = session.prompt_ids.tolist()
             new = len(prompt) - common_prefix(before, prompt)
