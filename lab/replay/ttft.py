@@ -98,7 +98,9 @@ class Bare:
         return self._backbone.chunk_from_tensors(ids, label="picture", **_taken(self._backbone, [pixels]))
 
 
-def first_tokens(backbone: Backbone, keep: int, side: int, steps: int, seed: int) -> dict[str, Any]:
+def first_tokens(
+    backbone: Backbone, keep: int, side: int, steps: int, seed: int, arms: Sequence[str] = ARMS
+) -> dict[str, Any]:
     """Seconds to the first token of the last ``steps`` turns of a session, by arm.
 
     The turns before fill the windows and are not timed: the rule removes a picture in each that is.
@@ -110,15 +112,15 @@ def first_tokens(backbone: Backbone, keep: int, side: int, steps: int, seed: int
     bare = Bare(backbone, conversations)
     shaped_to = {name: [edited(rules.get(name, rule), m, i) for i, m in enumerate(turns)] for name in BARE}
     prompts = {name: [conversations.render(m) for m in held] for name, held in shaped_to.items()}
-    chats = {name: way.session(backbone, rule) for name, way in KAMERA.items()}
+    chats = {name: way.session(backbone, rule) for name, way in KAMERA.items() if name in arms}
     for name, chat in chats.items():
         for history in turns[:before]:
             _asked(chat, history)
             KAMERA[name].between(chat)
     bare.answer(shaped_to["no cache"][0], prompts["no cache"][0], 0)()  # warms up
-    spent: dict[str, list[Clock]] = {name: [] for name in ARMS}
+    spent: dict[str, list[Clock]] = {name: [] for name in arms}
     for i in range(before, len(turns)):
-        order = ARMS[i % len(ARMS) :] + ARMS[: i % len(ARMS)]
+        order = [*arms[i % len(arms) :], *arms[: i % len(arms)]]
         for name in order:
             if name in chats:
                 spent[name].append(_asked(chats[name], turns[i]))
@@ -131,7 +133,7 @@ def first_tokens(backbone: Backbone, keep: int, side: int, steps: int, seed: int
             run()
             spent[name].append(_since(started))
     sizes = {name: [p.num_tokens for p in held[before:]] for name, held in prompts.items()}
-    return {"prompt tokens": sizes["no cache"], "arms": {name: _told(spent, name) for name in ARMS}}
+    return {"prompt tokens": sizes["no cache"], "arms": {name: _told(spent, name) for name in arms}}
 
 
 class _Clock:
@@ -178,7 +180,7 @@ def _told(spent: dict[str, list[Clock]], name: str) -> dict[str, Any]:
         "seconds": [round(t, 4) for t in wall],
         "processor seconds": [round(t, 4) for t in own],
     }
-    for other in COMPARED:
+    for other in (name for name in COMPARED if name in spent):
         rounds = zip(own, (t for _, t in spent[other]), strict=True)
         of = Spread.of([mine / theirs for mine, theirs in rounds])
         total = sum(own) / sum(t for _, t in spent[other])
@@ -195,11 +197,12 @@ def table(document: dict[str, Any]) -> str:
     """The same for people, as Markdown: medians of processor seconds and of ratios, turn by turn."""
     lines = [f"`{document['command']}`, commit {document['commit']}", ""]
     for keep, results in document["results"].items():
-        lines += [f"| {keep} kept | processor seconds | " + " | ".join(f"of {o}" for o in COMPARED) + " |"]
-        lines += ["|---" * (2 + len(COMPARED)) + "|"]
+        others = [name for name in COMPARED if name in results["arms"]]
+        lines += [f"| {keep} kept | processor seconds | " + " | ".join(f"of {o}" for o in others) + " |"]
+        lines += ["|---" * (2 + len(others)) + "|"]
         for name, told in results["arms"].items():
             seconds = sum(told["processor seconds"]) / len(told["processor seconds"])
-            shares = " | ".join(f"{told[f'of {other}']['median']}" for other in COMPARED)
+            shares = " | ".join(f"{told[f'of {other}']['median']}" for other in others)
             lines.append(f"| {name} | {seconds:.2f} | {shares} |")
         lines.append("")
     return "\n".join(lines)
@@ -213,6 +216,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--keep", type=int, nargs="+", default=[3], help="screenshots that stay")
     parser.add_argument("--side", type=int, default=336, help="pixels of a screenshot's side")
     parser.add_argument("--steps", type=int, default=4, help="timed turns")
+    parser.add_argument("--arms", nargs="+", choices=ARMS, default=[*ARMS], help="ways of caching")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--format", choices=("table", "json"), default="table")
     parser.add_argument("--output", type=Path, help="write there instead of to stdout")
@@ -223,14 +227,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     torch.set_num_threads(1)
     backbone = shaped(asked.preset, asked.layers or None, torch.float32)
     words = [f"--{k} {getattr(asked, k)}" for k in ("preset", "layers", "side", "steps", "seed")]
+    words += [f"--keep {' '.join(map(str, asked.keep))}"]
+    words += [] if asked.arms == [*ARMS] else ["--arms", *(f'"{arm}"' for arm in asked.arms)]
     document: dict[str, Any] = {
-        "command": f"python -m lab.replay.ttft {' '.join(words)} --keep {' '.join(map(str, asked.keep))}",
+        "command": f"python -m lab.replay.ttft {' '.join(words)}",
         "commit": commit(),
         "machine": machine(),
         "results": {},
     }
     for keep in asked.keep:
-        document["results"][str(keep)] = first_tokens(backbone, keep, asked.side, asked.steps, asked.seed)
+        found = first_tokens(backbone, keep, asked.side, asked.steps, asked.seed, asked.arms)
+        document["results"][str(keep)] = found
         if asked.output is not None:  # a run that is ended early leaves what it found
             asked.output.write_text(_shown(document, asked.format), encoding="utf-8")
     if asked.output is None:
