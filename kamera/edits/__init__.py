@@ -6,6 +6,7 @@ from kamera.edits.directive import Directive, Edit, Mode, Snap, Unit, resolve
 from kamera.edits.messages import edited_messages
 from kamera.edits.pieces import Fresh, Kept, Piece, pieces
 from kamera.edits.policy import EditPolicy, edited, same
+from kamera.edits.repeating import Repeated, repeated
 from kamera.edits.verbs import Decay, Evict, Pin, Share, Span, Verb
 
 __all__ = [
@@ -20,6 +21,7 @@ __all__ = [
     "Mode",
     "Piece",
     "Pin",
+    "Repeated",
     "Share",
     "Snap",
     "Span",
@@ -30,6 +32,7 @@ __all__ = [
     "edited_messages",
     "pieces",
     "policies",
+    "repeated",
     "resolve",
     "same",
 ]

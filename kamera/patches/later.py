@@ -59,6 +59,10 @@ class Piece:
     blocks: tuple[torch.UntypedStorage, ...] = ()
     unwanted: bool = False
 
+    def forget(self) -> None:
+        """Say that nobody wants it: for finalisers, which must not wait for a lock."""
+        self.unwanted = True
+
 
 class Later:
     """The queue of one backbone. Safe to use from several threads.
@@ -127,13 +131,9 @@ class Later:
 
     def cancel(self, piece: Piece) -> None:
         """Drop a piece that nobody wants any more, silently; one in progress ends at its next layer."""
-        piece.unwanted = True
+        piece.forget()
         with self._changed:
-            for pieces in (self._waiting, self._ready):
-                if piece in pieces:
-                    pieces.remove(piece)
-                    self._let_go(piece)
-            self._changed.notify_all()
+            self._prune()
         backbone = self._backbone()
         if backbone is not None:
             calls_of(backbone).look_again()
@@ -154,6 +154,7 @@ class Later:
     def held(self) -> int:
         """Bytes that it holds now."""
         with self._changed:
+            self._prune()
             return self._bytes
 
     def flush(self) -> None:
@@ -216,12 +217,20 @@ class Later:
             if not there[1]:
                 del self._held[address]
 
+    def _prune(self) -> None:
+        for pieces in (self._waiting, self._ready):
+            for piece in [piece for piece in pieces if piece.unwanted]:
+                pieces.remove(piece)
+                self._let_go(piece)
+        self._changed.notify_all()
+
     def _over(self) -> list[Piece]:
         """Drop those worth least, of equals the oldest, until the rest is within the limit, or one is left.
 
         Work in progress goes on.
         """
         gone: list[Piece] = []
+        self._prune()
         while self._bytes > self.limit and len(self._waiting) + len(self._ready) > 1:
             piece = min((*self._ready, *self._waiting), key=lambda piece: piece.worth)
             (self._waiting if piece in self._waiting else self._ready).remove(piece)
@@ -233,7 +242,7 @@ class Later:
 
     def _tell(self, gone: Iterable[Piece]) -> None:
         for piece in gone:
-            piece.unwanted = True
+            piece.forget()
             piece.dropped(f"later work held more than its {self.limit} bytes")
 
 

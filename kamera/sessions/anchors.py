@@ -55,10 +55,10 @@ class Anchors:
 
     # a window's forks share state, so only one thread at a time may create or measure them
 
-    def fork(self, window: KameraWindow) -> KameraWindow:
-        """A fork of a window from `open`."""
+    def fork(self, window: KameraWindow, *, apart: bool = False) -> KameraWindow:
+        """A fork of a window from `open`; ``apart`` as in `KameraWindow.fork`."""
         with self._lock:
-            return window.fork()
+            return window.fork(apart=apart)
 
     def memory(self, window: KameraWindow) -> WindowMemory:
         """The bytes of a window from `open`."""

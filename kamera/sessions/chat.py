@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import copy
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from kamera.content import Conversations, Message, Rendered, check_messages, copied
+from kamera.content import Conversations, Message, Rendered, copied
 from kamera.edits import Directive, EditPolicy, Evict, Snap, Verb, edited, edited_messages
 from kamera.engines import Account, Engine, Usage
 from kamera.errors import ProcessorRequired
 from kamera.reuse import Admission
 from kamera.sessions.anchors import Anchors
+from kamera.sessions.anticipation import Anticipation, Manner
 from kamera.sessions.document import locked
+from kamera.sessions.history import whole_history
 from kamera.sessions.layout import Layout
 from kamera.sessions.modes import SessionMode, check_mode
 from kamera.sessions.showing import Admitting, Options, Reuse, Shown, State, shown
@@ -120,6 +122,7 @@ class ChatSession:
         self._state = State()
         self._turns = Turns()
         self._account = Account()
+        self._ahead = Anticipation(self.backbone)
         self._clock = time.time
         self._admitting = Admitting.of(reuse)
 
@@ -211,7 +214,7 @@ class ChatSession:
         options: dict[str, Any],
     ) -> Turn:
         """The turn of `send`, for a caller who last saw ``seen``."""
-        history = self._history(messages, append)
+        history = whole_history(self._state.messages, messages, append)
         self._state.check_seen(seen, history)
         shaped = self._shaped(history)
         try:
@@ -230,6 +233,7 @@ class ChatSession:
             text = branch.asked.generate(branch.question, **options) if text is None else text
         answer = {"role": "assistant", "content": text}
         timers, notes = aged(state.timers, state.turn + 1, self._clock(), self.store)
+        self._ahead.answered(self._state.messages, history)
         self._state = state.changed(messages=(*history, answer), turn=state.turn + 1, timers=timers)
         report = replace(report, notes=(*report.notes, *notes), first_token=watch.seconds)
         prompt = 0 if branch.ids is None else int(branch.ids.shape[0])
@@ -244,7 +248,7 @@ class ChatSession:
         ``messages`` as for `send`; None means the present history.
         """
         with self._account.now(self.backbone), self._turns.taken(self._state):
-            shaped = self._shaped(self._history(messages, append))
+            shaped = self._shaped(whole_history(self._state.messages, messages, append))
             try:
                 state = self._shown(shaped, [self.mode]).state
             except UNCACHEABLE:
@@ -254,6 +258,16 @@ class ChatSession:
             logits = state.asked.next_token_logits(state.question)
             self._state = state
         return logits
+
+    def anticipate(self) -> None:
+        """Prepare the next prompt's window, as later work, as far as that is foreseen (docs/sessions.md).
+
+        What the edit policy removes next is known, a client's own edit is taken to be repeated. The next turn
+        never waits for it, and serves of it what its prompt has (`TurnReport.anticipated`).
+        """
+        parts = (self._anchors, self._conversations, self.tools, self._admitting)
+        with self._account.now(self.backbone):
+            self._ahead.begin(self._state, Manner(self.mode, self._edit_policy, *parts))
 
     def edit(self, directives: Sequence[Directive], *, snap: Snap = "refuse") -> TurnReport:
         """Apply directives to the history and to the window.
@@ -299,6 +313,7 @@ class ChatSession:
         """
         branch = copy.copy(self)  # turns write to a branch, never to a session's window
         branch._turns, branch._account = Turns(), Account()
+        branch._ahead = Anticipation(self.backbone)
         return branch
 
     def save(self, path: str | Path, *, session_id: str | None = None) -> None:
@@ -343,21 +358,6 @@ class ChatSession:
 
     # -- inside --------------------------------------------------------------------------------
 
-    def _history(
-        self, messages: str | Message | Sequence[Message] | None, append: bool
-    ) -> tuple[dict[str, Any], ...]:
-        before = self._state.messages
-        if messages is None:
-            return before
-        if isinstance(messages, str):
-            return (*before, {"role": "user", "content": messages})
-        if isinstance(messages, Mapping):
-            check_messages([messages])
-            return (*before, copied(messages))
-        check_messages(messages)
-        given = tuple(copied(message) for message in messages)
-        return (*before, *given) if append else given
-
     def _shaped(self, history: Sequence[Message]) -> list[Message]:
         """The history after the edit policy."""
         if self._edit_policy is None:
@@ -372,8 +372,9 @@ class ChatSession:
         options: Options | None = None,
     ) -> Shown:
         """A state whose window holds the prompt of ``shaped``; ``old`` (the present one) is unchanged."""
+        old = old or replace(self._state, ahead=self._ahead.take(self._state))
         parts = (self._anchors, self._conversations, self.tools, self._admitting, options)
-        return shown(old or self._state, shaped, modes, *parts)
+        return shown(old, shaped, modes, *parts)
 
 
 def conversations_of(backbone: Engine) -> Conversations:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -69,6 +69,29 @@ def laid_out(prompt: Rendered, before: Layout | None, *, join: bool) -> list[Pie
         out.append(((index, last), slot))
         index = last
     return _joined(prompt.segments, out) if join else _closed(prompt, out)
+
+
+def num_tokens(layout: Layout) -> int:
+    """Tokens of a layout's runs."""
+    segments = layout.prompt.segments
+    return sum(segment.num_tokens for start, stop in layout.runs for segment in segments[start:stop])
+
+
+def in_place(layout: Layout, prompt: Rendered) -> int:
+    """Tokens of the leading runs of a layout that ``prompt`` has at the same places."""
+    pairs = zip(layout.prompt.segments, prompt.segments, strict=False)
+    same = next((i for i, (old, new) in enumerate(pairs) if old.id != new.id), len(prompt.segments))
+    runs = (run for run in layout.runs if run[1] <= same)
+    return sum(segment.num_tokens for start, stop in runs for segment in prompt.segments[start:stop])
+
+
+def known_part(prompt: Rendered, messages: int) -> Rendered:
+    """``prompt`` as far as its first ``messages`` reach; the rest counts as the question."""
+    last = len(prompt.segments)
+    stop = next((i for i, segment in enumerate(prompt.segments) if segment.messages[1] > messages), last)
+    if stop == last:
+        return prompt
+    return replace(prompt, segments=prompt.segments[:stop], stable=prompt.segments[stop].start)
 
 
 def _standing(before: Layout, prompt: Rendered) -> dict[int, tuple[int, int]]:

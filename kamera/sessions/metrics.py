@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from kamera.sessions.turn import TurnReport
+
 
 @dataclass(frozen=True)
 class PoolMetrics:
@@ -18,7 +20,8 @@ class PoolMetrics:
     that another process had continued, whose branch here was saved under an id of its own. ``evicted_count``,
     ``evicted_bytes``: sessions evicted from memory by either limit. ``evicted_saved``: saved sessions removed
     by theirs. ``anchors``: system prompts prefilled. ``dropped``: pieces of the backbone's later work that
-    were dropped over its bytes.
+    were dropped over its bytes. ``anticipated``: turns that began with what was prepared for them;
+    ``misjudged``: turns for which something else was prepared.
     """
 
     requests: int = 0
@@ -41,3 +44,23 @@ class PoolMetrics:
     evicted_saved: int = 0
     anchors: int = 0
     dropped: int = 0
+    anticipated: int = 0
+    misjudged: int = 0
+
+
+def turn_counts(report: TurnReport) -> dict[str, int]:
+    """What an answered turn adds to the counts."""
+    return {
+        "uncached": report.uncached is not None,
+        "anticipated": bool(report.anticipated),
+        "misjudged": report.anticipated == 0,
+    }
+
+
+def check_limits(max_sessions: int, max_bytes: int | None, min_tokens: int) -> None:
+    """Raise ValueError for limits under which a pool holds nothing."""
+    if max_sessions < 1 or min_tokens < 0 or (max_bytes is not None and max_bytes < 1):
+        raise ValueError(
+            f"max_sessions={max_sessions}, max_bytes={max_bytes}, min_tokens={min_tokens}: keep 1 "
+            "session and 1 byte or more, and share 0 tokens or more"
+        )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Literal, get_args
+from typing import Literal, NamedTuple, get_args
 
 from kamera.content import Chunk
 from kamera.errors import PolicyRefused, quote
@@ -18,6 +18,14 @@ _ON_LEAVE: dict[str, OnLeave] = {"amortize": "keep", "repair": "repair", "forget
 _STRICTNESS: tuple[OnLeave, ...] = ("keep", "repair", "exact")
 _TIES: tuple[OnLeave, ...] = ("repair", "keep", "exact")
 _APPLIED: dict[OnLeave, Applied] = {"keep": "amortize", "repair": "repair", "exact": "forget"}
+
+
+class Choice(NamedTuple):
+    """A treatment, what the window shall hold under it, and the plan of that."""
+
+    on_leave: OnLeave
+    order: Sequence[Slot | Chunk]
+    plan: Plan
 
 
 def check_mode(mode: str) -> None:
@@ -63,15 +71,15 @@ def cheapest(
     among: Sequence[OnLeave],
     order_of: Callable[[OnLeave], Sequence[Slot | Chunk]],
     policy: ReusePolicy,
-) -> tuple[OnLeave, Plan]:
-    """The treatment with the fewest tokens to run, of those whose KV the policy's minimum admits; its plan.
+) -> Choice:
+    """The treatment with the fewest tokens to run, of those whose KV the policy's minimum admits.
 
     ``order_of`` gives what the window shall hold under a treatment, ``policy`` is that of the plans. Equal
     costs go to the better guarantee, then to "repair", whose chunks are finer than those of "exact". Where
     chunks are appended only, no treatment applies, and one plan is made. Raises PolicyRefused if no treatment
     can be carried out.
     """
-    found: list[tuple[tuple[int, int, int], OnLeave, Plan]] = []
+    found: list[tuple[tuple[int, int, int], Choice]] = []
     refusal: PolicyRefused | None = None
     for on_leave in sorted(among, key=_TIES.index):
         order = order_of(on_leave)
@@ -81,16 +89,15 @@ def cheapest(
             refusal = error
             continue
         if len(among) == 1 or _appends(window.slots, order):
-            return on_leave, plan
+            return Choice(on_leave, order, plan)
         worth = weakest(plan.after.worths)
         if on_leave == "exact" or at_least(worth, window.policy.minimum):
             cost = (plan.cost.tokens, GUARANTEES.index(worth), _TIES.index(on_leave))
-            found.append((cost, on_leave, plan))
+            found.append((cost, Choice(on_leave, order, plan)))
     if not found:
         assert refusal is not None, "exact KV is always admitted"
         raise refusal
-    _, on_leave, plan = min(found, key=lambda one: one[0])
-    return on_leave, plan
+    return min(found, key=lambda one: one[0])[1]
 
 
 def _appends(slots: Sequence[Slot], order: Sequence[Slot | Chunk]) -> bool:

@@ -19,7 +19,7 @@ from kamera.reuse import calibration_of
 from kamera.sessions.anchors import Anchors
 from kamera.sessions.chat import ChatSession, conversations_of
 from kamera.sessions.match import Candidate, best_match, candidate, shaped_prompt
-from kamera.sessions.metrics import PoolMetrics
+from kamera.sessions.metrics import PoolMetrics, check_limits, turn_counts
 from kamera.sessions.modes import SessionMode, check_mode
 from kamera.sessions.saved import SavedSessions, check_saving, tools_digest
 from kamera.sessions.showing import Reuse
@@ -66,6 +66,8 @@ class SessionPool:
     (`Turn.session_id`), and `flush` raises SessionConflict. Over ``max_saved_bytes`` the sessions saved
     longest ago are removed from it.
 
+    ``anticipates``: after each answer the session prepares its next prompt (`ChatSession.anticipate`).
+
     Raises CertificateMismatch or InvalidCertificate for a calibration that does not apply.
     """
 
@@ -85,13 +87,10 @@ class SessionPool:
         reuse: Reuse = False,
         save: str | Path | None = None,
         max_saved_bytes: int | None = None,
+        anticipates: bool = True,
     ) -> None:
         check_saving(save, max_saved_bytes)
-        if max_sessions < 1 or min_tokens < 0 or (max_bytes is not None and max_bytes < 1):
-            raise ValueError(
-                f"max_sessions={max_sessions}, max_bytes={max_bytes}, min_tokens={min_tokens}: keep 1 "
-                "session and 1 byte or more, and share 0 tokens or more"
-            )
+        check_limits(max_sessions, max_bytes, min_tokens)
         check_mode(mode)
         check_policy(policy)
         if not isinstance(reuse, bool):  # read once, and refused before any request
@@ -101,6 +100,7 @@ class SessionPool:
         self.max_sessions = max_sessions
         self.max_bytes = max_bytes
         self.min_tokens = min_tokens
+        self.anticipates = anticipates
         self._store = store
         self._window_options: dict[str, Any] = {"max_tokens": max_tokens, "policy": policy}
         self._options: dict[str, Any] = {
@@ -157,6 +157,8 @@ class SessionPool:
                 if entry.session.state.window is None and not entry.session.messages:
                     self._entries.pop((whose, name), None)  # it was opened for this request
             raise
+        if self.anticipates:
+            entry.session.anticipate()
         name = self._publish((whose, name), entry, turn)
         return replace(turn, session_id=name)
 
@@ -374,7 +376,8 @@ class SessionPool:
             if key != old and self._entries.get(old) is entry:
                 self._entries[key] = self._entries.pop(old)
             entry.busy, entry.bytes = False, size
-            self._counts["uncached"] += turn.report.uncached is not None
+            for name, count in turn_counts(turn.report).items():
+                self._counts[name] += count
             if self._entries.get(key) is entry:  # else it was dropped meanwhile
                 self._entries.move_to_end(key)
             dropped = key not in self._entries

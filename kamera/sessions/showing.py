@@ -13,13 +13,22 @@ import torch
 from kamera.content import Chunk, Conversations, Message, Rendered, media_items
 from kamera.edits import difference, same
 from kamera.errors import SessionConflict, WindowFull
-from kamera.reuse import Admission, Arrangement, Calibration, calibration_of, strict
+from kamera.reuse import Admission, Arrangement, Calibration, Outcome, calibration_of, strict
 from kamera.sessions.anchors import Anchors
-from kamera.sessions.layout import Layout, Piece, Run, anchor_ids, anchor_segments, laid_out, question_ids
-from kamera.sessions.modes import applied, cheapest, choices
+from kamera.sessions.layout import (
+    Layout,
+    Piece,
+    Run,
+    anchor_ids,
+    anchor_segments,
+    in_place,
+    laid_out,
+    question_ids,
+)
+from kamera.sessions.modes import Choice, applied, cheapest, choices
 from kamera.sessions.timers import Timer
 from kamera.sessions.turn import TurnReport, turn_report
-from kamera.window import KameraWindow, OnLeave, Plan, Report, Slot
+from kamera.window import KameraWindow, OnLeave, ReusePolicy, Slot
 
 Options = Mapping[str, Any]
 """Options of an answer."""
@@ -37,6 +46,8 @@ class State:
 
     ``changes`` are the ids of the changes that made it, in order: answers, edits, timers. Of two states of a
     session one goes on from the other if it has the other's last change.
+
+    ``ahead`` is what was prepared for the next prompt, of a state that is about to be changed.
     """
 
     messages: tuple[dict[str, Any], ...] = ()
@@ -47,6 +58,14 @@ class State:
     admissions: tuple[Admission, ...] = ()
     timers: tuple[Timer, ...] = ()
     changes: tuple[str, ...] = ()
+    ahead: State | None = None
+
+    def start_of(self, prompt: Rendered) -> State:
+        """This state, or what was prepared, if that has more of the prompt in place."""
+        ahead = self.ahead
+        if ahead is None or ahead.layout is None or self.layout is None:
+            return self
+        return ahead if in_place(ahead.layout, prompt) > in_place(self.layout, prompt) else self
 
     def changed(self, **fields: Any) -> State:
         """A state that goes on from this one, by one change."""
@@ -86,6 +105,10 @@ class Admitting(NamedTuple):
         """As the switch says; raises the errors of a calibration's file."""
         return cls(bool(reuse), None if isinstance(reuse, bool) else calibration_of(reuse))
 
+    def policy(self, window: KameraWindow) -> ReusePolicy:
+        """The policy of a turn's plans."""
+        return strict(window.policy) if self.on else window.policy
+
 
 class Shown(NamedTuple):
     """A state whose window holds a prompt, the turn's report, and the answer if one was asked for."""
@@ -112,13 +135,14 @@ def shown(
     window.
     """
     prompt = conversations.render(shaped, tools=tools)
-    before = old.layout
-    if old.window is None or before is None or anchor_ids(before.prompt) != anchor_ids(prompt):
+    start = old.start_of(prompt)
+    before = start.layout
+    if start.window is None or before is None or anchor_ids(before.prompt) != anchor_ids(prompt):
         before, first = None, anchor_segments(prompt)
         stop = prompt.segments[first - 1].stop if first else 0
         window, anchor = anchors.open(prompt.ids[:stop]), 0
     else:
-        window = anchors.fork(old.window)
+        window = anchors.fork(start.window)
         anchor = window.anchor.length
     slots = window.slots
     media = {m.digest: m.inputs for m in map(conversations.media, media_items(shaped))}
@@ -129,39 +153,45 @@ def shown(
     def order_of(on_leave: OnLeave) -> list[Slot | Chunk]:
         pieces[on_leave] = laid_out(prompt, before, join=on_leave == "exact")
         for run in (run for run, slot in pieces[on_leave] if slot is None and run not in made):
-            made[run] = _chunk(anchors, prompt, run, media)
+            made[run] = chunk_of(anchors, prompt, run, media)
         return [made[run] if slot is None else slots[slot] for run, slot in pieces[on_leave]]
 
-    policy = strict(window.policy) if admitting.on else window.policy
-    on_leave, plan = cheapest(window, choices(modes, window, admitting.on), order_of, policy)
-    question = question_ids(prompt)
-    if admitting.on:
-        arrangement = Arrangement(
-            window, order_of(on_leave), on_leave=on_leave, calibration=admitting.calibration, plan=plan
-        )
-        report, admissions, answer = arrangement.run(question, options)
-    else:
-        report, answer = _arranged(window, plan, question, options)
-        admissions = ()
+    choice = cheapest(window, choices(modes, window, admitting.on), order_of, admitting.policy(window))
+    on_leave = choice.on_leave
+    report, admissions, answer = arranged(window, choice, admitting, question_ids(prompt), options)
     layout = Layout(prompt, tuple(run for run, _ in pieces[on_leave]))
-    left = 0 if before is None else _left(before, prompt)
+    left = 0 if before is None or old.layout is None else _left(old.layout, prompt)
     total = turn_report(slots, report, anchor, prompt.num_tokens, left, window.guarantee, applied(on_leave))
-    state = replace(old, ids=prompt.ids, layout=layout, window=window, admissions=admissions)
+    if old.ahead is not None:
+        total = replace(total, anticipated=_anticipated(old, start, prompt))
+    state = replace(old, ids=prompt.ids, layout=layout, window=window, admissions=admissions, ahead=None)
     return Shown(state, total, answer)
 
 
-def _arranged(
-    window: KameraWindow, plan: Plan, question: torch.Tensor, options: Options | None
-) -> tuple[Report, str | None]:
+def arranged(
+    window: KameraWindow,
+    choice: Choice,
+    admitting: Admitting,
+    question: torch.Tensor,
+    options: Options | None,
+) -> Outcome:
+    """Bring a window to what was chosen; with ``options`` the ``question``'s ids are answered, too."""
+    plan = choice.plan
+    if admitting.on:
+        arrangement = Arrangement(
+            window, choice.order, on_leave=choice.on_leave, calibration=admitting.calibration, plan=plan
+        )
+        return arrangement.run(question, options)
     if options is None:
-        return window.run(plan), None
+        return Outcome(window.run(plan), ())
     answer, report = window.respond(question, plan, **options)
-    return report, str(answer)
+    return Outcome(report, (), str(answer))
 
 
-def _chunk(
+def chunk_of(
     anchors: Anchors, prompt: Rendered, run: Run, media: Mapping[str, Mapping[str, torch.Tensor]]
 ) -> Chunk:
+    """The chunk of a run; ``media`` are the inputs of the prompt's pictures and clips, by digest."""
     first, last = prompt.segments[run[0]], prompt.segments[run[1] - 1]
     inputs = {} if first.media is None else dict(media[first.media])
     accepted = set(anchors.backbone.accepted)
@@ -188,6 +218,13 @@ def _check_length(
             f"the prompt has {used} positions, this model {limit}: remove messages, or give the session an "
             "edit policy that does"
         )
+
+
+def _anticipated(old: State, start: State, prompt: Rendered) -> int:
+    """Tokens of the prompt that stand in place where it starts from, and did not in the last window."""
+    if start is old or start.layout is None or old.layout is None:
+        return 0
+    return in_place(start.layout, prompt) - in_place(old.layout, prompt)
 
 
 def _left(before: Layout, prompt: Rendered) -> int:

@@ -25,7 +25,9 @@ class TurnReport:
     was applied (the one chosen, of "auto"). ``uncached`` is the
     reason if the plain model answered (``session.send`` with ``uncached=True``); None if the window did.
     ``first_token``: seconds from the request to the logits of the answer's first token, edit policy and
-    template included; None without an answer (``session.edit``).
+    template included; None without an answer (``session.edit``). ``anticipated`` are those of the kept
+    tokens that stand in place because they were prepared after the answer before (`ChatSession.anticipate`):
+    0 if what was prepared is not this prompt's, None if nothing was.
     """
 
     kept: int
@@ -42,6 +44,7 @@ class TurnReport:
     notes: tuple[str, ...] = ()
     uncached: str | None = None
     first_token: float | None = None
+    anticipated: int | None = None
 
     def and_then(self, scratch: TurnReport) -> TurnReport:
         """This report with the work of a branch behind it, whose tokens leave with the answer."""

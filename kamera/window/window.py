@@ -172,7 +172,7 @@ class KameraWindow(Planned):
         their new antecedents (in this order, or the orbit patch of the set when the policy admits
         it).
         """
-        return self._perform(requests.Reorder(permutation))
+        return self._answered(requests.Reorder(permutation))[0]
 
     @serial
     def condition(self, slot: Slot | int, on: bool) -> SlotReport:
@@ -182,12 +182,12 @@ class KameraWindow(Planned):
     @serial
     def insert(self, index: int, content: Content | Chunk, *, on_leave: OnLeave = "repair") -> Report:
         """Put a chunk before the slot at ``index``; chunks behind it are treated as in `arrange`."""
-        return self._perform(requests.Insert(index, content, on_leave))
+        return self._answered(requests.Insert(index, content, on_leave))[0]
 
     @serial
     def replace(self, slot: Slot | int, content: Content | Chunk, *, on_leave: OnLeave = "repair") -> Report:
         """Replace a chunk, which leaves, with another; chunks behind it are treated as in `arrange`."""
-        return self._perform(requests.Replace(slot, content, on_leave))
+        return self._answered(requests.Replace(slot, content, on_leave))[0]
 
     @serial
     def arrange(
@@ -206,7 +206,7 @@ class KameraWindow(Planned):
         once; a text that begins as one of the window, or as a stored one ``among`` others, is prefilled from
         where they differ. Raises WindowFull, and the errors of `append`.
         """
-        return self._perform(requests.Arrange(order, on_leave, among))
+        return self._answered(requests.Arrange(order, on_leave, among))[0]
 
     @serial
     def run(self, plan: Plan, *, chunks: Sequence[Chunk] = ()) -> Report:
@@ -270,12 +270,16 @@ class KameraWindow(Planned):
         return end
 
     @serial
-    def fork(self) -> KameraWindow:
-        """A branch with the same chunks; nothing is copied until one of the two changes its own."""
+    def fork(self, *, apart: bool = False) -> KameraWindow:
+        """A branch with the same chunks; nothing is copied until one of the two changes its own.
+
+        ``apart``: with a live cache of its own from the start, for work beside this window.
+        """
         branch = copy.copy(self)
         branch._lock = forks.Lock("this window")
         branch._account, branch._notes = Account(), []
-        branch._stage = replace(self._stage, live=self._stage.live.fork())
+        live = self.backbone.live() if apart else self._stage.live.fork()
+        branch._stage = replace(self._stage, live=live)
         self._family.add(branch)
         return branch
 
@@ -337,10 +341,6 @@ class KameraWindow(Planned):
 
     # -- inside --------------------------------------------------------------------------------
 
-    def _perform(self, request: Request | Search) -> Report:
-        """One operation, from the present state to the next; an error leaves the present one."""
-        return self._answered(request)[0]
-
     def _answered(
         self,
         request: Request | Search | Plan,
@@ -348,7 +348,10 @@ class KameraWindow(Planned):
         *,
         chunks: Sequence[Chunk] = (),
     ) -> tuple[Report, torch.Tensor | None]:
-        """`_perform` or `run`, and the answer's tokens ``[sequences, new]`` behind it, of an ``inquiry``."""
+        """One operation, and the answer's tokens ``[sequences, new]`` behind it, of an ``inquiry``.
+
+        An error leaves the present state.
+        """
         with self._counting() as tally:
             stage, former, given = self._stage, self._stage.former, None
             if isinstance(request, Search):
@@ -365,10 +368,8 @@ class KameraWindow(Planned):
                     note_duplicate(former, state.residents, state.residents[-1].facts, least, tally)
             stage.show(state, tally)
             hand_over(stage, state, served_by(plan, state), self.policy.audit)
-        old = self.slots
-        before = {s.number: s for s in old}
-        self._state, self._plans = state, ()
-        after = self.slots
+        old, self._state, self._plans = self.slots, state, ()
+        before, after = {s.number: s for s in old}, self.slots
         evicted = tuple(before[number] for number in plan.left)
         slot = next((s for s in after if s.number == plan.arrived), None)
         report = tally.report(plan.operation, slot or (evicted[-1] if evicted else None), after, evicted)
@@ -376,8 +377,8 @@ class KameraWindow(Planned):
         return report, answer
 
     def _perform_on_slot(self, request: Request | Search) -> SlotReport:
-        """`_perform`, of an edit by which a chunk arrives or leaves."""
-        report = self._perform(request)
+        """The report of an edit by which a chunk arrives or leaves."""
+        report = self._answered(request)[0]
         assert isinstance(report, SlotReport), f"{report.operation} concerns a slot"
         return report
 
@@ -394,5 +395,5 @@ class KameraWindow(Planned):
                 yield tally
 
     def _tell(self, plan: Plan | None, report: Report, before: tuple[Slot, ...]) -> None:
-        event = Event(report.operation, time.time(), self.anchor.digest, plan, report, before)
-        tell(self._listeners, event)
+        now = time.time()
+        tell(self._listeners, Event(report.operation, now, self.anchor.digest, plan, report, before))

@@ -1,0 +1,224 @@
+"""Anticipation: after an answer a session prepares its next prompt's window, as later work.
+
+What leaves next is often known: the edit policy says so, or the client's last edit, repeated. A stand-in of
+the shape of the last turn's messages takes the place of those that are not known yet. All in front of them is
+arranged on a fork of the window, under the session's own mode and policy, so that the next turn finds it in
+place and runs its new pieces alone. A prompt that comes otherwise starts from the window it would have
+started from: segments are compared by their ids, as in every turn.
+"""
+
+from __future__ import annotations
+
+import logging
+import weakref
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+from kamera import forks
+from kamera.content import Chunk, Conversations, Message, media_items
+from kamera.edits import EditPolicy, edited, repeated
+from kamera.engines import Engine
+from kamera.errors import KameraError
+from kamera.patches import Piece, Worth, later_of
+from kamera.sessions.anchors import Anchors
+from kamera.sessions.layout import (
+    Layout,
+    anchor_ids,
+    in_place,
+    known_part,
+    laid_out,
+    num_tokens,
+    question_ids,
+)
+from kamera.sessions.layout import Piece as Laid
+from kamera.sessions.modes import SessionMode, cheapest, choices
+from kamera.sessions.showing import Admitting, State, arranged, chunk_of
+from kamera.window import OnLeave, Slot
+
+logger = logging.getLogger(__name__)
+
+
+class Foreseen(NamedTuple):
+    """A next history, a stand-in for its new messages included; ``known`` of its messages are certain."""
+
+    messages: list[dict[str, Any]]
+    known: int
+
+
+class Told(NamedTuple):
+    """A turn: the history ``before`` it, and the one that the client ``gave``."""
+
+    before: Sequence[Message]
+    given: Sequence[Message]
+
+
+class Manner(NamedTuple):
+    """How a session brings its window to a prompt."""
+
+    mode: SessionMode
+    policy: EditPolicy | None
+    anchors: Anchors
+    conversations: Conversations
+    tools: Sequence[Any] | None
+    admitting: Admitting
+
+
+class _Ready(NamedTuple):
+    """What was prepared, for the layout that stood then; ``piece`` counts its bytes."""
+
+    layout: Layout | None
+    state: State
+    piece: Piece
+
+
+class Anticipation:
+    """What a session has prepared for its next prompt. Thread-safe.
+
+    The windows that were prepared for all sessions of a backbone count as held by its later work, and are
+    what that drops first.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self._queue = later_of(engine)
+        self._lock = forks.Lock()
+        self._asked: object = None  # what is worked on now, or was made ready
+        self._work: Piece | None = None
+        self._ready: _Ready | None = None
+        self._last: Told | None = None
+        self._pieces: list[Piece] = []
+        weakref.finalize(self, _forget, self._pieces)
+
+    def answered(self, before: Sequence[Message], given: Sequence[Message]) -> None:
+        """Remember a turn: the history ``before`` it, and the one that the client gave."""
+        self._last = Told(before, given)
+
+    def begin(self, state: State, manner: Manner) -> None:
+        """Prepare for what follows on ``state``, as later work; what was prepared before is dropped."""
+        self.take(None)
+        asked = object()
+        with self._lock:
+            self._asked = asked
+        # a session that is gone needs nothing prepared, and its window is not held for that
+        mine, seen, last = weakref.ref(self), weakref.ref(state), self._last
+
+        def work() -> None:
+            found = seen()
+            made = None if found is None else _tried(found, last, manner)
+            here = mine()
+            if here is not None and found is not None and made is not None:
+                here._made(asked, found.layout, made)
+
+        piece = self._queue.add(work, Worth.GUESS, dropped=logger.info)
+        with self._lock:
+            if self._asked is asked:
+                self._work = piece
+                self._pieces.append(piece)
+                return
+        self._queue.cancel(piece)
+
+    def take(self, state: State | None) -> State | None:
+        """What was prepared for ``state``; None if nothing was, or not yet. Work on it ends."""
+        with self._lock:
+            work, ready = self._work, self._ready
+            self._asked = self._work = self._ready = None
+            self._pieces.clear()
+        if work is not None:
+            self._queue.cancel(work)
+        if ready is None:
+            return None
+        self._queue.cancel(ready.piece)
+        return ready.state if state is not None and state.layout is ready.layout else None
+
+    def _made(self, asked: object, layout: Layout | None, state: State) -> None:
+        assert state.window is not None, "a window was prepared"
+        mine = weakref.ref(self)
+
+        def dropped(_: str) -> None:
+            here = mine()
+            if here is not None:
+                here._drop(asked)
+
+        piece = self._queue.keep(Worth.GUESS, state.window.memory().own, dropped)
+        with self._lock:
+            if self._asked is asked and not piece.unwanted:
+                self._ready = _Ready(layout, state, piece)
+                self._pieces.append(piece)
+                return
+        self._queue.cancel(piece)
+
+    def _drop(self, asked: object) -> None:
+        with self._lock:
+            if self._asked is asked:
+                self._ready = None
+
+
+def _forget(pieces: Sequence[Piece]) -> None:
+    for piece in pieces:
+        piece.forget()
+
+
+def foreseen(state: State, last: Told | None, policy: EditPolicy | None) -> Foreseen | None:
+    """The next history after an answer; None if nothing is known of it. Raises EditPolicyFailed."""
+    history = state.messages
+    coming = _stand_in(history)
+    if not coming:
+        return None
+    if policy is not None:
+        messages = edited(policy, [*history, *coming], state.turn)
+        tail = [message.get("role") for message in messages[-len(coming) :]]
+        if tail != [message.get("role") for message in coming]:
+            return None
+        return Foreseen(messages, len(messages) - len(coming))
+    again = None if last is None else repeated(last.before, last.given, history)
+    return None if again is None else Foreseen([*again.messages, *map(dict, coming)], again.known)
+
+
+def prepared(state: State, next_history: Foreseen, manner: Manner) -> State | None:
+    """The state from which the next turn starts, its known part in place; None if nothing leaves or moves.
+
+    ``state`` is unchanged. Raises the errors of `Conversations.render` and of the window.
+    """
+    before, conversations, anchors = state.layout, manner.conversations, manner.anchors
+    if state.window is None or before is None:
+        return None
+    messages = next_history.messages
+    prompt = known_part(conversations.render(messages, tools=manner.tools), next_history.known)
+    if anchor_ids(before.prompt) != anchor_ids(prompt) or in_place(before, prompt) == num_tokens(before):
+        return None
+    window = anchors.fork(state.window, apart=True)
+    slots = window.slots
+    media = {m.digest: m.inputs for m in map(conversations.media, media_items(messages))}
+    pieces: dict[OnLeave, list[Laid]] = {}
+
+    def order_of(on_leave: OnLeave) -> list[Slot | Chunk]:
+        pieces[on_leave] = laid_out(prompt, before, join=on_leave == "exact")
+        return [
+            chunk_of(anchors, prompt, run, media) if slot is None else slots[slot]
+            for run, slot in pieces[on_leave]
+        ]
+
+    treatments = choices([manner.mode], window, manner.admitting.on)
+    choice = cheapest(window, treatments, order_of, manner.admitting.policy(window))
+    arranged(window, choice, manner.admitting, question_ids(prompt), None)
+    layout = Layout(prompt, tuple(run for run, _ in pieces[choice.on_leave]))
+    return replace(state, layout=layout, window=window)
+
+
+def _tried(state: State, last: Told | None, manner: Manner) -> State | None:
+    """`prepared` for what is `foreseen`; None, and a line in the log, where that fails."""
+    try:
+        next_history = foreseen(state, last, manner.policy)
+        return None if next_history is None else prepared(state, next_history, manner)
+    except (KameraError, ValueError) as error:
+        logger.info("a session's next prompt was not prepared: %s", error)
+        return None
+
+
+def _stand_in(history: Sequence[Message]) -> list[Message]:
+    """The messages between the last two answers; none if the last message is no answer."""
+    if not history or history[-1].get("role") != "assistant":
+        return []
+    last = len(history) - 1
+    start = next((i + 1 for i in range(last - 1, -1, -1) if history[i].get("role") == "assistant"), 0)
+    return [m for m in history[start:last] if m.get("role") not in ("system", "developer")]
