@@ -49,14 +49,8 @@ class Counter:
 
     def calls_of(self, file: str, function: str) -> int:
         """Calls of one function, in a ``file`` named from the package's folder on."""
-        named = ((c.co_filename.removeprefix(PACKAGE), _qualified(c), n) for c, n in self._codes.items())
+        named = ((c.co_filename.removeprefix(PACKAGE), c.co_name, n) for c, n in self._codes.items())
         return sum(n for where, name, n in named if (where, name) == (file, function))
-
-
-def _qualified(code: CodeType) -> str:
-    """The name of a function with those of the classes around it, where Python tells them (from 3.11 on)."""
-    name: str = getattr(code, "co_qualname", code.co_name)
-    return name
 
 
 @contextmanager

@@ -86,12 +86,11 @@ def turns(backbone: Backbone, folder: Path, rule: EditPolicy | None, count: int)
             with profiled() as counter:
                 session.send(message, max_new_tokens=1, do_sample=False, logits_processor=[marks])
             session.flush()
-            sides = marks.sides()
-            counts = [Sides(len(before), len(after)) for before, after in sides]
-            tokens = Sides(*map(sum, sides[-1]))
-            puts, syncs, forwards = counts
+            *_, (before, after) = sides = marks.sides()
+            put, synced, ran = (Sides(len(early), len(late)) for early, late in sides)
+            tokens = Sides(sum(before), sum(after))
             plans = counter.calls_of("window/plan.py", "plan")
-            found.append(Turn(counter.calls, plans, puts, syncs, forwards, tokens))
+            found.append(Turn(counter.calls, plans, put, synced, ran, tokens))
     return found
 
 
