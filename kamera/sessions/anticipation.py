@@ -25,10 +25,10 @@ from kamera.sessions.anchors import Anchors
 from kamera.sessions.layout import (
     Layout,
     anchor_ids,
+    held,
     in_place,
     known_part,
     laid_out,
-    num_tokens,
     question_ids,
 )
 from kamera.sessions.layout import Piece as Laid
@@ -106,9 +106,10 @@ class Anticipation:
             found = seen()
             made = None if found is None else _tried(found, last, manner)
             here = mine()
-            if here is not None and found is not None and made is not None:
-                here._made(asked, found.layout, made)
+            if here is not None and found is not None and made is not None and made.window is not None:
+                here._made(asked, found.layout, made, manner.anchors.memory(made.window).own)
 
+        manner.anchors.store.awaited[id(self._queue)] = self._queue.flush  # no work meets a closed store
         piece = self._queue.add(work, Worth.GUESS, dropped=logger.info)
         with self._lock:
             if self._asked is asked:
@@ -130,8 +131,7 @@ class Anticipation:
         self._queue.cancel(ready.piece)
         return ready.state if state is not None and state.layout is ready.layout else None
 
-    def _made(self, asked: object, layout: Layout | None, state: State) -> None:
-        assert state.window is not None, "a window was prepared"
+    def _made(self, asked: object, layout: Layout | None, state: State, size: int) -> None:
         mine = weakref.ref(self)
 
         def dropped(_: str) -> None:
@@ -139,7 +139,7 @@ class Anticipation:
             if here is not None:
                 here._drop(asked)
 
-        piece = self._queue.keep(Worth.GUESS, state.window.memory().own, dropped)
+        piece = self._queue.keep(Worth.GUESS, size, dropped)
         with self._lock:
             if self._asked is asked and not piece.unwanted:
                 self._ready = _Ready(layout, state, piece)
@@ -184,7 +184,7 @@ def prepared(state: State, next_history: Foreseen, manner: Manner) -> State | No
         return None
     messages = next_history.messages
     prompt = known_part(conversations.render(messages, tools=manner.tools), next_history.known)
-    if anchor_ids(before.prompt) != anchor_ids(prompt) or in_place(before, prompt) == num_tokens(before):
+    if anchor_ids(before.prompt) != anchor_ids(prompt) or in_place(before, prompt) == held(before):
         return None
     window = anchors.fork(state.window, apart=True)
     slots = window.slots

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from kamera.content import LONGEST, Rendered, Segment
+from kamera.content import LONGEST, Rendered, Segment, common_prefix
 from kamera.edits import difference
 
 Run = tuple[int, int]
@@ -71,18 +71,20 @@ def laid_out(prompt: Rendered, before: Layout | None, *, join: bool) -> list[Pie
     return _joined(prompt.segments, out) if join else _closed(prompt, out)
 
 
-def num_tokens(layout: Layout) -> int:
-    """Tokens of a layout's runs."""
-    segments = layout.prompt.segments
-    return sum(segment.num_tokens for start, stop in layout.runs for segment in segments[start:stop])
+def held(layout: Layout) -> int:
+    """Tokens of the prompt up to the end of the layout's last run."""
+    return layout.prompt.segments[layout.runs[-1][1] - 1].stop if layout.runs else 0
 
 
 def in_place(layout: Layout, prompt: Rendered) -> int:
-    """Tokens of the leading runs of a layout that ``prompt`` has at the same places."""
-    pairs = zip(layout.prompt.segments, prompt.segments, strict=False)
-    same = next((i for i, (old, new) in enumerate(pairs) if old.id != new.id), len(prompt.segments))
-    runs = (run for run in layout.runs if run[1] <= same)
-    return sum(segment.num_tokens for start, stop in runs for segment in prompt.segments[start:stop])
+    """Of these tokens, those with which ``prompt`` begins: whole segments, and the head of a text."""
+    pairs = list(zip(layout.prompt.segments, prompt.segments, strict=False))
+    same = next((i for i, (old, new) in enumerate(pairs) if old.id != new.id), len(pairs))
+    tokens = prompt.segments[same - 1].stop if same else 0
+    if same < len(pairs) and all(segment.media is None for segment in pairs[same]):
+        old, new = (of.tokens(s) for of, s in zip((layout.prompt, prompt), pairs[same], strict=True))
+        tokens += common_prefix(old.tolist(), new.tolist())
+    return min(tokens, held(layout))
 
 
 def known_part(prompt: Rendered, messages: int) -> Rendered:
