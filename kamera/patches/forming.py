@@ -23,10 +23,14 @@ logger = logging.getLogger(__name__)
 
 
 class Forming:
-    """Forms patches at once, within the operation that ran their forwards; later work waits for `flush`."""
+    """Forms patches at once, within the operation that ran their forwards; later work waits for `flush`.
 
-    def __init__(self) -> None:
+    The accounts of the call that leaves it bear it, if a backbone's ``queue`` is given.
+    """
+
+    def __init__(self, queue: Later | None = None) -> None:
         self._later: Callable[[], None] | None = None
+        self._borne = _as_it_is if queue is None else queue.borne
 
     def submit(
         self,
@@ -47,7 +51,7 @@ class Forming:
         """Have ``work`` done that no operation waits for; False if there is other such work already."""
         if self._later is not None:
             return False
-        self._later = work
+        self._later = self._borne(work)
         return True
 
     def settle(self, chunk_id: str) -> None:
@@ -181,14 +185,18 @@ class BackgroundForming(Forming):
 def forming_of(rule: FormingRule | None, queue: Later, proving: bool = False) -> Forming:
     """The `Forming` of a rule; of none, in the background if patches have to prove themselves, else now.
 
-    ``queue`` takes the background's work.
+    ``queue`` takes the background's work, and knows which accounts bear what waits for a flush.
 
     Raises ValueError for an unknown rule.
     """
     rule = rule or ("background" if proving else "now")
     if rule not in get_args(FormingRule):
         raise ValueError(f"forming {quote(rule)} is none of {', '.join(get_args(FormingRule))}")
-    return Forming() if rule == "now" else BackgroundForming(queue)
+    return Forming(queue) if rule == "now" else BackgroundForming(queue)
+
+
+def _as_it_is(work: Callable[[], None]) -> Callable[[], None]:
+    return work
 
 
 def _streamed(deltas: Deltas, form: Callable[[], Patch]) -> Callable[[], Patch]:

@@ -115,6 +115,17 @@ class Later:
         self._pool.submit(self._next)
         return piece
 
+    def borne(self, work: Callable[[], None]) -> Callable[[], None]:
+        """``work`` as later work of the accounts of the present call, for whoever does it."""
+        accounts = open_accounts()
+
+        def done() -> None:
+            backbone = self._backbone()
+            with nullcontext() if backbone is None else later(backbone, accounts):
+                work()
+
+        return done
+
     def keep(self, worth: Worth, size: int, dropped: Told) -> Piece:
         """Count ``size`` bytes of what later work has made ready, until it is `cancel`led.
 

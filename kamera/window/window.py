@@ -87,12 +87,12 @@ class KameraWindow(Planned):
         self._account, self._notes = Account(), []
         with self._account.now(backbone):
             anchor = prefill_anchor(backbone, system, store, losses)
-        if max_tokens is not None and anchor.length >= max_tokens:
-            raise WindowFull(
-                f"max_tokens={max_tokens} leaves no room behind the system prompt's {anchor.length} "
-                "tokens: raise it"
-            )
-        self._stage = stage_of(backbone, store, anchor, self._terms.served, forming, losses)
+            if max_tokens is not None and anchor.length >= max_tokens:
+                raise WindowFull(
+                    f"max_tokens={max_tokens} leaves no room behind the system prompt's {anchor.length} "
+                    "tokens: raise it"
+                )
+            self._stage = stage_of(backbone, store, anchor, self._terms.served, forming, losses)
         self._bounds = Bounds(max_tokens, positions)
         self._state = WindowState.of((), backbone.axes)
         self._family = weakref.WeakSet([self])

@@ -11,6 +11,7 @@ import torch
 from transformers import DeepseekV32Config, DeepseekV32ForCausalLM, DynamicCache
 
 from kamera import Backbone, Chunk, ChunkStore, KameraWindow, ReusePolicy
+from kamera.engines import Usage
 from kamera.engines.hf import Observer
 from kamera.engines.hf.meter import is_probe
 from kamera.ops import KV, kv_map, relocate_kv
@@ -280,6 +281,14 @@ def watching(backbone: Backbone, *, probes: bool = False) -> Iterator[Seen]:
     finally:
         for hook in hooks:
             hook.remove()
+
+
+def borne(seen: Seen, *usages: Usage) -> bool:
+    """Whether accounts, now and later together, hold what hooks of the test saw, each once."""
+    spent = [part for usage in usages for part in usage]
+    total = tuple(sum(getattr(s, name) for s in spent) for name in ("forwards", "tokens", "vision_encodes"))
+    assert all(part.seconds >= 0.0 for part in spent)
+    return total == (seen.forwards, seen.tokens, seen.encodes)
 
 
 @contextmanager
