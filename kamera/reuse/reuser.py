@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, cast
 import torch
 
 from kamera.content import Chunk, LandmarkReader, Message, common_prefix
-from kamera.engines import Engine
+from kamera.engines import Account, Engine, Usage
 from kamera.errors import ProcessorRequired
 from kamera.reuse.admission import Admission
 from kamera.reuse.arrangement import Arrangement, Item
@@ -86,13 +86,14 @@ class ReusePlan:
             raise ValueError("this plan has run: prepare the prompt again")
         self._ran = True
         window = self._arrangement.window
-        if len(self.question):
-            window.expect(self.question)
-        try:
-            outcome = self._arrangement.run()
-        finally:
-            if self._prefetch is not None:
-                self._prefetch.end()
+        with self._reuser._account.now(window.backbone):
+            if len(self.question):
+                window.expect(self.question)
+            try:
+                outcome = self._arrangement.run()
+            finally:
+                if self._prefetch is not None:
+                    self._prefetch.end()
         self._reuser.hold(window)
         return Reused(window, self.question, outcome.admissions, outcome.report)
 
@@ -138,6 +139,7 @@ class Reuser:
         self._most = held
         self._reader: LandmarkReader | None = None
         self._seen = Seen()
+        self._account = Account()
         self._windows: OrderedDict[tuple[tuple[int, ...], tuple[str, ...]], _Held] = OrderedDict()
 
     def prepare(
@@ -154,18 +156,16 @@ class Reuser:
         a `Prompt` with media, UnidentifiedMedia for ids of placeholders, whose pixels are missing, and the
         errors of `Conversations.render` and `KameraWindow.plan_arrange`.
         """
-        if not isinstance(prompt, Prompt) and _are_messages(prompt):
-            pieces = of_messages(self.backbone, cast(Sequence[Message], prompt), tools, self.sink)
-        else:
-            given = prompt if isinstance(prompt, Prompt) else self._anchored(torch.as_tensor(prompt))
-            pieces = of_ids(self.backbone, given, self.rule, self.sink)
-        window, kept = self._nearest(pieces.ids[: pieces.sink], pieces.chunks)
-        prefix = pieces.sink + sum(slot.length for slot in window.slots[:kept])
-        order: list[Item] = [*window.slots[:kept], *pieces.chunks[kept:]]
-        among = self._seen.beginning_as(pieces.chunks)
-        self._seen.add(pieces.chunks)
-        arrangement = Arrangement(window, order, calibration=self._calibration, among=among)
-        return ReusePlan(self, arrangement, prefix, pieces.ids[pieces.question :])
+        with self._account.now(self.backbone):
+            return self._prepared(prompt, tools)
+
+    def usage(self) -> Usage:
+        """The model work of `prepare` and of `ReusePlan.run`, now and later; after the window's `flush` equal
+        to hooks.
+
+        What the window of a `Reused` does from then on is on the window's own account.
+        """
+        return self._account.usage
 
     def hold(self, window: KameraWindow) -> None:
         """Keep a fork of a window for later prompts that begin as it does; the oldest goes.
@@ -181,6 +181,22 @@ class Reuser:
             self._windows.popitem(last=False)
 
     # -- inside --------------------------------------------------------------------------------
+
+    def _prepared(
+        self, prompt: Sequence[Message] | torch.Tensor | Sequence[int] | Prompt, tools: Sequence[Any] | None
+    ) -> ReusePlan:
+        if not isinstance(prompt, Prompt) and _are_messages(prompt):
+            pieces = of_messages(self.backbone, cast(Sequence[Message], prompt), tools, self.sink)
+        else:
+            given = prompt if isinstance(prompt, Prompt) else self._anchored(torch.as_tensor(prompt))
+            pieces = of_ids(self.backbone, given, self.rule, self.sink)
+        window, kept = self._nearest(pieces.ids[: pieces.sink], pieces.chunks)
+        prefix = pieces.sink + sum(slot.length for slot in window.slots[:kept])
+        order: list[Item] = [*window.slots[:kept], *pieces.chunks[kept:]]
+        among = self._seen.beginning_as(pieces.chunks)
+        self._seen.add(pieces.chunks)
+        arrangement = Arrangement(window, order, calibration=self._calibration, among=among)
+        return ReusePlan(self, arrangement, prefix, pieces.ids[pieces.question :])
 
     def _anchored(self, ids: torch.Tensor) -> Prompt:
         if self._reader is None and self.backbone.processor is not None:

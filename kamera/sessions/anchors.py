@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import time
 from collections import OrderedDict
+from typing import NamedTuple
 
 import torch
 
 from kamera import forks
-from kamera.engines import Engine
+from kamera.engines import Engine, Spent
 from kamera.ops import tensor_digest
 from kamera.store import ChunkStore
 from kamera.window import KameraWindow, ReusePolicy, WindowMemory, check_policy
+
+
+class Opened(NamedTuple):
+    """A window without chunks, and the work of prefilling its system prompt: none if that was at hand."""
+
+    window: KameraWindow
+    spent: Spent
 
 
 class Anchors:
@@ -38,20 +47,23 @@ class Anchors:
         self._lock = forks.Lock()
         self._windows: OrderedDict[str, KameraWindow] = OrderedDict()
 
-    def open(self, ids: torch.Tensor) -> KameraWindow:
+    def open(self, ids: torch.Tensor) -> Opened:
         """A window without chunks whose anchor is ``ids`` ``[tokens]``."""
-        name = tensor_digest(ids)
+        name, spent = tensor_digest(ids), Spent()
         with self._lock:
             if name not in self._windows:
+                started = time.perf_counter()
                 with self.backbone.measure() as work:  # none where the store has the prompt
                     self._windows[name] = KameraWindow(
                         self.backbone, self.store, ids, max_tokens=self.max_tokens, policy=self.policy
                     )
-                self.prefilled += work.forwards
+                seconds = time.perf_counter() - started
+                spent = Spent(work.forwards, work.tokens, work.vision_encodes, seconds)
+                self.prefilled += spent.forwards
             self._windows.move_to_end(name)
             while len(self._windows) > self._held:
                 self._windows.popitem(last=False)
-            return self._windows[name].fork()
+            return Opened(self._windows[name].fork(), spent)
 
     # a window's forks share state, so only one thread at a time may create or measure them
 

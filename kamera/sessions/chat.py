@@ -222,7 +222,7 @@ class ChatSession:
             branch = state
             if scratch:  # on a branch, which ends with the answer
                 branch, extra, text = self._shown([*shaped, *scratch], [self.mode], state, options)
-                report = report.and_then(extra)
+                report = report.and_then(extra, len(state.question))
         except UNCACHEABLE as error:
             if not self.uncached or watch.steps:
                 raise
@@ -348,12 +348,14 @@ class ChatSession:
         """
         from kamera.sessions.persist import load_session
 
-        settings, state, policy, max_tokens = load_session(Path(path), backbone, store)
+        account = Account()
+        with account.now(backbone):
+            settings, state, policy, max_tokens = load_session(Path(path), backbone, store)
         anchors = Anchors(backbone, store, max_tokens=max_tokens, policy=policy)
         conversations = conversations_of(backbone)
         settings |= {"edit_policy": edit_policy, "reuse": reuse}
         session = cls.among(anchors, conversations, state=state, **settings)
-        session._clock = clock
+        session._clock, session._account = clock, account
         return session
 
     # -- inside --------------------------------------------------------------------------------

@@ -173,7 +173,8 @@ class SessionPool:
         with self._lock:
             entry = self._entries.get((whose, session_id))
             session = None if entry is None else entry.session.fork()
-        session = session or self._read(whose, session_id)
+        with self._account.now(self.backbone):
+            session = session or self._read(whose, session_id)
         if session is None:
             raise UnknownSession(f"no session {quote(session_id)} in this pool: send the whole history")
         return session
@@ -192,9 +193,8 @@ class SessionPool:
     def flush(self) -> None:
         """Wait for all later work, and until all sessions are saved.
 
-        Raises the first error that kept a session from being saved since the last call.
-
-        SessionConflict for one that another process had continued: it is saved, under ``error.kept_as``.
+        Raises the first error that kept a session from being saved since the last call; SessionConflict for
+        one that another process had continued: it is saved, under ``error.kept_as``.
         """
         later_of(self.backbone).flush()
         if self._saved is not None:

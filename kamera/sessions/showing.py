@@ -12,6 +12,7 @@ import torch
 
 from kamera.content import Chunk, Conversations, Message, Rendered, media_items
 from kamera.edits import difference, same
+from kamera.engines import Spent
 from kamera.errors import SessionConflict, WindowFull
 from kamera.reuse import Admission, Arrangement, Calibration, Outcome, calibration_of, strict
 from kamera.sessions.anchors import Anchors
@@ -140,10 +141,9 @@ def shown(
     if start.window is None or before is None or anchor_ids(before.prompt) != anchor_ids(prompt):
         before, first = None, anchor_segments(prompt)
         stop = prompt.segments[first - 1].stop if first else 0
-        window, anchor = anchors.open(prompt.ids[:stop]), 0
+        window, opening = anchors.open(prompt.ids[:stop])
     else:
-        window = anchors.fork(start.window)
-        anchor = window.anchor.length
+        window, opening = anchors.fork(start.window), Spent()
     slots = window.slots
     media = {m.digest: m.inputs for m in map(conversations.media, media_items(shaped))}
     _check_length(anchors, prompt, media)
@@ -161,7 +161,7 @@ def shown(
     report, admissions, answer = arranged(window, choice, admitting, question_ids(prompt), options)
     layout = Layout(prompt, tuple(run for run, _ in pieces[on_leave]))
     left = 0 if before is None or old.layout is None else _left(old.layout, prompt)
-    total = turn_report(slots, report, anchor, prompt.num_tokens, left, window.guarantee, applied(on_leave))
+    total = turn_report(slots, report, window, opening, prompt.num_tokens, left, applied(on_leave))
     if old.ahead is not None:
         total = replace(total, anticipated=_anticipated(old, start, prompt))
     state = replace(old, ids=prompt.ids, layout=layout, window=window, admissions=admissions, ahead=None)

@@ -9,9 +9,10 @@ from typing import Any, NamedTuple
 
 import torch
 
+from kamera.engines import Spent
 from kamera.patches import weakest
 from kamera.sessions.modes import Applied
-from kamera.window import Guarantee, Report, Slot
+from kamera.window import Guarantee, KameraWindow, Report, Slot
 
 
 @dataclass(frozen=True)
@@ -21,9 +22,11 @@ class TurnReport:
     Tokens of the prompt, each counted once: ``kept`` in place, ``turned`` (relocated), ``patched`` (a stored
     patch for new antecedents, no forward), ``prefilled``. ``left`` are tokens that the prompt no longer has.
     ``forwards``, ``tokens_recomputed`` (canonicals formed in between included) and ``vision_encodes`` are
-    measured and exclude the answer's own. ``guarantee`` is the weakest in the window, ``mode`` the mode that
-    was applied (the one chosen, of "auto"). ``uncached`` is the
-    reason if the plain model answered (``session.send`` with ``uncached=True``); None if the window did.
+    measured, with those of a system prompt that was new, and exclude the answer's own. After
+    ``session.edit`` the last tokens of ``prefilled``, which ask for an answer, have not run yet.
+    ``guarantee`` is the weakest in the window, ``mode`` the mode that was applied (the one chosen, of
+    "auto"). ``uncached`` is the reason if the plain model answered (``session.send`` with
+    ``uncached=True``); None if the window did.
     ``first_token``: seconds from the request to the logits of the answer's first token, edit policy and
     template included; None without an answer (``session.edit``). ``anticipated`` are those of the kept
     tokens that stand in place because they were prepared after the answer before (`ChatSession.anticipate`):
@@ -46,11 +49,15 @@ class TurnReport:
     first_token: float | None = None
     anticipated: int | None = None
 
-    def and_then(self, scratch: TurnReport) -> TurnReport:
-        """This report with the work of a branch behind it, whose tokens leave with the answer."""
+    def and_then(self, scratch: TurnReport, unasked: int) -> TurnReport:
+        """This report with the work of a branch behind it, whose tokens leave with the answer.
+
+        The last ``unasked`` tokens of this report's prompt ask for an answer, which is the branch's: they did
+        not run.
+        """
         return replace(
             self,
-            prefilled=self.prefilled + scratch.prefilled,
+            prefilled=self.prefilled - unasked + scratch.prefilled,
             forwards=self.forwards + scratch.forwards,
             tokens_recomputed=self.tokens_recomputed + scratch.tokens_recomputed,
             vision_encodes=self.vision_encodes + scratch.vision_encodes,
@@ -104,19 +111,20 @@ class Turn:
 def turn_report(
     before: Sequence[Slot],
     report: Report,
-    anchor: int,
+    window: KameraWindow,
+    opening: Spent,
     prompt: int,
     left: int,
-    guarantee: Guarantee,
     mode: Applied,
 ) -> TurnReport:
     """The report of an operation from the slots ``before`` to a prompt of ``prompt`` tokens.
 
-    ``anchor`` tokens were kept, ``left`` removed; the tokens after the slots are prefilled with the question.
-    A chunk that arrived without a forward came from the store: its tokens count as turned.
+    ``opening`` is the work of prefilling the ``window``'s system prompt, whose tokens were kept if that is
+    none. ``left`` tokens were removed; those after the slots are prefilled with the question. A chunk that
+    arrived without a forward came from the store: its tokens count as turned.
     """
-    was = {slot.number: slot for slot in before}
-    kept, turned, patched = anchor + report.tokens_held, 0, 0
+    was, anchor = {slot.number: slot for slot in before}, window.anchor.length
+    kept, turned, patched = report.tokens_held + (0 if opening.tokens else anchor), 0, 0
     for slot in report.slots:
         old = was.get(slot.number)
         if old is None or (old.antecedents, old.rank) != (slot.antecedents, slot.rank):
@@ -126,18 +134,19 @@ def turn_report(
         else:
             turned += slot.length
     question = prompt - anchor - sum(slot.length for slot in report.slots)
-    prefilled = min(prompt - kept - turned - patched, report.tokens_recomputed + question)
+    recomputed = opening.tokens + report.tokens_recomputed
+    prefilled = min(prompt - kept - turned - patched, recomputed + question)
     return TurnReport(
         kept=kept,
         turned=prompt - kept - patched - prefilled,
         patched=patched,
         prefilled=prefilled,
         left=left,
-        forwards=report.forwards,
-        tokens_recomputed=report.tokens_recomputed,
-        vision_encodes=report.vision_encodes,
-        seconds=report.seconds,
-        guarantee=guarantee,
+        forwards=opening.forwards + report.forwards,
+        tokens_recomputed=recomputed,
+        vision_encodes=opening.vision_encodes + report.vision_encodes,
+        seconds=opening.seconds + report.seconds,
+        guarantee=window.guarantee,
         mode=mode,
         notes=report.notes,
     )
