@@ -1,7 +1,7 @@
 """``python -m lab.replay.ttft``: time to the first token of each turn, under each way of caching.
 
 An agent that keeps its last screenshots, on a published shape with few layers and random weights. The
-batched arm removes them in batches of as many as there are timed turns, so one removal falls into them. The
+batched arms remove them in batches of as many as there are timed turns, so one removal falls into them. The
 arms take turns within each turn of the session, in changing order, so a ratio compares runs that are moments
 apart. Kamera's arms run as a user's would: from messages through `ChatSession.send` to the first token, store
 and template included; later work is done before the next turn. The others run as bare as they can: no
@@ -41,6 +41,7 @@ BARE: dict[str, Reuse] = {
     "prefix cache": prefix,
     KEPT: prefix,
     "prefix cache, batched": prefix,
+    f"{KEPT}, batched": prefix,
     "SPC + IMC": imc,
 }
 KAMERA = {f"Kamera {name}": way for name, way in {**WAYS, "repair": REPAIR}.items()}
@@ -108,7 +109,10 @@ def first_tokens(
     before, rule = keep + 1, policies.keep_last_images(keep)
     turns = enlarged(list(screens(random.Random(seed), before + steps)), side)
     batched_rule = policies.keep_last_images(keep, batch=steps)
-    conversations, rules = Conversations(backbone.processor), {"prefix cache, batched": batched_rule}
+    conversations, rules = (
+        Conversations(backbone.processor),
+        dict.fromkeys((n for n in BARE if "batched" in n), batched_rule),
+    )
     bare = Bare(backbone, conversations)
     shaped_to = {name: [edited(rules.get(name, rule), m, i) for i, m in enumerate(turns)] for name in BARE}
     prompts = {name: [conversations.render(m) for m in held] for name, held in shaped_to.items()}
@@ -127,7 +131,7 @@ def first_tokens(
                 KAMERA[name].between(chats[name])
                 continue
             old, prompt = prompts[name][i - 1], prompts[name][i]
-            encoded = {s.media for s in old.segments if s.media is not None} if name == KEPT else set()
+            encoded = {s.media for s in old.segments if s.media is not None} if KEPT in name else set()
             run = bare.answer(shaped_to[name][i], prompt, BARE[name](old, prompt), encoded)
             started = _now()
             run()
