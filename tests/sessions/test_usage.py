@@ -8,7 +8,10 @@ from dataclasses import replace
 import pytest
 
 from kamera import Backbone, ChatSession, ChunkStore, ReusePolicy, SessionPool, testbed
-from kamera.edits import Directive
+from kamera.edits import Directive, policies
+from kamera.engines import calls_of, precedence
+from kamera.engines.hf import Observer
+from kamera.patches import later_of
 from kamera.reuse import Reuser
 from tests.reuse.rig import calibration, family, parts, prompt
 from tests.sessions.rig import session, speaking
@@ -98,6 +101,49 @@ def test_a_turn_that_is_broken_off(backbone, frames):
         chat.send(shown(frames[1]), **OPTIONS)
         chat.flush()
     assert borne(seen, chat.usage())
+
+
+def test_what_was_prepared_for_another_turn_and_what_was_broken_off_in_a_layer(backbone, frames, monkeypatch):
+    monkeypatch.setattr(precedence, "PATIENCE", 300.0)
+    queue, begun = later_of(backbone), threading.Event()
+    chat = ChatSession(
+        backbone, ChunkStore.open("memory://"), policy=DEFAULT, edit_policy=policies.keep_last_images(1)
+    )
+    broken: list[str] = []
+
+    def first_layer(*_: object) -> None:
+        if queue.mine and not begun.is_set():
+            broken.append("begun")
+            begun.set()
+            while not calls_of(backbone).must_give_way:
+                begun.wait(0.001)
+
+    def last_layer(*_: object) -> None:
+        if queue.mine:
+            broken.append("ended")
+
+    with watching(backbone, probes=True) as seen:
+        for frame in frames[:2]:
+            chat.send([shown(frame)], append=True, **OPTIONS)
+        chat.anticipate()
+        chat.flush()
+        assert chat.send([shown(frames[2])], append=True, **OPTIONS).report.anticipated
+        chat.flush()
+        layers = backbone.decoder.layers
+        handles = [
+            layers[i].register_forward_pre_hook(Observer(f)) for i, f in ((0, first_layer), (-1, last_layer))
+        ]
+        try:
+            chat.anticipate()
+            assert begun.wait(60), "nothing was prepared"
+            turn = chat.send("no picture this time", **OPTIONS)
+            chat.flush()
+        finally:
+            for handle in handles:
+                handle.remove()
+    assert broken == ["begun"], "the turn came first, and nobody wants the rest"
+    assert borne(seen, chat.usage())
+    assert chat.usage().later.forwards > 0 and turn.usage.completion_tokens == 3
 
 
 def test_a_loaded_session(backbone, frames, tmp_path):

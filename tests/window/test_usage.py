@@ -9,8 +9,10 @@ from dataclasses import replace
 import pytest
 
 from kamera import Backbone, ChunkStore, KameraWindow, ReusePolicy, testbed
+from kamera.engines.hf import Observer
+from kamera.engines.hf.hooks import hooked
 from kamera.patches import later_of, proving
-from tests.window.rig import QUESTION, SYSTEM, borne, breaking, rig, watching
+from tests.window.rig import QUESTION, SYSTEM, borne, rig, watching
 
 DEFAULT = ReusePolicy(certified=True)
 """The policy of users: the other tests of this process are about windows that need no certificate."""
@@ -147,11 +149,17 @@ def test_a_question_has_proofs_made_again_on_its_own_account(shipped, frames, mo
 
 
 def test_work_that_fails_is_on_the_account():
+    """A forward that breaks off in its last layer has run in the others."""
     own, chunks = rig("qwen2_5_vl")
+
+    def fail(*_: object) -> None:
+        raise RuntimeError("out of memory, says the test")
+
     with watching(own, probes=True) as seen:
         window = KameraWindow(own, ChunkStore.open("memory://"), SYSTEM, policy=DEFAULT)
         window.append(chunks[0])
-        with breaking(own, after=0), pytest.raises(RuntimeError, match="out of memory"):
+        broken = hooked(own.decoder.layers[-1].register_forward_pre_hook(Observer(fail)))
+        with broken, pytest.raises(RuntimeError, match="out of memory"):
             window.append(chunks[1])
         window.append(chunks[2])
         window.flush()

@@ -39,16 +39,18 @@ _open: ContextVar[tuple[tuple[Meter, Work], ...]] = ContextVar("kamera_open_work
 
 
 class Meter:
-    """Counts decoder forwards (and the tokens in them) and vision tower runs of one model.
+    """Counts decoder forwards (and the tokens in them) and vision tower runs of one model, as they begin.
+
+    One that is broken off, by an error or because nobody wants it any more, has run in part and counts.
 
     A count belongs to the operation that opened it: it covers the work of its own context, that is of its
     thread, and of threads that were started in a copy of the context (`contextvars.copy_context`).
     """
 
     def __init__(self, decoder: nn.Module, towers: list[nn.Module]) -> None:
-        decoder.register_forward_hook(Observer(self._decoded), with_kwargs=True)
+        decoder.register_forward_pre_hook(Observer(self._decoded), with_kwargs=True)
         for tower in towers:
-            tower.register_forward_hook(Observer(self._encoded))
+            tower.register_forward_pre_hook(Observer(self._encoded))
 
     @contextmanager
     def measure(self, probes: bool = False) -> Iterator[Work]:
@@ -68,13 +70,13 @@ class Meter:
             if meter is self and (work.probes or not is_probe()):
                 work.add(**counts)
 
-    def _decoded(self, module: nn.Module, args: Any, kwargs: dict[str, Any], output: Any) -> None:
+    def _decoded(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
         given = kwargs.get("inputs_embeds")
         if given is None:
             given = kwargs.get("input_ids", args[0] if args else None)
         self._add(forwards=1, tokens=0 if given is None else int(given.shape[0] * given.shape[1]))
 
-    def _encoded(self, module: nn.Module, args: Any, output: Any) -> None:
+    def _encoded(self, module: nn.Module, args: Any) -> None:
         self._add(vision_encodes=1)
 
 
