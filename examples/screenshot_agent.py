@@ -2,10 +2,12 @@
 
     python examples/screenshot_agent.py
     python examples/screenshot_agent.py --steps 30 --keep 3 --mode amortize
+    python examples/screenshot_agent.py --steps 12 --keep 3 --mode forget --anticipate
     python examples/screenshot_agent.py --model Qwen/Qwen2.5-VL-7B-Instruct --device cuda --dtype bfloat16
 
 For each step it prints the tokens that Kamera kept, turned (relocated), patched and prefilled, next to the
-tokens that a prefix cache would prefill for the same prompt. Without --model it runs on the backbone that
+tokens that a prefix cache would prefill for the same prompt. With --anticipate the next prompt is prepared
+after each answer, while the agent acts. Without --model it runs on the backbone that
 ships with Kamera; the screenshots are frames of its synthetic world.
 """
 
@@ -32,6 +34,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=8)
     parser.add_argument("--keep", type=int, default=3, help="screenshots that stay in the prompt")
     parser.add_argument("--mode", choices=["amortize", "repair", "forget"], default="amortize")
+    parser.add_argument("--anticipate", action="store_true", help="prepare each next prompt after the answer")
     parser.add_argument("--store", default="memory://")
     args = parser.parse_args()
 
@@ -58,6 +61,9 @@ def main() -> None:
         messages.append({"role": "user", "content": content})
         turn = session.send(messages, max_new_tokens=4, do_sample=False)
         messages.append({"role": "assistant", "content": turn.text})
+        if args.anticipate:
+            session.anticipate()
+            session.flush()  # as if the agent acted for a while
         ids = session.prompt_ids.tolist()
         shared = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(before, ids, strict=False)))
         before, report = ids, turn.report
@@ -69,7 +75,7 @@ def main() -> None:
         )
     print(
         f"tokens prefilled for {args.steps} prompts ({ran} run before the answers, to form patches too): "
-        f"Kamera {prefilled}, a prefix cache {prefix}"
+        f"Kamera {prefilled}, a prefix cache {prefix}; later work ran {session.usage().later.tokens}"
     )
 
 

@@ -65,9 +65,8 @@ class Manner(NamedTuple):
 
 
 class _Ready(NamedTuple):
-    """What was prepared, for the layout that stood then; ``piece`` counts its bytes."""
+    """What was prepared; ``piece`` counts its bytes."""
 
-    layout: Layout | None
     state: State
     piece: Piece
 
@@ -95,7 +94,7 @@ class Anticipation:
 
     def begin(self, state: State, manner: Manner) -> None:
         """Prepare for what follows on ``state``, as later work; what was prepared before is dropped."""
-        self.take(None)
+        self.take()
         asked = object()
         with self._lock:
             self._asked = asked
@@ -107,7 +106,7 @@ class Anticipation:
             made = None if found is None else _tried(found, last, manner)
             here = mine()
             if here is not None and found is not None and made is not None and made.window is not None:
-                here._made(asked, found.layout, made, manner.anchors.memory(made.window).own)
+                here._made(asked, made, manner.anchors.memory(made.window).own)
 
         manner.anchors.store.awaited[id(self._queue)] = self._queue.flush  # no work meets a closed store
         piece = self._queue.add(work, Worth.GUESS, dropped=logger.info)
@@ -118,8 +117,8 @@ class Anticipation:
                 return
         self._queue.cancel(piece)
 
-    def take(self, state: State | None) -> State | None:
-        """What was prepared for ``state``; None if nothing was, or not yet. Work on it ends."""
+    def take(self) -> State | None:
+        """What was prepared, for the next prompt alone; None if nothing was, or not yet. Work on it ends."""
         with self._lock:
             work, ready = self._work, self._ready
             self._asked = self._work = self._ready = None
@@ -129,9 +128,9 @@ class Anticipation:
         if ready is None:
             return None
         self._queue.cancel(ready.piece)
-        return ready.state if state is not None and state.layout is ready.layout else None
+        return ready.state
 
-    def _made(self, asked: object, layout: Layout | None, state: State, size: int) -> None:
+    def _made(self, asked: object, state: State, size: int) -> None:
         mine = weakref.ref(self)
 
         def dropped(_: str) -> None:
@@ -142,7 +141,7 @@ class Anticipation:
         piece = self._queue.keep(Worth.GUESS, size, dropped)
         with self._lock:
             if self._asked is asked and not piece.unwanted:
-                self._ready = _Ready(layout, state, piece)
+                self._ready = _Ready(state, piece)
                 self._pieces.append(piece)
                 return
         self._queue.cancel(piece)

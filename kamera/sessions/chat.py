@@ -374,7 +374,7 @@ class ChatSession:
         options: Options | None = None,
     ) -> Shown:
         """A state whose window holds the prompt of ``shaped``; ``old`` (the present one) is unchanged."""
-        old = old or replace(self._state, ahead=self._ahead.take(self._state))
+        old = old or replace(self._state, ahead=self._ahead.take())
         parts = (self._anchors, self._conversations, self.tools, self._admitting, options)
         return shown(old, shaped, modes, *parts)
 
