@@ -116,12 +116,15 @@ class Later:
         return piece
 
     def borne(self, work: Callable[[], None]) -> Callable[[], None]:
-        """``work`` as later work of the accounts of the present call, for whoever does it."""
+        """``work`` as later work of the accounts of this call, for whoever does it: in a call, the call's."""
         accounts = open_accounts()
 
         def done() -> None:
             backbone = self._backbone()
-            with nullcontext() if backbone is None else later(backbone, accounts):
+            if backbone is None or open_accounts():
+                work()
+                return
+            with self.awaited(), later(backbone, accounts):
                 work()
 
         return done

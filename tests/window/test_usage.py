@@ -142,10 +142,18 @@ def test_a_question_has_proofs_made_again_on_its_own_account(shipped, frames, mo
         with watching(shipped, probes=True) as seen:
             branch.expect(f"value of tag 17, {forming}?")
             window.flush()
-        if forming == "now":
-            assert seen.forwards > 0, "patches out of the store are doubted"
-            assert branch.usage().now.forwards == 0
         assert borne(seen, branch.usage())
+        if forming == "background":
+            continue
+        assert seen.forwards > 0, "patches out of the store are doubted"
+        assert branch.usage().now.forwards == 0
+        asked = branch.fork()
+        asked.on_event(lambda _: asked.flush())
+        with watching(shipped, probes=True) as seen:
+            asked.expect("first colour of glyph psi?")
+            asked.reorder([0, 1, 2])
+        assert seen.forwards > 0
+        assert borne(seen, asked.usage()), "done within a call, it is the call's"
 
 
 def test_work_that_fails_is_on_the_account():
