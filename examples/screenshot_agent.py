@@ -75,8 +75,10 @@ def main() -> None:
         )
     print(
         f"tokens prefilled for {args.steps} prompts ({ran} run before the answers, to form patches too): "
-        f"Kamera {prefilled}, a prefix cache {prefix}; later work ran {session.usage().later.tokens}"
+        f"Kamera {prefilled}, a prefix cache {prefix}"
     )
+    session.flush()
+    print(f"tokens of later work: {session.usage().later.tokens}")
 
 
 if __name__ == "__main__":
