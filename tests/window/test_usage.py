@@ -148,7 +148,7 @@ def test_a_question_has_proofs_made_again_on_its_own_account(shipped, frames, mo
         assert seen.forwards > 0, "patches out of the store are doubted"
         assert branch.usage().now.forwards == 0
         asked = branch.fork()
-        asked.on_event(lambda _: asked.flush())
+        asked.on_event(lambda _, window=asked: window.flush())
         with watching(shipped, probes=True) as seen:
             asked.expect("first colour of glyph psi?")
             asked.reorder([0, 1, 2])
