@@ -107,6 +107,8 @@ def main() -> None:
     session.send("Which one now?", scratch=[note], max_new_tokens=4, do_sample=False)
     grown = session.window.num_tokens - size
     print(f"scratch: {len(backbone.tokenize(note['content']))} tokens seen once, window grew by {grown}")
+    session.flush()
+    print(f"all model work, answers included: {session.usage()}")
 
 
 if __name__ == "__main__":

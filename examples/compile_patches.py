@@ -78,6 +78,8 @@ def main() -> None:
             )
         answer = window.generate(question, max_new_tokens=16)
         print(f"{question} {answer}" + ("" if truth is None else f" (truth: {truth})"))
+        window.flush()
+        print(f"all model work: to compile, {report.usage().now}; of the window, {window.usage()}")
         store.close()
 
 

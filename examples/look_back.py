@@ -48,6 +48,8 @@ def main() -> None:
         print(f"frame {seen.index(hit.chunk_id)} looks like it: {hit.score:.3f}")
     report = window.recall(like=again)
     print(f"recalled frame {seen.index(report.slot.chunk_id)}: {report.vision_encodes} vision encode")
+    window.flush()
+    print(f"all model work: {window.usage()}")
 
 
 if __name__ == "__main__":

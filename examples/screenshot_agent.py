@@ -78,7 +78,7 @@ def main() -> None:
         f"Kamera {prefilled}, a prefix cache {prefix}"
     )
     session.flush()
-    print(f"tokens of later work: {session.usage().later.tokens}")
+    print(f"all model work, answers included: {session.usage()}")
 
 
 if __name__ == "__main__":

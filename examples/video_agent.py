@@ -89,6 +89,8 @@ def main() -> None:
     answer = window.generate(question, max_new_tokens=16)
     print(f"{question}  ->  {answer!r} after looking back" + (f" (truth: {truth!r})" if truth else ""))
     print("window:", ", ".join(f"{slot.label.strip()} ({slot.guarantee})" for slot in window.slots))
+    window.flush()
+    print(f"all model work: {window.usage()}")
 
 
 if __name__ == "__main__":

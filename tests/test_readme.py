@@ -8,6 +8,8 @@ from pathlib import Path
 
 _README = Path(__file__).parents[1] / "README.md"
 _COUNTS = re.compile(r"# (\d+) forwards, (\d+) vision encodes")
+_NOW = r"now (\d+) forwards of (\d+) tokens, (\d+) vision encodes"
+_LATER = r"; later (\d+) forwards of (\d+) tokens"
 
 
 def _example() -> str:
@@ -33,7 +35,9 @@ def test_the_readmes_example_runs_and_its_counts_are_true(tmp_path, monkeypatch,
             seen.append((report.forwards, report.vision_encodes))
             assert seen[-1] == (int(said[1]), int(said[2])), lines[statement.lineno - 1]
     assert len(seen) == 5
-    guarantees, answer = capsys.readouterr().out.splitlines()
+    guarantees, answer, usage = capsys.readouterr().out.splitlines()
+    (told,) = re.findall(f"# {_NOW}{_LATER}", source)
+    assert re.findall(f"^{_NOW}, [0-9.]+ s{_LATER}", usage) == [told]
     truth = names["testbed"].World(seed=0).episode(0, legends=3).questions[0]
     assert truth.text in source and answer == truth.answer
     said = re.findall(r"for slot in window\]\)  # ([a-z, ]+)", source)

@@ -31,6 +31,12 @@ class Spent(NamedTuple):
             self.seconds + other.seconds,
         )
 
+    def __str__(self) -> str:
+        return (
+            f"{self.forwards} forwards of {self.tokens} tokens, {self.vision_encodes} vision encodes, "
+            f"{self.seconds:.2f} s"
+        )
+
 
 class Usage(NamedTuple):
     """Model work within the calls of an object (``now``), and after them on its behalf (``later``).
@@ -40,6 +46,9 @@ class Usage(NamedTuple):
 
     now: Spent
     later: Spent
+
+    def __str__(self) -> str:
+        return f"now {self.now}; later {self.later}"
 
 
 _open: ContextVar[tuple[Account, ...]] = ContextVar("kamera_open_accounts", default=())

@@ -25,13 +25,16 @@ def check(out: str, chunks: int) -> None:
     assert f"compiled {chunks} chunks: {chunks - 1} patches" in out
     costs = re.findall(r"as (\w+): (\d+) forwards, (\d+) vision encodes", out)
     assert costs == [("exact", "0", "0")] + [("patched", "0", "0")] * (chunks - 1)
+    (compiling,) = re.findall(r"patches, (\d+) forwards", out)
+    (all_compiling,) = re.findall(r"^all model work: to compile, (\d+) forwards", out, re.M)
+    assert int(all_compiling) == int(compiling) + 2, "and those of the probe"
 
 
 def test_it_runs_on_a_model_and_pictures_of_the_users(monkeypatch, capsys, tmp_path):
     names = [tmp_path / name for name in pictures(tmp_path, 3)]
     out = run(monkeypatch, capsys, "--model", vision_model(), "--images", *names, "--question", "hm?")
     check(out, 3)
-    assert out.splitlines()[-1].startswith("hm? ")
+    assert out.splitlines()[-2].startswith("hm? ")
 
 
 @pytest.mark.skipif(
@@ -40,4 +43,4 @@ def test_it_runs_on_a_model_and_pictures_of_the_users(monkeypatch, capsys, tmp_p
 def test_it_runs_as_it_stands_on_the_shipped_backbone(monkeypatch, capsys):
     out = run(monkeypatch, capsys)
     check(out, 3)
-    assert re.search(r"\? \w+ \(truth: \w+\)$", out.strip())
+    assert re.search(r"\? \w+ \(truth: \w+\)$", out, re.M)

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
+WORK = "all model work"  # the last line of an example that tells of costs
 
 
 @pytest.fixture
@@ -27,11 +28,13 @@ def test_an_interpreter_of_its_own_runs_one():
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert "recalled frame 0: 1 vision encode" in done.stdout
+    assert done.stdout.splitlines()[-1].startswith(WORK)
 
 
 def test_video_agent_recalls_without_encoding_and_is_right(run):
     out = run("video_agent.py")
-    assert out.count("0 vision encodes") == 2
+    assert [" 0 vision encodes" in line for line in out.splitlines() if "look back at" in line] == [True] * 2
+    assert out.splitlines()[-1].startswith(WORK)
     answered = next(line for line in out.splitlines() if "after looking back" in line)
     answer, truth = answered.split("'")[1], answered.split("'")[3]
     assert answer == truth
@@ -77,6 +80,7 @@ def test_totals_of_an_agent_are_the_sums_of_their_columns(run, name, mode):
     totals = lines[5].split()
     assert int(totals[totals.index("Kamera") + 1].rstrip(",")) == sum(row[4] for row in rows)
     assert int(totals[-1]) == sum(row[5] for row in rows)
+    assert lines[-1].startswith(WORK)
 
 
 def test_a_screenshot_agent_prefills_less_than_a_prefix_cache(run):
