@@ -125,10 +125,11 @@ def run(backbone: Backbone, asked: Sequence[Request], way: Way) -> Turns:
             options: dict[str, Any] = {"logits_processor": [dictated], "max_new_tokens": len(request.answer)}
             session.send(request.messages, do_sample=False, **options)
             way.between(session)
-            first = ran.spans[start : dictated.before]
+            first = ran.mine(start, dictated.before)  # later work may run beside the request
             turns.first.append((len(first), sum(first), dictated.encodes - encoded))
-            rest, answer = ran.spans[dictated.before :], len(request.answer) - 1
-            turns.later.append((len(rest) - answer, sum(rest) - answer, ran.encodes - dictated.encodes))
+            every, answer = ran.spans[start:], len(request.answer) - 1
+            later = len(every) - len(first) - answer, sum(every) - sum(first) - answer
+            turns.later.append((*later, ran.encodes - dictated.encodes))
     return turns
 
 
@@ -140,6 +141,7 @@ def told(asked: Sequence[Request], turns: Turns) -> dict[str, Any]:
         for i, (r, f, t) in enumerate(ran)
         if t > r.prefix or f > 2
     ]
+    left = next((i for i, (r, *_) in enumerate(ran) if r.prefix > r.new), len(ran))
     whole = {"before the first token": turns.first, "later": turns.later}
     sums = {name: [*map(sum, zip(*counts, strict=True))] for name, counts in whole.items()}
     return sums | {
@@ -149,6 +151,7 @@ def told(asked: Sequence[Request], turns: Turns) -> dict[str, Any]:
         "of prefix cache after the first turn": _share(ran[1:], "prefix"),
         "of new": _share(ran, "new"),
         "of new after the first turn": _share(ran[1:], "new"),
+        "of new after the first departure": _share(ran[left + 1 :], "new"),
         "turns over a prefix cache, or of more than 2 forwards": len(over),
         "the dearest of them": sorted(over, key=lambda o: o["prefix cache"] - o["tokens"])[:3],
     }
@@ -184,7 +187,7 @@ def measured(backbone: Backbone, options: argparse.Namespace) -> Iterator[dict[s
 def table(rows: Sequence[dict[str, Any]]) -> str:
     """For people, as Markdown: tokens before the first token of all turns, and the most forwards of one."""
     head = ["agent", "N", "of", "new", "prefix cache", "batched", *WAYS, "exact / prefix cache"]
-    head += ["default / exact", "amortize / new", "later work"]
+    head += ["default / exact", "anticipated / new", "amortize / new", "later work"]
     lines = ["| " + " | ".join(head) + " |", "|---" * len(head) + "|"]
     for row in rows:
         ways = row["ways"]
@@ -193,10 +196,8 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
         cells += [f"{row[k]:,}" for k in ("new", "prefix cache", "prefix cache, batched")]
         cells += [f"{first[n]:,} in {w['most forwards after the first turn']}" for n, w in ways.items()]
         cells += [ways["exact"]["of prefix cache after the first turn"]]
-        cells += [
-            round(first["default"] / first["exact"], 4),
-            ways["amortize"]["of new after the first turn"],
-        ]
+        cells += [round(first["default"] / first["exact"], 4)]
+        cells += [ways[name]["of new after the first departure"] for name in ("anticipated", "amortize")]
         cells.append(" / ".join(f"{way['later'][1]:,}" for way in ways.values()))
         lines.append("| " + " | ".join(map(str, cells)) + " |")
     return "\n".join(lines)

@@ -24,9 +24,16 @@ class Way:
         return ChatSession(backbone, store, policy=self.policy, mode=self.mode, edit_policy=rule)
 
 
+def anticipated(session: ChatSession) -> None:
+    """Prepare the next prompt's window while the client acts, and all other later work."""
+    session.anticipate()
+    session.flush()
+
+
 WAYS = {
     "exact": Way(ReusePolicy.exact(), "forget"),
     "default": Way(ReusePolicy(certified=True), "auto"),
+    "anticipated": Way(ReusePolicy(certified=True), "auto", anticipated),
     "amortize": Way(ReusePolicy.streaming(), "amortize"),
 }
 REPAIR = Way(ReusePolicy.streaming(), "repair")
