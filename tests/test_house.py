@@ -98,10 +98,10 @@ def test_no_room_reads_what_another_keeps_to_itself():
     assert read == []
 
 
-def test_windows_and_patches_are_given_an_engine():
+def test_windows_patches_reuse_and_sessions_are_given_an_engine():
     """They name the contracts alone, in annotations, too: import-linter looks at what is imported to run."""
-    files = _files("kamera/window", "kamera/patches")
-    assert len(files) > 30
+    files = _files("kamera/window", "kamera/patches", "kamera/reuse", "kamera/sessions")
+    assert len(files) > 90
     named = [(name, module) for name, path in files.items() for module in _imported(path)]
     assert [pair for pair in named if pair[1].startswith("kamera.engines.")] == []
 
