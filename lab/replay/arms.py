@@ -61,17 +61,15 @@ def _kamera(
     same, apart = [], []
     for history, reference in zip(turns, wanted, strict=True):
         report = session.send(history, max_new_tokens=1, do_sample=False).report
-        layout, window = session.layout, session.window
-        assert layout is not None and window is not None
+        layout = session.layout
+        assert layout is not None
         prompt = layout.prompt
-        # the anchor and the generation prompt are forwards of their own, outside of the report's
-        alone = prompt.num_tokens - prompt.stable + (window.anchor.length if before is None else 0)
+        alone = prompt.num_tokens - prompt.stable  # the generation prompt is the answer's, not the report's
         again = 0
         if before is not None:
             inserted = sum(prompt.segments[j].num_tokens for j in difference(before, prompt).inserted)
             again = max(0, report.prefilled - (prompt.num_tokens - prompt.stable) - inserted)
-        forwards = report.forwards + (2 if before is None else 1)
-        cost.add(report.tokens_recomputed + alone, again, report.vision_encodes, forwards)
+        cost.add(report.tokens_recomputed + alone, again, report.vision_encodes, report.forwards + 1)
         said = session.next_token_logits(history).float()
         same.append(bool(said.argmax() == reference.argmax()))
         apart.append(kl(said, reference))

@@ -105,6 +105,7 @@ def test_a_canonical_without_its_encoding_is_a_named_miss(pieces, store):
     backbone, chunks = pieces
     made = window(backbone, store, PLANNER, *chunks[:2])
     made.evict(0)
+    made.flush()
     lost = next(i.key for i in store.ls("encoding") if i.chunk_id == chunks[0].id)
     StoreAdmin(store).delete(lost)
     with pytest.raises(UnknownChunk, match=r"the encoding of chunk .* append its content again"):
@@ -112,6 +113,7 @@ def test_a_canonical_without_its_encoding_is_a_named_miss(pieces, store):
     planned = made.plan_append(chunks[0]).cost
     report = made.append(chunks[0])
     assert report.vision_encodes == planned.encodes == 1
+    made.flush()
     assert store.has(store.ls("encoding")[0].context, chunks[0].id, kind="encoding")
     made.evict(1)
     assert made.recall(chunks[0].id).vision_encodes == 0

@@ -41,6 +41,7 @@ def script(backbone: Backbone, family: str, policy: ReusePolicy):
         lambda: window.slide(2),
         lambda: window.append(chunks[0]),
     ):
+        window.flush()  # what is archived later may serve the next step
         report = step()
         said.append((guarantees(window), report.forwards, report.vision_encodes, report.tokens_recomputed))
     return window, said
