@@ -77,7 +77,7 @@ class Former:
         self._asked = Asked(backbone.probe.moves)
         self.waiting = _waiting.setdefault(store, {})  # stored as later work, by any former here
         self._here = threading.local()
-        self._check_fingerprint()
+        self.check_fingerprint()
 
     def within(self, budget: PatchBudget) -> Former:
         """The same former with another patch budget."""
@@ -103,12 +103,20 @@ class Former:
         IncompatibleChunk if the fingerprint differs. The model is asked the probe if something has moved, and
         every `identity.EVERY` calls: ComputationChanged if it answers otherwise than at first.
         """
-        self._check_fingerprint()
+        self.check_fingerprint()
         probe = self.backbone.probe
         if self._asked.is_due(probe.moves):
             probe.answers()
-            self._check_fingerprint()  # the probe may have seen more than the witness
+            self.check_fingerprint()  # the probe may have seen more than the witness
             self._asked = Asked(probe.moves)
+
+    def check_fingerprint(self) -> None:
+        """Raise IncompatibleChunk if the model's fingerprint is not the one that computed the store's KV."""
+        if self.backbone.fingerprint != self.context.fingerprint:
+            raise IncompatibleChunk(
+                "the backbone's weights have changed since this window was made, or its code, settings, "
+                "hooks or autocast: its KV is stale; undo that, or make a new window"
+            )
 
     # -- chunks --------------------------------------------------------------------------------
 
@@ -328,13 +336,6 @@ class Former:
         return offset
 
     # -- inside --------------------------------------------------------------------------------
-
-    def _check_fingerprint(self) -> None:
-        if self.backbone.fingerprint != self.context.fingerprint:
-            raise IncompatibleChunk(
-                "the backbone's weights have changed since this window was made, or its code, settings, "
-                "hooks or autocast: its KV is stale; undo that, or make a new window"
-            )
 
     def _held(self, chunk_id: str) -> Copy | None:
         """The canonical that this operation last worked on."""

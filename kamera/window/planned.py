@@ -48,7 +48,8 @@ class Planned(Questions):
         ``policy`` takes the place of the window's and asks no certificate, for callers that judge the trust
         of single chunks themselves (`kamera.reuse`).
         """
-        self._check_backbone()
+        self._stage.former.check_fingerprint()  # a plan serves nothing, so it is no occasion for a probe
+        self._go_apart()
         with self._stage.former.operation():
             named = self._names().of(request)
             served = self.policy if policy is None else policy_of(policy)

@@ -93,6 +93,18 @@ def test_the_probe_is_asked_again_after_a_number_of_operations():
         assert seen.forwards == 2
 
 
+def test_plans_are_no_occasion_for_a_probe():
+    backbone = Backbone(tiny.build(FAMILY))
+    window = make(backbone)
+    with watching(backbone, probes=True) as seen:
+        for _ in range(2 * EVERY):
+            window.plan_append(backbone.chunk_from_tensors(torch.arange(5, 9)))
+        assert seen.forwards == 0
+        for _ in range(EVERY):
+            window.expect(QUESTION)
+        assert seen.forwards == 2
+
+
 def test_a_backbone_with_a_processor_is_shown_a_picture():
     answers = Backbone(processors.matching_model(), processors.picture_processor()).probe.answers()
     assert set(answers) == {"picture", "features"}
