@@ -18,7 +18,7 @@ import torch
 from kamera import testbed
 from kamera.certify.metrics import Interval, bootstrap, kl
 from kamera.engines.hf import Backbone
-from kamera.ops import KV, CodedKV, Patch, PatchBudget, apply_patch, code_kv, deficit
+from kamera.ops import KV, Patch, PatchBudget, apply_patch, code_kv, deficit
 from kamera.ops.quantize_kv import KV_CODECS
 from kamera.patches.anchor import Anchor, prefill_anchor
 from kamera.window import ReusePolicy
@@ -91,11 +91,11 @@ def arms(scene: Scene, budget: PatchBudget) -> dict[str, Arm]:
     }
     for codec in KV_CODECS:
         coded = code_kv(scene.canonical, codec)
-        dense = _dense(coded)
+        dense = coded.dense()
         patch = _formed(scene, dense, budget)
         loss, alone = coded.loss.relative, code_kv(scene.conditioned, codec)
         served |= {
-            f"{codec} alone": Arm(_dense(alone), alone.nbytes, 0, alone.loss.relative),
+            f"{codec} alone": Arm(alone.dense(), alone.nbytes, 0, alone.loss.relative),
             f"{codec}, patch": Arm(_applied(scene, dense, patch), coded.nbytes, patch.nbytes, loss),
             f"{codec}, patch of as-is": Arm(_applied(scene, dense, plain), coded.nbytes, plain.nbytes, loss),
         }
@@ -144,10 +144,6 @@ def _formed(scene: Scene, canonical: KV, budget: PatchBudget) -> Patch:
 
 def _applied(scene: Scene, canonical: KV, patch: Patch) -> KV:
     return apply_patch(canonical, patch, scene.layout, scene.offset)
-
-
-def _dense(coded: CodedKV) -> KV:
-    return tuple(dict(layer) for layer in coded)
 
 
 def _error(kv: KV, truth: KV) -> float:

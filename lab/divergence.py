@@ -23,7 +23,7 @@ from PIL import Image
 
 from kamera import Backbone, Chunk, ChunkStore, testbed
 from kamera.certify.metrics import kl_items
-from kamera.ops import patch_of
+from kamera.ops import NO_KV, patch_of
 from kamera.patches.anchor import prefill_anchor
 from kamera.patches.near import disorder, divergence, likeness
 from kamera.store import CanonicalRecord, EncodingRecord, encoding_context
@@ -79,7 +79,7 @@ def run(items: int, family: str) -> list[Row]:
         seen = encoding_context(backbone.vision_fingerprint, store.tenant)
         store.put(EncodingRecord(made.id, seen, made.num_tokens, encoded.tensors))
         vision = seen.fingerprint
-        store.put(CanonicalRecord(made.id, context, made.input_ids, where, (), {}, tokens, vision))
+        store.put(CanonicalRecord(made.id, context, made.input_ids, where, NO_KV, {}, tokens, vision))
         return made
 
     rows: list[Row] = []

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from kamera.ops import KV, LowRank, Patch, RopeSpec, attention_layout
+from kamera.ops import KV, LowRank, Patch, RopeSpec, attention_layout, kv_of, layer_groups
 from kamera.ops.kernels import serve
 from kamera.store import CanonicalRecord, ChunkStore, Context
 from kamera.store.digests import DIGESTS, hasher_of
@@ -47,7 +47,7 @@ def record(tokens: int) -> CanonicalRecord:
     """A canonical of noise."""
     generator = torch.Generator().manual_seed(0)
     noise = torch.randn(HEADS, tokens, DIM, generator=generator).bfloat16()
-    kv = tuple({"k": noise.roll(i, 1), "v": noise.roll(-i, 1)} for i in range(LAYERS))
+    kv = kv_of([{"k": noise.roll(i, 1), "v": noise.roll(-i, 1)} for i in range(LAYERS)])
     positions = torch.arange(tokens).expand(3, tokens)
     return CanonicalRecord(CHUNK, CONTEXT, torch.arange(tokens), positions, kv)
 
@@ -59,15 +59,15 @@ def patch_for(tokens: int) -> Patch:
     def factors() -> LowRank:
         return LowRank(torch.randn(tokens, rank).bfloat16(), torch.randn(HEADS * DIM, rank).bfloat16())
 
-    return Patch(tuple({"k": factors(), "v": factors()} for _ in range(LAYERS)))
+    return Patch.of([{"k": factors(), "v": factors()} for _ in range(LAYERS)], layer_groups(LAYOUT))
 
 
 class Slot:
     """A place in a live cache, and the ways to fill it."""
 
     def __init__(self, tokens: int) -> None:
-        self.kv = tuple(
-            {name: torch.zeros(HEADS, tokens, DIM, dtype=torch.bfloat16) for name in "kv"} for _ in LAYOUT
+        self.kv = kv_of(
+            [{name: torch.zeros(HEADS, tokens, DIM, dtype=torch.bfloat16) for name in "kv"} for _ in LAYOUT]
         )
         self.patch = patch_for(tokens)
 

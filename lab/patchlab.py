@@ -208,7 +208,7 @@ def _one_rank(scene: Scene, budget: int, bits: Bits | None, readers: Readers | N
         metrics = {name: None if readers is None else readers.metric(i, name) for name in layer}
         factored = {name: factor(delta, None, metrics[name]) for name, delta in layer.items()}
         layers.append({name: low.cast(torch.bfloat16) for name, low in factored.items() if low.rank})
-    whole = Patch(tuple(layers))
+    whole = Patch.of(layers, scene.delta.groups)
     best = whole.truncate(0)
     for rank in range(1, whole.rank + 1):
         cut = whole.truncate(rank)
@@ -237,7 +237,7 @@ def _on_basis(scene: Scene, budget: int, basis: Basis) -> tuple[Patch, int]:
             left = quantize(spanned[i, name][:, :rank]).codes
             layers[i][name] = LowRank(left, basis.layers[i][name][:, :rank])
             stored += left.nbytes
-    return Patch(tuple(layers)), stored
+    return Patch.of(layers, scene.delta.groups), stored
 
 
 def main() -> None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import torch
 
 from kamera.content import Chunk
-from kamera.ops import LowRank, Patch, compress, deficit, floats, patch_of
+from kamera.ops import LowRank, Patch, compress, deficit, floats, kv_of, patch_of
 from lab.arms import Served, register_budgeted
 from lab.basis import Basis
 from lab.scene import Scene
@@ -122,9 +122,10 @@ class DeepHalf(_AtRank):
 
     def serve(self, scene: Scene, question: torch.Tensor | None = None) -> Served:
         """Canonical, and in deep layers truncated Δ."""
-        layers = scene.patch.truncate(self.rank).layers
-        first = (len(layers) + 1) // 2
-        return _patched(scene, Patch(tuple({} if i < first else f for i, f in enumerate(layers))))
+        patch = scene.patch.truncate(self.rank)
+        first = (len(patch.layers) + 1) // 2
+        deep = [{} if i < first else factors for i, factors in enumerate(patch.layers)]
+        return _patched(scene, Patch.of(deep, patch.groups))
 
 
 @dataclass(frozen=True)
@@ -154,7 +155,7 @@ class SharedBasis(_AtRank):
                 stored += left.numel() * left.element_size()
                 factors[name] = LowRank(left, right)
             layers.append(factors)
-        return Served(scene.patched(Patch(tuple(layers))), stored)
+        return Served(scene.patched(Patch.of(layers, scene.delta.groups)), stored)
 
 
 @dataclass(frozen=True)
@@ -214,7 +215,7 @@ class UpdatedPatch(_AtRank):
             {n: d - held[n].dense() if n in held else d for n, d in deltas.items()}
             for deltas, held in zip(scene.delta, old.layers, strict=True)
         ]
-        refresh = patch_of(missing, self.rank, scene.dtype).patch
+        refresh = patch_of(kv_of(missing, scene.delta.groups), self.rank, scene.dtype).patch
         return _patched(scene, _sum(old, refresh))
 
 
@@ -228,7 +229,7 @@ def _sum(first: Patch, second: Patch) -> Patch:
             left = torch.cat([floats(f.left) for f in pair], dim=1)
             layer[name] = LowRank(left, torch.cat([floats(f.right) for f in pair], dim=1))
         layers.append(layer)
-    return Patch(tuple(layers))
+    return Patch.of(layers, first.groups)
 
 
 register_budgeted("patch", PlainPatch)

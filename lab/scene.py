@@ -26,7 +26,7 @@ from kamera.ops import (
     deficit,
     kv_bytes,
     kv_concat,
-    kv_map,
+    kv_copy,
     mean_deficit,
     patch_of,
     relocate_kv,
@@ -174,7 +174,7 @@ class Scene:
     def conditioned(self) -> KV:
         """KV(B|A) at the target's place, from a prefill behind `context`."""
         cache = self.backbone.share(self._shared.trunk(self.antecedents)[-1].cache)
-        return _own(self.backbone.run(self.encoded, self.positions, cache)[0])
+        return kv_copy(self.backbone.run(self.encoded, self.positions, cache)[0])
 
     @cached_property
     def delta(self) -> Deltas:
@@ -328,7 +328,7 @@ class _Shared:
             (positions,) = self.places([chunk])
             cache = self.backbone.cache([self.anchor.kv])
             kv, _ = self.backbone.run(self.encoded(chunk), positions, cache)
-            self._canonical[chunk.id] = _Canonical(_own(kv), positions)
+            self._canonical[chunk.id] = _Canonical(kv_copy(kv), positions)
         return self._canonical[chunk.id]
 
     def trunk(self, antecedents: Sequence[Chunk]) -> list[_Step]:
@@ -348,8 +348,3 @@ class _Shared:
             steps.append(_Step(chunk.id, kv, cache))
         self._trunk = steps
         return steps
-
-
-def _own(kv: KV) -> KV:
-    """A copy that does not keep the whole live cache alive."""
-    return kv_map(kv, lambda t: t.detach().clone())

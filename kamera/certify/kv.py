@@ -12,7 +12,7 @@ Two comparisons, of copies read back from the live cache, as the serving kernels
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -20,7 +20,19 @@ import torch
 
 from kamera.content import Encoded
 from kamera.engines.hf import precision
-from kamera.ops import KV, Layout, Patch, PatchBudget, apply_patch, deficit, floats, kv_map, relocate_kv
+from kamera.ops import (
+    KV,
+    Blocks,
+    Deltas,
+    Layout,
+    Patch,
+    PatchBudget,
+    apply_patch,
+    deficit,
+    floats,
+    kv_map,
+    relocate_kv,
+)
 from kamera.ops import uniform_offset as offset_between
 from kamera.window import KameraWindow, Shown
 
@@ -159,7 +171,7 @@ class Truth:
         return Compared(closed, flaw, lack)
 
     @cached_property
-    def _deficits(self) -> list[tuple[Mapping[str, torch.Tensor], ...]]:
+    def _deficits(self) -> list[Deltas]:
         return [
             deficit(kv, place.canonical, self.layout, place.offset)
             for kv, place in zip(self.true, self.places, strict=True)
@@ -287,6 +299,10 @@ def _wide(kv: KV) -> KV:
 
 
 def _rounded_as(kv: KV, like: KV) -> KV:
-    return tuple(
-        {n: t.to(own[n].dtype) for n, t in layer.items()} for layer, own in zip(kv, like, strict=True)
+    return Blocks(
+        [
+            {n: t.to(own[n].dtype) for n, t in block.items()}
+            for block, own in zip(kv.parts, like.parts, strict=True)
+        ],
+        kv.groups,
     )

@@ -70,7 +70,7 @@ def _not_turned(of: Material) -> Material:
     """The patch is turned back first, so that the turn of the sum leaves it as it is stored."""
     back = [-step for step in of.offset]
     return of.under(
-        Patch(
+        Patch.of(
             tuple(
                 {name: turn_factors(f, spec.channel(name), back) for name, f in layer.items()}
                 for layer, spec in zip(of.patch.layers, of.layout, strict=True)
@@ -86,7 +86,7 @@ def _exchanged(of: Material) -> Material:
         if layers[i] and layers[i - 1] and _shapes(of.layout[i]) == _shapes(of.layout[i - 1]):
             layers[i - 1], layers[i] = layers[i], layers[i - 1]
             break
-    return of.under(Patch(tuple(layers)))
+    return of.under(Patch.of(tuple(layers)))
 
 
 def _dropped(of: Material) -> Material:
@@ -96,7 +96,7 @@ def _dropped(of: Material) -> Material:
         return of
     counted = [i for i, e in energies.items() if e >= _NOTHING * max(energies.values())]
     least = min(counted, key=energies.__getitem__)
-    return of.under(Patch(tuple({} if i == least else layer for i, layer in enumerate(of.patch.layers))))
+    return of.under(Patch.of(tuple({} if i == least else layer for i, layer in enumerate(of.patch.layers))))
 
 
 def _scaled(of: Material) -> Material:
@@ -154,7 +154,7 @@ def _shapes(spec: LayerLayout) -> list[tuple[str, int]]:
 
 def _only(of: Material, *, phased: bool) -> Patch:
     """The patch of the phased channels, or of the free ones."""
-    return Patch(
+    return Patch.of(
         tuple(
             {
                 c.name: layer[c.name]
@@ -175,7 +175,7 @@ def _fitted(patch: Patch, to: Patch) -> Patch:
             left, tokens = floats(layer[name].left), model[name].left.shape[0]
             fitted[name] = LowRank(left[torch.arange(tokens) % left.shape[0]], layer[name].right)
         layers.append(fitted)
-    return Patch(tuple(layers))
+    return Patch.of(tuple(layers))
 
 
 def _random_like(patch: Patch, seed: int) -> Patch:
@@ -192,7 +192,7 @@ def _noise(factors: LowRank, drawn: torch.Generator) -> LowRank:
 
 
 def _mapped(patch: Patch, change: Callable[[LowRank], LowRank]) -> Patch:
-    return Patch(tuple({name: change(f) for name, f in layer.items()} for layer in patch.layers))
+    return Patch.of(tuple({name: change(f) for name, f in layer.items()} for layer in patch.layers))
 
 
 def _energy(layer: Mapping[str, LowRank]) -> float:

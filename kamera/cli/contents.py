@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from kamera.errors import CorruptChunk, StoreVersionError, WrongKey
-from kamera.ops import CodedKV
+from kamera.ops import CodedKV, kv_bytes
 from kamera.store import CanonicalRecord, Context, PatchRecord, canonical_key
 from kamera.store.codec import Codec
 from kamera.store.disk.folder import Folder, NotAFile
@@ -74,8 +74,9 @@ def describe(data: bytes, name: str, path: str, codec: Codec | None = None) -> D
     header = asdict(info)
     held = {**found, "intact": True, **header, "info": dict(record.info), "energy": record.info.get("energy")}
     if isinstance(record, CanonicalRecord):
-        layers = [dict(layer) for layer in record.kv]
-        held["kv_bytes"] = sum(_nbytes(t) for layer in layers for t in layer.values())
+        values = record.kv.dense() if isinstance(record.kv, CodedKV) else record.kv
+        layers = [dict(layer) for layer in values]
+        held["kv_bytes"] = kv_bytes(values)
         coded = record.kv.nbytes if isinstance(record.kv, CodedKV) else held["kv_bytes"]
         held["percent_of_kv"] = 100.0 * coded / held["kv_bytes"] if held["kv_bytes"] else 100.0
         held["loss"] = None if record.loss is None else asdict(record.loss)
@@ -120,7 +121,7 @@ def read_window(directory: Path) -> Document:
     chunks = []
     for i, chunk in enumerate(saved["chunks"]):
         name = f"{i:05d}"
-        copies = {k: {**c, **_copy(tensors, f"{name}/{k}/")} for k, c in chunk["copies"].items()}
+        copies = {k: {**c, **_copy(tensors, f"{name}/{k}/", c)} for k, c in chunk["copies"].items()}
         chunks.append({**chunk, "tokens": tensors[f"{name}/ids"].shape[0], "copies": copies})
     return {
         "path": str(directory),
@@ -134,30 +135,31 @@ def read_window(directory: Path) -> Document:
     }
 
 
-def _copy(tensors: Mapping[str, torch.Tensor], prefix: str) -> Document:
-    kv: dict[int, dict[str, torch.Tensor]] = {}
-    patch: dict[str, torch.Tensor] = {}
-    for layer, name, tensor in _under(tensors, prefix + "kv/"):
-        kv.setdefault(layer, {})[name] = tensor
-    for layer, name, tensor in _under(tensors, prefix + "patch/"):
-        patch[f"{layer}/{name}"] = tensor
-    kv_bytes = sum(_nbytes(t) for held in kv.values() for t in held.values())
-    patch_bytes = sum(_nbytes(t) for t in patch.values())
+def _copy(tensors: Mapping[str, torch.Tensor], prefix: str, told: Mapping[str, Any]) -> Document:
+    """What the file holds of a copy; ``told`` is what its document says of it."""
+    layers: list[dict[str, torch.Tensor]] = [{} for group in told["groups"] for _ in group]
+    for block, name, tensor in _under(tensors, prefix + "kv/"):
+        for row, layer in enumerate(told["groups"][block]):
+            layers[layer][name] = tensor[row]
+    size = sum(_nbytes(t) for layer in layers for t in layer.values())
+    patch = [tensor for _, _, tensor in _under(tensors, prefix + "patch/")]
+    ranks = [rank for block in told["ranks"] or () for of in block.values() for rank in of]
+    patch_bytes = sum(map(_nbytes, patch))
     return {
-        "layers": len(kv),
-        "channels": _channels(list(kv.values())),
-        "kv_bytes": kv_bytes,
-        "rank": max((t.shape[1] for t in patch.values()), default=None),
+        "layers": len(layers),
+        "channels": _channels(layers),
+        "kv_bytes": size,
+        "rank": max(ranks, default=None),
         "patch_bytes": patch_bytes,
-        "percent_of_kv": 100.0 * patch_bytes / kv_bytes if patch and kv_bytes else None,
+        "percent_of_kv": 100.0 * patch_bytes / size if patch and size else None,
     }
 
 
 def _under(tensors: Mapping[str, torch.Tensor], prefix: str) -> Iterator[tuple[int, str, torch.Tensor]]:
     for name, tensor in tensors.items():
         if name.startswith(prefix):
-            layer, _, rest = name[len(prefix) :].partition("/")
-            yield int(layer), rest, tensor
+            block, _, rest = name[len(prefix) :].partition("/")
+            yield int(block), rest, tensor
 
 
 def _factors(layer: Mapping[str, Any]) -> dict[str, torch.Tensor]:

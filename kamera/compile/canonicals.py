@@ -99,5 +99,7 @@ class Canonicals:
 def _same(one: KV, other: KV) -> bool:
     """Equal in every bit."""
     return all(
-        torch.equal(a[name], b[name]) for a, b in zip(one, other, strict=True) for name in a.keys() | b.keys()
+        torch.equal(a[name], b[name])
+        for a, b in zip(one.parts, other.parts, strict=True)
+        for name in a.keys() | b.keys()
     )

@@ -17,7 +17,7 @@ import torch
 from kamera.content import Chunk, Content, Encoded, Seams, Spoken
 from kamera.engines.extent import Extent
 from kamera.engines.values import Answer, Named, PositionLimits, Probe, Work
-from kamera.ops import KV, CodedKV, Layout, Patch, kv_tokens
+from kamera.ops import KV, Layout, Patch, kv_tokens
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,7 +36,7 @@ class Span:
     @cached_property
     def length(self) -> int:
         """Tokens."""
-        return self.kv.tokens if isinstance(self.kv, CodedKV) else kv_tokens(self.kv)
+        return kv_tokens(self.kv)
 
     def same_source(self, other: Span) -> bool:
         """True if both are written from the same tensors."""
@@ -241,8 +241,12 @@ class Engine(Protocol):
 
     # -- running -------------------------------------------------------------------------------
 
-    def live(self) -> LiveKV:
-        """A live KV that shows nothing yet."""
+    def live(self, *, holds: bool = False) -> LiveKV:
+        """A live KV that shows nothing yet.
+
+        If it ``holds``, KV that is prefilled behind it may be kept in its memory alone, as long as it stands
+        there as the model computed it: for whoever goes on showing it.
+        """
         ...
 
     def place(self, kv: KV) -> KV:

@@ -1,6 +1,7 @@
 """The algebra of position-free KV: tensors in, tensors out. It imports only `kamera.errors`."""
 
 from kamera.ops.allocate import allocate, total_gain
+from kamera.ops.blocks import Blocks, Groups, blocks_map, check_groups, equal_groups
 from kamera.ops.budget import PatchBudget, Sized, layers_of
 from kamera.ops.compose import Composed, compose, terms_of, triples_of
 from kamera.ops.compress import compress
@@ -16,20 +17,46 @@ from kamera.ops.guarantee import (
     prefilled_behind,
     weakest,
 )
-from kamera.ops.kv import KV, LayerKV, kv_bytes, kv_concat, kv_distance, kv_map, kv_slice, kv_tokens
+from kamera.ops.kv import (
+    KV,
+    NO_KV,
+    LayerKV,
+    kv_bytes,
+    kv_concat,
+    kv_copy,
+    kv_distance,
+    kv_map,
+    kv_of,
+    kv_slice,
+    kv_tensors,
+    kv_tokens,
+    regrouped,
+)
 from kamera.ops.layout import (
+    CacheTensor,
     Channel,
     LayerLayout,
     Layout,
     attention_layout,
     check_kv,
+    layer_groups,
     mla_expanded_layout,
     mla_latent_layout,
     relocate_kv,
     rotated_bytes,
 )
 from kamera.ops.lists import flat_lists, name_order, whole_lists
-from kamera.ops.lowrank import Deltas, Factor, FactorSize, Formed, LowRank, Patch, floats, patch_bytes
+from kamera.ops.lowrank import (
+    Deltas,
+    Factor,
+    FactorSize,
+    Formed,
+    LowRank,
+    LowRanks,
+    Patch,
+    floats,
+    patch_bytes,
+)
 from kamera.ops.patch import (
     apply_patch,
     deficit,
@@ -49,7 +76,6 @@ from kamera.ops.quantize_kv import (
     KVCodec,
     Loss,
     code_kv,
-    kv_tensors,
 )
 from kamera.ops.readers import Metric, Readers
 from kamera.ops.rope import RopeSpec, relocate, uniform_offset
@@ -60,7 +86,10 @@ __all__ = [
     "GUARANTEES",
     "KV",
     "KV_CODECS",
+    "NO_KV",
     "Bits",
+    "Blocks",
+    "CacheTensor",
     "Channel",
     "CodedChannel",
     "CodedKV",
@@ -71,6 +100,7 @@ __all__ = [
     "FactorSize",
     "Formed",
     "Grid",
+    "Groups",
     "Guarantee",
     "KVCodec",
     "LayerKV",
@@ -78,6 +108,7 @@ __all__ = [
     "Layout",
     "Loss",
     "LowRank",
+    "LowRanks",
     "Metric",
     "Patch",
     "PatchBudget",
@@ -90,8 +121,10 @@ __all__ = [
     "apply_patch",
     "at_least",
     "attention_layout",
+    "blocks_map",
     "check_encoding",
     "check_finite",
+    "check_groups",
     "check_kv",
     "chunk_id",
     "code_kv",
@@ -100,6 +133,7 @@ __all__ = [
     "compress",
     "deficit",
     "digest",
+    "equal_groups",
     "factor",
     "flat_lists",
     "floats",
@@ -108,12 +142,15 @@ __all__ = [
     "kept_energy",
     "kv_bytes",
     "kv_concat",
+    "kv_copy",
     "kv_distance",
     "kv_error",
     "kv_map",
+    "kv_of",
     "kv_slice",
     "kv_tensors",
     "kv_tokens",
+    "layer_groups",
     "layers_of",
     "mean_deficit",
     "mla_expanded_layout",
@@ -124,6 +161,7 @@ __all__ = [
     "patch_of",
     "prefilled_behind",
     "quantize",
+    "regrouped",
     "relocate",
     "relocate_kv",
     "rotated_bytes",

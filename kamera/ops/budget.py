@@ -7,7 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
+import torch
+
 from kamera.errors import quote
+from kamera.ops.blocks import Blocks
 from kamera.ops.compress import compress
 from kamera.ops.factoring import kept_energy
 from kamera.ops.kv import KV, kv_bytes
@@ -56,10 +59,10 @@ class PatchBudget:
         self.check(len(layout))
         if self.layers is None:
             return self._formed(deltas, layout, canonical)
-        wanted = set(self.layers)
-        some = tuple(delta if i in wanted else {} for i, delta in enumerate(deltas))
-        spent = tuple(s if i in wanted else replace(s, channels=()) for i, s in enumerate(layout))
+        some = _only(deltas, set(self.layers))
+        spent = tuple(s if i in self.layers else replace(s, channels=()) for i, s in enumerate(layout))
         (patch, _), budget = self._formed(some, spent, canonical)
+        patch = patch.grouped(deltas.groups)
         return Sized(Formed(patch, kept_energy(deltas, patch)), budget)  # layers left out count as lost
 
     def check(self, depth: int) -> None:
@@ -102,18 +105,31 @@ class PatchBudget:
         return cls(max(1, int(info.get("asked_rank", rank))), info.get("asked_share"), layers)
 
     def _formed(self, deltas: Deltas, layout: Layout, canonical: KV) -> Sized:
-        dtype = next(t.dtype for layer in canonical for t in layer.values())
+        dtype = next(t.dtype for block in canonical.parts for t in block.values())
         if self.share is None:
             return Sized(patch_of(deltas, self.rank, dtype), self)
         plain = sum(
-            min(self.rank, *delta.shape) * sum(delta.shape) * dtype.itemsize
-            for layer in deltas
-            for delta in layer.values()
+            delta.shape[0] * min(self.rank, *delta.shape[1:]) * sum(delta.shape[1:]) * dtype.itemsize
+            for block in deltas.parts
+            for delta in block.values()
         )
         allowed = max(int(self.share * kv_bytes(canonical)), min(SMALL, plain))
         if plain <= allowed:
             return Sized(patch_of(deltas, self.rank, dtype), PatchBudget(self.rank, None, self.layers))
         return Sized(compress(deltas, layout, allowed, rank=self.rank), self)
+
+
+def _only(deltas: Deltas, wanted: set[int]) -> Deltas:
+    """The deficits of some layers; the others have no channels."""
+    parts: list[Mapping[str, torch.Tensor]] = []
+    groups: list[tuple[int, ...]] = []
+    for block, layers in zip(deltas.parts, deltas.groups, strict=True):
+        for inside in (True, False):
+            rows = [row for row, layer in enumerate(layers) if (layer in wanted) == inside]
+            if rows:
+                parts.append({name: x[rows] for name, x in block.items()} if inside else {})
+                groups.append(tuple(layers[row] for row in rows))
+    return Blocks(parts, tuple(groups))
 
 
 def layers_of(given: Sequence[int] | str | None) -> tuple[int, ...] | None:

@@ -23,7 +23,7 @@ from typing import Generic, NamedTuple, TypeVar
 import torch
 from einops import rearrange
 
-from kamera.ops.lowrank import Deltas, LowRank, Patch, floats
+from kamera.ops.lowrank import LowRank, Patch, floats
 
 Name = TypeVar("Name", str, int)
 
@@ -46,12 +46,13 @@ TINY = 1e-30
 class Composed(NamedTuple):
     """A deficit composed for one order, and how much its terms contradict each other.
 
-    ``doubt`` is the share of the terms' weighted energy that the composition does not keep: 0.0 where every
-    token takes one term or equal ones, towards 1.0 where it averages terms that cancel out. ``missed`` is the
-    share of a known deficit's energy that composition misses, None where none is known.
+    ``deltas`` is by layer, channel -> ``[tokens, features]``, of channels that a term names. ``doubt`` is the
+    share of the terms' weighted energy that the composition does not keep: 0.0 where every token takes one
+    term or equal ones, towards 1.0 where it averages terms that cancel out. ``missed`` is the share of a
+    known deficit's energy that composition misses, None where none is known.
     """
 
-    deltas: Deltas
+    deltas: Sequence[Mapping[str, torch.Tensor]]
     doubt: float
     missed: float | None = None
 
@@ -92,11 +93,14 @@ def compose(
     if missing := [term for term in wanted if term not in terms]:
         raise ValueError(f"no patch behind {missing[0]}: {len(missing)} of {len(wanted)} terms are missing")
     wanted += dict.fromkeys(term for names in orders for term in triples_of(names) if term in terms)
+    groups = next(iter(terms.values())).groups
+    layers = {term: terms[term].grouped(groups).layers for term in wanted}
+    there_known = None if known is None else known[1].grouped(groups).layers
     deltas: list[dict[str, torch.Tensor]] = []
     kept = said = missed = truth = 0.0
-    for number in range(len(next(iter(terms.values())).layers)):
-        held = {term: terms[term].layers[number] for term in wanted}
-        layer = _Layer(held | ({} if known is None else {(): known[1].layers[number]}))
+    for number in range(sum(map(len, groups))):
+        held = {term: found[number] for term, found in layers.items()}
+        layer = _Layer(held | ({} if there_known is None else {(): there_known[number]}))
         if not layer.widths:
             deltas.append({})
             continue
@@ -111,7 +115,7 @@ def compose(
             value = _made_up(value, there, whole)
         deltas.append(value)
     doubt = max(0.0, 1.0 - kept / said) if said else 0.0
-    return Composed(tuple(deltas), doubt, None if known is None else missed / truth if truth else 0.0)
+    return Composed(deltas, doubt, None if known is None else missed / truth if truth else 0.0)
 
 
 def readings(

@@ -14,8 +14,9 @@ import torch
 from einops import rearrange
 
 from kamera.ops.allocate import allocate
+from kamera.ops.blocks import Groups
 from kamera.ops.factoring import energies, kept_energy, residuals, share_kept, stacks
-from kamera.ops.layout import Layout
+from kamera.ops.layout import Layout, check_layers
 from kamera.ops.lowrank import Deltas, Factor, Formed, LowRank, Patch
 from kamera.ops.quantize import Bits, Codes, coded_bytes, encode
 from kamera.ops.readers import Metric, Readers
@@ -61,12 +62,14 @@ def compress(
         raise ValueError(f"deficits of {len(deltas)} layers, layout of {len(layout)}")
     if readers is not None:
         readers.check(layout)
-    channels = [
-        {c.name: delta[c.name] for c in spec.channels} for delta, spec in zip(deltas, layout, strict=True)
-    ]
+    check_layers(deltas.groups, layout)
+    for block, layers in zip(deltas.parts, deltas.groups, strict=True):
+        if missing := [c.name for c in layout[layers[0]].channels if c.name not in block]:
+            raise ValueError(f"layer {layers[0]} has no deficit of channel {missing[0]}")
     choices: tuple[Bits | None, ...] = tuple(widths) or (None,)
     candidates: dict[Bits | None, dict[Key, _Candidates]] = {bits: {} for bits in choices}
-    for keys, x in stacks(channels):
+    for _, name, layers, x in stacks(deltas):
+        keys = [(i, name) for i in layers]
         metrics = [None if readers is None else readers.metric(i, name) for i, name in keys]
         cheapest = min(_cost(x.shape[1:], bits, dtype) for bits in choices)
         kept = 2 * (budget // max(1, cheapest))
@@ -78,9 +81,9 @@ def compress(
         bits: sum(candidates[bits][key].residual[k] for key, k in ranks[bits].items()) for bits in choices
     }
     best = min(choices, key=lambda bits: lost[bits])
-    patch = _patch(candidates[best], ranks[best], len(layout))
+    patch = _patch(candidates[best], ranks[best], deltas.groups)
     if readers is not None:
-        return Formed(patch, kept_energy(channels, patch))
+        return Formed(patch, kept_energy(deltas, patch))
     return Formed(patch, share_kept(sum(c.residual[0] for c in candidates[best].values()), lost[best]))
 
 
@@ -151,12 +154,12 @@ def _allot(candidates: Mapping[Key, _Candidates], budget: int, group: int) -> di
     return {key: min(group * count, candidates[key].most) for key, count in groups.items()}
 
 
-def _patch(candidates: Mapping[Key, _Candidates], ranks: Mapping[Key, int], layers: int) -> Patch:
-    out: list[dict[str, LowRank]] = [{} for _ in range(layers)]
+def _patch(candidates: Mapping[Key, _Candidates], ranks: Mapping[Key, int], groups: Groups) -> Patch:
+    out: list[dict[str, LowRank]] = [{} for group in groups for _ in group]
     for (i, name), rank in ranks.items():
         if rank:
             out[i][name] = candidates[i, name].first(rank)
-    return Patch(tuple(out))
+    return Patch.of(out, groups)
 
 
 def _group(bits: Bits | None) -> int:

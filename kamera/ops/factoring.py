@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import torch
 
-from kamera.ops.lowrank import Deltas, LowRank, Patch, floats
+from kamera.ops.lowrank import Deltas, LowRank, Patch
 from kamera.ops.readers import Metric
 from kamera.ops.spectrum import strongest
 
@@ -16,24 +16,22 @@ STACK_BYTES = 64 * 1024**2
 
 
 class Stack(NamedTuple):
-    """Channels of one shape: ``keys`` (layer, channel), and their deficits ``[n, tokens, features]``."""
+    """Some layers of one channel: the block's ``group``, the ``channel``, the decoder ``layers``, and their
+    deficits ``[layers, tokens, features]``."""
 
-    keys: list[tuple[int, str]]
+    group: int
+    channel: str
+    layers: tuple[int, ...]
     x: torch.Tensor
 
 
 def stacks(deltas: Deltas) -> Iterator[Stack]:
-    """All deficits in stacks of one shape, dtype and device. Lazy: one copy at a time."""
-    alike: dict[tuple[object, ...], list[tuple[int, str]]] = {}
-    for i, layer in enumerate(deltas):
-        for name, delta in layer.items():
-            alike.setdefault((delta.shape, delta.dtype, delta.device), []).append((i, name))
-    for keys in alike.values():
-        i, name = keys[0]
-        most = max(1, STACK_BYTES // max(1, deltas[i][name].nbytes))
-        for start in range(0, len(keys), most):
-            some = keys[start : start + most]
-            yield Stack(some, torch.stack([deltas[i][name] for i, name in some]))
+    """All deficits, at most `STACK_BYTES` at a time."""
+    for group, (block, layers) in enumerate(zip(deltas.parts, deltas.groups, strict=True)):
+        for name, delta in block.items():
+            most = max(1, STACK_BYTES * len(layers) // max(1, delta.nbytes))
+            for start in range(0, len(layers), most):
+                yield Stack(group, name, layers[start : start + most], delta[start : start + most])
 
 
 def factor(delta: torch.Tensor, rank: int | None = None, metric: Metric | None = None) -> LowRank:
@@ -57,20 +55,17 @@ def factor(delta: torch.Tensor, rank: int | None = None, metric: Metric | None =
 
 def kept_energy(deltas: Deltas, patch: Patch) -> float:
     """Share of the deficit's energy that the patch keeps: 1 − ‖Δ − patch‖² / ‖Δ‖², at least 0."""
-    if len(deltas) != len(patch.layers):
-        raise ValueError(f"deficits of {len(deltas)} layers, patch of {len(patch.layers)}")
+    if len(deltas) != len(patch.blocks):
+        raise ValueError(f"deficits of {len(deltas)} layers, patch of {len(patch.blocks)}")
     total = lost = 0.0
-    for keys, x in stacks(deltas):
-        held = [patch.layers[i].get(name) for i, name in keys]
-        most = max((low.rank for low in held if low is not None), default=0)
-        left, right = x.new_zeros(*x.shape[:2], most), x.new_zeros(x.shape[0], x.shape[2], most)
-        for n, low in enumerate(held):
-            if low is not None:
-                left[n, :, : low.rank] = floats(low.left).to(x)
-                right[n, :, : low.rank] = floats(low.right).to(x)
-        residual = residuals(x, left, right)
-        total += float(residual[:, 0].sum())
-        lost += float(residual[:, -1].sum())
+    held = patch.grouped(deltas.groups).blocks
+    for block, factors in zip(deltas.parts, held.parts, strict=True):
+        for name, x in block.items():
+            low = factors.get(name)
+            both = (x[:, :, :0], x[:, :0].mT) if low is None else low.padded()
+            residual = residuals(x, both[0].to(x), both[1].to(x))
+            total += float(residual[:, 0].sum())
+            lost += float(residual[:, -1].sum())
     return share_kept(total, lost)
 
 

@@ -27,7 +27,7 @@ def all_finite(tensors: Iterable[torch.Tensor]) -> bool:
 
 def check_finite(kv: KV) -> None:
     """Raise NonFiniteKV for KV of a forward, naming the first layer, channel and token."""
-    if all_finite(tensor for layer in kv for tensor in layer.values()):
+    if all_finite([tensor for block in kv.parts for tensor in block.values()]):
         return
     for i, layer in enumerate(kv):
         for name, tensor in layer.items():

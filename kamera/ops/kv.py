@@ -1,49 +1,95 @@
-"""The KV of a span of tokens, outside any cache: layers of named channels."""
+"""The KV of a span of tokens, outside any cache: blocks of named channels."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import torch
+
+from kamera.ops.blocks import Blocks, Groups, blocks_map, equal_groups
 
 LayerKV = Mapping[str, torch.Tensor]
 """One layer: channel name -> ``[heads, tokens, dim]``."""
 
-KV = Sequence[LayerKV]
-"""All layers, in decoder order. A layer without KV of its own is an empty mapping."""
+KV = Blocks[torch.Tensor]
+"""All layers: channel -> ``[layers, heads, tokens, dim]`` for each group of equal layers."""
+
+NO_KV: KV = Blocks((), ())
+"""The KV of no layer."""
+
+
+def kv_of(layers: Sequence[LayerKV], groups: Groups | None = None) -> KV:
+    """Blocks of layers in decoder order, which are copied.
+
+    ``groups`` defaults to layers of the same channels, shapes, dtypes and devices. Raises ValueError for
+    groups of layers that differ.
+    """
+    if groups is None:
+        groups = equal_groups(
+            [[(n, t.shape, t.dtype, t.device) for n, t in layer.items()] for layer in layers]
+        )
+    parts: list[LayerKV] = []
+    for group in groups:
+        first = layers[group[0]]
+        if any(layers[i].keys() != first.keys() for i in group):
+            raise ValueError(f"layers {list(group)} do not have the same channels: they are no block")
+        parts.append({name: torch.stack([layers[i][name] for i in group]) for name in first})
+    return Blocks(parts, groups)
+
+
+def regrouped(kv: KV, groups: Groups) -> KV:
+    """``kv`` in other groups: itself if they are its own, else a copy."""
+    return kv if kv.groups == groups else kv_of(list(kv), groups)
+
+
+def kv_tensors(kv: KV) -> Iterator[torch.Tensor]:
+    """The tensors that a KV keeps in memory: its blocks, or their codes; nothing that stands elsewhere."""
+    return kv.held()
 
 
 def kv_tokens(kv: KV) -> int:
     """Number of tokens of the span (0 if no layer holds KV)."""
-    for layer in kv:
-        for tensor in layer.values():
-            return tensor.shape[1]
+    told: int | None = getattr(kv, "tokens", None)  # one whose parts are made at each read
+    if told is not None:
+        return told
+    for block in kv.parts:
+        for tensor in block.values():
+            return tensor.shape[2]
     return 0
 
 
 def kv_bytes(kv: KV) -> int:
     """Bytes of all channels of all layers."""
-    return sum(t.numel() * t.element_size() for layer in kv for t in layer.values())
+    return sum([t.nbytes for block in kv.parts for t in block.values()])
 
 
-def kv_map(kv: KV, function: Callable[[torch.Tensor], torch.Tensor]) -> tuple[LayerKV, ...]:
-    """Apply ``function`` to every channel tensor and keep the structure."""
-    return tuple({name: function(t) for name, t in layer.items()} for layer in kv)
+def kv_map(kv: KV, function: Callable[[torch.Tensor], torch.Tensor]) -> KV:
+    """Apply ``function`` to every block ``[layers, heads, tokens, dim]`` and keep the structure."""
+    return blocks_map(kv, function)
 
 
-def kv_slice(kv: KV, start: int, stop: int) -> tuple[LayerKV, ...]:
+def kv_slice(kv: KV, start: int, stop: int) -> KV:
     """Views of the tokens ``start:stop``."""
-    return kv_map(kv, lambda t: t[:, start:stop])
+    return Blocks([{n: t[:, :, start:stop] for n, t in block.items()} for block in kv.parts], kv.groups)
 
 
-def kv_concat(spans: Sequence[KV]) -> tuple[LayerKV, ...]:
+def kv_copy(kv: KV) -> KV:
+    """A copy that shares no memory with ``kv`` and has no gradient."""
+    return Blocks([{n: t.detach().clone() for n, t in block.items()} for block in kv.parts], kv.groups)
+
+
+def kv_concat(spans: Sequence[KV]) -> KV:
     """Join spans of the same layout along the token axis (copies)."""
     if not spans:
         raise ValueError("kv_concat needs at least one span, got none")
-    first = spans[0]
-    return tuple(
-        {name: torch.cat([span[i][name] for span in spans], dim=1) for name in first[i]}
-        for i in range(len(first))
+    groups = spans[0].groups
+    spans = [regrouped(span, groups) for span in spans]
+    return Blocks(
+        [
+            {n: torch.cat([span.parts[g][n] for span in spans], dim=2) for n in spans[0].parts[g]}
+            for g in range(len(groups))
+        ],
+        groups,
     )
 
 
@@ -53,9 +99,12 @@ def kv_distance(kv: KV, reference: KV) -> float:
     NaN if any of them is; 0.0 for spans without tokens.
     """
     worst = 0.0
-    for layer, wanted in zip(kv, reference, strict=True):
+    for block, wanted in zip(regrouped(kv, reference.groups).parts, reference.parts, strict=True):
         for name, want in wanted.items():
             true = want.double()
-            apart = float((layer[name].double() - true).norm() / true.norm().clamp_min(1e-30))
+            lost, whole = (
+                torch.linalg.vector_norm(x, dim=(1, 2, 3)) for x in (block[name].double() - true, true)
+            )
+            apart = float((lost / whole.clamp_min(1e-30)).max())
             worst = apart if not apart <= worst else worst
     return worst

@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from kamera.ops.kv import KV, LayerKV
+from kamera.ops.blocks import Blocks, Groups, equal_groups
+from kamera.ops.kv import KV
 from kamera.ops.rope import RopeSpec, relocate
 
 Family = Literal["MHA", "GQA", "MQA", "MLA", "MLA_EXPANDED", "NONE"]
@@ -96,43 +97,64 @@ def mla_expanded_layout(heads: int, nope_dim: int, value_dim: int, rope: RopeSpe
     )
 
 
-def relocate_kv(kv: KV, layout: Layout, offset: Sequence[int]) -> tuple[LayerKV, ...]:
+def layer_groups(layout: Layout, kinds: Sequence[object] | None = None) -> Groups:
+    """The groups of layers that make a block: those of equal channels, and of equal ``kinds`` if given."""
+    apart = kinds or [None] * len(layout)
+    return equal_groups([(spec.channels, kind) for spec, kind in zip(layout, apart, strict=True)])
+
+
+def relocate_kv(kv: KV, layout: Layout, offset: Sequence[int]) -> KV:
     """Move a span by ``offset`` positions per axis. Free channels are shared with the input."""
     check_kv(kv, layout)
-    return tuple(
-        {
-            c.name: layer[c.name]
-            if c.rope is None
-            else relocate(layer[c.name], c.rope, offset, rotary_start=c.rotary_start)
-            for c in spec.channels
-        }
-        for layer, spec in zip(kv, layout, strict=True)
+    return Blocks(
+        [
+            {
+                c.name: block[c.name]
+                if c.rope is None
+                else relocate(block[c.name], c.rope, offset, rotary_start=c.rotary_start)
+                for c in layout[layers[0]].channels
+            }
+            for block, layers in zip(kv.parts, kv.groups, strict=True)
+        ],
+        kv.groups,
     )
 
 
 def rotated_bytes(kv: KV, layout: Layout) -> int:
     """Bytes that a relocation of ``kv`` writes: those of its phased channels."""
     return sum(
-        layer[c.name].numel() * layer[c.name].element_size()
-        for layer, spec in zip(kv, layout, strict=True)
-        for c in spec.channels
+        block[c.name].nbytes
+        for block, layers in zip(kv.parts, kv.groups, strict=True)
+        for c in layout[layers[0]].channels
         if c.rope is not None
     )
 
 
 def check_kv(kv: KV, layout: Layout) -> None:
     """Raise ValueError unless ``kv`` has exactly the layers and channels of ``layout``."""
-    if len(kv) != len(layout):
-        raise ValueError(f"KV of {len(kv)} layers does not fit a layout of {len(layout)}")
+    check_layers(kv.groups, layout)
     tokens = None
-    for i, (layer, spec) in enumerate(zip(kv, layout, strict=True)):
-        names = {c.name for c in spec.channels}
-        if set(layer) != names:
-            raise ValueError(f"layer {i} has channels {sorted(layer)}, expected {sorted(names)}")
-        for c in spec.channels:
-            shape = tuple(layer[c.name].shape)
-            tokens = shape[1] if tokens is None and len(shape) == 3 else tokens
-            if shape != (c.heads, tokens, c.dim):
+    for block, layers in zip(kv.parts, kv.groups, strict=True):
+        channels = layout[layers[0]].channels
+        names = {c.name for c in channels}
+        if block.keys() != names:
+            raise ValueError(f"layer {layers[0]} has channels {sorted(block)}, expected {sorted(names)}")
+        for c in channels:
+            shape = tuple(block[c.name].shape)
+            tokens = shape[2] if tokens is None and len(shape) == 4 else tokens
+            if shape != (len(layers), c.heads, tokens, c.dim):
                 raise ValueError(
-                    f"layer {i} channel {c.name}: shape {shape}, expected ({c.heads}, {tokens}, {c.dim})"
+                    f"layer {layers[0]} channel {c.name}: shape {shape[1:]}, "
+                    f"expected ({c.heads}, {tokens}, {c.dim})"
                 )
+
+
+def check_layers(groups: Groups, layout: Layout) -> None:
+    """Raise ValueError unless ``groups`` are all layers of ``layout``, each with layers of equal channels."""
+    held = sum([len(layers) for layers in groups])
+    if held != len(layout):
+        raise ValueError(f"KV of {held} layers does not fit a layout of {len(layout)}")
+    for layers in groups:
+        first = layout[layers[0]].channels
+        if [layout[layer].channels for layer in layers].count(first) != len(layers):
+            raise ValueError(f"layers {list(layers)} of the layout are not equal: they are no block")

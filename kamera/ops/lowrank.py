@@ -1,4 +1,8 @@
-"""Low-rank factors of a deficit, in floats or in codes, and patches of them."""
+"""Low-rank factors of a deficit, in floats or in codes, and patches of them.
+
+The directions of all layers of a channel stand side by side in one pair of matrices, so that a patch is a few
+tensors, whatever the model's depth.
+"""
 
 from __future__ import annotations
 
@@ -9,13 +13,14 @@ from typing import NamedTuple
 
 import torch
 
-from kamera.ops.quantize import Bits, Codes, quantize
+from kamera.ops.blocks import Blocks, Groups, blocks_map
+from kamera.ops.quantize import Bits, Codes, encode, quantize
 
 Factor = torch.Tensor | Codes
 """One factor: floats ``[rows, m]``, or codes of such a matrix."""
 
-Deltas = Sequence[Mapping[str, torch.Tensor]]
-"""A deficit: per layer, channel -> ``[tokens, features]``."""
+Deltas = Blocks[torch.Tensor]
+"""A deficit: channel -> ``[layers, tokens, features]`` for each group of equal layers."""
 
 _NOISE = 1e-10  # directions weaker than this share of the strongest one are rounding, not signal
 
@@ -110,60 +115,197 @@ class LowRank:
 
 
 @dataclass(frozen=True, eq=False)
+class LowRanks:
+    """Factors of one channel of several layers: ``left`` ``[tokens, m]`` and ``right`` ``[features, m]``.
+
+    The n-th layer has ``ranks[n]`` columns, from ``starts[n]`` on; an item is its `LowRank`, a view. In
+    codes of 4 bits a column of zeros follows an odd number, since two columns share their bytes.
+    """
+
+    left: Factor
+    right: Factor
+    ranks: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        if not all(type(rank) is int and rank >= 0 for rank in self.ranks):
+            raise ValueError(f"ranks {self.ranks} of factors are no whole numbers")
+        if {self.left.shape[1], self.right.shape[1]} != {self.starts[-1]}:
+            raise ValueError(
+                f"ranks {self.ranks} do not fit factors of {self.left.shape[1]} and {self.right.shape[1]} "
+                "columns"
+            )
+
+    @cached_property
+    def starts(self) -> tuple[int, ...]:
+        """The first column of each layer, and the number of all columns."""
+        pairs, at, found = _in_pairs(self.left) or _in_pairs(self.right), 0, [0]
+        for rank in self.ranks:
+            at += rank + (rank & 1 if pairs else 0)
+            found.append(at)
+        return tuple(found)
+
+    @classmethod
+    def of(cls, layers: Sequence[LowRank | None]) -> LowRanks | None:
+        """The factors of layers, side by side (copies); None if none has any. Mixed forms become floats."""
+        held = [low for low in layers if low is not None and low.rank]
+        if not held:
+            return None
+        kinds = {
+            (type(x), x.bits if isinstance(x, Codes) else 0) for low in held for x in (low.left, low.right)
+        }
+        sides = [[low.left for low in held], [low.right for low in held]]
+        if len(kinds) > 1:
+            sides = [[floats(x) for x in side] for side in sides]
+        left, right = map(_beside, sides)
+        return cls(left, right, tuple(0 if low is None else low.rank for low in layers))
+
+    def __getitem__(self, layer: int) -> LowRank:
+        start, rank = self.starts[:-1][layer], self.ranks[layer]
+        return LowRank(_columns(self.left, start, rank), _columns(self.right, start, rank))
+
+    @property
+    def rank(self) -> int:
+        """The largest rank of a layer."""
+        return max(self.ranks, default=0)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of both factors, scales of codes included."""
+        return self.left.nbytes + self.right.nbytes
+
+    def truncate(self, rank: int) -> LowRanks | None:
+        """The ``rank`` strongest directions of each layer; itself if it has no more, None if that is none."""
+        if rank < 0:
+            raise ValueError(f"rank {rank} is negative")
+        if self.rank <= rank:
+            return self
+        return LowRanks.of([self[n].truncate(rank) for n in range(len(self.ranks))])
+
+    def quantize(self, bits: Bits = 8) -> LowRanks:
+        """Both factors as codes of ``bits`` bits, one scale per column."""
+        sides = [_spaced(floats(side), self, bits == 4) for side in (self.left, self.right)]
+        left, right = (encode(side, bits) for side in sides)
+        return LowRanks(left, right, self.ranks)
+
+    def padded(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Both factors in floats by layer, ``[layers, rows, rank]``: zeros beyond a layer's own rank."""
+        starts, ranks = torch.tensor(self.starts[:-1]), torch.tensor(self.ranks)
+        steps = torch.arange(self.rank)
+        held = steps < ranks[:, None]
+        at = torch.where(held, starts[:, None] + steps, 0).flatten()
+
+        def by_layer(side: torch.Tensor) -> torch.Tensor:
+            some = side[:, at.to(side.device)].unflatten(1, held.shape) * held.to(side.device)
+            return some.transpose(0, 1)
+
+        return by_layer(floats(self.left)), by_layer(floats(self.right))
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """As `LowRank.tensors`."""
+        return LowRank(self.left, self.right).tensors()
+
+    @classmethod
+    def from_tensors(cls, tensors: Mapping[str, torch.Tensor], ranks: Sequence[int]) -> LowRanks:
+        """The factors from the `tensors` of another; `KeyError` names a missing one."""
+        both = LowRank.from_tensors(tensors)
+        return cls(both.left, both.right, tuple(ranks))
+
+
+@dataclass(frozen=True, eq=False)
 class Patch:
     """Low-rank factors for every layer and channel of one chunk behind given antecedents.
 
     A channel that is not named is not corrected (layer 0 never needs it: no attention precedes it).
     """
 
-    layers: tuple[Mapping[str, LowRank], ...]
+    blocks: Blocks[LowRanks]
+
+    @classmethod
+    def of(cls, layers: Sequence[Mapping[str, LowRank]], groups: Groups | None = None) -> Patch:
+        """The patch of layers in decoder order, in ``groups`` (by default each layer apart)."""
+        groups = tuple((i,) for i in range(len(layers))) if groups is None else groups
+        parts = []
+        for group in groups:
+            names = dict.fromkeys(name for i in group for name in layers[i])
+            made = {name: LowRanks.of([layers[i].get(name) for i in group]) for name in names}
+            parts.append({name: factors for name, factors in made.items() if factors is not None})
+        return cls(Blocks(parts, groups))
+
+    @property
+    def groups(self) -> Groups:
+        """The decoder layers of each block."""
+        return self.blocks.groups
+
+    def grouped(self, groups: Groups) -> Patch:
+        """The patch in other groups: itself if they are its own."""
+        return self if self.groups == groups else Patch.of(self.layers, groups)
+
+    @cached_property
+    def layers(self) -> tuple[Mapping[str, LowRank], ...]:
+        """Channel -> factors of each layer, views; what is not corrected is not named."""
+        found: dict[int, dict[str, LowRank]] = {}
+        for block, layers in zip(self.blocks.parts, self.groups, strict=True):
+            for row, layer in enumerate(layers):
+                found[layer] = {name: low[row] for name, low in block.items() if low.ranks[row]}
+        return tuple(found[layer] for layer in range(len(found)))
 
     @cached_property
     def rank(self) -> int:
         """The largest rank of any channel."""
-        return max((f.rank for layer in self.layers for f in layer.values()), default=0)
+        return max([low.rank for block in self.blocks.parts for low in block.values()], default=0)
 
     @property
     def num_tokens(self) -> int | None:
         """Tokens of the chunk it corrects, or None if it corrects nothing."""
-        for layer in self.layers:
-            for factors in layer.values():
-                return factors.left.shape[0]
+        for block in self.blocks.parts:
+            for low in block.values():
+                return low.left.shape[0]
         return None
 
-    @property
+    @cached_property
     def nbytes(self) -> int:
         """Bytes of all factors."""
-        return sum(f.nbytes for layer in self.layers for f in layer.values())
+        return sum([low.nbytes for block in self.blocks.parts for low in block.values()])
 
     @cached_property
     def sizes(self) -> tuple[FactorSize, ...]:
         """The sizes of its factors, those of one rank and form together: what `patch_bytes` takes."""
         rows: dict[tuple[int, int], list[int]] = {}
-        for factors in (f for layer in self.layers for f in layer.values()):
+        for factors in (low for block in self.blocks.parts for low in block.values()):
             for side in (factors.left, factors.right):
-                bits = side.bits if isinstance(side, Codes) else 8 * side.element_size()
-                rows.setdefault((factors.rank, bits), []).append(side.shape[0])
+                bits, length = (
+                    side.bits if isinstance(side, Codes) else 8 * side.element_size(),
+                    side.shape[0],
+                )
+                for rank in factors.ranks:
+                    if rank:
+                        rows.setdefault((rank, bits), []).append(length)
         return tuple(FactorSize(*form, sum(n), len(n)) for form, n in sorted(rows.items()))
 
     def truncate(self, rank: int) -> Patch:
         """Keep the ``rank`` strongest directions of every channel; rank 0 corrects nothing."""
-        return self._map(lambda f: f.truncate(rank))
+        if 0 <= self.rank <= rank:
+            return self
+        return self._map(lambda low: low.truncate(rank))
 
     def rerank(self, rank: int | None = None) -> Patch:
         """`LowRank.rerank` on every channel."""
-        return self._map(lambda f: f.rerank(rank))
+        again = [{name: factors.rerank(rank) for name, factors in layer.items()} for layer in self.layers]
+        return Patch.of(again, self.groups)
 
     def quantize(self, bits: Bits = 8) -> Patch:
-        """`LowRank.quantize` on every channel."""
-        return self._map(lambda f: f.quantize(bits))
+        """`LowRanks.quantize` on every channel."""
+        return self._map(lambda low: low.quantize(bits))
 
-    def _map(self, function: Callable[[LowRank], LowRank]) -> Patch:
-        layers = []
-        for layer in self.layers:
-            mapped = {name: function(f) for name, f in layer.items()}
-            layers.append({name: f for name, f in mapped.items() if f.rank})
-        return Patch(tuple(layers))
+    def tensors(self) -> list[torch.Tensor]:
+        """The tensors that hold it."""
+        return [t for block in self.blocks.parts for low in block.values() for t in low.tensors().values()]
+
+    def _map(self, function: Callable[[LowRanks], LowRanks | None]) -> Patch:
+        mapped = blocks_map(self.blocks, function)
+        return Patch(
+            Blocks([{n: x for n, x in b.items() if x is not None} for b in mapped.parts], mapped.groups)
+        )
 
 
 class FactorSize(NamedTuple):
@@ -181,7 +323,8 @@ def patch_bytes(sizes: Sequence[FactorSize], rank: int) -> int:
     for size in sizes:
         kept = min(size.rank, rank)
         total += size.rows * -(-kept * size.bits // 8)
-        total += 4 * kept * size.factors if size.bits <= 8 else 0  # scales
+        scales = kept + (kept & 1 if size.bits == 4 else 0)  # two columns of 4 bits share their bytes
+        total += 4 * scales * size.factors if size.bits <= 8 else 0
     return total
 
 
@@ -207,3 +350,34 @@ def _significant(s: torch.Tensor, rank: int | None) -> int:
 
 def _prefix(factor: Factor, rank: int) -> Factor:
     return factor.truncate(rank) if isinstance(factor, Codes) else factor[:, :rank]
+
+
+def _in_pairs(factor: Factor) -> bool:
+    return isinstance(factor, Codes) and factor.bits == 4
+
+
+def _columns(factor: Factor, start: int, count: int) -> Factor:
+    if not isinstance(factor, Codes):
+        return factor[:, start : start + count]
+    step = 2 if factor.bits == 4 else 1
+    codes = factor.codes[:, start // step : -(-(start + count) // step)]
+    return Codes(codes, factor.scales[start : start + count])
+
+
+def _beside(sides: Sequence[Factor]) -> Factor:
+    """Factors of one form side by side; of 4 bits each with an even number of columns."""
+    codes = [side for side in sides if isinstance(side, Codes)]
+    if not codes:
+        return torch.cat([side for side in sides if isinstance(side, torch.Tensor)], dim=1)
+    even = codes[0].bits == 4
+    scales = [torch.nn.functional.pad(c.scales, (0, c.shape[1] % 2 if even else 0)) for c in codes]
+    return Codes(torch.cat([c.codes for c in codes], dim=1), torch.cat(scales))
+
+
+def _spaced(side: torch.Tensor, of: LowRanks, even: bool) -> torch.Tensor:
+    """The columns ``[rows, m]`` of all layers; ``even``: a column of zeros behind each odd number of them."""
+    parts = []
+    for start, rank in zip(of.starts, of.ranks, strict=False):
+        part = side[:, start : start + rank]
+        parts.append(torch.nn.functional.pad(part, (0, rank % 2)) if even else part)
+    return torch.cat(parts, dim=1) if parts else side

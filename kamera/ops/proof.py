@@ -150,25 +150,28 @@ def kv_error(true: KV, served: KV, deltas: Deltas) -> float:
     a patch has 1.0 or more. A NaN is the worst of errors.
     """
     largest = 0.0
-    for want, got, delta in zip(true, served, deltas, strict=True):
+    for want, got, delta in zip(true.parts, served.parts, deltas.parts, strict=True):
         for name, tensor in want.items():
             x, y = _rows(tensor), _rows(got[name])
-            spread = _rms(x - x.mean(0))
-            unit = max(_rms(delta[name]), _FLOOR * spread)
-            error = float((y - x).norm(dim=1).max()) if len(x) else 0.0
-            if not math.isfinite(error):
+            if not x.shape[1]:
+                continue
+            spread = _rms(x - x.mean(1, keepdim=True))
+            unit = torch.maximum(_rms(delta[name].float()), _FLOOR * spread)
+            error = (y - x).norm(dim=2).amax(1).double()
+            if not bool(error.isfinite().all()):
                 return _WORST
-            largest = max(largest, error / unit if unit else _WORST if error else 0.0)
+            wrong = torch.where(error > 0, _WORST, 0.0)
+            largest = max(largest, float(torch.where(unit > 0, error / unit, wrong).max()))
     return largest
 
 
 def _rows(x: torch.Tensor) -> torch.Tensor:
-    return rearrange(x, "heads tokens dim -> tokens (heads dim)").float()
+    return rearrange(x, "layers heads tokens dim -> layers tokens (heads dim)").float()
 
 
-def _rms(rows: torch.Tensor) -> float:
-    """Root mean square of the norms of rows ``[tokens, features]``."""
-    return float(rows.float().square().sum(1).mean().sqrt()) if len(rows) else 0.0
+def _rms(rows: torch.Tensor) -> torch.Tensor:
+    """Root mean square of the norms of rows ``[layers, tokens, features]``, by layer; float64."""
+    return rows.square().sum(2).mean(1).sqrt().double()
 
 
 def _parts(logits: torch.Tensor) -> Sequence[torch.Tensor]:

@@ -10,12 +10,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, get_args, overload
+from typing import Any, Literal, get_args
 
 import torch
 from einops import rearrange
 
-from kamera.ops.kv import KV, LayerKV
+from kamera.ops.blocks import Blocks, Groups
+from kamera.ops.kv import KV
 
 KVCodec = Literal["int8", "int4"]
 KV_CODECS: tuple[KVCodec, ...] = get_args(KVCodec)
@@ -23,7 +24,7 @@ KV_CODECS: tuple[KVCodec, ...] = get_args(KVCodec)
 Axis = Literal["tokens", "features"]
 """Axis of a group: the tokens of a channel, or the features of a token (of one head)."""
 
-_DIM: dict[Axis, int] = {"tokens": 1, "features": 2}
+_DIM: dict[Axis, int] = {"tokens": -2, "features": -1}
 _LARGEST = torch.finfo(torch.float32).max / 4  # beyond it, code times step could overflow
 
 
@@ -61,12 +62,12 @@ def axis_of(channel: str) -> Axis:
 
 @dataclass(frozen=True, eq=False)
 class CodedChannel:
-    """One channel ``[heads, tokens, dim]``: value = code · step + low, all of its group.
+    """One channel ``[…, heads, tokens, dim]``: value = code · step + low, all of its group.
 
-    ``codes`` is uint8 ``[heads, tokens, dim]``, or ``[heads, ⌈tokens / 2⌉, dim]`` for 4 bits: token
+    ``codes`` is uint8 ``[…, heads, tokens, dim]``, or ``[…, heads, ⌈tokens / 2⌉, dim]`` for 4 bits: token
     ``2t`` in the low half of a byte, ``2t + 1`` in the high half. ``steps`` and ``lows`` have the dtype
-    of the values and their shape, except that ``axis`` has one entry per group. Raises ValueError for
-    other dtypes and shapes.
+    of the values and their shape, except that ``axis`` has one entry per group. A block has its layers in
+    front; an item of it is one layer. Raises ValueError for other dtypes and shapes.
     """
 
     codes: torch.Tensor
@@ -81,7 +82,7 @@ class CodedChannel:
             raise ValueError(f"axis {self.axis!r} is none of {', '.join(_DIM)}")
         held = self.tokens if self.grid.bits == 8 else -(-self.tokens // 2)
         codes = self.codes
-        if codes.dtype != torch.uint8 or codes.dim() != 3 or codes.shape[1] != held:
+        if codes.dtype != torch.uint8 or codes.dim() < 3 or codes.shape[-2] != held:
             raise ValueError(
                 f"{self.grid.bits}-bit codes of {self.tokens} tokens must be uint8 [heads, {held}, dim], "
                 f"got {codes.dtype} {tuple(codes.shape)}"
@@ -95,9 +96,13 @@ class CodedChannel:
             raise ValueError(f"steps of {self.steps.dtype} with lows of {self.lows.dtype}")
 
     @property
-    def shape(self) -> tuple[int, int, int]:
-        """(heads, tokens, dim) of the decoded channel."""
-        return self.codes.shape[0], self.tokens, self.codes.shape[2]
+    def shape(self) -> tuple[int, ...]:
+        """(…, heads, tokens, dim) of the decoded channel."""
+        return (*self.codes.shape[:-2], self.tokens, self.codes.shape[-1])
+
+    def __getitem__(self, layer: int) -> CodedChannel:
+        codes, steps, lows = self.codes[layer], self.steps[layer], self.lows[layer]
+        return CodedChannel(codes, steps, lows, self.tokens, self.axis, self.grid)
 
     @property
     def nbytes(self) -> int:
@@ -112,7 +117,7 @@ class CodedChannel:
         return CodedChannel(codes, steps, lows, self.tokens, self.axis, self.grid)
 
     def dense(self) -> torch.Tensor:
-        """The values ``[heads, tokens, dim]`` in their own dtype, on the codes' device."""
+        """The values ``[…, heads, tokens, dim]`` in their own dtype, on the codes' device."""
         dtype = self.steps.dtype
         wide = torch.promote_types(dtype, torch.float32)
         steps, lows = (self._spread(t.to(wide)) for t in (self.steps, self.lows))
@@ -122,8 +127,8 @@ class CodedChannel:
     def _integers(self) -> torch.Tensor:
         if self.grid.bits == 8:
             return self.codes
-        halves = torch.stack((self.codes & 15, self.codes >> 4), dim=2)
-        return rearrange(halves, "heads pairs pair dim -> heads (pairs pair) dim")[:, : self.tokens]
+        halves = torch.stack((self.codes & 15, self.codes >> 4), dim=-2)
+        return rearrange(halves, "... pairs pair dim -> ... (pairs pair) dim")[..., : self.tokens, :]
 
     def _spread(self, grouped: torch.Tensor) -> torch.Tensor:
         if not self.grid.group:
@@ -146,59 +151,79 @@ class Loss:
                 raise ValueError(f"a loss must be a number of at least 0, got {value!r}")
 
 
-@dataclass(frozen=True, eq=False)
-class CodedKV(Sequence[LayerKV]):
-    """A KV in codes. As a `KV` its layers hold the decoded values, decoded again at every read.
+class CodedKV(Blocks[torch.Tensor]):
+    """A KV in codes, ``codes`` by block and channel.
 
-    To read it more than once, take ``tuple(dict(layer) for layer in kv)`` first.
+    As a `KV` its parts are the decoded values, decoded again at every read: take `dense` first to read it
+    more than once. Raises ValueError for channels of several grids.
     """
 
-    layers: tuple[Mapping[str, CodedChannel], ...]
-    grid: Grid
-    loss: Loss
-
-    def __post_init__(self) -> None:
+    def __init__(self, codes: Blocks[CodedChannel], grid: Grid, loss: Loss) -> None:
         axes: dict[str, Axis] = {}
-        for i, layer in enumerate(self.layers):
-            for name, channel in layer.items():
-                if channel.grid != self.grid or channel.axis != axes.setdefault(name, channel.axis):
-                    raise ValueError(f"layer {i} channel {name!r} is coded in another way than the others")
+        for block, layers in zip(codes.parts, codes.groups, strict=True):
+            for name, channel in block.items():
+                if channel.grid != grid or channel.axis != axes.setdefault(name, channel.axis):
+                    raise ValueError(
+                        f"layer {layers[0]} channel {name!r} is coded in another way than the others"
+                    )
+        super().__init__([_Decoded(block) for block in codes.parts], codes.groups)
+        self.codes, self.grid, self.loss = codes, grid, loss
 
-    def __len__(self) -> int:
-        return len(self.layers)
-
-    @overload
-    def __getitem__(self, index: int) -> LayerKV: ...
-    @overload
-    def __getitem__(self, index: slice) -> Sequence[LayerKV]: ...
-    def __getitem__(self, index: int | slice) -> LayerKV | Sequence[LayerKV]:
+    def __getitem__(self, index: int | slice) -> Any:
         if isinstance(index, slice):
-            return tuple(_Layer(layer) for layer in self.layers[index])
-        return _Layer(self.layers[index])
+            return [_Decoded(layer) for layer in self.codes[index]]
+        return _Decoded(self.codes[index])
+
+    def __iter__(self) -> Iterator[Mapping[str, torch.Tensor]]:
+        return map(_Decoded, self.codes)
+
+    def held(self) -> Iterator[torch.Tensor]:
+        """Codes, steps and lows of all channels."""
+        for coded in self.codes.parts:
+            for channel in coded.values():
+                yield from (channel.codes, channel.steps, channel.lows)
+
+    def dense(self) -> KV:
+        """The values, decoded once."""
+        return Blocks([dict(block) for block in self.parts], self.groups)
+
+    def grouped(self, groups: Groups) -> CodedKV:
+        """The codes in other groups of layers (copies)."""
+        layers, parts = list(self.codes), list[dict[str, CodedChannel]]()
+        for group in groups:
+            parts.append({})
+            for name, first in layers[group[0]].items():
+                held = [layers[i][name] for i in group]
+                codes, steps, lows = (
+                    torch.stack([getattr(channel, part) for channel in held])
+                    for part in ("codes", "steps", "lows")
+                )
+                parts[-1][name] = CodedChannel(codes, steps, lows, first.tokens, first.axis, first.grid)
+        return CodedKV(Blocks(parts, groups), self.grid, self.loss)
 
     def to(self, devices: Sequence[torch.device | None]) -> CodedKV:
-        """The codes of every layer on its device (None: unchanged); ``self`` if nothing moves."""
-        layers = tuple(
-            {name: c if d is None else c.to(d) for name, c in layer.items()}
-            for layer, d in zip(self.layers, devices, strict=True)
-        )
+        """The codes of every block on its device (None: unchanged); ``self`` if nothing moves."""
+        parts = [
+            {name: c if d is None else c.to(d) for name, c in block.items()}
+            for block, d in zip(self.codes.parts, devices, strict=True)
+        ]
         same = all(
-            new[name] is old[name] for new, old in zip(layers, self.layers, strict=True) for name in new
+            new[name] is old[name] for new, old in zip(parts, self.codes.parts, strict=True) for name in new
         )
-        return self if same else CodedKV(layers, self.grid, self.loss)
+        return self if same else CodedKV(Blocks(parts, self.groups), self.grid, self.loss)
 
     @property
     def tokens(self) -> int:
         """Tokens it holds; nothing is decoded."""
-        return next((channel.tokens for layer in self.layers for channel in layer.values()), 0)
+        return next((channel.tokens for block in self.codes.parts for channel in block.values()), 0)
 
     @property
     def nbytes(self) -> int:
         """Bytes of the codes, steps and lows of all channels."""
-        return sum(channel.nbytes for layer in self.layers for channel in layer.values())
+        return sum(channel.nbytes for block in self.codes.parts for channel in block.values())
 
 
-class _Layer(Mapping[str, torch.Tensor]):
+class _Decoded(Mapping[str, torch.Tensor]):
     def __init__(self, channels: Mapping[str, CodedChannel]) -> None:
         self._channels = channels
 
@@ -212,16 +237,6 @@ class _Layer(Mapping[str, torch.Tensor]):
         return len(self._channels)
 
 
-def kv_tensors(kv: KV) -> Iterator[torch.Tensor]:
-    """The tensors that hold a KV: its channels, or their codes."""
-    for layer in kv.layers if isinstance(kv, CodedKV) else kv:
-        for channel in layer.values():
-            if isinstance(channel, CodedChannel):
-                yield from (channel.codes, channel.steps, channel.lows)
-            else:
-                yield channel
-
-
 def code_kv(kv: KV, codec: KVCodec) -> CodedKV:
     """``kv`` in codes, on the CPU, with their error. Equal values give equal codes on every machine.
 
@@ -231,34 +246,43 @@ def code_kv(kv: KV, codec: KVCodec) -> CodedKV:
     """
     if codec not in GRIDS:
         raise ValueError(f"codec {codec!r} is none of {', '.join(KV_CODECS)}")
-    layers: list[dict[str, CodedChannel]] = []
+    coded: list[dict[str, CodedChannel]] = []
     energy: dict[str, float] = {}
     missed: dict[str, float] = {}
     largest = 0.0
-    for i, layer in enumerate(kv):
-        coded: dict[str, CodedChannel] = {}
-        for name, tensor in layer.items():
-            try:
-                coded[name] = code_channel(tensor, axis_of(name), GRIDS[codec])
-            except ValueError as error:
-                raise ValueError(f"layer {i} channel {name!r} {error}; store it as it is") from None
+    for block, layers in zip(kv.parts, kv.groups, strict=True):
+        coded.append({})
+        for name, tensor in block.items():
+            coded[-1][name] = _coded(tensor, name, layers, GRIDS[codec])
             wide = _wide(tensor)
-            off = _wide(coded[name].dense()).sub_(wide)
+            off = _wide(coded[-1][name].dense()).sub_(wide)
             energy[name] = energy.get(name, 0.0) + _energy(wide)
             missed[name] = missed.get(name, 0.0) + _energy(off)
             largest = max(largest, float(off.abs_().max()) if off.numel() else 0.0)
-        layers.append(coded)
     overall = _relative(sum(missed.values()), sum(energy.values()))
     each = {name: _relative(missed[name], energy[name]) for name in energy}
-    return CodedKV(tuple(layers), GRIDS[codec], Loss(overall, _short(largest), each))
+    return CodedKV(Blocks(coded, kv.groups), GRIDS[codec], Loss(overall, _short(largest), each))
+
+
+def _coded(tensor: torch.Tensor, name: str, layers: Sequence[int], grid: Grid) -> CodedChannel:
+    """`code_channel` of a block. Its error names the first layer that has no codes."""
+    try:
+        return code_channel(tensor, axis_of(name), grid)
+    except ValueError:
+        for layer, one in zip(layers, tensor, strict=True):
+            try:
+                code_channel(one, axis_of(name), grid)
+            except ValueError as error:
+                raise ValueError(f"layer {layer} channel {name!r} {error}; store it as it is") from None
+        raise
 
 
 def code_channel(x: torch.Tensor, axis: Axis, grid: Grid) -> CodedChannel:
-    """``x`` ``[heads, tokens, dim]`` in codes; raises ValueError for the values that `code_kv` refuses."""
+    """``x`` ``[…, heads, tokens, dim]`` in codes; raises ValueError for the values that `code_kv` refuses."""
     if not _codable(x.dtype):
         raise ValueError(f"of {x.dtype} has no codes")
     wide = _wide(x)
-    dim = _DIM[axis]
+    dim = wide.dim() + _DIM[axis]
     # NaN compares false; an empty channel has no largest value
     if wide.numel() and not float(wide.abs().max()) <= _LARGEST:
         raise ValueError("holds values that are not finite, or too large for codes")
@@ -276,7 +300,7 @@ def code_channel(x: torch.Tensor, axis: Axis, grid: Grid) -> CodedChannel:
     codes = exact.round_().clamp_(0, grid.levels).to(torch.uint8)
     codes = codes.flatten(dim, dim + 1).narrow(dim, 0, length).contiguous()
     packed = codes if grid.bits == 8 else _pack(codes)
-    return CodedChannel(packed, steps, lows.to(x.dtype), x.shape[1], axis, grid)
+    return CodedChannel(packed, steps, lows.to(x.dtype), x.shape[-2], axis, grid)
 
 
 def _codable(dtype: torch.dtype) -> bool:
@@ -300,9 +324,9 @@ def _energy(x: torch.Tensor) -> float:
 
 
 def _pack(codes: torch.Tensor) -> torch.Tensor:
-    if codes.shape[1] % 2:
-        codes = torch.cat((codes, torch.zeros_like(codes[:, :1])), dim=1)
-    return codes[:, 0::2] | (codes[:, 1::2] << 4)
+    if codes.shape[-2] % 2:
+        codes = torch.cat((codes, torch.zeros_like(codes[..., :1, :])), dim=-2)
+    return codes[..., 0::2, :] | (codes[..., 1::2, :] << 4)
 
 
 def _relative(missed: float, energy: float) -> float:

@@ -86,7 +86,7 @@ def anchor_of(
     if store is not None and ids.shape[0]:
         context = identity.context(digest, store.tenant)
         with losses.borne("the system prompt was not kept"):
-            store.put(CanonicalRecord(digest, context, ids, positions, tuple(kv), kind="anchor"))
+            store.put(CanonicalRecord(digest, context, ids, positions, kv, kind="anchor"))
     return Anchor(ids, positions, kv, digest, tail, reopen, identity)
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from kamera.ops import Guarantee, Patch, compose, terms_of
+from kamera.ops import Guarantee, Patch, compose, kv_of, terms_of
 from kamera.patches.chunks import Facts
 
 if TYPE_CHECKING:
@@ -65,4 +65,5 @@ def composed(
         {c.name: layer.get(c.name, torch.zeros(facts.length, c.features)) for c in spec.channels}
         for layer, spec in zip(made.deltas, layout, strict=True)
     ]
-    return former.budget.form(deltas, layout, former.canonical(facts).kv).formed.patch
+    canonical = former.canonical(facts).kv
+    return former.budget.form(kv_of(deltas, canonical.groups), layout, canonical).formed.patch

@@ -217,7 +217,7 @@ class Former:
                 context=self.context,
                 input_ids=encoded.input_ids,
                 positions=copy.positions,
-                kv=tuple(copy.kv),
+                kv=copies.copy(copy.kv),  # what stands in a live cache is copied once
                 inputs=encoded.position_inputs,
                 info={"label": facts.label, VISION_TOKENS: [*self.backbone.vision_tokens]},
                 vision=self.encodings.vision if encoded.tensors else "",

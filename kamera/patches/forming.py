@@ -13,7 +13,7 @@ import torch
 
 from kamera import forks
 from kamera.errors import quote
-from kamera.ops import Deltas, Patch
+from kamera.ops import Deltas, Patch, kv_tensors
 from kamera.patches.later import Later, Told, Worth
 
 FormingRule = Literal["now", "background"]
@@ -108,7 +108,7 @@ class BackgroundForming(Forming):
             form()
             return
         work = partial(self._run, chunk_id, _streamed(deltas, form))
-        held = (*holds, *(tensor for layer in deltas for tensor in layer.values()))
+        held = (*holds, *kv_tensors(deltas))
         self._queue.add(work, Worth.PATCH, held, partial(self._dropped, chunk_id, dropped), chunk_id)
 
     def later(self, work: Callable[[], None]) -> bool:
@@ -201,7 +201,7 @@ def _as_it_is(work: Callable[[], None]) -> Callable[[], None]:
 
 def _streamed(deltas: Deltas, form: Callable[[], Patch]) -> Callable[[], Patch]:
     """``form`` on its own CUDA stream, after the work that computes ``deltas``; without CUDA itself."""
-    given = [tensor for layer in deltas for tensor in layer.values()]
+    given = list(kv_tensors(deltas))
     if not given or given[0].device.type != "cuda":
         return form
     device = given[0].device
@@ -216,11 +216,9 @@ def _streamed(deltas: Deltas, form: Callable[[], Patch]) -> Callable[[], Patch]:
         # memory of one stream that the other uses must not be reused before both are done with it
         for tensor in given:
             tensor.record_stream(own)
-        for layer in patch.layers:
-            for low in layer.values():
-                for tensor in low.tensors().values():
-                    if tensor.is_cuda:
-                        tensor.record_stream(caller)
+        for tensor in patch.tensors():
+            if tensor.is_cuda:
+                tensor.record_stream(caller)
         own.synchronize()
         return patch
 

@@ -9,7 +9,7 @@ import torch
 
 from kamera.content import Encoded
 from kamera.engines import Engine, LiveKV, Span, Written
-from kamera.ops import KV, kv_concat, kv_map, kv_slice, kv_tokens
+from kamera.ops import KV, kv_concat, kv_copy, kv_slice, kv_tokens
 from kamera.patches.chunks import Facts
 from kamera.store import CanonicalRecord
 
@@ -70,7 +70,7 @@ def continued(
         written = live.show(behind, room=encoded.num_tokens)
         return Prefilled(engine.prefill(encoded, positions, live), written)
     if done == encoded.num_tokens:
-        return Prefilled(kv_map(head, torch.clone), None)
+        return Prefilled(kv_copy(head), None)
     rest = Encoded(encoded.input_ids[done:], {}, {})
     written = live.show([*behind, Span(head, None, (0,) * engine.axes)], room=rest.num_tokens)
     return Prefilled(kv_concat([head, engine.prefill(rest, positions[:, done:], live)]), written)

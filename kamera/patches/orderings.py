@@ -5,12 +5,10 @@ from __future__ import annotations
 import itertools
 import math
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-import torch
-
-from kamera.ops import deficit, uniform_offset
+from kamera.ops import Deltas, deficit, uniform_offset
 from kamera.patches.chunks import Copy, Facts
 from kamera.patches.line import Line
 
@@ -65,7 +63,7 @@ def deficits(
     canonical: Copy,
     antecedents: Sequence[Facts],
     perms: Sequence[tuple[int, ...]],
-) -> Iterator[Sequence[Mapping[str, torch.Tensor]]]:
+) -> Iterator[Deltas]:
     """The deficit of ``target`` behind its antecedents in each order; each prefix of orders runs once."""
     line = Line(former)
     for perm in perms:

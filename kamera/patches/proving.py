@@ -18,7 +18,7 @@ import torch
 from kamera import forks
 from kamera.engines import Engine, Span
 from kamera.errors import KameraError
-from kamera.ops import KV, Deltas, PatchBudget, Proof, Sized, compared, kv_error, kv_map, kv_tensors, sketch
+from kamera.ops import KV, Deltas, PatchBudget, Proof, Sized, compared, kv_copy, kv_error, kv_tensors, sketch
 from kamera.patches.anchor import Anchor
 from kamera.patches.chunks import Facts
 from kamera.patches.standing import text_positions
@@ -198,7 +198,7 @@ class Prover:
         shift = torch.tensor(before.shift)[:, None]
 
         live.show([*before.spans, span], room=longest)
-        kv = kv_map(live.read(len(before.spans)), torch.clone)
+        kv = kv_copy(live.read(len(before.spans)))
         if not questions:
             return _Seen(kv, ())
         question = max(questions, key=len)  # all begin at the same place

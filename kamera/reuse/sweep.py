@@ -10,7 +10,7 @@ import torch
 
 from kamera.content import Chunk, Encoded
 from kamera.engines import Engine
-from kamera.ops import KV, PatchBudget, kv_concat, relocate_kv, uniform_offset
+from kamera.ops import KV, PatchBudget, kv_concat, kv_of, relocate_kv, uniform_offset
 from kamera.reuse.calibration import Calibration, HeldOut, Point, kind, modality
 from kamera.reuse.forwards import answered, divergence, shown
 from kamera.reuse.probe import likeness
@@ -249,7 +249,7 @@ def run(
         held = relocate_kv(stored, backbone.layout, offset)
         kl, agrees = [], True
         for reused in range(1 if by_depth else layers, layers + 1):
-            said = answers((*held[:reused], *exact[reused:]))
+            said = answers(kv_of([*held[:reused], *exact[reused:]], exact.groups))
             kl.append(max(divergence(a, b) for a, b in zip(truth, said, strict=True)))
             agrees = all(bool(a.argmax() == b.argmax()) for a, b in zip(truth, said, strict=True))
         cosine = float(likeness(backbone, encoded, positions, context, held).min())

@@ -8,7 +8,7 @@ from typing import Any, BinaryIO
 
 from kamera.store import format as object_format
 from kamera.store.digests import DigestName
-from kamera.store.format import DIRECTORY_VERSION
+from kamera.store.format import DIRECTORY_VERSION, LAYOUT
 from kamera.store.info import ObjectInfo
 from kamera.store.opened import Opened
 from kamera.store.records import Record
@@ -55,7 +55,7 @@ class Codec:
     @property
     def marker(self) -> dict[str, Any]:
         """The content of `kamera-store.json` in a directory of such objects."""
-        return {"format": DIRECTORY_VERSION}
+        return {"format": DIRECTORY_VERSION, "layout": LAYOUT}
 
     def sign_row(self, text: str) -> str:
         """A digest of an index row, by which a row that was not written here is detected."""

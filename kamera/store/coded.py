@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from kamera.ops import CodedChannel, CodedKV, Grid, Loss
+from kamera.ops import Blocks, CodedChannel, CodedKV, Grid, Groups, Loss
 
 _PARTS = ("codes", "steps", "lows")
 
@@ -18,7 +18,7 @@ def coded_header(kv: CodedKV) -> dict[str, Any]:
     return {
         "bits": kv.grid.bits,
         "group": kv.grid.group,
-        "axes": {name: channel.axis for layer in kv.layers for name, channel in layer.items()},
+        "axes": {name: channel.axis for block in kv.codes.parts for name, channel in block.items()},
         "loss": asdict(kv.loss),
     }
 
@@ -31,20 +31,21 @@ def coded_tensors(channel: CodedChannel) -> Iterator[tuple[str, torch.Tensor]]:
 
 def coded_kv(
     header: Mapping[str, Any],
-    layers: Mapping[int, Sequence[str]],
+    groups: Groups,
+    channels: Sequence[Sequence[str]],
     tensors: Mapping[str, torch.Tensor],
     tokens: int,
 ) -> CodedKV:
-    """The KV of a `coded_header` and of ``tensors`` named ``kv/00012/k/codes`` and so on.
+    """The KV of a `coded_header` and of ``tensors`` named ``kv/0/k/codes`` and so on.
 
-    ``layers``: the channels of each layer in it, by layer number. Raises KeyError for a missing field or
+    ``groups`` and ``channels`` are those of its blocks. Raises KeyError for a missing field or
     tensor, ValueError or TypeError for one that does not fit.
     """
     grid = Grid(header["bits"], header["group"])
 
     def channel(i: int, name: str) -> CodedChannel:
-        codes, steps, lows = (tensors[f"kv/{i:05d}/{name}/{part}"] for part in _PARTS)
+        codes, steps, lows = (tensors[f"kv/{i}/{name}/{part}"] for part in _PARTS)
         return CodedChannel(codes, steps, lows, tokens, header["axes"][name], grid)
 
-    held = tuple({name: channel(i, name) for name in names} for i, names in layers.items())
-    return CodedKV(held, grid, Loss(**header["loss"]))
+    parts = [{name: channel(i, name) for name in names} for i, names in enumerate(channels)]
+    return CodedKV(Blocks(parts, groups), grid, Loss(**header["loss"]))

@@ -33,6 +33,7 @@ from kamera.store.sources import BytesSource, Source
 __all__ = [
     "DIRECTORY_VERSION",
     "FORMAT_VERSION",
+    "LAYOUT",
     "Naming",
     "decode",
     "describe",
@@ -43,6 +44,9 @@ __all__ = [
 
 DIRECTORY_VERSION = 1
 """The format in `kamera-store.json`; a directory of any other raises `StoreVersionError`."""
+
+LAYOUT = "blocks"
+"""What a directory's objects hold of equal layers, in `kamera-store.json`: one tensor for all of them."""
 
 _FRONT = 64 * 1024  # bytes; the header of most objects is within
 

@@ -1,6 +1,7 @@
 """Positions of an object's tensors in its file, and the groups that are read and verified together.
 
-A group is a layer, the embeds, or all the small tensors: threads read and verify groups in parallel.
+A group is a channel of a block, a patch, the embeds, or all the small tensors: threads read and verify
+groups in parallel.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-HEAD, EMBEDS = "head", "embeds"
+HEAD, EMBEDS, PATCH = "head", "embeds", "patch"
 DTYPES = {
     torch.float64: "F64",
     torch.float32: "F32",
@@ -78,11 +79,11 @@ class Group(NamedTuple):
 
 
 def group_of(tensor: str) -> str:
-    """The group a tensor belongs to, by its name: ``kv/00012``, ``patch/00003``, `EMBEDS` or `HEAD`."""
-    kind, _, rest = tensor.partition("/")
-    if kind in ("kv", "patch"):
-        return f"{kind}/{rest.partition('/')[0]}"
-    return EMBEDS if kind == EMBEDS else HEAD
+    """The group a tensor belongs to, by its name: ``kv/0/k``, `PATCH`, `EMBEDS` or `HEAD`."""
+    kind = tensor.partition("/")[0]
+    if kind == "kv":
+        return "/".join(tensor.split("/")[:3])
+    return kind if kind in (PATCH, EMBEDS) else HEAD
 
 
 def laid_out(tensors: Mapping[str, torch.Tensor]) -> dict[str, Entry]:

@@ -186,6 +186,11 @@ def _parsed(text: bytes, expected: str, source: str, name: Naming) -> Header:
                 f"{source}: written in format {version}, this version reads {FORMAT_VERSION} alone: "
                 "read it with the kamera that wrote it, or delete it"
             )
+        if "layers" in header and "groups" not in header:  # of the same format, before there were blocks
+            raise StoreVersionError(
+                f"{source}: its tensors are of one layer each, this version reads blocks of equal layers "
+                "alone: read it with the kamera that wrote it, or delete it"
+            )
         if canonical_json(header) != metadata["kamera"]:
             raise ValueError("it is not in canonical form")
         if header["kind"] not in KINDS:

@@ -14,7 +14,20 @@ from typing import Any
 
 import torch
 
-from kamera.ops import GRIDS, KV, KV_CODECS, CodedChannel, CodedKV, Loss, LowRank, Patch, code_kv
+from kamera.ops import (
+    GRIDS,
+    KV,
+    KV_CODECS,
+    Blocks,
+    CodedChannel,
+    CodedKV,
+    Groups,
+    Loss,
+    LowRanks,
+    Patch,
+    check_groups,
+    code_kv,
+)
 from kamera.store.coded import coded_header, coded_kv, coded_tensors
 from kamera.store.encoding import EncodingRecord
 from kamera.store.fields import (
@@ -34,10 +47,10 @@ from kamera.store.keys import KV_KINDS, PATCH_KINDS, Context, object_key
 class CanonicalRecord:
     """A chunk's KV behind the anchor alone, at the positions it was computed for; or the anchor's own.
 
-    ``input_ids`` ``[S]`` int64 · ``positions`` ``[axes, S]`` int64 · ``kv`` per layer and channel
-    ``[heads, S, dim]``, a `CodedKV` once it is held in codes · ``inputs``: small model inputs a window
-    needs again (grids, token types) · ``vision``: the fingerprint under which its encoding is stored, ""
-    for a chunk without one · ``behind``: tokens of the anchor it was computed behind · ``info``: JSON. For
+    ``input_ids`` ``[S]`` int64 · ``positions`` ``[axes, S]`` int64 · ``kv`` by block and channel
+    ``[layers, heads, S, dim]``, a `CodedKV` once it is held in codes · ``inputs``: small model inputs a
+    window needs again (grids, token types) · ``vision``: the fingerprint under which its encoding is stored,
+    "" for a chunk without one · ``behind``: tokens of the anchor it was computed behind · ``info``: JSON. For
     ``kind`` "anchor" the chunk is the anchor, which is never in codes. Raises `ValueError` when the shapes
     disagree, or codes are not of the context's form.
     """
@@ -65,12 +78,13 @@ class CanonicalRecord:
                 )
         if self.positions.shape[1] != self.tokens:
             raise ValueError(f"positions for {self.positions.shape[1]} of {self.tokens} tokens")
-        for i, layer in enumerate(_held(self.kv)):
-            for channel, tensor in layer.items():
-                if len(tensor.shape) != 3 or tensor.shape[1] != self.tokens:
+        for block, layers in zip(_held(self.kv), self.kv.groups, strict=True):
+            for channel, tensor in block.items():
+                shape = tuple(tensor.shape)
+                if len(shape) != 4 or (shape[0], shape[2]) != (len(layers), self.tokens):
                     raise ValueError(
-                        f"layer {i} channel {channel!r} must be [heads, {self.tokens}, dim], "
-                        f"got {tuple(tensor.shape)}"
+                        f"layer {layers[0]} channel {channel!r} must be "
+                        f"[{len(layers)}, heads, {self.tokens}, dim], got {shape}"
                     )
         if isinstance(self.kv, CodedKV) and self.kv.grid != GRIDS.get(self.context.kv):
             raise ValueError(f"KV in {self.kv.grid.bits}-bit codes under a context of kv={self.context.kv!r}")
@@ -101,7 +115,8 @@ class CanonicalRecord:
             raise ValueError(f"KV as it is under a context of kv={self.context.kv!r}: it is not coded yet")
         header = {
             **identity(self.kind, self.key, self.chunk_id, self.context, self.tokens, self.info),
-            "layers": [list(layer) for layer in self.kv],
+            "groups": [list(layers) for layers in self.kv.groups],
+            "channels": [list(block) for block in self.kv.parts],
             "inputs": sorted(self.inputs),
             "vision": self.vision,
             "behind": self.behind,
@@ -109,14 +124,14 @@ class CanonicalRecord:
         return header | ({"coded": coded_header(self.kv)} if isinstance(self.kv, CodedKV) else {})
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        """``input_ids``, ``positions``, ``kv/00012/k``, ``inputs/…``; not copied.
+        """``input_ids``, ``positions``, ``kv/0/k``, ``inputs/…``; not copied.
 
-        A channel in codes is ``kv/00012/k/codes``, ``…/steps`` and ``…/lows`` instead.
+        A channel in codes is ``kv/0/k/codes``, ``…/steps`` and ``…/lows`` instead; the number is the block's.
         """
         flat = {"input_ids": self.input_ids, "positions": self.positions}
-        for i, layer in enumerate(_held(self.kv)):
-            for channel, held in layer.items():
-                name = f"kv/{i:05d}/{channel}"
+        for i, block in enumerate(_held(self.kv)):
+            for channel, held in block.items():
+                name = f"kv/{i}/{channel}"
                 if isinstance(held, CodedChannel):
                     flat.update({f"{name}/{part}": t for part, t in coded_tensors(held)})
                 else:
@@ -133,7 +148,7 @@ class CanonicalRecord:
             context=context,
             input_ids=tensors["input_ids"],
             positions=tensors["positions"],
-            kv=_kv(header, tensors, dict(enumerate(header["layers"])), tensors["input_ids"].shape[0]),
+            kv=_kv(header, tensors, tensors["input_ids"].shape[0]),
             inputs={name: tensors[f"inputs/{name}"] for name in header["inputs"]},
             info=header["info"],
             vision=header["vision"],
@@ -170,10 +185,11 @@ class PatchRecord:
         if not all(isinstance(chunk, str) for chunk in self.antecedents):
             raise ValueError(f"antecedents must be chunk ids, got {self.antecedents!r}")
         for i, channel, factors in self._factors():
-            if factors.left.shape[0] != self.tokens:
+            layers = self.patch.groups[i]
+            if factors.left.shape[0] != self.tokens or len(factors.ranks) != len(layers):
                 raise ValueError(
-                    f"layer {i} channel {channel!r} corrects {factors.left.shape[0]} tokens, "
-                    f"others {self.tokens}"
+                    f"layers {list(layers)} channel {channel!r}: factors of {len(factors.ranks)} layers "
+                    f"correct {factors.left.shape[0]} tokens, others {self.tokens}"
                 )
 
     @property
@@ -200,20 +216,21 @@ class PatchRecord:
             "formed": self.formed,
             "rank": self.patch.rank,
             "sizes": [list(size) for size in self.patch.sizes],
-            "layers": [list(layer) for layer in self.patch.layers],
+            "groups": [list(layers) for layers in self.patch.groups],
+            "ranks": [{n: list(f.ranks) for n, f in block.items()} for block in self.patch.blocks.parts],
         }
         if self._coded:
-            held = [{name: sorted(f.tensors()) for name, f in layer.items()} for layer in self.patch.layers]
+            held = [{n: sorted(f.tensors()) for n, f in block.items()} for block in self.patch.blocks.parts]
             header["factors"] = held
         return header
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        """``patch/00003/v/left`` and ``…/right`` per layer and channel corrected; not copied.
+        """``patch/0/v/left`` and ``…/right`` by block and channel corrected; not copied.
 
         A factor in codes is ``…/left_codes`` and ``…/left_scales`` instead.
         """
         return {
-            f"patch/{i:05d}/{channel}/{name}": tensor
+            f"patch/{i}/{channel}/{name}": tensor
             for i, channel, factors in self._factors()
             for name, tensor in factors.tensors().items()
         }
@@ -222,21 +239,21 @@ class PatchRecord:
     def from_parts(cls, header: Header, tensors: Mapping[str, torch.Tensor]) -> PatchRecord:
         """The record of `header` and `tensors`; `KeyError` names a tensor that is missing."""
 
-        def factors(i: int, channel: str) -> LowRank:
+        def factors(i: int, channel: str, ranks: Sequence[int]) -> LowRanks:
             held = header["factors"][i][channel] if "factors" in header else ("left", "right")
-            return LowRank.from_tensors({n: tensors[f"patch/{i:05d}/{channel}/{n}"] for n in held})
+            return LowRanks.from_tensors({n: tensors[f"patch/{i}/{channel}/{n}"] for n in held}, ranks)
+
+        parts = [
+            {channel: factors(i, channel, ranks) for channel, ranks in block.items()}
+            for i, block in enumerate(header["ranks"])
+        ]
 
         return cls(
             chunk_id=header["chunk_id"],
             context=Context(**header["context"]),
             antecedents=tuple(header["antecedents"]),
             kind=header["kind"],
-            patch=Patch(
-                tuple(
-                    {channel: factors(i, channel) for channel in channels}
-                    for i, channels in enumerate(header["layers"])
-                )
-            ),
+            patch=Patch(Blocks(parts, check_groups(header["groups"]))),
             formed=header["formed"],
             info=header["info"],
             base=header["base"],
@@ -246,9 +263,9 @@ class PatchRecord:
     def _coded(self) -> bool:
         return any(set(f.tensors()) - {"left", "right"} for _, _, f in self._factors())
 
-    def _factors(self) -> Iterator[tuple[int, str, LowRank]]:
-        for i, layer in enumerate(self.patch.layers):
-            for channel, factors in layer.items():
+    def _factors(self) -> Iterator[tuple[int, str, LowRanks]]:
+        for i, block in enumerate(self.patch.blocks.parts):
+            for channel, factors in block.items():
                 yield i, channel, factors
 
 
@@ -290,14 +307,14 @@ def detached(record: Record) -> Record:
     return record_of(header, {n: own(t) for n, t in record.tensors().items()})
 
 
-def _kv(
-    header: Header, tensors: Mapping[str, torch.Tensor], layers: Mapping[int, Sequence[str]], tokens: int
-) -> KV:
+def _kv(header: Header, tensors: Mapping[str, torch.Tensor], tokens: int) -> KV:
+    groups: Groups = check_groups(header["groups"])
     if Context(**header["context"]).lossy:
-        return coded_kv(header["coded"], layers, tensors, tokens)
-    return tuple({name: tensors[f"kv/{i:05d}/{name}"] for name in names} for i, names in layers.items())
+        return coded_kv(header["coded"], groups, header["channels"], tensors, tokens)
+    blocks = enumerate(header["channels"])
+    return Blocks([{name: tensors[f"kv/{i}/{name}"] for name in names} for i, names in blocks], groups)
 
 
 def _held(kv: KV) -> Sequence[Mapping[str, torch.Tensor | CodedChannel]]:
     """The channels as stored, none decoded."""
-    return kv.layers if isinstance(kv, CodedKV) else kv
+    return kv.codes.parts if isinstance(kv, CodedKV) else kv.parts

@@ -37,7 +37,7 @@ def stage_of(
     former = Former(backbone, store, anchor, served.budget, works, losses, served.tolerance)
     if store.withheld.read(former.context) is not None:
         return stage_apart(former)
-    return Stage(former, backbone.live(), Standing(backbone, anchor))
+    return Stage(former, backbone.live(holds=True), Standing(backbone, anchor))
 
 
 def stage_apart(former: Former) -> Stage:
@@ -48,7 +48,7 @@ def stage_apart(former: Former) -> Stage:
     tolerance = None if former.prover is None else former.prover.tolerance
     losses = type(former.losses)()
     new = Former(backbone, store, anchor, former.budget, former.forming, losses, tolerance)
-    return Stage(new, backbone.live(), Standing(backbone, anchor))
+    return Stage(new, backbone.live(holds=True), Standing(backbone, anchor))
 
 
 def prefilled_apart(stage: Stage, old: Former, state: WindowState, bounds: Bounds) -> WindowState:

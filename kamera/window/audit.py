@@ -22,7 +22,7 @@ from kamera import forks
 from kamera.content import Encoded
 from kamera.engines import Engine
 from kamera.errors import KameraError
-from kamera.ops import KV, CodedKV, kv_distance, kv_map, kv_tensors, relocate_kv
+from kamera.ops import KV, CodedKV, kv_copy, kv_distance, kv_tensors, relocate_kv
 from kamera.patches import Former, Guarantee, Worth, later_of
 from kamera.window.run import Stage
 from kamera.window.slots import Resident
@@ -123,7 +123,7 @@ def hand_over(stage: Stage, state: WindowState, served: Sequence[int], share: fl
     )
     auditable = [i for i in served if i <= clean and state.worths[i] != "survivor"]
     for index in auditor_of(stage.former.backbone).chosen(auditable, share):
-        kept = Served(state, index, kv_map(stage.live.read(index + 1), torch.clone))
+        kept = Served(state, index, kv_copy(stage.live.read(index + 1)))
         spans = stage.spans(state)[: index + 1]
         holds = [*kv_tensors(kept.kv), *(t for span in spans for t in kv_tensors(span.kv))]
         later_of(stage.former.backbone).add(partial(run, stage, kept), Worth.AUDIT, holds, dropped)
@@ -202,9 +202,9 @@ def _lacking(former: Former, resident: Resident, served: KV, true: KV) -> float 
     copy = resident.shown
     if not copy.canonical:
         return None
-    blind = relocate_kv(kv_map(copy.kv, torch.clone), former.backbone.layout, resident.span.offset)
+    blind = relocate_kv(kv_copy(copy.kv), former.backbone.layout, resident.span.offset)
     deficit, left, size = 0.0, 0.0, 0.0
-    for want, got, without in zip(true, served, blind, strict=True):
+    for want, got, without in zip(true.parts, served.parts, blind.parts, strict=True):
         for name, tensor in want.items():
             deficit += float((without[name].double() - tensor.double()).square().sum())
             left += float((got[name].double() - tensor.double()).square().sum())

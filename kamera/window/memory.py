@@ -88,6 +88,4 @@ def _storages(tensors: Iterable[torch.Tensor]) -> Storages:
 def _parts(copy: Copy) -> Iterator[torch.Tensor]:
     yield copy.positions
     yield from kv_tensors(copy.kv)
-    for layer in () if copy.patch is None else copy.patch.layers:
-        for low in layer.values():
-            yield from low.tensors().values()
+    yield from () if copy.patch is None else copy.patch.tensors()

@@ -12,14 +12,14 @@ import torch
 from kamera.content import Encoded
 from kamera.engines import Engine
 from kamera.errors import IncompatibleChunk
-from kamera.ops import KV, CodedKV, LowRank, Patch, Proof
+from kamera.ops import KV, Blocks, CodedKV, LowRanks, Patch, Proof, check_groups
 from kamera.patches import Copy, Facts, Former, FormingRule, Losses, anchor_of
 from kamera.store import ChunkStore, coded_header, coded_kv, coded_tensors
 from kamera.window.apart import stage_of
 from kamera.window.bounds import Bounds, carried_out
 from kamera.window.certificate import Certificate
 from kamera.window.certified import Terms, agree
-from kamera.window.file import FILE, VERSION, Saved, Tensors, publish, read_saved, well_formed
+from kamera.window.file import FILE, LAYOUT, VERSION, Saved, Tensors, publish, read_saved, well_formed
 from kamera.window.naming import Named
 from kamera.window.policy import ReusePolicy
 from kamera.window.report import Tally
@@ -39,6 +39,7 @@ def save_window(path: Path, former: Former, bounds: Bounds, state: WindowState, 
     chunks = [_put_resident(tensors, f"{i:05d}", resident) for i, resident in enumerate(state.residents)]
     document = {
         "version": VERSION,
+        "layout": LAYOUT,
         "fingerprint": former.context.fingerprint,
         "tenant": former.context.tenant,
         "policy": asked.to_info(),
@@ -119,23 +120,25 @@ def _put_resident(tensors: Tensors, name: str, resident: Resident) -> dict[str, 
 def _put_copy(tensors: Tensors, name: str, copy: Copy) -> dict[str, Any]:
     tensors[f"{name}/positions"] = copy.positions
     coded = copy.kv if isinstance(copy.kv, CodedKV) else None
-    for i, held in enumerate(() if coded is None else coded.layers):
+    for i, held in enumerate(() if coded is None else coded.codes.parts):
         for channel, codes in held.items():
-            tensors |= {f"{name}/kv/{i:05d}/{channel}/{part}": t for part, t in coded_tensors(codes)}
-    for i, layer in enumerate(copy.kv if coded is None else ()):
-        tensors |= {f"{name}/kv/{i:05d}/{channel}": t for channel, t in layer.items()}
-    if copy.patch is not None:
-        for i, factors in enumerate(copy.patch.layers):
-            for channel, low in factors.items():
-                where = f"{name}/patch/{i:05d}/{channel}"
-                tensors |= {f"{where}/{factor}": t for factor, t in low.tensors().items()}
+            tensors |= {f"{name}/kv/{i}/{channel}/{part}": t for part, t in coded_tensors(codes)}
+    for i, block in enumerate(copy.kv.parts if coded is None else ()):
+        tensors |= {f"{name}/kv/{i}/{channel}": t for channel, t in block.items()}
+    blocks = () if copy.patch is None else copy.patch.blocks.parts
+    for i, factors in enumerate(blocks):
+        for channel, low in factors.items():
+            tensors |= {f"{name}/patch/{i}/{channel}/{factor}": t for factor, t in low.tensors().items()}
     return {
         "guarantee": copy.guarantee,
         "antecedents": list(copy.antecedents),
         "canonical": copy.canonical,
         "lossy": copy.lossy,
         "coded": None if coded is None else coded_header(coded),
-        "patched": copy.patch is not None,
+        "groups": [list(layers) for layers in copy.kv.groups],
+        "ranks": None
+        if copy.patch is None
+        else [{n: list(low.ranks) for n, low in block.items()} for block in blocks],
         "info": {} if copy.proof is None else copy.proof.to_info(),
     }
 
@@ -175,20 +178,25 @@ def _source(facts: Facts, copy: Copy, stage: Stage) -> Source:
 
 
 def _get_copy(tensors: Tensors, name: str, copy: dict[str, Any], backbone: Engine) -> Copy:
-    channels = {i: [c.name for c in spec.channels] for i, spec in enumerate(backbone.layout)}
+    groups = check_groups(copy["groups"])
+    channels = [[c.name for c in backbone.layout[layers[0]].channels] for layers in groups]
     positions = tensors[f"{name}/positions"]
     if copy["coded"] is None:
-        held = [_under(tensors, f"{name}/kv/{i:05d}/") for i in channels]
-        kv: KV = tuple({c: layer[c] for c in channels[i]} for i, layer in enumerate(held))
+        kv: KV = Blocks(
+            [{c: tensors[f"{name}/kv/{i}/{c}"] for c in names} for i, names in enumerate(channels)], groups
+        )
     else:
-        kv = coded_kv(copy["coded"], channels, _under(tensors, f"{name}/"), positions.shape[1])
+        kv = coded_kv(copy["coded"], groups, channels, _under(tensors, f"{name}/"), positions.shape[1])
     patch = None
-    if copy["patched"]:
-        factors = []
-        for i in channels:
-            sides = {c: _under(tensors, f"{name}/patch/{i:05d}/{c}/") for c in channels[i]}
-            factors.append({c: LowRank.from_tensors(found) for c, found in sides.items() if found})
-        patch = Patch(tuple(factors))
+    if copy["ranks"] is not None:
+        factors = [
+            {
+                c: LowRanks.from_tensors(_under(tensors, f"{name}/patch/{i}/{c}/"), ranks)
+                for c, ranks in block.items()
+            }
+            for i, block in enumerate(copy["ranks"])
+        ]
+        patch = Patch(Blocks(factors, groups))
     return Copy(
         backbone.place(kv),
         positions,

@@ -11,7 +11,7 @@ from typing import Any, Literal, overload
 import torch
 
 from kamera.content import Chunk, Content, Encoded
-from kamera.ops import KV, kv_map
+from kamera.ops import KV, kv_copy
 from kamera.patches import prove_again
 from kamera.store import Hit
 from kamera.window.apart import prefilled_apart, stage_apart
@@ -178,7 +178,7 @@ class Questions(Contents):
         index = self._state.index(slot)
         self._check_backbone()
         self._stage.show(self._state, Tally())
-        return kv_map(self._stage.live.read(index + 1), torch.clone)  # behind the anchor
+        return kv_copy(self._stage.live.read(index + 1))  # behind the anchor
 
     @serial
     def shown(self) -> tuple[Shown, ...]:
@@ -189,8 +189,7 @@ class Questions(Contents):
         parts = [(Encoded(anchor.input_ids, {}, {}), moved(anchor.positions, self._state.frame))]
         parts += [(resident.facts.encoded, resident.positions) for resident in self._state.residents]
         return tuple(
-            Shown(encoded, positions, kv_map(live.read(i), torch.clone))
-            for i, (encoded, positions) in enumerate(parts)
+            Shown(encoded, positions, kv_copy(live.read(i))) for i, (encoded, positions) in enumerate(parts)
         )
 
     @serial

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy as copies
 import operator
 import time
 from collections.abc import Mapping, Sequence
@@ -12,7 +13,7 @@ import torch
 from kamera.content import Encoded
 from kamera.engines import Answer, LiveKV, Span
 from kamera.errors import NonFiniteKV, NotRelocatable
-from kamera.ops import KV, CodedKV, kv_concat, kv_map, kv_tensors, kv_tokens
+from kamera.ops import KV, NO_KV, kv_concat, kv_copy, kv_tensors, kv_tokens
 from kamera.patches import (
     Before,
     Copy,
@@ -198,7 +199,7 @@ class _Run:
             kvs = self._ran(spans, encoded, parts)
         if head is not None and done:
             kvs = (
-                kv_concat([head, kvs[0]]) if encoded[0].num_tokens else kv_map(head, torch.clone),
+                kv_concat([head, kvs[0]]) if encoded[0].num_tokens else kv_copy(head),
                 *kvs[1:],
             )
         for step, fact, positions, kv in zip(run, facts, places, kvs, strict=True):
@@ -217,7 +218,7 @@ class _Run:
         live, engine = self.stage.live, self.former.backbone
         tokens = sum(e.num_tokens for e in encoded)
         if not tokens:
-            return ((),)
+            return (NO_KV,)
         self.tally.add(live.show(spans, room=tokens))
         if len(encoded) > 1:
             return engine.prefill_run(encoded, places, live)
@@ -251,7 +252,7 @@ class _Run:
             answer = engine.decode(ids, torch.cat(places, dim=1), live, coming, **inquiry.options)
         self.answer = answer
         self.tally.answered(work, answer.forwards, room - inquiry.room, answer.first if coming else asked)
-        return answer.kvs if len(coming) == len(encoded) else ((), *answer.kvs)
+        return answer.kvs if len(coming) == len(encoded) else (NO_KV, *answer.kvs)
 
     def _answered(self, inquiry: Inquiry) -> Ran:
         """The window after the plan, with the question and the answer's first tokens behind its chunks."""
@@ -367,5 +368,4 @@ def _measured(seat: Seat, copy: Copy) -> Seat:
 
 def _anew(copy: Copy) -> Copy:
     """The same tensors as another object: a plan counts a copy that is placed again as another source."""
-    kv = copy.kv
-    return replace(copy, kv=replace(kv) if isinstance(kv, CodedKV) else tuple(list(kv)))
+    return replace(copy, kv=copies.copy(copy.kv))

@@ -278,7 +278,7 @@ class KameraWindow(Planned):
         branch = copy.copy(self)
         branch._lock = forks.Lock("this window")
         branch._account, branch._notes = Account(), []
-        live = self.backbone.live() if apart else self._stage.live.fork()
+        live = self.backbone.live(holds=True) if apart else self._stage.live.fork()
         branch._stage = replace(self._stage, live=live)
         self._family.add(branch)
         return branch

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import torch
 
-from kamera.ops import Channel, factor, relocate_kv
+from kamera.ops import Channel, factor, kv_of, relocate_kv
 from lab.arms import Served
 from lab.baselines.rows import Budgeted, live_layers
 from lab.scene import Scene
@@ -43,7 +43,8 @@ class LowRankK(Budgeted):
                     rebuilt.unflatten(1, (channel.heads, channel.dim)).transpose(0, 1).to(canonical.dtype)
                 )
                 stored += factors.rank * sum(true.shape) * scene.dtype.itemsize
-        return Served(relocate_kv(layers, scene.layout, scene.offset), stored)
+        kv = kv_of(layers, scene.canonical.groups)
+        return Served(relocate_kv(kv, scene.layout, scene.offset), stored)
 
 
 def key_rank(scene: Scene, rank: int) -> int:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import torch
 
-from kamera.ops import KV
+from kamera.ops import KV, kv_copy
 from lab.scene import Scene
 
 
@@ -72,14 +72,12 @@ def spread(scene: Scene, rank: int, weights: Sequence[float]) -> list[int]:
 
 def mix(scene: Scene, fresh: KV, rows: Sequence[torch.Tensor]) -> KV:
     """Blind KV with ``rows`` (per layer, int64 ``[k]``) taken from ``fresh``, which is at the same place."""
-    mixed = []
-    for blind, new, chosen in zip(scene.blind, fresh, rows, strict=True):
-        layer = {name: tensor.clone() for name, tensor in blind.items()}
+    mixed = kv_copy(scene.blind)
+    for layer, new, chosen in zip(mixed, fresh, rows, strict=True):
         for name, tensor in layer.items():
             at = chosen.to(tensor.device)
             tensor[:, at] = new[name][:, at]
-        mixed.append(layer)
-    return tuple(mixed)
+    return mixed
 
 
 def rows_bytes(scene: Scene, rows: Sequence[torch.Tensor]) -> int:

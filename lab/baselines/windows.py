@@ -28,7 +28,7 @@ from kamera.engines.hf.recompute import Keep, recompute
 from kamera.eval.adapter import Maker, Unit
 from kamera.eval.desk import Desk, Held, Placing
 from kamera.eval.reuse.plain import Blind, Exact
-from kamera.ops import KV, LayerKV, kv_bytes, kv_concat, relocate_kv
+from kamera.ops import KV, LayerKV, kv_bytes, kv_concat, kv_of, relocate_kv
 from lab.baselines.cacheblend import SLOPE
 from lab.baselines.deviation import deviation, highest
 from lab.baselines.sink import SINKS
@@ -164,10 +164,11 @@ class VLCache(Mixed):
             counts[i] = min(tokens, round(self.share * tokens * len(live) * earned))
         kv, _ = self.recompute(name, positions, context, blind, torch.arange(max(counts)))
         self.recomputed += max(counts)
-        return tuple(
+        mixed = [
             {n: torch.cat([new[n][:, :count], old[n][:, count:]], dim=1) for n in old}
             for new, old, count in zip(kv, blind, counts, strict=True)
-        )
+        ]
+        return kv_of(mixed, kv.groups)
 
 
 class Recent(Exact):
@@ -203,7 +204,6 @@ class StreamingVLM(Placing):
 
 
 def _moved(desk: Desk, span: Span) -> KV:
-    assert isinstance(span.kv, tuple), "baselines hold KV, no codes"
     return relocate_kv(span.kv, desk.backbone.layout, span.offset)
 
 

@@ -22,7 +22,7 @@ import numpy.typing as npt
 
 from kamera import Backbone, testbed
 from kamera.certify.metrics import Items
-from kamera.ops import KV, apply_patch, compose, deficit, patch_of
+from kamera.ops import KV, apply_patch, compose, deficit, kv_of, patch_of
 from kamera.patches.anchor import prefill_anchor
 from lab.composed.__main__ import RESAMPLED, backbone_of, orders
 from lab.composed.windows import Pool, TermsOf, Window, library, windows
@@ -100,7 +100,7 @@ def measure(terms: TermsOf, window: Window, other: Window) -> Left:
         (COMPOSED, compose(pairs, window.order, (old, known))),
         ("SABOTAGE swapped", compose(swapped, window.order)),
     ):
-        patch = patch_of(made.deltas, RANK, scene.dtype).patch
+        patch = patch_of(kv_of(made.deltas), RANK, scene.dtype).patch
         # terms are formed for no one departure
         price, serves = (library(len(old))[1], orders(len(old))) if name == COMPOSED else (0, 1)
         arms[name] = Arm(trial.judge_kv(scene.patched(patch)), patch.nbytes, price, 0, serves)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import torch
 
-from kamera.ops import Deltas, Patch, compose, mean_deficit, patch_of, terms_of, triples_of
+from kamera.ops import Deltas, Patch, compose, kv_of, mean_deficit, patch_of, terms_of, triples_of
 from kamera.patches import COMPOSABLE
 from kamera.patches.orderings import orderings
 from kamera.testbed import Episode, World
@@ -19,6 +19,9 @@ from lab.paper.trial import Trial
 
 WORLDS = ("override", "legends", "redundant")
 """Legends and renames that override each other; legends alone that do; legends that agree."""
+
+ByLayer = Sequence[Mapping[str, torch.Tensor]]
+"""Deficits by layer, channel -> ``[tokens, features]``: of what is not named nothing is said."""
 
 TASKS = ("any order", "oldest left", "middle left", "new company")
 DEPARTURES = TASKS[1:3]
@@ -123,12 +126,12 @@ def layered(
         yield [delta.shape[1] for delta in layer.values()], dense
 
 
-def ruled(like: Deltas, patches: Mapping[Order, Patch], rule: Rule, order: Order) -> Deltas:
+def ruled(like: Deltas, patches: Mapping[Order, Patch], rule: Rule, order: Order) -> ByLayer:
     """What a rule makes of the terms, layer by layer."""
     out = []
     for (widths, dense), layer in zip(layered(like, patches), like, strict=True):
         out.append(dict(zip(layer, rule(dense, order).split(widths, dim=1), strict=True)))
-    return tuple(out)
+    return out
 
 
 @dataclass(frozen=True)
@@ -171,7 +174,7 @@ def measure(terms: TermsOf, window: Window, others: TermsOf | None) -> Row:
         return differing(fold, dense, now, old, dense[()])
 
     swapped = {term: patches.get(term[::-1]) or terms.patch(term[::-1]) for term in patches}
-    deltas: dict[str, Deltas] = {
+    deltas: dict[str, ByLayer] = {
         "own patch": like,
         "orbit": mean,
         "linear": ruled(like, patches, linear, order),
@@ -203,11 +206,13 @@ def _shifted(terms: Mapping[Order, Patch]) -> dict[Order, Patch]:
     return {name: terms[other] for name, other in zip(names, names[1:] + names[:1], strict=True)}
 
 
-def _full(deltas: Deltas, like: Deltas) -> Deltas:
-    return tuple(
+def _full(deltas: ByLayer, like: Deltas) -> Deltas:
+    """The blocks of ``like``, of zeros where nothing is said."""
+    layers = [
         {n: layer.get(n, torch.zeros_like(d)) for n, d in there.items()}
         for layer, there in zip(deltas, like, strict=True)
-    )
+    ]
+    return kv_of(layers, like.groups)
 
 
 def _asked(trial: Trial, kv: object) -> Asked:
@@ -216,14 +221,14 @@ def _asked(trial: Trial, kv: object) -> Asked:
     return Asked(*(float(getattr(judged, name)[asked].sum()) for name in ("kl", "right", "agree")))
 
 
-def _random(deltas: Deltas, seed: int) -> Deltas:
+def _random(deltas: ByLayer, seed: int) -> ByLayer:
     """Noise of the same norm in every token, layer and channel."""
     generator = torch.Generator().manual_seed(seed)
     out = []
     for layer in deltas:
         noise = {n: torch.randn(d.shape, generator=generator) for n, d in layer.items()}
         out.append({n: x * (layer[n].norm(dim=1) / x.norm(dim=1)).unsqueeze(1) for n, x in noise.items()})
-    return tuple(out)
+    return out
 
 
 def library(count: int) -> tuple[int, int]:

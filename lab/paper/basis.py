@@ -20,7 +20,7 @@ def measure(stage: Stage, tally: Tally) -> None:
         for deltas, basis in zip(scene.delta, stage.basis.layers, strict=True):
             rights = {name: basis[name][:, :rank].to(delta) for name, delta in deltas.items()}
             layers.append({n: LowRank(deltas[n] @ right, right) for n, right in rights.items()})
-        pooled = Patch(tuple(layers))
+        pooled = Patch.of(layers, scene.delta.groups)
         # per chunk only the coefficients are stored
         lefts = [floats(f.left) for layer in layers for f in layer.values()]
         tally.add(NAME, "own", trial.patched(rank), trial.blind, rank=rank)

@@ -26,5 +26,5 @@ def measure(stage: Stage, tally: Tally) -> None:
 
 def _only(stage: Stage, patch: Patch, kept: Sequence[int]) -> tuple[KV, int]:
     """The window's KV under the ``kept`` layers of a patch, and their bytes."""
-    part = Patch(tuple(f if i in kept else {} for i, f in enumerate(patch.layers)))
+    part = Patch.of([f if i in kept else {} for i, f in enumerate(patch.layers)], patch.groups)
     return stage.scene(MAIN).patched(part), part.nbytes

@@ -61,7 +61,7 @@ def operator(arm: Arm, another: Patch, stale: Patch, seed: int) -> Operator:
 
     def serve(kv: KV, patch: Patch | None, layout: Layout, offset: Sequence[int]) -> KV:
         if patch is None:
-            patch = wrong = old = Patch(tuple({} for _ in layout))
+            patch = wrong = old = Patch.of([{} for _ in layout], kv.groups)
         else:
             wrong, old = another, stale
         return arm(Material(kv, patch, layout, offset, wrong, old, seed))

@@ -23,7 +23,7 @@ from typing import Any
 
 import torch
 
-from kamera.ops.lowrank import LowRank, Patch
+from kamera.ops import LowRank, Patch, kv_of
 from kamera.store import CanonicalRecord, ChunkStore, Context, PatchRecord, StoreAdmin
 from kamera.store.codec import Codec
 from lab.speed.lookups import percentiles
@@ -67,11 +67,12 @@ def _chunk(number: int) -> str:
 def _records(number: int) -> Iterator[CanonicalRecord | PatchRecord]:
     one = torch.full((1, 1, 4), number % 128, dtype=torch.int8)
     ids = torch.tensor([number])
-    yield CanonicalRecord(_chunk(number), _CONTEXT, ids, torch.zeros(1, 1, dtype=torch.int64), ({"k": one},))
+    places = torch.zeros(1, 1, dtype=torch.int64)
+    yield CanonicalRecord(_chunk(number), _CONTEXT, ids, places, kv_of([{"k": one}]))
     if number % 10 == 0:
         factors = LowRank(torch.ones(1, 1), torch.ones(4, 1))
         before = (_chunk(number + 1), _chunk(number + 2))
-        yield PatchRecord(_chunk(number), _CONTEXT, before, "exact", Patch(({"k": factors},)), "exact")
+        yield PatchRecord(_chunk(number), _CONTEXT, before, "exact", Patch.of([{"k": factors}]), "exact")
 
 
 def _fill(root: Path, start: int, stop: int) -> dict[str, float]:

@@ -24,7 +24,7 @@ from typing import Any
 
 import torch
 
-from kamera.ops.lowrank import LowRank, Patch
+from kamera.ops import LowRank, Patch, kv_of
 from kamera.store import CanonicalRecord, ChunkStore, Context, PatchRecord, StoreAdmin
 from kamera.store.codec import Codec
 
@@ -77,11 +77,12 @@ def _chunk(number: int) -> str:
 def _records(number: int) -> Iterator[CanonicalRecord | PatchRecord]:
     one = torch.full((1, 1, 4), number % 128, dtype=torch.int8)
     ids = torch.tensor([number])
-    yield CanonicalRecord(_chunk(number), _CONTEXT, ids, torch.zeros(1, 1, dtype=torch.int64), ({"k": one},))
+    places = torch.zeros(1, 1, dtype=torch.int64)
+    yield CanonicalRecord(_chunk(number), _CONTEXT, ids, places, kv_of([{"k": one}]))
     if number % 10 == 0:
         factors = LowRank(torch.ones(1, 1), torch.ones(4, 1))
         before = (_chunk(number + 1), _chunk(number + 2))
-        yield PatchRecord(_chunk(number), _CONTEXT, before, "exact", Patch(({"k": factors},)), "exact")
+        yield PatchRecord(_chunk(number), _CONTEXT, before, "exact", Patch.of([{"k": factors}]), "exact")
 
 
 def _write(root: Path, record: CanonicalRecord | PatchRecord) -> None:
@@ -177,7 +178,7 @@ def _bulk(root: Path) -> dict[str, float]:
         for number in range(_BULK):
             kv = {name: torch.full((8, _BULK_TOKENS, 64), number, dtype=torch.bfloat16) for name in "kv"}
             ids, positions = torch.zeros(_BULK_TOKENS, dtype=torch.int64), torch.zeros(1, _BULK_TOKENS).long()
-            store.put(CanonicalRecord(_chunk(number), _CONTEXT, ids, positions, (kv,)))
+            store.put(CanonicalRecord(_chunk(number), _CONTEXT, ids, positions, kv_of([kv])))
         size = StoreAdmin(store).stats().bytes / 2**20
         files = list(root.glob("objects/*/*"))
 

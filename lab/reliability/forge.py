@@ -37,10 +37,10 @@ def join(outer: dict[str, Any], kamera: Any, rest: bytes) -> bytes:
 
 def group_of(tensor: str) -> str:
     """The group a tensor is verified with."""
-    parts = tensor.split("/")
-    if parts[0] in ("kv", "patch") and len(parts) > 1:
-        return "/".join(parts[:2])
-    return "embeds" if parts[0] == "embeds" else "head"
+    kind, *rest = tensor.split("/")
+    if kind == "kv" and len(rest) > 1:
+        return "/".join((kind, *rest[:2]))
+    return kind if kind in ("patch", "embeds") else "head"
 
 
 def groups_of(data: bytes) -> dict[str, bytes]:

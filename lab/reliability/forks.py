@@ -29,6 +29,7 @@ from typing import Any
 import torch
 
 from kamera.errors import KameraError
+from kamera.ops import kv_of
 from kamera.store import CanonicalRecord, ChunkStore, StoreAdmin
 from lab.reliability import rig
 from lab.reliability.findings import Child, Findings
@@ -76,7 +77,7 @@ def large(slot: int) -> CanonicalRecord:
         context=rig.CONTEXT,
         input_ids=torch.full((2,), slot),
         positions=torch.full((1, 2), slot),
-        kv=({"k": torch.full((1, 2, _NUMBERS // 2), float(slot))},),
+        kv=kv_of([{"k": torch.full((1, 2, _NUMBERS // 2), float(slot))}]),
         info={"version": slot},
     )
 

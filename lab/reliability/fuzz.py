@@ -39,8 +39,9 @@ def regions(data: bytes) -> list[Region]:
     cuts = {"length": 0, "prefix": 8, "digest": 35, "metadata": 99}
     text = data[: 8 + size]
     inner = json.loads(outer["__metadata__"]["kamera"])
-    for field in inner:
-        cuts[f"header {field}"] = text.index(f'\\"{field}\\":'.encode(), 99)
+    at = 99
+    for field in inner:  # one after another: the digests, too, have a field "groups"
+        cuts[f"header {field}"] = at = text.index(f'\\"{field}\\":'.encode(), at)
     for name in outer:
         if name != "__metadata__":
             cuts[f"entry {name}"] = text.index(json.dumps(name).encode() + b":{", 99)

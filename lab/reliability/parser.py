@@ -27,10 +27,10 @@ _FIGURES = ("inputs", "refused", "reads as written", "differs", "other errors")
 _START = 99  # behind the digest
 _TOKENS = (
     '"kamera"',
-    '\\"format\\":4',
+    '\\"format\\":1',
     '\\"algorithm\\":\\"sha256\\"',
-    '\\"kv/00000\\":\\"',
-    '\\"layers\\":[[',
+    '\\"kv/0/k\\":\\"',
+    '\\"groups\\":[[',
     '"data_offsets":[0,0]',
     '"shape":[]',
     "null",

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from kamera.ops import LowRank, Patch
+from kamera.ops import LowRank, Patch, kv_of
 from kamera.store import CanonicalRecord, ChunkStore, Context, PatchRecord
 
 CONTEXT = Context("f" * 64, "a" * 64)
@@ -41,13 +41,13 @@ def record(slot: int, version: int) -> Record:
     """The object of a slot; header and every number in it say ``version`` (below 2**24)."""
     if is_patch(slot):
         factors = LowRank(torch.full((2, 1), float(version)), torch.full((_WIDTH, 1), float(version)))
-        return PatchRecord(chunk(slot), CONTEXT, (), "exact", Patch(({"v": factors},)), str(version))
+        return PatchRecord(chunk(slot), CONTEXT, (), "exact", Patch.of([{"v": factors}]), str(version))
     return CanonicalRecord(
         chunk_id=chunk(slot),
         context=CONTEXT,
         input_ids=torch.full((2,), version),
         positions=torch.full((1, 2), version),
-        kv=({"k": torch.full((1, 2, _WIDTH // 2), float(version))},),
+        kv=kv_of([{"k": torch.full((1, 2, _WIDTH // 2), float(version))}]),
         info={"version": version},
     )
 

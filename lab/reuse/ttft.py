@@ -25,7 +25,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from kamera import Backbone, ChunkStore, ReusePolicy
-from kamera.ops import PatchBudget, kv_concat
+from kamera.ops import PatchBudget, kv_concat, kv_of
 from kamera.patches import prefill_anchor
 from kamera.reuse import Calibration, HeldOut, Prompt, Reuser
 from kamera.reuse.forwards import answered, places, prefilled
@@ -123,9 +123,9 @@ class Rig:
         anchor = self.root.anchor.kv
         head = prefilled(self.backbone, header, at_header, [anchor])
         upper = LAYERS // 2
-        behind = [anchor[upper:], head[upper:]]
+        behind = [kv_of(kv[upper:], self.half.groups) for kv in (anchor, head)]
         above = prefilled(self.half, self.body, at_body, behind)
-        whole = (*self.root.blind[:upper], *above)
+        whole = kv_of([*self.root.blind[:upper], *above], self.backbone.groups)
         answered(self.backbone, self.question, at_question, [kv_concat([anchor, head]), whole])
 
 

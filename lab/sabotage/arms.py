@@ -85,11 +85,11 @@ def anothers_patch(of: Material) -> KV:
 def random_patch(of: Material) -> KV:
     """A random patch of the true one's rank and norm, layer by layer and channel by channel."""
     generator = torch.Generator().manual_seed(of.seed)
-    layers = tuple(
+    layers = [
         {name: _random_like(factors, generator) for name, factors in layer.items()}
         for layer in of.patch.layers
-    )
-    return apply_patch(of.canonical, Patch(layers), of.layout, of.offset)
+    ]
+    return apply_patch(of.canonical, Patch.of(layers, of.patch.groups), of.layout, of.offset)
 
 
 def stale_patch(of: Material) -> KV:
@@ -125,12 +125,11 @@ def sabotage(axes: int) -> dict[str, Arm]:
 
 def _without(of: Material, *, phased: bool) -> Patch:
     """The patch without its phased channels, or without its free ones."""
-    return Patch(
-        tuple(
-            {c.name: layer[c.name] for c in spec.channels if c.name in layer and (c.rope is None) is phased}
-            for layer, spec in zip(of.patch.layers, of.layout, strict=True)
-        )
-    )
+    layers = [
+        {c.name: layer[c.name] for c in spec.channels if c.name in layer and (c.rope is None) is phased}
+        for layer, spec in zip(of.patch.layers, of.layout, strict=True)
+    ]
+    return Patch.of(layers, of.patch.groups)
 
 
 def _random_like(factors: LowRank, generator: torch.Generator) -> LowRank:

@@ -99,9 +99,9 @@ def _in_kernels(fault: Fault) -> Build:
             *,
             phased_only: bool,
         ) -> None:
-            none = Patch(tuple({} for _ in layout))
+            none = Patch.of([{} for _ in layout], into.groups)
             of = fault(Material(source, patch or none, layout, tuple(offset), none, none, seed=0))
-            held = None if patch is None else of.patch
+            held = None if patch is None else of.patch.grouped(into.groups)
             write(into, source, held, of.layout, of.offset, phased_only=phased_only)
 
         return served
@@ -136,12 +136,12 @@ def _moved_without_free() -> AbstractContextManager[None]:
 
     def wrong(self: LiveCache, source: Any, into: Any, run: Any) -> int:
         copied = 0
-        for new, old, spec in zip(into, source, self._model.layout, strict=True):
-            for c in spec.channels:
+        for new, old, layers in zip(into.parts, source.parts, into.groups, strict=True):
+            for c in self._model.layout[layers[0]].channels:
                 if c.rope and not run.free:
-                    part = old[c.name][:, run.out_of : run.out_of + run.length].clone()
-                    new[c.name][:, run.to : run.to + run.length] = part
-                    copied += part.numel() * part.element_size()
+                    part = old[c.name][:, :, run.out_of : run.out_of + run.length].clone()
+                    new[c.name][:, :, run.to : run.to + run.length] = part
+                    copied += part.nbytes
         return copied
 
     return replaced(LiveCache, "_copy", wrong)

@@ -9,13 +9,12 @@ spectrum, the same in all layers but the first, which never has one.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
 
 from kamera.engines.hf import Backbone
-from kamera.ops import KV, CodedKV, KVCodec, Patch, code_kv, kv_bytes, kv_slice
+from kamera.ops import KV, KVCodec, Patch, code_kv, kv_bytes, kv_slice
 from kamera.ops.kernels import serve
 from kamera.ops.layout import Layout
 from kamera.window import ReusePolicy
@@ -87,7 +86,7 @@ def _line(backbone: Backbone, length: int, settings: Settings) -> list[Row]:
     }
     codecs: tuple[KVCodec, ...] = ("int8", "int4")
     for codec in codecs:
-        coded = _on(code_kv(canonical, codec), device)
+        coded = code_kv(canonical, codec).to([device] * len(canonical.groups))
         ways[f"patched, {codec}"] = _Way(coded, patch, coded.nbytes + plain + patch.nbytes)
     paths = {
         name: serve(slot, way.source, way.patch, layout, offset)  # compiles what has to be, too
@@ -181,22 +180,3 @@ def page(documents: Sequence[Mapping[str, Any]]) -> Iterator[Section]:
 
 def _apply(slot: KV, way: _Way, layout: Layout, offset: list[int]) -> Callable[[], object]:
     return lambda: serve(slot, way.source, way.patch, layout, offset)
-
-
-def _on(kv: CodedKV, device: torch.device) -> CodedKV:
-    """The same codes on ``device``."""
-    return replace(
-        kv,
-        layers=tuple(
-            {
-                name: replace(
-                    held,
-                    codes=held.codes.to(device),
-                    steps=held.steps.to(device),
-                    lows=held.lows.to(device),
-                )
-                for name, held in layer.items()
-            }
-            for layer in kv.layers
-        ),
-    )

@@ -15,7 +15,7 @@ from itertools import count
 import torch
 
 from kamera import Backbone, Chunk, ChunkStore
-from kamera.ops import KV, deficit, kv_map
+from kamera.ops import KV, deficit, kv_copy
 from kamera.store import CanonicalRecord, PatchRecord
 from lab.speed.content import noise_kv, words
 from lab.speed.moves import Deck
@@ -93,7 +93,7 @@ def arms(backbone: Backbone, chosen: Preset, tokens: int) -> Sequence[Arm]:
 
     def forward(positions: torch.Tensor, past: KV) -> KV:
         kv, _ = backbone.run(span, positions, backbone.cache([past]))
-        return kv_map(kv, torch.Tensor.clone)
+        return kv_copy(kv)
 
     canonical, conditioned = forward(alone, anchor.kv), forward(there, context)
     offset = [ANTECEDENTS * tokens] * backbone.axes

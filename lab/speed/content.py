@@ -9,7 +9,7 @@ import torch
 
 from kamera.content import Chunk
 from kamera.engines.hf import Backbone
-from kamera.ops import KV, Patch
+from kamera.ops import KV, Patch, kv_of
 from kamera.ops.layout import Layout
 from kamera.window import ReusePolicy
 from lab.speed.shape import FIRST_WORD, IMAGE, VISION_END, VISION_START, Preset
@@ -90,4 +90,5 @@ def noise_patch(canonical: KV, layout: Layout) -> Patch:
             right = torch.randn(count, c.features, generator=generator, device=where)
             layer[c.name] = left @ right * (0.01 if i else 0.0)
         deltas.append(layer)
-    return ReusePolicy().budget.form(deltas, layout, canonical).formed.patch
+    whole = kv_of(deltas, canonical.groups)
+    return ReusePolicy().budget.form(whole, layout, canonical).formed.patch

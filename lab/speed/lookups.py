@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 
 from kamera import ChunkStore
-from kamera.ops import LowRank, Patch
+from kamera.ops import LowRank, Patch, kv_of
 from kamera.store import CanonicalRecord, Context, PatchRecord, StoreAdmin
 from kamera.store.codec import Codec
 from lab.speed.table import Row
@@ -38,9 +38,9 @@ def records(number: int) -> Iterator[CanonicalRecord | PatchRecord]:
     """What is stored of it."""
     one = torch.full((1, 1, 4), number % 128, dtype=torch.int8)
     places = torch.zeros(1, 1, dtype=torch.int64)
-    yield CanonicalRecord(chunk_id(number), CONTEXT, torch.tensor([number]), places, ({"k": one},))
+    yield CanonicalRecord(chunk_id(number), CONTEXT, torch.tensor([number]), places, kv_of([{"k": one}]))
     if number % _PATCHED == 0:
-        patch = Patch(({"k": LowRank(torch.ones(1, 1), torch.ones(4, 1))},))
+        patch = Patch.of([{"k": LowRank(torch.ones(1, 1), torch.ones(4, 1))}])
         yield PatchRecord(chunk_id(number), CONTEXT, antecedents(number), "exact", patch, "exact")
 
 

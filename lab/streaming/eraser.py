@@ -20,7 +20,7 @@ from einops import rearrange
 from kamera import Backbone, testbed
 from kamera.content import Chunk
 from kamera.engines.hf.encode import batched
-from kamera.ops import KV, Layout, relocate_kv
+from kamera.ops import KV, Layout, kv_of, relocate_kv
 from kamera.patches import Anchor
 from lab.streaming.rivals import Held, asked, behind, prefilled
 from lab.streaming.stream import FRAMES, questions
@@ -74,7 +74,7 @@ class Eraser:
                     moved, "tokens (heads dim) -> heads tokens dim", heads=tensor.shape[0]
                 )
             steered.append(mapped)
-        return relocate_kv(tuple(steered), self.layout, start)
+        return relocate_kv(kv_of(steered, alone.groups), self.layout, start)
 
 
 @dataclass(frozen=True, eq=False)

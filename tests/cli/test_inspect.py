@@ -8,8 +8,10 @@ import pytest
 
 from kamera import ChunkStore, KameraWindow
 from kamera.compile import Settings, read_plan, run_plan
+from kamera.errors import StoreVersionError
 from kamera.ops import kv_bytes
 from kamera.store import StoreAdmin
+from kamera.window.file import Saved, publish, read_saved
 from tests.cli.run import files, kamera
 from tests.compile.saved import SYSTEM, pictures, vision_backbone, write_plan
 
@@ -119,6 +121,27 @@ def test_a_damaged_window_is_one_line(capsys, made):
         file.write_bytes(whole)
     assert (done.code, done.out, len(done.err.splitlines())) == (1, "", 1)
     assert "digest" in done.err
+
+
+def test_what_was_written_before_there_were_blocks_is_refused_in_one_line(capsys, made):
+    window, marker = made / "w" / "window.safetensors", made / "s" / "kamera-store.json"
+    whole, named = window.read_bytes(), marker.read_bytes()
+    document, tensors = read_saved(made / "w")
+    document.pop("layout")
+    publish(made / "w", Saved(document, tensors))
+    marker.write_text('{"format": 1}')
+    before = files(made)
+    try:
+        shown = [kamera(capsys, "inspect", made / "w"), kamera(capsys, "store", "ls", made / "s")]
+        with ChunkStore.open("memory://") as store, pytest.raises(StoreVersionError, match="layer by layer"):
+            KameraWindow.load(made / "w", vision_backbone(), store)
+        assert files(made) == before
+    finally:
+        window.write_bytes(whole)
+        marker.write_bytes(named)
+    for done in shown:
+        assert (done.code, done.out, len(done.err.splitlines())) == (1, "", 1)
+        assert "layer by layer" in done.err and "damaged" not in done.err
 
 
 def test_ls_lists_what_the_store_lists(capsys, made):

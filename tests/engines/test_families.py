@@ -7,7 +7,7 @@ import torch
 
 from kamera.content import Encoded
 from kamera.engines.hf import Observer
-from kamera.ops import apply_patch, form_patch, relocate_kv, uniform_offset
+from kamera.ops import apply_patch, form_patch, kv_slice, relocate_kv, uniform_offset
 from tests.engines.compare import (
     encoded,
     offset_between,
@@ -232,7 +232,7 @@ def test_sliding_layers_keep_every_token(name):
     (place,) = positions(b, long)
     kv, _ = b.run(long, place)
     assert {t.shape[1] for layer in kv for t in layer.values()} == {30}
-    again = b.cache([tuple({n: t[:, :19] for n, t in layer.items()} for layer in kv)])
+    again = b.cache([kv_slice(kv, 0, 19)])
     rest = Encoded(long.input_ids[19:], {}, {})
     tail, _ = b.run(rest, place[:, 19:], again)
     assert worst(tail, [{n: t[:, 19:] for n, t in layer.items()} for layer in kv]) <= bound(name)

@@ -12,7 +12,7 @@ import torch
 from kamera.engines import Span, Written
 from kamera.engines.hf.cache import cache_length, read
 from kamera.engines.hf.live import LiveCache
-from kamera.ops import KV, LowRank, Patch, apply_patch, kv_bytes, kv_concat
+from kamera.ops import KV, LowRank, Patch, apply_patch, kv_bytes, kv_concat, kv_copy, kv_map, kv_tensors
 from tests.engines.compare import worst
 from tests.models import tiny
 from tests.window.rig import same_bits, sparse
@@ -28,9 +28,7 @@ def model(family: str):
 def span_of(backbone, length: int, seed: int, rank: int = 0) -> Span:
     """Some KV, and perhaps a patch for it."""
     generator = torch.Generator().manual_seed(seed)
-    kv = tuple(
-        {n: torch.randn(t.shape, generator=generator) for n, t in x.items()} for x in backbone.room(length)
-    )
+    kv = kv_map(backbone.room(length), lambda t: torch.randn(t.shape, generator=generator))
     patch = None
     if rank:
         layers = [
@@ -43,7 +41,7 @@ def span_of(backbone, length: int, seed: int, rank: int = 0) -> Span:
             }
             for spec in backbone.layout
         ]
-        patch = Patch(tuple(layers))
+        patch = Patch.of(layers, backbone.groups)
     return Span(kv, patch, (0,) * backbone.axes)
 
 
@@ -54,7 +52,7 @@ def wanted(backbone, spans) -> KV:
 
 def shown(live: LiveCache) -> KV:
     with live.lent() as cache:
-        return tuple({n: t.clone() for n, t in x.items()} for x in read(cache, live._model.layout))
+        return kv_copy(read(cache, live._model.layout, live._model.groups))
 
 
 def spans_of(backbone, numbers, offsets) -> list[Span]:
@@ -163,7 +161,9 @@ def test_two_branches_that_ask_at_once_do_not_share_a_tail():
         caches = [both.enter_context(x.lent()) for x in (live, branch)]
         for ids, cache in zip(questions, caches, strict=True):
             backbone.run(backbone_text(backbone, ids), places, cache)
-        held = [read(c, backbone.layout, cache_length(c) - 2)[0]["k"].clone() for c in caches]
+        held = [
+            read(c, backbone.layout, backbone.groups, cache_length(c) - 2)[0]["k"].clone() for c in caches
+        ]
     assert not torch.equal(*held)
     found: dict[int, torch.Tensor] = {}
 
@@ -267,9 +267,7 @@ def is_numbered(kv: KV) -> bool:
 
 def rooms(*lives: LiveCache) -> int:
     """Bytes of the rooms that live caches stand in, each counted once."""
-    blocks = {
-        t.data_ptr(): kv_bytes(({"x": t},)) for x in lives for layer in x.tensors for t in layer.values()
-    }
+    blocks = {t.data_ptr(): t.nbytes for x in lives for t in kv_tensors(x.tensors)}
     return sum(blocks.values())
 
 
@@ -313,7 +311,7 @@ def test_a_fork_leaves_a_room_that_another_is_reading():
         branch.show(spans)
         assert worst(branch.read(3), wanted(backbone, spans[3:])) <= 1e-5
         backbone.run(backbone_text(backbone, torch.tensor([9, 10])), places, cache)
-        assert same_bits(read(cache, backbone.layout, 0, before[0]["k"].shape[1]), before)
+        assert same_bits(read(cache, backbone.layout, backbone.groups, 0, before[0]["k"].shape[1]), before)
     assert same_bits(shown(live), before)
     live.check_integrity()
     branch.check_integrity()

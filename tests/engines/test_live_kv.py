@@ -13,7 +13,19 @@ from hypothesis import strategies as st
 
 from kamera.engines import LiveKV, Span, Written
 from kamera.engines.moves import Bytes, Stand, bytes_of, moves
-from kamera.ops import KV, LowRank, Patch, apply_patch, kv_bytes, kv_concat, kv_slice, rotated_bytes
+from kamera.ops import (
+    KV,
+    NO_KV,
+    LowRank,
+    Patch,
+    apply_patch,
+    kv_bytes,
+    kv_concat,
+    kv_of,
+    kv_slice,
+    layer_groups,
+    rotated_bytes,
+)
 from tests.models import tiny
 
 LENGTHS = (3, 5, 8, 13, 1)
@@ -32,7 +44,7 @@ class Reference:
     def __init__(self, layout) -> None:
         self.layout = layout
         self.shown: tuple[Span, ...] = ()
-        self.tensors: KV = ()
+        self.tensors: KV = NO_KV
 
     @property
     def standing(self) -> tuple[Span, ...]:
@@ -42,7 +54,7 @@ class Reference:
         old, wanted = self.shown, tuple(spans)
         self.shown, self.tensors = (), ()
         made = [apply_patch(s.kv, s.patch, self.layout, s.offset) for s in wanted]
-        self.tensors = kv_concat(made) if made else ()
+        self.tensors = kv_concat(made) if made else NO_KV
         self.shown = wanted
         told = expected_bytes(self.layout, old, wanted)
         return Written(told.turned, told.patched)
@@ -82,16 +94,20 @@ class Pool:
             return torch.randn(shape, generator=generator)
 
         self.kvs = [
-            tuple({c.name: random(c.heads, n, c.dim) for c in spec.channels} for spec in self.layout)
+            kv_of(
+                [{c.name: random(c.heads, n, c.dim) for c in spec.channels} for spec in self.layout],
+                layer_groups(self.layout),
+            )
             for n in LENGTHS
         ]
 
         def patch(length: int, rank: int) -> Patch:
-            return Patch(
-                tuple(
+            return Patch.of(
+                [
                     {c.name: LowRank(random(length, rank), random(c.features, rank)) for c in spec.channels}
                     for spec in self.layout
-                )
+                ],
+                layer_groups(self.layout),
             )
 
         self.patches = [(None, patch(n, 1), patch(n, 2)) for n in LENGTHS]
@@ -114,7 +130,7 @@ def stands(spans: Sequence[Span]) -> list[Stand]:
 
 
 def expected_bytes(layout, standing: Sequence[Span], wanted: Sequence[Span]) -> Bytes:
-    one = next(s.kv for s in wanted) if wanted else ()
+    one = next(s.kv for s in wanted) if wanted else NO_KV
     phased = rotated_bytes(one, layout) // wanted[0].length if wanted else 0
     patches = [0 if s.patch is None else s.patch.nbytes for s in wanted]
     return bytes_of(moves(stands(standing), stands(wanted)), stands(wanted), phased, patches)

@@ -8,8 +8,9 @@ import pytest
 import torch
 
 from kamera.certify.sabotage import SABOTAGES, Material
-from kamera.engines.hf import Backbone, prove_moves, prove_patch, prove_relocation
-from kamera.ops import Patch
+from kamera.engines.hf import Backbone, probe, prove_moves, prove_patch, prove_relocation
+from kamera.errors import UnsupportedBackbone
+from kamera.ops import KV, Blocks, Patch
 from kamera.ops.kernels import native_path, torch_path
 from lab.sabotage.builds import builds, replaced
 from tests.models import tiny
@@ -20,15 +21,24 @@ LAST = 2
 """The last layer of the tiny models."""
 
 
+def apart(kv: KV) -> KV:
+    """Each layer a block of its own: views."""
+    rows = [(group, row) for group, layers in enumerate(kv.groups) for row in range(len(layers))]
+    parts = [{n: t[row : row + 1] for n, t in kv.parts[group].items()} for group, row in rows]
+    return Blocks(parts, tuple((kv.groups[group][row],) for group, row in rows))
+
+
 def turned_otherwise_in(layer: int):
     """Kernels that turn the keys of one layer by another theta."""
 
     def wrong(write):
         def served(into, source, patch, layout, offset, *, phased_only):
-            none = Patch(tuple({} for _ in layout))
+            none = Patch.of([{} for _ in layout], into.groups)
             of = SABOTAGES["wrong theta"](Material(source, none, layout, offset, none, none, seed=0))
             mixed = [of.layout[i] if i == layer else spec for i, spec in enumerate(layout)]
-            write(into, source, patch, mixed, offset, phased_only=phased_only)
+            here, held = apart(into), apart(source)
+            low = None if patch is None else patch.grouped(here.groups)
+            write(here, held, low, mixed, offset, phased_only=phased_only)
 
         return served
 
@@ -55,13 +65,17 @@ def test_kernels_that_turn_the_last_layer_otherwise_are_found_out(dtype, prove):
 
 
 def test_a_layout_that_is_wrong_in_a_deep_layer_alone_is_refused_in_half_precision():
-    backbone = Backbone(tiny.build("llama_mqa", torch.bfloat16))
-    k, v = backbone.layout[LAST].channels
-    wrong = replace(k, rope=replace(k.rope, pairing="interleaved"))
-    backbone.layout = (*backbone.layout[:LAST], replace(backbone.layout[LAST], channels=(wrong, v)))
-    proof = prove_relocation(backbone)
-    assert not proof.holds
-    assert proof.worst == f"layer {LAST} channel k"
+    probed = probe.probe_layout
+
+    def wrong(*given):
+        layout = probed(*given)
+        k, v = layout[LAST].channels
+        turned = replace(k, rope=replace(k.rope, pairing="interleaved"))
+        return [*layout[:LAST], replace(layout[LAST], channels=(turned, v))]
+
+    refused = pytest.raises(UnsupportedBackbone, match=f"in layer {LAST} channel k")
+    with replaced(probe, "probe_layout", wrong), refused:
+        Backbone(tiny.build("llama_mqa", torch.bfloat16))
 
 
 @pytest.mark.parametrize("dtype", PRECISIONS, ids=str)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from kamera.engines.hf.readers import PATH, Reading, measure_readers
-from kamera.ops import compress, deficit, kv_concat, kv_map, relocate_kv, uniform_offset
+from kamera.ops import compress, deficit, kv_concat, kv_copy, kv_of, relocate_kv, uniform_offset
 from tests.models import samples
 from tests.models.tiny import backbone
 
@@ -25,7 +25,7 @@ def reading(name: str, questions: int = 1) -> Reading:
     before, target = (b.encode(b.chunk_from_tensors(i)) for i in ids[:2])
     canonical, _ = b.run(target, alone)
     context, cache = b.run(before, first)
-    context = kv_map(context, torch.clone)
+    context = kv_copy(context)
     conditioned, _ = b.run(target, here, cache)
     offset = uniform_offset(alone, here)
     asked = [samples.text_ids(4, seed=20 + i) for i in range(questions)]
@@ -48,12 +48,15 @@ def divergence(name: str, r: Reading, kv) -> float:
 
 
 def on_the_way(r: Reading, share: float):
-    return tuple(
-        {
-            name: t + share * delta[name].reshape(t.shape[1], t.shape[0], t.shape[2]).transpose(0, 1)
-            for name, t in layer.items()
-        }
-        for layer, delta in zip(r.canonical, r.delta, strict=True)
+    return kv_of(
+        [
+            {
+                name: t + share * delta[name].reshape(t.shape[1], t.shape[0], t.shape[2]).transpose(0, 1)
+                for name, t in layer.items()
+            }
+            for layer, delta in zip(r.canonical, r.delta, strict=True)
+        ],
+        r.canonical.groups,
     )
 
 
@@ -72,7 +75,7 @@ def test_the_moment_is_that_of_the_numerical_gradient(name):
             for token in range(TOKENS):
                 sides = []
                 for sign in (1, -1):
-                    kv = kv_map(on_the_way(r, share), torch.clone)
+                    kv = kv_copy(on_the_way(r, share))
                     kv[layer][channel.name][0, token, strongest] += sign * step
                     sides.append(divergence(name, r, kv))
                 total += ((sides[0] - sides[1]) / (2 * step)) ** 2

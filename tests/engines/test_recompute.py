@@ -14,7 +14,7 @@ from kamera.engines.hf.attention import attention_mass
 from kamera.engines.hf.encode import batched, decoder_arguments
 from kamera.engines.hf.recompute import Resume, hidden_states, recompute
 from kamera.errors import UnsupportedBackbone
-from kamera.ops import KV, kv_concat, kv_map, kv_tokens, relocate_kv
+from kamera.ops import KV, kv_concat, kv_copy, kv_map, kv_tokens, relocate_kv
 from tests.engines.compare import encoded, offset_between, positions, relative, text, worst
 from tests.models.tiny import FAMILIES, LIMITED, build
 from tests.models.tiny import backbone as tiny
@@ -64,7 +64,7 @@ def case_of(b: Backbone, name: str) -> Case:
 
 
 def rows_of(kv: KV, rows) -> KV:
-    return kv_map(kv, lambda t: t[:, rows])
+    return kv_map(kv, lambda t: t[:, :, rows])
 
 
 def bits(a: KV, b: KV) -> bool:
@@ -153,7 +153,7 @@ def test_rows_may_be_unsorted_and_repeated():
 @pytest.mark.parametrize("name", MAIN)
 def test_inputs_are_left_as_they_were(name):
     c = case(name)
-    before = [kv_map(kv, torch.clone) for kv in (c.context, c.blind)]
+    before = [kv_copy(kv) for kv in (c.context, c.blind)]
     c.recompute(c.all_rows)
     recompute(c.backbone, c.span, c.home, c.backbone.no_kv(), c.blind, torch.tensor([0, 1]))
     assert bits(before[0], c.context)

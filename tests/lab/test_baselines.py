@@ -7,7 +7,7 @@ import torch
 
 from kamera.engines.hf.encode import batched
 from kamera.errors import UnsupportedBackbone
-from kamera.ops import kv_bytes, kv_concat, kv_map
+from kamera.ops import kv_bytes, kv_concat, kv_map, kv_of
 from lab.arms import known_arms, parse_arm
 from lab.baselines.rows import live_layers, row_bytes, spread, tokens_afforded
 from lab.baselines.sink import SINKS
@@ -136,7 +136,7 @@ def test_partial_layers_end_at_the_last_and_all_are_reprefill(family):
         # the first of them enters on canonical input: its keys and values are the reused ones
         entry = slice(count - deep, count - deep + 1)
         assert worst(served.kv[entry], scene.blind[entry]) <= 1e-5
-        assert served.nbytes == kv_bytes(served.kv[count - deep :])
+        assert served.nbytes == kv_bytes(kv_of(served.kv[count - deep :]))
         assert served.tokens_recomputed == pytest.approx(tokens * deep / count)
         assert served.forwards == 1
     # the layer after it reads what that one absorbed

@@ -11,7 +11,7 @@ import pytest
 
 from kamera import Backbone, ReusePolicy, testbed
 from kamera.edits import policies
-from kamera.ops import kv_bytes
+from kamera.ops import NO_KV, kv_bytes
 from lab.replay.shapes import thin
 from lab.walks.__main__ import main, table
 from lab.walks.counter import profiled, tapped
@@ -27,7 +27,7 @@ class Done:
 def test_only_frames_of_the_package_count():
     def work():
         sorted([1], key=lambda n: n)  # of this file: none of it counts
-        kv_bytes(())
+        kv_bytes(NO_KV)
         return Done()
 
     found = walk("x", work)
@@ -36,8 +36,8 @@ def test_only_frames_of_the_package_count():
 
 def test_calls_of_one_function_are_told_apart():
     with profiled() as counter:
-        kv_bytes(())
-        kv_bytes(())
+        kv_bytes(NO_KV)
+        kv_bytes(NO_KV)
     assert counter.calls_of("ops/kv.py", "kv_bytes") == 2
     assert counter.calls_of("ops/kv.py", "kv_map") == 0
 

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from kamera.ops import (
     KV,
+    Blocks,
     Channel,
     CodedKV,
     LayerKV,
@@ -19,6 +20,9 @@ from kamera.ops import (
     attention_layout,
     code_kv,
     floats,
+    kv_of,
+    kv_slice,
+    layer_groups,
     mla_expanded_layout,
     mla_latent_layout,
 )
@@ -68,12 +72,13 @@ def layouts(pairing: str, num_axes: int) -> dict[str, list[LayerLayout]]:
     }
 
 
-def span(layout: list[LayerLayout], tokens: int, dtype: torch.dtype, seed: int = 0) -> tuple[LayerKV, ...]:
+def span(layout: list[LayerLayout], tokens: int, dtype: torch.dtype, seed: int = 0) -> KV:
     generator = torch.Generator().manual_seed(seed)
-    return tuple(
+    layers = [
         {c.name: torch.randn(c.heads, tokens, c.dim, generator=generator).to(dtype) for c in spec.channels}
         for spec in layout
-    )
+    ]
+    return kv_of(layers, layer_groups(layout))
 
 
 def factors(layout: list[LayerLayout], tokens: int, rank: int, dtype: torch.dtype, seed: int = 9) -> Patch:
@@ -86,7 +91,7 @@ def factors(layout: list[LayerLayout], tokens: int, rank: int, dtype: torch.dtyp
             left = torch.randn(tokens, rank + i, generator=generator)
             right = torch.randn(c.features, rank + i, generator=generator) / (rank + i or 1) ** 0.5
             layers[-1][c.name] = LowRank(left.to(dtype), right.to(dtype))
-    return Patch(tuple(layers))
+    return Patch.of(layers, layer_groups(layout))
 
 
 @st.composite
@@ -142,30 +147,29 @@ def reference(case: Case) -> tuple[LayerKV, ...]:
 
 def _wide(source: KV, layer: int, name: str) -> torch.Tensor:
     if isinstance(source, CodedKV):
-        coded = source.layers[layer][name]
+        coded = source.codes[layer][name]
         return replace(coded, steps=coded.steps.double(), lows=coded.lows.double()).dense()
     return source[layer][name].double()
 
 
-def target(case: Case, dtype: torch.dtype, across: bool = False) -> tuple[tuple[LayerKV, ...], KV]:
+def target(case: Case, dtype: torch.dtype, across: bool = False) -> tuple[KV, KV]:
     """A live buffer full of sevens, and the views of it that are to be written.
 
     ``across`` lays the heads of one token side by side in memory, instead of the tokens of one head.
     """
     before, after = 3, 2
-    buffer, views = [], []
-    for i, spec in enumerate(case.layout):
-        whole = {}
-        for c in spec.channels:
-            if (i, c) in case.written():
-                rows = before + case.tokens + after
-                if across:
-                    whole[c.name] = torch.full((rows, c.heads, c.dim), 7.0, dtype=dtype).transpose(0, 1)
-                else:
-                    whole[c.name] = torch.full((c.heads, rows, c.dim), 7.0, dtype=dtype)
-        buffer.append(whole)
-        views.append({n: t[:, before : before + case.tokens] for n, t in whole.items()})
-    return tuple(buffer), tuple(views)
+    rows, groups = before + case.tokens + after, layer_groups(case.layout)
+    parts = []
+    for layers in groups:
+        parts.append({})
+        for i, c in case.written():
+            if i == layers[0] and across:
+                whole = torch.full((len(layers), rows, c.heads, c.dim), 7.0, dtype=dtype)
+                parts[-1][c.name] = whole.transpose(1, 2)
+            elif i == layers[0]:
+                parts[-1][c.name] = torch.full((len(layers), c.heads, rows, c.dim), 7.0, dtype=dtype)
+    buffer = Blocks(parts, groups)
+    return buffer, kv_slice(buffer, before, before + case.tokens)
 
 
 def check(case: Case, buffer: KV, views: KV, *, ulps: float = 0.5) -> None:

@@ -11,6 +11,8 @@ from kamera.ops import (
     compress,
     deficit,
     kv_bytes,
+    kv_map,
+    kv_of,
     layers_of,
     patch_of,
 )
@@ -30,11 +32,13 @@ def scene(dtype=torch.float32, seed: int = 0, tokens: int = TOKENS):
     """A canonical, and deficits whose energy lies in a few directions of a few layers."""
     generator = torch.Generator().manual_seed(seed)
     draw = lambda *shape: torch.randn(*shape, generator=generator)  # noqa: E731
-    canonical = tuple({n: draw(2, tokens, FEATURES // 2).to(dtype) for n in "kv"} for _ in range(LAYERS))
+    canonical = kv_of([{n: draw(2, tokens, FEATURES // 2).to(dtype) for n in "kv"} for _ in range(LAYERS)])
     fall = 0.8 ** torch.arange(FEATURES)
-    deltas = tuple(
-        {n: (draw(tokens, FEATURES) * fall) @ draw(FEATURES, FEATURES) * 4.0**-i for n in "kv"}
-        for i in range(LAYERS)
+    deltas = kv_of(
+        [
+            {n: (draw(tokens, FEATURES) * fall) @ draw(FEATURES, FEATURES) * 4.0**-i for n in "kv"}
+            for i in range(LAYERS)
+        ]
     )
     return canonical, deltas
 
@@ -126,12 +130,14 @@ def test_only_the_layers_asked_for_are_corrected(share, monkeypatch):
     assert [sorted(layer) for layer in patch.layers] == [[], ["k", "v"], ["k", "v"], []]
     assert filled.layers == (1, 2) and filled.share == share
     # what is left out counts as lost: nearly all energy is in layer 0
-    assert energy == pytest.approx(1 - error(deltas, patch) / error(deltas, Patch(({},) * LAYERS)))
+    assert energy == pytest.approx(1 - error(deltas, patch) / error(deltas, Patch.of(({},) * LAYERS)))
     assert energy < 0.1
     if share is None:
         assert all(torch.equal(all_of_it.layers[1][n].left, patch.layers[1][n].left) for n in "kv")
     else:  # the bytes that layer 0 does not take are spent on the others
-        assert error(deltas[1:3], Patch(patch.layers[1:3])) < error(deltas[1:3], Patch(all_of_it.layers[1:3]))
+        assert error(deltas[1:3], Patch.of(patch.layers[1:3])) < error(
+            deltas[1:3], Patch.of(all_of_it.layers[1:3])
+        )
 
 
 @pytest.mark.parametrize(
@@ -183,7 +189,7 @@ def test_a_layer_the_model_does_not_have_is_refused():
 
 def test_deficits_come_from_the_ops_that_serve_them():
     canonical, _ = scene()
-    moved = tuple({n: t + 1 for n, t in layer.items()} for layer in canonical)
+    moved = kv_map(canonical, lambda t: t + 1)
     deltas = deficit(moved, canonical, _layout(), [0])
     (patch, _), _ = PatchBudget(4, 0.03).form(deltas, _layout(), canonical)
     assert error(deltas, patch) < 1e-3  # a constant is of rank one

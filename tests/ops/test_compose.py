@@ -50,7 +50,7 @@ class Said:
 def patch(*layers: torch.Tensor | None) -> Patch:
     """Each layer's deficit in one channel, whole; None corrects nothing."""
     factors = (None if x is None else LowRank(x, torch.eye(x.shape[1])) for x in layers)
-    return Patch(tuple({} if f is None else {"v": f} for f in factors))
+    return Patch.of(tuple({} if f is None else {"v": f} for f in factors))
 
 
 def composed(said: Said, order: tuple[int, ...]) -> torch.Tensor:
@@ -68,8 +68,8 @@ def drawn(seed: int, names: int, triples: bool = False) -> dict[tuple[int, ...],
     singles: list[tuple[int, ...]] = [(i,) for i in range(names)]
     terms = [*singles, *itertools.permutations(range(names), 2), tuple(range(names))]
     terms += itertools.permutations(range(names), 3) if triples else ()
-    out = {term: Patch(tuple({"k": factors(5), "v": factors(9)} for _ in range(2))) for term in terms}
-    out[0, 1] = Patch(({"v": factors(9)}, out[0, 1].layers[1]))
+    out = {term: Patch.of(tuple({"k": factors(5), "v": factors(9)} for _ in range(2))) for term in terms}
+    out[0, 1] = Patch.of(({"v": factors(9)}, out[0, 1].layers[1]))
     return out
 
 

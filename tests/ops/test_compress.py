@@ -9,7 +9,19 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kamera.ops import LowRank, Readers, apply_patch, compress, deficit, factor, kv_bytes, patch_of
+from kamera.ops import (
+    LowRank,
+    Patch,
+    Readers,
+    apply_patch,
+    compress,
+    deficit,
+    factor,
+    kv_bytes,
+    kv_map,
+    kv_of,
+    patch_of,
+)
 from tests.ops.test_patch import LAYOUT, assert_same, matrix, pair
 
 SHAPES = [(6, 24), (24, 6), (8, 8)]
@@ -158,7 +170,7 @@ def test_bytes_go_where_the_readers_are():
 
 @pytest.mark.parametrize("weighted", [False, True])
 def test_no_deficit_needs_no_bytes(weighted):
-    deltas = [{name: torch.zeros_like(d) for name, d in layer.items()} for layer in deltas_of()[0]]
+    deltas = kv_map(deltas_of()[0], torch.zeros_like)
     formed = compress(deltas, LAYOUT, 10_000, readers=readers_of(LAYOUT) if weighted else None)
     assert formed.patch.layers == ({}, {})
     assert formed.energy == 1.0
@@ -168,7 +180,7 @@ def test_no_deficit_needs_no_bytes(weighted):
     ("change", "message"),
     [
         (lambda d, r: compress(d, LAYOUT, -1), "budget of -1 bytes"),
-        (lambda d, r: compress(d[:1], LAYOUT, 9), "deficits of 1 layers, layout of 2"),
+        (lambda d, r: compress(kv_of(d[:1]), LAYOUT, 9), "deficits of 1 layers, layout of 2"),
         (lambda d, r: compress(d, LAYOUT, 9, readers=Readers(r.layers[:1])), "readers of 1 layers"),
         (
             lambda d, r: compress(d, LAYOUT, 9, readers=Readers((r.layers[0], {}))),
@@ -191,12 +203,14 @@ def test_no_deficit_needs_no_bytes(weighted):
 def test_what_does_not_fit_is_refused(change, message):
     deltas, *_ = deltas_of()
     with pytest.raises(ValueError, match=message):
-        change(list(deltas), readers_of(LAYOUT))
+        change(deltas, readers_of(LAYOUT))
 
 
 def test_factors_in_codes_and_in_floats_serve_alike():
     deltas, canonical, _, offset = deltas_of(torch.float32)
     coded = compress(deltas, LAYOUT, 2000).patch
-    plain = coded._map(lambda low: LowRank(low.left.dense(), low.right.dense()))
+    plain = Patch.of(
+        [{n: LowRank(f.left.dense(), f.right.dense()) for n, f in layer.items()} for layer in coded.layers]
+    )
     served, want = (apply_patch(canonical, p, LAYOUT, offset) for p in (coded, plain))
     assert_same(served, want, rtol=0, atol=1e-6)

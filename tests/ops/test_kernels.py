@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kamera.ops import LowRank, Patch, apply_patch, code_kv, kv_slice, relocate_kv
+from kamera.ops import KV, Blocks, LowRank, Patch, apply_patch, code_kv, kv_map, kv_of, kv_slice, relocate_kv
 from kamera.ops.kernels import dispatch, native_path, serve, torch_path
 from kamera.ops.kernels.native import compiled
 from tests.ops.kernel_cases import Case, cases, check, factors, layouts, reference, span, target
@@ -191,7 +191,7 @@ def test_a_slide_writes_the_phased_channels_and_needs_no_other():
     case = gqa(rank=None)
     _, views = target(case, torch.float32)
     before = views[1]["v"].clone()
-    keys = tuple({n: t for n, t in layer.items() if n == "k"} for layer in case.source)
+    keys = only(case.source, "k")
     serve(views, keys, None, case.layout, case.offset, phased_only=True)
     assert torch.equal(views[1]["v"], before)
     torch.testing.assert_close(views[1]["k"].double(), reference(case)[1]["k"], rtol=0, atol=1e-5)
@@ -199,10 +199,7 @@ def test_a_slide_writes_the_phased_channels_and_needs_no_other():
 
 def test_targets_with_strided_features_are_served_too():
     case = gqa(tokens=5)
-    views = tuple(
-        {n: torch.zeros(*t.shape[:2], 2 * t.shape[2])[..., ::2] for n, t in layer.items()}
-        for layer in case.source
-    )
+    views = kv_map(case.source, lambda t: torch.zeros(*t.shape[:3], 2 * t.shape[3])[..., ::2])
     assert serve(views, case.source, case.patch, case.layout, case.offset) == "torch"
     torch.testing.assert_close(views[1]["k"].double(), reference(case)[1]["k"], rtol=0, atol=1e-5)
 
@@ -230,17 +227,24 @@ def low(tokens: int, features: int) -> LowRank:
 CUT = gqa()
 
 
+def only(kv: KV, *names: str) -> KV:
+    return Blocks([{n: t for n, t in block.items() if n in names} for block in kv.parts], kv.groups)
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"source": CUT.source[:2]}, "source of 2 layers, layout of 3"),
-        ({"patch": Patch(({},))}, "patch of 1 layers, layout of 3"),
+        ({"source": kv_of(CUT.source[:2])}, r"source of layers \(\(0,\), \(1,\)\), target of"),
+        ({"patch": Patch.of(({},))}, "patch of 1 layers, layout of 3"),
         ({"source": kv_slice(CUT.source, 0, 8)}, r"layer 1 channel k: shape .* expected \(2, 8, 64\)"),
-        ({"source": (*CUT.source[:2], {"k": CUT.source[2]["k"]})}, "source layer 2 lacks channel v"),
-        ({"source": ({"x": CUT.source[1]["k"]}, *CUT.source[1:])}, r"source layer 0 has channels \['x'\]"),
-        ({"patch": Patch(({}, {}, {"x": low(9, 3)}))}, r"patch layer 2 has channels \['x'\]"),
-        ({"patch": Patch(({}, {}, {"v": low(8, 140)}))}, r"patch \[8 tokens, 140 features\] does not fit"),
-        ({"patch": Patch(({}, {}, {"v": low(9, 139)}))}, r"layer 2 channel v \[9 tokens, 140 features\]"),
+        ({"source": only(CUT.source, "k")}, "source layer 1 lacks channel v"),
+        (
+            {"source": kv_of(({"x": CUT.source[1]["k"]}, *CUT.source[1:]), CUT.source.groups)},
+            r"source layer 0 has channels \['x'\]",
+        ),
+        ({"patch": Patch.of(({}, {}, {"x": low(9, 3)}))}, r"patch layer 1 has channels \['x'\]"),
+        ({"patch": Patch.of(({}, {}, {"v": low(8, 140)}))}, r"patch \[8 tokens, 140 features\] does not fit"),
+        ({"patch": Patch.of(({}, {}, {"v": low(9, 139)}))}, r"layer 2 channel v \[9 tokens, 140 features\]"),
         ({"offset": (1,)}, r"offset \(1,\) has 1 axes"),
     ],
 )

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from kamera.ops import (
+    NO_KV,
     LayerLayout,
     RopeSpec,
     attention_layout,
@@ -13,8 +14,10 @@ from kamera.ops import (
     kv_bytes,
     kv_concat,
     kv_map,
+    kv_of,
     kv_slice,
     kv_tokens,
+    layer_groups,
     mla_expanded_layout,
     mla_latent_layout,
     relocate,
@@ -35,10 +38,11 @@ LAYOUTS = {
 
 def span(*layouts: LayerLayout, tokens: int = 5, seed: int = 0, dtype: torch.dtype = torch.float32):
     generator = torch.Generator().manual_seed(seed)
-    return tuple(
+    layers = [
         {c.name: torch.randn(c.heads, tokens, c.dim, generator=generator).to(dtype) for c in layout.channels}
         for layout in layouts
-    )
+    ]
+    return kv_of(layers, layer_groups(layouts))
 
 
 def test_family_follows_from_the_number_of_kv_heads():
@@ -63,7 +67,7 @@ def test_only_the_phased_channels_of_a_layer_turn(name, free, phased):
     kv = span(layout)
     (moved,) = relocate_kv(kv, [layout], (7,))
     for channel in free:
-        assert moved[channel] is kv[0][channel]
+        assert moved[channel].data_ptr() == kv[0][channel].data_ptr()
     for channel in phased:
         assert not torch.equal(moved[channel], kv[0][channel])
     assert rotated_bytes(kv, [layout]) == sum(kv[0][c].numel() * 4 for c in phased)
@@ -81,7 +85,7 @@ def test_layers_turn_by_their_own_frequencies():
     fast = attention_layout(2, 4, 8, 8, ROPE)
     slow = attention_layout(2, 4, 8, 8, RopeSpec((0.1,) * 4, (0,) * 4, 1, "half"))
     one = span(fast)[0]
-    moved = relocate_kv((one, one), (fast, slow), (3,))
+    moved = relocate_kv(kv_of((one, one), layer_groups((fast, slow))), (fast, slow), (3,))
     assert torch.equal(moved[0]["k"], relocate(one["k"], ROPE, (3,)))
     assert not torch.equal(moved[0]["k"], moved[1]["k"])
 
@@ -111,7 +115,7 @@ def test_kv_of_another_layout_is_refused_by_layer_and_channel(spoil, message):
     check_kv(kv, layout)
     for function in (lambda k: check_kv(k, layout), lambda k: relocate_kv(k, layout, (1,))):
         with pytest.raises(ValueError, match=message):
-            function(spoil(kv))
+            function(kv_of(spoil(kv)))
 
 
 def test_spans_join_and_cut_along_tokens():
@@ -135,7 +139,7 @@ def test_a_cut_is_a_view_and_a_join_is_a_copy():
 def test_no_span_is_refused_and_no_layers_hold_no_tokens():
     with pytest.raises(ValueError, match="at least one span"):
         kv_concat(())
-    assert kv_tokens(()) == kv_tokens(({},)) == kv_bytes(({},)) == 0
+    assert kv_tokens(NO_KV) == kv_tokens(kv_of([{}])) == kv_bytes(kv_of([{}])) == 0
 
 
 def test_a_map_keeps_the_structure():

@@ -9,7 +9,7 @@ import stat
 import pytest
 import torch
 
-from kamera.ops import attention_layout
+from kamera.ops import attention_layout, kv_map
 from kamera.ops.kernels import native, serve
 from tests.ops.kernel_cases import rope, span
 
@@ -51,7 +51,7 @@ def fresh(monkeypatch, tmp_path):
 def moved() -> tuple[str, bool]:
     """Which path served a span that moves, and whether anything was written."""
     layout = [attention_layout(1, 1, 8, 8, rope(4))]
-    into = [{n: torch.zeros_like(t) for n, t in layer.items()} for layer in span(layout, 3, torch.float32)]
+    into = kv_map(span(layout, 3, torch.float32), torch.zeros_like)
     path = serve(into, span(layout, 3, torch.float32), None, layout, (5,))
     return path, bool(into[0]["k"].any())
 

@@ -18,6 +18,9 @@ from kamera.ops import (
     deficit,
     factor,
     form_patch,
+    kv_copy,
+    kv_map,
+    kv_of,
     mean_deficit,
     mla_latent_layout,
     patch_of,
@@ -48,8 +51,9 @@ def pair(dtype: torch.dtype = torch.float64):
     offset = (40, 3, -7)
     canonical = span(*LAYOUT, tokens=9, dtype=dtype)
     absorbed = span(*LAYOUT, tokens=9, seed=1, dtype=dtype)
-    at_home = tuple(
-        {n: canonical[i][n] + 0.1 * absorbed[i][n] for n in canonical[i]} for i in range(len(LAYOUT))
+    at_home = kv_of(
+        [{n: canonical[i][n] + 0.1 * absorbed[i][n] for n in canonical[i]} for i in range(len(LAYOUT))],
+        canonical.groups,
     )
     return canonical, at_home, relocate_kv(at_home, LAYOUT, offset), offset
 
@@ -163,10 +167,10 @@ def test_the_deficit_lies_in_the_canonical_frame():
 
 def test_the_deficit_of_half_precision_kv_is_not_rounded_to_it():
     canonical, _, moved, offset = pair(torch.bfloat16)
-    wide = tuple({n: t.float() for n, t in layer.items()} for layer in moved)
+    wide = kv_map(moved, torch.Tensor.float)
     for layer, want in zip(
         deficit(moved, canonical, LAYOUT, offset),
-        deficit(wide, tuple({n: t.float() for n, t in x.items()} for x in canonical), LAYOUT, offset),
+        deficit(wide, kv_map(canonical, torch.Tensor.float), LAYOUT, offset),
         strict=True,
     ):
         for name, delta in layer.items():
@@ -202,13 +206,13 @@ def test_the_factors_of_a_free_channel_do_not_turn():
 def test_no_patch_is_blind_reuse_and_an_empty_one_too():
     canonical, *_, offset = pair()
     want = relocate_kv(canonical, LAYOUT, offset)
-    for patch in (None, Patch(({}, {}))):
+    for patch in (None, Patch.of(({}, {}))):
         assert_same(apply_patch(canonical, patch, LAYOUT, offset), want, rtol=0, atol=0)
 
 
 def test_serving_leaves_the_canonical_as_it_was():
     canonical, _, moved, offset = pair()
-    before = tuple({n: t.clone() for n, t in layer.items()} for layer in canonical)
+    before = kv_copy(canonical)
     patch = form_patch(moved, canonical, LAYOUT, offset).patch
     apply_patch(canonical, patch, LAYOUT, offset)
     assert_same(canonical, before, rtol=0, atol=0)
@@ -226,7 +230,7 @@ def test_half_precision_is_served_by_one_rounding():
 
 
 def test_energy_is_the_share_of_the_deficit_in_the_factors():
-    deltas = [{"k": matrix(6, 12), "v": matrix(6, 9, seed=1)}, {"k": torch.zeros(6, 12)}]
+    deltas = kv_of([{"k": matrix(6, 12), "v": matrix(6, 9, seed=1)}, {"k": torch.zeros(6, 12)}])
     for rank in (1, 2, 6, None):
         formed = patch_of(deltas, rank, torch.float64)
         total = sum(d.square().sum() for layer in deltas for d in layer.values())
@@ -245,7 +249,7 @@ def test_a_patch_of_no_deficit_keeps_all_the_energy_there_is():
 
 
 def test_the_patch_counts_its_rank_tokens_and_bytes():
-    deltas = [{"k": matrix(6, 12)}, {"k": matrix(6, 12), "v": matrix(6, 4)}]
+    deltas = kv_of([{"k": matrix(6, 12)}, {"k": matrix(6, 12), "v": matrix(6, 4)}])
     patch = patch_of(deltas, 5, torch.float16).patch
     assert (patch.rank, patch.num_tokens) == (5, 6)
     assert patch.nbytes == 2 * (5 * (6 + 12) * 2 + 4 * (6 + 4))
@@ -255,7 +259,7 @@ def test_the_patch_counts_its_rank_tokens_and_bytes():
 
 
 def test_the_orbit_mean_is_the_mean_over_orderings():
-    orderings = [[{"k": matrix(4, 6, seed=s)}] for s in range(6)]
+    orderings = [kv_of([{"k": matrix(4, 6, seed=s)}]) for s in range(6)]
     for permuted in itertools.islice(itertools.permutations(orderings), 0, 720, 97):
         (mean,) = mean_deficit(permuted)
         want = sum(layers[0]["k"] for layers in orderings) / 6
@@ -274,10 +278,10 @@ def test_the_orbit_mean_is_the_mean_over_orderings():
         (lambda: factor(torch.zeros(3, 3), -1), "rank -1 is negative"),
         (lambda: factor(torch.ones(3, 3)).truncate(-2), "rank -2 is negative"),
         (lambda: mean_deficit([]), "at least one ordering"),
-        (lambda: serve(Patch(({},))), "patch of 1 layers, layout of 2"),
-        (lambda: serve(Patch(({"x": factor(torch.ones(5, 5))}, {}))), r"channels \['x'\]"),
-        (lambda: serve(Patch(({"k": factor(torch.ones(4, 24))}, {}))), "does not fit channel k"),
-        (lambda: serve(Patch(({"k": factor(torch.ones(5, 23))}, {}))), "does not fit channel k"),
+        (lambda: serve(Patch.of(({},))), "patch of 1 layers, layout of 2"),
+        (lambda: serve(Patch.of(({"x": factor(torch.ones(5, 5))}, {}))), r"channels \['x'\]"),
+        (lambda: serve(Patch.of(({"k": factor(torch.ones(4, 24))}, {}))), "does not fit channel k"),
+        (lambda: serve(Patch.of(({"k": factor(torch.ones(5, 23))}, {}))), "does not fit channel k"),
     ],
 )
 def test_what_does_not_fit_is_refused(make, message):

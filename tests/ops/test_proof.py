@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kamera.ops import Proof, compared, kv_error, sketch
+from kamera.ops import Proof, compared, kv_copy, kv_error, kv_map, kv_of, sketch
 from kamera.ops.proof import DECIDED, KV_BOUND, LEAST_KINDS, NEAR_EXACT
 
 KINDS = tuple(sketch(range(10 * i, 10 * i + 8)) for i in range(LEAST_KINDS))
@@ -111,11 +111,11 @@ def less(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> dict[s
 
 
 def test_the_error_of_kv_is_that_of_the_worst_token_of_the_worst_channel():
-    true, blind = [drawn(1), drawn(2)], [drawn(3), drawn(4)]
-    deltas = [rows(less(t, b)) for t, b in zip(true, blind, strict=True)]
+    true, blind = kv_of([drawn(1), drawn(2)]), kv_of([drawn(3), drawn(4)])
+    deltas = kv_of([rows(less(t, b)) for t, b in zip(true, blind, strict=True)])
     assert kv_error(true, true, deltas) == 0.0
     assert kv_error(true, blind, deltas) >= 1.0
-    served = [dict(true[0]), {**true[1], "v": true[1]["v"].clone()}]
+    served = kv_copy(true)
     served[1]["v"][:, 4] = blind[1]["v"][:, 4]  # one token of one channel was left blind
     lost = deltas[1]["v"]
     assert kv_error(true, served, deltas) == pytest.approx(
@@ -124,10 +124,10 @@ def test_the_error_of_kv_is_that_of_the_worst_token_of_the_worst_channel():
 
 
 def test_what_nothing_was_absorbed_in_is_measured_by_its_own_spread():
-    true = [drawn(1)]
-    nothing = [{name: torch.zeros_like(x) for name, x in rows(true[0]).items()}]
-    near = [{name: x * (1 + 1e-3) for name, x in true[0].items()}]
+    true = kv_of([drawn(1)])
+    nothing = kv_of([{name: torch.zeros_like(x) for name, x in rows(true[0]).items()}])
+    near = kv_map(true, lambda x: x * (1 + 1e-3))
     assert 0.0 < kv_error(true, near, nothing) < 0.1
-    assert kv_error(true, [drawn(5)], nothing) > 1.0
+    assert kv_error(true, kv_of([drawn(5)]), nothing) > 1.0
     near[0]["k"][0, 0, 0] = float("nan")
     assert not replace(GOOD, kv=kv_error(true, near, nothing)).within(1e9)

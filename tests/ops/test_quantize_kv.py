@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kamera.ops import CodedChannel, CodedKV, code_kv, kv_bytes, kv_map
+from kamera.ops import CodedChannel, CodedKV, code_kv, kv_bytes, kv_map, kv_of
 from kamera.ops.quantize_kv import GRIDS, KV_CODECS, Grid, Loss, axis_of, code_channel
 
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -80,16 +80,18 @@ def test_keys_are_grouped_per_channel_and_values_per_token():
     """So a channel that is large at every token costs its neighbours nothing where keys are concerned."""
     assert [axis_of(n) for n in ("k", "k_pe", "k_idx", "v", "c_kv")] == 3 * ["tokens"] + 2 * ["features"]
     x = values(2, 40, 8, torch.float32)
-    coded = code_kv([{"k": x, "v": x}], "int8")
-    assert coded.layers[0]["k"].steps.shape == (2, 1, 8)
-    assert coded.layers[0]["v"].steps.shape == (2, 40, 1)
+    coded = code_kv(kv_of([{"k": x, "v": x}]), "int8")
+    assert coded.codes[0]["k"].steps.shape == (2, 1, 8)
+    assert coded.codes[0]["v"].steps.shape == (2, 40, 1)
     assert coded.loss.channels["k"] < coded.loss.channels["v"] / 3
 
 
 @CODECS
 @pytest.mark.parametrize("dtype", FLOATS)
 def test_the_loss_told_is_the_loss(codec, dtype):
-    kv = [{"k": values(2, 37, 6, dtype, seed=i), "v": values(2, 37, 6, dtype, seed=9 + i)} for i in range(3)]
+    kv = kv_of(
+        [{"k": values(2, 37, 6, dtype, seed=i), "v": values(2, 37, 6, dtype, seed=9 + i)} for i in range(3)]
+    )
     coded = code_kv(kv, codec)
     pairs = {n: [(a[n].double(), b[n].double()) for a, b in zip(kv, coded, strict=True)] for n in "kv"}
     for name, both in pairs.items():
@@ -108,7 +110,7 @@ def test_the_loss_told_is_the_loss(codec, dtype):
 
 @CODECS
 def test_a_coded_kv_reads_as_a_kv_of_the_expected_bytes(codec):
-    kv = [{"k": values(2, 64, 32, torch.bfloat16), "v": values(2, 64, 32, torch.bfloat16)}, {}]
+    kv = kv_of([{"k": values(2, 64, 32, torch.bfloat16), "v": values(2, 64, 32, torch.bfloat16)}, {}])
     coded = code_kv(kv, codec)
     assert isinstance(coded, CodedKV) and len(coded) == 2
     assert [list(layer) for layer in coded] == [["k", "v"], []] == [list(layer) for layer in coded[0:2]]
@@ -122,7 +124,7 @@ def test_a_coded_kv_reads_as_a_kv_of_the_expected_bytes(codec):
 
 @CODECS
 def test_codes_of_what_codes_gave_are_the_same(codec):
-    kv = [{"k": values(1, 33, 5, torch.float32), "v": values(1, 33, 5, torch.float32, seed=1)}]
+    kv = kv_of([{"k": values(1, 33, 5, torch.float32), "v": values(1, 33, 5, torch.float32, seed=1)}])
     once = code_kv(kv, codec)
     again = code_kv(once, codec)
     assert torch.allclose(once[0]["k"], again[0]["k"], rtol=0, atol=1e-5)
@@ -136,23 +138,23 @@ def test_groups_of_one_value_and_of_equal_values_are_exact(codec, dtype):
     same = torch.full((2, 40, 40), 3.14159).to(dtype)
     zeros = torch.zeros(1, 3, 3, dtype=dtype)
     for x in (one, same, zeros, values(1, 1, 4, dtype)):
-        assert torch.equal(code_kv([{"k": x}], codec)[0]["k"], x)
-    assert code_kv([{"k": zeros, "v": zeros}], codec).loss == Loss(0.0, 0.0, {"k": 0.0, "v": 0.0})
+        assert torch.equal(code_kv(kv_of([{"k": x}]), codec)[0]["k"], x)
+    assert code_kv(kv_of([{"k": zeros, "v": zeros}]), codec).loss == Loss(0.0, 0.0, {"k": 0.0, "v": 0.0})
 
 
 @CODECS
 def test_an_empty_span_and_a_kv_without_layers_are_fine(codec):
     empty = torch.zeros(2, 0, 4)
-    coded = code_kv([{"k": empty, "v": empty}], codec)
+    coded = code_kv(kv_of([{"k": empty, "v": empty}]), codec)
     assert coded[0]["k"].shape == coded[0]["v"].shape == (2, 0, 4)
-    assert code_kv([], codec).nbytes == 0
+    assert code_kv(kv_of([]), codec).nbytes == 0
 
 
 def test_the_largest_values_of_a_dtype_stay_finite():
     most = torch.finfo(torch.float16).max
     x = torch.tensor([most, -most, 1.0]).half().reshape(1, 3, 1)
     for codec in KV_CODECS:
-        back = code_kv([{"k": x}], codec)[0]["k"]
+        back = code_kv(kv_of([{"k": x}]), codec)[0]["k"]
         assert bool(back.isfinite().all())
         assert float(back[0, 1, 0]) == -most
 
@@ -161,9 +163,9 @@ def test_the_largest_values_of_a_dtype_stay_finite():
 def test_strided_tensors_and_views_give_the_same_codes(codec):
     x = values(3, 34, 10, torch.bfloat16)
     strided = torch.empty(34, 10, 3, dtype=x.dtype).copy_(x.permute(1, 2, 0)).permute(2, 0, 1)
-    one, other = (code_kv([{"k": t}], codec).layers[0]["k"] for t in (x, strided))
+    one, other = (code_kv(kv_of([{"k": t}]), codec).codes[0]["k"] for t in (x, strided))
     assert torch.equal(one.codes, other.codes) and torch.equal(one.steps, other.steps)
-    assert not torch.equal(one.codes, code_kv([{"k": x + 1e-1 * x**2}], codec).layers[0]["k"].codes)
+    assert not torch.equal(one.codes, code_kv(kv_of([{"k": x + 1e-1 * x**2}]), codec).codes[0]["k"].codes)
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf"), 3e38])
@@ -172,13 +174,13 @@ def test_values_without_codes_are_refused_by_name(codec, bad):
     x = values(2, 5, 4, torch.float32)
     x[1, 3, 2] = bad
     with pytest.raises(ValueError, match=r"layer 1 channel 'v' holds values that are not finite.*as it is"):
-        code_kv([{"k": values(2, 5, 4, torch.float32)}, {"v": x}], codec)
+        code_kv(kv_of([{"k": values(2, 5, 4, torch.float32)}, {"v": x}]), codec)
 
 
 @pytest.mark.parametrize("dtype", [torch.int8, torch.int64, torch.float8_e4m3fn])
 def test_dtypes_without_codes_are_refused_by_name(dtype):
     with pytest.raises(ValueError, match=rf"layer 0 channel 'k' of {dtype} has no codes"):
-        code_kv([{"k": torch.zeros(1, 2, 2).to(dtype)}], "int8")
+        code_kv(kv_of([{"k": torch.zeros(1, 2, 2).to(dtype)}]), "int8")
 
 
 def _coded(**changes) -> CodedChannel:
@@ -188,7 +190,7 @@ def _coded(**changes) -> CodedChannel:
 @pytest.mark.parametrize(
     ("make", "says"),
     [
-        (lambda: code_kv([], "int2"), "codec 'int2' is none of int8, int4"),
+        (lambda: code_kv(kv_of([]), "int2"), "codec 'int2' is none of int8, int4"),
         (lambda: Grid(3, 0), "bits 3 must be 4 or 8"),
         (lambda: Grid(8, -1), "group -1"),
         (lambda: Grid(True, 0), "whole numbers"),

@@ -15,7 +15,7 @@ def made(shapes: list[tuple[int, int]], dtype: torch.dtype) -> Patch:
         return LowRank(torch.randn(tokens, rank, dtype=dtype), torch.randn(7, rank, dtype=dtype))
 
     pairs = [(factors(*shape), factors(*shape).truncate(1)) for shape in shapes]
-    return Patch(tuple({"k": keys, "v": values} for keys, values in pairs))
+    return Patch.of(tuple({"k": keys, "v": values} for keys, values in pairs))
 
 
 @pytest.mark.parametrize("form", ["float32", "bfloat16", "8 bits", "4 bits", "mixed"])
@@ -25,6 +25,6 @@ def test_sizes_tell_the_bytes_of_a_truncated_patch(form, shapes, rank):
     if form in ("8 bits", "4 bits"):
         patch = patch.quantize(int(form[0]))
     if form == "mixed":
-        patch = Patch((*patch.layers, *patch.quantize(4).layers))
+        patch = Patch.of((*patch.layers, *patch.quantize(4).layers))
     assert patch_bytes(patch.sizes, rank) == patch.truncate(rank).nbytes
     assert patch_bytes(patch.sizes, 99) == patch.nbytes

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import kamera.ops.spectrum as spectrum
-from kamera.ops import factor, kept_energy, patch_of
+from kamera.ops import factor, kept_energy, kv_of, patch_of
 from kamera.ops.factoring import residuals, stacks
 from kamera.ops.spectrum import strongest
 
@@ -165,7 +165,7 @@ def test_the_same_deficit_has_the_same_factors_bit_for_bit():
 
 
 def test_a_full_rank_patch_of_float32_is_exact_to_rounding():
-    deltas = [{"k": matrices(96, 80, 0.8, n=1)[0], "v": torch.randn(96, 80)}]
+    deltas = kv_of([{"k": matrices(96, 80, 0.8, n=1)[0], "v": torch.randn(96, 80)}])
     formed = patch_of(deltas, None, torch.float32)
     for name, delta in deltas[0].items():
         error = (formed.patch.layers[0][name].dense() - delta).norm() / delta.norm()
@@ -190,9 +190,11 @@ def test_residuals_equal_those_of_the_dense_difference(dtype):
 
 
 def test_the_energy_of_any_patch_is_that_of_the_dense_difference():
-    deltas = [{"k": matrices(60, 40, 0.7, n=1)[0]}, {"k": 3 * matrices(60, 40, 0.9, n=1)[0]}, {}]
+    deltas = kv_of([{"k": matrices(60, 40, 0.7, n=1)[0]}, {"k": 3 * matrices(60, 40, 0.9, n=1)[0]}, {}])
     patch = patch_of(deltas, 5, torch.float32).patch
-    other = patch_of([{"k": torch.randn(60, 40)}, {}, {}], 3, torch.float32).patch  # does not even help
+    other = patch_of(
+        kv_of([{"k": torch.randn(60, 40)}, {}, {}]), 3, torch.float32
+    ).patch  # does not even help
     total = sum(float(d.double().square().sum()) for layer in deltas for d in layer.values())
     for made in (patch, patch.truncate(2), patch.quantize(4), other.truncate(1)):
         lost = sum(
@@ -206,12 +208,14 @@ def test_the_energy_of_any_patch_is_that_of_the_dense_difference():
 
 
 def test_stacks_hold_every_channel_once_within_their_bytes(monkeypatch):
-    deltas = [{"k": torch.full((4, 6), float(i)), "v": torch.full((4, 3), -float(i))} for i in range(5)]
+    deltas = kv_of(
+        [{"k": torch.full((4, 6), float(i)), "v": torch.full((4, 3), -float(i))} for i in range(5)]
+    )
     monkeypatch.setattr("kamera.ops.factoring.STACK_BYTES", 2 * 4 * 6 * 4)
     seen = {}
-    for keys, x in stacks(deltas):
+    for _, name, layers, x in stacks(deltas):
         assert x.nbytes <= 2 * 4 * 6 * 4
-        seen |= {key: x[n] for n, key in enumerate(keys)}
+        seen |= {(layer, name): x[n] for n, layer in enumerate(layers)}
     assert len(seen) == 10
     assert all(torch.equal(x, deltas[i][name]) for (i, name), x in seen.items())
 

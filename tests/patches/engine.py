@@ -19,11 +19,14 @@ from kamera.content import Chunk, Encoded, Seams
 from kamera.engines import Answer, Extent, LiveKV, Named, PositionLimits, Probe, Span, Written
 from kamera.ops import (
     KV,
+    NO_KV,
     PatchBudget,
     RopeSpec,
     apply_patch,
     attention_layout,
     kv_concat,
+    kv_copy,
+    kv_of,
     kv_slice,
     tensor_digest,
 )
@@ -50,7 +53,7 @@ class PlainLive:
 
     @property
     def tensors(self) -> KV:
-        return kv_concat(self.written) if self.written else ()
+        return kv_concat(self.written) if self.written else NO_KV
 
     def show(self, spans: Sequence[Span], *, room: int = 0) -> Written:
         self.shown = tuple(spans)
@@ -114,9 +117,7 @@ class SmallEngine:
 
     # -- what it runs --------------------------------------------------------------------------
 
-    def _forward(
-        self, hidden: torch.Tensor, positions: torch.Tensor, behind: KV
-    ) -> tuple[tuple[Mapping[str, torch.Tensor], ...], torch.Tensor]:
+    def _forward(self, hidden: torch.Tensor, positions: torch.Tensor, behind: KV) -> tuple[KV, torch.Tensor]:
         self.done.forwards += 1
         self.done.tokens += len(hidden)
         made = []
@@ -130,11 +131,11 @@ class SmallEngine:
             hidden_from = torch.ones(len(q), len(keys)).tril(len(keys) - len(q)).log()
             attended = ((q @ keys.T) / WIDTH**0.5 + hidden_from).softmax(-1) @ values
             hidden = hidden + attended @ weights["o"]
-        return tuple(made), hidden @ self.embedding.T
+        return kv_of(made), hidden @ self.embedding.T
 
     def prefill(self, encoded: Encoded, positions: torch.Tensor, behind: LiveKV | None = None) -> KV:
         hidden = encoded.tensors.get("features", self.embedding[encoded.input_ids])
-        return self._forward(hidden, positions, () if behind is None else behind.tensors)[0]
+        return self._forward(hidden, positions, NO_KV if behind is None else behind.tensors)[0]
 
     def prefill_run(
         self, spans: Sequence[Encoded], positions: Sequence[torch.Tensor], behind: LiveKV
@@ -187,11 +188,11 @@ class SmallEngine:
         live = PlainLive()
         live.show([Span(context, None, (0,))])
         fresh = self.prefill(encoded, positions, live)
-        made = [{name: tensor.clone() for name, tensor in layer.items()} for layer in held]
+        made = kv_copy(held)
         for layer, new in zip(made, fresh, strict=True):
             for name, tensor in layer.items():
                 tensor[:, rows] = new[name][:, rows]
-        return tuple(made)
+        return made
 
     def ask_whole(self, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
         (ids,) = inputs["input_ids"]

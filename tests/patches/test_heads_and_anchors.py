@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from kamera.errors import StoreError
-from kamera.ops import kv_map, kv_slice
+from kamera.ops import kv_copy, kv_slice
 from kamera.patches import Facts, Losses, anchor_of, continued, head_of, prefill_anchor
 from kamera.patches.heads import stored_head
 from kamera.store import ChunkStore
@@ -70,7 +70,7 @@ def test_only_what_follows_a_head_is_run(engine, store, tokens, run):
 def test_a_head_taken_over_is_the_callers_own(engine, store):
     former = former_of(engine, store)
     whole = conditioned(former, LONG)
-    kept = kv_map(whole.kv, torch.clone)
+    kept = kv_copy(whole.kv)
     got = continued(engine, LONG.encoded, whole.positions, [former.anchor_span], engine.live(), whole.kv)
     for layer in got.kv:
         layer["k"].zero_()

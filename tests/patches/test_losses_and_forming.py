@@ -15,7 +15,7 @@ from kamera.ops import Patch
 from kamera.patches import Later, Losses, Strict, forming_of
 from kamera.patches.forming import BackgroundForming
 
-NOTHING = Patch(())
+NOTHING = Patch.of(())
 
 
 @pytest.fixture

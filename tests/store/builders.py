@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from hypothesis import strategies as st
 
-from kamera.ops import Codes, LowRank, Patch
+from kamera.ops import KV, Blocks, Codes, LowRank, LowRanks, Patch, equal_groups, kv_of
 from kamera.store import CanonicalRecord, Context, EncodingRecord, PatchRecord, encoding_context
 from kamera.store.admin.pins import PinBook
 from lab.reliability.forge import join, seal, split
@@ -32,6 +32,7 @@ def tensor(shape: tuple[int, ...], dtype: torch.dtype, seed: int = 0) -> torch.T
 def canonical(
     chunk: str = "c" * 64, context: Context = CONTEXT, tokens: int = 3, seed: int = 0, **fields: Any
 ) -> CanonicalRecord:
+    """``kv`` is a KV, or its layers in order: channel -> ``[heads, tokens, dim]``."""
     kv = (
         {
             "k": tensor((2, tokens, 4), torch.bfloat16, seed),
@@ -46,7 +47,9 @@ def canonical(
         "inputs": {"image_grid_thw": torch.tensor([[1, 2, 2]])},
         "info": {"title": "Käfer", "size": [640, 480]},
     }
-    return CanonicalRecord(chunk_id=chunk, context=context, **(defaults | fields))
+    given = defaults | fields
+    kept = given["kv"] if isinstance(given["kv"], Blocks) else kv_of(given["kv"])
+    return CanonicalRecord(chunk_id=chunk, context=context, **(given | {"kv": kept}))
 
 
 VISION = "e" * 64
@@ -74,7 +77,7 @@ def patch(
     seed: int = 0,
 ) -> PatchRecord:
     factors = LowRank(tensor((3, rank), torch.float16, seed), tensor((8, rank), torch.float16, seed))
-    return PatchRecord(chunk, context, antecedents, kind, Patch(({}, {"v": factors})), formed)
+    return PatchRecord(chunk, context, antecedents, kind, Patch.of(({}, {"v": factors})), formed)
 
 
 def codes(rows: int, columns: int, bits: int, seed: int = 0) -> Codes:
@@ -86,13 +89,12 @@ def codes(rows: int, columns: int, bits: int, seed: int = 0) -> Codes:
 
 def coded_patch(bits: int = 8, rank: int = 3, chunk: str = "c" * 64) -> PatchRecord:
     """One channel in codes on both sides, one with only the left factor in codes, one in floats."""
-    left, right = codes(3, rank, bits, 1), codes(8, rank, bits, 2)
-    layer = {
-        "k": LowRank(left, right),
-        "v": LowRank(left, tensor((8, rank), torch.bfloat16, 3)),
-        "x": LowRank(tensor((3, 2), torch.float16, 4), tensor((5, 2), torch.float16, 5)),
-    }
-    return PatchRecord(chunk, CONTEXT, ("x", "y"), "exact", Patch(({}, layer)), "exact")
+    both = LowRanks.of([LowRank(codes(3, rank, bits, 1), codes(8, rank, bits, 2))])
+    floats = LowRanks.of([LowRank(tensor((3, 2), torch.float16, 4), tensor((5, 2), torch.float16, 5))])
+    assert both is not None and floats is not None
+    one = LowRanks(both.left, tensor((8, both.left.shape[1]), torch.bfloat16, 3), both.ranks)
+    factors = Blocks([{}, {"k": both, "v": one, "x": floats}], ((0,), (1,)))
+    return PatchRecord(chunk, CONTEXT, ("x", "y"), "exact", Patch(factors), "exact")
 
 
 def assert_same(left: Any, right: Any) -> None:
@@ -109,6 +111,14 @@ def assert_same(left: Any, right: Any) -> None:
 
 def bits(t: torch.Tensor) -> list[int]:
     return t.contiguous().reshape(-1).view(torch.uint8).tolist()
+
+
+def by_layer(data: bytes) -> bytes:
+    """An object's file with a header as it was before there were blocks; its tensors stay."""
+    outer, header, rest = split(data)
+    held = header.pop("channels", None) or [list(block) for block in header.pop("ranks")]
+    places = {i: channels for group, channels in zip(header.pop("groups"), held, strict=True) for i in group}
+    return join(outer, header | {"layers": [places[i] for i in sorted(places)]}, rest)
 
 
 def file_of(root: Path, key: str) -> Path:
@@ -157,17 +167,29 @@ def tensors(draw: st.DrawFn, shape: tuple[int, ...] | None = None) -> torch.Tens
     return tensor(shape, draw(st.sampled_from(DTYPES)), draw(st.integers(0, 2**16)))
 
 
+groupings = st.lists(st.integers(0, 2), max_size=4).map(equal_groups)
+"""Groups of the layers of a model: those of equal numbers are one."""
+
+
+@st.composite
+def kvs(draw: st.DrawFn, tokens: int) -> KV:
+    groups, parts = draw(groupings), []
+    for layers in groups:
+        shape = st.tuples(st.just(len(layers)), st.integers(1, 3), st.just(tokens), st.integers(1, 5))
+        parts.append(draw(st.dictionaries(_names, shape.flatmap(tensors), max_size=3)))
+    return Blocks(parts, groups)
+
+
 @st.composite
 def canonicals(draw: st.DrawFn) -> CanonicalRecord:
     tokens = draw(st.integers(0, 4))
-    channel = st.tuples(st.integers(1, 3), st.just(tokens), st.integers(1, 5)).flatmap(tensors)
     named = st.dictionaries(_names, tensors(), max_size=2)
     return CanonicalRecord(
         chunk_id=draw(_text),
         context=draw(contexts),
         input_ids=torch.arange(tokens) * 1_000_000_007,
         positions=torch.arange(tokens).expand(draw(st.integers(1, 3)), tokens),
-        kv=tuple(draw(st.lists(st.dictionaries(_names, channel, max_size=3), max_size=3))),
+        kv=draw(kvs(tokens)),
         inputs=draw(named),
         info=draw(_infos),
         vision=draw(_text),
@@ -185,26 +207,28 @@ def encodings(draw: st.DrawFn) -> EncodingRecord:
 
 @st.composite
 def patches(draw: st.DrawFn) -> PatchRecord:
-    tokens = draw(st.integers(1, 4))
+    tokens, groups = draw(st.integers(1, 4)), draw(groupings)
 
     @st.composite
-    def factors(draw: st.DrawFn) -> LowRank:
-        rank, features = draw(st.integers(0, 3)), draw(st.integers(1, 6))
+    def factors(draw: st.DrawFn, layers: int) -> LowRanks:
+        ranks, features = tuple(draw(st.integers(0, 3)) for _ in range(layers)), draw(st.integers(1, 6))
+        bits = [draw(st.sampled_from((None, 4, 8))) for _ in "lr"]  # None: floats
+        columns = sum(rank + rank % 2 if 4 in bits else rank for rank in ranks)
 
-        def side(rows: int) -> torch.Tensor | Codes:
-            if draw(st.booleans()):
-                return codes(rows, rank, draw(st.sampled_from((4, 8))), draw(st.integers(0, 2**16)))
-            return draw(tensors((rows, rank)))
+        def side(rows: int, bits: int | None) -> torch.Tensor | Codes:
+            if bits is not None:
+                return codes(rows, columns, bits, draw(st.integers(0, 2**16)))
+            return draw(tensors((rows, columns)))
 
-        return LowRank(side(tokens), side(features))
+        return LowRanks(side(tokens, bits[0]), side(features, bits[1]), ranks)
 
-    layers = draw(st.lists(st.dictionaries(_names, factors(), max_size=2), max_size=3))
+    parts = [draw(st.dictionaries(_names, factors(len(layers)), max_size=2)) for layers in groups]
     return PatchRecord(
         chunk_id=draw(_text),
         context=draw(contexts),
         antecedents=tuple(draw(st.lists(_text, max_size=3))),
         kind=draw(st.sampled_from(("exact", "orbit"))),
-        patch=Patch(tuple(layers)),
+        patch=Patch(Blocks(parts, groups)),
         formed=draw(_text),
         info=draw(_infos),
         base=draw(_text),

@@ -3,14 +3,27 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
+import torch
 
 from kamera.errors import CorruptChunk
+from kamera.ops import Blocks, LowRanks, Patch
 from kamera.store.format import decode, encode
 from lab.reliability.forge import stamped
-from tests.store.builders import CONTEXT, assert_same, canonical, coded_patch, join, patch, seal, split
+from tests.store.builders import (
+    CONTEXT,
+    assert_same,
+    canonical,
+    coded_patch,
+    join,
+    patch,
+    seal,
+    split,
+    tensor,
+)
 
 HERE = "objects/aa/file"
 
@@ -71,10 +84,21 @@ FORGED = {
     "a field that is not known": ({"color": "red"}, "color"),
     "created is text": ({"created": "now"}, "created"),
     "created is far too much": ({"created": 10**400}, "created"),
-    "a layer that has no tensors": ({"layers": [["k", "v"], ["k"]]}, "kv/00001/k"),
-    "a layer less": ({"layers": [["k"], []]}, "kv/00000/v"),
-    "layers that are none": ({"layers": 5}, "int"),
-    "layers as text": ({"layers": ["kv", ""]}, "layers"),
+    "a block that has no tensors": ({"channels": [["k", "v"], ["k"]]}, "kv/1/k"),
+    "a channel less": ({"channels": [["k"], []]}, "kv/0/v"),
+    "a block less": ({"channels": [["k", "v"]]}, "1 blocks for 2 groups"),
+    "channels that are none": ({"channels": 5}, "int"),
+    "channels as text": ({"channels": ["kv", ""]}, "channels"),
+    "no groups": ({"groups": None}, "groups"),
+    "groups that are none": ({"groups": 5}, "5 are no groups"),
+    "groups as text": ({"groups": "01"}, "no groups"),
+    "groups as floats": ({"groups": [[0.0], [1]]}, "no groups"),
+    "groups as truth": ({"groups": [[False], [True]]}, "no groups"),
+    "a layer in two groups": ({"groups": [[0], [0]]}, "no groups"),
+    "a layer in none": ({"groups": [[0], [2]]}, "no groups"),
+    "an empty group": ({"groups": [[0], [], [1]]}, "no groups"),
+    "a group out of order": ({"groups": [[1, 0], [2]]}, "no groups"),
+    "a group of more layers": ({"groups": [[0, 2], [1]]}, "layer 0 channel 'k' must be"),
     "an input less": ({"inputs": []}, "inputs/image_grid_thw"),
     "an input more": ({"inputs": ["image_grid_thw", "x"]}, "inputs/x"),
 }
@@ -89,10 +113,28 @@ def test_a_header_that_disagrees_is_refused(changes: dict[str, Any], says: str) 
     assert HERE in str(caught.value)
 
 
-@pytest.mark.parametrize("changes", [{"rank": 3}, {"rank": None}, {"rank": -1}, {"formed": 5}])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        *({"rank": 3}, {"rank": None}, {"rank": -1}, {"formed": 5}, {"groups": [[0], [1, 2]]}, {"ranks": 5}),
+        *({"ranks": [{}]}, {"ranks": [{}, {}]}, {"ranks": [{}, {"v": []}]}, {"ranks": [{}, {"v": 2}]}),
+        *({"ranks": [{}, {"v": [number]}]} for number in (1, 3, 2.0, True, "2", None)),
+        *({"ranks": [{}, {"v": ranks}]} for ranks in ([1, 1], [3, -1])),
+    ],
+)
 def test_a_patch_header_that_lies_is_refused(changes: dict[str, Any]) -> None:
     with pytest.raises(CorruptChunk):
         read(forge(patch(), **changes), patch().key)
+
+
+@pytest.mark.parametrize("ranks", [[2, 0.0], [2, False], [2, None], [0, 2.0], [2], [2, 0, 0], [3, -1]])
+def test_ranks_of_layers_are_whole_numbers_written_in_one_way(ranks: list[Any]) -> None:
+    """A rank of 0 has no factors with which it could disagree."""
+    factors = LowRanks(tensor((3, 2), torch.float16), tensor((8, 2), torch.float16), (2, 0))
+    record = replace(patch(), patch=Patch(Blocks([{"v": factors}], ((0, 1),))))
+    assert_same(read(forge(record), record.key), record)
+    with pytest.raises(CorruptChunk):
+        read(forge(record, ranks=[{"v": ranks}]), record.key)
 
 
 def test_antecedents_are_bound_by_the_key() -> None:
@@ -126,13 +168,15 @@ def tampered_tensor(name: str, **changes: Any) -> bytes:
 @pytest.mark.parametrize(
     "name, changes",
     [
-        ("kv/00000/k", {"shape": [3, 2, 4]}),
-        ("kv/00000/k", {"shape": [24]}),
-        ("kv/00000/k", {"shape": [2, 3, 5]}),
-        ("kv/00000/k", {"dtype": "F4"}),
-        ("kv/00000/k", {"dtype": "X9"}),
-        ("kv/00000/k", {"data_offsets": [0, 2**62]}),
-        ("kv/00000/k", {"data_offsets": [-1, 8]}),
+        ("kv/0/k", {"shape": [1, 3, 2, 4]}),
+        ("kv/0/k", {"shape": [24]}),
+        ("kv/0/k", {"shape": [2, 3, 4]}),
+        ("kv/0/k", {"shape": [1, 2, 3, 5]}),
+        ("kv/0/k", {"shape": [2, 1, 3, 4]}),
+        ("kv/0/k", {"dtype": "F4"}),
+        ("kv/0/k", {"dtype": "X9"}),
+        ("kv/0/k", {"data_offsets": [0, 2**62]}),
+        ("kv/0/k", {"data_offsets": [-1, 8]}),
         ("positions", {"shape": [9]}),
         ("positions", {"shape": [1, 9]}),
         ("input_ids", {"dtype": "F64"}),
@@ -166,7 +210,7 @@ def test_missing_metadata_is_refused() -> None:
     "change",
     [
         lambda digests: digests["groups"].pop("head"),
-        lambda digests: digests["groups"].update({"kv/00001": "0" * 64}),
+        lambda digests: digests["groups"].update({"kv/1/k": "0" * 64}),
         lambda digests: digests["groups"].update({"head": "0" * 63}),
         lambda digests: digests["groups"].update({"head": 5}),
         lambda digests: digests.update({"more": 1}),
@@ -181,12 +225,12 @@ def test_digests_of_other_groups_than_there_are_are_refused(change: Any) -> None
 
 
 def test_a_group_under_the_digest_of_another_is_refused() -> None:
-    record = canonical(kv=tuple({"k": layer["k"]} for layer in [canonical(seed=s).kv[0] for s in (1, 2)]))
+    record = canonical(seed=1)
     data = encode(record, 7)
     _, header, _ = split(data)
-    one, two = (header["digests"]["groups"][f"kv/0000{i}"].encode() for i in (0, 1))
+    one, two = (header["digests"]["groups"][f"kv/0/{name}"].encode() for name in "kv")
     swapped = data.replace(one, b"x" * 64).replace(two, one).replace(b"x" * 64, two)
     front = 8 + int.from_bytes(swapped[:8], "little")
     resigned = stamped(swapped[:front]) + swapped[front:]
-    with pytest.raises(CorruptChunk, match=r"bytes of kv/0000\d have changed"):
+    with pytest.raises(CorruptChunk, match=r"bytes of kv/0/[kv] have changed"):
         read(resigned, record.key)

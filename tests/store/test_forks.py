@@ -19,6 +19,7 @@ import torch
 
 from kamera import forks
 from kamera.errors import ForkedStore, StoreError
+from kamera.ops import NO_KV
 from kamera.patches import Later
 from kamera.patches.forming import BackgroundForming
 from kamera.store import ChunkStore, StoreAdmin
@@ -267,11 +268,11 @@ def test_patches_under_way_in_the_parent_do_not_stop_a_child() -> None:
         assert go.wait(DEADLINE)
         formed.append("one")
 
-    forming.submit(CHUNK, (), form)
+    forming.submit(CHUNK, NO_KV, form)
 
     def work() -> str:
         forming.settle(CHUNK)
-        forming.submit(OTHER, (), lambda: formed.append("two"))  # type: ignore[arg-type,return-value]
+        forming.submit(OTHER, NO_KV, lambda: formed.append("two"))  # type: ignore[arg-type,return-value]
         forming.flush()
         forming.close()
         return str(formed)

@@ -16,12 +16,14 @@ import torch
 from hypothesis import given, settings
 
 from kamera.errors import CorruptChunk, StoreError, StoreVersionError
-from kamera.ops.patch import LowRank, Patch
+from kamera.ops import Blocks, LowRank, LowRanks, Patch
 from kamera.store import PatchRecord
 from kamera.store.format import decode, describe, encode, read_info
 from tests.store.builders import (
     CONTEXT,
+    anchor,
     assert_same,
+    by_layer,
     canonical,
     coded_patch,
     join,
@@ -89,9 +91,10 @@ def test_the_digest_is_where_the_specification_puts_it() -> None:
     assert data[8:35] == b'{"__metadata__":{"header":"'
     outer, header, rest = split(data)
     assert header["digests"]["algorithm"] == "sha256"
-    assert list(header["digests"]["groups"]) == ["head", "kv/00000"]
-    layer = b"".join(rest[slice(*outer[name]["data_offsets"])] for name in ("kv/00000/k", "kv/00000/v"))
-    assert header["digests"]["groups"]["kv/00000"] == hashlib.sha256(layer).hexdigest()
+    assert list(header["digests"]["groups"]) == ["head", "kv/0/k", "kv/0/v"]
+    for name in ("kv/0/k", "kv/0/v"):
+        block = rest[slice(*outer[name]["data_offsets"])]
+        assert header["digests"]["groups"][name] == hashlib.sha256(block).hexdigest()
 
 
 def test_every_tensor_starts_at_a_multiple_of_its_element_size() -> None:
@@ -107,12 +110,16 @@ def test_aliased_strided_and_grad_tensors_are_stored_by_value() -> None:
     base = tensor((2, 3, 4), torch.float16, 5)
     wide = tensor((2, 3, 8), torch.float32, 6).requires_grad_()
     strided = tensor((3, 2, 4), torch.float16, 7).transpose(0, 1)
-    layers = ({"k": base, "v": base}, {"k": wide[..., ::2], "v": strided})
-    record = canonical(kv=layers, positions=torch.arange(3).flip(0).expand(3, 3))
+    blocks = (
+        {"k": base.expand(2, 2, 3, 4), "v": base.expand(2, 2, 3, 4)},
+        {"k": wide[None, ..., ::2], "v": strided[None]},
+    )
+    kv = Blocks(blocks, ((0, 2), (1,)))
+    record = canonical(kv=kv, positions=torch.arange(3).flip(0).expand(3, 3))
     back = read(encode(record, 7), record.key)
     assert_same(back, record)
     back.kv[0]["k"].zero_()
-    assert back.kv[0]["v"].any()
+    assert back.kv[0]["v"].any() and back.kv[2]["k"].any()
 
 
 @pytest.mark.parametrize("version", [2, 3, 5])
@@ -125,6 +132,21 @@ def test_an_intact_object_of_another_format_names_both(version: int) -> None:
     damaged[200] ^= 1
     with pytest.raises(CorruptChunk):
         read(bytes(damaged), canonical().key)
+
+
+@pytest.mark.parametrize("record", [canonical(), anchor(), patch(), coded_patch()], ids=lambda r: r.kind)
+def test_an_intact_object_of_before_there_were_blocks_is_refused_by_name(record: Any) -> None:
+    data = by_layer(encode(record, 7))
+    said = rf"{HERE}: its tensors are of one layer each, this version reads blocks.*delete it"
+    with pytest.raises(StoreVersionError, match=said):
+        read(data, record.key)
+    with pytest.raises(StoreVersionError, match=said):
+        read_info(io.BytesIO(data), len(data), record.key, HERE)
+    with pytest.raises(CorruptChunk):  # one that is damaged as well
+        read(data[:200] + bytes([data[200] ^ 1]) + data[201:], record.key)
+    outer, header, rest = split(encode(record, 7))
+    with pytest.raises(CorruptChunk, match="layers"):  # none that says both was ever written
+        read(join(outer, header | {"layers": []}, rest), record.key)
 
 
 def test_an_object_asked_for_under_another_key_is_refused() -> None:
@@ -155,6 +177,7 @@ def test_what_the_format_cannot_hold_is_the_callers_mistake(fields: dict[str, An
         ({"positions": torch.arange(3)}, "positions"),
         ({"kv": ({"k": torch.zeros(2, 4, 4)},)}, "layer 0 channel 'k'"),
         ({"kv": ({}, {"v": torch.zeros(3, 4)})}, "layer 1 channel 'v'"),
+        ({"kv": Blocks([{"v": torch.zeros(2, 2, 3, 4)}], ((0,),))}, "layer 0 channel 'v'"),
         ({"info": []}, "info"),
         ({"chunk": 5}, "chunk_id"),
     ],
@@ -166,8 +189,11 @@ def test_a_canonical_whose_parts_disagree_is_refused(fields: dict[str, Any], say
 
 def test_a_patch_whose_parts_disagree_is_refused() -> None:
     one, two = (LowRank(torch.zeros(n, 2), torch.zeros(8, 2)) for n in (3, 4))
-    with pytest.raises(ValueError, match="layer 1"):
-        PatchRecord("c", CONTEXT, (), "exact", Patch(({"v": one}, {"v": two})), "exact")
+    with pytest.raises(ValueError, match=r"layers \[1\]"):
+        PatchRecord("c", CONTEXT, (), "exact", Patch.of(({"v": one}, {"v": two})), "exact")
+    both = LowRanks(torch.zeros(3, 4), torch.zeros(8, 4), (2, 2))
+    with pytest.raises(ValueError, match=r"layers \[0\].*of 2 layers"):
+        PatchRecord("c", CONTEXT, (), "exact", Patch(Blocks([{"v": both}], ((0,),))), "exact")
     with pytest.raises(ValueError, match="kind"):
         patch(kind="near")
     with pytest.raises(ValueError, match="antecedents"):
@@ -193,9 +219,10 @@ def test_random_records_round_trip_under_blake3() -> None:
     record = canonical(tokens=50)
     data = encode(record, 7, digest="blake3")
     outer, header, rest = split(data)
-    layer = b"".join(rest[slice(*outer[f"kv/00000/{name}"]["data_offsets"])] for name in "kv")
     assert header["digests"]["algorithm"] == "blake3"
-    assert header["digests"]["groups"]["kv/00000"] == blake3(layer).hexdigest()
+    for name in ("kv/0/k", "kv/0/v"):
+        block = rest[slice(*outer[name]["data_offsets"])]
+        assert header["digests"]["groups"][name] == blake3(block).hexdigest()
     assert_same(read(data, record.key), record)
     for place in random.Random(1).sample(range(len(data) - len(rest), len(data)), 40):
         damaged = bytearray(data)

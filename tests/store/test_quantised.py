@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kamera.errors import CorruptChunk
-from kamera.ops import CodedKV, code_kv, kv_map
+from kamera.ops import CodedKV, code_kv, kv_map, kv_of
 from kamera.ops.quantize_kv import KV_CODECS
 from kamera.store import CanonicalRecord, ChunkStore, Context, StoreAdmin, canonical_key, patch_key
 from kamera.store.format import decode, describe, encode, read_info
@@ -25,16 +25,17 @@ CODECS = pytest.mark.parametrize("codec", KV_CODECS)
 HERE = "objects/aa/file"
 
 
-def kv_of(tokens: int, dtype: torch.dtype = torch.bfloat16, dim: int = 8, seed: int = 0) -> Any:
+def layers_of(tokens: int, dtype: torch.dtype = torch.bfloat16, dim: int = 8, seed: int = 0) -> Any:
     generator = torch.Generator().manual_seed(seed)
     layer = {n: torch.randn(2, tokens, dim, generator=generator).to(dtype) for n in ("k", "v")}
-    return (layer, {}, {n: 3 * t for n, t in layer.items()})
+    more = {n: torch.cat((t, -t)) for n, t in layer.items()}  # of another number of heads: a block of its own
+    return (layer, {}, {n: 3 * t for n, t in layer.items()}, more)
 
 
 def record(codec: str, tokens: int = 40, **fields: Any) -> CanonicalRecord:
     """As a window puts it: the context asks for codes, the KV is still as the model computed it."""
     context = replace(CONTEXT, kv=codec)
-    return canonical(context=context, tokens=tokens, **({"kv": kv_of(tokens)} | fields))
+    return canonical(context=context, tokens=tokens, **({"kv": layers_of(tokens)} | fields))
 
 
 def open_at(place: Path | str, codec: str) -> ChunkStore:
@@ -49,7 +50,7 @@ def forge(made: CanonicalRecord, **changes: Any) -> bytes:
 @CODECS
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
 def test_decoded_kv_keeps_its_dtype_and_is_within_its_loss(codec, dtype, tmp_path):
-    put = record(codec, kv=kv_of(40, dtype))
+    put = record(codec, kv=layers_of(40, dtype))
     with open_at(tmp_path, codec) as store:
         key = store.put(put)
     with open_at(tmp_path, codec) as again:
@@ -85,8 +86,8 @@ def test_memory_and_disk_give_back_the_same_bits(codec, tmp_path):
 @CODECS
 def test_codes_take_the_bytes_they_promise(codec, tmp_path):
     tokens, bare = 256, {"inputs": {}}
-    plain = canonical(tokens=tokens, kv=kv_of(tokens, dim=64), **bare)
-    coded = record(codec, tokens, kv=kv_of(tokens, dim=64), **bare)
+    plain = canonical(tokens=tokens, kv=layers_of(tokens, dim=64), **bare)
+    coded = record(codec, tokens, kv=layers_of(tokens, dim=64), **bare)
     with ChunkStore.open(tmp_path) as store:
         store.put(plain)
         store.put(coded)
@@ -130,7 +131,7 @@ def test_a_lossy_canonical_is_never_found_as_an_exact_one(codec, tmp_path):
 
 def test_all_forms_share_a_store_opened_for_any_of_them(tmp_path):
     """The option is what windows ask for; an object's form is its context's."""
-    made = [record(codec) for codec in KV_CODECS] + [canonical(tokens=40, kv=kv_of(40))]
+    made = [record(codec) for codec in KV_CODECS] + [canonical(tokens=40, kv=layers_of(40))]
     with ChunkStore.open(tmp_path) as store:
         assert store.kv == "as-is" and "kv=" not in repr(store)
         for one in made:
@@ -157,7 +158,7 @@ def test_a_store_of_an_unknown_form_is_not_made(tmp_path):
 
 @CODECS
 def test_values_without_codes_are_refused_and_not_stored(codec, tmp_path):
-    kv = kv_of(5)
+    kv = layers_of(5)
     kv[2]["v"][1, 2, 3] = float("nan")
     with open_at(tmp_path, codec) as store:
         with pytest.raises(ValueError, match="layer 2 channel 'v' holds values that are not finite"):
@@ -168,7 +169,7 @@ def test_values_without_codes_are_refused_and_not_stored(codec, tmp_path):
 
 
 def test_the_first_canonical_under_a_key_stays(tmp_path):
-    one, other = record("int8"), record("int8", kv=kv_of(40, seed=5))
+    one, other = record("int8"), record("int8", kv=layers_of(40, seed=5))
     with open_at(tmp_path, "int8") as store:
         assert store.put(one) == store.put(other)
         got = store.get_canonical(one.context, one.chunk_id)
@@ -189,8 +190,8 @@ def test_the_header_says_codec_grid_and_loss(codec):
     assert said["axes"] == {"k": "tokens", "v": "features"}
     assert put.loss is not None and said["loss"]["relative"] == put.loss.relative
     assert set(said["loss"]) == {"relative", "largest", "channels"}
-    assert outer["kv/00000/k/codes"]["dtype"] == "U8" and "kv/00000/k" not in outer
-    assert outer["kv/00002/v/steps"]["dtype"] == outer["kv/00002/v/lows"]["dtype"] == "BF16"
+    assert outer["kv/0/k/codes"]["dtype"] == "U8" and "kv/0/k" not in outer
+    assert outer["kv/0/v/steps"]["dtype"] == outer["kv/0/v/lows"]["dtype"] == "BF16"
 
 
 def test_kv_as_it_is_is_written_as_ever():
@@ -207,7 +208,7 @@ def test_kv_as_it_is_is_written_as_ever():
     st.integers(0, 99),
 )
 def test_a_coded_record_comes_back_bit_for_bit(tokens, codec, dtype, dim, seed):
-    put = kept(record(codec, tokens, kv=kv_of(tokens, dtype, dim, seed)))
+    put = kept(record(codec, tokens, kv=layers_of(tokens, dtype, dim, seed)))
     data = encode(put, 1.5)
     assert_same(decode(data, put.key, HERE), put)
     info = read_info(io.BytesIO(data), len(data), put.key, HERE)
@@ -241,7 +242,7 @@ def test_a_patch_of_a_coded_canonical_comes_back(made):
         (lambda h: {"coded": h["coded"] | {"loss": {"relative": 0.1}}}, "largest"),
         (lambda h: {"coded": h["coded"] | {"loss": h["coded"]["loss"] | {"relative": -1}}}, "at least 0"),
         (lambda h: {"coded": h["coded"] | {"loss": h["coded"]["loss"] | {"channels": 3}}}, "int"),
-        (lambda h: {"layers": [["k"], [], ["k", "v"]]}, "does not name"),
+        (lambda h: {"channels": [["k"], [], ["k", "v"]]}, "does not name"),
     ],
 )
 def test_a_header_that_lies_about_codes_is_damage(change, says):
@@ -269,7 +270,7 @@ def test_a_flipped_byte_anywhere_is_a_refusal(codec):
 
 
 def test_a_record_whose_codes_are_of_another_form_cannot_be_made():
-    coded = code_kv(kv_of(3), "int4")
+    coded = code_kv(kv_of(layers_of(3)), "int4")
     for form in ("as-is", "int8"):
         with pytest.raises(ValueError, match=f"4-bit codes under a context of kv='{form}'"):
             canonical(context=replace(CONTEXT, kv=form), kv=coded)
@@ -281,7 +282,7 @@ def test_a_kept_record_is_kept_as_it_is_and_reads_as_a_kv():
     put = kept(record("int4"))
     assert kept(put) is put and isinstance(put.kv, CodedKV)
     dense = kv_map(put.kv, lambda t: t)
-    assert [list(layer) for layer in dense] == [["k", "v"], [], ["k", "v"]]
+    assert [list(layer) for layer in dense] == [["k", "v"], [], ["k", "v"], ["k", "v"]]
     assert json.loads(json.dumps(put.header()["coded"])) == put.header()["coded"]
     plain = canonical()
     assert kept(plain) is plain

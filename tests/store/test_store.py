@@ -67,7 +67,7 @@ def test_a_patch_is_replaced_and_its_info_follows(store: ChunkStore) -> None:
 
 
 def test_a_patch_that_corrects_nothing_is_a_hit(store: ChunkStore) -> None:
-    store.put(PatchRecord(CHUNK, CONTEXT, ("x",), "exact", Patch(({}, {})), "exact"))
+    store.put(PatchRecord(CHUNK, CONTEXT, ("x",), "exact", Patch.of(({}, {})), "exact"))
     got = store.get_patch(CONTEXT, CHUNK, ("x",))
     assert got is not None
     assert (got.patch.rank, len(got.patch.layers), got.nbytes) == (0, 2, 0)

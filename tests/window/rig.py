@@ -14,7 +14,7 @@ from kamera import Backbone, Chunk, ChunkStore, KameraWindow, ReusePolicy
 from kamera.engines import Usage
 from kamera.engines.hf import Observer
 from kamera.engines.hf.meter import is_probe
-from kamera.ops import KV, kv_map, relocate_kv
+from kamera.ops import KV, kv_copy, kv_of, relocate_kv
 from kamera.patches import later_of
 from kamera.window.report import Tally
 from tests.engines.compare import relative, worst
@@ -110,7 +110,7 @@ class Prefilled:
             tensors = {c.name: getattr(layer, c.tensor) for c in spec.channels}
             whole = {n: t if t.dim() == 3 else t[0] for n, t in tensors.items()}
             out.append({n: t[:, start:stop] for n, t in whole.items()})
-        return tuple(out)
+        return kv_of(out, self.backbone.groups)
 
     def generate(self, **options) -> torch.Tensor:
         """New tokens ``[sequences, new]`` of the model's own generate on the concatenated prompt."""
@@ -144,7 +144,7 @@ def live(window: KameraWindow, index: int) -> KV:
     window._stage.show(state, Tally())
     kv = window._stage.live.read(index + 1)  # behind the anchor
     home = [-f for f in state.frame]
-    return relocate_kv(kv_map(kv, torch.clone), window.backbone.layout, home)
+    return relocate_kv(kv_copy(kv), window.backbone.layout, home)
 
 
 def addresses(window: KameraWindow, index: int) -> list[int]:
@@ -189,10 +189,7 @@ class Snapshot:
     @classmethod
     def of(cls, window: KameraWindow) -> Snapshot:
         """As it is now; tensors are copied, so a write in place shows."""
-        kv = tuple(
-            tuple({n: t.clone() for n, t in layer.items()} for layer in live(window, i))
-            for i in range(len(window))
-        )
+        kv = tuple(kv_copy(live(window, i)) for i in range(len(window)))
         logits = window.next_token_logits(QUESTION)
         return cls(window.slots, window.input_ids, window.position_ids, kv, logits)
 

@@ -15,7 +15,7 @@ from kamera.patches.forming import BackgroundForming, forming_of
 from kamera.store import PatchRecord
 from tests.window.rig import QUESTION, guarantees, live, make, rig, same_bits, watching
 
-NONE = Patch(())
+NONE = Patch.of(())
 
 
 @pytest.fixture(scope="module")

@@ -288,7 +288,7 @@ def test_an_axis_that_answers_do_not_miss_is_missed_in_the_kv(stage, shipped):
 def test_blind_reuse_does_not_prove_itself(stage, shipped):
     scene, of = material(stage)
     prover = Prover(shipped, stage.anchor, 0.05)
-    empty = Patch(tuple({} for _ in of.patch.layers))
+    empty = Patch.of(tuple({} for _ in of.patch.layers))
     span = Span(scene.canonical, empty, scene.offset)
     proof = prover.proof(scene.delta, scene.conditioned, span, facts_of(scene), before_of(scene))
     assert not proof.within(0.05)

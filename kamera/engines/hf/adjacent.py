@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from kamera.content import Encoded
-from kamera.ops import KV, kv_map, kv_slice
+from kamera.ops import KV, kv_copy, kv_slice
 
 if TYPE_CHECKING:
     from kamera.engines.hf.backbone import Backbone
@@ -58,9 +58,4 @@ def split(kv: KV, lengths: Sequence[int]) -> tuple[KV, ...]:
     """Copies of consecutive spans of ``lengths`` tokens out of the KV of all."""
     stops = list(accumulate(lengths))
     starts = [0, *stops[:-1]]
-    return tuple(kv_map(kv_slice(kv, a, b), owned) for a, b in zip(starts, stops, strict=True))
-
-
-def owned(tensor: torch.Tensor) -> torch.Tensor:
-    """A copy that shares no memory with a cache, so that it keeps none alive and nothing writes to it."""
-    return tensor.detach().clone()
+    return tuple(kv_copy(kv_slice(kv, a, b)) for a, b in zip(starts, stops, strict=True))

@@ -11,10 +11,10 @@ from transformers.generation.configuration_utils import GenerationMode
 
 from kamera.content import Encoded
 from kamera.engines.hf import cache as model_cache
-from kamera.engines.hf.adjacent import joined, owned, split
+from kamera.engines.hf.adjacent import joined
 from kamera.engines.values import Answer
 from kamera.errors import NonFiniteKV
-from kamera.ops import KV, check_finite, kv_map
+from kamera.ops import KV, check_finite, kv_copy
 
 if TYPE_CHECKING:
     from kamera.engines.hf.backbone import Backbone
@@ -30,24 +30,25 @@ def answer(
     spans: Sequence[Encoded],
     sampling: Mapping[str, Any],
 ) -> Answer:
-    """As `Engine.decode`, behind ``past``, which is extended."""
+    """As `Engine.decode`, behind ``past``, which is extended.
+
+    Of one sequence ``past`` then holds the KV of spans, too, and the answer has none.
+    """
     start, alone = model_cache.cache_length(past), _makes_one_row(backbone.model, sampling)
     lengths = [span.num_tokens for span in spans]
     stop = start + sum(lengths)
     parts = list(positions[:, start:].split([*lengths, ids.shape[0] - stop], dim=1))
     whole = joined(backbone, [*spans, Encoded(ids[stop:], {}, {})], parts) if spans and alone else None
-    before: tuple[KV, ...] = ()
+    kvs: tuple[KV, ...] = ()
     if whole is None:
-        before = _one_by_one(backbone, spans, parts, past)
-    watch = _FirstLogits(backbone, past, start if before == () else stop, stop)
+        kvs = _one_by_one(backbone, spans, parts, past, keeps=not alone)
+    watch = _FirstLogits(backbone, past, stop if whole is None else start, stop)
     options = {**sampling, "logits_processor": [*(sampling.get("logits_processor") or ()), watch]}
     tokens = backbone.generate(ids, positions, past, whole, **options)
     if not alone:
-        return Answer(tokens, before, None, len(spans), watch.time)
-    ran = model_cache.read(past, backbone.layout, start if whole else stop)
-    behind = model_cache.cache_length(past) - stop
-    *kvs, tail = split(ran, [*lengths, behind] if whole else [behind])
-    return Answer(tokens, before or tuple(kvs), _sound(tail), 1 if whole else len(spans), watch.time)
+        return Answer(tokens, kvs, None, len(spans), watch.time)
+    tail = kv_copy(model_cache.read(past, backbone.layout, backbone.groups, stop))
+    return Answer(tokens, (), _sound(tail), 1 if whole else len(spans), watch.time)
 
 
 class _FirstLogits:
@@ -61,7 +62,9 @@ class _FirstLogits:
         """``scores`` as they are. Raises NonFiniteKV."""
         if not self.time:
             if self._stop > self._start:
-                check_finite(model_cache.read(self._past, self._backbone.layout, self._start, self._stop))
+                backbone = self._backbone
+                ran = model_cache.read(self._past, backbone.layout, backbone.groups, self._start, self._stop)
+                check_finite(ran)
             self.time = time.perf_counter()
         return scores
 
@@ -91,7 +94,11 @@ def _one_by_one(
     spans: Sequence[Encoded],
     positions: Sequence[torch.Tensor],
     past: model_cache.ModelCache,
+    keeps: bool,
 ) -> tuple[KV, ...]:
-    """KV of spans, each of which extends ``past``."""
-    runs = zip(spans, positions, strict=False)
-    return tuple(kv_map(backbone.run(span, places, past)[0], owned) for span, places in runs)
+    """Run spans, each of which extends ``past``; copies of their KV if it ``keeps`` them."""
+    kvs: list[KV] = []
+    for span, places in zip(spans, positions, strict=False):
+        kv, _ = backbone.run(span, places, past)
+        kvs += [kv_copy(kv)] if keeps else []
+    return tuple(kvs)

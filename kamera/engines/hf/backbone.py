@@ -15,9 +15,10 @@ from kamera.content import Chunk, Content, Encoded, Seams, Spoken
 from kamera.engines.base import LiveKV
 from kamera.engines.extent import Extent, Extents
 from kamera.engines.hf import batch, whole
+from kamera.engines.hf import cache as model_cache
 from kamera.engines.hf import encode as encoding
 from kamera.engines.hf import positions as positioning
-from kamera.engines.hf.adjacent import joined, owned, split
+from kamera.engines.hf.adjacent import joined, split
 from kamera.engines.hf.answering import answer
 from kamera.engines.hf.describe import Description, describe
 from kamera.engines.hf.fingerprint import vocabulary_digest
@@ -29,7 +30,7 @@ from kamera.engines.hf.sampling import check_options
 from kamera.engines.touching import refuse_touching
 from kamera.engines.values import Answer, Named, Probe
 from kamera.errors import IncompatibleChunk, NonFiniteKV, UnsupportedBackbone, quote
-from kamera.ops import KV, check_encoding, kv_map
+from kamera.ops import KV, check_encoding, kv_bytes
 
 logger = logging.getLogger(__name__)
 
@@ -221,9 +222,9 @@ class Backbone(Model):
 
     # -- running -------------------------------------------------------------------------------
 
-    def live(self) -> LiveCache:
-        """A live cache of this model that shows nothing yet."""
-        return LiveCache(self)
+    def live(self, *, holds: bool = False) -> LiveCache:
+        """A live cache of this model that shows nothing yet; ``holds`` as in `Engine.live`."""
+        return LiveCache(self, holds)
 
     def encode(self, chunk: Chunk) -> Encoded:
         """Run the vision tower over a chunk (not at all for text). Raises NonFiniteKV, IncompatibleChunk."""
@@ -250,9 +251,9 @@ class Backbone(Model):
         if encoded.num_tokens == 0:
             return self.no_kv()
         with self._cache_of(behind) as cache:
-            kv, _ = self.run(encoded, positions, cache)
-            # a copy does not keep the whole cache alive, and nothing else writes to it
-            return kv_map(kv, owned)
+            start = model_cache.cache_length(cache)
+            self.run(encoded, positions, cache)
+            return self._kept(behind, cache, start, [encoded.num_tokens])[0]
 
     @property
     def joins(self) -> bool:
@@ -265,11 +266,13 @@ class Backbone(Model):
         """As `Engine.prefill_run`."""
         whole = joined(self, spans, positions)
         with self._cache_of(behind) as cache:
+            start, lengths = model_cache.cache_length(cache), [span.num_tokens for span in spans]
             if whole is None:  # one after another: the cache grows behind each
-                runs = zip(spans, positions, strict=True)
-                return tuple(kv_map(self.run(s, p, cache)[0], owned) for s, p in runs)
-            kv, _ = self.run(whole, torch.cat(list(positions), dim=1), cache)
-            return split(kv, [span.num_tokens for span in spans])
+                for span, places in zip(spans, positions, strict=True):
+                    self.run(span, places, cache)
+            else:
+                self.run(whole, torch.cat(list(positions), dim=1), cache)
+            return self._kept(behind, cache, start, lengths)
 
     def ask(self, ids: torch.Tensor, positions: torch.Tensor, behind: LiveKV) -> torch.Tensor:
         """As `Engine.ask`."""
@@ -280,7 +283,7 @@ class Backbone(Model):
         self, texts: Sequence[torch.Tensor], positions: torch.Tensor, behind: LiveKV
     ) -> tuple[torch.Tensor, ...]:
         """As `Engine.follow`: texts are filled up to the longest, at most `_ROWS_BYTES` of KV at a time."""
-        held = sum(t.nbytes for layer in behind.tensors for t in layer.values())
+        held = kv_bytes(behind.tensors)
         rows = max(1, _ROWS_BYTES // max(1, held))
         found: list[torch.Tensor] = []
         for start in range(0, len(texts), rows):
@@ -315,7 +318,11 @@ class Backbone(Model):
         if "stop_strings" in sampling:
             sampling.setdefault("tokenizer", getattr(self.processor, "tokenizer", self.processor))
         with self._cache_of(behind) as cache:
-            return answer(self, ids, positions, cache, spans, sampling)
+            start, lengths = model_cache.cache_length(cache), [span.num_tokens for span in spans]
+            said = answer(self, ids, positions, cache, spans, sampling)
+            if not spans or said.kvs:
+                return said
+            return said._replace(kvs=self._kept(behind, cache, start, lengths))
 
     def recomputed(
         self, encoded: Encoded, positions: torch.Tensor, context: KV, held: KV, rows: torch.Tensor
@@ -344,6 +351,18 @@ class Backbone(Model):
         return batch.prefill(self, spans, positions, past)
 
     # -- inside --------------------------------------------------------------------------------
+
+    def _kept(
+        self, behind: LiveKV | None, cache: ModelCache, start: int, lengths: Sequence[int]
+    ) -> tuple[KV, ...]:
+        """KV of consecutive spans of a cache from ``start`` on: where they stand, or copies.
+
+        A copy does not keep the whole cache alive, and nothing else writes to it.
+        """
+        standing = behind.kept(cache, start, lengths) if isinstance(behind, LiveCache) else None
+        if standing is not None:
+            return standing
+        return split(model_cache.read(cache, self.layout, self.groups, start), lengths)
 
     @contextmanager
     def _cache_of(self, behind: LiveKV | None) -> Iterator[ModelCache]:

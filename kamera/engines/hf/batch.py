@@ -47,7 +47,7 @@ def has_experts(decoder: nn.Module) -> bool:
 def prefill(
     backbone: Backbone, spans: Sequence[Encoded], positions: Sequence[torch.Tensor], past: KV
 ) -> tuple[KV, ...]:
-    """KV of each span at its positions ``[axes, tokens]`` behind ``past``, as views of one batch.
+    """KV of each span at its positions ``[axes, tokens]`` behind ``past``, in one batch.
 
     Raises ValueError for spans that do not share a `form`, NonFiniteKV.
     """
@@ -64,7 +64,9 @@ def prefill(
     )
     with torch.no_grad(), backbone.alone():
         backbone.decoder(**arguments, past_key_values=cache, use_cache=True)
-    rows_kv = tuple(model_cache.read(cache, backbone.layout, start, row=i) for i in range(len(spans)))
+    rows_kv = tuple(
+        model_cache.read(cache, backbone.layout, backbone.groups, start, row=i) for i in range(len(spans))
+    )
     for kv in rows_kv:
         check_finite(kv)
     return rows_kv

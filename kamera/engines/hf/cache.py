@@ -1,12 +1,13 @@
 """The only file that knows the insides of a transformers cache.
 
-Everything else sees `KV` (layers of named channels, ``[heads, tokens, dim]``, batch dropped) and an
-opaque cache object to hand to the model. Measured on transformers 5.23.
+Everything else sees `KV` (blocks of named channels, batch dropped) and an opaque cache object to hand to the
+model. Measured on transformers 5.23.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -18,9 +19,12 @@ from transformers.cache_utils import (
     DynamicSlidingWindowLayer,
 )
 
-from kamera.ops import KV, LayerKV, Layout, kv_tokens
+from kamera.ops import KV, CacheTensor, Groups, LayerKV, Layout, kv_of, kv_slice, kv_tokens
 
 ModelCache = DynamicCache
+
+Rows = dict[CacheTensor, tuple[torch.Tensor, ...]]
+"""The tensors of a group of layers, one a layer, ``[1, heads, tokens, dim]``."""
 
 _RELOCATABLE = (DynamicLayer, DynamicSlidingWindowLayer, DynamicIndexedLayer, DummyLayer)
 
@@ -41,7 +45,7 @@ def new_cache(config: Any) -> ModelCache:
     off the canonical of a long chunk. Outputs are the same, the model's mask does the sliding.
     """
     planned = DynamicCache(config=config)
-    if any(isinstance(layer, DynamicIndexedLayer | DummyLayer) for layer in planned.layers):
+    if {type(layer) for layer in planned.layers} & {DynamicIndexedLayer, DummyLayer}:
         for i, layer in enumerate(planned.layers):
             if isinstance(layer, DynamicSlidingWindowLayer):
                 planned.layers[i] = DynamicLayer()
@@ -59,14 +63,27 @@ def raw_shapes(cache: ModelCache) -> list[dict[str, torch.Size]]:
     return [{name: tensor.shape for name, tensor in _tensors(layer).items()} for layer in cache.layers]
 
 
-def read(cache: ModelCache, layout: Layout, start: int = 0, stop: int | None = None, row: int = 0) -> KV:
-    """Views of the tokens ``start:stop`` of one sequence of a cache."""
+def read(
+    cache: ModelCache, layout: Layout, groups: Groups, start: int = 0, stop: int | None = None, row: int = 0
+) -> KV:
+    """The tokens ``start:stop`` of one sequence of a cache, for reading.
+
+    Views of the room in which a cache grew (`growing`), else a copy.
+    """
+    if isinstance(cache, _Growing) and stands(cache):
+        first, length = cache.first, cache_length(cache)
+        return kv_slice(cache.whole, first + start, first + (length if stop is None else min(stop, length)))
     out: list[LayerKV] = []
     for layer, spec in zip(cache.layers, layout, strict=False):
         tensors = _tensors(layer)
         out.append({c.name: _canonical(tensors[c.tensor], row)[:, start:stop] for c in spec.channels})
     out.extend({} for _ in layout[len(out) :])
-    return tuple(out)
+    return kv_of(out, groups)
+
+
+def stands(cache: ModelCache) -> bool:
+    """True if all tokens of a cache stand in the room in which it grew."""
+    return isinstance(cache, _Growing) and all(map(_ROOM, cache.standing))
 
 
 def build(config: Any, layout: Layout, kv: KV) -> ModelCache:
@@ -74,40 +91,42 @@ def build(config: Any, layout: Layout, kv: KV) -> ModelCache:
     cache = new_cache(config)
     if kv_tokens(kv) == 0:
         return cache
-    for i, (tensors, spec) in enumerate(zip(kv, layout, strict=True)):
-        while len(cache.layers) <= i:
-            cache.layers.append(DynamicLayer())
-        if not spec.channels:
-            continue
-        layer: Any = cache.layers[i]
-        held = {c.tensor: tensors[c.name].unsqueeze(0) for c in spec.channels}
-        layer.lazy_initialization(held["keys"], held["values"])
-        layer.keys, layer.values = held["keys"], held["values"]
-        if "indexer_keys" in held:
-            index = held["indexer_keys"].squeeze(1)
-            layer.lazy_initialization_indexer(index)
-            layer.indexer_keys = index
+    cache.layers.extend([DynamicLayer() for _ in range(len(layout) - len(cache.layers))])
+    for block, layers in zip(kv.parts, kv.groups, strict=True):
+        rows = {c.tensor: block[c.name].unsqueeze(1).unbind(0) for c in layout[layers[0]].channels}
+        for row, index in enumerate(layers if rows else ()):
+            layer: Any = cache.layers[index]
+            layer.lazy_initialization(rows["keys"][row], rows["values"][row])
+            layer.keys, layer.values = rows["keys"][row], rows["values"][row]
+            if "indexer_keys" in rows:
+                layer.lazy_initialization_indexer(rows["indexer_keys"][row].squeeze(1))
+                layer.indexer_keys = rows["indexer_keys"][row].squeeze(1)
     return cache
 
 
 def growing(config: Any, layout: Layout, room: KV, start: int, stop: int) -> ModelCache:
     """A batch-1 cache of the tokens ``start:stop`` of ``room`` that grows into the room behind them.
 
-    ``room`` holds every layer's channels ``[heads, capacity, dim]``. Appended tokens are written there in
-    place; a cache that outgrows the room, or becomes several sequences, continues by concatenation.
+    ``room`` holds the channels of all layers ``[layers, heads, capacity, dim]``. Appended tokens are written
+    there in place; a cache that outgrows the room, or becomes several sequences, continues by concatenation.
     After `detach` it never writes into the room again.
     """
-    cache = new_cache(config)
+    planned = new_cache(config)
     if start == stop:
-        return cache
-    for i, (tensors, spec) in enumerate(zip(room, layout, strict=True)):
-        while len(cache.layers) <= i:
-            cache.layers.append(DynamicLayer())
-        if not spec.channels:
+        return planned
+    cache = _Growing(room, start)
+    cache.layers = planned.layers
+    cache.layers.extend([DynamicLayer() for _ in range(len(layout) - len(planned.layers))])
+    for block, layers in zip(room.parts, room.groups, strict=True):
+        channels = layout[layers[0]].channels
+        if not channels:
             continue
-        held: dict[str, torch.Tensor] = {c.tensor: tensors[c.name][None, :, start:] for c in spec.channels}
-        kind = _InPlaceIndexed if "indexer_keys" in held else _InPlace
-        cache.layers[i] = kind(held, stop - start)
+        rows: Rows = {c.tensor: block[c.name][:, None, :, start:].unbind(0) for c in channels}
+        kind = _InPlaceIndexed if "indexer_keys" in rows else _InPlace
+        for row, layer in enumerate(layers):
+            standing = kind(rows, row, stop - start)
+            cache.layers[layer] = standing
+            cache.standing.append(standing)
     return cache
 
 
@@ -118,78 +137,89 @@ def detach(cache: ModelCache) -> None:
             layer.room = None
 
 
-class _InPlace(DynamicLayer):
-    """A layer whose tokens are the first of ``room``; updates write the next ones."""
+class _Growing(DynamicCache):
+    """A cache whose tokens stand in ``whole`` from ``first`` on, as long as each layer is in its room."""
 
-    def __init__(self, room: dict[str, torch.Tensor], length: int) -> None:
+    def __init__(self, whole: KV, first: int) -> None:
         super().__init__()
-        self.lazy_initialization(room["keys"], room["values"])
-        self.room: dict[str, torch.Tensor] | None = room
-        self.keys = room["keys"][:, :, :length]
-        self.values = room["values"][:, :, :length]
+        self.whole, self.first = whole, first
+        self.standing: list[_InPlace] = []  # the layers that keep KV
+
+
+class _InPlace(DynamicLayer):
+    """A layer whose tokens are the first of ``room``: keys and values ``[1, heads, capacity, dim]`` of the
+    layer at ``row`` of a block. Updates write the next ones.
+
+    ``room`` is None once it has left it, or was detached.
+    """
+
+    def __init__(self, rows: Rows, row: int, length: int) -> None:
+        super().__init__()
+        keys, values = rows["keys"][row], rows["values"][row]
+        self.lazy_initialization(keys, values)
+        self.room: tuple[torch.Tensor, torch.Tensor] | None = (keys, values)
+        self.keys, self.values = keys[:, :, :length], values[:, :, :length]
 
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """As of a `DynamicLayer`, without the concatenation while there is room."""
-        keys = _written(self.room, "keys", self.keys, key_states)
-        values = _written(self.room, "values", self.values, value_states)
-        if keys is None or values is None:
+        room, held = self.room, self.keys
+        if room is None or held is None:
             return super().update(key_states, value_states, *args, **kwargs)
-        self.keys, self.values = keys, values
-        return keys, values
+        keys, values = room
+        start, stop = held.shape[2], held.shape[2] + key_states.shape[2]
+        # beam search and several sequences leave the room: they have other tensors
+        if key_states.shape[0] != 1 or held.data_ptr() != keys.data_ptr() or stop > keys.shape[2]:
+            self.room = None
+            return super().update(key_states, value_states, *args, **kwargs)
+        keys[:, :, start:stop], values[:, :, start:stop] = key_states, value_states
+        self.keys, self.values = keys[:, :, :stop], values[:, :, :stop]
+        return self.keys, self.values
 
 
 class _InPlaceIndexed(_InPlace, DynamicIndexedLayer):
     """An `_InPlace` layer with the keys of an indexer."""
 
-    def __init__(self, room: dict[str, torch.Tensor], length: int) -> None:
-        super().__init__(room, length)
-        self.lazy_initialization_indexer(room["indexer_keys"])
-        self.indexer_keys = room["indexer_keys"][0, :, :length]
+    def __init__(self, rows: Rows, row: int, length: int) -> None:
+        super().__init__(rows, row, length)
+        self._index = rows["indexer_keys"][row][0]
+        self.lazy_initialization_indexer(self._index)
+        self.indexer_keys = self._index[:, :length]
 
     def update_indexer(self, indexer_key_states: torch.Tensor) -> torch.Tensor:
         """As of a `DynamicIndexedLayer`, without the concatenation while there is room."""
-        assert self.indexer_keys is not None
-        held = self.indexer_keys[:, None]
-        keys = _written(self.room, "indexer_keys", held, indexer_key_states[:, None])
-        if keys is None:
+        held, room = self.indexer_keys, self._index
+        assert held is not None
+        start, stop = held.shape[1], held.shape[1] + indexer_key_states.shape[1]
+        one = indexer_key_states.shape[0] == 1
+        if self.room is None or not one or held.data_ptr() != room.data_ptr() or stop > room.shape[1]:
+            self.room = None
             return super().update_indexer(indexer_key_states)
-        self.indexer_keys = keys[:, 0]
+        room[:, start:stop] = indexer_key_states
+        self.indexer_keys = room[:, :stop]
         return self.indexer_keys
 
 
-def _written(
-    rooms: dict[str, torch.Tensor] | None, name: str, held: torch.Tensor | None, new: torch.Tensor
-) -> torch.Tensor | None:
-    """``held`` with ``new`` behind it in the room, or None if it is not there or does not fit."""
-    if rooms is None or held is None:
-        return None
-    room = rooms[name]
-    stop = held.shape[2] + new.shape[2]
-    # beam search and several sequences leave the room: they have other tensors
-    if new.shape[0] != 1 or held.data_ptr() != room.data_ptr() or stop > room.shape[2]:
-        return None
-    room[:, :, held.shape[2] : stop] = new
-    return room[:, :, :stop]
-
-
-def share(cache: ModelCache, config: Any, layout: Layout) -> ModelCache:
-    """A second cache over the same tensors: appending to it does not change ``cache``."""
+def share(cache: ModelCache, config: Any, layout: Layout, groups: Groups) -> ModelCache:
+    """A second cache of the same tokens: appending to it does not change ``cache``."""
     if cache_length(cache) == 0:  # planned layers hold no tensors yet
         return new_cache(config)
-    return build(config, layout, read(cache, layout))
+    return build(config, layout, read(cache, layout, groups))
 
 
 def repeat(cache: ModelCache, times: int) -> ModelCache:
     """The cache with its batch repeated ``times`` (beam search, several return sequences)."""
     if times > 1 and cache_length(cache):
+        detach(cache)
         cache.batch_repeat_interleave(times)
     return cache
 
 
 def spread(cache: ModelCache, rows: int) -> ModelCache:
     """The cache as ``rows`` equal sequences, in place; tensors are shared until the model appends."""
+    if rows > 1:
+        detach(cache)
     for layer in cache.layers:
         for name, tensor in _tensors(layer).items():
             setattr(layer, name, tensor.expand(rows, *tensor.shape[1:]))
@@ -242,6 +272,9 @@ class OverwritingCache(DynamicCache):
         return keys
 
 
+_ROOM = attrgetter("room")
+
+
 def _tensors(layer: Any) -> dict[str, torch.Tensor]:
     if isinstance(layer, DummyLayer) or getattr(layer, "keys", None) is None:
         return {}
@@ -254,6 +287,11 @@ def _tensors(layer: Any) -> dict[str, torch.Tensor]:
 def _canonical(tensor: torch.Tensor, row: int) -> torch.Tensor:
     """``[rows, heads, tokens, dim]`` or the indexer's ``[rows, tokens, dim]`` to ``[heads, tokens, dim]``."""
     return tensor[row : row + 1] if tensor.dim() == 3 else tensor[row]
+
+
+def held(cache: ModelCache) -> list[torch.Tensor]:
+    """The tensors of all layers."""
+    return [tensor for layer in cache.layers for tensor in _tensors(layer).values()]
 
 
 def layer_devices(cache: ModelCache) -> Sequence[torch.device | None]:

@@ -13,17 +13,16 @@ another is being read, takes a room of its own.
 
 from __future__ import annotations
 
-import threading
-import weakref
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, NamedTuple
 
-from kamera import forks
 from kamera.engines.base import Span, Written
+from kamera.engines.hf import cache as model_cache
+from kamera.engines.hf.room import Room, RoomKV
 from kamera.engines.moves import Move, Stand, moves
-from kamera.ops import KV, kv_slice
+from kamera.ops import KV, Blocks, kv_slice
 from kamera.ops.kernels import serve
 
 if TYPE_CHECKING:
@@ -32,40 +31,23 @@ if TYPE_CHECKING:
 SLACK = 1024
 """Least number of free tokens behind the spans: for a question and its answer, or the next chunks."""
 
+_NONE: frozenset[str] = frozenset()
 
-class _Room:
-    """Tensors for ``capacity`` tokens, the spans in them from ``start`` on, and the caches that use them."""
-
-    def __init__(self) -> None:
-        self.kv: KV = ()
-        self.capacity = 0
-        self.start = 0
-        self.standing: tuple[Span, ...] = ()
-        self.readers = 0  # while there are any, no span in the room is overwritten
-        self.lock = forks.Lock()  # in the midst of a write nothing stands
-        self.tail = threading.Lock()  # held to write behind the last token
-        self.holders: weakref.WeakSet[LiveCache] = weakref.WeakSet()
-
-    def shows(self, spans: Sequence[Span], behind: int) -> bool:
-        """True if the room holds exactly these spans, with ``behind`` tokens free behind them."""
-        if len(spans) != len(self.standing):
-            return False
-        total = 0
-        for new, old in zip(spans, self.standing, strict=True):
-            if not new.same_source(old) or new.offset != old.offset:
-                return False
-            total += new.length
-        return self.start + total + behind <= self.capacity
+SPARE = 8
+"""A room is made for an eighth more tokens than it shows: so growth copies a token eight times, in all."""
 
 
 class LiveCache:
-    """The `LiveKV` of a `Backbone`."""
+    """The `LiveKV` of a `Backbone`; ``holds`` as in `Engine.live`."""
 
-    def __init__(self, model: Model) -> None:
+    def __init__(self, model: Model, holds: bool = False) -> None:
         self._model = model
+        self._holds = holds
+        self._phased = frozenset([c.name for spec in model.layout for c in spec.channels if c.rope])
+        self._lent: ModelCache | None = None
         self._shown: tuple[Span, ...] = ()
         self._behind = 0
-        self._room = _Room()
+        self._room = Room()
         self._room.holders.add(self)
 
     @property
@@ -85,7 +67,7 @@ class LiveCache:
 
     def fork(self) -> LiveCache:
         """As `LiveKV.fork`: nothing is copied."""
-        branch = LiveCache(self._model)
+        branch = LiveCache(self._model, self._holds)
         branch._shown, branch._behind = self._shown, self._behind
         branch._enter(self._room)
         return branch
@@ -117,10 +99,26 @@ class LiveCache:
                 yield self._model.cache([kv_slice(room.kv, start, stop)])
                 return
             try:
+                with room.lock:
+                    room.clear([(stop, room.capacity)])
                 with self._model.growing(room.kv, start, stop) as cache:
+                    self._lent = cache
                     yield cache
             finally:
+                self._lent = None
                 room.tail.release()
+
+    def kept(self, cache: ModelCache, start: int, lengths: Sequence[int]) -> tuple[KV, ...] | None:
+        """KV of consecutive spans by which the lent ``cache`` was extended from its token ``start`` on.
+
+        They stand here from now on. None if it does not hold KV, or if they do not stand right behind the
+        spans: then they have to be copied.
+        """
+        room = self._room
+        if not self._holds or cache is not self._lent or not model_cache.stands(cache):
+            return None
+        with room.lock:
+            return room.adopted(lengths) if room.stop - room.start == start else None
 
     def check_integrity(self) -> None:
         """As `LiveKV.check_integrity`."""
@@ -132,14 +130,14 @@ class LiveCache:
             assert 0 <= room.start <= room.start + total <= room.capacity, (
                 f"{total} tokens from {room.start} on in a room of {room.capacity}"
             )
-            for layer, spec in zip(room.kv, self._model.layout, strict=False):
-                for c in spec.channels:
-                    shape = tuple(layer[c.name].shape)
-                    assert shape == (c.heads, room.capacity, c.dim), f"channel {c.name} of shape {shape}"
+            for block, layers in zip(room.kv.parts, room.kv.groups, strict=True):
+                for c in self._model.layout[layers[0]].channels:
+                    shape, wanted = tuple(block[c.name].shape), (len(layers), c.heads, room.capacity, c.dim)
+                    assert shape == wanted, f"channel {c.name} of shape {shape}"
 
     # -- inside --------------------------------------------------------------------------------
 
-    def _enter(self, room: _Room) -> None:
+    def _enter(self, room: Room) -> None:
         with self._room.lock:
             self._room.holders.discard(self)
         with room.lock:
@@ -147,7 +145,7 @@ class LiveCache:
         self._room = room
 
     @contextmanager
-    def _reading(self) -> Iterator[_Room]:
+    def _reading(self) -> Iterator[Room]:
         """The room, which shows these spans until the end of the block."""
         while True:
             room = self._room
@@ -164,20 +162,44 @@ class LiveCache:
 
     def _bring(self, wanted: tuple[Span, ...], behind: int) -> Written:
         """Make the room show ``wanted``, or take a room that does."""
-        room = self._room
-        with room.lock:
-            written, new = Written(), room
-            if not room.shows(wanted, behind):
-                made = moves(_stands(room.standing), _stands(wanted))
-                if room.readers or not self._may_write(room, made, wanted):
-                    new = _Room()
-                written = self._write(room, new, made, wanted, behind)
-            self._shown = new.standing
+        room, outside = self._room, dict[int, KV]()
+        while True:
+            with room.lock:
+                written, new = Written(), room
+                if not room.shows(wanted, behind):
+                    made = moves(_stands(room.standing), _stands(wanted))
+                    away = _elsewhere(room, made, wanted, outside)
+                    if not away:
+                        if room.readers or not self._may_write(room, made, wanted):
+                            new = Room()
+                        written = self._write(room, new, made, wanted, behind, outside)
+                else:
+                    away = []
+                if not away:
+                    self._shown = new.standing
+                    if new is not room and len(room.holders) == 1:
+                        self._leave(room, new)
+                    break
+            # read without a lock of ours: two rooms must not wait for each other
+            outside |= {id(kv): Blocks(kv.parts, kv.groups) for kv in away}
         if new is not room:
             self._enter(new)  # not before: an error leaves the old room to the others
         return written
 
-    def _may_write(self, room: _Room, made: Sequence[Move], wanted: Sequence[Span]) -> bool:
+    def _leave(self, room: Room, new: Room) -> None:
+        """What stands in a room that nobody uses any more stands in the ``new`` one, or is copied out."""
+        places = _places(new.standing, new.start)
+        there = {id(s.kv): (s, place) for s, place in zip(new.standing, places, strict=True)}
+        for kv in list(room.only_here):
+            span, place = there.get(id(kv), (None, 0))
+            if span is None or span.patch is not None:
+                kv.leave()
+            else:
+                own = self._phased if any(span.offset) else frozenset[str]()
+                kv.leave(own)
+                kv.stand(new, place, own)
+
+    def _may_write(self, room: Room, made: Sequence[Move], wanted: Sequence[Span]) -> bool:
         """True if at least half of ``wanted`` is kept, or if no other fork shows the spans in the room."""
         kept = sum(span.length for span, move in zip(wanted, made, strict=True) if not move.writes)
         return 2 * kept >= sum(span.length for span in wanted) or all(
@@ -185,62 +207,86 @@ class LiveCache:
         )
 
     def _write(
-        self, source: _Room, room: _Room, made: Sequence[Move], wanted: tuple[Span, ...], behind: int
+        self,
+        source: Room,
+        room: Room,
+        made: Sequence[Move],
+        wanted: tuple[Span, ...],
+        behind: int,
+        outside: Mapping[int, KV],
     ) -> Written:
-        """Write ``wanted`` into ``room``, reusing the spans in ``source``, the same room or another."""
+        """Write ``wanted`` into ``room``, reusing the spans in ``source``, the same room or another.
+
+        ``outside`` are copies of KV that stands in other rooms, by id.
+        """
         total = sum(span.length for span in wanted)
         there = _places(source.standing, source.start)
         kv, capacity = room.kv, room.capacity
         if total + behind > capacity:
-            capacity = total + max(total // 2, behind, SLACK)
+            capacity = total + max(total // SPARE, behind, SLACK)
             kv = self._model.room(capacity)
         base = _base(made, wanted, there) if kv is source.kv else 0
         base = base if 0 <= base <= capacity - total - behind else 0
         places = _places(wanted, base)
         room.standing = ()  # until all of it is written
-        written = self._carry(source.kv, kv, made, wanted, there, places)
+        runs = _runs(made, wanted, there, places, in_place=kv is source.kv)
+        if room is source:
+            self._make_way(room, made, wanted, places, runs, regrows=kv is not room.kv)
+        written = self._carry(source.kv, kv, runs)
+        room.kv, room.capacity, room.start = kv, capacity, base
+        if room is source:  # before anything can fail
+            for move, span, place in zip(made, wanted, places, strict=True):
+                if move.was is not None:
+                    _settle(room, span, place, self._phased if move.turns or any(span.offset) else _NONE)
         for move, span, place in zip(made, wanted, places, strict=True):
             if move.writes and span.length:
-                written += self._serve(kv_slice(kv, place, place + span.length), span, move.turns)
-        room.kv, room.capacity, room.start, room.standing = kv, capacity, base, wanted
+                held = outside.get(id(span.kv), span.kv)
+                held = held.here() if isinstance(held, RoomKV) else held
+                written += self._serve(kv_slice(kv, place, place + span.length), span, held, move.turns)
+                _settle(room, span, place, self._phased if any(span.offset) else _NONE)
+        room.standing = wanted
         return written
 
-    def _serve(self, into: KV, span: Span, turns: bool) -> Written:
+    def _make_way(
+        self,
+        room: Room,
+        made: Sequence[Move],
+        wanted: Sequence[Span],
+        places: Sequence[int],
+        runs: Sequence[_Run],
+        regrows: bool,
+    ) -> None:
+        """Copy out of a room what is there alone and is to be overwritten, or stays in a block that goes."""
+        stays = set()
+        for move, span in zip(made, wanted, strict=True):
+            if move.was is not None and isinstance(span.kv, RoomKV) and span.kv.where.room is room:
+                stays.add(id(span.kv))
+                if move.turns:
+                    span.kv.leave(self._phased)
+        if regrows:
+            room.clear([(0, room.capacity)], stays)
+            return
+        whole = [(p, p + s.length) for m, s, p in zip(made, wanted, places, strict=True) if m.was is None]
+        room.clear([*whole, *((run.to, run.to + run.length) for run in runs)], stays)
+
+    def _serve(self, into: KV, span: Span, held: KV, turns: bool) -> Written:
         """Write one span from its own KV: whole, or its phased channels alone if it ``turns``."""
         model = self._model
-        serve(into, span.kv, span.patch, model.layout, span.offset, phased_only=turns)
+        serve(into, held, span.patch, model.layout, span.offset, phased_only=turns)
         phased = span.length * model.phased_bytes_per_token
         whole = phased if turns else span.length * model.bytes_per_token
         turned = phased if any(span.offset) else 0
         return Written(turned, 0 if span.patch is None else span.patch.nbytes, whole - turned)
 
-    def _carry(
-        self,
-        source: KV,
-        into: KV,
-        made: Sequence[Move],
-        wanted: Sequence[Span],
-        there: Sequence[int],
-        places: Sequence[int],
-    ) -> Written:
+    def _carry(self, source: KV, into: KV, runs: Sequence[_Run]) -> Written:
         """Copy reused spans to their places; of a span that turns, the free channels alone.
 
         Reused spans keep their order. So within one room, spans that move down are copied first to last and
         spans that move up last to first: none overwrites tokens that are still to be read.
         """
-        runs: list[_Run] = []
-        for move, span, place in zip(made, wanted, places, strict=True):
-            if move.was is None or not span.length:
-                continue
-            run = _Run(place, there[move.was], span.length, move.turns)
-            if source is into and run.to == run.out_of:
-                continue
-            if runs and runs[-1].goes_on_in(run):
-                run = runs.pop().longer(run.length)
-            runs.append(run)
         down = [run for run in runs if run.to < run.out_of]
         up = [run for run in runs if run.to >= run.out_of]
-        copied = sum(self._copy(source, into, run) for run in (*down, *reversed(up)))
+        copied = sum([self._copy(source, into, run) for run in (*down, *reversed(up))])
         return Written(bytes_copied=copied)
 
     def _copy(self, source: KV, into: KV, run: _Run) -> int:
@@ -249,12 +295,12 @@ class LiveCache:
         copied = 0
         for first in firsts if run.to < run.out_of else reversed(firsts):
             last = min(first + step, run.length)
-            for new, old, spec in zip(into, source, self._model.layout, strict=True):
-                for c in spec.channels:
+            for new, old, layers in zip(into.parts, source.parts, into.groups, strict=True):
+                for c in self._model.layout[layers[0]].channels:
                     if not (run.free and c.rope):
-                        part = new[c.name][:, run.to + first : run.to + last]
-                        part.copy_(old[c.name][:, run.out_of + first : run.out_of + last])
-                        copied += part.numel() * part.element_size()
+                        part = new[c.name][:, :, run.to + first : run.to + last]
+                        part.copy_(old[c.name][:, :, run.out_of + first : run.out_of + last])
+                        copied += part.nbytes
         return copied
 
 
@@ -274,6 +320,42 @@ class _Run(NamedTuple):
     def longer(self, tokens: int) -> _Run:
         """The run with ``tokens`` more."""
         return self._replace(length=self.length + tokens)
+
+
+def _runs(
+    made: Sequence[Move], wanted: Sequence[Span], there: Sequence[int], places: Sequence[int], in_place: bool
+) -> list[_Run]:
+    """What is to be copied, as few runs of tokens; ``in_place``: source and target are one block."""
+    runs: list[_Run] = []
+    for move, span, place in zip(made, wanted, places, strict=True):
+        if move.was is None or not span.length:
+            continue
+        run = _Run(place, there[move.was], span.length, move.turns)
+        if in_place and run.to == run.out_of:
+            continue
+        if runs and runs[-1].goes_on_in(run):
+            run = runs.pop().longer(run.length)
+        runs.append(run)
+    return runs
+
+
+def _settle(room: Room, span: Span, place: int, own: frozenset[str]) -> None:
+    """KV that stands at ``place`` as it was computed, but for channels ``own``, needs a copy of these alone.
+
+    KV that stands in another room stays there.
+    """
+    kv = span.kv
+    if isinstance(kv, RoomKV) and span.patch is None and kv.where.room in (None, room) and kv.holds(own):
+        kv.stand(room, place, own)
+
+
+def _elsewhere(
+    room: Room, made: Sequence[Move], wanted: Sequence[Span], known: Container[int]
+) -> list[RoomKV]:
+    """KV that is to be written, stands in another room and is not ``known``, by id."""
+    written = [span.kv for move, span in zip(made, wanted, strict=True) if move.writes]
+    held = [kv for kv in written if isinstance(kv, RoomKV) and id(kv) not in known]
+    return [kv for kv in held if kv.where.room not in (None, room)]
 
 
 def _stands(spans: Sequence[Span]) -> list[Stand]:

@@ -47,7 +47,7 @@ def prefill_hiding(
     }
     with torch.no_grad(), backbone.alone():
         backbone.decoder(**arguments)
-    return read(past, backbone.layout, held)
+    return read(past, backbone.layout, backbone.groups, held)
 
 
 def _refuse(backbone: Backbone, encoded: Encoded, total: int) -> None:

@@ -18,7 +18,18 @@ from kamera.engines.hf.meter import Meter, Work
 from kamera.engines.hf.pausing import Pauses
 from kamera.engines.precedence import calls_of
 from kamera.engines.values import PositionLimits
-from kamera.ops import KV, CodedKV, LayerKV, Layout, check_finite, kv_concat
+from kamera.ops import (
+    KV,
+    Blocks,
+    CodedKV,
+    Groups,
+    Layout,
+    check_finite,
+    kv_concat,
+    kv_tensors,
+    layer_groups,
+    regrouped,
+)
 
 ModelCache = model_cache.ModelCache
 
@@ -52,6 +63,7 @@ class Model:
         self.quiet = False  # not known yet
         self._door = encoding.Door(self.decoder)
         self.layout: Layout = ()
+        self.groups: Groups = ()
         self._mask_input: str | None = None
         probed, places = self._probe_tokens(), torch.arange(8).expand(self.axes, -1)
         with torch.no_grad(), self.alone():
@@ -62,10 +74,15 @@ class Model:
             self._mask_input = encoding.mask_input(self.model, self._door, probed.input_ids, places)
         self.layout = tuple(probe.probe_layout(self.decoder, self.config, cache))
         self.identity = Identity(model, self.decoder, processor, self.layout, limit)
-        self._devices = model_cache.layer_devices(cache)
-        tensors = [t for layer in model_cache.read(cache, self.layout) for t in layer.values()]
-        probe.refuse_wrapped(model, tensors)
-        self._like = tensors[0][..., :0]
+        probe.refuse_wrapped(model, model_cache.held(cache))
+        devices = model_cache.layer_devices(cache)
+        self.groups = layer_groups(self.layout, devices)
+        self._devices = [devices[layers[0]] for layers in self.groups]
+        self._like = next(kv_tensors(model_cache.read(cache, self.layout, self.groups)))[..., :0]
+        features = [(len(g), c.features, c.rope) for g in self.groups for c in self.layout[g[0]].channels]
+        size = self._like.element_size()
+        self.bytes_per_token = size * sum([n * width for n, width, _ in features])
+        self.phased_bytes_per_token = size * sum([n * width for n, width, rope in features if rope])
 
     # -- facts ---------------------------------------------------------------------------------
 
@@ -83,16 +100,6 @@ class Model:
     def dtype(self) -> torch.dtype:
         """The dtype of the KV."""
         return self._like.dtype
-
-    @property
-    def bytes_per_token(self) -> int:
-        """Bytes of a token's KV, all layers."""
-        return self._like.element_size() * sum(c.features for spec in self.layout for c in spec.channels)
-
-    @property
-    def phased_bytes_per_token(self) -> int:
-        """Bytes of a token's phased channels, which are rotated when the token moves."""
-        return self._like.element_size() * sum(c.features for s in self.layout for c in s.channels if c.rope)
 
     @property
     def masks_by_type(self) -> bool:
@@ -122,7 +129,7 @@ class Model:
         start = 0 if past is None else model_cache.cache_length(past)
         with torch.no_grad(), self._turns.turn(alone=True, pauses=self.quiet):
             cache = self._decoded(encoded, positions, past)
-        kv = model_cache.read(cache, self.layout, start)
+        kv = model_cache.read(cache, self.layout, self.groups, start)
         check_finite(kv)
         return kv, cache
 
@@ -195,19 +202,25 @@ class Model:
 
     def cache(self, spans: Sequence[KV]) -> ModelCache:
         """A live cache that holds ``spans`` one after another (copied when more than one)."""
-        held = [s for s in spans if s]
+        held = [s for s in spans if s.groups]
         kv = kv_concat(held) if len(held) > 1 else held[0] if held else self.no_kv()
         return model_cache.build(self.model.config, self.layout, kv)
 
     def share(self, cache: ModelCache) -> ModelCache:
         """A cache over the same tensors; appending to it does not change ``cache``."""
-        return model_cache.share(cache, self.model.config, self.layout)
+        return model_cache.share(cache, self.model.config, self.layout, self.groups)
 
-    def room(self, tokens: int) -> tuple[LayerKV, ...]:
+    def room(self, tokens: int) -> KV:
         """Uninitialised KV of ``tokens`` tokens, every layer on the model's device for it."""
-        return tuple(
-            {c.name: self._like.new_empty(c.heads, tokens, c.dim, device=d) for c in spec.channels}
-            for spec, d in zip(self.layout, self._devices, strict=True)
+        return Blocks(
+            [
+                {
+                    c.name: self._like.new_empty(len(layers), c.heads, tokens, c.dim, device=device)
+                    for c in self.layout[layers[0]].channels
+                }
+                for layers, device in zip(self.groups, self._devices, strict=True)
+            ],
+            self.groups,
         )
 
     @contextmanager
@@ -219,7 +232,7 @@ class Model:
         finally:
             model_cache.detach(cache)
 
-    def no_kv(self) -> tuple[LayerKV, ...]:
+    def no_kv(self) -> KV:
         """The KV of zero tokens."""
         return self.room(0)
 
@@ -229,14 +242,17 @@ class Model:
         Codes stay codes.
         """
         if isinstance(kv, CodedKV):
-            return kv.to(self._devices)
-        if all(
-            d is None or t.device == d for x, d in zip(kv, self._devices, strict=True) for t in x.values()
-        ):
+            return (kv if kv.groups == self.groups else kv.grouped(self.groups)).to(self._devices)
+        kv = regrouped(kv, self.groups)
+        pairs = [(block, d) for block, d in zip(kv.parts, self._devices, strict=True) if d is not None]
+        if all([t.device == d for block, d in pairs for t in block.values()]):
             return kv
-        return tuple(
-            {name: t if d is None else t.to(d) for name, t in layer.items()}
-            for layer, d in zip(kv, self._devices, strict=True)
+        return Blocks(
+            [
+                {name: t if d is None else t.to(d) for name, t in block.items()}
+                for block, d in zip(kv.parts, self._devices, strict=True)
+            ],
+            self.groups,
         )
 
     @contextmanager

@@ -9,7 +9,7 @@ model may run there as it may run beside it: if a forward was seen to leave no s
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
@@ -19,6 +19,18 @@ from torch import nn
 from kamera.content import exclusive_of
 from kamera.engines.hf.hooks import Observer
 from kamera.engines.precedence import Calls, is_later
+
+
+class _Pause(Observer):
+    """The hook in front of a layer: it stops the forwards that pause, and costs the others one call."""
+
+    def __init__(self, between: Callable[[], None], here: threading.local) -> None:
+        super().__init__(between)
+        self._here = here
+
+    def __call__(self, *_: Any) -> None:
+        if getattr(self._here, "pauses", False):
+            self._call()
 
 
 class Pauses:
@@ -31,8 +43,9 @@ class Pauses:
         self._calls = calls
         self._exclusive = exclusive_of(model)
         self._here = threading.local()
+        pause = _Pause(self._between, self._here)
         for layer in decoder.layers:
-            layer.register_forward_pre_hook(Observer(self._between))
+            layer.register_forward_pre_hook(pause)
 
     @contextmanager
     def alone(self) -> Iterator[None]:
@@ -58,9 +71,7 @@ class Pauses:
             finally:
                 self._here.pauses = False
 
-    def _between(self, *_: object) -> None:
-        if not getattr(self._here, "pauses", False):
-            return
+    def _between(self) -> None:
         if torch.cuda.is_initialized():
             torch.cuda.current_stream().synchronize()  # so that no more than one layer waits there
         if not self._calls.must_give_way:

@@ -15,7 +15,7 @@ from torch import nn
 from kamera.content import Encoded
 from kamera.engines.base import Span
 from kamera.errors import NonFiniteKV
-from kamera.ops import KV, LayerKV, Patch, apply_patch, form_patch, kv_concat, kv_map
+from kamera.ops import KV, Patch, apply_patch, form_patch, kv_concat, kv_map, kv_tensors
 from kamera.ops.kernels import serve
 
 if TYPE_CHECKING:
@@ -148,7 +148,7 @@ def prove_moves(backbone: Backbone) -> Proof:
 
 def _served(backbone: Backbone, source: KV, patch: Patch | None, offset: Sequence[int]) -> KV:
     """A span written whole by the serving kernels."""
-    into: tuple[LayerKV, ...] = kv_map(source, torch.empty_like)
+    into = kv_map(source, torch.empty_like)
     serve(into, source, patch, backbone.layout, offset)
     return into
 
@@ -185,7 +185,7 @@ def prove_cuts(backbone: Backbone) -> Proof:
 def _cut_tolerances(kv: KV) -> Sequence[float]:
     """By layer: in half precision the later ones differ by rounding alone, so the first one counts."""
     first = next((i for i, layer in enumerate(kv) if layer), 0)
-    precise = all(t.dtype in (torch.float32, torch.float64) for layer in kv for t in layer.values())
+    precise = all(t.dtype in (torch.float32, torch.float64) for t in kv_tensors(kv))
     return [1e-4 if precise else _ROWS if i == first else math.inf for i in range(len(kv))]
 
 

@@ -17,7 +17,7 @@ from einops import rearrange
 from kamera.engines.hf import cache as model_cache
 from kamera.engines.hf import encode as encoding
 from kamera.engines.hf.backbone import Backbone
-from kamera.ops import KV, Deltas, LayerKV, Layout, Readers, check_kv, kv_map, relocate_kv
+from kamera.ops import KV, Blocks, Deltas, Readers, check_kv, kv_map, relocate_kv
 
 PATH = (0.0, 0.25, 0.5, 0.75)
 """Shares of the deficit at which the readers are measured. At 1 nothing diverges and nothing is learned."""
@@ -59,11 +59,9 @@ def measure_readers(backbone: Backbone, readings: Iterable[Reading], *, seed: in
             raise ValueError(f"reading {asked} has no questions: what reads the chunk cannot be measured")
         check_kv(reading.canonical, backbone.layout)
         with torch.no_grad(), backbone.alone():
-            truth = _log_answers(backbone, reading, _on_the_way(reading, backbone.layout, 1.0))
+            truth = _log_answers(backbone, reading, _on_the_way(reading, 1.0))
         for share in PATH:
-            leaves = kv_map(
-                _on_the_way(reading, backbone.layout, share), lambda t: t.detach().requires_grad_()
-            )
+            leaves = kv_map(_on_the_way(reading, share), lambda t: t.detach().requires_grad_())
             with torch.enable_grad(), backbone.alone():
                 said = _log_answers(backbone, reading, leaves)
                 divergence = (said.exp() * (said - truth)).sum(-1)
@@ -76,17 +74,23 @@ def measure_readers(backbone: Backbone, readings: Iterable[Reading], *, seed: in
     return Readers(tuple({name: m / asked for name, m in layer.items()} for layer in total))
 
 
-def _on_the_way(reading: Reading, layout: Layout, share: float) -> tuple[LayerKV, ...]:
+def _on_the_way(reading: Reading, share: float) -> KV:
     """canonical + ``share`` of the deficit, in the canonical frame."""
 
     def there(tensor: torch.Tensor, delta: torch.Tensor) -> torch.Tensor:
-        heads = tensor.shape[0]
-        step = rearrange(delta.to(tensor.device), "tokens (heads dim) -> heads tokens dim", heads=heads)
+        step = rearrange(
+            delta.to(tensor.device),
+            "layers tokens (heads dim) -> layers heads tokens dim",
+            heads=tensor.shape[1],
+        )
         return (tensor.to(step.dtype) + share * step).to(tensor.dtype)
 
-    return tuple(
-        {c.name: there(layer[c.name], delta[c.name]) for c in spec.channels}
-        for layer, delta, spec in zip(reading.canonical, reading.delta, layout, strict=True)
+    return Blocks(
+        [
+            {name: there(tensor, delta[name]) for name, tensor in block.items()}
+            for block, delta in zip(reading.canonical.parts, reading.delta.parts, strict=True)
+        ],
+        reading.canonical.groups,
     )
 
 
@@ -108,9 +112,14 @@ def _log_answers(backbone: Backbone, reading: Reading, kv: KV) -> torch.Tensor:
 
 
 def _accumulate(total: list[dict[str, torch.Tensor]], leaves: KV, loss: torch.Tensor) -> None:
-    flat = [(i, name, leaf) for i, layer in enumerate(leaves) for name, leaf in layer.items()]
+    flat = [
+        (layers, name, leaf)
+        for block, layers in zip(leaves.parts, leaves.groups, strict=True)
+        for name, leaf in block.items()
+    ]
     gradients = torch.autograd.grad(loss, [leaf for *_, leaf in flat], allow_unused=True)
-    for (i, name, _), gradient in zip(flat, gradients, strict=True):
+    for (layers, name, _), gradient in zip(flat, gradients, strict=True):
         if gradient is not None:
             wide = gradient.to(device="cpu", dtype=torch.float64)
-            total[i][name] += wide.mT @ wide
+            for layer, moment in zip(layers, wide.mT @ wide, strict=True):
+                total[layer][name] += moment

@@ -121,7 +121,7 @@ def recompute(
         _enter(backbone, resume, rows),
     ):
         backbone.decoder(attention_mask=mask, **arguments)
-    return Recomputed(model_cache.read(cache, backbone.layout, before), tuple(fresh))
+    return Recomputed(model_cache.read(cache, backbone.layout, backbone.groups, before), tuple(fresh))
 
 
 def hidden_states(

@@ -9,7 +9,7 @@ import torch
 from kamera.engines import Span
 from kamera.errors import NotRelocatable
 from kamera.eval.desk import Desk
-from kamera.eval.reuse.plain import Blind, kv_of, prefilled_behind
+from kamera.eval.reuse.plain import Blind, prefilled_behind
 from kamera.ops import LowRank, Patch, form_patch, kv_bytes, uniform_offset
 
 
@@ -55,7 +55,7 @@ class Patched(Blind):
             offset = uniform_offset(held.positions, positions)
             if offset is None:
                 raise NotRelocatable(f"unit {name!r} does not move as a whole in this window: leave it out")
-            made = form_patch(kv_of(span), held.kv, layout, offset, self.rank) if formed else None
+            made = form_patch(span.kv, held.kv, layout, offset, self.rank) if formed else None
             formed[name] = None if made is None else made.patch
         return formed
 
@@ -68,7 +68,7 @@ class RandomPatched(Patched):
         drawn, true = torch.Generator().manual_seed(index), super().served(index)
         if true is None:
             return None
-        return Patch(tuple({n: _noise(f, drawn) for n, f in layer.items()} for layer in true.layers))
+        return Patch.of(tuple({n: _noise(f, drawn) for n, f in layer.items()} for layer in true.layers))
 
 
 class OtherPatched(Patched):
@@ -99,4 +99,4 @@ def _fitted(patch: Patch, to: Patch) -> Patch:
             rows = torch.arange(tokens) % left.shape[0]
             fitted[name] = LowRank(left[rows], layer[name].right)
         layers.append(fitted)
-    return Patch(tuple(layers))
+    return Patch.of(tuple(layers))

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
-
-import torch
+from collections.abc import Sequence
 
 from kamera.engines import Span
 from kamera.eval.adapter import Answer, Question, Unit
@@ -55,7 +53,7 @@ class Prefix(Placing):
             min(len(self._last), len(order)),
         )
         self._spans = prefilled_behind(self, order, self._spans[:same])
-        self._last, self.kept = order, sum(kv_bytes(kv_of(span)) for span in self._spans)
+        self._last, self.kept = order, sum(kv_bytes(span.kv) for span in self._spans)
         return self._spans
 
 
@@ -83,9 +81,3 @@ def prefilled_behind(arm: Placing, order: Sequence[str], shown: Sequence[Span]) 
         held = arm.prefilled(name, positions, spans)
         spans.append(Span(held.kv, None, (0,) * positions.shape[0]))
     return spans
-
-
-def kv_of(span: Span) -> tuple[Mapping[str, torch.Tensor], ...]:
-    """The KV of a span, which is no codes here."""
-    assert isinstance(span.kv, tuple), "arms hold KV, no codes"
-    return span.kv

@@ -12,10 +12,10 @@ from typing import Literal
 import torch
 
 from kamera.ops.kernels import native_path, torch_path
-from kamera.ops.kernels.stored import stored_layers
+from kamera.ops.kernels.stored import stored_blocks
 from kamera.ops.kv import KV
-from kamera.ops.layout import Channel, Layout
-from kamera.ops.lowrank import LowRank, Patch
+from kamera.ops.layout import Channel, Layout, check_layers
+from kamera.ops.lowrank import LowRanks, Patch
 
 Path = Literal["torch", "native", "triton"]
 """The implementation that wrote."""
@@ -32,16 +32,19 @@ def serve(
 ) -> Path:
     """Write R(δ)(source + patch) into ``into``, in place: the result of `apply_patch` in fewer passes.
 
-    ``into`` and ``source`` hold ``[heads, tokens, dim]`` per layer and channel; ``into`` is usually views
-    of a preallocated live buffer (any strides, any dtype) and must not share memory with ``source``.
-    ``source`` is floats or a `CodedKV`, which is decoded on the way. ``offset`` holds one integer per
-    position axis. ``phased_only`` writes only the phased channels, for a target that holds the free ones
-    already (a slide); neither KV then needs the free ones.
+    ``into`` and ``source`` are of the same groups; ``into`` is usually views of a preallocated live buffer
+    (any strides, any dtype) and must not share memory with ``source``, which is floats or a `CodedKV` that is
+    decoded on the way. ``offset`` holds one integer per position axis. ``phased_only`` writes only the phased
+    channels, for a target that holds the free ones already (a slide); neither KV then needs the free ones.
 
     Sums are done in float32 (float64 where source or factors are) and cast last. A zero offset without
     a patch keeps the source's bits. Returns the implementation that ran. Raises ValueError, before anything
     is written, for shapes, channels or an offset that do not fit the layout.
     """
+    if patch is not None:
+        if len(patch.blocks) != len(layout):
+            raise ValueError(f"patch of {len(patch.blocks)} layers, layout of {len(layout)}")
+        patch = patch.grouped(into.groups)
     _check(into, source, patch, layout, offset, phased_only)
     for path, fused in _candidates(into):
         if not fused.can_write(into, source, patch, layout, phased_only=phased_only):
@@ -64,7 +67,7 @@ _broken: dict[Path, Exception] = {}
 
 def _candidates(into: KV) -> Iterator[tuple[Path, ModuleType]]:
     """The fused implementations for the device of the targets."""
-    device = next((t.device.type for layer in into for t in layer.values()), None)
+    device = next((t.device.type for block in into.parts for t in block.values()), None)
     if device == "cpu" and "native" not in _broken:
         yield "native", native_path
     if device == "cuda" and "triton" not in _broken and (triton_path := _triton()) is not None:
@@ -88,37 +91,46 @@ def _check(
     offset: Sequence[int],
     phased_only: bool,
 ) -> None:
-    factors = patch.layers if patch is not None else ({},) * len(layout)
-    for what, layers in (("target", into), ("source", source), ("patch", factors)):
-        if len(layers) != len(layout):
-            raise ValueError(f"{what} of {len(layers)} layers, layout of {len(layout)}")
-    stored = stored_layers(source)
+    check_layers(into.groups, layout)
+    if source.groups != into.groups:
+        raise ValueError(
+            f"source of layers {source.groups}, target of {into.groups}: they are no equal blocks"
+        )
+    stored = stored_blocks(source)
     tokens: int | None = None
-    for i, spec in enumerate(layout):
+    for group, layers in enumerate(into.groups):
+        spec, target = layout[layers[0]], into.parts[group]
+        factors = {} if patch is None else patch.blocks.parts[group]
         names = {c.name for c in spec.channels}
-        for what, layer in (("target", into[i]), ("source", stored[i]), ("patch", factors[i])):
-            unknown = set(layer) - names
-            if unknown:
-                raise ValueError(f"{what} layer {i} has channels {sorted(unknown)}, layout: {sorted(names)}")
+        for what, held in (("target", target), ("source", stored[group]), ("patch", factors)):
+            if unknown := held.keys() - names:
+                raise ValueError(
+                    f"{what} layer {layers[0]} has channels {sorted(unknown)}, layout: {sorted(names)}"
+                )
         for c in spec.channels:
             if c.rope is None and phased_only:
                 continue
-            for what, held in (("source", stored[i]), ("target", into[i])):
+            for what, held in (("source", stored[group]), ("target", target)):
                 if c.name not in held:
-                    raise ValueError(f"{what} layer {i} lacks channel {c.name}")
+                    raise ValueError(f"{what} layer {layers[0]} lacks channel {c.name}")
                 shape = tuple(held[c.name].shape)
-                tokens = shape[1] if tokens is None and len(shape) == 3 else tokens
-                if shape != (c.heads, tokens, c.dim):
+                tokens = shape[2] if tokens is None and len(shape) == 4 else tokens
+                if shape != (len(layers), c.heads, tokens, c.dim):
                     raise ValueError(
-                        f"{what} layer {i} channel {c.name}: shape {shape}, "
+                        f"{what} layer {layers[0]} channel {c.name}: shape {shape[1:]}, "
                         f"expected ({c.heads}, {tokens}, {c.dim})"
                     )
-            _check_channel(c, factors[i].get(c.name), tokens, offset, i)
+            _check_channel(c, factors.get(c.name), tokens, offset, layers)
 
 
 def _check_channel(
-    channel: Channel, factors: LowRank | None, tokens: int | None, offset: Sequence[int], layer: int
+    channel: Channel,
+    factors: LowRanks | None,
+    tokens: int | None,
+    offset: Sequence[int],
+    layers: Sequence[int],
 ) -> None:
+    layer = layers[0]
     if channel.rope is not None:
         if len(offset) != channel.rope.num_axes:
             raise ValueError(
@@ -134,6 +146,7 @@ def _check_channel(
     if factors is not None:
         shape = (factors.left.shape[0], factors.right.shape[0])
         if shape != (tokens, channel.features):
+            layer = next(i for i, rank in zip(layers, factors.ranks, strict=True) if rank)
             raise ValueError(
                 f"patch [{shape[0]} tokens, {shape[1]} features] does not fit layer {layer} "
                 f"channel {channel.name} [{tokens} tokens, {channel.features} features]"

@@ -1,48 +1,55 @@
-"""Launches of a compiled kernel: channels of one shape, with the tensors each reads and writes."""
+"""Launches of a compiled kernel: one channel of a group of equal layers, a line of its table a layer."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import torch
 
-from kamera.ops.kernels.stored import Stored, on_device, stored_layers, value_dtype
+from kamera.ops.kernels.stored import Stored, on_device, stored_blocks, value_dtype
 from kamera.ops.kv import KV
 from kamera.ops.layout import Layout
-from kamera.ops.lowrank import Factor, LowRank, Patch
+from kamera.ops.lowrank import Factor, LowRanks, Patch
 from kamera.ops.quantize import Codes
 from kamera.ops.rope import RopeSpec
 
 
-class Shape(NamedTuple):
-    """Properties that all channels of one launch share.
+class Launch(NamedTuple):
+    """A block ``[layers, heads, tokens, dim]`` to be written.
 
-    ``rope`` is None if no phase is rotated. ``bits`` 0 means floats; in codes ``token_group`` tokens and
-    ``feature_group`` features share a step (0: all of them). Strides are in entries: of source (or codes)
+    ``source`` are values or codes, ``steps`` and ``lows`` those of codes, ``factors`` the patch. ``rope`` is
+    None if no phase is rotated. ``bits`` 0 means floats; in codes ``token_group`` tokens and
+    ``feature_group`` features share a step (0: all of them). ``strides`` are in entries: of source (or codes)
     by head and token, of the target by head and token, of the steps by head, token and feature.
     """
-
-    heads: int
-    dim: int
-    rope: RopeSpec | None
-    start: int
-    source: torch.dtype
-    target: torch.dtype
-    bits: int
-    token_group: int
-    feature_group: int
-    strides: tuple[int, ...]
-
-
-class Line(NamedTuple):
-    """One channel: values or codes, steps and lows of codes, the target, and the patch."""
 
     source: torch.Tensor
     steps: torch.Tensor | None
     lows: torch.Tensor | None
     target: torch.Tensor
-    factors: LowRank | None
+    factors: LowRanks | None
+    dtype: torch.dtype
+    rope: RopeSpec | None
+    start: int
+    bits: int
+    token_group: int
+    feature_group: int
+    strides: tuple[int, ...]
+
+    def addresses(self, tensor: torch.Tensor | None) -> list[int]:
+        """The address of each layer of a tensor that holds them along its first axis; 0 without one."""
+        count = self.target.shape[0]
+        if tensor is None:
+            return [0] * count
+        first, step = tensor.data_ptr(), tensor.stride(0) * tensor.element_size()
+        return [first + step * n for n in range(count)]
+
+    def columns(self, factor: torch.Tensor, in_pairs: bool = False) -> list[int]:
+        """The address of each layer's first column in a factor ``[rows, m]`` (or its scales ``[m]``)."""
+        assert self.factors is not None
+        first, size = factor.data_ptr(), factor.element_size()
+        return [first + (start // 2 if in_pairs else start) * size for start in self.factors.starts[:-1]]
 
 
 def launches(
@@ -53,29 +60,18 @@ def launches(
     offset: Sequence[int],
     *,
     phased_only: bool,
-) -> dict[Shape, list[Line]]:
-    """The channels that `kamera.ops.kernels.serve` writes, grouped by shape."""
+) -> Iterator[Launch]:
+    """The blocks that `kamera.ops.kernels.serve` writes; ``patch`` in the groups of ``into``."""
     moves = any(offset)
-    found: dict[Shape, list[Line]] = {}
-    for i, (spec, target, stored) in enumerate(zip(layout, into, stored_layers(source), strict=True)):
-        factors = patch.layers[i] if patch is not None else {}
-        for c in spec.channels:
+    stored = stored_blocks(source)
+    for group, (target, layers) in enumerate(zip(into.parts, into.groups, strict=True)):
+        factors = {} if patch is None else patch.blocks.parts[group]
+        for c in layout[layers[0]].channels:
             if c.rope is None and phased_only:
                 continue
             turned = c.rope if moves and c.rope is not None and c.rope.rotary_dim else None
-            line, coding, strides = _read(stored[c.name], target[c.name], factors.get(c.name))
-            shape = Shape(
-                c.heads,
-                c.dim,
-                turned,
-                c.rotary_start if turned is not None else 0,
-                value_dtype(stored[c.name]),
-                line.target.dtype,
-                *coding,
-                strides,
-            )
-            found.setdefault(shape, []).append(line)
-    return found
+            start = c.rotary_start if turned is not None else 0
+            yield _launch(stored[group][c.name], target[c.name], factors.get(c.name), turned, start)
 
 
 def servable(
@@ -86,8 +82,8 @@ def servable(
     A tensor of a class of its own (packed, wrapped) has no memory that a kernel could read.
     """
     device: torch.device | None = None
-    for spec, target, stored in zip(layout, into, stored_layers(source), strict=True):
-        for c in spec.channels:
+    for target, stored, layers in zip(into.parts, stored_blocks(source), into.groups, strict=True):
+        for c in layout[layers[0]].channels:
             if c.rope is not None or not phased_only:
                 x, y = stored[c.name], target[c.name]
                 device = device or y.device
@@ -95,7 +91,7 @@ def servable(
                     type(y) is not torch.Tensor
                     or (isinstance(x, torch.Tensor) and type(x) is not torch.Tensor)
                     or y.device != device
-                    or y.stride(2) != 1
+                    or y.stride(3) != 1
                     or y.dtype not in dtypes
                     or value_dtype(x) not in dtypes
                 ):
@@ -109,20 +105,20 @@ def factor_dtypes(patch: Patch | None) -> set[torch.dtype]:
     def dtype(side: Factor) -> torch.dtype:
         return torch.float32 if isinstance(side, Codes) else side.dtype
 
-    layers = patch.layers if patch is not None else ()
-    return {dtype(side) for layer in layers for f in layer.values() for side in (f.left, f.right)}
+    blocks = patch.blocks.parts if patch is not None else ()
+    return {dtype(side) for block in blocks for f in block.values() for side in (f.left, f.right)}
 
 
-def _read(
-    held: Stored, target: torch.Tensor, factors: LowRank | None
-) -> tuple[Line, tuple[int, int, int], tuple[int, ...]]:
+def _launch(
+    held: Stored, target: torch.Tensor, factors: LowRanks | None, rope: RopeSpec | None, start: int
+) -> Launch:
     held = on_device(held, target.device)
     if isinstance(held, torch.Tensor):
-        x = held if held.stride(2) == 1 else held.contiguous()
-        strides = (*x.stride()[:2], *target.stride()[:2], 0, 0, 0)
-        return Line(x, None, None, target, factors), (0, 1, 1), strides
+        x = held if held.stride(3) == 1 else held.contiguous()
+        strides = (*x.stride()[1:3], *target.stride()[1:3], 0, 0, 0)
+        return Launch(x, None, None, target, factors, held.dtype, rope, start, 0, 1, 1, strides)
     codes, steps, lows = held.codes.contiguous(), held.steps.contiguous(), held.lows.contiguous()
     group = held.grid.group
     coding = (held.grid.bits, group, 1) if held.axis == "tokens" else (held.grid.bits, 1, group)
-    strides = (*codes.stride()[:2], *target.stride()[:2], *steps.stride())
-    return Line(codes, steps, lows, target, factors), coding, strides
+    strides = (*codes.stride()[1:3], *target.stride()[1:3], *steps.stride()[1:])
+    return Launch(codes, steps, lows, target, factors, steps.dtype, rope, start, *coding, strides)

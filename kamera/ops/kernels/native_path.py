@@ -7,8 +7,9 @@ from collections.abc import Sequence
 
 import torch
 
-from kamera.ops.kernels.launches import Line, Shape, factor_dtypes, launches, servable
-from kamera.ops.kernels.native import Launch, compiled
+from kamera.ops.kernels import native
+from kamera.ops.kernels.launches import Launch, factor_dtypes, launches, servable
+from kamera.ops.kernels.native import compiled
 from kamera.ops.kv import KV
 from kamera.ops.layout import Layout
 from kamera.ops.lowrank import Patch, floats
@@ -39,70 +40,66 @@ def write(
     phased_only: bool,
 ) -> None:
     """`kamera.ops.kernels.serve` for arguments that are checked and for which `can_write` is true."""
-    work = launches(into, source, patch, layout, offset, phased_only=phased_only)
     with torch.inference_mode():  # the target may have been made in it
-        for shape, lines in work.items():
-            _launch(shape, lines, tuple(offset))
+        for launch in launches(into, source, patch, layout, offset, phased_only=phased_only):
+            _run(launch, tuple(offset))
 
 
-def _launch(shape: Shape, lines: list[Line], offset: tuple[int, ...]) -> None:
-    served = lines
-    if shape.rope is None and not shape.bits:  # neither rotated nor decoded: a copy, unless patched
-        served = [line for line in lines if line.factors is not None]
-        for line in lines:
-            if line.factors is None:
-                line.target.copy_(line.source)
-    tokens = lines[0].target.shape[1]
-    if not served or not tokens:
+def _run(launch: Launch, offset: tuple[int, ...]) -> None:
+    target, rope = launch.target, launch.rope
+    layers, heads, tokens, dim = target.shape
+    if not target.numel():
         return
-    held = [_held(line) for line in served]  # alive until the kernel returns
-    table = torch.tensor([_entries(*pair) for pair in zip(served, held, strict=True)], dtype=torch.int64)
+    if rope is None and launch.factors is None and not launch.bits:  # neither rotated nor decoded: a copy
+        target.copy_(launch.source)
+        return
+    held, factors = _held(launch)  # alive until the kernel returns
+    rows = [*map(launch.addresses, (launch.source, *held[:2], target)), *factors]
+    table = torch.tensor(list(zip(*rows, strict=True)), dtype=torch.int64)
     cos = sin = None
-    if shape.rope is not None:
-        cos, sin = turn_table(shape.rope, offset, torch.float32, torch.device("cpu"))
-    largest = ctypes.c_float(torch.finfo(shape.source).max)
-    launch = Launch(
+    if rope is not None:
+        cos, sin = turn_table(rope, offset, torch.float32, torch.device("cpu"))
+    largest = ctypes.c_float(torch.finfo(launch.dtype).max)
+    job = native.Launch(
         table=table.data_ptr(),
-        lines=len(served),
-        heads=shape.heads,
+        lines=layers,
+        heads=heads,
         tokens=tokens,
-        dim=shape.dim,
-        start=shape.start,
+        dim=dim,
+        start=launch.start,
         pairs=0 if cos is None else cos.shape[0],
-        interleaved=shape.rope is not None and shape.rope.pairing == "interleaved",
+        interleaved=rope is not None and rope.pairing == "interleaved",
         cos=0 if cos is None else cos.data_ptr(),
         sin=0 if sin is None else sin.data_ptr(),
-        source_kind=_CODES[shape.bits] if shape.bits else _KINDS[shape.source],
-        target_kind=_KINDS[shape.target],
-        s_head=shape.strides[0],
-        s_token=shape.strides[1],
-        y_head=shape.strides[2],
-        y_token=shape.strides[3],
-        g_head=shape.strides[4],
-        g_token=shape.strides[5],
-        token_group=shape.token_group,
-        feature_group=shape.feature_group,
+        source_kind=_CODES[launch.bits] if launch.bits else _KINDS[launch.dtype],
+        target_kind=_KINDS[target.dtype],
+        s_head=launch.strides[0],
+        s_token=launch.strides[1],
+        y_head=launch.strides[2],
+        y_token=launch.strides[3],
+        g_head=launch.strides[4],
+        g_token=launch.strides[5],
+        token_group=launch.token_group,
+        feature_group=launch.feature_group,
         largest=ctypes.addressof(largest),
     )
-    threads = min(torch.get_num_threads(), 1 + table.shape[0] * lines[0].target.numel() // _VALUES_PER_THREAD)
+    threads = min(torch.get_num_threads(), 1 + target.numel() // _VALUES_PER_THREAD)
     built = compiled()
     assert built is not None, "can_write was not asked"
-    if built.kamera_serve(ctypes.byref(launch), threads):
-        raise MemoryError(f"no memory for {threads} threads' scratch of {shape.dim} features")
+    if built.kamera_serve(ctypes.byref(job), threads):
+        raise MemoryError(f"no memory for {threads} threads' scratch of {dim} features")
 
 
-def _held(line: Line) -> tuple[torch.Tensor | None, ...]:
-    """Steps, lows, left and right factor in the kernel's dtypes; only the right factor may be narrow."""
-    steps, lows = (None if t is None else t.float() for t in (line.steps, line.lows))
-    if line.factors is None:
-        return steps, lows, None, None
-    left, right = (floats(f).to("cpu").contiguous() for f in (line.factors.left, line.factors.right))
-    return steps, lows, left.float(), right
+def _held(launch: Launch) -> tuple[tuple[torch.Tensor | None, ...], list[list[int]]]:
+    """Tensors in the kernel's dtypes: steps, lows, left and right factor; only the last may be narrow.
 
-
-def _entries(line: Line, held: tuple[torch.Tensor | None, ...]) -> list[int]:
-    """A line of the kernel's table."""
-    steps, lows, left, right = held
-    tensors = (line.source, steps, lows, line.target, left, right)
-    addresses = [0 if t is None else t.data_ptr() for t in tensors]
-    return [*addresses, 0, 0] if right is None else [*addresses, right.shape[1], _KINDS[right.dtype]]
+    And by layer: addresses of left and right factor, ranks, columns of a row, the kind of the right one.
+    """
+    grid = tuple(None if t is None else t.float() for t in (launch.steps, launch.lows))
+    count = launch.target.shape[0]
+    if launch.factors is None:
+        return grid, [[0] * count] * 5
+    left, right = (floats(f).to("cpu").contiguous() for f in (launch.factors.left, launch.factors.right))
+    left = left.float()
+    ranks, form = list(launch.factors.ranks), [[left.shape[1]] * count, [_KINDS[right.dtype]] * count]
+    return (*grid, left, right), [launch.columns(left), launch.columns(right), ranks, *form]

@@ -29,8 +29,9 @@
 #define ROWS 16       /* tokens of a block in the cache */
 #define BLOCKS 8      /* blocks of a unit of work */
 #define MAX_THREADS 64
-/* source, steps, lows, target, left [tokens, rank] in float, right [heads * dim, rank], rank, kind of right */
-#define LINE 8
+/* source, steps, lows, target, left [tokens, rank] in float, right [heads * dim, rank], rank, entries from one row
+   of either factor to the next, kind of right */
+#define LINE 9
 
 typedef float vec __attribute__((vector_size(4 * WIDTH), aligned(4), may_alias));
 
@@ -108,19 +109,19 @@ static void widen(const struct launch *l, const int64_t *line, int64_t head, int
 /* A head's rows of the right factor, as v[rank, dim]. */
 static void transpose(const int64_t *line, int64_t head, int64_t dim, float *restrict v)
 {
-    const int64_t rank = line[6], kind = line[7];
+    const int64_t rank = line[6], columns = line[7], kind = line[8];
 #define CASE(KIND)                                                                                           \
     if (kind == KIND)                                                                                        \
         for (int64_t j = 0; j < dim; j++)                                                                    \
             for (int64_t r = 0; r < rank; r++)                                                               \
-                v[r * dim + j] = get((const void *)line[5], KIND, (head * dim + j) * rank + r);
+                v[r * dim + j] = get((const void *)line[5], KIND, (head * dim + j) * columns + r);
     CASE(F32) CASE(BF16) CASE(F16)
 #undef CASE
 }
 
 /* x[rows, dim] += u[rows, rank] v[rank, dim], in registers. */
 #define PATCH_ROWS(N)                                                                                        \
-    static void patch_##N(float *x, int64_t dim, const float *u, const float *v, int64_t rank)\
+    static void patch_##N(float *x, int64_t dim, const float *u, int64_t columns, const float *v, int64_t rank)\
     {                                                                                                        \
         vec a[N][COLUMNS];                                                                                   \
         for (int i = 0; i < N; i++)                                                                          \
@@ -129,7 +130,7 @@ static void transpose(const int64_t *line, int64_t head, int64_t dim, float *res
             vec b[COLUMNS];                                                                                  \
             for (int c = 0; c < COLUMNS; c++) b[c] = *(const vec *)(v + r * dim + c * WIDTH);              \
             for (int i = 0; i < N; i++)                                                                      \
-                for (int c = 0; c < COLUMNS; c++) a[i][c] = FMA(b[c], (vec){0} + u[i * rank + r], a[i][c]);  \
+                for (int c = 0; c < COLUMNS; c++) a[i][c] = FMA(b[c], (vec){0} + u[i * columns + r], a[i][c]); \
         }                                                                                                    \
         for (int i = 0; i < N; i++)                                                                          \
             for (int c = 0; c < COLUMNS; c++) *(vec *)(x + i * dim + c * WIDTH) = a[i][c];                   \
@@ -137,17 +138,18 @@ static void transpose(const int64_t *line, int64_t head, int64_t dim, float *res
 PATCH_ROWS(4)
 PATCH_ROWS(1)
 
-static void patch(float *x, int64_t rows, int64_t dim, const float *u, const float *v, int64_t rank)
+static void patch(
+    float *x, int64_t rows, int64_t dim, const float *u, int64_t columns, const float *v, int64_t rank)
 {
     int64_t j = 0;
     for (; j + COLUMNS * WIDTH <= dim; j += COLUMNS * WIDTH) {
         int64_t i = 0;
-        for (; i + 4 <= rows; i += 4) patch_4(x + i * dim + j, dim, u + i * rank, v + j, rank);
-        for (; i < rows; i++) patch_1(x + i * dim + j, dim, u + i * rank, v + j, rank);
+        for (; i + 4 <= rows; i += 4) patch_4(x + i * dim + j, dim, u + i * columns, columns, v + j, rank);
+        for (; i < rows; i++) patch_1(x + i * dim + j, dim, u + i * columns, columns, v + j, rank);
     }
     for (int64_t i = 0; i < rows && j < dim; i++)
         for (int64_t r = 0; r < rank; r++) {
-            const float s = u[i * rank + r];
+            const float s = u[i * columns + r];
             for (int64_t k = j; k < dim; k++) x[i * dim + k] += s * v[r * dim + k];
         }
 }
@@ -232,7 +234,7 @@ static void *work(void *given)
             const int64_t rows = end - t < ROWS ? end - t : ROWS;
             for (int64_t i = 0; i < rows && !direct; i++) widen(l, line, head, t + i, x + i * l->dim);
             if (rank)
-                patch(x, rows, l->dim, (const float *)line[4] + t * rank, v, rank);
+                patch(x, rows, l->dim, (const float *)line[4] + t * line[7], line[7], v, rank);
             for (int64_t i = 0; i < rows; i++) {
                 char *y = (char *)line[3] + size_of(l->target_kind) * (head * l->y_head + (t + i) * l->y_token);
                 const char *given = (const char *)line[0]

@@ -1,4 +1,4 @@
-"""A stored channel, in floats or in codes, on one device."""
+"""A stored block, in floats or in codes, on one device."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from kamera.ops.kv import KV
 from kamera.ops.quantize_kv import CodedChannel, CodedKV
 
 Stored = torch.Tensor | CodedChannel
-"""One channel ``[heads, tokens, dim]``, in floats or in codes."""
+"""One channel of a group of layers ``[layers, heads, tokens, dim]``, in floats or in codes."""
 
 
-def stored_layers(source: KV) -> Sequence[Mapping[str, Stored]]:
-    """The layers of a KV, codes undecoded: indexing a `CodedKV` would decode whole channels."""
-    return source.layers if isinstance(source, CodedKV) else source
+def stored_blocks(source: KV) -> Sequence[Mapping[str, Stored]]:
+    """The blocks of a KV, codes undecoded: reading a part of a `CodedKV` would decode it."""
+    return source.codes.parts if isinstance(source, CodedKV) else source.parts
 
 
 def value_dtype(held: Stored) -> torch.dtype:
@@ -25,7 +25,7 @@ def value_dtype(held: Stored) -> torch.dtype:
 
 
 def on_device(held: Stored, device: torch.device) -> Stored:
-    """The channel on ``device``: ``held`` itself if it is there already."""
+    """The block on ``device``: ``held`` itself if it is there already."""
     if isinstance(held, torch.Tensor):
         return held.to(device, non_blocking=True)
     if held.codes.device == device:

@@ -14,7 +14,7 @@ import torch
 from einops import rearrange
 
 from kamera.ops.kernels.decode import decode
-from kamera.ops.kernels.stored import Stored, on_device, stored_layers, value_dtype
+from kamera.ops.kernels.stored import Stored, on_device, stored_blocks, value_dtype
 from kamera.ops.kernels.turn import turn
 from kamera.ops.kv import KV
 from kamera.ops.layout import Channel, Layout
@@ -35,14 +35,20 @@ def write(
     phased_only: bool,
 ) -> None:
     """`kamera.ops.kernels.serve` for arguments that are checked."""
-    stored = stored_layers(source)
+    stored = stored_blocks(source)
     buffers = _Buffers()
     with torch.inference_mode():  # the target may have been made in it
-        for i, spec in enumerate(layout):
-            for c in spec.channels:
+        for group, layers in enumerate(into.groups):
+            factors = {} if patch is None else patch.blocks.parts[group]
+            for c in layout[layers[0]].channels:
                 if c.rope is not None or not phased_only:
-                    factors = patch.layers[i].get(c.name) if patch is not None else None
-                    _write(c, into[i][c.name], stored[i][c.name], factors, tuple(offset), buffers)
+                    target, held, low = into.parts[group][c.name], stored[group][c.name], factors.get(c.name)
+                    if low is None and isinstance(held, torch.Tensor) and not (c.rope and any(offset)):
+                        target.copy_(held)
+                        continue
+                    for row in range(len(layers)):
+                        one = None if low is None or not low.ranks[row] else low[row]
+                        _write(c, target[row], held[row], one, tuple(offset), buffers)
 
 
 class _Buffers:

@@ -41,28 +41,29 @@ def _values(
 
 
 @triton.jit
-def _factor(factor, rank, k, rows, mask, FACTOR_BITS: tl.constexpr):
-    """Entries ``[row, k]`` of a row-major factor, or their unscaled codes (4 bits: two to a byte)."""
+def _factor(factor, width, k, rows, mask, FACTOR_BITS: tl.constexpr):
+    """Entries ``[row, k]`` of a factor of ``width`` stored entries a row, or their unscaled codes (4 bits:
+    two to a byte)."""
     if FACTOR_BITS == 4:
-        byte = tl.load(factor + rows * ((rank + 1) // 2) + k // 2, mask=mask, other=0).to(tl.int32)
+        byte = tl.load(factor + rows * width + k // 2, mask=mask, other=0).to(tl.int32)
         x = ((byte >> ((k % 2) * 4)) & 15) - 8
     else:
-        x = tl.load(factor + rows * rank + k, mask=mask, other=0)
+        x = tl.load(factor + rows * width + k, mask=mask, other=0)
     return x
 
 
 @triton.jit
 def _corrected(
-    x, left, right, left_scales, right_scales, rank, rows, features, row_mask, feature_mask,
+    x, left, right, left_scales, right_scales, rank, width, rows, features, row_mask, feature_mask,
     FACTOR_BITS: tl.constexpr, BLOCK_R: tl.constexpr, WIDEN: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """``x + left @ right.T`` at the tile's rows and features."""
     for first in range(0, rank, BLOCK_R):
         k = first + tl.arange(0, BLOCK_R)
         some = k < rank
-        u = _factor(left, rank, k[None, :], rows[:, None], row_mask[:, None] & some[None, :], FACTOR_BITS)
+        u = _factor(left, width, k[None, :], rows[:, None], row_mask[:, None] & some[None, :], FACTOR_BITS)
         v = _factor(
-            right, rank, k[:, None], features[None, :], some[:, None] & feature_mask[None, :], FACTOR_BITS
+            right, width, k[:, None], features[None, :], some[:, None] & feature_mask[None, :], FACTOR_BITS
         )
         if WIDEN:
             u = u.to(tl.float32)
@@ -88,13 +89,14 @@ def serve_kernel(
 ):  # fmt: skip
     """A tile of tokens (grid axis 0) of one head (axis 1) of one channel (axis 2).
 
-    A line of ``table`` holds nine int64: the addresses of source (or codes), steps, lows, target, left and
-    right factor (or codes), their scales, and the rank. ``BLOCK_R`` 0 means that no channel is patched,
+    A line of ``table`` holds ten int64: the addresses of source (or codes), steps, lows, target, left and
+    right factor (or codes), their scales, the rank, and the stored entries of a row of either factor.
+    ``BLOCK_R`` 0 means that no channel is patched,
     ``PAIRS`` 0 that no phase is rotated, ``PLAIN`` that bits are copied; ``ALIGNED`` that rows of
     source and target start at multiples of 16 bytes, ``EVEN`` that those of the factors do and that every
     rank divides by 8: loads can then be wide.
     """
-    line = table + tl.program_id(2) * 9
+    line = table + tl.program_id(2) * 10
     source = tl.load(line).to(tl.pointer_type(SOURCE))
     steps = tl.load(line + 1).to(tl.pointer_type(STEP))
     lows = tl.load(line + 2).to(tl.pointer_type(STEP))
@@ -104,6 +106,7 @@ def serve_kernel(
     left_scales = tl.load(line + 6).to(tl.pointer_type(tl.float32))
     right_scales = tl.load(line + 7).to(tl.pointer_type(tl.float32))
     rank = tl.load(line + 8).to(tl.int32)
+    width = tl.load(line + 9).to(tl.int32)
     if ALIGNED:
         source = tl.multiple_of(source, 16)
         target = tl.multiple_of(target, 16)
@@ -111,6 +114,7 @@ def serve_kernel(
         left = tl.multiple_of(left, 16)
         right = tl.multiple_of(right, 16)
         rank = tl.multiple_of(rank, 8)
+        width = tl.multiple_of(width, 8)
     head = tl.program_id(1).to(tl.int64)
     rows = tl.program_id(0) * BLOCK_T + tl.arange(0, BLOCK_T)
     row_mask = rows < tokens
@@ -137,6 +141,7 @@ def serve_kernel(
                     left_scales,
                     right_scales,
                     rank,
+                    width,
                     rows,
                     head * DIM + cols,
                     row_mask,
@@ -170,6 +175,7 @@ def serve_kernel(
                     left_scales,
                     right_scales,
                     rank,
+                    width,
                     rows,
                     head * DIM + first,
                     row_mask,
@@ -186,6 +192,7 @@ def serve_kernel(
                     left_scales,
                     right_scales,
                     rank,
+                    width,
                     rows,
                     head * DIM + second,
                     row_mask,
@@ -225,6 +232,7 @@ def serve_kernel(
                     left_scales,
                     right_scales,
                     rank,
+                    width,
                     rows,
                     head * DIM + cols,
                     row_mask,

@@ -1,6 +1,6 @@
-"""The fused operator on CUDA: one Triton launch for all channels of one shape, over all layers.
+"""The fused operator on CUDA: one Triton launch for a channel of all layers of a group.
 
-A launch reads a table in device memory, one line per channel, with the addresses of its inputs and output.
+A launch reads a table in device memory, one line per layer, with the addresses of its inputs and output.
 The patch is added before the rotation, in the canonical frame and in its stored precision, so that no factor
 is rotated or rounded. Import this module only if triton is installed.
 """
@@ -14,7 +14,7 @@ import torch
 import triton
 import triton.language as tl
 
-from kamera.ops.kernels.launches import Line, Shape, factor_dtypes, launches, servable
+from kamera.ops.kernels.launches import Launch, factor_dtypes, launches, servable
 from kamera.ops.kernels.triton_kernel import serve_kernel
 from kamera.ops.kv import KV
 from kamera.ops.layout import Layout
@@ -46,78 +46,75 @@ def write(
     """`kamera.ops.kernels.serve` for arguments that are checked and for which `can_write` is true."""
     found = factor_dtypes(patch)
     factor = found.pop() if len(found) == 1 else torch.float32  # float32 holds every dtype exactly
-    work = launches(into, source, patch, layout, offset, phased_only=phased_only)
-    for shape, lines in work.items():
-        _launch(shape, lines, tuple(offset), factor)
+    for launch in launches(into, source, patch, layout, offset, phased_only=phased_only):
+        _launch(launch, tuple(offset), factor)
 
 
-def _launch(shape: Shape, lines: list[Line], offset: tuple[int, ...], factor: torch.dtype) -> None:
-    first = lines[0].target
-    tokens = first.shape[1]
-    if tokens == 0:
+def _launch(launch: Launch, offset: tuple[int, ...], factor: torch.dtype) -> None:
+    target = launch.target
+    layers, heads, tokens, dim = target.shape
+    if not target.numel():
         return
-    bits = _factor_bits(lines)
-    factors = [_factors(line, factor, bits) for line in lines]  # alive until the kernel is in the stream
-    rank = max((line.factors.rank for line in lines if line.factors is not None), default=0)
-    table = torch.tensor(
-        [_addresses(line, f) for line, f in zip(lines, factors, strict=True)], dtype=torch.int64
-    )
-    if first.is_cuda:
-        table = table.pin_memory().to(first.device, non_blocking=True)
+    bits = _factor_bits(launch)
+    factors = _factors(launch, factor, bits)  # alive until the kernel is in the stream
+    rank = 0 if launch.factors is None else launch.factors.rank
+    table = torch.tensor(_table(launch, factors, bits), dtype=torch.int64)
+    if target.is_cuda:
+        table = table.pin_memory().to(target.device, non_blocking=True)
     pairs = 0
     cos = sin = table
-    if shape.rope is not None:
-        pairs = shape.rope.rotary_dim // 2
-        cos, sin = turn_table(shape.rope, offset, torch.float32, first.device)
-    plain = not (pairs or rank or shape.bits) and shape.source == shape.target
+    if launch.rope is not None:
+        pairs = launch.rope.rotary_dim // 2
+        cos, sin = turn_table(launch.rope, offset, torch.float32, target.device)
+    plain = not (pairs or rank or launch.bits) and launch.dtype == target.dtype
     kinds = _BITS if plain else _FLOATS
-    exact = shape.target == torch.float32 or INTERPRETED or not _has_tf32(first.device)
-    with torch.cuda.device(first.device) if first.is_cuda else nullcontext():
-        serve_kernel[(triton.cdiv(tokens, _TOKENS), shape.heads, len(lines))](
+    exact = target.dtype == torch.float32 or INTERPRETED or not _has_tf32(target.device)
+    with torch.cuda.device(target.device) if target.is_cuda else nullcontext():
+        serve_kernel[(triton.cdiv(tokens, _TOKENS), heads, layers)](
             table,
             cos,
             sin,
             tokens,
-            *shape.strides,
-            torch.finfo(shape.source).max,
-            SOURCE=tl.uint8 if shape.bits else kinds[shape.source],
-            STEP=_FLOATS[shape.source],
-            TARGET=kinds[shape.target],
+            *launch.strides,
+            torch.finfo(launch.dtype).max,
+            SOURCE=tl.uint8 if launch.bits else kinds[launch.dtype],
+            STEP=_FLOATS[launch.dtype],
+            TARGET=kinds[target.dtype],
             FACTOR={8: tl.int8, 4: tl.uint8}.get(bits, _FLOATS[factor]),
-            DIM=shape.dim,
-            START=shape.start,
+            DIM=dim,
+            START=launch.start,
             PAIRS=pairs,
-            INTERLEAVED=shape.rope is not None and shape.rope.pairing == "interleaved",
-            BITS=shape.bits,
-            TOKEN_GROUP=shape.token_group,
-            FEATURE_GROUP=shape.feature_group,
+            INTERLEAVED=launch.rope is not None and launch.rope.pairing == "interleaved",
+            BITS=launch.bits,
+            TOKEN_GROUP=launch.token_group,
+            FEATURE_GROUP=launch.feature_group,
             PLAIN=plain,
             FACTOR_BITS=bits,
             BLOCK_T=_TOKENS,
             BLOCK_P=max(16, triton.next_power_of_2(pairs)),
-            BLOCK_D=min(128, max(16, triton.next_power_of_2(shape.dim - 2 * pairs))),
+            BLOCK_D=min(128, max(16, triton.next_power_of_2(dim - 2 * pairs))),
             BLOCK_R=0 if rank == 0 else min(64, max(16, triton.next_power_of_2(rank))),
             WIDEN=bits > 0
             or factor == torch.float32
             or INTERPRETED,  # the interpreter cannot multiply bfloat16
             PRECISION="ieee" if exact else "tf32x3",
-            ALIGNED=all(_aligned(line.source) and _aligned(line.target) for line in lines),
-            EVEN=all(_aligned(side) and side.shape[1] % 8 == 0 for held in factors for side in held[:2]),
+            ALIGNED=_aligned(launch.source) and _aligned(target),
+            EVEN=_even(launch, factors, bits),
         )
 
 
-def _factor_bits(lines: list[Line]) -> int:
+def _factor_bits(launch: Launch) -> int:
     """Bits of the factors' codes; 0 if any are floats or the widths differ."""
-    sides = [side for x in lines if x.factors is not None for side in (x.factors.left, x.factors.right)]
+    sides = [] if launch.factors is None else [launch.factors.left, launch.factors.right]
     found = {side.bits if isinstance(side, Codes) else 0 for side in sides}
     return found.pop() if len(found) == 1 else 0
 
 
-def _factors(line: Line, dtype: torch.dtype, bits: int) -> tuple[torch.Tensor, ...]:
+def _factors(launch: Launch, dtype: torch.dtype, bits: int) -> tuple[torch.Tensor, ...]:
     """Left and right factor in the kernel's layout (contiguous rows), and the scales of codes."""
-    if line.factors is None:
+    if launch.factors is None:
         return ()
-    sides, device = (line.factors.left, line.factors.right), line.target.device
+    sides, device = (launch.factors.left, launch.factors.right), launch.target.device
     if bits:
         codes = [side for side in sides if isinstance(side, Codes)]
         held = [x.codes for x in codes] + [x.scales for x in codes]
@@ -125,11 +122,25 @@ def _factors(line: Line, dtype: torch.dtype, bits: int) -> tuple[torch.Tensor, .
     return tuple(floats(side).to(device, dtype).contiguous() for side in sides)
 
 
-def _addresses(line: Line, factors: tuple[torch.Tensor, ...]) -> list[int]:
-    """A line of the table (`serve_kernel`)."""
-    held = (line.source, line.steps, line.lows, line.target, *factors)
-    addresses = [0 if t is None else t.data_ptr() for t in held]
-    return [*addresses, *[0] * (8 - len(held)), 0 if line.factors is None else line.factors.rank]
+def _table(launch: Launch, factors: tuple[torch.Tensor, ...], bits: int) -> list[tuple[int, ...]]:
+    """The lines of the table (`serve_kernel`)."""
+    rows = [*map(launch.addresses, (launch.source, launch.steps, launch.lows, launch.target))]
+    nothing = [0] * launch.target.shape[0]
+    if launch.factors is None:
+        return list(zip(*rows, *[nothing] * 6, strict=True))
+    sides = [launch.columns(side, bits == 4) for side in factors[:2]]
+    scales = [launch.columns(side) for side in factors[2:]] or [nothing, nothing]
+    width = [factors[0].shape[1]] * len(nothing)
+    return list(zip(*rows, *sides, *scales, list(launch.factors.ranks), width, strict=True))
+
+
+def _even(launch: Launch, factors: tuple[torch.Tensor, ...], bits: int) -> bool:
+    """True if rows of all factors start at multiples of 16 bytes, and every rank divides by 8."""
+    if launch.factors is None:
+        return True
+    starts = [address for side in factors[:2] for address in launch.columns(side, bits == 4)]
+    whole = all(_aligned(side) and side.shape[1] % 8 == 0 for side in factors[:2])
+    return whole and all(a % 16 == 0 for a in starts) and all(r % 8 == 0 for r in launch.factors.ranks)
 
 
 def _aligned(x: torch.Tensor) -> bool:

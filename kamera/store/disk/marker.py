@@ -21,8 +21,8 @@ ASIDE = ".kamera."
 def open_directory(root: Path, wanted: Mapping[str, Any], *, make: bool = True) -> Folder:
     """The store directory ``root`` with the marker ``wanted``; created if it is empty or absent and ``make``.
 
-    Raises `StoreError` for a directory of another use, `StoreVersionError` for one of another format;
-    both are left untouched. Raises `OSError` as the system does.
+    Raises `StoreError` for a directory of another use, `StoreVersionError` for one of another format or
+    layout; both are left untouched. Raises `OSError` as the system does.
     """
     with contextlib.suppress(FileNotFoundError):
         folder = Folder.at(root)
@@ -71,6 +71,12 @@ def _check(root: Path, text: bytes, wanted: Mapping[str, Any]) -> None:
         raise StoreVersionError(
             f"{root} is a store of format {version}, this version reads {wanted['format']} here: give the "
             "secret the store was made with, open it with the kamera that made it, or take a new directory"
+        )
+    if found.get("layout") != wanted["layout"]:
+        held = found.get("layout", "layer by layer")
+        raise StoreVersionError(
+            f"{root} is a store of KV {held}, this version reads {wanted['layout']} of equal layers: "
+            "open it with the kamera that made it, or take a new directory"
         )
     if found != dict(wanted):
         raise StoreError(

@@ -88,7 +88,7 @@ class Sealed(Codec):
     @property
     def marker(self) -> dict[str, Any]:
         """Marks the directory as sealed, so that it is not opened as a plain one."""
-        return {"format": SEALED_VERSION, "sealed": "digests"}
+        return {"format": SEALED_VERSION, "layout": object_format.LAYOUT, "sealed": "digests"}
 
     @property
     def _mac(self) -> bytes:

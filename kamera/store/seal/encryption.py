@@ -20,7 +20,7 @@ from kamera.store.head import MAX_HEADER, front_size, verified
 from kamera.store.info import ObjectInfo
 from kamera.store.opened import Opened
 from kamera.store.records import Record
-from kamera.store.seal.codec import ENCRYPTED, SEALED_VERSION, Sealed, root_key
+from kamera.store.seal.codec import ENCRYPTED, Sealed, root_key
 from kamera.store.seal.preamble import LENGTH, SALT, Preamble, is_encrypted, parsed, started
 from kamera.store.sources import BytesSource, Source
 
@@ -30,7 +30,7 @@ try:
     from cryptography.hazmat.primitives.hashes import SHA256
     from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
-    from kamera.store.seal.frames import LIMIT, TAG, Cipher, Frames
+    from kamera.store.seal.frames import TAG, Cipher, Frames, cuts
 except ImportError as error:
     raise StoreError('encryption needs the cryptography package: pip install "kamera[encryption]"') from error
 
@@ -58,7 +58,7 @@ class Encrypted(Sealed):
         return cls(root, {_key_id(key): key for key in derived})
 
     def encode(self, record: Record, created: float) -> bytes:
-        """The encrypted file; `ValueError` for a group of 2 GiB or more."""
+        """The encrypted file. Raises as the sealed codec."""
         name = self.name(record.key)
         return self._encrypt(super().encode(record, created), name)
 
@@ -100,7 +100,7 @@ class Encrypted(Sealed):
     @property
     def marker(self) -> dict[str, Any]:
         """Marks the directory: everything written here must be encrypted."""
-        return {"format": SEALED_VERSION, "sealed": "encrypted"}
+        return {**super().marker, "sealed": "encrypted"}
 
     def veil(self, text: str) -> str:
         """``text`` encrypted deterministically (AES-SIV): equal texts have equal ciphertexts."""
@@ -121,20 +121,17 @@ class Encrypted(Sealed):
         opened = super().open(BytesSource(plain), name, name)
         groups = opened.head.groups
         cut = len(plain) - opened.head.size
-        largest = max((group.size for group in groups.values()), default=0)
-        if max(largest, cut) > LIMIT:
-            raise ValueError(
-                f"a layer of {largest} bytes is too large to be encrypted (2 GiB): make smaller chunks"
-            )
         key_id, key = next(iter(self.keys.items()))
-        total = LENGTH + len(plain) + TAG * (1 + len(groups))
+        total = LENGTH + len(plain) + TAG * (1 + sum(len(cuts(group.size)) for group in groups.values()))
         start = started(key_id, os.urandom(SALT), cut + TAG, total)
         preamble = parsed(start + self._check(start, name))
         cipher = Cipher(key, preamble, name)
         tensors = memoryview(plain)[cut:]
         frames = [cipher.encrypt(0, plain[:cut])]
-        for index, group in enumerate(groups.values(), 1):
-            frames.append(cipher.encrypt(index, b"".join(tensors[s:e] for s, e in group.spans)))
+        for group in groups.values():
+            held = b"".join(tensors[first:last] for first, last in group.spans)
+            for first, last in cuts(group.size):
+                frames.append(cipher.encrypt(len(frames), held[first:last]))
         return b"".join([preamble.raw, *frames])
 
     def _preamble(self, first: bytes, total: int, name: str, source: str) -> Preamble:

@@ -20,8 +20,13 @@ from kamera.store.seal.preamble import Preamble
 from kamera.store.sources import Source
 
 TAG = 16
-LIMIT = 2**31 - 1 - TAG
-"""Most bytes of a frame: the limit of one call of the library."""
+LARGEST = 64 * 2**20
+"""Most bytes of a frame: a longer group is several, none of which takes much memory beside the tensors."""
+
+
+def cuts(size: int) -> list[tuple[int, int]]:
+    """Where the frames of a group of ``size`` bytes begin and end in it."""
+    return [(start, min(start + LARGEST, size)) for start in range(0, size, LARGEST)] or [(0, 0)]
 
 
 class Cipher:
@@ -55,21 +60,28 @@ class Frames:
         self._source = source
         self._cipher = cipher
         self._where = where
-        self._places: dict[str, tuple[int, int]] = {}  # group to its frame's index and start
-        at = len(preamble.raw) + preamble.head
-        for index, group in enumerate(groups.values(), 1):
+        self._places: dict[str, tuple[int, int]] = {}  # group to the index and start of its first frame
+        index, at = 1, len(preamble.raw) + preamble.head
+        for group in groups.values():
             self._places[group.name] = index, at
-            at += group.size + TAG
+            frames = len(cuts(group.size))
+            index += frames
+            at += group.size + frames * TAG
         if at != source.size:
             raise CorruptChunk(f"{where}: {source.size} bytes, its header tells of {at}")
 
     def fetch(self, group: Group, views: Sequence[memoryview]) -> None:
         """See `Payload`."""
-        index, start = self._places[group.name]
-        frame = self._source.read(start, group.size + TAG)
-        if len(frame) < group.size + TAG:
-            raise EOFError(f"the file ends at byte {start + len(frame)}, it had {self._source.size}")
-        plain = memoryview(self._cipher.decrypt(index, group.name, frame, self._where))
-        for view in views:
-            view[:] = plain[: len(view)]
-            plain = plain[len(view) :]
+        index, at = self._places[group.name]
+        room = [view for view in views if len(view)]
+        for number, (start, end) in enumerate(cuts(group.size)):
+            frame = self._source.read(at, end - start + TAG)
+            at += len(frame)
+            if len(frame) < end - start + TAG:
+                raise EOFError(f"the file ends at byte {at}, it had {self._source.size}")
+            plain = memoryview(self._cipher.decrypt(index + number, group.name, frame, self._where))
+            while plain:
+                filled = min(len(plain), len(room[0]))
+                room[0][:filled] = plain[:filled]
+                plain, room[0] = plain[filled:], room[0][filled:]
+                room = room if len(room[0]) else room[1:]

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from kamera.errors import IncompatibleChunk
-from kamera.ops.quantize_kv import code_kv
+from kamera.ops import code_kv
 from kamera.store import ChunkStore, StoreAdmin
 from kamera.store.info import KindCount
 from tests.cli.run import files, kamera

@@ -9,7 +9,18 @@ import pytest
 from kamera.errors import CorruptChunk, StoreVersionError
 from kamera.store import ChunkStore, StoreAdmin
 from kamera.store.format import FORMAT_VERSION, encode
-from tests.store.builders import CHUNK, CONTEXT, assert_same, canonical, file_of, flip, join, patch, split
+from tests.store.builders import (
+    CHUNK,
+    CONTEXT,
+    assert_same,
+    by_layer,
+    canonical,
+    file_of,
+    flip,
+    join,
+    patch,
+    split,
+)
 
 
 @pytest.fixture
@@ -71,6 +82,20 @@ def test_verify_reads_everything_and_quarantines_what_is_damaged(root: Path) -> 
         assert [record.key in line for line in report.refused] == [True]
         assert newer.exists()
         assert StoreAdmin(store).verify().quarantined == ()
+
+
+def test_an_object_of_before_there_were_blocks_is_refused_in_place(root: Path) -> None:
+    with ChunkStore.open(root, memory_limit=0) as store:
+        path = file_of(root, store.put(canonical()))
+        old = by_layer(path.read_bytes())
+        path.write_bytes(old)
+        for _ in range(2):
+            with pytest.raises(StoreVersionError, match="tensors are of one layer each"):
+                store.get_canonical(CONTEXT, CHUNK)
+        report = StoreAdmin(store).verify()
+        assert (report.ok, report.quarantined) == (0, ())
+        assert ["of one layer each" in line for line in report.refused] == [True]
+        assert path.read_bytes() == old and not list((root / "quarantine").iterdir())
 
 
 def test_an_object_of_a_newer_format_is_refused_in_place(root: Path) -> None:

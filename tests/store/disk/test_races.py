@@ -95,7 +95,7 @@ def fill(root: Path, me: int, ready: Any) -> None:
         for i in range(15):
             for name in ("shared", f"own{me}"):
                 factors = LowRank(torch.full((3, me), me), torch.full((8, me), me))
-                fixed = Patch(({"v": factors},))
+                fixed = Patch.of(({"v": factors},))
                 store.put(PatchRecord(f"{name}{i}", Context("f", "a"), (), "exact", fixed, ""))
 
 

@@ -22,7 +22,8 @@ LAYERS = 6
 
 
 def channels(i: int) -> dict[str, torch.Tensor]:
-    return {n: tensor((2, 3, 400), torch.bfloat16, 2 * i + j) for j, n in enumerate("kv")}
+    """Heads of three sizes, so that there are three blocks of two channels."""
+    return {n: tensor((2, 3, 200 + 100 * (i % 3)), torch.bfloat16, 2 * i + j) for j, n in enumerate("kv")}
 
 
 RECORD = canonical(kv=(*map(channels, range(LAYERS - 1)), {}))
@@ -136,12 +137,12 @@ def test_after_a_refusal_no_thread_reads_on(path: Path, monkeypatch: pytest.Monk
     fill = Room.fill
 
     def slow(self: Room, group: str) -> None:
-        if group == "kv/00001":
+        if group == "kv/0/v":
             inside.set()
             refused.wait(0.2)
             fill(self, group)
             ended.append(group)
-        elif group == "kv/00000":
+        elif group == "kv/0/k":
             assert inside.wait(60)
             fill(self, group)
         else:
@@ -150,11 +151,11 @@ def test_after_a_refusal_no_thread_reads_on(path: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(Room, "fill", slow)
     monkeypatch.setattr(reading_module.os, "cpu_count", lambda: 2)
     data = file_of(path).read_bytes()
-    damage(file_of(path), front_of(data) + split(data)[0]["kv/00000/k"]["data_offsets"][0])
+    damage(file_of(path), front_of(data) + split(data)[0]["kv/0/k"]["data_offsets"][0])
     with ChunkStore.open(path) as store:
-        with pytest.raises(CorruptChunk, match="kv/00000"):
+        with pytest.raises(CorruptChunk, match="kv/0/k"):
             store.get_canonical(CONTEXT, CHUNK)
-        assert ended == ["kv/00001"]
+        assert ended == ["kv/0/v"]
         refused.set()
 
 

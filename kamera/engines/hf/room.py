@@ -1,0 +1,172 @@
+"""The memory of live caches: a room for many tokens, and KV that stands in it and nowhere else.
+
+KV that is prefilled behind a live cache is written by the model where it is to stand. It need not be held
+twice: a `RoomKV` says where it stands, and is copied out of the room only before something else is written
+there, or before its keys turn, since every turn starts from the keys as the model computed them. A KV that
+nobody refers to any more is not copied.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Container, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+
+from kamera import forks
+from kamera.engines.base import Span
+from kamera.ops import KV, NO_KV, Blocks, kv_copy, kv_slice
+
+if TYPE_CHECKING:
+    from kamera.engines.hf.live import LiveCache
+
+
+class Room:
+    """Tensors for ``capacity`` tokens, the spans in them from ``start`` on, and the caches that use them.
+
+    ``lock`` is held to write to the room or to its records; in the midst of a write nothing stands.
+    """
+
+    def __init__(self) -> None:
+        self.kv: KV = NO_KV
+        self.capacity = 0
+        self.start = 0
+        self.standing: tuple[Span, ...] = ()
+        self.readers = 0  # while there are any, no span in the room is overwritten
+        self.lock = forks.Lock()
+        self.tail = threading.Lock()  # held to write behind the last token
+        self.holders: weakref.WeakSet[LiveCache] = weakref.WeakSet()
+        self.only_here: weakref.WeakSet[RoomKV] = weakref.WeakSet()
+
+    @property
+    def stop(self) -> int:
+        """The first place behind the spans."""
+        return self.start + sum([span.length for span in self.standing])
+
+    def shows(self, spans: Sequence[Span], behind: int) -> bool:
+        """True if the room holds exactly these spans, with ``behind`` tokens free behind them."""
+        if len(spans) != len(self.standing):
+            return False
+        total = 0
+        for new, old in zip(spans, self.standing, strict=True):
+            if not new.same_source(old) or new.offset != old.offset:
+                return False
+            total += new.length
+        return self.start + total + behind <= self.capacity
+
+    def adopted(self, lengths: Sequence[int]) -> tuple[RoomKV, ...]:
+        """KV of spans that were written behind those that stand; they stand from now on. ``lock`` is held."""
+        place, found = self.stop, []
+        for length in lengths:
+            found.append(RoomKV(self, place, length))
+            place += length
+        still = (0,) * len(self.standing[0].offset)
+        self.standing = (*self.standing, *(Span(kv, None, still) for kv in found))
+        return tuple(found)
+
+    def clear(self, regions: Sequence[tuple[int, int]], stays: Container[int] = ()) -> None:
+        """Before ``regions`` (start, stop) are overwritten, copy out what stands in them and nowhere else.
+
+        ``stays`` are ids of KV that needs none. ``lock`` is held.
+        """
+        for kv in [kv for kv in self.only_here if id(kv) not in stays]:
+            start = kv.where.place
+            if any([start < stop and first < start + kv.tokens for first, stop in regions]):
+                kv.leave()
+
+
+class _Where(NamedTuple):
+    """The room and place of a KV (None: it stands in none), and the channels that it holds itself, by block.
+
+    Replaced as a whole, so that a reader sees one state.
+    """
+
+    room: Room | None
+    place: int
+    own: tuple[Mapping[str, torch.Tensor], ...]
+
+
+class RoomKV(Blocks[torch.Tensor]):
+    """KV as the model computed it, which stands in a room: as a `KV`, each read of its parts is a copy.
+
+    Reading takes the room's lock, so it may be done by any thread that holds none. ``tokens`` and ``groups``
+    cost nothing.
+    """
+
+    def __init__(self, room: Room, place: int, tokens: int) -> None:
+        self.groups = room.kv.groups
+        self.tokens = tokens
+        self.where = _Where(room, place, tuple({} for _ in self.groups))
+        room.only_here.add(self)
+
+    @property
+    def parts(self) -> Any:  # type: ignore[override]
+        """The blocks: its own, and copies of those in the room."""
+        while True:
+            where = self.where
+            if where.room is None:
+                return where.own
+            with where.room.lock:
+                if self.where.room is where.room:
+                    return kv_copy(self.here()).parts
+
+    def here(self) -> KV:
+        """Views of the room, and what it holds itself; the room's ``lock`` is held while they are used."""
+        room, place, own = self.where
+        if room is None:
+            return Blocks(own, self.groups)
+        there = kv_slice(room.kv, place, place + self.tokens)
+        parts = [{**block, **held} for block, held in zip(there.parts, own, strict=True)]
+        return Blocks(parts, self.groups)
+
+    def leave(self, channels: frozenset[str] | None = None) -> None:
+        """Copy these channels out of the room, whose ``lock`` is held.
+
+        None: all of them, and it stands there no more.
+        """
+        room, place, own = self.where
+        assert room is not None, "it has left"
+        there = kv_slice(room.kv, place, place + self.tokens)
+        copied = []
+        for block, held in zip(there.parts, own, strict=True):
+            new = [name for name in block if name not in held and (channels is None or name in channels)]
+            copied.append({**held, **{name: block[name].detach().clone() for name in new}})
+        if channels is None:
+            room.only_here.discard(self)
+        self.where = _Where(None if channels is None else room, place, tuple(copied))
+
+    def holds(self, channels: frozenset[str]) -> bool:
+        """True if it holds these channels itself, as far as its blocks have them."""
+        where = self.where
+        if where.room is None or not channels:
+            return True
+        named = [channels & block.keys() for block in where.room.kv.parts]
+        return all([held.keys() >= names for held, names in zip(where.own, named, strict=True)])
+
+    def stand(self, room: Room, place: int, keeps: frozenset[str]) -> None:
+        """It stands at ``place`` of ``room``, but for the channels ``keeps``, which it `holds` itself.
+
+        The ``lock`` of both rooms is held.
+        """
+        old, _, own = self.where
+        if old is not None and old is not room:
+            old.only_here.discard(self)
+        held = tuple({n: t for n, t in block.items() if n in keeps} for block in own)
+        self.where = _Where(room, place, held)
+        room.only_here.add(self)
+
+    def held(self) -> Iterator[torch.Tensor]:
+        """The tensors of its own: none of what stands in the room alone."""
+        for own in self.where.own:
+            yield from own.values()
+
+    def __copy__(self) -> KV:
+        return Blocks(self.parts, self.groups)
+
+    def __getitem__(self, index: int | slice) -> Any:
+        return Blocks(self.parts, self.groups)[index]
+
+    def __iter__(self) -> Iterator[Mapping[str, torch.Tensor]]:
+        return iter(Blocks(self.parts, self.groups))
