@@ -5,12 +5,13 @@ from kamera.engines.base import Engine, LiveKV, Span, Written
 from kamera.engines.extent import Extent, behind, standing
 from kamera.engines.moves import Bytes, Move, Stand, bytes_of, moves
 from kamera.engines.precedence import Calls, Cancelled, calls_of, is_later
-from kamera.engines.values import FEATURES, Answer, Named, PositionLimits, Probe, Work
+from kamera.engines.values import FEATURES, Answer, Answers, Named, PositionLimits, Probe, Work
 
 __all__ = [
     "FEATURES",
     "Account",
     "Answer",
+    "Answers",
     "Bytes",
     "Calls",
     "Cancelled",

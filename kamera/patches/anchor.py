@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
+import weakref
+from dataclasses import dataclass, replace
 
 import torch
 
 from kamera.content import Encoded, Spoken
 from kamera.engines import Engine
 from kamera.errors import CorruptChunk, WrongKey
-from kamera.ops import KV, tensor_digest
+from kamera.ops import KV, kv_tensors, tensor_digest
 from kamera.patches.identity import Identity, identify
+from kamera.patches.later import Worth, later_of
 from kamera.patches.losses import Losses, Strict
 from kamera.store import CanonicalRecord, ChunkStore, Context
 
@@ -40,16 +42,25 @@ class Anchor:
         return int(self.input_ids.shape[0])
 
 
+_waiting: weakref.WeakKeyDictionary[ChunkStore, dict[Context, Anchor]] = weakref.WeakKeyDictionary()
+"""Anchors that are stored as later work: until then every window on their store takes them from here."""
+
+
 def prefill_anchor(
-    backbone: Engine, system: Spoken | None, store: ChunkStore | None = None, losses: Losses | None = None
+    backbone: Engine,
+    system: Spoken | None,
+    store: ChunkStore | None = None,
+    losses: Losses | None = None,
+    *,
+    later: bool = False,
 ) -> Anchor:
     """Tokenise and prefill a system prompt, text or messages; token ids are used as given.
 
-    ``store`` and ``losses`` as in `anchor_of`.
+    ``store``, ``losses`` and ``later`` as in `anchor_of`.
     """
     seams = backbone.seams(system if isinstance(system, str) else None)
     ids = anchor_ids(backbone, system)
-    return anchor_of(backbone, ids, seams.tail, seams.reopen, store, losses)
+    return anchor_of(backbone, ids, seams.tail, seams.reopen, store, losses, later=later)
 
 
 def anchor_ids(backbone: Engine, system: Spoken | None) -> torch.Tensor:
@@ -67,27 +78,49 @@ def anchor_of(
     reopen: str,
     store: ChunkStore | None = None,
     losses: Losses | None = None,
+    *,
+    later: bool = False,
 ) -> Anchor:
     """The anchor of given token ids: read from ``store`` if stored there, else prefilled and stored.
 
     A store of codes, too, keeps an anchor as the model computed it; a damaged one is a miss. Store errors are
     raised unless ``losses`` tolerate them. The model is asked the probe first: raises ComputationChanged.
+    With ``later`` it is stored as later work, and the probe is asked as `identify` says.
     """
-    identity = identify(backbone)
+    identity = identify(backbone, later=later)
     positions = backbone.positions([ids], [{}])
     digest = tensor_digest(ids)
-    losses = losses or Strict()
-    found = None
-    if store is not None and ids.shape[0]:
-        found = _stored(store, identity.context(digest, store.tenant), losses)
+    if store is None or not ids.shape[0]:
+        kv = backbone.prefill(Encoded(ids, {}, {}), positions)
+        return Anchor(ids, positions, kv, digest, tail, reopen, identity)
+    losses, context = losses or Strict(), identity.context(digest, store.tenant)
+    waiting = _waiting.setdefault(store, {})
+    if (there := waiting.get(context)) is not None:
+        return replace(there, tail=tail, reopen=reopen, identity=identity)
+    found = _stored(store, context, losses)
     if found is not None and torch.equal(found.positions, positions):
         return Anchor(ids, positions, backbone.place(found.kv), digest, tail, reopen, identity)
     kv = backbone.prefill(Encoded(ids, {}, {}), positions)
-    if store is not None and ids.shape[0]:
-        context = identity.context(digest, store.tenant)
-        with losses.borne("the system prompt was not kept"):
-            store.put(CanonicalRecord(digest, context, ids, positions, kv, kind="anchor"))
-    return Anchor(ids, positions, kv, digest, tail, reopen, identity)
+    anchor = Anchor(ids, positions, kv, digest, tail, reopen, identity)
+
+    def keep() -> None:
+        try:
+            with losses.borne("the system prompt was not kept"):
+                store.put(CanonicalRecord(digest, context, ids, positions, kv, kind="anchor"))
+        finally:
+            waiting.pop(context, None)
+
+    def dropped(why: str) -> None:
+        waiting.pop(context, None)
+        losses.leave(f"the system prompt was not kept: {why}")
+
+    if later:
+        waiting[context], queue = anchor, later_of(backbone)
+        store.awaited[id(queue)] = queue.flush
+        queue.add(keep, Worth.CHUNK, kv_tensors(kv), dropped)
+    else:
+        keep()
+    return anchor
 
 
 def _stored(store: ChunkStore, context: Context, losses: Losses) -> CanonicalRecord | None:

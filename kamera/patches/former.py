@@ -24,7 +24,7 @@ from kamera.patches.encodings import Encodings
 from kamera.patches.forming import Forming
 from kamera.patches.harvest import Stored, stored_patch, worth_harvesting
 from kamera.patches.heads import continued, stored_head
-from kamera.patches.identity import Asked
+from kamera.patches.identity import asking_of
 from kamera.patches.losses import Losses, Strict
 from kamera.patches.proving import Before, Prover
 from kamera.store import (
@@ -74,7 +74,7 @@ class Former:
         self.context = anchor.identity.context(anchor.digest, store.tenant, store.kv)
         self.catalogue = Catalogue(store, self.context, self.forming, self.losses)
         self.anchor_span = Span(anchor.kv, None, (0,) * backbone.axes)
-        self._asked = Asked(backbone.probe.moves)
+        self._asking = asking_of(backbone)
         self.waiting = _waiting.setdefault(store, {})  # stored as later work, by any former here
         self._here = threading.local()
         self.check_fingerprint()
@@ -100,15 +100,12 @@ class Former:
     def check_computation(self) -> None:
         """Raise unless the model is the one that computed the store's KV.
 
-        IncompatibleChunk if the fingerprint differs. The model is asked the probe if something has moved, and
-        every `identity.EVERY` calls: ComputationChanged if it answers otherwise than at first.
+        IncompatibleChunk if the fingerprint differs. ComputationChanged if the model, asked the probe when
+        that is due (`identity.Asking`), answers otherwise than at first.
         """
         self.check_fingerprint()
-        probe = self.backbone.probe
-        if self._asked.is_due(probe.moves):
-            probe.answers()
+        if self._asking.check(self.backbone):
             self.check_fingerprint()  # the probe may have seen more than the witness
-            self._asked = Asked(probe.moves)
 
     def check_fingerprint(self) -> None:
         """Raise IncompatibleChunk if the model's fingerprint is not the one that computed the store's KV."""

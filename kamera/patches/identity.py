@@ -2,27 +2,117 @@
 
 from __future__ import annotations
 
+import logging
+import weakref
 from typing import NamedTuple
 
-from kamera.engines import FEATURES, Engine
-from kamera.errors import UnsupportedBackbone
-from kamera.store import Context, encoding_context, probe_text
+from kamera import forks
+from kamera.engines import FEATURES, Answers, Engine
+from kamera.errors import IncompatibleChunk, KameraError, UnsupportedBackbone
+from kamera.patches.later import Worth, later_of
+from kamera.store import Context, Unasked, encoding_context, probe_text
 
 EVERY = 64
-"""Operations of a window and its forks after which the model is asked the probe again."""
+"""Operations on a backbone after which it is asked the probe again, as later work; after twice as many an
+operation waits for the answers."""
+
+logger = logging.getLogger(__name__)
 
 
-class Asked:
-    """The last time that a window's model was asked the probe, after ``moves`` changes seen in it."""
+class Asking:
+    """When the model of one backbone is asked the probe, and its last answers. Thread-safe.
 
-    def __init__(self, moves: int) -> None:
-        self._moves = moves
+    It is asked within a call if something has moved in it, if later work found it changed, and if later work
+    has not come to it for long; else as later work, which the accounts of the call bear.
+    """
+
+    def __init__(self) -> None:
+        self._lock = forks.Lock()
+        self._answers: tuple[str, Answers] | None = None  # and the fingerprint that they are of
+        self._moves: int | None = None
         self._calls = 0
+        self._pending = False
+        self._doubted = False
 
-    def is_due(self, moves: int) -> bool:
-        """True if the model is to be asked again; called once an operation."""
-        self._calls += 1
-        return moves != self._moves or self._calls >= EVERY
+    def answers(self, backbone: Engine, fingerprint: str) -> Answers:
+        """What the model of this fingerprint answers: asked now, unless that is known.
+
+        Raises ComputationChanged, and IncompatibleChunk if the fingerprint is another by now.
+        """
+        if self._answers is None or self._answers[0] != fingerprint:
+            self.ask(backbone)
+        if self._answers is None or self._answers[0] != fingerprint:
+            raise IncompatibleChunk(
+                f"the model is no longer backbone {fingerprint[:12]}, whose KV this is: undo what changed "
+                "it, or make a new window"
+            )
+        return self._answers[1]
+
+    def ask(self, backbone: Engine) -> None:
+        """Ask the model now. Raises ComputationChanged; then the next operation asks again."""
+        fingerprint, probe = backbone.fingerprint, backbone.probe
+        try:
+            answers = probe.answers()
+        except BaseException:
+            self._doubted = True
+            raise
+        if backbone.fingerprint != fingerprint:  # it changed meanwhile, or the probe saw what no look had
+            self.ask(backbone)
+            return
+        with self._lock:
+            self._answers, self._moves = (fingerprint, answers), probe.moves
+            self._calls, self._pending, self._doubted = 0, False, False
+
+    def begin(self, backbone: Engine) -> None:
+        """A new window is made: ask now if something has moved or is doubted, else as later work."""
+        _ = backbone.fingerprint  # a look: it sees what has moved
+        if self._moves is None:
+            self._moves = backbone.probe.moves
+        if self._doubted or backbone.probe.moves != self._moves:
+            self.ask(backbone)
+        else:
+            self._ask_later(backbone)
+
+    def check(self, backbone: Engine) -> bool:
+        """An operation: ask if that is due. True if the model was asked now."""
+        with self._lock:
+            self._calls += 1
+            calls, pending = self._calls, self._pending
+        if self._doubted or backbone.probe.moves != self._moves or calls >= 2 * EVERY:
+            self.ask(backbone)
+            return True
+        if calls >= EVERY and not pending:
+            self._ask_later(backbone)
+        return False
+
+    def _ask_later(self, backbone: Engine) -> None:
+        engine = weakref.ref(backbone)
+
+        def ask() -> None:
+            there = engine()
+            if there is None:
+                return
+            try:
+                self.ask(there)
+            except (KameraError, RuntimeError) as error:  # the next operation asks, and is refused
+                logger.error("a probe asked as later work: %s", error)
+
+        def dropped(why: str) -> None:
+            self._doubted = True
+            logger.warning("the probe was not asked, the next operation waits for it: %s", why)
+
+        self._pending = True
+        later_of(backbone).add(ask, Worth.PROBE, dropped=dropped)
+
+
+_askings: weakref.WeakKeyDictionary[Engine, Asking] = weakref.WeakKeyDictionary()
+_making = forks.Lock()
+
+
+def asking_of(backbone: Engine) -> Asking:
+    """When the model of a backbone is asked: one for all its windows in this process."""
+    with _making:
+        return _askings.setdefault(backbone, Asking())
 
 
 class Identity(NamedTuple):
@@ -30,8 +120,8 @@ class Identity(NamedTuple):
 
     fingerprint: str
     vision: str
-    probe: str
-    vision_probe: str
+    probe: str | Unasked
+    vision_probe: str | Unasked
 
     def context(self, anchor: str, tenant: str, kv: str = "as-is") -> Context:
         """The context of KV behind ``anchor``."""
@@ -42,20 +132,25 @@ class Identity(NamedTuple):
         return encoding_context(self.vision, tenant, self.vision_probe)
 
 
-def identify(backbone: Engine) -> Identity:
-    """Ask a model the probe, and return who it is.
+def identify(backbone: Engine, *, later: bool = False) -> Identity:
+    """Who a model is. It is asked the probe, before anything stored is looked up for it.
 
-    This is done for every new window before anything stored is looked up for it. Raises ComputationChanged,
-    and UnsupportedBackbone for a model of which no KV can be used again.
+    ``later``: before anything stored is served or kept for it. Where its answers are known and nothing has
+    moved in it, it is asked again as later work. Raises ComputationChanged, and UnsupportedBackbone for a
+    model of which no KV can be used again.
     """
     if backbone.no_reuse:
         raise UnsupportedBackbone(backbone.no_reuse)
-    probe = backbone.probe
-    answers = dict(probe.answers())
-    features = {name: answers.pop(name) for name in (FEATURES,) if name in answers}
-    return Identity(
-        backbone.fingerprint,
-        backbone.vision_fingerprint,
-        probe_text(answers, probe.tolerance),
-        probe_text(features, probe.tolerance),
-    )
+    asking = asking_of(backbone)
+    if later:
+        asking.begin(backbone)
+    else:
+        asking.ask(backbone)
+    fingerprint, vision = backbone.fingerprint, backbone.vision_fingerprint  # the probe may have seen more
+
+    def text(of_features: bool) -> str:
+        told = asking.answers(backbone, fingerprint)
+        some = {name: answer for name, answer in told.items() if (name == FEATURES) is of_features}
+        return probe_text(some, backbone.probe.tolerance)
+
+    return Identity(fingerprint, vision, Unasked(lambda: text(False)), Unasked(lambda: text(True)))

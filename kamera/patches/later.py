@@ -12,7 +12,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from enum import IntEnum
 
@@ -24,6 +24,8 @@ from kamera.engines import Account, Cancelled, Engine, calls_of, later, open_acc
 LIMIT = 1 << 30
 """Bytes of KV that a backbone's later work holds, at most."""
 
+_DEVICES = ("cpu", "cuda", "xpu", "mps")
+
 logger = logging.getLogger(__name__)
 
 Told = Callable[[str], None]
@@ -34,13 +36,15 @@ class Worth(IntEnum):
     """What is lost with a piece of later work, the least first.
 
     A guess costs the next turn what it would have cost without; an audit is made of another slot; a patch is
-    formed when its antecedents come back once more; a chunk that left would have to be encoded and prefilled.
+    formed when its antecedents come back once more; a chunk that left would have to be encoded and prefilled;
+    a probe that is not asked is waited for by the next operation.
     """
 
     GUESS = 0
     AUDIT = 1
     PATCH = 2
     CHUNK = 3
+    PROBE = 4
 
 
 @dataclass(eq=False)
@@ -58,6 +62,7 @@ class Piece:
     name: str = ""
     blocks: tuple[torch.UntypedStorage, ...] = ()
     unwanted: bool = False
+    autocast: tuple[tuple[str, torch.dtype], ...] = ()
 
     def forget(self) -> None:
         """Say that nobody wants it: for finalisers, which must not wait for a lock."""
@@ -67,9 +72,10 @@ class Piece:
 class Later:
     """The queue of one backbone. Safe to use from several threads.
 
-    Work is borne by the accounts of the call that hands it over. A process fork leaves it to the parent.
-    Without a ``backbone`` nothing is counted, and nothing goes first. It holds at most ``limit`` bytes; where
-    single pieces are larger, the one in progress and one more. ``dropped`` counts the pieces that it dropped.
+    Work is borne by the accounts of the call that hands it over, and runs under its autocast, which decides
+    what the model computes. A process fork leaves it to the parent. Without a ``backbone`` nothing counts,
+    and nothing goes first. It holds at most ``limit`` bytes; where single pieces are larger, the one in
+    progress and one more. ``dropped`` counts the pieces that it dropped.
     """
 
     def __init__(self, backbone: Engine | None = None, limit: int = LIMIT) -> None:
@@ -107,6 +113,7 @@ class Later:
         held = {address: block.nbytes() for address, block in blocks.items()}
         # it keeps the blocks: a freed one's address may become another's
         piece = Piece(work, worth, held, dropped, open_accounts(), name, tuple(blocks.values()))
+        piece.autocast = _autocast()
         with self._changed:
             self._waiting.append(piece)
             self._hold(piece)
@@ -212,7 +219,9 @@ class Later:
         if backbone is None:
             yield
             return
-        with later(backbone, piece.accounts, lambda: piece.unwanted):
+        with later(backbone, piece.accounts, lambda: piece.unwanted), ExitStack() as held:
+            for device, dtype in piece.autocast:
+                held.enter_context(torch.autocast(device, dtype))
             calls_of(backbone).give_way()
             yield
 
@@ -258,6 +267,12 @@ class Later:
         for piece in gone:
             piece.forget()
             piece.dropped(f"later work held more than its {self.limit} bytes")
+
+
+def _autocast() -> tuple[tuple[str, torch.dtype], ...]:
+    """The autocast of this thread, by type of device."""
+    on = [device for device in _DEVICES if torch.is_autocast_enabled(device)]
+    return tuple((device, torch.get_autocast_dtype(device)) for device in on)
 
 
 _queues: weakref.WeakKeyDictionary[Engine, Later] = weakref.WeakKeyDictionary()

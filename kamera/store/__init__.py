@@ -25,7 +25,7 @@ from kamera.store.keys import (
     survivor,
     whole_id,
 )
-from kamera.store.probes import answers_apart, probe_text
+from kamera.store.probes import Unasked, answers_apart, probe_text
 from kamera.store.records import CanonicalRecord, PatchRecord, kept
 from kamera.store.seal.rotate import Rotated
 from kamera.store.search.embedding import VISION_TOKENS, mean_features
@@ -51,6 +51,7 @@ __all__ = [
     "Rotated",
     "StoreAdmin",
     "StoreStats",
+    "Unasked",
     "VerifyReport",
     "answers_apart",
     "behind_survivors",

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from kamera.store.keys import Context
+from kamera.store.probes import Unasked
 
 Header = dict[str, Any]
 """JSON-able description of a record (`docs/store-format.md` lists the fields)."""
@@ -28,6 +29,7 @@ def identity(
     kind: str, key: str, chunk_id: str, context: Context, tokens: int, info: Mapping[str, Any]
 ) -> Header:
     """The fields that every header has."""
+    probe = str(context.probe)
     return {
         "kind": kind,
         "key": key,
@@ -37,7 +39,7 @@ def identity(
             "anchor": context.anchor,
             "tenant": context.tenant,
             **({"kv": context.kv} if context.lossy else {}),
-            **({"probe": context.probe} if context.probe else {}),
+            **({"probe": probe} if probe else {}),
         },
         "tokens": tokens,
         "info": dict(info),
@@ -47,7 +49,7 @@ def identity(
 def check_identity(chunk_id: object, context: Context, info: object, **texts: object) -> None:
     """Raise `ValueError` unless ids, all fields of the context and ``texts`` are text, ``info`` a mapping."""
     for name, value in {"chunk_id": chunk_id, **vars(context), **texts}.items():
-        if not isinstance(value, str):
+        if not isinstance(value, str) and not (name == "probe" and isinstance(value, Unasked)):
             raise ValueError(f"{name} must be text, got {value!r}")
     if not isinstance(info, Mapping):
         raise ValueError(f"info must be a mapping, got {type(info).__name__}")

@@ -14,7 +14,7 @@ from typing import Literal, get_args
 
 from kamera.errors import AmbiguousId, UnknownChunk, quote
 from kamera.ops import KVCodec, digest
-from kamera.store.probes import check_probe
+from kamera.store.probes import Unasked, check_probe
 
 PATCH_KINDS = ("exact", "orbit")
 """Kinds of patch: bound to the order of the antecedents, or only to their set."""
@@ -41,15 +41,15 @@ class Context:
     settings), ``anchor`` the digest of the anchor tokens, ``tenant`` the owner of the store, ``kv`` the form
     in which canonicals are held: like a dtype, it is part of a KV's identity, and a patch is formed against
     one form. ``probe`` is what the backbone answers (`probe_text`): no part of any key and of no equality,
-    but compared by a look-up with that of the object, if given. Raises `ValueError` for a form that is not in
-    `KV_FORMS`, and for a ``probe`` that is none.
+    but compared by a look-up with that of the object, if given; ``str`` gives the text of an `Unasked` one.
+    Raises `ValueError` for a form that is not in `KV_FORMS`, and for a ``probe`` that is none.
     """
 
     fingerprint: str
     anchor: str
     tenant: str = ""
     kv: str = "as-is"
-    probe: str = field(default="", compare=False)
+    probe: str | Unasked = field(default="", compare=False)
 
     def __post_init__(self) -> None:
         check_form(self.kv)
@@ -67,7 +67,7 @@ def check_form(kv: str) -> None:
         raise ValueError(f"kv {quote(kv)} is none of {', '.join(KV_FORMS)}")
 
 
-def encoding_context(vision: str, tenant: str, probe: str = "") -> Context:
+def encoding_context(vision: str, tenant: str, probe: str | Unasked = "") -> Context:
     """The context of encodings: ``vision`` is the fingerprint of tower, projector and processor alone."""
     return Context(vision, "", tenant, probe=probe)
 

@@ -11,12 +11,31 @@ from __future__ import annotations
 import base64
 import math
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from kamera.errors import ComputationChanged
 
 Answers = Mapping[str, Sequence[float]]
 """A few numbers, by the name of the question."""
+
+
+class Unasked:
+    """The text of answers that a model has perhaps not given yet: ``ask`` is called when it is first read.
+
+    A store reads it before an object is handed out or kept, so nothing is served or stored without it.
+    """
+
+    def __init__(self, ask: Callable[[], str]) -> None:
+        self._ask: Callable[[], str] | None = ask
+        self._text = ""
+
+    def __str__(self) -> str:
+        """The text. Raises the errors of ``ask``; then it is asked for again."""
+        ask = self._ask
+        if ask is not None:
+            self._text = ask()
+            self._ask = None  # a stored object must not keep the model
+        return self._text
 
 
 def probe_text(answers: Answers, tolerance: float) -> str:
@@ -30,9 +49,9 @@ def probe_text(answers: Answers, tolerance: float) -> str:
     return " ".join((f"{tolerance:.0e}", *named))
 
 
-def check_probe(probe: str) -> None:
-    """Raise `ValueError` for a text that `probe_text` does not make."""
-    if probe:
+def check_probe(probe: str | Unasked) -> None:
+    """Raise `ValueError` for a text that `probe_text` does not make; what is still unasked is none."""
+    if probe and not isinstance(probe, Unasked):
         _parsed(probe)
 
 

@@ -33,7 +33,7 @@ from kamera.store.listing import rows, stats
 from kamera.store.memory import parse_size
 from kamera.store.metrics import Metrics, Silent
 from kamera.store.opening import open_directory_tiers, open_tiers
-from kamera.store.probes import compare
+from kamera.store.probes import Unasked, compare
 from kamera.store.records import CanonicalRecord, PatchRecord, Record
 from kamera.store.remote import SCHEMES, is_remote
 from kamera.store.seal.tenants import codec_of
@@ -165,7 +165,7 @@ class ChunkStore:
         assert record is None or isinstance(record, CanonicalRecord)
         return record
 
-    def get_encoding(self, vision: str, chunk_id: str, probe: str = "") -> EncodingRecord | None:
+    def get_encoding(self, vision: str, chunk_id: str, probe: str | Unasked = "") -> EncodingRecord | None:
         """The encoding of a chunk by the tower, projector and processor whose fingerprint is ``vision``.
 
         ``probe``: what they answer, as in `Context`.
@@ -199,6 +199,7 @@ class ChunkStore:
         A canonical is kept in its context's form: raises `ValueError` for a KV that has no codes (not
         finite), if its context has them.
         """
+        str(record.context.probe)  # asked for now, and not while a tier holds its locks
         return self.metrics.write(lambda: self._put(record))
 
     def has(
@@ -316,7 +317,7 @@ class ChunkStore:
     def _look_up(self, key: str, context: Context | None = None) -> Record | None:
         record = self.metrics.lookup(lambda: self._get(key), self._remote_is_down)
         if record is not None and context is not None:
-            compare(context.probe, record.context.probe, f"{record.kind} {key[:12]} in {self!r}")
+            compare(str(context.probe), str(record.context.probe), f"{record.kind} {key[:12]} in {self!r}")
         return record
 
     def _remote_is_down(self) -> bool:

@@ -84,7 +84,7 @@ def load_window(
             f"{store.tenant!r}: open the store with that tenant"
         )
     losses = Losses()
-    anchor = anchor_of(backbone, *begun, store, losses)
+    anchor = anchor_of(backbone, *begun, store, losses, later=True)
     terms = agree(backbone, store, policy, certificate)
     served = terms.served
     stage = stage_of(backbone, store, anchor, served, forming, losses)

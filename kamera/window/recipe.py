@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 from kamera.ops import digest
 from kamera.patches import Former, Guarantee
@@ -74,7 +74,7 @@ def recipe_of(former: Former, state: WindowState) -> Recipe:
     ids = [former.anchor.input_ids, *(r.facts.encoded.input_ids for r in state.residents)]
     whole = tuple(int(i) for one in ids for i in one.tolist())
     plain = all(part.guarantee == "exact" for part in parts) and not any(state.shift)
-    context = former.context
+    context = replace(former.context, probe=str(former.context.probe))
     shift = ",".join(map(str, state.shift))
     said = json.dumps([asdict(part) for part in parts], sort_keys=True)
     salt = "" if plain else digest("kamera.recipe.v1", json.dumps(asdict(context)), shift, said)[:32]

@@ -86,7 +86,7 @@ class KameraWindow(Planned):
         losses = Losses()
         self._account, self._notes = Account(), []
         with self._account.now(backbone):
-            anchor = prefill_anchor(backbone, system, store, losses)
+            anchor = prefill_anchor(backbone, system, store, losses, later=True)
             if max_tokens is not None and anchor.length >= max_tokens:
                 raise WindowFull(
                     f"max_tokens={max_tokens} leaves no room behind the system prompt's {anchor.length} "

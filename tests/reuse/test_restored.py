@@ -81,6 +81,7 @@ def test_a_picture_is_named_by_its_chunk():
     window = KameraWindow(backbone, store, HEAD, policy=FULL)
     window.append(picture)
     window.append(backbone.chunk_from_tensors(parts()[0]))
+    window.flush()
     (found,) = [p for p in stored_prompts(store, Scope(backbone.fingerprint, "t")) if len(p.media)]
     assert found.media == (Media(4, 4 + picture.num_tokens, picture.id),)
     assert found.ids.tolist() == window.input_ids.tolist()

@@ -54,6 +54,7 @@ def test_a_turn_goes_before_the_rest_of_later_work_that_is_in_its_first_layer(
     window = opened(backbone, frames[:3])
     session = ChatSession(backbone, ChunkStore.open("memory://"), policy=DEFAULT)
     session.send("hello", **OPTIONS)
+    session.flush()
     layers = backbone.decoder.layers
     seen: list[str] = []
     begun = threading.Event()

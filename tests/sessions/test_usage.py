@@ -146,6 +146,21 @@ def test_what_was_prepared_for_another_turn_and_what_was_broken_off_in_a_layer(b
     assert chat.usage().later.forwards > 0 and turn.usage.completion_tokens == 3
 
 
+@pytest.mark.parametrize("policy", ["default", "exact"])
+def test_a_first_turn_runs_two_forwards_and_later_ones_one(policy, frames):
+    backbone = Backbone(*testbed.load())
+    for _ in range(2):  # the first session of a process, and one that finds the model's answers
+        chat = ChatSession(backbone, ChunkStore.open("memory://"), policy=POLICIES[policy])
+        ran = []
+        for message in ([SYSTEM, shown(frames[0])], [shown(frames[1])], [shown(frames[2])]):
+            before = chat.usage().now
+            chat.send(message, append=True, **OPTIONS)
+            ran.append(chat.usage().now.forwards - before.forwards - ANSWER)
+        chat.flush()
+        assert ran == [2, 1, 1], "the system prompt, then each message with the question"
+        assert chat.usage().now.tokens == len(chat.prompt_ids) + ANSWER, "each token once"
+
+
 def test_a_loaded_session(backbone, frames, tmp_path):
     chat = ChatSession(backbone, ChunkStore.open("memory://"), policy=DEFAULT)
     chat.send([SYSTEM, shown(frames[0])], **OPTIONS)
@@ -153,6 +168,7 @@ def test_a_loaded_session(backbone, frames, tmp_path):
     store = ChunkStore.open("memory://")
     with watching(backbone, probes=True) as seen:
         loaded = ChatSession.load(tmp_path / "chat", backbone, store)
+        loaded.flush()
         assert borne(seen, loaded.usage()) and seen.forwards, "a load asks the probe"
         loaded.send(shown(frames[1]), **OPTIONS)
         loaded.flush()
@@ -191,7 +207,7 @@ def test_a_pool_that_reads_saved_sessions(tmp_path):
     pool.flush()
     with watching(backbone, probes=True) as seen:
         pool = SessionPool(backbone, ChunkStore.open("memory://"), **options)
-        pool.session("a")
+        pool.session("a").flush()
         assert borne(seen, pool.usage()) and seen.forwards, "its window is loaded"
         pool.send("who am I?", "b", **OPTIONS)
         pool.flush()

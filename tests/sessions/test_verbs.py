@@ -62,6 +62,7 @@ def test_a_pin_ends_with_its_time(tmp_path):
 def test_decayed_chunks_leave_memory_for_the_directory(tmp_path):
     with ChunkStore.open(tmp_path) as store:
         chat = _chat(store, screens(3))
+        chat.flush()
         before = StoreAdmin(store).stats().memory.bytes
         chat.apply(Pin(1, 6))  # all are archived
         held = StoreAdmin(store).stats().memory

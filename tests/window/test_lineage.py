@@ -165,6 +165,7 @@ def test_a_bundle_of_chunks_has_no_patch_behind_survivors(pieces, tmp_path):
     backbone, a, b, c, _, _ = pieces
     window = slid(backbone, None, a, b)
     window.append(c)
+    window.flush()
     StoreAdmin(window.store).export_bundle(tmp_path / "b.kamera", [b.id, c.id])
     other = ChunkStore.open("memory://")
     StoreAdmin(other).import_bundle(tmp_path / "b.kamera")

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import pytest
 import torch
 from PIL import Image
 
 from kamera import Backbone, ChunkStore, KameraWindow, ReusePolicy
 from kamera.errors import ComputationChanged
+from kamera.patches import Worth, later_of
 from kamera.patches.identity import EVERY
 from kamera.store import Context, StoreAdmin, probe_text
 from kamera.store.probes import compare
 from tests.engines import changes
 from tests.models import processors, samples, tiny
-from tests.window.rig import QUESTION, inventory, make, watching
+from tests.window.rig import QUESTION, inventory, make, same_bits, watching
 
 FAMILY = "qwen2_5_vl"
 SECRET = b"a secret of 32 bytes, or nearly."
@@ -56,6 +61,7 @@ def test_a_suspicious_step_is_noticed_and_undoing_it_resumes(monkeypatch):
     backbone = Backbone(tiny.build(FAMILY))
     chunks = [samples.chunk(backbone, samples.sample(FAMILY, seed)) for seed in (1, 2)]
     window = make(backbone, None, chunks[0])
+    window.flush()  # the model has been asked
     whole = torch.nn.functional.silu
     broken()
     # weights are loaded again, the same ones: the fingerprint is what it was
@@ -70,16 +76,63 @@ def test_a_suspicious_step_is_noticed_and_undoing_it_resumes(monkeypatch):
     assert torch.nn.functional.silu is plain
 
 
-def test_the_probe_is_asked_for_every_window_and_counts_for_nobody():
+@contextmanager
+def busy(backbone: Backbone) -> Iterator[None]:
+    """Later work of a backbone comes to nothing more inside."""
+    queue, began, over = later_of(backbone), threading.Event(), threading.Event()
+
+    def work() -> None:
+        began.set()
+        over.wait(60)
+
+    queue.add(work)
+    assert began.wait(60)
+    try:
+        yield
+    finally:
+        over.set()
+        queue.flush()
+
+
+def test_every_new_window_asks_the_probe_later_and_an_operation_counts_none_of_it():
     backbone = Backbone(tiny.build(FAMILY))
     store = ChunkStore.open("memory://")
     with watching(backbone, probes=True) as seen, backbone.measure() as work:
-        make(backbone, store)
-        first = seen.forwards
-        make(backbone, store).fork()
-    assert first == 3  # the anchor, a text, and the question about it
-    assert seen.forwards == 5  # the anchor is there, and a fork is no new window
+        with busy(backbone):
+            first = make(backbone, store)
+            assert seen.forwards == 1, "the anchor"
+        assert seen.forwards == 3, "and a text, and the question about it"
+        with busy(backbone):
+            second = make(backbone, store)
+            second.fork()
+            assert seen.forwards == 3, "the anchor is there, and so are the first answers"
+        assert seen.forwards == 5, "a fork is no new window"
     assert (work.forwards, work.vision_encodes) == (1, 0)
+    assert [w.usage().now.forwards for w in (first, second)] == [1, 0]
+    assert [w.usage().later.forwards for w in (first, second)] == [2, 2]
+
+
+def test_an_anchor_that_is_not_stored_yet_is_shared():
+    backbone = Backbone(tiny.build(FAMILY))
+    store = ChunkStore.open("memory://")
+    with busy(backbone), backbone.measure() as work:
+        first, second = make(backbone, store), make(backbone, store)
+        assert store.ls("anchor") == []
+        assert first.anchor.kv is second.anchor.kv
+    assert work.forwards == 1 and len(store.ls("anchor")) == 1
+
+
+def test_nothing_is_kept_before_the_model_was_asked(tmp_path):
+    """A window that stores at once asks at once; answers are in the header of all that it stores."""
+    backbone = Backbone(tiny.build(FAMILY))
+    with ChunkStore.open(tmp_path / "s") as store, watching(backbone, probes=True) as seen:
+        with busy(backbone):
+            window = make(backbone, store)
+            window.append(backbone.chunk_from_tensors(torch.arange(5, 9)), archive="now")
+            assert seen.forwards == 4, "the anchor, the chunk (its canonical), and two of the probe"
+            assert window.usage().now.forwards == 4
+        answers = {str(store.get_canonical(window.context, window.slots[0].chunk_id).context.probe)}
+        assert answers == {probe_text(backbone.probe.answers(), backbone.tolerance)}
 
 
 def test_the_probe_is_asked_again_after_a_number_of_operations():
@@ -88,7 +141,41 @@ def test_the_probe_is_asked_again_after_a_number_of_operations():
     with watching(backbone, probes=True) as seen:
         for _ in range(EVERY - 1):
             window.expect(QUESTION)
+        later_of(backbone).flush()
         assert seen.forwards == 0
+        now = window.usage().now.forwards
+        window.expect(QUESTION)
+        later_of(backbone).flush()
+        assert (seen.forwards, window.usage().now.forwards) == (2, now)
+
+
+def test_an_operation_asks_if_later_work_has_not_come_to_it():
+    backbone = Backbone(tiny.build(FAMILY))
+    window = make(backbone)
+    with watching(backbone, probes=True) as seen, busy(backbone):
+        for _ in range(2 * EVERY - 1):
+            window.expect(QUESTION)
+        assert seen.forwards == 0
+        window.expect(QUESTION)
+        assert seen.forwards == 2
+        for _ in range(EVERY):
+            window.expect(QUESTION)
+        assert seen.forwards == 2
+
+
+def test_an_operation_asks_if_the_question_was_dropped():
+    backbone = Backbone(tiny.build(FAMILY))
+    window = make(backbone)
+    window.flush()
+    queue = later_of(backbone)
+    with watching(backbone, probes=True) as seen, busy(backbone):
+        for _ in range(EVERY):
+            window.expect(QUESTION)
+        queue.limit = 1
+        queue.add(lambda: None, Worth.PROBE, [torch.zeros(8)])
+        assert seen.forwards == 0
+        window.expect(QUESTION)
+        assert seen.forwards == 2
         window.expect(QUESTION)
         assert seen.forwards == 2
 
@@ -99,10 +186,27 @@ def test_plans_are_no_occasion_for_a_probe():
     with watching(backbone, probes=True) as seen:
         for _ in range(2 * EVERY):
             window.plan_append(backbone.chunk_from_tensors(torch.arange(5, 9)))
+        window.flush()
         assert seen.forwards == 0
         for _ in range(EVERY):
             window.expect(QUESTION)
+        window.flush()
         assert seen.forwards == 2
+
+
+def test_what_an_operation_leaves_for_later_runs_under_its_autocast(tmp_path):
+    backbone = Backbone(tiny.build(FAMILY))
+    chunks = [backbone.chunk_from_tensors(torch.arange(start, start + 6)) for start in (20, 30)]
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        chunks = [backbone.chunk_from_tensors(chunk.input_ids) for chunk in chunks]
+        store = ChunkStore.open(tmp_path / "s")
+        window = make(backbone, store, *chunks, policy=ReusePolicy.exact())
+        window.slide()  # the canonical of the second is made later
+        window.slide()
+        window.flush()
+        kept = store.get_canonical(window.context, chunks[1].id)
+        true = make(backbone, None, chunks[1], policy=ReusePolicy.exact())
+        assert same_bits(kept.kv, true._state.residents[0].copy.kv)
 
 
 def test_a_backbone_with_a_processor_is_shown_a_picture():
@@ -178,7 +282,9 @@ def test_a_tower_that_encodes_otherwise_is_refused_by_its_features(monkeypatch, 
     store = ChunkStore.open(tmp_path / "s")
     first = Backbone(processors.matching_model(), processors.picture_processor())
     square = Image.new("RGB", (56, 56), (200, 30, 90))
-    KameraWindow(first, store, "one").append(square)
+    window = KameraWindow(first, store, "one")
+    window.append(square)
+    window.flush()
     broken()
     other = Backbone(processors.matching_model(), processors.picture_processor())
     assert other.vision_fingerprint == first.vision_fingerprint

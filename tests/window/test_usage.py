@@ -105,6 +105,7 @@ def test_a_loaded_window(tmp_path):
     store = ChunkStore.open("memory://")
     with watching(own, probes=True) as seen:
         loaded = KameraWindow.load(tmp_path / "w", own, store)
+        loaded.flush()
         assert borne(seen, loaded.usage()) and seen.forwards, "a load asks the probe"
         loaded.slide()
         loaded.next_token_logits(QUESTION)
@@ -125,6 +126,7 @@ def test_a_window_that_goes_on_apart_and_one_that_begins_apart():
     assert borne(seen, window.usage())
     with watching(own, probes=True) as seen:
         late = KameraWindow(own, store, SYSTEM, policy=DEFAULT)
+        late.flush()
     assert borne(seen, late.usage()) and seen.tokens > 2 * len(SYSTEM), "its system prompt ran again"
 
 

@@ -43,16 +43,17 @@ class Prober:
         the witness: then the fingerprint is another. Raises ComputationChanged if it is not.
         """
         backbone = self._backbone
-        with backbone.alone():
-            fingerprint = backbone.fingerprint
-            now = as_probe(self._asked)
-            apart = self._apart(fingerprint, now)
-            if apart is not None:
-                backbone.identity.digest_anew()
-                if backbone.fingerprint == fingerprint:
-                    raise ComputationChanged(apart)
-                return self.answers()
-            return self._first.setdefault(fingerprint, now)
+        fingerprint = backbone.fingerprint
+        now = as_probe(self._asked)  # as later work it gives way, so it holds nothing that a call waits for
+        if backbone.fingerprint != fingerprint:
+            return self.answers()  # the model was changed meanwhile
+        apart = self._apart(fingerprint, now)
+        if apart is not None:
+            backbone.identity.digest_anew()
+            if backbone.fingerprint == fingerprint:
+                raise ComputationChanged(apart)
+            return self.answers()
+        return self._first.setdefault(fingerprint, now)
 
     def _apart(self, fingerprint: str, now: Answers) -> str | None:
         """How answers differ from the first ones under a fingerprint; None if they do not."""
