@@ -153,6 +153,10 @@ class Engine(Protocol):
         """Digest of all that decides a chunk's encoding. Raises ComputationChanged."""
         ...
 
+    def steady(self) -> AbstractContextManager[None]:
+        """Context of an operation: in it this thread looks at the model once, at the first fingerprint."""
+        ...
+
     @property
     def probe(self) -> Probe:
         """A test that the model computes as its fingerprint says."""

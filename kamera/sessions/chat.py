@@ -376,7 +376,8 @@ class ChatSession:
         """A state whose window holds the prompt of ``shaped``; ``old`` (the present one) is unchanged."""
         old = old or replace(self._state, ahead=self._ahead.take())
         parts = (self._anchors, self._conversations, self.tools, self._admitting, options)
-        return shown(old, shaped, modes, *parts)
+        with self.backbone.steady():
+            return shown(old, shaped, modes, *parts)
 
 
 def conversations_of(backbone: Engine) -> Conversations:

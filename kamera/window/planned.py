@@ -48,12 +48,13 @@ class Planned(Questions):
         ``policy`` takes the place of the window's and asks no certificate, for callers that judge the trust
         of single chunks themselves (`kamera.reuse`).
         """
-        self._stage.former.check_fingerprint()  # a plan serves nothing, so it is no occasion for a probe
-        self._go_apart()
-        with self._stage.former.operation():
-            named = self._names().of(request)
-            served = self.policy if policy is None else policy_of(policy)
-            plan = self._bounds.plan(named, self._stage, self._state, served)
+        with self.backbone.steady():
+            self._stage.former.check_fingerprint()  # a plan serves nothing, so it is no occasion for a probe
+            self._go_apart()
+            with self._stage.former.operation():
+                named = self._names().of(request)
+                served = self.policy if policy is None else policy_of(policy)
+                plan = self._bounds.plan(named, self._stage, self._state, served)
         self._plans = (*self._plans[-HELD + 1 :], (plan, named))
         return plan
 

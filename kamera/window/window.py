@@ -385,14 +385,15 @@ class KameraWindow(Planned):
     @contextmanager
     def _counting(self) -> Iterator[Tally]:
         """Context of one operation: its work is counted, its losses noted, each object looked up once."""
-        self._stage.former.check_computation()  # a probe is on the account, and no work of this operation
-        with counting(self.backbone) as tally:
-            self._go_apart()
-            tally.notes.extend(self._notes)
-            self._notes = []
-            former = self._stage.former
-            with former.losses.told_to(tally.notes), former.operation():
-                yield tally
+        with self.backbone.steady():
+            self._stage.former.check_computation()  # a probe is on the account, and no work of this operation
+            with counting(self.backbone) as tally:
+                self._go_apart()
+                tally.notes.extend(self._notes)
+                self._notes = []
+                former = self._stage.former
+                with former.losses.told_to(tally.notes), former.operation():
+                    yield tally
 
     def _tell(self, plan: Plan | None, report: Report, before: tuple[Slot, ...]) -> None:
         now = time.time()

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from kamera import Backbone, ChunkStore, KameraWindow, ReusePolicy
+from kamera.engines.hf.witness import Witness
 from kamera.errors import ComputationChanged, IncompatibleChunk
 from kamera.patches.identity import EVERY
 from tests.engines import changes
@@ -49,6 +50,30 @@ def test_the_next_operation_refuses_a_changed_model(change, monkeypatch):
     # a new window of the same backbone recalls nothing of the old model's
     assert backbone.fingerprint != before
     assert error(backbone, window_of(backbone, store)) < 1e-4
+
+
+def test_an_operation_looks_at_the_model_once(monkeypatch):
+    looks, look = [], Witness.look
+    monkeypatch.setattr(Witness, "look", lambda self: looks.append(self) or look(self))
+    backbone = Backbone(tiny.build(FAMILY))
+    window = window_of(backbone, ChunkStore.open("memory://"))
+    window.flush()
+    chunk = samples.chunk(backbone, samples.sample(FAMILY, 7), "p7")
+    operations = {
+        "append": lambda: window.append(chunk),
+        "append text": lambda: window.append(backbone.chunk_from_tensors(torch.arange(5, 9))),
+        "plan": lambda: window.plan_slide(),
+        "reorder": lambda: window.reorder([1, 0, *range(2, len(window))]),
+        "ask": lambda: window.next_token_logits(QUESTION),
+        "slide": lambda: window.slide(1),
+    }
+    counted = {}
+    for name, act in operations.items():
+        looks.clear()
+        act()
+        counted[name] = len(looks)
+        window.flush()
+    assert counted == dict.fromkeys(operations, 1) | {"append text": 2}, "the caller's chunk is one"
 
 
 @pytest.mark.parametrize("change", changes.UNSEEN, ids=lambda change: change.__name__)

@@ -73,6 +73,15 @@ def test_an_operation_that_comes_again_runs_no_forward(found):
     assert table(found[1]).count("\n") == len(forwards) + 1
 
 
+@pytest.mark.parametrize("layers", [1, 3])
+def test_a_look_at_the_model_runs_in_c_however_deep_it_is(layers):
+    model = thin(layers, "own")
+    assert model.fingerprint
+    with profiled() as counter:
+        assert model.fingerprint
+    assert counter.calls < 40
+
+
 @pytest.fixture(scope="module")
 def backbone() -> Backbone:
     return thin(2, "own")

@@ -220,6 +220,9 @@ class SmallEngine:
 
     # -- what it says --------------------------------------------------------------------------
 
+    def steady(self) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext()
+
     @property
     def probe(self) -> Probe:
         return Probe(self.moves, lambda: {"one": [1.0 + self.drift]}, 1e-3)

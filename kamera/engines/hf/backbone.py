@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Hashable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -113,6 +113,10 @@ class Backbone(Model):
     def vision_fingerprint(self) -> str:
         """Digest of all that decides a chunk's encoding: the decoder's layers, which do not, are left out."""
         return self.identity.vision()
+
+    def steady(self) -> AbstractContextManager[None]:
+        """As `Engine.steady`."""
+        return self.identity.steady()
 
     @property
     def probe(self) -> Probe:

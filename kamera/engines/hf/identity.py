@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 from torch import nn
@@ -16,6 +19,9 @@ from kamera.errors import ComputationChanged
 from kamera.ops import Layout, digest
 
 logger = logging.getLogger(__name__)
+
+_steady: ContextVar[dict[Identity, tuple[str, str]] | None] = ContextVar("kamera_steady", default=None)
+"""Both fingerprints of the models that this thread has looked at since its operation began."""
 
 
 class Identity:
@@ -71,8 +77,34 @@ class Identity:
         """Digest all tensors again at the next access, whatever the witness sees."""
         with self._lock:
             self._seen = self._tensors = None
+            (_steady.get() or {}).pop(self, None)
+
+    @contextmanager
+    def steady(self) -> Iterator[None]:
+        """As `Engine.steady`."""
+        if _steady.get() is not None:
+            yield
+            return
+        token = _steady.set({})
+        try:
+            yield
+        finally:
+            _steady.reset(token)
 
     def _now(self) -> tuple[str, str]:
+        looked = _steady.get()
+        both = None if looked is None else looked.get(self)
+        if both is None:
+            both = self._looked()
+            if looked is not None:
+                looked[self] = both
+        running = autocast(self._devices)
+        if not running:
+            return both
+        whole, vision = (digest("kamera.autocast.v1", base, *running) for base in both)
+        return whole, vision
+
+    def _looked(self) -> tuple[str, str]:
         with self._lock:
             now = (self._witness.look(), digests.settings_state(self._processor))
             if self._seen != now:
@@ -82,12 +114,7 @@ class Identity:
                     f"the rotary angles of this {type(self._model).__name__}, or their limit, are not those "
                     "that this Backbone read off it: put them back, or make a new Backbone of it"
                 )
-            both = (self._base, self._vision)
-        running = autocast(self._devices)
-        if not running:
-            return both
-        whole, vision = (digest("kamera.autocast.v1", base, *running) for base in both)
-        return whole, vision
+            return self._base, self._vision
 
     def _take_anew(self, seen: Seen, settings: bytes) -> None:
         if self._tensors is None or self._tensors[0] != seen.tensors:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from itertools import chain, compress
-from operator import attrgetter, is_
+from operator import attrgetter, is_, methodcaller
 from types import CellType, FunctionType
 from typing import Any
 
@@ -12,7 +12,10 @@ import numpy as np
 import torch
 
 _ABSENT = object()
+_EMPTY = "nothing"
 _function = attrgetter("__code__", "__defaults__", "__kwdefaults__")
+_values, _bytes = methodcaller("values"), methodcaller("tobytes")
+_cell = attrgetter("cell_contents")
 
 _WHOLE = 4096
 """Elements of an array that are compared at every look; of a larger one as many, evenly spread."""
@@ -22,8 +25,8 @@ class Watch:
     """Places whose objects are compared by identity, and arrays whose content is.
 
     Filled by `kamera.engines.hf.state.Reader`. `note` records what is there, `is_as_noted` tells if it still
-    is. ``tensors`` are left to the caller. Everything compared is held, so no new object takes an old one's
-    address.
+    is, in C: it is asked before every operation. ``tensors`` are left to the caller. Everything compared is
+    held, so no new object takes an old one's address.
     """
 
     def __init__(self) -> None:
@@ -65,37 +68,50 @@ class Watch:
 
     def note(self) -> None:
         """Record what is in all places now."""
-        self._held = list(self._spaces.values())
+        held = list(self._spaces.values())
+        self._held = [space for space, _ in held]
         self._named = list(self._places.values())
-        self._counts = [len(space) for space, _ in self._held]
-        self._told = [name not in out for space, out in self._held for name in space]
+        self._attributes = [(holder, name) for holder, names in self._slots.values() for name in names]
+        self._filled = [cell for cell in self._cells.values() if _is_filled(cell)]
+        self._empty = [cell for cell in self._cells.values() if not _is_filled(cell)]
+        self._listed = list(self._groups.values())
+        self._whole = [_few(a) for a in self._arrays.values() if a.flags.c_contiguous]
+        self._spread = [a for a in self._arrays.values() if not a.flags.c_contiguous]
+        self._counts = list(map(len, self._held))
+        self._told = [name not in out for space, out in held for name in space]
         self._inside = self._values()
         self._there = self._found()
-        self._members = [list(group) for group in self._groups.values()]
+        self._sizes = list(map(len, map(list, self._listed)))
+        self._members = list(chain.from_iterable(self._listed))
         self._read = self._contents()
 
     def is_as_noted(self) -> bool:
         """True if every place has the object that was noted, and every array its content."""
         return (
-            [len(space) for space, _ in self._held] == self._counts
+            list(map(len, self._held)) == self._counts
             and _same(self._values(), self._inside)
             and _same(self._found(), self._there)
-            and all(_same(list(g), m) for g, m in zip(self._groups.values(), self._members, strict=True))
+            and list(map(len, map(list, self._listed))) == self._sizes
+            and _same(list(chain.from_iterable(self._listed)), self._members)
             and self._contents() == self._read
         )
 
     def _values(self) -> list[Any]:
-        return list(compress(chain.from_iterable(s.values() for s, _ in self._held), self._told))
+        return list(compress(chain.from_iterable(map(_values, self._held)), self._told))
 
     def _found(self) -> list[Any]:
         found: list[Any] = [space.get(name, _ABSENT) for space, name in self._named]
         found.extend(chain.from_iterable(map(_function, self._functions.values())))
-        found.extend(map(content_of_cell, self._cells.values()))
-        found.extend(getattr(h, name, _ABSENT) for h, names in self._slots.values() for name in names)
+        try:
+            found.extend(map(_cell, self._filled))
+        except ValueError:
+            return []  # one was emptied
+        found.extend(map(content_of_cell, self._empty))
+        found.extend([getattr(holder, name, _ABSENT) for holder, name in self._attributes])
         return found
 
     def _contents(self) -> list[bytes]:
-        return list(map(_few, self._arrays.values()))
+        return [*map(_bytes, self._whole), *map(_bytes, map(_few, self._spread))]
 
 
 def content_of_cell(cell: CellType) -> Any:
@@ -103,12 +119,17 @@ def content_of_cell(cell: CellType) -> Any:
     try:
         return cell.cell_contents
     except ValueError:
-        return "nothing"
+        return _EMPTY
 
 
-def _few(array: np.ndarray) -> bytes:
+def _is_filled(cell: CellType) -> bool:
+    return content_of_cell(cell) is not _EMPTY
+
+
+def _few(array: np.ndarray) -> np.ndarray:
+    """The elements that are compared: a view, of a contiguous array."""
     flat = array.reshape(-1) if array.flags.c_contiguous else array.flat[:]
-    return flat[:: max(1, flat.size // _WHOLE)].tobytes()
+    return flat[:: max(1, flat.size // _WHOLE)]
 
 
 def _same(now: list[Any], before: list[Any]) -> bool:
