@@ -172,11 +172,13 @@ class Catalogue:
 
     def refused(self, chunk_id: str, antecedents: Sequence[str], kind: str, base: str = "") -> bool:
         """True if this operation found a patch missing or different from its row."""
-        return patch_key(self.context, chunk_id, antecedents, kind, base) in (self._lies or ())
+        lies = self._lies
+        return bool(lies) and patch_key(self.context, chunk_id, antecedents, kind, base) in lies
 
     def doubted(self, chunk_id: str, antecedents: Sequence[str]) -> bool:
         """True if this operation found that a chunk's terms do not compose to these antecedents."""
-        return " ".join((_COMPOSED, chunk_id, *antecedents)) in (self._lies or ())
+        lies = self._lies
+        return bool(lies) and " ".join((_COMPOSED, chunk_id, *antecedents)) in lies
 
     def doubt(self, chunk_id: str, antecedents: Sequence[str]) -> None:
         """Mark these antecedents as `doubted` for the rest of the operation."""
@@ -206,8 +208,8 @@ class Catalogue:
         return known
 
     @property
-    def _lies(self) -> set[str] | None:
-        return None if self._known is None else self._here.lies
+    def _lies(self) -> set[str]:
+        return set() if self._known is None else self._here.lies
 
     def _once(self, key: str, ask: Callable[[], ObjectInfo | None]) -> ObjectInfo | None:
         known = self._known

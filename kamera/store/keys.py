@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Literal, get_args
 
 from kamera.errors import AmbiguousId, UnknownChunk, quote
@@ -31,6 +32,7 @@ KV_FORMS: tuple[KVForm, ...] = get_args(KVForm)
 
 _KEY = re.compile(r"[0-9a-f]{64}")
 _LINEAGE = "~"  # occurs in no chunk id
+_digest = lru_cache(4096)(digest)  # a plan asks for each key several times, and one may be of 64 ids
 
 
 @dataclass(frozen=True)
@@ -74,7 +76,7 @@ def encoding_context(vision: str, tenant: str, probe: str | Unasked = "") -> Con
 
 def canonical_key(context: Context, chunk_id: str) -> str:
     """Key of a chunk's canonical KV."""
-    return digest(_domain("canonical", context), *_fields(context), chunk_id)
+    return _digest(_domain("canonical", context), *_fields(context), chunk_id)
 
 
 def patch_key(context: Context, chunk_id: str, antecedents: Sequence[str], kind: str, base: str = "") -> str:
@@ -89,8 +91,8 @@ def patch_key(context: Context, chunk_id: str, antecedents: Sequence[str], kind:
     ordered = sorted(antecedents) if kind == "orbit" else antecedents
     if base:
         domain = _domain(f"patch.{kind}.based", context)
-        return digest(domain, *_fields(context), base, chunk_id, *ordered)
-    return digest(_domain(f"patch.{kind}", context), *_fields(context), chunk_id, *ordered)
+        return _digest(domain, *_fields(context), base, chunk_id, *ordered)
+    return _digest(_domain(f"patch.{kind}", context), *_fields(context), chunk_id, *ordered)
 
 
 def object_key(

@@ -30,7 +30,7 @@ def rows(
         )
     found = [
         info
-        for info in (tiers.memory.infos() if here else tiers.infos())
+        for info in (tiers.memory.infos(chunk_id) if here or tiers.remote is None else tiers.infos())
         if kind in (None, info.kind) and chunk_id in (None, info.chunk_id) and context in (None, info.context)
     ]
     return found[offset:][:limit]

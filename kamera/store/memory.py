@@ -60,6 +60,7 @@ class MemoryTier:
         """A further bound on the bytes that may be pinned."""
         self._pins: dict[str, float] = {}
         self._entries: OrderedDict[str, _Entry] = OrderedDict()
+        self._chunks: dict[str, set[str]] = {}  # the keys of each chunk's records
         self._lock = threading.Lock()
         self._bytes = self._hits = self._misses = self._evictions = 0
 
@@ -105,6 +106,7 @@ class MemoryTier:
                 self._remove(key)
             self._evictions += len(victims)
             self._entries[info.key] = entry
+            self._chunks.setdefault(info.chunk_id, set()).add(info.key)
             self._bytes += entry.nbytes
             return True
 
@@ -167,10 +169,11 @@ class MemoryTier:
             entry = self._entries.get(key)
             return None if entry is None or stamp not in (None, entry.stamp) else entry.info
 
-    def infos(self) -> list[ObjectInfo]:
-        """Infos of all records kept, oldest first."""
+    def infos(self, chunk_id: str | None = None) -> list[ObjectInfo]:
+        """Infos of all records kept, or of those of one chunk, oldest first."""
         with self._lock:
-            infos = [entry.info for entry in self._entries.values()]
+            keys = self._entries if chunk_id is None else self._chunks.get(chunk_id, ())
+            infos = [self._entries[key].info for key in keys]
         return sorted(infos, key=lambda info: (info.created, info.key))
 
     def stats(self) -> MemoryStats:
@@ -189,6 +192,7 @@ class MemoryTier:
         """Forget everything; the counters stay."""
         with self._lock:
             self._entries.clear()
+            self._chunks.clear()
             self._bytes = 0
 
     def _is_pinned(self, key: str) -> bool:
@@ -199,4 +203,8 @@ class MemoryTier:
         if entry is None:
             return False
         self._bytes -= entry.nbytes
+        chunk = self._chunks[entry.info.chunk_id]
+        chunk.discard(key)
+        if not chunk:
+            del self._chunks[entry.info.chunk_id]
         return True

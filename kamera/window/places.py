@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
+from operator import add
 from typing import NamedTuple
 
 import torch
@@ -23,6 +24,14 @@ class _Pattern(NamedTuple):
     high: Offset
 
 
+class _Stood(NamedTuple):
+    """A chunk's spot in a row behind the anchor, and where the next one begins, per axis."""
+
+    chunk_id: str
+    spot: Spot
+    end: Offset
+
+
 class Standing:
     """Spots behind one anchor. Safe to use from several threads: its only state is a cache."""
 
@@ -31,6 +40,7 @@ class Standing:
         self.anchor = anchor
         self._patterns: OrderedDict[tuple[str, str], _Pattern] = OrderedDict()
         self._sums: OrderedDict[str, tuple[Offset, Offset]] = OrderedDict()
+        self._row: tuple[_Stood, ...] = ()
 
     def spot(self, facts: Facts, positions: torch.Tensor) -> Spot:
         """The spot of a chunk at ``positions`` ``[axes, tokens]``."""
@@ -47,18 +57,24 @@ class Standing:
         return self._pattern(facts, spot.shape).positions + torch.tensor(spot.low)[:, None]
 
     def compact(self, chunks: Sequence[Facts]) -> list[Spot]:
-        """Spots of chunks one after another behind the anchor."""
-        extents = extents_of(self.backbone, chunks)
+        """Spots of chunks one after another behind the anchor; those that stood so before are known."""
+        known = self._row
+        pairs = enumerate(zip(known, chunks, strict=False))
+        same = next((i for i, (old, c) in pairs if old.chunk_id != c.chunk_id), min(len(known), len(chunks)))
+        extents = extents_of(self.backbone, chunks[max(0, same - 1) :])  # neighbours may not touch
         if extents is None:
             whole = compact_positions(self.backbone, self.anchor.input_ids, chunks)
             return [self.spot(facts, p) for facts, p in zip(chunks, whole, strict=True)]
-        at = [self.anchor.length] * self.backbone.axes
-        spots = []
-        for facts in chunks:
+        row = list(known[:same])
+        at = row[-1].end if row else (self.anchor.length,) * self.backbone.axes
+        for facts in chunks[same:]:
             low, advance = self._sum(facts)
-            spots.append(_spot([a + b for a, b in zip(at, low, strict=True)], self._pattern(facts, ""), ""))
-            at = [a + b for a, b in zip(at, advance, strict=True)]
-        return spots
+            spot = _spot(tuple(map(add, at, low)), self._pattern(facts, ""), "")
+            at = tuple(map(add, at, advance))
+            row.append(_Stood(facts.chunk_id, spot, at))
+        if len(row) > 1:  # a chunk alone is asked for between rows
+            self._row = tuple(row)
+        return [stood.spot for stood in row]
 
     def behind(self, chunks: Sequence[Facts]) -> Offset:
         """Position of a text token behind the chunks, per axis."""
@@ -110,7 +126,7 @@ def _patterned(pattern: torch.Tensor) -> _Pattern:
 
 
 def _spot(low: Sequence[int], pattern: _Pattern, shape: str) -> Spot:
-    return Spot(tuple(low), tuple(a + b for a, b in zip(low, pattern.high, strict=True)), shape)
+    return Spot(tuple(low), tuple(map(add, low, pattern.high)), shape)
 
 
 def _remember(held: OrderedDict, key: object, value: object):  # type: ignore[no-untyped-def,type-arg]

@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from operator import add, sub
 
 from kamera.ops import Proof, digest
 from kamera.patches import Guarantee
@@ -38,17 +39,13 @@ class Spot:
         """The spot moved ``by`` positions per axis."""
         if not any(by):
             return self
-        return Spot(
-            tuple(a + b for a, b in zip(self.low, by, strict=True)),
-            tuple(a + b for a, b in zip(self.high, by, strict=True)),
-            self.shape,
-        )
+        return Spot(tuple(map(add, self.low, by)), tuple(map(add, self.high, by)), self.shape)
 
     def offset(self, other: Spot) -> Offset | None:
         """The offset from here to ``other``; None if it is not one number per axis."""
         if self.shape != other.shape:
             return None
-        return tuple(b - a for a, b in zip(self.low, other.low, strict=True))
+        return tuple(map(sub, other.low, self.low))
 
     @property
     def top(self) -> int:

@@ -67,5 +67,8 @@ class _Walk:
             names = self.copies if seat.clean is None else self.cleans
             wanted.append(Stand(names[seat.number], offset, seat.length))
             patches.append(seat.shown.patch_bytes)
-        self.written += bytes_of(moves(self.here, wanted), wanted, self.limits.phased, patches)
+        pairs = enumerate(zip(self.here, wanted, strict=False))
+        same = next((i for i, (old, new) in pairs if old != new), min(len(self.here), len(wanted)))
+        coming = wanted[same:]  # those before it stay as they are
+        self.written += bytes_of(moves(self.here[same:], coming), coming, self.limits.phased, patches[same:])
         self.here = wanted
