@@ -15,6 +15,7 @@ import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import NamedTuple
 
 import torch
 
@@ -34,6 +35,8 @@ LOSSY = 0.25
 
 CLOSER = 0.1
 """A patch restores at least its stated share of the deficit's energy, less this share."""
+
+_ROUNDING = 1e-6
 
 logger = logging.getLogger(__name__)
 
@@ -74,25 +77,42 @@ class Served:
     kv: KV
 
 
+class Candidate(NamedTuple):
+    """A slot that was served: its index, its tokens, and those that its audit runs."""
+
+    index: int
+    tokens: int
+    price: int
+
+
 class Auditor:
     """Chooses the slots to audit among those that the windows of one backbone serve.
 
-    A share of 0.01 takes one of a hundred, counted over all windows, so that short-lived ones are audited
-    too. Safe to use from several threads.
+    A share of 0.01 takes one slot of a hundred, once a hundredth of the tokens that were served pays for all
+    tokens that audits run; both are counted over all windows, so that short-lived ones are audited too. As
+    what is not spent adds up, dear slots get their turn. A share of 1.0 takes every slot, whatever that runs.
+    Safe to use from several threads.
     """
 
     def __init__(self) -> None:
         self._lock = forks.Lock()
         self._random = random.Random(0)
-        self._credit = 0.0
+        self._slots = self._tokens = 0.0
 
-    def chosen(self, candidates: Sequence[int], share: float) -> list[int]:
-        """Those of the served ``candidates`` that are due; each is one more served slot."""
+    def chosen(self, candidates: Sequence[Candidate], share: float) -> list[int]:
+        """Indices of those of the ``candidates`` that are due; each is one more served slot."""
+        if share == 1.0:
+            return [candidate.index for candidate in candidates]
+        found = []
         with self._lock:
-            self._credit += share * len(candidates)
-            due = min(int(self._credit + 1e-9), len(candidates))
-            self._credit -= due
-            return sorted(self._random.sample(list(candidates), due))
+            self._slots += share * len(candidates)
+            self._tokens += share * sum(candidate.tokens for candidate in candidates)
+            for index, _, price in self._random.sample(list(candidates), len(candidates)):
+                if self._slots + _ROUNDING >= 1.0 and self._tokens + _ROUNDING >= price:
+                    found.append(index)
+                    self._slots -= 1.0
+                    self._tokens -= price
+        return sorted(found)
 
 
 _auditors: weakref.WeakKeyDictionary[Engine, Auditor] = weakref.WeakKeyDictionary()
@@ -122,11 +142,19 @@ def hand_over(stage: Stage, state: WindowState, served: Sequence[int], share: fl
         (i for i, seat in enumerate(state.seats.seats) if seat.clean is not None), len(state.residents)
     )
     auditable = [i for i in served if i <= clean and state.worths[i] != "survivor"]
-    for index in auditor_of(stage.former.backbone).chosen(auditable, share):
+    candidates = [_candidate(stage, state, index) for index in auditable]
+    for index in auditor_of(stage.former.backbone).chosen(candidates, share):
         kept = Served(state, index, kv_copy(stage.live.read(index + 1)))
         spans = stage.spans(state)[: index + 1]
         holds = [*kv_tensors(kept.kv), *(t for span in spans for t in kv_tensors(span.kv))]
         later_of(stage.former.backbone).add(partial(run, stage, kept), Worth.AUDIT, holds, dropped)
+
+
+def _candidate(stage: Stage, state: WindowState, index: int) -> Candidate:
+    """What `audited` runs for a slot: the slot, its canonical if it is served from one, the system prompt."""
+    seat = state.seats.seats[index]
+    anchor = stage.former.anchor.length if index == 0 else 0
+    return Candidate(index, seat.length, seat.length * (1 + seat.shown.canonical) + anchor)
 
 
 def served_by(plan: Plan, state: WindowState) -> list[int]:

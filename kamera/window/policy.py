@@ -82,9 +82,9 @@ class ReusePolicy:
     larger, up to eight times the budget; one that fails at every size is never served, and its chunk
     prefilled instead. None: no proof is asked for, so without a certificate no patch is served.
 
-    ``audit`` is the share of served slots that are prefilled again later, off the path of any answer, and
-    compared with what was served (`kamera.window.audit`); 0.0 audits none. An error beyond the guarantee's
-    bound withholds the context: its chunks are prefilled again, and the next report names it.
+    ``audit`` is the share of served slots, and of their tokens, that is prefilled again later, off the path
+    of any answer, and compared with what was served (`kamera.window.audit`); 0.0 audits none. An error beyond
+    the guarantee's bound withholds the context: its chunks are prefilled again, and the next report names it.
 
     ``withheld`` are guarantees that are not served although ``minimum`` admits them. If "survivor"
     is withheld, chunks that stay are placed anew by the best remaining means: the patch stored for their

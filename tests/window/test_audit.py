@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import random
 
 import pytest
 import torch
@@ -10,9 +11,9 @@ import torch
 from kamera import Backbone, ChunkStore, KameraWindow, ReusePolicy
 from kamera.engines.hf.witness import _few
 from kamera.errors import AuditFailed
-from kamera.ops import kernels
+from kamera.ops import kernels, kv_map
 from kamera.store.metrics import Metrics
-from kamera.window.audit import auditor_of
+from kamera.window.audit import Auditor, Candidate, Served, _candidate, audited, auditor_of
 from tests.models import samples, tiny
 from tests.window.rig import FULL_RANK, QUESTION, Prefilled, guarantees, is_a_reprefill, make, rig, watching
 
@@ -90,12 +91,58 @@ def test_audits_are_later_work_on_the_account_and_in_no_report():
     assert sum(report.forwards for report in reports) + anchor + question == usage.now.forwards
 
 
+def slots(*tokens: int, runs: int = 1) -> list[Candidate]:
+    """Served slots of so many tokens, whose audits run ``runs`` times as many."""
+    return [Candidate(i, n, runs * n) for i, n in enumerate(tokens)]
+
+
 def test_a_share_of_all_windows_slots_is_audited():
     chooser = auditor_of(fresh())
-    due = [chooser.chosen([0, 1, 2, 3], 0.01) for _ in range(100)]
-    assert sum(map(len, due)) == 4
-    assert chooser.chosen([5, 6, 7], 1.0) == [5, 6, 7]
+    due = [chooser.chosen(slots(9, 9, 9, 9), 0.01) for _ in range(100)]
+    assert sum(map(len, due)) == 4 and len({tuple(found) for found in due if found}) > 1
+    assert chooser.chosen(slots(3, 4, 5, runs=2), 1.0) == [0, 1, 2], "all of them, whatever that runs"
     assert chooser.chosen([], 1.0) == []
+
+
+@pytest.mark.parametrize("runs", [1, 2, 3])
+def test_audits_run_a_share_of_the_tokens_served_at_every_moment_and_each_size_has_its_turn(runs):
+    chooser, draw = Auditor(), random.Random(3)
+    served, ran, sizes = 0, 0, set()
+    for _ in range(3000):
+        lengths = [draw.choice((2, 3, 5, 40, 900)) for _ in range(draw.randrange(4))]
+        found = slots(*lengths, runs=runs)
+        served += sum(lengths)
+        due = chooser.chosen(found, 0.05)
+        ran += sum(found[index].price for index in due)
+        sizes |= {lengths[index] for index in due}
+        assert ran <= 0.05 * served + 1e-3
+    assert sizes == {2, 3, 5, 40, 900} and ran > 0.01 * served
+
+
+def test_a_short_chat_pays_for_no_audit_until_its_share_covers_one():
+    backbone = fresh()
+    window = make(backbone, None, policy=dataclasses.replace(ALL, audit=0.25, forms="returning"))
+    window.flush()
+    asked, audits = window.usage().later.tokens, []
+    for seed, count in enumerate((4, 4, 4, 30, 4, 4)):
+        window.append(backbone.chunk_from_tensors(samples.text_ids(count, seed=seed)))
+        window.flush()
+        audits.append(window.usage().later.tokens - asked)
+    assert audits == [0, 0, 0, 0, 4, 4], "a fourth of the slots is one, but a fourth of 42 tokens is not 30"
+
+
+@pytest.mark.parametrize("index, runs", [(0, 2 * 9 + 4), (1, 9)])
+def test_the_price_of_an_audit_is_what_it_runs(index, runs):
+    backbone = fresh()
+    window = make(backbone, None, *texts(backbone, 1, 2), policy=dataclasses.replace(ALL, audit=0.0))
+    window.flush()
+    before = window.usage().later.tokens
+    stage, state = window._stage, window._state
+    kept = Served(state, index, kv_map(stage.live.read(index + 1), torch.clone))
+    with backbone.measure() as work:
+        audited(stage, kept)
+    assert work.tokens == _candidate(stage, state, index).price == runs
+    assert window.usage().later.tokens == before
 
 
 def test_a_share_of_none_runs_no_forward():
