@@ -95,12 +95,11 @@ class Conversations:
         self._template.check_shown(messages, tools)
         self._template.check_text(messages)
         media = [self.media(item) for item in items]
-        asked = self._template.tokenize(self._template.render(messages, tools=tools, generation=True))
-        answered = self._template.tokenize(self._template.render(messages, tools=tools, generation=False))
+        asked, answered = map(self._template.tokenize, self._template.both(messages, tools=tools))
         placeholders = {kind: self._placeholder(kind) for kind in self._template.kinds}
         ids, spans = expand(asked, placeholders, media)
         common = common_prefix(asked, answered)
-        before = sum(i in placeholders.values() for i in asked[:common])
+        before = sum(map(set(placeholders.values()).__contains__, asked[:common]))
         stable = common + sum(len(m.ids) - 1 for m in media[:before])
         if media:
             self._check_together(messages, tools, media, ids)
@@ -109,8 +108,8 @@ class Conversations:
         tags = self._tags(ids, turns, owners, messages)
         closed = self._closings(turns, tags, owners, messages)
         pieces = self._pieces(ids, stable, list(zip(spans, media, strict=True)), owners, closed)
-        segments = tuple(self._segment(ids, start, stop, of, owners, messages) for start, stop, of in pieces)
-        return Rendered(torch.tensor(ids, dtype=torch.int64), segments, stable, turns, tags)
+        segments = [self._segment(ids, start, stop, of, owners, messages) for start, stop, of in pieces]
+        return Rendered(torch.tensor(ids, dtype=torch.int64), tuple(segments), stable, turns, tags)
 
     # -- cutting -------------------------------------------------------------------------------
 
@@ -134,14 +133,11 @@ class Conversations:
             borders = {b for b in borders if not start < b < stop} | {start, min(stop, stable)}
             of[start] = item
         out: list[tuple[int, int, Media | None]] = []
+        ends = self._line_ends(ids)
         for start, stop in pairwise(sorted(borders)):
             item_here = of.get(start)
-            cuts = (
-                []
-                if item_here
-                else line_borders(ids, start, stop, self._line_ends(ids[start:stop]), longest=self._longest)
-            )
-            out.extend((a, b, item_here) for a, b in pairwise([start, *cuts, stop]))
+            cuts = [] if item_here else line_borders(ids, start, stop, ends, longest=self._longest)
+            out.extend([(a, b, item_here) for a, b in pairwise([start, *cuts, stop])])
         return out
 
     def _segment(
@@ -171,7 +167,7 @@ class Conversations:
         whole = [(0, (0, len(messages)))]
         if not begins:
             return self._by_prefix(messages, tools, ids) or whole
-        counts = [self._count(messages[:i], tools) for i in range(1, len(messages) + 1)]
+        counts = self._counts(messages, tools)
         if counts[-1] != len(begins) or any(c is None for c in counts):
             return whole
         known = [c for c in counts if c is not None]
@@ -211,16 +207,19 @@ class Conversations:
                 begin, first = len(part), i
         return [*owners, (begin, (first, len(messages)))]
 
-    def _count(self, messages: Sequence[Message], tools: Sequence[Any] | None) -> int | None:
-        """Turns that these messages open; None if the template does not render them alone."""
-        key = digest("turns", repr(tools), *(repr(self._shape(m)) for m in messages))
-        if key not in self._turns:
-            try:
-                text = self._template.render(messages, tools=tools, generation=False)
-                self._turns[key] = self._template.tokenize(text).count(self._opener or -1)
-            except ModalityNotSupported:
-                self._turns[key] = None
-        return self._turns[key]
+    def _counts(self, messages: Sequence[Message], tools: Sequence[Any] | None) -> list[int | None]:
+        """Turns that the first messages open, by their number; None if the template refuses them alone."""
+        counts, key = list[int | None](), repr(tools)
+        for last, message in enumerate(messages, 1):
+            key = digest("turns", key, repr(self._shape(message)))
+            if key not in self._turns:
+                try:
+                    text = self._template.render(messages[:last], tools=tools, generation=False)
+                    self._turns[key] = self._template.tokenize(text).count(self._opener or -1)
+                except ModalityNotSupported:
+                    self._turns[key] = None
+            counts.append(self._turns[key])
+        return counts
 
     @staticmethod
     def _shape(message: Message) -> dict[str, Any]:

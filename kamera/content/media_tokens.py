@@ -82,7 +82,7 @@ def expand(
     Raises `ValueError` unless there are as many placeholders as media.
     """
     wanted = set(placeholders.values())
-    count = sum(i in wanted for i in ids)
+    count = sum(map(wanted.__contains__, ids))
     if count != len(media):
         raise ValueError(
             f"the prompt has {count} media placeholders for {len(media)} pictures and clips: text must not "

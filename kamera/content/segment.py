@@ -58,7 +58,7 @@ class Rendered:
 
     def segment_ids(self) -> tuple[str, ...]:
         """Ids of the segments in order."""
-        return tuple(segment.id for segment in self.segments)
+        return tuple([segment.id for segment in self.segments])
 
     def tokens(self, segment: Segment) -> torch.Tensor:
         """Token ids of a segment, int64 ``[tokens]``."""

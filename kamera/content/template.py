@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 from kamera.content.exclusive import exclusive_of
@@ -16,6 +17,8 @@ Message = Mapping[str, Any]
 """A chat message: ``role``, ``content`` (text or a list of items), ``tool_calls``, …"""
 
 _MARK = "KAMERAMARK"
+_SHORT = 4096
+"""Characters of a text that is remembered to spell no special token."""
 
 
 class ChatTemplate:
@@ -32,6 +35,7 @@ class ChatTemplate:
         # a fast tokenizer called by two threads at once raises "Already borrowed"
         self.exclusive = exclusive_of(self.tokenizer)
         self._plain_text = PromptFormat(processor, [self._id(kind) for kind in self.kinds]).plain
+        self._seen = lru_cache(1024)(self._plain_text.is_plain)  # a history comes again each turn
         if not (getattr(processor, "chat_template", None) or getattr(self.tokenizer, "chat_template", None)):
             raise ProcessorRequired(
                 f"{type(processor).__name__} has no chat template: set one, or build chunks from text"
@@ -49,10 +53,12 @@ class ChatTemplate:
         for message in messages:
             content = message.get("content")
             items = content if isinstance(content, list | tuple) else [{"text": content}]
-            texts = [item.get("text") for item in items if isinstance(item, Mapping)]
-            rest = [value for name, value in message.items() if name != "content"]
-            for text in strings_in([*rest, *texts]):
-                if not self._plain_text.is_plain(text):
+            found = [item.get("text") for item in items if isinstance(item, Mapping)]
+            found += [value for name, value in message.items() if name != "content"]
+            texts = [value for value in found if isinstance(value, str)]
+            nested = [value for value in found if not (value is None or isinstance(value, str))]
+            for text in [*texts, *(strings_in(nested) if nested else ())]:
+                if not (self._seen(text) if len(text) <= _SHORT else self._plain_text.is_plain(text)):
                     raise UnsafeText(
                         f"the text {quote(text)} of a {quote(message.get('role'))} message spells a special "
                         "token: take it out"
@@ -65,23 +71,28 @@ class ChatTemplate:
 
         Raises ModalityNotSupported for messages that the template refuses.
         """
+        return self._applied(messages, tools, [generation])[0]
+
+    def both(self, messages: Sequence[Message], *, tools: Sequence[Any] | None = None) -> list[str]:
+        """The conversation as `render` gives it, with the generation prompt and without."""
+        return self._applied(messages, tools, [True, False])
+
+    def _applied(
+        self, messages: Sequence[Message], tools: Sequence[Any] | None, generations: Sequence[bool]
+    ) -> list[str]:
         from jinja2 import TemplateError
 
-        options: dict[str, Any] = {"tools": list(tools)} if tools else {}
+        options: dict[str, Any] = {"tokenize": False, **({"tools": list(tools)} if tools else {})}
         try:
-            text: str = self.processor.apply_chat_template(
-                [self._plain(m) for m in messages],
-                tokenize=False,
-                add_generation_prompt=generation,
-                **options,
-            )
+            plain = [self._plain(m) for m in messages]
+            apply = self.processor.apply_chat_template
+            return [apply(plain, add_generation_prompt=wanted, **options) for wanted in generations]
         except (TemplateError, KeyError, TypeError) as error:
             roles = [m.get("role") for m in messages]
             raise ModalityNotSupported(
                 f"the chat template refuses the roles {quote(roles)}: {first_line(error)}; change the "
                 "messages, or the template"
             ) from None
-        return text
 
     def tokenize(self, text: str) -> list[int]:
         """Token ids of a rendered prompt, equal to those of transformers for this processor."""

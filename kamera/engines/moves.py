@@ -8,7 +8,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from operator import lt
 from typing import NamedTuple
 
 
@@ -24,16 +24,13 @@ class Move(NamedTuple):
     """The writes for one wanted span.
 
     ``was`` is the index of the span in memory that it reuses, None if it is written whole. If ``turns``, its
-    phased channels are rewritten from the source, since its offset has changed.
+    phased channels are rewritten from the source, since its offset has changed. ``writes`` if anything is
+    computed for the span; otherwise it is at most copied to another place.
     """
 
     was: int | None
     turns: bool
-
-    @property
-    def writes(self) -> bool:
-        """True if anything is computed for the span; otherwise it is at most copied to another place."""
-        return self.was is None or self.turns
+    writes: bool
 
 
 @dataclass(frozen=True)
@@ -60,12 +57,14 @@ def moves(standing: Sequence[Stand], wanted: Sequence[Stand]) -> list[Move]:
         there = seats.get(span.source)
         found.append(there.pop() if there else None)
     kept = _in_order(found)
-    return [
-        Move(None, False)
-        if was is None or was not in kept
-        else Move(was, standing[was].offset != span.offset)
-        for was, span in zip(found, wanted, strict=True)
-    ]
+    whole, out = Move(None, False, True), list[Move]()
+    for was, span in zip(found, wanted, strict=True):
+        if was is None or was not in kept:
+            out.append(whole)
+        else:
+            turns = standing[was].offset != span.offset
+            out.append(Move(was, turns, turns))
+    return out
 
 
 def bytes_of(made: Sequence[Move], wanted: Sequence[Stand], phased: int, patches: Sequence[int]) -> Bytes:
@@ -78,7 +77,7 @@ def bytes_of(made: Sequence[Move], wanted: Sequence[Stand], phased: int, patches
 def _in_order(found: Sequence[int | None]) -> set[int]:
     """The indices of a longest ascending run through ``found``, gaps allowed."""
     there = [i for i in found if i is not None]
-    if all(a < b for a, b in pairwise(there)):
+    if all(map(lt, there, there[1:])):
         return set(there)
     ends: list[int] = []  # the least index a run of each length ends with
     before: dict[int, int | None] = {}

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from kamera.ops import Guarantee, PatchBudget, at_least, guarantee_named, outranks
-from kamera.store import ObjectInfo, chunk_of
+from kamera.store import ObjectInfo, chunks_of
 
 
 class Stored(NamedTuple):
@@ -49,6 +49,6 @@ def worth_harvesting(
     if there is not None and outranks(there.formed, formed):
         return False
     # a patch formed behind exactly these chunks serves survivors too, and better
-    chunks = tuple(map(chunk_of, antecedents))
+    chunks = chunks_of(antecedents)
     best = there if chunks == antecedents else held(chunks)
     return not any(patch and patch.serves and at_least(patch.formed, formed) for patch in (there, best))

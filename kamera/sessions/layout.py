@@ -103,8 +103,11 @@ def _standing(before: Layout, prompt: Rendered) -> dict[int, tuple[int, int]]:
     found = {}
     for slot, (start, stop) in enumerate(before.runs):
         there = new.get(start)
-        if there is not None and all(new.get(start + n) == there + n for n in range(stop - start)):
-            found[there] = (slot, there + stop - start)
+        if there is None:
+            continue
+        end = there + stop - start
+        if list(map(new.get, range(start, stop))) == list(range(there, end)):
+            found[there] = (slot, end)
     return found
 
 

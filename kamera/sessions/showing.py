@@ -159,7 +159,7 @@ def shown(
     choice = cheapest(window, choices(modes, window, admitting.on), order_of, admitting.policy(window))
     on_leave = choice.on_leave
     report, admissions, answer = arranged(window, choice, admitting, question_ids(prompt), options)
-    layout = Layout(prompt, tuple(run for run, _ in pieces[on_leave]))
+    layout = Layout(prompt, tuple([run for run, _ in pieces[on_leave]]))
     left = 0 if before is None or old.layout is None else _left(old.layout, prompt)
     total = turn_report(slots, report, window, opening, prompt.num_tokens, left, applied(on_leave))
     if old.ahead is not None:

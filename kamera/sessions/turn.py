@@ -133,7 +133,7 @@ def turn_report(
             kept += slot.length
         else:
             turned += slot.length
-    question = prompt - anchor - sum(slot.length for slot in report.slots)
+    question = prompt - anchor - sum([slot.length for slot in report.slots])
     recomputed = opening.tokens + report.tokens_recomputed
     prefilled = min(prompt - kept - turned - patched, recomputed + question)
     return TurnReport(

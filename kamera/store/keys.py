@@ -128,6 +128,11 @@ def chunk_of(antecedent: str) -> str:
     return antecedent.partition(_LINEAGE)[0]
 
 
+def chunks_of(antecedents: Sequence[str]) -> tuple[str, ...]:
+    """The chunk ids in a patch's antecedents, as `chunk_of`."""
+    return tuple([antecedent.partition(_LINEAGE)[0] for antecedent in antecedents])
+
+
 def behind_survivors(antecedents: Sequence[str]) -> bool:
     """True if a patch absorbed, through one of its antecedents, a chunk that it does not name."""
     return any(_LINEAGE in antecedent for antecedent in antecedents)

@@ -95,7 +95,7 @@ class Contents:
     @property
     def guarantee(self) -> Guarantee:
         """The weakest guarantee in the window."""
-        return weakest(slot.guarantee for slot in self.slots)
+        return weakest(self._state.worths)
 
     def usage(self) -> Usage:
         """The model work of this window since its construction, now and later; a fork counts its own.

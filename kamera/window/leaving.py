@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from kamera.patches import Guarantee, weakest
-from kamera.store import chunk_of
 from kamera.window.seats import Seat, Seats
 
 _WHEN_AN_ANTECEDENT_LEAVES: dict[Guarantee, Guarantee] = {
@@ -27,7 +26,7 @@ def staying_behind(seat: Seat, before: Seats) -> Seat:
     if seat.source.antecedents == before.lineage:
         return seat
     survivor = survivor_of(seat)
-    knew = set(map(chunk_of, seat.source.antecedents))
+    knew = set(seat.source.chunk_ids)
     if all(chunk_id in knew for chunk_id in before.chunk_ids):
         return survivor
     return survivor.labelled(weakest((survivor.guarantee, "near")))

@@ -56,7 +56,7 @@ class Planner:
     ) -> Plan:
         """The finished plan. Raises NotRelocatable for a chunk that cannot move to its place."""
         moved = {step.seat.number for step in self.steps if isinstance(step, Place | Prefill)}
-        stay = tuple(Keep(seat) for seat in after.seats if seat.number not in moved)
+        stay = [Keep(seat) for seat in after.seats if seat.number not in moved]
         stood = set(map(id, self.before.seats))
         for seat in after.seats:
             if id(seat) not in stood:
@@ -67,7 +67,7 @@ class Planner:
             self.policy,
             operation,
             self.before,
-            replace(after, said=None),
+            after.saying(None),
             (*self.steps, *self.owed, *stay),
             self.price.now(encodes, written.turned, written.patched),
             arrived,
@@ -160,7 +160,7 @@ class Planner:
         stay = {i for _, i in staying}
         others = [spot for i, spot in enumerate(spots) if i not in stay]
         frame, seats = settled(
-            self.limits, state, [s for s, _ in staying], [*(spots[i] for _, i in staying), *others]
+            self.limits, state, [s for s, _ in staying], [*[spots[i] for _, i in staying], *others]
         )
         there = {i: seat for (_, i), seat in zip(staying, seats, strict=True)}
         new = Seats(tuple(seats[:same]), (0,) * len(frame), frame)

@@ -7,6 +7,7 @@ import operator
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from operator import is_
 
 import torch
 
@@ -56,7 +57,7 @@ class Stage:
 
     def spans(self, state: WindowState) -> list[Span]:
         """The spans of the anchor and of the chunks of ``state``."""
-        return [Span(self.former.anchor.kv, None, state.frame), *(r.span for r in state.residents)]
+        return [Span(self.former.anchor.kv, None, state.frame), *[r.span for r in state.residents]]
 
     def before(self, state: WindowState, offset: tuple[int, ...]) -> Before:
         """What stands before a chunk that comes next, ``offset`` from where its KV was computed."""
@@ -104,11 +105,12 @@ class _Run:
     def done(self) -> Ran:
         said = () if self.before.said is None else (self.before.said,)
         for resident in (*self.before.residents, *said):
-            self.whose[resident.number] = resident.facts
-            self.copies[resident.number] = resident.copy
-            self.formed[resident.number] = resident.seat.formed
+            number = resident.seat.number
+            self.whose[number] = resident.facts
+            self.copies[number] = resident.copy
+            self.formed[number] = resident.seat.formed
             if resident.clean is not None:
-                self.cleans[resident.number] = resident.clean
+                self.cleans[number] = resident.clean
         last = None if self.inquiry is None else last_run(self.plan)
         self.tally.held = 0  # a run that met a wrong row before this one counts no more
         for step in self.plan.steps:
@@ -271,7 +273,7 @@ class _Run:
         source = Source(spot, state.seats.lineage, prefilled_behind(worth), canonical=False)
         seat = Seat(facts.chunk_id, facts.length, spot, source, source.guarantee, worth)
         copy = Copy(answer.tail, positions, None, source.guarantee, source.antecedents, canonical=False)
-        return Ran(replace(state, said=Resident(facts, seat, copy)), answer.tokens)
+        return Ran(state.saying(Resident(facts, seat, copy)), answer.tokens)
 
     def _joined_to(self, first: Prefill) -> list[Prefill]:
         """The steps behind ``first`` that share its forward."""
@@ -347,7 +349,7 @@ class _Run:
         for seat in seats.seats:
             number = seat.number
             seat = replace(seat, archived=False) if number in self.unarchived else seat
-            seat = _measured(seat, self.copies[number])
+            seat = seat if seat.source.guarantee != "composed" else _measured(seat, self.copies[number])
             clean = None if seat.clean is None else self.cleans[number]
             old, copy = held.get(number), self.copies[number]
             if old is None or old.seat is not seat or old.copy is not copy or old.clean is not clean:
@@ -355,13 +357,16 @@ class _Run:
                 facts = replace(facts, heads=()) if facts.heads else facts  # the others may leave
                 old = Resident(facts, seat, copy, clean)
             residents.append(old)
-        return WindowState(tuple(residents), seats.shift, seats.frame)
+        state = WindowState(tuple(residents), seats.shift, seats.frame)
+        if all(map(is_, seats.seats, [resident.seat for resident in residents])):
+            state.__dict__["seats"] = seats.saying(None)  # what the plan knows of them is known
+        return state
 
 
 def _measured(seat: Seat, copy: Copy) -> Seat:
-    """The seat with the bytes of the patch that was applied; a plan estimates those of a composed one."""
+    """The seat with the bytes of the composed patch that was applied: a plan estimates them."""
     size = 0 if copy.patch is None else copy.patch.nbytes
-    if seat.source.guarantee != "composed" or seat.source.patch_bytes == size:
+    if seat.source.patch_bytes == size:
         return seat
     return replace(seat, source=replace(seat.source, patch_bytes=size))
 

@@ -30,7 +30,7 @@ def settled(
     if not staying:
         return home, []
     here = spots[: len(staying)]
-    extent = max(spot.top for spot in spots)
+    extent = max(map(max, [spot.high for spot in spots]))
     offsets = [spot.offset(seat.spot) for seat, spot in zip(staying, here, strict=True)]
     together = offsets[0]
     as_one = together is not None and set(offsets) == {together} and min(together) >= 0
@@ -89,7 +89,7 @@ def tail(limits: Limits, state: Seats, chunk: Newcomer) -> tuple[Seats, Spot]:
 
 
 def check_room(limits: Limits, chunks: Sequence[Newcomer | Seat]) -> None:
-    tokens = limits.anchor + sum(c.length for c in chunks)
+    tokens = limits.anchor + sum([c.length for c in chunks])
     if limits.max_tokens is not None and tokens > limits.max_tokens:
         raise WindowFull(
             f"{len(chunks)} chunks make {tokens} tokens, the window holds {limits.max_tokens}: "

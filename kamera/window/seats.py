@@ -10,11 +10,12 @@ from operator import add, sub
 
 from kamera.ops import Proof, digest
 from kamera.patches import Guarantee
-from kamera.store import chunk_of, survivor
+from kamera.store import chunks_of, survivor
 
 Offset = tuple[int, ...]
 """Whole positions, one number per axis."""
 
+_FOUND = ("chunk_ids", "lineage", "worths")
 _numbers = itertools.count(1)
 
 
@@ -72,7 +73,7 @@ class Source:
     @cached_property
     def chunk_ids(self) -> tuple[str, ...]:
         """Ids of its antecedents, whatever these remember."""
-        return tuple(map(chunk_of, self.antecedents))
+        return chunks_of(self.antecedents)
 
     @cached_property
     def lineage(self) -> str:
@@ -98,7 +99,7 @@ class Seat:
     clean: Source | None = None
     number: int = field(default_factory=new_number)
 
-    @property
+    @cached_property
     def shown(self) -> Source:
         """The source of the live KV."""
         return self.source if self.clean is None else self.clean
@@ -143,6 +144,14 @@ class Seats:
         """Chunks at compact positions: no gap, no frame."""
         return cls(tuple(seats), (0,) * axes, (0,) * axes)
 
+    def saying(self, said: Seat | None) -> Seats:
+        """The same seats with ``said`` behind them. What is known of them is not found anew."""
+        if said is self.said:
+            return self
+        made = replace(self, said=said)
+        made.__dict__.update({name: self.__dict__[name] for name in _FOUND if name in self.__dict__})
+        return made
+
     def joined(self, seat: Seat) -> Seats:
         """The seats with one more at the tail. What is known of the others is not found anew."""
         made, known = Seats((*self.seats, seat), self.shift, self.frame), self.__dict__
@@ -157,7 +166,7 @@ class Seats:
     @cached_property
     def chunk_ids(self) -> tuple[str, ...]:
         """Ids of the chunks in order."""
-        return tuple(seat.chunk_id for seat in self.seats)
+        return tuple([seat.chunk_id for seat in self.seats])
 
     @cached_property
     def lineage(self) -> tuple[str, ...]:
@@ -179,7 +188,7 @@ class Seats:
     @cached_property
     def worths(self) -> tuple[Guarantee, ...]:
         """The present guarantee of each chunk."""
-        return tuple(seat.worth(i == 0, self.frame) for i, seat in enumerate(self.seats))
+        return tuple([seat.worth(i == 0, self.frame) for i, seat in enumerate(self.seats)])
 
     def _gaps(self) -> str:
         """Digest of the places of the chunks and of the next one, if there are gaps between them."""

@@ -77,7 +77,7 @@ class Resident:
         """Number of its slot for the life of the window and its forks."""
         return self.seat.number
 
-    @property
+    @cached_property
     def shown(self) -> Copy:
         """The copy from which the live KV is written."""
         return self.copy if self.clean is None else self.clean

@@ -43,17 +43,23 @@ class WindowState:
     @property
     def residents_by_number(self) -> dict[int, Resident]:
         """The chunks by their numbers."""
-        return {r.number: r for r in self.residents}
+        return {r.seat.number: r for r in self.residents}
 
     @cached_property
     def _places(self) -> dict[int, int]:
-        return {resident.number: i for i, resident in enumerate(self.residents)}
+        return {resident.seat.number: i for i, resident in enumerate(self.residents)}
 
     @cached_property
     def seats(self) -> Seats:
         """The same state without tensors."""
         said = None if self.said is None else self.said.seat
-        return Seats(tuple(r.seat for r in self.residents), self.shift, self.frame, said)
+        return Seats(tuple([r.seat for r in self.residents]), self.shift, self.frame, said)
+
+    def saying(self, said: Resident) -> WindowState:
+        """The same chunks with ``said`` behind them."""
+        made = WindowState(self.residents, self.shift, self.frame, said)
+        made.__dict__["seats"] = self.seats.saying(said.seat)
+        return made
 
     @property
     def chunk_ids(self) -> tuple[str, ...]:
@@ -67,10 +73,10 @@ class WindowState:
 
     def slots(self, anchor_length: int, bytes_per_token: int) -> tuple[Slot, ...]:
         """The public view, in order."""
-        start, out = anchor_length, []
+        start, out, worths = anchor_length, [], self.worths
         for i, resident in enumerate(self.residents):
-            out.append(resident.slot(start, self.worths[i], i == 0, self.frame[0], bytes_per_token))
-            start += resident.facts.length
+            out.append(resident.slot(start, worths[i], i == 0, self.frame[0], bytes_per_token))
+            start += resident.seat.length
         return tuple(out)
 
     def index(self, slot: Slot | int) -> int:

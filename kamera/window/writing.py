@@ -21,13 +21,15 @@ def standing(live: LiveKV, anchor: KV, state: WindowState) -> tuple[Stand, ...]:
     """Spans of the live KV, by the names of the copies in ``state``; other spans match none of them."""
     names: dict[tuple[int, int], Hashable] = {(id(anchor), id(None)): _ANCHOR}
     for resident in state.residents:
-        copy, clean = resident.copy, resident.clean
-        names[id(copy.kv), id(copy.patch)] = ("copy", resident.number)
+        copy, clean, number = resident.copy, resident.clean, resident.seat.number
+        names[id(copy.kv), id(copy.patch)] = ("copy", number)
         if clean is not None:
-            names[id(clean.kv), id(clean.patch)] = ("clean", resident.number)
+            names[id(clean.kv), id(clean.patch)] = ("clean", number)
     return tuple(
-        Stand(names.get((id(span.kv), id(span.patch)), ("other", i)), span.offset, span.length)
-        for i, span in enumerate(live.standing)
+        [
+            Stand(names.get((id(span.kv), id(span.patch)), ("other", i)), span.offset, span.length)
+            for i, span in enumerate(live.standing)
+        ]
     )
 
 

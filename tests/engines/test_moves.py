@@ -9,6 +9,8 @@ from hypothesis import strategies as st
 
 from kamera.engines.moves import Bytes, Move, Stand, bytes_of, moves
 
+WHOLE = Move(None, False, True)
+
 
 def row(*spans: tuple) -> list[Stand]:
     return [Stand(source, (offset,), length) for source, offset, length in spans]
@@ -16,14 +18,14 @@ def row(*spans: tuple) -> list[Stand]:
 
 def test_what_stands_where_it_should_is_taken_over():
     a, b, c, d = row(("a", 0, 3), ("b", 0, 4), ("c", 2, 5), ("d", 0, 1))
-    assert moves([a, b, c], [b, c, d]) == [Move(1, False), Move(2, False), Move(None, False)]
-    assert moves([], [a]) == [Move(None, False)]
+    assert moves([a, b, c], [b, c, d]) == [Move(1, False, False), Move(2, False, False), WHOLE]
+    assert moves([], [a]) == [WHOLE]
 
 
 def test_another_offset_turns_and_another_source_is_written():
     a, turned, other = row(("a", 0, 3), ("a", 4, 3), ("z", 0, 3))
-    assert moves([a], [turned]) == [Move(0, True)]
-    assert moves([a], [other]) == [Move(None, False)]
+    assert moves([a], [turned]) == [Move(0, True, True)]
+    assert moves([a], [other]) == [WHOLE]
 
 
 def test_most_spans_keep_their_order_and_the_others_are_written():
