@@ -12,7 +12,7 @@ from kamera.store.coded import coded_header, coded_kv, coded_tensors
 from kamera.store.disk.folder import Folder, NotAFile
 from kamera.store.disk.locks import folder_locked
 from kamera.store.encoding import EncodingRecord
-from kamera.store.info import MemoryStats, ObjectInfo, StoreStats, VerifyReport
+from kamera.store.info import MemoryStats, ObjectInfo, Put, StoreStats, VerifyReport
 from kamera.store.keys import (
     Context,
     behind_survivors,
@@ -49,6 +49,7 @@ __all__ = [
     "NotAFile",
     "ObjectInfo",
     "PatchRecord",
+    "Put",
     "Rotated",
     "StoreAdmin",
     "StoreStats",

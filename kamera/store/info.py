@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from kamera.ops import FactorSize, PatchBudget, Proof
 from kamera.store.keys import PATCH_KINDS, Context, canonical_key, encoding_context, object_key
@@ -169,6 +170,13 @@ class Collected:
     removed: tuple[Removed, ...]
     leftovers: int = 0
     quarantined: int = 0
+
+
+class Put(NamedTuple):
+    """What became of a record that was put: its key, and the error that refused it, if any."""
+
+    key: str
+    error: Exception | None
 
 
 @dataclass(frozen=True)

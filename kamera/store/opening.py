@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from urllib.parse import unquote, urlsplit
 
+from kamera.errors import StoreError, quote
 from kamera.store.admin.pins import Pins
 from kamera.store.codec import Codec
 from kamera.store.disk.limit import Bounds
 from kamera.store.disk.tier import DiskTier
 from kamera.store.memory import parse_size
-from kamera.store.remote import open_remote
+from kamera.store.remote import SCHEMES, open_remote
 from kamera.store.seal.tenants import directory_of
 from kamera.store.tiers import Tiers
 
@@ -52,3 +54,20 @@ def open_directory_tiers(
     disk = DiskTier(directory_of(root, codec, read_only=read_only), codec, read_only=read_only)
     bounds = Bounds(disk, Pins(disk.root), limit, ttl)
     return Tiers(codec, tenant, memory_limit, disk, bounds=bounds)
+
+
+def path_of(url: str | os.PathLike[str]) -> Path | None:
+    """The directory that a store's url names; None for ``memory://``. Raises `StoreError` for another url."""
+    if not isinstance(url, str):
+        return Path(url)
+    if url == "memory://":
+        return None
+    if "://" not in url:
+        return Path(url)
+    parts = urlsplit(url)
+    if parts.scheme != "file" or parts.netloc not in ("", "localhost") or not parts.path:
+        raise StoreError(
+            f"cannot open {quote(url)}: give a directory, file:///directory, memory://, or one of "
+            + ", ".join(f"{scheme}://" for scheme in SCHEMES)
+        )
+    return Path(unquote(parts.path))

@@ -5,22 +5,20 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from pathlib import Path
 from types import TracebackType
 from typing import Any
-from urllib.parse import unquote, urlsplit
 
 import numpy as np
 
 from kamera import forks
-from kamera.errors import IncompatibleChunk, StoreError, quote
+from kamera.errors import IncompatibleChunk, KameraError, quote
 from kamera.ops import digest
 from kamera.store import batch
 from kamera.store.closed import Closed
 from kamera.store.codec import Codec
 from kamera.store.digests import DigestName, hasher_of
 from kamera.store.encoding import EncodingRecord
-from kamera.store.info import FlushReport, ObjectInfo, StoreStats
+from kamera.store.info import FlushReport, ObjectInfo, Put, StoreStats
 from kamera.store.keys import (
     PATCH_KINDS,
     Context,
@@ -32,10 +30,11 @@ from kamera.store.keys import (
 from kamera.store.listing import rows, stats
 from kamera.store.memory import parse_size
 from kamera.store.metrics import Metrics, Silent
-from kamera.store.opening import open_directory_tiers, open_tiers
+from kamera.store.opening import open_directory_tiers, open_tiers, path_of
+from kamera.store.orders import Order, turns
 from kamera.store.probes import Unasked, compare
 from kamera.store.records import CanonicalRecord, PatchRecord, Record
-from kamera.store.remote import SCHEMES, is_remote
+from kamera.store.remote import is_remote
 from kamera.store.seal.tenants import codec_of
 from kamera.store.search.lookback import Hit, Query, open_search
 from kamera.store.tiers import Tiers
@@ -136,7 +135,7 @@ class ChunkStore:
             return cls(tiers.url, tiers, tenant, codec, kv, metrics)
         if cache is not None:
             raise ValueError(f"cache is for a remote store, and {str(url)!r} is none")
-        path = _path_of(url)
+        path = path_of(url)
         if path is not None:
             tiers = open_directory_tiers(path, codec, tenant, memory, disk_limit, ttl, read_only)
             return cls(str(path), tiers, tenant, codec, kv, metrics)
@@ -199,8 +198,22 @@ class ChunkStore:
         A canonical is kept in its context's form: raises `ValueError` for a KV that has no codes (not
         finite), if its context has them.
         """
-        str(record.context.probe)  # asked for now, and not while a tier holds its locks
-        return self.metrics.write(lambda: self._put(record))
+        [put] = self.put_many([record])
+        if put.error is not None:
+            raise put.error
+        return put.key
+
+    def put_many(self, records: Sequence[Record]) -> list[Put]:
+        """`put` of each of ``records``, written together; what became of each, in their order.
+
+        An error is that of its own record: the others are stored. But a canonical is refused together with
+        its encoding, if that is in the batch, too. In a directory a batch has one claim, one transaction in
+        the index and at most three syncs (docs/tiers.md), after which it survives a loss of power. A writer
+        that is interrupted leaves the old or the new object of each, and no canonical before its encoding.
+        """
+        for record in records:
+            str(record.context.probe)  # asked for now, and not while a tier holds its locks
+        return self.metrics.write(lambda: self._put_many(records))
 
     def has(
         self,
@@ -331,13 +344,29 @@ class ChunkStore:
             self._search.met(key, record)
         return record
 
-    def _put(self, record: Record) -> str:
-        self._check(record.context)
-        key = self._codec.name(record.key)
-        own = self._tiers.put(key, record, overwrite=record.kind in PATCH_KINDS)
-        if isinstance(own, CanonicalRecord) and own.kind == "canonical":
-            self._search.add(key, own)
-        return key
+    def _put_many(self, records: Sequence[Record]) -> list[Put]:
+        puts: dict[int, Put] = {}
+        orders: dict[int, Order] = {}
+        for i, record in enumerate(records):
+            try:
+                self._check(record.context)
+                name = self._codec.name(record.key)
+                orders[i] = Order(name, record, record.kind in PATCH_KINDS, self._needed(record))
+            except (KameraError, ValueError) as error:
+                puts[i] = Put("", error)
+        for turn in turns(orders):
+            for i, own in zip(turn, self._tiers.put_many([orders[i] for i in turn]), strict=True):
+                puts[i] = Put(orders[i].name, own if isinstance(own, Exception) else None)
+                if isinstance(own, CanonicalRecord) and own.kind == "canonical":
+                    self._search.add(orders[i].name, own)
+        return [puts[i] for i in range(len(records))]
+
+    def _needed(self, record: Record) -> str:
+        """The name of the encoding that a canonical refers to; "" for any other object."""
+        if not isinstance(record, CanonicalRecord) or not record.vision:
+            return ""
+        context = encoding_context(record.vision, self.tenant)
+        return self._codec.name(object_key("encoding", context, record.chunk_id))
 
     def _named(
         self,
@@ -368,20 +397,3 @@ def _stats(store: ChunkStore) -> StoreStats:
 def _in_child(store: ChunkStore) -> None:
     """A child has none of the store's threads, and must not touch its connections."""
     forks.refuse(store, "_tiers", "_disk", "_memory", "_search", "metrics")
-
-
-def _path_of(url: str | os.PathLike[str]) -> Path | None:
-    """The directory that a store's url names; None for ``memory://``."""
-    if not isinstance(url, str):
-        return Path(url)
-    if url == "memory://":
-        return None
-    if "://" not in url:
-        return Path(url)
-    parts = urlsplit(url)
-    if parts.scheme != "file" or parts.netloc not in ("", "localhost") or not parts.path:
-        raise StoreError(
-            f"cannot open {quote(url)}: give a directory, file:///directory, memory://, or one of "
-            + ", ".join(f"{scheme}://" for scheme in SCHEMES)
-        )
-    return Path(unquote(parts.path))

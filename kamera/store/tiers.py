@@ -7,13 +7,15 @@ put   with a disk (or no remote): stored when it returns; the remote gets it in 
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 
-from kamera.errors import CorruptChunk, RemoteUnavailable, StoreError
+from kamera.errors import CorruptChunk, KameraError, RemoteUnavailable, StoreError
 from kamera.ops import outranks
+from kamera.store import batch
 from kamera.store.codec import Codec
 from kamera.store.disk.limit import Bounds
 from kamera.store.disk.tier import DiskTier
@@ -21,6 +23,7 @@ from kamera.store.disk.verify import verify
 from kamera.store.flights import Flights
 from kamera.store.info import FlushReport, ObjectInfo, RemoteStats, VerifyReport
 from kamera.store.memory import MemoryTier
+from kamera.store.orders import Order, possible
 from kamera.store.records import Record, detached
 from kamera.store.remote import RemoteTier
 from kamera.store.remote.cache import DiskCache
@@ -53,7 +56,7 @@ class Tiers:
     ) -> None:
         self.disk = disk
         self._bounds = bounds
-        if disk is not None and bounds is not None:
+        if disk is not None and bounds is not None and bounds.limit is not None:
             disk.make_room = bounds.make_room
         self.remote = remote
         self.url = "" if remote is None else remote.url
@@ -87,25 +90,30 @@ class Tiers:
             return found
         return self._flights.share(name, lambda: self._fetch(name, remote))
 
-    def put(self, name: str, record: Record, *, overwrite: bool) -> Record | None:
-        """Store a copy of ``record``, and return it; None if a stored one is kept instead.
+    def put_many(self, orders: Sequence[Order]) -> list[Record | Exception | None]:
+        """Store a copy of each record, and return it; None if a stored one is kept instead.
 
-        So is a patch that was formed behind stronger KV; for the remote see `RemoteTier.put`.
+        So is a patch that was formed behind stronger KV; for the remote see `RemoteTier.put`. An error is
+        that of its own record. The names differ, and an order comes behind the one that it needs.
         """
-        if not overwrite and self._holds(name):
-            return None
-        own = detached(record)
-        with self._flights.alone(name):
+        found: dict[str, Record | Exception | None] = {}
+        coming: list[Order] = []
+        for order in orders:
+            try:
+                if not order.replace and self._holds(order.name):
+                    found[order.name] = None
+                else:
+                    coming.append(order._replace(record=detached(order.record)))
+            except KameraError as error:
+                found[order.name] = error
+        with contextlib.ExitStack() as stack:
+            for name in sorted(order.name for order in coming):
+                stack.enter_context(self._flights.alone(name))
             if self.disk is None:
-                return own if self._put_without_disk(name, own) else None
-            stamped = self.disk.write(own, replace=overwrite)
-            if stamped is None:
-                return None
-            self.memory.put(own, *stamped)
-            if self._cache is not None:
-                self._uploads.add(name)
-                self._cache.grew(stamped[0].bytes)
-        return own
+                self._put_without_disk(coming, found)
+            else:
+                self._put_on_disk(self.disk, coming, found)
+        return [found[order.name] for order in orders]
 
     def has(self, name: str) -> bool:
         """True if `get` would find an object, as far as is known without reading it."""
@@ -319,34 +327,56 @@ class Tiers:
             self._cache.grew(len(data))
             self.memory.put(record, info, stamp)
 
-    def _put_without_disk(self, name: str, record: Record) -> bool:
-        """Put to the remote, or into memory until it can be sent; without a remote, into memory.
+    def _put_on_disk(
+        self, disk: DiskTier, orders: Sequence[Order], found: dict[str, Record | Exception | None]
+    ) -> None:
+        coming = possible(orders, found)
+        for order, stamped in zip(coming, disk.write_many(coming), strict=True):
+            if stamped is None or isinstance(stamped, Exception):
+                found[order.name] = stamped
+                continue
+            found[order.name] = order.record
+            self.memory.put(order.record, *stamped)
+            if self._cache is not None:
+                self._uploads.add(order.name)
+                self._cache.grew(stamped[0].bytes)
 
-        False if a stored one is kept instead.
-        """
+    def _put_without_disk(self, orders: Sequence[Order], found: dict[str, Record | Exception | None]) -> None:
+        """Put to the remote, several at once, those that others need first; without a remote, into memory."""
+        needed = {order.needs for order in orders}
+        for first in (True, False):
+            coming = possible([order for order in orders if (order.name in needed) is first], found)
+            done = batch.over(coming, self._put_away, waits=self.remote is not None)
+            found.update(zip((order.name for order in coming), done, strict=True))
+
+    def _put_away(self, order: Order) -> Record | Exception | None:
+        """Put to the remote, or into memory until it can be sent."""
+        name, record = order.name, order.record
         created, there = round(time.time(), 3), self.memory.info(name)
-        info = self._codec.describe(record, created, record.nbytes)
-        if there is not None and outranks(there.formed, info.formed):
-            return False
-        if self.remote is None:
-            self.memory.put(record, info)
-            return True
-        data = self._codec.encode(record, created)
-        info = replace(info, bytes=len(data))
-        self._dropped.pop(name, None)
         try:
+            info = self._codec.describe(record, created, record.nbytes)
+            if there is not None and outranks(there.formed, info.formed):
+                return None
+            if self.remote is None:
+                self.memory.put(record, info)
+                return record
+            data = self._codec.encode(record, created)
+            info = replace(info, bytes=len(data))
+            self._dropped.pop(name, None)
             if not self.remote.put(name, data):
-                return False
+                return None
         except RemoteUnavailable as error:
             self._uploads.add(name)  # before it is in memory, so that it is held from the start
             if not self.memory.put(record, info):
                 self._uploads.discard(name)
                 self._dropped[name] = None
                 logger.error("%s is not kept, memory is full of what waits for the remote (%s)", name, error)
+        except (KameraError, ValueError) as error:
+            return error
         else:
             self._uploads.discard(name)
             self.memory.put(record, info)
-        return True
+        return record
 
     def _send(self, name: str) -> None:
         """Bring one object to the remote. Raises `RemoteUnavailable`, `CorruptChunk`, `StoreError`."""

@@ -203,6 +203,7 @@ OPERATIONS: dict[str, Operation] = {
     "make": _making,
     "replace": _in_use(lambda store: rig.put(store, PATCH, 2)),
     "put": _in_use(lambda store: rig.put(store, CANONICAL, 2)),
+    "put several": _in_use(lambda store: rig.put(store, (PATCH, CANONICAL), 2)),
     "put again": _in_use(lambda store: rig.put(store, KEPT[1], 2)),
     "get": _in_use(lambda store: rig.get(store, PATCH)),
     "get damaged": _in_use(_damaged),

@@ -1,10 +1,10 @@
 """Kill writers at the n-th call and at random moments; ``--size`` is the number of kills.
 
-Children put, replace and delete objects in one store and report what was acknowledged. After the
-kill the parent opens the store and holds it against what it must hold: every acknowledged write is
-there whole, the interrupted one is as before or as after, the index says what the files say, and
-nothing of the dead writer lies around. Now and then a second child meets the remains instead, and
-is killed in turn, maybe while it clears up.
+Children put, replace and delete objects, one or several together, in one store and report what was
+acknowledged. After the kill the parent opens the store and holds it against what it must hold: every
+acknowledged write is there whole, the interrupted ones are as before or as after, the index says what the
+files say, and nothing of the dead writer lies around. Now and then a second child meets the remains instead,
+and is killed in turn, maybe while it clears up.
 """
 
 from __future__ import annotations
@@ -90,22 +90,22 @@ class Writer:
     def finish(self, oracle: Oracle, tally: Counter[str], points: Counter[str]) -> None:
         """See it die, at its point or at a moment of the parent's, and learn what it had done."""
         acknowledgements, seconds = self.wait
-        begun: tuple[int, int] | None = None
+        begun: dict[int, int] = {}
         done = 0
         while message := os.read(self.pipe, _MESSAGE.size):
             kind, slot, version = _MESSAGE.unpack(message)
             if kind == b"B":
-                begun = (slot, version)
+                begun[slot] = version
                 continue
             oracle.acknowledged(slot, version)
-            begun = None
+            del begun[slot]
             done += 1
             if self.point is None and done == acknowledgements:
                 time.sleep(seconds)
                 os.kill(self.child, signal.SIGKILL)
         os.close(self.pipe)
-        if begun is not None:
-            oracle.interrupted(*begun)
+        for slot, version in begun.items():
+            oracle.interrupted(slot, version)
         _, status = os.waitpid(self.child, 0)
         died = os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL
         tally["acknowledged"] += done
@@ -178,15 +178,18 @@ def check(root: Path, oracle: Oracle, verify: bool = False) -> Counter[str]:
 
 def _operate(store: ChunkStore, rng: random.Random, pipe: int, slots: list[int], first: int) -> None:
     for version in range(first, first + LONGEST):
-        slot = rng.choice(slots)
-        deletes = rng.random() < 0.25
+        several = rng.random() < 0.25  # put together
+        chosen = rng.sample(slots, rng.randint(2, 5) if several else 1)
+        deletes = not several and rng.random() < 0.3
         told = 0 if deletes else version
-        _tell(pipe, _MESSAGE.pack(b"B", slot, told))
+        for slot in chosen:
+            _tell(pipe, _MESSAGE.pack(b"B", slot, told))
         if deletes:
-            StoreAdmin(store).delete(rig.record(slot, 1).key)
+            StoreAdmin(store).delete(rig.record(chosen[0], 1).key)
         else:
-            rig.put(store, slot, version)
-        _tell(pipe, _MESSAGE.pack(b"A", slot, told))
+            rig.put(store, chosen, version)
+        for slot in chosen:
+            _tell(pipe, _MESSAGE.pack(b"A", slot, told))
 
 
 class Deadly:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import fcntl
 import os
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -16,11 +16,13 @@ import torch
 
 from kamera.ops import LowRank, Patch, kv_of
 from kamera.store import CanonicalRecord, ChunkStore, Context, PatchRecord
+from kamera.store.disk import syncing
 
 CONTEXT = Context("f" * 64, "a" * 64)
 _WIDTH = 600  # float32: an object takes more than one write of a page
-CALLS = ("open", "write", "fsync", "replace", "unlink", "mkdir", "stat", "flock")
+CALLS = ("open", "write", "fsync", "_syncfs", "replace", "link", "unlink", "mkdir", "stat", "flock")
 """Calls to the system that a write, a deletion or an opening makes."""
+_PLACES = {"flock": fcntl, "_syncfs": syncing}
 STATEMENTS = ("BEGIN", "INSERT", "DELETE", "COMMIT")
 """What it says to SQLite."""
 
@@ -58,10 +60,13 @@ def version_of(found: Record) -> int:
     return said if all(bool((t == said).all()) for t in found.tensors().values()) else -1
 
 
-def put(store: ChunkStore, slot: int, version: int) -> None:
-    """Store one version of a slot."""
-    made = record(slot, version)
-    store.put(made)
+def put(store: ChunkStore, slots: int | Sequence[int], version: int) -> None:
+    """Store one version of a slot, or of several together; raises the first error."""
+    for put in store.put_many(
+        [record(slot, version) for slot in ([slots] if isinstance(slots, int) else slots)]
+    ):
+        if put.error is not None:
+            raise put.error
 
 
 def get(store: ChunkStore, slot: int) -> int:
@@ -90,7 +95,7 @@ def fork(work: Callable[[], None]) -> int:
 @contextmanager
 def around(calls: tuple[str, ...], wrapped: Callable[[str, Callable[..., Any]], Any]) -> Iterator[None]:
     """Inside, each of ``calls`` is what ``wrapped`` makes of its name and the real one."""
-    places = [(fcntl if name == "flock" else os, name) for name in calls]
+    places: list[tuple[Any, str]] = [(_PLACES.get(name, os), name) for name in calls]
     real = [getattr(module, name) for module, name in places]
     for (module, name), call in zip(places, real, strict=True):
         setattr(module, name, wrapped(name, call))
@@ -110,6 +115,9 @@ class Statements:
 
     def execute(self, sql: str, values: Any = ()) -> Any:
         return self._said(sql.split(None, 1)[0].upper(), lambda: self._real.execute(sql, values))
+
+    def executemany(self, sql: str, values: Any) -> Any:
+        return self._said(sql.split(None, 1)[0].upper(), lambda: self._real.executemany(sql, values))
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._real, name)

@@ -1,11 +1,13 @@
 """Claims: one writer at a time for each object, and a trace of a writer that died.
 
 A claim is a locked file in ``tmp/``. The system frees the lock when the process ends, in any way;
-the file stays, and tells the next writer to correct the object's row.
+the file stays, and tells the next writer to correct the object's row. A writer of several objects locks one
+file, which has a name for each of them.
 """
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import time
@@ -29,6 +31,16 @@ class Claim:
         self._file = file
         self._descriptor = descriptor
 
+    @property
+    def file(self) -> tuple[int, int]:
+        """Device and inode of the locked file."""
+        status = os.fstat(self._descriptor)
+        return status.st_dev, status.st_ino
+
+    def covers(self, name: str) -> bool:
+        """Claim the object ``name`` as well, under the same lock; False if somebody claims it."""
+        return self._folder.link(self._file, f"{name}{LOCK}")
+
     def settle(self) -> None:
         """Note, before `close`, that the object and its row agree and need no repair."""
         self._folder.remove(self._file)
@@ -40,6 +52,47 @@ class Claim:
             fcntl.flock(self._descriptor, fcntl.LOCK_UN)
         finally:
             forks.unlockable(self._descriptor)
+
+
+class Claims:
+    """The right to write several objects: under one lock, and one more for each that another writer had."""
+
+    def __init__(self, folder: Folder) -> None:
+        self.interrupted: dict[str, bool] = {}
+        """The objects claimed, each with whether its former holder never released it."""
+        self._folder = folder
+        self._held: list[Claim] = []
+
+    def take(self, name: str, seconds: float) -> bool:
+        """Claim the object ``name`` too; False if another has it for longer than ``seconds``.
+
+        To be called in the order of the names, of all writers: so that no two wait for each other.
+        """
+        if self._held and self._held[0].covers(name):
+            self.interrupted[name] = False
+        elif self._is_mine(name):  # a dead writer's, that had several objects as well
+            self.interrupted[name] = True
+        else:
+            mine = claim(self._folder, name, seconds)
+            if mine is None:
+                return False
+            self._held.append(mine)
+            self.interrupted[name] = mine.interrupted
+        return True
+
+    def settle(self, name: str) -> None:
+        """`Claim.settle` for one of them."""
+        self._folder.remove(f"{name}{LOCK}")
+
+    def close(self) -> None:
+        """Release them all."""
+        with contextlib.ExitStack() as stack:
+            for claim in self._held:
+                stack.callback(claim.close)
+
+    def _is_mine(self, name: str) -> bool:
+        status = self._folder.status(f"{name}{LOCK}")
+        return status is not None and (status.st_dev, status.st_ino) in {held.file for held in self._held}
 
 
 def claimant(folder: Folder, name: str) -> str:

@@ -57,6 +57,7 @@ class Database:
         self._file: tuple[int, int] | None = None
         self._reader: Any = None
         self._writer: Any = None
+        self._waits: tuple[Any, float] = (None, 0.0)  # the connection and how long it waits for a writer
         self._closed = False
 
     @classmethod
@@ -104,7 +105,9 @@ class Database:
         """
         with self._lock, self._emptying(), self._translated():
             self._follow()
-            self._writer.execute(f"PRAGMA busy_timeout = {int(seconds * 1000)}")
+            if self._waits != (self._writer, seconds):
+                self._writer.execute(f"PRAGMA busy_timeout = {int(seconds * 1000)}")
+                self._waits = self._writer, seconds
             self._begin()
             self._owner = threading.get_ident()
             try:

@@ -6,6 +6,7 @@ import contextlib
 import logging
 import re
 import stat
+from collections.abc import Collection
 from pathlib import Path
 
 from kamera.errors import CorruptChunk, StoreVersionError, WrongKey
@@ -108,12 +109,15 @@ class ObjectFiles:
         return None
 
     def prepare(self, key: str) -> Folder:
-        """The folder of ``key``, made if absent and synced; the caller closes it."""
-        shard = self._shard(key, make=True)
-        if key[:2] not in self._durable:  # its maker may have died since
-            self._folder.sync()
-            self._durable.add(key[:2])
-        return shard
+        """The folder of ``key``, made if absent; the caller closes it."""
+        return self._shard(key, make=True)
+
+    def sync_shards(self, shards: Collection[str], *, synced: bool = False) -> None:
+        """Sync the names of these folders, unless known to be on the disk; ``synced``: now they are."""
+        if not self._durable.issuperset(shards):  # a folder's maker may have died since
+            if not synced:
+                self._folder.sync()
+            self._durable.update(shards)
 
     def shard(self, key: str) -> Folder | None:
         """The folder of ``key``, which the caller closes; None if there is none."""

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from kamera.store.disk.locks import PATIENCE, locked
+from kamera.store.disk.syncing import sync_all, syncs_all
 
 _READ = os.O_RDONLY | os.O_CLOEXEC
 _DIRECTORY = _READ | os.O_DIRECTORY
@@ -32,11 +33,10 @@ class Folder:
     Raises `OSError`, `NotAFile` among them, as the calls below it do.
     """
 
-    def __init__(self, path: Path, descriptor: int | None, parent: Folder | None = None) -> None:
+    def __init__(self, path: Path, descriptor: int) -> None:
         self.path = path
         self._descriptor = descriptor
-        self._parent = parent
-        self._close = None if descriptor is None else weakref.finalize(self, os.close, descriptor)
+        self._close = weakref.finalize(self, os.close, descriptor)
 
     @classmethod
     def at(cls, path: Path) -> Folder:
@@ -46,24 +46,24 @@ class Folder:
     def sub(self, name: str, *, make: bool = False) -> Folder:
         """The folder ``name`` in this one; ``make``: create it if absent, accessible to its owner only."""
         path = self.path / name
-        with self._held() as held:
-            if make:
-                with contextlib.suppress(FileExistsError):
-                    os.mkdir(name, 0o700, dir_fd=held)
-            return Folder(path, _opened(path, held))
+        if make:
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(name, 0o700, dir_fd=self._descriptor)
+        return Folder(path, _opened(path, self._descriptor))
 
-    def below(self, name: str, *, make: bool = True) -> Folder:
-        """`sub`, reopened for each use: it holds no descriptor while unused.
+    def again(self) -> Folder:
+        """The same folder under a descriptor of its own."""
+        return Folder(self.path, os.open(".", _DIRECTORY, dir_fd=self._descriptor))
 
-        Usable while this folder is open.
-        """
-        self.sub(name, make=make).close()
-        return Folder(self.path / name, None, self)
+    def is_of(self, status: os.stat_result) -> bool:
+        """True if ``status`` is this folder's own: another may have taken its place."""
+        mine = os.fstat(self._descriptor)
+        return (mine.st_dev, mine.st_ino) == (status.st_dev, status.st_ino)
 
     def status(self, name: str) -> os.stat_result | None:
         """Status of the entry ``name``, a link's own; None if there is none."""
-        with self._held() as held, contextlib.suppress(FileNotFoundError):
-            return os.stat(name, dir_fd=held, follow_symlinks=False)
+        with contextlib.suppress(FileNotFoundError):
+            return os.stat(name, dir_fd=self._descriptor, follow_symlinks=False)
         return None
 
     def refuse_links(self) -> None:
@@ -75,11 +75,10 @@ class Folder:
 
     def open(self, name: str) -> int:
         """Descriptor of a regular file, closed by the caller. Raises `FileNotFoundError` if there is none."""
-        with self._held() as held:
-            status = os.stat(name, dir_fd=held, follow_symlinks=False)
-            if not stat.S_ISREG(status.st_mode):
-                raise NotAFile(f"{self.path / name} is a link or no file, and a store follows no links")
-            descriptor = os.open(name, _FILE, dir_fd=held)
+        status = os.stat(name, dir_fd=self._descriptor, follow_symlinks=False)
+        if not stat.S_ISREG(status.st_mode):
+            raise NotAFile(f"{self.path / name} is a link or no file, and a store follows no links")
+        descriptor = os.open(name, _FILE, dir_fd=self._descriptor)
         try:
             _refuse_holes(self.path / name, descriptor)
         except BaseException:
@@ -109,8 +108,7 @@ class Folder:
     def create(self, name: str, data: bytes, *, sync: bool = True) -> os.stat_result:
         """Create a file that only its owner may read; by default it is synced."""
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-        with self._held() as held:
-            descriptor = os.open(name, flags, 0o600, dir_fd=held)
+        descriptor = os.open(name, flags, 0o600, dir_fd=self._descriptor)
         try:
             left = memoryview(data)
             while left:
@@ -127,44 +125,49 @@ class Folder:
         A link, a pipe or an empty folder in its place cannot be a lock, and is removed.
         """
         flags = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-        with self._held() as held:
-            while True:
-                with contextlib.suppress(FileExistsError):
-                    return os.open(name, flags | os.O_CREAT | os.O_EXCL, 0o600, dir_fd=held), True
-                with contextlib.suppress(FileNotFoundError):
-                    status = os.stat(name, dir_fd=held, follow_symlinks=False)
-                    if stat.S_ISREG(status.st_mode):
-                        return os.open(name, flags, dir_fd=held), False
-                    self._clear(name, status, held)
+        while True:
+            with contextlib.suppress(FileExistsError):
+                return os.open(name, flags | os.O_CREAT | os.O_EXCL, 0o600, dir_fd=self._descriptor), True
+            with contextlib.suppress(FileNotFoundError):
+                status = os.stat(name, dir_fd=self._descriptor, follow_symlinks=False)
+                if stat.S_ISREG(status.st_mode):
+                    return os.open(name, flags, dir_fd=self._descriptor), False
+                self._clear(name, status)
 
-    def move(self, name: str, target: Folder, new: str) -> None:
-        """Rename a file, replacing any entry of the new name."""
-        with self._held() as here, target._held() as there:
-            os.replace(name, new, src_dir_fd=here, dst_dir_fd=there)
-
-    def remove(self, name: str) -> bool:
-        """Delete a file or link; return True if it existed."""
-        with self._held() as held, contextlib.suppress(FileNotFoundError):
-            os.unlink(name, dir_fd=held)
+    def link(self, name: str, new: str) -> bool:
+        """Give a file another name in this folder; False if that is taken, or cannot be given here."""
+        here = self._descriptor
+        with contextlib.suppress(OSError):
+            os.link(name, new, src_dir_fd=here, dst_dir_fd=here, follow_symlinks=False)
             return True
         return False
 
-    def _clear(self, name: str, status: os.stat_result, held: int) -> None:
+    def move(self, name: str, target: Folder, new: str) -> None:
+        """Rename a file, replacing any entry of the new name."""
+        os.replace(name, new, src_dir_fd=self._descriptor, dst_dir_fd=target._descriptor)
+
+    def remove(self, name: str) -> bool:
+        """Delete a file or link; return True if it existed."""
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(name, dir_fd=self._descriptor)
+            return True
+        return False
+
+    def _clear(self, name: str, status: os.stat_result) -> None:
         """Remove an entry that is not a file; raises `NotAFile` for a folder that is not empty."""
         with contextlib.suppress(FileNotFoundError):
             if not stat.S_ISDIR(status.st_mode):
-                os.unlink(name, dir_fd=held)
+                os.unlink(name, dir_fd=self._descriptor)
                 return
             try:
-                os.rmdir(name, dir_fd=held)
+                os.rmdir(name, dir_fd=self._descriptor)
             except OSError as error:
                 raise NotAFile(f"{self.path / name} is no file but a folder: remove it") from error
 
     def names(self) -> list[str]:
         """Names of its entries, sorted."""
-        with self._held() as held:
-            # a separate descriptor: listing moves its position, which other threads would share
-            descriptor = os.open(".", _DIRECTORY, dir_fd=held)
+        # a separate descriptor: listing moves its position, which other threads would share
+        descriptor = os.open(".", _DIRECTORY, dir_fd=self._descriptor)
         try:
             return sorted(os.listdir(descriptor))
         finally:
@@ -173,14 +176,11 @@ class Folder:
     @property
     def changed(self) -> int:
         """Time at which a name in it was last added or removed (ns)."""
-        with self._held() as held:
-            return os.fstat(held).st_mtime_ns
+        return os.fstat(self._descriptor).st_mtime_ns
 
-    @contextlib.contextmanager
-    def locked(self, seconds: float = PATIENCE) -> Iterator[None]:
-        """Exclude others that take this lock from changing its entries. `TimeoutError` after ``seconds``."""
-        with self._held() as held, locked(lambda: os.open(".", _DIRECTORY, dir_fd=held), self.path, seconds):
-            yield
+    def locked(self, name: str, seconds: float = PATIENCE) -> contextlib.AbstractContextManager[None]:
+        """Hold the lock of a file that is never replaced. `TimeoutError` after ``seconds``."""
+        return locked(lambda: self.open(name), self.path / name, seconds)
 
     def statuses(self) -> dict[str, os.stat_result]:
         """Its entries with the status of each; a link's own."""
@@ -188,27 +188,20 @@ class Folder:
 
     def sync(self) -> None:
         """Sync its names to the disk."""
-        with self._held() as held:
-            os.fsync(held)
+        os.fsync(self._descriptor)
+
+    def sync_all(self) -> None:
+        """Sync all that was written to its file system since it was opened; only where `syncs_all`."""
+        sync_all(self._descriptor)
+
+    @property
+    def syncs_all(self) -> bool:
+        """True if `sync_all` can be relied upon here."""
+        return syncs_all(self._descriptor)
 
     def close(self) -> None:
         """Close the descriptor; may be called again."""
-        if self._close is not None:
-            self._close()
-
-    @contextlib.contextmanager
-    def _held(self) -> Iterator[int]:
-        """A descriptor of the folder."""
-        if self._descriptor is not None:
-            yield self._descriptor
-            return
-        assert self._parent is not None
-        with self._parent._held() as parent:
-            descriptor = _opened(self.path, parent)
-        try:
-            yield descriptor
-        finally:
-            os.close(descriptor)
+        self._close()
 
     def __enter__(self) -> Folder:
         return self
@@ -253,7 +246,10 @@ def _refuse_holes(path: Path, descriptor: int) -> None:
 
 
 class Nested:
-    """The folder ``name`` of ``parent``, made when first needed: a full disk may have no room for it."""
+    """The folder ``name`` of ``parent``, made when first needed: a full disk may have no room for it.
+
+    It stays open, as long as it is the one in its place.
+    """
 
     def __init__(self, parent: Folder, name: str) -> None:
         self.path = parent.path / name
@@ -263,15 +259,17 @@ class Nested:
 
     def made(self) -> Folder:
         """The folder. Raises as `Folder.sub`."""
-        if self._folder is None:
-            self._folder = self._parent.below(self._name)
-        return self._folder
+        return self.there() or self._parent.sub(self._name, make=True)
 
     def there(self) -> Folder | None:
         """The folder; None if there is none."""
-        if self._folder is None and self._parent.status(self._name) is not None:
-            self._folder = self._parent.below(self._name, make=False)
-        return self._folder
+        status, folder = self._parent.status(self._name), self._folder
+        if status is None:
+            return None
+        if folder is None or not folder.is_of(status):
+            # the other is closed when the last thread that uses it lets go of it
+            folder = self._folder = self._parent.sub(self._name)
+        return folder
 
 
 def stamp_of(status: os.stat_result) -> str:

@@ -11,15 +11,14 @@ import contextlib
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 from kamera.errors import StoreError
 from kamera.store.disk.compared import Files, compared
 from kamera.store.disk.database import Database, Emptied, Unusable
-from kamera.store.disk.rows import COLUMNS, INSERT, SCHEMA, TABLES, RowCodec
-from kamera.store.info import ObjectInfo
+from kamera.store.disk.rows import COLUMNS, INSERT, SCHEMA, TABLES, RowCodec, Stamped
 from kamera.store.keys import is_key
 
 logger = logging.getLogger(__name__)
@@ -77,21 +76,21 @@ class Following:
         if read_only:
             self._db = self._copy()
 
-    def put(self, info: ObjectInfo, stamp: str) -> bool:
-        """Write the row of an object whose file is in place; return True if it is in the database.
+    def put(self, rows: Sequence[Stamped]) -> bool:
+        """Write the rows of objects whose files are in place; return True if they are in the database.
 
-        If not, the next listing, in any process, writes it first.
+        If not, the next listing, in any process, writes them first.
         """
 
         def put() -> None:
-            self._db.execute(INSERT, self._codec.of(info, stamp))
+            self._db.execute_many(INSERT, [self._codec.of(info, stamp) for info, stamp in rows])
 
-        return self._change(info.key, put)
+        return self._change([info.key for info, _ in rows], put)
 
     def drop(self, key: str) -> bool:
         """Delete the row of ``key``, if present; otherwise as `put`."""
 
-        return self._change(key, lambda: self._delete(key))
+        return self._change([key], lambda: self._delete(key))
 
     def later(self, key: str) -> None:
         """Note a change of the file of ``key``: its row is corrected with others before the next listing."""
@@ -166,19 +165,19 @@ class Following:
 
     # -- inside --------------------------------------------------------------------------------
 
-    def _change(self, key: str, change: Callable[[], None]) -> bool:
+    def _change(self, keys: Sequence[str], change: Callable[[], None]) -> bool:
         try:
             if self._db.path is not None and time.monotonic() >= self._again:
                 with self._db.writing():
                     change()
                 with self._held:
-                    self._behind.discard(key)
+                    self._behind.difference_update(keys)
                 return True
-        except Unusable as error:  # it is corrected from the file before the next listing
-            logger.warning("the row of %s is written later: %s", key, error)
+        except Unusable as error:  # they are corrected from the files before the next listing
+            logger.warning("the row of %s is written later: %s", ", ".join(keys), error)
             self._again = time.monotonic() + _RETRY_SECONDS
         with self._held:
-            self._behind.add(key)
+            self._behind.update(keys)
         return False
 
     def _answer(self, question: Callable[[], Result], *, thorough: Known | None = None) -> Result:

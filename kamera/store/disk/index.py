@@ -127,7 +127,7 @@ class Index(Following):
         row = self.get(info.key)
         if row == (info, stamp) or self._files.stamp(info.key) != stamp:
             return False
-        self.put(info, stamp)
+        self.put([(info, stamp)])
         return row is not None
 
     def rows(

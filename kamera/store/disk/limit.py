@@ -46,14 +46,14 @@ class Bounds:
             raise ValueError(f"ttl is a time in seconds, more than 0, got {ttl}")
         self._disk = disk
         self._pins = pins
-        self._limit = limit
+        self.limit = limit
         self._ttl = ttl
         self._clock = clock
         self._lock = threading.Lock()
 
     def make_room(self, name: str, size: int) -> None:
         """Remove objects so that ``size`` more bytes fit. Raises `StoreFull` if that is impossible."""
-        limit = self._limit
+        limit = self.limit
         if limit is None:
             return
         with self._lock:

@@ -1,36 +1,34 @@
 """The directory tier: one file per object, an index beside them, and a quarantine for damaged files.
 
 A file appears whole or not at all (written aside, synced, renamed), and its row follows it. So the
-files are always right, and a look-up by key asks nothing else.
+files are always right, and a look-up by key asks nothing else. What is put together is written together: all
+files aside, one sync, all names, one transaction for the rows, one more sync.
 
-Order of locks, which prevents deadlock: an object's claim (`claims`), then its folder's lock for adding
-and removing names (`Folder.locked`), then the index's. Readers lock nothing.
+Order of locks, which prevents deadlock: claims of objects in the order of their names (`claims`), then the
+lock for adding and removing names (`DiskObjects._renaming`), then the index's. Readers lock nothing.
 """
 
 from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import NoReturn
+from typing import NamedTuple
 
-from kamera.errors import CorruptChunk, KameraError, StoreError, StoreReadOnly
+from kamera.errors import CorruptChunk, KameraError, StoreError
 from kamera.ops import outranks
 from kamera.store.codec import Codec
-from kamera.store.disk.claims import LOCK, claim, claimant
-from kamera.store.disk.files import LEFT_IN_PLACE, ObjectFiles
-from kamera.store.disk.folder import Folder, Nested, NotAFile, size_of, stamp_of
-from kamera.store.disk.index import Index
-from kamera.store.disk.marker import ASIDE, MARKER, open_directory
-from kamera.store.disk.quarantine import Quarantine
-from kamera.store.disk.reading import Readers
+from kamera.store.disk.claims import LOCK, Claims, claim, claimant
+from kamera.store.disk.files import LEFT_IN_PLACE
+from kamera.store.disk.folder import Folder, NotAFile, size_of, stamp_of
+from kamera.store.disk.marker import ASIDE, MARKER
+from kamera.store.disk.objects import DiskObjects
 from kamera.store.disk.rows import Stamped
-from kamera.store.info import ObjectInfo, Quarantined
-from kamera.store.keys import is_key
+from kamera.store.info import ObjectInfo
+from kamera.store.orders import Order
 from kamera.store.records import Record
 
 __all__ = ["MARKER", "DiskTier"]
@@ -43,7 +41,20 @@ _CLAIM_SECONDS = 60.0
 _STALE_SECONDS = 3600.0  # age of files to remove if they do not show that their writer is alive
 
 
-class DiskTier:
+class _File(NamedTuple):
+    """An object's file, to be put over any other (``replace``), over that of a stamp, or over none."""
+
+    info: ObjectInfo
+    data: bytes
+    replace: bool
+    instead_of: str | None = None
+    needs: str = ""
+
+
+_Placed = str | Exception | None  # the stamp of a file in its place; None: another stays there
+
+
+class DiskTier(DiskObjects):
     """Objects under one directory. Safe to use from several threads and processes.
 
     Every key passed in is a name of its ``codec``; else `ValueError` (`keys.is_key`).
@@ -53,124 +64,59 @@ class DiskTier:
     """
 
     def __init__(self, root: Path, codec: Codec, *, read_only: bool = False) -> None:
-        self.root = root
-        self.codec = codec
-        with self._translated("open"):
-            self._root = open_directory(root, codec.marker, make=not read_only)
-            self.read_only = read_only or not os.access(root, os.W_OK)
-            self._root.refuse_links()  # SQLite would follow one
-            self._tmp, quarantine, objects = (Nested(self._root, n) for n in ("tmp", "quarantine", "objects"))
-            self._files = ObjectFiles(objects, codec)
-            self._quarantine = Quarantine(quarantine)
-            for folder in (objects, self._tmp, quarantine):
-                self._prepare(folder)
-        self.index = Index(
-            root / "index.sqlite",
-            self._files,
-            codec.veil,
-            codec.unveil,
-            codec.sign_row,
-            read_only=self.read_only,
-        )
-        self._readers = Readers()
-        self.make_room: Callable[[str, int], None] = lambda name, size: None
+        super().__init__(root, codec, read_only=read_only)
+        self.make_room: Callable[[str, int], None] | None = None
         """Called before ``size`` more bytes are written for an object; `write` passes its errors on."""
+        self._syncs_all = self._root.syncs_all
         if not self.read_only:
             self.collect()
 
-    def stamp(self, key: str) -> str | None:
-        """A text that changes whenever the object's file does; None if there is no such file."""
-        with self._translated("read"):
-            return self._files.stamp(key)
-
-    def read(self, key: str) -> tuple[Record, Stamped] | None:
-        """The object ``key``, verified to the last byte, with its row and stamp.
-
-        A damaged file goes to ``quarantine/`` and `CorruptChunk` is raised. None if there is none.
-        """
-        with self._translated("read"):
-            try:
-                file = self._files.open(key)
-            except NotAFile as error:
-                self._set_aside(key, self._files.stamp(key), CorruptChunk(str(error)))
-            if file is None:
-                return None
-            stamp = stamp_of(file.status)
-            with contextlib.closing(file), self._quarantining(key, stamp):
-                opened = self.codec.open(file, key, str(self._files.path(key)))
-                return self._readers.read(opened), (opened.head.info, stamp)
-
-    def read_file(self, key: str) -> tuple[bytes, str] | None:
-        """The file of ``key``, verified to the last byte, and its stamp; otherwise as `read`."""
-        found = self.load(key)
-        if found is not None:
-            with self._translated("read"), self._quarantining(key, found[1]):
-                self.codec.decode(found[0], key, str(self._files.path(key)))
+    def write(self, record: Record, *, replace: bool = True) -> Stamped | None:
+        """`write_many` of one, whose error is raised."""
+        [found] = self.write_many([Order(self.codec.name(record.key), record, replace)])
+        if isinstance(found, Exception):
+            raise found
         return found
 
-    def load(self, key: str) -> tuple[bytes, str] | None:
-        """The file of ``key``, unverified, and its stamp; None if there is none."""
-        with self._translated("read"):
-            try:
-                return self._files.load(key)
-            except NotAFile as error:
-                self._set_aside(key, self._files.stamp(key), CorruptChunk(str(error)))
+    def write_many(self, orders: Sequence[Order]) -> list[Stamped | Exception | None]:
+        """Store records of different names; return the row and stamp of each, or the error that refused it.
 
-    def info(self, key: str) -> ObjectInfo | None:
-        """The description of ``key`` from its file's header: callers decide by it, and a row may be wrong."""
-        stamp = self.stamp(key)
-        if stamp is None:
-            return None
-        with self._translated("read"), self._quarantining(key, stamp):
-            found = self._files.peek(key)
-        return None if found is None else found[0]
-
-    def names(self) -> list[str]:
-        """Names of all objects, from their files."""
-        with self._translated("list the objects"):
-            return self._files.names()
-
-    def header(self, key: str) -> ObjectInfo | None:
-        """The header of the file of ``key``, unverified. Raises as the codec; nothing is moved."""
-        with self._translated("read"):
-            found = self._files.peek(key)
-        return None if found is None else found[0]
-
-    def holds(self, key: str) -> bool:
-        """True if ``key`` is stored durably and, as far as can be told without reading it, intact.
-
-        A file that was written to since its row was made, or whose header is damaged, is not intact. Bytes
-        after the header that the disk itself changed are not detected without reading.
+        When this returns, those without an error survive a loss of power. After any interruption, either the
+        old or the new object is stored, of each by itself. Without ``replace`` a stored, intact object stays,
+        and a patch that was formed behind stronger KV stays in any case: None is returned then. If several
+        writers write an object at once, only one does.
         """
-        with self._translated("read"):
-            tmp = self._tmp.there()
-            # a claim: a write is under way, and its name may not be on the disk yet
-            return self._agrees(key) and (tmp is None or tmp.status(key + LOCK) is None)
+        infos: dict[str, ObjectInfo] = {}
 
-    def write(self, record: Record, *, replace: bool = True) -> Stamped | None:
-        """Store ``record``, in place of the object under its key; return its row and stamp.
+        def files() -> Iterable[_File | Exception]:
+            for order in orders:  # one at a time: the bytes of all would be in memory
+                try:
+                    created = round(time.time(), 3)
+                    data = self.codec.encode(order.record, created)
+                    info = infos[order.name] = self.codec.describe(order.record, created, len(data))
+                    yield _File(info, data, order.replace, needs=order.needs)
+                except (KameraError, ValueError) as error:
+                    yield error
 
-        When this returns, the object survives a loss of power. After any interruption, either the old or
-        the new object is stored. Without ``replace`` a stored, intact object stays, and a patch that was
-        formed behind stronger KV stays in any case: None is returned then. If several writers write it at
-        once, only one does.
-        """
-        created = round(time.time(), 3)
-        data = self.codec.encode(record, created)
-        info = self.codec.describe(record, created, len(data))
-        stamp = self._place(info, data, replace=replace)
-        return None if stamp is None else (info, stamp)
+        try:
+            placed = self._place([order.name for order in orders], files())
+        except KameraError as error:
+            return [error] * len(orders)
+        return [
+            (infos[order.name], found) if isinstance(found, str) else found
+            for order, found in zip(orders, placed, strict=True)
+        ]
 
     def adopt(self, info: ObjectInfo, data: bytes) -> str | None:
         """Store the file of an object that was written elsewhere; return its stamp.
 
         None if there is an intact object under its key, which stays unchanged.
         """
-        return self._place(info, data, replace=False)
+        return self._placed(_File(info, data, replace=False))
 
     def exchange(self, info: ObjectInfo, data: bytes, stamp: str) -> str | None:
         """Replace the file of ``stamp`` by ``data``; return the new stamp, or None if that file is gone."""
-        return self._place(info, data, replace=True, instead_of=stamp)
+        return self._placed(_File(info, data, replace=True, instead_of=stamp))
 
     def delete(self, key: str) -> bool:
         """Remove the object ``key``; return True if it existed."""
@@ -200,46 +146,154 @@ class DiskTier:
                         removed += self._collected(folder, name, before)
         return removed
 
-    def rebuild_index(self) -> int:
-        """Rebuild the rows from the files' headers; return their number."""
-        with self._translated("list the objects"):
-            return self.index.rebuild()
-
-    def quarantined(self) -> list[Quarantined]:
-        """The damaged objects in quarantine."""
-        with self._translated("list the quarantine"):
-            return self._quarantine.copies()
-
     def drop_quarantined(self, name: str) -> int:
         """Delete one copy (by its ``file``) or all copies of the object ``name``; return their number."""
         self._writable("delete")
         with self._translated("delete"):
             return self._quarantine.drop(name)
 
-    def close(self) -> None:
-        """Close the index; the objects are already safe."""
-        self._readers.close()
-        self.index.close()
+    def _placed(self, file: _File) -> str | None:
+        [found] = self._place([file.info.key], [file])
+        if isinstance(found, Exception):
+            raise found
+        return found
 
-    def _intact(self, key: str) -> bool:
-        """True if the object is stored and may stay; a damaged one is quarantined."""
-        try:
-            return self._agrees(key) or self.read(key) is not None
-        except CorruptChunk:
-            return False
-        except LEFT_IN_PLACE:
-            return True
+    def _place(self, keys: Sequence[str], files: Iterable[_File | Exception]) -> list[_Placed]:
+        """Put a file in the place of each key, unless another stays there; an error is its own file's.
 
-    def _agrees(self, key: str) -> bool:
-        """True if file, header and row of ``key`` are of one write."""
-        stamp = self._files.stamp(key) if is_key(key) else None
-        row = None if stamp is None else self.index.get(key)
-        if row is None or row[1] != stamp:
-            return False
-        try:
-            return self._files.peek(key) == row
-        except (CorruptChunk, *LEFT_IN_PLACE):
-            return False
+        Raises the errors that concern all of them.
+        """
+        self._writable("write")
+        placed: dict[str, _Placed] = {}
+        begun: set[str] = set()
+        with self._translated("write"), contextlib.ExitStack() as stack:
+            claims = Claims(self._tmp.made())
+            stack.callback(claims.close)
+            # a descriptor of its own, which is told of every write that fails from now on
+            disk = stack.enter_context(self._root.again()) if len(keys) > 1 and self._syncs_all else None
+            try:
+                self._claim(claims, keys, placed, begun)
+                aside = self._write_aside(keys, files, placed, begun, disk)
+                if aside:
+                    self._bring(aside, placed, disk)
+            except BaseException:
+                self._let_go(claims, begun, claims.interrupted)
+                raise
+            refused = [key for key, found in placed.items() if isinstance(found, Exception)]
+            self._let_go(claims, begun, refused)
+            return [placed[key] for key in keys]
+
+    def _claim(
+        self, claims: Claims, keys: Sequence[str], placed: dict[str, _Placed], begun: set[str]
+    ) -> None:
+        """Exclude other writers of the keys; files left by an interrupted writer are removed."""
+        deadline = time.monotonic() + _CLAIM_SECONDS
+        for key in sorted(keys):
+            try:
+                if not claims.take(key, max(0.0, deadline - time.monotonic())):
+                    tmp = self._tmp.made()
+                    placed[key] = StoreError(
+                        f"store {self.root}: object {key} has been in another writer's hands for "
+                        f"{_CLAIM_SECONDS:g} s: {claimant(tmp, key)} holds {tmp.path / (key + LOCK)}"
+                    )
+                elif claims.interrupted[key]:
+                    begun.add(key)
+                    self._clear(key)
+                    begun.discard(key)
+            except OSError as error:
+                placed[key] = self._refusal("write", error)
+
+    def _write_aside(
+        self,
+        keys: Sequence[str],
+        files: Iterable[_File | Exception],
+        placed: dict[str, _Placed],
+        begun: set[str],
+        disk: Folder | None,
+    ) -> dict[str, tuple[_File, str]]:
+        """Write what is to be put, and sync it: together by ``disk``, or one by one. Returns the stamps."""
+        tmp = self._tmp.made()
+        aside: dict[str, tuple[_File, str]] = {}
+        grown = 0
+        for key, file in zip(keys, files, strict=True):
+            if key in placed:
+                continue
+            if isinstance(file, Exception) or isinstance(placed.get(file.needs), Exception):
+                placed[key] = file if isinstance(file, Exception) else placed[file.needs]
+                continue
+            try:
+                if file.instead_of is None and self._stays(file.info, file.replace):
+                    placed[key] = None
+                    continue
+                if self.make_room is not None:
+                    there = self._files.stamp(key)
+                    more = len(file.data) - (0 if there is None else size_of(there))
+                    self.make_room(key, grown + more)
+                    grown += more
+                begun.add(key)
+                stamp = stamp_of(tmp.create(key + _PART, file.data, sync=disk is None))
+                aside[key] = file._replace(data=b""), stamp
+            except OSError as error:
+                placed[key] = self._refusal("write", error)
+            except KameraError as error:
+                placed[key] = error
+        if disk is not None and aside:
+            disk.sync_all()
+        return aside
+
+    def _bring(
+        self, aside: dict[str, tuple[_File, str]], placed: dict[str, _Placed], disk: Folder | None
+    ) -> None:
+        """Give the files that were written aside their names, and sync those."""
+        tmp = self._tmp.made()
+        rows: list[Stamped] = []
+        with contextlib.ExitStack() as stack:
+            shards: dict[str, Folder] = {}
+            for key in list(aside):
+                try:
+                    if key[:2] not in shards:
+                        shards[key[:2]] = stack.enter_context(self._files.prepare(key))
+                except OSError as error:
+                    placed[key] = self._refusal("write", error)
+                    del aside[key]
+            if disk is None:
+                self._files.sync_shards(shards)
+            with self._renaming():
+                before = {name: shard.changed for name, shard in shards.items()}
+                for key, (file, stamp) in aside.items():
+                    if isinstance(placed.get(file.needs), Exception):
+                        placed[key] = placed[file.needs]
+                        continue
+                    try:
+                        if file.instead_of is not None and self._files.stamp(key) != file.instead_of:
+                            tmp.remove(key + _PART)
+                            placed[key] = None
+                            continue
+                        self._files.bring(tmp, key + _PART, shards[key[:2]], key)
+                    except OSError as error:
+                        placed[key] = self._refusal("write", error)
+                        continue
+                    rows.append((file.info, stamp))
+                if rows and self.index.put(rows):
+                    for name in {info.key[:2] for info, _ in rows}:
+                        self.index.moved(name, before[name], shards[name].changed)
+            if disk is not None:
+                disk.sync_all()
+                self._files.sync_shards(shards, synced=True)
+            else:
+                for name in {info.key[:2]: None for info, _ in rows}:
+                    shards[name].sync()
+        placed.update((info.key, stamp) for info, stamp in rows)
+
+    def _let_go(self, claims: Claims, begun: set[str], refused: Iterable[str]) -> None:
+        """Settle the claims; what was ``begun`` and ``refused`` is cleared first."""
+        failed = set(refused)
+        for key in claims.interrupted:
+            # if this fails, the claim's file tells the next writer
+            with contextlib.suppress(OSError, KameraError):
+                if key in begun and key in failed:
+                    self._clear(key)
+                claims.settle(key)
 
     def _stays(self, info: ObjectInfo, replace: bool) -> bool:
         """True if ``info`` must not take the place of the object stored under its key."""
@@ -250,36 +304,12 @@ class DiskTier:
         outranked = there is not None and outranks(there[0].formed, info.formed)
         return (outranked or not replace) and self._intact(info.key)
 
-    def _place(
-        self, info: ObjectInfo, data: bytes, *, replace: bool, instead_of: str | None = None
-    ) -> str | None:
-        self._writable("write")
-        key = info.key
-        with self._translated("write"), self._claimed(key):
-            if instead_of is None and self._stays(info, replace):
-                return None
-            there = self._files.stamp(key)
-            self.make_room(key, len(data) - (0 if there is None else size_of(there)))
-            tmp = self._tmp.made()
-            with self._files.prepare(key) as shard:
-                stamp = stamp_of(tmp.create(key + _PART, data))
-                with shard.locked():
-                    if instead_of is not None and self._files.stamp(key) != instead_of:
-                        tmp.remove(key + _PART)
-                        return None
-                    before = shard.changed
-                    self._files.bring(tmp, key + _PART, shard, key)
-                    if self.index.put(info, stamp):
-                        self.index.moved(key[:2], before, shard.changed)
-                shard.sync()
-        return stamp
-
     def _remove(self, key: str, stamp: str | None) -> bool:
         """Remove the object ``key``, if it has ``stamp`` (None: any); return True if this removed it."""
         shard = self._files.shard(key)
         if shard is None:
             return False
-        with shard, shard.locked():
+        with shard, self._renaming():
             if stamp is not None and self._files.stamp(key) != stamp:
                 return False
             before = shard.changed
@@ -288,31 +318,6 @@ class DiskTier:
                 self.index.later(key)
                 self.index.moved(key[:2], before, shard.changed)
         return gone
-
-    @contextlib.contextmanager
-    def _claimed(self, key: str) -> Iterator[None]:
-        """Exclude other writers of ``key``; files left by an interrupted writer are removed."""
-        mine = claim(self._tmp.made(), key, _CLAIM_SECONDS)
-        if mine is None:
-            tmp = self._tmp.made()
-            raise StoreError(
-                f"store {self.root}: object {key} has been in another writer's hands for "
-                f"{_CLAIM_SECONDS:g} s: {claimant(tmp, key)} holds {tmp.path / (key + LOCK)}"
-            )
-        try:
-            try:
-                if mine.interrupted:
-                    self._clear(key)
-                yield
-            except BaseException:
-                # if this fails too, the claim's file tells the next writer
-                with contextlib.suppress(OSError, KameraError):
-                    self._clear(key)
-                    mine.settle()
-                raise
-            mine.settle()
-        finally:
-            mine.close()
 
     def _clear(self, key: str) -> None:
         """Repair after an interrupted write: remove the partial file, sync the name, correct the row."""
@@ -339,52 +344,3 @@ class DiskTier:
         finally:
             mine.close()
         return True
-
-    def _set_aside(self, key: str, stamp: str | None, error: CorruptChunk) -> NoReturn:
-        if self.read_only:
-            raise error
-        with self._translated("quarantine"):
-            shard = self._files.shard(key)
-            if shard is None:
-                raise error
-            with shard, shard.locked():
-                if stamp is None or self._files.stamp(key) != stamp:  # no longer the file that was read
-                    raise error
-                before = shard.changed
-                place = self._quarantine.take(self._files, shard, key, str(error))
-                self.index.drop(key)
-                self.index.moved(key[:2], before, shard.changed)
-        logger.warning("damaged object %s moved to %s", key, place)
-        raise type(error)(f"{error}; moved to {place}") from error
-
-    def _prepare(self, folder: Nested) -> None:
-        """Make a folder now, if the disk has room for it."""
-        if folder.there() is None and not self.read_only:
-            try:
-                folder.made()
-            except OSError as error:
-                logger.warning("%s is not made for now: %s", folder.path, error)
-            else:
-                self._root.sync()
-
-    def _writable(self, verb: str) -> None:
-        if self.read_only:
-            raise StoreReadOnly(
-                f"store {self.root}: cannot {verb}: it is open to be read only: open it without "
-                "read_only= in a folder that can be written"
-            )
-
-    @contextlib.contextmanager
-    def _quarantining(self, key: str, stamp: str) -> Iterator[None]:
-        """On `CorruptChunk`, quarantine the damaged file and name its new path."""
-        try:
-            yield
-        except CorruptChunk as error:
-            self._set_aside(key, stamp, error)
-
-    @contextlib.contextmanager
-    def _translated(self, verb: str) -> Iterator[None]:
-        try:
-            yield
-        except OSError as error:
-            raise StoreError(f"store {self.root}: cannot {verb}: {error}") from error

@@ -13,6 +13,7 @@ import pytest
 
 from kamera.errors import StoreError
 from kamera.store import ChunkStore, StoreAdmin
+from kamera.store.disk import claims as claims_module
 from kamera.store.disk import tier as disk_module
 from kamera.store.disk.claims import Claim, claim
 from kamera.store.disk.folder import Folder
@@ -155,7 +156,7 @@ def test_verify_can_make_the_rows_anew(root: Path) -> None:
         index = store._disk.index  # type: ignore[union-attr]
         known = index.get(row.key)
         assert known is not None
-        index.put(dataclasses.replace(known[0], rank=9), known[1])  # a lie about an unchanged file
+        index.put([(dataclasses.replace(known[0], rank=9), known[1])])  # a lie about an unchanged file
         assert [r.rank for r in store.ls()] == [9]
         report = StoreAdmin(store).verify(rebuild=True)
         assert [r.rank for r in store.ls()] == [3] and report.ok == 1
@@ -179,25 +180,25 @@ def test_of_many_that_put_one_chunk_at_once_one_writes(root: Path, monkeypatch: 
 
 
 def test_a_waiting_writer_takes_the_other_writers_object(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with ChunkStore.open(root) as one, ChunkStore.open(root) as two:
-        store = one._disk
-        assert store is not None
-        with store._claimed(KEY):
-            asked, claims = threading.Event(), disk_module.claim
+    with ChunkStore.open(root), ChunkStore.open(root) as two:
+        writer = held(root)
+        asked, claims = threading.Event(), claims_module.claim
 
-            def told(*arguments: Any) -> Claim | None:
-                asked.set()
-                return claims(*arguments)
+        def told(*arguments: Any) -> Claim | None:
+            asked.set()
+            return claims(*arguments)
 
-            monkeypatch.setattr(disk_module, "claim", told)
-            late = threading.Thread(target=lambda: two.put(canonical(seed=2)))
-            late.start()
-            assert asked.wait(300) and not file_of(root, KEY).exists()
-            # what the claim's holder does inside
-            file_of(root, KEY).parent.mkdir()
-            with ChunkStore.open(root.parent / "other") as other:
-                other.put(canonical(seed=1))
-            os.replace(file_of(root.parent / "other", KEY), file_of(root, KEY))
+        monkeypatch.setattr(claims_module, "claim", told)
+        late = threading.Thread(target=lambda: two.put(canonical(seed=2)))
+        late.start()
+        assert asked.wait(300) and not file_of(root, KEY).exists()
+        # what the claim's holder does inside
+        file_of(root, KEY).parent.mkdir()
+        with ChunkStore.open(root.parent / "other") as other:
+            other.put(canonical(seed=1))
+        os.replace(file_of(root.parent / "other", KEY), file_of(root, KEY))
+        writer.settle()
+        writer.close()
         late.join(300)
         assert_same(two.get_canonical(CONTEXT, CHUNK), canonical(seed=1))
 

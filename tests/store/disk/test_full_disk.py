@@ -91,6 +91,27 @@ def test_a_disk_that_fills_while_a_store_is_open_loses_no_row(small: Path) -> No
         assert store.ls() == []
 
 
+def test_a_disk_that_fills_in_the_middle_of_a_batch_keeps_what_it_acknowledged(small: Path) -> None:
+    root = small / "store"
+    with ChunkStore.open(root, memory_limit=0) as store:
+        for number in range(5):
+            store.put(canonical(f"{number:064x}"))
+        fill(small)
+        with open(small / "ballast", "r+b") as file:  # room for a few objects
+            file.truncate(file.seek(0, os.SEEK_END) - 65536)
+        puts = store.put_many([canonical(f"{number:064x}") for number in range(5, 60)])
+        kept = {put.key for put in puts if put.error is None}
+        assert 0 < len(kept) < len(puts)
+        assert all("No space" in str(put.error) for put in puts if put.error is not None)
+        assert {info.key for info in store.ls()} == kept | {canonical(f"{n:064x}").key for n in range(5)}
+        assert list((root / "tmp").iterdir()) == []
+    (small / "ballast").unlink()
+    with ChunkStore.open(root, memory_limit=0) as store:
+        assert StoreAdmin(store).verify().ok == 5 + len(kept)
+        assert not any(put.error for put in store.put_many([canonical(f"{n:064x}") for n in range(60)]))
+        assert len(store.ls()) == 60
+
+
 def test_a_copy_that_was_restored_onto_a_full_disk_works(small: Path, tmp_path: Path) -> None:
     stored(tmp_path / "store", 5)
     root = small / "store"

@@ -269,7 +269,7 @@ def test_a_process_that_holds_the_file_that_was_replaced_follows(tmp_path: Path)
     assert len(mine.rows(tenant="")) == len(other.rows(tenant="")) == 5
     other._db.damaged("said so")
     files.bring(ROWS[5])
-    mine.put(ROWS[5], "1-1-1")
+    mine.put([(ROWS[5], "1-1-1")])
     assert len(other.rows(tenant="")) == len(mine.rows(tenant="")) == 6
     mine.close()
     files.bring(ROWS[6])
@@ -382,7 +382,7 @@ def test_uses_survive_a_rebuild_and_go_with_their_object(tmp_path: Path) -> None
         index.used(row.key)
     index.flush_uses()
     index.drop(ROWS[0].key)
-    index.put(dataclasses.replace(ROWS[1], bytes=7), "newer")
+    index.put([(dataclasses.replace(ROWS[1], bytes=7), "newer")])
     files.take(ROWS[2].key)
     assert index.rebuild() == 2
     assert {key: count for key, (count, _) in uses(index).items()} == {ROWS[0].key: 0, ROWS[1].key: 1}

@@ -1,0 +1,434 @@
+"""Records put together: written together, and each of them whole, whatever happens to the others."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import random
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kamera.errors import StoreError
+from kamera.store import ChunkStore, Context, StoreAdmin
+from kamera.store.disk import syncing
+from kamera.store.disk import tier as disk_module
+from kamera.store.disk.claims import Claims, claim
+from kamera.store.disk.folder import Folder
+from kamera.store.records import Record
+from lab.reliability import rig
+from tests.killing import Countdown, in_child
+from tests.store.builders import CONTEXT, VISION, assert_same, canonical, encoding, file_of, patch
+
+CHUNKS = [f"{number:064x}" for number in range(20)]
+KEYS = sorted(f"{number:064x}" for number in range(3))
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    return tmp_path / "store"
+
+
+@contextmanager
+def counted() -> Iterator[Counter[str]]:
+    """Calls to the system from now on, in any thread; ``locks`` are those that were asked for."""
+    counts: Counter[str] = Counter()
+
+    def wrapped(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
+        def made(*arguments: Any, **named: Any) -> Any:
+            counts["locks" if name == "flock" and arguments[1] & fcntl.LOCK_EX else name] += 1
+            return call(*arguments, **named)
+
+        return made
+
+    with rig.around((*rig.CALLS, "fdatasync"), wrapped):
+        yield counts
+    counts["syncs"] = counts["fsync"] + counts["fdatasync"] + counts["_syncfs"]
+
+
+def listen(store: ChunkStore) -> Counter[str]:
+    said: Counter[str] = Counter()
+
+    def heard(word: str, call: Callable[[], Any]) -> Any:
+        said[word] += 1
+        return call()
+
+    rig.listen(store, heard)
+    return said
+
+
+def accepted(store: ChunkStore, records: Sequence[Record]) -> list[str]:
+    puts = store.put_many(records)
+    assert [put.error for put in puts] == [None] * len(records)
+    return [put.key for put in puts]
+
+
+def left_behind(root: Path) -> list[str]:
+    return sorted(path.name for path in (root / "tmp").iterdir())
+
+
+def mixed() -> list[Record]:
+    """Patches, canonicals and their encodings, in an order in which they must not appear."""
+    chunks = CHUNKS[:5]
+    made: list[Record] = [patch(chunk) for chunk in chunks]
+    made += [canonical(chunk, vision=VISION) for chunk in chunks]
+    return made + [encoding(chunk) for chunk in chunks]
+
+
+# -- what it costs -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("count", [1, 2, 20])
+def test_a_batch_takes_three_syncs_at_most_whatever_is_in_it(root: Path, count: int) -> None:
+    with ChunkStore.open(root) as store:
+        if not Folder.at(root).syncs_all:
+            pytest.skip("this file system is not known to sync all at once")
+        with counted() as calls:
+            accepted(store, [canonical(chunk) for chunk in CHUNKS[:count]])
+        assert 1 < calls["syncs"] <= 3
+        with counted() as calls:
+            accepted(store, [canonical(chunk) for chunk in CHUNKS[:count]])
+        assert calls["syncs"] == 0, "all of it is there"
+
+
+def test_a_batch_takes_one_claim_one_lock_and_one_transaction(root: Path) -> None:
+    with ChunkStore.open(root) as store:
+        store.put(canonical("c" * 64))
+        said = listen(store)
+        with counted() as calls:
+            accepted(store, [canonical(chunk) for chunk in CHUNKS])
+        assert calls["locks"] == 2, "the claim, and the lock for names"
+        assert (said["BEGIN"], said["INSERT"], said["COMMIT"]) == (1, 1, 1)
+        assert calls["open"] <= 5 * len(CHUNKS)
+
+
+def test_where_a_file_system_is_unknown_each_file_is_synced(root: Path) -> None:
+    with ChunkStore.open(root) as store:
+        assert store._disk is not None
+        store._disk._syncs_all = False
+        with counted() as calls:
+            keys = accepted(store, [canonical(chunk) for chunk in CHUNKS])
+        shards = {key[:2] for key in keys}
+        assert (calls["_syncfs"], calls["fsync"]) == (0, len(keys) + 1 + len(shards))
+        assert StoreAdmin(store).verify().ok == len(keys)
+
+
+@pytest.mark.parametrize("release, kind", [("5.7.19", 0xEF53), ("6.1.0", 0x794C7630), ("6.1.0", None)])
+def test_all_is_synced_at_once_only_where_that_reports_errors(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, release: str, kind: int | None
+) -> None:
+    """An old Linux, an overlay, and a system without the call."""
+    monkeypatch.setattr(syncing, "_type_of", lambda _: 0xEF53)
+    monkeypatch.setattr(syncing, "_kernel", lambda: (5, 8))
+    assert syncing.syncs_all(0)
+    monkeypatch.setattr(syncing, "_type_of", lambda _: kind)
+    monkeypatch.setattr(syncing, "_kernel", lambda: tuple(map(int, release.split(".")[:2])))
+    assert not syncing.syncs_all(0)
+
+
+def test_names_follow_the_bytes_and_both_are_synced(root: Path) -> None:
+    events: list[str] = []
+
+    def spy(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
+        def made(*arguments: Any, **named: Any) -> Any:
+            events.append(name)
+            return call(*arguments, **named)
+
+        return made
+
+    with ChunkStore.open(root) as store:
+        assert store._disk is not None
+        if not store._disk._syncs_all:
+            pytest.skip("this file system is not known to sync all at once")
+        with rig.around(("fsync", "_syncfs", "replace"), spy):
+            accepted(store, [canonical(chunk) for chunk in CHUNKS[:3]])
+    assert events == ["_syncfs", *["replace"] * 3, "_syncfs"]
+
+
+# -- what is in it -------------------------------------------------------------------------------------
+
+
+def test_an_encoding_comes_before_the_canonical_that_names_it(root: Path) -> None:
+    moved: list[str] = []
+
+    def spy(_: str, call: Callable[..., Any]) -> Callable[..., Any]:
+        def made(source: Any, target: Any, **named: Any) -> None:
+            moved.append(target)
+            call(source, target, **named)
+
+        return made
+
+    records = mixed()
+    with ChunkStore.open(root) as store, rig.around(("replace",), spy):
+        keys = accepted(store, records)
+    assert keys == [record.key for record in records]
+    kinds = {f"{record.key}.safetensors": record.kind for record in records}
+    assert [kinds[name] for name in moved] == ["encoding"] * 5 + ["exact"] * 5 + ["canonical"] * 5
+
+
+def test_an_object_that_is_twice_in_a_batch_is_put_twice(root: Path) -> None:
+    with ChunkStore.open(root, memory_limit=0) as store:
+        accepted(
+            store,
+            [
+                canonical(seed=1),
+                patch(rank=2),
+                canonical(seed=2),
+                patch(rank=5),
+                patch(rank=3, formed="near"),
+            ],
+        )
+        assert_same(store.get_canonical(CONTEXT, "c" * 64), canonical(seed=1))
+        found = store.get_patch(CONTEXT, "c" * 64, ("x", "y"))
+        assert found is not None and found.patch.rank == 5, "one formed behind weaker KV does not replace it"
+
+
+def test_a_refused_record_loses_none_of_the_others(root: Path) -> None:
+    foreign = canonical(context=Context(CONTEXT.fingerprint, CONTEXT.anchor, "another tenant"))
+    with ChunkStore.open(root, disk_limit=100_000) as store:
+        puts = store.put_many(
+            [canonical(CHUNKS[0]), foreign, canonical(CHUNKS[1], tokens=9000), canonical(CHUNKS[2])]
+        )
+        assert [type(put.error).__name__ for put in puts] == [
+            "NoneType",
+            "IncompatibleChunk",
+            "StoreFull",
+            "NoneType",
+        ]
+        assert {info.chunk_id for info in store.ls()} == {CHUNKS[0], CHUNKS[2]}
+        assert StoreAdmin(store).verify().ok == 2 and left_behind(root) == []
+
+
+def test_a_batch_counts_as_a_whole_against_the_limit(root: Path) -> None:
+    with ChunkStore.open(root) as store:
+        store.put(canonical("c" * 64))
+        size = StoreAdmin(store).stats().bytes
+        StoreAdmin(store).delete(canonical("c" * 64).key)
+    with ChunkStore.open(root, disk_limit=int(3.5 * size)) as store:
+        puts = store.put_many([canonical(chunk) for chunk in CHUNKS[:5]])
+        assert sum(put.error is None for put in puts) == len(store.ls()) == 3
+        assert StoreAdmin(store).stats().bytes <= 3.5 * size
+
+
+def test_a_canonical_is_refused_with_its_encoding(root: Path) -> None:
+    one, other = CHUNKS[:2]
+    with ChunkStore.open(root, disk_limit=100_000) as store:
+        puts = store.put_many(
+            [
+                canonical(one, vision=VISION),
+                canonical(other, vision=VISION),
+                encoding(one, tokens=9000),
+                encoding(other),
+            ]
+        )
+        assert puts[0].error is puts[2].error and isinstance(puts[0].error, StoreError)
+        assert {(info.kind, info.chunk_id) for info in store.ls()} == {
+            ("canonical", other),
+            ("encoding", other),
+        }
+
+
+# -- what goes wrong -----------------------------------------------------------------------------------
+
+
+def test_a_disk_that_fills_in_the_middle_of_a_batch_keeps_the_rest(root: Path) -> None:
+    with ChunkStore.open(root, memory_limit=0) as store:
+        accepted(store, [patch(chunk, rank=2) for chunk in CHUNKS[:4]])
+        written: list[int] = []
+
+        def full(_: str, call: Callable[..., Any]) -> Callable[..., Any]:
+            def made(descriptor: int, data: Any) -> int:
+                written.append(len(data))
+                if len(written) == 3:
+                    call(descriptor, memoryview(data)[:100])
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+                return int(call(descriptor, data))
+
+            return made
+
+        with rig.around(("write",), full):
+            puts = store.put_many([patch(chunk, rank=7) for chunk in CHUNKS[:4]])
+        assert [put.error is None for put in puts] == [True, True, False, True]
+        with pytest.raises(StoreError, match="No space"):
+            raise puts[2].error  # type: ignore[misc]
+        ranks = [store.get_patch(CONTEXT, chunk, ("x", "y")).patch.rank for chunk in CHUNKS[:4]]  # type: ignore
+        assert ranks == [7, 7, 2, 7] == [row.rank for row in sorted(store.ls(), key=lambda row: row.chunk_id)]
+        assert left_behind(root) == []
+
+
+@pytest.mark.parametrize("at", [1, 2])
+def test_a_disk_that_does_not_sync_acknowledges_nothing(root: Path, at: int) -> None:
+    with ChunkStore.open(root, memory_limit=0) as store:
+        assert store._disk is not None
+        if not store._disk._syncs_all:
+            pytest.skip("this file system is not known to sync all at once")
+        accepted(store, [patch(chunk, rank=2) for chunk in CHUNKS[:3]])
+        calls: list[int] = []
+
+        def broken(_: str, call: Callable[..., Any]) -> Callable[..., Any]:
+            def made(descriptor: int) -> int:
+                calls.append(descriptor)
+                return -1 if len(calls) == at else int(call(descriptor))
+
+            return made
+
+        with rig.around(("_syncfs",), broken):
+            puts = store.put_many([patch(chunk, rank=7) for chunk in CHUNKS[:3]])
+        assert all(isinstance(put.error, StoreError) for put in puts)
+        held = {store.get_patch(CONTEXT, chunk, ("x", "y")).patch.rank for chunk in CHUNKS[:3]}  # type: ignore
+        assert held == ({2} if at == 1 else {7}), "old or new, and of one kind"
+        assert {row.rank for row in store.ls()} == held
+        accepted(store, [patch(chunk, rank=9) for chunk in CHUNKS[:3]])
+        assert left_behind(root) == []
+
+
+def test_a_writer_killed_in_a_batch_leaves_whole_objects_and_a_beginning_of_it(tmp_path: Path) -> None:
+    """At each of its calls: old or new objects, encodings first, rows that agree, and nothing else."""
+    records = [*mixed(), *(patch(chunk, antecedents=("old",), rank=7) for chunk in CHUNKS[:3])]
+    placed = [record.key for record in sorted(records, key=lambda record: record.kind != "encoding")]
+    olds = [patch(chunk, antecedents=("old",)).key for chunk in CHUNKS[:3]]
+
+    def fresh(root: Path) -> None:
+        with ChunkStore.open(root) as store:
+            accepted(store, [patch(chunk, antecedents=("old",), rank=2) for chunk in CHUNKS[:3]])
+
+    def work(root: Path, countdown: Countdown) -> None:
+        with (
+            ChunkStore.open(root, memory_limit=0) as store,
+            countdown.over(os, "open", "write", "fsync", "link", "replace", "unlink"),
+            countdown.over(syncing, "_syncfs"),
+            countdown.over(fcntl, "flock"),
+        ):
+            accepted(store, records)
+
+    total: list[int] = []
+    fresh(tmp_path / "counted")
+    work(tmp_path / "counted", Countdown(done=lambda: total.append(1)))
+    draw = random.Random(0)
+    points = [*sorted(draw.sample(range(1, len(total)), 16)), len(total)]
+    prefixes: set[int] = set()
+    for n in points:
+        root = tmp_path / str(n)
+        fresh(root)
+        ended = in_child(lambda _, root=root, n=n: work(root, Countdown(n)))
+        assert ended.killed, f"{n} of {len(total)}"
+        with ChunkStore.open(root, memory_limit=0) as store:
+            assert left_behind(root) == []
+            rows = {row.key: row for row in store.ls()}
+            new = [key for key in placed if file_of(root, key).exists()]
+            for chunk, key in zip(CHUNKS[:3], olds, strict=True):
+                found = store.get_patch(CONTEXT, chunk, ("old",))
+                assert found is not None and found.patch.rank == rows[key].rank
+                if found.patch.rank == 2:
+                    new.remove(key)
+            assert new == placed[: len(new)], "what is there is a beginning of the batch"
+            prefixes.add(len(new))
+            report = StoreAdmin(store).verify()
+            assert (
+                report.ok
+                == len(rows)
+                == len({*new, *(patch(c, antecedents=("old",)).key for c in CHUNKS[:3])})
+            )
+            assert (report.quarantined, report.orphan_files, report.orphan_rows) == ((), 0, 0)
+            accepted(store, records)
+            assert len(store.ls()) == len(records)
+    assert {0, len(placed)} < prefixes, "killed before the names, behind them and in between"
+
+
+def test_a_dead_writers_claim_of_several_objects_goes_to_the_next_one(root: Path) -> None:
+    ChunkStore.open(root).close()
+
+    def dies(tell: Callable[[bytes], None]) -> None:
+        claims = Claims(Folder.at(root / "tmp"))
+        assert all(claims.take(key, 0) for key in KEYS)
+        assert not any(claims.interrupted.values())
+        tell(str(len({os.stat(root / "tmp" / f"{key}.lock").st_ino for key in KEYS})).encode())
+        rig.die()
+
+    assert in_child(dies).told == b"1", "one lock with three names"
+    folder = Folder.at(root / "tmp")
+    mine = Claims(folder)
+    assert all(mine.take(key, 0) for key in KEYS) and all(mine.interrupted.values())
+    assert claim(folder, KEYS[1], 0) is None
+    for key in KEYS:
+        mine.settle(key)
+    mine.close()
+    assert left_behind(root) == []
+
+
+def test_a_claim_is_let_go_with_the_batch_and_not_before(root: Path) -> None:
+    ChunkStore.open(root).close()
+    folder = Folder.at(root / "tmp")
+    other = claim(folder, KEYS[1], 0)
+    assert other is not None
+    mine = Claims(folder)
+    assert mine.take(KEYS[0], 0) and not mine.take(KEYS[1], 0) and mine.take(KEYS[2], 0)
+    assert [claim(folder, key, 0) for key in KEYS] == [None] * 3
+    other.settle()
+    other.close()
+    assert mine.take(KEYS[1], 0)
+    mine.settle(KEYS[0])
+    mine.settle(KEYS[1])
+    mine.close()
+    left = claim(folder, KEYS[2], 0)
+    assert left is not None and left.interrupted, "it was not settled"
+
+
+def test_one_object_in_anothers_hands_keeps_only_itself(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(disk_module, "_CLAIM_SECONDS", 0.05)
+    records = [canonical(chunk) for chunk in CHUNKS[:4]]
+    with ChunkStore.open(root) as store:
+        held = claim(Folder.at(root / "tmp"), records[2].key, 0)
+        assert held is not None
+        puts = store.put_many(records)
+        assert [put.error is None for put in puts] == [True, True, False, True]
+        assert records[2].key in str(puts[2].error)
+        held.settle()
+        held.close()
+        accepted(store, records)
+        assert left_behind(root) == []
+
+
+def batches(seed: int) -> list[list[Record]]:
+    """Batches of the same objects, in any order, of which every put makes another version."""
+    draw = random.Random(seed)
+    made = []
+    for _ in range(8):
+        records: list[Record] = [patch(chunk, rank=1 + seed) for chunk in draw.sample(CHUNKS, 6)]
+        records += [canonical(chunk, seed=seed, vision=VISION) for chunk in draw.sample(CHUNKS, 3)]
+        records += [encoding(chunk) for chunk in draw.sample(CHUNKS, 3)]
+        draw.shuffle(records)
+        made.append(records)
+    return made
+
+
+def test_threads_and_processes_that_put_batches_at_once_get_them_all_in(root: Path) -> None:
+    ChunkStore.open(root).close()
+
+    def works(seed: int) -> None:
+        with ChunkStore.open(root) as one, ChunkStore.open(root) as two, ThreadPoolExecutor(4) as pool:
+            together = threading.Barrier(4)
+
+            def puts(thread: int) -> None:
+                together.wait(300)
+                for batch in batches(4 * seed + thread):
+                    accepted((one, two)[thread % 2], batch)
+
+            list(pool.map(puts, range(4)))
+
+    children = [rig.fork(lambda seed=seed: works(seed)) for seed in range(2)]
+    for child in children:
+        assert os.waitpid(child, 0)[1] == 0
+    stored = {record.key for seed in range(8) for batch in batches(seed) for record in batch}
+    with ChunkStore.open(root, memory_limit=0) as store:
+        report = StoreAdmin(store).verify()
+        assert report.ok == len(stored) == len(store.ls())
+        assert (report.quarantined, report.orphan_files, report.orphan_rows) == ((), 0, 0)
+        assert left_behind(root) == []
