@@ -17,7 +17,7 @@ from kamera.compile.clock import Clock
 from kamera.compile.tasks import Cost
 from kamera.engines.hf import Backbone
 from kamera.ops import KV
-from kamera.patches import Copy, Facts, Former
+from kamera.patches import Copy, Facts, Former, pay
 
 logger = logging.getLogger(__name__)
 
@@ -63,8 +63,8 @@ class Canonicals:
                 kvs = self._together(former, group, places, cost)
             else:
                 kvs = [self._alone(former, f, p) for f, p in zip(group, places, strict=True)]
-            for facts, kv, positions in zip(group, kvs, places, strict=True):
-                former.archive(facts, Copy(kv, positions, None, "exact", (), canonical=True))
+            made = [Copy(kv, there, None, "exact", (), True) for kv, there in zip(kvs, places, strict=True)]
+            pay([former.owed(facts, copy)[1] for facts, copy in zip(group, made, strict=True)])
         if equal is None:
             self._try(former, group, places, kvs, shape, cost)
 

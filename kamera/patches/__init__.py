@@ -16,6 +16,7 @@ from kamera.patches.losses import Losses, Strict
 from kamera.patches.near import Near, equal_left
 from kamera.patches.orbit import form_orbit
 from kamera.patches.orderings import how_many, orderings
+from kamera.patches.owed import Owed, pay
 from kamera.patches.pairs import Pairs, Triples, form_pairs
 from kamera.patches.proving import Before, Prover
 from kamera.patches.reproving import prove_again
@@ -39,6 +40,7 @@ __all__ = [
     "Later",
     "Losses",
     "Near",
+    "Owed",
     "Pairs",
     "Piece",
     "Prover",
@@ -66,6 +68,7 @@ __all__ = [
     "identify",
     "later_of",
     "orderings",
+    "pay",
     "prefill_anchor",
     "prefilled_behind",
     "prove_again",

@@ -33,6 +33,11 @@ class Facts:
         """Inputs besides token ids that determine the chunk's positions."""
         return self.encoded.position_inputs
 
+    @property
+    def reads(self) -> frozenset[str]:
+        """Ids of the chunks whose stored canonicals its own is read or made from."""
+        return frozenset((self.chunk_id, *(head for head, _ in self.heads)))
+
 
 @dataclass(frozen=True, eq=False)
 class Copy:

@@ -13,6 +13,7 @@ from kamera.errors import CorruptChunk, UnknownChunk, WrongKey
 from kamera.patches.chunks import Facts
 from kamera.patches.identity import Identity
 from kamera.patches.losses import Losses
+from kamera.patches.owed import Owed, pay, raised
 from kamera.store import CanonicalRecord, ChunkStore, EncodingRecord
 
 logger = logging.getLogger(__name__)
@@ -46,7 +47,7 @@ class Encodings:
     def made(self, chunk: Chunk) -> Facts:
         """Encode a chunk and store its encoding. Raises the errors of `Engine.encode`."""
         facts = self.fresh(chunk)
-        self.keep_or_lose(facts)
+        pay([self.owed(facts)])
         return facts
 
     def fresh(self, chunk: Chunk) -> Facts:
@@ -55,16 +56,20 @@ class Encodings:
         self.here.add(chunk.id)
         return facts
 
-    def keep_or_lose(self, facts: Facts) -> None:
-        """`keep`, with the store's errors as losses."""
-        with self._losses.borne(f"the encoding of chunk {facts.chunk_id[:12]} was not kept"):
-            self.keep(facts)
+    def owed(self, facts: Facts) -> Owed:
+        """A chunk's encoding, to be put; a store's error is a loss."""
 
-    def keep(self, facts: Facts) -> None:
-        """Store a chunk's encoding; text has none. Raises the store's errors."""
-        if facts.encoded.tensors:
-            record = EncodingRecord(facts.chunk_id, self.context, facts.length, facts.encoded.tensors)
-            self._store.put(record)
+        def told(error: Exception | None) -> None:
+            with self._losses.borne(f"the encoding of chunk {facts.chunk_id[:12]} was not kept"):
+                raised(error)
+
+        return Owed(self._store, self.records(facts), told)
+
+    def records(self, facts: Facts) -> list[EncodingRecord]:
+        """A chunk's encoding; text has none."""
+        if not facts.encoded.tensors:
+            return []
+        return [EncodingRecord(facts.chunk_id, self.context, facts.length, facts.encoded.tensors)]
 
     def behind(self, record: CanonicalRecord) -> Facts:
         """Facts of the chunk of a stored canonical.

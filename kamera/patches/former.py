@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy as copies
 import logging
-import operator
 import threading
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,7 +15,7 @@ import torch
 from kamera.content import Chunk
 from kamera.engines import Engine, Span
 from kamera.errors import CorruptChunk, IncompatibleChunk, NotRelocatable, UnknownChunk, WrongKey, quote
-from kamera.ops import Guarantee, Patch, PatchBudget, Proof, deficit, kv_tensors, uniform_offset
+from kamera.ops import Guarantee, Patch, PatchBudget, Proof, kv_tensors, uniform_offset
 from kamera.patches.anchor import Anchor
 from kamera.patches.catalogue import Catalogue
 from kamera.patches.chunks import Copy, Facts
@@ -26,9 +25,10 @@ from kamera.patches.harvest import Stored, stored_patch, worth_harvesting
 from kamera.patches.heads import continued, stored_head
 from kamera.patches.identity import asking_of
 from kamera.patches.losses import Losses, Strict
+from kamera.patches.making import canonical_of, to_form
+from kamera.patches.owed import Owed, pay, raised
 from kamera.patches.proving import Before, Prover
 from kamera.store import (
-    VISION_TOKENS,
     CanonicalRecord,
     ChunkStore,
     Context,
@@ -174,11 +174,9 @@ class Former:
         held = self._held(facts.chunk_id)
         if held is not None:
             return held
-        record = self._record(facts.chunk_id)
-        if record is not None:
-            return self._remember(facts.chunk_id, self._out_of(record))
-        copy, record = self._computed(facts)
-        return self._remember(facts.chunk_id, copy if record.loss is None else self._out_of(record))
+        copy, owed = self._canonical(facts)
+        pay(owed)
+        return self._remember(facts.chunk_id, copy)
 
     def leading(self, facts: Facts) -> Copy:
         """`canonical`, to be served right behind the anchor: one prefilled just now is exact in any store."""
@@ -186,7 +184,11 @@ class Former:
         if held is not None:
             return held
         record = self._record(facts.chunk_id)
-        return self._computed(facts)[0] if record is None else self._out_of(record)
+        if record is not None:
+            return self._out_of(record)
+        copy = self._prefilled(facts)
+        self.archive(facts, copy)
+        return copy
 
     def based(self, facts: Facts, base: str) -> Copy | None:
         """The chunk's KV behind the anchor ``base``, as a row promised; None if the row was wrong."""
@@ -205,29 +207,26 @@ class Former:
             return None
         return self._remember(facts.chunk_id + base, self._out_of(record))
 
-    def archive(self, facts: Facts, copy: Copy) -> CanonicalRecord:
-        """Store a canonical copy; returns the form the store keeps. A refused copy is offered again later."""
-        encoded = facts.encoded
-        record = kept(
-            CanonicalRecord(
-                chunk_id=facts.chunk_id,
-                context=self.context,
-                input_ids=encoded.input_ids,
-                positions=copy.positions,
-                kv=copies.copy(copy.kv),  # what stands in a live cache is copied once
-                inputs=encoded.position_inputs,
-                info={"label": facts.label, VISION_TOKENS: [*self.backbone.vision_tokens]},
-                vision=self.encodings.vision if encoded.tensors else "",
-                behind=self.anchor.length,
-            )
-        )
-        self.losses.unkept.add(facts.chunk_id)
-        with self.losses.borne(f"chunk {facts.chunk_id[:12]} was not kept"):
-            self.encodings.keep(facts)  # first: a reader that finds the canonical finds it
-            self.store.put(record)
-            self.losses.unkept.discard(facts.chunk_id)
-        self.catalogue.forget(record.key)
-        return record
+    def archive(self, facts: Facts, copy: Copy) -> None:
+        """Store a canonical copy. A refused one is offered again later."""
+        pay([self.owed(facts, copy)[1]])
+
+    def owed(self, facts: Facts, copy: Copy) -> tuple[CanonicalRecord, Owed]:
+        """A canonical copy in the form the store keeps, and that to be put, with the chunk's encoding."""
+        record = kept(canonical_of(self, facts, copy))
+
+        def told(error: Exception | None) -> None:
+            self.losses.unkept.add(facts.chunk_id)
+            with self.losses.borne(f"chunk {facts.chunk_id[:12]} was not kept"):
+                raised(error)
+                self.losses.unkept.discard(facts.chunk_id)
+            self.catalogue.forget(record.key)
+
+        return record, Owed(self.store, [*self.encodings.records(facts), record], told)
+
+    def unarchived(self, facts: Facts) -> list[Owed]:
+        """`owed` of a chunk's canonical, prefilled for it; nothing if it is stored."""
+        return self._canonical(facts)[1]
 
     # -- patches -------------------------------------------------------------------------------
 
@@ -294,24 +293,7 @@ class Former:
             return False
         if facts.chunk_id in self.losses.unkept:
             return True  # its patch would have nothing to be served with
-        offset = self.offset(facts, canonical.positions, conditioned.positions)
-        deltas = deficit(conditioned.kv, canonical.kv, self.backbone.layout, offset)
-        behind, budget = conditioned.antecedents, self.budget
-
-        def form() -> Patch:
-            prover, proof = self.prover, None
-            if prover is None:
-                sized = budget.form(deltas, self.backbone.layout, canonical.kv)
-            else:
-                there = tuple(map(operator.add, offset, before.offset))
-                span = Span(canonical.kv, None, there)
-                sized, proof = prover.form(budget, deltas, span, conditioned.kv, facts, before)
-            (patch, energy), filled = sized
-            info = {"energy": energy, **filled.to_info(), **({} if proof is None else proof.to_info())}
-            self.store.put(
-                PatchRecord(facts.chunk_id, self.context, behind, "exact", patch, formed, info, base)
-            )
-            return patch
+        deltas, form = to_form(self, facts, canonical, conditioned, formed, before, base)
 
         def dropped(why: str) -> None:
             self.losses.leave(f"a patch of chunk {facts.chunk_id[:12]} was not formed: {why}")
@@ -319,8 +301,27 @@ class Former:
         holds = [*kv_tensors(conditioned.kv), *kv_tensors(canonical.kv), *before.tensors]
         with self.losses.borne(f"a patch of chunk {facts.chunk_id[:12]} was not kept"):
             self.forming.submit(facts.chunk_id, deltas, form, holds, dropped)
-        self.catalogue.forget(patch_key(self.context, facts.chunk_id, behind, "exact", base))
+        self.catalogue.forget(patch_key(self.context, facts.chunk_id, conditioned.antecedents, "exact", base))
         return True
+
+    def owed_patch(
+        self, facts: Facts, conditioned: Copy, formed: Guarantee, before: Before, base: str = ""
+    ) -> list[Owed]:
+        """Form a patch as `keep_patch`, for later work, which puts it; with the canonical, if that is new."""
+        canonical, owed = (self.based(facts, base), []) if base else self._canonical(facts)
+        if canonical is None or facts.chunk_id in self.losses.unkept:
+            return owed
+        try:
+            patch = to_form(self, facts, canonical, conditioned, formed, before, base)[1]()
+        except BaseException:
+            pay(owed)
+            raise
+
+        def told(error: Exception | None) -> None:
+            with self.losses.borne(f"a patch of chunk {facts.chunk_id[:12]} was not kept"):
+                raised(error)
+
+        return [*owed, replace(patch, told=told)]
 
     def offset(self, facts: Facts, old: torch.Tensor, new: torch.Tensor) -> tuple[int, ...]:
         """Offset per axis from ``old`` to ``new`` positions of a chunk; NotRelocatable if not uniform."""
@@ -368,14 +369,25 @@ class Former:
         except (TypeError, ValueError):
             return False
 
-    def _computed(self, facts: Facts) -> tuple[Copy, CanonicalRecord]:
-        """The chunk prefilled behind the anchor alone, and the record that the store keeps of it."""
+    def _canonical(self, facts: Facts) -> tuple[Copy, list[Owed]]:
+        """The chunk's KV in the form the store keeps, and what the store does not have of it yet."""
+        held = self._held(facts.chunk_id)
+        if held is not None:
+            return held, []
+        record = self._record(facts.chunk_id)
+        if record is not None:
+            return self._out_of(record), []
+        copy = self._prefilled(facts)
+        record, owed = self.owed(facts, copy)
+        return copy if record.loss is None else self._out_of(record), [owed]
+
+    def _prefilled(self, facts: Facts) -> Copy:
+        """The chunk prefilled behind the anchor alone."""
         positions = self.alone(facts)
         head = None if self.context.lossy else stored_head(self.backbone, facts, positions, self._record)
         live = self.backbone.live()
         kv = continued(self.backbone, facts.encoded, positions, [self.anchor_span], live, head).kv
-        copy = Copy(kv, positions, None, "exact", (), canonical=True)
-        return copy, self.archive(facts, copy)
+        return Copy(kv, positions, None, "exact", (), canonical=True)
 
     def _out_of(self, record: CanonicalRecord) -> Copy:
         kv, lossy = self.backbone.place(record.kv), record.loss is not None

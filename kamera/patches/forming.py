@@ -6,6 +6,7 @@ import logging
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from functools import partial
 from typing import Literal, get_args
 
@@ -13,8 +14,9 @@ import torch
 
 from kamera import forks
 from kamera.errors import quote
-from kamera.ops import Deltas, Patch, kv_tensors
+from kamera.ops import Deltas, kv_tensors
 from kamera.patches.later import Later, Told, Worth
+from kamera.patches.owed import Owed, pay
 
 FormingRule = Literal["now", "background"]
 """Time at which a patch is factored and stored: within the operation that ran its forward, or after it."""
@@ -36,16 +38,16 @@ class Forming:
         self,
         chunk_id: str,
         deltas: Deltas,
-        form: Callable[[], Patch],
+        form: Callable[[], Owed],
         holds: Iterable[torch.Tensor] = (),
         dropped: Told = logger.warning,
     ) -> None:
-        """Run ``form``, which factors ``deltas``, stores the patch and returns it.
+        """Store what ``form`` makes, which factors ``deltas``: the patch.
 
         Nothing else may write to ``deltas`` any more. ``holds`` are the other tensors that it needs;
         ``dropped`` is told why, if the patch is not formed for want of room.
         """
-        form()
+        pay([form()])
 
     def later(self, work: Callable[[], None]) -> bool:
         """Have ``work`` done that no operation waits for; False if there is other such work already."""
@@ -96,7 +98,7 @@ class BackgroundForming(Forming):
         self,
         chunk_id: str,
         deltas: Deltas,
-        form: Callable[[], Patch],
+        form: Callable[[], Owed],
         holds: Iterable[torch.Tensor] = (),
         dropped: Told = logger.warning,
     ) -> None:
@@ -105,11 +107,12 @@ class BackgroundForming(Forming):
             at_once = self._closed or self._queue.mine
             self._pending.update(() if at_once else (chunk_id,))
         if at_once:
-            form()
+            pay([form()])
             return
         work = partial(self._run, chunk_id, _streamed(deltas, form))
         held = (*holds, *kv_tensors(deltas))
-        self._queue.add(work, Worth.PATCH, held, partial(self._dropped, chunk_id, dropped), chunk_id)
+        told = partial(self._dropped, chunk_id, dropped)
+        self._queue.add(work, Worth.PATCH, held, told, chunk_id, reads=())
 
     def later(self, work: Callable[[], None]) -> bool:
         """As `Forming.later`, behind the patches in progress."""
@@ -142,13 +145,24 @@ class BackgroundForming(Forming):
             self._closed = True
         self.flush()
 
-    def _run(self, chunk_id: str, form: Callable[[], Patch]) -> None:
+    def _run(self, chunk_id: str, form: Callable[[], Owed]) -> list[Owed]:
         try:
-            form()
+            owed = form()
         except BaseException as error:  # no error may be lost with the thread
-            self._failed(f"a patch of chunk {chunk_id[:12]} was not stored", error)
-        finally:
+            self._unstored(chunk_id, error)
             self._done(chunk_id)
+            return []
+
+        def told(error: Exception | None) -> None:
+            try:
+                owed.told(error)
+            except Exception as raised:
+                self._unstored(chunk_id, raised)
+
+        return [replace(owed, told=told).then(partial(self._done, chunk_id))]
+
+    def _unstored(self, chunk_id: str, error: BaseException) -> None:
+        self._failed(f"a patch of chunk {chunk_id[:12]} was not stored", error)
 
     def _dropped(self, chunk_id: str, told: Told, why: str) -> None:
         self._done(chunk_id)
@@ -199,7 +213,7 @@ def _as_it_is(work: Callable[[], None]) -> Callable[[], None]:
     return work
 
 
-def _streamed(deltas: Deltas, form: Callable[[], Patch]) -> Callable[[], Patch]:
+def _streamed(deltas: Deltas, form: Callable[[], Owed]) -> Callable[[], Owed]:
     """``form`` on its own CUDA stream, after the work that computes ``deltas``; without CUDA itself."""
     given = list(kv_tensors(deltas))
     if not given or given[0].device.type != "cuda":
@@ -208,18 +222,19 @@ def _streamed(deltas: Deltas, form: Callable[[], Patch]) -> Callable[[], Patch]:
     caller = torch.cuda.current_stream(device)
     ready = caller.record_event()
 
-    def on_stream() -> Patch:
+    def on_stream() -> Owed:
         own = torch.cuda.Stream(device)  # from a pool of streams
         own.wait_event(ready)
         with torch.cuda.stream(own):
-            patch = form()
+            owed = form()
         # memory of one stream that the other uses must not be reused before both are done with it
         for tensor in given:
             tensor.record_stream(own)
-        for tensor in patch.tensors():
-            if tensor.is_cuda:
-                tensor.record_stream(caller)
+        for record in owed.records:
+            for tensor in record.tensors().values():
+                if tensor.is_cuda:
+                    tensor.record_stream(caller)
         own.synchronize()
-        return patch
+        return owed
 
     return on_stream

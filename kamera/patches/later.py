@@ -1,7 +1,8 @@
 """Later work: what no answer waits for, done one piece after another in one thread of a backbone.
 
 It gives way to calls (`kamera.engines.precedence`), and no call waits for it. What it holds is bounded in
-bytes: over the bound the pieces worth least are dropped, and each tells those whom it concerns.
+bytes: over the bound the pieces worth least are dropped, and each tells those whom it concerns. What pieces
+owe a store is put together: when no piece is left, when one comes that reads it, or when it is much.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import logging
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -20,14 +21,18 @@ import torch
 
 from kamera import forks
 from kamera.engines import Account, Cancelled, Engine, calls_of, later, open_accounts
+from kamera.patches.owed import Owed, pay
 
 LIMIT = 1 << 30
 """Bytes of KV that a backbone's later work holds, at most."""
 
 _DEVICES = ("cpu", "cuda", "xpu", "mps")
+_TOGETHER = 64 << 20  # bytes of records that wait for others to be put with them
 
 logger = logging.getLogger(__name__)
 
+Work = Callable[[], Sequence[Owed] | None]
+"""Does a piece of later work, and returns what it made to be stored."""
 Told = Callable[[str], None]
 """Is told why a piece of later work was dropped."""
 
@@ -51,16 +56,18 @@ class Worth(IntEnum):
 class Piece:
     """A piece of later work; ``held`` are the bytes of the memory it holds, by address.
 
-    ``work`` is None of what was made ready and waits to be used.
+    ``work`` is None of what was made ready and waits to be used. ``reads`` are the ids of the chunks whose
+    records it looks for in a store; None: of any.
     """
 
-    work: Callable[[], None] | None
+    work: Work | None
     worth: Worth
     held: dict[int, int]
     dropped: Told
     accounts: tuple[Account, ...] = ()
     name: str = ""
     blocks: tuple[torch.UntypedStorage, ...] = ()
+    reads: Collection[str] | None = None
     unwanted: bool = False
     autocast: tuple[tuple[str, torch.dtype], ...] = ()
 
@@ -92,27 +99,32 @@ class Later:
         self._changed = threading.Condition()
         self._waiting: deque[Piece] = deque()
         self._ready: list[Piece] = []
+        self._owed: list[tuple[Piece, list[Owed]]] = []
+        self._paying = threading.Lock()
         self._running = 0
         self._held: dict[int, list[int]] = {}  # bytes at an address, and how many pieces hold them
+        self._hurried = False  # a call waits for what a piece owes
         self._worker: int | None = None
 
     def add(
         self,
-        work: Callable[[], None],
+        work: Work,
         worth: Worth = Worth.CHUNK,
         holds: Iterable[torch.Tensor] = (),
         dropped: Told = logger.warning,
         name: str = "",
+        reads: Collection[str] | None = None,
     ) -> Piece:
         """Do ``work`` later, unless it is dropped; returns at once. An error in it is logged.
 
-        ``holds`` are the tensors that it keeps in memory: a block counts once, however many pieces share it.
-        ``dropped`` is told if the work is dropped.
+        What it returns is put, together with what the pieces next to it return; ``reads`` as in `Piece`: such
+        records are put before. ``holds`` are the tensors that it keeps in memory: a block counts once,
+        however many pieces share it. ``dropped`` is told if the work is dropped.
         """
         blocks = {block.data_ptr(): block for tensor in holds if (block := tensor.untyped_storage()).nbytes()}
         held = {address: block.nbytes() for address, block in blocks.items()}
         # it keeps the blocks: a freed one's address may become another's
-        piece = Piece(work, worth, held, dropped, open_accounts(), name, tuple(blocks.values()))
+        piece = Piece(work, worth, held, dropped, open_accounts(), name, tuple(blocks.values()), reads)
         piece.autocast = _autocast()
         with self._changed:
             self._waiting.append(piece)
@@ -160,11 +172,15 @@ class Later:
             calls_of(backbone).look_again()
 
     def hasten(self, name: str) -> None:
-        """Do the waiting pieces of this name first, for a call that needs them."""
+        """Do the waiting pieces of this name first, for a call that needs them, and put at once."""
         with self._changed:
             first = [piece for piece in self._waiting if piece.name == name]
             rest = [piece for piece in self._waiting if piece.name != name]
             self._waiting = deque([*first, *rest])
+            self._hurried = True
+            owed = any(piece.name == name for piece, _ in self._owed)
+        if owed:
+            self._pay()
 
     @property
     def mine(self) -> bool:
@@ -181,7 +197,7 @@ class Later:
     def flush(self) -> None:
         """Wait until all work is done, and what that handed over in turn."""
         with self.awaited(), self._changed:
-            self._changed.wait_for(lambda: not (self._waiting or self._running))
+            self._changed.wait_for(lambda: not (self._waiting or self._running or self._owed))
 
     @contextmanager
     def awaited(self) -> Iterator[None]:
@@ -193,25 +209,54 @@ class Later:
     # -- inside --------------------------------------------------------------------------------
 
     def _next(self) -> None:
-        with self._changed:
-            if not self._waiting:
-                return  # it was dropped
-            piece = self._waiting.popleft()
-            self._running += 1
         self._worker = threading.get_ident()
+        with self._changed:
+            piece = self._waiting.popleft() if self._waiting else None  # it may have been dropped
+            self._running += 1
+            due = piece is not None and any(_is_read(piece, owed) for _, owed in self._owed)
+        if due:
+            self._pay()
+        owed = [] if piece is None else self._done(piece)
+        with self._changed:
+            if piece is not None and owed:
+                self._owed.append((piece, owed))
+            elif piece is not None:
+                self._let_go(piece)
+            size = sum(one.nbytes for _, some in self._owed for one in some)
+            due = self._hurried or not self._waiting or size > _TOGETHER
+        if due:
+            self._pay()
+        with self._changed:
+            self._running -= 1
+            self._changed.notify_all()
+
+    def _done(self, piece: Piece) -> list[Owed]:
+        """Do a piece of work; return what it owes."""
         try:
             with self._as_later(piece):
-                if piece.work is not None:
-                    piece.work()
+                return [] if piece.work is None else [*(piece.work() or ())]
         except Cancelled:
             pass
         except BaseException as error:  # no error may be lost with the thread
             logger.error("later work failed: %s", error)
-        finally:
+        return []
+
+    def _pay(self) -> None:
+        """Put all that is owed; afterwards it is, whoever put it."""
+        with self._paying:
             with self._changed:
-                self._running -= 1
-                self._let_go(piece)
-                self._changed.notify_all()
+                owed, self._owed, self._hurried = self._owed, [], False
+                self._running += 1
+            try:
+                pay([one for _, some in owed for one in some])
+            except Exception as error:
+                logger.error("later work failed: %s", error)
+            finally:
+                with self._changed:
+                    self._running -= 1
+                    for piece, _ in owed:
+                        self._let_go(piece)
+                    self._changed.notify_all()
 
     @contextmanager
     def _as_later(self, piece: Piece) -> Iterator[None]:
@@ -273,6 +318,12 @@ def _autocast() -> tuple[tuple[str, torch.dtype], ...]:
     """The autocast of this thread, by type of device."""
     on = [device for device in _DEVICES if torch.is_autocast_enabled(device)]
     return tuple((device, torch.get_autocast_dtype(device)) for device in on)
+
+
+def _is_read(piece: Piece, owed: Sequence[Owed]) -> bool:
+    """True if a piece looks for one of these records, or may."""
+    records = (record for one in owed for record in one.records)
+    return any(piece.reads is None or record.chunk_id in piece.reads for record in records)
 
 
 _queues: weakref.WeakKeyDictionary[Engine, Later] = weakref.WeakKeyDictionary()

@@ -7,6 +7,7 @@ from kamera.ops import kv_tensors
 from kamera.patches.chunks import Copy, Facts
 from kamera.patches.former import Former
 from kamera.patches.later import Worth, later_of
+from kamera.patches.owed import Owed
 
 
 def archive_later(former: Former, facts: Facts, copy: Copy) -> None:
@@ -19,14 +20,15 @@ def archive_later(former: Former, facts: Facts, copy: Copy) -> None:
     former.waiting[name] = facts
     own = copy.canonical and copy.patch is None and not copy.lossy
 
-    def archive() -> None:
+    def archive() -> list[Owed]:
         try:
-            if own:
-                former.archive(facts, copy)
-            else:
-                former.canonical(facts)
-        finally:
+            owed = [former.owed(facts, copy)[1]] if own else former.unarchived(facts)
+        except BaseException:
             former.waiting.pop(name, None)
+            raise
+        if not owed:
+            former.waiting.pop(name, None)
+        return [one.then(lambda: former.waiting.pop(name, None)) for one in owed]
 
     def dropped(why: str) -> None:
         former.waiting.pop(name, None)
@@ -35,7 +37,7 @@ def archive_later(former: Former, facts: Facts, copy: Copy) -> None:
 
     former.store.awaited[id(queue)] = queue.flush
     holds = [*facts.encoded.tensors.values(), *(kv_tensors(copy.kv) if own else ())]
-    queue.add(archive, Worth.CHUNK, holds, dropped)
+    queue.add(archive, Worth.CHUNK, holds, dropped, reads=facts.reads)
 
 
 def encoded(former: Former, chunk: Chunk) -> Facts:
@@ -46,18 +48,15 @@ def encoded(former: Former, chunk: Chunk) -> Facts:
     queue, name = later_of(former.backbone), (former.encodings.context, facts.chunk_id)
     former.waiting[name] = facts
 
-    def keep() -> None:
-        try:
-            former.encodings.keep_or_lose(facts)
-        finally:
-            former.waiting.pop(name, None)
+    def keep() -> list[Owed]:
+        return [former.encodings.owed(facts).then(lambda: former.waiting.pop(name, None))]
 
     def dropped(why: str) -> None:
         former.waiting.pop(name, None)
         former.losses.leave(f"the encoding of chunk {chunk.id[:12]} was not kept: {why}")
 
     former.store.awaited[id(queue)] = queue.flush
-    queue.add(keep, Worth.CHUNK, facts.encoded.tensors.values(), dropped)
+    queue.add(keep, Worth.CHUNK, facts.encoded.tensors.values(), dropped, reads=())
     return facts
 
 

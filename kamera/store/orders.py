@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
+from kamera.store.keys import PATCH_KINDS
 from kamera.store.records import Record
 
 
@@ -21,12 +22,17 @@ class Order(NamedTuple):
     needs: str = ""
 
 
-def turns(orders: Mapping[int, Order]) -> Iterable[list[int]]:
-    """The numbers of the orders, in batches of different names: one, unless an object is ordered twice.
+def rank(record: Record) -> int:
+    """Place in a batch: canonicals need their encodings, patches their canonicals."""
+    return 0 if record.kind == "encoding" else 2 if record.kind in PATCH_KINDS else 1
 
-    Encodings come first, since canonicals need them.
+
+def turns(orders: Mapping[int, Order]) -> Iterable[list[int]]:
+    """The numbers of the orders by `rank`, in batches of different names.
+
+    It is one batch, unless an object is ordered twice.
     """
-    left = sorted(orders, key=lambda i: orders[i].record.kind != "encoding")
+    left = sorted(orders, key=lambda i: rank(orders[i].record))
     while left:
         first = {orders[i].name: i for i in reversed(left)}
         yield [i for i in left if first[orders[i].name] == i]

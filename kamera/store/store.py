@@ -207,9 +207,10 @@ class ChunkStore:
         """`put` of each of ``records``, written together; what became of each, in their order.
 
         An error is that of its own record: the others are stored. But a canonical is refused together with
-        its encoding, if that is in the batch, too. In a directory a batch has one claim, one transaction in
-        the index and at most three syncs (docs/tiers.md), after which it survives a loss of power. A writer
-        that is interrupted leaves the old or the new object of each, and no canonical before its encoding.
+        its encoding, and a patch with its canonical, if that is in the batch, too. In a directory a batch has
+        one claim, one transaction in the index and at most three syncs (docs/tiers.md), after which it
+        survives a loss of power. A writer that is interrupted leaves the old or the new object of each: first
+        encodings, then canonicals, then patches.
         """
         for record in records:
             str(record.context.probe)  # asked for now, and not while a tier holds its locks
@@ -362,11 +363,15 @@ class ChunkStore:
         return [puts[i] for i in range(len(records))]
 
     def _needed(self, record: Record) -> str:
-        """The name of the encoding that a canonical refers to; "" for any other object."""
-        if not isinstance(record, CanonicalRecord) or not record.vision:
+        """The name of a canonical's encoding, or of a patch's canonical; "" for any other object."""
+        kind, context = "canonical", record.context
+        if isinstance(record, PatchRecord):
+            context = replace(context, anchor=record.base or context.anchor)
+        elif isinstance(record, CanonicalRecord) and record.vision:
+            kind, context = "encoding", encoding_context(record.vision, self.tenant)
+        else:
             return ""
-        context = encoding_context(record.vision, self.tenant)
-        return self._codec.name(object_key("encoding", context, record.chunk_id))
+        return self._codec.name(object_key(kind, context, record.chunk_id))
 
     def _named(
         self,

@@ -8,6 +8,7 @@ put   with a disk (or no remote): stored when it returns; the remote gets it in 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import logging
 import time
 from collections.abc import Callable, Collection, Sequence
@@ -23,7 +24,7 @@ from kamera.store.disk.verify import verify
 from kamera.store.flights import Flights
 from kamera.store.info import FlushReport, ObjectInfo, RemoteStats, VerifyReport
 from kamera.store.memory import MemoryTier
-from kamera.store.orders import Order, possible
+from kamera.store.orders import Order, possible, rank
 from kamera.store.records import Record, detached
 from kamera.store.remote import RemoteTier
 from kamera.store.remote.cache import DiskCache
@@ -94,7 +95,7 @@ class Tiers:
         """Store a copy of each record, and return it; None if a stored one is kept instead.
 
         So is a patch that was formed behind stronger KV; for the remote see `RemoteTier.put`. An error is
-        that of its own record. The names differ, and an order comes behind the one that it needs.
+        that of its own record. The names differ, and the orders come by their rank.
         """
         found: dict[str, Record | Exception | None] = {}
         coming: list[Order] = []
@@ -342,10 +343,9 @@ class Tiers:
                 self._cache.grew(stamped[0].bytes)
 
     def _put_without_disk(self, orders: Sequence[Order], found: dict[str, Record | Exception | None]) -> None:
-        """Put to the remote, several at once, those that others need first; without a remote, into memory."""
-        needed = {order.needs for order in orders}
-        for first in (True, False):
-            coming = possible([order for order in orders if (order.name in needed) is first], found)
+        """Put to the remote, several of a rank at once; without a remote, into memory."""
+        for _, wave in itertools.groupby(orders, key=lambda order: rank(order.record)):
+            coming = possible(list(wave), found)
             done = batch.over(coming, self._put_away, waits=self.remote is not None)
             found.update(zip((order.name for order in coming), done, strict=True))
 

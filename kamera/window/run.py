@@ -21,6 +21,7 @@ from kamera.patches import (
     Facts,
     Former,
     Guarantee,
+    Owed,
     Worth,
     archive_later,
     composed,
@@ -307,15 +308,15 @@ class _Run:
         )
         former = self.former
 
-        def harvest() -> None:
+        def harvest() -> list[Owed]:
             with former.operation():
-                former.keep_patch(facts, copy, formed, before, base)
+                return former.owed_patch(facts, copy, formed, before, base)
 
         def dropped(why: str) -> None:
             former.losses.leave(f"a patch of chunk {facts.chunk_id[:12]} was not formed: {why}")
 
         holds = [*kv_tensors(copy.kv), *before.tensors]
-        later_of(former.backbone).add(harvest, Worth.PATCH, holds, dropped)
+        later_of(former.backbone).add(harvest, Worth.PATCH, holds, dropped, reads=facts.reads)
 
     def _stood(self, number: int) -> Before:
         """What stands before a chunk: at its prefill in this operation, else before the operation."""

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from kamera import Backbone, ChatSession, ChunkStore, ReusePolicy
 from kamera.edits import EditPolicy, policies
+from kamera.store.disk import syncing
 from lab.price.counting import watching
 from lab.replay.scripts import picture_of
 from lab.walks.counter import profiled, tapped
@@ -37,8 +38,8 @@ class Turn:
     """What one turn took: an answer of one token, then all later work.
 
     ``calls`` are frames of `kamera` in the calling thread, and ``plans`` those that plan. ``puts`` are calls
-    of `ChunkStore.put`, ``syncs`` of ``os.fsync``, ``forwards`` and ``tokens`` what the decoder ran, in any
-    thread.
+    of `ChunkStore.put_many`, ``syncs`` of ``os.fsync`` and ``syncfs``, ``forwards`` and ``tokens`` what the
+    decoder ran, in any thread.
     """
 
     calls: int
@@ -75,8 +76,9 @@ def turns(backbone: Backbone, folder: Path, rule: EditPolicy | None, count: int)
         store = held.enter_context(ChunkStore.open(folder))
         session = ChatSession(backbone, store, policy=ReusePolicy(certified=True), edit_policy=rule)
         lists = (
-            held.enter_context(tapped(ChunkStore, "put")),
+            held.enter_context(tapped(ChunkStore, "put_many")),
             held.enter_context(tapped(os, "fsync")),
+            held.enter_context(tapped(syncing, "_syncfs")),
             held.enter_context(watching(backbone)).spans,
         )
         for number in range(count):
@@ -87,7 +89,8 @@ def turns(backbone: Backbone, folder: Path, rule: EditPolicy | None, count: int)
                 session.send(message, max_new_tokens=1, do_sample=False, logits_processor=[marks])
             session.flush()
             *_, (before, after) = sides = marks.sides()
-            put, synced, ran = (Sides(len(early), len(late)) for early, late in sides)
+            put, each, whole, ran = (Sides(len(early), len(late)) for early, late in sides)
+            synced = Sides(each.before + whole.before, each.after + whole.after)
             tokens = Sides(sum(before), sum(after))
             plans = counter.calls_of("window/plan.py", "plan")
             found.append(Turn(counter.calls, plans, put, synced, ran, tokens))

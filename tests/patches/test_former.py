@@ -117,7 +117,7 @@ def test_a_leading_chunk_and_a_prefill_behind_unsound_kv_leave_no_patch(store, f
 @pytest.mark.parametrize("formed", ["exact", "patched", "survivor"])
 def test_a_patch_that_serves_is_not_formed_twice(store, former, monkeypatch, formed):
     harvested(former, A, B, formed=formed)
-    monkeypatch.setattr(store, "put", lambda record: pytest.fail(f"{record.kind} stored again"))
+    monkeypatch.setattr(store, "put_many", lambda records: pytest.fail(f"{records} stored again"))
     harvested(former, A, B, formed=formed)
     harvested(former, A, B, formed="survivor")
 
@@ -137,16 +137,17 @@ def test_of_two_harvests_at_once_the_one_behind_stronger_kv_is_kept(engine, stor
     formers = {worth: former_of(engine, store) for worth in ("exact", "patched")}
     for facts in (A, B):
         formers["exact"].canonical(facts)
-    both, stored, put = threading.Barrier(2), threading.Event(), store.put
+    both, stored, put = threading.Barrier(2), threading.Event(), store.put_many
 
-    def in_order(record):
+    def in_order(records):
+        (record,) = records
         both.wait(60)
         assert record.formed == first or stored.wait(60)
-        key = put(record)
+        puts = put(records)
         stored.set()
-        return key
+        return puts
 
-    monkeypatch.setattr(store, "put", in_order)
+    monkeypatch.setattr(store, "put_many", in_order)
     with ThreadPoolExecutor(2) as pool:
         list(pool.map(lambda worth: harvested(formers[worth], A, B, formed=worth), formers))
     (row,) = store.ls("exact")
@@ -226,13 +227,13 @@ def test_a_patch_in_the_background_is_waited_for_when_it_is_looked_up(engine, st
     former = former_of(engine, store, forming=forming)
     for facts in (A, B):
         former.canonical(facts)
-    go, put, late = threading.Event(), store.put, []
+    go, put, late = threading.Event(), store.put_many, []
 
-    def slow(record):
+    def slow(records):
         late.append(go.wait(60))
-        return put(record)
+        return put(records)
 
-    monkeypatch.setattr(store, "put", slow)
+    monkeypatch.setattr(store, "put_many", slow)
     harvested(former, A, B)
     with ThreadPoolExecutor(1) as pool:
         found = pool.submit(former.catalogue.patch, B.chunk_id, [A.chunk_id], "exact")

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
 
-from kamera.patches import Later, Worth
+from kamera.errors import StoreError
+from kamera.patches import Later, Owed, Worth
+from kamera.patches import later as later_module
+from kamera.store import ChunkStore, Put
+from tests.store.builders import canonical
 
 LONG = 300
 
@@ -169,3 +174,145 @@ def test_a_flush_waits_for_what_work_hands_over(queue):
 def test_a_limit_holds_a_byte_at_least():
     with pytest.raises(ValueError, match="limit 0 must be at least 1 byte"):
         Later(limit=0)
+
+
+# -- what pieces owe a store -----------------------------------------------------------------------
+
+
+class Books(ChunkStore):
+    """A store that notes what is put together; ``refused`` is the chunk whose records it does not take."""
+
+    refused = ""
+
+    def put_many(self, records):
+        self.__dict__.setdefault("batches", []).append([record.chunk_id for record in records])
+        full = StoreError("no room, says the test")
+        puts = super().put_many(records)
+        return [
+            Put(put.key, full if record.chunk_id == self.refused else put.error)
+            for put, record in zip(puts, records, strict=True)
+        ]
+
+
+@pytest.fixture
+def store() -> Iterator[Books]:
+    with Books.open("memory://") as opened:
+        yield opened
+
+
+def owed(
+    store: ChunkStore, *chunks: str, told: Callable[[Exception | None], None] | None = None
+) -> list[Owed]:
+    records = [canonical(chunk) for chunk in chunks]
+    return [Owed(store, records) if told is None else Owed(store, records, told)]
+
+
+def test_what_pieces_owe_is_put_together_when_no_piece_is_left(queue, gate, store):
+    told: list[tuple[str, Exception | None]] = []
+    for name in "abc":
+        queue.add(
+            lambda name=name: owed(store, name, told=lambda error, name=name: told.append((name, error))),
+            reads=(),
+        )
+    queue.add(lambda: None, reads=())
+    gate.open()
+    queue.flush()
+    assert store.batches == [["a", "b", "c"]]
+    assert told == [("a", None), ("b", None), ("c", None)]
+    assert {info.chunk_id for info in store.ls()} == set("abc")
+    assert queue.held == 0
+
+
+def test_each_store_gets_its_own(queue, gate, store):
+    with Books.open("memory://") as other:
+        for name, whose in zip("abcd", (store, other, store, other), strict=True):
+            queue.add(lambda name=name, whose=whose: owed(whose, name), reads=())
+        gate.open()
+        queue.flush()
+        assert (store.batches, other.batches) == ([["a", "c"]], [["b", "d"]])
+
+
+@pytest.mark.parametrize("reads", [("b",), None], ids=["one of them", "any"])
+def test_a_piece_that_looks_for_a_record_finds_it_put(queue, gate, store, reads):
+    seen: list[int] = []
+    for name in "ab":
+        queue.add(lambda name=name: owed(store, name), reads=("something else",))
+    queue.add(lambda: seen.append(len(store.ls())), reads=reads)
+    queue.add(lambda: owed(store, "c"), reads=())
+    gate.open()
+    queue.flush()
+    assert (seen, store.batches) == ([2], [["a", "b"], ["c"]])
+
+
+def test_much_is_put_before_the_last_piece(queue, gate, store, monkeypatch):
+    monkeypatch.setattr(later_module, "_TOGETHER", 2 * canonical("a").nbytes)
+    for name in "abcd":
+        queue.add(lambda name=name: owed(store, name), reads=())
+    gate.open()
+    queue.flush()
+    assert store.batches == [["a", "b", "c"], ["d"]]
+
+
+def test_what_a_call_needs_is_put_without_waiting_for_other_pieces(queue, gate, store):
+    opened, done = threading.Event(), []
+    queue.add(lambda: owed(store, "a", told=lambda _: done.append("a")), name="needed", reads=())
+    queue.add(lambda: opened.wait(LONG) and None, reads=())
+    gate.open()
+    while not queue._owed:
+        time.sleep(0.001)
+    queue.hasten("needed")
+    assert done == ["a"] and store.batches == [["a"]]
+    opened.set()
+    queue.flush()
+
+
+def test_a_refused_record_is_told_to_its_own_piece(queue, gate, store, caplog):
+    told: dict[str, Exception | None] = {}
+    store.refused = "b"
+    for name in "abc":
+        queue.add(
+            lambda name=name: owed(store, name, told=lambda error, name=name: told.update({name: error})),
+            reads=(),
+        )
+    queue.add(lambda: owed(store, "b"), reads=())
+    queue.add(lambda: owed(store, "d", told=lambda error: told.update(d=error)), reads=())
+    gate.open()
+    queue.flush()
+    assert len(store.batches) == 1
+    assert {name: str(error) for name, error in told.items()} == {
+        "a": "None",
+        "b": "no room, says the test",
+        "c": "None",
+        "d": "None",
+    }
+    assert "later work failed: no room, says the test" in caplog.text
+
+
+def test_a_store_that_fails_as_a_whole_leaves_nobody_waiting(queue, gate, store, monkeypatch):
+    told: list[str] = []
+
+    def broken(records):
+        raise RuntimeError("says the test")
+
+    monkeypatch.setattr(store, "put_many", broken)
+    for name in "ab":
+        queue.add(lambda name=name: owed(store, name, told=lambda error: told.append(str(error))), reads=())
+    gate.open()
+    queue.flush()
+    assert told == ["says the test"] * 2
+
+
+def test_what_is_owed_is_put_though_the_pieces_behind_it_are_dropped(queue, gate, store):
+    opened = threading.Event()
+
+    def slow() -> list[Owed]:
+        assert opened.wait(LONG)
+        return owed(store, "a")
+
+    queue.add(slow, reads=())
+    piece = queue.add(lambda: owed(store, "b"), reads=())
+    gate.open()
+    queue.cancel(piece)
+    opened.set()
+    queue.flush()
+    assert store.batches == [["a"]]

@@ -11,11 +11,11 @@ import pytest
 import torch
 
 from kamera.errors import CorruptChunk, NotKept, StoreError, StoreVersionError
-from kamera.ops import Patch
-from kamera.patches import Later, Losses, Strict, forming_of
+from kamera.patches import Later, Losses, Owed, Strict, forming_of
 from kamera.patches.forming import BackgroundForming
+from kamera.store import ChunkStore
 
-NOTHING = Patch.of(())
+NOTHING = Owed(ChunkStore.open("memory://"), ())
 
 
 @pytest.fixture
@@ -97,7 +97,7 @@ def test_formed_now_is_formed_when_the_call_returns_and_its_error_is_the_callers
         forming_of("now", Later()).submit("a", (), _failing)
 
 
-def _failing() -> Patch:
+def _failing() -> Owed:
     raise StoreError("full, says the test")
 
 

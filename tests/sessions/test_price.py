@@ -13,6 +13,7 @@ from kamera.content import common_prefix
 from kamera.edits import policies
 from kamera.errors import StoreError
 from kamera.patches import later_of
+from kamera.store.disk import syncing
 from tests.models import tiny
 from tests.window.rig import watching
 
@@ -165,10 +166,10 @@ def test_a_chunk_that_could_not_be_archived_later_is_named_in_the_next_report(ba
         window.append(frame)
     window.flush()
 
-    def full(record):
+    def full(records):
         raise StoreError("no space left, says the test")
 
-    monkeypatch.setattr(store, "put", full)
+    monkeypatch.setattr(store, "put_many", full)
     gone = window.evict(1).slot.chunk_id
     window.flush()
     report = window.reorder([1, 0])
@@ -238,16 +239,43 @@ def test_adjacent_pieces_of_any_family_share_a_forward_and_equal_the_plain_model
     assert max(worst(live(window, i), plain.kv(i)) for i in range(len(chunks))) <= 1e-4
 
 
+def counted_syncs(monkeypatch) -> list[threading.Thread]:
+    """The threads that sync from now on, once for each sync."""
+    synced = list[threading.Thread]()
+    for owner, name in ((os, "fsync"), (os, "fdatasync"), (syncing, "_syncfs")):
+        real = getattr(owner, name)
+
+        def counting(descriptor, real=real):
+            synced.append(threading.current_thread())
+            return real(descriptor)
+
+        monkeypatch.setattr(owner, name, counting)
+    return synced
+
+
+def test_what_an_operation_leaves_for_later_is_put_in_one_batch_of_three_syncs(
+    backbone, frames, tmp_path, monkeypatch
+):
+    with ChunkStore.open(tmp_path / "store") as store:
+        if not store._disk._syncs_all:
+            pytest.skip("this file system is not known to sync all at once")
+        window = KameraWindow(backbone, store, "You watch a camera.", policy=DEFAULT)
+        for frame in frames[:4]:
+            window.append(frame)
+        window.flush()
+        window.reorder([3, 2, 1, 0])
+        window.flush()
+        synced, before = counted_syncs(monkeypatch), len(store.ls())
+        window.reorder([3, 2, 1, 0])  # these antecedents came back: patches, and the canonicals under them
+        window.flush()
+        assert len(store.ls()) >= before + 4
+        assert 0 < len(synced) <= 3 and threading.current_thread() not in synced
+
+
 @pytest.mark.parametrize("policy", [ReusePolicy.exact(), DEFAULT, ReusePolicy.streaming()])
 def test_no_thread_that_answers_writes_to_the_disk(backbone, frames, tmp_path, monkeypatch, policy):
     """Encodings, canonicals and patches are stored as later work, and are there after a flush."""
-    synced, fsync = list[threading.Thread](), os.fsync
-
-    def counting(descriptor) -> None:
-        synced.append(threading.current_thread())
-        fsync(descriptor)
-
-    monkeypatch.setattr(os, "fsync", counting)
+    synced = counted_syncs(monkeypatch)
     with ChunkStore.open(tmp_path / "store") as store:
         session = ChatSession(backbone, store, policy=policy, edit_policy=policies.keep_last_images(2))
         session.send([shown(frames[0])], **OPTIONS)

@@ -254,4 +254,4 @@ def test_an_open_sealed_tenant_holds_few_descriptors(root: Path) -> None:
     each = (len(os.listdir("/proc/self/fd")) - before) / len(held)
     for store in held:
         store.close()
-    assert each <= 7
+    assert each <= 9, "a connection to each database, and the folders that every put needs"

@@ -34,10 +34,10 @@ def closed(store: ChunkStore, monkeypatch) -> None:
 
 
 def refusing_puts(store: ChunkStore, monkeypatch) -> None:
-    def refuse(record):
+    def refuse(records):
         raise StoreError("no room, says the test")
 
-    monkeypatch.setattr(store, "put", refuse)
+    monkeypatch.setattr(store, "put_many", refuse)
 
 
 def locked(store: ChunkStore, monkeypatch) -> None:

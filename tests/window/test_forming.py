@@ -9,13 +9,12 @@ import torch
 
 from kamera import ChunkStore, KameraWindow
 from kamera.errors import StoreError
-from kamera.ops import Patch
-from kamera.patches import Later
+from kamera.patches import Later, Owed
 from kamera.patches.forming import BackgroundForming, forming_of
 from kamera.store import PatchRecord
 from tests.window.rig import QUESTION, guarantees, live, make, rig, same_bits, watching
 
-NONE = Patch.of(())
+NONE = Owed(ChunkStore.open("memory://"), ())
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +30,7 @@ class Gate:
         self.forming = window._stage.former.forming
         self.forming.submit("gate", (), self._wait)
 
-    def _wait(self) -> Patch:
+    def _wait(self) -> Owed:
         assert self._opened.wait(300), "nobody opened the gate"
         return NONE
 
@@ -169,14 +168,14 @@ def test_saving_waits_for_what_is_under_way(pieces, gated, tmp_path):
 def test_a_failure_is_logged_kept_and_raised_by_the_next_flush(pieces, caplog, monkeypatch):
     backbone, (a, b, c, _) = pieces
     window = make(backbone, None, a, forming="background")
-    put, full = window.store.put, [True]
+    put, full = window.store.put_many, [True]
 
-    def refusing(record):
-        if full and isinstance(record, PatchRecord):
+    def refusing(records):
+        if full and any(isinstance(record, PatchRecord) for record in records):
             raise StoreError("no room for a patch")
-        return put(record)
+        return put(records)
 
-    monkeypatch.setattr(window.store, "put", refusing)
+    monkeypatch.setattr(window.store, "put_many", refusing)
     assert window.append(b).slot.guarantee == "exact"
     window.evict(1)
     with watching(backbone) as seen:
@@ -195,7 +194,7 @@ def test_a_failure_is_logged_kept_and_raised_by_the_next_flush(pieces, caplog, m
 def test_one_chunk_does_not_wait_for_another():
     forming, opened = BackgroundForming(Later()), threading.Event()
 
-    def wait() -> Patch:
+    def wait() -> Owed:
         assert opened.wait(300), "waited for where nothing was to be waited for"
         return NONE
 

@@ -77,20 +77,21 @@ def test_a_patch_formed_behind_exact_kv_is_kept_whoever_puts_last(first, monkeyp
             "patched": make(backbone, store, a, b),
         }
         assert [w[1].guarantee for w in windows.values()] == ["exact", "patched"]
-        looked, stored, put = threading.Barrier(2), threading.Event(), store.put
+        looked, stored, put = threading.Barrier(2), threading.Event(), store.put_many
         order: list[str] = []
 
-        def in_order(record):
-            if record.kind == "exact" and record.chunk_id == c.id:
+        def in_order(records):
+            mine = [record for record in records if record.kind == "exact" and record.chunk_id == c.id]
+            for record in mine:
                 looked.wait(300)  # both are about to put what they formed
                 assert record.formed == first or stored.wait(300)
                 order.append(record.formed)
-            key = put(record)
-            if record.kind == "exact" and record.chunk_id == c.id and record.formed == first:
+            puts = put(records)
+            if any(record.formed == first for record in mine):
                 stored.set()
-            return key
+            return puts
 
-        monkeypatch.setattr(store, "put", in_order)
+        monkeypatch.setattr(store, "put_many", in_order)
         with ThreadPoolExecutor(2) as pool:
             list(pool.map(lambda window: window.append(c), windows.values()))
         assert order == [first, "patched" if first == "exact" else "exact"]

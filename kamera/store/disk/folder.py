@@ -248,12 +248,13 @@ def _refuse_holes(path: Path, descriptor: int) -> None:
 class Nested:
     """The folder ``name`` of ``parent``, made when first needed: a full disk may have no room for it.
 
-    It stays open, as long as it is the one in its place.
+    It stays open, unless it is seldom used (``stays`` False), as long as it is the one in its place.
     """
 
-    def __init__(self, parent: Folder, name: str) -> None:
+    def __init__(self, parent: Folder, name: str, *, stays: bool = True) -> None:
         self.path = parent.path / name
         self._parent = parent
+        self._stays = stays
         self._name = name
         self._folder: Folder | None = None
 
@@ -268,7 +269,8 @@ class Nested:
             return None
         if folder is None or not folder.is_of(status):
             # the other is closed when the last thread that uses it lets go of it
-            folder = self._folder = self._parent.sub(self._name)
+            folder = self._parent.sub(self._name)
+            self._folder = folder if self._stays else None
         return folder
 
 

@@ -37,7 +37,8 @@ class DiskObjects:
             self._root = open_directory(root, codec.marker, make=not read_only)
             self.read_only = read_only or not os.access(root, os.W_OK)
             self._root.refuse_links()  # SQLite would follow one
-            self._tmp, quarantine, objects = (Nested(self._root, n) for n in ("tmp", "quarantine", "objects"))
+            self._tmp, objects = (Nested(self._root, name) for name in ("tmp", "objects"))
+            quarantine = Nested(self._root, "quarantine", stays=False)
             self._files = ObjectFiles(objects, codec)
             self._quarantine = Quarantine(quarantine)
             for folder in (objects, self._tmp, quarantine):

@@ -1,0 +1,68 @@
+"""Records made of KV: a canonical's, and a patch's out of the difference of two copies."""
+
+from __future__ import annotations
+
+import copy as copies
+import operator
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from kamera.engines import Span
+from kamera.ops import Deltas, Guarantee, deficit
+from kamera.patches.chunks import Copy, Facts
+from kamera.patches.owed import Owed
+from kamera.patches.proving import Before
+from kamera.store import VISION_TOKENS, CanonicalRecord, PatchRecord
+
+if TYPE_CHECKING:
+    from kamera.patches.former import Former
+
+
+def canonical_of(former: Former, facts: Facts, copy: Copy) -> CanonicalRecord:
+    """The record of a canonical copy, as the model computed it."""
+    encoded = facts.encoded
+    return CanonicalRecord(
+        chunk_id=facts.chunk_id,
+        context=former.context,
+        input_ids=encoded.input_ids,
+        positions=copy.positions,
+        kv=copies.copy(copy.kv),  # what stands in a live cache is copied once
+        inputs=encoded.position_inputs,
+        info={"label": facts.label, VISION_TOKENS: [*former.backbone.vision_tokens]},
+        vision=former.encodings.vision if encoded.tensors else "",
+        behind=former.anchor.length,
+    )
+
+
+def to_form(
+    former: Former,
+    facts: Facts,
+    canonical: Copy,
+    conditioned: Copy,
+    formed: Guarantee,
+    before: Before,
+    base: str,
+) -> tuple[Deltas, Callable[[], Owed]]:
+    """What takes a canonical to ``conditioned``, and the work that factors it to a patch.
+
+    Arguments as of `Former.keep_patch`. Raises NotRelocatable as `Former.offset`.
+    """
+    layout, budget, prover = former.backbone.layout, former.budget, former.prover
+    offset = former.offset(facts, canonical.positions, conditioned.positions)
+    deltas = deficit(conditioned.kv, canonical.kv, layout, offset)
+
+    def form() -> Owed:
+        proof = None
+        if prover is None:
+            sized = budget.form(deltas, layout, canonical.kv)
+        else:
+            there = tuple(map(operator.add, offset, before.offset))
+            span = Span(canonical.kv, None, there)
+            sized, proof = prover.form(budget, deltas, span, conditioned.kv, facts, before)
+        (patch, energy), filled = sized
+        info = {"energy": energy, **filled.to_info(), **({} if proof is None else proof.to_info())}
+        behind = conditioned.antecedents
+        record = PatchRecord(facts.chunk_id, former.context, behind, "exact", patch, formed, info, base)
+        return Owed(former.store, [record])
+
+    return deltas, form
