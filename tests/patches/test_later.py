@@ -5,6 +5,8 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import TimeoutError as LateError
 
 import pytest
 import torch
@@ -261,9 +263,10 @@ def test_what_a_call_needs_is_put_without_waiting_for_other_pieces(queue, gate, 
     while not queue._owed:
         time.sleep(0.001)
     queue.hasten("needed")
-    assert done == ["a"] and store.batches == [["a"]]
+    at_once = [*done]
     opened.set()
     queue.flush()
+    assert at_once == ["a"] and store.batches == [["a"]]
 
 
 def test_a_refused_record_is_told_to_its_own_piece(queue, gate, store, caplog):
@@ -302,17 +305,19 @@ def test_a_store_that_fails_as_a_whole_leaves_nobody_waiting(queue, gate, store,
     assert told == ["says the test"] * 2
 
 
-def test_what_is_owed_is_put_though_the_pieces_behind_it_are_dropped(queue, gate, store):
+def test_what_is_owed_is_put_though_the_piece_behind_it_is_dropped(queue, gate, store):
     opened = threading.Event()
-
-    def slow() -> list[Owed]:
-        assert opened.wait(LONG)
-        return owed(store, "a")
-
-    queue.add(slow, reads=())
+    queue.add(lambda: owed(store, "a"), reads=())
+    queue._pool.submit(opened.wait, LONG)  # between the two pieces
     piece = queue.add(lambda: owed(store, "b"), reads=())
     gate.open()
+    while not queue._owed:
+        time.sleep(0.001)
     queue.cancel(piece)
-    opened.set()
-    queue.flush()
+    with ThreadPoolExecutor(1) as pool:
+        flushed = pool.submit(queue.flush)
+        with pytest.raises(LateError):
+            flushed.result(0.05)
+        opened.set()
+        flushed.result(LONG)
     assert store.batches == [["a"]]
