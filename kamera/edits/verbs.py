@@ -64,7 +64,7 @@ class Decay(Span):
 
 @dataclass(frozen=True)
 class Evict(Span):
-    """Remove the span from the prompt, as the `Directive` does; its KV stays archived for a later turn."""
+    """Remove the span from the prompt, as the `Directive` does; pictures keep their encodings."""
 
     replacement: str | Sequence[int] | None = None
     mode: Mode = "auto"

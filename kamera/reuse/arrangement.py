@@ -75,7 +75,7 @@ class Arrangement:
         if calibration is not None:
             calibration.check(window.backbone)
         self._plan = plan or window.plan(
-            Arrange(self._order, on_leave, self._among), policy=strict(window.policy)
+            Arrange(self._order, on_leave, self._among, archive=False), policy=strict(window.policy)
         )
         plan = self._plan
         self._ids = tuple(_id(item) for item in self._order)
@@ -138,7 +138,7 @@ class Arrangement:
     # -- inside --------------------------------------------------------------------------------
 
     def _arrange(self, order: Sequence[Item], policy: ReusePolicy, among: Sequence[Chunk] = ()) -> Report:
-        return self.window.run(self.window.plan(Arrange(order, among=among), policy=policy))
+        return self.window.run(self.window.plan(Arrange(order, among=among, archive=False), policy=policy))
 
     def _stored(self, index: int) -> bool:
         try:
@@ -210,7 +210,7 @@ class Arrangement:
 
     def _cost(self, first: int) -> Cost:
         """Cost with the admitted segments placed and probed; bytes are those of the strict plan."""
-        request = Arrange(self._order[:first], among=self._among)
+        request = Arrange(self._order[:first], among=self._among, archive=False)
         cost = self.window.plan(request, policy=strict(self.window.policy)).cost
         forwards, tokens = cost.forwards, cost.tokens
         forwards += sum(run[0] in self._offers for run in self._runs(first))

@@ -84,7 +84,7 @@ def cheapest(
     for on_leave in sorted(among, key=_TIES.index):
         order = order_of(on_leave)
         try:
-            plan = window.plan(Arrange(order, on_leave), policy=policy)
+            plan = window.plan(Arrange(order, on_leave, archive=False), policy=policy)
         except PolicyRefused as error:
             refusal = error
             continue

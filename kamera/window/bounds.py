@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -10,11 +10,13 @@ import torch
 
 from kamera.patches import Facts
 from kamera.window.inquiry import Inquiry
+from kamera.window.leaving import is_glue
 from kamera.window.naming import Named
 from kamera.window.places import Known
 from kamera.window.plan import plan as planned
 from kamera.window.policy import PositionRule, ReusePolicy
 from kamera.window.report import Tally
+from kamera.window.requests import Arrange
 from kamera.window.run import RowLied, Stage, run
 from kamera.window.state import WindowState
 from kamera.window.steps import Limits, Plan, View
@@ -28,8 +30,10 @@ class Bounds:
     max_tokens: int | None
     rule: PositionRule
 
-    def limits(self, stage: Stage, state: WindowState, facts: Mapping[str, Facts]) -> Limits:
-        """The limits of a plan for ``state``; ``facts`` of its chunks by id."""
+    def limits(
+        self, stage: Stage, state: WindowState, facts: Mapping[str, Facts], glue: Callable[[str], bool]
+    ) -> Limits:
+        """The limits of a plan for ``state``; ``facts`` of its chunks by id, ``glue`` as in `Limits`."""
         former = stage.former
         reach = former.backbone.limits
         return Limits(
@@ -43,12 +47,15 @@ class Bounds:
             standing=standing(stage.live, former.anchor.kv, state),
             phased=former.backbone.phased_bytes_per_token,
             joins=former.backbone.joins,
+            glue=glue,
         )
 
     def plan(self, named: Named, stage: Stage, state: WindowState, policy: ReusePolicy) -> Plan:
         """The plan of a request to a window in ``state``."""
-        limits = self.limits(stage, state, facts_of(named, state))
-        return planned(named.request, View(state.seats, stage.former.catalogue, policy, limits))
+        request, facts = named.request, facts_of(named, state)
+        told = isinstance(request, Arrange) and not request.archive and policy.forms == "returning"
+        limits = self.limits(stage, state, facts, lambda chunk_id: told and is_glue(facts[chunk_id]))
+        return planned(request, View(state.seats, stage.former.catalogue, policy, limits))
 
 
 def facts_of(named: Named, state: WindowState) -> dict[str, Facts]:

@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
-from kamera.patches import Guarantee, weakest
+from kamera.patches import Facts, Guarantee, weakest
 from kamera.window.seats import Seat, Seats
+
+GLUE = 64
+"""Tokens below which a conversation's text is not kept by itself: the tags of a template, a question.
+
+It runs in the forward of its neighbours, which it makes no longer. Its canonical, a patch and their proofs
+would each take forwards of their own, and files and look-ups that cost more than they ever save.
+"""
 
 _WHEN_AN_ANTECEDENT_LEAVES: dict[Guarantee, Guarantee] = {
     "exact": "survivor",
@@ -14,6 +21,11 @@ _WHEN_AN_ANTECEDENT_LEAVES: dict[Guarantee, Guarantee] = {
     "near": "near",
     "blind": "blind",
 }
+
+
+def is_glue(facts: Facts) -> bool:
+    """True for a text of fewer than `GLUE` tokens."""
+    return facts.length < GLUE and not (facts.encoded.tensors or facts.position_inputs)
 
 
 def survivor_of(seat: Seat) -> Seat:

@@ -87,12 +87,12 @@ class Names:
                 index, there = self._state.index(slot), [Here(i) for i in range(len(self._state.residents))]
                 wanted = [*there[:index], content, *there[index + 1 :]]
                 return self._arrange(wanted, on_leave, (), "replace")
-            case Arrange(order, on_leave, among):
+            case Arrange(order, on_leave, among, archive=archive):
                 slots = [s.number for s in order if isinstance(s, Slot)]
                 if len(slots) != len(set(slots)):
                     raise InvalidPermutation("arrange names a slot twice: give each slot once")
                 wanted = [Here(self._state.index(s)) if isinstance(s, Slot) else s for s in order]
-                return self._arrange(wanted, on_leave, among, "arrange")
+                return self._arrange(wanted, on_leave, among, "arrange", archive)
             case _:
                 return Named(request)
 
@@ -116,14 +116,14 @@ class Names:
                 return self.of(dataclasses.replace(request, content=chunk_of(newcomer)))
             case Recall(chunk=Newcomer() as newcomer):
                 return self.of(dataclasses.replace(request, chunk=newcomer.chunk_id))
-            case Arrange(order, on_leave, _, operation):
+            case Arrange(order, on_leave, _, operation, archive):
                 count, wanted = len(self._state.residents), list[Any]()
                 for item in order:
                     assert isinstance(item, int | Newcomer), "a plan's request has names alone"
                     if isinstance(item, int) and not 0 <= item < count:
                         raise UnknownChunk(f"the plan names slot {item} of a window of {count}")
                     wanted.append(Here(item) if isinstance(item, int) else chunk_of(item))
-                return self._arrange(wanted, on_leave, chunks, operation)
+                return self._arrange(wanted, on_leave, chunks, operation, archive)
             case _:
                 return self.of(request)
 
@@ -162,7 +162,12 @@ class Names:
         return tuple(order)
 
     def _arrange(
-        self, wanted: Sequence[Any], on_leave: OnLeave, among: Sequence[Chunk], operation: Any
+        self,
+        wanted: Sequence[Any],
+        on_leave: OnLeave,
+        among: Sequence[Chunk],
+        operation: Any,
+        archive: bool = True,
     ) -> Named:
         """``wanted``: `Here` for chunks of the window, contents for others."""
         if on_leave not in ("keep", "repair", "exact"):
@@ -185,7 +190,7 @@ class Names:
                 heads[chunk.id] = tuple(dict([*there, *heads_of(chunk, here)]).items())
             newcomer = _newcomer(*found[chunk.id], heads[chunk.id])
             items.append(newcomer if first else Newcomer(chunk.id, newcomer.length))
-        return _named(Arrange(tuple(items), on_leave, (), operation), list(found.values()), heads)
+        return _named(Arrange(tuple(items), on_leave, (), operation, archive), list(found.values()), heads)
 
     def _here(self, chunk_id: str) -> Facts | None:
         return next((r.facts for r in self._state.residents if r.facts.chunk_id == chunk_id), None)

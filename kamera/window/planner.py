@@ -14,22 +14,10 @@ from kamera.window.offers import Offers
 from kamera.window.policy import Archive as ArchiveRule
 from kamera.window.policy import OnLeave, PositionRule, ReusePolicy
 from kamera.window.price import Price
-from kamera.window.requests import Newcomer, Request
+from kamera.window.requests import Arrange, Newcomer, Request
 from kamera.window.seating import check_room, check_stands, overflow, settled, tail
 from kamera.window.seats import Seat, Seats, Source, Spot, new_number
-from kamera.window.steps import (
-    Archive,
-    Clean,
-    Harvest,
-    Keep,
-    Limits,
-    Offer,
-    Place,
-    Plan,
-    Prefill,
-    Rows,
-    Step,
-)
+from kamera.window.steps import Archive, Clean, Harvest, Keep, Limits, Offer, Place, Plan, Prefill, Rows, Step
 from kamera.window.writing import bytes_written
 
 
@@ -176,7 +164,7 @@ class Planner:
                 item = self._spent(item)
                 seat = self.bring(item, new, spot.moved(frame), was=item)
             else:
-                seat = self.bring(item, new, spot.moved(frame))
+                seat = self.bring(item, new, spot.moved(frame), archived=False)
             new = new.joined(seat)
         self.policy = asked
         return new
@@ -193,6 +181,8 @@ class Planner:
         """Archive a chunk that leaves: now with the patch of its prefill, or its canonical as later work."""
         if self.policy.forms == "always":
             return self.archived(seat)
+        if isinstance(self.request, Arrange) and not self.request.archive:
+            return seat
         if seat.archived and not self.rows.unkept(seat.chunk_id):
             return seat
         if self.base(seat.chunk_id) is None and not self.rows.has_canonical(seat.chunk_id):
@@ -217,11 +207,18 @@ class Planner:
         self.steps.append(Clean(seat.number, computes))
         return replace(seat, clean=self._canonical(seat.chunk_id))
 
-    def bring(self, chunk: Newcomer | Seat, before: Seats, spot: Spot, was: Seat | None = None) -> Seat:
+    def bring(
+        self,
+        chunk: Newcomer | Seat,
+        before: Seats,
+        spot: Spot,
+        was: Seat | None = None,
+        archived: bool = True,
+    ) -> Seat:
         """Place a chunk behind ``before`` by the best means the policy admits.
 
         ``was`` is its present seat if it is in the window: KV prefilled behind the very same exact
-        antecedents is reused as it is, and a clean view stays one.
+        antecedents is reused as it is, and a clean view stays one. ``archived``: what is known of a newcomer.
         """
         found = self._best(chunk, before, was)
         number = new_number() if was is None else was.number
@@ -239,7 +236,8 @@ class Planner:
             computes = not (offer and offer.base) and self._computes(chunk)
             self.steps.append(Place(seat, offer, computes))
         else:
-            seat = self._prefill(chunk, before, spot, archived=was is None or was.archived, number=number)
+            archived = archived if was is None else was.archived
+            seat = self._prefill(chunk, before, spot, archived=archived, number=number)
             if self.policy.on_miss == "form":
                 self._miss(seat)
         return seat if was is None or was.clean is None else self.switch(seat, False)
@@ -254,8 +252,11 @@ class Planner:
         self, chunk: Newcomer | Seat, before: Seats, was: Seat | None
     ) -> Source | tuple[Source, Offer | None] | None:
         """The best KV that is admitted: one at hand, or a canonical; None if a forward is needed."""
-        base = self.base(chunk.chunk_id)
-        if not before.seats and base is None:
+        base, glue = self.base(chunk.chunk_id), self.limits.glue(chunk.chunk_id)
+        glue &= base is None and (
+            self.policy.minimum == "exact" or not self.rows.has_canonical(chunk.chunk_id)
+        )
+        if not before.seats and base is None and not glue:
             there = self.rows.has_canonical(chunk.chunk_id) or chunk.chunk_id in self._made
             source = self._canonical(chunk.chunk_id, lossy=self.limits.lossy and there)
             if self.policy.admits(source.guarantee):
@@ -265,6 +266,8 @@ class Planner:
         held = None if was is None or was.source.canonical else was.source
         if held and held.antecedents == before.lineage and held.guarantee == now == "exact":
             return held
+        if glue:
+            return None  # nothing of it is stored
         if self.policy.minimum != "exact":
             offer = self._offers.best(chunk, before, base, was)
             if offer is not None:
@@ -344,8 +347,8 @@ class Planner:
 
     def _harvest(self, seat: Seat, later: bool = False) -> None:
         """Store the patch of a chunk's prefill, unless a better one is stored."""
-        if seat.source.canonical:
-            return  # nothing was prefilled
+        if seat.source.canonical or self.limits.glue(seat.chunk_id):
+            return  # nothing was prefilled, or nothing is kept of it
         behind, formed = seat.source.antecedents, seat.formed
         there = self.base(seat.chunk_id)
         base = "" if there is None else there.context.anchor

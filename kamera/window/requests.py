@@ -104,12 +104,18 @@ class Replace:
 
 @dataclass(frozen=True)
 class Arrange:
-    """See `KameraWindow.arrange`. ``order`` names slots by themselves, or when it is planned by index."""
+    """See `KameraWindow.arrange`. ``order`` names slots by themselves, or when it is planned by index.
+
+    ``archive=False`` is for the segments of a conversation, which nobody recalls by their ids: what leaves is
+    not archived, and texts of fewer than `GLUE` tokens are glue: prefilled with their neighbours, and nothing
+    is formed of them. A policy that forms "always" does so all the same.
+    """
 
     order: Sequence[Slot | Content | Chunk] | tuple[int | Newcomer, ...]
     on_leave: OnLeave = "repair"
     among: Sequence[Chunk] = ()
     operation: Literal["arrange", "insert", "replace"] = "arrange"
+    archive: bool = True
 
 
 @dataclass(frozen=True)

@@ -53,7 +53,8 @@ class Limits:
     ``anchor`` is the number of its tokens, ``last`` the first position that the model lacks. ``check`` raises
     NotRelocatable for a spot where the model rotates keys in another way. ``lossy``: canonicals are stored in
     codes. ``standing`` lists the spans of the live KV (`kamera.window.writing`), ``phased`` is the number of
-    bytes per token that are rotated when it moves. ``joins`` as in `Engine`.
+    bytes per token that are rotated when it moves. ``joins`` as in `Engine`. ``glue`` is true of the id of a
+    text that is glue (`is_glue`), in a request whose chunks are parts of a conversation.
     """
 
     anchor: int
@@ -66,6 +67,7 @@ class Limits:
     standing: tuple[Stand, ...] = ()
     phased: int = 0
     joins: bool = False
+    glue: Callable[[str], bool] = lambda _: False
 
 
 @dataclass(frozen=True)

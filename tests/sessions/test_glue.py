@@ -1,0 +1,125 @@
+"""Short texts of a conversation run with their neighbours and leave nothing behind; a user's own are kept."""
+
+from __future__ import annotations
+
+import pytest
+
+from kamera import Backbone, ChatSession, ChunkStore, KameraWindow, ReusePolicy, testbed
+from kamera.errors import UnknownChunk
+from kamera.window.leaving import GLUE
+from tests.window.rig import watching
+
+DEFAULT = ReusePolicy(certified=True, audit=0.0)
+"""The policy of users; audits are forwards of their own."""
+
+OPTIONS = {"max_new_tokens": 2, "min_new_tokens": 2, "do_sample": False}
+LONG = "value of tag 3? " * GLUE
+
+
+@pytest.fixture(scope="module")
+def backbone() -> Backbone:
+    return Backbone(*testbed.load())
+
+
+@pytest.fixture(scope="module")
+def frames() -> list:
+    return [frame.image for frame in testbed.World(seed=3).episode(0, legends=4).frames]
+
+
+def shown(picture, text: str) -> dict:
+    return {"role": "user", "content": [{"type": "image", "image": picture}, {"type": "text", "text": text}]}
+
+
+def answered(text: str) -> dict:
+    return {"role": "assistant", "content": text}
+
+
+@pytest.mark.parametrize(("text", "kept"), [("value of tag 3?", False), (LONG, True)], ids=["glue", "long"])
+@pytest.mark.parametrize("mode", ["repair", "auto"])
+def test_a_text_that_comes_back_is_archived_and_patched_only_if_it_is_long(
+    backbone, frames, mode, text, kept
+):
+    """A client that drops the first picture and takes it back: what stands behind it meets both again."""
+    store = ChunkStore.open("memory://")
+    session = ChatSession(backbone, store, policy=DEFAULT, mode=mode)
+    whole = [shown(frames[0], "look"), answered("yes"), {"role": "user", "content": text}]
+    less = [{"role": "user", "content": "look"}, *whole[1:]]
+    for messages in (whole, less, whole, less, whole):
+        session.send(messages, **OPTIONS)
+        session.flush()
+    slots = session.window.slots
+    stored = {row.chunk_id for kind in ("canonical", "exact") for row in store.ls(kind)}
+    assert (slots[-1].chunk_id in stored) == kept
+    assert not [slot for slot in slots if slot.length < GLUE and slot.chunk_id in stored]
+
+
+@pytest.mark.parametrize("policy", [DEFAULT, ReusePolicy.exact()], ids=["default", "exact"])
+def test_glue_that_leaves_and_comes_back_shares_a_forward(backbone, frames, policy):
+    session = ChatSession(backbone, ChunkStore.open("memory://"), policy=policy)
+    first, second = (shown(frame, f"value of tag {n}?") for n, frame in enumerate(frames[:2]))
+    session.send(first, **OPTIONS)
+    session.send([first, answered("one"), second], **OPTIONS)
+    for messages in ([second], [first, answered("one"), second]):
+        with watching(backbone) as seen:
+            session.send(messages, **OPTIONS)
+            session.flush()
+        assert len(seen.spans) == OPTIONS["max_new_tokens"], "one forward, and those of the answer"
+
+
+def test_a_leading_text_that_is_glue_is_written_nowhere(backbone):
+    store = ChunkStore.open("memory://")
+    session = ChatSession(backbone, store, policy=DEFAULT)
+    for number in range(3):
+        session.send(f"value of tag {number}?", **OPTIONS)
+    session.flush()
+    assert not store.ls()
+    ChatSession(backbone, store, policy=DEFAULT).send(LONG, **OPTIONS)
+    session.flush()
+    assert [row.kind for row in store.ls()] == ["canonical"], "a long one may lead another conversation"
+
+
+@pytest.mark.parametrize("how", ["append", "insert", "replace", "arrange"])
+@pytest.mark.parametrize("content", ["text", "picture"])
+def test_what_a_user_put_into_a_window_can_be_recalled_in_another_process(
+    backbone, frames, tmp_path, how, content
+):
+    """However it came and however short it is: its caller knows it by its id."""
+    new = "a note of the guard" if content == "text" else frames[3]
+    with ChunkStore.open(tmp_path / "store") as store:
+        window = KameraWindow(backbone, store, testbed.SYSTEM, policy=DEFAULT)
+        for frame in frames[:2]:
+            window.append(frame)
+        if how == "append":
+            window.append(new)
+        elif how == "insert":
+            window.insert(1, new)
+        elif how == "replace":
+            window.replace(1, new)
+        else:
+            window.arrange([window[0], new, window[1]])
+        chunk_id = window[-1 if how == "append" else 1].chunk_id
+        assert window.plan_evict(_at(window, chunk_id)).later.forwards >= 1
+        window.evict(_at(window, chunk_id))
+    with ChunkStore.open(tmp_path / "store") as store:
+        later = KameraWindow(backbone, store, testbed.SYSTEM, policy=DEFAULT)
+        assert later.recall(chunk_id).vision_encodes == 0
+
+
+def test_a_chunk_of_a_conversation_that_a_user_evicts_can_be_recalled(backbone, frames):
+    """The conversation itself archives none of its chunks."""
+    store = ChunkStore.open("memory://")
+    session = ChatSession(backbone, store, policy=DEFAULT)
+    session.send(shown(frames[0], "look"), **OPTIONS)
+    window = session.window
+    dropped, slot = window.slots[1].chunk_id, window.slots[-1]
+    window.evict(len(window) - 1)
+    assert window.recall(slot.chunk_id).slot.chunk_id == slot.chunk_id
+    session.send("forget the picture", **OPTIONS)
+    session.send([{"role": "user", "content": "look"}], **OPTIONS)
+    session.flush()
+    with pytest.raises(UnknownChunk):
+        session.window.recall(dropped)
+
+
+def _at(window: KameraWindow, chunk_id: str) -> int:
+    return [slot.chunk_id for slot in window.slots].index(chunk_id)
