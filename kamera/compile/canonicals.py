@@ -17,12 +17,9 @@ from kamera.compile.clock import Clock
 from kamera.compile.tasks import Cost
 from kamera.engines.hf import Backbone
 from kamera.ops import KV
-from kamera.patches import Copy, Facts, Former, pay
+from kamera.patches import MOST_TOKENS, Copy, Facts, Former, pay, prefilled_together
 
 logger = logging.getLogger(__name__)
-
-MOST_TOKENS = 4096
-"""Most tokens of one forward: larger batches save no time and take memory."""
 
 WORTH = 2
 """Fewest batches still possible for which a trial (one extra forward of a batch) is run."""
@@ -77,7 +74,7 @@ class Canonicals:
         shape: Hashable,
         cost: Cost,
     ) -> None:
-        together = self._backbone.prefill_batch([f.encoded for f in group], places, former.anchor.kv)
+        together = prefilled_together(former, group, places)
         self._equal[shape] = all(_same(a, b) for a, b in zip(kvs, together, strict=True))
         cost.trials += 1
         cost.trials_equal += self._equal[shape]
@@ -90,7 +87,7 @@ class Canonicals:
         self, former: Former, group: Sequence[Facts], places: Sequence[torch.Tensor], cost: Cost
     ) -> Sequence[KV]:
         cost.batched += len(group)
-        return self._backbone.prefill_batch([f.encoded for f in group], places, former.anchor.kv)
+        return prefilled_together(former, group, places)
 
     def _alone(self, former: Former, facts: Facts, positions: torch.Tensor) -> KV:
         return self._backbone.run(facts.encoded, positions, self._backbone.cache([former.anchor.kv]))[0]

@@ -6,7 +6,7 @@ this one knows the memory of a live KV: one buffer of transformers, or the pages
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cached_property
@@ -280,6 +280,20 @@ class Engine(Protocol):
         """`prefill` of spans that follow each other, each behind those before it: one forward if it `joins`.
 
         ``positions`` ``[axes, tokens]`` of each. The caller owns the KVs. Raises as `prefill`.
+        """
+        ...
+
+    def batch_form(self, span: Encoded) -> Hashable | None:
+        """A key, equal for spans that `prefill_batch` may take together; None for a span that runs alone."""
+        ...
+
+    def prefill_batch(
+        self, spans: Sequence[Encoded], positions: Sequence[torch.Tensor], past: KV
+    ) -> tuple[KV, ...]:
+        """`prefill` of spans of one `batch_form`, in one forward: each behind ``past`` alone, to rounding.
+
+        ``past`` stands where it was computed. Raises ValueError for spans of different forms, and as
+        `prefill`.
         """
         ...
 

@@ -21,12 +21,14 @@ from kamera.patches.pairs import Pairs, Triples, form_pairs
 from kamera.patches.proving import Before, Prover
 from kamera.patches.reproving import prove_again
 from kamera.patches.standing import compact_positions, extents_of, text_positions
+from kamera.patches.together import MOST_TOKENS, form_canonicals, in_groups, prefilled_together
 from kamera.patches.waiting import archive_later, encoded, settle
 
 __all__ = [
     "COMPOSABLE",
     "FORMED_TERM",
     "GUARANTEES",
+    "MOST_TOKENS",
     "Anchor",
     "Before",
     "Catalogue",
@@ -59,6 +61,7 @@ __all__ = [
     "encoded",
     "equal_left",
     "extents_of",
+    "form_canonicals",
     "form_orbit",
     "form_pairs",
     "forming_of",
@@ -66,11 +69,13 @@ __all__ = [
     "head_of",
     "how_many",
     "identify",
+    "in_groups",
     "later_of",
     "orderings",
     "pay",
     "prefill_anchor",
     "prefilled_behind",
+    "prefilled_together",
     "prove_again",
     "settle",
     "stored_patch",

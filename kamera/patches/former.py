@@ -6,7 +6,7 @@ import copy as copies
 import logging
 import threading
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 
@@ -189,6 +189,10 @@ class Former:
         copy = self._prefilled(facts)
         self.archive(facts, copy)
         return copy
+
+    def form_of(self, facts: Facts) -> Hashable | None:
+        """A key, equal for chunks whose canonicals share a forward; None for one that runs alone."""
+        return None if facts.heads else self.backbone.batch_form(facts.encoded)
 
     def based(self, facts: Facts, base: str) -> Copy | None:
         """The chunk's KV behind the anchor ``base``, as a row promised; None if the row was wrong."""

@@ -80,7 +80,7 @@ class Served:
 class Candidate(NamedTuple):
     """A slot that was served: its index, its tokens, and those that its audit runs."""
 
-    index: int
+    slot: int
     tokens: int
     price: int
 
@@ -102,7 +102,7 @@ class Auditor:
     def chosen(self, candidates: Sequence[Candidate], share: float) -> list[int]:
         """Indices of those of the ``candidates`` that are due; each is one more served slot."""
         if share == 1.0:
-            return [candidate.index for candidate in candidates]
+            return [candidate.slot for candidate in candidates]
         found = []
         with self._lock:
             self._slots += share * len(candidates)

@@ -48,6 +48,7 @@ class Bounds:
             phased=former.backbone.phased_bytes_per_token,
             joins=former.backbone.joins,
             glue=glue,
+            form=lambda chunk_id: former.form_of(facts[chunk_id]),
         )
 
     def plan(self, named: Named, stage: Stage, state: WindowState, policy: ReusePolicy) -> Plan:

@@ -61,7 +61,7 @@ class Planner:
             arrived,
             tuple(self.left),
             tuple(dict.fromkeys([*((note,) if note else ()), *self._notes])),
-            self.price.later,
+            self.price.later(self.limits.form),
         )
 
     # -- arriving ------------------------------------------------------------------------------

@@ -113,6 +113,7 @@ class _Run:
             if resident.clean is not None:
                 self.cleans[number] = resident.clean
         last = None if self.inquiry is None else last_run(self.plan)
+        owed: list[Archive | Harvest] = []
         self.tally.held = 0  # a run that met a wrong row before this one counts no more
         for step in self.plan.steps:
             match step:
@@ -122,18 +123,17 @@ class _Run:
                     pass  # it ran with the step before
                 case Prefill():
                     self._prefill(step, self.inquiry if step is last else None)
-                case Archive(number, later=True):
-                    archive_later(self.former, self.whose[number], self.copies[number])
+                case Archive(later=True) | Harvest(later=True):
+                    owed.append(step)
                 case Archive(number):
                     self._archive(number)
-                case Harvest(number, base, later=True):
-                    self._harvest_later(number, base)
                 case Harvest(number, base):
                     self._harvest(number, base)
                 case Clean(number):
                     self.cleans[number] = _anew(self.former.canonical(self.whose[number]))
                 case Keep():
                     pass
+        self._hand_over(owed)
         self.tally.notes.extend(self.plan.notes)
         if self.inquiry is None:
             return Ran(self._assembled(self.plan.after), None)
@@ -298,6 +298,21 @@ class _Run:
             return
         if not self.former.keep_patch(facts, copy, formed, self._stood(number), base):
             raise RowLied
+
+    def _hand_over(self, owed: Sequence[Archive | Harvest]) -> None:
+        """Leave steps to later work: first all canonicals that they need, together."""
+        leaving, needed, harvests = list[tuple[Facts, Copy]](), list[Facts](), list[Harvest]()
+        for step in owed:
+            facts = self.whose[step.number]
+            if isinstance(step, Archive):
+                leaving.append((facts, self.copies[step.number]))
+                continue
+            harvests.append(step)
+            if not (step.base or self.former.catalogue.has_canonical(facts.chunk_id)):
+                needed.append(facts)
+        archive_later(self.former, leaving, needed)
+        for step in harvests:
+            self._harvest_later(step.number, step.base)
 
     def _harvest_later(self, number: int, base: str) -> None:
         facts, copy, formed, before = (

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -54,7 +54,8 @@ class Limits:
     NotRelocatable for a spot where the model rotates keys in another way. ``lossy``: canonicals are stored in
     codes. ``standing`` lists the spans of the live KV (`kamera.window.writing`), ``phased`` is the number of
     bytes per token that are rotated when it moves. ``joins`` as in `Engine`. ``glue`` is true of the id of a
-    text that is glue (`is_glue`), in a request whose chunks are parts of a conversation.
+    text that is glue (`is_glue`), in a request whose chunks are parts of a conversation; ``form``, by id, is
+    that of `Former.form_of`.
     """
 
     anchor: int
@@ -68,6 +69,7 @@ class Limits:
     phased: int = 0
     joins: bool = False
     glue: Callable[[str], bool] = lambda _: False
+    form: Callable[[str], Hashable | None] = lambda _: None
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -144,6 +144,19 @@ class SmallEngine:
         kv, _ = self._forward(torch.cat(hidden), torch.cat(list(positions), dim=1), behind.tensors)
         stops = list(itertools.accumulate(map(len, hidden)))
         return tuple(kv_slice(kv, a, b) for a, b in zip([0, *stops], stops, strict=False))
+
+    def batch_form(self, span: Encoded) -> Hashable | None:
+        return span.num_tokens
+
+    def prefill_batch(
+        self, spans: Sequence[Encoded], positions: Sequence[torch.Tensor], past: KV
+    ) -> tuple[KV, ...]:
+        made = []
+        for span, places in zip(spans, positions, strict=True):
+            hidden = span.tensors.get("features", self.embedding[span.input_ids])
+            made.append(self._forward(hidden, places, past)[0])
+        self.done.forwards -= len(spans) - 1
+        return tuple(made)
 
     def follow(
         self, texts: Sequence[torch.Tensor], positions: torch.Tensor, behind: LiveKV

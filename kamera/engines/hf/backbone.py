@@ -345,13 +345,13 @@ class Backbone(Model):
         return whole.tokens_after(self, inputs, sampling)
 
     def batch_form(self, span: Encoded) -> Hashable | None:
-        """A key, equal for spans that may share a forward; None for a span that may not."""
+        """As `Engine.batch_form`."""
         return batch.form(self, span)
 
     def prefill_batch(
         self, spans: Sequence[Encoded], positions: Sequence[torch.Tensor], past: KV
     ) -> tuple[KV, ...]:
-        """`prefill` of spans that share a `batch_form`, in one forward, each behind ``past`` alone."""
+        """As `Engine.prefill_batch`."""
         return batch.prefill(self, spans, positions, past)
 
     # -- inside --------------------------------------------------------------------------------
