@@ -33,7 +33,7 @@ from kamera.sessions.layout import (
 )
 from kamera.sessions.layout import Piece as Laid
 from kamera.sessions.modes import SessionMode, cheapest, choices
-from kamera.sessions.showing import Admitting, State, arranged, chunk_of
+from kamera.sessions.showing import Admitting, State, arranged, chunk_of, cut_to
 from kamera.window import OnLeave, Slot
 
 logger = logging.getLogger(__name__)
@@ -186,12 +186,13 @@ def prepared(state: State, next_history: Foreseen, manner: Manner) -> State | No
     if anchor_ids(before.prompt) != anchor_ids(prompt) or in_place(before, prompt) == held(before):
         return None
     window = anchors.fork(state.window, apart=True)
+    before = cut_to(window, before, prompt)
     slots = window.slots
     media = {m.digest: m.inputs for m in map(conversations.media, media_items(messages))}
     pieces: dict[OnLeave, list[Laid]] = {}
 
     def order_of(on_leave: OnLeave) -> list[Slot | Chunk]:
-        pieces[on_leave] = laid_out(prompt, before, join=on_leave == "exact")
+        pieces[on_leave] = laid_out(prompt, before, on_leave, apart=manner.admitting.apart(window))
         return [
             chunk_of(anchors, prompt, run, media) if slot is None else slots[slot]
             for run, slot in pieces[on_leave]

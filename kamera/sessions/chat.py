@@ -36,8 +36,8 @@ from kamera.window import KameraWindow, ReusePolicy
 class ChatSession:
     """A conversation whose history may be edited between turns, by its owner or by an ``edit_policy``.
 
-    The leading system messages (and the template's own tokens before them) are the window's anchor; every
-    other segment of the rendered conversation is a chunk. A turn compares its prompt with the previous one:
+    The leading system messages (and the template's own tokens before them) are the window's anchor; the other
+    segments of the rendered conversation are its chunks. A turn compares its prompt with the previous one:
     equal segments are kept or relocated, new ones are prefilled. ``mode`` determines the KV of segments after
     an edit: ``"amortize"`` leaves it conditioned on the removed antecedents, ``"repair"`` patches it to the
     present ones, ``"forget"`` prefills it (equal to a run that never saw the removed ones), ``"auto"`` takes

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 import torch
 
 from kamera.content import LONGEST, Rendered, Segment, common_prefix
 from kamera.edits import difference
+from kamera.window import GLUE, OnLeave
 
 Run = tuple[int, int]
 """Adjacent segments of a prompt that are one chunk, as indices [first, last + 1)."""
@@ -53,12 +55,14 @@ def anchor_ids(prompt: Rendered) -> tuple[str, ...]:
     return prompt.segment_ids()[: anchor_segments(prompt)]
 
 
-def laid_out(prompt: Rendered, before: Layout | None, *, join: bool) -> list[Piece]:
+def laid_out(prompt: Rendered, before: Layout | None, on_leave: OnLeave, *, apart: bool) -> list[Piece]:
     """The runs of ``prompt`` between its anchor and its question, each with its slot if it has one.
 
     A turn's closing tag behind a new text is one run with it: one forward, and never KV from before the text.
-    ``join``: after the first change adjacent texts form runs of at most `LONGEST` tokens without a slot. For
-    a window that prefills them anyway, so that one forward replaces several.
+    New glue is one run with the new text before it, unless each segment is to stand ``apart``.
+
+    Where a window prefills texts anyway, one forward and one slot replace several: under "exact" all adjacent
+    texts after the first change form runs of at most `LONGEST` tokens without a slot, under "repair" glue.
     """
     first, stop = anchor_segments(prompt), question(prompt)
     standing = {} if before is None else _standing(before, prompt)
@@ -68,7 +72,35 @@ def laid_out(prompt: Rendered, before: Layout | None, *, join: bool) -> list[Pie
         slot, last = standing.get(index, (None, index + 1))
         out.append(((index, last), slot))
         index = last
-    return _joined(prompt.segments, out) if join else _closed(prompt, out)
+    if on_leave == "exact":
+        return _joined(prompt.segments, out)
+    closed = _closed(prompt, out)
+    return closed if apart else _glued(prompt.segments, closed, again=on_leave == "repair")
+
+
+def cuts(before: Layout, prompt: Rendered) -> dict[int, list[int]]:
+    """Tokens before which the chunk in a slot is to be cut, so that parts of it stand in ``prompt``."""
+    old = before.prompt.segments
+    same = common_prefix(before.prompt.segment_ids(), prompt.segment_ids())
+    if not before.runs or same >= before.runs[-1][1]:
+        return {}
+    there, found = _there(before, prompt), dict[int, list[int]]()
+    for slot, (start, stop) in enumerate(before.runs):
+        borders, index = [], start
+        while index < stop:
+            index += max(1, _equal(before, prompt, (index, stop), there.get(index)))
+            borders.append(index)
+        if len(borders) > 1 and any(i in there for i in range(start, stop)):
+            found[slot] = [old[i].start - old[start].start for i in borders[:-1]]
+    return found
+
+
+def cut_at(layout: Layout, slot: int, at: Sequence[int]) -> Layout:
+    """The layout once the chunk in a slot was cut before these of its tokens."""
+    segments, (start, stop) = layout.prompt.segments, layout.runs[slot]
+    borders = [i for i in range(start, stop) if i == start or segments[i].start - segments[start].start in at]
+    parts = tuple(pairwise([*borders, stop]))
+    return replace(layout, runs=(*layout.runs[:slot], *parts, *layout.runs[slot + 1 :]))
 
 
 def held(layout: Layout) -> int:
@@ -96,18 +128,30 @@ def known_part(prompt: Rendered, messages: int) -> Rendered:
     return replace(prompt, segments=prompt.segments[:stop], stable=prompt.segments[stop].start)
 
 
+def _there(before: Layout, prompt: Rendered) -> dict[int, int]:
+    """Indices in the new prompt of the segments that it has, too."""
+    change = difference(before.prompt, prompt)
+    return dict((*change.kept, *change.moved))
+
+
+def _equal(before: Layout, prompt: Rendered, run: Run, there: int | None) -> int:
+    """Number of segments of a run, from its first on, that the new prompt has one after another at ``there``.
+
+    By their ids: of equal tags a difference may name any.
+    """
+    if there is None:
+        return 0
+    old, new = before.prompt.segments[run[0] : run[1]], prompt.segments[there:]
+    return common_prefix([s.id for s in old], [s.id for s in new[: len(old)]])
+
+
 def _standing(before: Layout, prompt: Rendered) -> dict[int, tuple[int, int]]:
     """Slot and end of each run, by its first segment in the new prompt."""
-    change = difference(before.prompt, prompt)
-    new = dict((*change.kept, *change.moved))
-    found = {}
-    for slot, (start, stop) in enumerate(before.runs):
-        there = new.get(start)
-        if there is None:
-            continue
-        end = there + stop - start
-        if list(map(new.get, range(start, stop))) == list(range(there, end)):
-            found[there] = (slot, end)
+    there, found = _there(before, prompt), {}
+    for slot, run in enumerate(before.runs):
+        at = there.get(run[0])
+        if at is not None and _equal(before, prompt, run, at) == run[1] - run[0]:
+            found[at] = (slot, at + run[1] - run[0])
     return found
 
 
@@ -123,6 +167,30 @@ def _closed(prompt: Rendered, pieces: list[Piece]) -> list[Piece]:
             out[-1] = ((out[-1][0][0], stop), None)
         else:
             out.append(((start, stop), slot))
+    return out
+
+
+def _glued(segments: Sequence[Segment], pieces: list[Piece], *, again: bool) -> list[Piece]:
+    """Glue in one run with the text before it, if both are new; ``again``: or are prefilled again.
+
+    That is glue behind the first change: nothing is stored to serve it from. Runs have at most `LONGEST`
+    tokens.
+    """
+    same = 0
+    while same < len(pieces) and pieces[same][1] == same:
+        same += 1
+    out = pieces[:same]
+    open_run = False  # whether what comes next may join the last run
+    for (start, stop), slot in pieces[same:]:
+        text = all(s.media is None for s in segments[start:stop])
+        glue = text and segments[stop - 1].stop - segments[start].start < GLUE
+        free = text and (slot is None or (again and glue))
+        begin = out[-1][0][0] if open_run else start
+        if open_run and glue and free and segments[stop - 1].stop - segments[begin].start <= LONGEST:
+            out[-1] = ((begin, stop), None)
+        else:
+            out.append(((start, stop), slot))
+        open_run = free
     return out
 
 

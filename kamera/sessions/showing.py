@@ -22,6 +22,8 @@ from kamera.sessions.layout import (
     Run,
     anchor_ids,
     anchor_segments,
+    cut_at,
+    cuts,
     in_place,
     laid_out,
     question_ids,
@@ -110,6 +112,10 @@ class Admitting(NamedTuple):
         """The policy of a turn's plans."""
         return strict(window.policy) if self.on else window.policy
 
+    def apart(self, window: KameraWindow) -> bool:
+        """Whether each segment is a chunk of its own, since others look for it or its patches are formed."""
+        return self.on or window.policy.forms == "always"
+
 
 class Shown(NamedTuple):
     """A state whose window holds a prompt, the turn's report, and the answer if one was asked for."""
@@ -144,6 +150,7 @@ def shown(
         window, opening = anchors.open(prompt.ids[:stop])
     else:
         window, opening = anchors.fork(start.window), Spent()
+        before = cut_to(window, before, prompt)
     slots = window.slots
     media = {m.digest: m.inputs for m in map(conversations.media, media_items(shaped))}
     _check_length(anchors, prompt, media)
@@ -151,7 +158,7 @@ def shown(
     pieces: dict[OnLeave, list[Piece]] = {}
 
     def order_of(on_leave: OnLeave) -> list[Slot | Chunk]:
-        pieces[on_leave] = laid_out(prompt, before, join=on_leave == "exact")
+        pieces[on_leave] = laid_out(prompt, before, on_leave, apart=admitting.apart(window))
         for run in (run for run, slot in pieces[on_leave] if slot is None and run not in made):
             made[run] = chunk_of(anchors, prompt, run, media)
         return [made[run] if slot is None else slots[slot] for run, slot in pieces[on_leave]]
@@ -166,6 +173,20 @@ def shown(
         total = replace(total, anticipated=_anticipated(old, start, prompt))
     state = replace(old, ids=prompt.ids, layout=layout, window=window, admissions=admissions, ahead=None)
     return Shown(state, total, answer)
+
+
+def cut_to(window: KameraWindow, before: Layout, prompt: Rendered) -> Layout:
+    """Cut the window's texts where ``prompt`` changes their inside; the layout of its slots then.
+
+    Not of a window that serves no survivors: there the part behind the change is prefilled anyway, and the
+    one before it is the head of a new text.
+    """
+    if not window.policy.keeps("survivor"):
+        return before
+    for slot, at in reversed(cuts(before, prompt).items()):
+        if len(window.cut(slot, at)) > 1:
+            before = cut_at(before, slot, at)
+    return before
 
 
 def arranged(

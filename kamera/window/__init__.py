@@ -6,6 +6,7 @@ from kamera.window.events import Event
 from kamera.window.file import well_formed
 from kamera.window.grounds import grounds_of
 from kamera.window.heads import SHORTEST_HEAD
+from kamera.window.leaving import GLUE
 from kamera.window.measured import MeasuredFile
 from kamera.window.memory import WindowMemory
 from kamera.window.policy import OnLeave, OnMiss, ReusePolicy, certified_by_default, check_policy, policy_of
@@ -28,6 +29,7 @@ from kamera.window.steps import Cost, Offer, Plan
 from kamera.window.window import KameraWindow
 
 __all__ = [
+    "GLUE",
     "GUARANTEES",
     "SHORTEST_HEAD",
     "Append",

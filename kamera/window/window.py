@@ -26,11 +26,11 @@ from kamera.window.audit import hand_over, served_by
 from kamera.window.bounds import Bounds, carried_out
 from kamera.window.certificate import Certificate
 from kamera.window.certified import agree
+from kamera.window.cutting import Cuttable
 from kamera.window.events import Event, Listener, tell
 from kamera.window.inquiry import Inquiry
 from kamera.window.lookback import check_cosine, found, note_duplicate
 from kamera.window.naming import check_rule
-from kamera.window.planned import Planned
 from kamera.window.policy import Archive, OnLeave, PositionRule, ReusePolicy, policy_of
 from kamera.window.report import Report, SlotReport, Tally, counting
 from kamera.window.requests import MIN_SCORE, Append, Recall, Request, Search
@@ -41,7 +41,7 @@ from kamera.window.steps import Plan
 from kamera.window.trace import Trace
 
 
-class KameraWindow(Planned):
+class KameraWindow(Cuttable):
     """The deque of chunks in front of a question.
 
     ``system`` is the system prompt (text, messages, token ids, or None for the template's own);

@@ -5,8 +5,10 @@ from __future__ import annotations
 import pytest
 
 from kamera import Backbone, ChatSession, ChunkStore, KameraWindow, ReusePolicy, testbed
+from kamera.edits import policies
 from kamera.errors import UnknownChunk
-from kamera.window.leaving import GLUE
+from kamera.sessions.showing import Admitting
+from kamera.window import GLUE
 from tests.window.rig import watching
 
 DEFAULT = ReusePolicy(certified=True, audit=0.0)
@@ -103,6 +105,78 @@ def test_what_a_user_put_into_a_window_can_be_recalled_in_another_process(
     with ChunkStore.open(tmp_path / "store") as store:
         later = KameraWindow(backbone, store, testbed.SYSTEM, policy=DEFAULT)
         assert later.recall(chunk_id).vision_encodes == 0
+
+
+SURVIVORS = ReusePolicy(certified=False, minimum="survivor", audit=0.0)
+
+
+@pytest.mark.parametrize(
+    "policy", [DEFAULT, ReusePolicy.exact(), SURVIVORS], ids=["default", "exact", "survivor"]
+)
+def test_a_turn_of_a_picture_and_a_text_is_three_chunks(backbone, frames, policy):
+    """The picture, the text behind it, and the answer with the tag that opens the next turn."""
+    session, seats = ChatSession(backbone, ChunkStore.open("memory://"), policy=policy), []
+    for number, frame in enumerate(frames[:4]):
+        session.send(shown(frame, f"value of tag {number}?"), **OPTIONS)
+        seats.append(len(session.window))
+    assert seats == [3, 6, 9, 12]
+
+
+@pytest.mark.parametrize("policy", [DEFAULT, ReusePolicy.exact()], ids=["default", "exact"])
+def test_texts_whose_pictures_left_are_one_chunk(backbone, frames, policy):
+    edit = policies.keep_last_images(1)
+    session = ChatSession(backbone, ChunkStore.open("memory://"), policy=policy, edit_policy=edit)
+    for number in range(8):
+        session.send(shown(frames[number % len(frames)], f"value of tag {number}?"), **OPTIONS)
+        assert len(session.window) <= 4
+
+
+def edits(frames) -> list[list[dict]]:
+    """Histories of a client: it drops pictures and messages, changes texts, and takes them back."""
+    turns = [
+        m for n, f in enumerate(frames) for m in (shown(f, f"value of tag {n}?"), answered(f"it is {n}"))
+    ]
+    texts = [{"role": "user", "content": f"value of tag {n}?"} for n in range(len(frames))]
+    whole, ends = turns[:-1], [turns[:1], turns[:3], turns[:5]]
+    return [
+        *ends,
+        whole,
+        [texts[0], *whole[1:]],
+        [texts[0], whole[1], texts[1], *whole[3:]],
+        [*whole[:2], *whole[4:]],
+        [whole[0], answered("a changed answer"), *whole[2:]],
+        whole,
+        [*whole[2:], *turns[-1:], texts[0]],
+    ]
+
+
+@pytest.mark.parametrize(
+    ("mode", "policy"),
+    [
+        ("amortize", SURVIVORS),
+        ("auto", ReusePolicy(certified=False, audit=0.0)),
+        ("repair", DEFAULT),
+        ("auto", DEFAULT),
+        ("forget", ReusePolicy.exact()),
+    ],
+)
+def test_chunks_of_several_segments_run_no_token_more(backbone, frames, mode, policy, monkeypatch):
+    """Where an edit touches the inside of a chunk, that is cut, or its beginning is taken over."""
+
+    def ran() -> tuple[list[int], int]:
+        session, tokens = ChatSession(backbone, ChunkStore.open("memory://"), policy=policy, mode=mode), []
+        for messages in edits(frames[:4]):
+            with watching(backbone) as seen:
+                session.send(messages, **OPTIONS)
+            tokens.append(seen.tokens)
+            session.flush()
+        return tokens, len(session.window)
+
+    merged, few = ran()
+    monkeypatch.setattr(Admitting, "apart", lambda self, window: True)
+    apart, many = ran()
+    assert all(a <= b for a, b in zip(merged, apart, strict=True)), (merged, apart)
+    assert few < many or mode == "forget"
 
 
 def test_a_chunk_of_a_conversation_that_a_user_evicts_can_be_recalled(backbone, frames):

@@ -1,0 +1,91 @@
+"""A text in parts, where an edit touches its inside: KV is causal, so each part keeps the KV that it has."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import pairwise
+
+from kamera.content import Encoded
+from kamera.errors import quote
+from kamera.ops import CodedKV, kv_slice
+from kamera.patches import Facts
+from kamera.window.places import Standing
+from kamera.window.planned import Planned
+from kamera.window.seats import new_number
+from kamera.window.serial import serial
+from kamera.window.slots import Resident, Slot
+from kamera.window.state import WindowState
+
+
+class Cuttable(Planned):
+    """A window whose texts can be cut into parts."""
+
+    @serial
+    def cut(self, slot: Slot | int, at: Sequence[int]) -> tuple[Slot, ...]:
+        """Make a text several chunks, cut before these of its tokens (ascending): no forward, no KV changes.
+
+        Returns the slots of its parts. What was not prefilled in this window as it stands (a picture, a
+        patched or canonical chunk) is not cut, and its slot returned. ValueError for tokens that are not
+        inside.
+        """
+        index = self._state.index(slot)
+        whole = self._state.residents[index]
+        borders = [*pairwise([0, *at, whole.facts.length])]
+        if any(start >= stop for start, stop in borders):
+            raise ValueError(f"at {quote(at)} are no ascending tokens inside of {whole.facts.length}")
+        if not _is_plain(whole):
+            return (self.slots[index],)
+        label, parts = whole.facts.label, list[Facts]()
+        for start, stop in borders:
+            ids = whole.facts.encoded.input_ids[start:stop]
+            chunk = self.backbone.chunk_from_tensors(ids, label=label)
+            parts.append(Facts(chunk.id, Encoded(ids, {}, {}), label))
+        self._state, self._plans = _cut(self._state, index, parts, self._stage.standing), ()
+        return self.slots[index : index + len(parts)]
+
+
+def _is_plain(resident: Resident) -> bool:
+    """True for a text that shows the KV of its prefill."""
+    facts, copy, source = resident.facts, resident.copy, resident.seat.source
+    text = not (facts.encoded.tensors or facts.position_inputs or source.home.shape)
+    prefilled = copy.patch is None and resident.clean is None and not source.canonical
+    return text and prefilled and not isinstance(copy.kv, CodedKV)
+
+
+def _cut(state: WindowState, index: int, facts: Sequence[Facts], standing: Standing) -> WindowState:
+    """The state with a text in parts, each prefilled behind those before it."""
+    whole = state.residents[index]
+    seat, copy, parts, start = whole.seat, whole.copy, list[Resident](), 0
+    assert seat.offset is not None, "it stands"
+    behind = seat.source.antecedents
+    for part in facts:
+        stop = start + part.length
+        places = copy.positions[:, start:stop]
+        home = standing.spot(part, places)
+        source = replace(seat.source, home=home, antecedents=behind)
+        own = replace(
+            seat,
+            chunk_id=part.chunk_id,
+            length=part.length,
+            spot=home.moved(seat.offset),
+            source=source,
+            archived=False,
+            number=new_number(),
+        )
+        kv = replace(copy, kv=kv_slice(copy.kv, start, stop), positions=places, antecedents=behind)
+        parts.append(Resident(part, own, kv))
+        behind, start = (*behind, part.chunk_id), stop
+    named = [part.chunk_id for part in facts]
+    others = [_told(resident, whole.facts.chunk_id, named) for resident in state.residents[index + 1 :]]
+    return replace(state, residents=(*state.residents[:index], *parts, *others))
+
+
+def _told(resident: Resident, whole: str, parts: Sequence[str]) -> Resident:
+    """A chunk whose antecedents name the parts in place of the whole: the tokens are the same."""
+    source = resident.seat.source
+    if whole not in source.antecedents:
+        return resident
+    behind = tuple(n for name in source.antecedents for n in (parts if name == whole else (name,)))
+    seat = replace(resident.seat, source=replace(source, antecedents=behind))
+    return replace(resident, seat=seat, copy=replace(resident.copy, antecedents=behind))
