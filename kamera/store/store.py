@@ -31,7 +31,7 @@ from kamera.store.listing import rows, stats
 from kamera.store.memory import parse_size
 from kamera.store.metrics import Metrics, Silent
 from kamera.store.opening import open_directory_tiers, open_tiers, path_of
-from kamera.store.orders import Order, turns
+from kamera.store.orders import Order, needed, turns
 from kamera.store.probes import Unasked, compare
 from kamera.store.records import CanonicalRecord, PatchRecord, Record
 from kamera.store.remote import is_remote
@@ -351,27 +351,17 @@ class ChunkStore:
         for i, record in enumerate(records):
             try:
                 self._check(record.context)
-                name = self._codec.name(record.key)
-                orders[i] = Order(name, record, record.kind in PATCH_KINDS, self._needed(record))
+                names = [key and self._codec.name(key) for key in (record.key, needed(record))]
+                orders[i] = Order(names[0], record, record.kind in PATCH_KINDS, names[1])
             except (KameraError, ValueError) as error:
                 puts[i] = Put("", error)
         for turn in turns(orders):
-            for i, own in zip(turn, self._tiers.put_many([orders[i] for i in turn]), strict=True):
+            found = dict(zip(turn, self._tiers.put_many([orders[i] for i in turn]), strict=True))
+            for i, own in found.items():
                 puts[i] = Put(orders[i].name, own if isinstance(own, Exception) else None)
-                if isinstance(own, CanonicalRecord) and own.kind == "canonical":
-                    self._search.add(orders[i].name, own)
+            canonicals = [(i, own) for i, own in found.items() if isinstance(own, CanonicalRecord)]
+            self._search.add([(orders[i].name, own) for i, own in canonicals if own.kind == "canonical"])
         return [puts[i] for i in range(len(records))]
-
-    def _needed(self, record: Record) -> str:
-        """The name of a canonical's encoding, or of a patch's canonical; "" for any other object."""
-        kind, context = "canonical", record.context
-        if isinstance(record, PatchRecord):
-            context = replace(context, anchor=record.base or context.anchor)
-        elif isinstance(record, CanonicalRecord) and record.vision:
-            kind, context = "encoding", encoding_context(record.vision, self.tenant)
-        else:
-            return ""
-        return self._codec.name(object_key(kind, context, record.chunk_id))
 
     def _named(
         self,

@@ -308,6 +308,7 @@ def test_a_damaged_canonical_is_made_again_on_the_way(tmp_path, backbone, store,
 def test_a_store_that_cannot_be_written_ends_the_run(tmp_path, backbone, store, frames):
     plan = read_plan(write_plan(tmp_path, frames[:1], frames[1:2]))
     (tmp_path / "store" / "tmp").rmdir()
+    (tmp_path / "store" / "tmp").touch()
     with pytest.raises(StoreError):
         run_plan(plan, backbone, store)
     assert store.ls() == []

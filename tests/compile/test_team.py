@@ -177,6 +177,7 @@ def test_a_store_that_fails_ends_the_run_of_a_team_too(tmp_path, frames):
     (tmp_path / "s").mkdir()
     with ChunkStore.open(tmp_path / "s") as store:
         (tmp_path / "s" / "tmp").rmdir()
+        (tmp_path / "s" / "tmp").touch()
         job = Job(plan, Several(2, store, ORBITS, 0), store, ORBITS)
         with pytest.raises(StoreError):
             list(job.steps())

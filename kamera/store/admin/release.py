@@ -83,7 +83,7 @@ class Ward:
             return replace(judged, reason="an object stands in its place, which may be newer: drop the copy")
         self.drop(file)
         if isinstance(found.record, CanonicalRecord) and found.record.kind == "canonical":
-            self._store._search.add(found.info.key, found.record)
+            self._store._search.add([(found.info.key, found.record)])
         return replace(judged, released=True)
 
     def _judged(self, file: str) -> tuple[Judged, _Read | None]:

@@ -26,7 +26,7 @@ from kamera.store.keys import Context, canonical_key, encoding_context, is_key, 
 from kamera.store.records import CanonicalRecord, Record
 from kamera.store.search.embedding import embedding_of, unit
 from kamera.store.search.nearest import Nearest
-from kamera.store.search.vectors import DiskVectors, MemoryVectors, Row, Vectors
+from kamera.store.search.vectors import DiskVectors, Fresh, MemoryVectors, Row, Vectors
 from kamera.store.tiers import Tiers
 
 logger = logging.getLogger(__name__)
@@ -148,20 +148,27 @@ class Search:
 
     # -- updates from the store ----------------------------------------------------------------
 
-    def add(self, name: str, record: CanonicalRecord) -> None:
-        """Store the embedding of a canonical that was just stored.
+    def add(self, stored: Sequence[tuple[str, CanonicalRecord]]) -> None:
+        """Store the embeddings of canonicals that were just stored, by name.
 
-        If that fails the object is stored nevertheless, and the next search makes the row.
+        If that fails the objects are stored nevertheless, and the next search makes the rows.
         """
+        rows: list[Fresh] = []
+        for name, record in stored:
+            try:
+                rows += self._row(name, record)
+            except (StoreError, OSError) as error:
+                logger.warning("no embedding kept of %s: %s", name, error)
         try:
-            self._put(name, record)
+            if rows:
+                self._vectors.put(rows)
         except (StoreError, OSError) as error:
-            logger.warning("no embedding kept of %s: %s", name, error)
+            logger.warning("no embedding kept of %s: %s", ", ".join(row.name for row in rows), error)
 
     def met(self, name: str, record: CanonicalRecord) -> None:
         """`add`, for an object written elsewhere, which may have its row already."""
         if not self._vectors.has(name):
-            self.add(name, record)
+            self.add([(name, record)])
 
     def drop(self, names: Iterable[str]) -> None:
         """Forget embeddings: afterwards they are neither on the disk nor in this process.
@@ -306,18 +313,19 @@ class Search:
     def _make(self, name: str) -> tuple[bool, np.ndarray | None]:
         """Write the row of a stored object; return True if it could, and the embedding."""
         record = self._read(name)
-        return self._put(name, record) if isinstance(record, CanonicalRecord) else (False, None)
+        rows = self._row(name, record) if isinstance(record, CanonicalRecord) else []
+        if rows:
+            self._vectors.put(rows)
+        return bool(rows), rows[0].vector if rows else None
 
-    def _put(self, name: str, record: CanonicalRecord) -> tuple[bool, np.ndarray | None]:
-        """The same; a canonical whose encoding is gone gets its row once the chunk is encoded again."""
+    def _row(self, name: str, record: CanonicalRecord) -> list[Fresh]:
+        """Its row; none of a canonical whose encoding is gone, until the chunk is encoded again."""
         encoding = self._read(self._objects.encoding(record)) if record.vision else None
         if not isinstance(encoding, EncodingRecord):
             if record.vision:
-                return False, None
+                return []
             encoding = None
-        vector = embedding_of(record, encoding)
-        self._vectors.put(self._space(record.context), name, record.chunk_id, vector)
-        return True, vector
+        return [Fresh(self._space(record.context), name, record.chunk_id, embedding_of(record, encoding))]
 
     def _read(self, name: str) -> Record | None:
         try:

@@ -47,6 +47,15 @@ class Row(NamedTuple):
     vector: np.ndarray | None
 
 
+class Fresh(NamedTuple):
+    """A row to be written."""
+
+    space: str
+    name: str
+    chunk_id: str
+    vector: np.ndarray | None
+
+
 class State(NamedTuple):
     """The progress of a space. ``epoch`` changes when the file is rebuilt and its numbers restart at 1."""
 
@@ -58,8 +67,8 @@ class State(NamedTuple):
 class Vectors(Protocol):
     """Embeddings by object name, in spaces of comparable vectors."""
 
-    def put(self, space: str, name: str, chunk_id: str, vector: np.ndarray | None) -> None:
-        """Write the row of ``name``, replacing any present one."""
+    def put(self, rows: Sequence[Fresh]) -> None:
+        """Write rows, each in place of any present one of its name."""
 
     def drop(self, names: Iterable[str]) -> None:
         """Delete rows, their bytes included."""
@@ -96,10 +105,11 @@ class MemoryVectors:
         self._full = _PAGE
         self._lock = threading.Lock()
 
-    def put(self, space: str, name: str, chunk_id: str, vector: np.ndarray | None) -> None:
+    def put(self, rows: Sequence[Fresh]) -> None:
         with self._lock:
-            self._rows.pop(name, None)  # rows stay in the order of their numbers
-            self._rows[name] = space, Row(next(self._seq), name, chunk_id, vector)
+            for space, name, chunk_id, vector in rows:
+                self._rows.pop(name, None)  # rows stay in the order of their numbers
+                self._rows[name] = space, Row(next(self._seq), name, chunk_id, vector)
             if len(self._rows) > self._full:
                 there = self._present(list(self._rows))
                 self._rows = {name: held for name, held in self._rows.items() if name in there}
@@ -157,11 +167,10 @@ class DiskVectors:
             logger.debug("%s: %s", path, error)  # raised when it is used
         self._db = Database(path, _SCHEMA, _TABLES)
 
-    def put(self, space: str, name: str, chunk_id: str, vector: np.ndarray | None) -> None:
-        text = self._codec.veil(base64.b64encode(pack(name, chunk_id, vector)).decode())
+    def put(self, rows: Sequence[Fresh]) -> None:
         sql = "INSERT OR REPLACE INTO vectors (name, space, row) VALUES (?, ?, ?)"
         with self._db.writing():
-            self._db.execute(sql, (name, space, text))
+            self._db.execute_many(sql, [(row.name, row.space, self._text(row)) for row in rows])
 
     def drop(self, names: Iterable[str]) -> None:
         self._delete("name", names)
@@ -215,6 +224,10 @@ class DiskVectors:
             self._db.execute_many(f"DELETE FROM vectors WHERE {column} = ?", [(v,) for v in gone])
         # the log would keep the deleted bytes until it is written over
         self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+
+    def _text(self, row: Fresh) -> str:
+        packed = pack(row.name, row.chunk_id, row.vector)
+        return self._codec.veil(base64.b64encode(packed).decode())
 
     def _read(self, seq: int, raw: bytes, text: bytes) -> Row | int:
         try:

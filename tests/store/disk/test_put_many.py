@@ -155,7 +155,7 @@ def test_names_follow_the_bytes_and_both_are_synced(root: Path) -> None:
 # -- what is in it -------------------------------------------------------------------------------------
 
 
-def test_an_encoding_comes_before_the_canonical_that_names_it(root: Path) -> None:
+def test_encodings_come_before_canonicals_and_those_before_patches(root: Path) -> None:
     moved: list[str] = []
 
     def spy(_: str, call: Callable[..., Any]) -> Callable[..., Any]:
@@ -170,7 +170,7 @@ def test_an_encoding_comes_before_the_canonical_that_names_it(root: Path) -> Non
         keys = accepted(store, records)
     assert keys == [record.key for record in records]
     kinds = {f"{record.key}.safetensors": record.kind for record in records}
-    assert [kinds[name] for name in moved] == ["encoding"] * 5 + ["exact"] * 5 + ["canonical"] * 5
+    assert [kinds[name] for name in moved] == ["encoding"] * 5 + ["canonical"] * 5 + ["exact"] * 5
 
 
 def test_an_object_that_is_twice_in_a_batch_is_put_twice(root: Path) -> None:
@@ -217,7 +217,7 @@ def test_a_batch_counts_as_a_whole_against_the_limit(root: Path) -> None:
         assert StoreAdmin(store).stats().bytes <= 3.5 * size
 
 
-def test_a_canonical_is_refused_with_its_encoding(root: Path) -> None:
+def test_a_canonical_is_refused_with_its_encoding_and_a_patch_with_its_canonical(root: Path) -> None:
     one, other = CHUNKS[:2]
     with ChunkStore.open(root, disk_limit=100_000) as store:
         puts = store.put_many(
@@ -226,13 +226,13 @@ def test_a_canonical_is_refused_with_its_encoding(root: Path) -> None:
                 canonical(other, vision=VISION),
                 encoding(one, tokens=9000),
                 encoding(other),
+                patch(one),
+                patch(other),
             ]
         )
-        assert puts[0].error is puts[2].error and isinstance(puts[0].error, StoreError)
-        assert {(info.kind, info.chunk_id) for info in store.ls()} == {
-            ("canonical", other),
-            ("encoding", other),
-        }
+        assert [put.error is None for put in puts] == [False, True, False, True, False, True]
+        assert puts[0].error is puts[2].error is puts[4].error and isinstance(puts[0].error, StoreError)
+        assert {info.chunk_id for info in store.ls()} == {other} and len(store.ls()) == 3
 
 
 # -- what goes wrong -----------------------------------------------------------------------------------
@@ -292,7 +292,7 @@ def test_a_disk_that_does_not_sync_acknowledges_nothing(root: Path, at: int) -> 
 def test_a_writer_killed_in_a_batch_leaves_whole_objects_and_a_beginning_of_it(tmp_path: Path) -> None:
     """At each of its calls: old or new objects, encodings first, rows that agree, and nothing else."""
     records = [*mixed(), *(patch(chunk, antecedents=("old",), rank=7) for chunk in CHUNKS[:3])]
-    placed = [record.key for record in sorted(records, key=lambda record: record.kind != "encoding")]
+    placed = [r.key for kind in ("encoding", "canonical", "exact") for r in records if r.kind == kind]
     olds = [patch(chunk, antecedents=("old",)).key for chunk in CHUNKS[:3]]
 
     def fresh(root: Path) -> None:

@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kamera.store import ChunkStore, StoreAdmin
+from kamera.store.search.vectors import Fresh
 from tests.store.builders import CONTEXT
 from tests.store.search.test_search import WIDTH, assert_as_reference, filled, folder, picture, put, rows_file
 
@@ -83,7 +84,7 @@ def test_verify_mends_the_rows_and_says_so(tmp_path):
         assert StoreAdmin(store).verify().embeddings == ()
         vectors = store._search._vectors
         vectors.drop([records[0].key])
-        vectors.put("elsewhere", "no name", "x", None)
+        vectors.put([Fresh("elsewhere", "no name", "x", None)])
         told = StoreAdmin(store).verify().embeddings
         assert len(told) == 1 and "1 made anew" in told[0]
         assert StoreAdmin(store).verify().embeddings == ()
