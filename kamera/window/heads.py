@@ -1,17 +1,22 @@
 """Common heads: chunks of text that begin with the same tokens, so that KV of these is computed once.
 
 KV is causal: that of a chunk's first tokens does not depend on its later ones. It is equal in every chunk
-that begins with these tokens behind the same context.
+that begins with these tokens behind the same context. Behind another context it is a survivor's: where
+survivors are served, a text takes over the KV of texts that left in its place, and of an answer behind which
+it comes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
 
 from kamera.content import Chunk, common_prefix
-from kamera.patches import Facts
-from kamera.window.leaving import footing
-from kamera.window.seats import Seats, Spot
+from kamera.patches import Facts, Guarantee, prefilled_behind, weakest
+from kamera.window.leaving import footing, staying_behind
+from kamera.window.policy import ReusePolicy
+from kamera.window.requests import Newcomer
+from kamera.window.seats import Seat, Seats, Source, Spot
 from kamera.window.state import WindowState
 from kamera.window.steps import Head
 
@@ -20,6 +25,12 @@ SHORTEST_HEAD = 8
 
 Heads = tuple[tuple[str, int], ...]
 """As `Facts.heads`."""
+
+Takes = tuple[tuple[int, int], ...]
+"""What a text begins with, in order: chunks of a window by index, each with the number of their first tokens.
+
+One behind the last is the answer that was said there.
+"""
 
 Texts = Mapping[tuple[int, ...], list[tuple[str, list[int]]]]
 """Chunks of text by their first `SHORTEST_HEAD` tokens, each with all its tokens."""
@@ -53,6 +64,100 @@ def head_at(chunk: Chunk, state: WindowState, index: int) -> Heads:
         return ()
     equal = common_prefix(chunk.input_ids.tolist(), there.facts.encoded.input_ids.tolist())
     return ((there.facts.chunk_id, equal),) if equal else ()
+
+
+class Gaps:
+    """What a window's chunks left between those that stay, for texts that come in their places.
+
+    It is asked along an order: ``staying`` are indices of those that stay, as they come in it. No token is
+    taken twice.
+    """
+
+    def __init__(self, state: WindowState, staying: Sequence[int]) -> None:
+        said = () if state.said is None else (state.said,)
+        self._texts = [_text_of(r.facts) for r in (*state.residents, *said)]
+        self._staying = list(staying)
+        self._at = 0
+
+    def passed(self) -> None:
+        """The order goes on with the next one that stays."""
+        self._at = max(self._at, self._staying.pop(0) + 1)  # one that was moved back opens no gap
+
+    def takes(self, chunk: Chunk) -> Takes:
+        """What the next newcomer takes over: whole texts in the gap, the last one as far as it is equal.
+
+        Where one text comes every turn, the next turn's may be what stays: the whole texts from there on
+        count too, if they are half of it.
+        """
+        if chunk.inputs:
+            return ()
+        ids = chunk.input_ids.tolist()
+        found = self._equal(ids, next((i for i in self._staying if i >= self._at), len(self._texts)))
+        if not found:
+            whole = self._equal(ids, len(self._texts), parts=False)
+            found = whole if 2 * sum(tokens for _, tokens in whole) >= len(ids) else found
+        self._at = found[-1][0] + 1 if found else self._at
+        return tuple(found)
+
+    def _equal(self, ids: list[int], end: int, parts: bool = True) -> list[tuple[int, int]]:
+        found: list[tuple[int, int]] = []
+        done = 0
+        for at in range(self._at, end):
+            text = self._texts[at]
+            equal = common_prefix(ids[done:], text)
+            if equal and (parts or equal == len(text)):
+                found.append((at, equal))
+                done += equal
+            if done == len(ids) or (parts and 0 < equal < len(text)):
+                break
+        return found
+
+
+def _text_of(facts: Facts) -> list[int]:
+    """The tokens of a text; none of a chunk whose KV depends on more than these."""
+    plain = not (facts.encoded.tensors or facts.position_inputs)
+    return facts.encoded.input_ids.tolist() if plain else []
+
+
+class Taken(NamedTuple):
+    """KV that a text takes over: its heads, what it is conditioned on, and its worth in its new place."""
+
+    heads: tuple[Head, ...]
+    antecedents: tuple[str, ...]
+    guarantee: Guarantee
+
+    def seat(self, chunk: Newcomer, spot: Spot) -> Seat:
+        """The text's seat. It is never harvested: what is taken over is no prefill behind ``antecedents``."""
+        source = Source(spot, self.antecedents, self.guarantee, canonical=False)
+        return Seat(chunk.chunk_id, chunk.length, spot, source, self.guarantee, "near", archived=False)
+
+
+def taken_over(
+    window: Seats, chunk: Newcomer, before: Seats, spot: Spot, policy: ReusePolicy
+) -> Taken | None:
+    """What a text at ``spot`` behind ``before`` takes over of those that left, if it is served.
+
+    Each part is a survivor or less, as a chunk that stays, and the rest of the text is conditioned on it.
+    None if as much has exact KV at hand, as `head_in` finds it.
+    """
+    there: Sequence[Seat] = window.seats if window.said is None else (*window.seats, window.said)
+    heads: list[Head] = []
+    worths: list[Guarantee] = ["survivor"]
+    done, source = 0, None
+    for index, tokens in chunk.takes:
+        seat = there[index]
+        source = seat.source
+        if source.patched or source.lossy or source.home.shape or spot.shape:
+            return None
+        offset = tuple(to + done - at for to, at in zip(spot.low, source.home.low, strict=True))
+        heads.append(Head(seat.number, tokens, offset))
+        worths.append(staying_behind(seat, before).guarantee)
+        done += tokens
+    exact = head_in(window, chunk.heads, before, spot)
+    if source is None or (exact is not None and exact.tokens >= done):
+        return None
+    worth = weakest([*worths, *((prefilled_behind(footing(before)),) if done < chunk.length else ())])
+    return Taken(tuple(heads), source.antecedents, worth) if policy.keeps(worth) else None
 
 
 def head_in(window: Seats, heads: Heads, before: Seats, spot: Spot) -> Head | None:

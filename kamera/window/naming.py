@@ -12,7 +12,7 @@ import torch
 from kamera.content import Chunk, Encoded
 from kamera.errors import IncompatibleChunk, InvalidPermutation, UnknownChunk, quote
 from kamera.patches import Facts, Former, encoded
-from kamera.window.heads import Heads, head_at, heads_of, texts
+from kamera.window.heads import Gaps, Heads, head_at, heads_of, texts
 from kamera.window.lookback import named
 from kamera.window.policy import OnLeave
 from kamera.window.requests import (
@@ -178,9 +178,13 @@ class Names:
         items: list[int | Newcomer] = []
         same = (i for i, item in enumerate(wanted) if not (isinstance(item, Here) and item.index == i))
         change = next(same, len(wanted))
+        staying = [item.index for item in wanted if isinstance(item, Here)]
+        gaps = Gaps(self._state, staying) if on_leave == "keep" else None
         for index, item in enumerate(wanted):
             if isinstance(item, Here):
                 items.append(item.index)
+                if gaps is not None:
+                    gaps.passed()
                 continue
             chunk = self._chunk(item)
             first = chunk.id not in found
@@ -189,7 +193,9 @@ class Names:
                 there = head_at(chunk, self._state, index) if index == change else ()
                 heads[chunk.id] = tuple(dict([*there, *heads_of(chunk, here)]).items())
             newcomer = _newcomer(*found[chunk.id], heads[chunk.id])
-            items.append(newcomer if first else Newcomer(chunk.id, newcomer.length))
+            newcomer = newcomer if first else Newcomer(chunk.id, newcomer.length)
+            takes = () if gaps is None else gaps.takes(chunk)
+            items.append(dataclasses.replace(newcomer, takes=takes) if takes else newcomer)
         return _named(Arrange(tuple(items), on_leave, (), operation, archive), list(found.values()), heads)
 
     def _here(self, chunk_id: str) -> Facts | None:

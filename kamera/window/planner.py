@@ -8,14 +8,14 @@ from dataclasses import dataclass, field, replace
 from kamera.errors import PolicyRefused
 from kamera.patches import Guarantee, prefilled_behind, worth_harvesting
 from kamera.store import ObjectInfo
-from kamera.window.heads import head_in
+from kamera.window.heads import head_in, taken_over
 from kamera.window.leaving import footing, staying_behind, survivor_of
 from kamera.window.offers import Offers
 from kamera.window.policy import Archive as ArchiveRule
 from kamera.window.policy import OnLeave, PositionRule, ReusePolicy
 from kamera.window.price import Price
 from kamera.window.requests import Arrange, Newcomer, Request
-from kamera.window.seating import check_room, check_stands, overflow, settled, tail
+from kamera.window.seating import canonical_at, check_room, check_stands, overflow, settled, tail
 from kamera.window.seats import Seat, Seats, Source, Spot, new_number
 from kamera.window.steps import Archive, Clean, Harvest, Keep, Limits, Offer, Place, Plan, Prefill, Rows, Step
 from kamera.window.writing import bytes_written
@@ -78,8 +78,7 @@ class Planner:
         It is archived and harvested now or when it leaves; None: as the policy's `forms` says.
         """
         state, spot = tail(self.limits, self._make_room(state, chunk), chunk)
-        if not state.seats:
-            # leading: its prefill behind the anchor is the canonical itself
+        if not state.seats:  # leading: its prefill behind the anchor is the canonical itself
             seat = self.bring(chunk, state, spot)
         else:
             seat = self._prefill(chunk, state, spot, new=True)
@@ -136,8 +135,7 @@ class Planner:
         if on_leave == "exact":
             self.policy = self.policy.as_exact()
             same = next((i for i, s in enumerate(state.seats[:same]) if s.guarantee != "exact"), same)
-        coming = (item for item in wanted if isinstance(item, Newcomer) and item.heads)
-        self.heads |= {item.chunk_id: item.heads for item in coming}
+        self.heads |= {c.chunk_id: c.heads for c in wanted if isinstance(c, Newcomer) and c.heads}
         numbers = {item.number for item in wanted if isinstance(item, Seat)}
         self.left += [self.parted(s).number for s in state.seats if s.number not in numbers]
         check_room(self.limits, wanted)
@@ -156,15 +154,16 @@ class Planner:
             new = state  # what it knows of its seats is known
         policy = self.policy
         repairing = policy.as_repairing()
+        spots = [spot.moved(frame) for spot in spots]
         for i, (item, spot) in list(enumerate(zip(wanted, spots, strict=True)))[same:]:
             self.policy = repairing if isinstance(item, Seat) else policy
             if i in there:
                 seat = staying_behind(self._spent(there[i]), new)
             elif isinstance(item, Seat):
                 item = self._spent(item)
-                seat = self.bring(item, new, spot.moved(frame), was=item)
+                seat = self.bring(item, new, spot, was=item)
             else:
-                seat = self.bring(item, new, spot.moved(frame), archived=False)
+                seat = self._taken(item, new, spot) or self.bring(item, new, spot, archived=False)
             new = new.joined(seat)
         self.policy = asked
         return new
@@ -205,7 +204,7 @@ class Planner:
             return replace(seat, clean=None)
         computes = self._computes(seat)
         self.steps.append(Clean(seat.number, computes))
-        return replace(seat, clean=self._canonical(seat.chunk_id))
+        return replace(seat, clean=canonical_at(self.limits, seat.chunk_id))
 
     def bring(
         self,
@@ -258,7 +257,7 @@ class Planner:
         )
         if not before.seats and base is None and not glue:
             there = self.rows.has_canonical(chunk.chunk_id) or chunk.chunk_id in self._made
-            source = self._canonical(chunk.chunk_id, lossy=self.limits.lossy and there)
+            source = canonical_at(self.limits, chunk.chunk_id, lossy=self.limits.lossy and there)
             if self.policy.admits(source.guarantee):
                 return source, None
             return None
@@ -271,12 +270,12 @@ class Planner:
         if self.policy.minimum != "exact":
             offer = self._offers.best(chunk, before, base, was)
             if offer is not None:
-                canonical = self._canonical(chunk.chunk_id, base=base)
+                canonical = canonical_at(self.limits, chunk.chunk_id, base=base)
                 source = replace(canonical, guarantee=offer.guarantee, antecedents=offer.antecedents)
                 return replace(source, patched=True, patch_bytes=offer.bytes, proof=offer.proof), offer
         # with a base there is no canonical to serve blind: computing one costs as much as the exact forward
         if base is None and (self.policy.admits("blind") or self.policy.on_miss == "blind"):
-            source = replace(self._canonical(chunk.chunk_id), guarantee="blind")
+            source = replace(canonical_at(self.limits, chunk.chunk_id), guarantee="blind")
             return source, None
         return None
 
@@ -303,12 +302,24 @@ class Planner:
                 "kamera certify)"
             )
         source = leading or Source(spot, before.lineage, guarantee, canonical=False)
-        seat = Seat(chunk.chunk_id, chunk.length, spot, source, guarantee, state, archived)
-        seat = seat if number is None else replace(seat, number=number)
+        number = number or new_number()
+        seat = Seat(chunk.chunk_id, chunk.length, spot, source, guarantee, state, archived, number=number)
         head = head_in(self.before, self.heads.get(chunk.chunk_id, ()), before, spot)
         joined = head is None and self._follows(before)
-        self.steps.append(Prefill(seat, before, new, head, joined))
-        self.price.ran(chunk, 0 if head is None else head.tokens, joined)
+        step = Prefill(seat, before, new, () if head is None else (head,), joined)
+        self.steps.append(step)
+        self.price.ran(chunk, step.held, joined)
+        return seat
+
+    def _taken(self, chunk: Newcomer, before: Seats, spot: Spot) -> Seat | None:
+        """A text on the KV of texts that left in its place, unless it is stored."""
+        taken = taken_over(self.before, chunk, before, spot, self.policy)
+        stored = self.rows.has_canonical(chunk.chunk_id) or chunk.chunk_id in self._made
+        if taken is None or (stored and self._best(chunk, before, None) is not None):
+            return None
+        seat = taken.seat(chunk, spot)
+        self.steps.append(Prefill(seat, before, heads=taken.heads))
+        self.price.ran(chunk, sum(head.tokens for head in taken.heads))
         return seat
 
     def _leads(
@@ -330,7 +341,7 @@ class Planner:
     def _follows(self, before: Seats) -> bool:
         """True if the step before prefills the chunk right in front, so that both share a forward."""
         last = self.steps[-1] if self.steps and self.limits.joins else None
-        if not isinstance(last, Prefill) or (last.head and last.head.tokens == last.seat.length):
+        if not isinstance(last, Prefill) or last.held == last.seat.length:
             return False  # nothing runs for a chunk whose KV is all at hand
         return last.seat.number == before.seats[-1].number
 
@@ -385,16 +396,9 @@ class Planner:
         self.price.ran(chunk, next(there, 0))
         return True
 
-    def _canonical(self, chunk_id: str, lossy: bool | None = None, base: ObjectInfo | None = None) -> Source:
-        lossy = self.limits.lossy if lossy is None else lossy
-        (home,) = self.limits.places.compact([chunk_id])
-        if base is not None:
-            home = home.moved((base.behind - self.limits.anchor,) * len(home.low))
-        return Source(home, (), "patched" if lossy else "exact", canonical=True, lossy=lossy)
-
     def _compact(self, chunks: Sequence[Newcomer | Seat]) -> list[Spot]:
         return self.limits.places.compact([c.chunk_id for c in chunks])
 
     def _make_room(self, state: Seats, chunk: Newcomer) -> Seats:
-        n = overflow(self.limits, state, chunk)
-        return self.leave(state, range(n), self.limits.rule) if n else state
+        leaving = range(overflow(self.limits, state, chunk))
+        return self.leave(state, leaving, self.limits.rule) if leaving else state

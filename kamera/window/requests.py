@@ -23,12 +23,16 @@ MIN_SCORE = 0.9
 
 @dataclass(frozen=True)
 class Newcomer:
-    """A chunk that is to come: its id, its tokens, the number of its vision encodes, and `Facts.heads`."""
+    """A chunk that is to come: its id, its tokens, the number of its vision encodes, and `Facts.heads`.
+
+    ``takes`` as `kamera.window.heads.Takes`.
+    """
 
     chunk_id: str
     length: int
     encodes: int = 0
     heads: tuple[tuple[str, int], ...] = ()
+    takes: tuple[tuple[int, int], ...] = ()
 
 
 @dataclass(frozen=True)

@@ -12,9 +12,18 @@ from operator import is_
 import torch
 
 from kamera.content import Encoded
-from kamera.engines import Answer, LiveKV, Span
+from kamera.engines import Answer, LiveKV, Span, Written
 from kamera.errors import NonFiniteKV, NotRelocatable
-from kamera.ops import KV, NO_KV, kv_concat, kv_copy, kv_tensors, kv_tokens
+from kamera.ops import (
+    KV,
+    NO_KV,
+    kv_concat,
+    kv_copy,
+    kv_tensors,
+    kv_tokens,
+    relocate_kv,
+    rotated_bytes,
+)
 from kamera.patches import (
     Before,
     Copy,
@@ -188,7 +197,7 @@ class _Run:
         facts = [self.facts[step.seat.chunk_id] for step in run]
         places = [self.stage.standing.positions(f, s.seat.spot) for f, s in zip(facts, run, strict=True)]
         spans, encoded = self.stage.spans(before), [f.encoded for f in facts]
-        head = self._head(facts[0], places[0], first.head)
+        head = self._head(facts[0], places[0], first.heads)
         done = 0 if head is None else kv_tokens(head)
         parts = places
         if head is not None and done:
@@ -285,12 +294,22 @@ class _Run:
             joined.append(step)
         return joined
 
-    def _head(self, facts: Facts, positions: torch.Tensor, head: Head | None) -> KV | None:
-        if head is None:
-            return None
-        whose, copy = self.whose[head.number].encoded, self.copies[head.number]
-        ids = facts.encoded.input_ids
-        return head_of(ids, positions, whose.input_ids, copy.positions, copy.kv, head.tokens)
+    def _head(self, facts: Facts, positions: torch.Tensor, heads: Sequence[Head]) -> KV | None:
+        """KV of a chunk's first tokens, taken over from its ``heads``; None without one."""
+        found: list[KV] = []
+        layout, done = self.former.backbone.layout, 0
+        for head in heads:
+            whose, copy, offset = self.whose[head.number].encoded, self.copies[head.number], head.offset
+            ids, there = facts.encoded.input_ids[done:], moved(copy.positions, offset)
+            part = head_of(ids, positions[:, done:], whose.input_ids, there, copy.kv, head.tokens)
+            if part is None:
+                return None
+            if any(offset):
+                part = relocate_kv(part, layout, offset)
+                self.tally.add(Written(bytes_turned=rotated_bytes(part, layout)))
+            found.append(part)
+            done += head.tokens
+        return kv_concat(found) if len(found) > 1 else found[0] if found else None
 
     def _harvest(self, number: int, base: str) -> None:
         facts, copy, formed = self.whose[number], self.copies[number], self.formed[number]

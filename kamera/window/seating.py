@@ -6,8 +6,9 @@ from collections import Counter
 from collections.abc import Sequence
 
 from kamera.errors import NotRelocatable, WindowFull
+from kamera.store import ObjectInfo
 from kamera.window.requests import Newcomer
-from kamera.window.seats import Offset, Seat, Seats, Spot
+from kamera.window.seats import Offset, Seat, Seats, Source, Spot
 from kamera.window.steps import Limits
 
 DRIFT = 4096
@@ -86,6 +87,17 @@ def tail(limits: Limits, state: Seats, chunk: Newcomer) -> tuple[Seats, Spot]:
     spot = spot.moved(state.frame)
     limits.check(spot)
     return state, spot
+
+
+def canonical_at(
+    limits: Limits, chunk_id: str, *, lossy: bool | None = None, base: ObjectInfo | None = None
+) -> Source:
+    """The source of a canonical: the window's own, behind its anchor, or one behind that of ``base``."""
+    lossy = limits.lossy if lossy is None else lossy
+    (home,) = limits.places.compact([chunk_id])
+    if base is not None:
+        home = home.moved((base.behind - limits.anchor,) * len(home.low))
+    return Source(home, (), "patched" if lossy else "exact", canonical=True, lossy=lossy)
 
 
 def check_room(limits: Limits, chunks: Sequence[Newcomer | Seat]) -> None:

@@ -129,15 +129,19 @@ class Place:
 
 @dataclass(frozen=True)
 class Head:
-    """KV of a chunk's first ``tokens`` is that of the chunk in seat ``number`` before the operation."""
+    """KV of a chunk's next ``tokens``: that of the first of the chunk in seat ``number`` before an operation.
+
+    It is moved by ``offset`` positions per axis from where it was computed; () for none.
+    """
 
     number: int
     tokens: int
+    offset: Offset = ()
 
 
 @dataclass(frozen=True)
 class Prefill:
-    """A conditioned forward behind ``before``, of the tokens after ``head``; ``new``: it was unseen.
+    """A conditioned forward behind ``before``, of the tokens after ``heads``; ``new``: it was unseen.
 
     ``joined``: in one forward with the step before, whose chunk stands right in front of it.
     """
@@ -145,8 +149,13 @@ class Prefill:
     seat: Seat
     before: Seats
     new: bool = False
-    head: Head | None = None
+    heads: tuple[Head, ...] = ()
     joined: bool = False
+
+    @property
+    def held(self) -> int:
+        """Tokens whose KV is at hand."""
+        return sum(head.tokens for head in self.heads)
 
 
 @dataclass(frozen=True)
@@ -228,7 +237,7 @@ class Plan:
     @property
     def heads(self) -> dict[int, int]:
         """See above."""
-        return {s.seat.number: s.head.tokens for s in self.steps if isinstance(s, Prefill) and s.head}
+        return {s.seat.number: s.held for s in self.steps if isinstance(s, Prefill) and s.heads}
 
     @property
     def loads(self) -> tuple[tuple[str, Offer | None], ...]:

@@ -41,6 +41,8 @@ def bytes_written(limits: Limits, before: Seats, steps: Sequence[Step], after: S
             case Prefill():
                 if not step.joined:  # what is joined runs behind the same show
                     walk.show(step.before)
+                moved = sum(head.tokens for head in step.heads if any(head.offset))
+                walk.written += Bytes(moved * limits.phased)
                 walk.copies[step.seat.number] = ("new", i)
             case Place():
                 walk.copies[step.seat.number] = ("new", i)

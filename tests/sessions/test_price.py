@@ -72,6 +72,24 @@ def test_an_appended_chat_runs_what_a_kept_cache_runs_in_one_forward_before_the_
     assert common_prefix(prompt, held) == len(prompt), "the streamer heard the prompt first"
 
 
+@pytest.mark.parametrize("keep", [1, 3])
+def test_whatever_leaves_amortize_runs_what_the_conversation_adds(backbone, frames, keep):
+    """Pictures leave, the texts beside them and all answers stay: none of these runs again."""
+    policy, edit = ReusePolicy.streaming(), policies.keep_last_images(keep)
+    session = ChatSession(
+        backbone, ChunkStore.open("memory://"), policy=policy, edit_policy=edit, mode="amortize"
+    )
+    unedited, held = ChatSession(backbone, ChunkStore.open("memory://"), policy=ReusePolicy.exact()), 0
+    for i, frame in enumerate(frames):
+        with watching(backbone) as seen:
+            session.send(shown(frame), **OPTIONS)
+        plain = unedited._conversations.render(session.messages[:-1])
+        new, held = plain.num_tokens - held, plain.num_tokens + ANSWER
+        spans = seen.spans[: len(seen.spans) - ANSWER]
+        assert sum(spans) <= new
+        assert i < keep or session.window.guarantee != "exact"
+
+
 def test_answers_of_any_length_are_kept_for_the_next_turn(backbone):
     session = ChatSession(backbone, ChunkStore.open("memory://"), policy=DEFAULT)
     held: list[int] = []
