@@ -1,6 +1,7 @@
 """Edits of a conversation: directives, differences of two renderings, policies that edit messages, verbs."""
 
 from kamera.edits import policies
+from kamera.edits.clients import Client
 from kamera.edits.difference import Difference, difference
 from kamera.edits.directive import Directive, Edit, Mode, Snap, Unit, resolve
 from kamera.edits.messages import edited_messages
@@ -10,6 +11,7 @@ from kamera.edits.repeating import Repeated, repeated
 from kamera.edits.verbs import Decay, Evict, Pin, Share, Span, Verb
 
 __all__ = [
+    "Client",
     "Decay",
     "Difference",
     "Directive",

@@ -1,7 +1,9 @@
 """Anticipation: after an answer a session prepares its next prompt's window, as later work.
 
-What leaves next is often known: the edit policy says so, or the client's last edit, repeated. A stand-in of
-the shape of the last turn's messages takes the place of those that are not known yet. All in front of them is
+What leaves next is often known: the edit policy says so, a rule that the client was seen to follow, or its
+last edit, repeated. Stand-ins of the shape of earlier turns' messages take the place of those that are not
+known yet: the first with which anything leaves counts, for a turn with which nothing does finds the window as
+it stands. All in front of them is
 arranged on a fork of the window, under the session's own mode and policy, so that the next turn finds it in
 place and runs its new pieces alone. A prompt that comes otherwise starts from the window it would have
 started from: segments are compared by their ids, as in every turn.
@@ -11,13 +13,14 @@ from __future__ import annotations
 
 import logging
 import weakref
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
 from kamera import forks
 from kamera.content import Chunk, Conversations, Message, media_items
-from kamera.edits import EditPolicy, edited, repeated
+from kamera.edits import Client, EditPolicy, edited, repeated
 from kamera.engines import Engine
 from kamera.errors import KameraError
 from kamera.patches import Piece, Worth, later_of
@@ -38,6 +41,12 @@ from kamera.window import OnLeave, Slot
 
 logger = logging.getLogger(__name__)
 
+_HELD = 8
+"""Turns that a session remembers until the next anticipation."""
+
+_TURNS = 16
+"""Turns whose messages may stand in for the next ones."""
+
 
 class Foreseen(NamedTuple):
     """A next history, a stand-in for its new messages included; ``known`` of its messages are certain."""
@@ -51,6 +60,20 @@ class Told(NamedTuple):
 
     before: Sequence[Message]
     given: Sequence[Message]
+
+    @property
+    def as_sent(self) -> Sequence[Message]:
+        """The history before, its answer in the client's own form."""
+        sent = [message for message in self.given if message.get("role") == "assistant"]
+        own = self.before and self.before[-1].get("role") == "assistant"
+        return [*self.before[:-1], sent[-1]] if own and sent else self.before
+
+
+class Known(NamedTuple):
+    """What is known of a client: its last turn, and what all of its turns have told."""
+
+    last: Told | None
+    client: Client
 
 
 class Manner(NamedTuple):
@@ -84,13 +107,15 @@ class Anticipation:
         self._asked: object = None  # what is worked on now, or was made ready
         self._work: Piece | None = None
         self._ready: _Ready | None = None
-        self._last: Told | None = None
+        self._told: deque[Told] = deque(maxlen=_HELD)  # what nobody has learned from yet
+        self._known = Known(None, Client())
         self._pieces: list[Piece] = []
         weakref.finalize(self, _forget, self._pieces)
 
     def answered(self, before: Sequence[Message], given: Sequence[Message]) -> None:
         """Remember a turn: the history ``before`` it, and the one that the client gave."""
-        self._last = Told(before, given)
+        with self._lock:
+            self._told.append(Told(before, given))
 
     def begin(self, state: State, manner: Manner) -> None:
         """Prepare for what follows on ``state``, as later work; what was prepared before is dropped."""
@@ -99,13 +124,17 @@ class Anticipation:
         with self._lock:
             self._asked = asked
         # a session that is gone needs nothing prepared, and its window is not held for that
-        mine, seen, last = weakref.ref(self), weakref.ref(state), self._last
+        mine, seen = weakref.ref(self), weakref.ref(state)
 
         def work() -> None:
-            found = seen()
-            made = None if found is None else _tried(found, last, manner)
+            found, here = seen(), mine()
+            if found is None or here is None:
+                return
+            known = here._learned()
+            del here
+            made = _tried(found, known, manner)
             here = mine()
-            if here is not None and found is not None and made is not None and made.window is not None:
+            if here is not None and made is not None and made.window is not None:
                 here._made(asked, made, manner.anchors.memory(made.window).own)
 
         manner.anchors.store.awaited[id(self._queue)] = self._queue.flush  # no work meets a closed store
@@ -129,6 +158,15 @@ class Anticipation:
             return None
         self._queue.cancel(ready.piece)
         return ready.state
+
+    def _learned(self) -> Known:
+        """What is known after the turns that were answered."""
+        with self._lock:
+            told = [*self._told]
+            self._told.clear()
+        for turn in told:  # later work is one thread: no other learns meanwhile
+            self._known = Known(turn, self._known.client.told(turn.before, turn.given))
+        return self._known
 
     def _made(self, asked: object, state: State, size: int) -> None:
         mine = weakref.ref(self)
@@ -157,20 +195,27 @@ def _forget(pieces: Sequence[Piece]) -> None:
         piece.forget()
 
 
-def foreseen(state: State, last: Told | None, policy: EditPolicy | None) -> Foreseen | None:
-    """The next history after an answer; None if nothing is known of it. Raises EditPolicyFailed."""
+def foreseen(state: State, known: Known, policy: EditPolicy | None) -> Iterator[Foreseen]:
+    """Next histories after an answer, the likeliest first. Raises EditPolicyFailed."""
     history = state.messages
-    coming = _stand_in(history)
-    if not coming:
-        return None
+    if not history or history[-1].get("role") != "assistant":
+        return
     if policy is not None:
-        messages = edited(policy, [*history, *coming], state.turn)
-        tail = [message.get("role") for message in messages[-len(coming) :]]
-        if tail != [message.get("role") for message in coming]:
-            return None
-        return Foreseen(messages, len(messages) - len(coming))
-    again = None if last is None else repeated(last.before, last.given, history)
-    return None if again is None else Foreseen([*again.messages, *map(dict, coming)], again.known)
+        for coming in _stand_ins(history):
+            messages = edited(policy, [*history, *coming], state.turn)
+            tail = [message.get("role") for message in messages[-len(coming) :]]
+            if tail == [message.get("role") for message in coming]:
+                yield Foreseen(messages, len(messages) - len(coming))
+        return
+    client, last = known.client, known.last
+    for coming in _stand_ins([*client.unedited, history[-1]]) if client.rule else ():
+        ruled = client.next(history[-1], coming)
+        if ruled is not None:
+            yield Foreseen(*ruled)
+    again = None if client.rule or last is None else repeated(last.as_sent, last.given, history)
+    if again is not None:
+        for coming in _stand_ins(history)[:1]:
+            yield Foreseen([*again.messages, *map(dict, coming)], again.known)
 
 
 def prepared(state: State, next_history: Foreseen, manner: Manner) -> State | None:
@@ -205,20 +250,32 @@ def prepared(state: State, next_history: Foreseen, manner: Manner) -> State | No
     return replace(state, layout=layout, window=window)
 
 
-def _tried(state: State, last: Told | None, manner: Manner) -> State | None:
-    """`prepared` for what is `foreseen`; None, and a line in the log, where that fails."""
+def _tried(state: State, known: Known, manner: Manner) -> State | None:
+    """`prepared` for the first `foreseen` that needs it; None, and a line in the log, where that fails."""
     try:
-        next_history = foreseen(state, last, manner.policy)
-        return None if next_history is None else prepared(state, next_history, manner)
+        made = (prepared(state, history, manner) for history in foreseen(state, known, manner.policy))
+        return next((one for one in made if one is not None), None)
     except (KameraError, ValueError) as error:
         logger.info("a session's next prompt was not prepared: %s", error)
         return None
 
 
-def _stand_in(history: Sequence[Message]) -> list[Message]:
-    """The messages between the last two answers; none if the last message is no answer."""
-    if not history or history[-1].get("role") != "assistant":
-        return []
-    last = len(history) - 1
-    start = next((i + 1 for i in range(last - 1, -1, -1) if history[i].get("role") == "assistant"), 0)
-    return [m for m in history[start:last] if m.get("role") not in ("system", "developer")]
+def _stand_ins(history: Sequence[Message]) -> list[list[Message]]:
+    """The messages between answers, of the last turns, one of each shape: the most frequent shape first."""
+    ends = [i for i, message in enumerate(history) if message.get("role") == "assistant"]
+    starts = [0, *(end + 1 for end in ends[:-1])]
+    turns = [
+        [m for m in history[start:end] if m.get("role") not in ("system", "developer")]
+        for start, end in zip(starts, ends, strict=True)
+    ]
+    turns = [turn for turn in (turns[1:] or turns)[: -_TURNS - 1 : -1] if turn]
+    shapes = [[_shape(message) for message in turn] for turn in turns]
+    firsts = [i for i, shape in enumerate(shapes) if shapes.index(shape) == i]
+    return [turns[i] for i in sorted(firsts, key=lambda i: -shapes.count(shapes[i]))]
+
+
+def _shape(message: Message) -> tuple[Any, ...]:
+    """The role of a message and the kinds of its items."""
+    content = message.get("content")
+    items = content if isinstance(content, list | tuple) else ["text"]
+    return message.get("role"), *(i.get("type") if isinstance(i, dict) else str(i) for i in items)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -135,3 +136,17 @@ def test_both_tables_are_written(tmp_path, capsys):
 def test_a_table_that_is_none_is_refused(capsys):
     assert main(["agent"]) == 2
     assert "chats | agents" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", NAMED)
+def test_anticipated_and_amortized_turns_run_what_the_conversation_adds(name, backbone):
+    """Behind the first departure, which shows the client's rule; texts without pictures come in between."""
+    agent = dataclasses.replace(NAMED[name], batch=min(NAMED[name].batch, 3))
+    conversations = Conversations(backbone.processor)
+    asked = list(requests(backbone, conversations, Session(agent, 2, 16, 17, 4)))
+    first = next(i for i, r in enumerate(asked) if r.prefix > r.new)
+    assert sum(r.prefix > r.new for r in asked[first + 1 :]) >= 2
+    for way, begins in (("anticipated", first + 1), ("amortize", 1)):
+        turns = run(backbone, asked, WAYS[way])
+        over = [t - r.new for r, (_, t, _) in zip(asked[begins:], turns.first[begins:], strict=True)]
+        assert max(over) <= 0, way

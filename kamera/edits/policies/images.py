@@ -63,6 +63,11 @@ def keep_last_images(
     return keep_last_images
 
 
+def count_images(messages: Sequence[Message], of: Counted) -> int:
+    """The pictures that `keep_last_images` counts."""
+    return sum(of == "all" or picture.result is not None for picture in _pictures(messages))
+
+
 @dataclass(frozen=True)
 class _Picture:
     """A picture's place: the index of its message, and of its item, its inner item in a ``tool_result``.

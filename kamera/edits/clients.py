@@ -1,0 +1,183 @@
+"""A client that edits its history by itself: its rule, found among the policies of common agents.
+
+What was sent is put together to the history that the client would have sent unedited. A policy is its rule if
+it makes of that what was sent, at the turn that showed it and at the one before: then it says what comes
+next, as if it had been given. Media are told apart by their places, so that none is kept for this.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import chain, product
+from typing import Any, get_args
+
+from kamera.content import Message
+from kamera.edits.policies import clear_tool_results, keep_ends, keep_last_images
+from kamera.edits.policies.calls import is_result, text_of
+from kamera.edits.policies.images import Counted, Removed, count_images
+from kamera.edits.policy import EditPolicy, edited, same
+from kamera.edits.repeating import Repeated
+from kamera.errors import EditPolicyFailed
+
+_PLAIN = (str, int, float, bool, type(None))
+
+_PLACEHOLDERS = 3
+"""New texts that are tried as what stands for something that left: a rule writes one."""
+
+
+class _Medium:
+    """A picture or clip in a history, without its pixels."""
+
+
+@dataclass(frozen=True, eq=False)
+class Client:
+    """What turns have told of a client.
+
+    ``unedited`` is its history as far as it is known, ``given`` the last one it sent, both without pixels;
+    ``rule`` makes the one of the other, None while nothing was edited. ``media`` are those of ``given``;
+    ``repeats``: it sends the same ones again, and no copies.
+    """
+
+    unedited: tuple[Message, ...] = ()
+    given: tuple[Message, ...] = ()
+    rule: EditPolicy | None = None
+    media: Mapping[_Medium, Any] = field(default_factory=dict)
+    repeats: bool = False
+
+    def told(self, before: Sequence[Message], given: Sequence[Message]) -> Client:
+        """With one more turn: the history ``before`` it, which ends with an answer, and the one ``given``.
+
+        A turn that no rule explains begins anew, with what was given.
+        """
+        sent = tuple(_without_pixels(message) for message in given)
+        start = _answer(given)
+        anew = Client(sent, sent, None, _media(sent, given) or {})
+        if start is None or not self.given or _media(self.given, before[:-1]) is None:
+            return anew
+        unedited = (*self.unedited, *sent[start:])
+        for rule in chain([self.rule], _rules(unedited, sent, self)):
+            found = _made(rule, unedited, given)
+            if found is None or _made(rule, self.unedited, self.given) is None:
+                continue
+            again = [same(was, found[medium]) for medium, was in self.media.items() if medium in found]
+            repeats = self.repeats or any(again)
+            if all(again) or not repeats:  # else other pictures took their places
+                return Client(unedited, sent, rule, found, repeats)
+        return anew
+
+    def next(self, answer: Message, coming: Sequence[Message]) -> Repeated | None:
+        """What the client will send with ``coming`` behind the ``answer``; None if that is not known.
+
+        Media of ``coming`` are any. Raises EditPolicyFailed.
+        """
+        if self.rule is None:
+            return None
+        ruled = edited(self.rule, [*self.unedited, answer, *coming], 0)
+        known = len(ruled) - len(coming)
+        if known < 0 or [m.get("role") for m in ruled[known:]] != [m.get("role") for m in coming]:
+            return None
+        seen = dict(self.media)
+        if any(medium not in seen for medium in _found(ruled[:known])):
+            return None
+        shown = next(reversed(seen.values()), None)  # in place of pictures that are not known yet
+        return Repeated([_with_pixels(message, seen, shown) for message in ruled], known)
+
+
+def _answer(given: Sequence[Message]) -> int | None:
+    """The index of the last answer, which the client's new messages follow."""
+    found = (i for i in range(len(given) - 1, -1, -1) if given[i].get("role") == "assistant")
+    return next(found, None)
+
+
+def _made(
+    rule: EditPolicy | None, unedited: Sequence[Message], given: Sequence[Message]
+) -> dict[_Medium, Any] | None:
+    """The media of ``given`` if the rule makes it of ``unedited``, else None."""
+    try:
+        return _media(unedited if rule is None else edited(rule, unedited, 0), given)
+    except EditPolicyFailed:  # messages of a form that the policy does not take
+        return None
+
+
+def _rules(unedited: Sequence[Message], given: Sequence[Message], before: Client) -> Iterator[EditPolicy]:
+    """Policies that may have made ``given`` of ``unedited``; most do not."""
+    written = Counter(text for message in given for text in _texts(message))
+    written -= Counter(text for message in unedited for text in _texts(message))
+    placeholders = [text for text, _ in written.most_common(_PLACEHOLDERS)]
+    for of in get_args(Counted):
+        stay = count_images(given, of)
+        left = count_images(unedited, of) - stay
+        earlier = count_images(before.unedited, of) - count_images(before.given, of)
+        for batch, removes in product(sorted({1, left, left - earlier}), get_args(Removed)):
+            for placeholder in (None, *placeholders) if removes == "picture" else (None,):
+                if batch > 0:
+                    yield keep_last_images(stay, placeholder, of=of, batch=batch, removes=removes)
+    front = next(
+        (i for i, (a, b) in enumerate(zip(unedited, given, strict=False)) if _media([a], [b]) is None), 0
+    )
+    for head in range(front, max(front - 2, -1), -1):  # pictures alone are equal here, whichever they are
+        if len(given) > head:
+            yield keep_ends(head, len(given) - head)
+    for text in placeholders:
+        cleared = [text_of(message) == text for message in given if is_result(message)]
+        if any(cleared):
+            yield clear_tool_results(cleared.count(False), placeholder=text)
+
+
+def _texts(message: Message) -> Iterator[str]:
+    content = message.get("content")
+    for item in content if isinstance(content, list | tuple) else [{"text": content}]:
+        if isinstance(item, dict) and isinstance(item.get("text"), str):
+            yield item["text"]
+
+
+# -- pixels ----------------------------------------------------------------------------------------
+
+
+def _is_medium(value: Any) -> bool:
+    if isinstance(value, str):
+        return value.startswith("data:")
+    return not isinstance(value, (*_PLAIN, dict, list, tuple))
+
+
+def _without_pixels(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _without_pixels(inner) for name, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_without_pixels(inner) for inner in value]
+    return _Medium() if _is_medium(value) else value
+
+
+def _with_pixels(value: Any, media: Mapping[_Medium, Any], otherwise: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _with_pixels(inner, media, otherwise) for name, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_with_pixels(inner, media, otherwise) for inner in value]
+    return media.get(value, otherwise) if isinstance(value, _Medium) else value
+
+
+def _found(value: Any) -> Iterator[_Medium]:
+    if isinstance(value, _Medium):
+        yield value
+    for inner in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+        yield from _found(inner)
+
+
+def _media(pattern: Sequence[Message], given: Sequence[Message]) -> dict[_Medium, Any] | None:
+    """The media of ``given`` by those in their places; None if the two differ in anything else."""
+    found: dict[_Medium, Any] = {}
+    return found if _equal(list(pattern), list(given), found) else None
+
+
+def _equal(pattern: Any, given: Any, found: dict[_Medium, Any]) -> bool:
+    if isinstance(pattern, _Medium):
+        found[pattern] = given
+        return _is_medium(given)
+    if isinstance(pattern, dict) and isinstance(given, dict):
+        return pattern.keys() == given.keys() and all(_equal(pattern[k], given[k], found) for k in pattern)
+    if isinstance(pattern, list | tuple) and isinstance(given, list | tuple):
+        pairs = zip(pattern, given, strict=False)
+        return len(pattern) == len(given) and all(_equal(a, b, found) for a, b in pairs)
+    return isinstance(given, _PLAIN) and pattern == given
