@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from kamera.errors import CorruptChunk, NotKept, StoreError, StoreVersionError
+from kamera.ops import NO_KV, kv_of
 from kamera.patches import Later, Losses, Owed, Strict, forming_of
 from kamera.patches.forming import BackgroundForming
 from kamera.store import ChunkStore
@@ -91,10 +92,10 @@ def test_a_rule_names_when_patches_are_formed_and_proofs_put_it_off():
 
 def test_formed_now_is_formed_when_the_call_returns_and_its_error_is_the_callers():
     done: list[str] = []
-    forming_of("now", Later()).submit("a", (), lambda: done.append("a") or NOTHING)
+    forming_of("now", Later()).submit("a", NO_KV, lambda: done.append("a") or NOTHING)
     assert done == ["a"]
     with pytest.raises(StoreError), ThreadPoolExecutor(1):
-        forming_of("now", Later()).submit("a", (), _failing)
+        forming_of("now", Later()).submit("a", NO_KV, _failing)
 
 
 def _failing() -> Owed:
@@ -103,7 +104,7 @@ def _failing() -> Owed:
 
 def test_a_chunk_is_settled_when_its_own_patches_are_stored(forming):
     go, done = threading.Event(), []
-    forming.submit("a", (), lambda: done.append(go.wait(60)) or NOTHING)
+    forming.submit("a", NO_KV, lambda: done.append(go.wait(60)) or NOTHING)
     forming.settle("b")
     assert done == []
     with ThreadPoolExecutor(1) as pool:
@@ -116,9 +117,9 @@ def test_a_chunk_is_settled_when_its_own_patches_are_stored(forming):
 
 def test_a_patch_that_is_needed_is_formed_before_others(forming):
     go, formed = threading.Event(), []
-    forming.submit("gate", (), lambda: [NOTHING, go.wait(60)][0])
+    forming.submit("gate", NO_KV, lambda: [NOTHING, go.wait(60)][0])
     for name in ("other", "needed"):
-        forming.submit(name, (), lambda name=name: formed.append(name) or NOTHING)
+        forming.submit(name, NO_KV, lambda name=name: formed.append(name) or NOTHING)
     with ThreadPoolExecutor(1) as pool:
         settled = pool.submit(forming.settle, "needed")
         while forming._queue._waiting[0].name != "needed":
@@ -132,9 +133,9 @@ def test_a_patch_that_is_needed_is_formed_before_others(forming):
 def test_patches_are_handed_over_without_waiting_and_dropped_over_the_queues_bytes(caplog):
     queue, go, told, formed = Later(limit=1000), threading.Event(), [], []
     forming = BackgroundForming(queue)
-    forming.submit("a", (), lambda: [NOTHING, go.wait(60)][0])
+    forming.submit("a", NO_KV, lambda: [NOTHING, go.wait(60)][0])
     for name in "bcd":  # each holds 400 bytes, and none of the calls waits
-        deltas = ({"k": torch.zeros(100)},)
+        deltas = kv_of([{"k": torch.zeros(100)}])
         forming.submit(name, deltas, lambda name=name: formed.append(name) or NOTHING, (), told.append)
     assert told == ["later work held more than its 1000 bytes"]
     go.set()
@@ -144,7 +145,7 @@ def test_patches_are_handed_over_without_waiting_and_dropped_over_the_queues_byt
 
 
 def test_an_error_is_raised_by_the_next_flush_and_by_no_other(forming, caplog):
-    forming.submit("a" * 64, (), _failing)
+    forming.submit("a" * 64, NO_KV, _failing)
     forming.settle("a" * 64)
     assert "a patch of chunk aaaaaaaaaaaa was not stored" in caplog.text
     with pytest.raises(StoreError, match="full"):
@@ -155,5 +156,5 @@ def test_an_error_is_raised_by_the_next_flush_and_by_no_other(forming, caplog):
 def test_what_comes_after_the_close_is_formed_at_once(forming):
     forming.close()
     seen: list[int] = []
-    forming.submit("a", (), lambda: seen.append(threading.get_ident()) or NOTHING)
+    forming.submit("a", NO_KV, lambda: seen.append(threading.get_ident()) or NOTHING)
     assert seen == [threading.get_ident()]

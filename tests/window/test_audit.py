@@ -242,7 +242,7 @@ def test_a_patch_of_another_chunk_is_found(monkeypatch):
 
     def scrambled(self, *args, **options):
         patch = plain(self, *args, **options)
-        return None if patch is None else type(patch)(tuple(reversed(patch.layers)))
+        return None if patch is None else type(patch).of(patch.layers[::-1], patch.groups)
 
     monkeypatch.setattr(type(former), "patch", scrambled)
     assert window.reorder([1, 2, 0]).forwards == 0

@@ -11,7 +11,7 @@ import pytest
 
 from kamera import Backbone, Chunk, ChunkStore, KameraWindow, ReusePolicy
 from kamera.errors import UncertifiedBackbone
-from kamera.ops import apply_patch, compose, patch_of, terms_of, triples_of
+from kamera.ops import apply_patch, compose, kv_of, patch_of, terms_of, triples_of
 from kamera.window import Guarantee, Recall
 from kamera.window.composed import TermRows, composed_offer
 from tests.engines.compare import worst
@@ -72,7 +72,8 @@ def served_like(window: KameraWindow, number: int, *ways) -> list[float]:
     offset = [a + b for a, b in zip(resident.span.offset, home, strict=True)]
     far = []
     for made in ways:
-        patch = patch_of(made.deltas, None, canonical.kv[0]["k"].dtype).patch
+        deltas = kv_of(made.deltas, canonical.kv.groups)
+        patch = patch_of(deltas, None, canonical.kv[0]["k"].dtype).patch
         wanted = apply_patch(canonical.kv, patch, window.backbone.layout, offset)
         far.append(worst(live(window, number), wanted))
     return far

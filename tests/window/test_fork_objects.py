@@ -45,11 +45,11 @@ def replace_patches(store: ChunkStore) -> None:
     for info in store.ls("exact"):
         record = store.get_patch(info.context, info.chunk_id, info.antecedents)
         assert record is not None
-        layers = tuple(
+        layers = [
             {n: LowRank(f.left * 0 + 1, f.right * 0 + 1) for n, f in layer.items()}
             for layer in record.patch.layers
-        )
-        store.put(replace(record, patch=Patch(layers)))
+        ]
+        store.put(replace(record, patch=Patch.of(layers, record.patch.groups)))
 
 
 @pytest.mark.parametrize("change", [delete_all, overwrite_in_place, set_aside, replace_patches])

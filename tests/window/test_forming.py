@@ -9,6 +9,7 @@ import torch
 
 from kamera import ChunkStore, KameraWindow
 from kamera.errors import StoreError
+from kamera.ops import NO_KV
 from kamera.patches import Later, Owed
 from kamera.patches.forming import BackgroundForming, forming_of
 from kamera.store import PatchRecord
@@ -28,7 +29,7 @@ class Gate:
     def __init__(self, window: KameraWindow) -> None:
         self._opened = threading.Event()
         self.forming = window._stage.former.forming
-        self.forming.submit("gate", (), self._wait)
+        self.forming.submit("gate", NO_KV, self._wait)
 
     def _wait(self) -> Owed:
         assert self._opened.wait(300), "nobody opened the gate"
@@ -198,7 +199,7 @@ def test_one_chunk_does_not_wait_for_another():
         assert opened.wait(300), "waited for where nothing was to be waited for"
         return NONE
 
-    forming.submit("a", (), wait)
+    forming.submit("a", NO_KV, wait)
     forming.settle("b")
     opened.set()
     forming.settle("a")
@@ -209,9 +210,11 @@ def test_one_chunk_does_not_wait_for_another():
 def test_after_the_end_patches_are_formed_at_once():
     forming, formed = BackgroundForming(Later()), []
     for name in "ab":
-        forming.submit(name, (), lambda name=name: formed.append((name, threading.current_thread())) or NONE)
+        forming.submit(
+            name, NO_KV, lambda name=name: formed.append((name, threading.current_thread())) or NONE
+        )
     forming.close()
-    forming.submit("c", (), lambda: formed.append(("c", threading.current_thread())) or NONE)
+    forming.submit("c", NO_KV, lambda: formed.append(("c", threading.current_thread())) or NONE)
     assert [name for name, _ in formed] == ["a", "b", "c"]
     main = threading.current_thread()
     assert [thread is main for _, thread in formed] == [False, False, True]

@@ -12,7 +12,7 @@ import torch
 from kamera import Backbone, ChunkStore, ReusePolicy
 from kamera.engines.hf import batch
 from kamera.errors import NonFiniteKV, UnsupportedBackbone
-from kamera.ops import form_patch, patch_of
+from kamera.ops import form_patch, kv_copy, kv_of, patch_of
 from kamera.ops.finite import all_finite
 from tests.models import processors, samples, tiny
 from tests.window.rig import Snapshot, inventory, make
@@ -124,14 +124,14 @@ def test_a_deficit_that_is_not_finite_has_no_patch(bad, rank, tokens):
     delta = torch.randn(tokens, 130, generator=torch.Generator().manual_seed(0))
     delta[4, 1] = bad
     with pytest.raises(NonFiniteKV, match="deficit"):
-        patch_of([{"v": delta}], rank, torch.float32)
+        patch_of(kv_of([{"v": delta}]), rank, torch.float32)
 
 
 def test_conditioned_kv_that_is_not_finite_has_no_patch():
     backbone = tiny.backbone("qwen2_5_vl")
     encoded = backbone.encode(backbone.chunk_from_tensors([5, 6, 7]))
     kv, _ = backbone.run(encoded, backbone.positions([encoded.input_ids], [{}]))
-    poisoned = [{name: t.clone() for name, t in layer.items()} for layer in kv]
+    poisoned = kv_copy(kv)
     poisoned[1]["v"][0, 1, 2] = math.nan
     with pytest.raises(NonFiniteKV):
         form_patch(poisoned, kv, backbone.layout, (0, 0, 0))

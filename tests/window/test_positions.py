@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from kamera import Backbone, ReusePolicy
-from kamera.ops import kv_map, uniform_offset
+from kamera.ops import kv_copy, kv_map, uniform_offset
 from kamera.ops.kernels import serve
 from kamera.patches.standing import compact_positions
 from kamera.window import seating
@@ -140,7 +140,7 @@ def test_many_slides_equal_one_move_bit_for_bit(family, dtype, monkeypatch):
         samples.chunk(backbone, samples.sample(family, 10)),
     ]
     window = make(backbone, None, *chunks)
-    original = tuple({n: t.clone() for n, t in layer.items()} for layer in live(window, 9))
+    original = kv_copy(live(window, 9))
     stood = window.position_ids[:, -chunks[-1].num_tokens :]
     for _ in range(9):
         window.slide()

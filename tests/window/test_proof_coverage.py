@@ -9,7 +9,7 @@ import torch
 
 from kamera import Backbone, ChunkStore, KameraWindow, ReusePolicy, testbed
 from kamera.engines import Span
-from kamera.ops import Proof, patch_of
+from kamera.ops import Proof, kv_copy, patch_of
 from kamera.ops.proof import KV_BOUND, LEAST_KINDS, NEAR_EXACT
 from kamera.patches import Prover, prefill_anchor, proving
 from lab.paper.draw import HELD_OUT, MAIN, Stage
@@ -107,11 +107,11 @@ def test_one_token_left_blind_is_seen_in_the_kv(stage, shipped):
     """A token of 150 is lost: the mean hardly tells."""
     scene = stage.scene(MAIN)
     prover = Prover(shipped, stage.anchor, 0.05)
-    served = [{name: x.clone() for name, x in layer.items()} for layer in scene.conditioned]
+    served = kv_copy(scene.conditioned)
     for layer, blind in zip(served, scene.blind, strict=True):
         for name, x in layer.items():
             x[:, 7] = blind[name][:, 7]
-    span = Span(tuple(served), None, (0,) * shipped.axes)
+    span = Span(served, None, (0,) * shipped.axes)
     proof = prover.proof(scene.delta, scene.conditioned, span, facts_of(scene), before_of(scene))
     assert proof.kv > KV_BOUND
 

@@ -202,7 +202,7 @@ def test_these_families_are_encoded_with_a_list(family: str) -> None:
     ("lost", "says"),
     [
         ("embeds/deepstack_visual_embeds.0", r"deepstack_visual_embeds\.1 is out of place"),
-        ("copy/kv/00002/v", "'v'"),
+        ("copy/kv/0/v", r"'00001/copy/kv/0/v'"),
         ("positions", "'00001/positions'"),
     ],
 )
