@@ -5,6 +5,7 @@ import os
 import signal
 import threading
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -15,11 +16,14 @@ from kamera.errors import StoreError
 from kamera.store import ChunkStore, StoreAdmin
 from kamera.store.disk import claims as claims_module
 from kamera.store.disk import tier as disk_module
-from kamera.store.disk.claims import Claim, claim
+from kamera.store.disk.claims import Claim, Claims, claim
 from kamera.store.disk.folder import Folder
+from lab.reliability import rig
+from tests.killing import in_child
 from tests.store.builders import CHUNK, CONTEXT, assert_same, canonical, file_of, flip, patch
 
 KEY = canonical().key
+KEYS = [f"{number:064x}" for number in range(3)]
 LONG_AGO = time.time() - 4000
 
 
@@ -81,6 +85,45 @@ def test_a_killed_holder_loses_its_claim_and_is_noticed(root: Path) -> None:
     os.waitpid(child, 0)
     mine = claim(folder, KEY, 5)
     assert mine is not None and mine.interrupted
+
+
+def test_a_dead_writers_claim_of_several_objects_goes_to_the_next_one(root: Path) -> None:
+    ChunkStore.open(root).close()
+
+    def dies(tell: Callable[[bytes], None]) -> None:
+        claims = Claims(Folder.at(root / "tmp"))
+        assert all(claims.take(key, 0) for key in KEYS)
+        assert not any(claims.interrupted.values())
+        tell(str(len({os.stat(root / "tmp" / f"{key}.lock").st_ino for key in KEYS})).encode())
+        rig.die()
+
+    assert in_child(dies).told == b"1", "one lock with three names"
+    folder = Folder.at(root / "tmp")
+    mine = Claims(folder)
+    assert all(mine.take(key, 0) for key in KEYS) and all(mine.interrupted.values())
+    assert claim(folder, KEYS[1], 0) is None
+    for key in KEYS:
+        mine.settle(key)
+    mine.close()
+    assert tmp(root) == []
+
+
+def test_a_claim_is_let_go_with_the_batch_and_not_before(root: Path) -> None:
+    ChunkStore.open(root).close()
+    folder = Folder.at(root / "tmp")
+    other = claim(folder, KEYS[1], 0)
+    assert other is not None
+    mine = Claims(folder)
+    assert mine.take(KEYS[0], 0) and not mine.take(KEYS[1], 0) and mine.take(KEYS[2], 0)
+    assert [claim(folder, key, 0) for key in KEYS] == [None] * 3
+    other.settle()
+    other.close()
+    assert mine.take(KEYS[1], 0)
+    mine.settle(KEYS[0])
+    mine.settle(KEYS[1])
+    mine.close()
+    left = claim(folder, KEYS[2], 0)
+    assert left is not None and left.interrupted, "it was not settled"
 
 
 def test_what_dead_writers_left_goes_when_the_store_is_opened(root: Path) -> None:

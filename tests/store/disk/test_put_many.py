@@ -20,7 +20,7 @@ from kamera.errors import StoreError
 from kamera.store import ChunkStore, Context, StoreAdmin
 from kamera.store.disk import syncing
 from kamera.store.disk import tier as disk_module
-from kamera.store.disk.claims import Claims, claim
+from kamera.store.disk.claims import claim
 from kamera.store.disk.folder import Folder
 from kamera.store.records import Record
 from lab.reliability import rig
@@ -28,7 +28,6 @@ from tests.killing import Countdown, in_child
 from tests.store.builders import CONTEXT, VISION, assert_same, canonical, encoding, file_of, patch
 
 CHUNKS = [f"{number:064x}" for number in range(20)]
-KEYS = sorted(f"{number:064x}" for number in range(3))
 
 
 @pytest.fixture
@@ -340,45 +339,6 @@ def test_a_writer_killed_in_a_batch_leaves_whole_objects_and_a_beginning_of_it(t
             accepted(store, records)
             assert len(store.ls()) == len(records)
     assert {0, len(placed)} < prefixes, "killed before the names, behind them and in between"
-
-
-def test_a_dead_writers_claim_of_several_objects_goes_to_the_next_one(root: Path) -> None:
-    ChunkStore.open(root).close()
-
-    def dies(tell: Callable[[bytes], None]) -> None:
-        claims = Claims(Folder.at(root / "tmp"))
-        assert all(claims.take(key, 0) for key in KEYS)
-        assert not any(claims.interrupted.values())
-        tell(str(len({os.stat(root / "tmp" / f"{key}.lock").st_ino for key in KEYS})).encode())
-        rig.die()
-
-    assert in_child(dies).told == b"1", "one lock with three names"
-    folder = Folder.at(root / "tmp")
-    mine = Claims(folder)
-    assert all(mine.take(key, 0) for key in KEYS) and all(mine.interrupted.values())
-    assert claim(folder, KEYS[1], 0) is None
-    for key in KEYS:
-        mine.settle(key)
-    mine.close()
-    assert left_behind(root) == []
-
-
-def test_a_claim_is_let_go_with_the_batch_and_not_before(root: Path) -> None:
-    ChunkStore.open(root).close()
-    folder = Folder.at(root / "tmp")
-    other = claim(folder, KEYS[1], 0)
-    assert other is not None
-    mine = Claims(folder)
-    assert mine.take(KEYS[0], 0) and not mine.take(KEYS[1], 0) and mine.take(KEYS[2], 0)
-    assert [claim(folder, key, 0) for key in KEYS] == [None] * 3
-    other.settle()
-    other.close()
-    assert mine.take(KEYS[1], 0)
-    mine.settle(KEYS[0])
-    mine.settle(KEYS[1])
-    mine.close()
-    left = claim(folder, KEYS[2], 0)
-    assert left is not None and left.interrupted, "it was not settled"
 
 
 def test_one_object_in_anothers_hands_keeps_only_itself(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
