@@ -19,8 +19,8 @@ from kamera.window.places import Standing
 from kamera.window.policy import ReusePolicy
 from kamera.window.report import Tally
 from kamera.window.requests import Restore
-from kamera.window.run import Stage
 from kamera.window.slots import Resident
+from kamera.window.stage import Stage
 from kamera.window.state import WindowState
 
 

@@ -11,8 +11,8 @@ from kamera.content import Chunk, Spoken, as_messages
 from kamera.errors import EmptyChunk, quote
 from kamera.patches import text_positions
 from kamera.window.report import Tally
-from kamera.window.run import Stage
 from kamera.window.slots import moved
+from kamera.window.stage import Stage
 from kamera.window.state import WindowState
 
 ANSWER = 256

@@ -25,8 +25,8 @@ from kamera.engines import Engine
 from kamera.errors import KameraError
 from kamera.ops import KV, CodedKV, kv_copy, kv_distance, kv_tensors, relocate_kv
 from kamera.patches import Former, Guarantee, Worth, later_of
-from kamera.window.run import Stage
 from kamera.window.slots import Resident
+from kamera.window.stage import Stage
 from kamera.window.state import WindowState
 from kamera.window.steps import Plan
 

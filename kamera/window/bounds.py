@@ -17,7 +17,8 @@ from kamera.window.plan import plan as planned
 from kamera.window.policy import PositionRule, ReusePolicy
 from kamera.window.report import Tally
 from kamera.window.requests import Arrange
-from kamera.window.run import RowLied, Stage, run
+from kamera.window.run import RowLied, run
+from kamera.window.stage import Stage
 from kamera.window.state import WindowState
 from kamera.window.steps import Limits, Plan, View
 from kamera.window.writing import standing

@@ -17,8 +17,8 @@ from kamera.window.certified import Terms
 from kamera.window.html import slot_table
 from kamera.window.memory import Holdings, WindowMemory
 from kamera.window.policy import ReusePolicy
-from kamera.window.run import Stage
 from kamera.window.slots import Slot
+from kamera.window.stage import Stage
 from kamera.window.state import WindowState
 
 

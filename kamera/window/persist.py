@@ -24,9 +24,9 @@ from kamera.window.naming import Named
 from kamera.window.policy import ReusePolicy
 from kamera.window.report import Tally
 from kamera.window.requests import Restore
-from kamera.window.run import Stage
 from kamera.window.seats import Seat, Source
 from kamera.window.slots import Resident
+from kamera.window.stage import Stage
 from kamera.window.state import WindowState
 
 

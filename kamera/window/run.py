@@ -12,7 +12,7 @@ from operator import is_
 import torch
 
 from kamera.content import Encoded
-from kamera.engines import Answer, LiveKV, Span, Written
+from kamera.engines import Answer, Span, Written
 from kamera.errors import NonFiniteKV, NotRelocatable
 from kamera.ops import (
     KV,
@@ -41,39 +41,16 @@ from kamera.patches import (
 )
 from kamera.window.inquiry import Inquiry, Ran, last_run
 from kamera.window.leaving import footing
-from kamera.window.places import Standing
 from kamera.window.report import Tally
 from kamera.window.seats import Seat, Seats, Source
 from kamera.window.slots import Resident, moved
+from kamera.window.stage import Stage
 from kamera.window.state import WindowState
 from kamera.window.steps import Archive, Clean, Harvest, Head, Keep, Place, Plan, Prefill
 
 
 class RowLied(Exception):
     """An object is missing or differs from its row. The row is refused by now: plan again."""
-
-
-@dataclass(frozen=True)
-class Stage:
-    """The parts that act on plans: the former, the live cache, and the positions of chunks."""
-
-    former: Former
-    live: LiveKV
-    standing: Standing
-
-    def show(self, state: WindowState, tally: Tally, behind: int = 0) -> None:
-        """Make the live cache show ``state``, with room for ``behind`` more tokens."""
-        tally.add(self.live.show(self.spans(state), room=behind))
-
-    def spans(self, state: WindowState) -> list[Span]:
-        """The spans of the anchor and of the chunks of ``state``."""
-        return [Span(self.former.anchor.kv, None, state.frame), *[r.span for r in state.residents]]
-
-    def before(self, state: WindowState, offset: tuple[int, ...]) -> Before:
-        """What stands before a chunk that comes next, ``offset`` from where its KV was computed."""
-        shift = tuple(map(operator.add, state.shift, state.frame))
-        chunks = tuple(resident.facts for resident in state.residents)
-        return Before(tuple(self.spans(state)), chunks, offset, shift)
 
 
 def run(

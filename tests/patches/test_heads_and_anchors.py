@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from kamera.errors import StoreError
-from kamera.ops import kv_copy, kv_slice
+from kamera.ops import kv_copy, kv_of, kv_slice
 from kamera.patches import Facts, Losses, anchor_of, continued, head_of, prefill_anchor
 from kamera.patches.heads import stored_head
 from kamera.store import ChunkStore
@@ -30,7 +30,7 @@ def store(tmp_path):
 
 def test_a_head_is_the_kv_of_equal_tokens_at_equal_positions():
     ids, places = torch.arange(6), torch.arange(6)[None]
-    kv = ({"k": torch.randn(1, 6, 4)},)
+    kv = kv_of([{"k": torch.randn(1, 6, 4)}])
     head = head_of(ids, places, ids, places, kv, 4)
     assert torch.equal(head[0]["k"], kv[0]["k"][:, :4])
     assert head[0]["k"].data_ptr() == kv[0]["k"].data_ptr(), "a view"
@@ -40,7 +40,7 @@ def test_a_head_is_the_kv_of_equal_tokens_at_equal_positions():
 def test_a_head_of_other_tokens_or_places_is_none(change):
     ids, places = torch.arange(6), torch.arange(6)[None]
     others, there = ids.clone(), places.clone()
-    kv = ({"k": torch.randn(1, 6, 4)},)
+    kv = kv_of([{"k": torch.randn(1, 6, 4)}])
     if change == "a token":
         others[3] += 1
     elif change == "a position":

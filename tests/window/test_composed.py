@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from kamera import Backbone, Chunk, ChunkStore, KameraWindow, ReusePolicy
 from kamera.errors import UncertifiedBackbone
@@ -72,8 +73,11 @@ def served_like(window: KameraWindow, number: int, *ways) -> list[float]:
     offset = [a + b for a, b in zip(resident.span.offset, home, strict=True)]
     far = []
     for made in ways:
-        deltas = kv_of(made.deltas, canonical.kv.groups)
-        patch = patch_of(deltas, None, canonical.kv[0]["k"].dtype).patch
+        deltas = [
+            {n: layer.get(n, torch.zeros(x.shape[1], x.shape[0] * x.shape[2])) for n, x in held.items()}
+            for layer, held in zip(made.deltas, canonical.kv, strict=True)
+        ]
+        patch = patch_of(kv_of(deltas, canonical.kv.groups), None, canonical.kv[0]["k"].dtype).patch
         wanted = apply_patch(canonical.kv, patch, window.backbone.layout, offset)
         far.append(worst(live(window, number), wanted))
     return far

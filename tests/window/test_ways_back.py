@@ -322,7 +322,9 @@ def test_objects_of_the_time_before_are_misses(tmp_path: Path, monkeypatch: pyte
         before.setattr(fingerprint, "digest", _old_names)
         old = Backbone(tiny.build("qwen3_vl"))
         chunk = samples.chunk(old, samples.sample("qwen3_vl", 1))
-        make(old, store, chunk).save(tmp_path / "w")
+        window = make(old, store, chunk)
+        window.flush()
+        window.save(tmp_path / "w")
     assert {info.kind for info in store.ls()} == {"anchor", "canonical", "encoding"}
     backbone = backbone_of("qwen3_vl")
     assert backbone.fingerprint != old.fingerprint
