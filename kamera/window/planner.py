@@ -44,7 +44,6 @@ class Planner:
     ) -> Plan:
         """The finished plan. Raises NotRelocatable for a chunk that cannot move to its place."""
         moved = {step.seat.number for step in self.steps if isinstance(step, Place | Prefill)}
-        stay = [Keep(seat) for seat in after.seats if seat.number not in moved]
         stood = set(map(id, self.before.seats))
         for seat in after.seats:
             if id(seat) not in stood:
@@ -56,7 +55,7 @@ class Planner:
             operation,
             self.before,
             after.saying(None),
-            (*self.steps, *self.owed, *stay),
+            (*self.steps, *self.owed, *[Keep(seat) for seat in after.seats if seat.number not in moved]),
             self.price.now(encodes, written.turned, written.patched),
             arrived,
             tuple(self.left),
@@ -111,14 +110,16 @@ class Planner:
             old, new = (self.limits.places.behind([s.chunk_id for s in w]) for w in (state.seats, survivors))
             kept = tuple(a + b - c for a, b, c in zip(old, state.shift, new, strict=True))
             return Seats(tuple(survivors), kept, state.frame)
-        frame, seats = settled(self.limits, state, staying, self._compact(staying))
+        frame, seats = settled(
+            self.limits, state, staying, self.limits.places.compact([c.chunk_id for c in staying])
+        )
         return Seats((*seats[:first], *map(survivor_of, seats[first:])), (0,) * len(frame), frame)
 
     # -- rearranging ---------------------------------------------------------------------------
 
     def arranged(self, state: Seats, seats: Sequence[Seat], same: int) -> Seats:
         """``seats`` at compact positions; from index ``same`` on they are placed anew."""
-        spots = self._compact(seats)
+        spots = self.limits.places.compact([c.chunk_id for c in seats])
         frame, stay = settled(self.limits, state, seats[:same], spots)
         new = Seats(tuple(stay), (0,) * len(frame), frame)
         for seat, spot in zip(seats[same:], spots[same:], strict=True):
@@ -139,7 +140,7 @@ class Planner:
         numbers = {item.number for item in wanted if isinstance(item, Seat)}
         self.left += [self.parted(s).number for s in state.seats if s.number not in numbers]
         check_room(self.limits, wanted)
-        spots = self._compact(wanted)
+        spots = self.limits.places.compact([c.chunk_id for c in wanted])
         staying = [(s, i) for i, s in enumerate(wanted) if isinstance(s, Seat)]
         if on_leave != "keep":
             staying = staying[:same]
@@ -395,9 +396,6 @@ class Planner:
         self._made.add(chunk.chunk_id)
         self.price.ran(chunk, next(there, 0))
         return True
-
-    def _compact(self, chunks: Sequence[Newcomer | Seat]) -> list[Spot]:
-        return self.limits.places.compact([c.chunk_id for c in chunks])
 
     def _make_room(self, state: Seats, chunk: Newcomer) -> Seats:
         leaving = range(overflow(self.limits, state, chunk))
