@@ -1,6 +1,7 @@
 """Stored objects of chunks, and formation of missing ones, for windows and `kamera compile`."""
 
 from kamera.ops import GUARANTEES, Guarantee, at_least, guarantee_named, prefilled_behind, weakest
+from kamera.patches.ahead import Ahead
 from kamera.patches.anchor import Anchor, anchor_ids, anchor_of, prefill_anchor
 from kamera.patches.catalogue import Catalogue
 from kamera.patches.chunks import Copy, Facts
@@ -29,6 +30,7 @@ __all__ = [
     "FORMED_TERM",
     "GUARANTEES",
     "MOST_TOKENS",
+    "Ahead",
     "Anchor",
     "Before",
     "Catalogue",

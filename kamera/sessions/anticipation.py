@@ -23,7 +23,7 @@ from kamera.content import Chunk, Conversations, Message, media_items
 from kamera.edits import Client, EditPolicy, edited, repeated
 from kamera.engines import Engine
 from kamera.errors import KameraError
-from kamera.patches import Piece, Worth, later_of
+from kamera.patches import Ahead, later_of
 from kamera.sessions.anchors import Anchors
 from kamera.sessions.layout import (
     Layout,
@@ -87,30 +87,15 @@ class Manner(NamedTuple):
     admitting: Admitting
 
 
-class _Ready(NamedTuple):
-    """What was prepared; ``piece`` counts its bytes."""
-
-    state: State
-    piece: Piece
-
-
 class Anticipation:
-    """What a session has prepared for its next prompt. Thread-safe.
-
-    The windows that were prepared for all sessions of a backbone count as held by its later work, and are
-    what that drops first.
-    """
+    """What a session has prepared for its next prompt, and what it knows of its client. Thread-safe."""
 
     def __init__(self, engine: Engine) -> None:
         self._queue = later_of(engine)
+        self._ahead: Ahead[State] = Ahead(engine)
         self._lock = forks.Lock()
-        self._asked: object = None  # what is worked on now, or was made ready
-        self._work: Piece | None = None
-        self._ready: _Ready | None = None
         self._told: deque[Told] = deque(maxlen=_HELD)  # what nobody has learned from yet
         self._known = Known(None, Client())
-        self._pieces: list[Piece] = []
-        weakref.finalize(self, _forget, self._pieces)
 
     def answered(self, before: Sequence[Message], given: Sequence[Message]) -> None:
         """Remember a turn: the history ``before`` it, and the one that the client gave."""
@@ -119,45 +104,25 @@ class Anticipation:
 
     def begin(self, state: State, manner: Manner) -> None:
         """Prepare for what follows on ``state``, as later work; what was prepared before is dropped."""
-        self.take()
-        asked = object()
-        with self._lock:
-            self._asked = asked
         # a session that is gone needs nothing prepared, and its window is not held for that
         mine, seen = weakref.ref(self), weakref.ref(state)
 
-        def work() -> None:
+        def made() -> tuple[State, int] | None:
             found, here = seen(), mine()
             if found is None or here is None:
-                return
+                return None
             known = here._learned()
             del here
-            made = _tried(found, known, manner)
-            here = mine()
-            if here is not None and made is not None and made.window is not None:
-                here._made(asked, made, manner.anchors.memory(made.window).own)
+            ready = _tried(found, known, manner)
+            window = None if ready is None else ready.window
+            return None if ready is None or window is None else (ready, manner.anchors.memory(window).own)
 
         manner.anchors.store.awaited[id(self._queue)] = self._queue.flush  # no work meets a closed store
-        piece = self._queue.add(work, Worth.GUESS, dropped=logger.info)
-        with self._lock:
-            if self._asked is asked:
-                self._work = piece
-                self._pieces.append(piece)
-                return
-        self._queue.cancel(piece)
+        self._ahead.begin(made)
 
     def take(self) -> State | None:
         """What was prepared, for the next prompt alone; None if nothing was, or not yet. Work on it ends."""
-        with self._lock:
-            work, ready = self._work, self._ready
-            self._asked = self._work = self._ready = None
-            self._pieces.clear()
-        if work is not None:
-            self._queue.cancel(work)
-        if ready is None:
-            return None
-        self._queue.cancel(ready.piece)
-        return ready.state
+        return self._ahead.take()
 
     def _learned(self) -> Known:
         """What is known after the turns that were answered."""
@@ -167,32 +132,6 @@ class Anticipation:
         for turn in told:  # later work is one thread: no other learns meanwhile
             self._known = Known(turn, self._known.client.told(turn.before, turn.given))
         return self._known
-
-    def _made(self, asked: object, state: State, size: int) -> None:
-        mine = weakref.ref(self)
-
-        def dropped(_: str) -> None:
-            here = mine()
-            if here is not None:
-                here._drop(asked)
-
-        piece = self._queue.keep(Worth.GUESS, size, dropped)
-        with self._lock:
-            if self._asked is asked and not piece.unwanted:
-                self._ready = _Ready(state, piece)
-                self._pieces.append(piece)
-                return
-        self._queue.cancel(piece)
-
-    def _drop(self, asked: object) -> None:
-        with self._lock:
-            if self._asked is asked:
-                self._ready = None
-
-
-def _forget(pieces: Sequence[Piece]) -> None:
-    for piece in pieces:
-        piece.forget()
 
 
 def foreseen(state: State, known: Known, policy: EditPolicy | None) -> Iterator[Foreseen]:

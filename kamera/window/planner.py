@@ -326,10 +326,7 @@ class Planner:
     def _leads(
         self, chunk: Newcomer | Seat, before: Seats, spot: Spot, found: tuple[Source, Offer | None]
     ) -> bool:
-        """True for a leading chunk that is prefilled in place.
-
-        Without a frame its KV there is its canonical, which is stored later.
-        """
+        """True for a leading chunk that is prefilled in place: without a frame that is its canonical."""
         if self.policy.forms != "returning" or found[1] is not None or before.seats or self.limits.lossy:
             return False
         if chunk.chunk_id in self._made or self.rows.has_canonical(chunk.chunk_id):

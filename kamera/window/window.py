@@ -20,13 +20,13 @@ from kamera.errors import WindowFull
 from kamera.patches import FormingRule, Losses, Triples, form_orbit, form_pairs, later_of, prefill_anchor
 from kamera.store import ChunkStore
 from kamera.window import requests
+from kamera.window.anticipating import Anticipating, Departures
 from kamera.window.apart import check_parts, stage_of
 from kamera.window.asking import Question
 from kamera.window.audit import hand_over, served_by
 from kamera.window.bounds import Bounds, carried_out
 from kamera.window.certificate import Certificate
 from kamera.window.certified import agree
-from kamera.window.cutting import Cuttable
 from kamera.window.events import Event, Listener, tell
 from kamera.window.inquiry import Inquiry
 from kamera.window.lookback import check_cosine, found, note_duplicate
@@ -41,7 +41,7 @@ from kamera.window.steps import Plan
 from kamera.window.trace import Trace
 
 
-class KameraWindow(Cuttable):
+class KameraWindow(Anticipating):
     """The deque of chunks in front of a question.
 
     ``system`` is the system prompt (text, messages, token ids, or None for the template's own);
@@ -84,7 +84,7 @@ class KameraWindow(Cuttable):
         self._listeners: tuple[Listener, ...] = () if trace is None else (Trace(trace),)
         self._terms = agree(backbone, store, policy_of(policy, on_leave), certificate)
         losses = Losses()
-        self._account, self._notes = Account(), []
+        self._account, self._notes, self._ahead = Account(), [], Departures(backbone)
         with self._account.now(backbone):
             anchor = prefill_anchor(backbone, system, store, losses, later=True)
             if max_tokens is not None and anchor.length >= max_tokens:
@@ -277,7 +277,7 @@ class KameraWindow(Cuttable):
         """
         branch = copy.copy(self)
         branch._lock = forks.Lock("this window")
-        branch._account, branch._notes = Account(), []
+        branch._account, branch._notes, branch._ahead = Account(), [], Departures(self.backbone)
         live = self.backbone.live(holds=True) if apart else self._stage.live.fork()
         branch._stage = replace(self._stage, live=live)
         self._family.add(branch)
@@ -286,19 +286,16 @@ class KameraWindow(Cuttable):
     # -- persistence ---------------------------------------------------------------------------
 
     def flush(self) -> None:
-        """Wait for all later work: what is archived, patches formed in the background, audits.
-
-        Raises the error that kept a patch from being stored.
-        """
+        """Wait for all later work: archives, patches, audits. Raises the error that kept a patch from the store."""
         later_of(self.backbone).flush()
         self._stage.former.forming.flush()
 
     def save(self, path: str | Path) -> str:
         """Write the window to a directory of its own, bit for bit, in place of the window saved there.
 
-        Returns the file's SHA-256, by which `load` knows it. Operations of other threads go on meanwhile. A
-        concurrent load gets the old window or the new one; of concurrent saves the last one stays. Raises
-        StoreError if the operating system refuses, or if the directory holds something else, which stays.
+        Returns the file's SHA-256, by which `load` knows it. Other threads' operations go on meanwhile; a load
+        gets the old window or the new one, and the last of several saves stays. Raises StoreError if the
+        operating system refuses, or if the directory holds something else, which stays.
         """
         from kamera.window.persist import save_window
 
@@ -329,7 +326,7 @@ class KameraWindow(Cuttable):
         check_parts(backbone, store)
         window = cls.__new__(cls)
         window._lock = forks.Lock("this window")
-        window._account, window._notes = Account(), []
+        window._account, window._notes, window._ahead = Account(), [], Departures(backbone)
         with window._account.now(backbone):
             loaded = load_window(Path(path), backbone, store, certificate, forming, digest)
             window._terms, window._stage, window._bounds, window._state = loaded
@@ -353,7 +350,7 @@ class KameraWindow(Cuttable):
         An error leaves the present state.
         """
         with self._counting() as tally:
-            stage, former, given = self._stage, self._stage.former, None
+            former, given = self._stage.former, None
             if isinstance(request, Search):
                 request = Recall(found(former, self._state.residents, request, tally), request.move)
             if isinstance(request, Plan):
@@ -361,18 +358,19 @@ class KameraWindow(Cuttable):
             else:
                 named = self._names().of(request)
             policy = self.policy if given is None else given.policy
-            done = carried_out(named, self._state, self._bounds, stage, policy, tally, given, inquiry)
+            start, stage = self._start(named.request, given)
+            done = carried_out(named, start, self._bounds, stage, policy, tally, given, inquiry)
             plan, state, answer = done
             match plan.request:
                 case Append(near_duplicate=float(least)):
                     note_duplicate(former, state.residents, state.residents[-1].facts, least, tally)
             stage.show(state, tally)
             hand_over(stage, state, served_by(plan, state), self.policy.audit)
-        old, self._state, self._plans = self.slots, state, ()
-        before, after = {s.number: s for s in old}, self.slots
-        evicted = tuple(before[number] for number in plan.left)
-        slot = next((s for s in after if s.number == plan.arrived), None)
-        report = tally.report(plan.operation, slot or (evicted[-1] if evicted else None), after, evicted)
+        old, self._state, self._stage, self._plans = self.slots, state, stage, ()
+        after = {slot.number: slot for slot in self.slots}
+        evicted = tuple(slot for slot in old if slot.number not in after)
+        slot = None if plan.arrived is None else after[plan.arrived]
+        report = tally.report(plan.operation, slot or (evicted[-1] if evicted else None), self.slots, evicted)
         self._tell(plan, report, old)
         return report, answer
 
