@@ -92,17 +92,20 @@ class Gaps:
         if chunk.inputs:
             return ()
         ids = chunk.input_ids.tolist()
-        found = self._equal(ids, next((i for i in self._staying if i >= self._at), len(self._texts)))
-        if not found:
-            whole = self._equal(ids, len(self._texts), parts=False)
-            found = whole if 2 * sum(tokens for _, tokens in whole) >= len(ids) else found
+        end = next((i for i in self._staying if i >= self._at), len(self._texts))
+        # from each text on: one that only begins alike (an earlier answer) may stand before the right one
+        tried = [self._equal(ids, start, end) for start in range(self._at, end)]
+        found = max(tried, key=_tokens, default=[])
+        if _tokens(found) < len(ids):
+            whole = self._equal(ids, self._at, len(self._texts), parts=False)
+            found = whole if _tokens(whole) > max(_tokens(found), (len(ids) - 1) // 2) else found
         self._at = found[-1][0] + 1 if found else self._at
         return tuple(found)
 
-    def _equal(self, ids: list[int], end: int, parts: bool = True) -> list[tuple[int, int]]:
+    def _equal(self, ids: list[int], start: int, end: int, parts: bool = True) -> list[tuple[int, int]]:
         found: list[tuple[int, int]] = []
         done = 0
-        for at in range(self._at, end):
+        for at in range(start, end):
             text = self._texts[at]
             equal = common_prefix(ids[done:], text)
             if equal and (parts or equal == len(text)):
@@ -111,6 +114,10 @@ class Gaps:
             if done == len(ids) or (parts and 0 < equal < len(text)):
                 break
         return found
+
+
+def _tokens(taken: Iterable[tuple[int, int]]) -> int:
+    return sum(tokens for _, tokens in taken)
 
 
 def _text_of(facts: Facts) -> list[int]:

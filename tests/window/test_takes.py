@@ -123,6 +123,21 @@ def test_other_tokens_and_tokens_from_elsewhere_are_not_taken():
     assert sum(plan.heads.values()) == len(FIRST), "no token twice"
 
 
+def test_a_text_that_begins_alike_does_not_hide_the_answer_behind_it():
+    """The step that leaves has an answer, too, in the form of the next one."""
+    backbone, (a, *_) = rig("llama_mqa")
+    window = make(backbone, None, text(backbone, FIRST), a, policy=LAX)
+    window.respond(QUESTION, window.slots, **OPTIONS)
+    said = window._state.said.facts.encoded.input_ids
+    window = make(backbone, None, text(backbone, FIRST), text(backbone, said[:5], MORE), a, policy=LAX)
+    window.respond(QUESTION, window.slots, **OPTIONS)
+    spoken = window._state.said.facts.encoded.input_ids
+    new = text(backbone, spoken, MORE)
+    for stays in ([], [window[2]]):  # behind the new text: nothing, or what was in front of the answer
+        plan = window.plan_arrange([window[0], new, *stays], on_leave="keep")
+        assert list(plan.heads.values()) == [len(spoken)]
+
+
 def test_what_is_taken_over_is_never_stored_as_a_patch():
     store = ChunkStore.open("memory://")
     backbone, (a, b, *_) = rig("llama_mqa")
