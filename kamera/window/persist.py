@@ -191,10 +191,11 @@ def _get_copy(tensors: Tensors, name: str, copy: dict[str, Any], backbone: Engin
     if copy["ranks"] is not None:
         factors = [
             {
-                c: LowRanks.from_tensors(_under(tensors, f"{name}/patch/{i}/{c}/"), ranks)
-                for c, ranks in block.items()
+                c: LowRanks.from_tensors(_under(tensors, f"{name}/patch/{i}/{c}/"), block[c])
+                for c in names
+                if c in block  # the document's own order is that of their names
             }
-            for i, block in enumerate(copy["ranks"])
+            for i, (names, block) in enumerate(zip(channels, copy["ranks"], strict=True))
         ]
         patch = Patch(Blocks(factors, groups))
     return Copy(

@@ -286,15 +286,15 @@ class KameraWindow(Anticipating):
     # -- persistence ---------------------------------------------------------------------------
 
     def flush(self) -> None:
-        """Wait for all later work: archives, patches, audits. Raises the error that kept a patch from the store."""
+        """Wait for all later work: archives, patches, audits. Raises what kept a patch from the store."""
         later_of(self.backbone).flush()
         self._stage.former.forming.flush()
 
     def save(self, path: str | Path) -> str:
         """Write the window to a directory of its own, bit for bit, in place of the window saved there.
 
-        Returns the file's SHA-256, by which `load` knows it. Other threads' operations go on meanwhile; a load
-        gets the old window or the new one, and the last of several saves stays. Raises StoreError if the
+        Returns the file's SHA-256, by which `load` knows it. Other threads' operations go on; a concurrent
+        load gets the old window or the new one, and the last of several saves stays. Raises StoreError if the
         operating system refuses, or if the directory holds something else, which stays.
         """
         from kamera.window.persist import save_window

@@ -11,7 +11,7 @@ import torch
 
 from kamera.engines.hf import Backbone, Observer, prove_patch, prove_relocation
 from kamera.errors import NotRelocatable, UnsupportedBackbone
-from kamera.ops import kv_slice, relocate_kv
+from kamera.ops import kv_slice, layer_groups, relocate_kv
 from tests.engines.compare import encoded, positions, relative, text, worst
 from tests.models import samples, tiny
 from tests.models.tiny import FAMILIES, LIMIT, LIMITED, backbone, build
@@ -154,6 +154,7 @@ def test_proofs_hold_on_every_layout_and_name_what_fails():
     k, v = b.layout[0].channels
     wrong = replace(k, rope=replace(k.rope, pairing="interleaved"))
     b.layout = (replace(b.layout[0], channels=(wrong, v)), *b.layout[1:])
+    b.groups = layer_groups(b.layout, ["cpu"] * len(b.layout))
     proof = prove_relocation(b)
     assert not proof.holds
     assert proof.worst == "layer 0 channel k"

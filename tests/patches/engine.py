@@ -252,8 +252,8 @@ class SmallEngine:
             for ids in every
         ]
 
-    def live(self) -> PlainLive:
-        return PlainLive()
+    def live(self, *, holds: bool = False) -> PlainLive:
+        return PlainLive()  # it copies whatever is placed, whether it may hold it or not
 
     def place(self, kv: KV) -> KV:
         return kv

@@ -7,6 +7,7 @@ import torch
 
 from kamera import ChunkStore, KameraWindow
 from kamera.errors import ForeignIndex
+from kamera.patches import later_of
 from kamera.reuse import CutRule, IndexFile, Media, Prompt, Scope, stored_prompts
 from tests.models import samples
 from tests.reuse.rig import FULL, HEAD, family, parts, prompt, reuser
@@ -20,6 +21,7 @@ def served(store: ChunkStore, *asked: Prompt, name: str = NAME) -> Scope:
     one = reuser(family(name), store)
     for each in asked:
         one.prepare(each).run()
+    later_of(one.backbone).flush()
     return Scope(family(name).fingerprint, "tokenizer", store.tenant)
 
 

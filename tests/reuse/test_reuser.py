@@ -12,6 +12,7 @@ from tokenizers import normalizers
 from kamera import Backbone, ChatSession, ChunkStore, ReusePolicy
 from kamera.content import Conversations
 from kamera.errors import EmptyChunk, ProcessorRequired, UnidentifiedMedia
+from kamera.patches import later_of
 from kamera.reuse import RULES, Media, Prompt, anchors_of
 from tests.content import templates
 from tests.reuse.rig import FULL, HEAD, error, family, parts, plain, prompt, reuser, words
@@ -109,6 +110,7 @@ def test_a_plan_changes_nothing_until_it_runs():
     one = reuser(backbone, store)
     asked = prompt(*parts())
     one.prepare(asked)
+    later_of(one.backbone).flush()
     stored = len(store.ls())
     with backbone.measure() as work:
         first, second = one.prepare(asked), one.prepare(asked)

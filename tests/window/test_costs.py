@@ -190,6 +190,8 @@ def test_archiving_on_eviction_harvests_the_same_objects():
         now.append(chunk)
         later.append(chunk, archive="later")
     later.slide(len(later))
+    now.flush()
+    later.flush()
     assert {i.key for i in now.store.ls()} == {i.key for i in later.store.ls()}
     for info in now.store.ls("exact"):
         a, b = (s.get_patch(info.context, info.chunk_id, info.antecedents) for s in (now.store, later.store))
