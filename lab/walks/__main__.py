@@ -1,12 +1,14 @@
-"""``python -m lab.walks``: operations, turns and plans under the default policy, at 28 layers.
+"""``python -m lab.walks``: operations, turns, plans and memory under the default policy, at 28 layers.
 
 Operations and turns run on a Qwen2.5-VL of thin layers and random weights, over a store in a folder, after
 the same ones have warmed what is cached. Counted are frames of `kamera` alone, in the calling thread: each
 call (a generator's every resumption, too), the files they are in, and how many of them stand on the stack at
 once; writes of the store, syncs and forwards in any thread. None of that is a time: the tables are the same
-on every machine but for a few looks at folders. Plans are timed.
+on every machine but for a few looks at folders. Plans are timed. Memory is that of a window of pictures, as a
+share of a plain cache of its tokens.
 
-    python -m lab.walks [--layers 28] [--turns 10] [--slots 64] [--format json] [--output FILE]
+    python -m lab.walks [--layers 28] [--turns 10] [--slots 64] [--memory 10000]
+                        [--format json] [--output FILE]
 """
 
 from __future__ import annotations
@@ -27,18 +29,21 @@ from kamera import Backbone, ReusePolicy
 from lab.replay.shapes import thin
 from lab.results import keep
 from lab.speed.machine import commit, machine
-from lab.walks.operations import Walk, walks
+from lab.walks.memory import shares
+from lab.walks.operations import Walk, survivals, walks
 from lab.walks.plans import plans
 from lab.walks.turns import CONVERSATIONS, Turn, growth, turns
 
 
 def operations(backbone: Backbone) -> list[Walk]:
     """The walks of a warm process."""
-    policy = ReusePolicy(certified=True)
-    with tempfile.TemporaryDirectory() as folder:
-        for _ in walks(backbone, Path(folder) / "warm", 1, policy):
-            pass
-        return list(walks(backbone, Path(folder) / "measured", 0, policy))
+    found = list[Walk]()
+    for each, policy in ((walks, ReusePolicy(certified=True)), (survivals, ReusePolicy.streaming())):
+        with tempfile.TemporaryDirectory() as folder:
+            for _ in each(backbone, Path(folder) / "warm", 1, policy):
+                pass
+            found += each(backbone, Path(folder) / "measured", 0, policy)
+    return found
 
 
 def conversations(backbone: Backbone, count: int) -> dict[str, list[Turn]]:
@@ -71,6 +76,8 @@ def pages(document: dict[str, Any]) -> str:
         lines.append("")
     lines += [f"| plan of {document['slots']} slots | median, ms | largest, ms |", "|---|---|---|"]
     lines += [f"| {p['request']} | {p['median ms']} | {p['largest ms']} |" for p in document["plans"]]
+    lines += ["", "| memory | tokens | live cache | copies | encodings |", "|---" * 5 + "|"]
+    lines += ["| " + " | ".join(map(str, row.values())) + " |" for row in document["memory"]]
     return "\n".join(lines)
 
 
@@ -80,6 +87,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--layers", type=int, default=28)
     parser.add_argument("--turns", type=int, default=10)
     parser.add_argument("--slots", type=int, default=64, help="of the window whose plans are timed")
+    parser.add_argument(
+        "--memory", type=int, default=10_000, help="tokens of the window whose memory is told"
+    )
     parser.add_argument("--format", choices=("table", "json"), default="table")
     parser.add_argument("--output", type=Path, help="write JSON there, too")
     asked = parser.parse_args(arguments)
@@ -87,7 +97,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     torch.set_num_threads(1)
     backbone = thin(asked.layers, "own")
     document = {
-        "command": f"python -m lab.walks --layers {asked.layers} --turns {asked.turns} --slots {asked.slots}",
+        "command": f"python -m lab.walks --layers {asked.layers} --turns {asked.turns} --slots {asked.slots} "
+        f"--memory {asked.memory}",
         "commit": commit(),
         "machine": machine(),
         "operations": [asdict(w) for w in operations(backbone)],
@@ -102,6 +113,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "plans": [
             {"request": n, "median ms": m, "largest ms": w} for n, m, w in plans(backbone, asked.slots)
         ],
+        "memory": [asdict(share) for share in shares(backbone, asked.memory)],
     }
     if asked.output is not None:
         keep(document, asked.output)

@@ -63,3 +63,14 @@ def walks(backbone: Backbone, folder: Path, episode: int, policy: ReusePolicy) -
             found = step("reorder, again", lambda: window.reorder(turned))
         yield found
         yield step("slide", lambda: window.slide())
+
+
+def survivals(backbone: Backbone, folder: Path, episode: int, policy: ReusePolicy) -> Iterator[Walk]:
+    """A slide that runs no forward: under this policy the chunks behind it survive."""
+    frames = testbed.World(0).episode(episode, layout=LAYOUT).frames
+    with ChunkStore.open(folder) as store:
+        window = KameraWindow(backbone, store, testbed.SYSTEM, policy=policy)
+        for frame in frames:
+            window.append(backbone.chunk(frame.content))
+        window.flush()
+        yield walk("slide, survivors", lambda: window.slide())

@@ -15,7 +15,8 @@ from kamera.ops import NO_KV, kv_bytes
 from lab.replay.shapes import thin
 from lab.walks.__main__ import main, table
 from lab.walks.counter import profiled, tapped
-from lab.walks.operations import walk, walks
+from lab.walks.memory import shares
+from lab.walks.operations import survivals, walk, walks
 from lab.walks.plans import plans
 from lab.walks.turns import growth, turns
 
@@ -61,9 +62,26 @@ def found(tmp_path_factory):
 
 def test_a_warm_walk_is_the_same_again(found):
     for one, again in zip(found[1], found[2], strict=True):
-        # a store looks again at a folder that was written a moment ago: a few calls more or less
-        assert again == replace(one, calls=again.calls)
+        # a store looks again at a folder that was written a moment ago: calls and files more or less
+        assert again == replace(one, calls=again.calls, files=again.files, depth=again.depth)
         assert again.calls == pytest.approx(one.calls, rel=0.1)
+        assert again.files == pytest.approx(one.files, abs=4)
+
+
+def test_a_slide_by_which_chunks_survive_runs_no_forward(tmp_path):
+    backbone = Backbone(*testbed.load())
+    (found,) = survivals(backbone, tmp_path / "survivors", 0, ReusePolicy.streaming())
+    (repaired,) = [
+        w for w in walks(backbone, tmp_path / "repaired", 0, ReusePolicy.exact()) if w.operation == "slide"
+    ]
+    assert found.forwards == 0 < repaired.forwards
+    assert found.calls < repaired.calls
+
+
+def test_memory_is_told_as_a_share_of_a_plain_cache(backbone):
+    appended, slid = shares(backbone, 2_000)
+    assert appended.tokens >= 2_000 > slid.tokens > 1_500
+    assert 1.0 <= appended.live + appended.copies < 1.5 and appended.encodings > 0.0, "KV is held once"
 
 
 def test_an_operation_that_comes_again_runs_no_forward(found):
@@ -112,11 +130,13 @@ def test_plans_of_each_request_are_timed(backbone):
 
 def test_the_tables_are_written(tmp_path, capsys):
     assert (
-        main(["--layers", "1", "--turns", "2", "--slots", "8", "--output", str(tmp_path / "walks.json")]) == 0
+        main(["--layers=1", "--turns=2", "--slots=8", "--memory=500", f"--output={tmp_path / 'walks.json'}"])
+        == 0
     )
     document = json.loads((tmp_path / "walks.json").read_text())
     assert (
-        document["command"] == "python -m lab.walks --layers 1 --turns 2 --slots 8" and "commit" in document
+        document["command"] == "python -m lab.walks --layers 1 --turns 2 --slots 8 --memory 500"
+        and "commit" in document
     )
     assert [len(told["turns"]) for told in document["conversations"].values()] == [2, 2]
     assert "plan of 8 slots" in capsys.readouterr().out
