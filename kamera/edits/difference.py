@@ -27,7 +27,7 @@ class Difference:
     @property
     def appended_only(self) -> bool:
         """True if the prompt before is a prefix of the one after."""
-        return not self.removed and not self.moved and all(i == j for i, j in self.kept)
+        return not self.removed and not self.moved and all([i == j for i, j in self.kept])
 
 
 def difference(before: Rendered, after: Rendered) -> Difference:
@@ -37,7 +37,7 @@ def difference(before: Rendered, after: Rendered) -> Difference:
     """
     same = common_prefix(before.segment_ids(), after.segment_ids())  # of a heaviest one
     rest = _heaviest(before.segments[same:], after.segments[same:])
-    kept = [*((i, i) for i in range(same)), *((same + i, same + j) for i, j in rest)]
+    kept = [*[(i, i) for i in range(same)], *[(same + i, same + j) for i, j in rest]]
     old = set(range(len(before.segments))) - {i for i, _ in kept}
     new = set(range(len(after.segments))) - {j for _, j in kept}
     moved = []

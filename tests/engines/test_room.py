@@ -17,7 +17,7 @@ from kamera.engines import Span
 from kamera.engines.hf import live as module
 from kamera.engines.hf.live import LiveCache
 from kamera.engines.hf.room import RoomKV
-from kamera.ops import KV, apply_patch, kv_copy, kv_tensors
+from kamera.ops import KV, LowRank, Patch, apply_patch, kv_copy, kv_tensors
 from tests.engines.compare import worst
 from tests.models import samples, tiny
 from tests.window.rig import same_bits
@@ -158,6 +158,44 @@ def test_what_somebody_refers_to_is_copied_before_it_is_overwritten():
     assert held(gone) == 0, "nothing stands in its place yet"
     pieces.append(60)
     assert held(gone) > 0 and same_bits(gone, pieces.true[id(gone)])
+
+
+def test_what_left_and_is_referred_to_is_copied_before_its_room_grows():
+    pieces = Pieces("qwen2_5_vl")
+    pieces.append(30, 40)
+    gone, block = pieces.spans[2].kv, pieces.live.tensors.parts[0]["k"]
+    pieces.show([(0, 0)])
+    assert held(gone) == 0, "nothing stands in its place yet"
+    pieces.append(4_000)
+    assert pieces.live.tensors.parts[0]["k"].shape[2] > block.shape[2], "the room has grown"
+    assert held(gone) > 0 and same_bits(gone, pieces.true[id(gone)])
+
+
+def test_kv_that_a_new_room_shows_patched_is_copied_out_of_the_old_one():
+    pieces = Pieces("qwen2_5_vl")
+    pieces.append(30)
+    kv = pieces.spans[1].kv
+    patch = Patch.of(
+        [
+            {c.name: LowRank(torch.ones(30, 1), torch.ones(c.features, 1)) for c in spec.channels}
+            for spec in pieces.backbone.layout
+        ],
+        kv.groups,
+    )
+    with pieces.live.lent():  # while it is read, the room is not written to
+        pieces.live.show([pieces.spans[0], Span(kv, patch, pieces.still)])
+    true = pieces.true[id(kv)]
+    assert same_bits(kv, true)
+    assert worst(pieces.live.read(1), apply_patch(true, patch, pieces.backbone.layout, pieces.still)) <= 1e-5
+    assert not same_bits(pieces.live.read(1), true), "the patch shows"
+
+
+def test_only_what_was_written_right_behind_the_spans_stands_there():
+    pieces = Pieces("qwen2_5_vl")
+    pieces.live.show(pieces.spans, room=30)
+    with pieces.live.lent() as cache:
+        assert pieces.live.kept(cache, 4, [1]) is None
+        assert pieces.live.kept(object(), 5, [1]) is None, "another cache"
 
 
 @pytest.mark.parametrize("family", FAMILIES)

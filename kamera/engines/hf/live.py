@@ -89,7 +89,7 @@ class LiveCache:
 
         It grows in the room's own tail, or in a copy while a fork is using that.
         """
-        total = sum(span.length for span in self._shown)
+        total = sum([span.length for span in self._shown])
         if not total:
             yield self._model.cache([])
             return
@@ -201,9 +201,9 @@ class LiveCache:
 
     def _may_write(self, room: Room, made: Sequence[Move], wanted: Sequence[Span]) -> bool:
         """True if at least half of ``wanted`` is kept, or if no other fork shows the spans in the room."""
-        kept = sum(span.length for span, move in zip(wanted, made, strict=True) if not move.writes)
-        return 2 * kept >= sum(span.length for span in wanted) or all(
-            other is self or other._shown is not room.standing for other in room.holders
+        kept = sum([span.length for span, move in zip(wanted, made, strict=True) if not move.writes])
+        return 2 * kept >= sum([span.length for span in wanted]) or all(
+            [other is self or other._shown is not room.standing for other in room.holders]
         )
 
     def _write(
@@ -219,7 +219,7 @@ class LiveCache:
 
         ``outside`` are copies of KV that stands in other rooms, by id.
         """
-        total = sum(span.length for span in wanted)
+        total = sum([span.length for span in wanted])
         there = _places(source.standing, source.start)
         kv, capacity = room.kv, room.capacity
         if total + behind > capacity:
@@ -236,7 +236,7 @@ class LiveCache:
         room.kv, room.capacity, room.start = kv, capacity, base
         if room is source:  # before anything can fail
             for move, span, place in zip(made, wanted, places, strict=True):
-                if move.was is not None:
+                if move.was is not None and not _stays(room, move, span, place):
                     _settle(room, span, place, self._phased if move.turns or any(span.offset) else _NONE)
         for move, span, place in zip(made, wanted, places, strict=True):
             if move.writes and span.length:
@@ -347,6 +347,12 @@ def _settle(room: Room, span: Span, place: int, own: frozenset[str]) -> None:
     kv = span.kv
     if isinstance(kv, RoomKV) and span.patch is None and kv.where.room in (None, room) and kv.holds(own):
         kv.stand(room, place, own)
+
+
+def _stays(room: Room, move: Move, span: Span, place: int) -> bool:
+    """True for KV that stands in its room as before."""
+    where = span.kv.where if isinstance(span.kv, RoomKV) else None
+    return where is not None and where.room is room and where.place == place and not move.turns
 
 
 def _elsewhere(
