@@ -182,6 +182,8 @@ def test_kv_that_a_new_room_shows_patched_is_copied_out_of_the_old_one():
         ],
         kv.groups,
     )
+    pieces.live.show(pieces.spans)
+    assert held(kv) == 0, "it stands in the room alone"
     with pieces.live.lent():  # while it is read, the room is not written to
         pieces.live.show([pieces.spans[0], Span(kv, patch, pieces.still)])
     true = pieces.true[id(kv)]
