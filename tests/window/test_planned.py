@@ -105,10 +105,10 @@ def test_a_plan_runs_no_forward_and_no_tower(tmp_path):
     backbone, chunks = pieces()
     with ChunkStore.open(tmp_path / "s") as store:
         window = make(backbone, store, *chunks[:3])
-        slots, held = window.slots, store.ls()
         window.evict(2)
         window.recall(chunks[2].id)
-        slots = window.slots
+        window.flush()
+        slots, held = window.slots, store.ls()
         with watching(backbone) as seen:
             plans = [
                 window.plan_append(chunks[3]),
