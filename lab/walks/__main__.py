@@ -30,7 +30,7 @@ from lab.replay.shapes import thin
 from lab.results import keep
 from lab.speed.machine import commit, machine
 from lab.walks.memory import shares
-from lab.walks.operations import Walk, survivals, walks
+from lab.walks.operations import Walk, returns, survivals, walks
 from lab.walks.plans import plans
 from lab.walks.turns import CONVERSATIONS, Turn, growth, turns
 
@@ -38,7 +38,8 @@ from lab.walks.turns import CONVERSATIONS, Turn, growth, turns
 def operations(backbone: Backbone) -> list[Walk]:
     """The walks of a warm process."""
     found = list[Walk]()
-    for each, policy in ((walks, ReusePolicy(certified=True)), (survivals, ReusePolicy.streaming())):
+    default = ReusePolicy(certified=True)
+    for each, policy in ((walks, default), (returns, default), (survivals, ReusePolicy.streaming())):
         with tempfile.TemporaryDirectory() as folder:
             for _ in each(backbone, Path(folder) / "warm", 1, policy):
                 pass
@@ -49,10 +50,10 @@ def operations(backbone: Backbone) -> list[Walk]:
 def conversations(backbone: Backbone, count: int) -> dict[str, list[Turn]]:
     """The turns of each conversation, which has run once before."""
     found = {}
-    for name, (rule, _) in CONVERSATIONS.items():
+    for name, (rule, _, pictures) in CONVERSATIONS.items():
         with tempfile.TemporaryDirectory() as folder:
-            turns(backbone, Path(folder) / "warm", rule, count)
-            found[name] = turns(backbone, Path(folder) / "measured", rule, count)
+            turns(backbone, Path(folder) / "warm", rule, count, pictures)
+            found[name] = turns(backbone, Path(folder) / "measured", rule, count, pictures)
     return found
 
 

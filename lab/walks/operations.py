@@ -74,3 +74,19 @@ def survivals(backbone: Backbone, folder: Path, episode: int, policy: ReusePolic
             window.append(backbone.chunk(frame.content))
         window.flush()
         yield walk("slide, survivors", lambda: window.slide())
+
+
+def returns(backbone: Backbone, folder: Path, episode: int, policy: ReusePolicy) -> Iterator[Walk]:
+    """A slide whose four remaining chunks have stood there before: they have stored patches."""
+    frames = testbed.World(0).episode(episode, layout=LAYOUT).frames
+    with ChunkStore.open(folder) as store:
+        window = KameraWindow(backbone, store, testbed.SYSTEM, policy=policy)
+        first, *others = [backbone.chunk(frame.content) for frame in frames]
+        for chunk in others:
+            window.append(chunk)
+        for _ in range(4):
+            window.insert(0, first)
+            window.flush()
+            found = walk("slide, again", lambda: window.slide())
+            window.flush()
+        yield found

@@ -19,11 +19,12 @@ from lab.walks.counter import profiled, tapped
 
 SIDE = 64
 """Pixels of a picture's side: 64 tokens on the thin backbone."""
-CONVERSATIONS: dict[str, tuple[EditPolicy | None, int]] = {
-    "appended": (None, 2),
-    "last 3 pictures": (policies.keep_last_images(3), 4),
+CONVERSATIONS: dict[str, tuple[EditPolicy | None, int, bool]] = {
+    "appended": (None, 2, True),
+    "texts, appended": (None, 2, False),
+    "last 3 pictures": (policies.keep_last_images(3), 4, True),
 }
-"""Each with its edit policy, and the first turn that is like those after it."""
+"""Each with its edit policy, the first turn that is like those after it, and whether turns have pictures."""
 
 
 class Sides(NamedTuple):
@@ -69,8 +70,10 @@ class _Marks:
         return [(entries[start:stop], entries[stop:]) for entries, start, stop in marks]
 
 
-def turns(backbone: Backbone, folder: Path, rule: EditPolicy | None, count: int) -> list[Turn]:
-    """A session of equal turns, a picture and a question each, over a store in ``folder``."""
+def turns(
+    backbone: Backbone, folder: Path, rule: EditPolicy | None, count: int, pictures: bool = True
+) -> list[Turn]:
+    """A session of equal turns, a picture and a question each or a question, over a store in ``folder``."""
     found = []
     with ExitStack() as held:
         store = held.enter_context(ChunkStore.open(folder))
@@ -83,7 +86,8 @@ def turns(backbone: Backbone, folder: Path, rule: EditPolicy | None, count: int)
         )
         for number in range(count):
             picture = {"type": "image", "image": picture_of(random.Random(number), SIDE)}
-            message = {"role": "user", "content": [picture, {"type": "text", "text": "value of tag 3?"}]}
+            asked = {"type": "text", "text": "value of tag 3?"}
+            message = {"role": "user", "content": [picture, asked] if pictures else [asked]}
             marks = _Marks(lists)
             with profiled() as counter:
                 session.send(message, max_new_tokens=1, do_sample=False, logits_processor=[marks])

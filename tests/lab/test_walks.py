@@ -16,7 +16,7 @@ from lab.replay.shapes import thin
 from lab.walks.__main__ import main, table
 from lab.walks.counter import profiled, tapped
 from lab.walks.memory import shares
-from lab.walks.operations import survivals, walk, walks
+from lab.walks.operations import returns, survivals, walk, walks
 from lab.walks.plans import plans
 from lab.walks.turns import growth, turns
 
@@ -68,14 +68,15 @@ def test_a_warm_walk_is_the_same_again(found):
         assert again.files == pytest.approx(one.files, abs=4)
 
 
-def test_a_slide_by_which_chunks_survive_runs_no_forward(tmp_path):
+def test_a_slide_by_which_chunks_survive_or_with_stored_patches_runs_no_forward(tmp_path):
     backbone = Backbone(*testbed.load())
     (found,) = survivals(backbone, tmp_path / "survivors", 0, ReusePolicy.streaming())
     (repaired,) = [
         w for w in walks(backbone, tmp_path / "repaired", 0, ReusePolicy.exact()) if w.operation == "slide"
     ]
     assert found.forwards == 0 < repaired.forwards
-    assert found.calls < repaired.calls
+    (patched,) = returns(backbone, tmp_path / "again", 0, ReusePolicy(certified=True))
+    assert patched.forwards == 0 and found.calls < patched.calls, "four patches are read"
 
 
 def test_memory_is_told_as_a_share_of_a_plain_cache(backbone):
@@ -138,5 +139,5 @@ def test_the_tables_are_written(tmp_path, capsys):
         document["command"] == "python -m lab.walks --layers 1 --turns 2 --slots 8 --memory 500"
         and "commit" in document
     )
-    assert [len(told["turns"]) for told in document["conversations"].values()] == [2, 2]
+    assert [len(told["turns"]) for told in document["conversations"].values()] == [2, 2, 2]
     assert "plan of 8 slots" in capsys.readouterr().out
