@@ -153,13 +153,21 @@ def test_later_work_that_nobody_wants_ends_at_its_next_layer_and_the_model_is_fr
         pool.submit(meeting.plain).result(LONG)  # the lock is nobody's
 
 
-def test_who_waits_for_later_work_is_not_waited_for():
+def test_who_waits_for_later_work_is_not_waited_for(monkeypatch):
+    monkeypatch.setattr(precedence, "PATIENCE", LONG)
     backbone = tiny.backbone("qwen3_vl")
     meeting = Meeting(backbone)
     for go_on in meeting.go_on:
         go_on.set()
-    with ThreadPoolExecutor(1) as pool, Account().now(backbone), calls_of(backbone).awaited():
-        pool.submit(meeting.work).result(LONG)
+    layers = len(backbone.decoder.layers)
+    with (
+        ThreadPoolExecutor(1) as pool,
+        hooked(backbone, meeting.at_layer),
+        Account().now(backbone),
+        calls_of(backbone).awaited(),
+    ):
+        pool.submit(meeting.work).result(LONG / 4)
+    assert meeting.seen == [f"later {i}" for i in range(layers)]
 
 
 def test_later_work_goes_on_when_a_call_takes_very_long(monkeypatch):
@@ -168,8 +176,10 @@ def test_later_work_goes_on_when_a_call_takes_very_long(monkeypatch):
     meeting = Meeting(backbone)
     for go_on in meeting.go_on:
         go_on.set()
-    with ThreadPoolExecutor(1) as pool, Account().now(backbone):
+    layers = len(backbone.decoder.layers)
+    with ThreadPoolExecutor(1) as pool, Account().now(backbone), hooked(backbone, meeting.at_layer):
         pool.submit(meeting.work).result(LONG)
+    assert meeting.seen == [f"later {i}" for i in range(layers)]
 
 
 def test_who_holds_the_model_for_several_forwards_is_not_interrupted():

@@ -126,8 +126,10 @@ def test_what_was_made_ready_counts_until_it_is_let_go(queue, gate):
 
 
 def test_waiting_for_the_queue_does_not_wait_for_what_is_ready(queue):
-    queue.keep(Worth.GUESS, 10, lambda _: None)
+    told: list[str] = []
+    queue.keep(Worth.GUESS, 10, told.append)
     queue.flush()
+    assert (queue.held, told) == (10, [])
 
 
 def test_work_that_nobody_wants_any_more_is_not_done(queue, gate):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kamera import Backbone, ChatSession, ChunkStore, KameraWindow, ReusePolicy, testbed
+from kamera import ChatSession, ChunkStore, KameraWindow, ReusePolicy, testbed
 from kamera.edits import policies
 from kamera.errors import UnknownChunk
 from kamera.sessions.showing import Admitting
@@ -16,16 +16,6 @@ DEFAULT = ReusePolicy(certified=True, audit=0.0)
 
 OPTIONS = {"max_new_tokens": 2, "min_new_tokens": 2, "do_sample": False}
 LONG = "value of tag 3? " * GLUE
-
-
-@pytest.fixture(scope="module")
-def backbone() -> Backbone:
-    return Backbone(*testbed.load())
-
-
-@pytest.fixture(scope="module")
-def frames() -> list:
-    return [frame.image for frame in testbed.World(seed=3).episode(0, legends=4).frames]
 
 
 def shown(picture, text: str) -> dict:

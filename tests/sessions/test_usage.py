@@ -32,16 +32,6 @@ SYSTEM = {"role": "system", "content": "You watch a camera."}
 SPEAKING = {"role": "system", "content": "You are brief, and you never say more than you were asked."}
 
 
-@pytest.fixture(scope="module")
-def backbone() -> Backbone:
-    return Backbone(*testbed.load())
-
-
-@pytest.fixture(scope="module")
-def frames() -> list:
-    return [frame.image for frame in testbed.World(seed=3).episode(0, legends=4).frames]
-
-
 def shown(picture, text: str = "What is the value of tag 3?") -> dict:
     return {"role": "user", "content": [{"type": "image", "image": picture}, {"type": "text", "text": text}]}
 
