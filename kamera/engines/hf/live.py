@@ -340,7 +340,7 @@ def _runs(
 
 
 def _settle(room: Room, span: Span, place: int, own: frozenset[str]) -> None:
-    """KV that stands at ``place`` as it was computed, but for channels ``own``, needs a copy of these alone.
+    """Note that an unpatched KV stands at ``place`` of the room, and holds copies of ``own`` channels alone.
 
     KV that stands in another room stays there.
     """
