@@ -12,7 +12,7 @@ from kamera import ChunkStore
 from kamera.content import Encoded
 from kamera.engines import Span
 from kamera.errors import CertificateMismatch, InvalidCertificate
-from kamera.patches import equal_left
+from kamera.patches import equal_left, later_of
 from kamera.reuse import Calibration, Point, calibrate, cases_of
 from kamera.reuse.probe import likeness
 from kamera.reuse.sweep import Trial, acceptance, operating_point, windows_of
@@ -115,8 +115,10 @@ def test_prefills_behind_approximate_kv_are_no_longer_exact(store):
     d, b, _, question = moved()
     one = reuser(backbone, store, LOOSE, calibration=calibration(backbone))
     plan = one.prepare(prompt(d, b, words(40, 11), question))
+    later_of(backbone).flush()
     stored = len(store.ls())
     done = plan.run()
+    later_of(backbone).flush()
     assert [a.tier for a in done.admissions] == ["none", "approximate", "none"]
     assert [a.guarantee for a in plan.admissions] == [s.guarantee for s in done.window.slots]
     assert done.window.slots[2].guarantee == "near"
