@@ -46,9 +46,9 @@ def formed(kv: str) -> ChunkStore:
     """The terms of all chunks."""
     backbone, chunks = rig("qwen2_5_vl", 5)
     store = ChunkStore.open("memory://", kv=kv)
-    make(
-        backbone, store, *chunks, policy=ReusePolicy(rank=RANK, on_miss="prefill", forms="always")
-    ).form_pairs()
+    window = make(backbone, store, *chunks, policy=ReusePolicy(rank=RANK, on_miss="prefill", forms="always"))
+    window.form_pairs()
+    window.flush()
     return store
 
 

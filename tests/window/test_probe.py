@@ -249,13 +249,13 @@ def travelled(request, tmp_path):
         remote = f"obstore+file://{tmp_path}/remote"
         if request.param == "bundle":
             with ChunkStore.open(tmp_path / "one") as store:
-                make(backbone, store, chunk)
+                make(backbone, store, chunk).flush()
                 StoreAdmin(store).export_bundle(tmp_path / "bundle")
             there = ChunkStore.open(tmp_path / "two")
             StoreAdmin(there).import_bundle(tmp_path / "bundle")
             return there
         with ChunkStore.open(remote) as store:
-            make(backbone, store, chunk)
+            make(backbone, store, chunk).flush()
         return ChunkStore.open(remote, cache=tmp_path / "cache" if request.param == "cache" else None)
 
     return travel
