@@ -26,7 +26,7 @@ from kamera.patches.anchor import Anchor, prefill_anchor
 from lab.basis import Basis
 from lab.results import keep
 from lab.scene import Scene
-from lab.testbed import FAMILIES, load
+from lab.testbed import BACKBONES, load
 
 FITTED, SCORED = 860_000, 870_000
 """Seeds of the episodes that readers and basis are fitted on, and of those asked here: both held out."""
@@ -243,7 +243,7 @@ def _on_basis(scene: Scene, budget: int, basis: Basis) -> tuple[Patch, int]:
 def main() -> None:
     """Measure on a shipped backbone and write the table as JSON."""
     parser = argparse.ArgumentParser(prog="python -m lab.patchlab", description=__doc__)
-    parser.add_argument("--family", default="gqa", choices=sorted(FAMILIES), help="which backbone")
+    parser.add_argument("--family", default="gqa", choices=sorted(BACKBONES), help="which backbone")
     parser.add_argument("--items", type=int, default=500, help="questions per row, at least")
     parser.add_argument("--fit", type=int, default=12, help="episodes that readers and basis are fitted on")
     parser.add_argument("--output", type=Path, required=True, help="where the JSON goes")

@@ -1,7 +1,7 @@
 """Engines that run a model, and the contracts that a window needs of them."""
 
 from kamera.engines.account import Account, Spent, Usage, later, open_accounts
-from kamera.engines.base import Engine, LiveKV, Span, Written
+from kamera.engines.base import Engine, LiveKV, Sampling, Span, Written
 from kamera.engines.extent import Extent, behind, standing
 from kamera.engines.moves import Bytes, Move, Stand, bytes_of, moves
 from kamera.engines.precedence import Calls, Cancelled, calls_of, is_later
@@ -22,6 +22,7 @@ __all__ = [
     "Named",
     "PositionLimits",
     "Probe",
+    "Sampling",
     "Span",
     "Spent",
     "Stand",

@@ -17,7 +17,7 @@ import torch
 from kamera.content import Chunk, Content, Encoded, Seams, Spoken
 from kamera.engines.extent import Extent
 from kamera.engines.values import Answer, Named, PositionLimits, Probe, Work
-from kamera.ops import KV, Layout, Patch, kv_tokens
+from kamera.ops import KV, Completion, Layout, Patch, kv_tokens
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,6 +61,20 @@ class Written:
             self.bytes_patched + other.bytes_patched,
             self.bytes_copied + other.bytes_copied,
         )
+
+
+@dataclass(frozen=True, eq=False)
+class Sampling:
+    """A chunk of which `Engine.sample` runs some tokens: at ``positions`` ``[axes, tokens]``.
+
+    With a ``completion`` its rows run, and the span that a live KV shows at index ``at`` is what the others
+    are completed from. Without one all its tokens run, in front of that span.
+    """
+
+    encoded: Encoded
+    positions: torch.Tensor
+    at: int
+    completion: Completion | None = None
 
 
 class LiveKV(Protocol):
@@ -332,6 +346,19 @@ class Engine(Protocol):
         ``ids``, the question, if the engine `joins` and makes one sequence. Each ``logits_processor`` of
         ``sampling``, a list, is called with the tokens and the next one's logits. Raises ValueError as
         `check_sampling`, and NonFiniteKV of spans before the first token.
+        """
+        ...
+
+    def can_sample(self, span: Encoded) -> bool:
+        """True if `sample` may run some tokens of a span without the others."""
+        ...
+
+    def sample(self, parts: Sequence[Sampling], behind: LiveKV) -> tuple[KV, ...]:
+        """KV of chunks, in the order of their places, of which some tokens run in one forward.
+
+        They run among the spans that ``behind`` shows, each behind all in front of it, and at each layer the
+        other tokens of their chunks are completed before the layer attends. The caller owns the KVs. Raises
+        as `prefill`, and UnsupportedBackbone if tokens cannot run apart from their chunk.
         """
         ...
 

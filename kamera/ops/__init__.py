@@ -3,6 +3,7 @@
 from kamera.ops.allocate import allocate, total_gain
 from kamera.ops.blocks import Blocks, Groups, blocks_map, check_groups, equal_groups
 from kamera.ops.budget import PatchBudget, Sized, layers_of
+from kamera.ops.complete import Completion, Design, token_kernel
 from kamera.ops.compose import Composed, compose, terms_of, triples_of
 from kamera.ops.compress import compress
 from kamera.ops.digest import chunk_id, digest, tensor_bytes, tensor_digest
@@ -94,8 +95,10 @@ __all__ = [
     "CodedChannel",
     "CodedKV",
     "Codes",
+    "Completion",
     "Composed",
     "Deltas",
+    "Design",
     "Factor",
     "FactorSize",
     "Formed",
@@ -169,6 +172,7 @@ __all__ = [
     "tensor_bytes",
     "tensor_digest",
     "terms_of",
+    "token_kernel",
     "total_gain",
     "triples_of",
     "turn_factors",

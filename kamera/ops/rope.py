@@ -105,9 +105,33 @@ def relocate(
     if not any(offset) or spec.rotary_dim == 0:
         return x
     work = torch.float64 if x.dtype == torch.float64 else torch.float32
-    cos, sin = turn_table(spec, tuple(offset), work, x.device)
-    out = x.clone()
-    rotary = x[..., rotary_start:stop].to(work)
+    return _rotated(x, spec, *turn_table(spec, tuple(offset), work, x.device), rotary_start)
+
+
+def token_turns(
+    spec: RopeSpec, positions: torch.Tensor, device: torch.device
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Cosine and sine of each token's own position, ``positions`` ``[axes, tokens]``: two ``[tokens, pairs]``."""
+    steps = positions[list(spec.axes)].to(device="cpu", dtype=torch.float64).T
+    angles = steps * torch.tensor(spec.inv_freq, dtype=torch.float64)
+    return angles.cos().to(device=device, dtype=torch.float32), angles.sin().to(
+        device=device, dtype=torch.float32
+    )
+
+
+def turn_tokens(
+    x: torch.Tensor, spec: RopeSpec, turns: tuple[torch.Tensor, torch.Tensor], rotary_start: int = 0
+) -> torch.Tensor:
+    """`relocate` of ``x`` ``[..., tokens, dim]`` with an offset of its own for each token: `token_turns`."""
+    return _rotated(x, spec, *turns, rotary_start)
+
+
+def _rotated(
+    x: torch.Tensor, spec: RopeSpec, cos: torch.Tensor, sin: torch.Tensor, rotary_start: int
+) -> torch.Tensor:
+    """``x`` turned by angles that broadcast to ``[..., tokens, pairs]``, as a copy."""
+    out, stop = x.clone(), rotary_start + spec.rotary_dim
+    rotary = x[..., rotary_start:stop].to(cos.dtype)
     if spec.pairing == "half":
         first, second = rotary.chunk(2, dim=-1)
         turned = torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)

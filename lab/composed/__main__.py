@@ -26,7 +26,7 @@ from lab.composed.windows import WORLDS, Pool, Row, TermsOf, library, measure, s
 from lab.paper.document import commit
 from lab.paper.draw import HELD_OUT
 from lab.speed.machine import machine
-from lab.testbed import FAMILIES, load
+from lab.testbed import BACKBONES, load
 
 RESAMPLED = 2000
 KEPT = (1.0, 0.9, 0.8, 0.5)
@@ -34,7 +34,7 @@ KEPT = (1.0, 0.9, 0.8, 0.5)
 
 def backbone_of(family: str) -> Backbone:
     """A family of the laboratory, or any model directory."""
-    if family in FAMILIES:
+    if family in BACKBONES:
         return Backbone(*load(family))
     return Backbone.from_pretrained(family)
 

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from kamera.content import Chunk, Content, Encoded, Seams, Spoken
-from kamera.engines.base import LiveKV
+from kamera.engines.base import LiveKV, Sampling
 from kamera.engines.extent import Extent, Extents
 from kamera.engines.hf import batch, whole
 from kamera.engines.hf import cache as model_cache
@@ -26,6 +26,7 @@ from kamera.engines.hf.live import LiveCache
 from kamera.engines.hf.model import Model, ModelCache
 from kamera.engines.hf.probing import Prober, tolerance
 from kamera.engines.hf.prove import prove_cuts, prove_relocation, without_reuse
+from kamera.engines.hf.sample import can_sample, sample
 from kamera.engines.hf.sampling import check_options
 from kamera.engines.touching import refuse_touching
 from kamera.engines.values import Answer, Named, Probe
@@ -327,6 +328,15 @@ class Backbone(Model):
             if not spans or said.kvs:
                 return said
             return said._replace(kvs=self._kept(behind, cache, start, lengths))
+
+    def can_sample(self, span: Encoded) -> bool:
+        """As `Engine.can_sample`."""
+        return can_sample(self, span)
+
+    def sample(self, parts: Sequence[Sampling], behind: LiveKV) -> tuple[KV, ...]:
+        """As `Engine.sample`."""
+        with self._cache_of(behind) as cache:
+            return sample(self, parts, [span.length for span in behind.shown], cache)
 
     def recomputed(
         self, encoded: Encoded, positions: torch.Tensor, context: KV, held: KV, rows: torch.Tensor

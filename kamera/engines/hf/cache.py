@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from operator import attrgetter
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from transformers import DynamicCache
@@ -19,7 +19,7 @@ from transformers.cache_utils import (
     DynamicSlidingWindowLayer,
 )
 
-from kamera.ops import KV, CacheTensor, Groups, LayerKV, Layout, kv_of, kv_slice, kv_tokens
+from kamera.ops import KV, CacheTensor, Completion, Groups, LayerKV, Layout, kv_of, kv_slice, kv_tokens
 
 ModelCache = DynamicCache
 
@@ -270,6 +270,63 @@ class OverwritingCache(DynamicCache):
         layer.indexer_keys[:, self._places.to(chosen.device)[chosen]] = indexer_key_states[:, chosen]
         keys: torch.Tensor = layer.indexer_keys
         return keys
+
+
+class Piece(NamedTuple):
+    """Tokens of a held cache from ``source`` on, at ``start`` in a longer sequence."""
+
+    start: int
+    source: int
+    length: int
+
+
+class CompletingCache(DynamicCache):
+    """A cache in which the KV of a few tokens of chunks is computed anew, and that of the others completed.
+
+    Of ``held``, which is not written, ``pieces`` stand in a sequence of ``total`` tokens. ``parts`` are the
+    chunks that a forward runs tokens of, in its order: the first place of each, its number of tokens, and
+    its completion; without one all its tokens run. ``made`` holds, by part and layer, what became of them.
+    """
+
+    def __init__(
+        self,
+        held: ModelCache,
+        layout: Layout,
+        total: int,
+        pieces: Sequence[Piece],
+        parts: Sequence[tuple[int, int, Completion | None]],
+    ) -> None:
+        super().__init__()
+        self.layers = held.layers
+        self.made: list[list[dict[str, torch.Tensor]]] = [[{} for _ in layout] for _ in parts]
+        self._layout, self._total, self._pieces, self._parts = layout, total, pieces, parts
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *args: Any, **kwargs: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """All that the rows attend to at layer ``layer_idx``."""
+        layer: Any = self.layers[layer_idx]
+        keys = self._whole(layer_idx, "keys", layer.keys[0], key_states[0])
+        return keys[None], self._whole(layer_idx, "values", layer.values[0], value_states[0])[None]
+
+    def update_indexer(self, indexer_key_states: torch.Tensor, layer_idx: int) -> torch.Tensor:
+        """As `update`, the keys of an indexer."""
+        layer: Any = self.layers[layer_idx]
+        return self._whole(layer_idx, "indexer_keys", layer.indexer_keys, indexer_key_states)
+
+    def _whole(self, index: int, tensor: str, held: torch.Tensor, fresh: torch.Tensor) -> torch.Tensor:
+        channel = next(c for c in self._layout[index].channels if c.tensor == tensor)
+        whole = held.new_empty(held.shape[0], self._total, held.shape[2])
+        for start, source, length in self._pieces:
+            whole[:, start : start + length] = held[:, source : source + length]
+        at = 0
+        for (start, length, completion), made in zip(self._parts, self.made, strict=True):
+            count = length if completion is None else len(completion.rows)
+            new, here = fresh[:, at : at + count], whole[:, start : start + length]
+            here.copy_(new if completion is None else completion.completed(channel, here, new))
+            made[index][channel.name] = here.clone()
+            at += count
+        return whole
 
 
 _ROOM = attrgetter("room")

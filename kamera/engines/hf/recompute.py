@@ -109,7 +109,7 @@ def recompute(
     cache = model_cache.OverwritingCache(
         backbone.cache([kv_concat([context, held])]), backbone.layout, before + rows, choose
     )
-    arguments = decoder_arguments(_take(encoded, rows), backbone.device) | {
+    arguments = decoder_arguments(take(encoded, rows), backbone.device) | {
         "position_ids": batched(positions[:, rows]).to(backbone.device),
         "past_key_values": cache,
         "use_cache": True,
@@ -117,7 +117,7 @@ def recompute(
     with (
         torch.no_grad(),
         backbone.alone(),
-        _row_masks(backbone, before + rows, before + count) as mask,
+        row_masks(backbone, before + rows, before + count) as mask,
         _enter(backbone, resume, rows),
     ):
         backbone.decoder(attention_mask=mask, **arguments)
@@ -154,7 +154,7 @@ def refuse_unmaskable(backbone: Backbone, encoded: Encoded) -> None:
         )
 
 
-def _take(encoded: Encoded, rows: torch.Tensor) -> Encoded:
+def take(encoded: Encoded, rows: torch.Tensor) -> Encoded:
     """The rows' share of an encoding."""
     count = encoded.num_tokens
     taken: dict[str, torch.Tensor] = {}
@@ -178,7 +178,7 @@ def _take(encoded: Encoded, rows: torch.Tensor) -> Encoded:
 
 
 @contextmanager
-def _row_masks(backbone: Backbone, places: torch.Tensor, total: int) -> Iterator[torch.Tensor]:
+def row_masks(backbone: Backbone, places: torch.Tensor, total: int) -> Iterator[torch.Tensor]:
     """The additive mask of rows at ``places`` over ``total`` tokens; sliding layers get their own.
 
     Additive, in the model's dtype: eager attention would add a boolean one as zeros and ones.

@@ -1,0 +1,167 @@
+"""The deficit of a chunk from a few of its tokens: the choice of the tokens, and the completion of the others.
+
+Tokens whose KV is alike change alike in new company. So a kernel over a chunk's tokens, made of its own KV,
+says before anything runs which few tell the most about the others, and how much they leave open. The changes
+of those few, once computed, are completed to all by kernel ridge regression, layer by layer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+
+from kamera.ops.kv import KV, kv_tokens
+from kamera.ops.layout import Channel, Layout
+from kamera.ops.rope import RopeSpec, token_turns, turn_tokens
+
+WIDTH = 0.5
+"""Width of the kernel, in median distances between tokens."""
+
+RIDGES = (1e-3, 1e-2, 1e-1)
+"""Ridges of the regression, of which each channel takes that with the smallest leave-one-out error."""
+
+MOST = 0.5
+"""Largest share of a chunk's tokens that is run for the others: beyond it, all of them are."""
+
+
+def token_kernel(kv: KV, layout: Layout, positions: torch.Tensor) -> torch.Tensor:
+    """Likeness of a chunk's tokens, float32 ``[tokens, tokens]`` on the CPU: 1.0 for equal ones.
+
+    ``kv`` is the chunk's at ``positions`` ``[axes, tokens]``. Phased channels are compared with every token
+    turned to position 0, and each channel of each layer counts by its own energy.
+    """
+    tokens, turns = kv_tokens(kv), Turns(positions)
+    products = torch.zeros(tokens, tokens)
+    for x, channel in _channels(kv, layout):
+        x = turns.back(x.float(), channel).transpose(0, 1).flatten(1)  # [tokens, features]
+        x = x / torch.linalg.vector_norm(x).clamp_min(1e-15)
+        products += (x @ x.T).cpu()
+    own = products.diagonal()
+    apart = (own[:, None] + own[None] - 2 * products).clamp_min(0.0)
+    if tokens < 2:
+        return torch.ones(tokens, tokens)
+    others = apart[torch.ones(tokens, tokens, dtype=torch.bool).triu(1)]
+    return torch.exp(-apart / (2 * WIDTH**2 * others.median().clamp_min(1e-12)))
+
+
+def _channels(kv: KV, layout: Layout) -> Iterator[tuple[torch.Tensor, Channel]]:
+    for block, layers in zip(kv.parts, kv.groups, strict=True):
+        for channel in layout[layers[0]].channels:
+            for x in block[channel.name]:
+                yield x, channel
+
+
+@dataclass(frozen=True, eq=False)
+class Design:
+    """The tokens of a chunk that tell the most about the others, the best first: at most `MOST` of them.
+
+    ``order`` int64 ``[most]``; ``open`` float32 ``[most + 1]``: the share of the kernel's variance that the
+    first ``k`` leave unexplained. ``columns`` ``[tokens, most]`` are the kernel's, in this order.
+    """
+
+    order: torch.Tensor
+    open: torch.Tensor
+    columns: torch.Tensor
+
+    @classmethod
+    def of(cls, kernel: torch.Tensor) -> Design:
+        """The greedy D-optimal design of a kernel ``[tokens, tokens]``: its pivoted Cholesky factor's order."""
+        tokens = kernel.shape[0]
+        most = int(MOST * tokens)
+        factor, left = torch.zeros(most, tokens), kernel.diagonal().clone()
+        order, opened = torch.zeros(most, dtype=torch.int64), torch.ones(most + 1)
+        whole, taken = left.sum().clamp_min(1e-30), torch.zeros(tokens, dtype=torch.bool)
+        for k in range(most):
+            i = int(left.masked_fill(taken, -1.0).argmax())
+            order[k], taken[i] = i, True
+            if float(left[i]) > 1e-6:
+                factor[k] = (kernel[i] - factor[:k, i] @ factor[:k]) / left[i].sqrt()
+                left = (left - factor[k].square()).clamp_min(0.0)
+            left[i] = 0.0
+            opened[k + 1] = left.sum() / whole
+        return cls(order, opened, kernel[:, order])
+
+    def count(self, most_open: float) -> int | None:
+        """The fewest first tokens that leave at most this share open; None if more than `MOST` would."""
+        count = int((self.open > most_open).sum())
+        return count if count < len(self.open) else None
+
+    def completion(self, count: int, positions: torch.Tensor) -> Completion:
+        """The completion from the first ``count`` tokens of a chunk at ``positions`` ``[axes, tokens]``."""
+        rows, places = self.order[:count].sort()
+        return Completion(rows, self.columns[:, :count][:, places], positions)
+
+
+@dataclass(frozen=True, eq=False)
+class Completion:
+    """Completes the changes of the tokens ``rows`` of a chunk, int64, ascending, to all of it.
+
+    ``columns`` ``[tokens, rows]`` are theirs of the chunk's kernel; the chunk stands at ``positions``
+    ``[axes, tokens]``.
+    """
+
+    rows: torch.Tensor
+    columns: torch.Tensor
+    positions: torch.Tensor
+
+    def completed(self, channel: Channel, base: torch.Tensor, fresh: torch.Tensor) -> torch.Tensor:
+        """A layer's channel ``[heads, tokens, dim]``: ``fresh`` ``[heads, rows, dim]`` where it was computed.
+
+        The other tokens are ``base`` and their completed change. Changes are completed with every token
+        turned to position 0.
+        """
+        rows = self.rows.to(base.device)
+        turned = self._turns.back(base.float(), channel)
+        change = self._turns.back(fresh.float(), channel, rows) - turned[:, rows]
+        flat = change.transpose(0, 1).flatten(1)  # [rows, features]
+        whole = (self._weights(flat) @ flat).unflatten(1, (change.shape[0], change.shape[2]))
+        out = self._turns.forth(turned + whole.transpose(0, 1), channel).to(base.dtype)
+        out[:, rows] = fresh
+        return out
+
+    def _weights(self, change: torch.Tensor) -> torch.Tensor:
+        """``[tokens, rows]``, of the ridge whose leave-one-out error is smallest."""
+        inverses, weights = (x.to(change.device) for x in self._solved)
+        missed = (inverses @ change) / inverses.diagonal(dim1=1, dim2=2)[:, :, None]
+        return weights[missed.square().sum(dim=(1, 2)).argmin()]
+
+    @cached_property
+    def _solved(self) -> tuple[torch.Tensor, torch.Tensor]:
+        eye = torch.eye(len(self.rows), dtype=torch.float64)
+        among = self.columns[self.rows].double()
+        inverses = torch.linalg.inv(torch.stack([among + ridge * eye for ridge in RIDGES]))
+        return inverses.float(), (self.columns.double() @ inverses).float()
+
+    @cached_property
+    def _turns(self) -> Turns:
+        return Turns(self.positions)
+
+
+class Turns:
+    """Turns tokens at ``positions`` ``[axes, tokens]`` back to position 0, and forth; tables are made once."""
+
+    def __init__(self, positions: torch.Tensor) -> None:
+        self._positions = positions
+        self._tables: dict[tuple[RopeSpec, torch.device], tuple[torch.Tensor, torch.Tensor]] = {}
+
+    def back(self, x: torch.Tensor, channel: Channel, rows: torch.Tensor | None = None) -> torch.Tensor:
+        """``x`` ``[heads, tokens, dim]``, of the tokens ``rows`` if given, at position 0."""
+        return self._turned(x, channel, rows, back=True)
+
+    def forth(self, x: torch.Tensor, channel: Channel) -> torch.Tensor:
+        """What `back` made, at its positions."""
+        return self._turned(x, channel, None, back=False)
+
+    def _turned(
+        self, x: torch.Tensor, channel: Channel, rows: torch.Tensor | None, back: bool
+    ) -> torch.Tensor:
+        if channel.rope is None:
+            return x
+        key = channel.rope, x.device
+        if key not in self._tables:
+            self._tables[key] = token_turns(channel.rope, self._positions, x.device)
+        cos, sin = (t if rows is None else t[rows] for t in self._tables[key])
+        return turn_tokens(x, channel.rope, (cos, -sin if back else sin), channel.rotary_start)
