@@ -3,7 +3,7 @@
 from kamera.ops.allocate import allocate, total_gain
 from kamera.ops.blocks import Blocks, Groups, blocks_map, check_groups, equal_groups
 from kamera.ops.budget import PatchBudget, Sized, layers_of
-from kamera.ops.complete import Completion, Design, token_kernel
+from kamera.ops.complete import MOST, Completion, Design, SampleSize, token_kernel
 from kamera.ops.compose import Composed, compose, terms_of, triples_of
 from kamera.ops.compress import compress
 from kamera.ops.digest import chunk_id, digest, tensor_bytes, tensor_digest
@@ -87,6 +87,7 @@ __all__ = [
     "GUARANTEES",
     "KV",
     "KV_CODECS",
+    "MOST",
     "NO_KV",
     "Bits",
     "Blocks",
@@ -119,6 +120,7 @@ __all__ = [
     "Quantized",
     "Readers",
     "RopeSpec",
+    "SampleSize",
     "Sized",
     "allocate",
     "apply_patch",

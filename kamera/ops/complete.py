@@ -7,9 +7,10 @@ of those few, once computed, are completed to all by kernel ridge regression, la
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
 from functools import cached_property
+from typing import Any
 
 import torch
 
@@ -25,6 +26,31 @@ RIDGES = (1e-3, 1e-2, 1e-1)
 
 MOST = 0.5
 """Largest share of a chunk's tokens that is run for the others: beyond it, all of them are."""
+
+
+@dataclass(frozen=True)
+class SampleSize:
+    """How much of a chunk was run behind its antecedents: ``tokens``, and the ``error`` that is estimated.
+
+    The error is the share of the kernel's variance that these tokens leave open (`Design`).
+    """
+
+    tokens: int
+    error: float
+
+    def to_info(self) -> dict[str, Any]:
+        """The size as written to a record's ``info``."""
+        return {"sample": asdict(self)}
+
+    @classmethod
+    def from_info(cls, info: Mapping[str, Any]) -> SampleSize | None:
+        """The size in a record's ``info`` (any JSON to the format); None if it holds no valid one."""
+        told = info.get("sample")
+        if not isinstance(told, dict) or told.keys() != {"tokens", "error"}:
+            return None
+        tokens, error = told["tokens"], told["error"]
+        valid = type(tokens) is int and tokens > 0 and isinstance(error, int | float) and 0.0 <= error <= 1.0
+        return cls(tokens, float(error)) if valid else None
 
 
 def token_kernel(kv: KV, layout: Layout, positions: torch.Tensor) -> torch.Tensor:
@@ -84,10 +110,16 @@ class Design:
             opened[k + 1] = left.sum() / whole
         return cls(order, opened, kernel[:, order])
 
-    def count(self, most_open: float) -> int | None:
-        """The fewest first tokens that leave at most this share open; None if more than `MOST` would."""
-        count = int((self.open > most_open).sum())
-        return count if count < len(self.open) else None
+    def size(self, share: float | None, max_error: float) -> SampleSize | None:
+        """The sample of a ``share`` of the tokens, or (None) the smallest with at most ``max_error`` open.
+
+        None if it leaves more open, or is larger than `MOST` of the tokens.
+        """
+        tokens = self.columns.shape[0]
+        count = int((self.open > max_error).sum()) if share is None else max(1, round(share * tokens))
+        if not 0 < count < len(self.open) or float(self.open[count]) > max_error:
+            return None
+        return SampleSize(count, round(float(self.open[count]), 6))
 
     def completion(self, count: int, positions: torch.Tensor) -> Completion:
         """The completion from the first ``count`` tokens of a chunk at ``positions`` ``[axes, tokens]``."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from kamera.content import Encoded
-from kamera.ops import KV, Guarantee, Patch, Proof
+from kamera.ops import KV, Guarantee, Patch, Proof, SampleSize
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,7 +46,7 @@ class Copy:
     ``kv`` was computed at ``positions`` ``[axes, tokens]``; ``patch`` conditions it when it is a canonical.
     ``guarantee`` is that of the KV behind exactly ``antecedents``, which are named as in `Seats.lineage`.
     ``lossy``: it was decoded from codes, so it is close to the model's KV and never equal to it. ``proof`` is
-    the patch's, if it was served for it.
+    the patch's, if it was served for it, ``sample`` as in `Source`.
     """
 
     kv: KV
@@ -57,3 +57,4 @@ class Copy:
     canonical: bool
     lossy: bool = False
     proof: Proof | None = None
+    sample: SampleSize | None = None

@@ -25,7 +25,7 @@ from kamera.patches.harvest import Stored, stored_patch, worth_harvesting
 from kamera.patches.heads import continued, stored_head
 from kamera.patches.identity import asking_of
 from kamera.patches.losses import Losses, Strict
-from kamera.patches.making import canonical_of, to_form
+from kamera.patches.making import canonical_of, kind_of, to_form
 from kamera.patches.owed import Owed, pay, raised
 from kamera.patches.proving import Before, Prover
 from kamera.store import (
@@ -305,7 +305,8 @@ class Former:
         holds = [*kv_tensors(conditioned.kv), *kv_tensors(canonical.kv), *before.tensors]
         with self.losses.borne(f"a patch of chunk {facts.chunk_id[:12]} was not kept"):
             self.forming.submit(facts.chunk_id, deltas, form, holds, dropped)
-        self.catalogue.forget(patch_key(self.context, facts.chunk_id, conditioned.antecedents, "exact", base))
+        kind = kind_of(conditioned)
+        self.catalogue.forget(patch_key(self.context, facts.chunk_id, conditioned.antecedents, kind, base))
         return True
 
     def owed_patch(

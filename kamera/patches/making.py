@@ -34,6 +34,11 @@ def canonical_of(former: Former, facts: Facts, copy: Copy) -> CanonicalRecord:
     )
 
 
+def kind_of(conditioned: Copy) -> str:
+    """The kind of the patch that takes a canonical to ``conditioned``."""
+    return "exact" if conditioned.sample is None else "sampled"
+
+
 def to_form(
     former: Former,
     facts: Facts,
@@ -52,8 +57,8 @@ def to_form(
     deltas = deficit(conditioned.kv, canonical.kv, layout, offset)
 
     def form() -> Owed:
-        proof = None
-        if prover is None:
+        proof, sample = None, conditioned.sample
+        if prover is None or sample is not None:  # a proof would compare a sample with itself
             sized = budget.form(deltas, layout, canonical.kv)
         else:
             there = tuple(map(operator.add, offset, before.offset))
@@ -61,8 +66,9 @@ def to_form(
             sized, proof = prover.form(budget, deltas, span, conditioned.kv, facts, before)
         (patch, energy), filled = sized
         info = {"energy": energy, **filled.to_info(), **({} if proof is None else proof.to_info())}
-        behind = conditioned.antecedents
-        record = PatchRecord(facts.chunk_id, former.context, behind, "exact", patch, formed, info, base)
+        info |= {} if sample is None else sample.to_info()
+        behind, kind = conditioned.antecedents, kind_of(conditioned)
+        record = PatchRecord(facts.chunk_id, former.context, behind, kind, patch, formed, info, base)
         return Owed(former.store, [record])
 
     return deltas, form

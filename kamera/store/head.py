@@ -17,7 +17,7 @@ import torch
 from safetensors import SafetensorError
 
 from kamera.errors import CorruptChunk, ForeignObject, StoreError, StoreVersionError
-from kamera.ops import FactorSize, PatchBudget, Proof
+from kamera.ops import FactorSize, PatchBudget, Proof, SampleSize
 from kamera.store.digests import Hasher, hasher_of
 from kamera.store.fields import Header, canonical_json, is_count
 from kamera.store.groups import Entry, Group, grouped, laid_out
@@ -235,6 +235,7 @@ def info_of(header: Header, size: int) -> ObjectInfo:
         behind=header.get("behind", 0),
         sizes=_sizes_of(header),
         proof=_proof_of(header),
+        sample=SampleSize.from_info(header["info"]) if header["kind"] == "sampled" else None,
     )
 
 

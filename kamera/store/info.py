@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from kamera.ops import FactorSize, PatchBudget, Proof
+from kamera.ops import FactorSize, PatchBudget, Proof, SampleSize
 from kamera.store.keys import PATCH_KINDS, Context, canonical_key, encoding_context, object_key
 
 
@@ -18,7 +18,8 @@ class ObjectInfo:
     the size as stored, ``created`` seconds since 1970 (UTC). ``budget`` is the one a patch was formed under
     (None if its header holds no valid one), ``orderings`` the number of orderings averaged in an orbit patch,
     ``sizes`` those of a patch's factors (`Patch.sizes`), from which its bytes at any rank follow, ``proof``
-    its answers against those of the true KV (None: it was not asked).
+    its answers against those of the true KV (None: it was not asked), ``sample`` the tokens that were run for a
+    sampled patch.
     ``base`` identifies the object that this one cannot be used without: for a canonical the vision
     fingerprint of its encoding ("": it has none), for a patch the anchor of the canonical to which it is
     added ("": its context's own). ``behind``: tokens of the anchor that a canonical was computed behind.
@@ -40,6 +41,7 @@ class ObjectInfo:
     behind: int = 0
     sizes: tuple[FactorSize, ...] = ()
     proof: Proof | None = None
+    sample: SampleSize | None = None
 
 
 def home_of(info: ObjectInfo) -> str | None:

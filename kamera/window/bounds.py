@@ -18,6 +18,7 @@ from kamera.window.policy import PositionRule, ReusePolicy
 from kamera.window.report import Tally
 from kamera.window.requests import Arrange
 from kamera.window.run import RowLied, run
+from kamera.window.sampling import Sampler
 from kamera.window.stage import Stage
 from kamera.window.state import WindowState
 from kamera.window.steps import Limits, Plan, View
@@ -32,7 +33,12 @@ class Bounds:
     rule: PositionRule
 
     def limits(
-        self, stage: Stage, state: WindowState, facts: Mapping[str, Facts], glue: Callable[[str], bool]
+        self,
+        stage: Stage,
+        state: WindowState,
+        facts: Mapping[str, Facts],
+        policy: ReusePolicy,
+        glue: Callable[[str], bool],
     ) -> Limits:
         """The limits of a plan for ``state``; ``facts`` of its chunks by id, ``glue`` as in `Limits`."""
         former = stage.former
@@ -50,13 +56,14 @@ class Bounds:
             joins=former.backbone.joins,
             glue=glue,
             form=lambda chunk_id: former.form_of(facts[chunk_id]),
+            samples=Sampler(former, state, policy, facts) if policy.samples else None,
         )
 
     def plan(self, named: Named, stage: Stage, state: WindowState, policy: ReusePolicy) -> Plan:
         """The plan of a request to a window in ``state``."""
         request, facts = named.request, facts_of(named, state)
         told = isinstance(request, Arrange) and not request.archive and policy.forms == "returning"
-        limits = self.limits(stage, state, facts, lambda chunk_id: told and is_glue(facts[chunk_id]))
+        limits = self.limits(stage, state, facts, policy, lambda chunk_id: told and is_glue(facts[chunk_id]))
         return planned(request, View(state.seats, stage.former.catalogue, policy, limits))
 
 

@@ -193,6 +193,7 @@ def _wanted(policy: ReusePolicy) -> tuple[Guarantee, ...]:
     asked |= {"survivor"} if policy.keeps("survivor") else set()
     asked |= {"composed"} if policy.composes else set()
     asked |= {"blind"} if policy.on_miss == "blind" else set()
+    asked = asked | {"sampled"} if policy.samples else asked - {"sampled"}
     asked -= {"near"} if policy.max_divergence is None else set()
     return tuple(g for g in GUARANTEES if g in asked)
 

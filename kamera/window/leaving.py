@@ -16,6 +16,7 @@ _WHEN_AN_ANTECEDENT_LEAVES: dict[Guarantee, Guarantee] = {
     "exact": "survivor",
     "patched": "survivor",
     "survivor": "survivor",
+    "sampled": "survivor",
     "orbit": "near",
     "composed": "near",
     "near": "near",

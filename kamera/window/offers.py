@@ -56,6 +56,12 @@ class Offers:
                 return patched
         if base is not None:
             return None
+        if self.policy.samples:
+            for behind in dict.fromkeys((before.lineage, antecedents)):
+                row = self._row(chunk, behind, "sampled")
+                if row is not None and at_least(guarantee_named(row.formed), enough):
+                    size = self._bytes(row)
+                    return Offer("sampled", behind, "sampled", row.formed, size, sample=row.sample)
         # before the orbit patch: it knows the order, and measured better
         if self.policy.admits("composed") and not self.rows.doubted(chunk.chunk_id, antecedents):
             terms = TermRows(

@@ -12,7 +12,7 @@ import torch
 from kamera.content import Encoded
 from kamera.engines import Engine
 from kamera.errors import IncompatibleChunk
-from kamera.ops import KV, Blocks, CodedKV, LowRanks, Patch, Proof, check_groups
+from kamera.ops import KV, Blocks, CodedKV, LowRanks, Patch, Proof, SampleSize, check_groups
 from kamera.patches import Copy, Facts, Former, FormingRule, Losses, anchor_of
 from kamera.store import ChunkStore, coded_header, coded_kv, coded_tensors
 from kamera.window.apart import stage_of
@@ -139,7 +139,10 @@ def _put_copy(tensors: Tensors, name: str, copy: Copy) -> dict[str, Any]:
         "ranks": None
         if copy.patch is None
         else [{n: list(low.ranks) for n, low in block.items()} for block in blocks],
-        "info": {} if copy.proof is None else copy.proof.to_info(),
+        "info": {
+            **({} if copy.proof is None else copy.proof.to_info()),
+            **({} if copy.sample is None else copy.sample.to_info()),
+        },
     }
 
 
@@ -173,7 +176,15 @@ def _source(facts: Facts, copy: Copy, stage: Stage) -> Source:
     patched = copy.patch is not None
     size = 0 if copy.patch is None else copy.patch.nbytes
     return Source(
-        home, copy.antecedents, copy.guarantee, copy.canonical, copy.lossy, patched, size, copy.proof
+        home,
+        copy.antecedents,
+        copy.guarantee,
+        copy.canonical,
+        copy.lossy,
+        patched,
+        size,
+        copy.proof,
+        copy.sample,
     )
 
 
@@ -207,6 +218,7 @@ def _get_copy(tensors: Tensors, name: str, copy: dict[str, Any], backbone: Engin
         copy["canonical"],
         copy["lossy"],
         Proof.from_info(copy["info"]),
+        SampleSize.from_info(copy["info"]),
     )
 
 

@@ -17,7 +17,7 @@ from kamera.window.price import Price
 from kamera.window.requests import Arrange, Newcomer, Request
 from kamera.window.seating import canonical_at, check_room, check_stands, overflow, settled, tail
 from kamera.window.seats import Seat, Seats, Source, Spot, new_number
-from kamera.window.steps import Archive, Clean, Harvest, Keep, Limits, Offer, Place, Plan, Prefill, Rows, Step
+from kamera.window.steps import Archive, Clean, Harvest, Keep, Limits, Offer, Place, Plan, Prefill, Rows, Sample, Step
 from kamera.window.writing import bytes_written
 
 
@@ -43,7 +43,7 @@ class Planner:
         self, operation: str, after: Seats, arrived: int | None = None, encodes: int = 0, note: str = ""
     ) -> Plan:
         """The finished plan. Raises NotRelocatable for a chunk that cannot move to its place."""
-        moved = {step.seat.number for step in self.steps if isinstance(step, Place | Prefill)}
+        moved = {step.seat.number for step in self.steps if isinstance(step, Place | Prefill | Sample)}
         stood = set(map(id, self.before.seats))
         for seat in after.seats:
             if id(seat) not in stood:
@@ -222,6 +222,8 @@ class Planner:
         """
         found = self._best(chunk, before, was)
         number = new_number() if was is None else was.number
+        if isinstance(found, tuple) and self._dear(chunk, found, was):
+            found = None  # a few of its tokens cost less than its canonical
         if isinstance(found, Source):
             seat = Seat(chunk.chunk_id, chunk.length, spot, found, found.guarantee, number=number)
         elif found is not None and self._leads(chunk, before, spot, found):
@@ -237,8 +239,9 @@ class Planner:
             self.steps.append(Place(seat, offer, computes))
         else:
             archived = archived if was is None else was.archived
-            seat = self._prefill(chunk, before, spot, archived=archived, number=number)
-            if self.policy.on_miss == "form":
+            sampled = self._sample(chunk, before, spot, was, archived, number)
+            seat = sampled or self._prefill(chunk, before, spot, archived=archived, number=number)
+            if sampled or self.policy.on_miss == "form":
                 self._miss(seat)
         return seat if was is None or was.clean is None else self.switch(seat, False)
 
@@ -273,7 +276,8 @@ class Planner:
             if offer is not None:
                 canonical = canonical_at(self.limits, chunk.chunk_id, base=base)
                 source = replace(canonical, guarantee=offer.guarantee, antecedents=offer.antecedents)
-                return replace(source, patched=True, patch_bytes=offer.bytes, proof=offer.proof), offer
+                source = replace(source, patched=True, patch_bytes=offer.bytes, proof=offer.proof)
+                return replace(source, sample=offer.sample), offer
         # with a base there is no canonical to serve blind: computing one costs as much as the exact forward
         if base is None and (self.policy.admits("blind") or self.policy.on_miss == "blind"):
             source = replace(canonical_at(self.limits, chunk.chunk_id), guarantee="blind")
@@ -311,6 +315,71 @@ class Planner:
         self.steps.append(step)
         self.price.ran(chunk, step.held, joined)
         return seat
+
+    def _sample(
+        self,
+        chunk: Newcomer | Seat,
+        before: Seats,
+        spot: Spot,
+        was: Seat | None,
+        archived: bool,
+        number: int,
+    ) -> Seat | None:
+        """Plan a forward of a few of a chunk's tokens: None if the policy or its own estimate refuses.
+
+        They are completed from the KV that it has in the window, which knows the most of its antecedents,
+        else from its stored canonical.
+        """
+        samples, formed = self.limits.samples, footing(before)
+        if self.limits.glue(chunk.chunk_id):
+            return None
+        if samples is None or not self.policy.samples or prefilled_behind(formed) not in ("exact", "patched"):
+            return None
+        if was is not None and (not was.source.canonical or was.source.patched):
+            base, size = was.source, samples.own(was.number)
+        elif self.rows.has_canonical(chunk.chunk_id):
+            base, size = canonical_at(self.limits, chunk.chunk_id), samples.stored(chunk.chunk_id)
+        else:
+            return None
+        if size is None:
+            self._notes.append(
+                f"sample refused: the tokens of chunk {chunk.chunk_id[:12]} leave more open than "
+                f"max_error={self.policy.max_error:g}, or cannot run apart; it was prefilled"
+            )
+            return None
+        if base.home.offset(spot) is None:
+            return None
+        source = Source(spot, before.lineage, "sampled", canonical=False, sample=size)
+        seat = Seat(
+            chunk.chunk_id, chunk.length, spot, source, "sampled", formed, archived, number=number
+        )
+        own = was is not None and base is was.source
+        joined = self._joins_sample()
+        self.steps.append(Sample(seat, before, size, base, own, joined))
+        self.price.sampled(size.tokens, joined)
+        return seat
+
+    def _dear(
+        self, chunk: Newcomer | Seat, found: tuple[Source, Offer | None], was: Seat | None
+    ) -> bool:
+        """True if a chunk of the window would be served from a canonical that is not there yet."""
+        stored = chunk.chunk_id in self._made or self.rows.has_canonical(chunk.chunk_id)
+        return self.policy.samples and found[1] is None and was is not None and not stored
+
+    def _joins_sample(self) -> bool:
+        """True if the next sample shares a forward with what runs before it; prefills in between do, too."""
+        start = len(self.steps)
+        for i in reversed(range(len(self.steps))):
+            step = self.steps[i]
+            if isinstance(step, Prefill) and (step.heads or not self.limits.joins):
+                break
+            if isinstance(step, Prefill | Sample):
+                start = i
+        for i, step in enumerate(self.steps[start:], start):
+            if i > start and isinstance(step, Prefill) and not step.joined:
+                self.steps[i] = replace(step, joined=True)
+                self.price.forwards -= 1
+        return start < len(self.steps)
 
     def _taken(self, chunk: Newcomer, before: Seats, spot: Spot) -> Seat | None:
         """A text on the KV of texts that left in its place, unless it is stored."""
@@ -359,6 +428,8 @@ class Planner:
         if seat.source.canonical or self.limits.glue(seat.chunk_id):
             return  # nothing was prefilled, or nothing is kept of it
         behind, formed = seat.source.antecedents, seat.formed
+        if seat.source.sample is not None:
+            return self._harvest_sample(seat, later)
         there = self.base(seat.chunk_id)
         base = "" if there is None else there.context.anchor
         offers = self._offers
@@ -374,6 +445,13 @@ class Planner:
             if not base:
                 self._computes(seat)  # a patch is formed against the canonical, which is made if missing
             self._formed[seat.chunk_id, behind, base] = formed
+
+    def _harvest_sample(self, seat: Seat, later: bool) -> None:
+        """Store the patch of a sampled chunk, unless one is stored; it has a canonical for it."""
+        row = self.rows.patch(seat.chunk_id, seat.source.antecedents, "sampled")
+        if row is None and seat.source.antecedents and self.rows.has_canonical(seat.chunk_id):
+            step = Harvest(seat.number, later=later)
+            (self.owed if later else self.steps).append(step)
 
     def base(self, chunk_id: str) -> ObjectInfo | None:
         """The canonical behind another anchor to which patches of this window are added.

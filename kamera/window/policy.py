@@ -8,10 +8,10 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal, get_args
 
 from kamera.errors import quote
-from kamera.ops import PatchBudget, Proof, layers_of
+from kamera.ops import MOST, PatchBudget, Proof, layers_of
 from kamera.patches import COMPOSABLE, GUARANTEES, Guarantee, at_least
 
-OnMiss = Literal["form", "prefill", "blind"]
+OnMiss = Literal["sample", "form", "prefill", "blind"]
 Archive = Literal["now", "later"]
 Forms = Literal["returning", "always"]
 PositionRule = Literal["compact", "keep"]
@@ -40,8 +40,14 @@ class ReusePolicy:
     while others leave (slide, evict) follow ``on_leave``; under a minimum of "exact" they are prefilled
     again. No chunk arrives as a survivor, so for arrivals "survivor" is the same as "composed".
 
-    ``on_miss``: "form" runs a conditioned forward and stores its patch, "prefill" runs it and stores
-    nothing, "blind" serves the canonical without conditioning.
+    ``on_miss``: "sample" runs a few of the chunk's tokens behind its antecedents and completes the others
+    (guarantee "sampled"), "form" runs a conditioned forward and stores its patch, "prefill" runs it and stores
+    nothing, "blind" serves the canonical without conditioning. A minimum of "sampled" samples, too.
+
+    ``share`` is the share of a chunk's tokens that a sample runs; "auto" takes the fewest that leave at most
+    ``max_error`` of the chunk's variance open, an estimate made of its own KV before anything runs
+    (`kamera.ops.complete`). A sample that would leave more open, or run more than half of the tokens, is
+    refused: the chunk is prefilled instead.
 
     ``forms`` is what leaves stored KV behind. "returning", the default: a chunk that leaves is archived
     later, and a patch is formed later for antecedents that come back; nothing else is formed unless it is
@@ -99,6 +105,8 @@ class ReusePolicy:
     rank: int = 32
     patch_bytes: float | None = 0.03
     layers: Sequence[int] | str | None = None
+    share: float | Literal["auto"] = "auto"
+    max_error: float = 0.1
     max_divergence: float | None = None
     nearest: Nearest = "set"
     max_doubt: float = 0.18
@@ -131,10 +139,14 @@ class ReusePolicy:
             raise ValueError(f"on_miss {quote(self.on_miss)} is none of {', '.join(get_args(OnMiss))}")
         if self.forms not in get_args(Forms):
             raise ValueError(f"forms {quote(self.forms)} is none of {', '.join(get_args(Forms))}")
-        if self.minimum == "exact" and self.on_miss == "blind":
+        if self.minimum == "exact" and self.on_miss in ("blind", "sample"):
             raise ValueError(
-                'minimum "exact" with on_miss "blind" contradict: use on_miss "form" or "prefill"'
+                f'minimum "exact" with on_miss "{self.on_miss}" contradict: use on_miss "form" or "prefill"'
             )
+        if self.share != "auto" and not (isinstance(self.share, int | float) and 0.0 < self.share <= MOST):
+            raise ValueError(f'share {quote(self.share)} must lie above 0.0 and up to {MOST}, or be "auto"')
+        if not 0.0 < self.max_error <= 1.0:
+            raise ValueError(f"max_error {self.max_error} must lie above 0.0 and up to 1.0")
         object.__setattr__(self, "layers", layers_of(self.layers))
         object.__setattr__(self, "withheld", frozenset(self.withheld))
         for guarantee in sorted(self.withheld):
@@ -174,8 +186,18 @@ class ReusePolicy:
     def without(self, guarantees: Iterable[Guarantee]) -> ReusePolicy:
         """The same policy with these guarantees withheld too."""
         withheld = self.withheld.union(guarantees)
-        blind = self.on_miss == "blind" and "blind" in withheld
-        return replace(self, withheld=withheld, on_miss="prefill" if blind else self.on_miss)
+        on_miss = self.on_miss
+        if on_miss == "blind" and "blind" in withheld:
+            on_miss = "prefill"
+        if on_miss == "sample" and "sampled" in withheld:
+            on_miss = "form"
+        return replace(self, withheld=withheld, on_miss=on_miss)
+
+    @property
+    def samples(self) -> bool:
+        """True if a chunk may be served by running a few of its tokens."""
+        asked = self.minimum == "sampled" or self.on_miss == "sample"
+        return asked and "sampled" not in self.withheld
 
     @property
     def composes(self) -> bool:
@@ -189,8 +211,10 @@ class ReusePolicy:
             return self
         orbit: set[Guarantee] = set() if self.admits("orbit") else {"orbit"}
         repaired = self._strictly("composed" if self.composes else "orbit", self.on_miss)
-        repaired = replace(repaired, withheld=self.withheld | orbit)
-        return replace(repaired, on_miss="form") if self.on_miss == "blind" else repaired
+        on_miss: OnMiss = "form" if self.on_miss == "blind" else self.on_miss
+        return replace(
+            repaired, withheld=self.withheld | orbit, on_miss="sample" if self.samples else on_miss
+        )
 
     @property
     def budget(self) -> PatchBudget:
@@ -211,7 +235,7 @@ class ReusePolicy:
 
     def as_exact(self) -> ReusePolicy:
         """The policy on a backbone that may serve no KV below exact."""
-        on_miss: OnMiss = "prefill" if self.on_miss == "blind" else self.on_miss
+        on_miss: OnMiss = "prefill" if self.on_miss in ("blind", "sample") else self.on_miss
         return replace(self, minimum="exact", on_miss=on_miss, tolerance=None)
 
     def to_info(self) -> dict[str, Any]:

@@ -24,6 +24,11 @@ class Price:
         self.forwards += chunk.length > head and not joined
         self.tokens += chunk.length - head
 
+    def sampled(self, tokens: int, joined: bool) -> None:
+        """Count a forward of some ``tokens`` of a chunk, unless it is ``joined`` to another."""
+        self.forwards += not joined
+        self.tokens += tokens
+
     def owes(self, seat: Seat) -> None:
         """Count a canonical that is prefilled as later work."""
         self.owed.append(seat)

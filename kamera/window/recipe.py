@@ -84,7 +84,7 @@ def recipe_of(former: Former, state: WindowState) -> Recipe:
 def _part(resident: Resident, worth: Guarantee, start: int, stop: int, back: Offset) -> Part:
     seat, shown = resident.seat, resident.seat.shown
     stored = shown.patched and shown.guarantee != "composed"
-    kind = "orbit" if shown.guarantee == "orbit" else "exact"
+    kind = shown.guarantee if shown.guarantee in ("orbit", "sampled") else "exact"
     row = RowKey(seat.chunk_id, shown.antecedents, kind) if stored else None
     return Part(
         seat.chunk_id,

@@ -12,7 +12,7 @@ from operator import is_
 import torch
 
 from kamera.content import Encoded
-from kamera.engines import Answer, Span, Written
+from kamera.engines import Answer, Sampling, Span, Written
 from kamera.errors import NonFiniteKV, NotRelocatable
 from kamera.ops import (
     KV,
@@ -42,11 +42,24 @@ from kamera.patches import (
 from kamera.window.inquiry import Inquiry, Ran, last_run
 from kamera.window.leaving import footing
 from kamera.window.report import Tally
+from kamera.window.sampling import design_of
 from kamera.window.seats import Seat, Seats, Source
 from kamera.window.slots import Resident, moved
 from kamera.window.stage import Stage
 from kamera.window.state import WindowState
-from kamera.window.steps import Archive, Clean, Harvest, Head, Keep, Place, Plan, Prefill
+from kamera.window.steps import (
+    Archive,
+    Clean,
+    Harvest,
+    Head,
+    Keep,
+    Place,
+    Plan,
+    Prefill,
+    Sample,
+    Step,
+    sample_group,
+)
 
 
 class RowLied(Exception):
@@ -84,6 +97,7 @@ class _Run:
     whose: dict[int, Facts] = field(default_factory=dict)
     formed: dict[int, Guarantee] = field(default_factory=dict)
     stood: dict[int, Seats] = field(default_factory=dict)
+    placed: set[int] = field(default_factory=set)
 
     @property
     def former(self) -> Former:
@@ -101,11 +115,16 @@ class _Run:
         last = None if self.inquiry is None else last_run(self.plan)
         owed: list[Archive | Harvest] = []
         self.tally.held = 0  # a run that met a wrong row before this one counts no more
-        for step in self.plan.steps:
+        steps = self.plan.steps
+        for i, step in enumerate(steps):
+            if isinstance(step, Prefill | Sample) and not step.joined:
+                if group := sample_group(steps, i):
+                    self._sample(group, steps[i : steps.index(group[-1])])
+                    continue
             match step:
                 case Place():
                     self._place(step)
-                case Prefill(joined=True):
+                case Prefill(joined=True) | Sample():
                     pass  # it ran with the step before
                 case Prefill():
                     self._prefill(step, self.inquiry if step is last else None)
@@ -127,8 +146,55 @@ class _Run:
             self._ask(self._assembled(self.plan.after), self.inquiry)
         return self._answered(self.inquiry)
 
+    def _sample(self, group: Sequence[Prefill | Sample], between: Sequence[Step]) -> None:
+        """Run some tokens of chunks, and all of others, in one forward; what is placed ``between`` is first."""
+        for step in between:
+            if isinstance(step, Place):
+                self._place(step)
+        last, running = group[-1], {step.seat.number: step for step in group}
+        spans = [Span(self.former.anchor.kv, None, last.before.frame)]
+        parts: list[Sampling] = []
+        for seat in (*last.before.seats, last.seat):
+            step, facts = running.get(seat.number), self.facts[seat.chunk_id]
+            if step is None:
+                copy = self.copies[seat.number] if seat.clean is None else self.cleans[seat.number]
+                assert seat.offset is not None, "a plan seats no chunk where it cannot stand"
+                spans.append(Span(copy.kv, copy.patch, seat.offset))
+                continue
+            positions = self.stage.standing.positions(facts, seat.spot)
+            completion = None
+            if isinstance(step, Sample):
+                base = self.copies[seat.number] if step.own else self.former.canonical(facts)
+                offset = step.base.home.offset(seat.spot)
+                assert offset is not None, "a plan samples no chunk that does not move as a whole"
+                completion = design_of(self.former, base).completion(step.size.tokens, positions)
+                spans.append(Span(base.kv, base.patch, offset))
+            at = len(spans) - (completion is not None)
+            parts.append(Sampling(facts.encoded, positions, at, completion))
+        live, engine = self.stage.live, self.former.backbone
+        self.tally.add(live.show(spans))
+        for step, part, kv in zip(group, parts, engine.sample(parts, live), strict=True):
+            source, sample = step.seat.source, step.seat.source.sample
+            copy = Copy(
+                kv, part.positions, None, source.guarantee, source.antecedents, source.canonical, sample=sample
+            )
+            self._ran_at(step, self.facts[step.seat.chunk_id], copy)
+
+    def _ran_at(self, step: Prefill | Sample, facts: Facts, copy: Copy) -> None:
+        """Note that the chunk of a step has run, and stands on ``copy``."""
+        seat = step.seat
+        self._seated(seat.number, facts, copy)
+        self.former.catalogue.met(facts.chunk_id, seat.source.antecedents)
+        self.formed[seat.number] = seat.formed
+        self.stood[seat.number] = step.before
+        new = isinstance(step, Prefill) and step.new
+        self.former.store.metrics.served(seat.guarantee, computed=True, new=new)
+
     def _place(self, step: Place) -> None:
         seat = step.seat
+        if seat.number in self.placed:
+            return  # a sample behind it ran first
+        self.placed.add(seat.number)
         facts, source, patch = self.facts[seat.chunk_id], seat.source, None
         if step.patch is not None:
             offer = step.patch
@@ -163,6 +229,7 @@ class _Run:
             guarantee=source.guarantee,
             antecedents=source.antecedents,
             proof=source.proof,
+            sample=source.sample,
         )
         self._seated(seat.number, facts, copy)
         self.former.store.metrics.served(seat.guarantee, computed=False)
@@ -192,13 +259,9 @@ class _Run:
                 *kvs[1:],
             )
         for step, fact, positions, kv in zip(run, facts, places, kvs, strict=True):
-            seat, source = step.seat, step.seat.source
+            source = step.seat.source
             copy = Copy(kv, positions, None, source.guarantee, source.antecedents, source.canonical)
-            self._seated(seat.number, fact, copy)
-            self.former.catalogue.met(fact.chunk_id, source.antecedents)
-            self.formed[seat.number] = seat.formed
-            self.stood[seat.number] = step.before
-            self.former.store.metrics.served(seat.guarantee, computed=True, new=step.new)
+            self._ran_at(step, fact, copy)
 
     def _ran(
         self, spans: Sequence[Span], encoded: Sequence[Encoded], places: Sequence[torch.Tensor]

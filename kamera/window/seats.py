@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from operator import add, sub
 
-from kamera.ops import Proof, digest
+from kamera.ops import Proof, SampleSize, digest
 from kamera.patches import Guarantee
 from kamera.store import chunks_of, survivor
 
@@ -59,6 +59,7 @@ class Source:
     """KV that the model computed at ``home``, and its antecedents; see `Copy`.
 
     ``patched``: a patch of ``patch_bytes`` bytes conditions it, served for its ``proof`` if there is one.
+    ``sample``: the tokens that were run, of KV whose guarantee is "sampled".
     """
 
     home: Spot
@@ -69,6 +70,7 @@ class Source:
     patched: bool = False
     patch_bytes: int = 0
     proof: Proof | None = None
+    sample: SampleSize | None = None
 
     @cached_property
     def chunk_ids(self) -> tuple[str, ...]:

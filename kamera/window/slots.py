@@ -23,8 +23,9 @@ class Slot:
     rotary position on the first axis, ``antecedents`` the chunks its KV is conditioned on (for a
     survivor those of its prefill, departed ones included), ``rank`` that of its patch (None: prefilled,
     nothing truncated; 0: no conditioning), ``bytes`` those of its live KV, ``proof`` that of a patch which is
-    served for it (`ReusePolicy.tolerance`). ``number`` names the slot
-    for the life of the window and its forks.
+    served for it (`ReusePolicy.tolerance`). Of a sampled chunk ``share`` is the share of its tokens that were
+    run behind its antecedents, ``error`` what the others' completion is estimated to miss (`ReusePolicy.share`).
+    ``number`` names the slot for the life of the window and its forks.
     """
 
     chunk_id: str
@@ -39,6 +40,8 @@ class Slot:
     conditioned: bool
     label: str
     proof: Proof | None = None
+    share: float | None = None
+    error: float | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -97,6 +100,7 @@ class Resident:
     def slot(self, start: int, worth: Guarantee, leading: bool, frame: int, bytes_per_token: int) -> Slot:
         """The public view; ``frame`` is that of the first axis."""
         shown, seat = self.shown, self.seat
+        sample = seat.shown.sample
         if shown.patch is not None:
             rank: int | None = shown.patch.rank
         else:
@@ -114,6 +118,8 @@ class Resident:
             conditioned=self.clean is None,
             label=self.facts.label,
             proof=shown.proof,
+            share=None if sample is None else sample.tokens / seat.length,
+            error=None if sample is None else sample.error,
         )
 
 

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from kamera.engines import Stand
-from kamera.ops import PatchBudget, Proof
+from kamera.ops import PatchBudget, Proof, SampleSize
 from kamera.patches import Guarantee, Near
 from kamera.store import ObjectInfo
 from kamera.window.policy import PositionRule, ReusePolicy
 from kamera.window.requests import Request
-from kamera.window.seats import Offset, Seat, Seats, Spot
+from kamera.window.seats import Offset, Seat, Seats, Source, Spot
 
 
 class Rows(Protocol):
@@ -46,6 +46,18 @@ class Places(Protocol):
     def behind(self, chunk_ids: Sequence[str]) -> Offset: ...
 
 
+class Samples(Protocol):
+    """The tokens of chunks that tell enough of the others, under one policy."""
+
+    def own(self, number: int) -> SampleSize | None:
+        """Of the KV that the chunk of seat ``number`` has in the window; None if it is not to be sampled."""
+        ...
+
+    def stored(self, chunk_id: str) -> SampleSize | None:
+        """Of a stored canonical; None as above."""
+        ...
+
+
 @dataclass(frozen=True)
 class Limits:
     """The limits of a window.
@@ -55,7 +67,7 @@ class Limits:
     codes. ``standing`` lists the spans of the live KV (`kamera.window.writing`), ``phased`` is the number of
     bytes per token that are rotated when it moves. ``joins`` as in `Engine`. ``glue`` is true of the id of a
     text that is glue (`is_glue`), in a request whose chunks are parts of a conversation; ``form``, by id, is
-    that of `Former.form_of`.
+    that of `Former.form_of`. ``samples`` is given under a policy that samples.
     """
 
     anchor: int
@@ -70,6 +82,7 @@ class Limits:
     joins: bool = False
     glue: Callable[[str], bool] = lambda _: False
     form: Callable[[str], Hashable | None] = lambda _: None
+    samples: Samples | None = None
 
 
 @dataclass(frozen=True)
@@ -103,6 +116,7 @@ class Offer:
     note: str = ""
     base: str = ""
     proof: Proof | None = None
+    sample: SampleSize | None = None
     known: tuple[str, ...] = ()
     triples: tuple[tuple[str, ...], ...] = ()
     max_doubt: float = 1.0
@@ -159,6 +173,22 @@ class Prefill:
 
 
 @dataclass(frozen=True)
+class Sample:
+    """``size`` of a chunk's tokens run behind ``before``; the others are completed from ``base``.
+
+    ``base`` is the KV that it has in the window if it is its ``own``, else its canonical. ``joined``: in one
+    forward with the prefills and samples before it, back to the first of them that is not joined.
+    """
+
+    seat: Seat
+    before: Seats
+    size: SampleSize
+    base: Source
+    own: bool
+    joined: bool = False
+
+
+@dataclass(frozen=True)
 class Archive:
     """A chunk's canonical is stored before it leaves or moves; prefilled first if it ``computes``.
 
@@ -191,7 +221,18 @@ class Clean:
     computes: bool
 
 
-Step = Keep | Place | Prefill | Archive | Harvest | Clean
+Step = Keep | Place | Prefill | Sample | Archive | Harvest | Clean
+
+
+def sample_group(steps: Sequence[Step], first: int) -> list[Prefill | Sample]:
+    """The forwards of the step at ``first`` and of those joined to it, if one is a sample; else none."""
+    group: list[Prefill | Sample] = []
+    for step in steps[first:]:
+        if isinstance(step, Prefill | Sample):
+            if group and not step.joined:
+                break
+            group.append(step)
+    return group if any(isinstance(step, Sample) for step in group) else []
 
 
 @dataclass(frozen=True)

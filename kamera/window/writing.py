@@ -12,7 +12,7 @@ from kamera.engines import Bytes, LiveKV, Stand, bytes_of, moves
 from kamera.ops import KV
 from kamera.window.seats import Seats
 from kamera.window.state import WindowState
-from kamera.window.steps import Clean, Limits, Place, Prefill, Step
+from kamera.window.steps import Clean, Limits, Place, Prefill, Sample, Step, sample_group
 
 _ANCHOR = "anchor"
 
@@ -36,14 +36,21 @@ def standing(live: LiveKV, anchor: KV, state: WindowState) -> tuple[Stand, ...]:
 def bytes_written(limits: Limits, before: Seats, steps: Sequence[Step], after: Seats) -> Bytes:
     """Bytes rotated and patched by all shows of a plan: one before each prefill, and the last one."""
     walk = _Walk(limits, before)
+    group: list[Prefill | Sample] = []
     for i, step in enumerate(steps):
+        if isinstance(step, Prefill | Sample) and not step.joined:
+            group = sample_group(steps, i)
         match step:
             case Prefill():
-                if not step.joined:  # what is joined runs behind the same show
+                if not (step.joined or group):  # what is joined runs behind the same show
                     walk.show(step.before)
                 moved = sum(head.tokens for head in step.heads if any(head.offset))
                 walk.written += Bytes(moved * limits.phased)
                 walk.copies[step.seat.number] = ("new", i)
+            case Sample() if step is group[-1]:  # what is placed between the samples stands there by now
+                walk.show(step.before.joined(step.seat), group)
+                for sampled in group:
+                    walk.copies[sampled.seat.number] = ("new", i, sampled.seat.number)
             case Place():
                 walk.copies[step.seat.number] = ("new", i)
             case Clean(number):
@@ -62,15 +69,22 @@ class _Walk:
         self.cleans: dict[int, Hashable] = {s.number: ("clean", s.number) for s in before.seats}
         self.written = Bytes()
 
-    def show(self, seats: Seats) -> None:
-        """As `Stage.show`."""
+    def show(self, seats: Seats, group: Sequence[Prefill | Sample] = ()) -> None:
+        """As `Stage.show`; of a ``group`` the bases of samples, and nothing of what is prefilled."""
         wanted, patches = [Stand(_ANCHOR, seats.frame, self.limits.anchor)], [0]
+        running = {step.seat.number: step for step in group}
         for seat in seats.seats:
-            offset = seat.offset
-            assert offset is not None, "a plan seats no chunk where it cannot stand"
+            step = running.get(seat.number)
+            if isinstance(step, Prefill):
+                continue
             names = self.copies if seat.clean is None else self.cleans
-            wanted.append(Stand(names[seat.number], offset, seat.length))
-            patches.append(seat.shown.patch_bytes)
+            name, shown, offset = names.get(seat.number), seat.shown, seat.offset
+            if isinstance(step, Sample):
+                name = self.copies[seat.number] if step.own else ("canonical", seat.number)
+                shown, offset = step.base, step.base.home.offset(seat.spot)
+            assert offset is not None, "a plan seats no chunk where it cannot stand"
+            wanted.append(Stand(name, offset, seat.length))
+            patches.append(shown.patch_bytes)
         pairs = enumerate(zip(self.here, wanted, strict=False))
         same = next((i for i, (old, new) in pairs if old != new), min(len(self.here), len(wanted)))
         coming = wanted[same:]  # those before it stay as they are

@@ -9,7 +9,7 @@ import torch
 from kamera.engines import Sampling, Span
 from kamera.engines.hf.recompute import recompute
 from kamera.errors import UnsupportedBackbone
-from kamera.ops import Completion, Design, kv_concat, kv_of, relocate_kv, token_kernel
+from kamera.ops import Completion, Design, SampleSize, kv_concat, kv_of, relocate_kv, token_kernel
 from tests.engines.compare import encoded, offset_between, positions, text, worst
 from tests.engines.test_recompute import BIDIRECTIONAL, GQA, MLA, SERVED, case
 from tests.models.tiny import backbone as tiny
@@ -157,8 +157,10 @@ def test_the_design_takes_what_is_new_first_and_says_what_is_open():
     assert design.open[0] == 1.0
     assert design.open[6] < 0.05 < design.open[5]
     assert bool((design.open.diff() <= 1e-6).all())
-    assert design.count(0.05) == 6
-    assert Design.of(torch.eye(8)).count(0.4) is None
+    assert design.size(None, 0.05).tokens == 6
+    assert design.size(0.25, 0.05) == SampleSize(12, round(float(design.open[12]), 6))
+    assert design.size(0.1, 0.05) is None, "five tokens leave a sixth kind open"
+    assert Design.of(torch.eye(8)).size(None, 0.4) is None
 
 
 def test_a_kernel_is_the_same_wherever_the_chunk_stands():
