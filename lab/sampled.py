@@ -14,7 +14,6 @@ prefilled; they are counted. Arms marked SABOTAGE have to lose.
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
@@ -75,7 +74,9 @@ def random_rows() -> Iterator[None]:
 
     def wrong(kernel: torch.Tensor) -> Design:
         right = made(kernel)
-        order = torch.randperm(kernel.shape[0], generator=torch.Generator().manual_seed(0))[: len(right.order)]
+        order = torch.randperm(kernel.shape[0], generator=torch.Generator().manual_seed(0))[
+            : len(right.order)
+        ]
         return Design(order, right.open, kernel[:, order])
 
     with mock.patch.object(Design, "of", wrong):
@@ -140,7 +141,9 @@ def served(backbone: Backbone, stage: Pool, window: Window, policy: ReusePolicy)
     return kept, [kept.evict(old.index(gone))]
 
 
-def measure(backbone: Backbone, stage: Pool, window: Window, arms: dict[str, tuple[ReusePolicy, str]]) -> list[Row]:
+def measure(
+    backbone: Backbone, stage: Pool, window: Window, arms: dict[str, tuple[ReusePolicy, str]]
+) -> list[Row]:
     """Every arm in one window."""
     trial = stage.trial(window.order, MANY)
     hops = trial.blind.hops > 1

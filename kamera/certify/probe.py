@@ -34,6 +34,7 @@ READER = 3
 
 TRIALS: dict[Guarantee, tuple[Order, Order]] = {
     "patched": ((0, 1, 2, READER), (0, 1, 2, READER)),
+    "sampled": ((0, 1, 2, READER), (2, 0, 1, READER)),
     "orbit": ((0, 1, 2, READER), (2, 0, 1, READER)),
     "survivor": ((0, 1, 2, READER), (1, 2, READER)),
     "near": ((4, 1, 2, READER), (0, 1, 2, READER)),

@@ -15,7 +15,7 @@ from kamera.certify.probe import TRIALS, Order, ProbeScene, Query
 from kamera.certify.sabotage import OF_PHASE, Material, sabotages
 from kamera.certify.verdict import Outcome
 from kamera.engines.hf import Backbone
-from kamera.ops import KV, Patch
+from kamera.ops import KV, MOST, Patch
 from kamera.patches import COMPOSABLE
 from kamera.store import ChunkStore
 from kamera.window import Guarantee, KameraWindow, ReusePolicy
@@ -107,6 +107,10 @@ class Trials:
         if guarantee == "survivor":
             window = self._patched.fork()
             window.slide()
+        elif guarantee == "sampled":
+            window = self._sampled(self.policy)
+            if window.slots[-1].guarantee != "sampled":  # refused: then the most that a sample may run
+                window = self._sampled(replace(self.policy, share=MOST, max_error=1.0))
         elif guarantee == "near":
             assert self.stale  # forms the patches behind the other antecedents
             near = replace(self.policy, minimum="near", max_divergence=DIVERGENCE)
@@ -118,6 +122,14 @@ class Trials:
             form = window.form_orbit if guarantee == "orbit" else window.form_pairs
             form(len(before) - 1)
             window.reorder([before.index(i) for i in after])
+        return window
+
+    def _sampled(self, policy: ReusePolicy) -> KameraWindow:
+        """Chunks prefilled in one order, and sampled in another."""
+        before, after = TRIALS["sampled"]
+        sampling = replace(policy, minimum="sampled", forms="returning")
+        window = self._window(ChunkStore.open("memory://"), before, sampling)
+        window.reorder([before.index(i) for i in after])
         return window
 
     @cached_property

@@ -1,4 +1,4 @@
-"""The deficit of a chunk from a few of its tokens: the choice of the tokens, and the completion of the others.
+"""The deficit of a chunk from a few of its tokens: the choice of these, and the completion of the others.
 
 Tokens whose KV is alike change alike in new company. So a kernel over a chunk's tokens, made of its own KV,
 says before anything runs which few tell the most about the others, and how much they leave open. The changes
@@ -32,11 +32,13 @@ MOST = 0.5
 class SampleSize:
     """How much of a chunk was run behind its antecedents: ``tokens``, and the ``error`` that is estimated.
 
-    The error is the share of the kernel's variance that these tokens leave open (`Design`).
+    The error is the share of the kernel's variance that these tokens leave open (`Design`). ``base`` names
+    the antecedents of the KV that the others were completed from: "" of a canonical, which has none.
     """
 
     tokens: int
     error: float
+    base: str = ""
 
     def to_info(self) -> dict[str, Any]:
         """The size as written to a record's ``info``."""
@@ -46,11 +48,11 @@ class SampleSize:
     def from_info(cls, info: Mapping[str, Any]) -> SampleSize | None:
         """The size in a record's ``info`` (any JSON to the format); None if it holds no valid one."""
         told = info.get("sample")
-        if not isinstance(told, dict) or told.keys() != {"tokens", "error"}:
+        if not isinstance(told, dict) or told.keys() != {"tokens", "error", "base"}:
             return None
-        tokens, error = told["tokens"], told["error"]
+        tokens, error, base = told["tokens"], told["error"], told["base"]
         valid = type(tokens) is int and tokens > 0 and isinstance(error, int | float) and 0.0 <= error <= 1.0
-        return cls(tokens, float(error)) if valid else None
+        return cls(tokens, float(error), base) if valid and isinstance(base, str) else None
 
 
 def token_kernel(kv: KV, layout: Layout, positions: torch.Tensor) -> torch.Tensor:
@@ -94,7 +96,7 @@ class Design:
 
     @classmethod
     def of(cls, kernel: torch.Tensor) -> Design:
-        """The greedy D-optimal design of a kernel ``[tokens, tokens]``: its pivoted Cholesky factor's order."""
+        """The greedy D-optimal design of a kernel ``[tokens, tokens]``: the order of pivoted Cholesky."""
         tokens = kernel.shape[0]
         most = int(MOST * tokens)
         factor, left = torch.zeros(most, tokens), kernel.diagonal().clone()
@@ -173,7 +175,7 @@ class Completion:
 
 
 class Turns:
-    """Turns tokens at ``positions`` ``[axes, tokens]`` back to position 0, and forth; tables are made once."""
+    """Turns tokens at ``positions`` ``[axes, tokens]`` back to position 0, and forth; its tables are kept."""
 
     def __init__(self, positions: torch.Tensor) -> None:
         self._positions = positions

@@ -111,12 +111,11 @@ def relocate(
 def token_turns(
     spec: RopeSpec, positions: torch.Tensor, device: torch.device
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Cosine and sine of each token's own position, ``positions`` ``[axes, tokens]``: two ``[tokens, pairs]``."""
+    """Cosine and sine, each ``[tokens, pairs]``, of tokens at ``positions`` ``[axes, tokens]``."""
     steps = positions[list(spec.axes)].to(device="cpu", dtype=torch.float64).T
     angles = steps * torch.tensor(spec.inv_freq, dtype=torch.float64)
-    return angles.cos().to(device=device, dtype=torch.float32), angles.sin().to(
-        device=device, dtype=torch.float32
-    )
+    cos, sin = (t.to(device=device, dtype=torch.float32) for t in (angles.cos(), angles.sin()))
+    return cos, sin
 
 
 def turn_tokens(

@@ -9,7 +9,7 @@ from typing import Any, Literal
 from kamera.content import Conversations, Message, Rendered
 from kamera.edits import EditPolicy, difference, edited
 from kamera.errors import KameraError
-from kamera.patches import at_least
+from kamera.patches import at_least, weakest
 from kamera.sessions.chat import ChatSession
 from kamera.sessions.layout import Layout, anchor_ids, anchor_segments
 from kamera.sessions.modes import laxest
@@ -58,7 +58,12 @@ def candidate(session: ChatSession) -> Candidate | None:
     layout, window = session.layout, session.state.window
     if layout is None or window is None:
         return None
-    return Candidate(layout, window.guarantee, laxest(session.mode, window.policy.minimum))
+    held = [slot.guarantee for slot in window.slots]
+    # the KV that a sample was completed from may be a survivor's
+    guarantee = "survivor" if "sampled" in held else window.guarantee
+    return Candidate(
+        layout, weakest((guarantee, window.guarantee)), laxest(session.mode, window.policy.minimum)
+    )
 
 
 def best_match(prompt: Rendered, sessions: Mapping[str, Candidate], min_tokens: int) -> Match:
@@ -70,7 +75,7 @@ def best_match(prompt: Rendered, sessions: Mapping[str, Candidate], min_tokens: 
     equals the first is chosen. A session whose
     KV is conditioned on content outside its prompt (a survivor of an edit) serves its owner only, and no
     other conversation's session is edited in a mode that would leave such KV. A composed patch counts as such
-    KV: it may add what a patch behind antecedents that have left knew (docs/composed.md).
+    KV: it may add what a patch behind antecedents that have left knew (docs/composed.md). So does a sample.
     """
     prefixes: list[tuple[int, str]] = []
     edits: list[tuple[int, str]] = []

@@ -18,8 +18,8 @@ class ObjectInfo:
     the size as stored, ``created`` seconds since 1970 (UTC). ``budget`` is the one a patch was formed under
     (None if its header holds no valid one), ``orderings`` the number of orderings averaged in an orbit patch,
     ``sizes`` those of a patch's factors (`Patch.sizes`), from which its bytes at any rank follow, ``proof``
-    its answers against those of the true KV (None: it was not asked), ``sample`` the tokens that were run for a
-    sampled patch.
+    its answers against those of the true KV (None: it was not asked), ``sample`` the tokens that were run
+    for a sampled patch.
     ``base`` identifies the object that this one cannot be used without: for a canonical the vision
     fingerprint of its encoding ("": it has none), for a patch the anchor of the canonical to which it is
     added ("": its context's own). ``behind``: tokens of the anchor that a canonical was computed behind.

@@ -82,9 +82,9 @@ def canonical_key(context: Context, chunk_id: str) -> str:
 def patch_key(context: Context, chunk_id: str, antecedents: Sequence[str], kind: str, base: str = "") -> str:
     """Key of the patch of a chunk behind ``antecedents`` (chunk ids, or names by `survivor`).
 
-    ``kind`` is ``"exact"`` or ``"sampled"`` (their order matters) or ``"orbit"`` (it does not, but a chunk that occurs twice
-    counts twice); any other raises `ValueError`. ``base``: the anchor of the canonical to which the patch
-    is added, if it is not the context's own.
+    ``kind`` is ``"exact"`` or ``"sampled"`` (their order matters) or ``"orbit"`` (it does not, but a chunk
+    that occurs twice counts twice); any other raises `ValueError`. ``base``: the anchor of the canonical to
+    which the patch is added, if it is not the context's own.
     """
     if kind not in PATCH_KINDS:
         raise ValueError(f"a patch is of kind 'exact', 'sampled' or 'orbit', not {quote(kind)}")

@@ -66,7 +66,7 @@ class Anticipating(Cuttable):
 
     def _leaving(self, chunk: Newcomer) -> int:
         """The number of oldest chunks that leave for a chunk; 0 for one that no window of this size holds."""
-        limits = self._bounds.limits(self._stage, self._state, {}, lambda _: False)
+        limits = self._bounds.limits(self._stage, self._state, {}, self.policy, lambda _: False)
         if limits.max_tokens is None or chunk.length > limits.max_tokens - limits.anchor:
             return 0
         return overflow(limits, self._state.seats, chunk)

@@ -197,6 +197,8 @@ def audited(stage: Stage, served: Served) -> list[Finding]:
     if worth == "exact":
         error = kv_distance(served.kv, true)
         return [*found, Finding(resident.facts.chunk_id, worth, "KV", error, rounding)]
+    if resident.shown.sample is not None:
+        found += _sampled(resident, worth, served.kv, true, rounding)
     lacking = _lacking(former, resident, served.kv, true)
     bound = _lacking_bound(former, resident, worth)
     if bound is not None and lacking is not None:
@@ -223,6 +225,20 @@ def _canonical(former: Former, resident: Resident, worth: Guarantee, rounding: f
     lossy = copy.lossy or isinstance(copy.kv, CodedKV)
     bound = LOSSY if lossy else rounding
     return [Finding(facts.chunk_id, worth, "canonical", kv_distance(copy.kv, true), bound)]
+
+
+def _sampled(resident: Resident, worth: Guarantee, served: KV, true: KV, rounding: float) -> list[Finding]:
+    """A sampled chunk: what depends on no other token is exact, and all of it is nearer than nothing."""
+    (first, *_), chunk_id = [layer for layer in range(len(true)) if true[layer]], resident.facts.chunk_id
+    alone = max(
+        float((served[first][name].double() - x.double()).norm() / x.double().norm().clamp_min(1e-30))
+        for name, x in true[first].items()
+    )
+    whole = kv_distance(served, true)
+    return [
+        Finding(chunk_id, worth, "first layer", alone, rounding),
+        Finding(chunk_id, worth, "KV", whole, 1.0),
+    ]
 
 
 def _lacking(former: Former, resident: Resident, served: KV, true: KV) -> float | None:

@@ -199,6 +199,9 @@ def _wanted(policy: ReusePolicy) -> tuple[Guarantee, ...]:
 
 
 def _too_far(policy: ReusePolicy, held: Certificate, guarantee: Guarantee) -> str | None:
+    if guarantee == "sampled" and policy.max_error > ReusePolicy.max_error:
+        measured = ReusePolicy.max_error
+        return f"it was measured up to an error of {measured:g}, the policy takes {policy.max_error:g}"
     limit = policy.max_divergence
     if guarantee == "near" and limit is not None and limit > held.divergence:
         return f"it was measured up to a divergence of {held.divergence:g}, the policy takes {limit:g}"

@@ -17,7 +17,20 @@ from kamera.window.price import Price
 from kamera.window.requests import Arrange, Newcomer, Request
 from kamera.window.seating import canonical_at, check_room, check_stands, overflow, settled, tail
 from kamera.window.seats import Seat, Seats, Source, Spot, new_number
-from kamera.window.steps import Archive, Clean, Harvest, Keep, Limits, Offer, Place, Plan, Prefill, Rows, Sample, Step
+from kamera.window.steps import (
+    Archive,
+    Clean,
+    Harvest,
+    Keep,
+    Limits,
+    Offer,
+    Place,
+    Plan,
+    Prefill,
+    Rows,
+    Sample,
+    Step,
+)
 from kamera.window.writing import bytes_written
 
 
@@ -349,19 +362,17 @@ class Planner:
             return None
         if base.home.offset(spot) is None:
             return None
-        source = Source(spot, before.lineage, "sampled", canonical=False, sample=size)
-        seat = Seat(
-            chunk.chunk_id, chunk.length, spot, source, "sampled", formed, archived, number=number
-        )
         own = was is not None and base is was.source
+        if own and was is not None:
+            size = replace(size, base=base.lineage)
+        source = Source(spot, before.lineage, "sampled", canonical=False, sample=size)
+        seat = Seat(chunk.chunk_id, chunk.length, spot, source, "sampled", formed, archived, number=number)
         joined = self._joins_sample()
         self.steps.append(Sample(seat, before, size, base, own, joined))
         self.price.sampled(size.tokens, joined)
         return seat
 
-    def _dear(
-        self, chunk: Newcomer | Seat, found: tuple[Source, Offer | None], was: Seat | None
-    ) -> bool:
+    def _dear(self, chunk: Newcomer | Seat, found: tuple[Source, Offer | None], was: Seat | None) -> bool:
         """True if a chunk of the window would be served from a canonical that is not there yet."""
         stored = chunk.chunk_id in self._made or self.rows.has_canonical(chunk.chunk_id)
         return self.policy.samples and found[1] is None and was is not None and not stored
@@ -447,7 +458,13 @@ class Planner:
             self._formed[seat.chunk_id, behind, base] = formed
 
     def _harvest_sample(self, seat: Seat, later: bool) -> None:
-        """Store the patch of a sampled chunk, unless one is stored; it has a canonical for it."""
+        """Store the patch of a chunk sampled from its canonical, unless one is stored.
+
+        One that was completed from KV that others conditioned may hold traces of what has left the window, so
+        it stays in this window.
+        """
+        if seat.source.sample is None or seat.source.sample.base:
+            return
         row = self.rows.patch(seat.chunk_id, seat.source.antecedents, "sampled")
         if row is None and seat.source.antecedents and self.rows.has_canonical(seat.chunk_id):
             step = Harvest(seat.number, later=later)

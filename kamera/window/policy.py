@@ -41,8 +41,8 @@ class ReusePolicy:
     again. No chunk arrives as a survivor, so for arrivals "survivor" is the same as "composed".
 
     ``on_miss``: "sample" runs a few of the chunk's tokens behind its antecedents and completes the others
-    (guarantee "sampled"), "form" runs a conditioned forward and stores its patch, "prefill" runs it and stores
-    nothing, "blind" serves the canonical without conditioning. A minimum of "sampled" samples, too.
+    (guarantee "sampled"), "form" runs a conditioned forward and stores its patch, "prefill" runs it and
+    stores nothing, "blind" serves the canonical without conditioning. A minimum of "sampled" samples, too.
 
     ``share`` is the share of a chunk's tokens that a sample runs; "auto" takes the fewest that leave at most
     ``max_error`` of the chunk's variance open, an estimate made of its own KV before anything runs

@@ -117,10 +117,10 @@ class _Run:
         self.tally.held = 0  # a run that met a wrong row before this one counts no more
         steps = self.plan.steps
         for i, step in enumerate(steps):
-            if isinstance(step, Prefill | Sample) and not step.joined:
-                if group := sample_group(steps, i):
-                    self._sample(group, steps[i : steps.index(group[-1])])
-                    continue
+            starts = isinstance(step, Prefill | Sample) and not step.joined
+            if starts and (group := sample_group(steps, i)):
+                self._sample(group, steps[i : steps.index(group[-1])])
+                continue
             match step:
                 case Place():
                     self._place(step)
@@ -147,10 +147,10 @@ class _Run:
         return self._answered(self.inquiry)
 
     def _sample(self, group: Sequence[Prefill | Sample], between: Sequence[Step]) -> None:
-        """Run some tokens of chunks, and all of others, in one forward; what is placed ``between`` is first."""
-        for step in between:
-            if isinstance(step, Place):
-                self._place(step)
+        """Run some tokens of chunks, and all of others, in one forward; ``between``, chunks are placed."""
+        for placed in between:
+            if isinstance(placed, Place):
+                self._place(placed)
         last, running = group[-1], {step.seat.number: step for step in group}
         spans = [Span(self.former.anchor.kv, None, last.before.frame)]
         parts: list[Sampling] = []
@@ -176,7 +176,13 @@ class _Run:
         for step, part, kv in zip(group, parts, engine.sample(parts, live), strict=True):
             source, sample = step.seat.source, step.seat.source.sample
             copy = Copy(
-                kv, part.positions, None, source.guarantee, source.antecedents, source.canonical, sample=sample
+                kv,
+                part.positions,
+                None,
+                source.guarantee,
+                source.antecedents,
+                source.canonical,
+                sample=sample,
             )
             self._ran_at(step, self.facts[step.seat.chunk_id], copy)
 

@@ -1,4 +1,4 @@
-"""Samples of a window's chunks: how many of their tokens are run, decided from KV at hand before anything runs."""
+"""Samples of a window's chunks: how many of their tokens are run, decided from KV before anything runs."""
 
 from __future__ import annotations
 

@@ -204,4 +204,6 @@ class Seats:
 def _name(seat: Seat, before: tuple[str, ...]) -> str:
     """The name of a chunk behind those named ``before``; see `Seats.lineage`."""
     shown = seat.shown
+    if shown.sample is not None and shown.sample.base:  # traces of other antecedents may be left in it
+        return survivor(seat.chunk_id, digest("kamera.sample.v1", shown.lineage, shown.sample.base)[:32])
     return seat.chunk_id if shown.antecedents == before else survivor(seat.chunk_id, shown.lineage)

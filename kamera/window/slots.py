@@ -24,7 +24,8 @@ class Slot:
     survivor those of its prefill, departed ones included), ``rank`` that of its patch (None: prefilled,
     nothing truncated; 0: no conditioning), ``bytes`` those of its live KV, ``proof`` that of a patch which is
     served for it (`ReusePolicy.tolerance`). Of a sampled chunk ``share`` is the share of its tokens that were
-    run behind its antecedents, ``error`` what the others' completion is estimated to miss (`ReusePolicy.share`).
+    run behind its antecedents, ``error`` what the completion of the others is estimated to miss
+    (`ReusePolicy.share`).
     ``number`` names the slot for the life of the window and its forks.
     """
 

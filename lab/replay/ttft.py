@@ -30,7 +30,7 @@ from kamera.engines.hf.encode import batched, decoder_arguments
 from lab.replay.counted import Reuse, imc, nothing, prefix
 from lab.replay.scripts import screens
 from lab.replay.shapes import enlarged, shaped
-from lab.replay.ways import REPAIR, WAYS
+from lab.replay.ways import REPAIR, SAMPLED, WAYS
 from lab.speed.content import noise_kv
 from lab.speed.machine import commit, machine
 from lab.speed.timing import Spread
@@ -44,7 +44,7 @@ BARE: dict[str, Reuse] = {
     f"{KEPT}, batched": prefix,
     "SPC + IMC": imc,
 }
-KAMERA = {f"Kamera {name}": way for name, way in {**WAYS, "repair": REPAIR}.items()}
+KAMERA = {f"Kamera {name}": way for name, way in {**WAYS, "repair": REPAIR, "sampled": SAMPLED}.items()}
 ARMS = (*BARE, *KAMERA)
 COMPARED = ("no cache", "prefix cache", KEPT)
 Clock = tuple[float, float]

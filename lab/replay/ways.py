@@ -36,4 +36,7 @@ WAYS = {
     "anticipated": Way(ReusePolicy(certified=True), "auto", anticipated),
     "amortize": Way(ReusePolicy.streaming(), "amortize"),
 }
+SAMPLED = Way(ReusePolicy(minimum="sampled", share=0.25, max_error=1.0, certified=False), "repair")
+"""A quarter of the tokens of each picture that stays; the estimate refuses pictures of random weights."""
+
 REPAIR = Way(ReusePolicy.streaming(), "repair")

@@ -52,14 +52,19 @@ def made(trained):
 
 def test_each_guarantee_gets_a_finding_of_its_own(made):
     *progress, certificate = made
-    assert progress[0] == (10, 50) and progress[-1] == (50, 50)
+    assert progress[0] == (10, 60) and progress[-1] == (60, 60)
     assert tuple(certificate.findings) == tuple(TRIALS)
-    assert set(TRIALS) == {"patched", "orbit", "composed", "survivor", "near"}
+    assert set(TRIALS) == {"patched", "sampled", "orbit", "composed", "survivor", "near"}
     assert all(finding.n == 10 for finding in certificate.findings.values())
     patched = certificate.findings["patched"]
     assert patched.served.mean == patched.reprefill.mean == 1.0 > patched.blind.mean
     assert patched.verdict == "cannot tell"
     assert "10 questions are too few" in patched.reason
+
+
+def test_a_few_tokens_hold_where_frames_override_each_other(made):
+    sampled = made[-1].findings["sampled"]
+    assert sampled.served.mean >= 0.9 * sampled.reprefill.mean > 0.5 > sampled.blind.mean
 
 
 @pytest.mark.parametrize("guarantee", ["orbit", "survivor", "near"])
@@ -112,7 +117,7 @@ def test_what_cannot_be_asked_is_refused_by_name(untrained):
     with pytest.raises(ValueError, match="items 0"):
         certify(untrained, items=0)
     with pytest.raises(
-        ValueError, match="guarantee 'blind' is none of patched, orbit, survivor, near, composed"
+        ValueError, match="guarantee 'blind' is none of patched, sampled, orbit, survivor, near, composed"
     ):
         certify(untrained, guarantees=["blind"])
     with pytest.raises((ModalityNotSupported, ProcessorRequired)):

@@ -67,7 +67,7 @@ def by_layers(c, completion: Completion):
 
 
 def completed_by_hand(channel, base, fresh, completion):
-    """Kernel ridge regression of the rows' changes, token by token turned to position 0 as complex numbers."""
+    """Kernel ridge regression of the rows' changes, each token turned to position 0 as complex numbers."""
     rows, tokens = completion.rows.numpy(), base.shape[1]
     columns = completion.columns.double().numpy()
     turned_base, turned_fresh = (at_zero(x, channel, completion.positions) for x in (base, fresh))

@@ -22,7 +22,14 @@ def worth(formed, stored=None, antecedents=CHUNKS, **options) -> bool:
 
 
 def test_a_prefill_behind_kv_down_to_a_survivors_is_worth_a_patch():
-    assert [g for g in GUARANTEES if worth(g)] == ["exact", "patched", "orbit", "composed", "survivor"]
+    assert [g for g in GUARANTEES if worth(g)] == [
+        "exact",
+        "patched",
+        "sampled",
+        "orbit",
+        "composed",
+        "survivor",
+    ]
 
 
 def test_a_leading_chunk_is_so_only_behind_another_anchor():

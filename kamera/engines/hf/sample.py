@@ -62,7 +62,11 @@ def sample(
         past,
         backbone.layout,
         total,
-        [piece._replace(length=min(piece.length, total - piece.start)) for piece in pieces if piece.start < total],
+        [
+            piece._replace(length=min(piece.length, total - piece.start))
+            for piece in pieces
+            if piece.start < total
+        ],
         [(start, length, part.completion) for start, length, part in standing],
     )
     arguments = decoder_arguments(whole, backbone.device) | {
