@@ -20,7 +20,8 @@ class TurnReport:
     """Cost of bringing the cache to a turn's prompt.
 
     Tokens of the prompt, each counted once: ``kept`` in place, ``turned`` (relocated), ``patched`` (a stored
-    patch for new antecedents, no forward), ``prefilled``. ``left`` are tokens that the prompt no longer has.
+    patch for new antecedents, no forward), ``sampled`` (completed from others of their chunk, which ran),
+    ``prefilled``. ``left`` are tokens that the prompt no longer has.
     ``forwards``, ``tokens_recomputed`` (canonicals formed in between included) and ``vision_encodes`` are
     measured, with those of a system prompt that was new, and exclude the answer's own. After
     ``session.edit`` the last tokens of ``prefilled``, which ask for an answer, have not run yet.
@@ -36,6 +37,7 @@ class TurnReport:
     kept: int
     turned: int
     patched: int
+    sampled: int
     prefilled: int
     left: int
     forwards: int
@@ -124,22 +126,24 @@ def turn_report(
     arrived without a forward came from the store: its tokens count as turned.
     """
     was, anchor = {slot.number: slot for slot in before}, window.anchor.length
-    kept, turned, patched = report.tokens_held + (0 if opening.tokens else anchor), 0, 0
+    kept, turned, patched, sampled = report.tokens_held + (0 if opening.tokens else anchor), 0, 0, 0
     for slot in report.slots:
         old = was.get(slot.number)
         if old is None or (old.antecedents, old.rank) != (slot.antecedents, slot.rank):
             patched += slot.length if slot.rank else 0
+            sampled += 0 if slot.rank or slot.share is None else slot.length - round(slot.share * slot.length)
         elif old.position == slot.position:
             kept += slot.length
         else:
             turned += slot.length
     question = prompt - anchor - sum([slot.length for slot in report.slots])
     recomputed = opening.tokens + report.tokens_recomputed
-    prefilled = min(prompt - kept - turned - patched, recomputed + question)
+    prefilled = min(prompt - kept - turned - patched - sampled, recomputed + question)
     return TurnReport(
         kept=kept,
-        turned=prompt - kept - patched - prefilled,
+        turned=prompt - kept - patched - sampled - prefilled,
         patched=patched,
+        sampled=sampled,
         prefilled=prefilled,
         left=left,
         forwards=opening.forwards + report.forwards,

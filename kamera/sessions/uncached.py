@@ -40,6 +40,7 @@ def plain_answer(
         kept=0,
         turned=0,
         patched=0,
+        sampled=0,
         prefilled=length,
         left=0,
         forwards=work.forwards,

@@ -382,14 +382,14 @@ class Planner:
         start = len(self.steps)
         for i in reversed(range(len(self.steps))):
             step = self.steps[i]
-            if isinstance(step, Prefill) and (step.heads or not self.limits.joins):
+            if isinstance(step, Prefill) and not self.limits.joins:
                 break
-            if isinstance(step, Prefill | Sample):
+            if isinstance(step, Sample) or (isinstance(step, Prefill) and step.held < step.seat.length):
                 start = i
-        for i, step in enumerate(self.steps[start:], start):
-            if i > start and isinstance(step, Prefill) and not step.joined:
+        for i, step in enumerate(self.steps[start + 1 :], start + 1):
+            if isinstance(step, Prefill) and not step.joined:
                 self.steps[i] = replace(step, joined=True)
-                self.price.forwards -= 1
+                self.price.forwards -= step.held < step.seat.length
         return start < len(self.steps)
 
     def _taken(self, chunk: Newcomer, before: Seats, spot: Spot) -> Seat | None:

@@ -154,6 +154,7 @@ class _Run:
         last, running = group[-1], {step.seat.number: step for step in group}
         spans = [Span(self.former.anchor.kv, None, last.before.frame)]
         parts: list[Sampling] = []
+        heads: dict[int, KV] = {}
         for seat in (*last.before.seats, last.seat):
             step, facts = running.get(seat.number), self.facts[seat.chunk_id]
             if step is None:
@@ -162,29 +163,36 @@ class _Run:
                 spans.append(Span(copy.kv, copy.patch, seat.offset))
                 continue
             positions = self.stage.standing.positions(facts, seat.spot)
-            completion = None
-            if isinstance(step, Sample):
+            encoded = facts.encoded
+            if isinstance(step, Prefill):
+                head, done = self._head(facts, positions, step.heads), 0
+                if head is not None:
+                    heads[seat.number], done = head, kv_tokens(head)
+                    self.tally.held += done
+                    spans.append(Span(head, None, (0,) * self.former.backbone.axes))
+                    encoded = Encoded(encoded.input_ids[done:], {}, {})
+                if encoded.num_tokens:
+                    parts.append(Sampling(encoded, positions[:, done:], len(spans)))
+            else:
                 base = self.copies[seat.number] if step.own else self.former.canonical(facts)
                 offset = step.base.home.offset(seat.spot)
                 assert offset is not None, "a plan samples no chunk that does not move as a whole"
                 completion = design_of(self.former, base).completion(step.size.tokens, positions)
+                parts.append(Sampling(encoded, positions, len(spans), completion))
                 spans.append(Span(base.kv, base.patch, offset))
-            at = len(spans) - (completion is not None)
-            parts.append(Sampling(facts.encoded, positions, at, completion))
         live, engine = self.stage.live, self.former.backbone
         self.tally.add(live.show(spans))
-        for step, part, kv in zip(group, parts, engine.sample(parts, live), strict=True):
-            source, sample = step.seat.source, step.seat.source.sample
-            copy = Copy(
-                kv,
-                part.positions,
-                None,
-                source.guarantee,
-                source.antecedents,
-                source.canonical,
-                sample=sample,
-            )
-            self._ran_at(step, self.facts[step.seat.chunk_id], copy)
+        made = iter(engine.sample(parts, live))
+        for step in group:
+            seat, source, facts = step.seat, step.seat.source, self.facts[step.seat.chunk_id]
+            head = heads.get(seat.number)
+            if head is None:
+                kv = next(made)
+            else:
+                kv = kv_copy(head) if kv_tokens(head) == seat.length else kv_concat([head, next(made)])
+            positions = self.stage.standing.positions(facts, seat.spot)
+            fixed = (None, source.guarantee, source.antecedents, source.canonical)
+            self._ran_at(step, facts, Copy(kv, positions, *fixed, sample=source.sample))
 
     def _ran_at(self, step: Prefill | Sample, facts: Facts, copy: Copy) -> None:
         """Note that the chunk of a step has run, and stands on ``copy``."""
