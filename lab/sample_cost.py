@@ -1,7 +1,7 @@
-"""``python -m lab.sample_cost``: the kernel, the choice and the completion of a sample over a chunk's forward.
+"""``python -m lab.sample_cost``: kernel, choice and completion of a sample over the chunk's forward.
 
-A text of as many tokens as a picture, on a published shape with few layers and random weights, one thread. The
-figures are shares of the forward of all the chunk's tokens, by processor time, at all layers of the shape.
+A text of as many tokens as a picture, on a published shape with few layers and random weights, one thread.
+The figures are shares of the forward of all its tokens, by processor time, at all layers of the shape.
 """
 
 from __future__ import annotations

@@ -246,15 +246,18 @@ def main() -> None:
     parser.add_argument("--world", choices=WORLDS, default="override")
     parser.add_argument("--shares", type=_share, nargs="+", default=["auto", 0.25, 0.15])
     parser.add_argument("--max-error", type=float, default=ReusePolicy.max_error)
+    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
     parser.add_argument("--output", type=Path, help="a folder: a JSON file for each family")
     args = parser.parse_args()
     torch.set_num_threads(1)
     for family in args.family:
         backbone, arms = backbone_of(family), arms_of(args.shares, args.max_error)
+        if args.dtype != "float32":
+            backbone = Backbone(backbone.model.to(getattr(torch, args.dtype)), backbone.processor)
         report = {
             "command": f"python -m lab.sampled --family {family} --count {' '.join(map(str, args.count))} "
             f"--episodes {args.episodes} --world {args.world} --shares {' '.join(map(str, args.shares))} "
-            f"--max-error {args.max_error:g}",
+            f"--max-error {args.max_error:g} --dtype {args.dtype}",
             "commit": commit(),
             "machine": machine(),
             "family": Path(family).name,
@@ -265,8 +268,8 @@ def main() -> None:
             tasks = summary(run(backbone, count, args.episodes, args.world, arms))
             report["counts"].append({"count": count, "episodes": args.episodes, "tasks": tasks})
         if args.output is not None:
-            name = Path(family).name if args.world == "override" else f"{Path(family).name}-{args.world}"
-            keep(report, args.output / f"{name}.json")
+            varied = [x for x in (args.world, args.dtype) if x not in ("override", "float32")]
+            keep(report, args.output / f"{'-'.join([Path(family).name, *varied])}.json")
         print(table(report), flush=True)
 
 

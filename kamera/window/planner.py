@@ -348,7 +348,7 @@ class Planner:
             return None
         if samples is None or not self.policy.samples or prefilled_behind(formed) not in ("exact", "patched"):
             return None
-        if was is not None and (not was.source.canonical or was.source.patched):
+        if was is not None:
             base, size = was.source, samples.own(was.number)
         elif self.rows.has_canonical(chunk.chunk_id):
             base, size = canonical_at(self.limits, chunk.chunk_id), samples.stored(chunk.chunk_id)
@@ -363,7 +363,7 @@ class Planner:
         if base.home.offset(spot) is None:
             return None
         own = was is not None and base is was.source
-        if own and was is not None:
+        if own and not (base.canonical and not base.patched):
             size = replace(size, base=base.lineage)
         source = Source(spot, before.lineage, "sampled", canonical=False, sample=size)
         seat = Seat(chunk.chunk_id, chunk.length, spot, source, "sampled", formed, archived, number=number)
