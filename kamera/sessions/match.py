@@ -9,7 +9,7 @@ from typing import Any, Literal
 from kamera.content import Conversations, Message, Rendered
 from kamera.edits import EditPolicy, difference, edited
 from kamera.errors import KameraError
-from kamera.patches import at_least, weakest
+from kamera.patches import weakest
 from kamera.sessions.chat import ChatSession
 from kamera.sessions.layout import Layout, anchor_ids, anchor_segments
 from kamera.sessions.modes import laxest
@@ -27,6 +27,10 @@ class Candidate:
     layout: Layout
     guarantee: Guarantee
     on_leave: OnLeave
+
+
+_OF_THE_PROMPT = frozenset({"exact", "patched", "orbit"})
+"""Guarantees of KV that was conditioned on nothing outside of its prompt."""
 
 
 @dataclass(frozen=True)
@@ -84,7 +88,7 @@ def best_match(prompt: Rendered, sessions: Mapping[str, Candidate], min_tokens: 
     for name, held in sessions.items():
         if anchor_ids(held.layout.prompt) != anchor_ids(prompt):
             continue
-        if not at_least(held.guarantee, "orbit"):
+        if held.guarantee not in _OF_THE_PROMPT:
             tainted += 1
             continue
         prefix, size = _prefix(held.layout, prompt)
