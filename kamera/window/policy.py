@@ -106,7 +106,7 @@ class ReusePolicy:
     patch_bytes: float | None = 0.03
     layers: Sequence[int] | str | None = None
     share: float | Literal["auto"] = "auto"
-    max_error: float = 0.1
+    max_error: float = 0.07
     max_divergence: float | None = None
     nearest: Nearest = "set"
     max_doubt: float = 0.18
