@@ -22,7 +22,7 @@ from kamera.reuse.prompt import Media, Prompt
 class Pieces:
     """A ``prompt`` between ``cuts``: the sink up to ``sink``, the ``chunks`` after it, a ``question``.
 
-    ``ids`` are its tokens, int64 ``[tokens]``.
+    ``ids`` are its tokens, int64 ``[tokens]``. ``again`` are ids of chunks that came before elsewhere.
     """
 
     prompt: Prompt
@@ -31,6 +31,7 @@ class Pieces:
     sink: int
     chunks: tuple[Chunk, ...]
     question: int
+    again: tuple[str, ...] = ()
 
 
 def of_ids(backbone: Engine, prompt: Prompt, discovery: Discovery, sink: int) -> Pieces:
@@ -51,11 +52,11 @@ def of_ids(backbone: Engine, prompt: Prompt, discovery: Discovery, sink: int) ->
         )
     sink = _sink(sink, len(prompt))
     backbone.chunk_from_tensors(ids)  # raises for unknown ids
-    cuts = discovery.find(prompt, (sink,)).cuts
-    question = cuts[-2]
-    inner = itertools.pairwise(cuts[cuts.index(sink) : -1])
+    found = discovery.find(prompt, (sink,))
+    cuts, question = found.cuts, found.cuts[-2]
+    inner = [*itertools.pairwise(cuts[cuts.index(sink) : -1])]
     chunks = [backbone.chunk_from_tensors(ids[a:b]) for a, b in inner]
-    return Pieces(prompt, cuts, ids, sink, tuple(chunks), question)
+    return Pieces(prompt, cuts, ids, sink, tuple(chunks), question, _again(found, inner, chunks))
 
 
 def of_messages(
@@ -82,11 +83,19 @@ def of_messages(
     spans = [Media(s.start, s.stop, s.media) for s in rendered.segments if s.media is not None]
     edges = {sink, question, *(start for start, _ in rendered.turns)}
     prompt = Prompt.of(rendered.ids.numpy(), anchors=sorted(edges), media=spans)
-    cuts = _cuts(rendered, discovery.find(prompt, sorted(edges)), edges)
+    found = discovery.find(prompt, sorted(edges))
+    cuts = _cuts(rendered, found, edges)
     media = {m.digest: m.inputs for m in map(conversations.media, media_items(messages))}
-    inner = itertools.pairwise(c for c in cuts if sink <= c <= question)
+    inner = [*itertools.pairwise(c for c in cuts if sink <= c <= question)]
     chunks = [_chunk(backbone, rendered, a, b, media) for a, b in inner]
-    return Pieces(prompt, cuts, rendered.ids, sink, tuple(chunks), question)
+    again = _again(found, inner, chunks)
+    return Pieces(prompt, cuts, rendered.ids, sink, tuple(chunks), question, again)
+
+
+def _again(found: Found, spans: Sequence[tuple[int, int]], chunks: Sequence[Chunk]) -> tuple[str, ...]:
+    """The ids of the chunks behind the prefix that came before."""
+    moved = {(start, stop) for start, stop, *_ in found.hits}
+    return tuple(dict.fromkeys(c.id for c, span in zip(chunks, spans, strict=True) if span in moved))
 
 
 def _cuts(rendered: Rendered, found: Found, edges: set[int]) -> tuple[int, ...]:

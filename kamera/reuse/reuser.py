@@ -70,6 +70,11 @@ class ReusePlan:
         """Cost of `run`; the question is not in it, nor a segment that its probe refuses."""
         return self._arrangement.cost
 
+    @property
+    def later(self) -> Cost:
+        """Cost of what `run` leaves for later work; proofs of patches and audits are not in it."""
+        return self._arrangement.later
+
     def prefetch(self) -> Prefetch:
         """Begin to read the stored objects that `run` will place, in the background: before it is their turn.
 
@@ -206,7 +211,9 @@ class Reuser:
         order: list[Item] = [*window.slots[:kept], *pieces.chunks[kept:]]
         among = self._seen.beginning_as(pieces.chunks)
         self._seen.add(pieces.chunks)
-        arrangement = Arrangement(window, order, calibration=self._calibration, among=among)
+        arrangement = Arrangement(
+            window, order, calibration=self._calibration, among=among, recurring=pieces.again
+        )
         return ReusePlan(self, arrangement, prefix, pieces)
 
     def _anchored(self, ids: torch.Tensor) -> Prompt:

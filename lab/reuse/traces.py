@@ -83,13 +83,13 @@ def _served(reuser: Reuser, pattern: str, asked: Sequence[tuple[Any, Prompt]]) -
     tokens["served"] = total - question - tokens["none"]
     shares = {name: count / total for name, count in tokens.items()}
     policy = "strict" if reuser.policy == POLICY else "calibrated"
-    head = {
+    about: dict[str, Any] = {
         "pattern": pattern,
         "policy": policy,
         "tokens": total,
         "of what comes again": tokens["served"] / again,
     }
-    return {**head, **shares, "pictures": pictures, "encodes": encodes}
+    return {**about, **shares, "pictures": pictures, "encodes": encodes}
 
 
 def measure_screens(requests: int, seed: int) -> dict[str, Any]:

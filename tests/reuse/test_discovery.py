@@ -151,16 +151,75 @@ def test_a_conversation_finds_what_moved_inside_its_messages():
     assert again > 0.9 * sum(map(len, spans(done)))
 
 
+LONG = [[2, 3, 4], [4, 2, 3], [3, 4, 2], [2, 4, 3], [4, 3, 2], [3, 2, 4]]
+"""Orders of passages that are no glue."""
+
+
+def served(one, orders) -> tuple[float, int]:
+    """The share of the last prompt's tokens that is not prefilled, and the tokens of all later work."""
+    later = 0
+    for order in orders:
+        plan = one.prepare(shuffled(order))
+        done = plan.run()
+        later_of(one.backbone).flush()
+        later += plan.later.tokens
+    taken = sum(a.tokens for a in done.admissions if a.tier != "none")
+    return taken / sum(a.tokens for a in done.admissions), later
+
+
+def test_canonicals_of_what_recurs_are_made_where_they_can_be_served():
+    backbone = family(NAME)
+    for minimum in ("patched", "blind"):
+        policy = ReusePolicy(minimum=minimum, certified=False)
+        one = reuser(backbone, policy=policy, rule=RULE, calibration=calibration(backbone))
+        share, later = served(one, LONG)
+        if minimum == "patched":
+            assert later == 0 and share < 0.5
+        else:
+            assert later > 0 and share > 0.9  # what led a prompt before has its canonical for nothing
+
+
+@pytest.mark.parametrize(
+    ("policy", "kinds"),
+    [
+        (ReusePolicy(minimum="exact", on_miss="prefill", forms="always"), {"canonical"}),
+        (ReusePolicy(minimum="exact", forms="always"), {"canonical"}),
+        (ReusePolicy(certified=False, forms="always", withheld=frozenset({"patched"})), {"canonical"}),
+        (ReusePolicy(certified=True, tolerance=None, forms="always"), {"canonical"}),
+        (ReusePolicy(certified=False, forms="always"), {"canonical", "exact"}),
+    ],
+)
+@pytest.mark.filterwarnings("ignore::kamera.errors.UncertifiedBackbone")
+def test_no_patch_is_formed_that_is_never_served(policy, kinds):
+    one = reuser(family(NAME), policy=policy, rule=RULE)
+    served(one, LONG[:2] + LONG[:2])
+    assert {row.kind for row in one.store.ls() if row.kind != "anchor"} == kinds
+
+
 @pytest.mark.parametrize("forms", ["returning", "always"])
 @pytest.mark.parametrize("minimum", ["exact", "patched", "blind"])
-def test_all_forwards_are_on_the_account_and_in_the_cost(minimum, forms):
+def test_plans_and_account_tell_all_forwards(minimum, forms):
+    """What plans said of now and of later, and the account, equal hooks on the model once all is done."""
     backbone = family(NAME)
-    miss = "prefill" if minimum == "exact" else "form"
-    policy = ReusePolicy(minimum, miss, forms=forms, certified=False, patch_bytes=None, audit=0.0)
+    policy = ReusePolicy(minimum, forms=forms, certified=False, tolerance=None, audit=0.0)
+    given = calibration(backbone) if minimum == "blind" else None
     with watching(backbone, probes=True) as seen:
-        one = reuser(backbone, policy=policy, rule=RULE)
-        for order in ([0, 1], [0, 1], [1, 0, 2], [1, 0, 2]):
-            done = one.prepare(shuffled(order)).run()
-        done.window.flush()
+        one = reuser(backbone, policy=policy, rule=RULE, calibration=given)
+        one.prepare(shuffled(LONG[0]))  # the anchor
         later_of(backbone).flush()
-    assert borne(seen, one.usage())
+        before = one.usage()
+        said = [0, 0]
+        for order in (*LONG, LONG[0], LONG[1]):
+            plan = one.prepare(shuffled(order))
+            plan.run()
+            later_of(backbone).flush()
+            for cost in (plan.cost, plan.later):
+                said = [said[0] + cost.forwards, said[1] + cost.tokens]
+    after = one.usage()
+    assert borne(seen, after)
+    ran = [
+        sum(getattr(spent, name) - getattr(old, name) for spent, old in zip(after, before, strict=True))
+        for name in ("forwards", "tokens")
+    ]
+    assert ran == said
+    assert said[0] > 3
