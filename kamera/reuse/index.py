@@ -17,7 +17,7 @@ from kamera.reuse.paths import ROOT, Paths
 from kamera.reuse.prompt import Ids, Prompt
 from kamera.reuse.radix import ids_of
 from kamera.reuse.rules import CutRule
-from kamera.reuse.scan import WINDOW, Place, Scan, window_stops
+from kamera.reuse.scan import MOST, WINDOW, Place, Scan, window_stops
 from kamera.reuse.scope import Scope, segment_key
 from kamera.reuse.table import Content, SegmentTable
 
@@ -25,6 +25,7 @@ LEAST = 16
 """Fewest tokens of a part of a segment that is cut out of a prompt for itself."""
 
 _NODE, _WINDOW = 1_000, 200  # bytes of a node and of a window in memory, about
+_BACK = 1024  # tokens before a window that are compared: what is equal further back has windows of its own
 
 
 class Hit(NamedTuple):
@@ -195,20 +196,27 @@ class ContentIndex:
     # -- inside --------------------------------------------------------------------------------
 
     def _moved(self, text: Text, prefix: int) -> list[Part]:
-        """Parts behind the prefix, in order and apart: all that is equal around a stored window."""
+        """Parts behind the prefix, in order and apart: all that is equal around a stored window.
+
+        Where `MOST` stretches go on no other is looked for, so that text that repeats itself costs no more.
+        """
         found: list[Part] = []
         known: set[tuple[int, int]] = set()  # nodes that were met, and where in the prompt they would begin
+        ends: list[int] = []  # a heap of where stretches end
         refused = 0
         for stop, places in self._scan.candidates(text.prompt.ids):
             start = stop - WINDOW
             if start < prefix or not text.plain(start, stop):
                 continue
-            for node, offset in places:
+            while ends and ends[0] < stop:
+                heapq.heappop(ends)
+            for node, offset in places if len(ends) < MOST else ():
                 if (node, stop - offset) in known:
                     continue
-                parts = self._paths.around(text, node, offset, stop, prefix)
+                parts = self._paths.around(text, node, offset, stop, max(prefix, start - _BACK))
                 if parts and parts[0].start <= start and stop <= parts[-1].stop:
                     found += parts
+                    heapq.heappush(ends, parts[-1].stop)
                     known.update((part.node, part.start - part.offset) for part in parts)
                 else:
                     refused += 1

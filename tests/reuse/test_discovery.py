@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kamera import ChunkStore, ReusePolicy
+from kamera import Backbone, ChunkStore, ReusePolicy, testbed
 from kamera.errors import ForeignIndex
 from kamera.patches import later_of
 from kamera.reuse import RULES, IndexFile, Prompt, Scope
@@ -149,6 +149,24 @@ def test_a_conversation_finds_what_moved_inside_its_messages():
         again = sum(len(piece) for piece in spans(done) if piece in known)
         known |= {*spans(done)}
     assert again > 0.9 * sum(map(len, spans(done)))
+
+
+@pytest.mark.parametrize("order", [(1, 0, 2), (2, 1), (0, 2, 1, 0)])
+def test_pictures_and_texts_that_moved_together_answer_as_without_reuse(order):
+    backbone = Backbone(*testbed.load())
+    frames = [frame.image for frame in testbed.World(seed=3).episode(0, legends=4).frames]
+    text = "What is the value of tag 3? And of all the others that you see here, in order?"
+
+    def asked(order) -> list[dict]:
+        shown = ({"type": "image", "image": frames[i]} for i in order)
+        content = [item for one in shown for item in (one, {"type": "text", "text": text})]
+        return [{"role": "user", "content": content}]
+
+    one = reuser(backbone, policy=ReusePolicy.exact())
+    known = {*spans(one.prepare(asked((0, 1, 2))).run())}
+    done = one.prepare(asked(order)).run()
+    assert error(done.window.next_token_logits(done.question), plain_logits(backbone, asked(order))) < 1e-4
+    assert sum(len(piece) for piece in spans(done) if piece in known) > 0.7 * sum(map(len, spans(done)))
 
 
 LONG = [[2, 3, 4], [4, 2, 3], [3, 4, 2], [2, 4, 3], [4, 3, 2], [3, 2, 4]]

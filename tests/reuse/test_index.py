@@ -10,6 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kamera.reuse import RULES, ContentIndex, CutRule, Media, Prompt, Scope, resets, segment_key, table
+from kamera.reuse.paths import Paths
+from kamera.reuse.scan import MOST
 
 SCOPE = Scope("model", "tokenizer")
 SMALL = CutRule(minimum=8, maximum=64, exponent=4, bits="low")
@@ -124,6 +126,18 @@ def test_a_prompt_that_is_found_again_stays():
     assert index.counts.evicted
     assert index.find(others[0]).prefix == 0
     assert index.find(others[-1]).prefix == 400
+
+
+@pytest.mark.parametrize("period", [1, 7, 40])
+def test_text_that_repeats_itself_is_compared_a_few_times_a_window(period, monkeypatch):
+    calls = []
+    around = Paths.around
+    monkeypatch.setattr(Paths, "around", lambda *given: calls.append(0) or around(*given))
+    repeating = np.tile(text(0, period), 4_000 // period)
+    index = index_of(Prompt.of(repeating))
+    found = index.find(Prompt.of(np.concatenate([text(1, 9), repeating])))
+    assert sum(hit.stop - hit.start for hit in found.hits) >= len(repeating)
+    assert len(calls) <= MOST * 4_000 / 32
 
 
 def test_an_index_counts_what_it_was_asked():
