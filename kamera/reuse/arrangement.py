@@ -77,6 +77,7 @@ class Arrangement:
         self._among = tuple(among)
         if calibration is not None:
             calibration.check(window.backbone)
+        self._again = frozenset(recurring)
         self._recurring = tuple(recurring) if self._moves else ()
         self._plan = plan or window.plan(
             Arrange(self._order, on_leave, self._among, archive=False, recurring=self._recurring),
@@ -159,8 +160,10 @@ class Arrangement:
             return False  # the window refuses it, too, and says so in its report
 
     def _why(self, index: int) -> str:
-        stored = self._stored(index)
-        return "stored, but not for this left context" if stored else "no copy is stored"
+        if self._stored(index):
+            return "stored, but not for this left context"
+        came = self._ids[index] in self._again
+        return "it came before, but no copy of it by itself is stored" if came else "no copy is stored"
 
     def _admit(self, calibration: Calibration) -> None:
         """Admit segments that the guard lets pass; their probe runs later, in place."""

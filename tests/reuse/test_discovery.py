@@ -98,6 +98,7 @@ def test_a_part_of_a_segment_is_computed_before_it_is_served():
             if piece == tuple(whole[20:110].tolist())
         ]
         assert part.tier == tier
+        assert ("it came before" in part.reason) == (tier == "none")
 
 
 def test_processes_that_share_an_index_cut_alike(tmp_path):
