@@ -87,12 +87,12 @@ class Names:
                 index, there = self._state.index(slot), [Here(i) for i in range(len(self._state.residents))]
                 wanted = [*there[:index], content, *there[index + 1 :]]
                 return self._arrange(wanted, on_leave, (), "replace")
-            case Arrange(order, on_leave, among, archive=archive):
+            case Arrange(order, on_leave, among):
                 slots = [s.number for s in order if isinstance(s, Slot)]
                 if len(slots) != len(set(slots)):
                     raise InvalidPermutation("arrange names a slot twice: give each slot once")
                 wanted = [Here(self._state.index(s)) if isinstance(s, Slot) else s for s in order]
-                return self._arrange(wanted, on_leave, among, "arrange", archive)
+                return self._arrange(wanted, on_leave, among, "arrange", request.archive, request.recurring)
             case _:
                 return Named(request)
 
@@ -116,14 +116,14 @@ class Names:
                 return self.of(dataclasses.replace(request, content=chunk_of(newcomer)))
             case Recall(chunk=Newcomer() as newcomer):
                 return self.of(dataclasses.replace(request, chunk=newcomer.chunk_id))
-            case Arrange(order, on_leave, _, operation, archive):
+            case Arrange(order, on_leave, _, operation, archive, recurring):
                 count, wanted = len(self._state.residents), list[Any]()
                 for item in order:
                     assert isinstance(item, int | Newcomer), "a plan's request has names alone"
                     if isinstance(item, int) and not 0 <= item < count:
                         raise UnknownChunk(f"the plan names slot {item} of a window of {count}")
                     wanted.append(Here(item) if isinstance(item, int) else chunk_of(item))
-                return self._arrange(wanted, on_leave, chunks, operation, archive)
+                return self._arrange(wanted, on_leave, chunks, operation, archive, recurring)
             case _:
                 return self.of(request)
 
@@ -168,6 +168,7 @@ class Names:
         among: Sequence[Chunk],
         operation: Any,
         archive: bool = True,
+        recurring: tuple[str, ...] = (),
     ) -> Named:
         """``wanted``: `Here` for chunks of the window, contents for others."""
         if on_leave not in ("keep", "repair", "exact"):
@@ -196,7 +197,8 @@ class Names:
             newcomer = newcomer if first else Newcomer(chunk.id, newcomer.length)
             takes = () if gaps is None else gaps.takes(chunk)
             items.append(dataclasses.replace(newcomer, takes=takes) if takes else newcomer)
-        return _named(Arrange(tuple(items), on_leave, (), operation, archive), list(found.values()), heads)
+        request = Arrange(tuple(items), on_leave, (), operation, archive, recurring)
+        return _named(request, list(found.values()), heads)
 
     def _here(self, chunk_id: str) -> Facts | None:
         return next((r.facts for r in self._state.residents if r.facts.chunk_id == chunk_id), None)

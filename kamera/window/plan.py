@@ -6,6 +6,7 @@ lists every step and its cost; `kamera.window.run` acts on it, and decides nothi
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import replace
 
 from kamera.window.planner import Planner
@@ -23,7 +24,7 @@ from kamera.window.requests import (
     Without,
 )
 from kamera.window.seats import Seat, Seats
-from kamera.window.steps import Plan, View
+from kamera.window.steps import Archive, Plan, Prefill, View
 
 
 def plan(request: Request, view: View) -> Plan:
@@ -31,7 +32,9 @@ def plan(request: Request, view: View) -> Plan:
 
     Raises the refusals of the operation: WindowFull, NotRelocatable, PolicyRefused.
     """
-    planner, seats = Planner(request, view.seats, view.rows, view.policy, view.limits), view.seats
+    seats, policy = view.seats, view.policy
+    patches = policy.patches or not isinstance(request, Arrange) or request.archive
+    planner = Planner(request, seats, view.rows, policy, view.limits, patches)
     match request:
         case Append(content=Newcomer() as chunk):
             planner.heads[chunk.chunk_id] = chunk.heads
@@ -90,8 +93,24 @@ def _arrange(planner: Planner, seats: Seats, request: Arrange) -> Plan:
         assert isinstance(item, int | Newcomer), "a request is planned with names alone"
         wanted.append(seats.seats[item] if isinstance(item, int) else item)
     after = planner.rearranged(seats, wanted, request.on_leave)
+    _owe_canonicals(planner, request.recurring)
     encodes = sum(item.encodes for item in wanted if isinstance(item, Newcomer))
     return planner.plan(request.operation, after, encodes=encodes)
+
+
+def _owe_canonicals(planner: Planner, recurring: Collection[str]) -> None:
+    """Leave to later work the canonicals of recurring chunks that are prefilled, if none is made anyway."""
+    if planner.policy.on_miss != "form" or planner.policy.forms == "always":
+        return
+    owed, rows = {seat.chunk_id for seat in planner.price.owed}, planner.rows
+    for seat in [step.seat for step in planner.steps if isinstance(step, Prefill)]:
+        known = seat.chunk_id in owed or planner.limits.glue(seat.chunk_id) or seat.source.canonical
+        if seat.chunk_id not in recurring or known or planner.base(seat.chunk_id) is not None:
+            continue
+        if not rows.has_canonical(seat.chunk_id):
+            owed.add(seat.chunk_id)
+            planner.owed.append(Archive(seat.number, True, later=True))
+            planner.price.owes(seat)
 
 
 def _condition(planner: Planner, seats: Seats, index: int, on: bool) -> Plan:

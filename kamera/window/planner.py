@@ -43,6 +43,7 @@ class Planner:
     rows: Rows
     policy: ReusePolicy
     limits: Limits
+    patches: bool  # whether any is formed
     steps: list[Step] = field(default_factory=list)
     owed: list[Archive | Harvest] = field(default_factory=list)  # steps that are later work
     left: list[int] = field(default_factory=list)
@@ -436,7 +437,7 @@ class Planner:
 
     def _harvest(self, seat: Seat, later: bool = False) -> None:
         """Store the patch of a chunk's prefill, unless a better one is stored."""
-        if seat.source.canonical or self.limits.glue(seat.chunk_id):
+        if seat.source.canonical or self.limits.glue(seat.chunk_id) or not self.patches:
             return  # nothing was prefilled, or nothing is kept of it
         behind, formed = seat.source.antecedents, seat.formed
         if seat.source.sample is not None:

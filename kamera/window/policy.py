@@ -51,9 +51,9 @@ class ReusePolicy:
 
     ``forms`` is what leaves stored KV behind. "returning", the default: a chunk that leaves is archived
     later, and a patch is formed later for antecedents that come back; nothing else is formed unless it is
-    asked for (`KameraWindow.form_pairs`, ``kamera compile``). "always": each new chunk is archived, and each
-    conditioned forward leaves its patch, within the operation that ran it; for orders that are known to
-    recur.
+    asked for (`KameraWindow.form_pairs`, `kamera.window.Arrange`, ``kamera compile``). "always": each new
+    chunk is archived, and each conditioned forward leaves its patch, within the operation that ran it; for
+    orders that are known to recur.
 
     ``rank`` and ``patch_bytes`` bound the patches that are formed: the number of directions per layer and
     channel, and the share of the chunk's KV bytes (`kamera.ops.budget`, docs/patches.md; None: no bound but
@@ -174,6 +174,16 @@ class ReusePolicy:
     def admits(self, guarantee: Guarantee) -> bool:
         """True if an arriving chunk may be served with this guarantee."""
         return guarantee not in self.withheld and at_least(guarantee, self.minimum)
+
+    @property
+    def patches(self) -> bool:
+        """True if a stored patch may serve: behind its antecedents, behind others, or as a term."""
+        return any(self.admits(guarantee) for guarantee in ("patched", "composed", "near"))
+
+    @property
+    def moves(self) -> bool:
+        """True if a stored chunk may be served behind antecedents that it was never conditioned on."""
+        return any(self.admits(guarantee) for guarantee in ("near", "blind"))
 
     def keeps(self, guarantee: Guarantee) -> bool:
         """True if a chunk of this guarantee may stay in place: under "exact" no other may."""

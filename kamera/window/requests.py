@@ -112,7 +112,10 @@ class Arrange:
 
     ``archive=False`` is for the segments of a conversation, which nobody recalls by their ids: what leaves is
     not archived, and texts of fewer than `GLUE` tokens are glue: prefilled with their neighbours, and nothing
-    is formed of them. A policy that forms "always" does so all the same.
+    is formed of them. A policy that forms "always" does so all the same, but for patches if it serves none.
+
+    ``recurring`` are ids of chunks that come again behind others than before, of which copies can be served:
+    the canonical of one that is prefilled here is made as later work, if the policy forms on a miss.
     """
 
     order: Sequence[Slot | Content | Chunk] | tuple[int | Newcomer, ...]
@@ -120,6 +123,7 @@ class Arrange:
     among: Sequence[Chunk] = ()
     operation: Literal["arrange", "insert", "replace"] = "arrange"
     archive: bool = True
+    recurring: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
