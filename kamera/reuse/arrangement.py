@@ -102,6 +102,10 @@ class Arrangement:
             elif source.patched:
                 self._patched.add(i)
                 reason = f"{worth}: a stored patch for this left context"
+            elif source.sample is not None:
+                reason = (
+                    f"{worth}: {source.sample.tokens} of its {seat.length} tokens run for this left context"
+                )
             elif source.canonical and self._stored(i):
                 reason = f"{worth}: leads the prompt, as its stored copy does"
             else:

@@ -100,7 +100,7 @@ def _arrange(planner: Planner, seats: Seats, request: Arrange) -> Plan:
 
 def _owe_canonicals(planner: Planner, recurring: Collection[str]) -> None:
     """Leave to later work the canonicals of recurring chunks that are prefilled, if none is made anyway."""
-    if planner.policy.on_miss != "form" or planner.policy.forms == "always":
+    if planner.policy.on_miss not in ("form", "sample") or planner.policy.forms == "always":
         return
     owed, rows = {seat.chunk_id for seat in planner.price.owed}, planner.rows
     for seat in [step.seat for step in planner.steps if isinstance(step, Prefill)]:

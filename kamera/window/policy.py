@@ -183,7 +183,7 @@ class ReusePolicy:
     @property
     def moves(self) -> bool:
         """True if a stored chunk may be served behind antecedents that it was never conditioned on."""
-        return any(self.admits(guarantee) for guarantee in ("near", "blind"))
+        return self.samples or any(self.admits(guarantee) for guarantee in ("near", "blind"))
 
     def keeps(self, guarantee: Guarantee) -> bool:
         """True if a chunk of this guarantee may stay in place: under "exact" no other may."""

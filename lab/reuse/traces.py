@@ -40,6 +40,10 @@ from lab.speed.machine import commit, machine
 
 POLICY = ReusePolicy(rank=4, certified=False, forms="always")
 LOOSE = replace(POLICY, minimum="blind")
+SAMPLED = replace(POLICY, minimum="sampled", share=0.25, max_error=1.0, forms="returning")
+"""A quarter of each segment's tokens: on random weights the estimate would refuse them."""
+POLICIES = {"strict": POLICY, "calibrated": LOOSE, "sampled": SAMPLED}
+
 KEEP = policies.keep_last_images(3)
 
 
@@ -49,9 +53,9 @@ def folded(prompt: Prompt) -> Prompt:
     return Prompt.of(ids, anchors=prompt.anchors, spans=prompt.spans)
 
 
-def measure(backbone: Backbone, pattern: str, requests: int, seed: int, loose: bool) -> dict[str, Any]:
-    """Shares of all prompt tokens: kept in the prefix, by tier behind it, and found by the index."""
-    policy, calibration = (LOOSE, lenient(backbone)) if loose else (POLICY, None)
+def measure(backbone: Backbone, pattern: str, requests: int, seed: int, name: str) -> dict[str, Any]:
+    """Shares of all prompt tokens: kept in the prefix, by tier behind it, found by the index, and run."""
+    policy, calibration = POLICIES[name], lenient(backbone) if name == "calibrated" else None
     reuser = Reuser(backbone, ChunkStore.open("memory://"), policy, held=4, calibration=calibration)
     prompts = [folded(given) for given in prompts_of(pattern, seed, requests)]
     return _served(reuser, pattern, [(prompt, prompt) for prompt in prompts])
@@ -71,6 +75,8 @@ def _served(reuser: Reuser, pattern: str, asked: Sequence[tuple[Any, Prompt]]) -
         tokens["found behind it"] += counted.recovered
         tokens["kept"] += plan.prefix
         tokens["question"] += len(plan.question)
+        done.window.flush()
+        tokens["run before the answer"] += done.report.tokens_recomputed + len(plan.question)
         encodes += done.report.vision_encodes
         pictures += len(prompt.media)
         for admission in done.admissions:
@@ -78,11 +84,12 @@ def _served(reuser: Reuser, pattern: str, asked: Sequence[tuple[Any, Prompt]]) -
                 head = admission.head if admission.tier == "none" else 0
                 tokens[admission.tier] += admission.tokens - head
                 tokens["heads"] += head
+    tokens["run later"] = reuser.usage().later.tokens
     total, question = tokens.pop("all"), tokens["question"]
     again = tokens["exact prefix"] + tokens["found behind it"]
     tokens["served"] = total - question - tokens["none"]
     shares = {name: count / total for name, count in tokens.items()}
-    policy = "strict" if reuser.policy == POLICY else "calibrated"
+    policy = next(name for name, policy in POLICIES.items() if policy == reuser.policy)
     about: dict[str, Any] = {
         "pattern": pattern,
         "policy": policy,
@@ -122,8 +129,8 @@ def main() -> None:
         if pattern == "screens":
             rows.append(measure_screens(asked.requests, asked.seed))
         else:
-            for loose in (False, True):
-                rows.append(measure(backbone, pattern, asked.requests, asked.seed, loose))
+            for name in POLICIES:
+                rows.append(measure(backbone, pattern, asked.requests, asked.seed, name))
     for row in rows:
         print(
             "  ".join(f"{k} {v:.3f}" if isinstance(v, float) else f"{v}" for k, v in row.items()), flush=True
