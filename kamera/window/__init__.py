@@ -1,6 +1,7 @@
 """The window: a deque of chunks that makes one live cache."""
 
 from kamera.patches import GUARANTEES, Guarantee
+from kamera.window.cascade import Cascade, Dependent
 from kamera.window.certificate import Certificate, Estimate, Finding, Grounds, Verdict, library_versions
 from kamera.window.events import Event
 from kamera.window.file import well_formed
@@ -15,6 +16,7 @@ from kamera.window.report import Report, SlotReport
 from kamera.window.requests import (
     Append,
     Arrange,
+    Assemble,
     Condition,
     Edit,
     Evict,
@@ -34,9 +36,12 @@ __all__ = [
     "SHORTEST_HEAD",
     "Append",
     "Arrange",
+    "Assemble",
+    "Cascade",
     "Certificate",
     "Condition",
     "Cost",
+    "Dependent",
     "Edit",
     "Estimate",
     "Event",
