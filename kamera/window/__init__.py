@@ -8,6 +8,7 @@ from kamera.window.file import well_formed
 from kamera.window.grounds import grounds_of
 from kamera.window.heads import SHORTEST_HEAD
 from kamera.window.leaving import GLUE
+from kamera.window.library import Library
 from kamera.window.measured import MeasuredFile
 from kamera.window.memory import WindowMemory
 from kamera.window.policy import OnLeave, OnMiss, ReusePolicy, certified_by_default, check_policy, policy_of
@@ -51,6 +52,7 @@ __all__ = [
     "Guarantee",
     "Insert",
     "KameraWindow",
+    "Library",
     "MeasuredFile",
     "Offer",
     "OnLeave",

@@ -51,7 +51,7 @@ class Assembling(Anticipating):
 
     @serial
     def dependents(self, slot: Slot | int) -> Cascade:
-        """The slots whose KV was conditioned on a chunk, and what their repair would run if it left or changed.
+        """The slots whose KV was conditioned on a chunk, and what a repair runs if it leaves or changes.
 
         Runs nothing. The repair is that of ``on_leave="repair"`` (under a minimum of "exact", of "exact"),
         whatever this window does with survivors. UnknownSlot for a slot that is not in the window.

@@ -120,24 +120,29 @@ class Names:
             case Recall(chunk=Newcomer() as newcomer):
                 return self.of(dataclasses.replace(request, chunk=newcomer.chunk_id))
             case Arrange(order, on_leave, _, operation, archive):
-                count, wanted = len(self._state.residents), list[Any]()
+                wanted = list[Any]()
                 for item in order:
                     assert isinstance(item, int | Newcomer), "a plan's request has names alone"
-                    if isinstance(item, int) and not 0 <= item < count:
-                        raise UnknownChunk(f"the plan names slot {item} of a window of {count}")
-                    wanted.append(Here(item) if isinstance(item, int) else chunk_of(item))
+                    wanted.append(self._at(item) if isinstance(item, int) else chunk_of(item))
                 return self._arrange(wanted, on_leave, chunks, operation, archive)
-            case Assemble(chunks):
-                back = [
-                    Here(c) if isinstance(c, int) else given.get(c.chunk_id, c.chunk_id)
-                    for c in chunks
-                    if isinstance(c, int | Newcomer)
-                ]
+            case Assemble():
+                back = list[Any]()
+                for item in request.chunks:
+                    assert isinstance(item, int | Newcomer), "a plan's request has names alone"
+                    back.append(
+                        self._at(item) if isinstance(item, int) else given.get(item.chunk_id, item.chunk_id)
+                    )
                 return self.of(dataclasses.replace(request, chunks=back))
             case _:
                 return self.of(request)
 
     # -- inside --------------------------------------------------------------------------------
+
+    def _at(self, index: int) -> Here:
+        count = len(self._state.residents)
+        if not 0 <= index < count:
+            raise UnknownChunk(f"the plan names slot {index} of a window of {count}")
+        return Here(index)
 
     def _append(self, request: Append) -> Named:
         if request.archive not in ("now", "later", None):

@@ -52,7 +52,7 @@ def fitting(items: Sequence[Item], limits: Limits, max_tokens: int | None) -> tu
         free -= item.length if fits else 0
     if not stand:
         raise WindowFull(
-            f"none of {len(items)} chunks fits: the first has {items[0].length} tokens, the window has room for "
+            f"none of {len(items)} chunks fits: the first has {items[0].length} tokens, there is room for "
             f"{free} (max_tokens={min(bounds)}, anchor {limits.anchor}): raise max_tokens or cut them smaller"
         )
     return stand, dropped
@@ -221,7 +221,7 @@ class _Walk:
         return _Line((*line.order, i), line.seats.joined(seat), tuple(planner.steps), run, stands=False)
 
     def _finished(self, line: _Line) -> _Line | None:
-        """A line with all other chunks in the order given: where no order is named, any other costs as much."""
+        """A line with all others in the order given: behind one that no row names, any costs as much."""
         done: _Line | None = line
         for i in self._rest(line):
             done = None if done is None else self._longer(done, i)
@@ -252,7 +252,7 @@ class _Walk:
         return _State(frozenset(line.order), footing(line.seats), line.stands, line.follows, names, composing)
 
     def _composes(self, i: int, before: Sequence[str]) -> bool:
-        """True if all ordered pairs of ``before`` are stored of a chunk to which composed patches are served."""
+        """True if all ordered pairs of ``before`` are stored of a chunk that is served composed patches."""
         policy = self._policy(self.items[i])
         if not (policy.composed_up_to and policy.admits("composed")):
             return False
