@@ -21,6 +21,10 @@ MIN_SCORE = 0.9
 """Default cosine below which `KameraWindow.recall` accepts no look-alike."""
 
 
+Placing = Literal["free", "given"]
+"""The order of assembled chunks: the one in which the least is run, or the one given."""
+
+
 @dataclass(frozen=True)
 class Newcomer:
     """A chunk that is to come: its id, its tokens, the number of its vision encodes, and `Facts.heads`.
@@ -127,6 +131,15 @@ class Arrange:
 
 
 @dataclass(frozen=True)
+class Assemble:
+    """See `KameraWindow.assemble`. ``chunks`` are each given once, when it is planned by index."""
+
+    chunks: Sequence[str | Slot | Content | Chunk] | tuple[int | Newcomer, ...]
+    max_tokens: int | None = None
+    order: Placing = "free"
+
+
+@dataclass(frozen=True)
 class Condition:
     """See `KameraWindow.condition`."""
 
@@ -146,7 +159,7 @@ class Restore:
     """The chunks as a policy admits them: those that it does not keep are placed anew."""
 
 
-Edit = Append | Recall | Slide | Evict | Reorder | Insert | Replace | Arrange | Condition
+Edit = Append | Recall | Slide | Evict | Reorder | Insert | Replace | Arrange | Assemble | Condition
 """What users ask for."""
 
 Request = Edit | Without | Restore
