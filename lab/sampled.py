@@ -120,6 +120,7 @@ def policy_of(share: Share, max_error: float) -> ReusePolicy:
         on_leave="repair",
         on_miss="prefill",
         certified=False,
+        audit=0.0,
     )
 
 
