@@ -1,4 +1,4 @@
-"""What a window of stored chunks runs in the order of arrival and as it is placed. ``python -m lab.assemble``.
+"""What windows of stored chunks run in the order of arrival and as placed. ``python -m lab.assemble``.
 
 A library holds the canonicals of 8 to 64 pictures, and the patches that earlier windows of 8 of them (or of
 all) left in the orders in which these came. Then the chunks of a window arrive in another order: those of an

@@ -131,15 +131,20 @@ class _Walk:
 
     def _beam(self) -> _Line | None:
         """The best order that the most promising states lead to, or the order given."""
-        whole = [line for line in [self._finished(self._start)] if line is not None]
         lines = [self._start]
+        ends = [self._start]  # the order given
         for _ in self.items:
             lines = self._merged(self._steps(lines, restricted=self._plain))
             lines = sorted(lines, key=self._promise)[:BEAM]
-            if self._plain:
-                whole += [done for line in lines if (done := self._finished(line)) is not None]
-        whole += lines  # all of their chunks are placed
-        return min(whole, key=lambda line: line.rank, default=None)
+            ends += sorted(lines, key=self._at_most)[:1] if self._plain else ()
+        likely = min(ends, key=self._at_most)
+        whole = [*lines, *(self._finished(line) for line in (self._start, likely))]
+        found = [line for line in whole if line is not None and len(line.order) == len(self.items)]
+        return min(found, key=lambda line: line.rank, default=None)
+
+    def _at_most(self, line: _Line) -> tuple[int, tuple[int, ...]]:
+        """The tokens that a line comes to if each other chunk takes a forward."""
+        return line.run[0] + sum(self.items[i].length for i in self._rest(line)), line.order
 
     @property
     def _given(self) -> tuple[int, ...]:
