@@ -1,4 +1,4 @@
-"""Conversations that lose pictures nobody foresaw: what stays is sampled, and other conversations never see it."""
+"""Conversations that lose pictures nobody foresaw: what stays is sampled; no other conversation sees it."""
 
 from __future__ import annotations
 
