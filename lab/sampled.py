@@ -120,6 +120,7 @@ def policy_of(share: Share, max_error: float) -> ReusePolicy:
         on_leave="repair",
         on_miss="prefill",
         certified=False,
+        audit=0.0,
     )
 
 
@@ -172,13 +173,13 @@ def measure(
     return rows
 
 
-def arms_of(shares: Sequence[Share], max_error: float) -> dict[str, tuple[ReusePolicy, str]]:
-    """The policies by arm, and the sabotage that each suffers."""
+def arms_of(shares: Sequence[Share], max_error: float, wrong: bool) -> dict[str, tuple[ReusePolicy, str]]:
+    """The policies by arm, and the sabotage that each suffers; without ``wrong`` the sound ones alone."""
     arms = {
         f"sampled {share}": (policy_of(share, max_error if share == "auto" else 1.0), "") for share in shares
     }
     widest = max((share for share in shares if share != "auto"), default=0.25)
-    arms |= {f"SABOTAGE {name}": (policy_of(widest, 1.0), name) for name in SABOTAGES}
+    arms |= {f"SABOTAGE {name}": (policy_of(widest, 1.0), name) for name in SABOTAGES if wrong}
     survivors = ReusePolicy(minimum="blind", on_miss="blind", certified=False, tolerance=None)
     return arms | {"survivors or blind": (survivors, "")}
 
@@ -246,12 +247,13 @@ def main() -> None:
     parser.add_argument("--world", choices=WORLDS, default="override")
     parser.add_argument("--shares", type=_share, nargs="+", default=["auto", 0.25, 0.15])
     parser.add_argument("--max-error", type=float, default=ReusePolicy.max_error)
+    parser.add_argument("--sound", action="store_true", help="leave the sabotages out")
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
     parser.add_argument("--output", type=Path, help="a folder: a JSON file for each family")
     args = parser.parse_args()
     torch.set_num_threads(1)
     for family in args.family:
-        backbone, arms = backbone_of(family), arms_of(args.shares, args.max_error)
+        backbone, arms = backbone_of(family), arms_of(args.shares, args.max_error, not args.sound)
         if args.dtype != "float32":
             backbone = Backbone(backbone.model.to(getattr(torch, args.dtype)), backbone.processor)
         report = {

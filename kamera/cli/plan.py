@@ -13,6 +13,10 @@ from kamera.cli.output import Output, listing
 from kamera.cli.place import Place, StoreAsked
 from kamera.cli.sealed import KeyFiles, SecretFile
 from kamera.compile.mine import mine, plan_text
+from kamera.compile.placing import place as place_windows
+from kamera.store import ObjectInfo
+
+_RUN = ("arrived_forwards", "arrived_tokens", "placed_forwards", "placed_tokens")
 
 
 def plan_from_trace(
@@ -23,8 +27,12 @@ def plan_from_trace(
         ),
     ],
     plan: Annotated[
-        Path, typer.Argument(metavar="PLAN", dir_okay=False, help="Written: a plan for kamera compile.")
-    ],
+        Path | None,
+        typer.Argument(metavar="PLAN", dir_okay=False, help="Written: a plan for kamera compile."),
+    ] = None,
+    place: Annotated[
+        bool, typer.Option("--place", help="Place each window's chunks where the least is run; no PLAN.")
+    ] = False,
     system: Annotated[
         str | None, typer.Option(help="The windows' system prompt; a trace holds only its digest.")
     ] = None,
@@ -44,16 +52,42 @@ def plan_from_trace(
 ) -> None:
     """Make a plan of the recurring windows, the largest savings first.
 
-    With a store, windows end before the first chunk that it does not hold.
+    With a store, windows end before the first chunk that it does not hold. With --place, print what each
+    window runs in the order of arrival, and as KameraWindow.assemble places it: out of what the windows
+    before it left, and what the store holds.
     """
+    if place == (plan is not None):
+        raise typer.BadParameter("give a PLAN to write, or --place")
     out = Output(format, output, quiet)
-    held = None
+    stored: list[ObjectInfo] | None = None
     if store is not None:
         with Place(store, tenant, secret_file, tuple(key_file or ())).open_answering() as opened:
-            held = {info.chunk_id for info in opened.ls("canonical")}
+            stored = opened.ls()
+    if plan is None:
+        return _place(out, trace, anchor, stored or [])
+    held = None if stored is None else {row.chunk_id for row in stored if row.kind == "canonical"}
     mined = mine(trace, anchor=anchor, times=times, top=top, tokens=tokens, held=held)
     plan.write_text(plan_text(mined, system), encoding="utf-8")
     rows = [(len(m.chunks), m.times, m.saved_tokens, m.forming_tokens) for m in mined]
     columns = ("chunks", "times", "tokens saved", "tokens to form")
     document = {"trace": str(trace), "plan": str(plan), "windows": [asdict(m) for m in mined]}
     out.write(document, [listing(f"{trace} → {plan}: {len(mined)} windows", columns, rows)])
+
+
+def _place(out: Output, trace: Path, anchor: str | None, rows: list[ObjectInfo]) -> None:
+    """What each window of a trace runs, in both orders."""
+    windows = place_windows(trace, anchor=anchor, rows=rows)
+    runs = [[getattr(window, name) for name in _RUN] for window in windows]
+    totals = [sum(column) for column in zip(*runs, strict=True)] or [0] * len(_RUN)
+    cells: list[tuple[object, ...]] = [
+        (len(window.arrived), window.arrived != window.placed, *run)
+        for window, run in zip(windows, runs, strict=True)
+    ]
+    columns = ("chunks", "moved", "forwards, arrived", "tokens", "forwards, placed", "tokens")
+    document = {
+        "trace": str(trace),
+        "windows": [asdict(window) for window in windows],
+        "total": dict(zip(_RUN, totals, strict=True)),
+    }
+    title = f"{trace}: {len(windows)} windows"
+    out.write(document, [listing(title, columns, [*cells, ("all", "", *totals)])])

@@ -50,18 +50,30 @@ def mine(
     for name, value in (("times", times), ("top", top), ("tokens", tokens)):
         if value is not None and value < 1:
             raise ValueError(f"{name} {value} must be at least 1")
-    lines = list(_lines(FilePath(path)))
-    wanted = _anchor([line["anchor"] for line in lines], anchor)
     length: dict[str, int] = {}
     arrivals: Counter[Path] = Counter()
-    for line in lines:
-        if line["anchor"] == wanted:
-            chunks = _held(line["chunks"], held)
-            length.update(zip(line["chunks"], line["tokens"], strict=True))
-            # a leading chunk has no antecedents
-            arrivals.update(chunks[: i + 1] for i in range(max(1, line["placed"]), len(chunks)))
+    for line in _behind(path, anchor):
+        chunks = _held(line["chunks"], held)
+        length.update(zip(line["chunks"], line["tokens"], strict=True))
+        # a leading chunk has no antecedents
+        arrivals.update(chunks[: i + 1] for i in range(max(1, line["placed"]), len(chunks)))
     recurred = {path: count for path, count in arrivals.items() if count >= times}
     return _chosen(recurred, length, top, tokens)
+
+
+def windows_of(path: str | FilePath, anchor: str | None) -> list[tuple[str, dict[str, int], bool]]:
+    """The anchor of each operation of a trace, its chunks in order with their tokens, and if any was placed.
+
+    ``anchor`` and errors as in `mine`.
+    """
+    return [
+        (
+            line["anchor"],
+            dict(zip(line["chunks"], line["tokens"], strict=True)),
+            line["placed"] < len(line["chunks"]),
+        )
+        for line in _behind(path, anchor)
+    ]
 
 
 def plan_text(mined: Iterable[Mined], system: str | None) -> str:
@@ -103,6 +115,13 @@ def _held(chunks: list[str], held: Collection[str] | None) -> Path:
         return tuple(chunks)
     gone = next((i for i, chunk_id in enumerate(chunks) if chunk_id not in held), len(chunks))
     return tuple(chunks[:gone])
+
+
+def _behind(path: str | FilePath, anchor: str | None) -> list[dict[str, Any]]:
+    """The lines of the system prompt that is asked for."""
+    lines = list(_lines(FilePath(path)))
+    wanted = _anchor([line["anchor"] for line in lines], anchor)
+    return [line for line in lines if line["anchor"] == wanted]
 
 
 def _anchor(anchors: list[str], asked: str | None) -> str | None:

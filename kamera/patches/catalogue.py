@@ -150,6 +150,14 @@ class Catalogue:
             and (self._known or {}).get(_key(info), info) is not None
         ]
 
+    def orders(self, chunk_id: str) -> set[tuple[str, ...]]:
+        """The antecedents, in order, behind which a patch of a chunk is stored, with a base or without."""
+        self._forming.settle(chunk_id)
+        with self.losses.borne(f"patches of chunk {chunk_id[:12]} were not listed"):
+            rows = self.store.ls(chunk_id=chunk_id, context=self.context)
+            return {row.antecedents for row in rows if row.rank is not None and row.kind != "orbit"}
+        return set()
+
     def near(self, chunk_id: str, antecedents: Sequence[str], limit: float) -> list[Near]:
         """Patches of a chunk whose antecedents diverge from these by at most ``limit``, nearest first."""
         with self.losses.borne(f"patches near chunk {chunk_id[:12]} were not looked up"):

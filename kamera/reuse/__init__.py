@@ -4,9 +4,9 @@ from kamera.reuse.admission import Admission, Tier
 from kamera.reuse.anchors import anchors_of
 from kamera.reuse.arrangement import Arrangement, Outcome
 from kamera.reuse.calibration import Calibration, HeldOut, Point, calibration_of
-from kamera.reuse.cuts import cut, resets, sub_windows, windows
+from kamera.reuse.cuts import cut, resets
 from kamera.reuse.file import IndexFile
-from kamera.reuse.index import ContentIndex, Found, Hit
+from kamera.reuse.index import ContentIndex, Counts, Found, Hit
 from kamera.reuse.prefetch import Prefetch
 from kamera.reuse.prompt import Media, Prompt, Span
 from kamera.reuse.recovery import Observer, Recovery, recovery
@@ -26,6 +26,7 @@ __all__ = [
     "Calibration",
     "Case",
     "ContentIndex",
+    "Counts",
     "CutRule",
     "Found",
     "HeldOut",
@@ -56,6 +57,4 @@ __all__ = [
     "segment_key",
     "stored_prompts",
     "strict",
-    "sub_windows",
-    "windows",
 ]

@@ -7,10 +7,11 @@ from typing import Literal, get_args
 
 from kamera.window import Guarantee
 
-Tier = Literal["exact", "patched", "orbit", "survivor", "approximate", "none"]
+Tier = Literal["exact", "patched", "sampled", "orbit", "survivor", "approximate", "none"]
 """``exact``: same tokens behind the same whole left context. ``patched``, ``orbit``: a stored
-patch for this left context. ``survivor``: kept in place although an antecedent has left. ``approximate``:
-stored for another left context, admitted by guard and probe. ``none``: not reused, prefilled."""
+patch for this left context. ``sampled``: a few of its tokens run behind this left context. ``survivor``: kept
+in place although an antecedent has left. ``approximate``: stored for another left context, admitted by guard
+and probe. ``none``: not reused, prefilled."""
 
 
 @dataclass(frozen=True)

@@ -53,6 +53,8 @@ class Arrangement:
     ``admissions`` are in order; ``cost`` is exact if no segment is refused by its probe, each refusal adds
     one prefill. Without a ``calibration`` nothing approximate is served, whatever the policy's minimum.
     ``among`` as in `KameraWindow.arrange`; ``plan`` is that of the order under `strict`, if it is made.
+    Canonicals of the ``recurring`` chunks, by id, that are prefilled are made as later work, if policy and
+    calibration may serve them behind other chunks. ``later`` is the cost of all later work but proofs.
     Raises CertificateMismatch for a calibration of another backbone, and the refusals of
     `KameraWindow.plan_arrange`.
     """
@@ -66,6 +68,7 @@ class Arrangement:
         calibration: Calibration | None = None,
         among: Sequence[Chunk] = (),
         plan: Plan | None = None,
+        recurring: Sequence[str] = (),
     ) -> None:
         self.window = window
         self._order = tuple(order)
@@ -74,14 +77,17 @@ class Arrangement:
         self._among = tuple(among)
         if calibration is not None:
             calibration.check(window.backbone)
+        self._again = frozenset(recurring)
+        self._recurring = tuple(recurring) if self._moves else ()
         self._plan = plan or window.plan(
-            Arrange(self._order, on_leave, self._among, archive=False), policy=strict(window.policy)
+            Arrange(self._order, on_leave, self._among, archive=False, recurring=self._recurring),
+            policy=strict(window.policy),
         )
         plan = self._plan
         self._ids = tuple(_id(item) for item in self._order)
         self._lengths = tuple(_length(item) for item in self._order)
         self._offers: dict[int, _Offer] = {}
-        self.cost = plan.cost
+        self.cost, self.later = plan.cost, plan.later
         self._loads = tuple(load for chunk_id, offer in plan.loads for load in _loads(chunk_id, offer))
         held = {seat.number: seat.source for seat in plan.before.seats}
         self._patched: set[int] = set()
@@ -96,6 +102,10 @@ class Arrangement:
             elif source.patched:
                 self._patched.add(i)
                 reason = f"{worth}: a stored patch for this left context"
+            elif source.sample is not None:
+                reason = (
+                    f"{worth}: {source.sample.tokens} of its {seat.length} tokens run for this left context"
+                )
             elif source.canonical and self._stored(i):
                 reason = f"{worth}: leads the prompt, as its stored copy does"
             else:
@@ -138,7 +148,14 @@ class Arrangement:
     # -- inside --------------------------------------------------------------------------------
 
     def _arrange(self, order: Sequence[Item], policy: ReusePolicy, among: Sequence[Chunk] = ()) -> Report:
-        return self.window.run(self.window.plan(Arrange(order, among=among, archive=False), policy=policy))
+        request = Arrange(order, among=among, archive=False, recurring=self._recurring)
+        return self.window.run(self.window.plan(request, policy=policy))
+
+    @property
+    def _moves(self) -> bool:
+        """True if a canonical may be served behind any chunks."""
+        calibrated = self._calibration is not None and self._calibration.threshold is not None
+        return strict(self.window.policy).moves or (calibrated and self.window.asked_policy.moves)
 
     def _stored(self, index: int) -> bool:
         try:
@@ -147,8 +164,10 @@ class Arrangement:
             return False  # the window refuses it, too, and says so in its report
 
     def _why(self, index: int) -> str:
-        stored = self._stored(index)
-        return "stored, but not for this left context" if stored else "no copy is stored"
+        if self._stored(index):
+            return "stored, but not for this left context"
+        came = self._ids[index] in self._again
+        return "it came before, but no copy of it by itself is stored" if came else "no copy is stored"
 
     def _admit(self, calibration: Calibration) -> None:
         """Admit segments that the guard lets pass; their probe runs later, in place."""
@@ -210,7 +229,8 @@ class Arrangement:
 
     def _cost(self, first: int) -> Cost:
         """Cost with the admitted segments placed and probed; bytes are those of the strict plan."""
-        request = Arrange(self._order[:first], among=self._among, archive=False)
+        head = self._order[:first]
+        request = Arrange(head, among=self._among, archive=False, recurring=self._recurring)
         cost = self.window.plan(request, policy=strict(self.window.policy)).cost
         forwards, tokens = cost.forwards, cost.tokens
         forwards += sum(run[0] in self._offers for run in self._runs(first))
@@ -218,7 +238,8 @@ class Arrangement:
             if i in self._offers:
                 tokens += len(probed(self._lengths[i]))
             elif self.admissions[i].tier == "none":
-                forwards, tokens = forwards + 1, tokens + self._lengths[i]
+                joined = self.window.backbone.joins and self.admissions[i - 1].tier == "none"
+                forwards, tokens = forwards + (not joined), tokens + self._lengths[i]
         return replace(self.cost, forwards=forwards, tokens=tokens)
 
     def _runs(self, first: int) -> list[range]:

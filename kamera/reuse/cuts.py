@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
 from bisect import bisect_left
-from collections.abc import Iterator
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -13,21 +12,24 @@ from kamera.reuse.prompt import Ids, Places, Prompt
 from kamera.reuse.rules import CutRule
 
 
-def cut(prompt: Prompt, rule: CutRule) -> list[int]:
+def cut(
+    prompt: Prompt, rule: CutRule, kept: Sequence[tuple[int, int]] = (), edges: Sequence[int] = ()
+) -> list[int]:
     """The boundaries of ``prompt``'s segments in order, 0 and its length among them.
 
     Segment i is tokens ``cuts[i]`` to ``cuts[i + 1]``; together they are the prompt. The end of a segment
-    depends on its own tokens and the resets alone. An empty prompt has the one boundary 0.
+    depends on its own tokens and the resets alone. An empty prompt has the one boundary 0. ``edges`` are
+    further resets; spans that are ``kept``, apart and none across a reset, are segments as they are.
     """
-    whole = frozenset(m.start for m in prompt.media)
-    edges = resets(prompt, rule)
+    whole = {*(m.start for m in prompt.media), *(start for start, _ in kept)}
+    resetting = sorted({*resets(prompt, rule), *edges, *(edge for span in kept for edge in span)})
     places = candidates(prompt.ids, rule.exponent, rule.bits).tolist() if rule.kind == "content" else []
     places.append(len(prompt))  # a sentinel, so that the walk never runs out
     cuts = [0]
     at = 0
-    for stop in edges[1:]:
+    for stop in resetting[1:]:
         start = cuts[-1]
-        if start in whole:  # a picture is one segment
+        if start in whole:  # a picture, or a segment that came before
             cuts.append(stop)
             continue
         while stop - start > rule.minimum:
@@ -66,27 +68,3 @@ def occurrences(ids: Ids, marker: tuple[int, ...]) -> Places:
     for offset, token in enumerate(marker[1:], start=1):
         here = here[ids[here + offset] == token]
     return here
-
-
-def sub_windows(start: int, stop: int, size: int) -> Iterator[tuple[int, int]]:
-    """The segment ``start`` to ``stop`` in pieces of ``size`` tokens; none if it is at most one piece.
-
-    They follow each other from its start; the last ends with it and may overlap the one before.
-    """
-    if size and stop - start > size:
-        for first in range(start, stop - size, size):
-            yield first, first + size
-        yield stop - size, stop
-
-
-def windows(prompt: Prompt, rule: CutRule) -> Iterator[tuple[int, int]]:
-    """The rule's overlapping windows, from every reset; none in media and none across a reset."""
-    if rule.windows is None:
-        return
-    size, stride = rule.windows
-    whole = frozenset(m.start for m in prompt.media)
-    edges = resets(prompt, rule)
-    for start, stop in itertools.pairwise(edges):
-        if start not in whole:
-            for first in range(start, stop - size + 1, stride):
-                yield first, first + size

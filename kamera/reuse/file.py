@@ -7,7 +7,7 @@ import fcntl
 import os
 import stat
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 
@@ -92,16 +92,16 @@ class IndexFile:
         """The index up to the last refresh."""
         return self._index
 
-    def find(self, prompt: Prompt) -> Found:
+    def find(self, prompt: Prompt, edges: Sequence[int] = ()) -> Found:
         """As `ContentIndex.find`, after `refresh`."""
         self.refresh()
-        return self._index.find(prompt)
+        return self._index.find(prompt, edges)
 
-    def add(self, prompt: Prompt) -> int:
+    def add(self, prompt: Prompt, cuts: Sequence[int] | None = None) -> int:
         """As `ContentIndex.add`, for every process that shares the file."""
         with _usable(self._path), self._locked():
             known = len(self._index)
-            record = self._index.record_of(prompt)
+            record = self._index.record_of(prompt, cuts)
             if record.lengths:
                 self._append(frames.record_bytes(record))
                 self._index.apply(record)

@@ -15,7 +15,7 @@ from typing import Any
 from kamera.errors import CorruptIndex
 from kamera.reuse.index import Record
 
-FORMAT = 1
+FORMAT = 2
 FIRST = b"\0" * 16
 """The digest before the first frame."""
 
@@ -56,7 +56,6 @@ def record_bytes(record: Record) -> bytes:
         "node": record.node,
         "lengths": record.lengths,
         "media": {i: digest for i, digest in enumerate(record.media) if digest},
-        "windows": record.windows,
     }
     return json.dumps(line, separators=(",", ":")).encode() + b"\n" + record.ids
 
@@ -70,11 +69,10 @@ def record_of(payload: bytes, where: str) -> Record:
         media = [""] * len(lengths)
         for place, digest in head["media"].items():
             media[int(place)] = str(digest)
-        windows = tuple((_whole(a), _whole(b)) for a, b in head["windows"])
-        record = Record(_whole(head["node"]), lengths, tuple(media), windows, ids)
+        record = Record(_whole(head["node"]), lengths, tuple(media), ids)
     except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError) as error:
         raise _damaged(where, f"a record is invalid ({type(error).__name__}: {error})") from None
-    if 4 * sum(lengths) != len(ids) or any(not a < b <= sum(lengths) for a, b in windows):
+    if 4 * sum(lengths) != len(ids):
         raise _damaged(where, "a record's lengths are not those of its tokens")
     return record
 

@@ -2,24 +2,34 @@
 
 from __future__ import annotations
 
+import heapq
 import itertools
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 
-from kamera.reuse.cuts import cut, sub_windows, windows
+from kamera.reuse.cuts import cut, resets
+from kamera.reuse.gear import gear
+from kamera.reuse.parts import Part, Text, divided, filled, most
 from kamera.reuse.paths import ROOT, Paths
-from kamera.reuse.prompt import Prompt
+from kamera.reuse.prompt import Ids, Prompt
+from kamera.reuse.radix import ids_of
 from kamera.reuse.rules import CutRule
-from kamera.reuse.scan import WINDOW, Scan
+from kamera.reuse.scan import MOST, WINDOW, Place, Scan, window_stops
 from kamera.reuse.scope import Scope, segment_key
 from kamera.reuse.table import Content, SegmentTable
 
+LEAST = 16
+"""Fewest tokens of a part of a segment that is cut out of a prompt for itself."""
+
+_NODE, _WINDOW = 1_000, 200  # bytes of a node and of a window in memory, about
+_BACK = 1024  # tokens before a window that are compared: what is equal further back has windows of its own
+
 
 class Hit(NamedTuple):
-    """Tokens ``start`` to ``stop`` of a prompt equal ``segment`` of the index, token by token.
+    """Tokens ``start`` to ``stop`` of a prompt equal ``segment`` of the index from its token ``offset`` on.
 
     Their antecedents may differ, and with them their KV.
     """
@@ -27,155 +37,252 @@ class Hit(NamedTuple):
     start: int
     stop: int
     segment: int
+    offset: int = 0
 
 
 @dataclass(frozen=True)
 class Found:
-    """Parts of a prompt seen before: its first ``prefix`` tokens, and ``hits`` that end after them.
+    """Parts of a prompt seen before: its first ``prefix`` tokens, and ``hits`` behind them, in order.
 
-    Hits are in the order of their starts; those of overlapping windows overlap.
+    ``cuts`` are the borders of the prompt's segments, 0 and its length among them: what came before as a
+    segment is one again, the part of one is cut out, and the rest is cut by the rule. ``kept`` are the spans
+    among them that the index gave, prefix included.
     """
 
     prefix: int
     hits: tuple[Hit, ...]
+    cuts: tuple[int, ...]
+    kept: tuple[tuple[int, int], ...] = ()
 
 
 @dataclass(frozen=True)
 class Record:
-    """Additions of a prompt: segments after ``node``, by their ``lengths`` in ``ids`` and media digests.
-
-    ``windows`` are further segments by start and stop, counted from the first of ``lengths``.
-    """
+    """Additions of a prompt: segments after ``node``, by their ``lengths`` in ``ids`` and media digests."""
 
     node: int
     lengths: tuple[int, ...]
     media: tuple[str, ...]
-    windows: tuple[tuple[int, int], ...]
     ids: bytes
 
 
-class ContentIndex:
-    """Segments and prompts of one scope, cut by one rule, in memory. Not thread-safe."""
+class Counts(NamedTuple):
+    """What an index was asked: prompts and their tokens, and the tokens found in the prefix and behind it.
 
-    def __init__(self, scope: Scope, rule: CutRule) -> None:
+    ``refused`` look-ups met an equal hash of other tokens; ``evicted`` segments of prompts left for room.
+    """
+
+    prompts: int = 0
+    tokens: int = 0
+    prefix: int = 0
+    moved: int = 0
+    refused: int = 0
+    evicted: int = 0
+
+
+class ContentIndex:
+    """Segments and prompts of one scope, cut by one rule, in memory. Not thread-safe.
+
+    Of more than ``limit`` bytes (None: any number) the ends of those prompts leave that were added or found
+    longest ago.
+    """
+
+    def __init__(self, scope: Scope, rule: CutRule, *, limit: int | None = None) -> None:
         self.scope = scope
         self.rule = rule
+        self.limit = limit
         self._table = SegmentTable(int(scope.digest[:16], 16))
         self._paths = Paths(self._table)
         self._scan = Scan()
+        self._bytes = 0
+        self._now = 0
+        self._leaves: list[tuple[int, int]] = []  # a heap of last uses and nodes; some are out of date
+        self._counts = Counts()
 
     def __len__(self) -> int:
-        """Number of distinct segments, sub-windows and windows included."""
+        """Number of distinct segments."""
         return len(self._table)
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes in memory, about."""
+        return self._bytes + self._scan.nbytes
+
+    @property
+    def counts(self) -> Counts:
+        """What was asked and found so far."""
+        return self._counts._replace(refused=self._counts.refused + self._table.refused)
+
     def content(self, segment: int) -> Content:
-        """Ids and media of a segment by its number."""
+        """Ids and media of a segment by its number. Raises `KeyError` for one that is not there."""
         return self._table[segment]
 
     def key(self, segment: int) -> str:
         """The segment's key in a store."""
         return segment_key(self.scope, *self._table[segment])
 
-    def find(self, prompt: Prompt) -> Found:
-        """The parts of ``prompt`` that were added before. Changes nothing."""
-        prefix = self._paths.longest_prefix(prompt)
-        hits: list[Hit] = []
-        if prefix == len(prompt):
-            return Found(prefix, ())
-        for start, stop, content in _pieces(prompt, self.rule):
-            if stop <= prefix:
-                continue
-            number = self._table.find(content)
-            if number is not None:
-                hits.append(Hit(start, stop, number))
-            elif not content.media and not self.rule.scan:
-                hits += self._look_up(prompt, sub_windows(start, stop, self.rule.sub_window), prefix)
-        if self.rule.windows:
-            hits = sorted({*hits, *self._look_up(prompt, windows(prompt, self.rule), prefix)})
-        if self.rule.scan:
-            hits = sorted([*hits, *self._scanned(prompt, prefix, hits)])
-        return Found(prefix, tuple(hits))
+    def find(self, prompt: Prompt, edges: Sequence[int] = ()) -> Found:
+        """The parts of ``prompt`` that were added before. Adds nothing; what is found is used last.
 
-    def add(self, prompt: Prompt) -> int:
-        """Add ``prompt``; returns the number of new segments."""
+        The prompt is cut at ``edges`` too.
+
+        Any 63 tokens of a text that were added one after another are found, with all that is equal around
+        them; fewer if they are whole segments.
+        """
+        text = Text(prompt)
+        path = self._paths.onward(text, ROOT, 0)
+        prefix = path[-1].stop if path else 0
+        parts = [*path, *(self._moved(text, prefix) if prefix < len(prompt) else ())]
+        self._use(parts)
+        parts = divided(parts, sorted({*resets(prompt, self.rule), *edges}))
+        kept = [part for part in parts if self._whole(part) or part.stop - part.start >= LEAST]
+        spans = [(part.start, part.stop) for part in kept]
+        cuts = cut(prompt, self.rule, spans, edges)
+        nodes = self._paths
+        hits = [Hit(a, b, nodes[node].segment, o) for a, b, node, o in parts if a >= prefix]
+        hits += self._segments(prompt, [*itertools.pairwise(cuts)], parts)
+        hits.sort()
+        counts, moved = self._counts, sum(hit.stop - hit.start for hit in hits)
+        self._counts = counts._replace(
+            prompts=counts.prompts + 1,
+            tokens=counts.tokens + len(prompt),
+            prefix=counts.prefix + prefix,
+            moved=counts.moved + moved,
+        )
+        return Found(prefix, tuple(hits), tuple(cuts), tuple(spans))
+
+    def add(self, prompt: Prompt, cuts: Sequence[int] | None = None) -> int:
+        """Add ``prompt`` in segments between ``cuts`` (default: as found); returns how many are new."""
         known = len(self)
-        self.apply(self.record_of(prompt))
+        self.apply(self.record_of(prompt, cuts))
         return len(self) - known
 
-    def record_of(self, prompt: Prompt) -> Record:
+    def record_of(self, prompt: Prompt, cuts: Sequence[int] | None = None) -> Record:
         """The record that `add` would apply: all of ``prompt`` after its longest path in the trie."""
-        node = ROOT
-        lengths: list[int] = []
-        media: list[str] = []
-        begin = 0
-        for start, stop, content in _pieces(prompt, self.rule):
-            if not lengths:
-                number = self._table.find(content)
-                further = None if number is None else self._paths.child(node, number)
-                if further is not None:
-                    node, begin = further, stop
-                    continue
-            lengths.append(stop - start)
-            media.append(content.media)
-        extra = tuple((a - begin, b - begin) for a, b in windows(prompt, self.rule) if a >= begin)
-        return Record(node, tuple(lengths), tuple(media), extra, prompt.slice(begin, len(prompt)))
+        digests = {m.start: m.digest for m in prompt.media}
+        borders = self.find(prompt).cuts if cuts is None else cuts
+        pieces = [(a, b, digests.get(a, "")) for a, b in itertools.pairwise(borders)]
+        node, first = ROOT, 0
+        for start, stop, digest in pieces:
+            child = self._paths.child(node, Content(prompt.slice(start, stop), digest))
+            if child is None:
+                break
+            node, first = child, first + 1
+        rest = pieces[first:]
+        ids = prompt.slice(rest[0][0], len(prompt)) if rest else b""
+        return Record(node, tuple(b - a for a, b, _ in rest), tuple(digest for *_, digest in rest), ids)
 
     def apply(self, record: Record) -> None:
         """Add a record. Raises `ValueError`, and adds nothing, for one that does not fit the index."""
-        if not 0 <= record.node < len(self._paths):
-            raise ValueError(f"a record follows node {record.node} of {len(self._paths)}")
-        node = record.node
-        pieces: list[tuple[int, int]] = []
-        start = 0
+        if record.node not in self._paths:
+            raise ValueError(f"a record follows node {record.node}, which this index does not have")
+        self._now += 1
+        node, at = record.node, 0
+        new: list[int] = []
         for length, digest in zip(record.lengths, record.media, strict=True):
-            stop = start + length
-            number = self._table.add(Content(record.ids[4 * start : 4 * stop], digest))
-            node = self._paths.step(node, number)
-            if not digest:
-                pieces += sub_windows(start, stop, self.rule.sub_window)
-                if self.rule.scan and length == WINDOW:  # the segment is its own only piece
-                    pieces.append((start, stop))
-            start = stop
-        self._take(record.ids, pieces)
-        self._take(record.ids, record.windows)
-        if self.rule.scan and pieces:
-            self._scan.add(np.frombuffer(record.ids, "<u4"), np.array([a for a, _ in pieces]))
+            known = len(self._table)
+            content = Content(record.ids[4 * at : 4 * (at + length)], digest)
+            node, made = self._paths.step(node, content)
+            at += length
+            if made:
+                new.append(node)
+                self._bytes += _NODE + (len(content.ids) if len(self._table) > known else 0)
+        for one in new:
+            hashes, places = self._windows(one)
+            self._scan.add(hashes, places)
+            self._bytes += _WINDOW * len(places)
+        self._touch(node)
+        self._make_room()
 
-    def _look_up(self, prompt: Prompt, places: Iterable[tuple[int, int]], prefix: int) -> list[Hit]:
-        hits = []
-        for start, stop in places:
-            if stop > prefix:
-                number = self._table.find(Content(prompt.slice(start, stop)))
+    # -- inside --------------------------------------------------------------------------------
+
+    def _moved(self, text: Text, prefix: int) -> list[Part]:
+        """Parts behind the prefix, in order and apart: all that is equal around a stored window.
+
+        Where `MOST` stretches go on no other is looked for, so that text that repeats itself costs no more.
+        """
+        found: list[Part] = []
+        known: set[tuple[int, int]] = set()  # nodes that were met, and where in the prompt they would begin
+        ends: list[int] = []  # a heap of where stretches end
+        refused = 0
+        for stop, places in self._scan.candidates(text.prompt.ids):
+            start = stop - WINDOW
+            if start < prefix or not text.plain(start, stop):
+                continue
+            while ends and ends[0] < stop:
+                heapq.heappop(ends)
+            for node, offset in places if len(ends) < MOST else ():
+                if (node, stop - offset) in known:
+                    continue
+                parts = self._paths.around(text, node, offset, stop, max(prefix, start - _BACK))
+                if parts and parts[0].start <= start and stop <= parts[-1].stop:
+                    found += parts
+                    heapq.heappush(ends, parts[-1].stop)
+                    known.update((part.node, part.start - part.offset) for part in parts)
+                else:
+                    refused += 1
+        self._counts = self._counts._replace(refused=self._counts.refused + refused)
+        whole = most([p for p in found if p.stop - p.start >= LEAST and self._whole(p)])
+        return filled(whole, found, prefix, len(text.prompt))
+
+    def _whole(self, part: Part) -> bool:
+        return part.offset == 0 and part.stop - part.start == self._paths.content(part.node).tokens
+
+    def _segments(
+        self, prompt: Prompt, pieces: Sequence[tuple[int, int]], known: Sequence[Part]
+    ) -> Iterator[Hit]:
+        """Whole segments among the pieces of which nothing is found yet: short ones, and pictures."""
+        digests = {m.start: m.digest for m in prompt.media}
+        edges = iter([*known, Part(len(prompt), len(prompt), ROOT, 0)])
+        edge = next(edges)
+        for start, stop in pieces:
+            while edge.stop <= start and edge.start < len(prompt):
+                edge = next(edges)
+            if stop <= edge.start and start < stop:
+                number = self._table.find(Content(prompt.slice(start, stop), digests.get(start, "")))
                 if number is not None:
-                    hits.append(Hit(start, stop, number))
-        return hits
+                    yield Hit(start, stop, number)
 
-    def _scanned(self, prompt: Prompt, prefix: int, hits: list[Hit]) -> list[Hit]:
-        """Stored windows in the gaps between prefix, hits and pictures, from left to right."""
-        taken = [(0, prefix), *((h.start, h.stop) for h in hits), *((m.start, m.stop) for m in prompt.media)]
-        taken = sorted([*taken, (len(prompt), len(prompt))])
-        found = []
-        at = 0
-        places = iter(self._scan.candidates(prompt.ids).tolist())
-        place = next(places, len(prompt))
-        for start, stop in taken:  # the gap before each
-            while place < start:
-                if at <= place and place + WINDOW <= start:
-                    number = self._table.find(Content(prompt.slice(place, place + WINDOW)))
-                    if number is not None:
-                        found.append(Hit(place, place + WINDOW, number))
-                        at = place + WINDOW
-                place = next(places, len(prompt))
-            at = max(at, stop)
-        return found
+    def _windows(self, node: int) -> tuple[Ids, list[Place]]:
+        """Hashes and places of the windows that end in a node."""
+        held = self._paths[node]
+        ids = self._paths.content(node).ids
+        begin = held.stop - len(ids) // 4
+        stops = window_stops(begin - held.run, held.stop - held.run)
+        if held.stop == held.run or not len(stops):
+            return np.zeros(0, np.uint32), []
+        before = self._paths.tail(held.parent, WINDOW - 1)
+        offsets = stops + held.run - begin
+        hashes = gear(ids_of(before + ids))[offsets + len(before) // 4 - 1]
+        return hashes, [(node, offset) for offset in offsets.tolist()]
 
-    def _take(self, ids: bytes, places: Iterable[tuple[int, int]]) -> None:
-        for start, stop in places:
-            self._table.add(Content(ids[4 * start : 4 * stop]))
+    def _use(self, parts: Sequence[Part]) -> None:
+        self._now += 1
+        for part in parts:
+            self._touch(part.node)
 
+    def _touch(self, node: int) -> None:
+        if node != ROOT:
+            self._paths[node].used = self._now
+            if self.limit is not None and not self._paths[node].children:
+                heapq.heappush(self._leaves, (self._now, node))
+                if len(self._leaves) > 2 * len(self._paths) + WINDOW:
+                    self._leaves = [(used, n) for used, n in self._leaves if self._due(used, n)]
+                    heapq.heapify(self._leaves)
 
-def _pieces(prompt: Prompt, rule: CutRule) -> Iterator[tuple[int, int, Content]]:
-    digests = {m.start: m.digest for m in prompt.media}
-    cuts = cut(prompt, rule)
-    for start, stop in itertools.pairwise(cuts):
-        yield start, stop, Content(prompt.slice(start, stop), digests.get(start, ""))
+    def _due(self, used: int, node: int) -> bool:
+        """True for a node that is there, has no children, and was not used since."""
+        held = self._paths.get(node)
+        return held is not None and not held.children and held.used == used
+
+    def _make_room(self) -> None:
+        while self.limit is not None and self.nbytes > self.limit and self._leaves:
+            used, node = heapq.heappop(self._leaves)
+            if not self._due(used, node):
+                continue
+            hashes, _ = self._windows(node)
+            self._scan.remove(hashes, node)
+            above = self._paths[node].parent
+            self._bytes -= _NODE + _WINDOW * len(hashes) + (self._paths.remove(node) or 0)
+            if above != ROOT and not self._paths[above].children:
+                heapq.heappush(self._leaves, (self._paths[above].used, above))
+            self._counts = self._counts._replace(evicted=self._counts.evicted + 1)

@@ -2,90 +2,167 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 
-import numpy as np
-
-from kamera.reuse.prompt import Prompt
+from kamera.reuse.parts import Part, Text
+from kamera.reuse.radix import Radix, common_head, ids_of
 from kamera.reuse.table import Content, SegmentTable
 
 ROOT = 0
 
-_HEAD = 16  # tokens that distinguish a node's children
+
+@dataclass(eq=False)
+class Node:
+    """A segment after all those above it.
+
+    ``stop``: tokens of the path that ends here. ``run``: where on it the text begins that it ends in.
+    ``used``: the moment of its last use.
+    """
+
+    parent: int
+    segment: int
+    stop: int
+    run: int
+    used: int = 0
+    children: int = 0
+    texts: Radix = field(default_factory=Radix)
 
 
 class Paths:
-    """A trie whose node n is one segment after all those above it. Nodes count from 1."""
+    """A trie whose node n is one segment after all those above it. Nodes count from 1, none twice."""
 
     def __init__(self, table: SegmentTable) -> None:
         self._table = table
-        self._parents = [ROOT]
-        self._segments = [-1]
+        self._nodes = {ROOT: Node(-1, -1, 0, 0)}
+        self._next = ROOT + 1
         self._steps: dict[tuple[int, int], int] = {}
-        self._heads: dict[tuple[int, bytes, str], list[int]] = {}
-        self._short: dict[int, set[int]] = {}  # lengths of children shorter than a head
 
     def __len__(self) -> int:
-        return len(self._parents)
+        return len(self._nodes)
 
-    def child(self, node: int, segment: int) -> int | None:
-        """The child of ``node`` for ``segment``; None if there is none."""
-        return self._steps.get((node, segment))
+    def __contains__(self, node: int) -> bool:
+        return node in self._nodes
 
-    def step(self, node: int, segment: int) -> int:
-        """As `child`, created if there is none. Raises `IndexError` for an unknown node."""
-        known = self._steps.get((node, segment))
+    def __getitem__(self, node: int) -> Node:
+        return self._nodes[node]
+
+    def get(self, node: int) -> Node | None:
+        """The node; None if there is none, or no more."""
+        return self._nodes.get(node)
+
+    def content(self, node: int) -> Content:
+        """The node's segment."""
+        return self._table[self._nodes[node].segment]
+
+    def child(self, node: int, content: Content) -> int | None:
+        """The child of ``node`` for a segment; None if there is none."""
+        number = self._table.find(content)
+        return None if number is None else self._steps.get((node, number))
+
+    def step(self, node: int, content: Content) -> tuple[int, bool]:
+        """As `child`, and True if it was created. Raises `KeyError` for an unknown node."""
+        above, known = self._nodes[node], self.child(node, content)
         if known is not None:
-            return known
-        self._parents[node]  # an unknown node raises
-        new = self._steps[node, segment] = len(self._parents)
-        self._parents.append(node)
-        self._segments.append(segment)
-        content = self._table[segment]
-        self._heads.setdefault((node, content.ids[: 4 * _HEAD], content.media), []).append(new)
-        if content.tokens < _HEAD:
-            self._short.setdefault(node, set()).add(content.tokens)
-        return new
+            return known, False
+        segment, new = self._table.add(content), self._next
+        stop = above.stop + content.tokens
+        self._next += 1
+        self._nodes[new] = Node(node, segment, stop, stop if content.media else above.run)
+        self._steps[node, segment] = new
+        above.children += 1
+        if not content.media:
+            above.texts.add(content.ids, new)
+        return new, True
 
-    def longest_prefix(self, prompt: Prompt) -> int:
-        """Length of the longest prefix of ``prompt`` that an earlier prompt begins with, tokens compared.
+    def remove(self, node: int) -> int | None:
+        """Remove a node without children; its content's bytes if no other node has it, else None."""
+        content = self.content(node)
+        gone = self._nodes.pop(node)
+        above = self._nodes[gone.parent]
+        above.children -= 1
+        above.used = max(above.used, gone.used)
+        del self._steps[gone.parent, gone.segment]
+        if not content.media:
+            above.texts.remove(content.ids)
+        return len(content.ids) if self._table.release(gone.segment) else None
 
-        A lower bound, at most 15 too small: a difference within a segment's first 16 tokens counts from the
-        segment's start. A picture counts whole or not at all.
+    def tail(self, node: int, count: int) -> bytes:
+        """The ids of at most ``count`` tokens with which the text that ends at ``node`` ends."""
+        found, wanted = b"", 4 * min(count, self._nodes[node].stop - self._nodes[node].run)
+        while len(found) < wanted:
+            found = self.content(node).ids + found
+            node = self._nodes[node].parent
+        return found[len(found) - wanted :]
+
+    def onward(self, text: Text, node: int, at: int) -> list[Part]:
+        """The longest path below ``node`` that the prompt goes on along from token ``at``.
+
+        The last part may be the head of its segment; of paths of one length, the one of most whole segments.
         """
-        media = {m.start: m for m in prompt.media}
-        borders = [*media, len(prompt)]
-        best = 0
-        open_ends = [(ROOT, 0)]
-        while open_ends:
-            node, at = open_ends.pop()
-            best = max(best, at)
-            if at == len(prompt):
-                break
-            if at in media:
-                one = media[at]
-                content = Content(prompt.slice(at, one.stop), one.digest)
-                for child in self._heads.get((node, content.ids[: 4 * _HEAD], content.media), ()):
-                    if self._table[self._segments[child]] == content:
-                        open_ends.append((child, one.stop))
+        prompt, best, found = text.prompt, (at, 0), None
+        ends: list[tuple[int, int, int, _Link]] = [(node, at, 0, None)]
+        while ends:
+            node, at, whole, link = ends.pop()
+            if (at, whole) > best:
+                best, found = (at, whole), link
+            picture = text.picture(start=at)
+            if picture is not None:
+                _, stop, content = picture
+                child = self.child(node, content)
+                if child is not None:
+                    ends.append((child, stop, whole + stop - at, (link, Part(at, stop, child, 0))))
                 continue
-            border = borders[bisect_left(borders, at)]
-            for child in self._children(node, prompt, at):
-                segment = self._table[self._segments[child]]
-                if segment.tokens <= border - at and prompt.raw.startswith(segment.ids, 4 * at):
-                    open_ends.append((child, at + segment.tokens))
-                else:
-                    best = max(best, at + _common(segment.ids, prompt, at, border))
-        return best
+            along = self._nodes[node].texts.along(prompt.raw, at, text.border(at))
+            for child in along.values:
+                stop = at + self.content(child).tokens
+                ends.append((child, stop, whole + stop - at, (link, Part(at, stop, child, 0))))
+            if along.value is not None and (at + along.common, whole) > best:
+                best = at + along.common, whole
+                found = link, Part(at, at + along.common, along.value, 0)
+        return [*_unlinked(found)][::-1]
 
-    def _children(self, node: int, prompt: Prompt, at: int) -> list[int]:
-        found = list(self._heads.get((node, prompt.slice(at, at + _HEAD), ""), ()))
-        for length in self._short.get(node, ()):
-            found += self._heads.get((node, prompt.slice(at, at + length), ""), ())
-        return list(dict.fromkeys(found))
+    def around(self, text: Text, node: int, offset: int, at: int, first: int) -> list[Part]:
+        """The longest part of a path through ``node`` that the prompt has around token ``at``.
+
+        What ends before the segment's token ``offset`` ends before ``at``; nothing before ``first`` counts.
+        """
+        parts = self._backward(text, node, offset, at, first)[::-1]
+        ids = self.content(node).ids[4 * offset :]
+        count = common_head(ids_of(ids), text.prompt.ids[at : text.border(at)])
+        if count:
+            start, begin = (at, offset) if not parts else (parts[-1].start, parts[-1].offset)
+            parts[-1:] = [Part(start, at + count, node, begin)]
+        return parts + (self.onward(text, node, at + count) if 4 * count == len(ids) else [])
+
+    def _backward(self, text: Text, node: int, offset: int, at: int, first: int) -> list[Part]:
+        """The parts before token ``at`` that equal the path before a node's token ``offset``, last first."""
+        parts: list[Part] = []
+        while node != ROOT:
+            content = self.content(node)
+            if content.media:
+                picture = text.picture(stop=at)
+                if picture is None or picture[2] != content or picture[0] < first:
+                    break
+                count = content.tokens
+            else:
+                low = max(first, text.opening(at))
+                there = text.prompt.ids[low:at][::-1]
+                count = common_head(ids_of(content.ids[: 4 * offset])[::-1], there)
+            if count:
+                parts.append(Part(at - count, at, node, offset - count))
+                at -= count
+            if count < offset:
+                break
+            node = self._nodes[node].parent
+            offset = 0 if node == ROOT else self.content(node).tokens
+        return parts
 
 
-def _common(ids: bytes, prompt: Prompt, at: int, border: int) -> int:
-    there = np.frombuffer(ids, "<u4")[: border - at]
-    differ = there != prompt.ids[at : at + len(there)]
-    return int(differ.argmax()) if differ.any() else len(there)
+_Link = tuple["_Link", Part] | None
+
+
+def _unlinked(link: _Link) -> Iterator[Part]:
+    while link is not None:
+        link, part = link
+        yield part

@@ -3,33 +3,39 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 
-from kamera.content import Chunk, Conversations, Message, media_items
+from kamera.content import Chunk, Conversations, Message, Rendered, media_items
 from kamera.engines import Engine
 from kamera.errors import EmptyChunk, ProcessorRequired, UnidentifiedMedia
-from kamera.reuse.cuts import cut
-from kamera.reuse.prompt import Prompt
-from kamera.reuse.rules import CutRule
+from kamera.reuse.discovery import Discovery
+from kamera.reuse.index import Found
+from kamera.reuse.prompt import Media, Prompt
 
 
 @dataclass(frozen=True, eq=False)
 class Pieces:
-    """``ids`` int64 ``[tokens]``: the sink ``ids[:sink]``, the ``chunks`` after it, ``ids[question:]``."""
+    """A ``prompt`` between ``cuts``: the sink up to ``sink``, the ``chunks`` after it, a ``question``.
 
+    ``ids`` are its tokens, int64 ``[tokens]``. ``again`` are ids of chunks that came before elsewhere.
+    """
+
+    prompt: Prompt
+    cuts: tuple[int, ...]
     ids: torch.Tensor
     sink: int
     chunks: tuple[Chunk, ...]
     question: int
+    again: tuple[str, ...] = ()
 
 
-def of_ids(backbone: Engine, prompt: Prompt, rule: CutRule, sink: int) -> Pieces:
-    """Token ids cut by ``rule``; the last segment is the question.
+def of_ids(backbone: Engine, prompt: Prompt, discovery: Discovery, sink: int) -> Pieces:
+    """Token ids cut where parts of them came before, the rest by the rule; the last segment is the question.
 
     Raises EmptyChunk without tokens, `ValueError` for ids outside the vocabulary or for media, whose pixels
     a `Prompt` does not have; UnidentifiedMedia for placeholders of media.
@@ -44,44 +50,75 @@ def of_ids(backbone: Engine, prompt: Prompt, rule: CutRule, sink: int) -> Pieces
             f"token {int(ids[place])} at {place} is a placeholder of media, and token ids have no pixels: "
             "give the conversation's messages"
         )
-    borders = cut(prompt, rule)
-    last = borders[-2] if len(borders) > 1 else 0
     sink = _sink(sink, len(prompt))
-    question = max(last, sink)
-    backbone.chunk_from_tensors(torch.cat([ids[:sink], ids[question:]]))  # raises for unknown ids
-    inner = [sink, *(b for b in borders if sink < b < question), *([question] if question > sink else [])]
-    chunks = [backbone.chunk_from_tensors(ids[a:b]) for a, b in itertools.pairwise(inner)]
-    return Pieces(ids, sink, tuple(chunks), question)
+    backbone.chunk_from_tensors(ids)  # raises for unknown ids
+    found = discovery.find(prompt, (sink,))
+    cuts, question = found.cuts, found.cuts[-2]
+    inner = [*itertools.pairwise(cuts[cuts.index(sink) : -1])]
+    chunks = [backbone.chunk_from_tensors(ids[a:b]) for a, b in inner]
+    return Pieces(prompt, cuts, ids, sink, tuple(chunks), question, _again(found, inner, chunks))
 
 
 def of_messages(
-    backbone: Engine, messages: Sequence[Message], tools: Sequence[Any] | None, sink: int
+    backbone: Engine,
+    messages: Sequence[Message],
+    tools: Sequence[Any] | None,
+    discovery: Discovery,
+    sink: int,
 ) -> Pieces:
-    """A conversation cut into its rendered segments; the generation prompt is the question.
+    """A conversation cut where parts of its turns came before, the rest into its rendered segments.
 
-    Raises ProcessorRequired without a chat template, EmptyChunk without tokens, and the errors of
-    `Conversations.render`.
+    The generation prompt is the question. Raises ProcessorRequired without a chat template, EmptyChunk
+    without tokens, and the errors of `Conversations.render`.
     """
     if backbone.processor is None:
         raise ProcessorRequired("messages need the model's chat template: give the backbone its processor")
     conversations = Conversations(backbone.processor)
-    prompt = conversations.render(messages, tools=tools)
-    total = prompt.num_tokens
-    whole = prompt.stable < total  # else the template has no generation prompt
-    first = next((s.start for s in prompt.segments if s.media is not None), total)
+    rendered = conversations.render(messages, tools=tools)
+    total = rendered.num_tokens
+    whole = rendered.stable < total  # else the template has no generation prompt
+    first = next((s.start for s in rendered.segments if s.media is not None), total)
     sink = min(_sink(sink, total), first)
-    question = max(sink, prompt.stable if whole else prompt.segments[-1].start)
+    question = max(sink, rendered.stable if whole else rendered.segments[-1].start)
+    spans = [Media(s.start, s.stop, s.media) for s in rendered.segments if s.media is not None]
+    edges = {sink, question, *(start for start, _ in rendered.turns)}
+    prompt = Prompt.of(rendered.ids.numpy(), anchors=sorted(edges), media=spans)
+    found = discovery.find(prompt, sorted(edges))
+    cuts = _cuts(rendered, found, edges)
     media = {m.digest: m.inputs for m in map(conversations.media, media_items(messages))}
+    inner = [*itertools.pairwise(c for c in cuts if sink <= c <= question)]
+    chunks = [_chunk(backbone, rendered, a, b, media) for a, b in inner]
+    again = _again(found, inner, chunks)
+    return Pieces(prompt, cuts, rendered.ids, sink, tuple(chunks), question, again)
+
+
+def _again(found: Found, spans: Sequence[tuple[int, int]], chunks: Sequence[Chunk]) -> tuple[str, ...]:
+    """The ids of the chunks behind the prefix that came before."""
+    moved = {(start, stop) for start, stop, *_ in found.hits}
+    return tuple(dict.fromkeys(c.id for c, span in zip(chunks, spans, strict=True) if span in moved))
+
+
+def _cuts(rendered: Rendered, found: Found, edges: set[int]) -> tuple[int, ...]:
+    """The segments' borders, but inside of what came before."""
+    borders = {edge for s in rendered.segments for edge in (s.start, s.stop)}
+    for start, stop in found.kept:
+        borders.difference_update(range(start + 1, stop))
+    kept = {edge for span in found.kept for edge in span}
+    return tuple(sorted({0, rendered.num_tokens, *edges, *kept, *borders}))
+
+
+def _chunk(
+    backbone: Engine,
+    rendered: Rendered,
+    start: int,
+    stop: int,
+    media: Mapping[str, Mapping[str, torch.Tensor]],
+) -> Chunk:
+    segment = next(s for s in reversed(rendered.segments) if s.start <= start)
+    given = {} if segment.media is None else dict(media[segment.media])
     accepted = set(backbone.accepted)
-    chunks = []
-    for segment in prompt.segments:
-        start, stop = max(segment.start, sink), min(segment.stop, question)
-        if start < stop:
-            given = {} if segment.media is None else dict(media[segment.media])
-            inputs = {name: value for name, value in given.items() if name in accepted}
-            ids = prompt.ids[start:stop]
-            chunks.append(backbone.chunk_from_tensors(ids, label=segment.role, **inputs))
-    return Pieces(prompt.ids, sink, tuple(chunks), question)
+    inputs = {name: value for name, value in given.items() if name in accepted}
+    return backbone.chunk_from_tensors(rendered.ids[start:stop], label=segment.role, **inputs)
 
 
 def _sink(sink: int, total: int) -> int:

@@ -43,7 +43,7 @@ class Observer:
     """Counts each request against all before it, and adds it to the index."""
 
     def __init__(self, index: ContentIndex, *, sink: int = SINK) -> None:
-        """A segment that begins in the first ``sink`` tokens counts as novel. `ValueError` below 0."""
+        """The first ``sink`` tokens count as novel outside a prefix. `ValueError` below 0."""
         if sink < 0:
             raise ValueError(f"sink {sink} must be 0 or more tokens")
         self._index = index
@@ -52,9 +52,8 @@ class Observer:
     def observe(self, prompt: Prompt) -> Recovery:
         """Counts of ``prompt`` against the index, to which it is then added."""
         found = self._index.find(prompt)
-        usable = [hit for hit in found.hits if hit.start >= self._sink]
-        self._index.add(prompt)
-        return Recovery(1, len(prompt), found.prefix, covered(usable, found.prefix))
+        self._index.add(prompt, found.cuts)
+        return Recovery(1, len(prompt), found.prefix, covered(found.hits, max(found.prefix, self._sink)))
 
 
 def recovery(index: ContentIndex, prompts: Iterable[Prompt], *, sink: int = SINK) -> Recovery:
@@ -67,7 +66,7 @@ def covered(hits: Sequence[Hit], first: int) -> int:
     """Tokens at ``first`` or later that are in any of ``hits``."""
     count = 0
     at = first
-    for start, stop, _ in sorted(hits):
+    for start, stop, *_ in sorted(hits):
         count += max(0, stop - max(start, at))
         at = max(at, stop)
     return count

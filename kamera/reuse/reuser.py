@@ -17,10 +17,12 @@ from kamera.errors import ProcessorRequired
 from kamera.reuse.admission import Admission
 from kamera.reuse.arrangement import Arrangement, Item
 from kamera.reuse.calibration import Calibration, calibration_of
-from kamera.reuse.pieces import of_ids, of_messages
+from kamera.reuse.discovery import Discovery
+from kamera.reuse.file import IndexFile
+from kamera.reuse.pieces import Pieces, of_ids, of_messages
 from kamera.reuse.prefetch import Prefetch
 from kamera.reuse.prompt import Prompt
-from kamera.reuse.rules import RULES, CutRule
+from kamera.reuse.rules import DEFAULT_RULE, RULES, CutRule
 from kamera.reuse.seen import Seen
 from kamera.store import ChunkStore
 from kamera.window import Cost, KameraWindow, Report, ReusePolicy, policy_of
@@ -49,10 +51,11 @@ class ReusePlan:
     ``prefix`` tokens stay as an earlier prompt left them. ``question`` are the last tokens of the prompt.
     """
 
-    def __init__(self, reuser: Reuser, arrangement: Arrangement, prefix: int, question: torch.Tensor) -> None:
+    def __init__(self, reuser: Reuser, arrangement: Arrangement, prefix: int, pieces: Pieces) -> None:
         self.prefix = prefix
-        self.question = question
+        self.question = pieces.ids[pieces.question :]
         self._reuser = reuser
+        self._pieces = pieces
         self._arrangement = arrangement
         self._prefetch: Prefetch | None = None
         self._ran = False
@@ -66,6 +69,11 @@ class ReusePlan:
     def cost(self) -> Cost:
         """Cost of `run`; the question is not in it, nor a segment that its probe refuses."""
         return self._arrangement.cost
+
+    @property
+    def later(self) -> Cost:
+        """Cost of what `run` leaves for later work; proofs of patches and audits are not in it."""
+        return self._arrangement.later
 
     def prefetch(self) -> Prefetch:
         """Begin to read the stored objects that `run` will place, in the background: before it is their turn.
@@ -86,6 +94,7 @@ class ReusePlan:
             raise ValueError("this plan has run: prepare the prompt again")
         self._ran = True
         window = self._arrangement.window
+        self._reuser._discovery.add(self._pieces.prompt, self._pieces.cuts)
         with self._reuser._account.now(window.backbone):
             if len(self.question):
                 window.expect(self.question)
@@ -102,15 +111,19 @@ class Reuser:
     """Finds the stored segments of prompts and serves them through windows. One thread at a time.
 
     The first ``sink`` tokens of a prompt are its window's anchor: never spliced, and equal in all prompts of
-    one template, so that prompts share what comes after them. Conversations are cut into their rendered
-    segments, token ids by ``rule``. The last segment is the question.
+    one template, so that prompts share what comes after them. What came before, at whatever place, is cut out
+    as it was (`ContentIndex`); the rest of a conversation is cut into its rendered segments, that of token
+    ids by ``rule``. The last segment is the question.
+
+    The index of what came before is the reuser's own, of the prompts that ran, or ``index``, a file that
+    several processes share; its rule takes the place of ``rule``.
 
     ``policy`` is that of the windows, certificate included; ``calibration`` (an object, or its file) admits
     approximate segments as far as the policy's minimum allows ("near", "blind"). The last ``held`` windows
     are kept: the next prompt starts from the one with which it has the longest prefix in common.
 
-    Raises CertificateMismatch or InvalidCertificate for a calibration that does not apply, `ValueError` for a
-    ``sink`` below 1 or ``held`` below 0.
+    Raises CertificateMismatch or InvalidCertificate for a calibration that does not apply, ForeignIndex for
+    an index of another model or tenant, `ValueError` for a ``sink`` below 1 or ``held`` below 0.
     """
 
     def __init__(
@@ -119,7 +132,8 @@ class Reuser:
         store: ChunkStore,
         policy: ReusePolicy | None = None,
         *,
-        rule: CutRule = RULES["anchors"],
+        rule: CutRule = RULES[DEFAULT_RULE],
+        index: IndexFile | None = None,
         sink: int = SINK,
         calibration: Calibration | str | os.PathLike[str] | None = None,
         max_tokens: int | None = None,
@@ -130,7 +144,6 @@ class Reuser:
         self.backbone = backbone
         self.store = store
         self.policy = policy_of(policy)
-        self.rule = rule
         self.sink = sink
         self._calibration = None if calibration is None else calibration_of(calibration)
         if self._calibration is not None:
@@ -139,6 +152,7 @@ class Reuser:
         self._most = held
         self._reader: LandmarkReader | None = None
         self._seen = Seen()
+        self._discovery = Discovery(backbone, store, rule, index)
         self._account = Account()
         self._windows: OrderedDict[tuple[tuple[int, ...], tuple[str, ...]], _Held] = OrderedDict()
 
@@ -186,17 +200,21 @@ class Reuser:
         self, prompt: Sequence[Message] | torch.Tensor | Sequence[int] | Prompt, tools: Sequence[Any] | None
     ) -> ReusePlan:
         if not isinstance(prompt, Prompt) and _are_messages(prompt):
-            pieces = of_messages(self.backbone, cast(Sequence[Message], prompt), tools, self.sink)
+            pieces = of_messages(
+                self.backbone, cast(Sequence[Message], prompt), tools, self._discovery, self.sink
+            )
         else:
             given = prompt if isinstance(prompt, Prompt) else self._anchored(torch.as_tensor(prompt))
-            pieces = of_ids(self.backbone, given, self.rule, self.sink)
+            pieces = of_ids(self.backbone, given, self._discovery, self.sink)
         window, kept = self._nearest(pieces.ids[: pieces.sink], pieces.chunks)
         prefix = pieces.sink + sum(slot.length for slot in window.slots[:kept])
         order: list[Item] = [*window.slots[:kept], *pieces.chunks[kept:]]
         among = self._seen.beginning_as(pieces.chunks)
         self._seen.add(pieces.chunks)
-        arrangement = Arrangement(window, order, calibration=self._calibration, among=among)
-        return ReusePlan(self, arrangement, prefix, pieces.ids[pieces.question :])
+        arrangement = Arrangement(
+            window, order, calibration=self._calibration, among=among, recurring=pieces.again
+        )
+        return ReusePlan(self, arrangement, prefix, pieces)
 
     def _anchored(self, ids: torch.Tensor) -> Prompt:
         if self._reader is None and self.backbone.processor is not None:

@@ -9,7 +9,6 @@ from typing import Any, Literal
 
 from kamera.ops import digest
 from kamera.reuse.gear import Bits, hash_window
-from kamera.reuse.scan import WINDOW
 
 Kind = Literal["content", "fixed"]
 
@@ -25,10 +24,6 @@ class CutRule:
     A segment always ends at a reset: media, and, if enabled, ``anchors`` (messages), ``spans`` (given
     structure) and both ends of every ``marker`` (token ids that the prompt's author inserted).
 
-    Segments in addition to the partition: pieces of ``sub_window`` tokens of every segment, looked up on a
-    miss at the segment's own pieces, or with ``scan`` at every position (32 tokens, the hash's window);
-    ``windows = (size, stride)``, overlapping, from every reset.
-
     Raises `ValueError` unless 1 <= minimum <= maximum and ``minimum`` is at least `hash_window`, so that a
     segment's end does not depend on the tokens before it.
     """
@@ -41,9 +36,6 @@ class CutRule:
     anchors: bool = True
     spans: bool = True
     marker: tuple[int, ...] = ()
-    sub_window: int = 0
-    scan: bool = False
-    windows: tuple[int, int] | None = None
 
     def __post_init__(self) -> None:
         if not 1 <= self.minimum <= self.maximum:
@@ -53,12 +45,6 @@ class CutRule:
                 f"minimum {self.minimum} is less than the {hash_window(self.exponent, self.bits)} tokens of "
                 f"the hash's {self.bits} bits: a cut would depend on tokens before its segment"
             )
-        if self.sub_window < 0:
-            raise ValueError(f"sub_window {self.sub_window} must be 0 or more tokens")
-        if self.scan and self.sub_window != WINDOW:
-            raise ValueError(f"scan finds sub-windows of {WINDOW} tokens, not {self.sub_window}")
-        if self.windows is not None and not 1 <= self.windows[1] <= self.windows[0]:
-            raise ValueError(f"windows {self.windows} must be (size, stride) with 1 <= stride <= size")
 
     @property
     def digest(self) -> str:
@@ -79,16 +65,10 @@ RULES: Mapping[str, CutRule] = MappingProxyType(
         "fixed": replace(_PLAIN, kind="fixed", minimum=64, maximum=64),
         "low": replace(_PLAIN, bits="low"),
         "high": _PLAIN,
-        "sub": replace(_PLAIN, sub_window=128),
-        "windows": replace(_PLAIN, windows=(64, 32)),
-        "scan": replace(_PLAIN, sub_window=WINDOW, scan=True),
         "anchors": CutRule(),
-        "anchors+sub": CutRule(sub_window=128),
-        "anchors+windows": CutRule(windows=(64, 32)),
-        "anchors+scan": CutRule(sub_window=WINDOW, scan=True),
     }
 )
 """Rules by their names in ``kamera analyze recovery --rule``. Those with anchors use resets."""
 
-DEFAULT_RULE = "anchors+scan"
+DEFAULT_RULE = "anchors"
 """The rule that recovers most: docs/reuse.md, section Measured."""

@@ -1,10 +1,12 @@
-"""Search for stored windows of 32 tokens at every position of a prompt, in the pass that finds its cuts.
+"""Search for stored windows of 32 tokens at every position of a prompt, in one pass over it.
 
 The 32-bit Gear hash *is* a hash of the last 32 tokens. A bit table marks the positions of a prompt that may
-end a stored window; the caller compares the tokens of those.
+end a stored window; the caller compares the tokens around those.
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,37 +17,69 @@ from kamera.reuse.prompt import Ids, Places
 WINDOW = 32
 """Tokens of a window: the hash's window."""
 
-_ROOM = 64  # slots of the table per hash: one look-up in 64 is a false positive
+MOST = 8
+"""Places of equal windows that are kept, the last ones: each may go on in another way."""
+
+Place = tuple[int, int]
+"""A node, and the token of its segment before which a window ends."""
+
+_ROOM = 16  # slots of the table per hash: one look-up in 16 is a false positive, which the places refuse
 _SMALLEST = 16
-_LARGEST = 27  # bits of the table's size: 128 MiB, full at two million windows
+_LARGEST = 27  # bits of the table's size: 128 MiB, full at eight million windows
 
 
 class Scan:
-    """Hashes of stored windows."""
+    """Places of stored windows by the hash of their tokens."""
 
     def __init__(self) -> None:
-        self._hashes: list[Ids] = []
-        self._count = 0
-        self._bits = _SMALLEST
+        self._places: dict[int, list[Place]] = {}
         self._marked: NDArray[np.bool_] = np.zeros(1 << _SMALLEST, bool)
+        self._bits = _SMALLEST
 
-    def add(self, ids: Ids, starts: Places) -> None:
-        """Add the windows of ``ids`` that begin at ``starts``."""
-        hashes = gear(ids)[starts + WINDOW - 1]
-        self._hashes.append(hashes)
-        self._count += len(hashes)
-        if self._count * _ROOM > 1 << self._bits < 1 << _LARGEST:
-            self._bits = min(_LARGEST, (self._count * _ROOM).bit_length())
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the table."""
+        return self._marked.nbytes
+
+    def add(self, hashes: Ids, places: Iterable[Place]) -> None:
+        """Add windows; of more than `MOST` equal ones the first go."""
+        for value, place in zip(hashes.tolist(), places, strict=True):
+            known = self._places.setdefault(value, [])
+            known.append(place)
+            del known[:-MOST]
+        if len(self._places) * _ROOM > len(self._marked) and self._bits < _LARGEST:
+            self._bits = min(_LARGEST, (len(self._places) * _ROOM).bit_length())
             self._marked = np.zeros(1 << self._bits, bool)
-            self._hashes = [np.concatenate(self._hashes)]
-            hashes = self._hashes[0]
+            hashes = np.fromiter(self._places, np.uint32, len(self._places))
         self._marked[self._slots(hashes)] = True
 
-    def candidates(self, ids: Ids) -> Places:
-        """Starts of windows of ``ids`` that may be stored: every stored one and a few false positives."""
+    def remove(self, hashes: Ids, node: int) -> None:
+        """Remove a node's windows. Their marks stay: they are false positives from then on."""
+        for value in hashes.tolist():
+            left = [place for place in self._places.get(value, ()) if place[0] != node]
+            if left:
+                self._places[value] = left
+            else:
+                self._places.pop(value, None)
+
+    def candidates(self, ids: Ids) -> Iterator[tuple[int, list[Place]]]:
+        """Stops of windows of ``ids`` whose hash is stored, in order, with the places of that hash."""
         if len(ids) < WINDOW:
-            return np.zeros(0, np.int64)
-        return np.flatnonzero(self._marked[self._slots(gear(ids)[WINDOW - 1 :])])
+            return
+        hashes = gear(ids)
+        for stop in (np.flatnonzero(self._marked[self._slots(hashes[WINDOW - 1 :])]) + WINDOW).tolist():
+            places = self._places.get(int(hashes[stop - 1]))
+            if places:
+                yield stop, places
 
     def _slots(self, hashes: Ids) -> Ids:
         return hashes >> np.uint32(32 - self._bits)  # the high bits depend on all of the window
+
+
+def window_stops(start: int, stop: int) -> Places:
+    """Stops in ``start`` (excluded) to ``stop`` of the windows of a text, counted from where it begins.
+
+    Windows follow each other without a gap, so any 63 tokens of a text hold a whole one.
+    """
+    first = max(1, start // WINDOW + 1) * WINDOW
+    return np.arange(first, stop + 1, WINDOW)

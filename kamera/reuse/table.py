@@ -20,12 +20,18 @@ class Content(NamedTuple):
 
 
 class SegmentTable:
-    """Segments numbered from 0 in the order of addition. ``seed`` separates the hashes of scopes."""
+    """Segments numbered from 0 in the order of addition. ``seed`` separates the hashes of scopes.
+
+    ``refused`` counts the look-ups that met an equal hash of another segment.
+    """
 
     def __init__(self, seed: int) -> None:
+        self.refused = 0
         self._seed = seed
         self._numbers: dict[bytes, list[int]] = {}
-        self._contents: list[Content] = []
+        self._contents: dict[int, Content] = {}
+        self._uses: dict[int, int] = {}
+        self._next = 0
 
     def __len__(self) -> int:
         return len(self._contents)
@@ -41,17 +47,30 @@ class SegmentTable:
         for number in self._numbers.get(identity(content, self._seed), ()):
             if self._contents[number] == content:
                 return number
+            self.refused += 1
         return None
 
     def add(self, content: Content) -> int:
-        """The number of ``content``, added if it is new."""
-        known = self._numbers.setdefault(identity(content, self._seed), [])
-        for number in known:
-            if self._contents[number] == content:
-                return number
-        known.append(len(self._contents))
-        self._contents.append(content)
-        return known[-1]
+        """The number of ``content``, added if it is new; each call is one use (`release`)."""
+        number = self.find(content)
+        if number is None:
+            number, self._next = self._next, self._next + 1
+            self._numbers.setdefault(identity(content, self._seed), []).append(number)
+            self._contents[number] = content
+        self._uses[number] = self._uses.get(number, 0) + 1
+        return number
+
+    def release(self, number: int) -> bool:
+        """End one use; True if it was the last, and the segment is gone."""
+        self._uses[number] -= 1
+        if self._uses[number]:
+            return False
+        key = identity(self._contents.pop(number), self._seed)
+        self._numbers[key].remove(number)
+        if not self._numbers[key]:
+            del self._numbers[key]
+        del self._uses[number]
+        return True
 
 
 def identity(content: Content, seed: int) -> bytes:

@@ -1,12 +1,14 @@
 """The window: a deque of chunks that makes one live cache."""
 
 from kamera.patches import GUARANTEES, Guarantee
+from kamera.window.cascade import Cascade, Dependent
 from kamera.window.certificate import Certificate, Estimate, Finding, Grounds, Verdict, library_versions
 from kamera.window.events import Event
 from kamera.window.file import well_formed
 from kamera.window.grounds import grounds_of
 from kamera.window.heads import SHORTEST_HEAD
 from kamera.window.leaving import GLUE
+from kamera.window.library import Library
 from kamera.window.measured import MeasuredFile
 from kamera.window.memory import WindowMemory
 from kamera.window.policy import OnLeave, OnMiss, ReusePolicy, certified_by_default, check_policy, policy_of
@@ -15,6 +17,7 @@ from kamera.window.report import Report, SlotReport
 from kamera.window.requests import (
     Append,
     Arrange,
+    Assemble,
     Condition,
     Edit,
     Evict,
@@ -34,9 +37,12 @@ __all__ = [
     "SHORTEST_HEAD",
     "Append",
     "Arrange",
+    "Assemble",
+    "Cascade",
     "Certificate",
     "Condition",
     "Cost",
+    "Dependent",
     "Edit",
     "Estimate",
     "Event",
@@ -46,6 +52,7 @@ __all__ = [
     "Guarantee",
     "Insert",
     "KameraWindow",
+    "Library",
     "MeasuredFile",
     "Offer",
     "OnLeave",

@@ -33,6 +33,9 @@ from kamera.window.steps import Plan
 LOSSY = 0.25
 """Bound for canonicals that are kept in codes: what 4 bits lose stays below it."""
 
+FAR = 2.0
+"""Bound of a sampled chunk's KV: a wrong completion is off by ten times its size and more."""
+
 CLOSER = 0.1
 """A patch restores at least its stated share of the deficit's energy, less this share."""
 
@@ -228,7 +231,7 @@ def _canonical(former: Former, resident: Resident, worth: Guarantee, rounding: f
 
 
 def _sampled(resident: Resident, worth: Guarantee, served: KV, true: KV, rounding: float) -> list[Finding]:
-    """A sampled chunk: what depends on no other token is exact, and all of it is nearer than nothing."""
+    """A sampled chunk: what depends on no other token is exact, and all of it is of the right size."""
     (first, *_), chunk_id = [layer for layer in range(len(true)) if true[layer]], resident.facts.chunk_id
     alone = max(
         float((served[first][name].double() - x.double()).norm() / x.double().norm().clamp_min(1e-30))
@@ -237,7 +240,7 @@ def _sampled(resident: Resident, worth: Guarantee, served: KV, true: KV, roundin
     whole = kv_distance(served, true)
     return [
         Finding(chunk_id, worth, "first layer", alone, rounding),
-        Finding(chunk_id, worth, "KV", whole, 1.0),
+        Finding(chunk_id, worth, "KV", whole, FAR),
     ]
 
 

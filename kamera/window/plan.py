@@ -6,12 +6,15 @@ lists every step and its cost; `kamera.window.run` acts on it, and decides nothi
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 
+from kamera.window.placement import fitting, placed
 from kamera.window.planner import Planner
 from kamera.window.requests import (
     Append,
     Arrange,
+    Assemble,
     Condition,
     Evict,
     Newcomer,
@@ -23,7 +26,7 @@ from kamera.window.requests import (
     Without,
 )
 from kamera.window.seats import Seat, Seats
-from kamera.window.steps import Plan, View
+from kamera.window.steps import Archive, Plan, Prefill, View
 
 
 def plan(request: Request, view: View) -> Plan:
@@ -31,7 +34,9 @@ def plan(request: Request, view: View) -> Plan:
 
     Raises the refusals of the operation: WindowFull, NotRelocatable, PolicyRefused.
     """
-    planner, seats = Planner(request, view.seats, view.rows, view.policy, view.limits), view.seats
+    seats, policy = view.seats, view.policy
+    patches = policy.patches or not isinstance(request, Arrange) or request.archive
+    planner = Planner(request, seats, view.rows, policy, view.limits, patches)
     match request:
         case Append(content=Newcomer() as chunk):
             planner.heads[chunk.chunk_id] = chunk.heads
@@ -54,6 +59,8 @@ def plan(request: Request, view: View) -> Plan:
             return planner.plan("reorder", after)
         case Arrange():
             return _arrange(planner, seats, request)
+        case Assemble():
+            return _assemble(planner, view, request)
         case Condition(int(index), on):
             return _condition(planner, seats, index, on)
         case Without(index):
@@ -79,19 +86,51 @@ def _recall(planner: Planner, seats: Seats, chunk: Newcomer, move: bool) -> Plan
     return planner.plan("recall", seats, seats.seats[index].number, note=note)
 
 
+def _named(seats: Seats, order: Sequence[object]) -> list[Seat | Newcomer]:
+    wanted: list[Seat | Newcomer] = []
+    for item in order:
+        assert isinstance(item, int | Newcomer), "a request is planned with names alone"
+        wanted.append(seats.seats[item] if isinstance(item, int) else item)
+    return wanted
+
+
+def _assemble(planner: Planner, view: View, request: Assemble) -> Plan:
+    """The chunks that fit, in the order in which the least is run, or as given; others leave."""
+    stand, dropped = fitting(_named(view.seats, request.chunks), view.limits, request.max_tokens)
+    wanted = placed(request, view, stand) if request.order == "free" else stand
+    after = planner.rearranged(view.seats, wanted, "repair")
+    encodes = sum(item.encodes for item in wanted if isinstance(item, Newcomer))
+    names = ", ".join(item.chunk_id[:12] for item in dropped)
+    note = names and f"{len(dropped)} of {len(request.chunks)} chunks do not fit: {names}"
+    return planner.plan("assemble", after, encodes=encodes, note=note)
+
+
 def _arrange(planner: Planner, seats: Seats, request: Arrange) -> Plan:
     """Seats of the window and newcomers in the order asked for; other seats leave.
 
     Chunks in front of the first change stay as they are. Those behind it are kept as they are ("keep"), or
     placed anew under the policy ("repair") or under a minimum of "exact" ("exact").
     """
-    wanted: list[Seat | Newcomer] = []
-    for item in request.order:
-        assert isinstance(item, int | Newcomer), "a request is planned with names alone"
-        wanted.append(seats.seats[item] if isinstance(item, int) else item)
+    wanted = _named(seats, request.order)
     after = planner.rearranged(seats, wanted, request.on_leave)
+    _owe_canonicals(planner, request.recurring)
     encodes = sum(item.encodes for item in wanted if isinstance(item, Newcomer))
     return planner.plan(request.operation, after, encodes=encodes)
+
+
+def _owe_canonicals(planner: Planner, recurring: Collection[str]) -> None:
+    """Leave to later work the canonicals of recurring chunks that are prefilled, if none is made anyway."""
+    if planner.policy.on_miss not in ("form", "sample") or planner.policy.forms == "always":
+        return
+    owed, rows = {seat.chunk_id for seat in planner.price.owed}, planner.rows
+    for seat in [step.seat for step in planner.steps if isinstance(step, Prefill)]:
+        known = seat.chunk_id in owed or planner.limits.glue(seat.chunk_id) or seat.source.canonical
+        if seat.chunk_id not in recurring or known or planner.base(seat.chunk_id) is not None:
+            continue
+        if not rows.has_canonical(seat.chunk_id):
+            owed.add(seat.chunk_id)
+            planner.owed.append(Archive(seat.number, True, later=True))
+            planner.price.owes(seat)
 
 
 def _condition(planner: Planner, seats: Seats, index: int, on: bool) -> Plan:

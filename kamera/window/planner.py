@@ -43,6 +43,7 @@ class Planner:
     rows: Rows
     policy: ReusePolicy
     limits: Limits
+    patches: bool  # whether any is formed
     steps: list[Step] = field(default_factory=list)
     owed: list[Archive | Harvest] = field(default_factory=list)  # steps that are later work
     left: list[int] = field(default_factory=list)
@@ -171,16 +172,17 @@ class Planner:
         spots = [spot.moved(frame) for spot in spots]
         for i, (item, spot) in list(enumerate(zip(wanted, spots, strict=True)))[same:]:
             self.policy = repairing if isinstance(item, Seat) else policy
-            if i in there:
-                seat = staying_behind(self._spent(there[i]), new)
-            elif isinstance(item, Seat):
-                item = self._spent(item)
-                seat = self.bring(item, new, spot, was=item)
-            else:
-                seat = self._taken(item, new, spot) or self.bring(item, new, spot, archived=False)
-            new = new.joined(seat)
+            stays = staying_behind(self._spent(there[i]), new) if i in there else None
+            new = new.joined(stays or self.anew(item, new, spot))
         self.policy = asked
         return new
+
+    def anew(self, item: Seat | Newcomer, before: Seats, spot: Spot) -> Seat:
+        """A chunk of `rearranged` that is placed anew: one of the window, or a newcomer."""
+        if isinstance(item, Seat):
+            item = self._spent(item)
+            return self.bring(item, before, spot, was=item)
+        return self._taken(item, before, spot) or self.bring(item, before, spot, archived=False)
 
     def _on_leave(self, asked: OnLeave) -> OnLeave:
         """The treatment of chunks that stay: a window that serves no survivors keeps none."""
@@ -436,7 +438,7 @@ class Planner:
 
     def _harvest(self, seat: Seat, later: bool = False) -> None:
         """Store the patch of a chunk's prefill, unless a better one is stored."""
-        if seat.source.canonical or self.limits.glue(seat.chunk_id):
+        if seat.source.canonical or self.limits.glue(seat.chunk_id) or not self.patches:
             return  # nothing was prefilled, or nothing is kept of it
         behind, formed = seat.source.antecedents, seat.formed
         if seat.source.sample is not None:

@@ -51,9 +51,9 @@ class ReusePolicy:
 
     ``forms`` is what leaves stored KV behind. "returning", the default: a chunk that leaves is archived
     later, and a patch is formed later for antecedents that come back; nothing else is formed unless it is
-    asked for (`KameraWindow.form_orbit`, ``kamera compile``). "always": each new chunk is archived, and each
-    conditioned forward leaves its patch, within the operation that ran it; for orders that are known to
-    recur.
+    asked for (`KameraWindow.form_orbit`, `kamera.window.Arrange`, ``kamera compile``). "always": each new
+    chunk is archived, and each conditioned forward leaves its patch, within the operation that ran it; for
+    orders that are known to recur.
 
     ``rank`` and ``patch_bytes`` bound the patches that are formed: the number of directions per layer and
     channel, and the share of the chunk's KV bytes (`kamera.ops.budget`, docs/patches.md; None: no bound but
@@ -100,7 +100,7 @@ class ReusePolicy:
     patch_bytes: float | None = 0.03
     layers: Sequence[int] | str | None = None
     share: float | Literal["auto"] = "auto"
-    max_error: float = 0.1
+    max_error: float = 0.07
     max_divergence: float | None = None
     nearest: Nearest = "set"
     on_leave: OnLeave = "keep"
@@ -159,6 +159,16 @@ class ReusePolicy:
     def admits(self, guarantee: Guarantee) -> bool:
         """True if an arriving chunk may be served with this guarantee."""
         return guarantee not in self.withheld and at_least(guarantee, self.minimum)
+
+    @property
+    def patches(self) -> bool:
+        """True if a stored patch may serve: behind its antecedents, or behind others."""
+        return self.admits("patched") or self.admits("near")
+
+    @property
+    def moves(self) -> bool:
+        """True if a stored chunk may be served behind antecedents that it was never conditioned on."""
+        return self.samples or any(self.admits(guarantee) for guarantee in ("near", "blind"))
 
     def keeps(self, guarantee: Guarantee) -> bool:
         """True if a chunk of this guarantee may stay in place: under "exact" no other may."""

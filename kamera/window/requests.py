@@ -21,6 +21,10 @@ MIN_SCORE = 0.9
 """Default cosine below which `KameraWindow.recall` accepts no look-alike."""
 
 
+Placing = Literal["free", "given"]
+"""The order of assembled chunks: the one in which the least is run, or the one given."""
+
+
 @dataclass(frozen=True)
 class Newcomer:
     """A chunk that is to come: its id, its tokens, the number of its vision encodes, and `Facts.heads`.
@@ -112,7 +116,10 @@ class Arrange:
 
     ``archive=False`` is for the segments of a conversation, which nobody recalls by their ids: what leaves is
     not archived, and texts of fewer than `GLUE` tokens are glue: prefilled with their neighbours, and nothing
-    is formed of them. A policy that forms "always" does so all the same.
+    is formed of them. A policy that forms "always" does so all the same, but for patches if it serves none.
+
+    ``recurring`` are ids of chunks that come again behind others than before, of which copies can be served:
+    the canonical of one that is prefilled here is made as later work, if the policy forms on a miss.
     """
 
     order: Sequence[Slot | Content | Chunk] | tuple[int | Newcomer, ...]
@@ -120,6 +127,16 @@ class Arrange:
     among: Sequence[Chunk] = ()
     operation: Literal["arrange", "insert", "replace"] = "arrange"
     archive: bool = True
+    recurring: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Assemble:
+    """See `KameraWindow.assemble`. ``chunks`` are each given once, when it is planned by index."""
+
+    chunks: Sequence[str | Slot | Content | Chunk] | tuple[int | Newcomer, ...]
+    max_tokens: int | None = None
+    order: Placing = "free"
 
 
 @dataclass(frozen=True)
@@ -142,7 +159,7 @@ class Restore:
     """The chunks as a policy admits them: those that it does not keep are placed anew."""
 
 
-Edit = Append | Recall | Slide | Evict | Reorder | Insert | Replace | Arrange | Condition
+Edit = Append | Recall | Slide | Evict | Reorder | Insert | Replace | Arrange | Assemble | Condition
 """What users ask for."""
 
 Request = Edit | Without | Restore

@@ -52,7 +52,7 @@ def _placed(operation: str, before: Sequence[Slot], after: Sequence[Slot]) -> in
     if operation in ("append", "recall"):
         here = {slot.number for slot in before}
         return len(after) - (after[-1].number not in here)  # a recall of a chunk in view moves nothing
-    if operation == "reorder":
-        stayed = (old.number == new.number for old, new in zip(before, after, strict=True))
-        return next((i for i, same in enumerate(stayed) if not same), len(after))
+    if operation in ("reorder", "assemble"):
+        stayed = (old.number == new.number for old, new in zip(before, after, strict=False))
+        return next((i for i, same in enumerate(stayed) if not same), min(len(before), len(after)))
     return len(after)

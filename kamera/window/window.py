@@ -20,9 +20,10 @@ from kamera.errors import WindowFull
 from kamera.patches import FormingRule, Losses, form_orbit, later_of, prefill_anchor
 from kamera.store import ChunkStore
 from kamera.window import requests
-from kamera.window.anticipating import Anticipating, Departures
+from kamera.window.anticipating import Departures
 from kamera.window.apart import check_parts, stage_of
 from kamera.window.asking import Question
+from kamera.window.assembling import Assembling
 from kamera.window.audit import hand_over, served_by
 from kamera.window.bounds import Bounds, carried_out
 from kamera.window.certificate import Certificate
@@ -41,7 +42,7 @@ from kamera.window.steps import Plan
 from kamera.window.trace import Trace
 
 
-class KameraWindow(Anticipating):
+class KameraWindow(Assembling):
     """The deque of chunks in front of a question.
 
     ``system`` is the system prompt (text, messages, token ids, or None for the template's own);

@@ -5,9 +5,13 @@
 The prompts of `lab.agent_traces` go through a `Reuser` one after another, on a tiny random model: the tier of
 a segment depends on its left context alone, not on weights. ``heads`` are the first tokens of prefilled
 segments whose KV is taken from the segment that stood there, ``found behind it`` the tokens that the index
-finds behind the exact prefix. A trace lacks pixels, so the pattern with pictures is another one, with real
-ones: ``screens`` are the conversations of a computer-use agent (`lab.replay.scripts`) that keeps its last
-three screenshots, through the shipped vision backbone and its processor; its encodes are counted too.
+finds behind the exact prefix. ``served`` is all that is not prefilled, ``of what comes again`` its share of
+prefix and found tokens. Under ``strict`` the policy is POLICY: patches of the same left context. Under
+``calibrated`` it is LOOSE with a calibration that lets every segment pass: what a stored copy is there for
+is served, whatever its left context, so this counts discovery and not quality. A trace lacks pixels, so the
+pattern with pictures is another one, with real ones: ``screens`` are conversations of a computer-use agent
+(`lab.replay.scripts`) that keeps its last three screenshots, through the shipped vision backbone and its
+processor, strict; its encodes are counted too.
 """
 
 from __future__ import annotations
@@ -16,6 +20,7 @@ import argparse
 import random
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,15 +30,20 @@ import torch
 from kamera import Backbone, ChunkStore, ReusePolicy, testbed
 from kamera.content import Conversations, Message
 from kamera.edits import policies
-from kamera.reuse import RULES, ContentIndex, Media, Observer, Prompt, Reuser, Scope
+from kamera.reuse import DEFAULT_RULE, RULES, ContentIndex, Media, Observer, Prompt, Reuser, Scope
 from lab.agent_traces import PATTERNS
 from lab.recovery import prompts_of
 from lab.replay.scripts import screens
 from lab.results import keep
-from lab.reuse.ttft import LAYERS, VOCABULARY, model
+from lab.reuse.ttft import LAYERS, VOCABULARY, lenient, model
 from lab.speed.machine import commit, machine
 
 POLICY = ReusePolicy(rank=4, certified=False, forms="always")
+LOOSE = replace(POLICY, minimum="blind")
+SAMPLED = replace(POLICY, minimum="sampled", share=0.25, max_error=1.0, forms="returning")
+"""A quarter of each segment's tokens: on random weights the estimate would refuse them."""
+POLICIES = {"strict": POLICY, "calibrated": LOOSE, "sampled": SAMPLED}
+
 KEEP = policies.keep_last_images(3)
 
 
@@ -43,16 +53,17 @@ def folded(prompt: Prompt) -> Prompt:
     return Prompt.of(ids, anchors=prompt.anchors, spans=prompt.spans)
 
 
-def measure(backbone: Backbone, pattern: str, requests: int, seed: int) -> dict[str, Any]:
-    """Shares of all prompt tokens: kept in the prefix, by tier behind it, and found by the index."""
-    reuser = Reuser(backbone, ChunkStore.open("memory://"), POLICY, held=4)
+def measure(backbone: Backbone, pattern: str, requests: int, seed: int, name: str) -> dict[str, Any]:
+    """Shares of all prompt tokens: kept in the prefix, by tier behind it, found by the index, and run."""
+    policy, calibration = POLICIES[name], lenient(backbone) if name == "calibrated" else None
+    reuser = Reuser(backbone, ChunkStore.open("memory://"), policy, held=4, calibration=calibration)
     prompts = [folded(given) for given in prompts_of(pattern, seed, requests)]
     return _served(reuser, pattern, [(prompt, prompt) for prompt in prompts])
 
 
 def _served(reuser: Reuser, pattern: str, asked: Sequence[tuple[Any, Prompt]]) -> dict[str, Any]:
     """Each prompt (as given to ``reuser``, and as the index sees it) is counted, then served."""
-    observer = Observer(ContentIndex(Scope("", ""), RULES["anchors"]), sink=reuser.sink)
+    observer = Observer(ContentIndex(Scope("", ""), RULES[DEFAULT_RULE]), sink=reuser.sink)
     tokens: Counter[str] = Counter()
     encodes = pictures = 0
     for given, prompt in asked:
@@ -64,6 +75,8 @@ def _served(reuser: Reuser, pattern: str, asked: Sequence[tuple[Any, Prompt]]) -
         tokens["found behind it"] += counted.recovered
         tokens["kept"] += plan.prefix
         tokens["question"] += len(plan.question)
+        done.window.flush()
+        tokens["run before the answer"] += done.report.tokens_recomputed + len(plan.question)
         encodes += done.report.vision_encodes
         pictures += len(prompt.media)
         for admission in done.admissions:
@@ -71,9 +84,19 @@ def _served(reuser: Reuser, pattern: str, asked: Sequence[tuple[Any, Prompt]]) -
                 head = admission.head if admission.tier == "none" else 0
                 tokens[admission.tier] += admission.tokens - head
                 tokens["heads"] += head
-    total = tokens.pop("all")
+    tokens["run later"] = reuser.usage().later.tokens
+    total, question = tokens.pop("all"), tokens["question"]
+    again = tokens["exact prefix"] + tokens["found behind it"]
+    tokens["served"] = total - question - tokens["none"]
     shares = {name: count / total for name, count in tokens.items()}
-    return {"pattern": pattern, "tokens": total, **shares, "pictures": pictures, "encodes": encodes}
+    policy = next(name for name, policy in POLICIES.items() if policy == reuser.policy)
+    about: dict[str, Any] = {
+        "pattern": pattern,
+        "policy": policy,
+        "tokens": total,
+        "of what comes again": tokens["served"] / again,
+    }
+    return {**about, **shares, "pictures": pictures, "encodes": encodes}
 
 
 def measure_screens(requests: int, seed: int) -> dict[str, Any]:
@@ -106,9 +129,12 @@ def main() -> None:
         if pattern == "screens":
             rows.append(measure_screens(asked.requests, asked.seed))
         else:
-            rows.append(measure(backbone, pattern, asked.requests, asked.seed))
-        cells = (f"{k} {v:.3f}" if isinstance(v, float) else f"{v}" for k, v in rows[-1].items())
-        print("  ".join(cells), flush=True)
+            for name in POLICIES:
+                rows.append(measure(backbone, pattern, asked.requests, asked.seed, name))
+    for row in rows:
+        print(
+            "  ".join(f"{k} {v:.3f}" if isinstance(v, float) else f"{v}" for k, v in row.items()), flush=True
+        )
     if asked.output is not None:
         command = f"python -m lab.reuse.traces --requests {asked.requests} --seed {asked.seed}"
         document = {"command": command, "commit": commit(), "machine": machine(), "rows": rows}

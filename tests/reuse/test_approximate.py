@@ -64,6 +64,19 @@ def test_an_admitted_segment_shows_its_guarantee_and_cost(store):
     assert plan.cost.tokens == len(moved()[0]) + 2 * 2  # two probed tokens of each segment
 
 
+@pytest.mark.parametrize("forms", ["always", "returning"])
+def test_new_chunks_behind_an_approximate_one_share_their_forward(store, forms):
+    backbone = family(NAME)
+    policy = replace(LOOSE, forms=forms)
+    plan = reuser(backbone, store, policy, calibration=calibration(backbone)).prepare(
+        prompt(parts()[3], parts()[1], words(60, 70), words(61, 80), words(62, 90), parts()[4])
+    )
+    assert [a.tier for a in plan.admissions][:5] == ["none", "approximate", "none", "none", "none"]
+    done = plan.run()
+    said = (plan.cost.forwards, plan.cost.tokens)
+    assert said == (done.report.forwards, done.report.tokens_recomputed)
+
+
 def test_a_refused_probe_is_prefilled(store):
     backbone, asked = family(NAME), prompt(*moved())
     strict = calibration(backbone, threshold=1.0 + 1e-9)

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kamera.errors import UnidentifiedMedia
-from kamera.reuse import RULES, CutRule, Media, Prompt, Span, cut, windows
+from kamera.reuse import RULES, CutRule, Media, Prompt, Span, cut
 from lab.plain_cuts import plain_cuts
 
 SMALL = CutRule(minimum=8, maximum=64, exponent=4, bits="low")
@@ -120,7 +120,6 @@ def test_a_picture_is_one_segment_and_is_never_cut():
     for rule in RULES.values():
         cuts = cut(prompt, rule)
         assert (700, 2_200) in itertools.pairwise(cuts)
-    assert not any(a < 2_200 and b > 700 for a, b in windows(prompt, RULES["windows"]))
 
 
 def test_a_run_of_equal_tokens_is_not_cut_by_content():
@@ -134,10 +133,13 @@ def test_given_spans_are_resets_where_the_rule_asks():
     assert not {33, 290} <= set(cut(prompt, RULES["low"]))
 
 
-def test_windows_overlap_and_stop_at_resets():
-    prompt = Prompt.of(text(1, 200), anchors=[100])
-    rule = CutRule(windows=(64, 32))
-    assert list(windows(prompt, rule)) == [(0, 64), (32, 96), (100, 164), (132, 196)]
+def test_a_kept_span_is_a_segment_as_it_is():
+    prompt = Prompt.of(text(1, 2_000))
+    kept = [(100, 150), (150, 1_300)]
+    cuts = cut(prompt, CutRule(), kept)
+    assert set(kept) <= set(itertools.pairwise(cuts))
+    behind = cut(Prompt.of(prompt.ids[1_300:]), CutRule())
+    assert [c - 1_300 for c in cuts if c >= 1_300] == behind
 
 
 def test_the_empty_prompt_has_one_boundary():
@@ -158,8 +160,6 @@ def test_the_empty_prompt_has_one_boundary():
         (lambda: CutRule(minimum=0), "minimum 0"),
         (lambda: CutRule(minimum=31, bits="high"), "minimum 31"),
         (lambda: CutRule(minimum=6, bits="low"), "minimum 6"),
-        (lambda: CutRule(windows=(32, 64)), "(32, 64)"),
-        (lambda: CutRule(sub_window=-1), "-1"),
         (lambda: cut(Prompt.of([1]), CutRule(exponent=17, minimum=32)), "17"),
     ],
 )

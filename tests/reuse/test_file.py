@@ -17,7 +17,7 @@ from kamera.errors import CorruptIndex, ForeignIndex, UnusableIndex
 from kamera.reuse import ContentIndex, CutRule, IndexFile, Media, Prompt, Scope
 
 SCOPE = Scope("model", "tokenizer", "tenant")
-RULE = CutRule(minimum=8, maximum=64, exponent=4, bits="low", sub_window=16, windows=(24, 8))
+RULE = CutRule(minimum=8, maximum=64, exponent=4, bits="low")
 
 
 def prompt(seed: int, count: int = 300, behind: np.ndarray | None = None) -> Prompt:

@@ -92,15 +92,10 @@ def test_counts_add_up_and_stay_below_what_moved(prompts, pattern, rule):
     assert counted.prefix + counted.recovered <= known + short
 
 
-def test_resets_recover_what_shuffles(prompts):
-    for pattern in ("rag", "tools"):
-        without, with_anchors = (observed(rule, *prompts[pattern]) for rule in ("low", "anchors"))
-        assert with_anchors.recovered > 1.5 * without.recovered
-
-
-def test_a_scan_recovers_what_has_no_reset(prompts):
-    chunks, scanned = (observed(rule, *prompts["rerank"]) for rule in ("low", "scan"))
-    assert scanned.recovered > 2 * chunks.recovered
+@pytest.mark.parametrize("pattern", ["rag", "tools", "rerank"])
+def test_what_moves_is_recovered_without_a_reset_too(prompts, pattern):
+    without, with_anchors = (observed(rule, *prompts[pattern]) for rule in ("low", "anchors"))
+    assert without.recovered > 0.9 * with_anchors.recovered
 
 
 def test_traces_of_one_seed_are_one_trace():

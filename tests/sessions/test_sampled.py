@@ -1,4 +1,4 @@
-"""Conversations that lose pictures nobody foresaw: what stays is sampled; no other conversation sees it."""
+"""Conversations that lose pictures nobody foresaw: what stays is sampled, and no other one sees it."""
 
 from __future__ import annotations
 

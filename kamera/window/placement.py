@@ -1,0 +1,263 @@
+"""Places chunks in the order in which the least is run: from rows alone, without a tensor (appendix E).
+
+A patch is stored behind antecedents in their order, so what a chunk costs depends on the order before it only
+as far as a row names that order. Orders of the same chunks that no row names are one state; among named ones
+each is a state of its own. A walk over the states, chunk by chunk, prices each step with the planner itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+from kamera.errors import PolicyRefused, WindowFull
+from kamera.patches import Guarantee
+from kamera.window.leaving import footing
+from kamera.window.planner import Planner
+from kamera.window.policy import ReusePolicy
+from kamera.window.price import Price
+from kamera.window.requests import Newcomer, Request
+from kamera.window.seating import canonical_at
+from kamera.window.seats import Seat, Seats
+from kamera.window.steps import Limits, Prefill, Sample, Step, View
+
+EXACT_UP_TO = 8
+"""Number of chunks up to which every state is walked; for more, the `BEAM` most promising of each length."""
+
+BEAM = 16
+
+Item = Seat | Newcomer
+Run = tuple[int, int]
+"""Tokens run through the decoder, and forwards: the fewest tokens come first."""
+
+
+def fitting(items: Sequence[Item], limits: Limits, max_tokens: int | None) -> tuple[list[Item], list[Item]]:
+    """The chunks that stand in the window, and those for which there is no room.
+
+    They are taken as given: each one stands if it fits beside those that stand already. ``max_tokens`` bounds
+    anchor and chunks together, as the window's own bound does. Raises WindowFull if none fits.
+    """
+    bounds = [bound for bound in (limits.max_tokens, max_tokens) if bound is not None]
+    if not bounds:
+        return list(items), []
+    free = min(bounds) - limits.anchor
+    stand: list[Item] = []
+    dropped: list[Item] = []
+    for item in items:
+        fits = item.length <= free
+        (stand if fits else dropped).append(item)
+        free -= item.length if fits else 0
+    if not stand:
+        raise WindowFull(
+            f"none of {len(items)} chunks fits: the first has {items[0].length} tokens, there is room for "
+            f"{free} (max_tokens={min(bounds)}, anchor {limits.anchor}): raise max_tokens or cut them smaller"
+        )
+    return stand, dropped
+
+
+def placed(request: Request, view: View, items: Sequence[Item]) -> list[Item]:
+    """``items`` in the order in which a plan of `Planner.rearranged` runs least.
+
+    The fewest tokens count first, then the fewest forwards, then the order given. Exact up to `EXACT_UP_TO`
+    chunks; for more it is never dearer than the order given. Later work is not counted. Without an order that
+    the policy admits, the order given, whose plan is refused by name.
+    """
+    walk = _Walk(request, view, tuple(items))
+    found = walk.exact() if len(items) <= EXACT_UP_TO else walk.beam()
+    return [items[i] for i in found]
+
+
+@dataclass(frozen=True)
+class _Line:
+    """Chunks in order by index, as a plan would seat them, and what it ran for them.
+
+    ``stands``: all of them stand as they stood.
+    """
+
+    order: tuple[int, ...]
+    seats: Seats
+    steps: tuple[Step, ...]
+    run: Run
+    stands: bool
+
+    @property
+    def rank(self) -> tuple[Run, tuple[int, ...]]:
+        return self.run, self.order
+
+    @property
+    def runs(self) -> bool:
+        """True if a forward of a sample may be joined to one that ran for the line."""
+        return any(isinstance(step, Prefill | Sample) for step in self.steps)
+
+    @property
+    def follows(self) -> bool:
+        """True if a forward of the next chunk may be joined to that of the last one."""
+        last = self.steps[-1] if self.steps else None
+        return isinstance(last, Prefill) and last.seat.number == self.seats.seats[-1].number
+
+
+class _State(NamedTuple):
+    """All on which the further cost of a line depends; ``names`` are its antecedents if rows name them."""
+
+    chunks: frozenset[int]
+    worth: Guarantee
+    stands: bool
+    follows: bool
+    runs: bool
+    names: tuple[tuple[str, ...] | None, ...]
+
+
+@dataclass(frozen=True)
+class _Walk:
+    request: Request
+    view: View
+    items: tuple[Item, ...]
+
+    def exact(self) -> tuple[int, ...]:
+        """The best order, over all states."""
+        lines = [self._start]
+        for _ in self.items:
+            lines = self._merged(self._steps(lines, restricted=False))
+        return min(lines, key=lambda line: line.rank).order if lines else self._given
+
+    def beam(self) -> tuple[int, ...]:
+        """The best order that the most promising states lead to, or the order given."""
+        whole = [line for line in [self._finished(self._start)] if line is not None]
+        lines = [self._start]
+        for _ in self.items:
+            lines = self._merged(self._steps(lines, restricted=self._plain))
+            lines = sorted(lines, key=self._promise)[:BEAM]
+            if self._plain:
+                whole += [done for line in lines if (done := self._finished(line)) is not None]
+        whole += lines  # all of their chunks are placed
+        return min(whole, key=lambda line: line.rank).order if whole else self._given
+
+    # -- inside --------------------------------------------------------------------------------
+
+    @property
+    def _given(self) -> tuple[int, ...]:
+        return tuple(range(len(self.items)))
+
+    @property
+    def _start(self) -> _Line:
+        return _Line((), Seats.home((), len(self.view.seats.frame)), (), (0, 0), stands=True)
+
+    @cached_property
+    def _policies(self) -> tuple[ReusePolicy, ReusePolicy]:
+        """Those under which `Planner.rearranged` places newcomers and chunks of the window."""
+        asked = self.view.policy
+        if asked.minimum == "exact":
+            asked = asked.as_exact()
+        return asked, asked.as_repairing()
+
+    def _policy(self, item: Item) -> ReusePolicy:
+        return self._policies[isinstance(item, Seat)]
+
+    @cached_property
+    def _orders(self) -> list[frozenset[tuple[str, ...]]]:
+        """Of each chunk, the antecedents behind which it has a patch, or its KV in the window, in order."""
+        found = []
+        for item in self.items:
+            orders = set(self.view.rows.orders(item.chunk_id))
+            if isinstance(item, Seat):
+                orders.add(item.source.antecedents)
+            found.append(frozenset(orders))
+        return found
+
+    @cached_property
+    def _begun(self) -> list[frozenset[tuple[str, ...]]]:
+        """Of each chunk, the beginnings of these."""
+        return [frozenset(o[:n] for o in orders for n in range(len(o) + 1)) for orders in self._orders]
+
+    @cached_property
+    def _plain(self) -> bool:
+        """True if what is not served behind an order that rows name takes a forward."""
+        return not any(
+            policy.admits("orbit")
+            or (policy.max_divergence is not None and policy.admits("near"))
+            or policy.admits("blind")
+            or policy.on_miss == "blind"
+            for policy in self._policies
+        )
+
+    def _rest(self, line: _Line) -> list[int]:
+        there = set(line.order)
+        return [i for i in self._given if i not in there]
+
+    def _steps(self, lines: Iterable[_Line], restricted: bool) -> Iterable[_Line]:
+        """Each line with each of the other chunks; ``restricted``: only where an order is still named."""
+        for line in lines:
+            for i in self._rest(line):
+                if restricted and not self._named(line, i):
+                    continue
+                longer = self._longer(line, i)
+                if longer is not None:
+                    yield longer
+
+    def _longer(self, line: _Line, i: int) -> _Line | None:
+        """A line with one more chunk, priced by the planner; None if the policy refuses it there."""
+        item, here = self.items[i], self.view.seats.seats
+        at = len(line.order)
+        stands = line.stands and at < len(here) and here[at] is item
+        if stands and (self.view.policy.minimum != "exact" or here[at].guarantee == "exact"):
+            (spot,) = self.view.limits.places.compact([*line.seats.chunk_ids, item.chunk_id])[at:]
+            return _Line((*line.order, i), line.seats.joined(here[at].at(spot)), (), line.run, stands=True)
+        tokens, forwards = line.run
+        planner = Planner(
+            self.request,
+            self.view.seats,
+            self.view.rows,
+            self._policy(item),
+            self.view.limits,
+            patches=True,
+            steps=list(line.steps),
+            price=Price(forwards, tokens),
+        )
+        home = canonical_at(self.view.limits, item.chunk_id).home
+        try:
+            seat = planner.anew(item, line.seats, home)
+        except PolicyRefused:
+            return None
+        run = planner.price.tokens, planner.price.forwards
+        return _Line((*line.order, i), line.seats.joined(seat), tuple(planner.steps), run, stands=False)
+
+    def _finished(self, line: _Line) -> _Line | None:
+        """A line with all others in the order given: behind one that no row names, any costs as much."""
+        done: _Line | None = line
+        for i in self._rest(line):
+            done = None if done is None else self._longer(done, i)
+        return done
+
+    def _named(self, line: _Line, i: int) -> bool:
+        """True if chunk ``i`` may be served behind a line, or another one behind both."""
+        names = (line.seats.chunk_ids, line.seats.lineage)
+        if line.stands or any(name in self._orders[i] for name in names):
+            return True
+        longer = [(*name, self.items[i].chunk_id) for name in names]
+        return any(name in self._begun[j] for name in longer for j in self._rest(line) if j != i)
+
+    def _merged(self, lines: Iterable[_Line]) -> list[_Line]:
+        """Of the lines in one state, the best."""
+        best: dict[_State, _Line] = {}
+        for line in lines:
+            state = self._state(line)
+            if state not in best or line.rank < best[state].rank:
+                best[state] = line
+        return list(best.values())
+
+    def _state(self, line: _Line) -> _State:
+        rest = self._rest(line)
+        both = (line.seats.chunk_ids, line.seats.lineage)
+        names = tuple(name if any(name in self._begun[i] for i in rest) else None for name in both)
+        return _State(frozenset(line.order), footing(line.seats), line.stands, line.follows, line.runs, names)
+
+    def _promise(self, line: _Line) -> tuple[int, Run, tuple[int, ...]]:
+        """The fewest tokens that a line may come to, then what it has run."""
+        names = (line.seats.chunk_ids, line.seats.lineage)
+        lost = 0
+        for i in self._rest(line) if self._plain else ():
+            if not line.stands and not any(name in self._begun[i] for name in names):
+                lost += self.items[i].length
+        return line.run[0] + lost, line.run, line.order

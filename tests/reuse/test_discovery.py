@@ -1,0 +1,244 @@
+"""What came before is cut out of a prompt as it was, and served as far as the policy admits it."""
+
+from __future__ import annotations
+
+import itertools
+import random
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kamera import Backbone, ChunkStore, ReusePolicy, testbed
+from kamera.errors import ForeignIndex
+from kamera.patches import later_of
+from kamera.reuse import RULES, IndexFile, Prompt, Scope
+from tests.reuse.rig import HEAD, calibration, error, family, plain, reuser, words
+from tests.sessions.rig import plain_logits, speaking
+from tests.window.rig import borne, watching
+
+NAME = "llama_mqa"
+RULE = RULES["high"]
+"""A rule without resets: nothing tells where passages begin."""
+
+PASSAGES = [words(100 + seed, 40 + 17 * seed) for seed in range(5)]
+QUESTION = words(99, 40)
+
+
+def shuffled(order) -> Prompt:
+    """Passages in this order behind the sink, without an anchor."""
+    return Prompt.of(torch.cat([HEAD, *(PASSAGES[i] for i in order), QUESTION]).numpy())
+
+
+def spans(done) -> list[tuple[int, ...]]:
+    """The tokens of a window's chunks."""
+    ids = done.window.input_ids
+    return [tuple(ids[s.start : s.start + s.length].tolist()) for s in done.window.slots]
+
+
+orders = st.lists(st.lists(st.integers(0, 4), min_size=1, max_size=5), min_size=2, max_size=5)
+
+
+@settings(max_examples=25, deadline=None)
+@given(orders)
+def test_shuffled_passages_answer_as_without_reuse(drawn):
+    backbone = family(NAME)
+    one = reuser(backbone, policy=ReusePolicy.exact(), rule=RULE)
+    for order in drawn:
+        asked = shuffled(order)
+        plan = one.prepare(asked)
+        done = plan.run()
+        pieces = [*spans(done), tuple(done.question.tolist())]
+        assert [*HEAD.tolist(), *itertools.chain(*pieces)] == asked.ids.tolist()
+        assert [a.tokens for a in plan.admissions] == [len(piece) for piece in pieces[:-1]]
+        assert (done.report.forwards, done.report.tokens_recomputed) == (plan.cost.forwards, plan.cost.tokens)
+        assert {a.guarantee for a in done.admissions} <= {"exact"}
+        assert error(done.window.next_token_logits(done.question), plain(backbone, asked)) < 1e-4
+
+
+ORDERS = ([0, 1, 2], [2, 0, 1], [1, 2, 0], [0, 2, 1], [2, 1, 0])
+
+
+def test_what_came_before_is_the_same_chunk_again():
+    """No prompt says where passages begin: the places where they were parted before do."""
+    one = reuser(family(NAME), policy=ReusePolicy.exact(), rule=RULE)
+    last = [spans(one.prepare(shuffled(order)).run()) for order in ORDERS][-1]
+    assert last == [tuple(PASSAGES[i].tolist()) for i in ORDERS[-1]]
+
+
+def test_moved_chunks_are_served_under_a_calibration():
+    backbone = family(NAME)
+    loose = ReusePolicy(minimum="blind", rank=64, patch_bytes=None, certified=False, forms="always")
+    one = reuser(backbone, policy=loose, rule=RULE, calibration=calibration(backbone))
+    shares = []
+    for order in ([0, 1, 2, 3], [3, 1, 0, 2], [2, 0, 3, 1], [1, 3, 2, 0]):
+        done = one.prepare(shuffled(order)).run()
+        served = sum(a.tokens for a in done.admissions if a.tier != "none")
+        shares.append(served / sum(a.tokens for a in done.admissions))
+    assert shares[0] == 0.0
+    assert shares[-1] > 0.7
+
+
+def test_a_part_of_a_segment_is_computed_before_it_is_served():
+    """A slice of a canonical attended to what precedes it in its segment: it is no canonical."""
+    backbone, whole = family(NAME), words(7, 200)
+    loose = ReusePolicy(minimum="blind", rank=64, patch_bytes=None, certified=False, forms="always")
+    one = reuser(backbone, policy=loose, rule=RULE, calibration=calibration(backbone))
+
+    def asked(*parts: torch.Tensor) -> Prompt:
+        return Prompt.of(torch.cat([HEAD, *parts, QUESTION]).numpy())
+
+    one.prepare(asked(whole)).run()
+    for seed, tier in ((8, "none"), (9, "approximate")):
+        done = one.prepare(asked(words(seed, 30), whole[20:110])).run()
+        (part,) = [
+            a
+            for a, piece in zip(done.admissions, spans(done), strict=True)
+            if piece == tuple(whole[20:110].tolist())
+        ]
+        assert part.tier == tier
+        assert ("it came before" in part.reason) == (tier == "none")
+
+
+def test_processes_that_share_an_index_cut_alike(tmp_path):
+    backbone, store = family(NAME), ChunkStore.open("memory://")
+    scope = Scope(backbone.fingerprint, "tokenizer", store.tenant)
+    draw = random.Random(0)
+    drawn = [draw.sample(range(5), 4) for _ in range(4)]
+    with (
+        IndexFile(tmp_path / "index", scope, RULE) as here,
+        IndexFile(tmp_path / "index", scope, RULE) as there,
+    ):
+        mine, other = reuser(backbone, store, index=here), reuser(backbone, store, index=there)
+        for order in drawn:
+            mine.prepare(shuffled(order)).run()
+        done = other.prepare(shuffled(drawn[-1])).run()
+        tiers = {a.tier for a in done.admissions}
+    assert tiers == {"exact", "patched"}
+    assert done.report.forwards == 0
+
+
+def test_a_damaged_index_is_a_miss_and_anothers_is_refused(tmp_path, caplog):
+    backbone = family(NAME)
+    path = tmp_path / "index"
+    with IndexFile(path, Scope(backbone.fingerprint, "tokenizer", ""), RULE) as file:
+        one = reuser(backbone, policy=ReusePolicy.exact(), index=file)
+        one.prepare(shuffled([0, 1])).run()
+        with path.open("ab") as raw:
+            raw.write(b"damage, not a frame")
+        done = one.prepare(shuffled([1, 0])).run()
+        assert error(done.window.next_token_logits(done.question), plain(backbone, shuffled([1, 0]))) < 1e-4
+        assert "nothing was looked up" in caplog.text and "was not added" in caplog.text
+    with (
+        IndexFile(tmp_path / "foreign", Scope(backbone.fingerprint, "tokenizer", "b"), RULE) as file,
+        pytest.raises(ForeignIndex, match="tenant 'b'"),
+    ):
+        reuser(backbone, index=file)
+
+
+def test_a_conversation_finds_what_moved_inside_its_messages():
+    backbone = speaking("headers")
+    one = reuser(backbone, policy=ReusePolicy.exact())
+    draw = random.Random(1)
+    texts = ["".join(draw.choices("abcdefghijklmnopqrstuvwxyz", k=120)) for _ in range(3)]
+    known: set[tuple[int, ...]] = set()
+    for order in ORDERS:
+        messages = [{"role": "user", "content": " ".join(texts[i] for i in order)}]
+        done = one.prepare(messages).run()
+        assert error(done.window.next_token_logits(done.question), plain_logits(backbone, messages)) < 1e-4
+        again = sum(len(piece) for piece in spans(done) if piece in known)
+        known |= {*spans(done)}
+    assert again > 0.9 * sum(map(len, spans(done)))
+
+
+@pytest.mark.parametrize("order", [(1, 0, 2), (2, 1), (0, 2, 1, 0)])
+def test_pictures_and_texts_that_moved_together_answer_as_without_reuse(order):
+    backbone = Backbone(*testbed.load())
+    frames = [frame.image for frame in testbed.World(seed=3).episode(0, legends=4).frames]
+    text = "What is the value of tag 3? And of all the others that you see here, in order?"
+
+    def asked(order) -> list[dict]:
+        shown = ({"type": "image", "image": frames[i]} for i in order)
+        content = [item for one in shown for item in (one, {"type": "text", "text": text})]
+        return [{"role": "user", "content": content}]
+
+    one = reuser(backbone, policy=ReusePolicy.exact())
+    known = {*spans(one.prepare(asked((0, 1, 2))).run())}
+    done = one.prepare(asked(order)).run()
+    assert error(done.window.next_token_logits(done.question), plain_logits(backbone, asked(order))) < 1e-4
+    assert sum(len(piece) for piece in spans(done) if piece in known) > 0.7 * sum(map(len, spans(done)))
+
+
+LONG = [[2, 3, 4], [4, 2, 3], [3, 4, 2], [2, 4, 3], [4, 3, 2], [3, 2, 4]]
+"""Orders of passages that are no glue."""
+
+
+def served(one, orders) -> tuple[float, int]:
+    """The share of the last prompt's tokens that is not prefilled, and the tokens of all later work."""
+    later = 0
+    for order in orders:
+        plan = one.prepare(shuffled(order))
+        done = plan.run()
+        later_of(one.backbone).flush()
+        later += plan.later.tokens
+    taken = sum(a.tokens for a in done.admissions if a.tier != "none")
+    return taken / sum(a.tokens for a in done.admissions), later
+
+
+def test_canonicals_of_what_recurs_are_made_where_they_can_be_served():
+    backbone = family(NAME)
+    for minimum in ("patched", "blind"):
+        policy = ReusePolicy(minimum=minimum, certified=False)
+        one = reuser(backbone, policy=policy, rule=RULE, calibration=calibration(backbone))
+        share, later = served(one, LONG)
+        if minimum == "patched":
+            assert later == 0 and share < 0.5
+        else:
+            assert later > 0 and share > 0.9  # what led a prompt before has its canonical for nothing
+
+
+@pytest.mark.parametrize(
+    ("policy", "kinds"),
+    [
+        (ReusePolicy(minimum="exact", on_miss="prefill", forms="always"), {"canonical"}),
+        (ReusePolicy(minimum="exact", forms="always"), {"canonical"}),
+        (ReusePolicy(certified=False, forms="always", withheld=frozenset({"patched"})), {"canonical"}),
+        (ReusePolicy(certified=True, tolerance=None, forms="always"), {"canonical"}),
+        (ReusePolicy(certified=False, forms="always"), {"canonical", "exact"}),
+    ],
+)
+@pytest.mark.filterwarnings("ignore::kamera.errors.UncertifiedBackbone")
+def test_no_patch_is_formed_that_is_never_served(policy, kinds):
+    one = reuser(family(NAME), policy=policy, rule=RULE)
+    served(one, LONG[:2] + LONG[:2])
+    assert {row.kind for row in one.store.ls() if row.kind != "anchor"} == kinds
+
+
+@pytest.mark.parametrize("forms", ["returning", "always"])
+@pytest.mark.parametrize("minimum", ["exact", "patched", "blind"])
+def test_plans_and_account_tell_all_forwards(minimum, forms):
+    """What plans said of now and of later, and the account, equal hooks on the model once all is done."""
+    backbone = family(NAME)
+    policy = ReusePolicy(minimum, forms=forms, certified=False, tolerance=None, audit=0.0)
+    given = calibration(backbone) if minimum == "blind" else None
+    with watching(backbone, probes=True) as seen:
+        one = reuser(backbone, policy=policy, rule=RULE, calibration=given)
+        one.prepare(shuffled(LONG[0]))  # the anchor
+        later_of(backbone).flush()
+        before = one.usage()
+        said = [0, 0]
+        for order in (*LONG, LONG[0], LONG[1]):
+            plan = one.prepare(shuffled(order))
+            plan.run()
+            later_of(backbone).flush()
+            for cost in (plan.cost, plan.later):
+                said = [said[0] + cost.forwards, said[1] + cost.tokens]
+    after = one.usage()
+    assert borne(seen, after)
+    ran = [
+        sum(getattr(spent, name) - getattr(old, name) for spent, old in zip(after, before, strict=True))
+        for name in ("forwards", "tokens")
+    ]
+    assert ran == said
+    assert said[0] > 3
