@@ -38,7 +38,6 @@ TRIALS: dict[Guarantee, tuple[Order, Order]] = {
     "orbit": ((0, 1, 2, READER), (2, 0, 1, READER)),
     "survivor": ((0, 1, 2, READER), (1, 2, READER)),
     "near": ((4, 1, 2, READER), (0, 1, 2, READER)),
-    "composed": ((0, 1, 2, READER), (2, 0, 1, READER)),
 }
 """Windows of each guarantee: the one its KV was conditioned in, and the one it is served in."""
 

@@ -91,7 +91,6 @@ def run_probe(
         probe=probe,
         probe_digest=digest_of(probe, tally.shown),
         divergence=DIVERGENCE,
-        antecedents=len(TRIALS["composed"][1]) - 1,
         findings=findings,
         sabotages=wrong,
         created=datetime.now(timezone.utc).isoformat(timespec="seconds"),

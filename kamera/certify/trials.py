@@ -16,7 +16,6 @@ from kamera.certify.sabotage import OF_PHASE, Material, sabotages
 from kamera.certify.verdict import Outcome
 from kamera.engines.hf import Backbone
 from kamera.ops import KV, MOST, Patch
-from kamera.patches import COMPOSABLE
 from kamera.store import ChunkStore
 from kamera.window import Guarantee, KameraWindow, ReusePolicy
 
@@ -116,11 +115,8 @@ class Trials:
             near = replace(self.policy, minimum="near", max_divergence=DIVERGENCE)
             window = self._window(self.elsewhere, after, near)
         else:
-            # of any doubt: windows refuse the doubtful ones, so what they serve is no worse
-            served = replace(self.policy, minimum=guarantee, max_doubt=1.0, composed_up_to=max(COMPOSABLE))
-            window = self._window(self.store, before, served)
-            form = window.form_orbit if guarantee == "orbit" else window.form_pairs
-            form(len(before) - 1)
+            window = self._window(self.store, before, replace(self.policy, minimum="orbit"))
+            window.form_orbit(len(before) - 1)
             window.reorder([before.index(i) for i in after])
         return window
 

@@ -50,7 +50,7 @@ def certify(
 ) -> None:
     """Ask a multi-hop probe of reused and of re-prefilled windows, and write a certificate.
 
-    It finds of each guarantee (patched, orbit, composed, survivor, near) whether it is safe, after asking the
+    It finds of each guarantee (patched, sampled, orbit, survivor, near) whether it is safe, after asking the
     same of builds that are wrong on purpose. Exit code 0: patched KV is safe. 1: it is not, or the probe
     cannot tell. The certificate is written in every case; windows serve what it found safe.
     """

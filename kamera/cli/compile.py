@@ -63,16 +63,6 @@ def compile_plan(
     orbit: Annotated[
         bool, typer.Option("--orbit", help="Also one patch for all orders of a chunk's antecedents.")
     ] = False,
-    pairs: Annotated[
-        bool,
-        typer.Option(
-            "--pairs", help="Also the terms of composed patches: every order of any chunks of a line."
-        ),
-    ] = False,
-    triples: Annotated[
-        bool,
-        typer.Option("--triples", help="With pairs, also terms behind triples: for five chunks and more."),
-    ] = False,
     samples: Annotated[
         int | None,
         typer.Option(min=1, help="Orderings that an orbit patch averages (default: a small balanced set)."),
@@ -118,8 +108,6 @@ def compile_plan(
         patch_bytes=patch_bytes or None,
         layers=_layers(layers),
         orbit=orbit,
-        pairs=pairs,
-        triples=triples,
         samples=samples,
         limit=limit,
         batch=batch,
@@ -188,7 +176,6 @@ def _tables(plan: Plan, store: str, report: CompileReport) -> list[Table | str]:
         ("canonicals", _counted(report.canonicals)),
         ("patches", _counted(report.patches)),
         ("orbit patches", _counted(report.orbits)),
-        *_terms(report),
         ("forwards", f"{report.forwards} ({report.tokens} tokens){_shared(report)}"),
         ("vision encodes", report.vision_encodes),
         *_probes(report),
@@ -204,13 +191,6 @@ def _tables(plan: Plan, store: str, report: CompileReport) -> list[Table | str]:
     if len(report.failures) > _SHOWN:
         lines.append(f"… and {len(report.failures) - _SHOWN} more (--format json lists them all)")
     return [facts(f"{plan.path} → {store}", rows), *lines]
-
-
-def _terms(report: CompileReport) -> list[tuple[str, object]]:
-    if report.terms is None:
-        return []
-    repaid = f"repaid after {report.terms.reorders:.1f} reorders of each line"
-    return [("of these, terms", f"{_counted(report.terms.counts)}; {repaid}")]
 
 
 def _probes(report: CompileReport) -> list[tuple[str, object]]:

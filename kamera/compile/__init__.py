@@ -2,7 +2,7 @@
 
 from kamera.compile.job import Job, Step, run_plan
 from kamera.compile.plan import Plan, PlannedWindow, read_plan
-from kamera.compile.report import Batches, BreakEven, CompileReport, Counts, Failure, Probes, Terms
+from kamera.compile.report import Batches, BreakEven, CompileReport, Counts, Failure, Probes
 from kamera.compile.settings import Settings
 from kamera.compile.team import Here, Team
 from kamera.errors import PlanError
@@ -22,7 +22,6 @@ __all__ = [
     "Settings",
     "Step",
     "Team",
-    "Terms",
     "read_plan",
     "run_plan",
 ]

@@ -14,9 +14,8 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from kamera.compile.ledger import Ledger, System
-from kamera.compile.pairs import pair_windows, saved_by_a_reorder
 from kamera.compile.plan import Plan, PlannedWindow, Stored
-from kamera.compile.report import Batches, BreakEven, CompileReport, Probes, Terms
+from kamera.compile.report import Batches, BreakEven, CompileReport, Probes
 from kamera.compile.settings import Settings
 from kamera.compile.tasks import Cost, Sources
 from kamera.compile.team import Here, Team
@@ -74,9 +73,7 @@ class Job:
         self.team = team
         self.store = store
         self.settings = settings
-        self.lines = plan.windows[: settings.limit]
-        self._pairs = pair_windows(self.lines, settings)
-        self.windows = (*self.lines, *self._pairs)
+        self.windows = plan.windows[: settings.limit]
         self._ledger = Ledger(self.windows, settings)
         self._cost = Cost()
         self._check_ids()
@@ -87,7 +84,7 @@ class Job:
 
     @property
     def chunks(self) -> int:
-        """Number of positions in all windows, those of pairs included."""
+        """Number of positions in all windows."""
         return sum(len(window.chunks) for window in self.windows)
 
     @property
@@ -108,12 +105,11 @@ class Job:
         ledger, cost = self._ledger, self._cost
         saved = ledger.formed_tokens()
         return CompileReport(
-            windows=len(self.lines),
+            windows=len(self.windows),
             chunks=self.chunks,
             canonicals=ledger.canonicals(),
             patches=ledger.patches(),
             orbits=ledger.orbits(),
-            terms=self._terms(),
             refused=cost.refused,
             forwards=cost.forwards,
             tokens=cost.tokens,
@@ -149,12 +145,6 @@ class Job:
             self._cost.add(compiled.cost)
             settled = [self._ledger.enter_grown(b, g) for b, g in zip(task, compiled.grown, strict=True)]
             yield Step("patches", sum(settled))
-
-    def _terms(self) -> Terms | None:
-        if not self._pairs:
-            return None
-        counts = self._ledger.terms(self._pairs)
-        return Terms(counts, counts.formed / saved_by_a_reorder(self.lines, self.settings))
 
     @property
     def _parts(self) -> int:

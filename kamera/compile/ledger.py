@@ -159,23 +159,14 @@ class Ledger:
                 outcomes.append((kept, "formed" if kept in self._orbits else "reused"))
         return _counted(outcomes)
 
-    def terms(self, windows: Sequence[PlannedWindow]) -> Counts:
-        """`patches` over the positions of some of the windows only."""
-        return _counted([(node, outcome) for _, node, outcome in self._settled(windows)])
-
     def formed_tokens(self) -> int:
         """Tokens of the chunks whose patches were formed, counted per node."""
         return sum(self._tokens[node] for node, outcome in self._patches.items() if outcome == "formed")
 
     def failures(self) -> tuple[Failure, ...]:
         """One for each line that could not be compiled completely, in the plan's order."""
-        failures: dict[str, Failure] = {}
-        for planned in self.windows:
-            problem = self._problem(planned)
-            if problem is not None:  # once for a line and the windows of its pairs
-                failure = Failure(planned.where, f"chunks[{problem[0]}]: {problem[1]}")
-                failures.setdefault(planned.where, failure)
-        return tuple(failures.values())
+        problems = [(planned.where, self._problem(planned)) for planned in self.windows]
+        return tuple(Failure(where, f"chunks[{p[0]}]: {p[1]}") for where, p in problems if p is not None)
 
     # -- inside --------------------------------------------------------------------------------
 
@@ -193,11 +184,9 @@ class Ledger:
         nodes = self._walks[planned.system].places(self._ids(planned))
         return [(planned.system, n) for n in nodes]
 
-    def _settled(
-        self, windows: Sequence[PlannedWindow] | None = None
-    ) -> Iterator[tuple[PlannedWindow, Node | None, Outcome]]:
+    def _settled(self) -> Iterator[tuple[PlannedWindow, Node | None, Outcome]]:
         """Settled positions with antecedents; the node is None if a chunk is unavailable."""
-        for planned in self.windows if windows is None else windows:
+        for planned in self.windows:
             if planned.system not in self._walks:
                 continue
             nodes = self._nodes(planned)

@@ -3,8 +3,8 @@
 A line is ``{"system": "You watch a camera.", "chunks": [CONTENT, …]}``. CONTENT is text, a chat content
 item or list (``{"image": "a.png"}``, ``{"video": "b.mp4", "fps": 1}``, ``{"text": "…"}``), or
 ``{"chunk_id": "…"}`` of a stored chunk. ``system`` is optional, as in `KameraWindow`. ``rank``, ``layers``
-(numbers, or ``"a:b"``), ``orbit`` and ``pairs`` (true, false) override the job's settings for this line.
-Relative paths are relative to the plan; blank lines are skipped.
+(numbers, or ``"a:b"``) and ``orbit`` (true, false) override the job's settings for this line. Relative paths
+are relative to the plan; blank lines are skipped.
 """
 
 from __future__ import annotations
@@ -59,7 +59,6 @@ class PlannedWindow:
     rank: int | None = None
     layers: tuple[int, ...] | None = None
     orbit: bool | None = None
-    pairs: bool | None = None
 
 
 @dataclass(frozen=True)
@@ -108,7 +107,7 @@ def _window(where: str, line: bytes, base: Path) -> PlannedWindow:
         raise _Bad(f"not JSON ({error}): give one object a line") from None
     if not isinstance(value, dict):
         raise _Bad(f'{_short(value)} is not an object: give {{"system": …, "chunks": […]}}')
-    _known(value, ("system", "chunks", "rank", "layers", "orbit", "pairs"), "a window")
+    _known(value, ("system", "chunks", "rank", "layers", "orbit"), "a window")
     system = value.get("system")
     if system is not None and not isinstance(system, str):
         raise _Bad(f"system {_short(system)} is not text: give a string, or leave it out")
@@ -124,20 +123,16 @@ def _window(where: str, line: bytes, base: Path) -> PlannedWindow:
     return PlannedWindow(where, system, tuple(sources), *_wishes(value))
 
 
-def _wishes(
-    value: Mapping[str, Any],
-) -> tuple[int | None, tuple[int, ...] | None, bool | None, bool | None]:
-    rank, layers = value.get("rank"), value.get("layers")
-    kinds = [value.get(name) for name in ("orbit", "pairs")]
+def _wishes(value: Mapping[str, Any]) -> tuple[int | None, tuple[int, ...] | None, bool | None]:
+    rank, layers, orbit = value.get("rank"), value.get("layers"), value.get("orbit")
     if rank is not None and (type(rank) is not int or rank < 1):
         raise _Bad(f"rank is {_short(rank)}: give a whole number from 1 on")
-    for name, kind in zip(("orbit", "pairs"), kinds, strict=True):
-        if kind is not None and not isinstance(kind, bool):
-            raise _Bad(f"{name} is {_short(kind)}: give true or false")
+    if orbit is not None and not isinstance(orbit, bool):
+        raise _Bad(f"orbit is {_short(orbit)}: give true or false")
     if layers is not None and not isinstance(layers, list | str):
         raise _Bad(f'layers is {_short(layers)}: give a list of numbers, or "a:b"')
     try:
-        return rank, layers_of(layers), kinds[0], kinds[1]
+        return rank, layers_of(layers), orbit
     except ValueError as error:
         raise _Bad(str(error)) from None
 

@@ -86,24 +86,10 @@ class Probes:
 
 
 @dataclass(frozen=True)
-class Terms:
-    """Patches behind single chunks, ordered pairs and triples, from which others are composed.
-
-    ``counts`` are among those of all patches. ``reorders``: the number of reorders of every line after which
-    the terms formed now are repaid, in forwards; each was one, and a reorder saves that of each chunk but the
-    leading one.
-    """
-
-    counts: Counts
-    reorders: float
-
-
-@dataclass(frozen=True)
 class CompileReport:
     """Outcome and cost of compiling a plan. JSON-able by `dataclasses.asdict`.
 
-    ``windows`` are those of the plan (of its first lines, under a limit), ``chunks`` the places in them and
-    in the windows that form terms (``terms``, None if no line asks for pairs);
+    ``windows`` are those of the plan (of its first lines, under a limit), ``chunks`` the places in them;
     ``canonicals``, ``patches`` and ``orbits`` count every place a chunk has in a window, so a chunk that
     stands in two windows counts twice. ``refused`` objects were there and not taken: damaged ones were
     made again, those under a key that was not given fail their windows. ``forwards``, ``tokens`` (run
@@ -123,7 +109,6 @@ class CompileReport:
     canonicals: Counts
     patches: Counts
     orbits: Counts
-    terms: Terms | None
     refused: int
     forwards: int
     tokens: int

@@ -17,8 +17,7 @@ def _tolerance() -> float | None:
 @dataclass(frozen=True)
 class Settings:
     """Defaults for the lines of a plan: patches within ``rank``, ``patch_bytes`` and ``layers`` (as in
-    `ReusePolicy`); with ``orbit`` also one per antecedent set, with ``pairs`` also the terms of composed
-    ones, for every order of any of a line's chunks, and with ``triples`` those behind ordered triples too.
+    `ReusePolicy`); with ``orbit`` also one per antecedent set.
 
     Each patch has to prove itself within ``tolerance`` (as in `ReusePolicy`; None: none is asked). The
     default is a window's: where no certificate is asked for, no proof is either.
@@ -32,8 +31,6 @@ class Settings:
     patch_bytes: float | None = ReusePolicy.patch_bytes
     layers: Sequence[int] | str | None = None
     orbit: bool = False
-    pairs: bool = False
-    triples: bool = False
     samples: int | None = None
     seed: int = 0
     limit: int | None = None
@@ -64,7 +61,3 @@ class Settings:
     def orbit_of(self, line: PlannedWindow) -> bool:
         """True if orbit patches are formed for this line."""
         return self.orbit if line.orbit is None else line.orbit
-
-    def pairs_of(self, line: PlannedWindow) -> bool:
-        """True if the terms of composed patches are formed for this line."""
-        return self.pairs if line.pairs is None else line.pairs

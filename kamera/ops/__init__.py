@@ -4,7 +4,6 @@ from kamera.ops.allocate import allocate, total_gain
 from kamera.ops.blocks import Blocks, Groups, blocks_map, check_groups, equal_groups
 from kamera.ops.budget import PatchBudget, Sized, layers_of
 from kamera.ops.complete import MOST, Completion, Design, SampleSize, token_kernel
-from kamera.ops.compose import Composed, compose, terms_of, triples_of
 from kamera.ops.compress import compress
 from kamera.ops.digest import chunk_id, digest, tensor_bytes, tensor_digest
 from kamera.ops.factoring import factor, kept_energy
@@ -97,7 +96,6 @@ __all__ = [
     "CodedKV",
     "Codes",
     "Completion",
-    "Composed",
     "Deltas",
     "Design",
     "Factor",
@@ -134,7 +132,6 @@ __all__ = [
     "chunk_id",
     "code_kv",
     "compared",
-    "compose",
     "compress",
     "deficit",
     "digest",
@@ -173,10 +170,8 @@ __all__ = [
     "sketch",
     "tensor_bytes",
     "tensor_digest",
-    "terms_of",
     "token_kernel",
     "total_gain",
-    "triples_of",
     "turn_factors",
     "uniform_offset",
     "weakest",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Literal, get_args
 
-Guarantee = Literal["exact", "patched", "sampled", "orbit", "composed", "survivor", "near", "blind"]
+Guarantee = Literal["exact", "patched", "sampled", "orbit", "survivor", "near", "blind"]
 
 GUARANTEES: tuple[Guarantee, ...] = get_args(Guarantee)
 """From the strongest to the weakest (DESIGN, section 3)."""

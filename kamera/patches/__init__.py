@@ -5,7 +5,6 @@ from kamera.patches.ahead import Ahead
 from kamera.patches.anchor import Anchor, anchor_ids, anchor_of, prefill_anchor
 from kamera.patches.catalogue import Catalogue
 from kamera.patches.chunks import Copy, Facts
-from kamera.patches.composing import COMPOSABLE, FORMED_TERM, composable, composed
 from kamera.patches.encodings import Encodings
 from kamera.patches.former import Former
 from kamera.patches.forming import FormingRule, forming_of
@@ -18,7 +17,6 @@ from kamera.patches.near import Near, equal_left
 from kamera.patches.orbit import form_orbit
 from kamera.patches.orderings import how_many, orderings
 from kamera.patches.owed import Owed, pay
-from kamera.patches.pairs import Pairs, Triples, form_pairs
 from kamera.patches.proving import Before, Prover
 from kamera.patches.reproving import prove_again
 from kamera.patches.standing import compact_positions, extents_of, text_positions
@@ -26,8 +24,6 @@ from kamera.patches.together import MOST_TOKENS, form_canonicals, in_groups, pre
 from kamera.patches.waiting import archive_later, encoded, settle
 
 __all__ = [
-    "COMPOSABLE",
-    "FORMED_TERM",
     "GUARANTEES",
     "MOST_TOKENS",
     "Ahead",
@@ -45,27 +41,22 @@ __all__ = [
     "Losses",
     "Near",
     "Owed",
-    "Pairs",
     "Piece",
     "Prover",
     "Stored",
     "Strict",
-    "Triples",
     "Worth",
     "anchor_ids",
     "anchor_of",
     "archive_later",
     "at_least",
     "compact_positions",
-    "composable",
-    "composed",
     "continued",
     "encoded",
     "equal_left",
     "extents_of",
     "form_canonicals",
     "form_orbit",
-    "form_pairs",
     "forming_of",
     "guarantee_named",
     "head_of",

@@ -18,7 +18,6 @@ from kamera.store import ChunkStore, Context, ObjectInfo, behind_survivors, cano
 logger = logging.getLogger(__name__)
 
 _BASE = "base of "  # no key begins with it
-_COMPOSED = "composed"
 
 
 class Catalogue:
@@ -182,15 +181,6 @@ class Catalogue:
         """True if this operation found a patch missing or different from its row."""
         lies = self._lies
         return bool(lies) and patch_key(self.context, chunk_id, antecedents, kind, base) in lies
-
-    def doubted(self, chunk_id: str, antecedents: Sequence[str]) -> bool:
-        """True if this operation found that a chunk's terms do not compose to these antecedents."""
-        lies = self._lies
-        return bool(lies) and " ".join((_COMPOSED, chunk_id, *antecedents)) in lies
-
-    def doubt(self, chunk_id: str, antecedents: Sequence[str]) -> None:
-        """Mark these antecedents as `doubted` for the rest of the operation."""
-        self.refuse(" ".join((_COMPOSED, chunk_id, *antecedents)))
 
     def refuse(self, key: str) -> None:
         """Mark the row under ``key`` as wrong: the object counts as absent for the rest of the operation."""

@@ -12,7 +12,6 @@ import torch
 from kamera.errors import KameraError
 from kamera.ops import Proof
 from kamera.patches.chunks import Copy, Facts
-from kamera.patches.composing import FORMED_TERM
 from kamera.patches.forming import Forming
 from kamera.patches.line import Line
 
@@ -36,7 +35,7 @@ def prove_again(former: Former, chunks: Sequence[Facts], doubted: Collection[int
         for i, chunk in enumerate(chunks[: max(doubted) + 1]):
             before = line.before
             copy = line.append(chunk)
-            if i in doubted and at_once.keep_patch(chunk, copy, FORMED_TERM, before):
+            if i in doubted and at_once.keep_patch(chunk, copy, "exact", before):
                 row = former.store.info(former.context, chunk.chunk_id, copy.antecedents, "exact")
                 proof = None if row is None else row.proof
                 if proof is None:

@@ -7,8 +7,8 @@ from typing import Literal, get_args
 
 from kamera.window import Guarantee
 
-Tier = Literal["exact", "patched", "sampled", "orbit", "composed", "survivor", "approximate", "none"]
-"""``exact``: same tokens behind the same whole left context. ``patched``, ``orbit``, ``composed``: a stored
+Tier = Literal["exact", "patched", "sampled", "orbit", "survivor", "approximate", "none"]
+"""``exact``: same tokens behind the same whole left context. ``patched``, ``orbit``: a stored
 patch for this left context. ``sampled``: a few of its tokens run behind this left context. ``survivor``: kept
 in place although an antecedent has left. ``approximate``: stored for another left context, admitted by guard
 and probe. ``none``: not reused, prefilled."""

@@ -323,10 +323,10 @@ class Arrangement:
 
 
 def _loads(chunk_id: str, offer: Offer | None) -> list[Load]:
-    """The objects that a chunk is placed from; terms of a composed patch are not read ahead."""
+    """The objects that a chunk is placed from."""
     based = offer is not None and bool(offer.base)
     loads = [] if based else [Load(chunk_id)]
-    if offer is not None and offer.kind != "composed":
+    if offer is not None:
         loads.append(Load(chunk_id, offer.antecedents, offer.kind, offer.base))
     return loads
 

@@ -76,10 +76,9 @@ def best_match(prompt: Rendered, sessions: Mapping[str, Candidate], min_tokens: 
     A prompt that goes on from all that a session holds goes to it. Any other session has to save at least
     ``min_tokens`` after the system prompt; where none does, one that holds as many of the prompt's tokens at
     other places is edited: it is the same conversation, and a second session would only take memory. Of
-    equals the first is chosen. A session whose
-    KV is conditioned on content outside its prompt (a survivor of an edit) serves its owner only, and no
-    other conversation's session is edited in a mode that would leave such KV. A composed patch counts as such
-    KV: it may add what a patch behind antecedents that have left knew (docs/composed.md). So does a sample.
+    equals the first is chosen. A session whose KV is conditioned on content outside its prompt (a survivor of
+    an edit) serves its owner only, and no other conversation's session is edited in a mode that would leave
+    such KV. A sample counts as such KV.
     """
     prefixes: list[tuple[int, str]] = []
     edits: list[tuple[int, str]] = []

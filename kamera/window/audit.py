@@ -266,7 +266,7 @@ def _lacking_bound(former: Former, resident: Resident, worth: Guarantee) -> floa
     if worth == "patched":
         energy = _energy(former, resident)
         return 1.0 if energy is None else min(1.0, 1.0 - energy + CLOSER)
-    return 1.0 if worth in ("sampled", "composed", "orbit") else None
+    return 1.0 if worth in ("sampled", "orbit") else None
 
 
 def _energy(former: Former, resident: Resident) -> float | None:

@@ -71,8 +71,7 @@ class Certificate:
     ``model`` is a name for people; a certificate is bound by its `Grounds`, whose fields it lists.
     ``findings`` are by guarantee; a guarantee without one was not tested. ``sabotages`` are findings on
     deliberately wrong operators, by their defect: they show which errors the probe detects. ``divergence`` is
-    that of the antecedents that "near" was tested behind, ``antecedents`` the number of those that "composed"
-    was. ``created`` is UTC, ISO 8601.
+    that of the antecedents that "near" was tested behind. ``created`` is UTC, ISO 8601.
     """
 
     fingerprint: str
@@ -86,7 +85,6 @@ class Certificate:
     probe: str
     probe_digest: str
     divergence: float
-    antecedents: int
     findings: dict[Guarantee, Finding]
     sabotages: dict[str, Finding]
     created: str

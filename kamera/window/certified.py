@@ -176,8 +176,6 @@ def _terms(backbone: Engine, policy: ReusePolicy, found: Search) -> Terms:
             f"ReusePolicy(certified=False), or ask again: `{command}`"
         )
     served = policy.without(reasons) if reasons else policy
-    if held is not None and "composed" in wanted and "composed" not in reasons:
-        served = replace(served, composed_up_to=max(served.composed_up_to, held.antecedents))
     return Terms(policy, served if proving else replace(served, tolerance=None), held, reasons)
 
 
@@ -191,7 +189,6 @@ def _wanted(policy: ReusePolicy) -> tuple[Guarantee, ...]:
     """The guarantees below exact that a policy would serve."""
     asked = {g for g in GUARANTEES[1:] if policy.admits(g)}
     asked |= {"survivor"} if policy.keeps("survivor") else set()
-    asked |= {"composed"} if policy.composes else set()
     asked |= {"blind"} if policy.on_miss == "blind" else set()
     asked = asked | {"sampled"} if policy.samples else asked - {"sampled"}
     asked -= {"near"} if policy.max_divergence is None else set()

@@ -18,7 +18,6 @@ _WHEN_AN_ANTECEDENT_LEAVES: dict[Guarantee, Guarantee] = {
     "survivor": "survivor",
     "sampled": "survivor",
     "orbit": "near",
-    "composed": "near",
     "near": "near",
     "blind": "blind",
 }

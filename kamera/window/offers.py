@@ -18,7 +18,6 @@ from kamera.patches import (
     weakest,
 )
 from kamera.store import ObjectInfo
-from kamera.window.composed import TermRows, composed_offer
 from kamera.window.leaving import footing
 from kamera.window.policy import ReusePolicy
 from kamera.window.requests import Newcomer
@@ -31,21 +30,14 @@ class Offers:
     """The patches that have a row, and those that the plan itself forms.
 
     ``formed`` holds of these the guarantee behind which each is formed, by chunk, antecedents and base.
-    ``notes`` are added to: the patches that were there and are refused.
     """
 
     rows: Rows
     policy: ReusePolicy
     formed: Mapping[tuple[str, tuple[str, ...], str], Guarantee]
-    notes: list[str]
 
-    def best(
-        self, chunk: Newcomer | Seat, before: Seats, base: ObjectInfo | None, was: Seat | None
-    ) -> Offer | None:
-        """The best patch for a chunk behind ``before``; with a ``base``, only of those that are added to it.
-
-        ``was`` is its present seat, if it is in the window.
-        """
+    def best(self, chunk: Newcomer | Seat, before: Seats, base: ObjectInfo | None) -> Offer | None:
+        """The best patch for a chunk behind ``before``; with a ``base``, only of those added to it."""
         antecedents, enough = before.chunk_ids, weakest((footing(before), "patched"))
         anchor = "" if base is None else base.context.anchor
         # First the patch behind these chunks in their present order; then the one behind survivors of the
@@ -62,20 +54,6 @@ class Offers:
                 if row is not None and at_least(guarantee_named(row.formed), enough):
                     size = self._bytes(row)
                     return Offer("sampled", behind, "sampled", row.formed, size, sample=row.sample)
-        # before the orbit patch: it knows the order, and measured better
-        if self.policy.admits("composed") and not self.rows.doubted(chunk.chunk_id, antecedents):
-            terms = TermRows(
-                lambda behind: self.formed_behind(chunk, behind),
-                lambda behind: self._bytes(self._row(chunk, behind, "exact")),
-            )
-            if composed := composed_offer(antecedents, was, terms, self.policy.max_doubt):
-                if len(antecedents) <= self.policy.composed_up_to:
-                    return composed
-                self.notes.append(
-                    f"composed patch refused: chunk {chunk.chunk_id[:12]} stands behind {len(antecedents)}, "
-                    "and no certificate of this backbone found composed patches safe behind so many "
-                    f"(composed_up_to={self.policy.composed_up_to})"
-                )
         if self.policy.admits("orbit"):
             row = self._row(chunk, antecedents, "orbit")
             if row is not None:

@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
 from kamera.errors import PolicyRefused, WindowFull
-from kamera.patches import FORMED_TERM, Guarantee
+from kamera.patches import Guarantee
 from kamera.window.leaving import footing
-from kamera.window.offers import Offers
 from kamera.window.planner import Planner
 from kamera.window.policy import ReusePolicy
 from kamera.window.price import Price
@@ -108,7 +107,6 @@ class _State(NamedTuple):
     follows: bool
     runs: bool
     names: tuple[tuple[str, ...] | None, ...]
-    composing: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -116,7 +114,6 @@ class _Walk:
     request: Request
     view: View
     items: tuple[Item, ...]
-    _terms: dict[tuple[int, str, str], bool] = field(default_factory=dict)
 
     def best(self) -> tuple[int, ...]:
         """The best order that is found, or the order given if the policy refuses each."""
@@ -193,7 +190,6 @@ class _Walk:
         return not any(
             policy.admits("orbit")
             or (policy.max_divergence is not None and policy.admits("near"))
-            or (policy.composed_up_to and policy.composes)
             or policy.admits("blind")
             or policy.on_miss == "blind"
             for policy in self._policies
@@ -268,26 +264,7 @@ class _Walk:
         rest = self._rest(line)
         both = (line.seats.chunk_ids, line.seats.lineage)
         names = tuple(name if any(name in self._begun[i] for i in rest) else None for name in both)
-        composing = tuple(i for i in rest if self._composes(i, line.seats.chunk_ids))
-        return _State(
-            frozenset(line.order), footing(line.seats), line.stands, line.follows, line.runs, names, composing
-        )
-
-    def _composes(self, i: int, before: Sequence[str]) -> bool:
-        """True if all ordered pairs of ``before`` are stored of a chunk that is served composed patches."""
-        policy = self._policy(self.items[i])
-        if not (policy.composed_up_to and policy.admits("composed")):
-            return False
-        return all(
-            self._term(i, one, other) for n, other in enumerate(before) for one in before[:n]
-        )  # its singles, and pairs with later ones, do not depend on the order so far
-
-    def _term(self, i: int, one: str, other: str) -> bool:
-        if (i, one, other) not in self._terms:
-            offers = Offers(self.view.rows, self._policy(self.items[i]), {}, [])
-            formed = offers.formed_behind(self.items[i], (one, other))
-            self._terms[i, one, other] = formed == FORMED_TERM
-        return self._terms[i, one, other]
+        return _State(frozenset(line.order), footing(line.seats), line.stands, line.follows, line.runs, names)
 
     def _promise(self, line: _Line) -> tuple[int, Run, tuple[int, ...]]:
         """The fewest tokens that a line may come to, then what it has run."""

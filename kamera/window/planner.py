@@ -264,7 +264,7 @@ class Planner:
 
     @property
     def _offers(self) -> Offers:
-        return Offers(self.rows, self.policy, self._formed, self._notes)
+        return Offers(self.rows, self.policy, self._formed)
 
     def _best(
         self, chunk: Newcomer | Seat, before: Seats, was: Seat | None
@@ -287,7 +287,7 @@ class Planner:
         if glue:
             return None  # nothing of it is stored
         if self.policy.minimum != "exact":
-            offer = self._offers.best(chunk, before, base, was)
+            offer = self._offers.best(chunk, before, base)
             if offer is not None:
                 canonical = canonical_at(self.limits, chunk.chunk_id, base=base)
                 source = replace(canonical, guarantee=offer.guarantee, antecedents=offer.antecedents)

@@ -9,7 +9,7 @@ from typing import Any, Literal, get_args
 
 from kamera.errors import quote
 from kamera.ops import MOST, PatchBudget, Proof, layers_of
-from kamera.patches import COMPOSABLE, GUARANTEES, Guarantee, at_least
+from kamera.patches import GUARANTEES, Guarantee, at_least
 
 OnMiss = Literal["sample", "form", "prefill", "blind"]
 Archive = Literal["now", "later"]
@@ -38,7 +38,7 @@ class ReusePolicy:
 
     ``minimum`` holds for chunks that arrive at a place (append, recall, reorder). Chunks that stay
     while others leave (slide, evict) follow ``on_leave``; under a minimum of "exact" they are prefilled
-    again. No chunk arrives as a survivor, so for arrivals "survivor" is the same as "composed".
+    again. No chunk arrives as a survivor, so for arrivals "survivor" is the same as "orbit".
 
     ``on_miss``: "sample" runs a few of the chunk's tokens behind its antecedents and completes the others
     (guarantee "sampled"), "form" runs a conditioned forward and stores its patch, "prefill" runs it and
@@ -51,7 +51,7 @@ class ReusePolicy:
 
     ``forms`` is what leaves stored KV behind. "returning", the default: a chunk that leaves is archived
     later, and a patch is formed later for antecedents that come back; nothing else is formed unless it is
-    asked for (`KameraWindow.form_pairs`, `kamera.window.Arrange`, ``kamera compile``). "always": each new
+    asked for (`KameraWindow.form_orbit`, `kamera.window.Arrange`, ``kamera compile``). "always": each new
     chunk is archived, and each conditioned forward leaves its patch, within the operation that ran it; for
     orders that are known to recur.
 
@@ -67,14 +67,8 @@ class ReusePolicy:
 
     ``on_leave`` is the treatment of chunks that stay when others leave (slide, evict). "keep" serves them as
     survivors. "repair" gives each the KV it would have without what has left: by the patch stored for its
-    remaining antecedents, else by a composed one, else by one conditioned forward. "exact" prefills them.
-
-    ``max_doubt`` lets a patch composed of others serve as "composed": the largest share of its terms' energy
-    that may be lost to their contradictions (`kamera.ops.compose`; docs/composed.md has the measurement
-    behind the default). Above it the next means are taken, and the report says so. ``composed_up_to`` is the
-    number of antecedents (3 to 6; 0: none) up to which such patches are served although no certificate of
-    this backbone found them safe behind so many: doubt does not rank losses on backbones it was not fitted
-    on. Beyond both, a composed patch is refused, and the report says so.
+    remaining antecedents, else by a sample if the policy samples, else by one conditioned forward. "exact"
+    prefills them.
 
     ``certified`` serves each guarantee below "exact" only on a backbone whose certificate found it safe
     (`kamera certify MODEL`), and "patched" without one if the patch has proved itself (``tolerance``); the
@@ -109,8 +103,6 @@ class ReusePolicy:
     max_error: float = 0.07
     max_divergence: float | None = None
     nearest: Nearest = "set"
-    max_doubt: float = 0.18
-    composed_up_to: int = 0
     on_leave: OnLeave = "keep"
     certified: bool = field(default_factory=certified_by_default)
     withheld: frozenset[Guarantee] = frozenset()
@@ -163,13 +155,6 @@ class ReusePolicy:
             raise ValueError(f"nearest {quote(self.nearest)} is none of {', '.join(get_args(Nearest))}")
         if self.on_leave not in get_args(OnLeave):
             raise ValueError(f"on_leave {quote(self.on_leave)} is none of {', '.join(get_args(OnLeave))}")
-        if not 0.0 <= self.max_doubt <= 1.0:
-            raise ValueError(f"max_doubt {self.max_doubt} must lie between 0.0 and 1.0")
-        if type(self.composed_up_to) is not int or self.composed_up_to not in (0, *COMPOSABLE):
-            raise ValueError(
-                f"composed_up_to {self.composed_up_to!r} must be a number of antecedents from "
-                f"{COMPOSABLE[0]} to {COMPOSABLE[-1]}, or 0"
-            )
 
     def admits(self, guarantee: Guarantee) -> bool:
         """True if an arriving chunk may be served with this guarantee."""
@@ -177,8 +162,8 @@ class ReusePolicy:
 
     @property
     def patches(self) -> bool:
-        """True if a stored patch may serve: behind its antecedents, behind others, or as a term."""
-        return any(self.admits(guarantee) for guarantee in ("patched", "composed", "near"))
+        """True if a stored patch may serve: behind its antecedents, or behind others."""
+        return self.admits("patched") or self.admits("near")
 
     @property
     def moves(self) -> bool:
@@ -209,18 +194,12 @@ class ReusePolicy:
         asked = self.minimum == "sampled" or self.on_miss == "sample"
         return asked and "sampled" not in self.withheld
 
-    @property
-    def composes(self) -> bool:
-        """True if a composed patch may be served to chunks that stay while others leave."""
-        repairs = self.on_leave == "repair" and self.keeps("composed")
-        return repairs or self.admits("composed")
-
     def as_repairing(self) -> ReusePolicy:
         """The policy of a repair: a patch of exactly the chunks that remain, else a forward."""
         if self.minimum == "exact":
             return self
         orbit: set[Guarantee] = set() if self.admits("orbit") else {"orbit"}
-        repaired = self._strictly("composed" if self.composes else "orbit", self.on_miss)
+        repaired = self._strictly("orbit", self.on_miss)
         on_miss: OnMiss = "form" if self.on_miss == "blind" else self.on_miss
         return replace(
             repaired, withheld=self.withheld | orbit, on_miss="sample" if self.samples else on_miss

@@ -27,8 +27,8 @@ class Part:
     """A chunk in the sequence: its tokens ``start`` up to ``stop``, and its lowest position on each axis.
 
     ``antecedents`` are those of its KV. ``canonical``: its KV was computed right behind the anchor, at
-    ``home``, and ``row`` is the stored patch added to it; None without one, and for a composed patch, which
-    is made of several. KV that is not canonical was prefilled behind its antecedents.
+    ``home``, and ``row`` is the stored patch added to it, if any. KV that is not canonical was prefilled
+    behind its antecedents.
     """
 
     chunk_id: str
@@ -83,9 +83,8 @@ def recipe_of(former: Former, state: WindowState) -> Recipe:
 
 def _part(resident: Resident, worth: Guarantee, start: int, stop: int, back: Offset) -> Part:
     seat, shown = resident.seat, resident.seat.shown
-    stored = shown.patched and shown.guarantee != "composed"
     kind = shown.guarantee if shown.guarantee in ("orbit", "sampled") else "exact"
-    row = RowKey(seat.chunk_id, shown.antecedents, kind) if stored else None
+    row = RowKey(seat.chunk_id, shown.antecedents, kind) if shown.patched else None
     return Part(
         seat.chunk_id,
         start,

@@ -33,7 +33,6 @@ from kamera.patches import (
     Owed,
     Worth,
     archive_later,
-    composed,
     head_of,
     later_of,
     prefilled_behind,
@@ -212,22 +211,11 @@ class _Run:
         facts, source, patch = self.facts[seat.chunk_id], seat.source, None
         if step.patch is not None:
             offer = step.patch
-            if offer.kind == "composed":
-                found = composed(
-                    self.former,
-                    facts,
-                    offer.antecedents,
-                    known=offer.known,
-                    triples=offer.triples,
-                    max_doubt=offer.max_doubt,
-                )
-            else:
-                found = self.former.patch(
-                    facts, offer.antecedents, offer.kind, offer.formed, offer.base, offer.proof
-                )
-            if found is None:
+            patch = self.former.patch(
+                facts, offer.antecedents, offer.kind, offer.formed, offer.base, offer.proof
+            )
+            if patch is None:
                 raise RowLied
-            patch = found
             self.tally.notes.extend((offer.note,) if offer.note else ())
         leading = patch is None and source.guarantee != "blind"
         if step.patch is not None and step.patch.base:
@@ -438,7 +426,6 @@ class _Run:
         for seat in seats.seats:
             number = seat.number
             seat = replace(seat, archived=False) if number in self.unarchived else seat
-            seat = seat if seat.source.guarantee != "composed" else _measured(seat, self.copies[number])
             clean = None if seat.clean is None else self.cleans[number]
             old, copy = held.get(number), self.copies[number]
             if old is None or old.seat is not seat or old.copy is not copy or old.clean is not clean:
@@ -450,14 +437,6 @@ class _Run:
         if all(map(is_, seats.seats, [resident.seat for resident in residents])):
             state.__dict__["seats"] = seats.saying(None)  # what the plan knows of them is known
         return state
-
-
-def _measured(seat: Seat, copy: Copy) -> Seat:
-    """The seat with the bytes of the composed patch that was applied: a plan estimates them."""
-    size = 0 if copy.patch is None else copy.patch.nbytes
-    if seat.source.patch_bytes == size:
-        return seat
-    return replace(seat, source=replace(seat.source, patch_bytes=size))
 
 
 def _anew(copy: Copy) -> Copy:

@@ -34,7 +34,6 @@ class Rows(Protocol):
     ) -> ObjectInfo | None: ...
     def near(self, chunk_id: str, antecedents: Sequence[str], limit: float) -> list[Near]: ...
     def refused(self, chunk_id: str, antecedents: Sequence[str], kind: str, base: str = "") -> bool: ...
-    def doubted(self, chunk_id: str, antecedents: Sequence[str]) -> bool: ...
     def unkept(self, chunk_id: str) -> bool: ...
     def returns(self, chunk_id: str, antecedents: Sequence[str]) -> bool: ...
     def orders(self, chunk_id: str) -> set[tuple[str, ...]]: ...
@@ -103,10 +102,6 @@ class Offer:
     ``bytes`` are those of its factors as they will be applied; 0 for a patch that the plan itself forms.
     ``base``: the anchor of the canonical that it is added to, "" for the window's own. ``proof`` is given if
     the patch is served for it.
-
-    Of kind "composed" it is made of stored terms, of the ``triples`` that are stored too, and of the patch
-    behind ``known`` (if any), and refused above ``max_doubt``; its bytes are then those of its largest term,
-    which has the same budget.
     """
 
     guarantee: Guarantee
@@ -118,9 +113,6 @@ class Offer:
     base: str = ""
     proof: Proof | None = None
     sample: SampleSize | None = None
-    known: tuple[str, ...] = ()
-    triples: tuple[tuple[str, ...], ...] = ()
-    max_doubt: float = 1.0
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from kamera import forks
 from kamera.content import Chunk, Content, Spoken
 from kamera.engines import Account, Engine
 from kamera.errors import WindowFull
-from kamera.patches import FormingRule, Losses, Triples, form_orbit, form_pairs, later_of, prefill_anchor
+from kamera.patches import FormingRule, Losses, form_orbit, later_of, prefill_anchor
 from kamera.store import ChunkStore
 from kamera.window import requests
 from kamera.window.anticipating import Departures
@@ -234,28 +234,6 @@ class KameraWindow(Assembling):
         report = tally.report("form_orbit", self.slots[index], self.slots)
         self._tell(None, report, self.slots)
         assert isinstance(report, SlotReport)
-        return report
-
-    @serial
-    def form_pairs(self, slot: Slot | int | None = None, *, triples: Triples | None = None) -> Report:
-        """Form and store the terms of composed patches: for any order of any of the chunks in the window.
-
-        They are a chunk's patches behind each other one alone and behind each ordered pair, of every chunk,
-        or of one; stored ones are skipped. ``triples`` adds those behind ordered triples, "standing" ones as
-        the chunks stand now, which departures read, or "all": many more forwards, for six antecedents and
-        more (docs/composed.md). The notes say how many were formed, and after how many reorders that is
-        repaid. The window itself does not change. ValueError for another ``triples``.
-        """
-        chunks = [r.facts for r in self._state.residents]
-        targets = chunks if slot is None else [chunks[self._state.index(slot)]]
-        with self._counting() as tally:
-            terms = form_pairs(self._stage.former, targets, chunks, triples=triples)
-        tally.notes.append(
-            f"{terms.formed} terms formed in {tally.forwards} forwards, {terms.stored} were stored: repaid "
-            f"after {-(-tally.forwards // max(1, len(targets) - (slot is None)))} reorders of these chunks"
-        )
-        report = tally.report("form_pairs", None, self.slots)
-        self._tell(None, report, self.slots)
         return report
 
     def on_event(self, listener: Listener) -> Callable[[], None]:

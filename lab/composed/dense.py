@@ -1,4 +1,4 @@
-"""`kamera.ops.compose`, slow and obvious: every term a matrix, one layer after another.
+"""`lab.composed.compose`, slow and obvious: every term a matrix, one layer after another.
 
 Terms are ``[tokens, features]`` by antecedents, all channels of a layer side by side.
 """
@@ -11,8 +11,8 @@ from typing import NamedTuple
 import torch
 from einops import rearrange
 
-from kamera.ops import Composed, Patch, triples_of
-from kamera.ops.compose import Name, alike, bearing, over, readings
+from kamera.ops import Patch
+from lab.composed.compose import Composed, Name, alike, bearing, over, readings, triples_of
 
 
 class Blend(NamedTuple):
@@ -82,7 +82,7 @@ def composed(
     order: Sequence[Name],
     known: tuple[Sequence[Name], Patch] | None = None,
 ) -> Composed:
-    """As `kamera.ops.compose`, of terms that are all there."""
+    """As `lab.composed.compose`, of terms that are all there."""
     deltas: list[dict[str, torch.Tensor]] = []
     kept = said = missed = truth = 0.0
     for number in range(len(next(iter(terms.values())).layers)):

@@ -1,4 +1,4 @@
-"""The tables of docs/composed.md, out of docs/results/composed.
+"""The tables of docs/results/composed.md, out of docs/results/composed.
 
 python -m lab.composed.page
 """

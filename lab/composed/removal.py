@@ -22,9 +22,10 @@ import numpy.typing as npt
 
 from kamera import Backbone, testbed
 from kamera.certify.metrics import Items
-from kamera.ops import KV, apply_patch, compose, deficit, kv_of, patch_of
+from kamera.ops import KV, apply_patch, deficit, kv_of, patch_of
 from kamera.patches.anchor import prefill_anchor
 from lab.composed.__main__ import RESAMPLED, backbone_of, orders
+from lab.composed.compose import compose
 from lab.composed.windows import Pool, TermsOf, Window, library, windows
 from lab.paper.document import commit
 from lab.paper.draw import HELD_OUT, MANY, RANK, TARGET

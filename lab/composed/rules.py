@@ -1,4 +1,4 @@
-"""Rules of composition that were tried beside the one that is shipped (`kamera.ops.compose`); one layer each.
+"""Rules of composition that were tried beside the one that was taken (`lab.composed.compose`); a layer each.
 
 Terms are ``[tokens, features]`` by antecedents, an order names at least one.
 """
@@ -49,7 +49,7 @@ def fold(terms: Terms, order: Order) -> torch.Tensor:
 
 
 def last(terms: Terms, order: Order) -> torch.Tensor:
-    """The rule that is shipped."""
+    """The rule that was taken."""
     return last_word(terms, order).value
 
 

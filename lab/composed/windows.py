@@ -9,10 +9,10 @@ from functools import cached_property
 
 import torch
 
-from kamera.ops import Deltas, Patch, compose, kv_of, mean_deficit, patch_of, terms_of, triples_of
-from kamera.patches import COMPOSABLE
+from kamera.ops import Deltas, Patch, kv_of, mean_deficit, patch_of
 from kamera.patches.orderings import orderings
 from kamera.testbed import Episode, World
+from lab.composed.compose import compose, terms_of, triples_of
 from lab.composed.rules import Order, Rule, Terms, differing, fold, linear
 from lab.paper.draw import MANY, NEW, Stage
 from lab.paper.trial import Trial
@@ -31,8 +31,8 @@ IN_ORBIT = 12
 
 
 def served(task: str, count: int) -> str:
-    """The arm that windows serve without triples: with the old patch where three or more are left."""
-    return "composed, known" if task in DEPARTURES and count > COMPOSABLE[0] else "composed"
+    """The arm that served windows without triples: with the old patch where three or more are left."""
+    return "composed, known" if task in DEPARTURES and count > 3 else "composed"
 
 
 @dataclass(eq=False)

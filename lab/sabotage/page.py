@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from kamera.ops import GUARANTEES
 from lab.sabotage.certificates import seen_by
 from lab.sabotage.document import blindness, cells, headings
 
@@ -89,7 +90,8 @@ def _verdicts(row: Mapping[str, Mapping[str, Any]] | None) -> str:
         return "none such"
     by_verdict: dict[str, list[str]] = {}
     for guarantee, finding in row.items():
-        by_verdict.setdefault(finding["verdict"], []).append(guarantee)
+        if guarantee in GUARANTEES:  # what has left the product is not shown
+            by_verdict.setdefault(finding["verdict"], []).append(guarantee)
     if list(by_verdict) == ["unsafe"]:
         return f"unsafe ({seen_by(row['patched']['reason'])})"
     return "; ".join(f"{', '.join(of)} {verdict}" for verdict, of in by_verdict.items())

@@ -52,7 +52,7 @@ def test_a_safe_model_is_certified_and_windows_find_it(capsys, folder, monkeypat
     path = document.pop("path")
     assert list(files(folder)) == [folder / path.rpartition("/")[2]]
     held = Certificate.read(path)
-    assert (held.safe, held.probe, held.rank) == (("patched", "orbit", "composed", "near"), "world", 16)
+    assert (held.safe, held.probe, held.rank) == (("patched", "orbit", "near"), "world", 16)
     assert document["findings"]["survivor"]["reason"] == "it knows"
     assert document["sabotages"]["no rotation"]["verdict"] == "unsafe"
     with pytest.warns(UncertifiedBackbone, match="withholds survivor KV"):
@@ -60,12 +60,12 @@ def test_a_safe_model_is_certified_and_windows_find_it(capsys, folder, monkeypat
 
 
 @pytest.mark.slow
-def test_the_shipped_backbone_serves_patches_and_compositions(capsys):
+def test_the_shipped_backbone_serves_patches_and_samples(capsys):
     done = kamera(capsys, "certify", "testbed", "--dtype", "float32", "--format", "json")
     assert done.code == 0, done.err
     verdicts = {name: finding["verdict"] for name, finding in done.document["findings"].items()}
     unsafe = dict.fromkeys(("orbit", "survivor", "near"), "unsafe")
-    assert verdicts == {"patched": "safe", "composed": "safe", **unsafe}
+    assert verdicts == {"patched": "safe", "sampled": "safe", **unsafe}
     assert "safe" not in {finding["verdict"] for finding in done.document["sabotages"].values()}
 
 
@@ -89,7 +89,7 @@ def test_a_model_too_weak_to_read_gets_cannot_tell_and_exit_code_1(capsys, folde
     assert {finding.verdict for finding in held.findings.values()} == {"cannot tell"}
     for shown in ("cannot tell", "re-prefill answers", "fingerprint", "pages, 1 questions a guarantee"):
         assert shown in done.out
-    for row in ("patched", "orbit", "composed", "survivor", "near", "no rotation", "stale patch"):
+    for row in ("patched", "sampled", "orbit", "survivor", "near", "no rotation", "stale patch"):
         assert f"\n{row}: " in done.out
     assert not folder.exists()
 
@@ -111,13 +111,12 @@ def test_doctor_says_whether_a_certificate_serves(capsys, folder):
     certificate(vision_backbone(), ReusePolicy.rank).write(folder)
     done = kamera(capsys, "doctor", vision_model(), "--format", "json")
     assert done.document["certificate"] == (
-        "serves patched, orbit, composed, survivor, near at rank 32 "
-        "(probe 'by hand', 2026-01-01T00:00:00+00:00)"
+        "serves patched, orbit, survivor, near at rank 32 (probe 'by hand', 2026-01-01T00:00:00+00:00)"
     )
     found = but("survivor", "unsafe", "it knows")
     certificate(vision_backbone(), ReusePolicy.rank, findings=found).write(folder)
     done = kamera(capsys, "doctor", vision_model(), "--format", "json")
-    shown = "serves patched, orbit, composed, near at rank 32; withheld: survivor unsafe"
+    shown = "serves patched, orbit, near at rank 32; withheld: survivor unsafe"
     assert shown in done.document["certificate"]
     certificate(vision_backbone(), ReusePolicy.rank, findings=none_safe("unsafe", "it lies")).write(folder)
     assert "it lies" in kamera(capsys, "doctor", vision_model()).out

@@ -1,4 +1,4 @@
-"""The tables of docs/composed.md are those of the measured files."""
+"""The tables of docs/results/composed.md are those of the measured files."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 from lab.composed.page import beds, lines, verdict
 from lab.composed.windows import served
 
-DOCUMENT = Path(__file__).parents[2] / "docs" / "composed.md"
+DOCUMENT = Path(__file__).parents[2] / "docs" / "results" / "composed.md"
 
 
 def test_the_document_shows_what_was_measured():

@@ -27,7 +27,6 @@ def test_a_prefill_behind_kv_down_to_a_survivors_is_worth_a_patch():
         "patched",
         "sampled",
         "orbit",
-        "composed",
         "survivor",
     ]
 

@@ -112,7 +112,6 @@ def test_only_kv_of_the_prompt_alone_goes_to_others(guarantee):
     name = pool.send(TALK, **GREEDY).session_id
     held = replace(candidate(pool.session(name)), guarantee=guarantee)
     found = best_match(held.layout.prompt, {name: held}, 1)
-    # a composed patch may add what an old one knew of antecedents that have left
     assert (found.name == name) == (guarantee in ("exact", "patched", "orbit"))
     assert found.tainted == (found.name is None)
 

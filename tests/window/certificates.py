@@ -28,9 +28,7 @@ def finding(verdict: Verdict = "safe", reason: str = "made by hand") -> Finding:
     )
 
 
-ALL_SAFE: dict[Guarantee, Finding] = {
-    g: finding() for g in ("patched", "orbit", "composed", "survivor", "near")
-}
+ALL_SAFE: dict[Guarantee, Finding] = {g: finding() for g in ("patched", "orbit", "survivor", "near")}
 
 
 def certificate(backbone: Backbone, of_rank: int, **changes: Any) -> Certificate:
@@ -48,7 +46,6 @@ def certificate(backbone: Backbone, of_rank: int, **changes: Any) -> Certificate
         probe="by hand",
         probe_digest="0" * 64,
         divergence=0.5,
-        antecedents=3,
         findings=ALL_SAFE,
         sabotages={"no rotation": finding("unsafe", "it was seen")},
         created="2026-01-01T00:00:00+00:00",

@@ -8,19 +8,22 @@ from dataclasses import replace
 import pytest
 
 from kamera import ChunkStore, KameraWindow, ReusePolicy
-from tests.window.certificates import ALL_SAFE, certificate
 from tests.window.rig import FULL_RANK, guarantees, is_a_reprefill, make, rig, watching
-from tests.window.test_composed import COMPOSED, form, formed, opened, pieces
 
-REPAIR = ReusePolicy(
-    rank=FULL_RANK, on_leave="repair", on_miss="prefill", max_doubt=1.0, composed_up_to=6, forms="always"
-)
+REPAIR = ReusePolicy(rank=FULL_RANK, on_leave="repair", on_miss="prefill", forms="always")
 
 
 @functools.cache
 def of_five() -> ChunkStore:
-    """The terms of five chunks. Windows that prefill on a miss add nothing to it."""
-    return form("memory://", 5)
+    """Five chunks, and the patches of the second to the fourth without the first.
+
+    Windows that prefill on a miss add nothing to it.
+    """
+    backbone, chunks = rig("qwen2_5_vl", 5)
+    store = ChunkStore.open("memory://")
+    make(backbone, store, *chunks)
+    make(backbone, store, *chunks[1:4])
+    return store
 
 
 def slid(window: KameraWindow, way: str = "slide") -> tuple[list[str], int]:
@@ -48,12 +51,10 @@ def test_a_repair_runs_a_forward_where_nothing_is_stored(way):
     assert is_a_reprefill(window, chunks)
 
 
-def test_a_repair_takes_stored_patches_first_then_composed_ones():
+def test_a_repair_takes_stored_patches_first_then_a_forward():
     backbone, chunks = rig("qwen2_5_vl", 5)
     store = of_five()
     window = make(backbone, store, *chunks, policy=REPAIR)
-    assert slid(window) == (["exact", "patched", "patched", "composed"], 0)
-    window = make(backbone, store, *chunks, policy=replace(REPAIR, withheld=frozenset({"composed"})))
     assert slid(window) == (["exact", "patched", "patched", "patched"], 1)  # a forward behind patched KV
 
 
@@ -71,7 +72,7 @@ def test_exact_prefills_the_chunks_that_stay():
     window = make(backbone, None, *chunks, on_leave="exact")
     assert slid(window) == (["exact"] * 3, 2)
     assert is_a_reprefill(window, chunks)
-    window = make(backbone, form("memory://"), *chunks, on_leave="exact")
+    window = make(backbone, of_five(), *chunks, on_leave="exact")
     assert set(guarantees(window)[1:]) == {"patched"}
     assert slid(window, "evict")[0] == ["exact"] * 3
 
@@ -88,22 +89,12 @@ def test_chunks_that_arrive_follow_the_minimum_alone():
 
 
 def test_the_argument_goes_before_the_policy_and_is_saved(tmp_path):
-    window = opened(formed(), COMPOSED, on_leave="repair")
-    assert window.policy == replace(COMPOSED, on_leave="repair", tolerance=None)
+    backbone, chunks = rig("qwen2_5_vl", 2)
+    store, policy = ChunkStore.open("memory://"), replace(REPAIR, on_leave="keep")
+    window = make(backbone, store, *chunks, policy=policy, on_leave="repair")
+    assert window.policy == replace(REPAIR, tolerance=None)
     window.save(tmp_path / "w")
-    again = KameraWindow.load(tmp_path / "w", window.backbone, formed())
+    again = KameraWindow.load(tmp_path / "w", backbone, store)
     assert again.policy.on_leave == "repair"
     with pytest.raises(ValueError, match="on_leave 'never' is none of keep, repair, exact"):
-        make(pieces()[0], on_leave="never")
-
-
-@pytest.mark.filterwarnings("ignore::kamera.errors.UncertifiedBackbone")
-def test_a_repair_is_composed_only_where_that_is_certified():
-    backbone, chunks = rig("qwen2_5_vl", 5)
-    store = of_five()
-    policy = replace(REPAIR, certified=True)
-    without = {g: finding for g, finding in ALL_SAFE.items() if g != "composed"}
-    for findings, served in ((without, "patched"), (ALL_SAFE, "composed")):
-        held = certificate(backbone, FULL_RANK, findings=findings)
-        window = make(backbone, store, *chunks, policy=policy, certificate=held)
-        assert slid(window)[0][-1] == served
+        make(backbone, on_leave="never")

@@ -92,8 +92,6 @@ def planned_and_run(window: KameraWindow, chunks, operations) -> Iterator[tuple[
             report.bytes_rotated,
             report.bytes_patched,
         )
-        if any("composed patch refused" in note for note in report.notes):
-            continue  # rows do not tell how far terms agree
         left = {s.number for s in slots} - {s.number for s in window.slots}
         stand = tuple(slot.chunk_id for slot in window.slots), tuple(slot.guarantee for slot in window.slots)
         foreseen = planned.cost, planned.after.chunk_ids, planned.after.worths, set(planned.left)

@@ -71,13 +71,12 @@ def test_a_window_that_slides_recalls_reorders_and_forks(policy, forming):
     assert borne(seen, *(window.usage() for window in windows))
 
 
-def test_questions_terms_and_orbits(shipped, frames):
+def test_questions_and_orbits(shipped, frames):
     """All else that a window does, on a model with a tokenizer: patches are proved by questions."""
     with watching(shipped, probes=True) as seen:
         window = KameraWindow(shipped, ChunkStore.open("memory://"), testbed.SYSTEM, policy=DEFAULT)
         for frame in frames[:3]:
             window.append(frame)
-        window.form_pairs(2)
         window.form_orbit(1)
         window.insert(1, "a note of the guard")
         window.replace(1, "another note of the guard")

@@ -9,9 +9,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kamera.ops import LowRank, Patch, compose, terms_of, triples_of
-from kamera.ops.compose import through
+from kamera.ops import LowRank, Patch
 from lab.composed import dense
+from lab.composed.compose import compose, terms_of, through, triples_of
 
 TOKENS, FEATURES, NAMES = 12, 16, 6
 
