@@ -1,57 +1,30 @@
-"""Makes a plan, chunk by chunk."""
+"""Makes a plan: the seats after a request, chunk by chunk."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 
-from kamera.errors import PolicyRefused
-from kamera.patches import Guarantee, prefilled_behind, worth_harvesting
-from kamera.store import ObjectInfo
-from kamera.window.heads import head_in, taken_over
-from kamera.window.leaving import footing, staying_behind, survivor_of
-from kamera.window.offers import Offers
+from kamera.window.bringing import Bringing
+from kamera.window.leaving import staying_behind, survivor_of
 from kamera.window.policy import Archive as ArchiveRule
-from kamera.window.policy import OnLeave, PositionRule, ReusePolicy
-from kamera.window.price import Price
-from kamera.window.requests import Arrange, Newcomer, Request
-from kamera.window.seating import canonical_at, check_room, check_stands, overflow, settled, tail
-from kamera.window.seats import Seat, Seats, Source, Spot, new_number
+from kamera.window.policy import OnLeave, PositionRule
+from kamera.window.requests import Newcomer
+from kamera.window.seating import check_room, check_stands, overflow, settled, tail
+from kamera.window.seats import Seat, Seats, Spot
 from kamera.window.steps import (
-    Archive,
-    Clean,
-    Harvest,
     Keep,
-    Limits,
-    Offer,
     Place,
     Plan,
     Prefill,
-    Rows,
     Sample,
-    Step,
 )
 from kamera.window.writing import bytes_written
 
 
 @dataclass
-class Planner:
-    """Plans one request. Objects that the plan itself will have stored count as stored."""
-
-    request: Request
-    before: Seats
-    rows: Rows
-    policy: ReusePolicy
-    limits: Limits
-    patches: bool  # whether any is formed
-    steps: list[Step] = field(default_factory=list)
-    owed: list[Archive | Harvest] = field(default_factory=list)  # steps that are later work
-    left: list[int] = field(default_factory=list)
-    price: Price = field(default_factory=Price)
-    heads: dict[str, tuple[tuple[str, int], ...]] = field(default_factory=dict)
-    _made: set[str] = field(default_factory=set)
-    _notes: list[str] = field(default_factory=list)
-    _formed: dict[tuple[str, tuple[str, ...], str], Guarantee] = field(default_factory=dict)
+class Planner(Bringing):
+    """Plans one request."""
 
     def plan(
         self, operation: str, after: Seats, arrived: int | None = None, encodes: int = 0, note: str = ""
@@ -189,307 +162,6 @@ class Planner:
         if self.policy.minimum == "exact":
             return "exact"
         return "repair" if asked == "keep" and not self.policy.keeps("survivor") else asked
-
-    # -- one chunk -----------------------------------------------------------------------------
-
-    def parted(self, seat: Seat) -> Seat:
-        """Archive a chunk that leaves: now with the patch of its prefill, or its canonical as later work."""
-        if self.policy.forms == "always":
-            return self.archived(seat)
-        if isinstance(self.request, Arrange) and not self.request.archive:
-            return seat
-        if seat.archived and not self.rows.unkept(seat.chunk_id):
-            return seat
-        if self.base(seat.chunk_id) is None and not self.rows.has_canonical(seat.chunk_id):
-            self.owed.append(Archive(seat.number, True, later=True))
-            self.price.owes(seat)
-        return replace(seat, archived=True)
-
-    def archived(self, seat: Seat) -> Seat:
-        """Archive a chunk: its canonical, and the patch of its prefill."""
-        if seat.archived and not self.rows.unkept(seat.chunk_id):
-            return seat
-        if self.base(seat.chunk_id) is None:
-            self.steps.append(Archive(seat.number, self._computes(seat)))
-        self._harvest(seat)
-        return replace(seat, archived=True)
-
-    def switch(self, seat: Seat, on: bool) -> Seat:
-        """The chunk conditioned, or showing its canonical, at its present place."""
-        if on:
-            return replace(seat, clean=None)
-        computes = self._computes(seat)
-        self.steps.append(Clean(seat.number, computes))
-        return replace(seat, clean=canonical_at(self.limits, seat.chunk_id))
-
-    def bring(
-        self,
-        chunk: Newcomer | Seat,
-        before: Seats,
-        spot: Spot,
-        was: Seat | None = None,
-        archived: bool = True,
-    ) -> Seat:
-        """Place a chunk behind ``before`` by the best means the policy admits.
-
-        ``was`` is its present seat if it is in the window: KV prefilled behind the very same exact
-        antecedents is reused as it is, and a clean view stays one. ``archived``: what is known of a newcomer.
-        """
-        found = self._best(chunk, before, was)
-        number = new_number() if was is None else was.number
-        if isinstance(found, tuple) and self._dear(chunk, found, was):
-            found = None  # a few of its tokens cost less than its canonical
-        if isinstance(found, Source):
-            seat = Seat(chunk.chunk_id, chunk.length, spot, found, found.guarantee, number=number)
-        elif found is not None and self._leads(chunk, before, spot, found):
-            home = None if any(before.frame) else found[0]
-            seat = self._prefill(chunk, before, spot, number=number, leading=home)
-            if home is not None:
-                self.owed.append(Archive(seat.number, False, later=True))
-                seat = replace(seat, archived=True)
-        elif found is not None:
-            source, offer = found
-            seat = Seat(chunk.chunk_id, chunk.length, spot, source, source.guarantee, number=number)
-            computes = not (offer and offer.base) and self._computes(chunk)
-            self.steps.append(Place(seat, offer, computes))
-        else:
-            archived = archived if was is None else was.archived
-            sampled = self._sample(chunk, before, spot, was, archived, number)
-            seat = sampled or self._prefill(chunk, before, spot, archived=archived, number=number)
-            if sampled or self.policy.on_miss == "form":
-                self._miss(seat)
-        return seat if was is None or was.clean is None else self.switch(seat, False)
-
-    # -- inside --------------------------------------------------------------------------------
-
-    @property
-    def _offers(self) -> Offers:
-        return Offers(self.rows, self.policy, self._formed)
-
-    def _best(
-        self, chunk: Newcomer | Seat, before: Seats, was: Seat | None
-    ) -> Source | tuple[Source, Offer | None] | None:
-        """The best KV that is admitted: one at hand, or a canonical; None if a forward is needed."""
-        base, glue = self.base(chunk.chunk_id), self.limits.glue(chunk.chunk_id)
-        glue &= base is None and (
-            self.policy.minimum == "exact" or not self.rows.has_canonical(chunk.chunk_id)
-        )
-        if not before.seats and base is None and not glue:
-            there = self.rows.has_canonical(chunk.chunk_id) or chunk.chunk_id in self._made
-            source = canonical_at(self.limits, chunk.chunk_id, lossy=self.limits.lossy and there)
-            if self.policy.admits(source.guarantee):
-                return source, None
-            return None
-        now = footing(before)
-        held = None if was is None or was.source.canonical else was.source
-        if held and held.antecedents == before.lineage and held.guarantee == now == "exact":
-            return held
-        if glue:
-            return None  # nothing of it is stored
-        if self.policy.minimum != "exact":
-            offer = self._offers.best(chunk, before, base)
-            if offer is not None:
-                canonical = canonical_at(self.limits, chunk.chunk_id, base=base)
-                source = replace(canonical, guarantee=offer.guarantee, antecedents=offer.antecedents)
-                source = replace(source, patched=True, patch_bytes=offer.bytes, proof=offer.proof)
-                return replace(source, sample=offer.sample), offer
-        # with a base there is no canonical to serve blind: computing one costs as much as the exact forward
-        if base is None and (self.policy.admits("blind") or self.policy.on_miss == "blind"):
-            source = replace(canonical_at(self.limits, chunk.chunk_id), guarantee="blind")
-            return source, None
-        return None
-
-    def _prefill(
-        self,
-        chunk: Newcomer | Seat,
-        before: Seats,
-        spot: Spot,
-        new: bool = False,
-        archived: bool = False,
-        number: int | None = None,
-        leading: Source | None = None,
-    ) -> Seat:
-        """Plan a conditioned forward. Raises PolicyRefused if it is less than a minimum of "exact".
-
-        ``leading``: the source of a canonical, which the forward behind the anchor alone makes.
-        """
-        state = footing(before)
-        guarantee = prefilled_behind(state)
-        if self.policy.minimum == "exact" and guarantee != "exact":
-            raise PolicyRefused(
-                f"the window serves exact KV only, but holds {state} KV before this place: switch "
-                "conditioning on (condition(slot, True)), or let it serve less (the policy's minimum; "
-                "kamera certify)"
-            )
-        source = leading or Source(spot, before.lineage, guarantee, canonical=False)
-        number = number or new_number()
-        seat = Seat(chunk.chunk_id, chunk.length, spot, source, guarantee, state, archived, number=number)
-        head = head_in(self.before, self.heads.get(chunk.chunk_id, ()), before, spot)
-        joined = head is None and self._follows(before)
-        step = Prefill(seat, before, new, () if head is None else (head,), joined)
-        self.steps.append(step)
-        self.price.ran(chunk, step.held, joined)
-        return seat
-
-    def _sample(
-        self,
-        chunk: Newcomer | Seat,
-        before: Seats,
-        spot: Spot,
-        was: Seat | None,
-        archived: bool,
-        number: int,
-    ) -> Seat | None:
-        """Plan a forward of a few of a chunk's tokens: None if the policy or its own estimate refuses.
-
-        They are completed from the KV that it has in the window, which knows the most of its antecedents,
-        else from its stored canonical.
-        """
-        samples, formed = self.limits.samples, footing(before)
-        if self.limits.glue(chunk.chunk_id):
-            return None
-        if samples is None or not self.policy.samples or prefilled_behind(formed) not in ("exact", "patched"):
-            return None
-        if was is not None:
-            base, size = was.source, samples.own(was.number)
-        elif self.rows.has_canonical(chunk.chunk_id):
-            base, size = canonical_at(self.limits, chunk.chunk_id), samples.stored(chunk.chunk_id)
-        else:
-            return None
-        if size is None:
-            self._notes.append(
-                f"sample refused: the tokens of chunk {chunk.chunk_id[:12]} leave more open than "
-                f"max_error={self.policy.max_error:g}, or cannot run apart; it was prefilled"
-            )
-            return None
-        if base.home.offset(spot) is None:
-            return None
-        own = was is not None and base is was.source
-        if own and not (base.canonical and not base.patched):
-            size = replace(size, base=base.lineage)
-        source = Source(spot, before.lineage, "sampled", canonical=False, sample=size)
-        seat = Seat(chunk.chunk_id, chunk.length, spot, source, "sampled", formed, archived, number=number)
-        joined = self._joins_sample()
-        self.steps.append(Sample(seat, before, size, base, own, joined))
-        self.price.sampled(size.tokens, joined)
-        return seat
-
-    def _dear(self, chunk: Newcomer | Seat, found: tuple[Source, Offer | None], was: Seat | None) -> bool:
-        """True if a chunk of the window would be served from a canonical that is not there yet."""
-        stored = chunk.chunk_id in self._made or self.rows.has_canonical(chunk.chunk_id)
-        return self.policy.samples and found[1] is None and was is not None and not stored
-
-    def _joins_sample(self) -> bool:
-        """True if the next sample shares a forward with what runs before it; prefills in between do, too."""
-        start = len(self.steps)
-        for i in reversed(range(len(self.steps))):
-            step = self.steps[i]
-            if isinstance(step, Prefill) and not self.limits.joins:
-                break
-            if isinstance(step, Sample) or (isinstance(step, Prefill) and step.held < step.seat.length):
-                start = i
-        for i, step in enumerate(self.steps[start + 1 :], start + 1):
-            if isinstance(step, Prefill) and not step.joined:
-                self.steps[i] = replace(step, joined=True)
-                self.price.forwards -= step.held < step.seat.length
-        return start < len(self.steps)
-
-    def _taken(self, chunk: Newcomer, before: Seats, spot: Spot) -> Seat | None:
-        """A text on the KV of texts that left in its place, unless it is stored."""
-        taken = taken_over(self.before, chunk, before, spot, self.policy)
-        stored = self.rows.has_canonical(chunk.chunk_id) or chunk.chunk_id in self._made
-        if taken is None or (stored and self._best(chunk, before, None) is not None):
-            return None
-        seat = taken.seat(chunk, spot)
-        self.steps.append(Prefill(seat, before, heads=taken.heads))
-        self.price.ran(chunk, sum(head.tokens for head in taken.heads))
-        return seat
-
-    def _leads(
-        self, chunk: Newcomer | Seat, before: Seats, spot: Spot, found: tuple[Source, Offer | None]
-    ) -> bool:
-        """True for a leading chunk that is prefilled in place: without a frame that is its canonical."""
-        if self.policy.forms != "returning" or found[1] is not None or before.seats or self.limits.lossy:
-            return False
-        if chunk.chunk_id in self._made or self.rows.has_canonical(chunk.chunk_id):
-            return False
-        heads = self.heads.get(chunk.chunk_id, ())
-        held = head_in(self.before, heads, before, spot)
-        stored = next((n for other, n in heads if self.rows.has_canonical(other)), 0)
-        return stored <= (0 if held is None else held.tokens)
-
-    def _follows(self, before: Seats) -> bool:
-        """True if the step before prefills the chunk right in front, so that both share a forward."""
-        last = self.steps[-1] if self.steps and self.limits.joins else None
-        if not isinstance(last, Prefill) or last.held == last.seat.length:
-            return False  # nothing runs for a chunk whose KV is all at hand
-        return last.seat.number == before.seats[-1].number
-
-    def _spent(self, seat: Seat) -> Seat:
-        """A chunk whose KV is about to be replaced; the patch of its prefill is harvested first."""
-        return self.archived(seat) if self.policy.forms == "always" else seat
-
-    def _miss(self, seat: Seat) -> None:
-        """A chunk was prefilled for want of a patch: form it now, or later if its antecedents came back."""
-        if self.policy.forms == "always":
-            self._harvest(seat)
-        elif self.policy.minimum != "exact" and self.rows.returns(seat.chunk_id, seat.source.antecedents):
-            self._harvest(seat, later=True)
-
-    def _harvest(self, seat: Seat, later: bool = False) -> None:
-        """Store the patch of a chunk's prefill, unless a better one is stored."""
-        if seat.source.canonical or self.limits.glue(seat.chunk_id) or not self.patches:
-            return  # nothing was prefilled, or nothing is kept of it
-        behind, formed = seat.source.antecedents, seat.formed
-        if seat.source.sample is not None:
-            return self._harvest_sample(seat, later)
-        there = self.base(seat.chunk_id)
-        base = "" if there is None else there.context.anchor
-        offers = self._offers
-        if worth_harvesting(
-            lambda behind: offers.stored(seat, behind, base), behind, formed, leading=bool(base)
-        ):
-            if later:
-                self.owed.append(Harvest(seat.number, base, later=True))
-                if not (base or self.rows.has_canonical(seat.chunk_id)):
-                    self.price.owes(seat)
-                return  # it is not there yet for the rest of this plan
-            self.steps.append(Harvest(seat.number, base))
-            if not base:
-                self._computes(seat)  # a patch is formed against the canonical, which is made if missing
-            self._formed[seat.chunk_id, behind, base] = formed
-
-    def _harvest_sample(self, seat: Seat, later: bool) -> None:
-        """Store the patch of a chunk sampled from its canonical, unless one is stored.
-
-        One that was completed from KV that others conditioned may hold traces of what has left the window, so
-        it stays in this window.
-        """
-        if seat.source.sample is None or seat.source.sample.base:
-            return
-        row = self.rows.patch(seat.chunk_id, seat.source.antecedents, "sampled")
-        if row is None and seat.source.antecedents and self.rows.has_canonical(seat.chunk_id):
-            step = Harvest(seat.number, later=later)
-            (self.owed if later else self.steps).append(step)
-
-    def base(self, chunk_id: str) -> ObjectInfo | None:
-        """The canonical behind another anchor to which patches of this window are added.
-
-        None if the window has one of its own, or serves exact KV only.
-        """
-        if self.policy.minimum == "exact" or chunk_id in self._made or self.rows.has_canonical(chunk_id):
-            return None
-        return self.rows.base(chunk_id)
-
-    def _computes(self, chunk: Newcomer | Seat) -> bool:
-        """True if the canonical has to be prefilled; from now on it counts as stored."""
-        if chunk.chunk_id in self._made or self.rows.has_canonical(chunk.chunk_id):
-            return False
-        heads = () if self.limits.lossy else self.heads.get(chunk.chunk_id, ())
-        there = (n for other, n in heads if other in self._made or self.rows.has_canonical(other))
-        self._made.add(chunk.chunk_id)
-        self.price.ran(chunk, next(there, 0))
-        return True
 
     def _make_room(self, state: Seats, chunk: Newcomer) -> Seats:
         leaving = range(overflow(self.limits, state, chunk))
