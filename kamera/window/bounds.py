@@ -10,6 +10,7 @@ import torch
 
 from kamera.patches import Facts
 from kamera.window.inquiry import Inquiry
+from kamera.window.keeping import RowLied
 from kamera.window.leaving import is_glue
 from kamera.window.naming import Named
 from kamera.window.places import Known
@@ -17,7 +18,7 @@ from kamera.window.plan import plan as planned
 from kamera.window.policy import PositionRule, ReusePolicy
 from kamera.window.report import Tally
 from kamera.window.requests import Arrange
-from kamera.window.run import RowLied, run
+from kamera.window.run import run
 from kamera.window.sampling import Sampler
 from kamera.window.stage import Stage
 from kamera.window.state import WindowState

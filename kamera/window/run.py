@@ -7,42 +7,33 @@ import operator
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from operator import is_
 
 import torch
 
 from kamera.content import Encoded
 from kamera.engines import Answer, Sampling, Span, Written
-from kamera.errors import NonFiniteKV, NotRelocatable
 from kamera.ops import (
     KV,
     NO_KV,
     kv_concat,
     kv_copy,
-    kv_tensors,
     kv_tokens,
     relocate_kv,
     rotated_bytes,
 )
 from kamera.patches import (
-    Before,
     Copy,
     Facts,
-    Former,
-    Guarantee,
-    Owed,
-    Worth,
-    archive_later,
     head_of,
-    later_of,
     prefilled_behind,
     text_positions,
 )
 from kamera.window.inquiry import Inquiry, Ran, last_run
+from kamera.window.keeping import Keeping, RowLied
 from kamera.window.leaving import footing
 from kamera.window.report import Tally
 from kamera.window.sampling import design_of
-from kamera.window.seats import Seat, Seats, Source
+from kamera.window.seats import Seat, Source
 from kamera.window.slots import Resident, moved
 from kamera.window.stage import Stage
 from kamera.window.state import WindowState
@@ -61,10 +52,6 @@ from kamera.window.steps import (
 )
 
 
-class RowLied(Exception):
-    """An object is missing or differs from its row. The row is refused by now: plan again."""
-
-
 def run(
     plan: Plan,
     before: WindowState,
@@ -78,39 +65,19 @@ def run(
     ``facts`` by id, of every chunk that the plan seats; ``before`` is not changed. Raises RowLied for a patch
     that differs from its row, always before the answer, and the errors of forwards and puts.
     """
-    return _Run(plan, before, facts, stage, tally, inquiry).done()
+    return _Run(before, stage, plan, facts, tally, inquiry).done()
 
 
 @dataclass
-class _Run:
+class _Run(Keeping):
     plan: Plan
-    before: WindowState
     facts: Mapping[str, Facts]
-    stage: Stage
     tally: Tally
     inquiry: Inquiry | None = None
     answer: Answer | None = None
-    copies: dict[int, Copy] = field(default_factory=dict)
-    cleans: dict[int, Copy] = field(default_factory=dict)
-    unarchived: set[int] = field(default_factory=set)
-    whose: dict[int, Facts] = field(default_factory=dict)
-    formed: dict[int, Guarantee] = field(default_factory=dict)
-    stood: dict[int, Seats] = field(default_factory=dict)
     placed: set[int] = field(default_factory=set)
 
-    @property
-    def former(self) -> Former:
-        return self.stage.former
-
     def done(self) -> Ran:
-        said = () if self.before.said is None else (self.before.said,)
-        for resident in (*self.before.residents, *said):
-            number = resident.seat.number
-            self.whose[number] = resident.facts
-            self.copies[number] = resident.copy
-            self.formed[number] = resident.seat.formed
-            if resident.clean is not None:
-                self.cleans[number] = resident.clean
         last = None if self.inquiry is None else last_run(self.plan)
         owed: list[Archive | Harvest] = []
         self.tally.held = 0  # a run that met a wrong row before this one counts no more
@@ -130,19 +97,19 @@ class _Run:
                 case Archive(later=True) | Harvest(later=True):
                     owed.append(step)
                 case Archive(number):
-                    self._archive(number)
+                    self.archive(number)
                 case Harvest(number, base):
-                    self._harvest(number, base)
+                    self.harvest(number, base)
                 case Clean(number):
                     self.cleans[number] = _anew(self.former.canonical(self.whose[number]))
                 case Keep():
                     pass
-        self._hand_over(owed)
+        self.hand_over(owed)
         self.tally.notes.extend(self.plan.notes)
         if self.inquiry is None:
-            return Ran(self._assembled(self.plan.after), None)
+            return Ran(self.assembled(self.plan.after), None)
         if self.answer is None:
-            self._ask(self._assembled(self.plan.after), self.inquiry)
+            self._ask(self.assembled(self.plan.after), self.inquiry)
         return self._answered(self.inquiry)
 
     def _sample(self, group: Sequence[Prefill | Sample], between: Sequence[Step]) -> None:
@@ -196,7 +163,7 @@ class _Run:
     def _ran_at(self, step: Prefill | Sample, facts: Facts, copy: Copy) -> None:
         """Note that the chunk of a step has run, and stands on ``copy``."""
         seat = step.seat
-        self._seated(seat.number, facts, copy)
+        self.seated(seat.number, facts, copy)
         self.former.catalogue.met(facts.chunk_id, seat.source.antecedents)
         self.formed[seat.number] = seat.formed
         self.stood[seat.number] = step.before
@@ -233,13 +200,13 @@ class _Run:
             proof=source.proof,
             sample=source.sample,
         )
-        self._seated(seat.number, facts, copy)
+        self.seated(seat.number, facts, copy)
         self.former.store.metrics.served(seat.guarantee, computed=False)
 
     def _prefill(self, first: Prefill, inquiry: Inquiry | None) -> None:
         """Prefill a chunk, in the same forward those that are joined to it, and answer an ``inquiry``."""
         run = [first, *self._joined_to(first)]
-        before = self._assembled(first.before)
+        before = self.assembled(first.before)
         facts = [self.facts[step.seat.chunk_id] for step in run]
         places = [self.stage.standing.positions(f, s.seat.spot) for f, s in zip(facts, run, strict=True)]
         spans, encoded = self.stage.spans(before), [f.encoded for f in facts]
@@ -311,7 +278,7 @@ class _Run:
     def _answered(self, inquiry: Inquiry) -> Ran:
         """The window after the plan, with the question and the answer's first tokens behind its chunks."""
         assert self.answer is not None, "the question was asked"
-        state, answer = self._assembled(self.plan.after), self.answer
+        state, answer = self.assembled(self.plan.after), self.answer
         if answer.tail is None:
             return Ran(state, answer.tokens)
         spoken = torch.cat([inquiry.ids, answer.tokens[0].to(inquiry.ids)])[: kv_tokens(answer.tail)]
@@ -352,91 +319,6 @@ class _Run:
             found.append(part)
             done += head.tokens
         return kv_concat(found) if len(found) > 1 else found[0] if found else None
-
-    def _harvest(self, number: int, base: str) -> None:
-        facts, copy, formed = self.whose[number], self.copies[number], self.formed[number]
-        if number in self.unarchived:
-            return
-        if not self.former.keep_patch(facts, copy, formed, self._stood(number), base):
-            raise RowLied
-
-    def _hand_over(self, owed: Sequence[Archive | Harvest]) -> None:
-        """Leave steps to later work: first all canonicals that they need, together."""
-        leaving, needed, harvests = list[tuple[Facts, Copy]](), list[Facts](), list[Harvest]()
-        for step in owed:
-            facts = self.whose[step.number]
-            if isinstance(step, Archive):
-                leaving.append((facts, self.copies[step.number]))
-                continue
-            harvests.append(step)
-            if not (step.base or self.former.catalogue.has_canonical(facts.chunk_id)):
-                needed.append(facts)
-        archive_later(self.former, leaving, needed)
-        for step in harvests:
-            self._harvest_later(step.number, step.base)
-
-    def _harvest_later(self, number: int, base: str) -> None:
-        facts, copy, formed, before = (
-            self.whose[number],
-            self.copies[number],
-            self.formed[number],
-            self._stood(number),
-        )
-        former = self.former
-
-        def harvest() -> list[Owed]:
-            with former.operation():
-                return former.owed_patch(facts, copy, formed, before, base)
-
-        def dropped(why: str) -> None:
-            former.losses.leave(f"a patch of chunk {facts.chunk_id[:12]} was not formed: {why}")
-
-        holds = [*kv_tensors(copy.kv), *before.tensors]
-        later_of(former.backbone).add(harvest, Worth.PATCH, holds, dropped, reads=facts.reads)
-
-    def _stood(self, number: int) -> Before:
-        """What stands before a chunk: at its prefill in this operation, else before the operation."""
-        there = self.stood.get(number)
-        still = (0,) * len(self.before.frame)
-        if there is not None:
-            return self.stage.before(self._assembled(there), still)
-        at = next(i for i, r in enumerate(self.before.residents) if r.number == number)
-        seat = self.before.residents[at].seat
-        offset = seat.source.home.offset(seat.spot)
-        assert offset is not None, "a plan seats no chunk where it cannot stand"
-        return self.stage.before(replace(self.before, residents=self.before.residents[:at]), offset)
-
-    def _archive(self, number: int) -> None:
-        facts = self.whose[number]
-        try:
-            self.former.canonical(facts)
-        except (NotRelocatable, NonFiniteKV):
-            # past a position limit, or not finite in float16, even alone: it can only be appended anew
-            self.unarchived.add(number)
-        if facts.chunk_id in self.former.losses.unkept:
-            self.unarchived.add(number)  # it is offered again when it leaves
-
-    def _seated(self, number: int, facts: Facts, copy: Copy) -> None:
-        self.whose[number], self.copies[number] = facts, copy
-        self.cleans.pop(number, None)
-
-    def _assembled(self, seats: Seats) -> WindowState:
-        """The state of ``seats``, with their tensors."""
-        residents, held = [], self.before.residents_by_number
-        for seat in seats.seats:
-            number = seat.number
-            seat = replace(seat, archived=False) if number in self.unarchived else seat
-            clean = None if seat.clean is None else self.cleans[number]
-            old, copy = held.get(number), self.copies[number]
-            if old is None or old.seat is not seat or old.copy is not copy or old.clean is not clean:
-                facts = self.whose[number]
-                facts = replace(facts, heads=()) if facts.heads else facts  # the others may leave
-                old = Resident(facts, seat, copy, clean)
-            residents.append(old)
-        state = WindowState(tuple(residents), seats.shift, seats.frame)
-        if all(map(is_, seats.seats, [resident.seat for resident in residents])):
-            state.__dict__["seats"] = seats.saying(None)  # what the plan knows of them is known
-        return state
 
 
 def _anew(copy: Copy) -> Copy:
