@@ -23,6 +23,7 @@ from kamera.sessions.metrics import PoolMetrics, check_limits, turn_counts
 from kamera.sessions.modes import SessionMode, check_mode
 from kamera.sessions.saved import SavedSessions, check_saving, tools_digest
 from kamera.sessions.showing import Reuse
+from kamera.sessions.stream import Stream
 from kamera.sessions.turn import Turn
 from kamera.store import ChunkStore
 from kamera.window import ReusePolicy, check_policy
@@ -103,12 +104,8 @@ class SessionPool:
         self.anticipates = anticipates
         self._store = store
         self._window_options: dict[str, Any] = {"max_tokens": max_tokens, "policy": policy}
-        self._options: dict[str, Any] = {
-            "mode": mode,
-            "edit_policy": edit_policy,
-            "uncached": uncached,
-            "reuse": reuse,
-        }
+        self._options: dict[str, Any] = {"mode": mode, "edit_policy": edit_policy}
+        self._options |= {"uncached": uncached, "reuse": reuse}
         self._edit_policy = edit_policy
         self._conversations = conversations_of(backbone)
         self._saved = None if save is None else SavedSessions(save, max_saved_bytes)
@@ -125,6 +122,8 @@ class SessionPool:
         tenant: str | None = None,
         *,
         tools: Sequence[Any] | None = None,
+        stream: Stream | None = None,
+        seed: int | None = None,
         **options: Any,
     ) -> Turn:
         """Answer a conversation; `Turn.session_id` names the session that holds it then.
@@ -135,6 +134,7 @@ class SessionPool:
         messages to a saved session those of `ChatSession.load`.
         """
         self.backbone.check_sampling(options)
+        options |= {"stream": stream, "seed": seed}
         with self._account.now(self.backbone):
             return self._sent(messages, session_id, self._tenant(tenant), tools, options)
 
