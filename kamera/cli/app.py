@@ -115,6 +115,10 @@ VERBS = {
         "kamera.cli.plan:plan_from_trace",
         "Make a plan of the recurring windows, the largest savings first.",
     ),
+    "serve": Verb(
+        "kamera.cli.serve:serve",
+        "Serve OpenAI's and Anthropic's APIs; conversations keep their caches.",
+    ),
     "inspect": Verb(
         "kamera.cli.inspect:inspect",
         "Show the contents and verify every byte. Changes nothing.",

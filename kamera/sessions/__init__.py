@@ -4,7 +4,8 @@ from kamera.sessions.chat import ChatSession
 from kamera.sessions.metrics import PoolMetrics
 from kamera.sessions.pool import SessionPool
 from kamera.sessions.stream import Stream
+from kamera.sessions.tool_calls import CALL
 from kamera.sessions.turn import Turn, TurnReport
 from kamera.sessions.verbs import VerbReport
 
-__all__ = ["ChatSession", "PoolMetrics", "SessionPool", "Stream", "Turn", "TurnReport", "VerbReport"]
+__all__ = ["CALL", "ChatSession", "PoolMetrics", "SessionPool", "Stream", "Turn", "TurnReport", "VerbReport"]

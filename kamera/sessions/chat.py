@@ -246,8 +246,9 @@ class ChatSession:
         report = replace(report, notes=(*report.notes, *notes), first_token=watch.seconds)
         prompt = 0 if branch.ids is None else int(branch.ids.shape[0])
         usage = TurnUsage(prompt, prompt - report.prefilled, watch.steps)
-        name = self._state.changes[-1]
-        return Turn(text, tool_calls(text), report, usage, tuple(stream.ids), stream.finish_reason, name)
+        reason = stream.finish_reason(options.get("max_new_tokens"))
+        ids, name = tuple(stream.ids), self._state.changes[-1]
+        return Turn(text, *tool_calls(text), report, usage, ids, reason, name)
 
     def next_token_logits(
         self, messages: str | Message | Sequence[Message] | None = None, *, append: bool = False

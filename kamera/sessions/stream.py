@@ -19,8 +19,9 @@ class Stream:
     """Follows one answer of `ChatSession.send`; a stopping criterion of ``generate``.
 
     ``stop`` are strings that end the answer: neither its text nor the history contains the one that did.
-    Text from ``withhold`` on is not told before the answer is complete. A subclass overrides `tell`. Each
-    answer takes a stream of its own. Beam search tells its text at the end, and no tokens.
+    ``stopped`` is that one. With ``withhold`` the text from that on, white space before it included, is not
+    told: ``told`` is the number of characters that were, and `Turn.text` has the rest. A subclass overrides
+    `tell`. Each answer takes a stream of its own. Beam search tells its text at the end, and no tokens.
     """
 
     def __init__(self, stop: Sequence[str] = (), withhold: str = "") -> None:
@@ -29,9 +30,9 @@ class Stream:
         self.stop = tuple(stop)
         self.ids: list[int] = []
         self.text = ""
-        self.stopped = False
+        self.stopped: str | None = None
         self._withhold = withhold
-        self._told = 0
+        self.told = 0
         self._at = self._shown = 0  # the first token decoded again, and its characters in the text already
         self._searched = 0
         self._engine: Engine | None = None
@@ -53,23 +54,25 @@ class Stream:
             new = input_ids[0, self._prompt + len(self.ids) :].tolist()
             self._add(new)
             self.tell(self._ready())
-        return torch.full((input_ids.shape[0],), self.stopped, device=input_ids.device)
+        return torch.full((input_ids.shape[0],), self.stopped is not None, device=input_ids.device)
 
     def finish(self, text: str) -> str:
-        """Tell the rest, and give back the text of the answer, which is ``text`` up to the stop string."""
+        """Tell the rest, unless text is withheld; the text of the answer: ``text`` up to a stop string."""
         if not self.stopped:  # characters that stayed incomplete
             self.text = text if text.startswith(self.text) or not self.ids else self.text
             self._cut()
-        rest, self._told = self.text[self._told :], len(self.text)
-        self.tell(rest)
+        if not self._withhold:
+            rest, self.told = self.text[self.told :], len(self.text)
+            self.tell(rest)
         return self.text
 
-    @property
-    def finish_reason(self) -> FinishReason:
-        """ "length" if the answer ended neither at a stop string nor with a special token."""
-        if self.stopped or not self.ids or self._decoded(self.ids[-1:]) == "":
+    def finish_reason(self, limit: int | None) -> FinishReason:
+        """Why the answer ended, which may have ``limit`` tokens."""
+        if self.stopped is not None or not self.ids or (limit is not None and len(self.ids) < limit):
             return "stop"
-        return "length"
+        processor = None if self._engine is None else self._engine.processor
+        closing = getattr(getattr(processor, "tokenizer", processor), "eos_token_id", None)
+        return "stop" if self.ids[-1] == closing else "length"
 
     # -- inside --------------------------------------------------------------------------------
 
@@ -93,10 +96,11 @@ class Stream:
 
     def _cut(self) -> None:
         """End the text before the first stop string in it."""
-        found = [at for s in self.stop if (at := self.text.find(s, max(0, self._searched - len(s)))) >= 0]
+        places = [(self.text.find(s, max(0, self._searched - len(s))), s) for s in self.stop]
         self._searched = len(self.text)
-        if found:
-            self.text, self.stopped = self.text[: min(found)], True
+        at, found = min((place for place in places if place[0] >= 0), default=(0, None))
+        if found is not None:
+            self.text, self.stopped = self.text[:at], found
 
     def _ready(self) -> str:
         """The text that was not told, as far as it is neither withheld nor the beginning of a stop string."""
@@ -106,6 +110,8 @@ class Stream:
         for mark in () if self.stopped else (*self.stop, self._withhold):
             begun = [n for n in range(1, len(mark)) if self.text.endswith(mark[:n])]
             end = min(end, len(self.text) - max(begun, default=0))
-        piece = self.text[self._told : max(end, self._told)]
-        self._told = max(end, self._told)
+        if self._withhold:
+            end = len(self.text[:end].rstrip())
+        piece = self.text[self.told : max(end, self.told)]
+        self.told = max(end, self.told)
         return piece

@@ -102,11 +102,13 @@ class TurnUsage(NamedTuple):
 class Turn:
     """An answer: its text, the tool calls in it, the report of its prompt, and its tokens.
 
-    ``token_ids`` are the answer's, closing ones included; none of beam search. ``turn_id`` names the history
-    up to this answer, and no other ever. ``session_id`` names the session of a `SessionPool` that answered.
+    ``content`` is the text outside of the calls. ``token_ids`` are the answer's, closing ones included; none
+    of beam search. ``turn_id`` names the history up to this answer, and no other ever. ``session_id`` names
+    the session of a `SessionPool` that answered.
     """
 
     text: str
+    content: str
     tool_calls: tuple[dict[str, Any], ...]
     report: TurnReport
     usage: TurnUsage

@@ -1,0 +1,150 @@
+"""The model behind the APIs: pools of sessions, by the least guarantee that a request accepts."""
+
+from __future__ import annotations
+
+import secrets
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from kamera.content import Conversations
+from kamera.edits import Cleared
+from kamera.engines.hf import Backbone
+from kamera.patches import at_least
+from kamera.serve.asked import Asked, Said
+from kamera.serve.worker import Job
+from kamera.sessions import CALL, SessionPool, Stream
+from kamera.store import ChunkStore
+from kamera.window import ReusePolicy
+
+ANSWER = 1024
+"""Tokens of an answer, at most, where neither the request nor the model says."""
+
+
+class Service:
+    """One backbone for many tenants, to be used by one thread.
+
+    ``store`` is a directory of chunks, with the sessions in it; None keeps all in memory. ``max_bytes``
+    bounds the sessions in memory. Requests for more than the ``policy`` serves are answered by a pool of
+    their own, which serves exact KV only, and takes half of the bytes.
+    """
+
+    def __init__(
+        self,
+        backbone: Backbone,
+        policy: ReusePolicy,
+        *,
+        store: Path | None = None,
+        max_bytes: int | None = None,
+    ) -> None:
+        self.backbone, self.store = backbone, store
+        self._policy = policy
+        self._conversations = Conversations(backbone.processor)
+        self._stores: dict[str, ChunkStore] = {}
+        policies = {"": policy} | ({} if policy.minimum == "exact" else {"-exact": ReusePolicy.exact()})
+        share = None if max_bytes is None else max(1, max_bytes // len(policies))
+        saves = {name: None if store is None else store / f"sessions{name}" for name in policies}
+        self._pools = {
+            name: SessionPool(backbone, self._store_of, policy=chosen, max_bytes=share, save=saves[name])
+            for name, chosen in policies.items()
+        }
+
+    def answer(self, asked: Asked, tenant: str, stream: Stream) -> Said:
+        """Answer a request; ``stream`` is told. Raises the errors of `SessionPool.send`."""
+        cleared = self._cleared(asked)
+        enough = asked.minimum is None or at_least(self._policy.minimum, asked.minimum)
+        tools = asked.tools or None
+        turn = self._pools["" if enough else "-exact"].send(
+            cleared.messages, asked.session, tenant, tools=tools, stream=stream, **self._options(asked)
+        )
+        if tools:
+            return Said(turn, turn.content, turn.tool_calls, stream.stopped, cleared.applied)
+        return Said(turn, turn.text, (), stream.stopped, cleared.applied)
+
+    def count(self, asked: Asked) -> int:
+        """Tokens of a request's prompt."""
+        messages = self._cleared(asked).messages
+        return self._conversations.render(messages, tools=asked.tools or None).num_tokens
+
+    def counts(self) -> dict[str, int]:
+        """Counts of all pools since the start, and their sessions now."""
+        pools = [pool.metrics() for pool in self._pools.values()]
+        counted = {f.name: sum(getattr(m, f.name) for m in pools) for f in fields(pools[0])}
+        return {**counted, "sessions": sum(map(len, self._pools.values()))}
+
+    def close(self) -> int:
+        """Complete later work and saves; the number of saved sessions. Raises as `SessionPool.flush`."""
+        try:
+            for pool in self._pools.values():
+                pool.flush()
+            return sum(len(pool.saved(t)) for pool in self._pools.values() for t in self._stores)
+        finally:
+            for store in self._stores.values():
+                store.close()
+
+    # -- inside --------------------------------------------------------------------------------
+
+    def _store_of(self, tenant: str) -> ChunkStore:
+        if tenant not in self._stores:
+            self._stores[tenant] = ChunkStore.open(self.store or "memory://", tenant=tenant)
+        return self._stores[tenant]
+
+    def _cleared(self, asked: Asked) -> Cleared:
+        """The messages after the request's own edit."""
+        if asked.clearing is None:
+            return Cleared(asked.messages)
+        return asked.clearing.applied(asked.messages, self._conversations, asked.tools or None)
+
+    def _options(self, asked: Asked) -> dict[str, Any]:
+        """Options of ``generate``. Each request draws from a seed of its own."""
+        config = self.backbone.model.generation_config
+        tokens = asked.max_tokens or config.max_new_tokens or ANSWER
+        options = {"max_new_tokens": min(tokens, self.backbone.limits.trained or tokens)}
+        default = (config.temperature or 1.0) if config.do_sample else 0.0
+        temperature = default if asked.temperature is None else asked.temperature
+        if temperature == 0:
+            return {**options, "do_sample": False}
+        drawn = {
+            "temperature": temperature,
+            "top_p": config.top_p if asked.top_p is None else asked.top_p,
+            "top_k": config.top_k if asked.top_k is None else asked.top_k,
+        }
+        return {**options, **drawn, "seed": secrets.randbits(62) if asked.seed is None else asked.seed}
+
+
+class _Telling(Stream):
+    """An answer's stream that tells a job."""
+
+    def __init__(self, job: Answer) -> None:
+        super().__init__(job.asked.stop, CALL if job.asked.tools else "")
+        self._job = job
+
+    def tell(self, text: str) -> None:
+        self._job.tell(text)
+
+
+class Answer(Job[Said]):
+    """A request that is to be answered."""
+
+    def __init__(self, service: Service, tenant: str, asked: Asked) -> None:
+        super().__init__()
+        self._service, self._tenant, self.asked = service, tenant, asked
+
+    def work(self) -> Said:
+        """The answer; all of its content has been told then."""
+        stream = _Telling(self)
+        said = self._service.answer(self.asked, self._tenant, stream)
+        self.tell(said.content[stream.told :])
+        return said
+
+
+class Count(Job[int]):
+    """A request whose tokens are to be counted."""
+
+    def __init__(self, service: Service, asked: Asked) -> None:
+        super().__init__()
+        self._service, self._asked = service, asked
+
+    def work(self) -> int:
+        """The tokens of the prompt."""
+        return self._service.count(self._asked)
