@@ -55,7 +55,13 @@ class Service:
         enough = asked.minimum is None or at_least(self._policy.minimum, asked.minimum)
         tools = asked.tools or None
         turn = self._pools["" if enough else "-exact"].send(
-            cleared.messages, asked.session, tenant, tools=tools, stream=stream, **self._options(asked)
+            cleared.messages,
+            asked.session,
+            tenant,
+            tools=tools,
+            stream=stream,
+            hint=asked.hint,
+            **self._options(asked),
         )
         if tools:
             return Said(turn, turn.content, turn.tool_calls, stream.stopped, cleared.applied)

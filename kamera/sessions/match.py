@@ -21,12 +21,13 @@ class Candidate:
     """What a choice needs of a session, in memory or saved.
 
     ``guarantee`` is the weakest in its window; ``on_leave`` the least strict treatment that an edit of it may
-    come to.
+    come to; ``tails`` those of its history that are its own (`kamera.sessions.owners`).
     """
 
     layout: Layout
     guarantee: Guarantee
     on_leave: OnLeave
+    tails: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -34,7 +35,7 @@ class Match:
     """The chosen session, the reason for it, and counts of the rejected ones."""
 
     name: str | None = None
-    how: Literal["by_prefix", "by_edit"] | None = None
+    how: Literal["by_owner", "by_prefix", "by_edit"] | None = None
     too_little: int = 0
     tainted: int = 0
 
@@ -53,24 +54,26 @@ def shaped_prompt(
         return None
 
 
-def candidate(session: ChatSession) -> Candidate | None:
+def candidate(session: ChatSession, tails: frozenset[str] = frozenset()) -> Candidate | None:
     """The session as a candidate; None if it has no window."""
     layout, window = session.layout, session.state.window
     if layout is None or window is None:
         return None
-    return Candidate(layout, window.guarantee, laxest(session.mode, window.policy.minimum))
+    return Candidate(layout, window.guarantee, laxest(session.mode, window.policy.minimum), tails)
 
 
-def best_match(prompt: Rendered, sessions: Mapping[str, Candidate], min_tokens: int) -> Match:
+def best_match(
+    prompt: Rendered, sessions: Mapping[str, Candidate], min_tokens: int, tails: frozenset[str] = frozenset()
+) -> Match:
     """The session with the longest prefix of ``prompt``, else the one with the fewest tokens to prefill.
 
     A prompt that goes on from all that a session holds goes to it. Any other session has to save at least
     ``min_tokens`` after the system prompt; where none does, one that holds as many of the prompt's tokens at
     other places is edited: it is the same conversation, and a second session would only take memory. Of
-    equals the first is chosen. A session whose
-    KV is conditioned on content outside its prompt (a survivor of an edit) serves its owner only, and no
-    other conversation's session is edited in a mode that would leave such KV. A composed patch counts as such
-    KV: it may add what a patch behind antecedents that have left knew (docs/composed.md).
+    equals the first is chosen. A session whose KV is conditioned on content outside its prompt (a survivor of
+    an edit) serves its owner only, whom the prompt's ``tails`` tell, and no other conversation's session is
+    edited in a mode that would leave such KV. A composed patch counts as such KV: it may add what a patch
+    behind antecedents that have left knew (docs/composed.md).
     """
     prefixes: list[tuple[int, str]] = []
     edits: list[tuple[int, str]] = []
@@ -79,19 +82,20 @@ def best_match(prompt: Rendered, sessions: Mapping[str, Candidate], min_tokens: 
     for name, held in sessions.items():
         if anchor_ids(held.layout.prompt) != anchor_ids(prompt):
             continue
-        if not at_least(held.guarantee, "orbit"):
+        prefix, size = _prefix(held.layout, prompt)
+        knows = not at_least(held.guarantee, "orbit")
+        if knows or (prefix < size and held.on_leave == "keep"):
+            if tails & held.tails:
+                return Match(name, "by_owner")
             tainted += 1
             continue
-        prefix, size = _prefix(held.layout, prompt)
         if prefix == size:
             prefixes.append((prefix, name))
         elif held.on_leave == "exact":
             edits.append((prefix, name))
             alike.append((_common(held.layout, prompt), name))
-        elif held.on_leave == "repair":
-            edits.append((_common(held.layout, prompt), name))
         else:
-            tainted += 1
+            edits.append((_common(held.layout, prompt), name))
     least = max(min_tokens, 1)
     how: Literal["by_prefix", "by_edit"]
     for how, found, enough in (
