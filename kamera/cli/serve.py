@@ -60,7 +60,7 @@ def serve(
             "kamera serve needs starlette, uvicorn and sse-starlette: pip install 'kamera[serve]'"
         ) from None
 
-    held = serving.Keys() if keys is None else serving.Keys.read(keys)
+    held = serving.Keys({} if keys is None else read_keys(keys))
     if not held and not _is_local(host):
         raise ValueError(f"--host {host} lets others in: give --keys FILE, or listen on 127.0.0.1")
     listening = serving.bound(host, port)
@@ -72,6 +72,24 @@ def serve(
     }
     service = serving.Service(backbone, chosen[policy.value](), store=store, max_bytes=max_bytes)
     serving.run(serving.Front(service, held, name or [model]), listening)
+
+
+def read_keys(path: Path) -> dict[str, str]:
+    """Tenants by key, from a file with a tenant and its key in each line; a tenant may have several.
+
+    Raises ValueError for another line, a short key, or one that two tenants have.
+    """
+    found: dict[str, str] = {}
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+        words = line.split()
+        if not words or words[0].startswith("#"):
+            continue
+        if len(words) != 2 or len(words[1]) < 16 or words[1] in found:
+            raise ValueError(f"{path}:{number}: give a tenant and a key of its own, of 16 characters or more")
+        found[words[1]] = words[0]
+    if not found:
+        raise ValueError(f"{path} has no keys: give a tenant and its key in each line")
+    return found
 
 
 def _is_local(host: str) -> bool:

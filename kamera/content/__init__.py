@@ -6,7 +6,14 @@ from kamera.content.chunk import TOKEN_TYPES, Chunk, Encoded
 from kamera.content.conversation import Conversations
 from kamera.content.exclusive import exclusive_of
 from kamera.content.fields import Fields, json_object
-from kamera.content.forms import anthropic_messages, chat_message, content_of, response_items, tool_of
+from kamera.content.forms import (
+    anthropic_messages,
+    chat_message,
+    chat_tool,
+    content_of,
+    response_items,
+    tool_of,
+)
 from kamera.content.image_only import load_image_only
 from kamera.content.items import kind_of, media_item
 from kamera.content.landmarks import LandmarkReader, Landmarks
@@ -50,6 +57,7 @@ __all__ = [
     "anthropic_messages",
     "as_messages",
     "chat_message",
+    "chat_tool",
     "check_messages",
     "common_prefix",
     "content_of",

@@ -109,6 +109,14 @@ def content_of(message: Fields, name: str = "content", *, pictures: bool) -> str
     return _joined([_part(part, part.need("type", str), pictures) for part in parts])
 
 
+def chat_tool(tool: Fields) -> dict[str, Any]:
+    """A function that the model may call, in the form of OpenAI's chat."""
+    tool.only(type="function")
+    made = tool_of(tool.inner("function"), "parameters")
+    tool.done()
+    return made
+
+
 def tool_of(function: Fields, parameters: str) -> dict[str, Any]:
     """A function that the model may call; ``parameters`` names its schema's entry."""
     name = function.need("name", str)
@@ -116,8 +124,8 @@ def tool_of(function: Fields, parameters: str) -> dict[str, Any]:
         raise function.wrong("name", name, "letters, digits, _ and -")
     made = {"name": name, "description": function.take("description", str, "")}
     schema = function.take(parameters, dict, {"type": "object", "properties": {}})
-    function.only(strict=False)
-    function.done()
+    function.only(strict=False, type=("function", "custom"))
+    _end(function)
     return {"type": "function", "function": {**made, "parameters": schema}}
 
 

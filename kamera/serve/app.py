@@ -7,6 +7,7 @@ import time
 from collections.abc import AsyncIterator, Sequence
 from typing import Any, TypeVar
 
+import anyio
 from sse_starlette import EventSourceResponse, ServerSentEvent
 from sse_starlette.sse import AppStatus
 from starlette.applications import Starlette
@@ -24,15 +25,22 @@ from kamera.serve.dialect import Dialect
 from kamera.serve.keys import Keys
 from kamera.serve.messages import Messages
 from kamera.serve.refusal import Refusal, refusal_of
-from kamera.serve.responses import Responses, Turns
+from kamera.serve.responses import Responses
 from kamera.serve.service import Answer, Count, Service
 from kamera.serve.worker import Job, Worker
+from kamera.sessions import Branches
 
 MOST_BYTES = 32 << 20
 """Bytes of a request's body, at most."""
 
 WAITING = 64
 """Requests that may wait for the model."""
+
+KEPT = 4096
+"""Turns that are kept for ``previous_response_id``, the last used ones."""
+
+READING = 60
+"""Seconds in which a request must have come."""
 
 Result = TypeVar("Result")
 
@@ -44,7 +52,7 @@ class Front:
         self.service = service
         self.worker = Worker(waiting)
         self._keys, self._names = keys, tuple(names)
-        self._turns = Turns()
+        self._turns = Branches(KEPT)
         self._started = int(time.time())
         self._refused = 0
 
@@ -65,10 +73,10 @@ class Front:
         return Starlette(
             lifespan=life,
             routes=[
-                Route("/v1/chat/completions", self.chat, methods=["POST"]),
-                Route("/v1/messages", self.messages, methods=["POST"]),
+                Route("/v1/chat/completions", self.answer, methods=["POST"]),
+                Route("/v1/messages", self.answer, methods=["POST"]),
                 Route("/v1/messages/count_tokens", self.count, methods=["POST"]),
-                Route("/v1/responses", self.responses, methods=["POST"]),
+                Route("/v1/responses", self.answer, methods=["POST"]),
                 Route("/v1/responses/{name}", self.response, methods=["GET", "DELETE"]),
                 Route("/v1/models", self.models),
                 Route("/v1/models/{name:path}", self.models),
@@ -80,44 +88,35 @@ class Front:
 
     # -- routes --------------------------------------------------------------------------------
 
-    async def chat(self, request: Request) -> Response:
-        """OpenAI's chat completions."""
+    async def answer(self, request: Request) -> Response:
+        """An answer, in the words of the API whose path it is."""
         tenant, body, session = await self._read(request)
-        return await self._answer(request, tenant, Chat(body, session))
-
-    async def messages(self, request: Request) -> Response:
-        """Anthropic's messages."""
-        tenant, body, session = await self._read(request)
-        return await self._answer(request, tenant, Messages(body, session))
-
-    async def responses(self, request: Request) -> Response:
-        """OpenAI's responses."""
-        tenant, body, session = await self._read(request)
-        return await self._answer(request, tenant, Responses(body, self._turns, tenant, session))
+        if request.url.path.endswith("/responses"):
+            return await self._answer(request, tenant, Responses(body, session, self._turns, tenant))
+        kind = Messages if request.url.path.endswith("/messages") else Chat
+        return await self._answer(request, tenant, kind(body, session))
 
     async def response(self, request: Request) -> Response:
         """A kept response, or its deletion."""
         tenant, name = self._keys.tenant(request), request.path_params["name"]
         if request.method != "DELETE":
-            return JSONResponse(self._turns.document(tenant, name))
-        self._turns.delete(tenant, name)
+            return JSONResponse(self._turns.turn(tenant, name).note)
+        self._turns.leave(tenant, name)
         return JSONResponse({"id": name, "object": "response", "deleted": True})
 
     async def count(self, request: Request) -> Response:
         """Tokens of a message's prompt."""
         tenant, body, session = await self._read(request)
-        asked = Messages(body, session, counts=True)
-        self._check_model(asked.model)
-        job = Count(self.service, asked.asked)
-        heard = await self._heard(request, tenant, job, whole=True)
+        dialect = Messages(body, session, counts=True)
+        self._check_model(dialect.model)
+        heard = await self._heard(request, tenant, Count(self.service, tenant, dialect.asked), whole=True)
         return JSONResponse({"input_tokens": heard[0]})
 
     async def models(self, request: Request) -> Response:
         """The names of the model."""
         self._keys.tenant(request)
         head = {"object": "model", "created": self._started, "owned_by": "kamera"}
-        name = request.path_params.get("name")
-        if name is not None:
+        if (name := request.path_params.get("name")) is not None:
             self._check_model(name)
             return JSONResponse({"id": name, **head})
         return JSONResponse({"object": "list", "data": [{"id": name, **head} for name in self._names]})
@@ -131,12 +130,7 @@ class Front:
         self._keys.tenant(request)
         counts = {**self.service.counts(), "waiting": self.worker.waiting}
         counts |= {"answered": self.worker.done, "refused": self._refused}
-        kinds = {"sessions": ("", "gauge"), "waiting": ("", "gauge")}
-        lines = []
-        for name, count in counts.items():
-            end, kind = kinds.get(name, ("_total", "counter"))
-            lines.append(f"# TYPE kamera_{name}{end} {kind}\nkamera_{name}{end} {count}\n")
-        return PlainTextResponse("".join(lines), media_type="text/plain; version=0.0.4")
+        return PlainTextResponse("".join(f"kamera_{name} {count}\n" for name, count in counts.items()))
 
     # -- inside --------------------------------------------------------------------------------
 
@@ -147,18 +141,20 @@ class Front:
         if kind != "application/json":  # a page of another origin cannot send it unasked
             raise Refusal(415, f"content-type {quote(kind)}: send application/json")
         data = bytearray()
-        async for chunk in request.stream():
-            data += chunk
-            if len(data) > MOST_BYTES:
-                raise Refusal(
-                    413, f"the body has more than {MOST_BYTES >> 20} MiB: send fewer or smaller pictures"
-                )
+        try:
+            with anyio.fail_after(READING):
+                async for chunk in request.stream():
+                    data += chunk
+                    if len(data) > MOST_BYTES:
+                        raise Refusal(413, f"the body has more than {MOST_BYTES >> 20} MiB: send less")
+        except TimeoutError:
+            raise Refusal(408, f"the body did not come within {READING} s: send it faster") from None
         return tenant, Fields(json_object(bytes(data))), request.headers.get("x-session-id")
 
     def _check_model(self, name: str) -> None:
         if name not in self._names:
-            known = ", ".join(self._names)
-            raise Refusal(404, f"no model {quote(name)} here: ask {known}", "model", "model_not_found")
+            message = f"no model {quote(name)} here: ask {', '.join(self._names)}"
+            raise Refusal(404, message, "model", "model_not_found")
 
     async def _heard(
         self, request: Request, tenant: str, job: Job[Result], whole: bool
@@ -191,11 +187,8 @@ class Front:
             assert not isinstance(heard, str), "waited for"
             return JSONResponse(dialect.whole(heard[0]))
 
-        async def gone(message: Any) -> None:
-            job.cancel()
-
         events = self._events(job, dialect, heard)
-        return EventSourceResponse(events, client_close_handler_callable=gone)
+        return EventSourceResponse(events, client_close_handler_callable=job.leave)
 
     async def _events(
         self, job: Answer, dialect: Dialect, heard: str | tuple[Said]

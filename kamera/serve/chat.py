@@ -6,7 +6,7 @@ from typing import Any
 
 from sse_starlette import ServerSentEvent
 
-from kamera.content import Fields, chat_message, tool_of
+from kamera.content import Fields, chat_message, chat_tool
 from kamera.serve.asked import Asked, Said, arguments_of, chosen, common, hint_of
 from kamera.serve.dialect import Dialect, Events, event
 
@@ -24,7 +24,7 @@ class Chat(Dialect):
         tokens = [body.count(name) for name in ("max_completion_tokens", "max_tokens")]
         asked = Asked(
             messages=[chat_message(m) for m in body.objects("messages", needed=True)],
-            tools=chosen(body, [_tool(t) for t in body.objects("tools")]),
+            tools=chosen(body, [chat_tool(t) for t in body.objects("tools")]),
             max_tokens=tokens[1] if tokens[0] is None else tokens[0],
             temperature=body.number("temperature", 0, 2),
             top_p=body.number("top_p", 0, 1),
@@ -69,13 +69,6 @@ class Chat(Dialect):
     def _chunk(self, delta: dict[str, Any] | None, reason: str | None = None, **more: Any) -> ServerSentEvent:
         choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": reason}
         return event({**self._head(".chunk"), "choices": [] if delta is None else [choice], **more})
-
-
-def _tool(one: Fields) -> dict[str, Any]:
-    one.only(type="function")
-    made = tool_of(one.inner("function"), "parameters")
-    one.done()
-    return made
 
 
 def _call(made: dict[str, Any]) -> dict[str, Any]:

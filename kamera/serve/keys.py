@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-from pathlib import Path
 
 from starlette.requests import Request
 
@@ -12,34 +11,13 @@ from kamera.serve.refusal import Refusal
 
 
 class Keys:
-    """The tenants by key; without keys everybody is the one tenant "".
+    """The tenants by key, of whom one may have several; without keys everybody is the one tenant "".
 
     Only digests are held, and every look-up compares with each of them in constant time.
     """
 
     def __init__(self, tenants: dict[str, str] | None = None) -> None:
-        held = {} if tenants is None else tenants
-        self._tenants = [(_digest(key), tenant) for key, tenant in held.items()]
-
-    @classmethod
-    def read(cls, path: Path) -> Keys:
-        """Keys from a file: a tenant and its key in each line; a tenant may have several.
-
-        Raises ValueError for another line, a short key, or one that two tenants have.
-        """
-        found: dict[str, str] = {}
-        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
-            words = line.split()
-            if not words or words[0].startswith("#"):
-                continue
-            if len(words) != 2 or len(words[1]) < 16 or words[1] in found:
-                raise ValueError(
-                    f"{path}:{number}: give a tenant and a key of its own, of 16 characters or more"
-                )
-            found[words[1]] = words[0]
-        if not found:
-            raise ValueError(f"{path} has no keys: give a tenant and its key in each line")
-        return cls(found)
+        self._tenants = [(_digest(key), tenant) for key, tenant in (tenants or {}).items()]
 
     def __bool__(self) -> bool:
         """True if a key is asked for."""
@@ -54,9 +32,8 @@ class Keys:
         digest = _digest(given)
         fitting = [tenant for held, tenant in self._tenants if hmac.compare_digest(held, digest)]
         if not fitting:
-            raise Refusal(
-                401, "no valid key: send it as Authorization: Bearer or as x-api-key", None, "invalid_api_key"
-            )
+            message = "no valid key: send it as Authorization: Bearer or as x-api-key"
+            raise Refusal(401, message, None, "invalid_api_key")
         return fitting[0]
 
 

@@ -92,17 +92,14 @@ class Messages(Dialect):
 
 
 def _tools(body: Fields) -> tuple[dict[str, Any], ...]:
-    found = []
-    for one in body.objects("tools"):
-        one.only(type="custom", cache_control=({"type": "ephemeral"}, {"type": "ephemeral", "ttl": "5m"}))
-        found.append(tool_of(one, "input_schema"))
+    found = tuple(tool_of(one, "input_schema") for one in body.objects("tools"))
     choice = body.inner("tool_choice", absent=True)
     kind = choice.take("type", str, "auto")
     if kind not in ("auto", "none"):
         raise choice.wrong("type", kind, '"auto" or "none": no call can be forced')
     choice.only(disable_parallel_tool_use=False)
     choice.done()
-    return () if kind == "none" else tuple(found)
+    return () if kind == "none" else found
 
 
 # -- writing ---------------------------------------------------------------------------------------

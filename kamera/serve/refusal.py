@@ -5,19 +5,17 @@ from __future__ import annotations
 import logging
 from typing import Any
 
-from kamera.errors import (
-    InvalidRequest,
-    KameraError,
-    RemoteUnavailable,
-    SessionConflict,
-    StoreFull,
-    UnknownSession,
-    WindowFull,
-)
+from kamera import errors
 
 logger = logging.getLogger(__name__)
 
-_STATUS = {SessionConflict: 409, UnknownSession: 404, StoreFull: 507, RemoteUnavailable: 503, WindowFull: 400}
+_STATUS: dict[type[Exception], int] = {
+    errors.SessionConflict: 409,
+    errors.UnknownSession: 404,
+    errors.StoreFull: 507,
+    errors.RemoteUnavailable: 503,
+    errors.WindowFull: 400,
+}
 _TYPES = {
     401: "authentication_error",
     404: "not_found_error",
@@ -59,8 +57,10 @@ def refusal_of(error: BaseException) -> Refusal:
     line = " ".join(str(error).split())
     found = [status for kind, status in _STATUS.items() if isinstance(error, kind)]
     if found or isinstance(error, ValueError):  # a caller's mistake by house rule, most refusals among them
-        place = error.place if isinstance(error, InvalidRequest) else None
-        code = "context_length_exceeded" if isinstance(error, WindowFull) else None
+        place = error.place if isinstance(error, errors.InvalidRequest) else None
+        code = "context_length_exceeded" if isinstance(error, errors.WindowFull) else None
         return Refusal(next(iter(found), 400), line, place, code)
     logger.error("a request failed", exc_info=error)
-    return Refusal(500, f"{line}" if isinstance(error, KameraError) else "the server failed on this request")
+    return Refusal(
+        500, f"{line}" if isinstance(error, errors.KameraError) else "the server failed on this request"
+    )

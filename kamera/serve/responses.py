@@ -2,83 +2,16 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from dataclasses import dataclass
 from typing import Any
 
 from sse_starlette import ServerSentEvent
 
 from kamera.content import Fields, Message, response_items, tool_of
-from kamera.errors import quote
+from kamera.errors import InvalidRequest, UnknownSession
 from kamera.serve.asked import Asked, Said, arguments_of, chosen, common, hint_of
 from kamera.serve.dialect import Dialect, Events, event
 from kamera.serve.refusal import Refusal
-
-KEPT = 4096
-"""Turns that a server keeps for ``previous_response_id``, the last used ones."""
-
-
-@dataclass(frozen=True)
-class KeptTurn:
-    """An answered turn: what was asked after which turn, and the answer. None are left of a deleted one."""
-
-    before: str | None
-    session: str | None
-    document: dict[str, Any] | None
-    messages: tuple[Message, ...] = ()
-
-
-class Turns:
-    """The turns of all tenants. Every one can be gone on from, whatever came after it."""
-
-    def __init__(self) -> None:
-        self._turns: OrderedDict[tuple[str, str], KeptTurn] = OrderedDict()
-        self._last: dict[tuple[str, str | None], str] = {}
-
-    def document(self, tenant: str, name: str) -> dict[str, Any]:
-        """A turn's answer as it was given. Raises Refusal."""
-        turn = self._turns.get((tenant, name))
-        if turn is None or turn.document is None:
-            raise _unknown(name, 404)
-        return turn.document
-
-    def history(self, tenant: str, name: str) -> tuple[list[Message], str | None]:
-        """The messages up to a turn, without deleted ones, and its session if that ends with it.
-
-        Raises Refusal.
-        """
-        turn = self._turns.get((tenant, name))
-        if turn is None or turn.document is None:
-            raise _unknown(name, 400)
-        messages: list[Message] = []
-        at: str | None = name
-        while at is not None:
-            held = self._turns.get((tenant, at))
-            if held is None:
-                raise _unknown(at, 400)
-            self._turns.move_to_end((tenant, at))
-            messages, at = [*held.messages, *messages], held.before
-        return messages, turn.session if self._last.get((tenant, turn.session)) == name else None
-
-    def keep(self, tenant: str, name: str, turn: KeptTurn) -> None:
-        """Keep an answered turn."""
-        self._turns[tenant, name] = turn
-        self._last[tenant, turn.session] = name
-        while len(self._turns) > KEPT:
-            (whose, old), gone = self._turns.popitem(last=False)
-            if self._last.get((whose, gone.session)) == old:
-                del self._last[whose, gone.session]
-
-    def delete(self, tenant: str, name: str) -> None:
-        """Take a turn out of the conversation; those after it stay. Raises Refusal."""
-        self.document(tenant, name)
-        turn = self._turns[tenant, name]
-        self._turns[tenant, name] = KeptTurn(turn.before, turn.session, None)
-
-
-def _unknown(name: str, status: int) -> Refusal:
-    message = f"response {quote(name)} is not here: it was deleted, or not kept; send the whole history"
-    return Refusal(status, message, "previous_response_id", "previous_response_not_found")
+from kamera.sessions import Branches, History, Kept
 
 
 class Responses(Dialect):
@@ -86,7 +19,7 @@ class Responses(Dialect):
 
     prefix = "resp_"
 
-    def __init__(self, body: Fields, turns: Turns, tenant: str, session: str | None = None) -> None:
+    def __init__(self, body: Fields, session: str | None, turns: Branches, tenant: str) -> None:
         self._turns, self._tenant = turns, tenant
         self._before = body.take("previous_response_id", str)
         self._kept = body.take("store", bool, True)
@@ -94,17 +27,20 @@ class Responses(Dialect):
         self._new: list[Message] = [{"role": "user", "content": text}]
         if text is None:
             self._new = [*response_items(body.objects("input", needed=True))]
-        history, held = ([], None) if self._before is None else turns.history(tenant, self._before)
+        try:
+            before = History([], None) if self._before is None else turns.history(tenant, self._before)
+        except UnknownSession as error:
+            raise InvalidRequest(str(error), "previous_response_id") from None
         system = [] if instructions is None else [{"role": "system", "content": instructions}]
         shared = common(body, session)
         asked = Asked(
-            messages=[*system, *history, *self._new],
-            tools=chosen(body, [_tool(t) for t in body.objects("tools")]),
+            messages=[*system, *before.messages, *self._new],
+            tools=chosen(body, [tool_of(t, "parameters") for t in body.objects("tools")]),
             max_tokens=body.count("max_output_tokens"),
             temperature=body.number("temperature", 0, 2),
             top_p=body.number("top_p", 0, 1),
             hint=hint_of(body),
-            **{**shared, "session": shared["session"] or held},
+            **{**shared, "session": shared["session"] or before.session},
         )
         self._echo = {"instructions": instructions, "metadata": body.take("metadata", dict, {})}
         body.only(
@@ -127,8 +63,7 @@ class Responses(Dialect):
         document |= {"incomplete_details": {"reason": "max_output_tokens"} if cut else None}
         document |= {"usage": usage, "kamera": said.kamera}
         if self._kept:
-            messages = (*self._new, said.message)
-            turn = KeptTurn(self._before, said.turn.session_id, document, messages)
+            turn = Kept(self._before, said.turn.session_id, (*self._new, said.message), document)
             self._turns.keep(self._tenant, self.id, turn)
         return document
 
@@ -196,11 +131,6 @@ class Responses(Dialect):
         said = {"model": self.model, "output": output, "error": None, "previous_response_id": self._before}
         fixed = {"parallel_tool_calls": True, "tool_choice": "auto", "truncation": "disabled"}
         return {**head, **said, **given, **fixed, **self._echo, "tools": tools, "store": self._kept}
-
-
-def _tool(one: Fields) -> dict[str, Any]:
-    one.only(type="function")
-    return tool_of(one, "parameters")
 
 
 def _part(text: str) -> dict[str, Any]:

@@ -6,6 +6,7 @@ import signal
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
 
 import uvicorn
 from starlette.applications import Starlette
@@ -15,6 +16,9 @@ from kamera.serve.app import Front
 
 STOPPING = 120
 """Seconds that answers may take after a server was told to stop."""
+
+CONNECTIONS = 512
+"""Connections at once, at most: others get a 503."""
 
 
 class Server(uvicorn.Server):
@@ -30,16 +34,11 @@ class Server(uvicorn.Server):
 
 
 def bound(host: str, port: int) -> socket.socket:
-    """A socket on an address; port 0 takes a free one. Raises OSError."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    made = socket.socket(family)
-    made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    """A socket on an address; port 0 takes a free one. Raises StoreError."""
     try:
-        made.bind((host, port))
+        return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
     except OSError as error:
-        made.close()
         raise StoreError(f"{host}:{port} cannot be taken ({error.strerror}): give another --port") from None
-    return made
 
 
 def server_of(front: Front) -> Server:
@@ -50,18 +49,12 @@ def server_of(front: Front) -> Server:
         yield
         print(front.close(), flush=True)
 
-    config = uvicorn.Config(
-        front.app(life), log_level="warning", timeout_graceful_shutdown=STOPPING, server_header=False
-    )
-    return Server(config)
+    limits: dict[str, Any] = {"timeout_graceful_shutdown": STOPPING, "limit_concurrency": CONNECTIONS}
+    return Server(uvicorn.Config(front.app(life), log_level="warning", server_header=False, **limits))
 
 
 def run(front: Front, on: socket.socket) -> None:
     """Serve until the process is told to end."""
     for number in (signal.SIGTERM, signal.SIGINT):  # uvicorn stops at them, and sends them once more then
-        signal.signal(number, _heard)
+        signal.signal(number, signal.SIG_IGN)
     server_of(front).run(sockets=[on])
-
-
-def _heard(number: int, frame: object) -> None:
-    """The server has stopped already."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -63,9 +63,8 @@ class Service:
             hint=asked.hint,
             **self._options(asked),
         )
-        if tools:
-            return Said(turn, turn.content, turn.tool_calls, stream.stopped, cleared.applied)
-        return Said(turn, turn.text, (), stream.stopped, cleared.applied)
+        content, calls = (turn.content, turn.tool_calls) if tools else (turn.text, ())
+        return Said(turn, content, calls, stream.stopped, cleared.applied)
 
     def count(self, asked: Asked) -> int:
         """Tokens of a request's prompt."""
@@ -121,36 +120,38 @@ class Service:
 class _Telling(Stream):
     """An answer's stream that tells a job."""
 
-    def __init__(self, job: Answer) -> None:
-        super().__init__(job.asked.stop, CALL if job.asked.tools else "")
+    def __init__(self, job: Job[Said], asked: Asked) -> None:
+        super().__init__(asked.stop, CALL if asked.tools else "")
         self._job = job
 
     def tell(self, text: str) -> None:
         self._job.tell(text)
 
 
+@dataclass(eq=False)
 class Answer(Job[Said]):
     """A request that is to be answered."""
 
-    def __init__(self, service: Service, tenant: str, asked: Asked) -> None:
-        super().__init__()
-        self._service, self._tenant, self.asked = service, tenant, asked
+    service: Service
+    tenant: str
+    asked: Asked
 
     def work(self) -> Said:
         """The answer; all of its content has been told then."""
-        stream = _Telling(self)
-        said = self._service.answer(self.asked, self._tenant, stream)
+        stream = _Telling(self, self.asked)
+        said = self.service.answer(self.asked, self.tenant, stream)
         self.tell(said.content[stream.told :])
         return said
 
 
+@dataclass(eq=False)
 class Count(Job[int]):
     """A request whose tokens are to be counted."""
 
-    def __init__(self, service: Service, asked: Asked) -> None:
-        super().__init__()
-        self._service, self._asked = service, asked
+    service: Service
+    tenant: str
+    asked: Asked
 
     def work(self) -> int:
         """The tokens of the prompt."""
-        return self._service.count(self._asked)
+        return self.service.count(self.asked)

@@ -6,6 +6,7 @@ import asyncio
 import threading
 import time
 from collections import OrderedDict, deque
+from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from kamera.serve.refusal import Refusal, refusal_of
@@ -20,10 +21,11 @@ class Cancelled(Exception):
     """Nobody waits for the answer any more."""
 
 
+@dataclass(eq=False)
 class Job(Generic[Result]):
     """Work for the worker's thread. The loop that makes it hears texts, then one result or a refusal."""
 
-    def __init__(self) -> None:
+    def __post_init__(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._heard: asyncio.Queue[str | Refusal | tuple[Result]] = asyncio.Queue()
         self._cancelled = False
@@ -63,6 +65,10 @@ class Job(Generic[Result]):
         """End soon: nobody waits any more, and `next` raises. To be called by the loop."""
         self._cancelled = True
         self._heard.put_nowait(Refusal(499, "the client went away"))
+
+    async def leave(self, message: object) -> None:
+        """As `cancel`, for a connection that ends with a message."""
+        self.cancel()
 
     def _put(self, what: str | Refusal | tuple[Result]) -> None:
         try:

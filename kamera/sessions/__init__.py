@@ -1,5 +1,6 @@
 """Conversations whose cache is edited, not rebuilt, when their history changes."""
 
+from kamera.sessions.branches import Branches, History, Kept
 from kamera.sessions.chat import ChatSession
 from kamera.sessions.metrics import PoolMetrics
 from kamera.sessions.pool import SessionPool
@@ -8,4 +9,16 @@ from kamera.sessions.tool_calls import CALL
 from kamera.sessions.turn import Turn, TurnReport
 from kamera.sessions.verbs import VerbReport
 
-__all__ = ["CALL", "ChatSession", "PoolMetrics", "SessionPool", "Stream", "Turn", "TurnReport", "VerbReport"]
+__all__ = [
+    "CALL",
+    "Branches",
+    "ChatSession",
+    "History",
+    "Kept",
+    "PoolMetrics",
+    "SessionPool",
+    "Stream",
+    "Turn",
+    "TurnReport",
+    "VerbReport",
+]

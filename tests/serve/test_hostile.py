@@ -13,7 +13,7 @@ from typing import Any
 import httpx
 import pytest
 
-from kamera.serve import Keys
+from kamera.cli.serve import read_keys
 from kamera.serve.app import MOST_BYTES
 from tests.serve.rig import KEY, OTHER, Served, backbone, serving, user
 
@@ -265,4 +265,4 @@ def test_two_keys_share_nothing():
 def test_a_file_of_keys_that_is_none_is_refused(tmp_path, text):
     (tmp_path / "keys").write_text(text)
     with pytest.raises(ValueError, match="keys"):
-        Keys.read(tmp_path / "keys")
+        read_keys(tmp_path / "keys")
