@@ -12,11 +12,12 @@ import typer
 from kamera.cli.models import load_backbone
 from kamera.cli.options import Device, Dtype, Model, Precision, Quiet
 from kamera.cli.store_options import size
+from kamera.sessions import SessionMode
 from kamera.window import ReusePolicy
 
 
 class Policy(str, Enum):
-    """The reuse policies of `ReusePolicy`."""
+    """The reuse policies of `ReusePolicy`; under "streaming" what stays when content leaves is kept."""
 
     exact = "exact"
     balanced = "balanced"
@@ -70,7 +71,8 @@ def serve(
         "balanced": ReusePolicy.balanced,
         "streaming": ReusePolicy.streaming,
     }
-    service = serving.Service(backbone, chosen[policy.value](), store=store, max_bytes=max_bytes)
+    mode: SessionMode = "amortize" if policy is Policy.streaming else "auto"
+    service = serving.Service(backbone, chosen[policy.value](), mode=mode, store=store, max_bytes=max_bytes)
     serving.run(serving.Front(service, held, name or [model]), listening)
 
 

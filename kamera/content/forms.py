@@ -122,11 +122,11 @@ def tool_of(function: Fields, parameters: str) -> dict[str, Any]:
     name = function.need("name", str)
     if not _NAME.fullmatch(name):
         raise function.wrong("name", name, "letters, digits, _ and -")
-    made = {"name": name, "description": function.take("description", str, "")}
-    schema = function.take(parameters, dict, {"type": "object", "properties": {}})
+    said, schema = function.take("description", str), function.take(parameters, dict)
     function.only(strict=False, type=("function", "custom"))
     _end(function)
-    return {"type": "function", "function": {**made, "parameters": schema}}
+    given = {"name": name, "description": said, "parameters": schema}
+    return {"type": "function", "function": {k: v for k, v in given.items() if v is not None}}
 
 
 # -- parts -----------------------------------------------------------------------------------------

@@ -13,9 +13,9 @@ from kamera.engines.hf import Backbone
 from kamera.patches import at_least
 from kamera.serve.asked import Asked, Said
 from kamera.serve.worker import Job
-from kamera.sessions import CALL, SessionPool, Stream
+from kamera.sessions import CALL, SessionMode, SessionPool, Stream
 from kamera.store import ChunkStore
-from kamera.window import ReusePolicy
+from kamera.window import Guarantee, ReusePolicy
 
 ANSWER = 1024
 """Tokens of an answer, at most, where neither the request nor the model says."""
@@ -25,8 +25,8 @@ class Service:
     """One backbone for many tenants, to be used by one thread.
 
     ``store`` is a directory of chunks, with the sessions in it; None keeps all in memory. ``max_bytes``
-    bounds the sessions in memory. Requests for more than the ``policy`` serves are answered by a pool of
-    their own, which serves exact KV only, and takes half of the bytes.
+    bounds the sessions in memory. Requests for more than ``policy`` and ``mode`` serve are answered by a
+    pool of their own, which serves exact KV only, and takes half of the bytes.
     """
 
     def __init__(
@@ -34,25 +34,32 @@ class Service:
         backbone: Backbone,
         policy: ReusePolicy,
         *,
+        mode: SessionMode = "auto",
         store: Path | None = None,
         max_bytes: int | None = None,
     ) -> None:
         self.backbone, self.store = backbone, store
-        self._policy = policy
+        self._least: Guarantee = "near" if mode == "amortize" else policy.minimum
         self._conversations = Conversations(backbone.processor)
         self._stores: dict[str, ChunkStore] = {}
-        policies = {"": policy} | ({} if policy.minimum == "exact" else {"-exact": ReusePolicy.exact()})
+        policies = {"": policy} | ({} if self._least == "exact" else {"-exact": ReusePolicy.exact()})
         share = None if max_bytes is None else max(1, max_bytes // len(policies))
-        saves = {name: None if store is None else store / f"sessions{name}" for name in policies}
         self._pools = {
-            name: SessionPool(backbone, self._store_of, policy=chosen, max_bytes=share, save=saves[name])
+            name: SessionPool(
+                backbone,
+                self._store_of,
+                policy=chosen,
+                mode="auto" if name else mode,
+                max_bytes=share,
+                save=None if store is None else store / f"sessions{name}",
+            )
             for name, chosen in policies.items()
         }
 
     def answer(self, asked: Asked, tenant: str, stream: Stream) -> Said:
         """Answer a request; ``stream`` is told. Raises the errors of `SessionPool.send`."""
         cleared = self._cleared(asked)
-        enough = asked.minimum is None or at_least(self._policy.minimum, asked.minimum)
+        enough = asked.minimum is None or at_least(self._least, asked.minimum)
         tools = asked.tools or None
         turn = self._pools["" if enough else "-exact"].send(
             cleared.messages,

@@ -3,6 +3,7 @@
 from kamera.sessions.branches import Branches, History, Kept
 from kamera.sessions.chat import ChatSession
 from kamera.sessions.metrics import PoolMetrics
+from kamera.sessions.modes import SessionMode
 from kamera.sessions.pool import SessionPool
 from kamera.sessions.stream import Stream
 from kamera.sessions.tool_calls import CALL
@@ -16,6 +17,7 @@ __all__ = [
     "History",
     "Kept",
     "PoolMetrics",
+    "SessionMode",
     "SessionPool",
     "Stream",
     "Turn",

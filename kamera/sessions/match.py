@@ -13,7 +13,7 @@ from kamera.patches import at_least
 from kamera.sessions.chat import ChatSession
 from kamera.sessions.layout import Layout, anchor_ids, anchor_segments
 from kamera.sessions.modes import laxest
-from kamera.window import Guarantee, OnLeave
+from kamera.window import GLUE, Guarantee, OnLeave
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,7 +85,7 @@ def best_match(
         prefix, size = _prefix(held.layout, prompt)
         knows = not at_least(held.guarantee, "orbit")
         if knows or (prefix < size and held.on_leave == "keep"):
-            if tails & held.tails:
+            if tails & held.tails and _goes_on(held.layout.prompt, prompt):
                 return Match(name, "by_owner")
             tainted += 1
             continue
@@ -107,6 +107,16 @@ def best_match(
         if saved >= enough:
             return Match(name, how, 0, tainted)
     return Match(None, None, int(bool(prefixes or edits)), tainted)
+
+
+def _goes_on(before: Rendered, prompt: Rendered) -> bool:
+    """True if a prompt has nothing of its own in front of its last answer but short texts: placeholders."""
+    said = [i for i, segment in enumerate(prompt.segments) if segment.role == "assistant"]
+    last = said[-1] if said else 0
+    while last > 0 and prompt.segments[last - 1].role == "assistant":
+        last -= 1
+    known = set(before.segment_ids())
+    return all(s.id in known or (s.media is None and s.num_tokens < GLUE) for s in prompt.segments[:last])
 
 
 def _prefix(layout: Layout, prompt: Rendered) -> tuple[int, int]:

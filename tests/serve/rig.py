@@ -18,6 +18,7 @@ import openai
 
 from kamera import Backbone, ChatSession, ChunkStore, ReusePolicy, testbed
 from kamera.serve import Front, Keys, Service, bound, server_of
+from kamera.sessions import SessionMode
 
 SYSTEM = {"role": "system", "content": testbed.SYSTEM}
 KEY, OTHER = "a-key-of-the-first", "a-key-of-the-other"
@@ -58,12 +59,13 @@ def serving(
     policy: ReusePolicy | None = None,
     keys: dict[str, str] | None = None,
     *,
+    mode: SessionMode = "auto",
     store: Path | None = None,
     waiting: int = 64,
     names: tuple[str, ...] = ("testbed",),
 ) -> Iterator[Served]:
     """A server, by default of the shipped backbone, under exact reuse and without keys."""
-    service = Service(model or backbone(), policy or ReusePolicy.exact(), store=store)
+    service = Service(model or backbone(), policy or ReusePolicy.exact(), mode=mode, store=store)
     front, sock = Front(service, Keys(keys), names, waiting=waiting), bound("127.0.0.1", 0)
     server = server_of(front)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [sock]})
