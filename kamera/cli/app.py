@@ -117,7 +117,7 @@ VERBS = {
     ),
     "serve": Verb(
         "kamera.cli.serve:serve",
-        "Serve OpenAI's and Anthropic's APIs; conversations keep their caches.",
+        "Serve /v1/chat/completions, /v1/responses and /v1/messages; an agent changes its URL only.",
     ),
     "inspect": Verb(
         "kamera.cli.inspect:inspect",

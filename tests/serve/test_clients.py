@@ -146,6 +146,26 @@ def test_greedy_answers_are_equal_from_every_state_of_the_cache(served: Served, 
     assert text == said(messages)
 
 
+def test_clients_at_once_are_answered_as_each_alone(served: Served):
+    found: dict[int, list[dict]] = {}
+
+    def talk(number: int) -> None:
+        history = [SYSTEM, user(f"value of tag {number % 3}?")]  # some send the same at once
+        for text in ("and 5?", "and 6?"):
+            answer = served.openai().chat.completions.create(messages=history, **GREEDY)
+            history += [{"role": "assistant", "content": answer.choices[0].message.content}, user(text)]
+        found[number] = history
+
+    threads = [threading.Thread(target=talk, args=(number,)) for number in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(found) == 6
+    for history in (found[number] for number in range(6)):
+        assert [history[2]["content"], history[4]["content"]] == [said(history[:2]), said(history[:4])]
+
+
 def test_what_is_wrong_is_the_clients_own_error(served: Served):
     with pytest.raises(openai.BadRequestError, match="n is 2"):
         served.openai().chat.completions.create(messages=[user("x")], n=2, **GREEDY)
