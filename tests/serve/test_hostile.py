@@ -211,7 +211,7 @@ def test_a_full_queue_says_when_to_come_back():
     )
     try:
         with serving(waiting=1) as served, httpx.Client(timeout=60) as client:
-            body = {"model": "testbed", "messages": USER, "max_tokens": 400}
+            body = {"model": "testbed", "messages": USER, "max_tokens": 150}
             found: list[httpx.Response] = []
 
             def ask() -> None:
