@@ -51,7 +51,7 @@ def test_a_stopping_server_finishes_saves_and_says_so_and_the_next_one_goes_on(t
     process, url = started("--store", str(store))
     with process:
         answer = asked(url, first)["choices"][0]["message"]
-        body = {"model": "testbed", "max_tokens": 60, "stream": True, "messages": [user("value of tag 37?")]}
+        body = {"model": "testbed", "max_tokens": 400, "stream": True, "messages": [user("value of tag 37?")]}
         with httpx.stream("POST", url + CHAT, json=body, timeout=60) as stream:
             lines = stream.iter_lines()
             next(lines)
@@ -106,7 +106,7 @@ def test_a_port_that_is_taken_is_named(capfd):
 
 def dropping(served: Served, minimum: str | None) -> list[dict]:
     """The turns of a client that keeps two pictures, all under one least guarantee."""
-    history, answers = [SYSTEM, user("Read tags.")], []
+    history, answers = [SYSTEM, user(f"Read tags, {minimum}.")], []
     options = {} if minimum is None else {"kamera": {"minimum": minimum}}
     for number in range(4):
         history.append(user(f"tag {number}?", frames()[number]))
