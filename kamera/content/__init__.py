@@ -11,6 +11,7 @@ from kamera.content.forms import (
     chat_message,
     chat_tool,
     content_of,
+    fits,
     response_items,
     tool_of,
 )
@@ -63,6 +64,7 @@ __all__ = [
     "content_of",
     "copied",
     "exclusive_of",
+    "fits",
     "json_object",
     "kind_of",
     "load_clip",

@@ -6,12 +6,13 @@ import base64
 import io
 import json
 import re
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from PIL import Image
 
 from kamera.content.fields import Fields
-from kamera.errors import InvalidRequest, quote
+from kamera.errors import InvalidRequest, first_line, quote
 
 MOST_PIXELS = 40_000_000
 """Pixels of a picture, at most."""
@@ -123,10 +124,34 @@ def tool_of(function: Fields, parameters: str) -> dict[str, Any]:
     if not _NAME.fullmatch(name):
         raise function.wrong("name", name, "letters, digits, _ and -")
     said, schema = function.take("description", str), function.take(parameters, dict)
-    function.only(strict=False, type=("function", "custom"))
+    strict = function.take("strict", bool) or None
+    if strict:
+        _check_schema(schema or {}, function.place(parameters))
+    function.only(type=("function", "custom"))
     _end(function)
-    given = {"name": name, "description": said, "parameters": schema}
+    given = {"name": name, "description": said, "parameters": schema, "strict": strict}
     return {"type": "function", "function": {k: v for k, v in given.items() if v is not None}}
+
+
+def fits(call: Mapping[str, Any], tools: Sequence[Mapping[str, Any]]) -> bool:
+    """True unless the call's arguments do not fit the schema of a tool that is ``strict``."""
+    from jsonschema import Draft202012Validator
+
+    named = [tool["function"] for tool in tools if tool["function"]["name"] == call["function"]["name"]]
+    schemas = [function.get("parameters", {}) for function in named if function.get("strict")]
+    arguments = call["function"]["arguments"]
+    return all(Draft202012Validator(schema).is_valid(arguments) for schema in schemas)
+
+
+def _check_schema(schema: dict[str, Any], at: str) -> None:
+    from jsonschema import Draft202012Validator, SchemaError
+
+    try:
+        Draft202012Validator.check_schema(schema)
+    except SchemaError as error:
+        raise InvalidRequest(f"{at} is no JSON schema ({first_line(error)}): mend it", at) from None
+    if "$ref" in json.dumps(schema).replace('"$ref": "#', ""):
+        raise InvalidRequest(f"{at} refers to another schema: give it whole", at)  # nothing is fetched
 
 
 # -- parts -----------------------------------------------------------------------------------------

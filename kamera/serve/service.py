@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from kamera.content import Conversations
+from kamera.content import Conversations, fits
 from kamera.edits import Cleared
 from kamera.engines.hf import Backbone
 from kamera.patches import at_least
@@ -61,16 +61,11 @@ class Service:
         cleared = self._cleared(asked)
         enough = asked.minimum is None or at_least(self._least, asked.minimum)
         tools = asked.tools or None
-        turn = self._pools["" if enough else "-exact"].send(
-            cleared.messages,
-            asked.session,
-            tenant,
-            tools=tools,
-            stream=stream,
-            hint=asked.hint,
-            **self._options(asked),
-        )
-        content, calls = (turn.content, turn.tool_calls) if tools else (turn.text, ())
+        options = {"tools": tools, "stream": stream, "hint": asked.hint, **self._options(asked)}
+        pool = self._pools["" if enough else "-exact"]
+        turn = pool.send(cleared.messages, asked.session, tenant, **options)
+        called = tools and all(fits(call, tools) for call in turn.tool_calls)  # else calls are text
+        content, calls = (turn.content, turn.tool_calls) if called else (turn.text, ())
         return Said(turn, content, calls, stream.stopped, cleared.applied)
 
     def count(self, asked: Asked) -> int:
@@ -153,7 +148,7 @@ class Answer(Job[Said]):
 
 @dataclass(eq=False)
 class Count(Job[int]):
-    """A request whose tokens are to be counted."""
+    """A request that is to be counted."""
 
     service: Service
     tenant: str

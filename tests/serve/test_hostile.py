@@ -15,7 +15,7 @@ import pytest
 
 from kamera.cli.serve import read_keys
 from kamera.serve.app import MOST_BYTES
-from tests.serve.rig import KEY, OTHER, Served, backbone, serving, user
+from tests.serve.rig import KEY, OTHER, Served, backbone, plain, serving, user
 
 CHAT, MESSAGES, RESPONSES = "/v1/chat/completions", "/v1/messages", "/v1/responses"
 USER = [user("x")]
@@ -177,17 +177,17 @@ def test_what_is_malformed_or_not_supported_is_named(served: Served, path, body,
 )
 def test_a_body_that_is_none_is_refused(served: Served, data, status):
     kind = {"content-type": "application/json"}
-    assert httpx.post(served.url + CHAT, content=data, headers=kind, timeout=60).status_code == status
+    assert plain().post(served.url + CHAT, content=data, headers=kind, timeout=60).status_code == status
 
 
 def test_other_methods_paths_and_kinds_of_body_are_refused(served: Served):
-    assert httpx.get(served.url + CHAT).status_code == 405
-    assert httpx.get(served.url + "/v1/../../etc/passwd").status_code == 404
-    assert httpx.get(served.url + "/v1/responses/..%2f..%2fx").status_code == 404
-    assert httpx.get(served.url + "/v1/models/none/such").status_code == 404
-    plain = httpx.post(served.url + CHAT, content=b"{}", headers={"content-type": "text/plain"})
-    assert plain.status_code == 415
-    anthropics = httpx.get(served.url + MESSAGES).json()
+    assert plain().get(served.url + CHAT).status_code == 405
+    assert plain().get(served.url + "/v1/../../etc/passwd").status_code == 404
+    assert plain().get(served.url + "/v1/responses/..%2f..%2fx").status_code == 404
+    assert plain().get(served.url + "/v1/models/none/such").status_code == 404
+    typed = plain().post(served.url + CHAT, content=b"{}", headers={"content-type": "text/plain"})
+    assert typed.status_code == 415
+    anthropics = plain().get(served.url + MESSAGES).json()
     assert anthropics["type"] == "error"
 
 
@@ -210,7 +210,7 @@ def test_a_full_queue_says_when_to_come_back():
         backbone().model.generation_config.eos_token_id,
     )
     try:
-        with serving(waiting=1) as served, httpx.Client(timeout=60) as client:
+        with serving(waiting=1) as served:
             body = {"model": "testbed", "messages": USER, "max_tokens": 150}
             found: list[httpx.Response] = []
 
@@ -222,7 +222,7 @@ def test_a_full_queue_says_when_to_come_back():
                 thread.start()
             for thread in threads:
                 thread.join()
-            assert client.get(served.url + "/health").json()["status"] == "ok"
+            assert plain().get(served.url + "/health").json()["status"] == "ok"
     finally:
         backbone().model.generation_config.eos_token_id = before
     full = [one for one in found if one.status_code == 429]
@@ -238,8 +238,8 @@ def test_two_keys_share_nothing():
         assert served.post(CHAT, {"model": "testbed", "messages": USER}).status_code == 401
         wrong = served.post(CHAT, {}, headers={"authorization": "Bearer nope"})
         assert wrong.status_code == 401 and wrong.json()["error"]["code"] == "invalid_api_key"
-        assert httpx.get(served.url + "/metrics").status_code == 401
-        assert httpx.get(served.url + "/health").status_code == 200
+        assert plain().get(served.url + "/metrics").status_code == 401
+        assert plain().get(served.url + "/health").status_code == 200
         asked = {"model": "testbed", "max_tokens": 3, "messages": [user("a long story of tag 4 and tag 5")]}
         cached = [
             served.openai(key).chat.completions.create(**asked).usage.prompt_tokens_details.cached_tokens
@@ -251,7 +251,8 @@ def test_two_keys_share_nothing():
         name = {"authorization": f"Bearer {OTHER}"}
         for method in ("GET", "DELETE"):
             assert (
-                httpx.request(method, f"{served.url}/v1/responses/{kept.id}", headers=name).status_code == 404
+                plain().request(method, f"{served.url}/v1/responses/{kept.id}", headers=name).status_code
+                == 404
             )
         assert mine.responses.retrieve(kept.id).id == kept.id
         session = {"session_id": "shared"}

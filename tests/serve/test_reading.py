@@ -96,7 +96,7 @@ def test_a_body_of_every_kind_of_part_is_read(api):
 
 
 @pytest.mark.parametrize("api", BODIES)
-@settings(max_examples=150)
+@settings(max_examples=80)
 @given(data=st.data())
 def test_a_body_with_anything_anywhere_is_read_or_refused_by_place(api, data):
     body = copy.deepcopy(BODIES[api])

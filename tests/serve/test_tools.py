@@ -18,20 +18,27 @@ CHAT = {"model": "tiny", "messages": ASK, "tools": TOOLS, "temperature": 0, "max
 FUNCTION = TOOLS[0]["function"]
 
 
+def strict(kind: str) -> dict:
+    """A strict tool whose argument is of a kind."""
+    schema = {"type": "object", "properties": {"path": {"type": kind}}, "required": ["path"]}
+    return {"type": "function", "function": {"name": "read", "parameters": schema, "strict": True}}
+
+
 def taught() -> Backbone:
     """A tiny model that answers with a call, whatever it is asked."""
     fresh = speaking.__wrapped__("thinking")
     model, tokenizer = fresh.model, fresh.processor
-    prompt = tokenizer.apply_chat_template(ASK, tools=TOOLS, add_generation_prompt=True, tokenize=False)
-    before, answer = (tokenizer(t, return_tensors="pt")["input_ids"] for t in (prompt, SAID))
-    ids = torch.cat([before, answer], dim=1)
-    labels = ids.clone()
-    labels[:, : before.shape[1]] = -100
+    (answer,) = tokenizer([SAID], return_tensors="pt")["input_ids"]
+    asked: list[tuple[torch.Tensor, torch.Tensor]] = []
+    for tools in (TOOLS, [strict("string")], [strict("integer")]):
+        prompt = tokenizer.apply_chat_template(ASK, tools=tools, add_generation_prompt=True, tokenize=False)
+        (before,) = tokenizer([prompt], return_tensors="pt")["input_ids"]
+        asked.append((torch.cat([before, answer])[None], torch.cat([before * 0 - 100, answer])[None]))
     torch.manual_seed(0)
-    teacher = torch.optim.Adam(model.parameters(), lr=5e-3)
+    teacher = torch.optim.Adam(model.parameters(), lr=1e-2)
     loss = torch.tensor(1.0)
-    while loss > 0.002:
-        loss = model(input_ids=ids, labels=labels).loss
+    while loss > 0.1:
+        loss = sum((model(input_ids=ids, labels=labels).loss for ids, labels in asked), start=torch.zeros(()))
         teacher.zero_grad()
         loss.backward()
         teacher.step()
@@ -124,6 +131,20 @@ def test_a_response_calls_and_goes_on_with_the_output(served: Served):
     assert (
         replayed.usage.input_tokens == after.usage.input_tokens and replayed.output_text == after.output_text
     )
+
+
+@pytest.mark.parametrize(("kind", "fits"), [("string", True), ("integer", False)])
+def test_a_call_that_does_not_fit_a_strict_schema_stays_text(served: Served, kind, fits):
+    tool = strict(kind)
+    chunks = list(served.openai().chat.completions.create(**{**CHAT, "tools": [tool]}, stream=True))
+    calls = [c for chunk in chunks for c in chunk.choices[0].delta.tool_calls or []]
+    text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
+    assert bool(calls) == fits and ("<tool_call>" in text) != fits and text.startswith("I look.")
+    assert chunks[-1].choices[0].finish_reason == ("tool_calls" if fits else "stop")
+    for wrong in ({"type": "nonsense"}, {"$ref": "http://127.0.0.1:1/schema"}):
+        tool["function"]["parameters"] = wrong
+        answer = served.post("/v1/chat/completions", {**CHAT, "tools": [tool]})
+        assert answer.status_code == 400 and "tools[0].function.parameters" in answer.text
 
 
 def turns(count: int) -> list[dict]:
