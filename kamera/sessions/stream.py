@@ -109,7 +109,7 @@ class Stream:
             end = at
         for mark in () if self.stopped else (*self.stop, self._withhold):
             begun = [n for n in range(1, len(mark)) if self.text.endswith(mark[:n])]
-            pass
+            end = min(end, len(self.text) - max(begun, default=0))
         if self._withhold:
             end = len(self.text[:end].rstrip())
         piece = self.text[self.told : max(end, self.told)]
