@@ -9,10 +9,9 @@ from typing import Any, Literal
 from kamera.content import Conversations, Message, Rendered
 from kamera.edits import EditPolicy, difference, edited
 from kamera.errors import KameraError
-from kamera.patches import weakest
 from kamera.sessions.chat import ChatSession
 from kamera.sessions.layout import Layout, anchor_ids, anchor_segments
-from kamera.sessions.modes import laxest
+from kamera.sessions.modes import laxest, worth_to_others
 from kamera.window import GLUE, Guarantee, OnLeave
 
 
@@ -63,11 +62,8 @@ def candidate(session: ChatSession, tails: frozenset[str] = frozenset()) -> Cand
     layout, window = session.layout, session.state.window
     if layout is None or window is None:
         return None
-    held, lax = [slot.guarantee for slot in window.slots], laxest(session.mode, window.policy.minimum)
-    # the KV that a sample was, or would be, completed from may be a survivor's
-    guarantee = "survivor" if "sampled" in held else window.guarantee
-    lax = "keep" if window.policy.samples and lax == "repair" else lax
-    return Candidate(layout, weakest((guarantee, window.guarantee)), lax, tails)
+    on_leave = laxest(session.mode, window.policy.minimum, window.policy.samples)
+    return Candidate(layout, worth_to_others(window), on_leave, tails)
 
 
 def best_match(
