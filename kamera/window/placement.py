@@ -7,6 +7,7 @@ each is a state of its own. A walk over the states, chunk by chunk, prices each 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -65,8 +66,7 @@ def placed(request: Request, view: View, items: Sequence[Item]) -> list[Item]:
     the policy admits, the order given, whose plan is refused by name.
     """
     walk = _Walk(request, view, tuple(items))
-    found = walk.exact() if len(items) <= EXACT_UP_TO else walk.beam()
-    return [items[i] for i in found]
+    return [items[i] for i in walk.best()]
 
 
 @dataclass(frozen=True)
@@ -115,26 +115,39 @@ class _Walk:
     view: View
     items: tuple[Item, ...]
 
-    def exact(self) -> tuple[int, ...]:
-        """The best order, over all states."""
+    def best(self) -> tuple[int, ...]:
+        """The best order that is found, or the order given if the policy refuses each."""
+        found = self._beam()
+        if len(self.items) <= EXACT_UP_TO:
+            found = self._exact(math.inf if found is None else found.run[0])
+        return self._given if found is None else found.order
+
+    # -- inside --------------------------------------------------------------------------------
+
+    def _exact(self, most: float) -> _Line | None:
+        """The best order, over all states that run at most so many tokens."""
         lines = [self._start]
         for _ in self.items:
-            lines = self._merged(self._steps(lines, restricted=False))
-        return min(lines, key=lambda line: line.rank).order if lines else self._given
+            steps = self._steps(lines, restricted=False)
+            lines = self._merged(line for line in steps if line.run[0] <= most)
+        return min(lines, key=lambda line: line.rank, default=None)
 
-    def beam(self) -> tuple[int, ...]:
+    def _beam(self) -> _Line | None:
         """The best order that the most promising states lead to, or the order given."""
-        whole = [line for line in [self._finished(self._start)] if line is not None]
         lines = [self._start]
+        ends = [self._start]  # the order given
         for _ in self.items:
             lines = self._merged(self._steps(lines, restricted=self._plain))
             lines = sorted(lines, key=self._promise)[:BEAM]
-            if self._plain:
-                whole += [done for line in lines if (done := self._finished(line)) is not None]
-        whole += lines  # all of their chunks are placed
-        return min(whole, key=lambda line: line.rank).order if whole else self._given
+            ends += sorted(lines, key=self._at_most)[:1] if self._plain else ()
+        likely = min(ends, key=self._at_most)
+        whole = [*lines, *(self._finished(line) for line in (self._start, likely))]
+        found = [line for line in whole if line is not None and len(line.order) == len(self.items)]
+        return min(found, key=lambda line: line.rank, default=None)
 
-    # -- inside --------------------------------------------------------------------------------
+    def _at_most(self, line: _Line) -> tuple[int, tuple[int, ...]]:
+        """The tokens that a line comes to if each other chunk takes a forward."""
+        return line.run[0] + sum(self.items[i].length for i in self._rest(line)), line.order
 
     @property
     def _given(self) -> tuple[int, ...]:

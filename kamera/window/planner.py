@@ -1,12 +1,12 @@
-"""Makes a plan: the seats after a request, chunk by chunk."""
+"""Makes a plan, chunk by chunk."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from kamera.window.bringing import Bringing
 from kamera.window.leaving import staying_behind, survivor_of
+from kamera.window.placer import Placer
 from kamera.window.policy import Archive as ArchiveRule
 from kamera.window.policy import OnLeave, PositionRule
 from kamera.window.requests import Newcomer
@@ -23,7 +23,7 @@ from kamera.window.writing import bytes_written
 
 
 @dataclass
-class Planner(Bringing):
+class Planner(Placer):
     """Plans one request."""
 
     def plan(
@@ -162,6 +162,8 @@ class Planner(Bringing):
         if self.policy.minimum == "exact":
             return "exact"
         return "repair" if asked == "keep" and not self.policy.keeps("survivor") else asked
+
+    # -- inside --------------------------------------------------------------------------------
 
     def _make_room(self, state: Seats, chunk: Newcomer) -> Seats:
         leaving = range(overflow(self.limits, state, chunk))

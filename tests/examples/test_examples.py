@@ -109,3 +109,19 @@ def test_a_coding_agent_prefills_less_than_a_prefix_cache(run):
     kamera, prefix = int(total[total.index("Kamera") + 1].rstrip(",")), int(total[-1])
     assert kamera < prefix
     assert out[8].startswith("pinned: ") and int(out[9].split()[1]) > int(out[9].split()[-1]) > 0
+
+
+def test_a_zoom_commits_the_branch_that_answers_right_and_runs_less_than_branches_anew(run):
+    lines = run("zoom.py").splitlines()
+    answer, truth = next(line for line in lines if "(truth: " in line).split("'")[1::2]
+    assert answer == truth
+    forked, anew = (
+        [int(cell) for cell in line.rsplit(":", 1)[1].split()]
+        for name in ("forked:", "each anew:")
+        for line in lines
+        if name in line
+    )
+    searched = int(next(line for line in lines if "branches:" in line).split()[0])
+    assert anew[0] > 2 * searched >= 2 * (forked[0] - 1), "a branch encodes no more than its crop"
+    assert all(less < more for less, more in zip(forked, anew, strict=True))
+    assert lines[-1].startswith(WORK)

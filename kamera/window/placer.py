@@ -1,4 +1,4 @@
-"""Places one chunk of a plan behind those that are placed: the best KV for it, and the steps that make it."""
+"""Decides how one chunk is served at its place: from rows and policy, the steps and their price."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ from kamera.window.steps import (
 
 
 @dataclass
-class Bringing:
-    """The steps of one request's plan. Objects that the plan itself will have stored count as stored."""
+class Placer:
+    """Places one chunk of a plan. Objects that the plan itself will have stored count as stored."""
 
     request: Request
     before: Seats
