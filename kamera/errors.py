@@ -234,6 +234,14 @@ class EditPolicyFailed(KameraError):
     """An edit policy raised, returned no messages, or gives different results for equal arguments."""
 
 
+class InvalidRequest(KameraError, ValueError):
+    """A client's request is malformed, or asks for what is not supported; ``place`` is that of the field."""
+
+    def __init__(self, message: str, place: str | None = None) -> None:
+        super().__init__(message)
+        self.place = place
+
+
 class UnidentifiedMedia(KameraError, ValueError):
     """A media placeholder has no digest of its picture or clip."""
 

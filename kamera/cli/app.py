@@ -115,6 +115,10 @@ VERBS = {
         "kamera.cli.plan:plan_from_trace",
         "Make a plan of the recurring windows, the largest savings first.",
     ),
+    "serve": Verb(
+        "kamera.cli.serve:serve",
+        "Serve /v1/chat/completions, /v1/responses and /v1/messages; an agent changes its URL only.",
+    ),
     "inspect": Verb(
         "kamera.cli.inspect:inspect",
         "Show the contents and verify every byte. Changes nothing.",

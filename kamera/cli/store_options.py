@@ -34,7 +34,8 @@ def _duration(text: str) -> float:
     return float(match.group(1)) * _SECONDS[match.group(2)]
 
 
-def _size(text: str) -> int:
+def size(text: str) -> int:
+    """Bytes of a size such as 512MiB; `typer.BadParameter` for anything else."""
     try:
         return parse_size(text)
     except ValueError:
@@ -76,11 +77,11 @@ Lasting = Annotated[
     typer.Option(metavar="TIME", parser=_duration, help="Duration, e.g. 12h or 7d (default: no limit)."),
 ]
 MaxBytes = Annotated[
-    int | None, typer.Option(metavar="SIZE", parser=_size, help="Most bytes of all objects, e.g. 20GiB.")
+    int | None, typer.Option(metavar="SIZE", parser=size, help="Most bytes of all objects, e.g. 20GiB.")
 ]
 Cap = Annotated[
     int | None,
-    typer.Option(metavar="SIZE", parser=_size, help="First limit the bytes of pinned objects."),
+    typer.Option(metavar="SIZE", parser=size, help="First limit the bytes of pinned objects."),
 ]
 Certificates = Annotated[
     bool,

@@ -5,6 +5,16 @@ from kamera.content.build import ChunkBuilder, Content, Spoken
 from kamera.content.chunk import TOKEN_TYPES, Chunk, Encoded
 from kamera.content.conversation import Conversations
 from kamera.content.exclusive import exclusive_of
+from kamera.content.fields import Fields, json_object
+from kamera.content.forms import (
+    anthropic_messages,
+    chat_message,
+    chat_tool,
+    content_of,
+    fits,
+    response_items,
+    tool_of,
+)
 from kamera.content.image_only import load_image_only
 from kamera.content.items import kind_of, media_item
 from kamera.content.landmarks import LandmarkReader, Landmarks
@@ -35,6 +45,7 @@ __all__ = [
     "Content",
     "Conversations",
     "Encoded",
+    "Fields",
     "LandmarkReader",
     "Landmarks",
     "Media",
@@ -44,11 +55,17 @@ __all__ = [
     "Segment",
     "SegmentKind",
     "Spoken",
+    "anthropic_messages",
     "as_messages",
+    "chat_message",
+    "chat_tool",
     "check_messages",
     "common_prefix",
+    "content_of",
     "copied",
     "exclusive_of",
+    "fits",
+    "json_object",
     "kind_of",
     "load_clip",
     "load_image",
@@ -57,5 +74,7 @@ __all__ = [
     "media_items",
     "names_media",
     "read_video",
+    "response_items",
+    "tool_of",
     "tool_schema",
 ]

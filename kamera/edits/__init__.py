@@ -1,6 +1,7 @@
 """Edits of a conversation: directives, differences of two renderings, policies that edit messages, verbs."""
 
 from kamera.edits import policies
+from kamera.edits.clearing import Cleared, Clearing, clearing_of
 from kamera.edits.clients import Client
 from kamera.edits.difference import Difference, difference
 from kamera.edits.directive import Directive, Edit, Mode, Snap, Unit, resolve
@@ -11,6 +12,8 @@ from kamera.edits.repeating import Repeated, repeated
 from kamera.edits.verbs import Decay, Evict, Pin, Share, Span, Verb
 
 __all__ = [
+    "Cleared",
+    "Clearing",
     "Client",
     "Decay",
     "Difference",
@@ -29,6 +32,7 @@ __all__ = [
     "Span",
     "Unit",
     "Verb",
+    "clearing_of",
     "difference",
     "edited",
     "edited_messages",

@@ -24,6 +24,9 @@ WIDTH = 0.5
 RIDGES = (1e-3, 1e-2, 1e-1)
 """Ridges of the regression, of which each channel takes that with the smallest leave-one-out error."""
 
+LEAST = 0.25
+"""Smallest share that is taken by estimate: below it losses begin that the estimate does not see."""
+
 MOST = 0.5
 """Largest share of a chunk's tokens that is run for the others: beyond it, all of them are."""
 
@@ -115,10 +118,12 @@ class Design:
     def size(self, share: float | None, max_error: float) -> SampleSize | None:
         """The sample of a ``share`` of the tokens, or (None) the smallest with at most ``max_error`` open.
 
-        None if it leaves more open, or is larger than `MOST` of the tokens.
+        That is no smaller than `LEAST`. None if it leaves more open, or is larger than `MOST` of the tokens.
         """
         tokens = self.columns.shape[0]
-        count = int((self.open > max_error).sum()) if share is None else max(1, round(share * tokens))
+        count = max(1, round((LEAST if share is None else share) * tokens))
+        if share is None:
+            count = max(count, int((self.open > max_error).sum()))
         if not 0 < count < len(self.open) or float(self.open[count]) > max_error:
             return None
         return SampleSize(count, round(float(self.open[count]), 6))

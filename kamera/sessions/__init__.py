@@ -1,9 +1,26 @@
 """Conversations whose cache is edited, not rebuilt, when their history changes."""
 
+from kamera.sessions.branches import Branches, History, Kept
 from kamera.sessions.chat import ChatSession
 from kamera.sessions.metrics import PoolMetrics
+from kamera.sessions.modes import SessionMode
 from kamera.sessions.pool import SessionPool
+from kamera.sessions.stream import Stream
+from kamera.sessions.tool_calls import CALL
 from kamera.sessions.turn import Turn, TurnReport
 from kamera.sessions.verbs import VerbReport
 
-__all__ = ["ChatSession", "PoolMetrics", "SessionPool", "Turn", "TurnReport", "VerbReport"]
+__all__ = [
+    "CALL",
+    "Branches",
+    "ChatSession",
+    "History",
+    "Kept",
+    "PoolMetrics",
+    "SessionMode",
+    "SessionPool",
+    "Stream",
+    "Turn",
+    "TurnReport",
+    "VerbReport",
+]

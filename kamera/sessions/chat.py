@@ -22,7 +22,9 @@ from kamera.sessions.document import locked
 from kamera.sessions.history import whole_history
 from kamera.sessions.layout import Layout
 from kamera.sessions.modes import SessionMode, check_mode
+from kamera.sessions.sampling import seeded
 from kamera.sessions.showing import Admitting, Options, Reuse, Shown, State, shown
+from kamera.sessions.stream import Stream
 from kamera.sessions.timers import aged
 from kamera.sessions.tool_calls import tool_calls
 from kamera.sessions.turn import Stopwatch, Turn, TurnReport, TurnUsage
@@ -180,6 +182,8 @@ class ChatSession:
         *,
         append: bool = False,
         scratch: Sequence[Message] = (),
+        stream: Stream | None = None,
+        seed: int | None = None,
         **options: Any,
     ) -> Turn:
         """Answer the conversation; the answer joins the history.
@@ -188,7 +192,9 @@ class ChatSession:
         are new messages; with ``append`` a list is, too. ``scratch`` are messages behind them that this
         answer alone sees: neither the history nor any later token has seen them, in every mode, as in a run
         with this answer and without them. ``options`` (max_new_tokens, do_sample,
-        stop_strings, streamer, …) go to ``generate`` of transformers. Raises EditPolicyFailed, `ValueError`
+        stop_strings, streamer, …) go to ``generate`` of transformers; ``stream`` is told the answer as it is
+        made, and ends it at its stop strings; ``seed`` draws the tokens apart from all other draws
+        (`kamera.sessions.sampling`). Raises EditPolicyFailed, `ValueError`
         for an option that it does not take (before anything runs) or for more than one sequence,
         SessionConflict for a list that lacks what another thread was answered meanwhile, and the errors of
         `Conversations.render` and of the window.
@@ -199,8 +205,9 @@ class ChatSession:
         if "stop_strings" in options:
             processor = self.backbone.processor
             options.setdefault("tokenizer", getattr(processor, "tokenizer", processor))
-        watch = Stopwatch()
-        options["logits_processor"] = [*(options.get("logits_processor") or ()), watch]
+        watch, options = Stopwatch(stream or Stream(), self.backbone), seeded(options, seed)
+        options["logits_processor"] = [watch, *(options.get("logits_processor") or ())]
+        options["stopping_criteria"] = [*(options.get("stopping_criteria") or ()), watch.stream]
         with self._account.now(self.backbone), self._turns.taken(self._state) as seen:
             return self._answered(seen, messages, append, scratch, watch, options)
 
@@ -231,6 +238,7 @@ class ChatSession:
             state = branch = replace(self._state, ids=inputs["input_ids"][0].cpu())
         else:
             text = branch.asked.generate(branch.question, **options) if text is None else text
+        text, stream = watch.stream.finish(text), watch.stream
         answer = {"role": "assistant", "content": text}
         timers, notes = aged(state.timers, state.turn + 1, self._clock(), self.store)
         self._ahead.answered(self._state.messages, history)
@@ -238,7 +246,9 @@ class ChatSession:
         report = replace(report, notes=(*report.notes, *notes), first_token=watch.seconds)
         prompt = 0 if branch.ids is None else int(branch.ids.shape[0])
         usage = TurnUsage(prompt, prompt - report.prefilled, watch.steps)
-        return Turn(text, tool_calls(text), report, usage)
+        reason = stream.finish_reason(options.get("max_new_tokens"))
+        ids, name = tuple(stream.ids), self._state.changes[-1]
+        return Turn(text, *tool_calls(text), report, usage, ids, reason, name)
 
     def next_token_logits(
         self, messages: str | Message | Sequence[Message] | None = None, *, append: bool = False

@@ -9,11 +9,10 @@ from typing import Any, Literal
 from kamera.content import Conversations, Message, Rendered
 from kamera.edits import EditPolicy, difference, edited
 from kamera.errors import KameraError
-from kamera.patches import weakest
 from kamera.sessions.chat import ChatSession
 from kamera.sessions.layout import Layout, anchor_ids, anchor_segments
-from kamera.sessions.modes import laxest
-from kamera.window import Guarantee, OnLeave
+from kamera.sessions.modes import laxest, worth_to_others
+from kamera.window import GLUE, Guarantee, OnLeave
 
 
 @dataclass(frozen=True, eq=False)
@@ -21,12 +20,13 @@ class Candidate:
     """What a choice needs of a session, in memory or saved.
 
     ``guarantee`` is the weakest in its window; ``on_leave`` the least strict treatment that an edit of it may
-    come to.
+    come to; ``tails`` those of its history that are its own (`kamera.sessions.owners`).
     """
 
     layout: Layout
     guarantee: Guarantee
     on_leave: OnLeave
+    tails: frozenset[str] = frozenset()
 
 
 _OF_THE_PROMPT = frozenset({"exact", "patched", "orbit"})
@@ -38,7 +38,7 @@ class Match:
     """The chosen session, the reason for it, and counts of the rejected ones."""
 
     name: str | None = None
-    how: Literal["by_prefix", "by_edit"] | None = None
+    how: Literal["by_owner", "by_prefix", "by_edit"] | None = None
     too_little: int = 0
     tainted: int = 0
 
@@ -57,28 +57,26 @@ def shaped_prompt(
         return None
 
 
-def candidate(session: ChatSession) -> Candidate | None:
+def candidate(session: ChatSession, tails: frozenset[str] = frozenset()) -> Candidate | None:
     """The session as a candidate; None if it has no window."""
     layout, window = session.layout, session.state.window
     if layout is None or window is None:
         return None
-    held = [slot.guarantee for slot in window.slots]
-    # the KV that a sample was completed from may be a survivor's
-    guarantee = "survivor" if "sampled" in held else window.guarantee
-    return Candidate(
-        layout, weakest((guarantee, window.guarantee)), laxest(session.mode, window.policy.minimum)
-    )
+    on_leave = laxest(session.mode, window.policy.minimum, window.policy.samples)
+    return Candidate(layout, worth_to_others(window), on_leave, tails)
 
 
-def best_match(prompt: Rendered, sessions: Mapping[str, Candidate], min_tokens: int) -> Match:
+def best_match(
+    prompt: Rendered, sessions: Mapping[str, Candidate], min_tokens: int, tails: frozenset[str] = frozenset()
+) -> Match:
     """The session with the longest prefix of ``prompt``, else the one with the fewest tokens to prefill.
 
     A prompt that goes on from all that a session holds goes to it. Any other session has to save at least
     ``min_tokens`` after the system prompt; where none does, one that holds as many of the prompt's tokens at
     other places is edited: it is the same conversation, and a second session would only take memory. Of
     equals the first is chosen. A session whose KV is conditioned on content outside its prompt (a survivor of
-    an edit) serves its owner only, and no other conversation's session is edited in a mode that would leave
-    such KV. A sample counts as such KV.
+    an edit) serves its owner only, whom the prompt's ``tails`` tell, and no other conversation's session is
+    edited in a mode that would leave such KV. A sample counts as such KV.
     """
     prefixes: list[tuple[int, str]] = []
     edits: list[tuple[int, str]] = []
@@ -87,19 +85,20 @@ def best_match(prompt: Rendered, sessions: Mapping[str, Candidate], min_tokens: 
     for name, held in sessions.items():
         if anchor_ids(held.layout.prompt) != anchor_ids(prompt):
             continue
-        if held.guarantee not in _OF_THE_PROMPT:
+        prefix, size = _prefix(held.layout, prompt)
+        knows = held.guarantee not in _OF_THE_PROMPT
+        if knows or (prefix < size and held.on_leave == "keep"):
+            if tails & held.tails and _goes_on(held.layout.prompt, prompt):
+                return Match(name, "by_owner")
             tainted += 1
             continue
-        prefix, size = _prefix(held.layout, prompt)
         if prefix == size:
             prefixes.append((prefix, name))
         elif held.on_leave == "exact":
             edits.append((prefix, name))
             alike.append((_common(held.layout, prompt), name))
-        elif held.on_leave == "repair":
-            edits.append((_common(held.layout, prompt), name))
         else:
-            tainted += 1
+            edits.append((_common(held.layout, prompt), name))
     least = max(min_tokens, 1)
     how: Literal["by_prefix", "by_edit"]
     for how, found, enough in (
@@ -111,6 +110,16 @@ def best_match(prompt: Rendered, sessions: Mapping[str, Candidate], min_tokens: 
         if saved >= enough:
             return Match(name, how, 0, tainted)
     return Match(None, None, int(bool(prefixes or edits)), tainted)
+
+
+def _goes_on(before: Rendered, prompt: Rendered) -> bool:
+    """True if a prompt has nothing of its own in front of its last answer but short texts: placeholders."""
+    said = [i for i, segment in enumerate(prompt.segments) if segment.role == "assistant"]
+    last = said[-1] if said else 0
+    while last > 0 and prompt.segments[last - 1].role == "assistant":
+        last -= 1
+    known = set(before.segment_ids())
+    return all(s.id in known or (s.media is None and s.num_tokens < GLUE) for s in prompt.segments[:last])
 
 
 def _prefix(layout: Layout, prompt: Rendered) -> tuple[int, int]:

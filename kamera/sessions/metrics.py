@@ -11,9 +11,10 @@ from kamera.sessions.turn import TurnReport
 class PoolMetrics:
     """Counts of a pool's requests since its construction.
 
-    ``by_id``, ``by_prefix``, ``by_edit``: the session was named, held a prefix of the prompt, or was the
-    cheapest to edit. ``opened``: a new session. ``resumed``: a saved session was read first. ``forked``: a
-    matched session was busy, so a fork answered. ``too_little``: a session shared fewer than ``min_tokens``.
+    ``by_id``, ``by_owner``, ``by_prefix``, ``by_edit``: the session was named, is that of the conversation
+    that goes on, held a prefix of the prompt, or was the cheapest to edit. ``opened``: a new session.
+    ``resumed``: a saved session was read first. ``forked``: a matched session was busy, so a fork answered.
+    ``too_little``: a session shared fewer than ``min_tokens``.
     ``tainted``: a session was skipped because its KV is conditioned on content outside its prompt.
     ``unknown``: the id did not exist. ``failed``: nothing was published. ``uncached``: the plain model
     answered. ``saved``, ``unsaved``: saves that were completed, and that failed. ``conflicts``: sessions
@@ -26,6 +27,7 @@ class PoolMetrics:
 
     requests: int = 0
     by_id: int = 0
+    by_owner: int = 0
     by_prefix: int = 0
     by_edit: int = 0
     opened: int = 0

@@ -39,13 +39,21 @@ def applied(on_leave: OnLeave) -> Applied:
     return _APPLIED[on_leave]
 
 
-def laxest(mode: str, minimum: Guarantee) -> OnLeave:
-    """The least strict treatment that ``mode`` may come to under a policy's ``minimum``, at any cost."""
+def laxest(mode: str, minimum: Guarantee, samples: bool) -> OnLeave:
+    """The least strict treatment that ``mode`` may come to under a policy's ``minimum``, at any cost.
+
+    A repair that ``samples`` completes chunks from KV that knows what has left, as one that keeps them does.
+    """
     if minimum == "exact":
         return "exact"
-    if mode == "auto":
-        return "keep" if at_least("survivor", minimum) else "repair"
-    return _ON_LEAVE[mode]
+    least = _ON_LEAVE[mode] if mode != "auto" else "keep" if at_least("survivor", minimum) else "repair"
+    return "keep" if samples and least == "repair" else least
+
+
+def worth_to_others(window: KameraWindow) -> Guarantee:
+    """The weakest guarantee of a window as other conversations see it: a sample may be a survivor's KV."""
+    sampled = any(slot.guarantee == "sampled" for slot in window.slots)
+    return weakest((window.guarantee, "survivor")) if sampled else window.guarantee
 
 
 def choices(modes: Sequence[str], window: KameraWindow, apart: bool = False) -> tuple[OnLeave, ...]:

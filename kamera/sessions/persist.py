@@ -47,6 +47,7 @@ from kamera.sessions.document import (
     window_name,
 )
 from kamera.sessions.layout import Layout
+from kamera.sessions.modes import worth_to_others
 from kamera.store import ChunkStore, Folder
 from kamera.window import KameraWindow, ReusePolicy, well_formed
 
@@ -92,7 +93,7 @@ def save_session(
         "ids": None if state.ids is None else state.ids.tolist(),
         "layout": None if state.layout is None else _put_layout(state.layout),
         "window": None if window is None else {"folder": window_name(), "sha256": ""},
-        "guarantee": None if window is None else window.guarantee,
+        "guarantee": None if window is None else worth_to_others(window),
         "minimum": None if window is None else window.policy.minimum,
     }
     sealed(document, session.store)  # raises before anything is written

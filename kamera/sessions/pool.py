@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +18,15 @@ from kamera.patches import later_of
 from kamera.reuse import calibration_of
 from kamera.sessions.anchors import Anchors
 from kamera.sessions.chat import ChatSession, conversations_of
-from kamera.sessions.match import Candidate, best_match, candidate, shaped_prompt
+from kamera.sessions.entries import Entry, candidates, trim
+from kamera.sessions.layout import anchor_ids
+from kamera.sessions.match import best_match, shaped_prompt
 from kamera.sessions.metrics import PoolMetrics, check_limits, turn_counts
 from kamera.sessions.modes import SessionMode, check_mode
+from kamera.sessions.owners import Tails, tails_of
 from kamera.sessions.saved import SavedSessions, check_saving, tools_digest
 from kamera.sessions.showing import Reuse
+from kamera.sessions.stream import Stream
 from kamera.sessions.turn import Turn
 from kamera.store import ChunkStore
 from kamera.window import ReusePolicy, check_policy
@@ -34,21 +38,12 @@ SYSTEM_PROMPTS = 16
 """Number of system prompts per tenant that are kept prefilled for new sessions."""
 
 
-@dataclass(eq=False)
-class _Entry:
-    """A session, the digest of its tools, and a flag that a request is writing it."""
-
-    session: ChatSession
-    tools: str
-    busy: bool = False
-    bytes: int = 0
-
-
 class SessionPool:
     """Conversations of many clients on one backbone.
 
-    A request goes to the session of its id; without an id to the session with the longest prefix of its
-    prompt, else to the one with the fewest tokens to prefill. A busy session is forked, never waited for.
+    A request goes to the session of its id; without an id to that of the conversation that it goes on, as its
+    last answers tell, else to the session with the longest prefix of its prompt, else to the one with the
+    fewest tokens to prefill. A busy session is forked, never waited for.
     Sessions of one system prompt share its KV. Changes are published when the answer is complete; an error
     leaves the state unchanged.
 
@@ -103,19 +98,16 @@ class SessionPool:
         self.anticipates = anticipates
         self._store = store
         self._window_options: dict[str, Any] = {"max_tokens": max_tokens, "policy": policy}
-        self._options: dict[str, Any] = {
-            "mode": mode,
-            "edit_policy": edit_policy,
-            "uncached": uncached,
-            "reuse": reuse,
-        }
+        self._options: dict[str, Any] = {"mode": mode, "edit_policy": edit_policy}
+        self._options |= {"uncached": uncached, "reuse": reuse}
         self._edit_policy = edit_policy
         self._conversations = conversations_of(backbone)
         self._saved = None if save is None else SavedSessions(save, max_saved_bytes)
         self._lock = forks.Lock()
         self._account = Account()
-        self._entries: OrderedDict[tuple[str, str], _Entry] = OrderedDict()  # by tenant and id, oldest first
+        self._entries: OrderedDict[tuple[str, str], Entry] = OrderedDict()  # by tenant and id, oldest first
         self._anchors: dict[str, Anchors] = {}
+        self._tails = Tails()
         self._counts = dict.fromkeys((f.name for f in fields(PoolMetrics)), 0)
 
     def send(
@@ -125,18 +117,23 @@ class SessionPool:
         tenant: str | None = None,
         *,
         tools: Sequence[Any] | None = None,
+        stream: Stream | None = None,
+        seed: int | None = None,
+        hint: str = "",
         **options: Any,
     ) -> Turn:
         """Answer a conversation; `Turn.session_id` names the session that holds it then.
 
         ``messages`` as in `ChatSession.send`. A list is the whole history. Text and a single message are new
-        messages only: they continue the session of an id, or begin a conversation without one. Raises
+        messages only: they continue the session of an id, or begin a conversation without one. ``hint`` is a
+        name that its client gives to some conversations: those of others are not taken for them. Raises
         UnknownSession for new messages to an unknown id, the errors of `ChatSession.send`, and for new
         messages to a saved session those of `ChatSession.load`.
         """
         self.backbone.check_sampling(options)
+        options |= {"stream": stream, "seed": seed}
         with self._account.now(self.backbone):
-            return self._sent(messages, session_id, self._tenant(tenant), tools, options)
+            return self._sent(messages, session_id, self._tenant(tenant), tools, hint, options)
 
     def _sent(
         self,
@@ -144,10 +141,11 @@ class SessionPool:
         session_id: str | None,
         whose: str,
         tools: Sequence[Any] | None,
+        hint: str,
         options: dict[str, Any],
     ) -> Turn:
         session_id = self._named(whose, session_id)
-        name, entry = self._reserved(messages, session_id, whose, tools)
+        name, entry = self._reserved(messages, session_id, whose, tools, hint)
         try:
             turn = entry.session.send(messages, **options)
         except BaseException:
@@ -159,7 +157,7 @@ class SessionPool:
             raise
         if self.anticipates:
             entry.session.anticipate()
-        name = self._publish((whose, name), entry, turn)
+        name = self._publish((whose, name), entry, turn, hint)
         return replace(turn, session_id=name)
 
     def session(self, session_id: str, tenant: str | None = None) -> ChatSession:
@@ -263,18 +261,21 @@ class SessionPool:
         session_id: str | None,
         tenant: str,
         tools: Sequence[Any] | None,
-    ) -> tuple[str, _Entry]:
+        hint: str = "",
+    ) -> tuple[str, Entry]:
         """A session reserved for this request, and its id."""
-        kind = tools_digest(tools)
+        kind, tails = tools_digest(tools), frozenset[str]()
         prompt = None
         if not isinstance(messages, str | Mapping):
             prompt = shaped_prompt(self._conversations, messages, tools, self._edit_policy)
+            if prompt is not None:
+                tails = tails_of((tenant, kind, hint), anchor_ids(prompt), messages)
         read = self._resumed(prompt, session_id, tenant, kind)
         with self._lock:
             self._counts["requests"] += 1
             if read is not None:
                 self._counts["resumed"] += 1
-                self._entries.setdefault((tenant, read[0]), _Entry(read[1], kind))
+                self._entries.setdefault((tenant, read[0]), Entry(read[1], kind))
             found = None if session_id is None else self._entries.get((tenant, session_id))
             if found is not None:
                 self._counts["by_id"] += 1
@@ -286,34 +287,28 @@ class SessionPool:
                     )
             held = session_id
             if found is None and prompt is not None:
-                held = self._matched(prompt, tenant, kind)
+                held = self._matched(prompt, tenant, kind, tails)
                 found = None if held is None else self._entries[tenant, held]
             name = session_id or held or secrets.token_hex(8)
             if found is None:
                 self._counts["opened"] += 1
                 anchors = self._anchors_of(tenant)
                 session = ChatSession.among(anchors, self._conversations, **self._options)
-                entry = self._entries[tenant, name] = _Entry(session, kind)
+                entry = self._entries[tenant, name] = Entry(session, kind)
             elif found.busy or name != held:
                 self._counts["forked"] += found.busy
                 name = secrets.token_hex(8) if name == held else name
-                entry = self._entries[tenant, name] = _Entry(found.session.fork(), kind)
+                entry = self._entries[tenant, name] = Entry(found.session.fork(), kind)
             else:
                 entry = found
             entry.busy, entry.tools, entry.session.tools = True, kind, tools
+            entry.named = entry.named or session_id is not None
             return name, entry
 
-    def _held(self, tenant: str, kind: str) -> dict[str, Candidate]:
-        """Sessions in memory that a prompt with tools of ``kind`` may go to, the last used first."""
-        mine = [
-            (name, candidate(entry.session))
-            for (whose, name), entry in reversed(self._entries.items())
-            if whose == tenant and entry.tools == kind
-        ]
-        return {name: held for name, held in mine if held is not None}
-
-    def _matched(self, prompt: Rendered, tenant: str, kind: str) -> str | None:
-        match = best_match(prompt, self._held(tenant, kind), self.min_tokens)
+    def _matched(self, prompt: Rendered, tenant: str, kind: str, tails: frozenset[str]) -> str | None:
+        match = best_match(
+            prompt, candidates(self._entries, tenant, kind, self._tails), self.min_tokens, tails
+        )
         self._counts["too_little"] += match.too_little
         self._counts["tainted"] += match.tainted
         if match.how is not None:
@@ -329,7 +324,7 @@ class SessionPool:
         self._let_go(tenant, session_id)
         with self._lock:
             known = {name for whose, name in self._entries if whose == tenant}
-            held, anchors = self._held(tenant, kind), self._anchors_of(tenant)
+            held, anchors = candidates(self._entries, tenant, kind, self._tails), self._anchors_of(tenant)
         if session_id in known:
             return None
         name = session_id
@@ -364,10 +359,12 @@ class SessionPool:
             self._anchors[tenant] = Anchors(self.backbone, store, held=SYSTEM_PROMPTS, **self._window_options)
         return self._anchors[tenant]
 
-    def _publish(self, key: tuple[str, str], entry: _Entry, turn: Turn) -> str:
+    def _publish(self, key: tuple[str, str], entry: Entry, turn: Turn, hint: str) -> str:
         """End the reservation of a session that has answered; the id under which it goes on."""
         window = entry.session.state.window
-        size, old = 0, key
+        size, old, state = 0, key, entry.session.state
+        anchor = () if state.layout is None else anchor_ids(state.layout.prompt)
+        tails = tails_of((key[0], entry.tools, hint), anchor, state.messages)
         if self.max_bytes is not None and window is not None:
             size = self._anchors[key[0]].memory(window).total
         if self._saved is not None:  # while it is reserved: saves of one session keep their order
@@ -375,24 +372,15 @@ class SessionPool:
         with self._lock:
             if key != old and self._entries.get(old) is entry:
                 self._entries[key] = self._entries.pop(old)
-            entry.busy, entry.bytes = False, size
+            entry.busy, entry.bytes, entry.tails = False, size, tails
+            self._tails.give(tails)
             for name, count in turn_counts(turn.report).items():
                 self._counts[name] += count
             if self._entries.get(key) is entry:  # else it was dropped meanwhile
                 self._entries.move_to_end(key)
             dropped = key not in self._entries
-            self._trim()
+            for how, evicted in trim(self._entries, self.max_sessions, self.max_bytes).items():
+                self._counts[how] += evicted
         if dropped and self._saved is not None:
             self._saved.remove(*key)
         return key[1]
-
-    def _trim(self) -> None:
-        """Evict the least recently used sessions that are not busy."""
-        idle = [key for key, entry in self._entries.items() if not entry.busy]
-        size = sum(entry.bytes for entry in self._entries.values())
-        for key in idle:
-            too_many = len(self._entries) > self.max_sessions
-            if not too_many and (self.max_bytes is None or size <= self.max_bytes):
-                break
-            self._counts["evicted_count" if too_many else "evicted_bytes"] += 1
-            size -= self._entries.pop(key).bytes

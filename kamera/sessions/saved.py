@@ -164,12 +164,13 @@ class SavedSessions:
         """Saved sessions by id that `load` would give a window; ``kind`` is the digest of their tools."""
         made_by = (anchors.backbone.fingerprint, anchors.policy, anchors.max_tokens)
         wanted = (anchors.store.tenant, kind, made_by)
+        samples = anchors.policy is not None and anchors.policy.samples
         found = {}
         for header in self._known():
             own = (header.tenant, header.tools, header.made_by)
             if own == wanted and header.name is not None and header.held is not None:
                 layout, guarantee, minimum = header.held
-                found[header.name] = Candidate(layout, guarantee, laxest(mode, minimum))
+                found[header.name] = Candidate(layout, guarantee, laxest(mode, minimum, samples))
         return found
 
     def load(

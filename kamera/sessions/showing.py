@@ -1,4 +1,4 @@
-"""Bringing a session's window to a prompt."""
+"""Placer a session's window to a prompt."""
 
 from __future__ import annotations
 

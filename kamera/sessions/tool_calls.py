@@ -4,23 +4,30 @@ from __future__ import annotations
 
 import json
 import re
+import secrets
 from typing import Any
 
-_CALL = re.compile(r"<tool_call>(.*?)</tool_call>", re.DOTALL)
+_CALL = re.compile(r"\s*<tool_call>(.*?)</tool_call>", re.DOTALL)
+
+CALL = "<tool_call>"
+"""What a call in an answer begins with."""
+
+Calls = tuple[dict[str, Any], ...]
 
 
-def tool_calls(text: str) -> tuple[dict[str, Any], ...]:
-    """The calls between ``<tool_call>`` tags (Hermes, Qwen), in the format of OpenAI's messages.
+def tool_calls(text: str) -> tuple[str, Calls]:
+    """The text outside of calls, and the calls between ``<tool_call>`` tags (Hermes, Qwen) as OpenAI's.
 
-    Anything but a JSON object with a name stays text.
+    Their ids do not repeat. Anything but a JSON object with a name stays text.
     """
-    found: list[dict[str, Any]] = []
-    for body in _CALL.findall(text):
+    rest, found, end = "", list[dict[str, Any]](), 0
+    for match in _CALL.finditer(text):
         try:
-            call = json.loads(body)
-        except ValueError:
+            call = json.loads(match[1])
+        except (ValueError, RecursionError):
             continue
         if isinstance(call, dict) and isinstance(call.get("name"), str):
             function = {"name": call["name"], "arguments": call.get("arguments", {})}
-            found.append({"id": f"call_{len(found)}", "type": "function", "function": function})
-    return tuple(found)
+            found.append({"id": f"call_{secrets.token_hex(12)}", "type": "function", "function": function})
+            rest, end = rest + text[end : match.start()], match.end()
+    return rest + text[end:], tuple(found)

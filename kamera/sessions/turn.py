@@ -9,9 +9,10 @@ from typing import Any, NamedTuple
 
 import torch
 
-from kamera.engines import Spent
+from kamera.engines import Engine, Spent
 from kamera.patches import weakest
 from kamera.sessions.modes import Applied
+from kamera.sessions.stream import FinishReason, Stream
 from kamera.window import Guarantee, KameraWindow, Report, Slot
 
 
@@ -72,10 +73,12 @@ class TurnReport:
 class Stopwatch:
     """A logits processor that changes nothing, and notes when it was called first, and how often.
 
-    ``seconds`` from its construction until then; None before. ``steps``: one for each token of an answer.
+    ``seconds`` from its construction until then; None before. ``steps``: one for each token of an answer. Its
+    ``stream`` begins behind the prompt.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, stream: Stream, engine: Engine) -> None:
+        self.stream, self._engine = stream, engine
         self._started = time.perf_counter()
         self.seconds: float | None = None
         self.steps = 0
@@ -85,6 +88,7 @@ class Stopwatch:
         self.steps += 1
         if self.seconds is None:
             self.seconds = time.perf_counter() - self._started
+            self.stream.begin(self._engine, input_ids.shape[1])
         return scores
 
 
@@ -100,13 +104,19 @@ class TurnUsage(NamedTuple):
 class Turn:
     """An answer: its text, the tool calls in it, the report of its prompt, and its tokens.
 
-    ``session_id`` names the session of a `SessionPool` that answered.
+    ``content`` is the text outside of the calls. ``token_ids`` are the answer's, closing ones included; none
+    of beam search. ``turn_id`` names the history up to this answer, and no other ever. ``session_id`` names
+    the session of a `SessionPool` that answered.
     """
 
     text: str
+    content: str
     tool_calls: tuple[dict[str, Any], ...]
     report: TurnReport
     usage: TurnUsage
+    token_ids: tuple[int, ...]
+    finish_reason: FinishReason
+    turn_id: str
     session_id: str | None = None
 
 

@@ -44,10 +44,10 @@ class ReusePolicy:
     (guarantee "sampled"), "form" runs a conditioned forward and stores its patch, "prefill" runs it and
     stores nothing, "blind" serves the canonical without conditioning. A minimum of "sampled" samples, too.
 
-    ``share`` is the share of a chunk's tokens that a sample runs; "auto" takes the fewest that leave at most
-    ``max_error`` of the chunk's variance open, an estimate made of its own KV before anything runs
-    (`kamera.ops.complete`). A sample that would leave more open, or run more than half of the tokens, is
-    refused: the chunk is prefilled instead.
+    ``share`` is the share of a chunk's tokens that a sample runs; "auto" takes the fewest from a quarter on
+    that leave at most ``max_error`` of the chunk's variance open, an estimate made of its own KV before
+    anything runs (`kamera.ops.complete`). A sample that would leave more open, or run more than half of the
+    tokens, is refused: the chunk is prefilled instead.
 
     ``forms`` is what leaves stored KV behind. "returning", the default: a chunk that leaves is archived
     later, and a patch is formed later for antecedents that come back; nothing else is formed unless it is

@@ -150,7 +150,7 @@ def test_pictures_whose_tokens_see_each_other_are_refused(name):
 def test_the_design_takes_what_is_new_first_and_says_what_is_open():
     generator = torch.Generator().manual_seed(0)
     kinds = torch.randn(6, 12, generator=generator)
-    like = kinds[torch.arange(48) % 6] + 0.01 * torch.randn(48, 12, generator=generator)
+    like = kinds[torch.arange(24) % 6] + 0.01 * torch.randn(24, 12, generator=generator)
     apart = torch.cdist(like, like).square()
     design = Design.of(torch.exp(-apart / (2 * 0.25 * apart.median())))
     assert sorted(i % 6 for i in design.order[:6].tolist()) == list(range(6))
@@ -158,8 +158,8 @@ def test_the_design_takes_what_is_new_first_and_says_what_is_open():
     assert design.open[6] < 0.05 < design.open[5]
     assert bool((design.open.diff() <= 1e-6).all())
     assert design.size(None, 0.05).tokens == 6
-    assert design.size(0.25, 0.05) == SampleSize(12, round(float(design.open[12]), 6))
-    assert design.size(0.1, 0.05) is None, "five tokens leave a sixth kind open"
+    assert design.size(0.25, 0.05) == SampleSize(6, round(float(design.open[6]), 6))
+    assert design.size(0.2, 0.05) is None, "five tokens leave a sixth kind open"
     assert Design.of(torch.eye(8)).size(None, 0.4) is None
 
 

@@ -180,8 +180,9 @@ class SmallEngine:
         *,
         max_new_tokens: int = 1,
         logits_processor: Sequence[Any] = (),
+        stopping_criteria: Sequence[Any] = (),
     ) -> Answer:
-        start = sum(span.length for span in behind.shown)
+        start, asked = sum(span.length for span in behind.shown), len(ids)
         rows = [s.tensors.get("features", self.embedding[s.input_ids]) for s in spans]
         stop = start + sum(map(len, rows))
         for _ in range(max_new_tokens):
@@ -191,9 +192,11 @@ class SmallEngine:
                 process(ids[None], logits[-1:])
             ids = torch.cat([ids, logits[-1].argmax()[None]])
             positions = torch.cat([positions, positions[:, -1:] + 1], dim=1)
+            if any([bool(ends(ids[None], None).all()) for ends in stopping_criteria]):
+                break
         stops = list(itertools.accumulate([*map(len, rows), len(ids) - 1 - stop]))
         *kvs, tail = (kv_slice(kv, a, b) for a, b in zip([0, *stops], stops, strict=False))
-        return Answer(ids[None, -max_new_tokens:], tuple(kvs), tail, int(bool(spans)), time.perf_counter())
+        return Answer(ids[None, asked:], tuple(kvs), tail, int(bool(spans)), time.perf_counter())
 
     def recomputed(
         self, encoded: Encoded, positions: torch.Tensor, context: KV, held: KV, rows: torch.Tensor

@@ -208,8 +208,9 @@ def test_tool_calls_are_read_from_the_answer():
     text = (
         'ok <tool_call>\n{"name": "read", "arguments": {"path": "a"}}\n</tool_call><tool_call>no</tool_call>'
     )
-    (call,) = tool_calls(text)
+    rest, (call,) = tool_calls(text)
     assert call["function"] == {"name": "read", "arguments": {"path": "a"}}
+    assert rest == "ok<tool_call>no</tool_call>"  # what is none stays
 
 
 def test_a_backbone_without_a_processor_is_refused():

@@ -23,7 +23,7 @@ class Speaker(SmallEngine):
     """The small engine with a real tokenizer and its chat template."""
 
     def check_sampling(self, sampling: dict[str, Any]) -> None:
-        assert set(sampling) <= {"max_new_tokens", "logits_processor"}
+        assert set(sampling) <= {"max_new_tokens", "logits_processor", "stopping_criteria"}
 
     def question_ids(self, question: torch.Tensor, tail: str) -> torch.Tensor:
         return question

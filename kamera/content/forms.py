@@ -1,0 +1,239 @@
+"""Messages and tools in the forms of OpenAI's chat and responses and of Anthropic, as templates take them."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from PIL import Image
+
+from kamera.content.fields import Fields
+from kamera.errors import InvalidRequest, first_line, quote
+
+MOST_PIXELS = 40_000_000
+"""Pixels of a picture, at most."""
+
+FORMATS = ("PNG", "JPEG", "WEBP", "GIF")
+"""Formats of pictures."""
+
+Messages = list[dict[str, Any]]
+
+_CHAT = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
+_TEXTS = ("text", "input_text", "output_text")
+_NAME = re.compile(r"[A-Za-z0-9_.-]{1,128}")
+
+
+def chat_message(message: Fields) -> dict[str, Any]:
+    """A message of OpenAI's chat. Raises InvalidRequest, as all here."""
+    role = message.need("role", str)
+    if role not in _CHAT:
+        raise message.wrong("role", role, f"one of {', '.join(_CHAT)}")
+    made: dict[str, Any] = {"role": _CHAT[role], "content": ""}
+    calls = message.objects("tool_calls") if role == "assistant" else []
+    if "content" in message or not calls:
+        made["content"] = content_of(message, pictures=role in ("user", "tool"))
+    if role == "tool":
+        made["tool_call_id"] = message.need("tool_call_id", str)
+    for one in calls:
+        one.only(type="function")
+        function = one.inner("function")
+        made.setdefault("tool_calls", []).append(_call(function, "arguments", one.need("id", str)))
+        function.done()
+        one.done()
+    if role == "assistant":
+        message.only(annotations=[], refusal="")
+    message.done()
+    return made
+
+
+def response_items(items: list[Fields]) -> Messages:
+    """The messages of input items of OpenAI's responses; calls join the answer that they came with."""
+    made: Messages = []
+    for item in items:
+        kind = item.take("type", str, "message")
+        item.only(status="completed")
+        if kind == "message":
+            role = item.need("role", str)
+            if role not in _CHAT or role == "tool":
+                raise item.wrong("role", role, "user, assistant, system or developer")
+            made.append({"role": _CHAT[role], "content": content_of(item, pictures=role == "user")})
+        elif kind == "function_call":
+            if not made or made[-1]["role"] != "assistant":
+                made.append({"role": "assistant", "content": ""})
+            calls = made[-1].setdefault("tool_calls", [])
+            calls.append(_call(item, "arguments", item.need("call_id", str)))
+        elif kind == "function_call_output":
+            content = content_of(item, "output", pictures=True)
+            made.append({"role": "tool", "tool_call_id": item.need("call_id", str), "content": content})
+        else:
+            raise item.wrong("type", kind, "message, function_call or function_call_output")
+        item.take("id", str)
+        item.done()
+    return made
+
+
+def anthropic_messages(message: Fields) -> Messages:
+    """A message of Anthropic's: results of tools are messages of their own, before the rest."""
+    role = message.need("role", str)
+    if role not in ("user", "assistant"):
+        raise message.wrong("role", role, "user or assistant")
+    text = message.text("content")
+    blocks = [] if text is not None else message.objects("content", needed=True)
+    message.done()
+    items: list[dict[str, Any]] = [] if text is None else [{"type": "text", "text": text}]
+    calls: list[dict[str, Any]] = []
+    results: Messages = []
+    for block in blocks:
+        kind = block.need("type", str)
+        if kind == "tool_use" and role == "assistant":
+            calls.append(_call(block, "input", block.need("id", str)))
+            _end(block)
+        elif kind == "tool_result" and role == "user":
+            results.append(_result(block))
+        else:
+            items.append(_part(block, kind, role == "user"))
+    if role == "assistant":
+        return [{"role": role, "content": _joined(items), **({"tool_calls": calls} if calls else {})}]
+    return [*results, *([{"role": role, "content": _joined(items)}] if items or not results else [])]
+
+
+def content_of(message: Fields, name: str = "content", *, pictures: bool) -> str | list[dict[str, Any]]:
+    """A message's content: a text, or a list of parts; ``pictures`` may be among them."""
+    text = message.text(name)
+    if text is not None:
+        return text
+    parts = message.objects(name, needed=True)
+    return _joined([_part(part, part.need("type", str), pictures) for part in parts])
+
+
+def chat_tool(tool: Fields) -> dict[str, Any]:
+    """A function that the model may call, in the form of OpenAI's chat."""
+    tool.only(type="function")
+    made = tool_of(tool.inner("function"), "parameters")
+    tool.done()
+    return made
+
+
+def tool_of(function: Fields, parameters: str) -> dict[str, Any]:
+    """A function that the model may call; ``parameters`` names its schema's entry."""
+    name = function.need("name", str)
+    if not _NAME.fullmatch(name):
+        raise function.wrong("name", name, "letters, digits, _ and -")
+    said, schema = function.take("description", str), function.take(parameters, dict)
+    strict = function.take("strict", bool) or None
+    if strict:
+        _check_schema(schema or {}, function.place(parameters))
+    function.only(type=("function", "custom"))
+    _end(function)
+    given = {"name": name, "description": said, "parameters": schema, "strict": strict}
+    return {"type": "function", "function": {k: v for k, v in given.items() if v is not None}}
+
+
+def fits(call: Mapping[str, Any], tools: Sequence[Mapping[str, Any]]) -> bool:
+    """True unless the call's arguments do not fit the schema of a tool that is ``strict``."""
+    from jsonschema import Draft202012Validator
+
+    named = [tool["function"] for tool in tools if tool["function"]["name"] == call["function"]["name"]]
+    schemas = [function.get("parameters", {}) for function in named if function.get("strict")]
+    arguments = call["function"]["arguments"]
+    return all(Draft202012Validator(schema).is_valid(arguments) for schema in schemas)
+
+
+def _check_schema(schema: dict[str, Any], at: str) -> None:
+    from jsonschema import Draft202012Validator, SchemaError
+
+    try:
+        Draft202012Validator.check_schema(schema)
+    except SchemaError as error:
+        raise InvalidRequest(f"{at} is no JSON schema ({first_line(error)}): mend it", at) from None
+    if "$ref" in json.dumps(schema).replace('"$ref": "#', ""):
+        raise InvalidRequest(f"{at} refers to another schema: give it whole", at)  # nothing is fetched
+
+
+# -- parts -----------------------------------------------------------------------------------------
+
+
+def _joined(items: list[dict[str, Any]]) -> str | list[dict[str, Any]]:
+    """The content of parts: one text if they are all text, as some templates want it."""
+    if all(item["type"] == "text" for item in items):
+        return "".join(item["text"] for item in items)
+    return items
+
+
+def _part(part: Fields, kind: str, pictures: bool) -> dict[str, Any]:
+    if kind in _TEXTS:
+        item = {"type": "text", "text": part.take("text", str, "")}
+        part.only(annotations=[], logprobs=[], citations=[])
+    elif pictures and kind == "image_url":
+        item = _from_url(part.inner("image_url"), "url")
+    elif pictures and kind == "input_image":
+        item = _from_url(part, "image_url")
+    elif pictures and kind == "image":
+        source = part.inner("source")
+        source.only(type="base64", media_type=tuple(f"image/{name.lower()}" for name in FORMATS))
+        item = _picture(source.need("data", str), source.place("data"))
+        source.done()
+    else:
+        raise part.wrong("type", kind, "a text, or a picture in a message of the user or of a tool")
+    _end(part)
+    return item
+
+
+def _end(part: Fields) -> None:
+    """End a part; it may say that it be cached, as all is."""
+    mark = part.inner("cache_control", absent=True)
+    mark.only(type="ephemeral", ttl=("5m", "1h"))
+    mark.done()
+    part.done()
+
+
+def _from_url(holder: Fields, name: str) -> dict[str, Any]:
+    url, at = holder.need(name, str), holder.place(name)
+    holder.only(detail=("auto", "high"))
+    holder.done()
+    head, comma, body = url.partition(",")
+    if head[:5].lower() != "data:" or not comma or not head.lower().endswith(";base64"):
+        raise InvalidRequest(f"{at} is {quote(url)}: nothing is fetched, give a data: url in base64", at)
+    return _picture(body, at)
+
+
+def _picture(text: str, at: str) -> dict[str, Any]:
+    """The item of a picture's bytes; its size is known before it is decoded."""
+    try:
+        data = base64.b64decode(text, validate=True)
+        with Image.open(io.BytesIO(data), formats=FORMATS) as image:
+            pixels = image.width * image.height
+    except Image.DecompressionBombError:
+        pixels = MOST_PIXELS + 1
+    except (OSError, ValueError, SyntaxError, EOFError, KeyError, TypeError):
+        raise InvalidRequest(f"{at} is no picture in base64: give {', '.join(FORMATS)}", at) from None
+    if pixels > MOST_PIXELS:
+        raise InvalidRequest(f"{at} has more than {MOST_PIXELS} pixels: give a smaller picture", at)
+    return {"type": "image", "image": data}
+
+
+def _call(holder: Fields, name: str, made: str) -> dict[str, Any]:
+    """A call in a history; its arguments are an object, or the JSON of one in a text."""
+    text, at = holder.text(name), holder.place(name)
+    try:
+        held = holder.take(name, dict, {}) if text is None else json.loads(text or "{}")
+    except (ValueError, RecursionError):
+        held = None
+    if not isinstance(held, dict):
+        raise InvalidRequest(f"{at} is {quote(text)}: give a JSON object", at)
+    return {"id": made, "type": "function", "function": {"name": holder.need("name", str), "arguments": held}}
+
+
+def _result(block: Fields) -> dict[str, Any]:
+    """A tool's result; templates have no place for a failure, so its text says so."""
+    content = content_of(block, pictures=True) if "content" in block else ""
+    if block.take("is_error", bool, False):
+        said = {"type": "text", "text": "Error: "}
+        content = f"Error: {content}" if isinstance(content, str) else [said, *content]
+    made = {"role": "tool", "tool_call_id": block.need("tool_use_id", str), "content": content}
+    _end(block)
+    return made

@@ -1,0 +1,213 @@
+"""The application: routes, keys, limits, and answers that end when nobody listens any more."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
+import anyio
+from sse_starlette import EventSourceResponse, ServerSentEvent
+from sse_starlette.sse import AppStatus
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.routing import Route
+from starlette.types import Lifespan
+
+from kamera.content import Fields, json_object
+from kamera.errors import KameraError, quote
+from kamera.serve.asked import Said
+from kamera.serve.chat import Chat
+from kamera.serve.dialect import Dialect
+from kamera.serve.keys import Keys
+from kamera.serve.messages import Messages
+from kamera.serve.refusal import Refusal, refusal_of
+from kamera.serve.responses import Responses
+from kamera.serve.service import Answer, Count, Service
+from kamera.serve.worker import Job, Worker
+from kamera.sessions import Branches
+
+MOST_BYTES = 32 << 20
+"""Bytes of a request's body, at most."""
+
+WAITING = 64
+"""Requests that may wait for the model."""
+
+KEPT = 4096
+"""Turns that are kept for ``previous_response_id``, the last used ones."""
+
+READING = 60
+"""Seconds in which a request must have come."""
+
+
+class Front:
+    """The routes before a service; ``names`` are those of its model."""
+
+    def __init__(self, service: Service, keys: Keys, names: Sequence[str], *, waiting: int = WAITING) -> None:
+        self.service = service
+        self.worker = Worker(waiting)
+        self._keys, self._names = keys, tuple(names)
+        self._turns = Branches(KEPT)
+        self._started = int(time.time())
+        self._refused = 0
+
+    def close(self) -> str:
+        """Finish what runs and waits, save, and say so."""
+        self.worker.close()
+        try:
+            kept = self.service.close()
+        except KameraError as error:
+            return f"stopped after {self.worker.done} requests; not all is saved: {error}"
+        store = self.service.store
+        where = "nothing kept" if store is None else f"{kept} sessions saved in {store}"
+        return f"stopped after {self.worker.done} requests, {where}"
+
+    def app(self, life: Lifespan[Starlette] | None = None) -> Starlette:
+        """The application."""
+        AppStatus.disable_automatic_graceful_drain()  # a stopping server finishes its streams
+        return Starlette(
+            lifespan=life,
+            routes=[
+                Route("/v1/chat/completions", self.answer, methods=["POST"]),
+                Route("/v1/messages", self.answer, methods=["POST"]),
+                Route("/v1/messages/count_tokens", self.count, methods=["POST"]),
+                Route("/v1/responses", self.answer, methods=["POST"]),
+                Route("/v1/responses/{name}", self.response, methods=["GET", "DELETE"]),
+                Route("/v1/models", self.models),
+                Route("/v1/models/{name:path}", self.models),
+                Route("/health", self.health),
+                Route("/metrics", self.metrics),
+            ],
+            exception_handlers=dict.fromkeys((Refusal, HTTPException, KameraError, Exception), self._refuse),
+        )
+
+    # -- routes --------------------------------------------------------------------------------
+
+    async def answer(self, request: Request) -> Response:
+        """An answer, in the words of the API whose path it is."""
+        tenant, body, session = await self._read(request)
+        if request.url.path.endswith("/responses"):
+            return await self._answer(request, tenant, Responses(body, session, self._turns, tenant))
+        kind = Messages if request.url.path.endswith("/messages") else Chat
+        return await self._answer(request, tenant, kind(body, session))
+
+    async def response(self, request: Request) -> Response:
+        """A kept response, or its deletion."""
+        tenant, name = self._keys.tenant(request), request.path_params["name"]
+        if request.method != "DELETE":
+            return JSONResponse(self._turns.turn(tenant, name).note)
+        self._turns.leave(tenant, name)
+        return JSONResponse({"id": name, "object": "response", "deleted": True})
+
+    async def count(self, request: Request) -> Response:
+        """Tokens of a message's prompt."""
+        tenant, body, session = await self._read(request)
+        dialect = Messages(body, session, counts=True)
+        self._check_model(dialect.model)
+        heard = await self._heard(request, tenant, Count(self.service, tenant, dialect.asked), whole=True)
+        return JSONResponse({"input_tokens": heard[0]})
+
+    async def models(self, request: Request) -> Response:
+        """The names of the model."""
+        self._keys.tenant(request)
+        head = {"object": "model", "created": self._started, "owned_by": "kamera"}
+        if (name := request.path_params.get("name")) is not None:
+            self._check_model(name)
+            return JSONResponse({"id": name, **head})
+        return JSONResponse({"object": "list", "data": [{"id": name, **head} for name in self._names]})
+
+    async def health(self, request: Request) -> Response:
+        """That the server is there, and how many requests wait."""
+        return JSONResponse({"status": "ok", "waiting": self.worker.waiting})
+
+    async def metrics(self, request: Request) -> Response:
+        """Counts for Prometheus."""
+        self._keys.tenant(request)
+        counts = {**self.service.counts(), "waiting": self.worker.waiting}
+        counts |= {"answered": self.worker.done, "refused": self._refused}
+        return PlainTextResponse("".join(f"kamera_{name} {count}\n" for name, count in counts.items()))
+
+    # -- inside --------------------------------------------------------------------------------
+
+    async def _read(self, request: Request) -> tuple[str, Fields, str | None]:
+        """Tenant, body and session's id of a request."""
+        tenant = self._keys.tenant(request)
+        kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+        if kind != "application/json":  # a page of another origin cannot send it unasked
+            raise Refusal(415, f"content-type {quote(kind)}: send application/json")
+        data = bytearray()
+        try:
+            with anyio.fail_after(READING):
+                async for chunk in request.stream():
+                    data += chunk
+                    if len(data) > MOST_BYTES:
+                        raise Refusal(413, f"the body has more than {MOST_BYTES >> 20} MiB: send less")
+        except TimeoutError:
+            raise Refusal(408, f"the body did not come within {READING} s: send it faster") from None
+        return tenant, Fields(json_object(bytes(data))), request.headers.get("x-session-id")
+
+    def _check_model(self, name: str) -> None:
+        if name not in self._names:
+            message = f"no model {quote(name)} here: ask {', '.join(self._names)}"
+            raise Refusal(404, message, "model", "model_not_found")
+
+    async def _heard(self, request: Request, tenant: str, job: Job[Any], whole: bool) -> Any:
+        """Submit a job; its result, or the first that is heard of it. A client that goes away cancels it."""
+        self.worker.submit(tenant, job)
+        watch = asyncio.create_task(self._watch(request, job))
+        try:
+            heard = await job.next()
+            while whole and isinstance(heard, str):
+                heard = await job.next()
+            return heard
+        except BaseException:
+            job.cancel()
+            raise
+        finally:
+            watch.cancel()
+
+    async def _watch(self, request: Request, job: Job[Any]) -> None:
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
+        job.cancel()
+
+    async def _answer(self, request: Request, tenant: str, dialect: Dialect) -> Response:
+        self._check_model(dialect.model)
+        job = Answer(self.service, tenant, dialect.asked)
+        # what fails before the first text has a status of its own
+        heard = await self._heard(request, tenant, job, whole=not dialect.asked.stream)
+        if not dialect.asked.stream:
+            return JSONResponse(dialect.whole(heard[0]))
+
+        events = self._events(job, dialect, heard)
+        return EventSourceResponse(events, client_close_handler_callable=job.leave)
+
+    async def _events(
+        self, job: Answer, dialect: Dialect, heard: str | tuple[Said]
+    ) -> AsyncIterator[ServerSentEvent]:
+        """The events of an answer, from what was heard first."""
+        try:
+            for event in dialect.opening():
+                yield event
+            while isinstance(heard, str):
+                for event in dialect.piece(heard):
+                    yield event
+                heard = await job.next()
+            for event in dialect.closing(heard[0]):
+                yield event
+        except Refusal as refusal:
+            for event in dialect.failing(refusal):
+                yield event
+        finally:
+            job.cancel()
+
+    async def _refuse(self, request: Request, error: Exception) -> Response:
+        self._refused += 1
+        if isinstance(error, HTTPException):
+            error = Refusal(error.status_code, f"{request.method} {request.url.path[:80]}: {error.detail}")
+        refusal = refusal_of(error)
+        made = refusal.anthropic() if request.url.path.startswith("/v1/messages") else refusal.openai()
+        return JSONResponse(made, refusal.status, refusal.headers)

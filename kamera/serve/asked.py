@@ -1,0 +1,95 @@
+"""What is asked, whatever API it came by, and what was said."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from kamera.content import Fields, Message
+from kamera.edits import Clearing
+from kamera.sessions import Turn
+from kamera.window import GUARANTEES, Guarantee
+
+_ID = 256  # characters
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A request. What is None is left to the model's own settings.
+
+    ``minimum`` is the least guarantee that may be served, ``session`` the id of its conversation, ``hint`` a
+    name that its client gives to some of its conversations.
+    """
+
+    messages: list[Message]
+    tools: tuple[dict[str, Any], ...] = ()
+    max_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    seed: int | None = None
+    stop: tuple[str, ...] = ()
+    stream: bool = False
+    minimum: Guarantee | None = None
+    session: str | None = None
+    hint: str = ""
+    clearing: Clearing | None = None
+
+
+@dataclass(frozen=True)
+class Said:
+    """An answer: text outside of calls, the calls, the stop string that ended it, and the applied edit."""
+
+    turn: Turn
+    content: str
+    calls: tuple[dict[str, Any], ...]
+    stopped: str | None
+    cleared: dict[str, Any] | None
+
+    @property
+    def message(self) -> dict[str, Any]:
+        """The answer in a history, as a client would send it back."""
+        calls = {"tool_calls": list(self.calls)} if self.calls else {}
+        return {"role": "assistant", "content": self.content, **calls}
+
+    @property
+    def kamera(self) -> dict[str, Any]:
+        """What the prompt's KV was worth, and where it came from, in tokens."""
+        report = self.turn.report
+        counts = {name: getattr(report, name) for name in ("kept", "turned", "patched", "prefilled", "left")}
+        names = {"session_id": self.turn.session_id, "turn_id": self.turn.turn_id}
+        return {"guarantee": report.guarantee, "mode": report.mode, **names, **counts}
+
+
+def arguments_of(call: dict[str, Any]) -> str:
+    """A call's arguments as OpenAI sends them: JSON in a text."""
+    held = call["function"]["arguments"]
+    return held if isinstance(held, str) else json.dumps(held, ensure_ascii=False)
+
+
+def common(body: Fields, header: str | None) -> dict[str, Any]:
+    """What all APIs share: ``kamera`` (the least guarantee, a session's id), ``session_id``, ``stream``."""
+    own = body.inner("kamera", absent=True)
+    minimum, named = own.take("minimum", str), own.take("session_id", str)
+    own.done()
+    if minimum is not None and minimum not in GUARANTEES:
+        raise own.wrong("minimum", minimum, f"one of {', '.join(GUARANTEES)}")
+    session = named or body.take("session_id", str) or header
+    if session is not None and not (session.isprintable() and len(session) <= _ID):
+        raise body.wrong("session_id", session, f"up to {_ID} printable characters")
+    return {"minimum": minimum, "session": session or None, "stream": body.take("stream", bool, False)}
+
+
+def hint_of(body: Fields) -> str:
+    """What a client calls this conversation, or its user."""
+    names = ("prompt_cache_key", "user", "safety_identifier")
+    return "\0".join(body.take(name, str, "") for name in names)
+
+
+def chosen(body: Fields, tools: list[dict[str, Any]]) -> tuple[dict[str, Any], ...]:
+    """The tools of a request; none under ``tool_choice`` "none"."""
+    choice = body.take("tool_choice", str, "auto")
+    if choice not in ("auto", "none"):
+        raise body.wrong("tool_choice", choice, '"auto" or "none": no call can be forced')
+    return () if choice == "none" else tuple(tools)

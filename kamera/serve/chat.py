@@ -1,0 +1,86 @@
+"""``/v1/chat/completions``: OpenAI's chat, read and written."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sse_starlette import ServerSentEvent
+
+from kamera.content import Fields, chat_message, chat_tool
+from kamera.serve.asked import Asked, Said, arguments_of, chosen, common, hint_of
+from kamera.serve.dialect import Dialect, Events, event
+
+
+class Chat(Dialect):
+    """A chat completion."""
+
+    prefix = "chatcmpl-"
+
+    def __init__(self, body: Fields, session: str | None = None) -> None:
+        options = body.inner("stream_options", absent=True)
+        self._with_usage = options.take("include_usage", bool, False)
+        options.only(include_obfuscation=False)
+        options.done()
+        tokens = [body.count(name) for name in ("max_completion_tokens", "max_tokens")]
+        asked = Asked(
+            messages=[chat_message(m) for m in body.objects("messages", needed=True)],
+            tools=chosen(body, [chat_tool(t) for t in body.objects("tools")]),
+            max_tokens=tokens[1] if tokens[0] is None else tokens[0],
+            temperature=body.number("temperature", 0, 2),
+            top_p=body.number("top_p", 0, 1),
+            top_k=body.count("top_k", 0),
+            seed=body.count("seed", -(2**63), 2**63 - 1),
+            stop=body.texts("stop", 16),
+            hint=hint_of(body),
+            **common(body, session),
+        )
+        body.only(n=1, logit_bias={}, logprobs=False, frequency_penalty=(0, 0.0), presence_penalty=(0, 0.0))
+        body.only(response_format={"type": "text"}, modalities=["text"], store=False, metadata={})
+        body.only(parallel_tool_calls=True, service_tier=("auto", "default"))
+        super().__init__(body, asked)
+
+    def whole(self, said: Said) -> dict[str, Any]:
+        """A ``chat.completion``."""
+        calls = [_call(c) for c in said.calls]
+        message: dict[str, Any] = {"role": "assistant", "content": said.content or (None if calls else "")}
+        message |= {"refusal": None} | ({"tool_calls": calls} if calls else {})
+        choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": _reason(said)}
+        return {**self._head(""), "choices": [choice], "usage": _usage(said), "kamera": said.kamera}
+
+    def opening(self) -> Events:
+        """The role."""
+        return [self._chunk({"role": "assistant", "content": ""})]
+
+    def piece(self, text: str) -> Events:
+        """A delta."""
+        return [self._chunk({"content": text})]
+
+    def closing(self, said: Said) -> Events:
+        """Calls, the reason, and the usage if it was asked for."""
+        calls = [self._chunk({"tool_calls": [{"index": i, **_call(c)}]}) for i, c in enumerate(said.calls)]
+        last = [self._chunk({}, _reason(said), kamera=said.kamera)]
+        usage = [self._chunk(None, usage=_usage(said), kamera=said.kamera)] if self._with_usage else []
+        return [*calls, *last, *usage, ServerSentEvent("[DONE]")]
+
+    def _head(self, of: str) -> dict[str, Any]:
+        kind = f"chat.completion{of}"
+        return {"id": self.id, "object": kind, "created": self.created, "model": self.model}
+
+    def _chunk(self, delta: dict[str, Any] | None, reason: str | None = None, **more: Any) -> ServerSentEvent:
+        choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": reason}
+        return event({**self._head(".chunk"), "choices": [] if delta is None else [choice], **more})
+
+
+def _call(made: dict[str, Any]) -> dict[str, Any]:
+    function = {"name": made["function"]["name"], "arguments": arguments_of(made)}
+    return {"id": made["id"], "type": "function", "function": function}
+
+
+def _reason(said: Said) -> str:
+    return "tool_calls" if said.calls else said.turn.finish_reason
+
+
+def _usage(said: Said) -> dict[str, Any]:
+    prompt, cached, completion = said.turn.usage
+    counts = {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
+    return {**counts, "prompt_tokens_details": {"cached_tokens": cached}}

@@ -1,0 +1,131 @@
+"""``/v1/messages``: Anthropic's messages, read and written."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sse_starlette import ServerSentEvent
+
+from kamera.content import Fields, anthropic_messages, content_of, tool_of
+from kamera.edits import clearing_of
+from kamera.errors import InvalidRequest
+from kamera.serve.asked import Asked, Said, arguments_of, common
+from kamera.serve.dialect import Dialect, Events, event
+from kamera.serve.refusal import Refusal
+
+
+class Messages(Dialect):
+    """A message; with ``counts`` a request whose tokens are only counted."""
+
+    prefix = "msg_"
+
+    def __init__(self, body: Fields, session: str | None = None, *, counts: bool = False) -> None:
+        system: list[dict[str, Any]] = []
+        if "system" in body:
+            system = [{"role": "system", "content": content_of(body, "system", pictures=False)}]
+        messages = [made for m in body.objects("messages", needed=True) for made in anthropic_messages(m)]
+        user = body.inner("metadata", absent=True)
+        asked = Asked(
+            messages=[*system, *messages],
+            tools=_tools(body),
+            max_tokens=body.count("max_tokens"),
+            temperature=body.number("temperature", 0, 1),
+            top_p=body.number("top_p", 0, 1),
+            top_k=body.count("top_k", 0),
+            stop=body.texts("stop_sequences", 16),
+            hint=user.take("user_id", str, ""),
+            clearing=clearing_of(body.inner("context_management", absent=True)),
+            **common(body, session),
+        )
+        user.done()
+        body.only(thinking={"type": "disabled"}, service_tier=("auto", "standard_only"))
+        super().__init__(body, asked)
+        if asked.max_tokens is None and not counts:
+            raise InvalidRequest("max_tokens is missing: give a whole number", "max_tokens")
+        self._blocks = 0
+        self._open = False  # the text, which is the first block
+
+    def whole(self, said: Said) -> dict[str, Any]:
+        """A ``message``."""
+        text = [{"type": "text", "text": said.content}] if said.content or not said.calls else []
+        uses = [{**_use(c), "input": c["function"]["arguments"]} for c in said.calls]
+        return {**self._head([*text, *uses], _usage(said)), **_end(said), **_extra(said)}
+
+    def opening(self) -> Events:
+        """The message without content; its usage comes at the end."""
+        head = self._head([], {"input_tokens": 0, "output_tokens": 0})
+        return [_event("message_start", message={**head, "stop_reason": None, "stop_sequence": None})]
+
+    def piece(self, text: str) -> Events:
+        """A delta, in a block that begins with the first one."""
+        opened = [] if self._open else [self._begun({"type": "text", "text": ""})]
+        self._open = True
+        return [*opened, _event("content_block_delta", index=0, delta={"type": "text_delta", "text": text})]
+
+    def closing(self, said: Said) -> Events:
+        """The end of the text, the calls, the reason and the usage."""
+        events = self.piece("") if not self._open and not said.calls else []
+        if self._open:
+            events.append(_event("content_block_stop", index=0))
+        for made in said.calls:
+            delta = {"type": "input_json_delta", "partial_json": arguments_of(made)}
+            events.append(self._begun({**_use(made), "input": {}}))
+            events.append(_event("content_block_delta", index=self._blocks - 1, delta=delta))
+            events.append(_event("content_block_stop", index=self._blocks - 1))
+        events.append(_event("message_delta", delta=_end(said), usage=_usage(said), **_extra(said)))
+        return [*events, _event("message_stop")]
+
+    def failing(self, refusal: Refusal) -> Events:
+        """As `Dialect.failing`."""
+        return [event(refusal.anthropic())]
+
+    def _head(self, content: list[dict[str, Any]], usage: dict[str, Any]) -> dict[str, Any]:
+        head = {"id": self.id, "type": "message", "role": "assistant", "model": self.model}
+        return {**head, "content": content, "usage": usage}
+
+    def _begun(self, block: dict[str, Any]) -> ServerSentEvent:
+        self._blocks += 1
+        return _event("content_block_start", index=self._blocks - 1, content_block=block)
+
+
+# -- reading ---------------------------------------------------------------------------------------
+
+
+def _tools(body: Fields) -> tuple[dict[str, Any], ...]:
+    found = tuple(tool_of(one, "input_schema") for one in body.objects("tools"))
+    choice = body.inner("tool_choice", absent=True)
+    kind = choice.take("type", str, "auto")
+    if kind not in ("auto", "none"):
+        raise choice.wrong("type", kind, '"auto" or "none": no call can be forced')
+    choice.only(disable_parallel_tool_use=False)
+    choice.done()
+    return () if kind == "none" else found
+
+
+# -- writing ---------------------------------------------------------------------------------------
+
+
+def _event(kind: str, **data: Any) -> ServerSentEvent:
+    return event({"type": kind, **data})
+
+
+def _use(made: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "tool_use", "id": made["id"], "name": made["function"]["name"]}
+
+
+def _end(said: Said) -> dict[str, Any]:
+    reason = {"stop": "end_turn", "length": "max_tokens"}[said.turn.finish_reason]
+    reason = "tool_use" if said.calls else "stop_sequence" if said.stopped else reason
+    return {"stop_reason": reason, "stop_sequence": said.stopped}
+
+
+def _usage(said: Said) -> dict[str, Any]:
+    prompt, cached, completion = said.turn.usage
+    counts = {"input_tokens": prompt - cached, "output_tokens": completion, "cache_read_input_tokens": cached}
+    return {**counts, "cache_creation_input_tokens": 0}
+
+
+def _extra(said: Said) -> dict[str, Any]:
+    """What was cleared, and the guarantee."""
+    applied = [] if said.cleared is None else [said.cleared]
+    return {"context_management": {"applied_edits": applied}, "kamera": said.kamera}

@@ -1,0 +1,66 @@
+"""A request that is not answered: an HTTP status, and one line that names what, which value, what to do."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from kamera import errors
+
+logger = logging.getLogger(__name__)
+
+_STATUS: dict[type[Exception], int] = {
+    errors.SessionConflict: 409,
+    errors.UnknownSession: 404,
+    errors.StoreFull: 507,
+    errors.RemoteUnavailable: 503,
+    errors.WindowFull: 400,
+}
+_TYPES = {
+    401: "authentication_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+}
+
+
+class Refusal(Exception):
+    """An error for the client; ``place`` is the field's, ``wait`` seconds after which to try again."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        place: str | None = None,
+        code: str | None = None,
+        wait: int | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status, self.message, self.place, self.code = status, message, place, code
+        self.headers = {} if wait is None else {"retry-after": str(wait)}
+        self.type = _TYPES.get(status, "invalid_request_error" if status < 500 else "api_error")
+
+    def openai(self) -> dict[str, Any]:
+        """The body in OpenAI's form."""
+        held = {"message": self.message, "type": self.type, "param": self.place, "code": self.code}
+        return {"error": held}
+
+    def anthropic(self) -> dict[str, Any]:
+        """The body in Anthropic's form."""
+        return {"type": "error", "error": {"type": self.type, "message": self.message}}
+
+
+def refusal_of(error: BaseException) -> Refusal:
+    """What a client is told of an error; of one that is no refusal only that it happened."""
+    if isinstance(error, Refusal):
+        return error
+    line = " ".join(str(error).split())
+    found = [status for kind, status in _STATUS.items() if isinstance(error, kind)]
+    if found or isinstance(error, ValueError):  # a caller's mistake by house rule, most refusals among them
+        place = error.place if isinstance(error, errors.InvalidRequest) else None
+        code = "context_length_exceeded" if isinstance(error, errors.WindowFull) else None
+        return Refusal(next(iter(found), 400), line, place, code)
+    logger.error("a request failed", exc_info=error)
+    return Refusal(
+        500, f"{line}" if isinstance(error, errors.KameraError) else "the server failed on this request"
+    )

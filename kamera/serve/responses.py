@@ -1,0 +1,142 @@
+"""``/v1/responses``: OpenAI's responses, whose turns are kept, continued and deleted by id."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sse_starlette import ServerSentEvent
+
+from kamera.content import Fields, Message, response_items, tool_of
+from kamera.errors import InvalidRequest, UnknownSession
+from kamera.serve.asked import Asked, Said, arguments_of, chosen, common, hint_of
+from kamera.serve.dialect import Dialect, Events, event
+from kamera.serve.refusal import Refusal
+from kamera.sessions import Branches, History, Kept
+
+
+class Responses(Dialect):
+    """A response."""
+
+    prefix = "resp_"
+
+    def __init__(self, body: Fields, session: str | None, turns: Branches, tenant: str) -> None:
+        self._turns, self._tenant = turns, tenant
+        self._before = body.take("previous_response_id", str)
+        self._kept = body.take("store", bool, True)
+        text, instructions = body.text("input"), body.take("instructions", str)
+        self._new: list[Message] = [{"role": "user", "content": text}]
+        if text is None:
+            self._new = [*response_items(body.objects("input", needed=True))]
+        try:
+            before = History([], None) if self._before is None else turns.history(tenant, self._before)
+        except UnknownSession as error:
+            raise InvalidRequest(str(error), "previous_response_id") from None
+        system = [] if instructions is None else [{"role": "system", "content": instructions}]
+        shared = common(body, session)
+        asked = Asked(
+            messages=[*system, *before.messages, *self._new],
+            tools=chosen(body, [tool_of(t, "parameters") for t in body.objects("tools")]),
+            max_tokens=body.count("max_output_tokens"),
+            temperature=body.number("temperature", 0, 2),
+            top_p=body.number("top_p", 0, 1),
+            hint=hint_of(body),
+            **{**shared, "session": shared["session"] or before.session},
+        )
+        self._echo = {"instructions": instructions, "metadata": body.take("metadata", dict, {})}
+        body.only(
+            parallel_tool_calls=True, truncation="disabled", background=False, include=[], top_logprobs=0
+        )
+        body.only(text={"format": {"type": "text"}}, reasoning={}, service_tier=("auto", "default"))
+        super().__init__(body, asked)
+        self._sent = 0
+        self._item = self.id.replace("resp", "msg")
+
+    def whole(self, said: Said) -> dict[str, Any]:
+        """A ``response``; it is kept, unless the request said not to."""
+        prompt, cached, completion = said.turn.usage
+        usage: dict[str, Any] = {"input_tokens": prompt, "input_tokens_details": {"cached_tokens": cached}}
+        usage |= {"output_tokens": completion, "output_tokens_details": {"reasoning_tokens": 0}}
+        usage["total_tokens"] = prompt + completion
+        cut = said.turn.finish_reason == "length"
+        output = [self._message([_part(said.content)]), *map(_call, said.calls)]
+        document = self._document("incomplete" if cut else "completed", output)
+        document |= {"incomplete_details": {"reason": "max_output_tokens"} if cut else None}
+        document |= {"usage": usage, "kamera": said.kamera}
+        if self._kept:
+            turn = Kept(self._before, said.turn.session_id, (*self._new, said.message), document)
+            self._turns.keep(self._tenant, self.id, turn)
+        return document
+
+    def opening(self) -> Events:
+        """The response and its message, both empty."""
+        document = self._document("in_progress", [])
+        message = {**self._message([]), "status": "in_progress"}
+        return [
+            self._event("created", response=document),
+            self._event("in_progress", response=document),
+            self._event("output_item.added", output_index=0, item=message),
+            self._event("content_part.added", **self._place, part=_part("")),
+        ]
+
+    def piece(self, text: str) -> Events:
+        """A delta."""
+        return [self._event("output_text.delta", **self._place, delta=text, logprobs=[])]
+
+    def closing(self, said: Said) -> Events:
+        """The end of the message, the calls, and the whole response."""
+        whole = self.whole(said)
+        message, *calls = whole["output"]
+        events = [
+            self._event("output_text.done", **self._place, text=said.content, logprobs=[]),
+            self._event("content_part.done", **self._place, part=_part(said.content)),
+            self._event("output_item.done", output_index=0, item=message),
+        ]
+        for index, item in enumerate(calls, start=1):
+            place = {"output_index": index, "item_id": item["id"]}
+            added, text = {**item, "arguments": "", "status": "in_progress"}, item["arguments"]
+            events += [
+                self._event("output_item.added", output_index=index, item=added),
+                self._event("function_call_arguments.delta", **place, delta=text),
+                self._event("function_call_arguments.done", **place, arguments=text, name=item["name"]),
+                self._event("output_item.done", output_index=index, item=item),
+            ]
+        return [*events, self._event(whole["status"], response=whole)]
+
+    def failing(self, refusal: Refusal) -> Events:
+        """As `Dialect.failing`."""
+        error = {"code": refusal.type, "message": refusal.message}
+        return [self._event("failed", response={**self._document("failed", []), "error": error})]
+
+    @property
+    def _place(self) -> dict[str, Any]:
+        return {"item_id": self._item, "output_index": 0, "content_index": 0}
+
+    def _event(self, kind: str, **data: Any) -> ServerSentEvent:
+        self._sent += 1
+        return event({"type": f"response.{kind}", "sequence_number": self._sent - 1, **data})
+
+    def _message(self, content: list[dict[str, Any]]) -> dict[str, Any]:
+        made = {"id": self._item, "type": "message", "role": "assistant", "status": "completed"}
+        return {**made, "content": content}
+
+    def _document(self, status: str, output: list[dict[str, Any]]) -> dict[str, Any]:
+        asked = self.asked
+        head = {"id": self.id, "object": "response", "created_at": self.created, "status": status}
+        given = {
+            "max_output_tokens": asked.max_tokens,
+            "temperature": asked.temperature,
+            "top_p": asked.top_p,
+        }
+        tools = [{"type": "function", "strict": False, **tool["function"]} for tool in asked.tools]
+        said = {"model": self.model, "output": output, "error": None, "previous_response_id": self._before}
+        fixed = {"parallel_tool_calls": True, "tool_choice": "auto", "truncation": "disabled"}
+        return {**head, **said, **given, **fixed, **self._echo, "tools": tools, "store": self._kept}
+
+
+def _part(text: str) -> dict[str, Any]:
+    return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+
+
+def _call(made: dict[str, Any]) -> dict[str, Any]:
+    head = {"type": "function_call", "id": made["id"].replace("call", "fc"), "call_id": made["id"]}
+    return {**head, "name": made["function"]["name"], "arguments": arguments_of(made), "status": "completed"}

@@ -1,0 +1,159 @@
+"""The model behind the APIs: pools of sessions, by the least guarantee that a request accepts."""
+
+from __future__ import annotations
+
+import secrets
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from kamera.content import Conversations, fits
+from kamera.edits import Cleared
+from kamera.engines.hf import Backbone
+from kamera.patches import at_least
+from kamera.serve.asked import Asked, Said
+from kamera.serve.worker import Job
+from kamera.sessions import CALL, SessionMode, SessionPool, Stream
+from kamera.store import ChunkStore
+from kamera.window import Guarantee, ReusePolicy
+
+ANSWER = 1024
+"""Tokens of an answer, at most, where neither the request nor the model says."""
+
+
+class Service:
+    """One backbone for many tenants, to be used by one thread.
+
+    ``store`` is a directory of chunks, with the sessions in it; None keeps all in memory. ``max_bytes``
+    bounds the sessions in memory. Requests for more than ``policy`` and ``mode`` serve are answered by a
+    pool of their own, which serves exact KV only, and takes half of the bytes.
+    """
+
+    def __init__(
+        self,
+        backbone: Backbone,
+        policy: ReusePolicy,
+        *,
+        mode: SessionMode = "auto",
+        store: Path | None = None,
+        max_bytes: int | None = None,
+    ) -> None:
+        self.backbone, self.store = backbone, store
+        self._least: Guarantee = "near" if mode == "amortize" else policy.minimum
+        self._conversations = Conversations(backbone.processor)
+        self._stores: dict[str, ChunkStore] = {}
+        policies = {"": policy} | ({} if self._least == "exact" else {"-exact": ReusePolicy.exact()})
+        share = None if max_bytes is None else max(1, max_bytes // len(policies))
+        self._pools = {
+            name: SessionPool(
+                backbone,
+                self._store_of,
+                policy=chosen,
+                mode="auto" if name else mode,
+                max_bytes=share,
+                save=None if store is None else store / f"sessions{name}",
+            )
+            for name, chosen in policies.items()
+        }
+
+    def answer(self, asked: Asked, tenant: str, stream: Stream) -> Said:
+        """Answer a request; ``stream`` is told. Raises the errors of `SessionPool.send`."""
+        cleared = self._cleared(asked)
+        enough = asked.minimum is None or at_least(self._least, asked.minimum)
+        tools = asked.tools or None
+        options = {"tools": tools, "stream": stream, "hint": asked.hint, **self._options(asked)}
+        pool = self._pools["" if enough else "-exact"]
+        turn = pool.send(cleared.messages, asked.session, tenant, **options)
+        called = tools and all(fits(call, tools) for call in turn.tool_calls)  # else calls are text
+        content, calls = (turn.content, turn.tool_calls) if called else (turn.text, ())
+        return Said(turn, content, calls, stream.stopped, cleared.applied)
+
+    def count(self, asked: Asked) -> int:
+        """Tokens of a request's prompt."""
+        messages = self._cleared(asked).messages
+        return self._conversations.render(messages, tools=asked.tools or None).num_tokens
+
+    def counts(self) -> dict[str, int]:
+        """Counts of all pools since the start, and their sessions now."""
+        pools = [pool.metrics() for pool in self._pools.values()]
+        counted = {f.name: sum(getattr(m, f.name) for m in pools) for f in fields(pools[0])}
+        return {**counted, "sessions": sum(map(len, self._pools.values()))}
+
+    def close(self) -> int:
+        """Complete later work and saves; the number of saved sessions. Raises as `SessionPool.flush`."""
+        try:
+            for pool in self._pools.values():
+                pool.flush()
+            return sum(len(pool.saved(t)) for pool in self._pools.values() for t in self._stores)
+        finally:
+            for store in self._stores.values():
+                store.close()
+
+    # -- inside --------------------------------------------------------------------------------
+
+    def _store_of(self, tenant: str) -> ChunkStore:
+        if tenant not in self._stores:
+            self._stores[tenant] = ChunkStore.open(self.store or "memory://", tenant=tenant)
+        return self._stores[tenant]
+
+    def _cleared(self, asked: Asked) -> Cleared:
+        """The messages after the request's own edit."""
+        if asked.clearing is None:
+            return Cleared(asked.messages)
+        return asked.clearing.applied(asked.messages, self._conversations, asked.tools or None)
+
+    def _options(self, asked: Asked) -> dict[str, Any]:
+        """Options of ``generate``. Each request draws from a seed of its own."""
+        config = self.backbone.model.generation_config
+        tokens = asked.max_tokens or config.max_new_tokens or ANSWER
+        options = {"max_new_tokens": min(tokens, self.backbone.limits.trained or tokens)}
+        default = (config.temperature or 1.0) if config.do_sample else 0.0
+        temperature = default if asked.temperature is None else asked.temperature
+        if temperature == 0:
+            return {**options, "do_sample": False}
+        drawn = {
+            "temperature": temperature,
+            "top_p": config.top_p if asked.top_p is None else asked.top_p,
+            "top_k": config.top_k if asked.top_k is None else asked.top_k,
+        }
+        return {**options, **drawn, "seed": secrets.randbits(62) if asked.seed is None else asked.seed}
+
+
+class _Telling(Stream):
+    """An answer's stream that tells a job."""
+
+    def __init__(self, job: Job[Said], asked: Asked) -> None:
+        super().__init__(asked.stop, CALL if asked.tools else "")
+        self._job = job
+
+    def tell(self, text: str) -> None:
+        self._job.tell(text)
+
+
+@dataclass(eq=False)
+class Answer(Job[Said]):
+    """A request that is to be answered."""
+
+    service: Service
+    tenant: str
+    asked: Asked
+
+    def work(self) -> Said:
+        """The answer; all of its content has been told then."""
+        stream = _Telling(self, self.asked)
+        said = self.service.answer(self.asked, self.tenant, stream)
+        self.tell(said.content[stream.told :])
+        return said
+
+
+@dataclass(eq=False)
+class Count(Job[int]):
+    """A request that is to be counted."""
+
+    service: Service
+    tenant: str
+    asked: Asked
+
+    def work(self) -> int:
+        """The tokens of the prompt."""
+        return self.service.count(self.asked)

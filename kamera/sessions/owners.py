@@ -1,0 +1,78 @@
+"""Whose conversation is it? Its last answers tell, where no other conversation of the pool ever got the same.
+
+A session under ``amortize`` knows what its conversation dropped, so only that conversation may go on from it.
+Without an id it is known by its tails: tenant, tools, its client's hint, system prompt, first words, and last
+answers, with their number and without. A tail that was given twice is nobody's.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import OrderedDict
+from collections.abc import Collection, Sequence
+from typing import Any
+
+from kamera.content import Message
+from kamera.ops import digest
+from kamera.sessions.tool_calls import tool_calls
+
+ANSWERS = 3
+"""Last answers in a tail: some agents say one thing again and again."""
+
+HELD = 1 << 16
+"""Tails that are held as they are. Of older ones marks are left, which may be another's, too."""
+
+_MARKS = 1 << 23
+
+
+def tails_of(owner: Sequence[str], anchor: Sequence[str], messages: Sequence[Message]) -> frozenset[str]:
+    """The tails of a history; none of one without an answer. ``anchor`` are ids of its system prompt."""
+    answers = [_said(m) for m in messages if m.get("role") == "assistant"]
+    if not answers:
+        return frozenset()
+    first = next((_text(m) for m in messages if m.get("role") == "user"), "")
+    parts = ("kamera.tail.v1", *owner, "", *anchor, "", first, *answers[-ANSWERS:])
+    return frozenset((digest(*parts), digest(*parts, "", str(len(answers)))))
+
+
+class Tails:
+    """The tails of all answers of a pool. Not one that was given twice counts as given once."""
+
+    def __init__(self) -> None:
+        self._given: OrderedDict[str, bool] = OrderedDict()  # whether it was given once
+        self._marks = bytearray(_MARKS // 8)
+
+    def give(self, tails: Collection[str]) -> None:
+        """Note an answer's tails."""
+        for tail in tails:
+            self._given[tail] = tail not in self._given and not all(map(self._marked, _places(tail)))
+        while len(self._given) > HELD:
+            old, _ = self._given.popitem(last=False)
+            for at in _places(old):
+                self._marks[at // 8] |= 1 << at % 8
+
+    def own(self, tails: Collection[str]) -> frozenset[str]:
+        """Those that one answer alone has."""
+        return frozenset(tail for tail in tails if self._given.get(tail))
+
+    def _marked(self, at: int) -> bool:
+        return bool(self._marks[at // 8] >> at % 8 & 1)
+
+
+def _places(tail: str) -> list[int]:
+    return [int(tail[8 * i : 8 * i + 8], 16) % _MARKS for i in range(4)]
+
+
+def _said(message: Message) -> str:
+    """An answer, whether its calls are text or apart."""
+    text, calls = tool_calls(_text(message))
+    named = [call.get("function") for call in (*calls, *(message.get("tool_calls") or ()))]
+    return f"{text.strip()}\0{json.dumps(named, sort_keys=True, default=str)}"
+
+
+def _text(message: Message) -> str:
+    content: Any = message.get("content")
+    if isinstance(content, str):
+        return content
+    items = content if isinstance(content, list | tuple) else ()
+    return "".join(str(item.get("text", "")) for item in items if isinstance(item, dict))

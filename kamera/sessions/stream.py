@@ -1,0 +1,117 @@
+"""An answer as it is made: its tokens, and its text in pieces that no later token changes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+import torch
+
+from kamera.engines import Engine
+
+FinishReason = Literal["stop", "length"]
+"""Why an answer ended: by itself or at a stop string, or because it may have no more tokens."""
+
+_BROKEN = "�"
+
+
+class Stream:
+    """Follows one answer of `ChatSession.send`; a stopping criterion of ``generate``.
+
+    ``stop`` are strings that end the answer: neither its text nor the history contains the one that did.
+    ``stopped`` is that one. With ``withhold`` the text from that on, white space before it included, is not
+    told: ``told`` is the number of characters that were, and `Turn.text` has the rest. A subclass overrides
+    `tell`. Each answer takes a stream of its own. Beam search tells its text at the end, and no tokens.
+    """
+
+    def __init__(self, stop: Sequence[str] = (), withhold: str = "") -> None:
+        if isinstance(stop, str) or not all(isinstance(s, str) and s for s in stop):
+            raise ValueError("a stop string has one character or more: give a sequence of such")
+        self.stop = tuple(stop)
+        self.ids: list[int] = []
+        self.text = ""
+        self.stopped: str | None = None
+        self._withhold = withhold
+        self.told = 0
+        self._at = self._shown = 0  # the first token decoded again, and its characters in the text already
+        self._searched = 0
+        self._engine: Engine | None = None
+        self._prompt = 0
+
+    def tell(self, text: str) -> None:
+        """Take the next piece of text, "" where a token completes none; called once a token and at the end.
+
+        An error ends the answer and leaves the session as it was.
+        """
+
+    def begin(self, engine: Engine, prompt: int) -> None:
+        """Follow the answer behind a prompt of ``prompt`` tokens."""
+        self._engine, self._prompt = engine, prompt
+
+    def __call__(self, input_ids: torch.Tensor, scores: object, **_: object) -> torch.Tensor:
+        """True if a stop string has come, bool ``[rows]``; ``input_ids`` ``[rows, prompt + new]``."""
+        if input_ids.shape[0] == 1:
+            new = input_ids[0, self._prompt + len(self.ids) :].tolist()
+            self._add(new)
+            self.tell(self._ready())
+        return torch.full((input_ids.shape[0],), self.stopped is not None, device=input_ids.device)
+
+    def finish(self, text: str) -> str:
+        """Tell the rest, unless text is withheld; the text of the answer: ``text`` up to a stop string."""
+        if not self.stopped:  # characters that stayed incomplete
+            self.text = text if text.startswith(self.text) or not self.ids else self.text
+            self._cut()
+        if not self._withhold:
+            rest, self.told = self.text[self.told :], len(self.text)
+            self.tell(rest)
+        return self.text
+
+    def finish_reason(self, limit: int | None) -> FinishReason:
+        """Why the answer ended, which may have ``limit`` tokens."""
+        if self.stopped is not None or not self.ids or (limit is not None and len(self.ids) < limit):
+            return "stop"
+        processor = None if self._engine is None else self._engine.processor
+        closing = getattr(getattr(processor, "tokenizer", processor), "eos_token_id", None)
+        return "stop" if self.ids[-1] == closing else "length"
+
+    # -- inside --------------------------------------------------------------------------------
+
+    def _decoded(self, ids: Sequence[int]) -> str:
+        assert self._engine is not None, "begun"
+        return self._engine.detokenize(torch.tensor(ids, dtype=torch.int64)) or ""
+
+    def _add(self, ids: list[int]) -> None:
+        """Extend the text by the characters that the tokens complete."""
+        self.ids += ids
+        if self.stopped:
+            return
+        text = self._decoded(self.ids[self._at :])
+        whole = len(text) - text.endswith(_BROKEN)
+        self.text += text[self._shown : whole]
+        self._shown = max(self._shown, whole)
+        if whole == len(text) and self.ids:  # the last token stays: some tokenizers join it with the next
+            self._at = len(self.ids) - 1
+            self._shown = len(self._decoded(self.ids[self._at :]))
+        self._cut()
+
+    def _cut(self) -> None:
+        """End the text before the first stop string in it."""
+        places = [(self.text.find(s, max(0, self._searched - len(s))), s) for s in self.stop]
+        self._searched = len(self.text)
+        at, found = min((place for place in places if place[0] >= 0), default=(0, None))
+        if found is not None:
+            self.text, self.stopped = self.text[:at], found
+
+    def _ready(self) -> str:
+        """The text that was not told, as far as it is neither withheld nor the beginning of a stop string."""
+        end = len(self.text)
+        if self._withhold and (at := self.text.find(self._withhold)) >= 0:
+            end = at
+        for mark in () if self.stopped else (*self.stop, self._withhold):
+            begun = [n for n in range(1, len(mark)) if self.text.endswith(mark[:n])]
+            end = min(end, len(self.text) - max(begun, default=0))
+        if self._withhold:
+            end = len(self.text[:end].rstrip())
+        piece = self.text[self.told : max(end, self.told)]
+        self.told = max(end, self.told)
+        return piece

@@ -1,0 +1,209 @@
+"""OpenAI's and Anthropic's own clients are told what a session says, and what it costs."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import anthropic
+import httpx
+import openai
+import pytest
+
+from tests.serve.rig import SYSTEM, Served, as_chat, backbone, frames, png, said, serving, user
+
+ASK = "What is the value of tag 3?"
+LONG = "value of tag 3?"  # the backbone does not come to an end
+GREEDY = {"model": "testbed", "max_tokens": 6, "temperature": 0}
+
+
+@pytest.fixture(scope="module")
+def served():
+    with serving() as found:
+        yield found
+
+
+def test_a_chat_that_sends_its_whole_history_each_turn_stays_one_session(served: Served):
+    client, history, names, before = served.openai(), [SYSTEM], set(), 0
+    for turn in range(3):
+        history.append(user(f"{ASK} And {turn}?", frames()[turn]))
+        answer = client.chat.completions.create(messages=list(map(as_chat, history)), **GREEDY)
+        text = answer.choices[0].message.content
+        assert text == said(history) and answer.choices[0].finish_reason == "stop"
+        report = answer.model_extra["kamera"]
+        usage = answer.usage
+        assert usage.prompt_tokens_details.cached_tokens == usage.prompt_tokens - report["prefilled"]
+        cached = report["kept"] + report["turned"] + report["patched"]
+        assert usage.prompt_tokens_details.cached_tokens == cached
+        assert usage.completion_tokens <= 6 and report["guarantee"] == "exact"
+        assert report["kept"] > before - 20  # all that stood before
+        before = usage.prompt_tokens
+        names.add(report["session_id"])
+        history.append({"role": "assistant", "content": text})
+    assert len(names) == 1
+
+
+def test_a_stream_of_a_chat_tells_the_same(served: Served):
+    messages = [user(LONG)]
+    whole = said(messages, 8)
+    options = {**GREEDY, "max_tokens": 8, "stream_options": {"include_usage": True}}
+    chunks = list(
+        served.openai().chat.completions.create(messages=list(map(as_chat, messages)), stream=True, **options)
+    )
+    pieces = [c.choices[0].delta.content or "" for c in chunks if c.choices]
+    assert "".join(pieces) == whole and sum(map(bool, pieces)) > 2
+    assert chunks[-1].usage.completion_tokens == 8 and chunks[-2].choices[0].finish_reason == "length"
+    stop = whole[4:7]
+    options = {**GREEDY, "max_tokens": 8, "stop": [stop]}
+    chunks = list(
+        served.openai().chat.completions.create(messages=list(map(as_chat, messages)), stream=True, **options)
+    )
+    assert "".join(c.choices[0].delta.content or "" for c in chunks) == whole[: whole.index(stop)]
+    assert chunks[-1].choices[0].finish_reason == "stop"
+
+
+def test_anthropics_client_is_told_the_same_whole_and_as_a_stream(served: Served):
+    client, image = served.anthropic(), frames()[1]
+    plain = {"model": "testbed", "max_tokens": 6}  # greedy, as the model's own settings are
+    source = {"type": "base64", "media_type": "image/png", "data": png(image)}
+    content = [{"type": "image", "source": source}, {"type": "text", "text": ASK}]
+    asked = {"messages": [{"role": "user", "content": content}], "system": SYSTEM["content"], **plain}
+    whole = said([SYSTEM, user(ASK, image)])
+    answer = client.messages.create(**asked)
+    assert answer.content[0].text == whole and answer.stop_reason == "end_turn"
+    total = answer.usage.input_tokens + answer.usage.cache_read_input_tokens
+    counted = {name: asked[name] for name in ("messages", "system", "model")}
+    assert client.messages.count_tokens(**counted).input_tokens == total
+    with client.messages.stream(**asked) as stream:
+        text = "".join(stream.text_stream)
+        final = stream.get_final_message()
+    assert text == whole == final.content[0].text
+    assert final.usage.output_tokens == answer.usage.output_tokens
+    assert final.usage.cache_read_input_tokens > answer.usage.cache_read_input_tokens
+    whole = said([user(LONG)])
+    with client.messages.stream(messages=[user(LONG)], stop_sequences=[whole[6:9]], **plain) as stream:
+        stopped = stream.get_final_message()
+    assert (stopped.stop_reason, stopped.stop_sequence) == ("stop_sequence", whole[6:9])
+    assert stopped.content[0].text == whole[: whole.index(whole[6:9])]
+
+
+def test_responses_go_on_from_any_turn_and_lose_a_deleted_one(served: Served):
+    client = served.openai()
+    options = {
+        "model": "testbed",
+        "instructions": SYSTEM["content"],
+        "max_output_tokens": 6,
+        "temperature": 0,
+    }
+    first = client.responses.create(input="value of tag 3?", **options)
+    assert first.output_text == said([SYSTEM, user("value of tag 3?")])
+    second = client.responses.create(input="and 4?", previous_response_id=first.id, **options)
+    turns = [SYSTEM, user("value of tag 3?"), {"role": "assistant", "content": first.output_text}]
+    assert second.output_text == said([*turns, user("and 4?")])
+    assert second.model_extra["kamera"]["session_id"] == first.model_extra["kamera"]["session_id"]
+    branch = client.responses.create(input="or 5?", previous_response_id=first.id, **options)
+    assert branch.output_text == said([*turns, user("or 5?")])  # the second turn is not in it
+    again = client.responses.retrieve(second.id)
+    assert again.output_text == second.output_text and again.usage == second.usage
+    rest = [SYSTEM, user("and 4?"), {"role": "assistant", "content": second.output_text}, user("so?")]
+    client.responses.delete(first.id)
+    third = client.responses.create(input="so?", previous_response_id=second.id, **options)
+    assert third.output_text == said(rest) and third.usage.input_tokens < 45
+    for name in (first.id, "resp_none"):
+        with pytest.raises(openai.NotFoundError):
+            client.responses.retrieve(name)
+        with pytest.raises(openai.BadRequestError, match="is not here"):
+            client.responses.create(input="x", previous_response_id=name, **options)
+
+
+def test_a_stream_of_a_response_tells_the_same_and_is_kept(served: Served):
+    client, asked = (
+        served.openai(),
+        {"model": "testbed", "input": LONG, "max_output_tokens": 6, "temperature": 0},
+    )
+    events = list(client.responses.create(stream=True, **asked))
+    assert [e.sequence_number for e in events] == list(range(len(events)))
+    assert (events[0].type, events[-1].type) == ("response.created", "response.incomplete")
+    text = "".join(e.delta for e in events if e.type == "response.output_text.delta")
+    kept = client.responses.retrieve(events[-1].response.id)
+    assert text == said([user(LONG)]) == kept.output_text == events[-1].response.output_text
+    forgotten = client.responses.create(store=False, **asked)
+    with pytest.raises(openai.NotFoundError):
+        client.responses.retrieve(forgotten.id)
+
+
+def test_equal_seeds_draw_equally_and_others_do_not(served: Served):
+    client, asked = served.openai(), {**GREEDY, "temperature": 1.9, "max_tokens": 12, "messages": [user(ASK)]}
+    texts = [client.chat.completions.create(seed=s, **asked).choices[0].message.content for s in (5, 6, 5)]
+    assert texts[0] == texts[2] != texts[1]
+
+
+@pytest.mark.parametrize("state", range(4))
+def test_greedy_answers_are_equal_from_every_state_of_the_cache(served: Served, state):
+    client, messages = served.openai(), [SYSTEM, *(user(f"tag {i}?") for i in range(4)), user(ASK)]
+    client.chat.completions.create(messages=messages[: 2 + state], **GREEDY)  # what came before differs
+    text = client.chat.completions.create(messages=messages, **GREEDY).choices[0].message.content
+    assert text == said(messages)
+
+
+def test_clients_at_once_are_answered_as_each_alone(served: Served):
+    found: dict[int, list[dict]] = {}
+
+    def talk(number: int) -> None:
+        history = [SYSTEM, user(f"value of tag {number % 3}?")]  # some send the same at once
+        for text in ("and 5?", "and 6?"):
+            answer = served.openai().chat.completions.create(messages=history, **GREEDY)
+            history += [{"role": "assistant", "content": answer.choices[0].message.content}, user(text)]
+        found[number] = history
+
+    threads = [threading.Thread(target=talk, args=(number,)) for number in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(found) == 6
+    for history in (found[number] for number in range(6)):
+        assert [history[2]["content"], history[4]["content"]] == [said(history[:2]), said(history[:4])]
+
+
+def test_what_is_wrong_is_the_clients_own_error(served: Served):
+    with pytest.raises(openai.BadRequestError, match="n is 2"):
+        served.openai().chat.completions.create(messages=[user("x")], n=2, **GREEDY)
+    with pytest.raises(openai.NotFoundError, match="no model 'gpt'"):
+        served.openai().chat.completions.create(messages=[user("x")], model="gpt")
+    with pytest.raises(anthropic.BadRequestError, match="tool_choice"):
+        served.anthropic().messages.create(
+            messages=[user("x")], tool_choice={"type": "any"}, model="testbed", max_tokens=2
+        )
+    with pytest.raises(anthropic.NotFoundError):
+        served.anthropic().messages.create(messages=[user("x")], model="claude", max_tokens=1)
+    assert [m.id for m in served.openai().models.list()] == ["testbed"]
+    assert served.openai().models.retrieve("testbed").id == "testbed"
+
+
+def test_a_client_that_goes_away_frees_the_worker(served: Served):
+    """Of an answer of 4,000 tokens few are made; the session is as it was."""
+    before = backbone().model.generation_config.eos_token_id
+    backbone().model.generation_config.eos_token_id = None  # it goes on until it is stopped
+    try:
+        body = {"model": "testbed", "max_tokens": 4000, "messages": [user(ASK)], "stream": True}
+        with httpx.stream("POST", f"{served.url}/v1/chat/completions", json=body, timeout=60) as answer:
+            next(answer.iter_lines())
+        thread = threading.Thread(target=_impatient, args=(served, {**body, "stream": False}))
+        thread.start()
+        thread.join()
+        done = served.front.worker.done
+        for _ in range(500):
+            if served.front.worker.waiting == 0 and served.front.worker.done >= done:
+                break
+            time.sleep(0.01)
+        answer = served.post("/v1/chat/completions", {**body, "stream": False, "max_tokens": 2})
+        assert answer.json()["usage"]["completion_tokens"] == 2
+        assert served.front.service.counts()["failed"] >= 2
+    finally:
+        backbone().model.generation_config.eos_token_id = before
+
+
+def _impatient(served: Served, body: dict) -> None:
+    with pytest.raises(httpx.ReadTimeout):
+        httpx.post(f"{served.url}/v1/chat/completions", json=body, timeout=0.5)

@@ -1,0 +1,132 @@
+"""The command: one line when it is ready, an end that saves and says so, and what a restart finds."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import httpx
+import pytest
+
+from kamera import ReusePolicy
+from kamera.cli import main
+from tests.serve.rig import SYSTEM, Served, as_chat, frames, said, serving, user
+
+CHAT = "/v1/chat/completions"
+
+
+def started(*options: str) -> tuple[subprocess.Popen, str]:
+    """A server of its own process, and its address."""
+    command = [
+        sys.executable,
+        "-m",
+        "kamera",
+        "serve",
+        "testbed",
+        "--port",
+        "0",
+        "-q",
+        "--dtype",
+        "float32",
+        *options,
+    ]
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"}
+    )
+    line = process.stdout.readline()
+    assert line.startswith("kamera serves on http://127.0.0.1:"), line
+    return process, line.split()[-1]
+
+
+def asked(url: str, messages: list, **options) -> dict:
+    body = {"model": "testbed", "max_tokens": 4, "messages": list(map(as_chat, messages)), **options}
+    return httpx.post(url + CHAT, json=body, timeout=60).json()
+
+
+def test_a_stopping_server_finishes_saves_and_says_so_and_the_next_one_goes_on(tmp_path: Path):
+    first, store = [SYSTEM, user("value of tag 3?", frames()[0])], tmp_path / "store"
+    process, url = started("--store", str(store))
+    with process:
+        answer = asked(url, first)["choices"][0]["message"]
+        body = {"model": "testbed", "max_tokens": 400, "stream": True, "messages": [user("value of tag 37?")]}
+        with httpx.stream("POST", url + CHAT, json=body, timeout=60) as stream:
+            lines = stream.iter_lines()
+            next(lines)
+            process.send_signal(signal.SIGTERM)
+            assert "data: [DONE]" in list(lines)  # the answer is finished
+        assert process.wait(60) == 0
+        assert f"2 sessions saved in {store}" in process.stdout.read()
+    with serving(policy=ReusePolicy.balanced(), store=store) as served:
+        found = asked(served.url, [*first, answer, user("and 4?")])
+        assert found["usage"]["prompt_tokens_details"]["cached_tokens"] > 30  # from the disk
+        assert found["choices"][0]["message"]["content"] == said([*first, answer, user("and 4?")], 4)
+
+
+@pytest.mark.slow
+def test_a_killed_server_loses_no_answer_but_the_last(tmp_path: Path):
+    history, store = [SYSTEM], str(tmp_path / "store")
+    for turn in range(4):
+        process, url = started("--store", store)
+        with process:
+            for tag in range(3):
+                history.append(user(f"value of tag {tag + 3 * turn}?"))
+                answer = asked(url, history)
+                cached = answer["usage"]["prompt_tokens_details"]["cached_tokens"]
+                prompt = answer["usage"]["prompt_tokens"]
+                assert answer["choices"][0]["message"]["content"] == said(history, 4)
+                # at most the exchange before the kill and the new one are prefilled
+                assert cached >= prompt - 60 or len(history) == 2
+                history.append(answer["choices"][0]["message"])
+            process.kill()
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (["--host", "0.0.0.0"], "--keys"),
+        (["--max-bytes", "many"], "no|size"),
+        (["--policy", "wild"], "wild"),
+    ],
+)
+def test_a_command_that_makes_no_sense_is_refused(capfd, options, says):
+    assert main(["serve", "testbed", *options]) == 2
+    error = capfd.readouterr().err
+    assert any(word in error for word in says.split("|"))
+
+
+def test_a_port_that_is_taken_is_named(capfd):
+    with serving() as served:
+        port = served.url.rpartition(":")[2]
+        assert main(["serve", "testbed", "--port", port]) == 1
+    assert f"127.0.0.1:{port} cannot be taken" in capfd.readouterr().err
+
+
+def dropping(served: Served, minimum: str | None) -> list[dict]:
+    """The turns of a client that keeps two pictures, all under one least guarantee."""
+    history, answers = [SYSTEM, user(f"Read tags, {minimum}.")], []
+    options = {} if minimum is None else {"kamera": {"minimum": minimum}}
+    for number in range(4):
+        history.append(user(f"tag {number}?", frames()[number]))
+        shots = [i for i, m in enumerate(history) if isinstance(m["content"], list)]
+        if len(shots) > 2:
+            del history[shots[0]]
+        answer = asked(served.url, history, temperature=0, **options)
+        answers.append({**answer, "plain": said(history, 4)})
+        history.append(answer["choices"][0]["message"])
+    return answers
+
+
+def test_a_request_may_ask_for_more_than_the_server_serves_by_itself():
+    with serving(policy=ReusePolicy.streaming(), mode="amortize") as served:
+        loose, strict = dropping(served, None), dropping(served, "patched")
+        assert len({answer["kamera"]["session_id"] for answer in loose}) == 1
+        assert [a["kamera"]["guarantee"] for a in loose][-1] in ("survivor", "near")
+        assert loose[-1]["kamera"]["prefilled"] < strict[-1]["kamera"]["prefilled"]
+        for answer in strict:
+            assert answer["kamera"]["guarantee"] == "exact"
+            assert answer["choices"][0]["message"]["content"] == answer["plain"]
+        counts = dict(line.split() for line in httpx.get(served.url + "/metrics").text.splitlines())
+        assert int(counts["kamera_by_owner"]) == 2 and int(counts["kamera_requests"]) == 8

@@ -1,0 +1,153 @@
+"""Whatever a body holds, reading it gives a request or a refusal that names a place."""
+
+from __future__ import annotations
+
+import copy
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kamera.content import Fields, json_object
+from kamera.errors import InvalidRequest
+from kamera.serve.chat import Chat
+from kamera.serve.messages import Messages
+from kamera.serve.responses import Responses
+from kamera.sessions import Branches, Kept
+from tests.content.templates import picture
+from tests.serve.rig import png
+
+PNG = png(picture(1))
+CALL = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+TOOL = {"name": "f", "description": "d", "parameters": {"type": "object", "properties": {}}}
+BODIES: dict[str, dict[str, Any]] = {
+    "chat": {
+        "model": "m",
+        "messages": [
+            {"role": "system", "content": "s"},
+            {
+                "role": "user",
+                "content": [{"type": "text", "text": "t"}, {"type": "image_url", "image_url": {}}],
+            },
+            {"role": "assistant", "content": None, "tool_calls": [CALL]},
+            {"role": "tool", "tool_call_id": "c", "content": "r"},
+        ],
+        "tools": [{"type": "function", "function": TOOL}],
+        "stop": ["x"],
+        "stream": True,
+        "stream_options": {"include_usage": True},
+        "kamera": {"minimum": "exact"},
+        "temperature": 0.5,
+    },
+    "messages": {
+        "model": "m",
+        "max_tokens": 5,
+        "system": [{"type": "text", "text": "s", "cache_control": {"type": "ephemeral"}}],
+        "messages": [
+            {"role": "user", "content": [{"type": "image", "source": {"type": "base64", "data": PNG}}]},
+            {"role": "assistant", "content": [{"type": "tool_use", "id": "a", "name": "f", "input": {}}]},
+            {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "a", "content": "x"}]},
+        ],
+        "context_management": {"edits": [{"type": "clear_tool_uses_20250919", "keep": {"value": 1}}]},
+        "tool_choice": {"type": "auto"},
+        "metadata": {"user_id": "u"},
+    },
+    "responses": {
+        "model": "m",
+        "instructions": "s",
+        "input": [
+            {"role": "user", "content": [{"type": "input_text", "text": "x"}]},
+            {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"},
+            {"type": "function_call_output", "call_id": "c", "output": "y"},
+        ],
+        "tools": [{"type": "function", **TOOL}],
+        "metadata": {"a": "b"},
+    },
+}
+BODIES["chat"]["messages"][1]["content"][1]["image_url"] = {"url": "data:image/png;base64," + PNG}
+
+values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=6), inner, max_size=3),
+    max_leaves=6,
+)
+
+
+def read(api: str, body: dict[str, Any]) -> Any:
+    """The request that a body is."""
+    fields = Fields(body)
+    if api == "responses":
+        return Responses(fields, None, Branches(4), "")
+    return (Chat if api == "chat" else Messages)(fields)
+
+
+def places(value: Any, at: tuple = ()) -> list[tuple]:
+    """Where something can be put in a body."""
+    inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    return [at, *(place for name, held in inner for place in places(held, (*at, name)))]
+
+
+@pytest.mark.parametrize("api", BODIES)
+def test_a_body_of_every_kind_of_part_is_read(api):
+    asked = read(api, BODIES[api]).asked
+    assert [m["role"] for m in asked.messages][-1] in ("tool", "user") and len(asked.messages) >= 3
+
+
+@pytest.mark.parametrize("api", BODIES)
+@settings(max_examples=80)
+@given(data=st.data())
+def test_a_body_with_anything_anywhere_is_read_or_refused_by_place(api, data):
+    body = copy.deepcopy(BODIES[api])
+    *way, last = data.draw(st.sampled_from([place for place in places(body) if place]))
+    holder: Any = body
+    for name in way:
+        holder = holder[name]
+    if isinstance(holder, dict) and data.draw(st.booleans()):
+        last = data.draw(st.text(min_size=1, max_size=5))  # a field that is not known
+    holder[last] = data.draw(values)
+    try:
+        json_object(json.dumps(body).encode())
+        read(api, body)
+    except InvalidRequest as error:
+        assert "\n" not in str(error) and len(str(error)) < 600
+
+
+@pytest.mark.parametrize("api", BODIES)
+def test_a_field_that_nobody_knows_is_refused_wherever_objects_are_read(api):
+    checked = 0
+    for place in places(BODIES[api]):
+        body = copy.deepcopy(BODIES[api])
+        holder: Any = body
+        for name in place:
+            holder = holder[name]
+        free = {"metadata", "parameters", "input", "properties"}
+        if isinstance(holder, dict) and (api == "messages" or not free & set(map(str, place[-1:]))):
+            if place[-1:] == ("input",):
+                continue
+            holder["nobody"] = 1
+            with pytest.raises(InvalidRequest, match="nobody"):
+                read(api, body)
+            checked += 1
+    assert checked > 5
+
+
+def test_a_turn_is_gone_on_from_by_its_own_tenant_until_it_is_let_go():
+    turns = Branches(3)
+    messages = [({"role": "user", "content": str(i)},) for i in range(5)]
+    turns.keep("t", "a", Kept(None, "s", messages[0]))
+    turns.keep("t", "b", Kept("a", "s", messages[1]))
+    turns.keep("t", "c", Kept("a", "s2", messages[2]))
+    assert turns.history("t", "b") == ([*messages[0], *messages[1]], "s")
+    assert turns.history("t", "c") == ([*messages[0], *messages[2]], "s2")
+    assert turns.history("t", "a").session is None  # its session went on
+    turns.leave("t", "a")
+    assert turns.history("t", "b").messages == [*messages[1]]
+    for tenant, name in (("t", "a"), ("other", "b"), ("t", "x")):
+        with pytest.raises(KeyError):
+            turns.history(tenant, name)
+    turns.keep("t", "d", Kept("b", "s", messages[3]))
+    turns.keep("t", "e", Kept("d", "s", messages[4]))
+    with pytest.raises(KeyError, match="not kept any more"):
+        turns.history("t", "e")

@@ -1,0 +1,149 @@
+"""An answer is told in pieces that break no character and no stop string; equal seeds give equal answers."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kamera.sessions import Stream
+from kamera.sessions.sampling import Seeded
+from tests.content.templates import TALK
+from tests.sessions.rig import seeing, session, speaking
+
+PROMPT = 3
+
+
+class Told(Stream):
+    """Keeps the pieces."""
+
+    def __init__(self, *given, **options) -> None:
+        super().__init__(*given, **options)
+        self.pieces: list[str] = []
+
+    def tell(self, text: str) -> None:
+        self.pieces.append(text)
+
+
+def followed(text: str, steps: list[int], **options) -> Told:
+    """A stream that hears ``text`` token by token, or several at once."""
+    backbone, stream = speaking("headers"), Told(**options)
+    ids = backbone.tokenize(text)
+    stream.begin(backbone, PROMPT)
+    at = 0
+    while at < len(ids) and not stream.stopped:
+        at = min(len(ids), at + steps[at % len(steps)])
+        stream(torch.cat([torch.zeros(PROMPT, dtype=torch.int64), ids[:at]])[None], None)
+    stream.finish(text)
+    return stream
+
+
+def cut(text: str, stop: list[str]) -> str:
+    """The plain reading: up to the first stop string that is complete first."""
+    for end in range(1, len(text) + 1):
+        found = [text[:end].index(s) for s in stop if s in text[:end]]
+        if found:
+            return text[: min(found)]
+    return text
+
+
+letters = st.text(alphabet="ab é🦊界\n", max_size=24)
+
+
+@settings(max_examples=150)
+@given(letters, st.lists(st.text(alphabet="ab 🦊\n", min_size=1, max_size=3), max_size=2))
+def test_pieces_join_to_the_text_before_the_stop_string(text, stop):
+    stream = followed(text, [1], stop=stop)
+    assert "".join(stream.pieces) == stream.text == cut(text, stop)
+    assert not any("�" in piece for piece in stream.pieces)
+
+
+@given(letters, st.lists(st.integers(1, 5), min_size=1, max_size=3))
+def test_tokens_that_come_together_tell_the_same(text, steps):
+    assert "".join(followed(text, steps).pieces) == text
+
+
+def test_a_piece_is_told_as_soon_as_its_characters_are_whole():
+    stream = followed("a🦊b", [1])
+    assert len(stream.ids) == 6 and [p for p in stream.pieces if p] == ["a", "🦊", "b"]
+
+
+def test_bytes_that_never_make_a_character_are_told_at_the_end():
+    backbone, stream = speaking("headers"), Told()
+    ids = torch.cat([backbone.tokenize("a"), backbone.tokenize("🦊")[:2]])
+    stream.begin(backbone, 0)
+    stream(ids[None], None)
+    assert "".join(stream.pieces) == "a"
+    text = stream.finish(backbone.detokenize(ids))
+    assert "".join(stream.pieces) == text and text.startswith("a�")
+
+
+def test_what_is_withheld_is_not_told():
+    stream = Told(withhold="<tool")
+    stream.begin(speaking("headers"), 0)
+    ids = speaking("headers").tokenize("look <b> <tool>x")
+    for end in range(1, len(ids) + 1):
+        stream(ids[None, :end], None)
+    assert stream.finish("look <b> <tool>x") == "look <b> <tool>x"
+    assert "".join(stream.pieces) == "look <b>" and stream.told == len("look <b>")
+
+
+@pytest.mark.parametrize("style", ["headers", "thinking"])
+def test_a_turn_tells_its_tokens_and_why_it_ended(style):
+    chat = session(speaking(style))
+    stream = Told()
+    turn = chat.send(TALK[:1], max_new_tokens=6, do_sample=False, stream=stream)
+    assert turn.token_ids == tuple(stream.ids) and turn.finish_reason == "length"
+    assert len(turn.token_ids) == turn.usage.completion_tokens == 6
+    assert "".join(stream.pieces) == turn.text == chat.messages[-1]["content"]
+    again = chat.send("more", max_new_tokens=1, do_sample=False)
+    assert again.turn_id != turn.turn_id and len(again.token_ids) == 1
+
+
+def test_a_stop_string_ends_the_answer_before_it_and_the_history_too():
+    chat = session(speaking("headers"))
+    whole = chat.fork().send(TALK[:1], max_new_tokens=8, do_sample=False)
+    stop = whole.text[2:4]
+    turn = chat.send(TALK[:1], max_new_tokens=8, do_sample=False, stream=Stream(stop=[stop]))
+    assert turn.text == whole.text[: whole.text.index(stop)] and turn.finish_reason == "stop"
+    assert len(turn.token_ids) < len(whole.token_ids) and chat.messages[-1]["content"] == turn.text
+
+
+def test_an_answer_that_ends_by_itself_says_so():
+    chat = session(seeing())
+    closing = chat.backbone.tokenize("<|im_end|>")
+    turn = chat.send(TALK[:1], max_new_tokens=3, do_sample=False, forced_eos_token_id=int(closing[-1]))
+    assert turn.finish_reason == "stop" and turn.token_ids[-1] == int(closing[-1])
+
+
+def test_equal_seeds_give_equal_answers_whatever_is_drawn_elsewhere():
+    chat = session(speaking("headers"))
+    options = {"max_new_tokens": 12, "temperature": 2.0}
+    one = chat.fork().send(TALK, seed=5, **options).text
+    torch.rand(7)
+    assert chat.fork().send(TALK, seed=5, **options).text == one
+    assert chat.fork().send(TALK, seed=6, **options).text != one
+
+
+def test_a_seed_draws_from_the_distribution_asked_for():
+    scores = torch.tensor([[0.5, 2.0, 1.0, -3.0]])
+    draws = Seeded(3, temperature=0.7)
+    found = torch.stack([draws(scores, scores).argmax(-1) for _ in range(4000)]).flatten()
+    shares = torch.bincount(found, minlength=4) / 4000
+    assert torch.allclose(shares, (scores[0] / 0.7).softmax(-1), atol=0.03)
+    nucleus = Seeded(3, top_p=0.5)
+    assert {int(nucleus(scores, scores).argmax()) for _ in range(50)} == {1}
+    two = Seeded(3, top_k=2)
+    assert {int(two(scores, scores).argmax()) for _ in range(200)} == {1, 2}
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [({"seed": "x"}, "seed='x'"), ({"seed": 2**70}, "64 bits"), ({"seed": 1, "temperature": 0}, "do_sample")],
+)
+def test_a_seed_that_is_none_is_refused_before_anything_runs(options, says):
+    chat = session(speaking("headers"))
+    with pytest.raises(ValueError, match=says):
+        chat.send(TALK, max_new_tokens=2, **options)
+    assert chat.messages == []
