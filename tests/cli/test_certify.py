@@ -60,13 +60,12 @@ def test_a_safe_model_is_certified_and_windows_find_it(capsys, folder, monkeypat
 
 
 @pytest.mark.slow
-def test_the_shipped_backbone_serves_patches(capsys):
+def test_the_shipped_backbone_serves_patches_and_samples(capsys):
     done = kamera(capsys, "certify", "testbed", "--dtype", "float32", "--format", "json")
     assert done.code == 0, done.err
     verdicts = {name: finding["verdict"] for name, finding in done.document["findings"].items()}
-    sampled = verdicts.pop("sampled")  # it loses a few of 120 answers: safe, or too few to tell
-    assert sampled != "unsafe"
-    assert verdicts == {"patched": "safe", **dict.fromkeys(("orbit", "survivor", "near"), "unsafe")}
+    unsafe = dict.fromkeys(("orbit", "survivor", "near"), "unsafe")
+    assert verdicts == {"patched": "safe", "sampled": "safe", **unsafe}
     assert "safe" not in {finding["verdict"] for finding in done.document["sabotages"].values()}
 
 
