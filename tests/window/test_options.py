@@ -10,7 +10,6 @@ from tests.content.templates import TALK
 from tests.sessions.rig import EXACT, session, speaking
 
 WRONG = {
-    "seed": ({"seed": 7}, "seed=7 is no option of an answer: use torch.manual_seed"),
     "stop": ({"stop": ["\n"]}, "use stop_strings"),
     "n": ({"n": 2}, "n=2 is no option of an answer: use num_return_sequences"),
     "logprobs": ({"logprobs": True}, "use next_token_logits"),
@@ -31,6 +30,14 @@ WRONG = {
     "config": ({"generation_config": {"do_sample": True}}, "generation_config={'do_sample': True} is none"),
     "early stopping": ({"early_stopping": "soon"}, "are refused"),
 }
+
+
+def test_a_window_takes_no_seed_which_sessions_take():
+    backbone = speaking("headers")
+    window = KameraWindow(backbone, ChunkStore.open("memory://"), policy=EXACT)
+    with pytest.raises(ValueError, match="seed=7 is no option of an answer: use torch.manual_seed"):
+        window.generate("Does it?", seed=7)
+    session(backbone).send(TALK, seed=7, max_new_tokens=1, do_sample=True)
 
 
 @pytest.mark.parametrize("wrong", WRONG)
