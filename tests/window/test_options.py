@@ -35,7 +35,7 @@ WRONG = {
 def test_a_window_takes_no_seed_which_sessions_take():
     backbone = speaking("headers")
     window = KameraWindow(backbone, ChunkStore.open("memory://"), policy=EXACT)
-    with pytest.raises(ValueError, match="seed=7 is no option of an answer: use torch.manual_seed"):
+    with pytest.raises(ValueError, match=r"seed=7 is no option of an answer: use torch\.manual_seed"):
         window.generate("Does it?", seed=7)
     session(backbone).send(TALK, seed=7, max_new_tokens=1, do_sample=True)
 
