@@ -344,7 +344,8 @@ class Engine(Protocol):
 
         ``positions`` ``[axes, tokens]`` are those of all of ``ids``. Spans run in the forward of the rest of
         ``ids``, the question, if the engine `joins` and makes one sequence. Each ``logits_processor`` of
-        ``sampling``, a list, is called with the tokens and the next one's logits. Raises ValueError as
+        ``sampling``, a list, is called with the tokens and the next one's logits, each of its
+        ``stopping_criteria`` with the tokens, and ends the answer where it says True. Raises ValueError as
         `check_sampling`, and NonFiniteKV of spans before the first token.
         """
         ...

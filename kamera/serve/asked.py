@@ -57,7 +57,8 @@ class Said:
     def kamera(self) -> dict[str, Any]:
         """What the prompt's KV was worth, and where it came from, in tokens."""
         report = self.turn.report
-        counts = {name: getattr(report, name) for name in ("kept", "turned", "patched", "prefilled", "left")}
+        told = ("kept", "turned", "patched", "sampled", "prefilled", "left")
+        counts = {name: getattr(report, name) for name in told}
         names = {"session_id": self.turn.session_id, "turn_id": self.turn.turn_id}
         return {"guarantee": report.guarantee, "mode": report.mode, **names, **counts}
 
