@@ -69,7 +69,8 @@ def token_kernel(kv: KV, layout: Layout, positions: torch.Tensor) -> torch.Tenso
     for x, channel in _channels(kv, layout):
         x = turns.back(x.float(), channel).transpose(0, 1).flatten(1)  # [tokens, features]
         x = x / torch.linalg.vector_norm(x).clamp_min(1e-15)
-        products += (x @ x.T).cpu()
+        products = products.to(x.device) + x @ x.T
+    products = products.cpu()
     own = products.diagonal()
     apart = (own[:, None] + own[None] - 2 * products).clamp_min(0.0)
     if tokens < 2:
@@ -163,7 +164,9 @@ class Completion:
 
     def _weights(self, change: torch.Tensor) -> torch.Tensor:
         """``[tokens, rows]``, of the ridge whose leave-one-out error is smallest."""
-        inverses, weights = (x.to(change.device) for x in self._solved)
+        if change.device not in self._placed:  # every layer asks for them
+            self._placed[change.device] = tuple(x.to(change.device) for x in self._solved)
+        inverses, weights = self._placed[change.device]
         missed = (inverses @ change) / inverses.diagonal(dim1=1, dim2=2)[:, :, None]
         return weights[missed.square().sum(dim=(1, 2)).argmin()]
 
@@ -173,6 +176,10 @@ class Completion:
         among = self.columns[self.rows].double()
         inverses = torch.linalg.inv(torch.stack([among + ridge * eye for ridge in RIDGES]))
         return inverses.float(), (self.columns.double() @ inverses).float()
+
+    @cached_property
+    def _placed(self) -> dict[torch.device, tuple[torch.Tensor, ...]]:
+        return {}
 
     @cached_property
     def _turns(self) -> Turns:
