@@ -317,8 +317,7 @@ def test_proofs_in_the_background_are_later_work_and_in_no_report(pieces):
     assert later.tokens == probe.tokens + sum(2 * proof.tokens for proof in proofs)
 
 
-def test_proofs_within_the_operation_are_in_its_report(pieces, monkeypatch):
-    monkeypatch.setattr("kamera.patches.identity.EVERY", 10**6)  # no probe falls due in it
+def test_proofs_within_the_operation_are_in_its_report(pieces):
     backbone, (a, b, *_) = pieces
     window = make(backbone, None, a, policy=replace(PROVING, audit=0.0), forming="now")
     window.next_token_logits(QUESTION)
@@ -327,7 +326,11 @@ def test_proofs_within_the_operation_are_in_its_report(pieces, monkeypatch):
     (proof,) = (row.proof for row in rows(window.store))
     assert report.forwards == plan.cost.forwards + 2 * proof.questions
     assert report.tokens_recomputed == plan.cost.tokens + 2 * proof.tokens
-    assert window.usage().later.forwards == 0
+    window.flush()
+    bare = make(backbone, None, policy=replace(PROVING, audit=0.0))
+    bare.flush()
+    asked = bare.usage().later  # the probe of a new window alone
+    assert window.usage().later[:3] == asked[:3]
 
 
 def test_a_late_harvest_is_proved_where_the_chunk_stands(pieces, monkeypatch):
