@@ -1,7 +1,8 @@
 """Windows whose company changed, repaired by a few tokens of each chunk: through the product's own windows.
 
     python -m lab.sampled [--family gqa-unled …] [--count 3 4 6] [--episodes 12] [--world override]
-                          [--shares auto 0.25 0.15] [--max-error 0.1] [--format table|json] [--output FILE]
+                          [--shares auto 0.25 0.15] [--max-error 0.07] [--rivals 0.15 0.25] [--sound]
+                          [--dtype float32|bfloat16] [--output FOLDER]
 
 Each window is an items frame behind ``count`` frames: in another order, after the oldest or a middle one has
 left, or recalled into company that the frames never had. Each chunk is repaired behind repaired ones, all in
@@ -17,6 +18,7 @@ import argparse
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 from unittest import mock
@@ -26,9 +28,12 @@ import torch
 
 from kamera import Backbone, ChunkStore, KameraWindow, ReusePolicy, testbed
 from kamera.certify.metrics import agreement, kl_items
-from kamera.ops import Completion, Design
+from kamera.engines.hf.recompute import recompute
+from kamera.ops import KV, Completion, Design, LayerKV, kv_concat, relocate_kv, uniform_offset
 from kamera.ops.complete import Turns
 from kamera.patches.anchor import prefill_anchor
+from lab.baselines.cacheblend import SLOPE
+from lab.baselines.deviation import deviation, highest
 from lab.composed.__main__ import RESAMPLED, backbone_of
 from lab.composed.windows import TASKS, WORLDS, Pool, Window, windows
 from lab.paper.document import commit
@@ -173,6 +178,67 @@ def measure(
     return rows
 
 
+def blended(stage: Pool, window: Window, share: float, survivors: bool) -> tuple[list[KV], float]:
+    """CacheBlend over a window: of each chunk the tokens that deviate most at the first layer are recomputed.
+
+    From the KV that chunks had in the old window (``survivors``), or from canonicals. The first chunk stands
+    on its canonical. Also the tokens that ran, each by the share of the layers that it ran in.
+    """
+    order, old = (*window.order, TARGET), (*window.old, TARGET)
+    shared, layers = stage.scene(window.order)._shared, len(stage.backbone.layout)
+    held = dict(zip(old, [step.kv for step in shared.trunk(stage.chunks(old))[1:]], strict=True))
+    stood = dict(zip(old, shared.places(stage.chunks(old)), strict=True))
+    kvs, ran = [shared.canonical(stage.chunk(order[0])).kv], 0.0
+    live = [i for i, spec in enumerate(stage.backbone.layout) if i and spec.channels]
+    for frame, place in list(zip(order, shared.places(stage.chunks(order)), strict=True))[1:]:
+        alone = shared.canonical(stage.chunk(frame))
+        stays = survivors and frame in held
+        kv, home = (held[frame], stood[frame]) if stays else (alone.kv, alone.positions)
+        offset = uniform_offset(home, place)
+        assert offset is not None, "frames of a testbed move as a whole"
+        base, tokens = relocate_kv(kv, stage.backbone.layout, offset), place.shape[1]
+        counts = {
+            layer: min(tokens, round(share * tokens * (1 + SLOPE * (1 - 2 * step / max(1, len(live) - 1)))))
+            for step, layer in enumerate(live)
+        }
+        keep_rows = partial(_deviating, live[0], counts)
+        encoded, context = shared.encoded(stage.chunk(frame)), kv_concat([stage.anchor.kv, *kvs])
+        made = recompute(stage.backbone, encoded, place, context, base, torch.arange(tokens), keep=keep_rows)
+        ran += (tokens * (live[0] + 1) + sum(made.rows[i].numel() for i in live[:-1])) / layers
+        kvs.append(made.kv)
+    return kvs, ran
+
+
+def _deviating(
+    first: int, counts: dict[int, int], layer: int, rows: torch.Tensor, fresh: LayerKV, held: LayerKV
+) -> torch.Tensor:
+    if layer < first:
+        return rows
+    return rows[highest(deviation(fresh, held), min(counts[layer], rows.numel()))]
+
+
+def rivals(stage: Pool, window: Window, share: float) -> list[Row]:
+    """CacheBlend on survivors and on canonicals, asked as the other arms are."""
+    trial, rows = stage.trial(window.order, MANY), []
+    hops = trial.blind.hops > 1
+    chosen = [i for i, hop in enumerate(hops) if hop]
+    reference, scene = trial.reference[torch.from_numpy(hops)], trial.scene
+    lengths = [stage.chunk(frame).num_tokens for frame in (*window.order, TARGET)]
+    for name, survivors in (("survivors", True), ("canonicals", False)):
+        kvs, ran = blended(stage, window, share, survivors)
+        exact = scene.context
+        scene.__dict__["context"] = kv_concat([stage.anchor.kv, *kvs[:-1]])
+        try:
+            logits = trial.logits(kvs[-1], chosen)
+        finally:
+            scene.__dict__["context"] = exact
+        lost, blind = float(kl_items(logits, reference).sum()), float(trial.blind.kl[hops].sum())
+        agreed = float(agreement(logits, reference).sum())
+        arm = f"CacheBlend {share:g} on {name}"
+        rows.append(Row(window.task, arm, lost, blind, agreed, len(chosen), round(ran), sum(lengths), 0))
+    return rows
+
+
 def arms_of(shares: Sequence[Share], max_error: float, wrong: bool) -> dict[str, tuple[ReusePolicy, str]]:
     """The policies by arm, and the sabotage that each suffers; without ``wrong`` the sound ones alone."""
     arms = {
@@ -185,7 +251,12 @@ def arms_of(shares: Sequence[Share], max_error: float, wrong: bool) -> dict[str,
 
 
 def run(
-    backbone: Backbone, count: int, episodes: int, world: str, arms: dict[str, tuple[ReusePolicy, str]]
+    backbone: Backbone,
+    count: int,
+    episodes: int,
+    world: str,
+    arms: dict[str, tuple[ReusePolicy, str]],
+    others: Sequence[float] = (),
 ) -> list[Row]:
     """Every arm in every window of these episodes."""
     anchor = prefill_anchor(backbone, testbed.SYSTEM)
@@ -194,6 +265,8 @@ def run(
         stage = Pool(backbone, anchor, HELD_OUT, index, world=world)
         for window in windows(stage, count):
             rows += measure(backbone, stage, window, arms)
+            for share in others:
+                rows += rivals(stage, window, share)
     return rows
 
 
@@ -247,6 +320,7 @@ def main() -> None:
     parser.add_argument("--world", choices=WORLDS, default="override")
     parser.add_argument("--shares", type=_share, nargs="+", default=["auto", 0.25, 0.15])
     parser.add_argument("--max-error", type=float, default=ReusePolicy.max_error)
+    parser.add_argument("--rivals", type=float, nargs="*", default=[], help="shares of CacheBlend's")
     parser.add_argument("--sound", action="store_true", help="leave the sabotages out")
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
     parser.add_argument("--output", type=Path, help="a folder: a JSON file for each family")
@@ -259,7 +333,9 @@ def main() -> None:
         report = {
             "command": f"python -m lab.sampled --family {family} --count {' '.join(map(str, args.count))} "
             f"--episodes {args.episodes} --world {args.world} --shares {' '.join(map(str, args.shares))} "
-            f"--max-error {args.max_error:g} --dtype {args.dtype}",
+            f"--max-error {args.max_error:g} --dtype {args.dtype}"
+            + (f" --rivals {' '.join(map(str, args.rivals))}" if args.rivals else "")
+            + (" --sound" if args.sound else ""),
             "commit": commit(),
             "machine": machine(),
             "family": Path(family).name,
@@ -267,7 +343,7 @@ def main() -> None:
             "counts": [],
         }
         for count in args.count:
-            tasks = summary(run(backbone, count, args.episodes, args.world, arms))
+            tasks = summary(run(backbone, count, args.episodes, args.world, arms, args.rivals))
             report["counts"].append({"count": count, "episodes": args.episodes, "tasks": tasks})
         if args.output is not None:
             varied = [x for x in (args.world, args.dtype) if x not in ("override", "float32")]
