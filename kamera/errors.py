@@ -256,7 +256,3 @@ class UnusableIndex(KameraError):
 
 class ForeignIndex(KameraError):
     """A content index was made for another model, tokenizer, tenant or cut rule."""
-
-
-class TraceHole(TraceError):
-    """A trace of requests lacks part of a request's content."""

@@ -31,15 +31,15 @@ from kamera.reuse import (
     IndexFile,
     Prompt,
     Scope,
-    SimilarIndex,
     cut,
 )
 from kamera.reuse.gear import candidates
-from kamera.reuse.recovery import covered
-from kamera.reuse.words import word_ids
 from lab.agent_traces import Writer
 from lab.plain_cuts import plain_cuts
 from lab.results import keep
+from lab.reuse.recovery import covered
+from lab.reuse.similar import SimilarIndex
+from lab.reuse.words import word_ids
 from lab.speed.machine import commit, machine
 
 _SCOPE = Scope("benchmark", "benchmark")

@@ -2,8 +2,8 @@
 
     python -m lab.minhash [--output FILE]
 
-rensa is Kamera's ``similar`` extra; datasketch is measured where it is installed. 128 permutations, shingles
-of 8 tokens, segments of 128 random ids, of which 1 to 11 are changed for the estimate.
+rensa is what `lab.reuse.similar` uses; datasketch is measured where it is installed. 128 permutations,
+shingles of 8 tokens, segments of 128 random ids, of which 1 to 11 are changed for the estimate.
 """
 
 from __future__ import annotations

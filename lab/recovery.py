@@ -11,12 +11,13 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from kamera.reuse import RULES, ContentIndex, Prompt, Recovery, Scope, recovery
-from kamera.reuse.otel import read_calls
-from kamera.reuse.render import render
-from kamera.reuse.words import word_ids
+from kamera.reuse import RULES, ContentIndex, Prompt, Scope
 from lab.agent_traces import PATTERNS, trace
 from lab.results import keep
+from lab.reuse.otel import read_calls
+from lab.reuse.recovery import Recovery, recovery
+from lab.reuse.render import render
+from lab.reuse.words import word_ids
 from lab.speed.machine import commit, machine
 
 

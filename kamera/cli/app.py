@@ -124,7 +124,6 @@ VERBS = {
         "Show the contents and verify every byte. Changes nothing.",
     ),
     "store": Verb("kamera.cli.app:store", "A store's contents and its upkeep."),
-    "analyze": Verb("kamera.cli.analyze:analyze", "Measure possible reuse; nothing is served."),
     "eval": Verb("kamera.cli.app:evaluate", "Measure the loss of reuse and the share a patch restores."),
 }
 app = typer.Typer(

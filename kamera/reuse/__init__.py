@@ -9,13 +9,10 @@ from kamera.reuse.file import IndexFile
 from kamera.reuse.index import ContentIndex, Counts, Found, Hit
 from kamera.reuse.prefetch import Prefetch
 from kamera.reuse.prompt import Media, Prompt, Span
-from kamera.reuse.recovery import Observer, Recovery, recovery
 from kamera.reuse.restored import stored_prompts
 from kamera.reuse.reuser import Reused, ReusePlan, Reuser
 from kamera.reuse.rules import DEFAULT_RULE, RULES, CutRule
 from kamera.reuse.scope import Scope, segment_key
-from kamera.reuse.similar import Proposal, SimilarIndex
-from kamera.reuse.sweep import Case, calibrate, cases_of
 from kamera.reuse.terms import strict
 
 __all__ = [
@@ -24,7 +21,6 @@ __all__ = [
     "Admission",
     "Arrangement",
     "Calibration",
-    "Case",
     "ContentIndex",
     "Counts",
     "CutRule",
@@ -33,26 +29,19 @@ __all__ = [
     "Hit",
     "IndexFile",
     "Media",
-    "Observer",
     "Outcome",
     "Point",
     "Prefetch",
     "Prompt",
-    "Proposal",
-    "Recovery",
     "ReusePlan",
     "Reused",
     "Reuser",
     "Scope",
-    "SimilarIndex",
     "Span",
     "Tier",
     "anchors_of",
-    "calibrate",
     "calibration_of",
-    "cases_of",
     "cut",
-    "recovery",
     "resets",
     "segment_key",
     "stored_prompts",

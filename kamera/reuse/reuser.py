@@ -28,7 +28,7 @@ from kamera.store import ChunkStore
 from kamera.window import Cost, KameraWindow, Report, ReusePolicy, policy_of
 
 SINK = 4
-"""First tokens of every prompt that are never spliced: attention sinks (`kamera analyze sink`)."""
+"""First tokens of every prompt that are never spliced: attention sinks."""
 
 
 @dataclass(frozen=True, eq=False)

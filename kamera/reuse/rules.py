@@ -68,7 +68,7 @@ RULES: Mapping[str, CutRule] = MappingProxyType(
         "anchors": CutRule(),
     }
 )
-"""Rules by their names in ``kamera analyze recovery --rule``. Those with anchors use resets."""
+"""Rules by their names. Those with anchors use resets."""
 
 DEFAULT_RULE = "anchors"
 """The rule that recovers most: docs/reuse.md, section Measured."""

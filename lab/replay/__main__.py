@@ -66,7 +66,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m lab.replay", description=__doc__)
     parser.add_argument("name", nargs="?", choices=("agents", "traces", "exact", "hops"), default="agents")
     parser.add_argument(
-        "--trace", type=Path, help="of traces: the file, in any form that kamera analyze reads"
+        "--trace", type=Path, help="of traces: the file, in any form that python -m lab.reuse reads"
     )
     parser.add_argument("--family", choices=BACKBONES, default="gqa", help="the trained backbone")
     parser.add_argument("--steps", type=int, default=40, help="turns of each session, at most")

@@ -7,8 +7,8 @@ from collections import Counter, defaultdict
 from pathlib import Path
 from typing import Any
 
-from kamera.reuse.otel import Call, read_calls
 from lab.replay.scripts import picture_of
+from lab.reuse.otel import Call, read_calls
 
 Messages = list[dict[str, Any]]
 

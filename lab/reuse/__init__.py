@@ -1,1 +1,1 @@
-"""Measurements of `kamera.reuse` as a serve path: exact prompts, tiers, boundary states, first tokens."""
+"""Measurements of `kamera.reuse` as a serve path, and, by ``python -m lab.reuse``, of what it could serve."""

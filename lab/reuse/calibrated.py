@@ -4,8 +4,8 @@
                                    [--output FILE]
 
 Two kinds of content on the shipped backbone: *text* (the text twins of frames, cut as `cases_of` cuts) and
-*pictures* (an items frame behind four legends). One is calibrated (`kamera.reuse.calibrate`) and then asked
-of fresh cases: of those that guard and probe accept, how many drift beyond the bound, and how many have
+*pictures* (an items frame behind four legends). One is calibrated (`lab.reuse.sweep`) and then asked of
+fresh cases: of those that guard and probe accept, how many drift beyond the bound, and how many have
 another next token. *Unheld* is what a calibration of 24 cases, none of them held out, would have let
 through. At last the text's calibration is shown pictures with one legend replaced: a calibration is of its
 own modality only.
@@ -22,10 +22,10 @@ from typing import Any
 
 from kamera import testbed
 from kamera.engines.hf import Backbone
-from kamera.reuse import Case, HeldOut, cases_of
+from kamera.reuse import HeldOut
 from kamera.reuse.calibration import Calibration, modality
-from kamera.reuse.sweep import Trial, derive, operating_point, replacing, run, tested, windows_of
 from lab.results import keep
+from lab.reuse.sweep import Case, Trial, cases_of, derive, operating_point, replacing, run, tested, windows_of
 from lab.speed.machine import commit, machine
 from lab.testbed import load
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kamera.reuse.sweep import BOUND, Trial, operating_point, windows_of
+from lab.reuse.sweep import BOUND, Trial, operating_point, windows_of
 
 BOUNDS = (BOUND, 0.2, 0.6, 1.0)
 """Drifts for which an operating point is looked for, in nats; the first is the product's."""

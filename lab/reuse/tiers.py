@@ -24,10 +24,10 @@ import torch
 from kamera import ChunkStore, KameraWindow, ReusePolicy, testbed
 from kamera.certify.metrics import kl_items
 from kamera.engines.hf import Backbone
-from kamera.reuse import Arrangement, Calibration, Case
-from kamera.reuse.sweep import derive, run
+from kamera.reuse import Arrangement, Calibration
 from lab.paper.draw import MAIN, TARGET, Bench, Stage
 from lab.results import keep
+from lab.reuse.sweep import Case, derive, run
 from lab.speed.machine import commit, machine
 from lab.testbed import load
 

@@ -30,11 +30,12 @@ import torch
 from kamera import Backbone, ChunkStore, ReusePolicy, testbed
 from kamera.content import Conversations, Message
 from kamera.edits import policies
-from kamera.reuse import DEFAULT_RULE, RULES, ContentIndex, Media, Observer, Prompt, Reuser, Scope
+from kamera.reuse import DEFAULT_RULE, RULES, ContentIndex, Media, Prompt, Reuser, Scope
 from lab.agent_traces import PATTERNS
 from lab.recovery import prompts_of
 from lab.replay.scripts import screens
 from lab.results import keep
+from lab.reuse.recovery import Observer
 from lab.reuse.ttft import LAYERS, VOCABULARY, lenient, model
 from lab.speed.machine import commit, machine
 

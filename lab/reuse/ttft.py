@@ -28,11 +28,11 @@ from kamera import Backbone, ChunkStore, ReusePolicy
 from kamera.ops import PatchBudget, kv_concat, kv_of
 from kamera.patches import prefill_anchor
 from kamera.reuse import Calibration, HeldOut, Prompt, Reuser
-from kamera.reuse.forwards import answered, places, prefilled
 from kamera.window import grounds_of, library_versions
 from lab.baselines.cacheblend import CacheBlend
 from lab.baselines.rows import tokens_afforded
 from lab.results import keep
+from lab.reuse.forwards import answered, places, prefilled
 from lab.scene import Scene
 from lab.speed.machine import commit, machine
 

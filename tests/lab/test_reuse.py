@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from kamera.engines.hf import Resume, hidden_states, recompute
-from kamera.reuse.sweep import Trial
 from lab.reuse import breakeven, curve
 from lab.reuse.boundary import Boundary, Multicut, above, hidden_bytes, rank_of
 from lab.reuse.exact import backbones, drawn, run
+from lab.reuse.sweep import Trial
 from tests.engines.compare import relative
 from tests.lab.scenes import FAMILIES
 from tests.lab.scenes import scene_of as new_scene

@@ -13,9 +13,8 @@ from kamera.content import Encoded
 from kamera.engines import Span
 from kamera.errors import CertificateMismatch, InvalidCertificate
 from kamera.patches import equal_left, later_of
-from kamera.reuse import Calibration, Point, calibrate, cases_of
+from kamera.reuse import Calibration
 from kamera.reuse.probe import likeness
-from kamera.reuse.sweep import Trial, acceptance, operating_point, windows_of
 from tests.reuse.rig import FULL, calibration, error, family, parts, plain, prompt, reuser, words
 
 LOOSE = replace(FULL, minimum="blind")
@@ -185,42 +184,6 @@ def test_the_probe_is_one_for_exact_kv_and_less_for_other():
     assert found.shape == (3, 2)
     assert float(found[0].min()) > 1 - 1e-6  # nothing precedes the first layer's KV
     assert float(found[1:].min()) < 0.999
-
-
-def test_a_sweep_binds_its_thresholds_to_the_backbone():
-    backbone = family(NAME)
-    documents = [words(seed, 120).tolist() for seed in range(4)]
-    options = {"count": 6, "context": 40, "segment": 12, "question": 4, "ladder": (0, 16)}
-    cases = cases_of(backbone, documents, **options)
-    made = calibrate(backbone, cases, bound=100.0)
-    assert made.difference(backbone) is None
-    assert made.windows == (0, 0, 0) and made.trials == 3 * (2 + 4)  # four pieces, each replaced in turn
-    assert made.threshold is None and "too few trials drifted" in made.refusal
-    assert (made.scope, made.sources) == (("text behind text",), ("",))
-    assert calibrate(backbone, cases[:2], bound=1e-12).windows == (0, None, None)
-    with pytest.raises(ValueError, match="at least four"):
-        cases_of(backbone, documents[:3], **options)
-    with pytest.raises(ValueError, match="no case"):
-        calibrate(backbone, [])
-
-
-def test_the_operating_point_is_the_least_that_the_guard_passes():
-    def trials(matched: int, count: int, kl: float, cosine: float) -> list[Trial]:
-        return [Trial(matched, (0.0, kl), cosine + i / 1_000, kl < 0.05) for i in range(count)]
-
-    safe, wrong = trials(64, 20, 0.01, 0.8), trials(16, 5, 3.0, 0.97)
-    both = [*safe, *wrong]
-    windows = windows_of(both, 0.05)
-    assert windows == (16, 64)
-    assert operating_point(both, windows, 0.05) == 0.8
-    assert operating_point(both[1:], windows, 0.05) is None  # nineteen pass
-    assert operating_point(both[:-1], windows, 0.05) is None  # four drift: the sweep shows too little
-    assert operating_point(both, (16, None), 0.05) is None
-    assert windows_of([*both, *trials(128, 1, 0.06, 0.9)], 0.05) == (16, None)
-    curve = acceptance(both)
-    assert [p.accepted for p in (curve[0], curve[-1])] == [1.0, 1 / 25]
-    assert curve[-1].worst == 3.0  # the probe alone would take a wrong one first
-    assert isinstance(curve[0], Point)
 
 
 def test_the_guard_judges_the_copy_with_the_longest_equal_context():

@@ -6,88 +6,16 @@ import math
 from dataclasses import replace
 
 import pytest
-import torch
 
 from kamera import ChunkStore, KameraWindow
 from kamera.errors import InvalidCertificate
-from kamera.reuse import Arrangement, Calibration, Case, HeldOut, cases_of
+from kamera.reuse import Arrangement, Calibration
 from kamera.reuse.limits import upper_limit
-from kamera.reuse.sweep import Trial, derive, replacing
 from tests.models import samples, tiny
 from tests.reuse.rig import HEAD, calibration, error, family, plain, prompt, reuser, words
 from tests.reuse.test_approximate import LOOSE, NAME, filled, moved
 
-# -- held out --------------------------------------------------------------------------------------
-
-
-def of_case(kl: float = 0.01, matched: int = 64, agrees: bool = True, replaced: bool = False) -> list[Trial]:
-    """A case's trial, and one of too little left context."""
-    return [Trial(16, (0.0, 3.0), 0.9, False), Trial(matched, (0.0, kl), 0.9, agrees, replaced)]
-
-
-def derived(fitted: list[list[Trial]], rest: list[list[Trial]], bound: float = 0.05) -> Calibration:
-    backbone = family(NAME)
-    chunk = backbone.chunk_from_tensors(words(1, 6), label="tool")
-    case = Case((backbone.chunk_from_tensors(words(2, 6)),), chunk, (words(3, 2),), ())
-    return derive(backbone, [case] * (len(fitted) + len(rest)), [*fitted, *rest], bound=bound)
-
-
-def test_a_threshold_has_to_hold_on_the_half_that_is_held_out():
-    """Seven of 104 fresh segments drifted beyond the bound of a calibration that had none."""
-    sound = derived([of_case()] * 60, [of_case()] * 60)
-    assert sound.threshold == 0.9 and sound.refusal == ""
-    assert sound.tested == HeldOut(60, 60, 0, 0)
-    assert sound.tested.violation_limit < 0.05
-    loose = derived([of_case()] * 60, [*[of_case()] * 56, *[of_case(kl=0.06)] * 4])
-    assert loose.threshold is None
-    assert loose.tested.violations == 4
-    assert "4 of the 60 held-out cases it accepted drift beyond 0.05 nats" in loose.refusal
-    assert loose.guard(64) is not None and loose.refusal in loose.guard(64)
-
-
-def test_other_answers_count_however_small_the_drift():
-    made = derived([of_case()] * 60, [*[of_case()] * 57, *[of_case(agrees=False)] * 3])
-    assert made.threshold is None and (made.tested.violations, made.tested.flips) == (0, 3)
-    assert "have another next token" in made.refusal
-
-
-def test_too_few_held_out_cases_bound_nothing():
-    made = derived([of_case()] * 40, [of_case()] * 40)
-    assert made.threshold is None and made.tested.violations == 0
-    assert made.tested.violation_limit == pytest.approx(1 - 0.05 ** (1 / 40))
-
-
-def test_one_replaced_piece_that_is_accepted_and_drifts_is_enough():
-    wrong = [*of_case(), Trial(64, (0.0, 0.06), 0.9, True, replaced=True)]
-    made = derived([of_case()] * 199, [*[of_case()] * 198, wrong])
-    assert made.tested.violation_limit < 0.05
-    assert made.threshold is None and made.replaced == HeldOut(199, 1, 1, 0)
-    assert "a replaced piece" in made.refusal
-
-
-def test_each_piece_of_a_context_is_replaced_in_turn():
-    backbone = family(NAME)
-
-    def case(first: int) -> Case:
-        before = tuple(backbone.chunk_from_tensors(words(first + i, 5 + i)) for i in range(3))
-        return Case(before, backbone.chunk_from_tensors(words(9, 4)), (words(8, 2),), ())
-
-    one, other = case(20), case(40)
-    made = replacing(one, other)
-    assert [matched for matched, _ in made] == [6 + 7, 7, 0]
-    for at, (_, behind) in enumerate(made):
-        assert [c.id for c in behind] == [(other if i == at else one).before[i].id for i in range(3)]
-    assert replacing(one, one) == ()
-
-
-def test_the_halves_share_no_document():
-    backbone = family(NAME)
-    documents = [torch.full((80,), 20 + seed).tolist() for seed in range(6)]
-    options = {"count": 8, "context": 40, "segment": 12, "question": 4, "ladder": (0,)}
-    cases = cases_of(backbone, documents, sources=("tool", "user"), **options)
-    told = [{int(i) for c in (*case.before, case.chunk) for i in c.input_ids} for case in cases]
-    assert set.union(*told[:4]) <= {20, 21, 22} and set.union(*told[4:]) <= {23, 24, 25}
-    assert [case.chunk.label for case in cases[:3]] == ["tool", "user", "tool"]
+# -- limits ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("happened", "of"), [(0, 1), (0, 59), (1, 93), (7, 104), (12, 98), (30, 60)])

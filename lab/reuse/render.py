@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from kamera.reuse.otel import Call
 from kamera.reuse.prompt import Media, Prompt, Span
-from kamera.reuse.words import Tokenise
+from lab.reuse.otel import Call
+from lab.reuse.words import Tokenise
 
 _PICTURE = 2**32 - 1  # not an id of any tokenizer
 

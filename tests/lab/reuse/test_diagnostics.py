@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from kamera.ops import kv_slice, relocate_kv
 from kamera.reuse import RULES, Prompt
-from kamera.reuse.forwards import places, prefilled, texts
-from kamera.reuse.invariance import auc, invariance
-from kamera.reuse.shift import shift
-from kamera.reuse.sink import SinkPoint, settled, sink_of
+from lab.reuse.forwards import places, prefilled, texts
+from lab.reuse.invariance import auc, invariance
+from lab.reuse.shift import shift
+from lab.reuse.sink import SinkPoint, settled, sink_of
 from tests.reuse.rig import family
 from tests.sessions.rig import speaking
 

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from kamera.reuse.cuts import cut
 from kamera.reuse.index import ContentIndex
 from kamera.reuse.prompt import Prompt
-from kamera.reuse.recovery import SINK, Observer
 from kamera.reuse.rules import CutRule
 from kamera.reuse.scope import Scope
+from lab.reuse.recovery import SINK, Observer
 
 
 @dataclass(frozen=True)

@@ -12,9 +12,9 @@ from kamera.content import Chunk, Encoded
 from kamera.engines import Engine
 from kamera.ops import KV, PatchBudget, kv_concat, kv_of, relocate_kv, uniform_offset
 from kamera.reuse.calibration import Calibration, HeldOut, Point, kind, modality
-from kamera.reuse.forwards import answered, divergence, shown
 from kamera.reuse.probe import likeness
 from kamera.window import grounds_of, library_versions
+from lab.reuse.forwards import answered, divergence, shown
 
 BOUND = 0.05
 """Largest accepted drift: KL to the re-prefill's next token, in nats."""

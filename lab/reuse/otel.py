@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kamera.errors import TraceError, TraceHole
+from kamera.errors import TraceError
 from kamera.ops import digest
 
 CALLS = ("chat", "text_completion", "generate_content")
@@ -24,6 +24,10 @@ CALLS = ("chat", "text_completion", "generate_content")
 _SYSTEM = "gen_ai.system_instructions"
 _TOOLS = "gen_ai.tool.definitions"
 _MESSAGES = "gen_ai.input.messages"
+
+
+class TraceHole(TraceError):
+    """A trace of requests lacks part of a request's content."""
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from kamera.reuse.words import Tokenise, canonical, word_ids
+from lab.reuse.words import Tokenise, canonical, word_ids
 
 _PERMUTATIONS = 128
 _SEED = 20_240_515  # of the permutations: only signatures of one seed compare
@@ -27,7 +27,7 @@ class Proposal:
 
 
 class SimilarIndex:
-    """Similarity index of texts, in memory. Needs the ``similar`` extra.
+    """Similarity index of texts, in memory. Needs the rensa package.
 
     ``shingle`` consecutive tokens of the canonical text are one feature. ``threshold`` is the least
     similarity that is proposed; the bands find a pair at the threshold about half of the time and more
@@ -42,7 +42,7 @@ class SimilarIndex:
         shingle: int = 8,
         left_tokens: int = 128,
     ) -> None:
-        """`ValueError` for a threshold outside 0 to 1, or sizes below 1; `ImportError` without the extra."""
+        """`ValueError` for a threshold outside 0 to 1, or sizes below 1; `ImportError` without rensa."""
         if not 0.0 < threshold <= 1.0:
             raise ValueError(f"threshold {threshold} must be above 0 and at most 1")
         if shingle < 1 or left_tokens < 1:
@@ -50,9 +50,7 @@ class SimilarIndex:
         try:
             import rensa
         except ImportError as error:
-            raise ImportError(
-                'similar segments need the rensa package: pip install "kamera[similar]"'
-            ) from error
+            raise ImportError("similar segments need the rensa package: pip install rensa") from error
         self._rensa = rensa
         self._tokenise = tokenise
         self._threshold = threshold

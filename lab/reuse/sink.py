@@ -9,7 +9,7 @@ import torch
 
 from kamera.engines import Engine
 from kamera.ops import KV, kv_slice, relocate_kv
-from kamera.reuse.forwards import answered, divergence, places, prefilled, texts
+from lab.reuse.forwards import answered, divergence, places, prefilled, texts
 
 EDGE = 4
 """First tokens of a segment that are counted apart: a sink inside the segment would be there."""

@@ -1,4 +1,4 @@
-"""``kamera analyze recovery``."""
+"""``python -m lab.reuse recovery``."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ import pytest
 
 from kamera.reuse import DEFAULT_RULE, RULES
 from lab.agent_traces import trace
-from tests.cli.run import files, kamera
+from lab.reuse.__main__ import main
+from tests.cli.run import files, run
 
 
 @pytest.fixture(scope="module")
@@ -20,7 +21,7 @@ def made(tmp_path_factory):
 
 def test_a_trace_is_counted_per_service_and_rule(capsys, made):
     before = files(made.parent)
-    done = kamera(capsys, "analyze", "recovery", made, "--rule", "low", "--rule", "high", "--format", "json")
+    done = run(capsys, main, "recovery", made, "--rule", "low", "--rule", "high", "--format", "json")
     assert (done.code, done.err) == (0, "")
     rows = {(r["rule"], r["service"]): r for r in done.document["recovery"]}
     assert set(rows) == {(r, s) for r in ("low", "high") for s in ("rag", "screens", "(all)")}
@@ -34,16 +35,16 @@ def test_a_trace_is_counted_per_service_and_rule(capsys, made):
 
 
 def test_the_default_rule_and_every_rule(capsys, made):
-    done = kamera(capsys, "analyze", "recovery", made)
+    done = run(capsys, main, "recovery", made)
     assert done.code == 0
     assert DEFAULT_RULE in done.out
-    every = kamera(capsys, "analyze", "recovery", made, "--rule", "every", "--format", "json")
+    every = run(capsys, main, "recovery", made, "--rule", "every", "--format", "json")
     assert list(every.document["rules"]) == list(RULES)
 
 
 def test_media_tokens_and_sink_change_the_counts(capsys, made):
     def tokens(*options: object) -> tuple[int, int]:
-        done = kamera(capsys, "analyze", "recovery", made, *options, "--format", "json")
+        done = run(capsys, main, "recovery", made, *options, "--format", "json")
         (row,) = [r for r in done.document["recovery"] if r["service"] == "(all)"]
         return row["tokens"], row["recovered"]
 
@@ -53,7 +54,7 @@ def test_media_tokens_and_sink_change_the_counts(capsys, made):
 
 def test_the_result_goes_to_a_file(capsys, made, tmp_path):
     target = tmp_path / "result.json"
-    done = kamera(capsys, "analyze", "recovery", made, "--format", "json", "--output", target, "-q")
+    done = run(capsys, main, "recovery", made, "--format", "json", "--output", target, "-q")
     assert (done.code, done.out, done.err) == (0, "", "")
     assert json.loads(target.read_text())["trace"] == str(made)
 
@@ -63,11 +64,11 @@ def test_holes_fail_in_one_line_or_are_counted(capsys, tmp_path):
     held = trace(seed=1, requests=2, only=("rag",))
     del held["resourceSpans"][0]["scopeSpans"][0]["spans"][1]["attributes"][2]
     path.write_text(json.dumps(held))
-    refused = kamera(capsys, "analyze", "recovery", path)
+    refused = run(capsys, main, "recovery", path)
     assert (refused.code, refused.out) == (1, "")
     assert refused.err.count("\n") == 1
     assert "not captured" in refused.err
-    done = kamera(capsys, "analyze", "recovery", path, "--skip-holes", "--format", "json")
+    done = run(capsys, main, "recovery", path, "--skip-holes", "--format", "json")
     assert done.code == 0
     assert done.document["recovery"][0]["requests"] == 1
     assert len(done.document["left_out"]) == 1
@@ -80,8 +81,8 @@ def test_a_tokenizer_counts_its_own_tokens(capsys, made, tmp_path):
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     path = tmp_path / "tokenizer.json"
     tokenizer.save(str(path))
-    own = kamera(capsys, "analyze", "recovery", made, "--tokenizer", path, "--format", "json").document
-    words = kamera(capsys, "analyze", "recovery", made, "--format", "json").document
+    own = run(capsys, main, "recovery", made, "--tokenizer", path, "--format", "json").document
+    words = run(capsys, main, "recovery", made, "--format", "json").document
     assert own["tokenizer"] == str(path)
     assert own["recovery"][0]["tokens"] < words["recovery"][0]["tokens"]
 
@@ -95,12 +96,12 @@ def test_a_tokenizer_counts_its_own_tokens(capsys, made, tmp_path):
     ],
 )
 def test_bad_usage_is_told_in_one_line(capsys, made, options, code, named):
-    done = kamera(capsys, "analyze", "recovery", made, *options)
+    done = run(capsys, main, "recovery", made, *options)
     assert (done.code, done.out) == (code, "")
     assert named in done.err
     assert "Traceback" not in done.err
 
 
 def test_help_says_the_common_options(capsys):
-    done = kamera(capsys, "analyze", "recovery", "--help")
+    done = run(capsys, main, "recovery", "--help")
     assert all(option in done.out for option in ("--format", "--output", "--quiet", "-q", "--rule"))

@@ -7,12 +7,12 @@ import json
 import numpy as np
 import pytest
 
-from kamera.reuse import RULES, ContentIndex, Hit, Media, Observer, Prompt, Recovery, Scope, recovery
-from kamera.reuse.otel import read_calls
-from kamera.reuse.recovery import covered
-from kamera.reuse.render import render
-from kamera.reuse.words import word_ids
+from kamera.reuse import RULES, ContentIndex, Hit, Media, Prompt, Scope
 from lab.agent_traces import PATTERNS, trace
+from lab.reuse.otel import read_calls
+from lab.reuse.recovery import Observer, Recovery, covered, recovery
+from lab.reuse.render import render
+from lab.reuse.words import word_ids
 
 SCOPE = Scope("", "")
 

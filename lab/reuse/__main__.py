@@ -1,33 +1,42 @@
-"""``kamera analyze``: measures possible reuse in recorded requests, and on a model."""
+"""``python -m lab.reuse VERB``: measures possible reuse in recorded requests, and on a model."""
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from kamera.cli.analyze_model import calibrate, roc, sink
-from kamera.cli.charts import Plot, chart
+from kamera.cli.app import run as run_program
 from kamera.cli.options import File, Form, Format, Quiet
 from kamera.cli.output import Output, listing
+from kamera.reuse import DEFAULT_RULE, RULES, ContentIndex, CutRule, Prompt, Scope
+from lab.reuse.charts import Plot, chart
+from lab.reuse.on_model import calibrate, roc, sink
+from lab.reuse.otel import read_calls
+from lab.reuse.recovery import Observer, Recovery
+from lab.reuse.render import render
+from lab.reuse.shift import shift as diagnose
+from lab.reuse.words import Tokenise, word_ids
 
-analyze = typer.Typer(
-    help="Measure possible reuse; nothing is served.", no_args_is_help=True, rich_markup_mode=None
+program = typer.Typer(
+    no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None
 )
 
 _PARTS = ("exact_prefix", "recovered", "novel")
 _COLUMNS = ("rule", "service", "requests", "tokens", "exact prefix %", "recovered %", "novel %")
 
 
-@analyze.callback()
+@program.callback()
 def _root() -> None:
     """Measure possible reuse; nothing is served."""
 
 
 for _verb in (roc, sink, calibrate):
-    analyze.command(_verb.__name__)(_verb)
+    program.command(_verb.__name__)(_verb)
 
 TraceFile = Annotated[
     Path,
@@ -45,7 +54,7 @@ SkipHoles = Annotated[
 ]
 
 
-@analyze.command("recovery")
+@program.command("recovery")
 def recovery(
     trace: TraceFile,
     rule: Annotated[
@@ -64,8 +73,6 @@ def recovery(
 
     Each request is compared with all earlier ones, of every session. Nothing is run or stored.
     """
-    from kamera.reuse import ContentIndex, Observer, Recovery, Scope
-
     out = Output(format, output, quiet)
     rules = _rules(rule)
     prompts, holes = _prompts(trace, tokenizer, media_tokens, skip_holes)
@@ -94,7 +101,7 @@ def recovery(
     chart(plot, [f"{row['rule']} {row['service']}" for row in rows], shares, "share of tokens", stacked=True)
 
 
-@analyze.command("shift")
+@program.command("shift")
 def shift(
     trace: TraceFile,
     rule: Annotated[str | None, typer.Option(help="Cut rule (default: the one that recovers most).")] = None,
@@ -112,12 +119,10 @@ def shift(
     The means of each service's first requests predict the recovered share of the later ones; a service of
     fewer than three requests is left out.
     """
-    from kamera.reuse.shift import shift as diagnose
-
     out = Output(format, output, quiet)
     ((name, chosen),) = _rules(None if rule is None else [rule]).items()
     prompts, _ = _prompts(trace, tokenizer, media_tokens, skip_holes)
-    by_service: dict[str, list[Any]] = {}
+    by_service: dict[str, list[Prompt]] = {}
     for service, prompt in prompts:
         by_service.setdefault(service, []).append(prompt)
     rows = [
@@ -148,21 +153,15 @@ def shift(
 
 def _prompts(
     trace: Path, tokenizer: Path | None, media_tokens: int, skip_holes: bool
-) -> tuple[list[tuple[str, Any]], list[str]]:
+) -> tuple[list[tuple[str, Prompt]], list[str]]:
     """Service and prompt of each request, and the holes that were left out."""
-    from kamera.reuse.otel import read_calls
-    from kamera.reuse.render import render
-    from kamera.reuse.words import word_ids
-
     read = read_calls(trace, skip_holes=skip_holes)
     tokenise = word_ids if tokenizer is None else _tokenise(tokenizer)
     calls = [(call.service, render(call, tokenise, media_tokens=media_tokens)) for call in read.calls]
     return calls, list(read.holes)
 
 
-def _rules(asked: list[str] | None) -> dict[str, Any]:
-    from kamera.reuse import DEFAULT_RULE, RULES
-
+def _rules(asked: list[str] | None) -> dict[str, CutRule]:
     names = list(RULES) if asked and "every" in asked else asked or [DEFAULT_RULE]
     unknown = [name for name in names if name not in RULES]
     if unknown:
@@ -170,7 +169,7 @@ def _rules(asked: list[str] | None) -> dict[str, Any]:
     return {name: RULES[name] for name in names}
 
 
-def _tokenise(path: Path) -> Any:
+def _tokenise(path: Path) -> Tokenise:
     from tokenizers import Tokenizer
 
     try:
@@ -180,7 +179,7 @@ def _tokenise(path: Path) -> Any:
     return lambda text: loaded.encode(text, add_special_tokens=False).ids
 
 
-def _row(rule: str, service: str, counted: Any) -> dict[str, Any]:
+def _row(rule: str, service: str, counted: Recovery) -> dict[str, Any]:
     return {
         "rule": rule,
         "service": service,
@@ -197,3 +196,12 @@ def _cell(row: dict[str, Any], column: str) -> object:
         count = row[column.removesuffix(" %").replace(" ", "_")]
         return round(100 * count / max(1, row["tokens"]), 1)
     return row[column]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command line (default: the process's own); its exit code is that of ``kamera``."""
+    return run_program(program, "python -m lab.reuse", arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -7,11 +7,11 @@ import json
 
 import pytest
 
-from kamera.errors import TraceError, TraceHole
+from kamera.errors import TraceError
 from kamera.reuse import Media, Span
-from kamera.reuse.otel import read_calls
-from kamera.reuse.render import render
-from kamera.reuse.words import word_ids
+from lab.reuse.otel import TraceHole, read_calls
+from lab.reuse.render import render
+from lab.reuse.words import word_ids
 
 PICTURE = base64.b64encode(b"red").decode()
 DEEP = '{"arrayValue": {"values": [' * 300 + "{}" + "]}}" * 300

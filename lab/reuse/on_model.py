@@ -1,21 +1,24 @@
-"""``kamera analyze roc | sink | calibrate``: what a model's KV permits, measured on the model."""
+"""``python -m lab.reuse roc | sink | calibrate``: what a model's KV permits, measured on the model."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
-from kamera.cli.charts import Plot, chart, curve
 from kamera.cli.models import load_backbone
 from kamera.cli.options import Device, Dtype, File, Form, Format, Model, Precision, Quiet
 from kamera.cli.output import Output, facts, listing
-
-if TYPE_CHECKING:
-    from kamera.reuse import HeldOut
+from kamera.reuse import HeldOut
+from lab.reuse.charts import Plot, chart, curve
+from lab.reuse.forwards import texts
+from lab.reuse.invariance import invariance
+from lab.reuse.sink import sink_of
+from lab.reuse.sweep import calibrate as sweep
+from lab.reuse.sweep import cases_of
 
 Text = Annotated[
     Path | None,
@@ -40,8 +43,6 @@ def roc(
 
     1.0: equal content at two positions is always more alike than unequal content; 0.5: chance.
     """
-    from kamera.reuse.invariance import invariance
-
     out = Output(format, output, quiet)
     backbone = load_backbone(model, device, dtype, show_progress=out.shows_progress)
     found = invariance(backbone, blocks=blocks, text=_read(text), seed=seed)
@@ -83,8 +84,6 @@ def sink(
 
     Segments are computed behind the first tokens alone and compared with those behind the whole prompt.
     """
-    from kamera.reuse.sink import sink_of
-
     out = Output(format, output, quiet)
     backbone = load_backbone(model, device, dtype, show_progress=out.shows_progress)
     found = sink_of(backbone, segments=segments, text=_read(text), seed=seed)
@@ -132,10 +131,6 @@ def calibrate(
 
     Exit code 0: there is a threshold. 1: there is none, approximate segments stay refused.
     """
-    from kamera.reuse import calibrate as sweep
-    from kamera.reuse import cases_of
-    from kamera.reuse.forwards import texts
-
     out = Output(format, output, quiet)
     backbone = load_backbone(model, device, dtype, show_progress=out.shows_progress)
     runs = texts(backbone, 16, 256, text=_read(text))

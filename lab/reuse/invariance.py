@@ -9,7 +9,7 @@ import torch
 
 from kamera.engines import Engine
 from kamera.ops import KV, kv_slice, relocate_kv
-from kamera.reuse.forwards import places, prefilled, texts
+from lab.reuse.forwards import places, prefilled, texts
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""``kamera analyze roc | sink | shift | calibrate``: a table, JSON, a plot, and a calibration's file."""
+"""``python -m lab.reuse roc | sink | shift | calibrate``: a table, JSON, a plot, and a calibration's file."""
 
 from __future__ import annotations
 
@@ -8,14 +8,15 @@ import pytest
 
 from kamera.reuse import Calibration
 from lab.agent_traces import trace
-from tests.cli.run import kamera
+from lab.reuse.__main__ import main
+from tests.cli.run import run
 
 PNG = b"\x89PNG"
 
 
 def test_roc_lists_every_channel_of_every_layer(capsys, tmp_path):
     plot = tmp_path / "roc.png"
-    done = kamera(capsys, "analyze", "roc", "testbed", "--blocks", 2, "--format", "json", "--plot", plot)
+    done = run(capsys, main, "roc", "testbed", "--blocks", 2, "--format", "json", "--plot", plot)
     rows = done.document["roc"]
     assert done.code == 0 and {row["channel"] for row in rows} == {"k", "v"}
     assert len(rows) == 2 * (1 + max(row["layer"] for row in rows))
@@ -24,12 +25,12 @@ def test_roc_lists_every_channel_of_every_layer(capsys, tmp_path):
 
 
 def test_sink_shows_the_drift_by_first_tokens(capsys, tmp_path):
-    done = kamera(capsys, "analyze", "sink", "testbed", "--segments", 1, "--plot", tmp_path / "s.png")
+    done = run(capsys, main, "sink", "testbed", "--segments", 1, "--plot", tmp_path / "s.png")
     assert done.code == 0 and "KL (nats)" in done.out
     assert (tmp_path / "s.png").read_bytes().startswith(PNG)
     short = tmp_path / "short.txt"
     short.write_text("too short")
-    refused = kamera(capsys, "analyze", "sink", "testbed", "--text", short)
+    refused = run(capsys, main, "sink", "testbed", "--text", short)
     assert refused.code == 2 and "give a longer text" in refused.err
 
 
@@ -37,8 +38,8 @@ def test_a_calibration_is_written_and_read_back(capsys, tmp_path):
     plot = tmp_path / "c.png"
     text = tmp_path / "text.txt"
     text.write_text(" ".join(f"value of tag {i} red glyph" for i in range(200)))
-    common = ("analyze", "calibrate", "testbed", tmp_path, "--format", "json", "--plot", plot)
-    made = kamera(capsys, *common, "--cases", 2, "--source", "tool", "--text", text)
+    common = ("calibrate", "testbed", tmp_path, "--format", "json", "--plot", plot)
+    made = run(capsys, main, *common, "--cases", 2, "--source", "tool", "--text", text)
     assert made.code == 1 and made.document["threshold"] is None  # eight comparisons: too few to believe
     assert made.document["violation_limit"] == 1.0 and "too few" in made.document["refusal"]
     read = Calibration.read(made.document["path"])
@@ -50,23 +51,23 @@ def test_a_calibration_is_written_and_read_back(capsys, tmp_path):
 def test_shift_predicts_per_service(capsys, tmp_path):
     path = tmp_path / "trace.json"
     path.write_text(json.dumps(trace(seed=1, requests=4, only=("metadata", "sysvar"))))
-    done = kamera(capsys, "analyze", "shift", path, "--format", "json", "--plot", tmp_path / "s.png")
+    done = run(capsys, main, "shift", path, "--format", "json", "--plot", tmp_path / "s.png")
     rows = {row["service"]: row for row in done.document["shift"]}
     assert rows["metadata"]["first_variation"] < 0.1 < 0.5 < rows["sysvar"]["first_variation"]
     assert rows["metadata"]["predicted"] > rows["sysvar"]["predicted"]
     assert (tmp_path / "s.png").read_bytes().startswith(PNG)
-    recovered = kamera(capsys, "analyze", "recovery", path, "-q", "--plot", tmp_path / "r.png")
+    recovered = run(capsys, main, "recovery", path, "-q", "--plot", tmp_path / "r.png")
     assert recovered.code == 0 and (tmp_path / "r.png").read_bytes().startswith(PNG)
-    assert kamera(capsys, "analyze", "shift", path, "--rule", "none").code == 2
+    assert run(capsys, main, "shift", path, "--rule", "none").code == 2
 
 
 def test_a_plot_without_matplotlib_is_refused(capsys, tmp_path, monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    done = kamera(capsys, "analyze", "roc", "testbed", "--plot", tmp_path / "x.png")
+    done = run(capsys, main, "roc", "testbed", "--plot", tmp_path / "x.png")
     assert done.code == 2 and "kamera[plots]" in done.err
 
 
 @pytest.mark.parametrize("verb", ["roc", "sink"])
 def test_a_missing_model_is_refused(capsys, verb):
-    done = kamera(capsys, "analyze", verb, "/nowhere")
+    done = run(capsys, main, verb, "/nowhere")
     assert done.code == 1 and "/nowhere" in done.err

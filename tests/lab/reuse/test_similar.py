@@ -7,8 +7,8 @@ import sys
 import pytest
 
 from kamera.reuse import Hit
-from kamera.reuse.similar import Proposal, SimilarIndex
-from kamera.reuse.words import canonical, word_ids
+from lab.reuse.similar import Proposal, SimilarIndex
+from lab.reuse.words import canonical, word_ids
 
 PASSAGE = " ".join(
     f"Step {i}: open the {['red', 'blue', 'green'][i % 3]} valve no. {i * i}" for i in range(30)
@@ -90,7 +90,7 @@ def test_wrong_settings_are_a_value_error(wrong):
 
 def test_without_the_package_the_extra_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "rensa", None)
-    with pytest.raises(ImportError, match=r"kamera\[similar\]"):
+    with pytest.raises(ImportError, match="pip install rensa"):
         SimilarIndex()
 
 
