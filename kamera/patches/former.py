@@ -171,12 +171,16 @@ class Former:
         Patches are formed against this form and applied to it, so that they match: in a store of codes they
         also make up for the loss of the coding.
         """
-        held = self._held(facts.chunk_id)
-        if held is not None:
-            return held
         copy, owed = self._canonical(facts)
         pay(owed)
         return self._remember(facts.chunk_id, copy)
+
+    def stored_canonical(self, facts: Facts) -> Copy | None:
+        """`canonical`, if it is at hand or stored; None without a forward."""
+        held = self._held(facts.chunk_id)
+        if held is None and (record := self._record(facts.chunk_id)) is not None:
+            held = self._remember(facts.chunk_id, self._out_of(record))
+        return held
 
     def leading(self, facts: Facts) -> Copy:
         """`canonical`, to be served right behind the anchor: one prefilled just now is exact in any store."""
@@ -376,12 +380,9 @@ class Former:
 
     def _canonical(self, facts: Facts) -> tuple[Copy, list[Owed]]:
         """The chunk's KV in the form the store keeps, and what the store does not have of it yet."""
-        held = self._held(facts.chunk_id)
+        held = self.stored_canonical(facts)
         if held is not None:
             return held, []
-        record = self._record(facts.chunk_id)
-        if record is not None:
-            return self._out_of(record), []
         copy = self._prefilled(facts)
         record, owed = self.owed(facts, copy)
         return copy if record.loss is None else self._out_of(record), [owed]

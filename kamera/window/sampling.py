@@ -40,7 +40,8 @@ class Sampler:
     def stored(self, chunk_id: str) -> SampleSize | None:
         """As `Samples.stored`."""
         facts = self.facts[chunk_id]
-        return self._size(facts, self.former.canonical(facts))
+        copy = self.former.stored_canonical(facts)
+        return None if copy is None else self._size(facts, copy)
 
     def _size(self, facts: Facts, copy: Copy) -> SampleSize | None:
         if not self.former.backbone.can_sample(facts.encoded):

@@ -252,3 +252,22 @@ def test_another_kernel_makes_another_window():
         wrong.slide()
     assert worst(live(wrong, 1), live(right, 1)) > 1e-3
     assert not torch.allclose(wrong.next_token_logits(QUESTION), right.next_token_logits(QUESTION), atol=1e-5)
+
+
+def test_a_plan_runs_nothing_where_the_stored_canonical_is_damaged(tmp_path):
+    backbone, chunks = rig("qwen2_5_vl")
+    with ChunkStore.open(tmp_path / "s", memory_limit=0) as store:
+        for chunk in chunks[:2]:
+            make(backbone, store, policy=POLICY).append(chunk, archive="now")
+        store_key = next(r.key for r in store.ls("canonical") if r.chunk_id == chunks[1].id)
+        make(backbone, store, policy=POLICY).flush()
+        (path,) = (tmp_path / "s").rglob(f"*{store_key}*")
+        data = bytearray(path.read_bytes())
+        data[-9] ^= 1
+        path.write_bytes(data)
+        window = make(backbone, store, chunks[0], policy=POLICY)
+        with watching(backbone) as seen:
+            plan = window.plan_append(chunks[1])
+        assert seen.forwards == 0
+        assert [type(step).__name__ for step in plan.steps] == ["Prefill", "Keep"]
+        assert window.append(chunks[1]).slot.guarantee == "exact"
