@@ -258,10 +258,9 @@ def test_a_plan_runs_nothing_where_the_stored_canonical_is_damaged(tmp_path):
     backbone, chunks = rig("qwen2_5_vl")
     with ChunkStore.open(tmp_path / "s", memory_limit=0) as store:
         for chunk in chunks[:2]:
-            make(backbone, store, policy=POLICY).append(chunk, archive="now")
-        store_key = next(r.key for r in store.ls("canonical") if r.chunk_id == chunks[1].id)
-        make(backbone, store, policy=POLICY).flush()
-        (path,) = (tmp_path / "s").rglob(f"*{store_key}*")
+            make(backbone, store, chunk, policy=dataclasses.replace(POLICY, forms="always")).flush()
+        key = next(row.key for row in store.ls("canonical") if row.chunk_id == chunks[1].id)
+        (path,) = (tmp_path / "s").rglob(f"*{key}*")
         data = bytearray(path.read_bytes())
         data[-9] ^= 1
         path.write_bytes(data)
