@@ -11,8 +11,9 @@ import pytest
 import torch
 
 from kamera import Backbone
-from kamera.engines import Account, Cancelled, calls_of, later, precedence
+from kamera.engines import Account, Cancelled, Sampling, Span, calls_of, later, precedence
 from kamera.engines.hf import Observer
+from kamera.ops import Design, token_kernel
 from tests.models import samples, tiny
 
 LONG = 60  # seconds: nothing here takes that long
@@ -211,3 +212,44 @@ def test_the_hooks_are_no_part_of_the_computation():
     for layer in model.get_submodule("model.language_model").layers:
         layer._forward_pre_hooks.clear()
     assert first.fingerprint == before
+
+
+class SampledMeeting(Meeting):
+    """A sample as later work: a few tokens of a chunk behind another one."""
+
+    def _sampled(self):
+        axes = self.backbone.axes
+        tokens = self._span.num_tokens
+        first, second = self._places, self._places + tokens
+        kv = self.backbone.run(self._span, first)[0]
+        completion = Design.of(token_kernel(kv, self.backbone.layout, first)).completion(2, second)
+        live = self.backbone.live()
+        live.show([Span(kv, None, (0,) * axes), Span(kv, None, (tokens,) * axes)])
+        return lambda: self.backbone.sample([Sampling(self._span, second, 1, completion)], live)[0]
+
+    def work(self):
+        sample = self._sampled()
+        self._worker = threading.get_ident()
+        with later(self.backbone, (), self.unwanted):
+            return sample()
+
+    def plain(self):
+        return self._sampled()()
+
+
+@pytest.mark.parametrize("family", ["qwen2_5_vl", "deepseek_v3", "mistral_sliding"])
+def test_a_call_may_come_between_the_layers_of_a_sample(family):
+    backbone = tiny.backbone(family)
+    chunk = samples.chunk(backbone, samples.sample(family, 3))
+    meeting = SampledMeeting(backbone)
+    want, alone = meeting.plain(), call(backbone, chunk)
+    with ThreadPoolExecutor(1) as pool, hooked(backbone, meeting.at_layer):
+        working = pool.submit(meeting.work)
+        for reached, go_on in zip(meeting.reached, meeting.go_on, strict=True):
+            assert reached.wait(LONG)
+            with Account().now(backbone):
+                go_on.set()
+                got = call(backbone, chunk)
+            assert all(torch.equal(a, b) for a, b in zip(got, alone, strict=True))
+        kv = working.result(LONG)
+    assert all(torch.equal(x[n], y[n]) for x, y in zip(kv, want, strict=True) for n in y)

@@ -127,7 +127,7 @@ class Model:
         """
         self.check_positions(positions)
         start = 0 if past is None else model_cache.cache_length(past)
-        with torch.no_grad(), self._turns.turn(alone=True, pauses=self.quiet):
+        with torch.no_grad(), self.turn():
             cache = self._decoded(encoded, positions, past)
         kv = model_cache.read(cache, self.layout, self.groups, start)
         check_finite(kv)
@@ -269,6 +269,10 @@ class Model:
         """
         with self._turns.alone():
             yield
+
+    def turn(self) -> AbstractContextManager[None]:
+        """Context of one forward, alone on the model; one of later work gives way to calls between layers."""
+        return self._turns.turn(alone=True, pauses=self.quiet)
 
     # -- inside --------------------------------------------------------------------------------
 

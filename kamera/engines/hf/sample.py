@@ -74,7 +74,7 @@ def sample(
         "past_key_values": cache,
         "use_cache": True,
     }
-    with torch.no_grad(), backbone.alone(), row_masks(backbone, places, total) as mask:
+    with torch.no_grad(), backbone.turn(), row_masks(backbone, places, total) as mask:
         backbone.decoder(attention_mask=mask, **arguments)
     made = tuple(kv_of(layers, backbone.groups) for layers in cache.made)
     for kv in made:
