@@ -125,7 +125,7 @@ class Design:
         count = max(1, round((LEAST if share is None else share) * tokens))
         if share is None:
             count = max(count, int((self.open > max_error).sum()))
-        if not 0 < count < len(self.open) or float(self.open[count]) > max_error:
+        if count >= len(self.open) or float(self.open[count]) > max_error:
             return None
         return SampleSize(count, round(float(self.open[count]), 6))
 

@@ -201,7 +201,8 @@ def audited(stage: Stage, served: Served) -> list[Finding]:
         error = kv_distance(served.kv, true)
         return [*found, Finding(resident.facts.chunk_id, worth, "KV", error, rounding)]
     if resident.shown.sample is not None:
-        found += _sampled(resident, worth, served.kv, true, rounding)
+        first = LOSSY if former.context.lossy else rounding
+        found += _sampled(resident, worth, served.kv, true, first)
     lacking = _lacking(former, resident, served.kv, true)
     bound = _lacking_bound(former, resident, worth)
     if bound is not None and lacking is not None:
@@ -230,8 +231,8 @@ def _canonical(former: Former, resident: Resident, worth: Guarantee, rounding: f
     return [Finding(facts.chunk_id, worth, "canonical", kv_distance(copy.kv, true), bound)]
 
 
-def _sampled(resident: Resident, worth: Guarantee, served: KV, true: KV, rounding: float) -> list[Finding]:
-    """A sampled chunk: what depends on no other token is exact, and all of it is of the right size."""
+def _sampled(resident: Resident, worth: Guarantee, served: KV, true: KV, bound: float) -> list[Finding]:
+    """A sampled chunk: the layer that depends on no other token is within ``bound``, all is of its size."""
     (first, *_), chunk_id = [layer for layer in range(len(true)) if true[layer]], resident.facts.chunk_id
     alone = max(
         float((served[first][name].double() - x.double()).norm() / x.double().norm().clamp_min(1e-30))
@@ -239,7 +240,7 @@ def _sampled(resident: Resident, worth: Guarantee, served: KV, true: KV, roundin
     )
     whole = kv_distance(served, true)
     return [
-        Finding(chunk_id, worth, "first layer", alone, rounding),
+        Finding(chunk_id, worth, "first layer", alone, bound),
         Finding(chunk_id, worth, "KV", whole, FAR),
     ]
 

@@ -143,7 +143,9 @@ class _Run(Keeping):
                 base = self.copies[seat.number] if step.own else self.former.canonical(facts)
                 offset = step.base.home.offset(seat.spot)
                 assert offset is not None, "a plan samples no chunk that does not move as a whole"
-                completion = design_of(self.former, base).completion(step.size.tokens, positions)
+                completion = design_of(self.former, facts.chunk_id, base).completion(
+                    step.size.tokens, positions
+                )
                 parts.append(Sampling(encoded, positions, len(spans), completion))
                 spans.append(Span(base.kv, base.patch, offset))
         live, engine = self.stage.live, self.former.backbone

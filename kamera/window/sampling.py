@@ -3,48 +3,72 @@
 from __future__ import annotations
 
 import weakref
+from collections import OrderedDict
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from kamera import forks
 from kamera.ops import Design, SampleSize, token_kernel
 from kamera.patches import Copy, Facts, Former
+from kamera.store import Context
 from kamera.window.policy import ReusePolicy
 from kamera.window.state import WindowState
 
-_designs: weakref.WeakKeyDictionary[Copy, Design] = weakref.WeakKeyDictionary()
+_HELD = 8
+"""Canonicals whose designs are held for the run of a plan: the plan has read them, and the run reads anew."""
+
+_lock = forks.Lock()
+_own: weakref.WeakKeyDictionary[Copy, Design] = weakref.WeakKeyDictionary()
+_canonical: OrderedDict[tuple[Context, str, bool], Design] = OrderedDict()
 
 
-def design_of(former: Former, copy: Copy) -> Design:
-    """The design of a copy's tokens; kept as long as the copy is."""
-    design = _designs.get(copy)
+def design_of(former: Former, chunk_id: str, copy: Copy) -> Design:
+    """The design of a chunk's copy: held with the copy, that of one of the last canonicals by its name."""
+    name = (former.context, chunk_id, copy.lossy)
+    with _lock:
+        design = _canonical.get(name) if copy.canonical else _own.get(copy)
     if design is None:
         design = Design.of(token_kernel(copy.kv, former.backbone.layout, copy.positions))
-        _designs[copy] = design
+        with _lock:
+            if copy.canonical:
+                _canonical[name] = design
+                while len(_canonical) > _HELD:
+                    _canonical.popitem(last=False)
+            else:
+                _own[copy] = design
     return design
 
 
 @dataclass(frozen=True)
 class Sampler:
-    """The `Samples` of a window in ``state`` under ``policy``; ``facts`` of the chunks by id."""
+    """The `Samples` of a window in ``state`` under ``policy``; ``facts`` of the chunks by id.
+
+    Each chunk is looked at once, however many orders a plan tries.
+    """
 
     former: Former
     state: WindowState
     policy: ReusePolicy
     facts: Mapping[str, Facts]
+    _sizes: dict[int | str, SampleSize | None] = field(default_factory=dict)
 
     def own(self, number: int) -> SampleSize | None:
         """As `Samples.own`."""
-        resident = self.state.residents_by_number[number]
-        return self._size(resident.facts, resident.copy)
+        if number not in self._sizes:
+            resident = self.state.residents_by_number[number]
+            self._sizes[number] = self._size(resident.facts, resident.copy)
+        return self._sizes[number]
 
     def stored(self, chunk_id: str) -> SampleSize | None:
         """As `Samples.stored`."""
-        facts = self.facts[chunk_id]
-        copy = self.former.stored_canonical(facts)
-        return None if copy is None else self._size(facts, copy)
+        if chunk_id not in self._sizes:
+            facts = self.facts[chunk_id]
+            copy = self.former.stored_canonical(facts)
+            self._sizes[chunk_id] = None if copy is None else self._size(facts, copy)
+        return self._sizes[chunk_id]
 
     def _size(self, facts: Facts, copy: Copy) -> SampleSize | None:
         if not self.former.backbone.can_sample(facts.encoded):
             return None
         share = None if self.policy.share == "auto" else self.policy.share
-        return design_of(self.former, copy).size(share, self.policy.max_error)
+        return design_of(self.former, facts.chunk_id, copy).size(share, self.policy.max_error)

@@ -270,3 +270,31 @@ def test_a_plan_runs_nothing_where_the_stored_canonical_is_damaged(tmp_path):
         assert seen.forwards == 0
         assert [type(step).__name__ for step in plan.steps] == ["Prefill", "Keep"]
         assert window.append(chunks[1]).slot.guarantee == "exact"
+
+
+@pytest.mark.parametrize("kv", ["int8", "int4"])
+def test_an_audit_bears_what_codes_lose(kv):
+    backbone, chunks = rig("qwen2_5_vl")
+    store = ChunkStore.open("memory://", kv=kv)
+    for chunk in chunks[:2]:
+        make(backbone, store, chunk, policy=dataclasses.replace(POLICY, forms="always")).flush()
+    window = make(backbone, store, *chunks[:2], policy=POLICY)
+    assert guarantees(window)[1] == "sampled"
+    findings = audited(window._stage, Served(window._state, 1, live(window, 1)))
+    assert [finding.part for finding in findings] == ["first layer", "KV"]
+    assert all(finding.holds for finding in findings), findings
+
+
+def test_a_plan_of_many_orders_reads_and_compares_each_chunk_once(monkeypatch):
+    backbone, chunks = rig("qwen2_5_vl", 5)
+    store = ChunkStore.open("memory://")
+    for chunk in chunks:
+        make(backbone, store, chunk, policy=dataclasses.replace(POLICY, forms="always")).flush()
+    made = []
+    monkeypatch.setattr(
+        "kamera.window.sampling.token_kernel", lambda *given: made.append(1) or token_kernel(*given)
+    )
+    window = make(backbone, store, policy=POLICY)
+    report = window.assemble(chunks)
+    assert guarantees(window) == ["exact"] + ["sampled"] * 4
+    assert (report.forwards, len(made)) == (1, 5), "once a chunk, for the plan and its run"
