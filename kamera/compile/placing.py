@@ -10,7 +10,7 @@ from pathlib import Path as FilePath
 from kamera.compile.mine import windows_of
 from kamera.compile.ordering import Path
 from kamera.store import ObjectInfo
-from kamera.window import Library
+from kamera.window import NamedRows
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ def place(
     and errors as in `mine`.
     """
     windows = windows_of(path, anchor)
-    arrivals, placements = Library(), Library()
+    arrivals, placements = NamedRows(), NamedRows()
     for library in (arrivals, placements):
         library.take(row for row in rows if windows and row.context.anchor == windows[0][0])
     made = []

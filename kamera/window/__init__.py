@@ -8,7 +8,6 @@ from kamera.window.file import well_formed
 from kamera.window.grounds import grounds_of
 from kamera.window.heads import SHORTEST_HEAD
 from kamera.window.leaving import GLUE
-from kamera.window.library import Library
 from kamera.window.measured import MeasuredFile
 from kamera.window.memory import WindowMemory
 from kamera.window.policy import OnLeave, OnMiss, ReusePolicy, certified_by_default, check_policy, policy_of
@@ -27,6 +26,7 @@ from kamera.window.requests import (
     Replace,
     Slide,
 )
+from kamera.window.rows import NamedRows
 from kamera.window.slots import Shown, Slot
 from kamera.window.steps import Cost, Offer, Plan
 from kamera.window.window import KameraWindow
@@ -52,8 +52,8 @@ __all__ = [
     "Guarantee",
     "Insert",
     "KameraWindow",
-    "Library",
     "MeasuredFile",
+    "NamedRows",
     "Offer",
     "OnLeave",
     "OnMiss",

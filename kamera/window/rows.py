@@ -28,7 +28,7 @@ class Assembled(NamedTuple):
 
 
 @dataclass
-class Library:
+class NamedRows:
     """Canonicals and patches by name: ``patches`` holds the antecedents of each chunk's, in order.
 
     Patches are taken to have proved themselves, within any budget.
@@ -103,10 +103,6 @@ class Library:
 
     def refused(self, chunk_id: str, antecedents: Sequence[str], kind: str, base: str = "") -> bool:
         """False: a name does not lie."""
-        return False
-
-    def doubted(self, chunk_id: str, antecedents: Sequence[str]) -> bool:
-        """False, as above."""
         return False
 
     def unkept(self, chunk_id: str) -> bool:
