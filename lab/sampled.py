@@ -28,7 +28,6 @@ import torch
 
 from kamera import Backbone, ChunkStore, KameraWindow, ReusePolicy, testbed
 from kamera.certify.metrics import agreement, kl_items
-from kamera.engines.hf.recompute import recompute
 from kamera.ops import KV, Completion, Design, LayerKV, kv_concat, relocate_kv, uniform_offset
 from kamera.ops.complete import Turns
 from kamera.patches.anchor import prefill_anchor
@@ -38,6 +37,7 @@ from lab.composed.__main__ import RESAMPLED, backbone_of
 from lab.composed.windows import TASKS, WORLDS, Pool, Window, windows
 from lab.paper.document import commit
 from lab.paper.draw import HELD_OUT, MANY, TARGET
+from lab.recompute import recompute
 from lab.results import keep
 from lab.speed.machine import machine
 

@@ -363,16 +363,6 @@ class Engine(Protocol):
         """
         ...
 
-    def recomputed(
-        self, encoded: Encoded, positions: torch.Tensor, context: KV, held: KV, rows: torch.Tensor
-    ) -> KV:
-        """``held``, the span's KV at ``positions``, with the tokens ``rows`` run again behind ``context``.
-
-        ``rows`` int64, ascending; one forward of these tokens. Raises UnsupportedBackbone if tokens cannot
-        run apart from their span.
-        """
-        ...
-
     def ask_whole(self, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
         """Logits ``[vocabulary]`` after a whole prompt, from its processor's output, without reuse."""
         ...

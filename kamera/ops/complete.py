@@ -147,6 +147,13 @@ class Completion:
     columns: torch.Tensor
     positions: torch.Tensor
 
+    @classmethod
+    def none(cls, rows: torch.Tensor, positions: torch.Tensor) -> Completion:
+        """A completion that leaves the tokens other than ``rows`` as they are, to rounding."""
+        columns = torch.zeros(positions.shape[1], len(rows))
+        columns[rows, torch.arange(len(rows))] = 1.0
+        return cls(rows, columns, positions)
+
     def completed(self, channel: Channel, base: torch.Tensor, fresh: torch.Tensor) -> torch.Tensor:
         """A layer's channel ``[heads, tokens, dim]``: ``fresh`` ``[heads, rows, dim]`` where it was computed.
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 
 from kamera.content import Encoded
-from kamera.engines import Engine
-from kamera.ops import KV
+from kamera.engines import Engine, Sampling, Span
+from kamera.ops import KV, Completion
 
 ROWS = 2
 """Tokens that are recomputed for each segment."""
@@ -33,7 +33,9 @@ def likeness(
     forward of the rows. Raises UnsupportedBackbone if tokens cannot run alone.
     """
     rows = probed(encoded.num_tokens) if rows is None else rows
-    fresh = backbone.recomputed(encoded, positions, context, held, rows)
+    live, still = backbone.live(), (0,) * backbone.axes
+    live.show([Span(kv, None, still) for kv in (context, held)])
+    (fresh,) = backbone.sample([Sampling(encoded, positions, 1, Completion.none(rows, positions))], live)
     one = torch.ones(len(rows), dtype=torch.float64)
     return torch.stack(
         [

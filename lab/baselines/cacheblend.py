@@ -14,11 +14,11 @@ from dataclasses import dataclass
 
 import torch
 
-from kamera.engines.hf.recompute import recompute
 from kamera.ops import LayerKV
 from lab.arms import Served
 from lab.baselines.deviation import deviation, highest
 from lab.baselines.rows import Budgeted, live_layers, rows_bytes, spread
+from lab.recompute import recompute
 from lab.scene import Scene
 
 SLOPE = 0.5

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 
 import torch
 
-from kamera.engines.hf.recompute import recompute
 from lab.arms import Served
 from lab.baselines.rows import Budgeted, everywhere, rows_bytes, tokens_afforded
+from lab.recompute import recompute
 from lab.scene import Scene
 
 

@@ -15,9 +15,9 @@ from dataclasses import dataclass
 
 import torch
 
-from kamera.engines.hf.recompute import Resume, hidden_states, recompute
 from lab.arms import Served
 from lab.baselines.rows import row_bytes
+from lab.recompute import Resume, hidden_states, recompute
 from lab.scene import Scene
 
 

@@ -15,10 +15,10 @@ from dataclasses import dataclass
 
 import torch
 
-from kamera.engines.hf.recompute import recompute
 from lab.arms import Served
 from lab.baselines.deviation import deviation
 from lab.baselines.rows import Budgeted, mix, rows_bytes, spread
+from lab.recompute import recompute
 from lab.scene import Scene
 
 

@@ -24,7 +24,6 @@ from collections.abc import Sequence
 import torch
 
 from kamera.engines import Span
-from kamera.engines.hf.recompute import Keep, recompute
 from kamera.eval.adapter import Maker, Unit
 from kamera.eval.desk import Desk, Held, Placing
 from kamera.eval.reuse.plain import Blind, Exact
@@ -32,6 +31,7 @@ from kamera.ops import KV, LayerKV, kv_bytes, kv_concat, kv_of, relocate_kv
 from lab.baselines.cacheblend import SLOPE
 from lab.baselines.deviation import deviation, highest
 from lab.baselines.sink import SINKS
+from lab.recompute import Keep, recompute
 
 
 class Mixed(Blind):
@@ -71,7 +71,7 @@ class Mixed(Blind):
         rows: torch.Tensor,
         keep: Keep | None = None,
     ) -> tuple[KV, tuple[torch.Tensor, ...]]:
-        """`kamera.engines.hf.recompute.recompute`; its forward is counted, its tokens are not yet."""
+        """`lab.recompute.recompute`; its forward is counted, its tokens are not yet."""
         encoded = self.desk.facts[name].encoded
         made = recompute(self.desk.backbone, encoded, positions, context, blind, rows, keep=keep)
         self.forwards += 1

@@ -24,12 +24,13 @@ import numpy as np
 import torch
 
 from kamera.certify.metrics import eta
-from kamera.engines.hf import Backbone, Resume, hidden_states, recompute
+from kamera.engines.hf import Backbone
 from kamera.ops import KV
 from lab.arms import Arm, Served
 from lab.baselines.cacheblend import CacheBlend
 from lab.baselines.rows import row_bytes
 from lab.paper.draw import MAIN, Bench
+from lab.recompute import Resume, hidden_states, recompute
 from lab.repairs import PlainPatch
 from lab.results import keep
 from lab.scene import Scene

@@ -21,11 +21,11 @@ from kamera.content.chunk import TOKEN_TYPES
 from kamera.engines.hf import Backbone
 from kamera.engines.hf.encode import batched, decoder_arguments
 from kamera.engines.hf.model import ModelCache
-from kamera.engines.hf.recompute import recompute
 from kamera.ops import relocate_kv
 from kamera.store import ChunkStore
 from kamera.window import KameraWindow, ReusePolicy
 from kamera.window.policy import PositionRule
+from lab.recompute import recompute
 from lab.speed.content import noise_kv, picture_chunk, words
 from lab.speed.presets import Preset, preset
 from lab.speed.settings import Settings, Step, unwatched

@@ -7,11 +7,11 @@ import pytest
 import torch
 
 from kamera.engines import Sampling, Span
-from kamera.engines.hf.recompute import recompute
 from kamera.errors import UnsupportedBackbone
 from kamera.ops import Completion, Design, SampleSize, kv_concat, kv_of, relocate_kv, token_kernel
+from lab.recompute import recompute
 from tests.engines.compare import encoded, offset_between, positions, text, worst
-from tests.engines.test_recompute import BIDIRECTIONAL, GQA, MLA, SERVED, case
+from tests.lab.test_recompute import BIDIRECTIONAL, GQA, MLA, SERVED, case
 from tests.models.tiny import backbone as tiny
 
 

@@ -8,7 +8,7 @@ import random
 import pytest
 import torch
 
-from kamera.engines.hf import Resume, hidden_states, recompute
+from lab.recompute import Resume, hidden_states, recompute
 from lab.reuse import breakeven, curve
 from lab.reuse.boundary import Boundary, Multicut, above, hidden_bytes, rank_of
 from lab.reuse.exact import backbones, drawn, run

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from kamera.content import Chunk, Encoded, Seams
-from kamera.engines import Answer, Extent, LiveKV, Named, PositionLimits, Probe, Span, Written
+from kamera.engines import Answer, Extent, LiveKV, Named, PositionLimits, Probe, Sampling, Span, Written
 from kamera.ops import (
     KV,
     NO_KV,
@@ -198,17 +198,20 @@ class SmallEngine:
         *kvs, tail = (kv_slice(kv, a, b) for a, b in zip([0, *stops], stops, strict=False))
         return Answer(ids[None, asked:], tuple(kvs), tail, int(bool(spans)), time.perf_counter())
 
-    def recomputed(
-        self, encoded: Encoded, positions: torch.Tensor, context: KV, held: KV, rows: torch.Tensor
-    ) -> KV:
+    def can_sample(self, span: Encoded) -> bool:
+        return True
+
+    def sample(self, parts: Sequence[Sampling], behind: PlainLive) -> tuple[KV, ...]:
+        """Of one chunk behind all others, whose other tokens stay as they are."""
+        (part,) = parts
+        *before, base = behind.shown
         live = PlainLive()
-        live.show([Span(context, None, (0,))])
-        fresh = self.prefill(encoded, positions, live)
-        made = kv_copy(held)
-        for layer, new in zip(made, fresh, strict=True):
+        live.show(before)
+        made = kv_copy(base.kv)
+        for layer, new in zip(made, self.prefill(part.encoded, part.positions, live), strict=True):
             for name, tensor in layer.items():
-                tensor[:, rows] = new[name][:, rows]
-        return made
+                tensor[:, part.completion.rows] = new[name][:, part.completion.rows]
+        return (made,)
 
     def ask_whole(self, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
         (ids,) = inputs["input_ids"]

@@ -6,7 +6,6 @@ from kamera.engines.hf.hooks import Observer
 from kamera.engines.hf.load import hide_progress, load_processor
 from kamera.engines.hf.model import ModelCache
 from kamera.engines.hf.prove import Proof, precision, prove_cuts, prove_moves, prove_patch, prove_relocation
-from kamera.engines.hf.recompute import Recomputed, Resume, hidden_states, recompute
 
 __all__ = [
     "Backbone",
@@ -14,9 +13,6 @@ __all__ = [
     "ModelCache",
     "Observer",
     "Proof",
-    "Recomputed",
-    "Resume",
-    "hidden_states",
     "hide_progress",
     "load_processor",
     "precision",
@@ -24,5 +20,4 @@ __all__ = [
     "prove_moves",
     "prove_patch",
     "prove_relocation",
-    "recompute",
 ]

@@ -338,14 +338,6 @@ class Backbone(Model):
         with self._cache_of(behind) as cache:
             return sample(self, parts, [span.length for span in behind.shown], cache)
 
-    def recomputed(
-        self, encoded: Encoded, positions: torch.Tensor, context: KV, held: KV, rows: torch.Tensor
-    ) -> KV:
-        """As `Engine.recomputed`."""
-        from kamera.engines.hf.recompute import recompute
-
-        return recompute(self, encoded, positions, context, held, rows).kv
-
     def ask_whole(self, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
         """As `Engine.ask_whole`."""
         return whole.logits_after(self, inputs)

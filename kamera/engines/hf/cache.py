@@ -6,7 +6,7 @@ model. Measured on transformers 5.23.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from operator import attrgetter
 from typing import Any, NamedTuple
 
@@ -224,52 +224,6 @@ def spread(cache: ModelCache, rows: int) -> ModelCache:
         for name, tensor in _tensors(layer).items():
             setattr(layer, name, tensor.expand(rows, *tensor.shape[1:]))
     return cache
-
-
-Choose = Callable[[int, LayerKV, LayerKV], torch.Tensor]
-"""(layer, fresh KV of the rows that run, KV held there) -> indices of the rows to write."""
-
-
-class OverwritingCache(DynamicCache):
-    """A cache in which computed KV overwrites held tokens, instead of being appended to them.
-
-    Takes over ``held``, whose tensors are written in place and must not be in use elsewhere. The rows of a
-    forward are at ``places`` (int64 ``[rows]``, indices into the held tokens). At every layer ``choose``
-    selects the rows that are written; the others leave the held tokens unchanged.
-    """
-
-    def __init__(self, held: ModelCache, layout: Layout, places: torch.Tensor, choose: Choose) -> None:
-        super().__init__()
-        self.layers = held.layers
-        self._layout, self._places, self._choose = layout, places, choose
-        self._chosen: dict[int, torch.Tensor] = {}
-
-    def update(
-        self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *args: Any, **kwargs: Any
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Write the chosen rows of layer ``layer_idx``; returns all it holds."""
-        layer: Any = self.layers[layer_idx]
-        places = self._places.to(layer.keys.device)
-        held = {"keys": layer.keys, "values": layer.values}
-        new = {"keys": key_states, "values": value_states}
-        named = {c.name: c.tensor for c in self._layout[layer_idx].channels if c.tensor in held}
-        chosen = self._choose(
-            layer_idx,
-            {name: new[t][0] for name, t in named.items()},
-            {name: held[t][0].index_select(1, places) for name, t in named.items()},
-        ).to(places.device)
-        self._chosen[layer_idx] = chosen
-        for name, tensor in held.items():
-            tensor[:, :, places[chosen]] = new[name][:, :, chosen]
-        return layer.keys, layer.values
-
-    def update_indexer(self, indexer_key_states: torch.Tensor, layer_idx: int) -> torch.Tensor:
-        """Write the rows `update` chose in this layer; returns all indexer keys."""
-        layer: Any = self.layers[layer_idx]
-        chosen = self._chosen[layer_idx]
-        layer.indexer_keys[:, self._places.to(chosen.device)[chosen]] = indexer_key_states[:, chosen]
-        keys: torch.Tensor = layer.indexer_keys
-        return keys
 
 
 class Piece(NamedTuple):

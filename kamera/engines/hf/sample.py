@@ -12,7 +12,7 @@ from kamera.engines.base import Sampling
 from kamera.engines.hf import cache as model_cache
 from kamera.engines.hf.adjacent import joined
 from kamera.engines.hf.encode import batched, decoder_arguments
-from kamera.engines.hf.recompute import refuse_unmaskable, row_masks, take
+from kamera.engines.hf.rows import refuse_unmaskable, row_masks, take
 from kamera.errors import UnsupportedBackbone
 from kamera.ops import KV, check_finite, kv_of
 

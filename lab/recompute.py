@@ -8,22 +8,21 @@ features, expert routing), so nothing here depends on the model's family.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from transformers import DynamicCache
 
 from kamera.content import Encoded
+from kamera.engines.hf import Backbone
 from kamera.engines.hf import cache as model_cache
 from kamera.engines.hf.encode import batched, decoder_arguments
 from kamera.engines.hf.hooks import hooked, on_entry
-from kamera.errors import UnsupportedBackbone
-from kamera.ops import KV, LayerKV, kv_concat, kv_tokens
-
-if TYPE_CHECKING:
-    from kamera.engines.hf.backbone import Backbone
+from kamera.engines.hf.rows import refuse_unmaskable, row_masks, take
+from kamera.ops import KV, LayerKV, Layout, kv_concat, kv_tokens
 
 Keep = Callable[[int, torch.Tensor, LayerKV, LayerKV], torch.Tensor]
 """(layer, rows computed here, their fresh KV, their held KV) -> the rows that are kept.
@@ -51,6 +50,52 @@ class Recomputed:
 
     kv: KV
     rows: tuple[torch.Tensor, ...]
+
+
+Choose = Callable[[int, LayerKV, LayerKV], torch.Tensor]
+"""(layer, fresh KV of the rows that run, KV held there) -> indices of the rows to write."""
+
+
+class OverwritingCache(DynamicCache):
+    """A cache in which computed KV overwrites held tokens, instead of being appended to them.
+
+    Takes over ``held``, whose tensors are written in place and must not be in use elsewhere. The rows of a
+    forward are at ``places`` (int64 ``[rows]``, indices into the held tokens). At every layer ``choose``
+    selects the rows that are written; the others leave the held tokens unchanged.
+    """
+
+    def __init__(self, held: DynamicCache, layout: Layout, places: torch.Tensor, choose: Choose) -> None:
+        super().__init__()
+        self.layers = held.layers
+        self._layout, self._places, self._choose = layout, places, choose
+        self._chosen: dict[int, torch.Tensor] = {}
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *args: Any, **kwargs: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Write the chosen rows of layer ``layer_idx``; returns all it holds."""
+        layer: Any = self.layers[layer_idx]
+        places = self._places.to(layer.keys.device)
+        held = {"keys": layer.keys, "values": layer.values}
+        new = {"keys": key_states, "values": value_states}
+        named = {c.name: c.tensor for c in self._layout[layer_idx].channels if c.tensor in held}
+        chosen = self._choose(
+            layer_idx,
+            {name: new[t][0] for name, t in named.items()},
+            {name: held[t][0].index_select(1, places) for name, t in named.items()},
+        ).to(places.device)
+        self._chosen[layer_idx] = chosen
+        for name, tensor in held.items():
+            tensor[:, :, places[chosen]] = new[name][:, :, chosen]
+        return layer.keys, layer.values
+
+    def update_indexer(self, indexer_key_states: torch.Tensor, layer_idx: int) -> torch.Tensor:
+        """Write the rows `update` chose in this layer; returns all indexer keys."""
+        layer: Any = self.layers[layer_idx]
+        chosen = self._chosen[layer_idx]
+        layer.indexer_keys[:, self._places.to(chosen.device)[chosen]] = indexer_key_states[:, chosen]
+        keys: torch.Tensor = layer.indexer_keys
+        return keys
 
 
 def recompute(
@@ -106,7 +151,7 @@ def recompute(
         fresh[layer] = alive
         return torch.searchsorted(rows, alive)
 
-    cache = model_cache.OverwritingCache(
+    cache = OverwritingCache(
         backbone.cache([kv_concat([context, held])]), backbone.layout, before + rows, choose
     )
     arguments = decoder_arguments(take(encoded, rows), backbone.device) | {
@@ -136,75 +181,6 @@ def hidden_states(
     with hooked(on_entry(backbone.decoder.layers[layer], watch)):
         backbone.run(encoded, positions, backbone.cache([context]))
     return caught[0]
-
-
-def refuse_unmaskable(backbone: Backbone, encoded: Encoded) -> None:
-    """Raise UnsupportedBackbone if a token cannot be run apart from the tokens after it."""
-    name = type(backbone.model).__name__
-    attention = getattr(backbone.decoder.config, "_attn_implementation", None)
-    if attention not in ("eager", "sdpa"):
-        raise UnsupportedBackbone(
-            f"{name} attends with {attention!r}, which takes no additive mask: load it with "
-            'attn_implementation="sdpa" or "eager" to recompute single tokens'
-        )
-    if encoded.tensors and backbone.masks_by_type:
-        raise UnsupportedBackbone(
-            f"{name} lets the tokens of a picture see each other: a few of them cannot be recomputed "
-            "apart; recompute the whole chunk (prefill)"
-        )
-
-
-def take(encoded: Encoded, rows: torch.Tensor) -> Encoded:
-    """The rows' share of an encoding."""
-    count = encoded.num_tokens
-    taken: dict[str, torch.Tensor] = {}
-    seen = encoded.tensors.get("visual_pos_masks")
-    for name, tensor in encoded.tensors.items():
-        if name.startswith("deepstack") and seen is not None:
-            # one row per picture token: find the chosen ones among them
-            among = torch.full((count,), -1)
-            pictured = seen.reshape(-1).cpu().bool()
-            among[pictured] = torch.arange(int(pictured.sum()))
-            wanted = among[rows]
-            taken[name] = tensor[wanted[wanted >= 0].to(tensor.device)]
-        elif tensor.dim() >= 2 and tensor.shape[:2] == (1, count):
-            taken[name] = tensor[:, rows.to(tensor.device)]
-        else:
-            raise UnsupportedBackbone(
-                f"the decoder takes {name} of shape {tuple(tensor.shape)}, which has no entry per token of "
-                f"{count}: single tokens of this chunk cannot be recomputed"
-            )
-    return Encoded(encoded.input_ids[rows], {}, taken)
-
-
-@contextmanager
-def row_masks(backbone: Backbone, places: torch.Tensor, total: int) -> Iterator[torch.Tensor]:
-    """The additive mask of rows at ``places`` over ``total`` tokens; sliding layers get their own.
-
-    Additive, in the model's dtype: eager attention would add a boolean one as zeros and ones.
-    """
-    dtype = next(p.dtype for p in backbone.model.parameters() if p.is_floating_point())
-    key, query = torch.arange(total)[None], places[:, None]
-
-    def additive(seen: torch.Tensor) -> torch.Tensor:
-        mask = torch.zeros(seen.shape, dtype=dtype).masked_fill(~seen, torch.finfo(dtype).min)
-        return mask[None, None].to(backbone.device)
-
-    causal = key <= query
-    window = getattr(backbone.config, "sliding_window", None)
-    kinds: Sequence[str] = getattr(backbone.config, "layer_types", None) or ()
-    handles = []
-    if window is not None:
-        narrow = additive(causal & (key > query - window))
-
-        def slide(module: torch.nn.Module, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-            return args, kwargs | {"attention_mask": narrow.to(kwargs["attention_mask"].device)}
-
-        for i, layer in enumerate(backbone.decoder.layers):
-            if not kinds or kinds[i] == "sliding_attention":
-                handles.append(on_entry(layer, slide))
-    with hooked(*handles):
-        yield additive(causal)
 
 
 @contextmanager

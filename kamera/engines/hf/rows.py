@@ -1,0 +1,85 @@
+"""A few tokens of a chunk without the others: their share of its encoding, and their mask."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from kamera.content import Encoded
+from kamera.engines.hf.hooks import hooked, on_entry
+from kamera.errors import UnsupportedBackbone
+
+if TYPE_CHECKING:
+    from kamera.engines.hf.backbone import Backbone
+
+
+def refuse_unmaskable(backbone: Backbone, encoded: Encoded) -> None:
+    """Raise UnsupportedBackbone if a token cannot be run apart from the tokens after it."""
+    name = type(backbone.model).__name__
+    attention = getattr(backbone.decoder.config, "_attn_implementation", None)
+    if attention not in ("eager", "sdpa"):
+        raise UnsupportedBackbone(
+            f"{name} attends with {attention!r}, which takes no additive mask: load it with "
+            'attn_implementation="sdpa" or "eager" to recompute single tokens'
+        )
+    if encoded.tensors and backbone.masks_by_type:
+        raise UnsupportedBackbone(
+            f"{name} lets the tokens of a picture see each other: a few of them cannot be recomputed "
+            "apart; recompute the whole chunk (prefill)"
+        )
+
+
+def take(encoded: Encoded, rows: torch.Tensor) -> Encoded:
+    """The rows' share of an encoding."""
+    count = encoded.num_tokens
+    taken: dict[str, torch.Tensor] = {}
+    seen = encoded.tensors.get("visual_pos_masks")
+    for name, tensor in encoded.tensors.items():
+        if name.startswith("deepstack") and seen is not None:
+            # one row per picture token: find the chosen ones among them
+            among = torch.full((count,), -1)
+            pictured = seen.reshape(-1).cpu().bool()
+            among[pictured] = torch.arange(int(pictured.sum()))
+            wanted = among[rows]
+            taken[name] = tensor[wanted[wanted >= 0].to(tensor.device)]
+        elif tensor.dim() >= 2 and tensor.shape[:2] == (1, count):
+            taken[name] = tensor[:, rows.to(tensor.device)]
+        else:
+            raise UnsupportedBackbone(
+                f"the decoder takes {name} of shape {tuple(tensor.shape)}, which has no entry per token of "
+                f"{count}: single tokens of this chunk cannot be recomputed"
+            )
+    return Encoded(encoded.input_ids[rows], {}, taken)
+
+
+@contextmanager
+def row_masks(backbone: Backbone, places: torch.Tensor, total: int) -> Iterator[torch.Tensor]:
+    """The additive mask of rows at ``places`` over ``total`` tokens; sliding layers get their own.
+
+    Additive, in the model's dtype: eager attention would add a boolean one as zeros and ones.
+    """
+    dtype = next(p.dtype for p in backbone.model.parameters() if p.is_floating_point())
+    key, query = torch.arange(total)[None], places[:, None]
+
+    def additive(seen: torch.Tensor) -> torch.Tensor:
+        mask = torch.zeros(seen.shape, dtype=dtype).masked_fill(~seen, torch.finfo(dtype).min)
+        return mask[None, None].to(backbone.device)
+
+    causal = key <= query
+    window = getattr(backbone.config, "sliding_window", None)
+    kinds: Sequence[str] = getattr(backbone.config, "layer_types", None) or ()
+    handles = []
+    if window is not None:
+        narrow = additive(causal & (key > query - window))
+
+        def slide(module: torch.nn.Module, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+            return args, kwargs | {"attention_mask": narrow.to(kwargs["attention_mask"].device)}
+
+        for i, layer in enumerate(backbone.decoder.layers):
+            if not kinds or kinds[i] == "sliding_attention":
+                handles.append(on_entry(layer, slide))
+    with hooked(*handles):
+        yield additive(causal)
