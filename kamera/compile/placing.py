@@ -37,8 +37,8 @@ def place(
     """
     windows = windows_of(path, anchor)
     arrivals, placements = NamedRows(), NamedRows()
-    for library in (arrivals, placements):
-        library.take(row for row in rows if windows and row.context.anchor == windows[0][0])
+    for known in (arrivals, placements):
+        known.take(row for row in rows if windows and row.context.anchor == windows[0][0])
     made = []
     for tokens in _whole(windows):
         old, new = arrivals.assembled(tokens, "given"), placements.assembled(tokens, "free")

@@ -1,4 +1,4 @@
-"""Placer a session's window to a prompt."""
+"""Bring a session's window to a prompt."""
 
 from __future__ import annotations
 
