@@ -101,14 +101,17 @@ def busy(folder: Path) -> Iterator[None]:
     def write() -> None:
         block = os.urandom(2**20)
         while True:
-            with open(folder / "noise", "wb", buffering=0) as file:
+            with open(noise, "r+b", buffering=0) as file:
                 for _ in range(_NOISE // len(block)):
                     file.write(block)
             time.sleep(0.5)
 
+    noise = folder / "noise"
+    noise.touch()
     child = rig.fork(write)
     try:
-        time.sleep(1.0)
+        while not noise.stat().st_size:
+            time.sleep(0.1)
         yield
     finally:
         os.kill(child, signal.SIGKILL)
