@@ -83,7 +83,6 @@ ENTRIES: dict[str, Callable[[Any], Any]] = {
     "policy": window,
     "positions": lambda v: window(positions=v),
     "on_leave": lambda v: window(on_leave=v),
-    "forming": lambda v: window(forming=v),
     "minimum": lambda v: ReusePolicy(minimum=v),
     "on_miss": lambda v: ReusePolicy(on_miss=v),
     "layers": lambda v: ReusePolicy(layers=[v]),

@@ -7,12 +7,12 @@ from kamera.patches.catalogue import Catalogue
 from kamera.patches.chunks import Copy, Facts
 from kamera.patches.encodings import Encodings
 from kamera.patches.former import Former
-from kamera.patches.forming import FormingRule, forming_of
 from kamera.patches.harvest import Stored, stored_patch, worth_harvesting
 from kamera.patches.heads import continued, head_of
 from kamera.patches.identity import Identity, identify
 from kamera.patches.later import Later, Piece, Worth, later_of
 from kamera.patches.losses import Losses, Strict
+from kamera.patches.making import patch_dropped
 from kamera.patches.near import Near, equal_left
 from kamera.patches.orbit import form_orbit
 from kamera.patches.orderings import how_many, orderings
@@ -34,7 +34,6 @@ __all__ = [
     "Encodings",
     "Facts",
     "Former",
-    "FormingRule",
     "Guarantee",
     "Identity",
     "Later",
@@ -57,7 +56,6 @@ __all__ = [
     "extents_of",
     "form_canonicals",
     "form_orbit",
-    "forming_of",
     "guarantee_named",
     "head_of",
     "how_many",
@@ -65,6 +63,7 @@ __all__ = [
     "in_groups",
     "later_of",
     "orderings",
+    "patch_dropped",
     "pay",
     "prefill_anchor",
     "prefilled_behind",

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from kamera.errors import CorruptChunk, KameraError, WrongKey
 from kamera.ops import PatchBudget
-from kamera.patches.forming import Forming
+from kamera.patches.later import Later
 from kamera.patches.losses import Losses
 from kamera.patches.near import Near, likeness, nearest
 from kamera.store import ChunkStore, Context, ObjectInfo, behind_survivors, canonical_key, patch_key
@@ -24,19 +24,19 @@ class Catalogue:
     """Looks up headers and index rows for an operation. Safe to use from several threads.
 
     Inside `operation` a thread looks up each object once; outside of it, every time. A look-up waits for a
-    patch that is still being formed. An unusable object counts as absent, and the notes say so; store errors
-    go to ``losses``.
+    patch that is in progress in ``queue``. An unusable object counts as absent, and the notes say so; store
+    errors go to ``losses``.
 
     A row is a promise, not a proof: a caller that reads the tensors and finds something else calls `refuse`,
     and decides again.
     """
 
-    def __init__(self, store: ChunkStore, context: Context, forming: Forming, losses: Losses) -> None:
+    def __init__(self, store: ChunkStore, context: Context, queue: Later | None, losses: Losses) -> None:
         self._met: set[tuple[str, tuple[str, ...]]] = set()
         self.store = store
         self.context = context
         self.losses = losses
-        self._forming = forming
+        self._queue = queue
         self._here = threading.local()
 
     @contextmanager
@@ -109,7 +109,7 @@ class Catalogue:
         """
 
         def ask() -> ObjectInfo | None:
-            self._forming.settle(chunk_id)
+            self._settle(chunk_id)
             with self.losses.borne(f"a patch of chunk {chunk_id[:12]} was not looked up"):
                 try:
                     return self.store.info(self.context, chunk_id, antecedents, kind, base)
@@ -139,7 +139,7 @@ class Catalogue:
 
     def patches_of(self, chunk_id: str) -> list[ObjectInfo]:
         """All patches of a chunk behind any antecedents, but for those with a base or behind survivors."""
-        self._forming.settle(chunk_id)
+        self._settle(chunk_id)
         return [
             info
             for info in self.store.ls(chunk_id=chunk_id)
@@ -152,7 +152,7 @@ class Catalogue:
 
     def orders(self, chunk_id: str) -> set[tuple[str, ...]]:
         """The antecedents, in order, behind which a patch of a chunk is stored, with a base or without."""
-        self._forming.settle(chunk_id)
+        self._settle(chunk_id)
         with self.losses.borne(f"patches of chunk {chunk_id[:12]} were not listed"):
             rows = self.store.ls(chunk_id=chunk_id, context=self.context)
             return {row.antecedents for row in rows if row.rank is not None and row.kind != "orbit"}
@@ -199,6 +199,10 @@ class Catalogue:
         self.losses.note(f"patch refused: {error}")
 
     # -- inside --------------------------------------------------------------------------------
+
+    def _settle(self, chunk_id: str) -> None:
+        if self._queue is not None:
+            self._queue.settle((self.context, chunk_id))
 
     @property
     def _known(self) -> dict[str, ObjectInfo | None] | None:

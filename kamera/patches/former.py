@@ -9,6 +9,7 @@ import weakref
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import chain
 
 import torch
 
@@ -20,19 +21,18 @@ from kamera.patches.anchor import Anchor
 from kamera.patches.catalogue import Catalogue
 from kamera.patches.chunks import Copy, Facts
 from kamera.patches.encodings import Encodings
-from kamera.patches.forming import Forming
 from kamera.patches.harvest import Stored, stored_patch, worth_harvesting
 from kamera.patches.heads import continued, stored_head
 from kamera.patches.identity import asking_of
+from kamera.patches.later import Later
 from kamera.patches.losses import Losses, Strict
-from kamera.patches.making import canonical_of, kind_of, to_form
+from kamera.patches.making import canonical_of, form_later, kind_of, owed_later, to_form
 from kamera.patches.owed import Owed, pay, raised
 from kamera.patches.proving import Before, Prover
 from kamera.store import (
     CanonicalRecord,
     ChunkStore,
     Context,
-    ObjectInfo,
     PatchRecord,
     canonical_key,
     kept,
@@ -49,7 +49,9 @@ class Former:
     """Canonicals and patches of one context: read from the store if there, else formed and stored.
 
     A window and its forks share one; a job has one per prompt. Patches are formed within ``budget``, or for
-    a ``tolerance`` (nats) over it (`Prover`). Store errors are raised unless ``losses`` tolerate them.
+    a ``tolerance`` (nats) over it (`Prover`); with a ``queue`` they are factored, proved and stored as later
+    work there, and whoever looks for one of a chunk waits for those in progress. Store errors are raised
+    unless ``losses`` tolerate them.
     """
 
     def __init__(
@@ -58,7 +60,7 @@ class Former:
         store: ChunkStore,
         anchor: Anchor,
         budget: PatchBudget,
-        forming: Forming | None = None,
+        queue: Later | None = None,
         losses: Losses | None = None,
         tolerance: float | None = None,
     ) -> None:
@@ -67,12 +69,12 @@ class Former:
         self.store = store
         self.anchor = anchor
         self.budget = budget
-        self.forming = forming or Forming()
+        self.queue = queue
         self.losses = losses or Strict()
         self.prover = None if tolerance is None else Prover(backbone, anchor, tolerance)
         self.encodings = Encodings(backbone, store, self.losses, anchor.identity)
         self.context = anchor.identity.context(anchor.digest, store.tenant, store.kv)
-        self.catalogue = Catalogue(store, self.context, self.forming, self.losses)
+        self.catalogue = Catalogue(store, self.context, queue, self.losses)
         self.anchor_span = Span(anchor.kv, None, (0,) * backbone.axes)
         self._asking = asking_of(backbone)
         self.waiting = _waiting.setdefault(store, {})  # stored as later work, by any former here
@@ -253,7 +255,7 @@ class Former:
         for its ``proof`` comes whole, any other within the budget's rank.
         """
         chunk_id = facts.chunk_id
-        self.forming.settle(chunk_id)
+        self.settle(chunk_id)
         record = None
         with self.losses.borne(f"a patch of chunk {chunk_id[:12]} was not looked up"):
             try:
@@ -284,10 +286,6 @@ class Former:
         if worth_harvesting(held, conditioned.antecedents, formed):
             self.keep_patch(facts, conditioned, formed, before)
 
-    def unproved(self, row: ObjectInfo) -> bool:
-        """True if a patch has to prove itself here, and was asked too little so far."""
-        return self.prover is not None and (row.proof is None or row.proof.undecided)
-
     def keep_patch(
         self, facts: Facts, conditioned: Copy, formed: Guarantee, before: Before, base: str = ""
     ) -> bool:
@@ -302,13 +300,12 @@ class Former:
         if facts.chunk_id in self.losses.unkept:
             return True  # its patch would have nothing to be served with
         deltas, form = to_form(self, facts, canonical, conditioned, formed, before, base)
-
-        def dropped(why: str) -> None:
-            self.losses.leave(f"a patch of chunk {facts.chunk_id[:12]} was not formed: {why}")
-
-        holds = [*kv_tensors(conditioned.kv), *kv_tensors(canonical.kv), *before.tensors]
-        with self.losses.borne(f"a patch of chunk {facts.chunk_id[:12]} was not kept"):
-            self.forming.submit(facts.chunk_id, deltas, form, holds, dropped)
+        if self.queue is None or self.queue.mine:
+            with self.losses.borne(f"a patch of chunk {facts.chunk_id[:12]} was not kept"):
+                pay([form()])
+        else:
+            held = map(kv_tensors, (conditioned.kv, canonical.kv, deltas))
+            form_later(self, facts, form, [*chain(*held), *before.tensors], self.queue)
         kind = kind_of(conditioned)
         self.catalogue.forget(patch_key(self.context, facts.chunk_id, conditioned.antecedents, kind, base))
         return True
@@ -321,16 +318,16 @@ class Former:
         if canonical is None or facts.chunk_id in self.losses.unkept:
             return owed
         try:
-            patch = to_form(self, facts, canonical, conditioned, formed, before, base)[1]()
+            form = to_form(self, facts, canonical, conditioned, formed, before, base)[1]
+            return [*owed, owed_later(self, facts, form)]
         except BaseException:
             pay(owed)
             raise
 
-        def told(error: Exception | None) -> None:
-            with self.losses.borne(f"a patch of chunk {facts.chunk_id[:12]} was not kept"):
-                raised(error)
-
-        return [*owed, replace(patch, told=told)]
+    def settle(self, chunk_id: str) -> None:
+        """Wait for the patches of a chunk that are in progress."""
+        if self.queue is not None:
+            self.queue.settle((self.context, chunk_id))
 
     def offset(self, facts: Facts, old: torch.Tensor, new: torch.Tensor) -> tuple[int, ...]:
         """Offset per axis from ``old`` to ``new`` positions of a chunk; NotRelocatable if not uniform."""

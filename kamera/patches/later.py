@@ -10,8 +10,8 @@ from __future__ import annotations
 import logging
 import threading
 import weakref
-from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -34,7 +34,7 @@ logger = logging.getLogger(__name__)
 Work = Callable[[], Sequence[Owed] | None]
 """Does a piece of later work, and returns what it made to be stored."""
 Told = Callable[[str], None]
-"""Is told why a piece of later work was dropped."""
+"""Is told why a piece of later work was dropped, or failed."""
 
 
 class Worth(IntEnum):
@@ -57,7 +57,8 @@ class Piece:
     """A piece of later work; ``held`` are the bytes of the memory it holds, by address.
 
     ``work`` is None of what was made ready and waits to be used. ``reads`` are the ids of the chunks whose
-    records it looks for in a store; None: of any.
+    records it looks for in a store; None: of any. A call that needs what it makes waits for its ``name``
+    (`Later.settle`).
     """
 
     work: Work | None
@@ -65,7 +66,7 @@ class Piece:
     held: dict[int, int]
     dropped: Told
     accounts: tuple[Account, ...] = ()
-    name: str = ""
+    name: Hashable = None
     blocks: tuple[torch.UntypedStorage, ...] = ()
     reads: Collection[str] | None = None
     unwanted: bool = False
@@ -103,6 +104,7 @@ class Later:
         self._paying = threading.Lock()
         self._running = 0
         self._held: dict[int, list[int]] = {}  # bytes at an address, and how many pieces hold them
+        self._named: Counter[Hashable] = Counter()  # pieces in progress, by name
         self._hurried = False  # a call waits for what a piece owes
         self._worker: int | None = None
 
@@ -112,14 +114,14 @@ class Later:
         worth: Worth = Worth.CHUNK,
         holds: Iterable[torch.Tensor] = (),
         dropped: Told = logger.warning,
-        name: str = "",
+        name: Hashable = None,
         reads: Collection[str] | None = None,
     ) -> Piece:
         """Do ``work`` later, unless it is dropped; returns at once. An error in it is logged.
 
         What it returns is put, together with what the pieces next to it return; ``reads`` as in `Piece`: such
         records are put before. ``holds`` are the tensors that it keeps in memory: a block counts once,
-        however many pieces share it. ``dropped`` is told if the work is dropped.
+        however many pieces share it. ``dropped`` is told if the work is dropped, or fails.
         """
         blocks = {block.data_ptr(): block for tensor in holds if (block := tensor.untyped_storage()).nbytes()}
         held = {address: block.nbytes() for address, block in blocks.items()}
@@ -133,20 +135,6 @@ class Later:
         self._tell(gone)
         self._pool.submit(self._next)
         return piece
-
-    def borne(self, work: Callable[[], None]) -> Callable[[], None]:
-        """``work`` as later work of the accounts of this call, for whoever does it: in a call, the call's."""
-        accounts = open_accounts()
-
-        def done() -> None:
-            backbone = self._backbone()
-            if backbone is None or open_accounts():
-                work()
-                return
-            with self.awaited(), later(backbone, accounts):
-                work()
-
-        return done
 
     def keep(self, worth: Worth, size: int, dropped: Told) -> Piece:
         """Count ``size`` bytes of what later work has made ready, until it is `cancel`led.
@@ -171,16 +159,17 @@ class Later:
         if backbone is not None:
             calls_of(backbone).look_again()
 
-    def hasten(self, name: str) -> None:
-        """Do the waiting pieces of this name first, for a call that needs them, and put at once."""
-        with self._changed:
-            first = [piece for piece in self._waiting if piece.name == name]
-            rest = [piece for piece in self._waiting if piece.name != name]
-            self._waiting = deque([*first, *rest])
-            self._hurried = True
-            owed = any(piece.name == name for piece, _ in self._owed)
-        if owed:
-            self._pay()
+    def busy(self, name: Hashable) -> bool:
+        """True while a piece of this name waits, runs, or is owed to a store."""
+        return self._named[name] > 0
+
+    def settle(self, name: Hashable) -> None:
+        """Wait for the pieces of this name, which go first. Within later work nothing is waited for."""
+        if self.mine or not self.busy(name):
+            return
+        self._hasten(name)
+        with self.awaited(), self._changed:
+            self._changed.wait_for(lambda: not self.busy(name))
 
     @property
     def mine(self) -> bool:
@@ -207,6 +196,17 @@ class Later:
             yield
 
     # -- inside --------------------------------------------------------------------------------
+
+    def _hasten(self, name: Hashable) -> None:
+        """Do the waiting pieces of this name first, and put at once what they make."""
+        with self._changed:
+            first = [piece for piece in self._waiting if piece.name == name]
+            rest = [piece for piece in self._waiting if piece.name != name]
+            self._waiting = deque([*first, *rest])
+            self._hurried = True
+            owed = any(piece.name == name for piece, _ in self._owed)
+        if owed:
+            self._pay()
 
     def _next(self) -> None:
         self._worker = threading.get_ident()
@@ -239,6 +239,7 @@ class Later:
             pass
         except BaseException as error:  # no error may be lost with the thread
             logger.error("later work failed: %s", error)
+            piece.dropped(f"{type(error).__name__}: {error}")
         return []
 
     def _pay(self) -> None:
@@ -275,10 +276,12 @@ class Later:
         return sum(size for size, _ in self._held.values())
 
     def _hold(self, piece: Piece) -> None:
+        self._named.update(() if piece.name is None else (piece.name,))
         for address, size in piece.held.items():
             self._held.setdefault(address, [size, 0])[1] += 1
 
     def _let_go(self, piece: Piece) -> None:
+        self._named -= Counter(() if piece.name is None else (piece.name,))  # drops the entry at zero
         for address in piece.held:
             there = self._held[address]
             there[1] -= 1

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import copy as copies
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
+
+import torch
 
 from kamera.engines import Span
 from kamera.ops import Deltas, Guarantee, deficit
 from kamera.patches.chunks import Copy, Facts
-from kamera.patches.owed import Owed
+from kamera.patches.later import Later, Worth
+from kamera.patches.owed import Owed, raised
 from kamera.patches.proving import Before
 from kamera.store import VISION_TOKENS, CanonicalRecord, PatchRecord
 
@@ -72,3 +77,34 @@ def to_form(
         return Owed(former.store, [record])
 
     return deltas, form
+
+
+def owed_later(former: Former, facts: Facts, form: Callable[[], Owed]) -> Owed:
+    """What ``form`` makes, to be put as later work: if the store refuses it, the next report says so."""
+
+    def told(error: Exception | None) -> None:
+        with former.losses.borne(f"a patch of chunk {facts.chunk_id[:12]} was not kept"):
+            raised(error)
+
+    return replace(form(), told=told)
+
+
+def form_later(
+    former: Former,
+    facts: Facts,
+    form: Callable[[], Owed],
+    holds: Iterable[torch.Tensor],
+    queue: Later,
+) -> None:
+    """Have ``form`` done as later work, which needs ``holds``: `Former.settle` waits for it."""
+
+    def work() -> list[Owed]:
+        return [owed_later(former, facts, form)]
+
+    name = (former.context, facts.chunk_id)
+    queue.add(work, Worth.PATCH, holds, partial(patch_dropped, former, facts), name, reads=())
+
+
+def patch_dropped(former: Former, facts: Facts, why: str) -> None:
+    """Leave a note that a patch of a chunk was not formed."""
+    former.losses.leave(f"a patch of chunk {facts.chunk_id[:12]} was not formed: {why}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy as copies
 import logging
 from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
@@ -12,7 +11,6 @@ import torch
 from kamera.errors import KameraError
 from kamera.ops import Proof
 from kamera.patches.chunks import Copy, Facts
-from kamera.patches.forming import Forming
 from kamera.patches.line import Line
 
 if TYPE_CHECKING:
@@ -27,15 +25,14 @@ def prove_again(former: Former, chunks: Sequence[Facts], doubted: Collection[int
     One exact forward of each chunk up to the last doubted one. A patch that fails is stored with that proof,
     so it is not placed any more, and the next report says so. An error ends it, and is logged.
     """
-    prover, at_once = former.prover, copies.copy(former)
-    at_once.forming = Forming()  # the forming thread itself may do this
+    prover = former.prover
     assert prover is not None, "no patch is served for a proof where none is asked for"
-    line = Line(at_once)
+    line = Line(former)
     try:
         for i, chunk in enumerate(chunks[: max(doubted) + 1]):
             before = line.before
             copy = line.append(chunk)
-            if i in doubted and at_once.keep_patch(chunk, copy, "exact", before):
+            if i in doubted and former.keep_patch(chunk, copy, "exact", before):
                 row = former.store.info(former.context, chunk.chunk_id, copy.antecedents, "exact")
                 proof = None if row is None else row.proof
                 if proof is None:

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from kamera.engines import Engine
 from kamera.errors import AuditFailed, quote
-from kamera.patches import Anchor, Former, FormingRule, Losses, anchor_of, forming_of, later_of
+from kamera.patches import Anchor, Former, Losses, anchor_of, later_of
 from kamera.store import ChunkStore
 from kamera.window.bounds import Bounds, carried_out
 from kamera.window.naming import Named
@@ -29,12 +29,11 @@ def stage_of(
     store: ChunkStore,
     anchor: Anchor,
     served: ReusePolicy,
-    forming: FormingRule | None,
     losses: Losses,
 ) -> Stage:
     """The parts that act for a window under the policy ``served``; apart if its context is withheld."""
-    works = forming_of(forming, later_of(backbone), served.tolerance is not None)
-    former = Former(backbone, store, anchor, served.budget, works, losses, served.tolerance)
+    queue = None if served.tolerance is None else later_of(backbone)  # a proof asks questions
+    former = Former(backbone, store, anchor, served.budget, queue, losses, served.tolerance)
     if store.withheld.read(former.context) is not None:
         return stage_apart(former)
     return Stage(former, backbone.live(holds=True), Standing(backbone, anchor))
@@ -47,7 +46,7 @@ def stage_apart(former: Former) -> Stage:
     anchor = anchor_of(backbone, old.input_ids, old.tail, old.reopen, store)
     tolerance = None if former.prover is None else former.prover.tolerance
     losses = type(former.losses)()
-    new = Former(backbone, store, anchor, former.budget, former.forming, losses, tolerance)
+    new = Former(backbone, store, anchor, former.budget, former.queue, losses, tolerance)
     return Stage(new, backbone.live(holds=True), Standing(backbone, anchor))
 
 

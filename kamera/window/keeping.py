@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from operator import is_
 
 from kamera.errors import NonFiniteKV, NotRelocatable
@@ -18,6 +19,7 @@ from kamera.patches import (
     Worth,
     archive_later,
     later_of,
+    patch_dropped,
 )
 from kamera.window.seats import Seats
 from kamera.window.slots import Resident
@@ -98,11 +100,10 @@ class Keeping:
             with former.operation():
                 return former.owed_patch(facts, copy, formed, before, base)
 
-        def dropped(why: str) -> None:
-            former.losses.leave(f"a patch of chunk {facts.chunk_id[:12]} was not formed: {why}")
-
         holds = [*kv_tensors(copy.kv), *before.tensors]
-        later_of(former.backbone).add(harvest, Worth.PATCH, holds, dropped, reads=facts.reads)
+        later_of(former.backbone).add(
+            harvest, Worth.PATCH, holds, partial(patch_dropped, former, facts), reads=facts.reads
+        )
 
     def _stood(self, number: int) -> Before:
         """What stands before a chunk: at its prefill in this operation, else before the operation."""

@@ -13,7 +13,7 @@ from kamera.content import Encoded
 from kamera.engines import Engine
 from kamera.errors import IncompatibleChunk
 from kamera.ops import KV, Blocks, CodedKV, LowRanks, Patch, Proof, SampleSize, check_groups
-from kamera.patches import Copy, Facts, Former, FormingRule, Losses, anchor_of
+from kamera.patches import Copy, Facts, Former, Losses, anchor_of
 from kamera.store import ChunkStore, coded_header, coded_kv, coded_tensors
 from kamera.window.apart import stage_of
 from kamera.window.bounds import Bounds, carried_out
@@ -59,7 +59,6 @@ def load_window(
     backbone: Engine,
     store: ChunkStore,
     certificate: Certificate | str | os.PathLike[str] | None = None,
-    forming: FormingRule | None = None,
     digest: str | None = None,
 ) -> tuple[Terms, Stage, Bounds, WindowState]:
     """Read a saved window; its anchor is read from the store, or prefilled again.
@@ -87,7 +86,7 @@ def load_window(
     anchor = anchor_of(backbone, *begun, store, losses, later=True)
     terms = agree(backbone, store, policy, certificate)
     served = terms.served
-    stage = stage_of(backbone, store, anchor, served, forming, losses)
+    stage = stage_of(backbone, store, anchor, served, losses)
     former = stage.former
     with well_formed(path / FILE):
         residents = tuple(

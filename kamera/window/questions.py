@@ -12,7 +12,7 @@ import torch
 
 from kamera.content import Chunk, Content, Encoded
 from kamera.ops import KV, kv_copy
-from kamera.patches import prove_again
+from kamera.patches import Worth, later_of, prove_again
 from kamera.store import Hit
 from kamera.window.apart import prefilled_apart, stage_apart
 from kamera.window.asking import ANSWER, Asker, Question
@@ -244,8 +244,10 @@ class Questions(Contents):
                 continue
             if prover.doubts(ids, resident.facts.chunk_id, behind, proof):
                 doubted.append(i)
-        if doubted:
-            former.forming.later(partial(prove_again, former, [r.facts for r in residents], doubted))
+        queue, name = later_of(self.backbone), ("proved again", former.context)
+        if doubted and not queue.busy(name):
+            again = partial(prove_again, former, [r.facts for r in residents], doubted)
+            queue.add(again, Worth.AUDIT, name=name)
 
     def _asker(self) -> Asker:
         return Asker(self._stage, self._state)

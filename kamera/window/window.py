@@ -17,7 +17,7 @@ from kamera import forks
 from kamera.content import Chunk, Content, Spoken
 from kamera.engines import Account, Engine
 from kamera.errors import WindowFull
-from kamera.patches import FormingRule, Losses, form_orbit, later_of, prefill_anchor
+from kamera.patches import Losses, form_orbit, later_of, prefill_anchor
 from kamera.store import ChunkStore
 from kamera.window import requests
 from kamera.window.anticipating import Departures
@@ -57,10 +57,6 @@ class KameraWindow(Assembling):
     ``trace`` is a file to which each operation is written, ids and times only; `kamera plan` makes a plan
     from it.
 
-    ``forming`` "background" factors, proves and stores patches in a thread of its own while the window goes
-    on; `flush` waits for them. The KV served is the same either way. None is "background" for patches that
-    have to prove themselves (`ReusePolicy.tolerance`), since that asks questions, else "now".
-
     An operation succeeds whole or leaves the window as it was. Operations and questions of several threads on
     one window run one after another; different windows and forks, although they share KV, run concurrently.
     """
@@ -77,7 +73,6 @@ class KameraWindow(Assembling):
         positions: PositionRule = "compact",
         certificate: Certificate | str | os.PathLike[str] | None = None,
         trace: str | os.PathLike[str] | None = None,
-        forming: FormingRule | None = None,
     ) -> None:
         check_rule(positions)
         self._lock = forks.Lock("this window")
@@ -93,7 +88,7 @@ class KameraWindow(Assembling):
                     f"max_tokens={max_tokens} leaves no room behind the system prompt's {anchor.length} "
                     "tokens: raise it"
                 )
-            self._stage = stage_of(backbone, store, anchor, self._terms.served, forming, losses)
+            self._stage = stage_of(backbone, store, anchor, self._terms.served, losses)
         self._bounds = Bounds(max_tokens, positions)
         self._state = WindowState.of((), backbone.axes)
         self._family = weakref.WeakSet([self])
@@ -265,9 +260,8 @@ class KameraWindow(Assembling):
     # -- persistence ---------------------------------------------------------------------------
 
     def flush(self) -> None:
-        """Wait for all later work: archives, patches, audits. Raises what kept a patch from the store."""
+        """Wait for all later work: archives, patches, audits. The next report names what was not kept."""
         later_of(self.backbone).flush()
-        self._stage.former.forming.flush()
 
     def save(self, path: str | Path) -> str:
         """Write the window to a directory of its own, bit for bit, in place of the window saved there.
@@ -278,8 +272,8 @@ class KameraWindow(Assembling):
         """
         from kamera.window.persist import save_window
 
-        with self._stage.former.losses.borne("patches formed in the background were not kept"):
-            self._stage.former.forming.flush()  # other later work goes on
+        for chunk_id in self._state.chunk_ids:  # other later work goes on
+            self._stage.former.settle(chunk_id)
         return save_window(Path(path), self._stage.former, self._bounds, self._state, self._terms.asked)
 
     @classmethod
@@ -291,14 +285,13 @@ class KameraWindow(Assembling):
         *,
         certificate: Certificate | str | os.PathLike[str] | None = None,
         trace: str | os.PathLike[str] | None = None,
-        forming: FormingRule | None = None,
         digest: str | None = None,
     ) -> KameraWindow:
         """Bring a saved window back, bit for bit: with ``digest`` the one of which `save` returned that.
 
         If its policy needs a certificate and there is none any more, chunks below exact are prefilled again.
         Raises IncompatibleChunk for another backbone, CorruptChunk for a damaged file or another window's,
-        and the constructor's errors for ``certificate``. ``trace`` and ``forming`` as in the constructor.
+        and the constructor's errors for ``certificate``. ``trace`` as in the constructor.
         """
         from kamera.window.persist import load_window
 
@@ -307,7 +300,7 @@ class KameraWindow(Assembling):
         window._lock = forks.Lock("this window")
         window._account, window._notes, window._ahead = Account(), [], Departures(backbone)
         with window._account.now(backbone):
-            loaded = load_window(Path(path), backbone, store, certificate, forming, digest)
+            loaded = load_window(Path(path), backbone, store, certificate, digest)
             window._terms, window._stage, window._bounds, window._state = loaded
             window._stage.show(window._state, Tally())
             hand_over(window._stage, window._state, range(len(window)), window.policy.audit)

@@ -9,7 +9,7 @@ recall in its place.
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import count
 
 import torch
@@ -35,15 +35,13 @@ ORBIT_TOKENS = 64
 CANONICAL, CONDITIONED = "canonical forward", "conditioned forward"
 DEFICIT, FACTORS, STORING = "deficit", "factorisation", "storing"
 RECALL, APPEND = "recall", "append of a new chunk"
-APPEND_BEHIND = "append of a new chunk, patch formed behind it"
 _NONE = 1e-9  # seconds
 
 NOTES = (
     f"conditioned: behind {ANTECEDENTS} chunks of the same length; text, so that no vision tower is in it",
     f"factorisation: at the default policy, rank {POLICY.rank} in {POLICY.patch_bytes:.0%} of the KV's bytes",
     "storing: canonical and patch to a directory, each made durable; recall: operation alone, from memory",
-    "append: prefill in context, canonical forward, patch and storing in memory, as one call of a window; "
-    'behind it: under forming="background"',
+    "append: prefill in context, canonical forward, patch and storing in memory, as one call of a window",
     "reuses: extra seconds over those one reuse saves (conditioned forward less recall), round by round",
     "orbit: a conditioned forward is one prefill of antecedents and chunk; prefixes in common are run once",
 )
@@ -105,8 +103,7 @@ def arms(backbone: Backbone, chosen: Preset, tokens: int) -> Sequence[Arm]:
         PatchRecord(ids[0], owner, ids[1:], "exact", patch, "exact", filled.to_info()),
     )
     recall = next(m for m in deck.moves() if m.name == RECALL)
-    behind = Deck(deck.stock, ANTECEDENTS, "background")
-    parts = (
+    return (
         Arm(CANONICAL, lambda past: backbone.run(span, alone, past), lambda: backbone.cache([anchor.kv])),
         Arm(CONDITIONED, lambda past: backbone.run(span, there, past), lambda: backbone.cache([context])),
         Arm(DEFICIT, lambda: deficit(conditioned, canonical, backbone.layout, offset)),
@@ -114,19 +111,7 @@ def arms(backbone: Backbone, chosen: Preset, tokens: int) -> Sequence[Arm]:
         _storing(*records),
         deck.arm(recall),
         _append(APPEND, deck, seeds),
-        _append(APPEND_BEHIND, behind, seeds),
     )
-    return [_after(behind.window.flush, part) for part in parts]
-
-
-def _after(settle: Callable[[], None], arm: Arm) -> Arm:
-    """The arm with nothing under way beside it."""
-
-    def before() -> tuple[object, ...]:
-        settle()
-        return () if arm.before is None else (arm.before(),)
-
-    return Arm(arm.name, lambda given: arm.run(*given), before)
 
 
 def _storing(canonical: CanonicalRecord, patch: PatchRecord) -> Arm:

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 import torch
 
 from kamera import Chunk, KameraWindow
-from kamera.patches.forming import FormingRule
 from kamera.window.report import Report
 from lab.speed.content import words
 from lab.speed.stock import Stock
@@ -40,10 +39,10 @@ class Move:
 class Deck:
     """One window of ``chunks`` chunks out of a stock, brought back to that before every move."""
 
-    def __init__(self, stock: Stock, chunks: int, forming: FormingRule = "now") -> None:
+    def __init__(self, stock: Stock, chunks: int) -> None:
         self.stock = stock
         self.chunks = chunks
-        self.window: KameraWindow = stock.window(forming)
+        self.window: KameraWindow = stock.window()
         self.forwards = 0
         """Forwards that moves have run since it was made; promised are none."""
         self._gap = False

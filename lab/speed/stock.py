@@ -14,7 +14,6 @@ import torch
 
 from kamera import Backbone, Chunk, ChunkStore, KameraWindow, ReusePolicy
 from kamera.content.chunk import TOKEN_TYPES
-from kamera.patches.forming import FormingRule
 from kamera.store import CanonicalRecord, Context, EncodingRecord, PatchRecord
 from lab.speed.content import noise_kv, noise_patch, picture_chunk, words
 from lab.speed.shape import FIRST_WORD, Preset
@@ -45,10 +44,10 @@ class Stock:
         self._chunks: list[Chunk] = []
         self.factors = noise_patch(noise_kv(backbone, tokens, seed=0), backbone.layout)
 
-    def window(self, forming: FormingRule = "now") -> KameraWindow:
+    def window(self) -> KameraWindow:
         """An empty one on this store, always under the same system prompt."""
         system = words(self.backbone, ANCHOR)
-        return KameraWindow(self.backbone, self.store, system, policy=POLICY, forming=forming)
+        return KameraWindow(self.backbone, self.store, system, policy=POLICY)
 
     def on(self, store: ChunkStore) -> Stock:
         """The same chunks and patch for another store."""

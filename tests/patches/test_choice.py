@@ -8,7 +8,7 @@ import pytest
 
 from kamera.errors import StoreError
 from kamera.ops import PatchBudget
-from kamera.patches import Catalogue, Later, Losses, forming_of
+from kamera.patches import Catalogue, Losses
 from kamera.patches.near import disorder, divergence
 from kamera.store import ChunkStore, Context, canonical_key, patch_key, survivor
 from tests.store.builders import CHUNK, CONTEXT, canonical, patch
@@ -24,7 +24,7 @@ def store():
 
 @pytest.fixture
 def catalogue(store) -> Catalogue:
-    return Catalogue(store, CONTEXT, forming_of("now", Later()), Losses())
+    return Catalogue(store, CONTEXT, None, Losses())
 
 
 # -- canonicals --------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ import torch
 
 from kamera.errors import NotRelocatable
 from kamera.ops import PatchBudget, Proof, apply_patch, kv_tokens, sketch
-from kamera.patches import Later, forming_of
+from kamera.patches import Later
 from kamera.patches.line import Line
 from kamera.store import ChunkStore, survivor
 from tests.engines.compare import worst
@@ -223,8 +223,8 @@ def test_a_former_within_another_budget_shares_everything_else(former):
 
 
 def test_a_patch_in_the_background_is_waited_for_when_it_is_looked_up(engine, store, monkeypatch):
-    forming = forming_of("background", Later())
-    former = former_of(engine, store, forming=forming)
+    queue = Later()
+    former = former_of(engine, store, queue=queue)
     for facts in (A, B):
         former.canonical(facts)
     go, put, late = threading.Event(), store.put_many, []
@@ -241,7 +241,7 @@ def test_a_patch_in_the_background_is_waited_for_when_it_is_looked_up(engine, st
         go.set()
         assert found.result(60) is not None
     assert late == [True]
-    forming.close()
+    queue.flush()
 
 
 # -- lines -------------------------------------------------------------------------------------

@@ -148,8 +148,13 @@ def test_what_a_call_needs_goes_first(queue, gate):
     done: list[str] = []
     for name in ("other", "needed", "needed", "last"):
         queue.add(lambda name=name: done.append(name), name=name)
-    queue.hasten("needed")
-    gate.open()
+    with ThreadPoolExecutor(1) as pool:
+        settled = pool.submit(queue.settle, "needed")
+        while queue._waiting[0].name != "needed":
+            time.sleep(0.001)
+        gate.open()
+        settled.result(LONG)
+    assert done[:2] == ["needed", "needed"] and not queue.busy("needed")
     queue.flush()
     assert done == ["needed", "needed", "other", "last"]
 
@@ -264,7 +269,7 @@ def test_what_a_call_needs_is_put_without_waiting_for_other_pieces(queue, gate, 
     gate.open()
     while not queue._owed:
         time.sleep(0.001)
-    queue.hasten("needed")
+    queue.settle("needed")
     at_once = [*done]
     opened.set()
     queue.flush()

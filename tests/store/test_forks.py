@@ -19,9 +19,7 @@ import torch
 
 from kamera import forks
 from kamera.errors import ForkedStore, StoreError
-from kamera.ops import NO_KV
-from kamera.patches import Later, Owed
-from kamera.patches.forming import BackgroundForming
+from kamera.patches import Later
 from kamera.store import ChunkStore, StoreAdmin
 from kamera.store.disk import database as database_module
 from kamera.store.disk import tier as tier_module
@@ -261,26 +259,23 @@ def test_locks_of_strangers_are_waited_for(root: Path) -> None:
 
 
 def test_patches_under_way_in_the_parent_do_not_stop_a_child() -> None:
-    forming, go = BackgroundForming(Later()), threading.Event()
+    queue, go = Later(), threading.Event()
     formed: list[str] = []
-    nothing = Owed(ChunkStore.open("memory://"), ())
 
-    def form() -> Owed:
+    def form() -> None:
         assert go.wait(DEADLINE)
         formed.append("one")
-        return nothing
 
-    forming.submit(CHUNK, NO_KV, form)
+    queue.add(form, name=CHUNK)
 
     def work() -> str:
-        forming.settle(CHUNK)
-        forming.submit(OTHER, NO_KV, lambda: formed.append("two") or nothing)  # type: ignore[func-returns-value]
-        forming.flush()
-        forming.close()
+        queue.settle(CHUNK)
+        queue.add(lambda: formed.append("two"), name=OTHER)
+        queue.settle(OTHER)
         return str(formed)
 
     assert in_child(work, go.set) == "['two']"
-    forming.close()
+    queue.flush()
     assert formed == ["one"]
 
 

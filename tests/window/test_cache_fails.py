@@ -184,14 +184,14 @@ def test_the_leading_chunk_is_kept_when_it_leaves_later(pieces, tmp_path, monkey
 
 
 @pytest.mark.filterwarnings("ignore::kamera.errors.NotKept")
-def test_a_patch_made_in_the_background_costs_no_append(pieces, tmp_path, monkeypatch):
+def test_a_patch_that_is_not_kept_costs_no_append(pieces, tmp_path, monkeypatch):
     backbone, (a, b, c, _) = pieces
-    window = make(backbone, ChunkStore.open("memory://"), a, b, forming="background")
+    window = make(backbone, ChunkStore.open("memory://"), a, b)
     window.flush()
     refusing_puts(window.store, monkeypatch)
     assert window.append(c).slot.guarantee == "exact"
     window.save(tmp_path / "w")
-    window._stage.former.forming.close()
+    window.flush()
 
 
 def test_a_recall_that_needs_the_store_names_what_failed(pieces, failing):

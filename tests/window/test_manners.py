@@ -10,6 +10,7 @@ import torch
 
 from kamera import ChunkStore, KameraWindow, ReusePolicy
 from kamera.errors import InvalidPermutation, UnknownChunk, UnknownSlot
+from kamera.patches import later_of
 from kamera.window import Report, SlotReport, WindowMemory
 from kamera.window.trace import Trace
 from tests.models import samples
@@ -237,7 +238,7 @@ def test_pages_escape_what_stands_in_chunks(window):
 
 def blocks(*windows: KameraWindow) -> dict[tuple, int]:
     """Every block of memory that tensors reachable from windows lie in, found by the collector's own walk."""
-    outside = [o for w in windows for o in (w.backbone, w.store, w._stage.former.forming, w._family)]
+    outside = [o for w in windows for o in (w.backbone, w.store, later_of(w.backbone), w._family)]
     seen = {id(o) for o in outside}
     todo: list = [part for w in windows for part in (w._state, w._stage.live, w.anchor)]
     found = {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from dataclasses import replace
 
 import pytest
@@ -11,7 +12,7 @@ from kamera import Backbone, ChunkStore, KameraWindow, ReusePolicy, testbed
 from kamera.engines import Span
 from kamera.ops import Proof, kv_copy, patch_of
 from kamera.ops.proof import KV_BOUND, LEAST_KINDS, NEAR_EXACT
-from kamera.patches import Prover, prefill_anchor, proving
+from kamera.patches import Prover, later_of, prefill_anchor, proving
 from lab.paper.draw import HELD_OUT, MAIN, Stage
 from lab.proofs.measure import before_of, facts_of
 from tests.window.rig import guarantees, make, rig
@@ -179,11 +180,13 @@ def test_a_proof_near_exact_is_not_doubted(shipped, monkeypatch):
     assert made == []
 
 
-def test_without_a_thread_it_is_proved_again_at_a_flush(shipped, monkeypatch):
-    window, made = half_proved(shipped, monkeypatch, kv=0.22, forming="now")
+def test_one_such_work_goes_on_at_a_time(shipped, monkeypatch):
+    window, made = half_proved(shipped, monkeypatch, kv=0.22)
+    opened = threading.Event()
+    later_of(shipped).add(lambda: opened.wait(60) and None, reads=())
     window.expect("value of tag 17?")
-    window.expect("first colour of glyph psi?")  # one such work at a time
-    assert made == []
+    window.expect("first colour of glyph psi?")
+    opened.set()
     window.flush()
     assert len(made) == 2
 

@@ -298,9 +298,9 @@ def test_blind_reuse_does_not_prove_itself(stage, shipped):
 # -- bookkeeping -----------------------------------------------------------------------------------
 
 
-def test_proofs_in_the_background_are_later_work_and_in_no_report(pieces):
+def test_proofs_are_later_work_and_in_no_report(pieces):
     backbone, (a, b, c, _) = pieces
-    window = make(backbone, None, policy=replace(PROVING, audit=0.0), forming="background")
+    window = make(backbone, None, policy=replace(PROVING, audit=0.0))
     window.flush()
     probe = window.usage().later
     window.next_token_logits(QUESTION)
@@ -317,32 +317,17 @@ def test_proofs_in_the_background_are_later_work_and_in_no_report(pieces):
     assert later.tokens == probe.tokens + sum(2 * proof.tokens for proof in proofs)
 
 
-def test_proofs_within_the_operation_are_in_its_report(pieces):
-    backbone, (a, b, *_) = pieces
-    window = make(backbone, None, a, policy=replace(PROVING, audit=0.0), forming="now")
-    window.next_token_logits(QUESTION)
-    plan = window.plan_append(b)
-    report = window.append(b)
-    (proof,) = (row.proof for row in rows(window.store))
-    assert report.forwards == plan.cost.forwards + 2 * proof.questions
-    assert report.tokens_recomputed == plan.cost.tokens + 2 * proof.tokens
-    window.flush()
-    bare = make(backbone, None, policy=replace(PROVING, audit=0.0))
-    bare.flush()
-    asked = bare.usage().later  # the probe of a new window alone
-    assert window.usage().later[:3] == asked[:3]
-
-
 def test_a_late_harvest_is_proved_where_the_chunk_stands(pieces, monkeypatch):
     backbone, (a, b, _, text) = pieces
     store, seen = ChunkStore.open("memory://"), []
     untold = certificate(backbone, RANK, findings=but("patched", "cannot tell", "too few"))
     policy = replace(PROVING, withheld=frozenset())
-    window = make(backbone, store, policy=policy, certificate=untold, forming="now")
+    window = make(backbone, store, policy=policy, certificate=untold)
     window.next_token_logits(QUESTION)
     for chunk in (a, b, text):
         window.append(chunk, archive="later")
     window.evict(1)  # the text moves up and survives
+    window.flush()
     stood = window.kv(1)
     true_form = Prover.form
 
@@ -352,6 +337,7 @@ def test_a_late_harvest_is_proved_where_the_chunk_stands(pieces, monkeypatch):
 
     monkeypatch.setattr(Prover, "form", form)
     window.evict(1)  # it leaves, and its patch behind both is formed
+    window.flush()
     ((true, before),) = seen
     moved = relocate_kv(true, backbone.layout, before.offset)
     assert any(before.offset) and worst(moved, stood) <= 1e-5

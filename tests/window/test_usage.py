@@ -38,14 +38,13 @@ def frames() -> list:
     return [frame.image for frame in testbed.World(seed=3).episode(0, legends=4).frames]
 
 
-@pytest.mark.parametrize("forming", [None, "now", "background"])
 @pytest.mark.parametrize("policy", POLICIES)
-def test_a_window_that_slides_recalls_reorders_and_forks(policy, forming):
+def test_a_window_that_slides_recalls_reorders_and_forks(policy):
     own, chunks = rig("qwen2_5_vl", 5)
     draw = random.Random(7)
     with watching(own, probes=True) as seen:
         store, given = ChunkStore.open("memory://"), POLICIES[policy]
-        windows = [KameraWindow(own, store, SYSTEM, policy=given, forming=forming)]
+        windows = [KameraWindow(own, store, SYSTEM, policy=given)]
         for chunk in chunks[:3]:
             windows[0].append(chunk)
         for _ in range(24):
@@ -133,28 +132,19 @@ def test_a_question_has_proofs_made_again_on_its_own_account(shipped, frames, mo
     true_error = proving.kv_error
     monkeypatch.setattr(proving, "kv_error", lambda *parts: max(0.22, true_error(*parts)))
     store = ChunkStore.open("memory://")
-    for forming in ("background", "now"):
-        policy = POLICIES["forming always"]
-        window = KameraWindow(shipped, store, testbed.SYSTEM, policy=policy, forming=forming)
+    policy = POLICIES["forming always"]
+    for time in ("first", "second"):  # patches that were just proved, then those out of the store
+        window = KameraWindow(shipped, store, testbed.SYSTEM, policy=policy)
         for frame in frames[:3]:
             window.append(frame)
         window.flush()
         branch = window.fork()
         with watching(shipped, probes=True) as seen:
-            branch.expect(f"value of tag 17, {forming}?")
+            branch.expect(f"value of tag 17, {time}?")
             window.flush()
         assert borne(seen, branch.usage())
-        if forming == "background":
-            continue
-        assert seen.forwards > 0, "patches out of the store are doubted"
-        assert branch.usage().now.forwards == 0
-        asked = branch.fork()
-        asked.on_event(lambda _, window=asked: window.flush())
-        with watching(shipped, probes=True) as seen:
-            asked.expect("first colour of glyph psi?")
-            asked.reorder([0, 1, 2])
-        assert seen.forwards > 0
-        assert borne(seen, asked.usage()), "done within a call, it is the call's"
+    assert seen.forwards > 0, "patches out of the store are doubted"
+    assert branch.usage().now.forwards == 0
 
 
 def test_work_that_fails_is_on_the_account():

@@ -8,7 +8,6 @@ import pytest
 
 from lab.speed.compile import (
     APPEND,
-    APPEND_BEHIND,
     CANONICAL,
     CONDITIONED,
     DEFICIT,
@@ -24,7 +23,7 @@ from lab.speed.compile import (
 from lab.speed.timing import Measured, Spread
 from tests.lab.speed.beds import SMALL, TOKENS
 
-PARTS = (CANONICAL, CONDITIONED, DEFICIT, FACTORS, STORING, RECALL, APPEND, APPEND_BEHIND)
+PARTS = (CANONICAL, CONDITIONED, DEFICIT, FACTORS, STORING, RECALL, APPEND)
 
 
 @pytest.fixture(scope="module")
