@@ -27,11 +27,12 @@ class Countdown:
     """Ends this process by SIGKILL at the ``n``-th of the calls that it wraps; 0: never.
 
     ``phase``: before that call, after it, or when half of the bytes of a write are written. ``done`` is
-    told of every call that came to its end.
+    told of every call that came to its end; ``calls`` are all.
     """
 
     def __init__(self, n: int = 0, phase: Phase = "before", done: Callable[[], None] = lambda: None) -> None:
         self._left = n
+        self.calls = 0
         self.phase = phase
         self._done = done
 
@@ -41,6 +42,7 @@ class Countdown:
         @functools.wraps(call)
         def counted(*arguments: Any, **named: Any) -> Any:
             self._left -= 1
+            self.calls += 1
             last = self._left == 0
             if last and self.phase != "after":
                 if self.phase == "half":

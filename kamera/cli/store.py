@@ -111,7 +111,7 @@ def verify(
     lines += [f"unreadable: {line}" for line in report.refused]
     asked.out.write(
         {"store": held.url, **asdict(report)},
-        [facts(held.url, rows), *lines, *report.embeddings],
+        [facts(held.url, rows), *lines],
     )
     if report.quarantined or report.refused:
         raise typer.Exit(1)

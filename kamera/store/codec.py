@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, BinaryIO
 
 from kamera.store import format as object_format
 from kamera.store.digests import DigestName
+from kamera.store.fields import Header
 from kamera.store.format import DIRECTORY_VERSION, LAYOUT
+from kamera.store.head import info_of, written
 from kamera.store.info import ObjectInfo
 from kamera.store.opened import Opened
 from kamera.store.records import Record
-from kamera.store.sources import Source
+from kamera.store.sources import BytesSource, Source
 
 
 @dataclass(frozen=True)
@@ -31,26 +33,35 @@ class Codec:
 
     def encode(self, record: Record, created: float) -> bytes:
         """The file of ``record``. Raises as `format.encode`."""
-        return object_format.encode(record, created, digest=self.digest)
+        return object_format.encode(record, created, mac=self.mac, digest=self.digest)
 
     def open(self, source: Source, name: str, where: str) -> Opened:
         """The object ``name`` in ``source``, to be read group by group.
 
         ``where`` names it in errors. Raises as `format.decode`, and `OSError`.
         """
-        return object_format.open_object(source, name, where)
+        return self._named(object_format.open_object(source, name, where, self.mac, self.name), name)
 
     def decode(self, data: bytes, name: str, source: str) -> Record:
         """The record in ``data``, which must be the object ``name``. Raises as `format.decode`."""
-        return object_format.decode(data, name, source)
+        return self.open(BytesSource(data), name, source).read()
+
+    def read_header(self, file: BinaryIO, size: int, name: str, source: str) -> Header:
+        """The verified header of a file of ``size`` bytes; no tensor is read. Raises as `format.decode`."""
+        return object_format.read_header(file, size, name, source, self.mac, self.name)
 
     def read_info(self, file: BinaryIO, size: int, name: str, source: str) -> ObjectInfo:
-        """The info in the verified header of a file of ``size`` bytes. Raises as `format.decode`."""
-        return object_format.read_info(file, size, name, source)
+        """What `read_header` says, under the object's name."""
+        return replace(info_of(self.read_header(file, size, name, source), size), key=name)
 
     def describe(self, record: Record, created: float, size: int) -> ObjectInfo:
         """The info that `read_info` returns for the file of ``record``."""
-        return object_format.describe(record, created, size)
+        return replace(info_of(written(record, created, {}), size), key=self.name(record.key))
+
+    @property
+    def mac(self) -> bytes:
+        """The key of the headers' digests; without one anybody can make them."""
+        return b""
 
     @property
     def marker(self) -> dict[str, Any]:
@@ -68,3 +79,6 @@ class Codec:
     def unveil(self, text: str) -> str:
         """The inverse of `veil`."""
         return text
+
+    def _named(self, opened: Opened, name: str) -> Opened:
+        return replace(opened, head=replace(opened.head, info=replace(opened.head.info, key=name)))

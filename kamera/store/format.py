@@ -12,20 +12,19 @@ from typing import BinaryIO
 from kamera.errors import CorruptChunk
 from kamera.ops import tensor_bytes
 from kamera.store.digests import DigestName, hasher_of
+from kamera.store.fields import Header
 from kamera.store.groups import grouped, laid_out
 from kamera.store.head import (
     DIGEST,
     FORMAT_VERSION,
     Naming,
     front_size,
-    info_of,
     signed,
     text_of,
     trusted,
     verified,
     written,
 )
-from kamera.store.info import ObjectInfo
 from kamera.store.opened import Opened, Plain
 from kamera.store.records import Record
 from kamera.store.sources import BytesSource, Source
@@ -36,13 +35,12 @@ __all__ = [
     "LAYOUT",
     "Naming",
     "decode",
-    "describe",
     "encode",
     "open_object",
-    "read_info",
+    "read_header",
 ]
 
-DIRECTORY_VERSION = 1
+DIRECTORY_VERSION = 3
 """The format in `kamera-store.json`; a directory of any other raises `StoreVersionError`."""
 
 LAYOUT = "blocks"
@@ -97,10 +95,10 @@ def decode(data: bytes, expected: str, source: str, mac: bytes = b"", name: Nami
     return open_object(BytesSource(data), expected, source, mac, name).read()
 
 
-def read_info(
+def read_header(
     file: BinaryIO, size: int, expected: str, source: str, mac: bytes = b"", name: Naming = str
-) -> ObjectInfo:
-    """The info in the header of an object file of ``size`` bytes, its digest verified first.
+) -> Header:
+    """The header of an object file of ``size`` bytes, its digest verified first.
 
     No tensor is read: good for listing, never for serving. Raises as `decode`.
     """
@@ -109,9 +107,4 @@ def read_info(
     front = first + file.read(length - len(first))
     if len(front) < length:
         raise CorruptChunk(f"{source}: truncated, the header ends at byte {len(front)} of {length}")
-    return info_of(trusted(front, expected, source, mac, name), size)
-
-
-def describe(record: Record, created: float, size: int) -> ObjectInfo:
-    """The info that `read_info` returns for the file that `encode` makes of ``record``."""
-    return info_of(written(record, created, {}), size)
+    return trusted(front, expected, source, mac, name)

@@ -25,7 +25,7 @@ from kamera.store.info import ObjectInfo
 from kamera.store.keys import KINDS, PATCH_KINDS, Context, is_key, object_key
 from kamera.store.records import Record, record_of
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 """The format in an object's header; an object of any other raises `StoreVersionError`."""
 
 Naming = Callable[[str], str]
@@ -185,11 +185,6 @@ def _parsed(text: bytes, expected: str, source: str, name: Naming) -> Header:
             raise StoreVersionError(
                 f"{source}: written in format {version}, this version reads {FORMAT_VERSION} alone: "
                 "read it with the kamera that wrote it, or delete it"
-            )
-        if "layers" in header and "groups" not in header:  # of the same format, before there were blocks
-            raise StoreVersionError(
-                f"{source}: its tensors are of one layer each, this version reads blocks of equal layers "
-                "alone: read it with the kamera that wrote it, or delete it"
             )
         if canonical_json(header) != metadata["kamera"]:
             raise ValueError("it is not in canonical form")

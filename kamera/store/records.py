@@ -41,6 +41,7 @@ from kamera.store.fields import (
     no_tensors,
 )
 from kamera.store.keys import KV_KINDS, PATCH_KINDS, Context, object_key
+from kamera.store.search.embedding import VISION_TOKENS, mean_features, packed, unpacked
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,7 +51,8 @@ class CanonicalRecord:
     ``input_ids`` ``[S]`` int64 · ``positions`` ``[axes, S]`` int64 · ``kv`` by block and channel
     ``[layers, heads, S, dim]``, a `CodedKV` once it is held in codes · ``inputs``: small model inputs a
     window needs again (grids, token types) · ``vision``: the fingerprint under which its encoding is stored,
-    "" for a chunk without one · ``behind``: tokens of the anchor it was computed behind · ``info``: JSON. For
+    "" for a chunk without one · ``behind``: tokens of the anchor it was computed behind · ``embedding``: how
+    its pictures look (`search.embedding.packed`), written by the store · ``info``: JSON. For
     ``kind`` "anchor" the chunk is the anchor, which is never in codes. Raises `ValueError` when the shapes
     disagree, or codes are not of the context's form.
     """
@@ -65,9 +67,11 @@ class CanonicalRecord:
     vision: str = ""
     behind: int = 0
     kind: str = "canonical"
+    embedding: str = ""
 
     def __post_init__(self) -> None:
-        check_identity(self.chunk_id, self.context, self.info, vision=self.vision)
+        check_identity(self.chunk_id, self.context, self.info, vision=self.vision, embedding=self.embedding)
+        unpacked(self.embedding)
         if self.kind not in KV_KINDS or not is_count(self.behind):
             raise ValueError(f"KV of kind {self.kind!r} behind {self.behind!r} tokens")
         for name, dims in (("input_ids", 1), ("positions", 2)):
@@ -120,6 +124,7 @@ class CanonicalRecord:
             "inputs": sorted(self.inputs),
             "vision": self.vision,
             "behind": self.behind,
+            "embedding": self.embedding,
         }
         return header | ({"coded": coded_header(self.kv)} if isinstance(self.kv, CodedKV) else {})
 
@@ -154,6 +159,7 @@ class CanonicalRecord:
             vision=header["vision"],
             behind=header["behind"],
             kind=header["kind"],
+            embedding=header["embedding"],
         )
 
 
@@ -305,6 +311,14 @@ def detached(record: Record) -> Record:
 
     header = json.loads(canonical_json(record.header()))
     return record_of(header, {n: own(t) for n, t in record.tensors().items()})
+
+
+def described(record: CanonicalRecord, encoding: EncodingRecord) -> CanonicalRecord:
+    """``record`` with the embedding of its pictures, which the decoder receives in ``encoding``."""
+    tokens = record.info.get(VISION_TOKENS, ())
+    if not isinstance(tokens, list | tuple) or not all(type(token) is int for token in tokens):
+        return record
+    return replace(record, embedding=packed(mean_features(record.input_ids, encoding.embeds, tokens)))
 
 
 def _kv(header: Header, tensors: Mapping[str, torch.Tensor], tokens: int) -> KV:

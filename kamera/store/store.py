@@ -36,7 +36,7 @@ from kamera.store.probes import Unasked, compare
 from kamera.store.records import CanonicalRecord, PatchRecord, Record
 from kamera.store.remote import is_remote
 from kamera.store.seal.tenants import codec_of
-from kamera.store.search.lookback import Hit, Query, open_search
+from kamera.store.search.lookback import Hit, Query, Search
 from kamera.store.tiers import Tiers
 from kamera.store.withheld import Withheld
 
@@ -76,7 +76,7 @@ class ChunkStore:
         self._disk = tiers.disk
         self._memory = tiers.memory
         self._limit = tiers.memory.limit
-        self._search = open_search(tiers, codec, tenant)
+        self._search = Search(tiers, codec)
         self.withheld = Withheld(None if tiers.disk is None else tiers.disk.root, codec)
         self.metrics.watch(self, _stats)
         forks.bind(self, _in_child)
@@ -301,7 +301,6 @@ class ChunkStore:
         for flush in list(self.awaited.values()):
             flush()
         self._tiers.close()
-        self._search.close()
         closed: Any = Closed(self.url)
         self._tiers = self._disk = self._memory = self._search = closed
 
@@ -340,9 +339,8 @@ class ChunkStore:
 
     def _get(self, key: str) -> Record | None:
         record = self._tiers.get(key)
-        if self._tiers.remote is not None and record is not None and record.kind == "canonical":
-            assert isinstance(record, CanonicalRecord)
-            self._search.met(key, record)
+        if isinstance(record, CanonicalRecord):
+            self._search.note(key, record)
         return record
 
     def _put_many(self, records: Sequence[Record]) -> list[Put]:
@@ -359,8 +357,8 @@ class ChunkStore:
             found = dict(zip(turn, self._tiers.put_many([orders[i] for i in turn]), strict=True))
             for i, own in found.items():
                 puts[i] = Put(orders[i].name, own if isinstance(own, Exception) else None)
-            canonicals = [(i, own) for i, own in found.items() if isinstance(own, CanonicalRecord)]
-            self._search.add([(orders[i].name, own) for i, own in canonicals if own.kind == "canonical"])
+                if isinstance(own, CanonicalRecord):
+                    self._search.note(orders[i].name, own)
         return [puts[i] for i in range(len(records))]
 
     def _named(

@@ -21,11 +21,12 @@ from kamera.store.codec import Codec
 from kamera.store.disk.limit import Bounds
 from kamera.store.disk.tier import DiskTier
 from kamera.store.disk.verify import verify
+from kamera.store.encoding import EncodingRecord
 from kamera.store.flights import Flights
 from kamera.store.info import FlushReport, ObjectInfo, RemoteStats, VerifyReport
 from kamera.store.memory import MemoryTier
 from kamera.store.orders import Order, possible, rank
-from kamera.store.records import Record, detached
+from kamera.store.records import CanonicalRecord, Record, described, detached
 from kamera.store.remote import RemoteTier
 from kamera.store.remote.cache import DiskCache
 from kamera.store.remote.uploads import Uploads
@@ -104,7 +105,7 @@ class Tiers:
                 if not order.replace and self._holds(order.name):
                     found[order.name] = None
                 else:
-                    coming.append(order._replace(record=detached(order.record)))
+                    coming.append(order._replace(record=self._described(order, coming)))
             except KameraError as error:
                 found[order.name] = error
         with contextlib.ExitStack() as stack:
@@ -115,6 +116,16 @@ class Tiers:
             else:
                 self._put_on_disk(self.disk, coming, found)
         return [found[order.name] for order in orders]
+
+    def _described(self, order: Order, before: Sequence[Order]) -> Record:
+        """The copy of a record that is kept; a canonical's tells how its encoding looks, if that is there."""
+        record = detached(order.record)
+        if not isinstance(record, CanonicalRecord) or not record.vision or record.embedding:
+            return record
+        encoding = next((one.record for one in before if one.name == order.needs), None)
+        with contextlib.suppress(KameraError):  # then it cannot be searched
+            encoding = encoding or self.get(order.needs)
+        return described(record, encoding) if isinstance(encoding, EncodingRecord) else record
 
     def has(self, name: str) -> bool:
         """True if `get` would find an object, as far as is known without reading it."""

@@ -253,7 +253,7 @@ def _places(whole: Path) -> dict[str, str]:
     key = rig.record(PATCH, 1).key
     there = sorted(str(path.relative_to(whole)) for path in whole.rglob("*"))
     made = [f"tmp/{key}.lock", f"tmp/{key}.part", "tmp/index.lock", "index.sqlite-wal", "index.sqlite-shm"]
-    made += ["pins.sqlite", "pins.json", "search", "search/vectors.sqlite", "quarantine", "certificates"]
+    made += ["pins.sqlite", "pins.json", "quarantine", "certificates"]
     hidden = {key: "KEY", key[:2]: "KE"}
     names = dict.fromkeys([*there, *made])
     told = {}

@@ -49,7 +49,7 @@ def test_verify_passes_a_sound_store_and_changes_nothing(capsys, root):
     before = files(root)
     assert as_json(capsys, "verify", root) == (
         0,
-        {"store": str(root), "ok": 6, "quarantined": [], "refused": [], "embeddings": []}
+        {"store": str(root), "ok": 6, "quarantined": [], "refused": []}
         | {"orphan_files": 0, "orphan_rows": 0, "stale": 0, "wrong_rows": 0},
     )
     assert files(root) == before

@@ -113,14 +113,6 @@ def bits(t: torch.Tensor) -> list[int]:
     return t.contiguous().reshape(-1).view(torch.uint8).tolist()
 
 
-def by_layer(data: bytes) -> bytes:
-    """An object's file with a header as it was before there were blocks; its tensors stay."""
-    outer, header, rest = split(data)
-    held = header.pop("channels", None) or [list(block) for block in header.pop("ranks")]
-    places = {i: channels for group, channels in zip(header.pop("groups"), held, strict=True) for i in group}
-    return join(outer, header | {"layers": [places[i] for i in sorted(places)]}, rest)
-
-
 def file_of(root: Path, key: str) -> Path:
     """The file of an object in a plain directory."""
     return root / "objects" / key[:2] / f"{key}.safetensors"

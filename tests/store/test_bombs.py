@@ -156,33 +156,6 @@ def test_a_listed_remote_header_with_flipped_bits_is_left_out(tmp_path: Path) ->
         assert store.info(CONTEXT, CHUNK, ("x", "y")) is None  # it was set aside
 
 
-@pytest.mark.parametrize("name", ["vectors.sqlite", "vectors.sqlite-wal", "vectors.sqlite-journal"])
-def test_a_link_in_the_place_of_the_embeddings_is_refused(root: Path, tmp_path: Path, name: str) -> None:
-    ChunkStore.open(root).close()
-    victim = tmp_path / "victim"
-    (root / "search").mkdir(exist_ok=True)
-    (root / "search" / name).unlink(missing_ok=True)
-    (root / "search" / name).symlink_to(victim)
-    with pytest.raises(StoreError, match="is a link"), ChunkStore.open(root) as store:
-        store.put(canonical())
-        store.embedding(CONTEXT, CHUNK)
-    assert not victim.exists()
-
-
-def test_a_link_in_the_place_of_the_search_folder_is_refused(root: Path, tmp_path: Path) -> None:
-    ChunkStore.open(root).close()
-    elsewhere = tmp_path / "elsewhere"
-    elsewhere.mkdir()
-    if (root / "search").exists():
-        for path in (root / "search").iterdir():
-            path.unlink()
-        (root / "search").rmdir()
-    (root / "search").symlink_to(elsewhere)
-    with pytest.raises(StoreError, match="is a link"), ChunkStore.open(root) as store:
-        store.embedding(CONTEXT, store.put(canonical()) and CHUNK)
-    assert list(elsewhere.iterdir()) == []
-
-
 def _link(path: Path) -> None:
     path.symlink_to(path.parent / "nowhere")
 

@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kamera.errors import CorruptChunk, StoreVersionError
-from kamera.store.format import decode, encode, read_info
+from kamera.store.codec import Codec
+from kamera.store.format import decode, encode
 from tests.store.builders import canonical, patch, seal
 
 HERE = "objects/aa/file"
@@ -85,7 +86,7 @@ def test_random_bytes_are_refused(noise: bytes) -> None:
         with pytest.raises(CorruptChunk):
             read(data, "0" * 64)
         with pytest.raises(CorruptChunk):
-            read_info(io.BytesIO(data), len(data), "0" * 64, HERE)
+            Codec().read_info(io.BytesIO(data), len(data), "0" * 64, HERE)
 
 
 HUGE = (2**63).to_bytes(8, "little")
@@ -106,4 +107,4 @@ def test_a_file_that_is_no_object_is_refused(data: bytes) -> None:
     with pytest.raises(CorruptChunk, match=HERE):
         read(data, canonical().key)
     with pytest.raises(CorruptChunk, match=HERE):
-        read_info(io.BytesIO(data), len(data), canonical().key, HERE)
+        Codec().read_info(io.BytesIO(data), len(data), canonical().key, HERE)

@@ -73,7 +73,7 @@ FORGED = {
     "no version": ({"format": None}, "format"),
     "version 0": ({"format": 0}, "version"),
     "version is true": ({"format": True}, "version"),
-    "version is text": ({"format": "1"}, "version"),
+    "version is text": ({"format": "2"}, "version"),
     "no info": ({"info": None}, "info"),
     "info is a list": ({"info": []}, "info"),
     "wrong number of tokens": ({"tokens": 4}, "tokens"),
@@ -144,7 +144,7 @@ def test_antecedents_are_bound_by_the_key() -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["", "{", "[]", "null", "7", "{}", "[" * 200_000, '{"format":1,"format":1}', '{"format":NaN}'],
+    ["", "{", "[]", "null", "7", "{}", "[" * 200_000, '{"format":2,"format":2}', '{"format":NaN}'],
     ids=lambda text: text[:12],
 )
 def test_a_kamera_header_that_is_no_header_is_refused(text: str) -> None:

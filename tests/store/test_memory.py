@@ -4,14 +4,14 @@ from typing import Any
 
 import pytest
 
-from kamera.store.format import describe
+from kamera.store.codec import Codec
 from kamera.store.memory import MemoryTier, parse_size
 from tests.store.builders import canonical
 
 
 def record(name: str) -> tuple[Any, Any]:
     one = canonical(name)
-    return one, describe(one, 1.0, one.nbytes)
+    return one, Codec().describe(one, 1.0, one.nbytes)
 
 
 SIZE = canonical().nbytes
@@ -34,7 +34,7 @@ def test_a_record_above_the_limit_evicts_nothing() -> None:
     tier = MemoryTier(SIZE)
     tier.put(*A)
     large = canonical("large", tokens=9)
-    tier.put(large, describe(large, 1.0, large.nbytes))
+    tier.put(large, Codec().describe(large, 1.0, large.nbytes))
     assert tier.get(large.key) is None
     assert tier.get(A[1].key) is A[0]
     assert tier.stats().evictions == 0

@@ -17,7 +17,8 @@ from kamera.errors import CorruptChunk
 from kamera.ops import CodedKV, code_kv, kv_map, kv_of
 from kamera.ops.quantize_kv import KV_CODECS
 from kamera.store import CanonicalRecord, ChunkStore, Context, StoreAdmin, canonical_key, patch_key
-from kamera.store.format import decode, describe, encode, read_info
+from kamera.store.codec import Codec
+from kamera.store.format import decode, encode
 from kamera.store.records import kept
 from tests.store.builders import CONTEXT, assert_same, canonical, coded_patch, join, patch, split
 
@@ -211,8 +212,8 @@ def test_a_coded_record_comes_back_bit_for_bit(tokens, codec, dtype, dim, seed):
     put = kept(record(codec, tokens, kv=layers_of(tokens, dtype, dim, seed)))
     data = encode(put, 1.5)
     assert_same(decode(data, put.key, HERE), put)
-    info = read_info(io.BytesIO(data), len(data), put.key, HERE)
-    assert info == describe(put, 1.5, len(data)) and info.context == put.context
+    info = Codec().read_info(io.BytesIO(data), len(data), put.key, HERE)
+    assert info == Codec().describe(put, 1.5, len(data)) and info.context == put.context
 
 
 @pytest.mark.parametrize("made", [patch, coded_patch])

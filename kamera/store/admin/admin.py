@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from kamera.errors import StoreError
@@ -73,11 +72,7 @@ class StoreAdmin:
         Files left by dead writers are removed, and index and files agree afterwards; with ``rebuild`` the
         index is rebuilt from the files first. ``progress`` is called with the objects done and their total.
         """
-        report = self._tiers.verify(rebuild=rebuild, progress=progress)
-        if self._tiers.disk is None:
-            return report
-        contexts = {info.context for info in self.store.ls("canonical")}
-        return replace(report, embeddings=tuple(self.store._search.check(contexts)))
+        return self._tiers.verify(rebuild=rebuild, progress=progress)
 
     def rebuild_index(self) -> int:
         """Rebuild the directory's index from the files; return the number of objects it lists."""
@@ -129,8 +124,7 @@ class StoreAdmin:
         dropped = self._tiers.delete(key)
         with contextlib.suppress(StoreError):  # a pin of a removed object keeps nothing
             self.unpin([key])
-        if info.kind == "canonical":
-            self.store._search.drop([key])
+        self.store._search.forget([key])
         return dropped
 
     def gc(
@@ -165,14 +159,14 @@ class StoreAdmin:
             tenant = None if every_tenant else self.store.tenant
             report = clean(disk, tenant, limit, quarantine_age, dry_run, progress)
         if not dry_run:
-            self.store._search.drop([gone.key for gone in report.removed if gone.kind == "canonical"])
+            self.store._search.forget([gone.key for gone in report.removed])
             for gone in report.removed:
                 self._tiers.memory.drop(gone.key)
         return report
 
     def forget(self, chunk_id: str) -> Forgotten:
-        """Remove everything made of a chunk (including patches of others formed behind it, embeddings and
-        damaged copies), check again, and report the remains.
+        """Remove everything made of a chunk (including patches of others formed behind it, and damaged
+        copies), check again, and report the remains.
 
         ``chunk_id`` may be the start of an id if it fits one chunk only; else `UnknownChunk` or `AmbiguousId`
         is raised. A whole id without any object gives a report without ``removed``. Raises

@@ -58,17 +58,17 @@ def forget(tiers: Tiers, search: Search, codec: Codec, tenant: str, chunk_id: st
     `RemoteUnavailable` when a remote does not answer; run it again then.
     """
     chunk_id = _whole(tiers, tenant, chunk_id)
-    look = _Look(tiers, search, codec, tenant, chunk_id)
+    look = _Look(tiers, codec, tenant, chunk_id)
     found = [trace for trace in look.traces() if trace.remove is not None]
     for trace in found:
         assert trace.remove is not None
         trace.remove()
-    # by name as well: the header of a copy or an embedding may be gone
+    # by name as well: the header of a copy may be gone
     names = look.names | {trace.name for trace in found}
-    search.drop(names)
+    search.forget(names)
     book_of(tiers).unpin(names)
-    unclean = [*tiers.scrub(), *search.scrub()]
-    look = _Look(tiers, search, codec, tenant, chunk_id, names)
+    unclean = tiers.scrub()
+    look = _Look(tiers, codec, tenant, chunk_id, names)
     return Forgotten(
         chunk_id=chunk_id,
         removed=tuple(sorted({trace.name for trace in found if not trace.is_copy})),
@@ -86,9 +86,9 @@ def _whole(tiers: Tiers, tenant: str, start: str) -> str:
     if not any(chunk.startswith(start) for chunk in ids) and tiers.disk is not None:
         for name in tiers.disk.names():  # the index could be wrong about them
             with contextlib.suppress(*_UNREADABLE):
-                info = tiers.disk.header(name)
-                if info is not None and info.context.tenant == tenant:
-                    ids.update((info.chunk_id, *info.antecedents))
+                header = tiers.disk.header(name)
+                if header is not None and header["context"]["tenant"] == tenant:
+                    ids.update((header["chunk_id"], *header.get("antecedents", ())))
     return whole_id(start, ids, "chunk")
 
 
@@ -102,7 +102,6 @@ class _Look:
     def __init__(
         self,
         tiers: Tiers,
-        search: Search,
         codec: Codec,
         tenant: str,
         chunk_id: str,
@@ -111,7 +110,6 @@ class _Look:
         self.names = set(names)
         self._compared = bool(names)  # the second look relies on the first one's comparison
         self._tiers = tiers
-        self._search = search
         self._codec = codec
         self._tenant = tenant
         self._chunk_id = chunk_id
@@ -124,8 +122,6 @@ class _Look:
             yield from self._in_remote(self._tiers.remote)
         if self._tiers.disk is not None:
             yield from self._on_disk(self._tiers.disk)
-        for name in self._search.kept(self.names):
-            yield _Trace(f"the embedding of {name}", name, partial(self._search.drop, [name]))
 
     def _in_memory(self) -> Iterator[_Trace]:
         for info in self._tiers.memory.infos():

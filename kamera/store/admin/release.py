@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from kamera.errors import CorruptChunk, StoreError, StoreVersionError, WrongKey
 from kamera.store.disk.folder import Folder, NotAFile
 from kamera.store.info import ObjectInfo, Quarantined
-from kamera.store.records import CanonicalRecord, Record
+from kamera.store.records import Record
 
 if TYPE_CHECKING:
     from kamera.store.store import ChunkStore
@@ -82,8 +82,6 @@ class Ward:
         if not self._bring(judged.copy, found):
             return replace(judged, reason="an object stands in its place, which may be newer: drop the copy")
         self.drop(file)
-        if isinstance(found.record, CanonicalRecord) and found.record.kind == "canonical":
-            self._store._search.add([(found.info.key, found.record)])
         return replace(judged, released=True)
 
     def _judged(self, file: str) -> tuple[Judged, _Read | None]:

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import re
 import stat
 from collections.abc import Collection
+from dataclasses import replace
 from pathlib import Path
 
 from kamera.errors import CorruptChunk, StoreVersionError, WrongKey
 from kamera.store.codec import Codec
 from kamera.store.disk.folder import Folder, Nested, NotAFile, stamp_of
 from kamera.store.disk.rows import Stamped
+from kamera.store.fields import Header
+from kamera.store.head import info_of
 from kamera.store.keys import is_key
 from kamera.store.sources import FileSource
 
@@ -91,13 +95,23 @@ class ObjectFiles:
         return None
 
     def peek(self, key: str) -> Stamped | None:
-        """The row of ``key`` from its header, of which only the key is verified. Raises as the codec."""
+        """The row of ``key`` by its `header`."""
+        found = self.header(key)
+        if found is None:
+            return None
+        header, status = found
+        return replace(info_of(header, status.st_size), key=key), stamp_of(status)
+
+    def header(self, key: str) -> tuple[Header, os.stat_result] | None:
+        """The header of ``key``, its tensors unverified, and the status of its file. Raises as the codec."""
         with contextlib.suppress(FileNotFoundError), self._shard(key) as shard:
             try:
-                with shard.reading(key + _SUFFIX) as (descriptor, status):
-                    with open(descriptor, "rb", closefd=False) as file:
-                        info = self._codec.read_info(file, status.st_size, key, str(self.path(key)))
-                    return info, stamp_of(status)
+                with (
+                    shard.reading(key + _SUFFIX) as (descriptor, status),
+                    open(descriptor, "rb", closefd=False) as file,
+                ):
+                    path = str(self.path(key))
+                    return self._codec.read_header(file, status.st_size, key, path), status
             except NotAFile as error:
                 raise CorruptChunk(str(error)) from error
         return None

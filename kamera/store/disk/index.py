@@ -122,6 +122,13 @@ class Index(Following):
             limit = None if limit is None else limit - count
             page, behind = f"{where} AND (created, key) > (?, ?)", (*values, last.created, last.key)
 
+    def names_of(self, kind: str, context: Context) -> list[str]:
+        """Names of the objects of a kind and context, oldest first."""
+        wanted = {name: self._veil(value) for name, value in _columns(context).items()} | {"kind": kind}
+        where = " AND ".join(f"{name} = ?" for name in wanted)
+        sql = f"SELECT key FROM objects WHERE {where} ORDER BY created, key"
+        return [key for (key,) in self._answer(lambda: self._db.execute(sql, tuple(wanted.values())))]
+
     def correct(self, info: ObjectInfo, stamp: str) -> bool:
         """Write the row of the verified file of ``stamp``; return True if it replaced another row."""
         row = self.get(info.key)

@@ -20,6 +20,7 @@ from kamera.store.disk.marker import MARKER, open_directory
 from kamera.store.disk.quarantine import Quarantine
 from kamera.store.disk.reading import Readers
 from kamera.store.disk.rows import Stamped
+from kamera.store.fields import Header
 from kamera.store.info import ObjectInfo, Quarantined
 from kamera.store.keys import is_key
 from kamera.store.records import Record
@@ -106,10 +107,10 @@ class DiskObjects:
         with self._translated("list the objects"):
             return self._files.names()
 
-    def header(self, key: str) -> ObjectInfo | None:
-        """The header of the file of ``key``, unverified. Raises as the codec; nothing is moved."""
+    def header(self, key: str) -> Header | None:
+        """The header of ``key``, its tensors unverified. Raises as the codec; nothing is moved."""
         with self._translated("read"):
-            found = self._files.peek(key)
+            found = self._files.header(key)
         return None if found is None else found[0]
 
     def holds(self, key: str) -> bool:

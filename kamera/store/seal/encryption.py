@@ -11,13 +11,12 @@ import hmac
 import io
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, BinaryIO
 
 from kamera.errors import CorruptChunk, StoreError, WrongKey
-from kamera.store import format as object_format
+from kamera.store.fields import Header
 from kamera.store.head import MAX_HEADER, front_size, verified
-from kamera.store.info import ObjectInfo
 from kamera.store.opened import Opened
 from kamera.store.records import Record
 from kamera.store.seal.codec import ENCRYPTED, Sealed, root_key
@@ -73,28 +72,22 @@ class Encrypted(Sealed):
         front = cipher.decrypt(0, "head", source.read(LENGTH, preamble.head), where)
         if front_size(front, len(front), where) != len(front):
             raise CorruptChunk(f"{where}: its head is not that of an encrypted object")
-        head = verified(front, source.size, name, where, self._mac, self.name)
-        frames = Frames(source, cipher, preamble, head.groups, where)
-        return Opened(replace(head, info=replace(head.info, key=name)), frames)
+        head = verified(front, source.size, name, where, self.mac, self.name)
+        return self._named(Opened(head, Frames(source, cipher, preamble, head.groups, where)), name)
 
-    def decode(self, data: bytes, name: str, source: str) -> Record:
-        """As `open`, and whole."""
-        return self.open(BytesSource(data), name, source).read()
-
-    def read_info(self, file: BinaryIO, size: int, name: str, source: str) -> ObjectInfo:
+    def read_header(self, file: BinaryIO, size: int, name: str, source: str) -> Header:
         """As sealed; only the header is read and decrypted."""
         preamble = self._preamble(file.read(LENGTH), size, name, source)
         cipher = Cipher(self.keys[preamble.key_id], preamble, name)
         front = cipher.decrypt(0, "head", file.read(preamble.head), source)
-        info = object_format.read_info(io.BytesIO(front), size, name, source, self._mac, self.name)
-        return replace(info, key=name)
+        return super().read_header(io.BytesIO(front), size, name, source)
 
     def renewed(self, data: bytes, name: str, source: str) -> bytes | None:
         """The file re-encrypted under the first key; None if that is its key already. Raises as `decode`."""
         preamble = self._preamble(data[:LENGTH], len(data), name, source)
         if preamble.key_id == next(iter(self.keys)):
             return None
-        created = self.read_info(io.BytesIO(data), len(data), name, source).created
+        created = self.read_header(io.BytesIO(data), len(data), name, source)["created"]
         return self.encode(self.decode(data, name, source), created)
 
     @property

@@ -7,14 +7,11 @@ a window is in them. DeepStack features are extra layers of the same pictures an
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
-
-from kamera.ops import digest
-from kamera.store.encoding import EncodingRecord
-from kamera.store.records import CanonicalRecord
 
 VISION_TOKENS = "vision_tokens"
 """Key of `CanonicalRecord.info` for the token ids that stand for picture features."""
@@ -39,14 +36,6 @@ def mean_features(
     return unit(mean.numpy())
 
 
-def embedding_of(record: CanonicalRecord, encoding: EncodingRecord | None) -> np.ndarray | None:
-    """`mean_features` of a stored canonical and its encoding."""
-    tokens = record.info.get(VISION_TOKENS, ())
-    if not isinstance(tokens, list | tuple) or not all(type(token) is int for token in tokens):
-        return None
-    return None if encoding is None else mean_features(record.input_ids, encoding.embeds, tokens)
-
-
 def unit(vector: np.ndarray) -> np.ndarray | None:
     """``vector`` at length 1, float32; None if it has no direction."""
     length = float(np.linalg.norm(vector))
@@ -56,18 +45,14 @@ def unit(vector: np.ndarray) -> np.ndarray | None:
     return scaled
 
 
-def pack(name: str, chunk_id: str, vector: np.ndarray | None) -> bytes:
-    """An embedding as bytes, with a digest that binds the object's ``name``."""
-    body = b"" if vector is None else vector.astype("<f2").tobytes()
-    seal = bytes.fromhex(digest("kamera.embedding.v1", name, chunk_id, body))
-    label = chunk_id.encode()
-    return seal + len(label).to_bytes(4, "little") + label + body
+def packed(vector: np.ndarray | None) -> str:
+    """A unit vector as text, in half precision; "" for none."""
+    return "" if vector is None else base64.b64encode(vector.astype("<f2").tobytes()).decode()
 
 
-def unpack(name: str, data: bytes) -> tuple[str, np.ndarray | None]:
-    """Chunk id and vector of `pack`. Raises `ValueError` for bytes that `pack` did not make for ``name``."""
-    length = int.from_bytes(data[32:36], "little")
-    chunk_id, body = data[36 : 36 + length].decode(), data[36 + length :]
-    if data[:32].hex() != digest("kamera.embedding.v1", name, chunk_id, body):
-        raise ValueError("the digest does not match")
-    return chunk_id, np.frombuffer(body, "<f2").astype(np.float32) if body else None
+def unpacked(text: str) -> np.ndarray | None:
+    """The vector ``[width]`` (float32) of `packed`. Raises `ValueError` for another text."""
+    vector = np.frombuffer(base64.b64decode(text, validate=True), "<f2").astype(np.float32)
+    if not np.isfinite(vector).all():
+        raise ValueError(f"an embedding of {len(vector)} features that are not all finite")
+    return vector if len(vector) else None

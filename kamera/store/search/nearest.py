@@ -7,65 +7,64 @@ core (`docs/search.md`), so nothing has to be trained and nothing is missed.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator
-from typing import Any
+from collections.abc import Iterable, Iterator, Set
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from kamera.errors import StoreError
-from kamera.store.search.vectors import Row
 
 logger = logging.getLogger(__name__)
 
 _BLOCK = 256  # vectors added or queried at a time
 
 
-class Nearest:
-    """Rows by number, and the index of those that have a vector. Not safe to use from several threads.
+class Row(NamedTuple):
+    """The object of a vector."""
 
-    ``epoch`` and ``last`` identify the rows it has seen. Raises `StoreError` without FAISS.
+    name: str
+    chunk_id: str
+
+
+class Nearest:
+    """An index of vectors by object. Not safe to use from several threads.
+
+    Raises `StoreError` without FAISS.
     """
 
-    def __init__(self, epoch: str) -> None:
+    def __init__(self) -> None:
         self._faiss = _faiss()
-        self.epoch = epoch
-        self.last = 0
-        self.rows: dict[int, Row] = {}
         self._index: Any = None
+        self._numbers: dict[str, int] = {}  # of every object it was told of, with a vector or without
+        self._rows: dict[int, Row] = {}
+        self._next = 0
 
     @property
-    def width(self) -> int | None:
-        """Length of its vectors, None while there is none."""
-        return None if self._index is None else int(self._index.d)
+    def names(self) -> Set[str]:
+        """The objects it was told of."""
+        return self._numbers.keys()
 
-    def take(self, rows: Iterable[Row | int]) -> list[int]:
-        """Add rows; return the numbers of damaged ones."""
-        damaged: list[int] = []
-        seqs: list[int] = []
+    def add(self, rows: Iterable[tuple[Row, np.ndarray | None]]) -> None:
+        """Take objects with their vectors ``[width]`` (None: it is never found), in this order."""
+        numbers: list[int] = []
         vectors: list[np.ndarray] = []
-        for row in rows:
-            if not isinstance(row, Row):
-                damaged.append(row)
-                continue
-            self.last = row.seq
-            self.rows[row.seq] = row._replace(vector=None)
-            if row.vector is not None and row.vector.shape[0] != (self._width_of(row.vector)):
+        for row, vector in rows:
+            self._numbers[row.name] = number = self._next
+            self._rows[number], self._next = row, number + 1
+            if vector is not None and vector.shape[0] != self._width_of(vector):
                 logger.warning("not searchable: %s has an embedding of another width", row.name)
-            elif row.vector is not None:
-                seqs.append(row.seq)
-                vectors.append(row.vector)
-            if len(seqs) == _BLOCK:
-                self._add(seqs, vectors)
-                seqs, vectors = [], []
-        if seqs:
-            self._add(seqs, vectors)
-        return damaged
+            elif vector is not None:
+                numbers.append(number)
+                vectors.append(vector)
+        for start in range(0, len(numbers), _BLOCK):
+            block = slice(start, start + _BLOCK)
+            self._index.add_with_ids(np.stack(vectors[block]), np.array(numbers[block], dtype=np.int64))
 
-    def keep(self, seqs: set[int]) -> None:
-        """Remove every row but these."""
-        gone = [seq for seq in self.rows if seq not in seqs]
-        for seq in gone:
-            del self.rows[seq]
+    def drop(self, names: Iterable[str]) -> None:
+        """Let go of objects."""
+        gone = [self._numbers.pop(name) for name in names]
+        for number in gone:
+            del self._rows[number]
         if self._index is not None and gone:
             self._index.remove_ids(np.array(gone, dtype=np.int64))
 
@@ -77,7 +76,7 @@ class Nearest:
             raise ValueError(f"a query of shape {query.shape} among embeddings of width {self._index.d}")
         scores, seqs = self._index.search(query[None], min(k, self._index.ntotal))
         found = zip(seqs[0], scores[0], strict=True)
-        return [(self.rows[int(seq)], min(float(score), 1.0)) for seq, score in found]
+        return [(self._rows[int(seq)], min(float(score), 1.0)) for seq, score in found]
 
     def pairs(self, threshold: float) -> Iterator[tuple[Row, Row, float]]:
         """All pairs of rows with an inner product above ``threshold``, the older one first."""
@@ -91,7 +90,7 @@ class Nearest:
             for i, seq in enumerate(own):
                 for j in range(limits[i], limits[i + 1]):
                     if seqs[j] > seq:
-                        yield self.rows[int(seq)], self.rows[int(seqs[j])], min(float(scores[j]), 1.0)
+                        yield self._rows[int(seq)], self._rows[int(seqs[j])], min(float(scores[j]), 1.0)
 
     def _width_of(self, vector: np.ndarray) -> int:
         if self._index is None:
@@ -100,9 +99,6 @@ class Nearest:
             flat = self._faiss.IndexScalarQuantizer(width, half, self._faiss.METRIC_INNER_PRODUCT)
             self._index = self._faiss.IndexIDMap2(flat)
         return int(self._index.d)
-
-    def _add(self, seqs: list[int], vectors: list[np.ndarray]) -> None:
-        self._index.add_with_ids(np.stack(vectors), np.array(seqs, dtype=np.int64))
 
 
 def _faiss() -> Any:

@@ -344,5 +344,5 @@ def test_a_directory_keeps_its_rows_in_one_file(root: Path) -> None:
         key = store.put(canonical())
         StoreAdmin(store).pin([key])
         store.ls()
-    assert {path.name for path in root.rglob("*.sqlite")} == {"index.sqlite", "vectors.sqlite"}
+    assert {path.name for path in root.rglob("*.sqlite")} == {"index.sqlite"}
     assert (root / "keep.json").stat().st_mode & 0o777 == 0o600

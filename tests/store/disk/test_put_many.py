@@ -307,17 +307,17 @@ def test_a_writer_killed_in_a_batch_leaves_whole_objects_and_a_beginning_of_it(t
         ):
             accepted(store, records)
 
-    total: list[int] = []
+    counted = Countdown()
     fresh(tmp_path / "counted")
-    work(tmp_path / "counted", Countdown(done=lambda: total.append(1)))
+    work(tmp_path / "counted", counted)
     draw = random.Random(0)
-    points = [*sorted(draw.sample(range(1, len(total)), 16)), len(total)]
+    points = [*sorted(draw.sample(range(1, counted.calls), 16)), counted.calls]
     prefixes: set[int] = set()
     for n in points:
         root = tmp_path / str(n)
         fresh(root)
         ended = in_child(lambda _, root=root, n=n: work(root, Countdown(n)))
-        assert ended.killed, f"{n} of {len(total)}"
+        assert ended.killed, f"{n} of {counted.calls}"
         with ChunkStore.open(root, memory_limit=0) as store:
             assert left_behind(root) == []
             rows = {row.key: row for row in store.ls()}

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import base64
-import shutil
+import multiprocessing
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -26,8 +26,8 @@ from kamera.store import (
     StoreAdmin,
     encoding_context,
 )
-from kamera.store.search.embedding import mean_features, pack, unpack
-from tests.store.builders import CONTEXT, VISION, canonical, encoding, patch
+from kamera.store.search.embedding import mean_features, packed, unpacked
+from tests.store.builders import CONTEXT, VISION, canonical, drop_index, encoding, file_of, flip, patch
 
 WIDTH = 8
 PICTURE = 9  # the id of picture tokens here
@@ -110,10 +110,6 @@ def filled(root: Path, count: int = 6) -> list[CanonicalRecord]:
     return records
 
 
-def rows_file(root: Path) -> Path:
-    return root / "search" / "vectors.sqlite"
-
-
 # -- embeddings ------------------------------------------------------------------------------------
 
 
@@ -136,18 +132,33 @@ def test_features_without_a_direction_make_no_embedding(value):
     assert mean_features(torch.tensor([9, 9]), embeds, (9,)) is None
 
 
-def test_a_packed_embedding_is_bound_to_its_name():
+def test_an_embedding_is_text_and_back():
     vector = np.linspace(-1, 1, 5, dtype=np.float32)
-    data = pack("n", "Käfer", vector)
-    chunk, held = unpack("n", data)
-    assert chunk == "Käfer" and held.tolist() == pytest.approx(vector.tolist(), abs=1e-3)
-    with pytest.raises(ValueError, match="digest"):
-        unpack("m", data)
-    for i in range(len(data)):
-        with pytest.raises(ValueError):
-            unpack("n", data[:i] + bytes([data[i] ^ 1]) + data[i + 1 :])
-        with pytest.raises(ValueError):
-            unpack("n", data[:i])
+    assert unpacked(packed(vector)).tolist() == pytest.approx(vector.tolist(), abs=1e-3)
+    assert packed(None) == "" and unpacked("") is None
+
+
+@pytest.mark.parametrize("text", ["?", "AA==", "AH4=", "AHw=", "AAAA\n"])
+def test_a_text_that_is_no_embedding_is_refused(text):
+    with pytest.raises(ValueError):
+        replace(picture(1), embedding=text)
+
+
+def test_a_stored_picture_says_how_it_looks(tmp_path):
+    """In its own header, whether its encoding was put with it, before it or never."""
+    with ChunkStore.open(tmp_path) as store:
+        first, second, third = (picture(seed) for seed in range(3))
+        where = encoding_context(VISION, "")
+        encodings = [EncodingRecord(one.chunk_id, where, 5, SEEN[one.chunk_id]) for one in (first, second)]
+        store.put(encodings[0])
+        store.put(first)
+        store.put_many([second, encodings[1]])
+        store.put(third)
+        for record, vector in zip((first, second), reference([first, second]).values(), strict=True):
+            held = store.get_canonical(CONTEXT, record.chunk_id)
+            assert unpacked(held.embedding).tolist() == pytest.approx(vector.tolist(), abs=1e-3)
+        assert store.get_canonical(CONTEXT, third.chunk_id).embedding == ""
+        assert_as_reference(store, [first, second])
 
 
 # -- answers ---------------------------------------------------------------------------------------
@@ -242,7 +253,7 @@ def test_without_faiss_a_search_names_the_extra(tmp_path, monkeypatch):
 # -- growing, shrinking, lost ----------------------------------------------------------------------
 
 _steps = st.lists(
-    st.tuples(st.sampled_from(("put", "delete", "reopen", "elsewhere", "lose rows")), st.integers(0, 5)),
+    st.tuples(st.sampled_from(("put", "delete", "reopen", "elsewhere", "lose index")), st.integers(0, 5)),
     max_size=12,
 )
 
@@ -264,9 +275,9 @@ def test_after_any_puts_deletes_and_reopens_search_equals_a_scan(steps):
                 store.close()
                 store = ChunkStore.open(root)
             else:
-                shutil.rmtree(root / "search", ignore_errors=True)
                 store.close()
                 elsewhere.close()
+                drop_index(root)
                 store, elsewhere = ChunkStore.open(root), ChunkStore.open(root)
             assert_as_reference(store, list(held.values()))
         assert_as_reference(elsewhere, list(held.values()))
@@ -292,18 +303,18 @@ def test_a_memory_store_never_answers_with_what_it_let_go():
         assert_as_reference(store, records[-3:])
 
 
+def bytes_below(root: Path) -> bytes:
+    return b"".join(file.read_bytes() for file in root.rglob("*") if file.is_file())
+
+
 def test_a_deleted_chunks_embedding_is_nowhere_on_the_disk(tmp_path):
     records = filled(tmp_path)
     with ChunkStore.open(tmp_path) as store:
         store.search(np.ones(WIDTH), context=CONTEXT)
-        chunk = records[1].chunk_id
-        key = records[1].key.encode()
-        assert any(key in f.read_bytes() for f in (tmp_path / "search").iterdir())
-        row = store._search._vectors.get(records[1].key)
-        assert row is not None and row.chunk_id == chunk
+        text = store.get_canonical(CONTEXT, records[1].chunk_id).embedding.encode()
+        assert text in bytes_below(tmp_path)
         StoreAdmin(store).delete(records[1].key)
-        assert not any(key in f.read_bytes() for f in (tmp_path / "search").iterdir())
-    assert not any(key in f.read_bytes() for f in (tmp_path / "search").iterdir())
+        assert text not in bytes_below(tmp_path)
 
 
 def test_an_encrypted_store_searches_and_hides_embeddings(tmp_path):
@@ -311,23 +322,29 @@ def test_an_encrypted_store_searches_and_hides_embeddings(tmp_path):
     records = [picture(seed, context) for seed in range(4)]
 
     def kept(root: Path, **options) -> tuple[bytes, list[bytes]]:
-        """All bytes of a store, and what a row says of each record."""
+        """All bytes of a store, and the embeddings it holds."""
         with ChunkStore.open(root, tenant="acme", **options) as store:
-            keys = [put(store, record) for record in records]
-            held = [store.embedding(context, record.chunk_id) for record in records]
-        rows = [pack(key, r.chunk_id, vector) for key, r, vector in zip(keys, records, held, strict=True)]
-        whole = b"".join(file.read_bytes() for file in root.rglob("*") if file.is_file())
-        return whole, [base64.b64encode(row) for row in rows]
+            for record in records:
+                put(store, record)
+            texts = [packed(store.embedding(context, record.chunk_id)).encode() for record in records]
+        return bytes_below(root), texts
 
-    whole, rows = kept(tmp_path / "plain")
-    assert all(row in whole for row in rows)
+    whole, texts = kept(tmp_path / "plain")
+    assert all(text in whole for text in texts)
     options = {"secret": "a secret that nobody guesses", "keys": [bytes(range(32))]}
-    whole, rows = kept(tmp_path / "sealed", **options)
-    assert not any(row in whole or row[60:] in whole for row in rows)
+    whole, texts = kept(tmp_path / "sealed", **options)
+    assert not any(text in whole for text in texts)
     assert not any(record.chunk_id.encode() in whole for record in records)
     with ChunkStore.open(tmp_path / "sealed", tenant="acme", **options) as store:
-        assert StoreAdmin(store).verify().embeddings == ()  # the rows are readable, none was made anew
         assert_as_reference(store, records, context)
+
+
+def test_a_picture_whose_header_is_damaged_is_no_hit(tmp_path, caplog):
+    records = filled(tmp_path)
+    flip(file_of(tmp_path, records[1].key), 300)
+    with ChunkStore.open(tmp_path) as store:
+        assert_as_reference(store, [records[0], *records[2:]])
+    assert "not indexed" in caplog.text
 
 
 def test_search_with_a_remote_finds_objects_put_or_read_here(tmp_path):
@@ -345,8 +362,54 @@ def test_search_with_a_remote_finds_objects_put_or_read_here(tmp_path):
             assert_as_reference(store, [records[0], records[2]])
 
 
-def test_patches_have_no_rows(tmp_path):
+def test_patches_are_not_searched(tmp_path):
     with ChunkStore.open(tmp_path) as store:
-        key = store.put(patch())
-        assert store._search._vectors.get(key) is None and not list(store.search([1.0], context=CONTEXT))
-        assert StoreAdmin(store).delete(key)
+        store.put(patch())
+        assert not list(store.search([1.0], context=CONTEXT))
+
+
+# -- other processes -------------------------------------------------------------------------------
+
+
+def obey(root: Path, orders: Any) -> None:
+    """Another process: does what it is told to its own store."""
+    with ChunkStore.open(root) as store:
+        while line := orders.recv():
+            verb, *seeds = line.split()
+            for seed in map(int, seeds):
+                if verb == "put":
+                    put(store, picture(seed))
+                elif verb == "delete":
+                    StoreAdmin(store).delete(picture(seed).key)
+            if verb == "search":
+                assert_as_reference(store, [picture(int(seed)) for seed in seeds])
+            orders.send("done")
+
+
+def test_two_processes_see_each_others_puts_and_deletes_at_once(tmp_path):
+    fork = multiprocessing.get_context("fork")  # another interpreter imports torch once more, for seconds
+    orders, theirs = fork.Pipe()
+    other = fork.Process(target=obey, args=(tmp_path, theirs))
+    other.start()
+    theirs.close()
+
+    def there(line: str) -> None:
+        orders.send(line)
+        assert orders.recv() == "done", line
+
+    with ChunkStore.open(tmp_path) as here:
+        for seed in range(4):
+            put(here, picture(seed))
+        assert_as_reference(here, [picture(seed) for seed in range(4)])
+        there("search 0 1 2 3")
+        there("put 4 5 6")
+        there("delete 0 5")
+        assert_as_reference(here, [picture(seed) for seed in (1, 2, 3, 4, 6)])
+        StoreAdmin(here).delete(picture(4).key)
+        put(here, picture(7))
+        there("search 1 2 3 6 7")
+        there("delete 1 2 3 6 7")
+        assert here.search(np.ones(WIDTH), context=CONTEXT) == []
+    orders.send("")
+    other.join()
+    assert other.exitcode == 0
