@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 Folder = Annotated[
     Path, typer.Argument(metavar="BENCH", file_okay=False, help="Folder of a frozen benchmark.")
 ]
-# as in kamera.eval.reuse.arms, which is imported late
 ARMS = "exact,prefix,blind,keep,repair,patch@16,random-patch@16,other-patch@16"
 
 

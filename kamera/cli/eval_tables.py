@@ -15,7 +15,7 @@ def tables(results: Results) -> list[Any]:
     """All tables of a run."""
     columns = (
         *("arm", "n", "official", "mean", "95 %", "agreement", "with native", "flip-recover", "KL"),
-        *("forwards", "reused tokens", "live tokens", "patch bytes", "window s", "answer s"),
+        *("forwards", "reused tokens", "live tokens", "patch bytes", "TTFT s", "answer s"),
     )
     rows = [
         (

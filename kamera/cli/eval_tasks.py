@@ -135,7 +135,7 @@ def _run(
     """Run a benchmark and write its tables."""
     from kamera.cli.models import load_backbone
     from kamera.eval.adapter import arms_of
-    from kamera.eval.tasks.arms import parse_arms
+    from kamera.eval.arms import arms_named
     from kamera.eval.tasks.plots import check_plots
     from kamera.eval.tasks.registry import make_task
     from kamera.eval.tasks.run import run_task
@@ -145,7 +145,7 @@ def _run(
     task = make_task(name, **options)
     names = [arm.strip() for arm in arms.split(",")]
     others = arms_of(arm_module or ())
-    parse_arms(names, others)  # fails before the model is loaded
+    arms_named(names, others)  # fails before the model is loaded
     if plots:
         check_plots()
     share = None if shard is None else parse_shard(shard)

@@ -1,10 +1,10 @@
 """The interface of a way to reuse KV: three functions, for Kamera's own arms and for everybody else's.
 
 >>> class Nothing:                                   # reuses nothing
-...     name, rehearsed = "nothing", False
+...     rehearsed = False
 ...     def encode(self, unit): ...                  # a unit is seen for the first time
 ...     def place(self, order): ...                  # these units are the window now, in this order
-...     def ask(self, question): ...                 # answer behind the window
+...     def ask(self, query): ...                    # answer behind the window
 """
 
 from __future__ import annotations
@@ -27,23 +27,32 @@ Parts = Sequence[Mapping[str, Any]]
 
 @dataclass(frozen=True)
 class Unit:
-    """What moves as a whole: an image, a clip or a text, under a name that is unique in its item."""
+    """What moves as a whole: an image, a clip or a text, under a name that is unique in its item.
+
+    A ``live`` one belongs to the question, though it stands in the context: every arm computes it there.
+    """
 
     name: str
     content: Parts | Chunk
+    live: bool = False
+
+    def check_reusable(self) -> None:
+        """Raise ValueError for a live unit: for arms that cannot compute one inside the context."""
+        if self.live:
+            raise ValueError("a live part stands inside the context: this arm takes it behind only")
 
 
 @dataclass(frozen=True)
-class Question:
-    """A question behind a window: parts that arrive with it (``live``, never reused), then its text."""
+class Query:
+    """A question behind a window: units that arrive with it (``live``, never reused), then its text."""
 
     text: str
-    live: tuple[Parts | Chunk, ...] = ()
+    live: tuple[Unit, ...] = ()
     max_new_tokens: int = 16
 
 
 @dataclass(frozen=True, eq=False)
-class Answer:
+class Reply:
     """A greedy answer, and its price since the window was placed.
 
     ``logits`` ``[vocabulary]`` are those of its first token. ``first_token_seconds`` counts from the call of
@@ -69,11 +78,6 @@ class Adapter(Protocol):
     """
 
     @property
-    def name(self) -> str:
-        """The arm's name in tables."""
-        ...
-
-    @property
     def rehearsed(self) -> bool:
         """True if the asked window was prepared in advance."""
         ...
@@ -86,7 +90,7 @@ class Adapter(Protocol):
         """Make the window hold these encoded units, in this order. On the clock for the asked window."""
         ...
 
-    def ask(self, question: Question) -> Answer:
+    def ask(self, query: Query) -> Reply:
         """Answer behind the window, which stays as it is."""
         ...
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ import numpy as np
 from kamera import testbed
 from kamera.content import Chunk
 from kamera.engines.hf import Backbone
-from kamera.eval.items import Item, Score, Scorer, answer_logits
+from kamera.eval.items import OneTokenQuestion, Score, Scorer, answer_logits
 from kamera.store import ChunkStore
 from kamera.window import KameraWindow, Report, ReusePolicy
 
@@ -33,7 +33,7 @@ Uncertified: what a certificate would vouch for is what is shown here, next to t
 
 
 @dataclass(frozen=True)
-class Cost:
+class DemoCost:
     """Cost of one arm for one operation."""
 
     forwards: int
@@ -43,7 +43,7 @@ class Cost:
 
 
 @dataclass(frozen=True)
-class Row:
+class DemoRow:
     """One arm after one operation, over all clips: accuracy, KL to the re-prefill, mean cost."""
 
     operation: str
@@ -61,7 +61,7 @@ class Row:
 class Demo:
     """The table, and what the slots of the first clip were worth: after which operation, in which arm."""
 
-    rows: tuple[Row, ...]
+    rows: tuple[DemoRow, ...]
     clips: int
     guarantees: tuple[tuple[str, str, str], ...]
 
@@ -76,7 +76,7 @@ def run_demo(
     if backbone is None:
         backbone = Backbone(*testbed.load())
     scorer = Scorer(backbone.tokenize)
-    costs: dict[tuple[str, str], list[Cost]] = {}
+    costs: dict[tuple[str, str], list[DemoCost]] = {}
     shown: list[tuple[str, str, str]] = []
     for clip in range(clips):
         episode = testbed.World(SEED).episode(clip, layout=LAYOUT)
@@ -130,7 +130,7 @@ class _Walk:
         self._all(lambda window: window.reorder([2, 1, 0, 3]))
         yield "reorder", self._all(lambda window: window.reorder([2, 1, 0, 3]))
 
-    def arms(self, reports: dict[str, Report]) -> tuple[dict[str, KameraWindow], dict[str, Cost]]:
+    def arms(self, reports: dict[str, Report]) -> tuple[dict[str, KameraWindow], dict[str, DemoCost]]:
         """The windows after an operation, one of them blind, and one prefilled afresh; and what each took."""
         blind = self.windows["survivor"].fork()
         switched = [blind.condition(slot, False) for slot in blind.slots]
@@ -148,13 +148,13 @@ class _Walk:
         }
         return windows, spent
 
-    def items(self) -> list[Item]:
+    def items(self) -> list[OneTokenQuestion]:
         """Questions about all there is in the window: values, whatever left with other frames, and glyphs."""
         order = [self._frame(s.chunk_id) for s in self.windows["survivor"].slots]
         values = [self.episode.ask(*s, order=order) for s in self._subjects("value", order)]
         chosen = [values[i] for i in self.rng.permutation(len(values))[: self.per_kind]]
         glyphs = [self.episode.ask("glyph", q.subject, order=order) for q in chosen]
-        return [Item(q.text, q.answer, q.kind) for q in (*chosen, *glyphs)]
+        return [OneTokenQuestion(q.text, q.answer, q.kind) for q in (*chosen, *glyphs)]
 
     def _subjects(self, kind: str, order: Sequence[int]) -> list[tuple[str, int]]:
         tags = [tag for i in order for tag in self.episode.frames[i].glyph_of]
@@ -180,8 +180,8 @@ class _Walk:
         return self.chunks[self._frame(chunk_id)]
 
 
-def _sum(reports: Sequence[Report], seconds: float) -> Cost:
-    return Cost(
+def _sum(reports: Sequence[Report], seconds: float) -> DemoCost:
+    return DemoCost(
         sum(r.forwards for r in reports),
         sum(r.tokens_recomputed for r in reports),
         sum(r.vision_encodes for r in reports),
@@ -189,11 +189,11 @@ def _sum(reports: Sequence[Report], seconds: float) -> Cost:
     )
 
 
-def _rows(scores: Sequence[Score], costs: dict[tuple[str, str], list[Cost]]) -> Iterator[Row]:
+def _rows(scores: Iterable[Score], costs: dict[tuple[str, str], list[DemoCost]]) -> Iterator[DemoRow]:
     by = {(s.operation, s.kind, s.arm): s for s in scores}
     for (operation, arm), spent in costs.items():
         two, one = by[(operation, "value", arm)], by[(operation, "glyph", arm)]
-        yield Row(
+        yield DemoRow(
             operation,
             arm,
             one.accuracy.mean,

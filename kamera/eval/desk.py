@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Hashable, Sequence
+from copy import copy
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,13 +14,13 @@ from kamera.content import Chunk
 from kamera.engines import LiveKV, Span
 from kamera.engines.hf import Backbone
 from kamera.errors import NotRelocatable
-from kamera.eval.adapter import Answer, Parts, Question, Unit
+from kamera.eval.adapter import Query, Reply, Unit
 from kamera.ops import KV, Patch, uniform_offset
 from kamera.patches import Facts, compact_positions, prefill_anchor, text_positions
 
 
 @dataclass(frozen=True, eq=False)
-class Held:
+class PlacedKV:
     """KV of a unit as it was computed at ``positions`` ``[axes, tokens]``."""
 
     kv: KV
@@ -29,33 +30,43 @@ class Held:
 class Desk:
     """Encodes each unit once, computes each canonical once; arms of one item share it.
 
-    ``facts`` and ``chunks`` are the units so far, by name. ``prepared`` is for what arms compute off the
-    clock and would compute again for every trace.
+    ``units``, ``chunks`` and ``facts`` are the units so far, by name. ``prepared`` is for what arms compute
+    off the clock and would compute again for every trace.
     """
 
     def __init__(self, backbone: Backbone, system: str | None) -> None:
         self.backbone, self.system = backbone, system
         self.anchor = prefill_anchor(backbone, system)
-        self.facts: dict[str, Facts] = {}
-        self.chunks: dict[str, Chunk] = {}
-        self.prepared: dict[Hashable, Any] = {}
-        self._canonicals: dict[str, Held] = {}
+        self._clear()
 
     def cleared(self) -> Desk:
         """A desk of the same model and anchor without units."""
-        other = Desk.__new__(Desk)
-        other.backbone, other.system, other.anchor = self.backbone, self.system, self.anchor
-        other.facts, other.chunks, other.prepared, other._canonicals = {}, {}, {}, {}
+        other = copy(self)
+        other._clear()
         return other
+
+    def _clear(self) -> None:
+        self.units: dict[str, Unit] = {}
+        self.chunks: dict[str, Chunk] = {}
+        self.facts: dict[str, Facts] = {}
+        self.prepared: dict[Hashable, Any] = {}
+        self._canonicals: dict[str, PlacedKV] = {}
+
+    def chunk(self, unit: Unit) -> Chunk:
+        """The unit's chunk, processed once."""
+        if unit.name not in self.chunks:
+            made = unit.content
+            chunk = made if isinstance(made, Chunk) else self.backbone.chunk([dict(part) for part in made])
+            self.units[unit.name], self.chunks[unit.name] = unit, chunk
+        return self.chunks[unit.name]
 
     def learn(self, unit: Unit) -> None:
         """Encode a unit; one that is known already costs nothing."""
+        chunk = self.chunk(unit)
         if unit.name not in self.facts:
-            chunk = self._chunk(unit.content)
-            self.chunks[unit.name] = chunk
             self.facts[unit.name] = Facts(chunk.id, self.backbone.encode(chunk), chunk.label)
 
-    def canonical(self, name: str) -> Held:
+    def canonical(self, name: str) -> PlacedKV:
         """KV(unit | anchor), computed once."""
         if name not in self._canonicals:
             (positions,) = self.places([name])
@@ -66,52 +77,58 @@ class Desk:
         """Positions ``[axes, tokens]`` of units behind the anchor, as the model counts them."""
         return compact_positions(self.backbone, self.anchor.input_ids, [self.facts[n] for n in order])
 
-    def prefilled(self, name: str, positions: torch.Tensor, live: LiveKV, behind: Sequence[Span]) -> Held:
+    def prefilled(self, name: str, positions: torch.Tensor, live: LiveKV, behind: Sequence[Span]) -> PlacedKV:
         """One forward of a unit at ``positions`` behind the anchor and ``behind``; ``live`` shows those."""
         facts = self.facts[name]
         live.show([self.anchor_span(), *behind], room=facts.length)
-        return Held(self.backbone.prefill(facts.encoded, positions, live), positions)
+        return PlacedKV(self.backbone.prefill(facts.encoded, positions, live), positions)
 
     def anchor_span(self) -> Span:
         """The anchor at its place."""
         return Span(self.anchor.kv, None, (0,) * self.backbone.axes)
 
-    def moved(self, name: str, held: Held, positions: torch.Tensor, patch: Patch | None = None) -> Span:
-        """KV moved to ``positions``, with a patch. Raises NotRelocatable if it does not move as a whole."""
-        offset = uniform_offset(held.positions, positions)
+    def offset(self, name: str, copy: PlacedKV, positions: torch.Tensor) -> tuple[int, ...]:
+        """From a copy's place to ``positions``. Raises NotRelocatable if it does not move as a whole."""
+        offset = uniform_offset(copy.positions, positions)
         if offset is None:
             raise NotRelocatable(f"unit {name!r} does not move as a whole in this window: leave its item out")
-        return Span(held.kv, patch, offset)
+        return offset
+
+    def moved(self, name: str, copy: PlacedKV, positions: torch.Tensor, patch: Patch | None = None) -> Span:
+        """KV moved to ``positions``, with a patch. Raises NotRelocatable if it does not move as a whole."""
+        return Span(copy.kv, patch, self.offset(name, copy, positions))
 
     def answer(
-        self, order: Sequence[str], spans: Sequence[Span], live: LiveKV, question: Question
+        self, order: Sequence[str], spans: Sequence[Span], live: LiveKV, query: Query
     ) -> tuple[str, torch.Tensor, float]:
         """Greedy answer, the first token's logits, and the seconds to them, behind ``spans`` of ``order``.
 
-        Live parts of the question are prefilled behind the spans first.
+        Live units of the query are prefilled behind the spans first.
         """
-        arriving = [self._arriving(content) for content in question.live]
+        for unit in query.live:
+            self.learn(unit)
         started = time.perf_counter()
         behind, facts = list(spans), [self.facts[name] for name in order]
-        for new in arriving:
+        for unit in query.live:
+            new = self.facts[unit.name]
             facts.append(new)
             positions = compact_positions(self.backbone, self.anchor.input_ids, facts)[-1]
             live.show([self.anchor_span(), *behind], room=new.length)
             kv = self.backbone.prefill(new.encoded, positions, live)
             behind.append(Span(kv, None, (0,) * self.backbone.axes))
-        ids = self.backbone.question_ids(question.text, self.anchor.tail)
+        ids = self.backbone.question_ids(query.text, self.anchor.tail)
         positions = text_positions(self.backbone, self.anchor.input_ids, facts, ids)
-        live.show([self.anchor_span(), *behind], room=ids.shape[0] + question.max_new_tokens)
+        live.show([self.anchor_span(), *behind], room=ids.shape[0] + query.max_new_tokens)
         logits = self.backbone.ask(ids, positions, live).cpu()  # on a GPU, time ends when it is here
         seconds = time.perf_counter() - started
-        if question.max_new_tokens == 1:
+        if query.max_new_tokens == 1:
             return self.backbone.detokenize(logits.argmax()[None]) or "", logits, seconds
         places = compact_positions(self.backbone, self.anchor.input_ids, facts)
         made = self.backbone.decode(
             torch.cat([self.anchor.input_ids, *(f.encoded.input_ids for f in facts), ids]),
             torch.cat([self.anchor.positions, *places, positions], dim=1),
             live,
-            max_new_tokens=question.max_new_tokens,
+            max_new_tokens=query.max_new_tokens,
             do_sample=False,
         )
         return self.backbone.detokenize(made.tokens[0].cpu()) or "", logits, seconds
@@ -126,16 +143,7 @@ class Desk:
 
     def tokens(self, order: Sequence[str]) -> int:
         """Tokens of these units."""
-        return sum(self.facts[name].length for name in order)
-
-    def _arriving(self, content: Parts | Chunk) -> Facts:
-        chunk = self._chunk(content)
-        return Facts(chunk.id, self.backbone.encode(chunk), chunk.label)
-
-    def _chunk(self, content: Parts | Chunk) -> Chunk:
-        return (
-            content if isinstance(content, Chunk) else self.backbone.chunk([dict(part) for part in content])
-        )
+        return sum(self.chunks[name].num_tokens for name in order)
 
 
 class Placing:
@@ -145,7 +153,6 @@ class Placing:
     count what it computed since the last `place`, ``self.kept`` the bytes it holds.
     """
 
-    name = ""
     rehearsed = False
 
     def __init__(self, desk: Desk) -> None:
@@ -169,17 +176,17 @@ class Placing:
         """Spans of the window's units in this order."""
         raise NotImplementedError
 
-    def ask(self, question: Question) -> Answer:
+    def ask(self, query: Query) -> Reply:
         """Answer behind the spans."""
         assert self.shown is not None, "place a window first"
-        text, logits, seconds = self.desk.answer(self.order, self.shown, self.live, question)
-        return Answer(
+        text, logits, seconds = self.desk.answer(self.order, self.shown, self.live, query)
+        return Reply(
             *(text, logits, seconds, self.recomputed, self.kept),
             self.desk.tokens(self.order),
             self.forwards,
         )
 
-    def prefilled(self, name: str, positions: torch.Tensor, behind: Sequence[Span]) -> Held:
+    def prefilled(self, name: str, positions: torch.Tensor, behind: Sequence[Span]) -> PlacedKV:
         """`Desk.prefilled`, counted."""
         self.recomputed += self.desk.facts[name].length
         self.forwards += 1

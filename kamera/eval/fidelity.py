@@ -14,7 +14,7 @@ import numpy as np
 
 from kamera import testbed
 from kamera.engines.hf import Backbone
-from kamera.eval.items import Item, Score, Scorer, answer_logits
+from kamera.eval.items import OneTokenQuestion, Score, Scorer, answer_logits
 from kamera.ops import kv_bytes
 from kamera.store import ChunkStore
 from kamera.window import KameraWindow, ReusePolicy
@@ -78,17 +78,17 @@ class _Episode:
         self.rng = np.random.default_rng([HELD_OUT, index])
         self.store = ChunkStore.open("memory://")
         self.window = self._window(self.store, self.policy, [0, 1, 2, 6])
-        self.asked: list[Item] = []
+        self.asked: list[OneTokenQuestion] = []
         self.sizes = self._sizes()
 
-    def recall(self) -> tuple[str, dict[str, KameraWindow], list[Item]]:
+    def recall(self) -> tuple[str, dict[str, KameraWindow], list[OneTokenQuestion]]:
         window = self.window.fork()
         window.evict(3)
         window.recall(self.chunks[6].id)
         self.asked = self._items([0, 1, 2, 6])
         return "recall", self._arms(window, [0, 1, 2, 6]), self.asked
 
-    def reorder(self) -> tuple[str, dict[str, KameraWindow], list[Item]]:
+    def reorder(self) -> tuple[str, dict[str, KameraWindow], list[OneTokenQuestion]]:
         order = [2, 1, 0, 6]
         stale = self._stale(order)
         window = self.window.fork()
@@ -98,7 +98,7 @@ class _Episode:
         window.reorder([2, 1, 0, 3])
         return "reorder", self._arms(window, order) | {"stale patch": stale}, self._items(order)
 
-    def turnover(self) -> tuple[str, dict[str, KameraWindow], list[Item]]:
+    def turnover(self) -> tuple[str, dict[str, KameraWindow], list[OneTokenQuestion]]:
         order = [3, 4, 5, 6]
         stale = self._stale(order)
         window = self._window(self.store, self.policy, [3, 4, 5])
@@ -131,14 +131,14 @@ class _Episode:
             window.append(self.chunks[i])
         return window
 
-    def _items(self, order: Sequence[int]) -> list[Item]:
+    def _items(self, order: Sequence[int]) -> list[OneTokenQuestion]:
         """Two-hop items whose value a legend in ``order`` defines, and as many one-hop ones."""
         asked = [self.episode.ask(*s, order=order) for s in self.episode.subjects(["value"])]
         bound = [q for q in asked if q.bound]
         chosen = self.rng.permutation(len(bound))[: self.per_episode]
         values = [bound[i] for i in chosen]
         glyphs = [self.episode.ask("glyph", q.subject, order=order) for q in values]
-        return [Item(q.text, q.answer, KINDS[q.kind]) for q in (*values, *glyphs)]
+        return [OneTokenQuestion(q.text, q.answer, KINDS[q.kind]) for q in (*values, *glyphs)]
 
     def _sizes(self) -> tuple[int, int]:
         (info,) = [i for i in self.store.ls("exact") if i.chunk_id == self.chunks[6].id]

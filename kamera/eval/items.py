@@ -2,31 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 
-from kamera.certify import Interval, bootstrap, eta, kl
+from kamera.certify import Interval, eta, kl
+from kamera.eval.compare import Judgement, compare
 from kamera.window import KameraWindow
+
+REFERENCE, BLIND = "re-prefill", "blind reuse"
 
 
 @dataclass(frozen=True)
-class Item:
+class OneTokenQuestion:
     """A question whose answer is one token."""
 
     text: str
     answer: str
     kind: str
-
-
-@dataclass(eq=False)
-class Outcomes:
-    """Outcomes of one arm, item by item."""
-
-    right: list[float] = field(default_factory=list)
-    kl: list[float] = field(default_factory=list)
-    agree: list[float] = field(default_factory=list)  # 1.0: same answer as the re-prefill
 
 
 @dataclass(frozen=True)
@@ -44,54 +38,38 @@ class Score:
     flip_recover: float
 
 
-def answer_logits(window: KameraWindow, items: Sequence[Item]) -> list[torch.Tensor]:
-    """Next-token logits of every item's answer."""
-    return [window.next_token_logits(item.text) for item in items]
+def answer_logits(window: KameraWindow, questions: Sequence[OneTokenQuestion]) -> list[torch.Tensor]:
+    """Next-token logits ``[vocabulary]`` of every question's answer."""
+    return [window.next_token_logits(question.text) for question in questions]
 
 
 class Scorer:
-    """Collects outcomes of several arms on the same items, and computes the rows of a table."""
+    """Collects answers of several arms to the same questions, and computes the rows of a table."""
 
     def __init__(self, tokenize: Callable[[str], torch.Tensor]) -> None:
         self._tokenize = tokenize
-        self._outcomes: dict[tuple[str, str, str], Outcomes] = {}
+        self._judged: dict[tuple[str, str, str], list[Judgement]] = {}
 
     def add(
-        self,
-        operation: str,
-        items: Sequence[Item],
-        arms: dict[str, list[torch.Tensor]],
-        reference: str = "re-prefill",
+        self, operation: str, questions: Sequence[OneTokenQuestion], arms: Mapping[str, list[torch.Tensor]]
     ) -> None:
-        """Compare every arm's logits on ``items`` with the correct answers and the reference arm."""
-        for i, item in enumerate(items):
-            truth = int(self._tokenize(item.answer)[0])
-            ideal = arms[reference][i]
-            for arm, logits in arms.items():
-                out = self._outcomes.setdefault((operation, item.kind, arm), Outcomes())
-                choice = int(logits[i].argmax())
-                out.right.append(float(choice == truth))
-                out.agree.append(float(choice == int(ideal.argmax())))
-                out.kl.append(kl(logits[i], ideal))
+        """Compare every arm's logits with the correct answers and with those of the arm `REFERENCE`."""
+        for i, question in enumerate(questions):
+            truth, ideal = int(self._tokenize(question.answer)[0]), arms[REFERENCE][i]
+            for arm, answers in arms.items():
+                choice = int(answers[i].argmax())
+                judged = self._judged.setdefault((operation, question.kind, arm), [])
+                agrees = float(choice == int(ideal.argmax()))
+                item = str(len(judged))
+                judged.append(Judgement(item, float(choice == truth), agrees, kl(answers[i], ideal)))
 
-    def scores(self, blind: str = "blind reuse") -> list[Score]:
-        """All rows. η and flip-recover are relative to the arm called ``blind``."""
-        rows = []
-        for (operation, kind, arm), out in self._outcomes.items():
-            base = self._outcomes[(operation, kind, blind)]
-            flipped = [i for i, same in enumerate(base.agree) if not same]
-            recovered = [out.agree[i] for i in flipped]
-            rows.append(
-                Score(
-                    operation,
-                    kind,
-                    arm,
-                    len(out.right),
-                    bootstrap(out.right),
-                    sum(out.kl) / len(out.kl),
-                    eta(out.kl, base.kl),
-                    sum(out.agree) / len(out.agree),
-                    sum(recovered) / len(recovered) if recovered else float("nan"),
-                )
+    def scores(self) -> Iterator[Score]:
+        """All rows. η and flip-recover are relative to the arm `BLIND`."""
+        for (operation, kind, arm), judged in self._judged.items():
+            base = self._judged[operation, kind, BLIND]
+            means = compare(judged, base)
+            share = eta([one.kl or 0.0 for one in judged], [one.kl or 0.0 for one in base])
+            yield Score(
+                *(operation, kind, arm, len(judged), means.accuracy, means.kl.mean, share),
+                *(means.agreement.mean, means.flip_recover.mean),
             )
-        return rows

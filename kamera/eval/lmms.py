@@ -18,11 +18,10 @@ from lmms_eval.api.model import lmms
 from lmms_eval.models.registry_v2 import ModelManifest
 
 from kamera.engines.hf import Backbone
-from kamera.errors import TaskDataError
-from kamera.eval.tasks.arms import REFERENCE, parse_arms
+from kamera.eval.arms import arms_named
 from kamera.eval.tasks.asking import Asking, room_of
-from kamera.eval.tasks.journal import Journal, Line, Row, locked
-from kamera.eval.tasks.sample import Part, Picture, Sample, Text, Video, digest
+from kamera.eval.tasks.journal import Journal, SampleRow, locked
+from kamera.eval.tasks.sample import Part, Picture, Sample, Text, Video
 from kamera.eval.tasks.shrink import Shrink
 
 
@@ -56,9 +55,9 @@ class Kamera(lmms):  # type: ignore[misc]
         super().__init__()
         if unknown or int(batch_size) != 1:
             raise ValueError(f"kamera takes batch_size=1 and no {', '.join(unknown) or 'other'}")
-        self.arms = parse_arms(arms.split(":"))
-        self.answer = answer or self.arms[-1].name
-        if self.answer not in [arm.name for arm in self.arms]:
+        self.makers = arms_named(arms.split(":"))
+        self.answer = answer or list(self.makers)[-1]
+        if self.answer not in self.makers:
             raise ValueError(f"answer {self.answer!r} is none of the arms {arms}")
         self.backbone = Backbone.from_pretrained(pretrained, device=device, dtype=dtype)
         self.device = self.backbone.device
@@ -80,7 +79,7 @@ class Kamera(lmms):  # type: ignore[misc]
             "pictures": {"max_pixels": self.shrink.max_pixels},
         }
         with locked(self.out):
-            journal = Journal(self.out, settings, asked={"arms": [arm.name for arm in self.arms]})
+            journal = Journal(self.out, settings, asked={"arms": list(self.makers)})
             return [self._answer(journal, at, *request.args) for at, request in enumerate(requests)]
 
     def loglikelihood(self, requests: Sequence[Any]) -> list[tuple[float, bool]]:
@@ -106,19 +105,13 @@ class Kamera(lmms):  # type: ignore[misc]
             raise ValueError(f"{task} samples its answers (temperature): kamera is greedy")
         messages = to_messages(self.task_dict[task][split][doc_id])
         sample = self._sample(f"{task}/{split}/{doc_id}", task, messages)
-        held = journal.rows.get(sample.id)
-        if held is not None and held.digest != digest(sample):
-            raise TaskDataError(f"{journal.path} answers another {sample.id}: give another out")
-        journal.add_row(Row.of(sample, at))
-        lines = {arm: journal.lines.get((sample.id, arm.name)) for arm in self.arms}
-        missing = [arm for arm, line in lines.items() if line is None or line.error]
-        if missing:
-            limits: Any = _Limits(int(generation.get("max_new_tokens", 128)))
-            tokens = room_of(self.backbone)
-            asking = Asking(self.backbone, limits, self.system, tokens, shrink=self.shrink)
-            for line in asking.lines(sample, missing, journal.lines.get((sample.id, REFERENCE))):
-                journal.add(_cut(line, generation.get("until") or ()))
-        return journal.lines[sample.id, self.answer].response
+        if missing := journal.missing(sample, self.makers):
+            journal.add_row(SampleRow.of(sample, at))
+            lengths = _Lengths(int(generation.get("max_new_tokens", 128)))
+            asking = Asking(self.backbone, lengths, self.system, room_of(self.backbone), shrink=self.shrink)
+            for trial in asking.trials(sample, missing, journal.first_token(sample.id)):
+                journal.add(replace(trial, answer=_cut(trial.answer, generation.get("until") or ())))
+        return journal.trials[sample.id, self.answer].answer
 
     def _sample(self, id: str, task: str, messages: Sequence[Mapping[str, Any]]) -> Sample:
         if [message["role"] for message in messages] != ["user"]:
@@ -139,8 +132,8 @@ class Kamera(lmms):  # type: ignore[misc]
                 raise ValueError(f"kamera takes text, images and videos, no {item['type']}")
 
 
-class _Limits:
-    """The part of a task that `Asking` uses; lmms-eval does the rest."""
+class _Lengths:
+    """As `Lengths` of a task; lmms-eval does the rest."""
 
     overlong: Literal["left", "refuse"] = "refuse"
 
@@ -151,9 +144,8 @@ class _Limits:
         return self.tokens
 
 
-def _cut(line: Line, until: Sequence[str] | str) -> Line:
+def _cut(text: str, until: Sequence[str] | str) -> str:
     """The answer up to the first of the stop strings."""
-    text = line.response
     for end in [until] if isinstance(until, str) else until:
         text = text.split(end)[0] if end else text
-    return replace(line, response=text.strip())
+    return text.strip()

@@ -20,13 +20,14 @@ CONDUIT's own choice of tokens is not published in what we have: the share is it
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 
 from kamera.engines import Span
 from kamera.eval.adapter import Maker, Unit
-from kamera.eval.desk import Desk, Held, Placing
-from kamera.eval.reuse.plain import Blind, Exact
+from kamera.eval.arms import Blind, Exact
+from kamera.eval.desk import Desk, PlacedKV, Placing
 from kamera.ops import KV, LayerKV, kv_bytes, kv_concat, kv_of, relocate_kv
 from lab.baselines.cacheblend import SLOPE
 from lab.baselines.deviation import deviation, highest
@@ -37,9 +38,14 @@ from lab.recompute import Keep, recompute
 class Mixed(Blind):
     """Canonicals of which some tokens are recomputed in context; a subclass says which (`mixed`)."""
 
-    def __init__(self, desk: Desk, name: str, percent: int) -> None:
+    def __init__(self, desk: Desk, percent: int) -> None:
         super().__init__(desk)
-        self.name, self.share = name, percent / 100
+        self.share = percent / 100
+
+    def encode(self, unit: Unit) -> None:
+        """Encode the unit; a live one inside the context is refused."""
+        unit.check_reusable()
+        super().encode(unit)
 
     @property
     def live_layers(self) -> list[int]:
@@ -174,9 +180,9 @@ class VLCache(Mixed):
 class Recent(Exact):
     """The last ``count`` units alone, prefilled anew."""
 
-    def __init__(self, desk: Desk, name: str, count: int) -> None:
+    def __init__(self, desk: Desk, count: int) -> None:
         super().__init__(desk)
-        self.name, self.count = name, count
+        self.count = count
 
     def place(self, order: Sequence[str]) -> None:
         """Drop all but the last."""
@@ -186,15 +192,13 @@ class Recent(Exact):
 class StreamingVLM(Placing):
     """Units that stay keep the KV they were first computed with, closed up; what has left is lost."""
 
-    name = "streaming_vlm"
-
     def __init__(self, desk: Desk) -> None:
         super().__init__(desk)
-        self._held: dict[str, Held] = {}
+        self._held: dict[str, PlacedKV] = {}
 
     def spans(self, order: tuple[str, ...]) -> list[Span]:
         """Move what stood in the last window; prefill the others behind what stands before them."""
-        held: dict[str, Held] = {}
+        held: dict[str, PlacedKV] = {}
         spans: list[Span] = []
         for name, positions in zip(order, self.desk.places(order), strict=True):
             held[name] = self._held.get(name) or self.prefilled(name, positions, spans)
@@ -207,10 +211,6 @@ def _moved(desk: Desk, span: Span) -> KV:
     return relocate_kv(span.kv, desk.backbone.layout, span.offset)
 
 
-def _maker(cls: type[Mixed], name: str, percent: int) -> Maker:
-    return lambda desk: cls(desk, name, percent)
-
-
 _SHARES: tuple[tuple[type[Mixed], str, int], ...] = (
     (CacheBlend, "cacheblend", 15),
     (VLCache, "vlcache", 2),
@@ -220,8 +220,8 @@ _SHARES: tuple[tuple[type[Mixed], str, int], ...] = (
     (Sink, "sink", 10),
 )
 ARMS: dict[str, Maker] = {
-    **{f"{kind}@{percent}%": _maker(cls, f"{kind}@{percent}%", percent) for cls, kind, percent in _SHARES},
-    "recent@4": lambda desk: Recent(desk, "recent@4", 4),
+    **{f"{kind}@{percent}%": partial(cls, percent=percent) for cls, kind, percent in _SHARES},
+    "recent@4": partial(Recent, count=4),
     "streaming_vlm": StreamingVLM,
 }
 """Arms by name, for ``--arm-module``."""

@@ -19,8 +19,8 @@ import torch
 from kamera import Backbone, testbed
 from kamera.certify import bootstrap, kl
 from kamera.eval.adapter import Maker
+from kamera.eval.arms import Blind
 from kamera.eval.desk import Desk
-from kamera.eval.reuse.plain import Blind
 from kamera.patches import Anchor
 from lab.baselines.windows import ARMS
 from lab.speed.machine import commit, machine

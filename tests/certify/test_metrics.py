@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from kamera.certify.metrics import agreement, bootstrap, eta, eta_interval, flip_recover, kl, kl_items
-from kamera.eval.items import Item, Scorer
+from kamera.eval.items import OneTokenQuestion, Scorer
 
 
 def test_kl_is_the_sum_written_out_and_zero_for_equal_logits():
@@ -41,7 +41,7 @@ def test_scorer_counts_accuracy_agreement_and_recovered_flips():
 
     tokenize = {"a": torch.tensor([0]), "b": torch.tensor([1])}.__getitem__
     scorer = Scorer(tokenize)
-    items = [Item("q1", "a", "two-hop"), Item("q2", "b", "two-hop")]
+    items = [OneTokenQuestion("q1", "a", "two-hop"), OneTokenQuestion("q2", "b", "two-hop")]
     arms = {
         "re-prefill": [one_hot(0), one_hot(1)],
         "blind reuse": [one_hot(2), one_hot(1)],  # flips the first item

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from kamera.eval.reuse.plain import Exact
+from kamera.eval.arms import Exact
 
 
 class Nothing(Exact):
     """Everything anew, under another name."""
-
-    name = "nothing"
 
 
 ARMS = {"nothing": Nothing}

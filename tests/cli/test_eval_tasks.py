@@ -33,7 +33,7 @@ def test_a_benchmark_runs_from_files_to_a_table_and_to_json(capsys, data, tmp_pa
 @pytest.mark.parametrize(
     "arguments, code, said",
     [
-        (("--arms", "reprefill,magic"), 2, "'magic' is none of native, reprefill, blind, patch@RANK"),
+        (("--arms", "reprefill,magic"), 2, "'magic' is none of reprefill, native, blind,"),
         (("--subtask", "counting-video"), 2, "no subtask 'counting-video'"),
         (("--split", "test"), 1, "no MM-NIAH annotations"),
         (("--limit", "0"), 2, "--limit"),

@@ -58,14 +58,18 @@ def test_the_plugin_answers_as_kamera_eval_does_in_one_pass(tmp_path):
     assert [line["error"] for line in lines] == [""] * 8
     run_task(kamera.backbone, task, data, tmp_path / "eval", arms=("reprefill",))
     theirs = [json.loads(line) for line in (tmp_path / "eval" / "items.jsonl").read_text().splitlines()]
-    assert said == [line["response"] for line in theirs]
-    assert all(line["reused_tokens"] > 0 for line in lines if line["arm"] in ("blind", "patch@16"))
+    assert said == [line["answer"] for line in theirs]
+    assert all(
+        line["recomputed_tokens"] < line["window_tokens"]
+        for line in lines
+        if line["arm"] in ("blind", "patch@16")
+    )
 
     other = model(tmp_path / "out", arms=arms, answer="blind")  # answers that are there already
     with other.backbone.measure() as work:
         blind = other.generate_until(requests(other, samples))
     assert work.forwards == 0
-    assert blind == [line["response"] for line in lines if line["arm"] == "blind"]
+    assert blind == [line["answer"] for line in lines if line["arm"] == "blind"]
 
 
 def test_what_kamera_does_not_do_is_refused(tmp_path):

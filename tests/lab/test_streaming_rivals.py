@@ -47,7 +47,7 @@ def shown(keeper, frames):
 @pytest.mark.parametrize("cls, percent", [(Conduit, 100), (VLCache, 10_000)])
 def test_a_repair_of_all_tokens_is_recent(backbone, anchor, frames, question, cls, percent):
     desk = Desk(backbone, testbed.SYSTEM)
-    repaired = shown(Adapted(desk, lambda d: cls(d, "all", percent), WINDOW), frames)
+    repaired = shown(Adapted(desk, lambda d: cls(d, percent), WINDOW), frames)
     recent = shown(Recent(backbone, anchor, WINDOW), frames)
     assert torch.allclose(repaired.logits(question), recent.logits(question), atol=2e-4)
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from kamera import Backbone, testbed
-from kamera.eval.adapter import Question, Unit, arms_of
+from kamera.eval.adapter import Query, Unit, arms_of
 from kamera.eval.desk import Desk
 from kamera.eval.reuse import arms_named
 from kamera.ops import relocate_kv
@@ -24,7 +24,7 @@ def desk():
     return desk
 
 
-QUESTION = Question("value of tag 37?", (), 1)
+QUESTION = Query("value of tag 37?", (), 1)
 WHOLE = ("u0", "u1", "u2", "u3", "u4")
 
 
@@ -60,33 +60,33 @@ def fresh_rows(desk, adapter, shown, index):
 
 @pytest.mark.parametrize("cls", MIXED)
 def test_all_tokens_recomputed_are_the_exact_window(desk, exact, cls):
-    answer = placed(desk, cls(desk, "all", 100 if cls is not VLCache else 10_000), WHOLE)
+    answer = placed(desk, cls(desk, 100 if cls is not VLCache else 10_000), WHOLE)
     assert torch.allclose(answer.logits, exact.logits, atol=2e-4)
 
 
 @pytest.mark.parametrize("cls", [FirstK, Conduit, VLCache])
 def test_no_token_recomputed_is_blind_reuse(desk, blind, cls):
-    assert torch.allclose(placed(desk, cls(desk, "none", 0), WHOLE).logits, blind[0].logits, atol=1e-4)
+    assert torch.allclose(placed(desk, cls(desk, 0), WHOLE).logits, blind[0].logits, atol=1e-4)
 
 
 def test_first_k_sink_and_conduit_recompute_their_share(desk, blind):
     tokens = desk.facts["u4"].length
     count = round(0.1 * tokens)
     for cls, expected in ((FirstK, range(count)), (Sink, (*range(4), *range(tokens - count + 4, tokens)))):
-        adapter = cls(desk, "x", 10)
+        adapter = cls(desk, 10)
         answer = placed(desk, adapter, WHOLE)
         rows = fresh_rows(desk, adapter, blind[1], 4)
         assert all(set(row) <= set(expected) for row in rows) and rows[-1] == list(expected)
         counts = sum(round(0.1 * desk.facts[name].length) for name in WHOLE[1:])
         assert answer.recomputed_tokens == counts and answer.forwards == 4
-    conduit = Conduit(desk, "x", 10)
+    conduit = Conduit(desk, 10)
     placed(desk, conduit, WHOLE)
     rows = fresh_rows(desk, conduit, blind[1], 4)
     assert len(rows[-1]) == count and all(set(row) <= set(rows[1]) for row in rows[1:])
 
 
 def test_cacheblend_recomputes_fewer_tokens_in_deeper_layers(desk, blind):
-    adapter = CacheBlend(desk, "x", 15)
+    adapter = CacheBlend(desk, 15)
     placed(desk, adapter, WHOLE)
     counts = [len(row) for row in fresh_rows(desk, adapter, blind[1], 4)][1:]
     assert counts == sorted(counts, reverse=True) and counts[0] > counts[-1] > 0
@@ -94,7 +94,7 @@ def test_cacheblend_recomputes_fewer_tokens_in_deeper_layers(desk, blind):
 
 
 def test_vlcache_recomputes_heads_as_long_as_the_profile_says(desk, blind):
-    adapter = VLCache(desk, "x", 5)
+    adapter = VLCache(desk, 5)
     placed(desk, adapter, WHOLE)
     profile = desk.prepared["vlcache"]
     rows = fresh_rows(desk, adapter, blind[1], 4)

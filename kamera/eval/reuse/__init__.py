@@ -6,16 +6,14 @@
 >>> score_submission(submission, bench).row("patch@16").agreement.mean
 """
 
-from kamera.eval.reuse.arms import DEFAULT, arms_named
 from kamera.eval.reuse.draw import draw_items
 from kamera.eval.reuse.frozen import Benchmark, freeze, load
 from kamera.eval.reuse.item import Item, Trace
-from kamera.eval.reuse.run import run_benchmark
+from kamera.eval.reuse.run import arms_named, run_benchmark
 from kamera.eval.reuse.scores import Scores, score_submission
 from kamera.eval.reuse.submission import Submission, read_submission, schema
 
 __all__ = [
-    "DEFAULT",
     "Benchmark",
     "Item",
     "Scores",

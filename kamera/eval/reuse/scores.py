@@ -7,19 +7,21 @@ from dataclasses import asdict, dataclass
 from statistics import median
 from typing import Any
 
-from kamera.certify import Interval, bootstrap
-from kamera.eval.reuse.arms import SABOTAGE
+from kamera.certify import Interval
+from kamera.eval.arms import BLIND, EXACT, SABOTAGE
+from kamera.eval.compare import Judgement, compare
 from kamera.eval.reuse.frozen import Benchmark
 from kamera.eval.reuse.item import Item
-from kamera.eval.reuse.plain import BLIND, EXACT
 from kamera.eval.reuse.scoring import decision, score
-from kamera.eval.reuse.submission import Line, Submission
+from kamera.eval.reuse.submission import Submission
+from kamera.eval.tasks.sample import mean
+from kamera.eval.trial import Trial
 
 ALL = "all"
 
 
 @dataclass(frozen=True)
-class Row:
+class TraceScore:
     """An arm on one trace, or on `ALL`.
 
     ``agreement`` is the share of answers with the decision of ``exact``, ``flip_recover`` the same over the
@@ -59,11 +61,11 @@ class Scores:
     """All rows, sabotage, and the lines that could not be compared."""
 
     items: int
-    rows: tuple[Row, ...]
+    rows: tuple[TraceScore, ...]
     sabotage: tuple[Caught, ...]
     errors: tuple[str, ...]
 
-    def row(self, arm: str, trace: str = ALL) -> Row:
+    def row(self, arm: str, trace: str = ALL) -> TraceScore:
         """The row of an arm. Raises KeyError."""
         return {(row.arm, row.trace): row for row in self.rows}[arm, trace]
 
@@ -73,86 +75,60 @@ class Scores:
 
 
 @dataclass(frozen=True)
-class _Judged:
-    item: str
-    trace: str
-    right: float | None
-    agree: float
-    blind_agrees: float | None
-    kl: float
-    recomputed: float
-    kept: float
-    ttft: float
+class _Pair:
+    """A trial next to the reference's of the same item and trace; ``blind`` is that of blind reuse."""
+
+    trial: Trial
+    exact: Trial
+    judged: Judgement
+    blind: Judgement | None
 
 
 def score_submission(submission: Submission, benchmark: Benchmark) -> Scores:
     """Compare every arm with ``exact``. An item and trace with an error under any arm count under none."""
     answered, errors = submission.answered(), []
-    judged: dict[str, list[_Judged]] = {arm: [] for arm in submission.arms}
-    items = {line.item for line in submission.lines}
+    pairs: dict[str, list[_Pair]] = {arm: [] for arm in submission.arms}
+    asked = {line.item for line in submission.lines}
     for item in benchmark.items:
-        for trace in item.traces if item.id in items else ():
-            lines = {arm: answered[item.id, trace.name, arm] for arm in submission.arms}
-            if failed := [line for line in lines.values() if line.error]:
+        for trace in item.traces if item.id in asked else ():
+            own = {arm: answered[item.id, trace.name, arm] for arm in submission.arms}
+            if failed := [trial for trial in own.values() if trial.error]:
                 errors.append(f"{item.id} / {trace.name} / {failed[0].arm}: {failed[0].error}")
                 continue
-            for arm, line in lines.items():
-                per_token = float(submission.system["kv_bytes_per_token"])
-                judged[arm].append(_judge(item, line, lines[EXACT], lines.get(BLIND), per_token))
-    rows = tuple(_rows(judged, submission))
-    return Scores(len(items), rows, tuple(_caught(rows)), tuple(errors))
+            exact = own[EXACT]
+            judged = {arm: _judge(item, trial, exact) for arm, trial in own.items()}
+            for arm, trial in own.items():
+                pairs[arm].append(_Pair(trial, exact, judged[arm], judged.get(BLIND)))
+    rows = tuple(_rows(pairs, submission))
+    return Scores(len(asked), rows, tuple(_caught(rows)), tuple(errors))
 
 
-def _judge(item: Item, line: Line, exact: Line, blind: Line | None, per_token: float) -> _Judged:
-    wanted = decision(exact.answer, item)
-    assert line.first_token is not None and exact.first_token is not None, "lines without errors have both"
-    return _Judged(
-        item.id,
-        line.trace,
-        score(line.answer, item),
-        float(decision(line.answer, item) == wanted),
-        None if blind is None else float(decision(blind.answer, item) == wanted),
-        line.first_token.kl_to(exact.first_token),
-        line.recomputed_tokens / line.window_tokens,
-        line.kept_bytes / (line.window_tokens * per_token),
-        line.ttft_seconds / exact.ttft_seconds,
-    )
+def _judge(item: Item, trial: Trial, exact: Trial) -> Judgement:
+    agrees = decision(trial.answer, item) == decision(exact.answer, item)
+    assert trial.first_token is not None and exact.first_token is not None, "trials without errors have both"
+    kl = trial.first_token.kl_to(exact.first_token)
+    return Judgement(item.id, score(trial.answer, item), float(agrees), kl)
 
 
-def _rows(judged: dict[str, list[_Judged]], submission: Submission) -> Iterator[Row]:
-    for arm, found in judged.items():
-        for trace in (ALL, *dict.fromkeys(one.trace for one in found)):
-            some = [one for one in found if trace in (ALL, one.trace)]
-            if some:
-                yield _row(arm, trace, submission.arms[arm], some)
+def _rows(pairs: dict[str, list[_Pair]], submission: Submission) -> Iterator[TraceScore]:
+    per_token = float(submission.system["kv_bytes_per_token"])
+    for arm, own in pairs.items():
+        for trace in (ALL, *dict.fromkeys(pair.trial.trace for pair in own)):
+            some = [pair for pair in own if trace in (ALL, pair.trial.trace)]
+            if not some:
+                continue
+            blind = [pair.blind for pair in some if pair.blind is not None]
+            means, spent = compare([pair.judged for pair in some], blind), [pair.trial for pair in some]
+            yield TraceScore(
+                *(arm, trace, submission.arms[arm], len(some)),
+                *(means.accuracy, means.agreement, means.flip_recover, means.kl),
+                recomputed=mean([one.recomputed_tokens / one.window_tokens for one in spent]),
+                kept=mean([one.kept_bytes / (one.window_tokens * per_token) for one in spent]),
+                ttft=median(pair.trial.ttft_seconds / pair.exact.ttft_seconds for pair in some),
+            )
 
 
-def _row(arm: str, trace: str, rehearsed: bool, some: Sequence[_Judged]) -> Row:
-    flipped = [one for one in some if one.blind_agrees == 0.0]
-    return Row(
-        arm,
-        trace,
-        rehearsed,
-        len(some),
-        _interval([(one.item, one.right) for one in some if one.right is not None]),
-        _interval([(one.item, one.agree) for one in some]),
-        _interval([(one.item, one.agree) for one in flipped]),
-        _interval([(one.item, one.kl) for one in some]),
-        sum(one.recomputed for one in some) / len(some),
-        sum(one.kept for one in some) / len(some),
-        median(one.ttft for one in some),
-    )
-
-
-def _interval(values: Sequence[tuple[str, float]]) -> Interval:
-    """Over items: the answers of one are not independent."""
-    by_item: dict[str, list[float]] = {}
-    for item, value in values:
-        by_item.setdefault(item, []).append(value)
-    return bootstrap([sum(some) / len(some) for some in by_item.values()])
-
-
-def _caught(rows: Sequence[Row]) -> Iterator[Caught]:
+def _caught(rows: Sequence[TraceScore]) -> Iterator[Caught]:
     whole = {row.arm: row for row in rows if row.trace == ALL}
     for arm, row in whole.items():
         for name in SABOTAGE:

@@ -10,44 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from kamera.errors import TaskDataError
+from kamera.eval.arms import EXACT
 from kamera.eval.reuse.frozen import Benchmark
-from kamera.eval.reuse.plain import EXACT
-from kamera.eval.tasks.first_token import FirstToken
+from kamera.eval.trial import Trial
 
 FORMAT, VERSION = "kamera-reuse-submission", 1
 Key = tuple[str, str, str]
 """Item, trace and arm."""
-
-
-@dataclass(frozen=True)
-class Line:
-    """One answer; the fields are the schema's. ``error`` is the reason for a missing one."""
-
-    item: str
-    trace: str
-    arm: str
-    answer: str = ""
-    first_token: FirstToken | None = None
-    window_tokens: int = 0
-    recomputed_tokens: float = 0.0
-    kept_bytes: int = 0
-    forwards: int = 0
-    ttft_seconds: float = 0.0
-    error: str = ""
-
-    def document(self) -> dict[str, Any]:
-        """JSON values."""
-        if self.error:
-            return {"item": self.item, "trace": self.trace, "arm": self.arm, "error": self.error}
-        return {name: value for name, value in asdict(self).items() if name != "error"}
-
-    @classmethod
-    def of(cls, document: Mapping[str, Any]) -> Line:
-        """The line of a validated document."""
-        values = dict(document)
-        if (first := values.pop("first_token", None)) is not None:
-            values["first_token"] = FirstToken(tuple(first["ids"]), tuple(first["log_probs"]), first["rest"])
-        return cls(**values)
 
 
 @dataclass(frozen=True)
@@ -57,7 +26,7 @@ class Submission:
     benchmark: str
     system: Mapping[str, Any]
     arms: Mapping[str, bool]
-    lines: tuple[Line, ...]
+    lines: tuple[Trial, ...]
 
     def document(self) -> dict[str, Any]:
         """What the schema describes."""
@@ -67,12 +36,20 @@ class Submission:
             "benchmark": self.benchmark,
             "system": dict(self.system),
             "arms": [{"name": name, "rehearsed": rehearsed} for name, rehearsed in self.arms.items()],
-            "lines": [line.document() for line in self.lines],
+            "lines": [_line(trial) for trial in self.lines],
         }
 
-    def answered(self) -> dict[Key, Line]:
+    def answered(self) -> dict[Key, Trial]:
         """Lines by item, trace and arm."""
         return {(line.item, line.trace, line.arm): line for line in self.lines}
+
+
+def _line(trial: Trial) -> dict[str, Any]:
+    """The fields of the schema."""
+    if trial.error:
+        return {"item": trial.item, "trace": trial.trace, "arm": trial.arm, "error": trial.error}
+    fields = schema()["properties"]["lines"]["items"]["properties"]
+    return {name: value for name, value in asdict(trial).items() if name in fields and name != "error"}
 
 
 @cache
@@ -103,7 +80,7 @@ def read_submission(path: Path, benchmark: Benchmark) -> Submission:
         document["benchmark"],
         document["system"],
         {arm["name"]: arm["rehearsed"] for arm in document["arms"]},
-        tuple(Line.of(line) for line in document["lines"]),
+        tuple(Trial.of(line) for line in document["lines"]),
     )
     _complete(made, benchmark, path)
     return made

@@ -2,62 +2,36 @@
 
 ``run.json`` holds the format, the settings (which a resumed run must share) and the last request;
 ``samples.jsonl`` the data for scores and predictions, so that neither data set nor model is needed again;
-``items.jsonl`` the answers.
+``items.jsonl`` the answers (`kamera.eval.trial.Trial`).
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from kamera.errors import TaskDataError
+from kamera.eval.adapter import Maker
+from kamera.eval.arms import REPREFILL
+from kamera.eval.first_token import FirstToken
 from kamera.eval.tasks.sample import Picture, Sample, Text, digest
+from kamera.eval.trial import Trial
 from kamera.store import folder_locked
 
-FORM = 2
+T = TypeVar("T")
+
+FORM = 3
 """Format of the files. A run of another format is refused."""
 
 HEADER, SAMPLES, LINES = "run.json", "samples.jsonl", "items.jsonl"
 
 
 @dataclass(frozen=True)
-class Line:
-    """One arm's answer to one sample.
-
-    ``digest`` is that of the sample, ``score`` None without a label. ``tokens`` are those of the chunks and
-    the question: ``reused_tokens`` came from the store, ``live_tokens`` were computed for this answer.
-    ``note`` is empty, "cut" (parts dropped from the left), "over-length" or "out of memory" (both answered
-    "None"). ``first_token`` is the re-prefill's (its `FirstToken` as a dict), ``first_token_kl`` the arm's
-    divergence from it; None without a re-prefill. ``error`` is the reason for a missing answer; such a
-    line has no score, and the next run asks again.
-    """
-
-    id: str
-    arm: str
-    digest: str
-    response: str
-    score: float | None
-    tokens: int = 0
-    seconds: float = 0.0
-    answer_seconds: float = 0.0
-    forwards: int = 0
-    tokens_recomputed: int = 0
-    reused_tokens: int = 0
-    live_tokens: int = 0
-    bytes: int = 0
-    kv_bytes: int = 0
-    note: str = ""
-    error: str = ""
-    first_token_kl: float | None = None
-    first_token: dict[str, Any] | None = None
-
-
-@dataclass(frozen=True)
-class Row:
+class SampleRow:
     """A sample in the journal, without its media. ``at`` orders the rows of all shards."""
 
     id: str
@@ -73,7 +47,7 @@ class Row:
     frames: int
 
     @classmethod
-    def of(cls, sample: Sample, at: int) -> Row:
+    def of(cls, sample: Sample, at: int) -> SampleRow:
         """The row of a sample with its media."""
         clips = [p.source for p in sample.parts if not isinstance(p, Text | Picture)]
         return cls(
@@ -90,6 +64,11 @@ class Row:
             frames=sum(len(getattr(clip, "frames", ())) for clip in clips),
         )
 
+    @classmethod
+    def read(cls, document: Mapping[str, Any]) -> SampleRow:
+        """The row whose fields are ``document``."""
+        return cls(**{**document, "choices": tuple(document["choices"])})
+
     @property
     def sample(self) -> Sample:
         """The sample for scoring and predictions."""
@@ -97,7 +76,7 @@ class Row:
 
 
 class Journal:
-    """Lines by (sample id, arm), and files to which they are appended."""
+    """Answers by (sample id, arm), and files to which they are appended."""
 
     def __init__(
         self,
@@ -113,8 +92,8 @@ class Journal:
         ``settings``, another format, or is damaged.
         """
         self.path = folder / LINES
-        self.lines: dict[tuple[str, str], Line] = {}
-        self.rows: dict[str, Row] = {}
+        self.trials: dict[tuple[str, str], Trial] = {}
+        self.rows: dict[str, SampleRow] = {}
         self._samples = folder / SAMPLES
         kept = folder / HEADER
         if kept.is_file():
@@ -131,22 +110,38 @@ class Journal:
         fresh.write_text(json.dumps(header, indent=2) + "\n", encoding="utf-8")
         fresh.replace(kept)
 
-    def add(self, line: Line) -> None:
-        """Append a line; it is written to the operating system when this returns."""
-        _append(self.path, asdict(line))
-        self.lines[line.id, line.arm] = line
+    def missing(self, sample: Sample, arms: Mapping[str, Maker]) -> dict[str, Maker]:
+        """Arms without an answer. Raises TaskDataError if another version of the sample was answered."""
+        row = self.rows.get(sample.id)
+        if row is not None and row.digest != digest(sample):
+            raise TaskDataError(
+                f"{sample.where}: {sample.id} is not the sample answered in {self.path} (its prompt, "
+                "images or label changed): give another folder"
+            )
+        known = {arm: self.trials.get((sample.id, arm)) for arm in arms}
+        return {arm: arms[arm] for arm, trial in known.items() if trial is None or trial.error}
 
-    def add_row(self, row: Row) -> None:
+    def first_token(self, id: str) -> FirstToken | None:
+        """The reference's first token of a sample; None if it was not asked."""
+        trial = self.trials.get((id, REPREFILL))
+        return trial.first_token if trial is not None else None
+
+    def add(self, trial: Trial) -> None:
+        """Append an answer; it is written to the operating system when this returns."""
+        _append(self.path, asdict(trial))
+        self.trials[trial.item, trial.arm] = trial
+
+    def add_row(self, row: SampleRow) -> None:
         """Append a sample, unless it is in the journal already."""
         if row.id not in self.rows:
             _append(self._samples, asdict(row))
             self.rows[row.id] = row
 
     def _read(self) -> None:
-        for line in _read_lines(self.path, Line):
-            self.lines[line.id, line.arm] = line
-        for row in _read_lines(self._samples, Row):
-            self.rows[row.id] = replace(row, choices=tuple(row.choices))
+        for trial in _read_lines(self.path, Trial.of):
+            self.trials[trial.item, trial.arm] = trial
+        for row in _read_lines(self._samples, SampleRow.read):
+            self.rows[row.id] = row
 
 
 @contextmanager
@@ -198,15 +193,16 @@ def _append(path: Path, record: Mapping[str, Any]) -> None:
         stream.write(json.dumps(record, ensure_ascii=False) + "\n")
 
 
-def _read_lines(path: Path, kind: type) -> list[Any]:
+def _read_lines(path: Path, read: Callable[[Mapping[str, Any]], T]) -> list[T]:
     """The records of a file; an incomplete last one is removed from the file."""
     if not path.is_file():
         return []
     data = path.read_bytes()
     rows = data.split(b"\n")
-    records, whole = [], 0
+    records: list[T] = []
+    whole = 0
     for number, row in enumerate(rows, 1):
-        record = _record(row, kind)
+        record = _record(row, read)
         if record is None and any(rows[number:]):
             raise TaskDataError(f"{path}:{number}: damaged line: remove it, its item is redone")
         if record is None or number == len(rows):
@@ -219,8 +215,8 @@ def _read_lines(path: Path, kind: type) -> list[Any]:
     return records
 
 
-def _record(row: bytes, kind: type) -> Any:
+def _record(row: bytes, read: Callable[[Mapping[str, Any]], T]) -> T | None:
     try:
-        return kind(**json.loads(row))
-    except (ValueError, TypeError):
+        return read(json.loads(row))
+    except (ValueError, TypeError, KeyError):
         return None

@@ -7,7 +7,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from kamera.errors import TaskDataError
-from kamera.eval.tasks.journal import Journal, Line, check_same, locked, read_header
+from kamera.eval.tasks.journal import Journal, check_same, locked, read_header
 from kamera.eval.tasks.registry import make_task
 from kamera.eval.tasks.report import Results
 from kamera.eval.tasks.run import finish
@@ -45,15 +45,12 @@ def _take(joined: Journal, part: Journal) -> None:
         if before is not None and before.digest != row.digest:
             raise TaskDataError(f"{part.path.parent} has another {row.id}: its data differ from the others'")
         joined.add_row(row)
-    for line in part.lines.values():
-        held = joined.lines.get((line.id, line.arm))
-        if held is None or (held.error and not line.error):
-            joined.add(line)
-        elif not line.error and _answer(held) != _answer(line):
+    for trial in part.trials.values():
+        known = joined.trials.get((trial.item, trial.arm))
+        if known is None or (known.error and not trial.error):
+            joined.add(trial)
+        elif not trial.error and (known.answer, known.note) != (trial.answer, trial.note):
             raise TaskDataError(
-                f"{part.path.parent} answers {line.id} under {line.arm} differently from an earlier folder"
+                f"{part.path.parent} answers {trial.item} under {trial.arm} differently from an earlier "
+                "folder"
             )
-
-
-def _answer(line: Line) -> tuple[str, float | None, str]:
-    return line.response, line.score, line.note

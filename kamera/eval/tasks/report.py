@@ -7,10 +7,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from kamera.certify import Interval, bootstrap
-from kamera.eval.tasks.arms import BLIND, NATIVE, REFERENCE
-from kamera.eval.tasks.journal import Line
+from kamera.certify import Interval
+from kamera.eval.arms import BLIND, NATIVE, REPREFILL
+from kamera.eval.compare import Judgement, compare
+from kamera.eval.first_token import FirstToken
 from kamera.eval.tasks.sample import Answered, Problem, Summary, Task, mean
+from kamera.eval.trial import Trial
 
 
 @dataclass(frozen=True)
@@ -21,10 +23,10 @@ class ArmResult:
     interval. ``agreement`` is the share of items with the decision (`Task.decision`) of the re-prefill,
     ``native_agreement`` with that of the unsplit prompt without Kamera; ``flip_recover`` is the agreement
     over the items where blind reuse differs. All three are nan without such items or without these arms.
-    ``first_token_kl`` is the mean KL(arm ‖ re-prefill) of the answers' first token (`FirstToken.kl`), over
-    the compared items. Costs are means over items of filling the window from stored canonicals:
-    ``kv_share`` is bytes of patches per byte of the chunks' KV, ``reused_tokens`` and ``live_tokens`` are
-    the prompt's.
+    ``first_token_kl`` is the mean KL(arm ‖ re-prefill) of the answers' first token (`FirstToken.kl_to`), over
+    the compared items. Costs are means over items, from stored canonicals on: ``seconds`` to the first token,
+    ``answer_seconds`` to the last; ``kv_share`` is bytes of patches per byte of the prompt's KV,
+    ``reused_tokens`` and ``live_tokens`` are the prompt's.
     """
 
     arm: str
@@ -82,44 +84,49 @@ class Results:
 def collect(
     task: Task,
     answered: Mapping[str, Sequence[Answered]],
-    lines: Sequence[Line],
+    trials: Sequence[Trial],
     problems: Sequence[Problem],
 ) -> Results:
-    """The results of a run from every arm's answers (in equal order) and the lines of all items."""
+    """The results of a run from every arm's answers (in equal order) and the trials of all items."""
     decisions = {
         arm: [task.decision(a.response, a.sample) for a in of_arm] for arm, of_arm in answered.items()
     }
-    ideal = decisions.get(REFERENCE)
-    flipped = (
-        [i for i, b in enumerate(decisions[BLIND]) if b != ideal[i]] if ideal and BLIND in decisions else []
-    )
+    own = {arm: [trial for trial in trials if trial.arm == arm] for arm in answered}
+    ideals = {t.item: t.first_token for t in own.get(REPREFILL, ())}
+    judged = {
+        arm: [
+            Judgement(t.item, a.score, agrees, _kl(t, ideals.get(t.item)))
+            for t, a, agrees in zip(
+                own[arm], of_arm, _agreement(decisions[arm], decisions.get(REPREFILL)), strict=True
+            )
+        ]
+        for arm, of_arm in answered.items()
+    }
     rows = []
     for arm, of_arm in answered.items():
-        own = [line for line in lines if line.arm == arm]
-        same = [float(a == b) for a, b in zip(decisions[arm], ideal, strict=True)] if ideal else []
-        kv_bytes = sum(line.kv_bytes for line in own)
+        some, means = own[arm], compare(judged[arm], judged.get(BLIND, ()))
+        natively = _agreement(decisions[arm], decisions.get(NATIVE))
+        kv_bytes = sum(t.kv_bytes for t in some)
         rows.append(
             ArmResult(
                 arm=arm,
                 summary=task.summarize(of_arm),
-                interval=bootstrap([a.score for a in of_arm if a.score is not None]),
-                agreement=mean(same),
-                native_agreement=mean(
-                    [float(a == b) for a, b in zip(decisions[arm], decisions.get(NATIVE, ()), strict=False)]
-                ),
-                flip_recover=mean([same[i] for i in flipped]),
-                first_token_kl=mean([x.first_token_kl for x in own if x.first_token_kl is not None]),
-                seconds=mean([line.seconds for line in own]),
-                answer_seconds=mean([line.answer_seconds for line in own]),
-                forwards=mean([line.forwards for line in own]),
-                tokens_recomputed=mean([line.tokens_recomputed for line in own]),
-                reused_tokens=mean([line.reused_tokens for line in own]),
-                live_tokens=mean([line.live_tokens for line in own]),
-                kv_share=sum(line.bytes for line in own) / kv_bytes if kv_bytes else 0.0,
+                interval=means.accuracy,
+                agreement=means.agreement.mean,
+                native_agreement=mean([same for same in natively if same is not None]),
+                flip_recover=means.flip_recover.mean,
+                first_token_kl=means.kl.mean,
+                seconds=mean([t.ttft_seconds for t in some]),
+                answer_seconds=mean([t.answer_seconds for t in some]),
+                forwards=mean([t.forwards + t.live_forwards for t in some]),
+                tokens_recomputed=mean([t.computed_tokens for t in some]),
+                reused_tokens=mean([t.tokens - t.question_tokens - t.computed_tokens for t in some]),
+                live_tokens=mean([t.question_tokens + t.computed_tokens for t in some]),
+                kv_share=sum(t.patch_bytes for t in some) / kv_bytes if kv_bytes else 0.0,
             )
         )
     first = next(iter(answered.values()))
-    notes = Counter((line.arm, line.note) for line in lines if line.note)
+    notes = Counter((t.arm, t.note) for t in trials if t.note)
     return Results(
         task=task.name,
         items=len(first),
@@ -128,3 +135,14 @@ def collect(
         notes=tuple((*key, count) for key, count in sorted(notes.items())),
         problems=tuple(problems),
     )
+
+
+def _agreement(decisions: Sequence[str], ideal: Sequence[str] | None) -> list[float | None]:
+    """1.0 where two arms decide alike, else 0.0; None without the other arm."""
+    if ideal is None:
+        return [None] * len(decisions)
+    return [float(a == b) for a, b in zip(decisions, ideal, strict=True)]
+
+
+def _kl(trial: Trial, ideal: FirstToken | None) -> float | None:
+    return None if trial.first_token is None or ideal is None else trial.first_token.kl_to(ideal)

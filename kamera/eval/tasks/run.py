@@ -8,18 +8,17 @@ from pathlib import Path
 from typing import get_args
 
 from kamera.engines.hf import Backbone
-from kamera.errors import TaskDataError
 from kamera.eval.adapter import Maker
-from kamera.eval.tasks.arms import BLIND, REFERENCE, Arm, parse_arms
-from kamera.eval.tasks.asking import Asking, Reuse, room_of
-from kamera.eval.tasks.journal import Journal, Row, locked
+from kamera.eval.arms import BLIND, REPREFILL, arms_named
+from kamera.eval.tasks.asking import Asking, ReusedPart, room_of
+from kamera.eval.tasks.journal import Journal, SampleRow, locked
 from kamera.eval.tasks.report import Results, collect
-from kamera.eval.tasks.sample import Answered, Problem, Sample, Task, digest
+from kamera.eval.tasks.sample import Answered, Problem, Sample, Task
 from kamera.eval.tasks.selection import Chooser, Selection
 from kamera.eval.tasks.shrink import Shrink
 from kamera.window import library_versions
 
-ARMS = (REFERENCE, BLIND, "patch@16")
+ARMS = (REPREFILL, BLIND, "patch@16")
 
 
 def run_task(
@@ -36,7 +35,7 @@ def run_task(
     shard: tuple[int, int] | None = None,
     max_tokens: int | None = None,
     system: str | None = None,
-    reuse: Reuse = "context",
+    reuse: ReusedPart = "context",
     max_pixels: int | None = None,
     image_size: int | None = None,
     resume: bool = True,
@@ -62,9 +61,9 @@ def run_task(
     that another process is writing.
     """
     data, out_dir = Path(data), Path(out_dir)
-    wanted = parse_arms(arms, others)
-    if reuse not in get_args(Reuse):
-        raise ValueError(f"reuse {reuse!r} is none of {', '.join(get_args(Reuse))}")
+    makers = arms_named(arms, others)
+    if reuse not in get_args(ReusedPart):
+        raise ValueError(f"reuse {reuse!r} is none of {', '.join(get_args(ReusedPart))}")
     shrink = Shrink(max_pixels, image_size)
     selection = Selection(limit, sample, seed, shard)
     limit_tokens = room_of(backbone) if max_tokens is None else max_tokens
@@ -80,7 +79,7 @@ def run_task(
         "pictures": asdict(shrink),
         "versions": library_versions(),
     }
-    asked = {"data": str(data), "arms": [arm.name for arm in wanted], **selection.document()}
+    asked = {"data": str(data), "arms": list(arms), **selection.document()}
     with locked(out_dir):
         journal = Journal(out_dir, settings, resume, asked)
         asking = Asking(backbone, task, system, limit_tokens, reuse, shrink)
@@ -91,14 +90,13 @@ def run_task(
             if isinstance(item, Problem):
                 problems.append(item)
                 continue
-            missing = _missing(journal, item, wanted)
-            journal.add_row(Row.of(item, chooser.places[item.id]))
-            held = journal.lines.get((item.id, REFERENCE))
-            for line in asking.lines(item, missing, held) if missing else ():
-                journal.add(line)
+            missing = journal.missing(item, makers)
+            journal.add_row(SampleRow.of(item, chooser.places[item.id]))
+            for trial in asking.trials(item, missing, journal.first_token(item.id)) if missing else ():
+                journal.add(trial)
             ids.append(item.id)
             on_item()
-        return finish(task, journal, ids, [arm.name for arm in wanted], out_dir, problems)
+        return finish(task, journal, ids, list(arms), out_dir, problems)
 
 
 def finish(
@@ -111,38 +109,24 @@ def finish(
 ) -> Results:
     """Predictions and results of the samples that every arm answered; the others become problems."""
     answered: dict[str, list[Answered]] = {arm: [] for arm in arms}
-    lines, found = [], list(problems)
+    trials, remarks = [], list(problems)
     for id in ids:
-        row, held = journal.rows[id], {arm: journal.lines.get((id, arm)) for arm in arms}
-        lacking = [arm for arm, line in held.items() if line is None]
-        failed = [f"{arm}: {line.error}" for arm, line in held.items() if line is not None and line.error]
+        row, own = journal.rows[id], {arm: journal.trials.get((id, arm)) for arm in arms}
+        lacking = [f"{id} was not asked under {arm}" for arm, trial in own.items() if trial is None]
+        failed = [f"{arm}: {trial.error}" for arm, trial in own.items() if trial is not None and trial.error]
         if failed or lacking:
-            found.append(
-                Problem(row.where, failed[0] if failed else f"{id} was not asked under {lacking[0]}")
-            )
+            remarks.append(Problem(row.where, (failed or lacking)[0]))
             continue
-        for arm, line in held.items():
-            assert line is not None
-            lines.append(line)
-            answered[arm].append(Answered(row.sample, line.response, line.score))
+        for arm, trial in own.items():
+            assert trial is not None
+            trials.append(trial)
+            score = None if row.answer is None else task.score(trial.answer, row.sample)
+            answered[arm].append(Answered(row.sample, trial.answer, score))
     for name, of_arm in answered.items():
         folder = out_dir / "predictions" / name
         folder.mkdir(parents=True, exist_ok=True)
         task.write_predictions(of_arm, folder)
-    return collect(task, answered, lines, found)
-
-
-def _missing(journal: Journal, sample: Sample, arms: Sequence[Arm]) -> list[Arm]:
-    """Arms without an answer. Raises TaskDataError if a line answers another version of the sample."""
-    wanted = digest(sample)
-    row = journal.rows.get(sample.id)
-    if row is not None and row.digest != wanted:
-        raise TaskDataError(
-            f"{sample.where}: {sample.id} is not the sample answered in {journal.path} (its prompt, "
-            "images or label changed): give another folder"
-        )
-    held = {arm: journal.lines.get((sample.id, arm.name)) for arm in arms}
-    return [arm for arm, line in held.items() if line is None or line.error]
+    return collect(task, answered, trials, remarks)
 
 
 def _once(items: Iterator[Sample | Problem]) -> Iterator[Sample | Problem]:

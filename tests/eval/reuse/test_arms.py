@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from kamera import Backbone, ChunkStore, KameraWindow, ReusePolicy, testbed
-from kamera.eval.adapter import Question, Unit
+from kamera.eval.adapter import Query, Unit
 from kamera.eval.desk import Desk
-from kamera.eval.reuse import DEFAULT, arms_named
+from kamera.eval.reuse import arms_named
 from kamera.ops import kv_bytes
 
 
@@ -30,7 +30,7 @@ def units(episode):
 @pytest.fixture(scope="module")
 def question(episode):
     bound = next(q for q in episode.questions if q.bound)
-    return Question(bound.text, (), 1)
+    return Query(bound.text, (), 1)
 
 
 @pytest.fixture(scope="module")
@@ -115,7 +115,7 @@ def test_repair_answers_as_exact_and_keep_does_not(desk, units, question):
 
 
 def test_live_parts_come_behind_the_window_in_every_arm(backbone, desk, units, episode, question):
-    asking = Question(question.text, (units[3].content,), 1)
+    asking = Query(question.text, (Unit("live", units[3].content, True),), 1)
     exact = asked(desk, units, asking, "exact", (0, 1, 2))
     true = asked(desk, units, question, "exact", (0, 1, 2, 3))
     assert torch.allclose(exact.logits, true.logits, atol=1e-4)
@@ -124,7 +124,7 @@ def test_live_parts_come_behind_the_window_in_every_arm(backbone, desk, units, e
 
 
 def test_an_answer_of_many_tokens_is_that_of_a_window(backbone, desk, units, question):
-    long = Question(question.text, (), 4)
+    long = Query(question.text, (), 4)
     window = KameraWindow(backbone, ChunkStore.open("memory://"), testbed.SYSTEM)
     for unit in units:
         window.append(unit.content)
@@ -136,13 +136,23 @@ def test_an_answer_of_many_tokens_is_that_of_a_window(backbone, desk, units, que
 @pytest.mark.parametrize(
     "names, said",
     [
-        (["exact", "magic"], "'magic' is none of exact, prefix, blind, keep, repair, patch@RANK"),
+        (["exact", "magic"], "'magic' is none of exact, native, blind, prefix, keep, repair, patch@RANK"),
         (["exact", "patch@0"], "'patch@0' is none of"),
         (["blind"], "give exact"),
         (["exact", "blind", "blind"], "at most once"),
     ],
 )
 def test_arms_are_refused_by_name(names, said):
-    assert list(arms_named(DEFAULT.split(",")))
     with pytest.raises(ValueError, match=said):
         arms_named(names)
+
+
+def test_an_arm_of_units_inside_refuses_what_it_cannot_compute_there(desk, units):
+    keep, blind = (arms_named(["exact", arm])[arm](desk.cleared()) for arm in ("keep", "blind"))
+    live = Unit("words", [{"type": "text", "text": "Look:"}], True)
+    with pytest.raises(ValueError, match="a live part stands inside the context"):
+        keep.encode(live)
+    for unit in (live, *units[:2]):
+        blind.encode(unit)
+    blind.place(["words", "u0", "u1"])
+    assert blind.forwards == 1 and blind.recomputed == blind.desk.tokens(["words"])

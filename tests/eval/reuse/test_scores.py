@@ -10,9 +10,9 @@ import torch
 from jsonschema import Draft202012Validator
 
 from kamera.errors import TaskDataError
+from kamera.eval.first_token import FirstToken
 from kamera.eval.reuse import Submission, read_submission, schema, score_submission
-from kamera.eval.reuse.submission import Line
-from kamera.eval.tasks.first_token import FirstToken
+from kamera.eval.trial import Trial
 from tests.eval.reuse.rig import small
 
 SYSTEM = {"name": "n", "model": "m", "dtype": "d", "hardware": "h", "kv_bytes_per_token": 10}
@@ -35,7 +35,7 @@ def submitted(benchmark, says, **arms):
                 logits[best] = 4.0
                 first = exact.again(logits)
                 ttft = 2.0 if arm == "exact" else 0.5
-                lines.append(Line(item.id, trace.name, arm, text, first, 100, 25.0, 500, 1, ttft))
+                lines.append(Trial(item.id, trace.name, arm, text, first, 100, 25.0, 500, 1, ttft))
     return Submission(benchmark.digest, SYSTEM, arms, tuple(lines))
 
 
@@ -77,7 +77,7 @@ def test_sabotage_that_passes_is_told(benchmark):
 
 def test_a_line_with_an_error_counts_under_no_arm(benchmark):
     made = submitted(benchmark, wrong_when((0, "slid", "blind")), exact=False, blind=False)
-    failed = Line(benchmark.items[0].id, "slid", "blind", error="NotRelocatable: no")
+    failed = Trial(benchmark.items[0].id, "slid", "blind", error="NotRelocatable: no")
     kept = [
         line for line in made.lines if (line.item, line.trace, line.arm) != (failed.item, "slid", "blind")
     ]

@@ -53,3 +53,17 @@ def test_every_egoschema_response_is_submitted_or_unread(tmp_path: Path, backbon
         assert all(uid in UIDS and index in range(5) for uid, index in submission.items())
         unread = sum(g.n for g in results.arm(arm).summary.groups if g.by == "extraction")
         assert len(submission) + unread == 2
+
+
+def test_what_an_arm_costs_does_not_depend_on_the_arms_before_it(tmp_path: Path, backbone: Backbone) -> None:
+    """MuirBench begins with live words: each arm computes them."""
+
+    def costs(name: str, arms: tuple[str, ...]) -> list[float]:
+        data = HERE / "muirbench"
+        row = run_task(backbone, make_task("muirbench"), data, tmp_path / name, arms=arms, limit=2).arm(
+            arms[-1]
+        )
+        return [row.forwards, row.reused_tokens, row.live_tokens, row.kv_share]
+
+    for arm in ("blind", "patch@4"):
+        assert costs(f"{arm} alone", (arm,)) == costs(f"{arm} behind", ("reprefill", arm))

@@ -4,11 +4,11 @@ import pytest
 import torch
 
 from kamera.certify.metrics import kl
-from kamera.eval.tasks.first_token import FirstToken
-from kamera.eval.tasks.journal import Line
+from kamera.eval.first_token import FirstToken
 from kamera.eval.tasks.registry import make_task
 from kamera.eval.tasks.report import collect
 from kamera.eval.tasks.sample import Answered, Sample
+from kamera.eval.trial import Trial
 
 LETTERED = ("A. red", "B. blue", "C. lime", "D. grey")
 
@@ -49,7 +49,7 @@ def test_agreement_and_flip_recover_compare_decisions():
     item.meta.update(idx="1", counterpart_idx=None)
     said = {"reprefill": "C", "blind": "A", "patch@4": "The answer is (C)", "patch@1": "(A)"}
     answered = {arm: [Answered(item, text, task.score(text, item))] for arm, text in said.items()}
-    results = collect(task, answered, [Line("x/1", arm, "", text, 1.0) for arm, text in said.items()], ())
+    results = collect(task, answered, [Trial("x/1", "", arm, text) for arm, text in said.items()], ())
     assert [row.agreement for row in results.arms] == [1.0, 0.0, 1.0, 0.0]
     assert [row.flip_recover for row in results.arms] == [1.0, 0.0, 1.0, 0.0]
 
@@ -57,9 +57,13 @@ def test_agreement_and_flip_recover_compare_decisions():
 def test_first_token_kl_is_the_whole_one_or_less():
     arm, reference = torch.randn(2, 300, generator=torch.Generator().manual_seed(0)) * 3
     whole = kl(arm, reference)
-    assert FirstToken.of(reference, 300).kl(arm) == pytest.approx(whole)
+
+    def apart(first, logits):
+        return first.again(logits).kl_to(first)
+
+    assert apart(FirstToken.of(reference, 300), arm) == pytest.approx(whole)
     kept = FirstToken.of(reference, 64)
     assert len(kept.ids) == 64 and kept.rest is not None
-    assert 0.5 * whole < kept.kl(arm) <= whole
-    assert kept.kl(reference) == pytest.approx(0.0, abs=1e-12)
-    assert FirstToken.of(reference, 8).kl(arm) <= kept.kl(arm)
+    assert 0.5 * whole < apart(kept, arm) <= whole
+    assert apart(kept, reference) == pytest.approx(0.0, abs=1e-12)
+    assert apart(FirstToken.of(reference, 8), arm) <= apart(kept, arm)

@@ -11,6 +11,7 @@ from kamera.eval.tasks.mm_niah import MMNiah
 from kamera.eval.tasks.muirbench import MuirBench
 from kamera.eval.tasks.run import run_task
 from kamera.eval.tasks.sample import Sample, Text
+from kamera.eval.trial import Trial
 from kamera.testbed.benchmarks import write_mm_niah
 
 FIXTURES = Path(__file__).parent / "fixtures"
@@ -73,28 +74,34 @@ def pictured(tmp_path_factory):
     return data
 
 
+def reused(trial):
+    return trial.window_tokens - round(trial.recomputed_tokens)
+
+
+def forwards(trial):
+    return trial.forwards + trial.live_forwards
+
+
 def run(backbone, data, out, **options):
     results = run_task(backbone, MMNiah(["reasoning-text"], bare=True), data, out, arms=ARMS, **options)
     assert not [p for p in results.problems if p.skipped]
     rows = [json.loads(line) for line in (out / "items.jsonl").read_text().splitlines()]
-    return {(row["id"][-1], row["arm"]): row for row in rows}
+    return {(row["item"][-1], row["arm"]): Trial.of(row) for row in rows}
 
 
 def test_reused_tokens_are_the_contexts_for_any_last_image(backbone, pictured, tmp_path):
     rows = run(backbone, pictured, tmp_path / "context")
     for arm in ("blind", "patch@4"):
-        assert rows["0", arm]["reused_tokens"] == rows["1", arm]["reused_tokens"] > 0
+        assert reused(rows["0", arm]) == reused(rows["1", arm]) > 0
         # the pictured choices are computed behind the context in one forward; pixels are not the context's
-        assert rows["0", arm]["forwards"] == 0 and rows["1", arm]["forwards"] == 1
-        assert rows["1", arm]["live_tokens"] > rows["0", arm]["live_tokens"]
-    for row in rows.values():
-        assert row["reused_tokens"] + row["live_tokens"] == row["tokens"]
-    assert rows["1", "reprefill"]["live_tokens"] > rows["1", "blind"]["live_tokens"]
+        assert forwards(rows["0", arm]) == 0 and forwards(rows["1", arm]) == 1
+        assert rows["1", arm].computed_tokens > rows["0", arm].computed_tokens
+    assert rows["1", "reprefill"].computed_tokens > rows["1", "blind"].computed_tokens
 
 
 def test_everything_before_the_prompts_end_reuses_on_demand(backbone, pictured, tmp_path):
     rows = run(backbone, pictured, tmp_path / "all", reuse="all")
-    assert rows["1", "blind"]["forwards"] == rows["1", "patch@4"]["forwards"] == 0
-    assert rows["1", "blind"]["reused_tokens"] > rows["0", "blind"]["reused_tokens"]
+    assert forwards(rows["1", "blind"]) == forwards(rows["1", "patch@4"]) == 0
+    assert reused(rows["1", "blind"]) > reused(rows["0", "blind"])
     with pytest.raises(ValueError, match="reuse 'some' is none of context, all"):
         run(backbone, pictured, tmp_path / "some", reuse="some")

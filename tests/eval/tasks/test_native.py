@@ -56,13 +56,13 @@ def test_the_native_arm_is_one_generate_of_transformers(backbone, data, finished
     with torch.no_grad():
         made = backbone.model.generate(**inputs, max_new_tokens=16, do_sample=False)
     answer = backbone.detokenize(made[0, inputs["input_ids"].shape[1] :])
-    (line,) = [x for x in lines(out) if x["id"] == sample.id and x["arm"] == "native"]
-    assert line["response"] == answer.strip()
+    (line,) = [x for x in lines(out) if x["item"] == sample.id and x["arm"] == "native"]
+    assert line["answer"] == answer.strip()
     around = backbone.processor.apply_chat_template(
         [{"role": "user", "content": ""}], add_generation_prompt=True, tokenize=False
     )
-    assert line["tokens"] == inputs["input_ids"].shape[1] - backbone.tokenize(around).shape[0]
-    assert line["reused_tokens"] == 0 and line["live_tokens"] == line["tokens"]
+    assert line["window_tokens"] == inputs["input_ids"].shape[1] - backbone.tokenize(around).shape[0]
+    assert line["recomputed_tokens"] == line["window_tokens"] and not line["question_tokens"]
 
 
 def test_every_arm_is_held_against_the_native_one(finished):
@@ -77,8 +77,8 @@ def test_every_arm_is_held_against_the_native_one(finished):
 def test_the_native_arm_leaves_the_others_as_they_are(backbone, data, finished, tmp_path):
     _, out = finished
     run_task(backbone, niah(), data, tmp_path, arms=ARMS[1:])
-    others = {(x["id"], x["arm"]): x["first_token_kl"] for x in lines(out) if x["arm"] != "native"}
-    assert others == {(x["id"], x["arm"]): x["first_token_kl"] for x in lines(tmp_path)}
+    others = {(x["item"], x["arm"]): x["first_token"] for x in lines(out) if x["arm"] != "native"}
+    assert others == {(x["item"], x["arm"]): x["first_token"] for x in lines(tmp_path)}
 
 
 @pytest.mark.parametrize(
@@ -107,7 +107,10 @@ def test_frames_shrink_as_pictures_do():
 def test_smaller_pictures_are_fewer_tokens_for_every_arm(backbone, data, finished, tmp_path):
     _, out = finished
     run_task(backbone, niah(), data, tmp_path, arms=ARMS, limit=1, image_size=56)
-    small, whole = ({x["arm"]: x["tokens"] for x in lines(folder)[:4]} for folder in (tmp_path, out))
+    small, whole = (
+        {x["arm"]: x["window_tokens"] + x["question_tokens"] for x in lines(folder)[:4]}
+        for folder in (tmp_path, out)
+    )
     assert all(small[arm] < whole[arm] for arm in ARMS) and len(set(small.values())) == 1
     with pytest.raises(ValueError, match="max_pixels is 0"):
         Shrink(max_pixels=0)

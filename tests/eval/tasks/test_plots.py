@@ -7,12 +7,12 @@ import pytest
 from PIL import Image
 
 from kamera.errors import TaskDataError
-from kamera.eval.tasks.journal import Line
 from kamera.eval.tasks.mm_niah import MMNiah
 from kamera.eval.tasks.plots import draw, heat_map
 from kamera.eval.tasks.registry import make_task
 from kamera.eval.tasks.report import collect
 from kamera.eval.tasks.sample import Answered, Sample
+from kamera.eval.trial import Trial
 
 ARMS = {"reprefill": "oak", "blind": "elm"}
 
@@ -39,8 +39,8 @@ def results(*places, task=None):
         ]
         for arm, said in ARMS.items()
     }
-    lines = [Line(a.sample.id, arm, "", a.response, a.score) for arm in ARMS for a in answered[arm]]
-    return collect(task or MMNiah(), answered, lines, ())
+    trials = [Trial(a.sample.id, "", arm, a.response) for arm in ARMS for a in answered[arm]]
+    return collect(task or MMNiah(), answered, trials, ())
 
 
 def test_a_heat_map_has_depths_down_and_lengths_across():
@@ -78,5 +78,5 @@ def test_other_benchmarks_have_arms_and_no_heat_map(tmp_path):
     task = make_task("egoschema")
     item = Sample("egoschema/1", "subset", (), "Which?", 1, ("A. oak", "B. elm"), {"q_uid": "1"})
     answered = {arm: [Answered(item, said, 0.0)] for arm, said in ARMS.items()}
-    found = collect(task, answered, [Line("egoschema/1", arm, "", "A", 0.0) for arm in ARMS], ())
+    found = collect(task, answered, [Trial("egoschema/1", "", arm, "A") for arm in ARMS], ())
     assert [file.name for file in draw(found, tmp_path)] == ["arms.png"]

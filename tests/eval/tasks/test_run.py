@@ -9,7 +9,7 @@ import torch
 from kamera import Backbone, testbed
 from kamera.content.media import load_image
 from kamera.errors import TaskDataError
-from kamera.eval.tasks.arms import parse_arms
+from kamera.eval.arms import arms_named
 from kamera.eval.tasks.journal import Journal
 from kamera.eval.tasks.milebench import MileBench
 from kamera.eval.tasks.mm_niah import MMNiah
@@ -45,6 +45,10 @@ def finished(backbone, data, tmp_path_factory):
 
 def lines(out):
     return [json.loads(line) for line in (Path(out) / "items.jsonl").read_text().splitlines()]
+
+
+def size(line):
+    return line["window_tokens"] + line["live_tokens"] + line["question_tokens"]
 
 
 def scores(results):
@@ -95,9 +99,9 @@ def test_reuse_runs_no_forward_and_the_reprefill_one_per_chunk(finished):
     for line in lines(out):
         # three frames and their captions; the first stands where its canonical was made
         assert line["forwards"] == (5 if line["arm"] == "reprefill" else 0)
-        assert (line["tokens_recomputed"] > 0) == (line["arm"] == "reprefill")
-        assert (line["bytes"] > 0) == (line["arm"] == "patch@16")
-        assert line["kv_bytes"] > 0 and line["tokens"] > 0
+        assert (line["recomputed_tokens"] > 0) == (line["arm"] == "reprefill")
+        assert (line["patch_bytes"] > 0) == (line["arm"] == "patch@16")
+        assert line["kv_bytes"] > 0 and line["window_tokens"] > 0
     assert results.arm("patch@16").kv_share > 0.0
 
 
@@ -115,7 +119,7 @@ def test_the_reprefill_answers_as_transformers_does(backbone, data, finished):
     with torch.no_grad():
         made = backbone.model.generate(**inputs, max_new_tokens=16, do_sample=False)
     answer = backbone.detokenize(made[0, inputs["input_ids"].shape[1] :])
-    said = next(x["response"] for x in lines(out) if x["id"] == sample.id and x["arm"] == "reprefill")
+    said = next(x["answer"] for x in lines(out) if x["item"] == sample.id and x["arm"] == "reprefill")
     assert said == answer
 
 
@@ -125,16 +129,16 @@ def test_generated_text_is_stripped_before_it_is_scored(backbone, data, tmp_path
     padded = Padded(backbone.model, backbone.processor)
     spaced = run_task(padded, task, data, tmp_path / "padded", arms=("reprefill",), limit=4)
     assert spaced.arm("reprefill").summary.mean == plain.arm("reprefill").summary.mean > 0.5
-    said = [line["response"] for line in lines(tmp_path / "padded")]
-    assert said == [line["response"] for line in lines(tmp_path / "plain")]
+    said = [line["answer"] for line in lines(tmp_path / "padded")]
+    assert said == [line["answer"] for line in lines(tmp_path / "plain")]
 
 
 def test_the_first_tokens_kl_stands_beside_the_decisions(finished):
     results, out = finished
     reprefill, blind, patch = (row.first_token_kl for row in results.arms)
     assert reprefill == 0.0 < patch < blind
-    kept = [line["first_token"] is not None for line in lines(out)]
-    assert kept == [line["arm"] == "reprefill" for line in lines(out)]
+    ids = {(line["item"], tuple(line["first_token"]["ids"])) for line in lines(out)}
+    assert len(ids) == len({item for item, _ in ids}) == 12  # every arm's are the re-prefill's
 
 
 def test_predictions_are_written_for_every_arm(finished):
@@ -159,7 +163,9 @@ def test_a_second_run_answers_only_what_is_missing(backbone, data, finished, tmp
     _, again = forwards(backbone, both, data, tmp_path, arms=ARMS, limit=6)
     assert scores(again) == scores(before)
     redone, last = lines(tmp_path)[-1], json.loads(kept[-1])
-    assert (redone["id"], redone["arm"], redone["response"]) == (last["id"], last["arm"], last["response"])
+    assert [redone[key] for key in ("item", "arm", "answer")] == [
+        last[key] for key in ("item", "arm", "answer")
+    ]
     assert len(lines(tmp_path)) == len(kept)
 
 
@@ -212,19 +218,19 @@ def test_an_over_long_needle_prompt_is_answered_none_and_counted(backbone, data,
     results = run_task(backbone, niah(), data, tmp_path, arms=("blind",), limit=2, max_tokens=60)
     assert results.notes == (("blind", "over-length", 2),)
     assert results.arm("blind").summary.mean == 0.0
-    assert [line["response"] for line in lines(tmp_path)] == ["None", "None"]
+    assert [line["answer"] for line in lines(tmp_path)] == ["None", "None"]
 
 
 def test_an_over_long_milebench_prompt_keeps_its_instruction(backbone, data, tmp_path):
     task = MileBench(["MMCoQA"])
     run_task(backbone, task, data, tmp_path / "whole", arms=("blind",), limit=1)
     (whole,) = lines(tmp_path / "whole")
-    room = 512 + backbone.tokenize(backbone.seams(None).prefix, special=True).shape[0] + whole["tokens"] - 1
+    room = 512 + backbone.tokenize(backbone.seams(None).prefix, special=True).shape[0] + size(whole) - 1
     results = run_task(backbone, task, data, tmp_path / "cut", arms=("blind",), limit=1, max_tokens=room)
     (cut,) = lines(tmp_path / "cut")
     assert results.notes == (("blind", "cut", 1),)
     first = backbone.chunk(next(task.load(data, 1)).parts[1].source)
-    assert cut["tokens"] == whole["tokens"] - first.num_tokens
+    assert size(cut) == size(whole) - first.num_tokens
 
 
 def test_an_unreadable_image_costs_its_sample_and_no_other(backbone, tmp_path):
@@ -258,5 +264,5 @@ def test_an_id_that_was_there_before_is_skipped(backbone, tmp_path):
 
 @pytest.mark.parametrize("names", [["prefill"], ["patch"], ["patch@0"], ["patch@x"], ["blind", "blind"], []])
 def test_unknown_arms_are_refused_with_the_list(names):
-    with pytest.raises(ValueError, match="reprefill, blind, patch@RANK"):
-        parse_arms(names)
+    with pytest.raises(ValueError, match=r"reprefill, native, blind, .*, patch@RANK"):
+        arms_named(names)

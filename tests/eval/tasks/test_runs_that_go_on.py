@@ -41,7 +41,7 @@ def lines(out):
 
 
 def said(out):
-    return {(line["id"], line["arm"]): (line["response"], line["first_token_kl"]) for line in lines(out)}
+    return {(line["item"], line["arm"]): (line["answer"], line["first_token"]) for line in lines(out)}
 
 
 def scores(results):
@@ -56,10 +56,10 @@ class Sick(Backbone):
 
     words, well = "", False
 
-    def generate(self, ids, *rest, **options):
+    def decode(self, ids, *rest, **options):
         if not self.well and self.words in str(self.detokenize(ids)):
             raise RuntimeError("CUDA error: an illegal memory access\nmore of it")
-        return super().generate(ids, *rest, **options)
+        return super().decode(ids, *rest, **options)
 
 
 def test_a_failing_item_is_a_line_and_not_the_end_of_the_run(data, tmp_path):
@@ -68,9 +68,9 @@ def test_a_failing_item_is_a_line_and_not_the_end_of_the_run(data, tmp_path):
     arms = ("reprefill", "blind")
     results = run_task(sick, niah(), data, tmp_path, arms=arms)
     failed = [line for line in lines(tmp_path) if line["error"]]
-    assert {line["id"] for line in failed} == {"reasoning-text-val/0"}
+    assert {line["item"] for line in failed} == {"reasoning-text-val/0"}
     assert {line["error"] for line in failed} == {"RuntimeError: CUDA error: an illegal memory access"}
-    assert all(line["score"] is None for line in failed)
+    assert not any(line["answer"] for line in failed)
     assert (results.items, results.skipped) == (3, 1) and "illegal memory" in results.problems[0].what
     assert all(row.summary.n == 3 for row in results.arms)
 
@@ -122,7 +122,7 @@ def test_a_run_of_other_versions_or_form_is_refused_by_name(backbone, data, tmp_
     with pytest.raises(TaskDataError, match="was run with versions"):
         run_task(backbone, niah(), data, tmp_path, arms=("blind",), limit=1)
     kept.write_text(json.dumps({"task": "mm-niah", "arms": ["blind"]}))  # as they were before forms
-    with pytest.raises(TaskDataError, match="a run of format 1, this is format 2"):
+    with pytest.raises(TaskDataError, match="a run of format 1, this is format 3"):
         run_task(backbone, niah(), data, tmp_path, arms=("blind",), limit=1)
 
 
@@ -163,7 +163,7 @@ def test_runs_that_do_not_belong_together_are_not_merged(backbone, data, tmp_pat
     with pytest.raises(ValueError, match="each once"):
         merge([tmp_path / "a", tmp_path / "a"], tmp_path / "c")
     (tmp_path / "d").mkdir()
-    other = lines(tmp_path / "a")[0] | {"response": "something else"}
+    other = lines(tmp_path / "a")[0] | {"answer": "something else"}
     for name in ("run.json", "samples.jsonl"):
         (tmp_path / "d" / name).write_bytes((tmp_path / "a" / name).read_bytes())
     (tmp_path / "d" / "items.jsonl").write_text(json.dumps(other) + "\n")

@@ -27,19 +27,16 @@ class FirstToken:
         ids = tuple(logits.topk(min(kept, logits.shape[0])).indices.tolist())
         return cls(ids, *_grouped(logits, ids))
 
-    def kl(self, arm: torch.Tensor) -> float:
-        """KL(arm ‖ this) in nats of an arm's logits ``[vocabulary]``, with all other tokens as one.
-
-        A lower bound of the KL over the whole vocabulary, and equal to it if all tokens are kept.
-        """
-        return self.again(arm).kl_to(self)
-
     def again(self, arm: torch.Tensor) -> FirstToken:
         """The same tokens of an arm's logits ``[vocabulary]``, and all others together."""
         return FirstToken(self.ids, *_grouped(arm, self.ids))
 
     def kl_to(self, other: FirstToken) -> float:
-        """KL(this ‖ other) in nats of two summaries that name the same tokens. Raises ValueError."""
+        """KL(this ‖ other) in nats of two summaries that name the same tokens, all others as one.
+
+        A lower bound of the KL over the whole vocabulary, and equal to it if all tokens are kept. Raises
+        ValueError for different ids.
+        """
         if self.ids != other.ids:
             raise ValueError("two first tokens name different ids: summarise both over the same")
         pairs = list(zip(self.log_probs, other.log_probs, strict=True))

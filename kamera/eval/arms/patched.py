@@ -6,11 +6,9 @@ from collections.abc import Sequence
 
 import torch
 
-from kamera.engines import Span
-from kamera.errors import NotRelocatable
+from kamera.eval.arms.plain import Blind, prefilled_behind
 from kamera.eval.desk import Desk
-from kamera.eval.reuse.plain import Blind, prefilled_behind
-from kamera.ops import LowRank, Patch, form_patch, kv_bytes, uniform_offset
+from kamera.ops import LowRank, Patch, form_patch
 
 
 class Patched(Blind):
@@ -18,9 +16,9 @@ class Patched(Blind):
 
     rehearsed = True
 
-    def __init__(self, desk: Desk, name: str, rank: int) -> None:
+    def __init__(self, desk: Desk, rank: int) -> None:
         super().__init__(desk)
-        self.name, self.rank = name, rank
+        self.rank = rank
         self._patches: dict[str, Patch | None] = {}
 
     def place(self, order: Sequence[str]) -> None:
@@ -34,29 +32,21 @@ class Patched(Blind):
         self.order, self.recomputed, self.forwards = tuple(order), 0.0, 0
         self.shown = self.spans(self.order) if self.order == tuple(self._patches) else None
 
-    def spans(self, order: tuple[str, ...]) -> list[Span]:
-        """Each unit's canonical with its patch."""
-        held = [self.desk.canonical(name) for name in order]
-        served = [self.served(index) for index in range(len(order))]
-        self.kept = sum(kv_bytes(one.kv) for one in held) + sum(p.nbytes for p in served if p is not None)
-        return [
-            self.desk.moved(*each) for each in zip(order, held, self.desk.places(order), served, strict=True)
-        ]
-
     def served(self, index: int) -> Patch | None:
-        """The patch of the unit at ``index`` of the prepared window; None for the first, which needs none."""
+        """The patch of the unit at ``index`` of the prepared window; None for the first, which needs none,
+        and for live ones."""
         return self._patches[self.order[index]]
 
     def _formed(self, order: Sequence[str]) -> dict[str, Patch | None]:
         shown = prefilled_behind(self, order, [])
-        formed: dict[str, Patch | None] = {}
+        layout, formed = self.desk.backbone.layout, dict[str, Patch | None]()
         for name, span, positions in zip(order, shown, self.desk.places(order), strict=True):
-            held, layout = self.desk.canonical(name), self.desk.backbone.layout
-            offset = uniform_offset(held.positions, positions)
-            if offset is None:
-                raise NotRelocatable(f"unit {name!r} does not move as a whole in this window: leave it out")
-            made = form_patch(span.kv, held.kv, layout, offset, self.rank) if formed else None
-            formed[name] = None if made is None else made.patch
+            patch = None
+            if formed and not self.desk.units[name].live:
+                canonical = self.desk.canonical(name)
+                offset = self.desk.offset(name, canonical, positions)
+                patch = form_patch(span.kv, canonical.kv, layout, offset, self.rank).patch
+            formed[name] = patch
         return formed
 
 

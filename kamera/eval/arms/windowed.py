@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
-from kamera.eval.adapter import Answer, Question, Unit
+from kamera.eval.adapter import Query, Reply, Unit
 from kamera.eval.desk import Desk
 from kamera.store import CanonicalRecord, ChunkStore, EncodingRecord
 from kamera.window import KameraWindow, OnLeave, ReusePolicy
@@ -16,9 +16,8 @@ class Windowed:
 
     rehearsed = False
 
-    def __init__(self, desk: Desk, name: str, on_leave: OnLeave) -> None:
-        self.name, self.on_leave = name, on_leave
-        self.desk = desk
+    def __init__(self, desk: Desk, on_leave: OnLeave) -> None:
+        self.desk, self.on_leave = desk, on_leave
         self.store = ChunkStore.open("memory://")
         policy = ReusePolicy(minimum="patched", certified=False, forms="always")
         self.window = KameraWindow(desk.backbone, self.store, desk.system, policy=policy)
@@ -27,8 +26,8 @@ class Windowed:
 
     def encode(self, unit: Unit) -> None:
         """Store the unit's encoding and canonical, computed once for all traces of an item."""
-        self.desk.learn(unit)
-        chunk = self.desk.chunks[unit.name]
+        unit.check_reusable()
+        chunk = self.desk.chunk(unit)
         key = ("records", unit.name)
         if key not in self.desk.prepared:
             self.window.append(chunk)
@@ -44,31 +43,31 @@ class Windowed:
         report = self.window.arrange(wanted, on_leave=self.on_leave)
         self.order, self._spent = tuple(order), (report.tokens_recomputed, report.forwards)
 
-    def ask(self, question: Question) -> Answer:
+    def ask(self, query: Query) -> Reply:
         """Behind the window; live parts are appended to a fork of it."""
         window, started = self.window, time.perf_counter()
-        if question.live:
+        if query.live:
             window = self.window.fork()
-            for content in question.live:
-                window.append(content, archive="later")
-        logits = window.next_token_logits(question.text).cpu()
+            for unit in query.live:
+                window.append(self.desk.chunk(unit), archive="later")
+        logits = window.next_token_logits(query.text).cpu()
         seconds = time.perf_counter() - started
-        if question.max_new_tokens == 1:
+        if query.max_new_tokens == 1:
             text = self.desk.backbone.detokenize(logits.argmax()[None]) or ""
         else:
-            text = window.generate(question.text, max_new_tokens=question.max_new_tokens, do_sample=False)
-        kept = sum(held.bytes for held in self.store.ls() if held.kind not in ("anchor", "encoding"))
+            text = window.generate(query.text, max_new_tokens=query.max_new_tokens, do_sample=False)
+        kept = sum(info.bytes for info in self.store.ls() if info.kind not in ("anchor", "encoding"))
         tokens = self.desk.tokens(self.order)
-        return Answer(text, logits, seconds, float(self._spent[0]), kept, tokens, self._spent[1])
+        return Reply(text, logits, seconds, float(self._spent[0]), kept, tokens, self._spent[1])
 
 
 def _records(store: ChunkStore, chunk_id: str) -> list[CanonicalRecord | EncodingRecord]:
     """Canonical and encoding of a chunk."""
-    held = [
+    found = [
         store.get_encoding(info.context.fingerprint, chunk_id)
         if info.kind == "encoding"
         else store.get_canonical(info.context, chunk_id)
         for info in store.ls(chunk_id=chunk_id)
         if info.kind in ("encoding", "canonical")
     ]
-    return [record for record in held if record is not None]
+    return [record for record in found if record is not None]

@@ -1,0 +1,67 @@
+"""The arms of every benchmark: controls, Kamera's own, and those of other modules.
+
+| arm | serves |
+|---|---|
+| ``reprefill``, ``exact`` | the window prefilled anew: the reference, by its name in a benchmark |
+| ``native`` | no window: the unsplit prompt through the model, without Kamera |
+| ``prefix`` | the KV of the units that the last window began with, the rest prefilled (a prefix cache) |
+| ``blind`` | canonicals, relocated |
+| ``keep`` | a `KameraWindow`: units that stay are survivors, arrivals take a stored patch or a forward |
+| ``repair`` | a `KameraWindow`: whatever stands behind a change takes a stored patch or a forward |
+| ``patch@M`` | canonicals with the rank-M patch of the window asked about, prepared in advance |
+| ``random-patch@M`` | the same with random patches of equal norm: sabotage |
+| ``other-patch@M`` | the same with each unit under another unit's patch: sabotage |
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from functools import partial
+
+from kamera.eval.adapter import Maker
+from kamera.eval.arms.native import Native
+from kamera.eval.arms.patched import OtherPatched, Patched, RandomPatched
+from kamera.eval.arms.plain import Blind, Exact, Prefix
+from kamera.eval.arms.windowed import Windowed
+
+REPREFILL, EXACT = "reprefill", "exact"
+"""The reference's name in tables of published benchmarks (there the leading unit is not computed again), and
+in those of reuse."""
+
+BLIND, NATIVE = "blind", "native"
+SABOTAGE = ("random-patch", "other-patch")
+"""Arms that serve wrong patches: a benchmark on which one passes for ``patch`` measures nothing."""
+
+_PLAIN: Mapping[str, Maker] = {
+    NATIVE: Native,
+    BLIND: Blind,
+    "prefix": Prefix,
+    "keep": partial(Windowed, on_leave="keep"),
+    "repair": partial(Windowed, on_leave="repair"),
+}
+_RANKED = {"patch": Patched, "random-patch": RandomPatched, "other-patch": OtherPatched}
+
+__all__ = ["BLIND", "EXACT", "NATIVE", "REPREFILL", "SABOTAGE", "Blind", "Exact", "Prefix", "arms_named"]
+
+
+def arms_named(
+    names: Sequence[str], others: Mapping[str, Maker] | None = None, reference: str = REPREFILL
+) -> dict[str, Maker]:
+    """Makers by arm name: the arms of this module, and ``others`` (`kamera.eval.adapter.arms_of`).
+
+    Raises ValueError, with the list, for an unknown name, one given twice, and no name at all.
+    """
+    first: Maker = partial(Exact, leading=reference == REPREFILL)
+    plain = {reference: first, **_PLAIN, **(others or {})}
+    known = ", ".join([*plain, *(f"{name}@RANK" for name in _RANKED)])
+    if not names or len(set(names)) < len(names):
+        raise ValueError(f"arms {', '.join(names) or '(none)'}: give each of {known} at most once")
+    return {name: plain.get(name) or _ranked(name, known) for name in names}
+
+
+def _ranked(name: str, known: str) -> Maker:
+    match = re.fullmatch(r"([a-z-]+)@([1-9]\d*)", name)
+    if match is None or match[1] not in _RANKED:
+        raise ValueError(f"arm {name!r} is none of {known}")
+    return partial(_RANKED[match[1]], rank=int(match[2]))

@@ -1,0 +1,104 @@
+"""Arms without a patch: everything prefilled anew, a prefix cache, and blind reuse."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+
+from kamera.engines import Span
+from kamera.eval.adapter import Query, Reply, Unit
+from kamera.eval.desk import Desk, Placing
+from kamera.ops import Patch, kv_bytes
+
+
+class Exact(Placing):
+    """Everything is prefilled anew when it is asked about: windows in between cost nothing.
+
+    ``leading`` serves the first unit's canonical, which is exact there: one forward less.
+    """
+
+    def __init__(self, desk: Desk, leading: bool = False) -> None:
+        super().__init__(desk)
+        self.leading = leading
+
+    def encode(self, unit: Unit) -> None:
+        """Encode the unit; with ``leading`` its canonical is computed off the clock."""
+        super().encode(unit)
+        if self.leading and not unit.live:
+            self.desk.canonical(unit.name)
+
+    def place(self, order: Sequence[str]) -> None:
+        """Note the order."""
+        self.order, self.shown = tuple(order), None
+
+    def ask(self, query: Query) -> Reply:
+        """Prefill the window, then answer."""
+        started = time.perf_counter()
+        super().place(self.order)
+        spent = time.perf_counter() - started
+        made = super().ask(query)
+        return replace(made, first_token_seconds=made.first_token_seconds + spent)
+
+    def spans(self, order: tuple[str, ...]) -> list[Span]:
+        """One forward per unit."""
+        first = order[: self.leading and not self.desk.units[order[0]].live] if order else ()
+        places = self.desk.places(first)
+        shown = [self.desk.moved(n, self.desk.canonical(n), at) for n, at in zip(first, places, strict=True)]
+        return prefilled_behind(self, order, shown)
+
+
+class Prefix(Placing):
+    """The units with which both the last window and this one begin are kept."""
+
+    def __init__(self, desk: Desk) -> None:
+        super().__init__(desk)
+        self._last: tuple[str, ...] = ()
+        self._spans: list[Span] = []
+
+    def spans(self, order: tuple[str, ...]) -> list[Span]:
+        """The common prefix as it stands, one forward for each unit behind it."""
+        same = next(
+            (i for i, (a, b) in enumerate(zip(self._last, order, strict=False)) if a != b),
+            min(len(self._last), len(order)),
+        )
+        self._spans = prefilled_behind(self, order, self._spans[:same])
+        self._last, self.kept = order, sum(kv_bytes(span.kv) for span in self._spans)
+        return self._spans
+
+
+class Blind(Placing):
+    """Canonicals at their places; a live unit is prefilled where it stands."""
+
+    def encode(self, unit: Unit) -> None:
+        """Encode the unit and compute its canonical."""
+        super().encode(unit)
+        if not unit.live:
+            self.desk.canonical(unit.name)
+
+    def spans(self, order: tuple[str, ...]) -> list[Span]:
+        """Rotations only, but for live units."""
+        spans: list[Span] = []
+        self.kept = 0
+        for index, (name, positions) in enumerate(zip(order, self.desk.places(order), strict=True)):
+            if self.desk.units[name].live:
+                kv = self.prefilled(name, positions, spans).kv
+                spans.append(Span(kv, None, (0,) * positions.shape[0]))
+                continue
+            canonical, patch = self.desk.canonical(name), self.served(index)
+            self.kept += kv_bytes(canonical.kv) + (patch.nbytes if patch else 0)
+            spans.append(self.desk.moved(name, canonical, positions, patch))
+        return spans
+
+    def served(self, index: int) -> Patch | None:
+        """The patch of the window's unit at ``index``: none."""
+        return None
+
+
+def prefilled_behind(arm: Placing, order: Sequence[str], shown: Sequence[Span]) -> list[Span]:
+    """``shown``, the spans of the first units of ``order``, and one forward for each of the others."""
+    spans, places = list(shown), arm.desk.places(order)
+    for name, positions in list(zip(order, places, strict=True))[len(spans) :]:
+        kv = arm.prefilled(name, positions, spans).kv
+        spans.append(Span(kv, None, (0,) * positions.shape[0]))
+    return spans
