@@ -31,6 +31,7 @@ class Asked:
     seed: int | None = None
     stop: tuple[str, ...] = ()
     stream: bool = False
+    logprobs: int | None = None
     minimum: Guarantee | None = None
     session: str | None = None
     hint: str = ""
@@ -39,13 +40,16 @@ class Asked:
 
 @dataclass(frozen=True)
 class Said:
-    """An answer: text outside of calls, the calls, the stop string that ended it, and the applied edit."""
+    """An answer: text outside of calls, the calls, the stop string that ended it, the applied edit, and
+    OpenAI's entry of each token of the text.
+    """
 
     turn: Turn
     content: str
     calls: tuple[dict[str, Any], ...]
     stopped: str | None
     cleared: dict[str, Any] | None
+    logprobs: list[dict[str, Any]] | None
 
     @property
     def message(self) -> dict[str, Any]:

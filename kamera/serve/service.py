@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from kamera.content import Conversations, fits
+from kamera.content import Conversations, fits, likely
 from kamera.edits import Cleared
 from kamera.engines.hf import Backbone
 from kamera.patches import at_least
@@ -61,12 +61,14 @@ class Service:
         cleared = self._cleared(asked)
         enough = asked.minimum is None or at_least(self._least, asked.minimum)
         tools = asked.tools or None
-        options = {"tools": tools, "stream": stream, "hint": asked.hint, **self._options(asked)}
+        options: dict[str, Any] = {"tools": tools, "stream": stream, "hint": asked.hint}
+        options |= {"logprobs": asked.logprobs, **self._options(asked)}
         pool = self._pools["" if enough else "-exact"]
         turn = pool.send(cleared.messages, asked.session, tenant, **options)
         called = tools and all(fits(call, tools) for call in turn.tool_calls)  # else calls are text
         content, calls = (turn.content, turn.tool_calls) if called else (turn.text, ())
-        return Said(turn, content, calls, stream.stopped, cleared.applied)
+        noted = None if turn.logprobs is None else likely(turn.logprobs, content, self._conversations)
+        return Said(turn, content, calls, stream.stopped, cleared.applied, noted)
 
     def count(self, asked: Asked) -> int:
         """Tokens of a request's prompt."""

@@ -2,6 +2,7 @@
 
 from kamera.sessions.branches import Branches, History, Kept
 from kamera.sessions.chat import ChatSession
+from kamera.sessions.logprobs import MOST, Logprob
 from kamera.sessions.metrics import PoolMetrics
 from kamera.sessions.modes import SessionMode
 from kamera.sessions.pool import SessionPool
@@ -12,10 +13,12 @@ from kamera.sessions.verbs import VerbReport
 
 __all__ = [
     "CALL",
+    "MOST",
     "Branches",
     "ChatSession",
     "History",
     "Kept",
+    "Logprob",
     "PoolMetrics",
     "SessionMode",
     "SessionPool",

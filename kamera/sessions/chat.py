@@ -21,6 +21,7 @@ from kamera.sessions.anticipation import Anticipation, Manner
 from kamera.sessions.document import locked
 from kamera.sessions.history import whole_history
 from kamera.sessions.layout import Layout
+from kamera.sessions.logprobs import noted_of
 from kamera.sessions.modes import SessionMode, check_mode
 from kamera.sessions.sampling import seeded
 from kamera.sessions.showing import Admitting, Options, Reuse, Shown, State, shown
@@ -184,6 +185,7 @@ class ChatSession:
         scratch: Sequence[Message] = (),
         stream: Stream | None = None,
         seed: int | None = None,
+        logprobs: int | None = None,
         **options: Any,
     ) -> Turn:
         """Answer the conversation; the answer joins the history.
@@ -191,13 +193,12 @@ class ChatSession:
         A list of ``messages`` is the client's whole present history, edited or not. Text and a single message
         are new messages; with ``append`` a list is, too. ``scratch`` are messages behind them that this
         answer alone sees: neither the history nor any later token has seen them, in every mode, as in a run
-        with this answer and without them. ``options`` (max_new_tokens, do_sample,
-        stop_strings, streamer, …) go to ``generate`` of transformers; ``stream`` is told the answer as it is
-        made, and ends it at its stop strings; ``seed`` draws the tokens apart from all other draws
-        (`kamera.sessions.sampling`). Raises EditPolicyFailed, `ValueError`
-        for an option that it does not take (before anything runs) or for more than one sequence,
-        SessionConflict for a list that lacks what another thread was answered meanwhile, and the errors of
-        `Conversations.render` and of the window.
+        with this answer and without them. ``options`` (max_new_tokens, do_sample, streamer, …) go to
+        ``generate`` of transformers; ``stream`` is told the answer as it is made, and ends it at its stop
+        strings; ``seed`` draws the tokens apart from all other draws (`kamera.sessions.sampling`);
+        ``logprobs``, a number of likeliest tokens, asks for `Turn.logprobs`. Raises EditPolicyFailed,
+        `ValueError` for an option that it does not take (before anything runs), SessionConflict for a list
+        that lacks what another thread was answered, and the errors of `Conversations.render` and the window.
         """
         self.backbone.check_sampling(options)
         if int(options.get("num_return_sequences") or 1) > 1:
@@ -205,9 +206,8 @@ class ChatSession:
         if "stop_strings" in options:
             processor = self.backbone.processor
             options.setdefault("tokenizer", getattr(processor, "tokenizer", processor))
-        watch, options = Stopwatch(stream or Stream(), self.backbone), seeded(options, seed)
-        options["logits_processor"] = [watch, *(options.get("logits_processor") or ())]
-        options["stopping_criteria"] = [*(options.get("stopping_criteria") or ()), watch.stream]
+        watch = Stopwatch(stream or Stream(), self.backbone, noted_of(logprobs, options))
+        options = watch.following(seeded(options, seed))
         with self._account.now(self.backbone), self._turns.taken(self._state) as seen:
             return self._answered(seen, messages, append, scratch, watch, options)
 
@@ -248,7 +248,7 @@ class ChatSession:
         usage = TurnUsage(prompt, prompt - report.prefilled, watch.steps)
         reason = stream.finish_reason(options.get("max_new_tokens"))
         ids, name = tuple(stream.ids), self._state.changes[-1]
-        return Turn(text, *tool_calls(text), report, usage, ids, reason, name)
+        return Turn(text, *tool_calls(text), report, usage, ids, reason, name, watch.logprobs)
 
     def next_token_logits(
         self, messages: str | Message | Sequence[Message] | None = None, *, append: bool = False

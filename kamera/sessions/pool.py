@@ -119,6 +119,7 @@ class SessionPool:
         tools: Sequence[Any] | None = None,
         stream: Stream | None = None,
         seed: int | None = None,
+        logprobs: int | None = None,
         hint: str = "",
         **options: Any,
     ) -> Turn:
@@ -131,7 +132,7 @@ class SessionPool:
         messages to a saved session those of `ChatSession.load`.
         """
         self.backbone.check_sampling(options)
-        options |= {"stream": stream, "seed": seed}
+        options |= {"stream": stream, "seed": seed, "logprobs": logprobs}
         with self._account.now(self.backbone):
             return self._sent(messages, session_id, self._tenant(tenant), tools, hint, options)
 

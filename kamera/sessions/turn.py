@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -11,6 +11,7 @@ import torch
 
 from kamera.engines import Engine, Spent
 from kamera.patches import weakest
+from kamera.sessions.logprobs import Logprob, Logprobs
 from kamera.sessions.modes import Applied
 from kamera.sessions.stream import FinishReason, Stream
 from kamera.window import Guarantee, KameraWindow, Report, Slot
@@ -74,11 +75,11 @@ class Stopwatch:
     """A logits processor that changes nothing, and notes when it was called first, and how often.
 
     ``seconds`` from its construction until then; None before. ``steps``: one for each token of an answer. Its
-    ``stream`` begins behind the prompt.
+    ``stream`` begins behind the prompt, and ``logprobs`` are noted beside it.
     """
 
-    def __init__(self, stream: Stream, engine: Engine) -> None:
-        self.stream, self._engine = stream, engine
+    def __init__(self, stream: Stream, engine: Engine, logprobs: Logprobs | None = None) -> None:
+        self.stream, self._engine, self._logprobs = stream, engine, logprobs
         self._started = time.perf_counter()
         self.seconds: float | None = None
         self.steps = 0
@@ -89,7 +90,20 @@ class Stopwatch:
         if self.seconds is None:
             self.seconds = time.perf_counter() - self._started
             self.stream.begin(self._engine, input_ids.shape[1])
-        return scores
+        return scores if self._logprobs is None else self._logprobs(input_ids, scores)
+
+    def following(self, options: Mapping[str, Any]) -> dict[str, Any]:
+        """Options of an answer that is followed: in front of all that changes its scores."""
+        watched = {
+            "logits_processor": [self, *(options.get("logits_processor") or ())],
+            "stopping_criteria": [*(options.get("stopping_criteria") or ()), self.stream],
+        }
+        return {**options, **watched}
+
+    @property
+    def logprobs(self) -> tuple[Logprob, ...] | None:
+        """Those of the answer, which has ended; None if they were not asked for."""
+        return None if self._logprobs is None else self._logprobs.of(self.stream.ids)
 
 
 class TurnUsage(NamedTuple):
@@ -105,8 +119,9 @@ class Turn:
     """An answer: its text, the tool calls in it, the report of its prompt, and its tokens.
 
     ``content`` is the text outside of the calls. ``token_ids`` are the answer's, closing ones included; none
-    of beam search. ``turn_id`` names the history up to this answer, and no other ever. ``session_id`` names
-    the session of a `SessionPool` that answered.
+    of beam search. ``turn_id`` names the history up to this answer, and no other ever. ``logprobs`` has an
+    entry for each token, None if they were not asked for. ``session_id`` names the session of a `SessionPool`
+    that answered.
     """
 
     text: str
@@ -117,6 +132,7 @@ class Turn:
     token_ids: tuple[int, ...]
     finish_reason: FinishReason
     turn_id: str
+    logprobs: tuple[Logprob, ...] | None = None
     session_id: str | None = None
 
 
