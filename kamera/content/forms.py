@@ -138,13 +138,17 @@ def tool_of(function: Fields, parameters: str) -> dict[str, Any]:
 
 
 def fits(call: Mapping[str, Any], tools: Sequence[Mapping[str, Any]]) -> bool:
-    """True unless the call's arguments do not fit the schema of a tool that is ``strict``."""
+    """True unless a call's arguments are no object, or do not fit the schema of a tool that is ``strict``."""
     from jsonschema import Draft202012Validator
 
     named = [tool["function"] for tool in tools if tool["function"]["name"] == call["function"]["name"]]
     schemas = [function.get("parameters", {}) for function in named if function.get("strict")]
-    arguments = call["function"]["arguments"]
-    return all(Draft202012Validator(schema).is_valid(arguments) for schema in schemas)
+    try:
+        arguments = json.loads(call["function"]["arguments"])
+    except ValueError:
+        return False
+    fitting = (Draft202012Validator(schema).is_valid(arguments) for schema in schemas)
+    return isinstance(arguments, dict) and all(fitting)
 
 
 def likely(

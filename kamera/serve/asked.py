@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from typing import Any
 
@@ -65,12 +64,6 @@ class Said:
         counts = {name: getattr(report, name) for name in told}
         names = {"session_id": self.turn.session_id, "turn_id": self.turn.turn_id}
         return {"guarantee": report.guarantee, "mode": report.mode, **names, **counts}
-
-
-def arguments_of(call: dict[str, Any]) -> str:
-    """A call's arguments as OpenAI sends them: JSON in a text."""
-    held = call["function"]["arguments"]
-    return held if isinstance(held, str) else json.dumps(held, ensure_ascii=False)
 
 
 def common(body: Fields, header: str | None) -> dict[str, Any]:

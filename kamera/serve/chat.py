@@ -7,7 +7,7 @@ from typing import Any
 from sse_starlette import ServerSentEvent
 
 from kamera.content import Fields, chat_message, chat_tool
-from kamera.serve.asked import Asked, Said, arguments_of, chosen, common, hint_of
+from kamera.serve.asked import Asked, Said, chosen, common, hint_of
 from kamera.serve.dialect import Dialect, Events, event
 from kamera.sessions import MOST
 
@@ -43,7 +43,7 @@ class Chat(Dialect):
 
     def whole(self, said: Said) -> dict[str, Any]:
         """A ``chat.completion``."""
-        calls = [_call(c) for c in said.calls]
+        calls = [*said.calls]
         message: dict[str, Any] = {"role": "assistant", "content": said.content or (None if calls else "")}
         message |= {"refusal": None} | ({"tool_calls": calls} if calls else {})
         choice = {"index": 0, "message": message, "finish_reason": _reason(said), "logprobs": _noted(said)}
@@ -59,7 +59,7 @@ class Chat(Dialect):
 
     def closing(self, said: Said) -> Events:
         """Calls, the reason, and the usage if it was asked for."""
-        calls = [self._chunk({"tool_calls": [{"index": i, **_call(c)}]}) for i, c in enumerate(said.calls)]
+        calls = [self._chunk({"tool_calls": [{"index": i, **c}]}) for i, c in enumerate(said.calls)]
         last = [self._chunk({}, _reason(said), _noted(said), kamera=said.kamera)]
         usage = [self._chunk(None, usage=_usage(said), kamera=said.kamera)] if self._with_usage else []
         return [*calls, *last, *usage, ServerSentEvent("[DONE]")]
@@ -73,11 +73,6 @@ class Chat(Dialect):
     ) -> ServerSentEvent:
         choice = {"index": 0, "delta": delta, "logprobs": noted, "finish_reason": reason}
         return event({**self._head(".chunk"), "choices": [] if delta is None else [choice], **more})
-
-
-def _call(made: dict[str, Any]) -> dict[str, Any]:
-    function = {"name": made["function"]["name"], "arguments": arguments_of(made)}
-    return {"id": made["id"], "type": "function", "function": function}
 
 
 def _logprobs(body: Fields) -> int | None:

@@ -8,7 +8,7 @@ from sse_starlette import ServerSentEvent
 
 from kamera.content import Fields, Message, response_items, tool_of
 from kamera.errors import InvalidRequest, UnknownSession
-from kamera.serve.asked import Asked, Said, arguments_of, chosen, common, hint_of
+from kamera.serve.asked import Asked, Said, chosen, common, hint_of
 from kamera.serve.dialect import Dialect, Events, event
 from kamera.serve.refusal import Refusal
 from kamera.sessions import MOST, Branches, History, Kept
@@ -148,5 +148,5 @@ def _part(said: Said | None = None) -> dict[str, Any]:
 
 
 def _call(made: dict[str, Any]) -> dict[str, Any]:
-    head = {"type": "function_call", "id": made["id"].replace("call", "fc"), "call_id": made["id"]}
-    return {**head, "name": made["function"]["name"], "arguments": arguments_of(made), "status": "completed"}
+    head = {"type": "function_call", "id": "fc_" + made["id"].removeprefix("call_"), "call_id": made["id"]}
+    return {**head, **made["function"], "status": "completed"}

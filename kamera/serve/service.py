@@ -13,7 +13,7 @@ from kamera.engines.hf import Backbone
 from kamera.patches import at_least
 from kamera.serve.asked import Asked, Said
 from kamera.serve.worker import Job
-from kamera.sessions import CALL, SessionMode, SessionPool, Stream
+from kamera.sessions import SessionMode, SessionPool, Stream, call_form
 from kamera.store import ChunkStore
 from kamera.window import Guarantee, ReusePolicy
 
@@ -41,6 +41,7 @@ class Service:
         self.backbone, self.store = backbone, store
         self._least: Guarantee = "near" if mode == "amortize" else policy.minimum
         self._conversations = Conversations(backbone.processor)
+        self.calls = call_form(backbone)
         self._stores: dict[str, ChunkStore] = {}
         policies = {"": policy} | ({} if self._least == "exact" else {"-exact": ReusePolicy.exact()})
         share = None if max_bytes is None else max(1, max_bytes // len(policies))
@@ -124,8 +125,8 @@ class Service:
 class _Telling(Stream):
     """An answer's stream that tells a job."""
 
-    def __init__(self, job: Job[Said], asked: Asked) -> None:
-        super().__init__(asked.stop, CALL if asked.tools else "")
+    def __init__(self, job: Answer, asked: Asked) -> None:
+        super().__init__(asked.stop, job.service.calls if asked.tools else None)
         self._job = job
 
     def tell(self, text: str) -> None:

@@ -27,8 +27,8 @@ from kamera.sessions.sampling import seeded
 from kamera.sessions.showing import Admitting, Options, Reuse, Shown, State, shown
 from kamera.sessions.stream import Stream
 from kamera.sessions.timers import aged
-from kamera.sessions.tool_calls import tool_calls
-from kamera.sessions.turn import Stopwatch, Turn, TurnReport, TurnUsage
+from kamera.sessions.tool_calls import call_form
+from kamera.sessions.turn import Stopwatch, Turn, TurnReport, TurnUsage, spoken
 from kamera.sessions.turns import Turns
 from kamera.sessions.uncached import UNCACHEABLE, plain_answer
 from kamera.sessions.verbs import VerbReport, applied_verb
@@ -118,6 +118,7 @@ class ChatSession:
         self.store = anchors.store
         self.tools = tools
         self.mode: SessionMode = mode
+        self.calls = call_form(self.backbone)
         self.uncached = uncached
         self._anchors = anchors
         self._conversations = conversations
@@ -238,17 +239,16 @@ class ChatSession:
             state = branch = replace(self._state, ids=inputs["input_ids"][0].cpu())
         else:
             text = branch.asked.generate(branch.question, **options) if text is None else text
-        text, stream = watch.stream.finish(text), watch.stream
-        answer = {"role": "assistant", "content": text}
+        said, stream = spoken(text, watch.stream, self.calls, self.tools), watch.stream
         timers, notes = aged(state.timers, state.turn + 1, self._clock(), self.store)
         self._ahead.answered(self._state.messages, history)
-        self._state = state.changed(messages=(*history, answer), turn=state.turn + 1, timers=timers)
+        self._state = state.changed(messages=(*history, said.message), turn=state.turn + 1, timers=timers)
         report = replace(report, notes=(*report.notes, *notes), first_token=watch.seconds)
         prompt = 0 if branch.ids is None else int(branch.ids.shape[0])
         usage = TurnUsage(prompt, prompt - report.prefilled, watch.steps)
         reason = stream.finish_reason(options.get("max_new_tokens"))
         ids, name = tuple(stream.ids), self._state.changes[-1]
-        return Turn(text, *tool_calls(text), report, usage, ids, reason, name, watch.logprobs)
+        return Turn(*said[:3], report, usage, ids, reason, name, watch.logprobs)
 
     def next_token_logits(
         self, messages: str | Message | Sequence[Message] | None = None, *, append: bool = False

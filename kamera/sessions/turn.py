@@ -14,6 +14,7 @@ from kamera.patches import weakest
 from kamera.sessions.logprobs import Logprob, Logprobs
 from kamera.sessions.modes import Applied
 from kamera.sessions.stream import FinishReason, Stream
+from kamera.sessions.tool_calls import CallForm, Calls
 from kamera.window import Guarantee, KameraWindow, Report, Slot
 
 
@@ -118,15 +119,15 @@ class TurnUsage(NamedTuple):
 class Turn:
     """An answer: its text, the tool calls in it, the report of its prompt, and its tokens.
 
-    ``content`` is the text outside of the calls. ``token_ids`` are the answer's, closing ones included; none
-    of beam search. ``turn_id`` names the history up to this answer, and no other ever. ``logprobs`` has an
-    entry for each token, None if they were not asked for. ``session_id`` names the session of a `SessionPool`
-    that answered.
+    ``content`` is the text outside of the calls, which are in OpenAI's form: arguments are JSON in a text.
+    ``token_ids`` are the answer's, closing ones included; none of beam search. ``turn_id`` names the history
+    up to this answer, and no other ever. ``logprobs`` has an entry for each token, None if they were not
+    asked for. ``session_id`` names the session of a `SessionPool` that answered.
     """
 
     text: str
     content: str
-    tool_calls: tuple[dict[str, Any], ...]
+    tool_calls: Calls
     report: TurnReport
     usage: TurnUsage
     token_ids: tuple[int, ...]
@@ -134,6 +135,28 @@ class Turn:
     turn_id: str
     logprobs: tuple[Logprob, ...] | None = None
     session_id: str | None = None
+
+
+class Spoken(NamedTuple):
+    """An answer: its text, what of it is no tool call, and the calls; ``message`` is it in the history."""
+
+    text: str
+    content: str
+    calls: Calls
+    message: dict[str, Any]
+
+
+def spoken(text: str, stream: Stream, form: CallForm, tools: Sequence[Any] | None) -> Spoken:
+    """The answer ``text``, up to a stop string. In the history it is as it was said.
+
+    Special tokens cannot be: calls that are written with them are given to the template.
+    """
+    text = stream.finish(text)
+    content, calls = form.parsed(stream.spoken(text, form), tools)
+    text, message = form.plain(text), {"role": "assistant"}
+    if form.special and calls:
+        return Spoken(text, content, calls, {**message, "content": content, "tool_calls": list(calls)})
+    return Spoken(text, content, calls, {**message, "content": text})
 
 
 def turn_report(
