@@ -12,6 +12,7 @@ from kamera.content.forms import (
     chat_tool,
     content_of,
     fits,
+    likely,
     response_items,
     tool_of,
 )
@@ -67,6 +68,7 @@ __all__ = [
     "fits",
     "json_object",
     "kind_of",
+    "likely",
     "load_clip",
     "load_image",
     "load_image_only",

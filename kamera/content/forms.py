@@ -6,11 +6,13 @@ import base64
 import io
 import json
 import re
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from PIL import Image
 
+from kamera.content.conversation import Conversations
 from kamera.content.fields import Fields
 from kamera.errors import InvalidRequest, first_line, quote
 
@@ -23,6 +25,8 @@ FORMATS = ("PNG", "JPEG", "WEBP", "GIF")
 Messages = list[dict[str, Any]]
 
 _CHAT = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
+_BROKEN = "�"
+_LEAST = -9999.0  # of a token that cannot come, as OpenAI writes it: JSON has no infinity
 _TEXTS = ("text", "input_text", "output_text")
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,128}")
 
@@ -134,13 +138,42 @@ def tool_of(function: Fields, parameters: str) -> dict[str, Any]:
 
 
 def fits(call: Mapping[str, Any], tools: Sequence[Mapping[str, Any]]) -> bool:
-    """True unless the call's arguments do not fit the schema of a tool that is ``strict``."""
+    """True unless a call's arguments are no object, or do not fit the schema of a tool that is ``strict``."""
     from jsonschema import Draft202012Validator
 
     named = [tool["function"] for tool in tools if tool["function"]["name"] == call["function"]["name"]]
     schemas = [function.get("parameters", {}) for function in named if function.get("strict")]
-    arguments = call["function"]["arguments"]
-    return all(Draft202012Validator(schema).is_valid(arguments) for schema in schemas)
+    try:
+        arguments = json.loads(call["function"]["arguments"])
+    except ValueError:
+        return False
+    fitting = (Draft202012Validator(schema).is_valid(arguments) for schema in schemas)
+    return isinstance(arguments, dict) and all(fitting)
+
+
+def likely(
+    noted: Sequence[tuple[int, float, Sequence[tuple[int, float]]]], text: str, conversations: Conversations
+) -> list[dict[str, Any]]:
+    """OpenAI's entries of an answer's tokens, as far as they make ``text``.
+
+    Each of ``noted`` is a token's id, its logarithm, and ids and logarithms of the likeliest at its place. A
+    token that is no whole character has no ``bytes``.
+    """
+    ids = [token for token, *_ in noted]
+
+    def characters(count: int) -> int:
+        return len(conversations.decode(ids[:count]).rstrip(_BROKEN))
+
+    def entry(token: int, logprob: float) -> dict[str, Any]:
+        told = conversations.decode([token])
+        held = None if _BROKEN in told else list(told.encode())
+        return {"token": told, "logprob": max(logprob, _LEAST), "bytes": held}
+
+    count = bisect_left(range(len(ids)), len(text), key=characters)
+    return [
+        {**entry(token, logprob), "top_logprobs": [entry(*one) for one in others]}
+        for token, logprob, others in noted[:count]
+    ]
 
 
 def _check_schema(schema: dict[str, Any], at: str) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
+from kamera.content.arguments import Arguments
 from kamera.content.exclusive import exclusive_of
 from kamera.content.items import is_picture, kind_of, media_item, no_item
 from kamera.content.prompt import PromptFormat
@@ -40,6 +41,8 @@ class ChatTemplate:
             raise ProcessorRequired(
                 f"{type(processor).__name__} has no chat template: set one, or build chunks from text"
             )
+        self.arguments: Arguments | None = None  # while it is found out
+        self.arguments = Arguments.of(lambda messages: self.render(messages, generation=False))
         self._vanishing = Vanishing(
             name_of(processor), lambda messages, tools: self.render(messages, tools=tools, generation=False)
         )
@@ -166,8 +169,10 @@ class ChatTemplate:
         return str(token)
 
     def _plain(self, message: Message) -> dict[str, Any]:
-        """A message with placeholders for media items, in the template's form of content."""
+        """A message with placeholders for media items, in the template's form of content and calls."""
         content = message.get("content")
+        if (calls := message.get("tool_calls")) and self.arguments is not None:
+            message = {**message, "tool_calls": [*map(self.arguments.of_call, calls)]}
         if isinstance(content, Sequence) and not isinstance(content, str):
             items = [_plain_item(item) for item in content]
             if not self.kinds:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,6 +30,7 @@ class Asked:
     seed: int | None = None
     stop: tuple[str, ...] = ()
     stream: bool = False
+    logprobs: int | None = None
     minimum: Guarantee | None = None
     session: str | None = None
     hint: str = ""
@@ -39,13 +39,16 @@ class Asked:
 
 @dataclass(frozen=True)
 class Said:
-    """An answer: text outside of calls, the calls, the stop string that ended it, and the applied edit."""
+    """An answer: text outside of calls, the calls, the stop string that ended it, the applied edit, and
+    OpenAI's entry of each token of the text.
+    """
 
     turn: Turn
     content: str
     calls: tuple[dict[str, Any], ...]
     stopped: str | None
     cleared: dict[str, Any] | None
+    logprobs: list[dict[str, Any]] | None
 
     @property
     def message(self) -> dict[str, Any]:
@@ -61,12 +64,6 @@ class Said:
         counts = {name: getattr(report, name) for name in told}
         names = {"session_id": self.turn.session_id, "turn_id": self.turn.turn_id}
         return {"guarantee": report.guarantee, "mode": report.mode, **names, **counts}
-
-
-def arguments_of(call: dict[str, Any]) -> str:
-    """A call's arguments as OpenAI sends them: JSON in a text."""
-    held = call["function"]["arguments"]
-    return held if isinstance(held, str) else json.dumps(held, ensure_ascii=False)
 
 
 def common(body: Fields, header: str | None) -> dict[str, Any]:

@@ -7,8 +7,9 @@ from typing import Any
 from sse_starlette import ServerSentEvent
 
 from kamera.content import Fields, chat_message, chat_tool
-from kamera.serve.asked import Asked, Said, arguments_of, chosen, common, hint_of
+from kamera.serve.asked import Asked, Said, chosen, common, hint_of
 from kamera.serve.dialect import Dialect, Events, event
+from kamera.sessions import MOST
 
 
 class Chat(Dialect):
@@ -31,20 +32,21 @@ class Chat(Dialect):
             top_k=body.count("top_k", 0),
             seed=body.count("seed", -(2**63), 2**63 - 1),
             stop=body.texts("stop", 16),
+            logprobs=_logprobs(body),
             hint=hint_of(body),
             **common(body, session),
         )
-        body.only(n=1, logit_bias={}, logprobs=False, frequency_penalty=(0, 0.0), presence_penalty=(0, 0.0))
+        body.only(n=1, logit_bias={}, frequency_penalty=(0, 0.0), presence_penalty=(0, 0.0))
         body.only(response_format={"type": "text"}, modalities=["text"], store=False, metadata={})
         body.only(parallel_tool_calls=True, service_tier=("auto", "default"))
         super().__init__(body, asked)
 
     def whole(self, said: Said) -> dict[str, Any]:
         """A ``chat.completion``."""
-        calls = [_call(c) for c in said.calls]
+        calls = [*said.calls]
         message: dict[str, Any] = {"role": "assistant", "content": said.content or (None if calls else "")}
         message |= {"refusal": None} | ({"tool_calls": calls} if calls else {})
-        choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": _reason(said)}
+        choice = {"index": 0, "message": message, "finish_reason": _reason(said), "logprobs": _noted(said)}
         return {**self._head(""), "choices": [choice], "usage": _usage(said), "kamera": said.kamera}
 
     def opening(self) -> Events:
@@ -57,8 +59,8 @@ class Chat(Dialect):
 
     def closing(self, said: Said) -> Events:
         """Calls, the reason, and the usage if it was asked for."""
-        calls = [self._chunk({"tool_calls": [{"index": i, **_call(c)}]}) for i, c in enumerate(said.calls)]
-        last = [self._chunk({}, _reason(said), kamera=said.kamera)]
+        calls = [self._chunk({"tool_calls": [{"index": i, **c}]}) for i, c in enumerate(said.calls)]
+        last = [self._chunk({}, _reason(said), _noted(said), kamera=said.kamera)]
         usage = [self._chunk(None, usage=_usage(said), kamera=said.kamera)] if self._with_usage else []
         return [*calls, *last, *usage, ServerSentEvent("[DONE]")]
 
@@ -66,14 +68,22 @@ class Chat(Dialect):
         kind = f"chat.completion{of}"
         return {"id": self.id, "object": kind, "created": self.created, "model": self.model}
 
-    def _chunk(self, delta: dict[str, Any] | None, reason: str | None = None, **more: Any) -> ServerSentEvent:
-        choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": reason}
+    def _chunk(
+        self, delta: dict[str, Any] | None, reason: str | None = None, noted: Any = None, **more: Any
+    ) -> ServerSentEvent:
+        choice = {"index": 0, "delta": delta, "logprobs": noted, "finish_reason": reason}
         return event({**self._head(".chunk"), "choices": [] if delta is None else [choice], **more})
 
 
-def _call(made: dict[str, Any]) -> dict[str, Any]:
-    function = {"name": made["function"]["name"], "arguments": arguments_of(made)}
-    return {"id": made["id"], "type": "function", "function": function}
+def _logprobs(body: Fields) -> int | None:
+    wanted, most = body.take("logprobs", bool, False), body.count("top_logprobs", 0, MOST)
+    if most and not wanted:
+        raise body.wrong("top_logprobs", most, "logprobs: true beside it, or leave it out")
+    return (most or 0) if wanted else None
+
+
+def _noted(said: Said) -> dict[str, Any] | None:
+    return None if said.logprobs is None else {"content": said.logprobs, "refusal": None}
 
 
 def _reason(said: Said) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 from sse_starlette import ServerSentEvent
@@ -9,7 +10,7 @@ from sse_starlette import ServerSentEvent
 from kamera.content import Fields, anthropic_messages, content_of, tool_of
 from kamera.edits import clearing_of
 from kamera.errors import InvalidRequest
-from kamera.serve.asked import Asked, Said, arguments_of, common
+from kamera.serve.asked import Asked, Said, common
 from kamera.serve.dialect import Dialect, Events, event
 from kamera.serve.refusal import Refusal
 
@@ -48,7 +49,7 @@ class Messages(Dialect):
     def whole(self, said: Said) -> dict[str, Any]:
         """A ``message``."""
         text = [{"type": "text", "text": said.content}] if said.content or not said.calls else []
-        uses = [{**_use(c), "input": c["function"]["arguments"]} for c in said.calls]
+        uses = [{**_use(c), "input": json.loads(c["function"]["arguments"])} for c in said.calls]
         return {**self._head([*text, *uses], _usage(said)), **_end(said), **_extra(said)}
 
     def opening(self) -> Events:
@@ -68,7 +69,7 @@ class Messages(Dialect):
         if self._open:
             events.append(_event("content_block_stop", index=0))
         for made in said.calls:
-            delta = {"type": "input_json_delta", "partial_json": arguments_of(made)}
+            delta = {"type": "input_json_delta", "partial_json": made["function"]["arguments"]}
             events.append(self._begun({**_use(made), "input": {}}))
             events.append(_event("content_block_delta", index=self._blocks - 1, delta=delta))
             events.append(_event("content_block_stop", index=self._blocks - 1))

@@ -8,10 +8,12 @@ from sse_starlette import ServerSentEvent
 
 from kamera.content import Fields, Message, response_items, tool_of
 from kamera.errors import InvalidRequest, UnknownSession
-from kamera.serve.asked import Asked, Said, arguments_of, chosen, common, hint_of
+from kamera.serve.asked import Asked, Said, chosen, common, hint_of
 from kamera.serve.dialect import Dialect, Events, event
 from kamera.serve.refusal import Refusal
-from kamera.sessions import Branches, History, Kept
+from kamera.sessions import MOST, Branches, History, Kept
+
+_LOGPROBS = "message.output_text.logprobs"
 
 
 class Responses(Dialect):
@@ -39,13 +41,12 @@ class Responses(Dialect):
             max_tokens=body.count("max_output_tokens"),
             temperature=body.number("temperature", 0, 2),
             top_p=body.number("top_p", 0, 1),
+            logprobs=_logprobs(body),
             hint=hint_of(body),
             **{**shared, "session": shared["session"] or before.session},
         )
         self._echo = {"instructions": instructions, "metadata": body.take("metadata", dict, {})}
-        body.only(
-            parallel_tool_calls=True, truncation="disabled", background=False, include=[], top_logprobs=0
-        )
+        body.only(parallel_tool_calls=True, truncation="disabled", background=False)
         body.only(text={"format": {"type": "text"}}, reasoning={}, service_tier=("auto", "default"))
         super().__init__(body, asked)
         self._sent = 0
@@ -58,7 +59,7 @@ class Responses(Dialect):
         usage |= {"output_tokens": completion, "output_tokens_details": {"reasoning_tokens": 0}}
         usage["total_tokens"] = prompt + completion
         cut = said.turn.finish_reason == "length"
-        output = [self._message([_part(said.content)]), *map(_call, said.calls)]
+        output = [self._message([_part(said)]), *map(_call, said.calls)]
         document = self._document("incomplete" if cut else "completed", output)
         document |= {"incomplete_details": {"reason": "max_output_tokens"} if cut else None}
         document |= {"usage": usage, "kamera": said.kamera}
@@ -75,7 +76,7 @@ class Responses(Dialect):
             self._event("created", response=document),
             self._event("in_progress", response=document),
             self._event("output_item.added", output_index=0, item=message),
-            self._event("content_part.added", **self._place, part=_part("")),
+            self._event("content_part.added", **self._place, part=_part()),
         ]
 
     def piece(self, text: str) -> Events:
@@ -87,8 +88,8 @@ class Responses(Dialect):
         whole = self.whole(said)
         message, *calls = whole["output"]
         events = [
-            self._event("output_text.done", **self._place, text=said.content, logprobs=[]),
-            self._event("content_part.done", **self._place, part=_part(said.content)),
+            self._event("output_text.done", **self._place, text=said.content, logprobs=said.logprobs or []),
+            self._event("content_part.done", **self._place, part=_part(said)),
             self._event("output_item.done", output_index=0, item=message),
         ]
         for index, item in enumerate(calls, start=1):
@@ -133,10 +134,19 @@ class Responses(Dialect):
         return {**head, **said, **given, **fixed, **self._echo, "tools": tools, "store": self._kept}
 
 
-def _part(text: str) -> dict[str, Any]:
-    return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+def _logprobs(body: Fields) -> int | None:
+    """Likeliest tokens of each place; asked for by ``include``, too, without any."""
+    most, wanted = body.count("top_logprobs", 0, MOST), body.texts("include", 1)
+    if wanted not in ((), (_LOGPROBS,)):
+        raise body.wrong("include", [*wanted], f'["{_LOGPROBS}"], or leave it out')
+    return (most or 0) if most or wanted else None
+
+
+def _part(said: Said | None = None) -> dict[str, Any]:
+    text, logprobs = ("", None) if said is None else (said.content, said.logprobs)
+    return {"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs or []}
 
 
 def _call(made: dict[str, Any]) -> dict[str, Any]:
-    head = {"type": "function_call", "id": made["id"].replace("call", "fc"), "call_id": made["id"]}
-    return {**head, "name": made["function"]["name"], "arguments": arguments_of(made), "status": "completed"}
+    head = {"type": "function_call", "id": "fc_" + made["id"].removeprefix("call_"), "call_id": made["id"]}
+    return {**head, **made["function"], "status": "completed"}

@@ -7,13 +7,13 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from kamera.content import Conversations, fits
+from kamera.content import Conversations, fits, likely
 from kamera.edits import Cleared
 from kamera.engines.hf import Backbone
 from kamera.patches import at_least
 from kamera.serve.asked import Asked, Said
 from kamera.serve.worker import Job
-from kamera.sessions import CALL, SessionMode, SessionPool, Stream
+from kamera.sessions import SessionMode, SessionPool, Stream, call_form
 from kamera.store import ChunkStore
 from kamera.window import Guarantee, ReusePolicy
 
@@ -41,6 +41,7 @@ class Service:
         self.backbone, self.store = backbone, store
         self._least: Guarantee = "near" if mode == "amortize" else policy.minimum
         self._conversations = Conversations(backbone.processor)
+        self.calls = call_form(backbone)
         self._stores: dict[str, ChunkStore] = {}
         policies = {"": policy} | ({} if self._least == "exact" else {"-exact": ReusePolicy.exact()})
         share = None if max_bytes is None else max(1, max_bytes // len(policies))
@@ -61,12 +62,14 @@ class Service:
         cleared = self._cleared(asked)
         enough = asked.minimum is None or at_least(self._least, asked.minimum)
         tools = asked.tools or None
-        options = {"tools": tools, "stream": stream, "hint": asked.hint, **self._options(asked)}
+        options: dict[str, Any] = {"tools": tools, "stream": stream, "hint": asked.hint}
+        options |= {"logprobs": asked.logprobs, **self._options(asked)}
         pool = self._pools["" if enough else "-exact"]
         turn = pool.send(cleared.messages, asked.session, tenant, **options)
         called = tools and all(fits(call, tools) for call in turn.tool_calls)  # else calls are text
         content, calls = (turn.content, turn.tool_calls) if called else (turn.text, ())
-        return Said(turn, content, calls, stream.stopped, cleared.applied)
+        noted = None if turn.logprobs is None else likely(turn.logprobs, content, self._conversations)
+        return Said(turn, content, calls, stream.stopped, cleared.applied, noted)
 
     def count(self, asked: Asked) -> int:
         """Tokens of a request's prompt."""
@@ -122,8 +125,8 @@ class Service:
 class _Telling(Stream):
     """An answer's stream that tells a job."""
 
-    def __init__(self, job: Job[Said], asked: Asked) -> None:
-        super().__init__(asked.stop, CALL if asked.tools else "")
+    def __init__(self, job: Answer, asked: Asked) -> None:
+        super().__init__(asked.stop, job.service.calls if asked.tools else None)
         self._job = job
 
     def tell(self, text: str) -> None:

@@ -2,20 +2,23 @@
 
 from kamera.sessions.branches import Branches, History, Kept
 from kamera.sessions.chat import ChatSession
+from kamera.sessions.logprobs import MOST, Logprob
 from kamera.sessions.metrics import PoolMetrics
 from kamera.sessions.modes import SessionMode
 from kamera.sessions.pool import SessionPool
 from kamera.sessions.stream import Stream
-from kamera.sessions.tool_calls import CALL
+from kamera.sessions.tool_calls import CallForm, call_form
 from kamera.sessions.turn import Turn, TurnReport
 from kamera.sessions.verbs import VerbReport
 
 __all__ = [
-    "CALL",
+    "MOST",
     "Branches",
+    "CallForm",
     "ChatSession",
     "History",
     "Kept",
+    "Logprob",
     "PoolMetrics",
     "SessionMode",
     "SessionPool",
@@ -23,4 +26,5 @@ __all__ = [
     "Turn",
     "TurnReport",
     "VerbReport",
+    "call_form",
 ]

@@ -21,13 +21,14 @@ from kamera.sessions.anticipation import Anticipation, Manner
 from kamera.sessions.document import locked
 from kamera.sessions.history import whole_history
 from kamera.sessions.layout import Layout
+from kamera.sessions.logprobs import noted_of
 from kamera.sessions.modes import SessionMode, check_mode
 from kamera.sessions.sampling import seeded
 from kamera.sessions.showing import Admitting, Options, Reuse, Shown, State, shown
 from kamera.sessions.stream import Stream
 from kamera.sessions.timers import aged
-from kamera.sessions.tool_calls import tool_calls
-from kamera.sessions.turn import Stopwatch, Turn, TurnReport, TurnUsage
+from kamera.sessions.tool_calls import call_form
+from kamera.sessions.turn import Stopwatch, Turn, TurnReport, TurnUsage, spoken
 from kamera.sessions.turns import Turns
 from kamera.sessions.uncached import UNCACHEABLE, plain_answer
 from kamera.sessions.verbs import VerbReport, applied_verb
@@ -117,6 +118,7 @@ class ChatSession:
         self.store = anchors.store
         self.tools = tools
         self.mode: SessionMode = mode
+        self.calls = call_form(self.backbone)
         self.uncached = uncached
         self._anchors = anchors
         self._conversations = conversations
@@ -184,6 +186,7 @@ class ChatSession:
         scratch: Sequence[Message] = (),
         stream: Stream | None = None,
         seed: int | None = None,
+        logprobs: int | None = None,
         **options: Any,
     ) -> Turn:
         """Answer the conversation; the answer joins the history.
@@ -191,13 +194,12 @@ class ChatSession:
         A list of ``messages`` is the client's whole present history, edited or not. Text and a single message
         are new messages; with ``append`` a list is, too. ``scratch`` are messages behind them that this
         answer alone sees: neither the history nor any later token has seen them, in every mode, as in a run
-        with this answer and without them. ``options`` (max_new_tokens, do_sample,
-        stop_strings, streamer, …) go to ``generate`` of transformers; ``stream`` is told the answer as it is
-        made, and ends it at its stop strings; ``seed`` draws the tokens apart from all other draws
-        (`kamera.sessions.sampling`). Raises EditPolicyFailed, `ValueError`
-        for an option that it does not take (before anything runs) or for more than one sequence,
-        SessionConflict for a list that lacks what another thread was answered meanwhile, and the errors of
-        `Conversations.render` and of the window.
+        with this answer and without them. ``options`` (max_new_tokens, do_sample, streamer, …) go to
+        ``generate`` of transformers; ``stream`` is told the answer as it is made, and ends it at its stop
+        strings; ``seed`` draws the tokens apart from all other draws (`kamera.sessions.sampling`);
+        ``logprobs``, a number of likeliest tokens, asks for `Turn.logprobs`. Raises EditPolicyFailed,
+        `ValueError` for an option that it does not take (before anything runs), SessionConflict for a list
+        that lacks what another thread was answered, and the errors of `Conversations.render` and the window.
         """
         self.backbone.check_sampling(options)
         if int(options.get("num_return_sequences") or 1) > 1:
@@ -205,9 +207,8 @@ class ChatSession:
         if "stop_strings" in options:
             processor = self.backbone.processor
             options.setdefault("tokenizer", getattr(processor, "tokenizer", processor))
-        watch, options = Stopwatch(stream or Stream(), self.backbone), seeded(options, seed)
-        options["logits_processor"] = [watch, *(options.get("logits_processor") or ())]
-        options["stopping_criteria"] = [*(options.get("stopping_criteria") or ()), watch.stream]
+        watch = Stopwatch(stream or Stream(), self.backbone, noted_of(logprobs, options))
+        options = watch.following(seeded(options, seed))
         with self._account.now(self.backbone), self._turns.taken(self._state) as seen:
             return self._answered(seen, messages, append, scratch, watch, options)
 
@@ -238,17 +239,16 @@ class ChatSession:
             state = branch = replace(self._state, ids=inputs["input_ids"][0].cpu())
         else:
             text = branch.asked.generate(branch.question, **options) if text is None else text
-        text, stream = watch.stream.finish(text), watch.stream
-        answer = {"role": "assistant", "content": text}
+        said, stream = spoken(text, watch.stream, self.calls, self.tools), watch.stream
         timers, notes = aged(state.timers, state.turn + 1, self._clock(), self.store)
         self._ahead.answered(self._state.messages, history)
-        self._state = state.changed(messages=(*history, answer), turn=state.turn + 1, timers=timers)
+        self._state = state.changed(messages=(*history, said.message), turn=state.turn + 1, timers=timers)
         report = replace(report, notes=(*report.notes, *notes), first_token=watch.seconds)
         prompt = 0 if branch.ids is None else int(branch.ids.shape[0])
         usage = TurnUsage(prompt, prompt - report.prefilled, watch.steps)
         reason = stream.finish_reason(options.get("max_new_tokens"))
         ids, name = tuple(stream.ids), self._state.changes[-1]
-        return Turn(text, *tool_calls(text), report, usage, ids, reason, name)
+        return Turn(*said[:3], report, usage, ids, reason, name, watch.logprobs)
 
     def next_token_logits(
         self, messages: str | Message | Sequence[Message] | None = None, *, append: bool = False

@@ -14,7 +14,7 @@ from typing import Any
 
 from kamera.content import Message
 from kamera.ops import digest
-from kamera.sessions.tool_calls import tool_calls
+from kamera.sessions.tool_calls import CallForm
 
 ANSWERS = 3
 """Last answers in a tail: some agents say one thing again and again."""
@@ -25,9 +25,18 @@ HELD = 1 << 16
 _MARKS = 1 << 23
 
 
-def tails_of(owner: Sequence[str], anchor: Sequence[str], messages: Sequence[Message]) -> frozenset[str]:
-    """The tails of a history; none of one without an answer. ``anchor`` are ids of its system prompt."""
-    answers = [_said(m) for m in messages if m.get("role") == "assistant"]
+def tails_of(
+    owner: Sequence[str],
+    anchor: Sequence[str],
+    messages: Sequence[Message],
+    calls: CallForm,
+    tools: Sequence[Any] | None = None,
+) -> frozenset[str]:
+    """The tails of a history; none of one without an answer.
+
+    ``anchor`` are ids of its system prompt, ``calls`` is the form of those in answers.
+    """
+    answers = [_said(m, calls, tools) for m in messages if m.get("role") == "assistant"]
     if not answers:
         return frozenset()
     first = next((_text(m) for m in messages if m.get("role") == "user"), "")
@@ -63,11 +72,18 @@ def _places(tail: str) -> list[int]:
     return [int(tail[8 * i : 8 * i + 8], 16) % _MARKS for i in range(4)]
 
 
-def _said(message: Message) -> str:
-    """An answer, whether its calls are text or apart."""
-    text, calls = tool_calls(_text(message))
-    named = [call.get("function") for call in (*calls, *(message.get("tool_calls") or ()))]
+def _said(message: Message, form: CallForm, tools: Sequence[Any] | None) -> str:
+    """An answer, whether its calls are text or apart, and their arguments a text or not."""
+    text, calls = form.parsed(_text(message), tools)
+    named = [_plain(call.get("function")) for call in (*calls, *(message.get("tool_calls") or ()))]
     return f"{text.strip()}\0{json.dumps(named, sort_keys=True, default=str)}"
+
+
+def _plain(function: Any) -> Any:
+    try:
+        return {**function, "arguments": json.loads(function["arguments"])}
+    except (KeyError, TypeError, ValueError, RecursionError):
+        return function
 
 
 def _text(message: Message) -> str:

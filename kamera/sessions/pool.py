@@ -27,6 +27,7 @@ from kamera.sessions.owners import Tails, tails_of
 from kamera.sessions.saved import SavedSessions, check_saving, tools_digest
 from kamera.sessions.showing import Reuse
 from kamera.sessions.stream import Stream
+from kamera.sessions.tool_calls import call_form
 from kamera.sessions.turn import Turn
 from kamera.store import ChunkStore
 from kamera.window import ReusePolicy, check_policy
@@ -102,6 +103,7 @@ class SessionPool:
         self._options |= {"uncached": uncached, "reuse": reuse}
         self._edit_policy = edit_policy
         self._conversations = conversations_of(backbone)
+        self.calls = call_form(backbone)
         self._saved = None if save is None else SavedSessions(save, max_saved_bytes)
         self._lock = forks.Lock()
         self._account = Account()
@@ -119,6 +121,7 @@ class SessionPool:
         tools: Sequence[Any] | None = None,
         stream: Stream | None = None,
         seed: int | None = None,
+        logprobs: int | None = None,
         hint: str = "",
         **options: Any,
     ) -> Turn:
@@ -131,7 +134,7 @@ class SessionPool:
         messages to a saved session those of `ChatSession.load`.
         """
         self.backbone.check_sampling(options)
-        options |= {"stream": stream, "seed": seed}
+        options |= {"stream": stream, "seed": seed, "logprobs": logprobs}
         with self._account.now(self.backbone):
             return self._sent(messages, session_id, self._tenant(tenant), tools, hint, options)
 
@@ -269,7 +272,7 @@ class SessionPool:
         if not isinstance(messages, str | Mapping):
             prompt = shaped_prompt(self._conversations, messages, tools, self._edit_policy)
             if prompt is not None:
-                tails = tails_of((tenant, kind, hint), anchor_ids(prompt), messages)
+                tails = tails_of((tenant, kind, hint), anchor_ids(prompt), messages, self.calls, tools)
         read = self._resumed(prompt, session_id, tenant, kind)
         with self._lock:
             self._counts["requests"] += 1
@@ -364,7 +367,8 @@ class SessionPool:
         window = entry.session.state.window
         size, old, state = 0, key, entry.session.state
         anchor = () if state.layout is None else anchor_ids(state.layout.prompt)
-        tails = tails_of((key[0], entry.tools, hint), anchor, state.messages)
+        owner, tools = (key[0], entry.tools, hint), entry.session.tools
+        tails = tails_of(owner, anchor, state.messages, self.calls, tools)
         if self.max_bytes is not None and window is not None:
             size = self._anchors[key[0]].memory(window).total
         if self._saved is not None:  # while it is reserved: saves of one session keep their order

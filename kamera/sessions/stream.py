@@ -8,6 +8,7 @@ from typing import Literal
 import torch
 
 from kamera.engines import Engine
+from kamera.sessions.tool_calls import CallForm
 
 FinishReason = Literal["stop", "length"]
 """Why an answer ended: by itself or at a stop string, or because it may have no more tokens."""
@@ -19,19 +20,20 @@ class Stream:
     """Follows one answer of `ChatSession.send`; a stopping criterion of ``generate``.
 
     ``stop`` are strings that end the answer: neither its text nor the history contains the one that did.
-    ``stopped`` is that one. With ``withhold`` the text from that on, white space before it included, is not
-    told: ``told`` is the number of characters that were, and `Turn.text` has the rest. A subclass overrides
-    `tell`. Each answer takes a stream of its own. Beam search tells its text at the end, and no tokens.
+    ``stopped`` is that one. With ``calls``, the form of tool calls, text from a call on is not told, nor
+    white space before it: ``told`` is the number of characters that were, and `Turn.content` has the rest. A
+    subclass overrides `tell`. Each answer takes a stream of its own. Beam search tells its text at the end,
+    and no tokens.
     """
 
-    def __init__(self, stop: Sequence[str] = (), withhold: str = "") -> None:
+    def __init__(self, stop: Sequence[str] = (), calls: CallForm | None = None) -> None:
         if isinstance(stop, str) or not all(isinstance(s, str) and s for s in stop):
             raise ValueError("a stop string has one character or more: give a sequence of such")
         self.stop = tuple(stop)
         self.ids: list[int] = []
         self.text = ""
         self.stopped: str | None = None
-        self._withhold = withhold
+        self._calls = calls
         self.told = 0
         self._at = self._shown = 0  # the first token decoded again, and its characters in the text already
         self._searched = 0
@@ -57,14 +59,21 @@ class Stream:
         return torch.full((input_ids.shape[0],), self.stopped is not None, device=input_ids.device)
 
     def finish(self, text: str) -> str:
-        """Tell the rest, unless text is withheld; the text of the answer: ``text`` up to a stop string."""
+        """Tell the rest, unless calls are withheld; the text of the answer: ``text`` up to a stop string."""
         if not self.stopped:  # characters that stayed incomplete
             self.text = text if text.startswith(self.text) or not self.ids else self.text
             self._cut()
-        if not self._withhold:
+        if self._calls is None:
             rest, self.told = self.text[self.told :], len(self.text)
             self.tell(rest)
         return self.text
+
+    def spoken(self, text: str, calls: CallForm) -> str:
+        """The answer's ``text``, with special tokens that belong to calls."""
+        if self._engine is None or not self.ids or not calls.special:
+            return text
+        whole = calls.decode(self._engine, self.ids)
+        return whole if self.stopped is None else whole.partition(self.stopped)[0]
 
     def finish_reason(self, limit: int | None) -> FinishReason:
         """Why the answer ended, which may have ``limit`` tokens."""
@@ -78,6 +87,8 @@ class Stream:
 
     def _decoded(self, ids: Sequence[int]) -> str:
         assert self._engine is not None, "begun"
+        if self._calls is not None:
+            return self._calls.decode(self._engine, ids)
         return self._engine.detokenize(torch.tensor(ids, dtype=torch.int64)) or ""
 
     def _add(self, ids: list[int]) -> None:
@@ -103,15 +114,13 @@ class Stream:
             self.text, self.stopped = self.text[:at], found
 
     def _ready(self) -> str:
-        """The text that was not told, as far as it is neither withheld nor the beginning of a stop string."""
+        """The text that was not told, as far as it begins neither a call nor a stop string."""
         end = len(self.text)
-        if self._withhold and (at := self.text.find(self._withhold)) >= 0:
-            end = at
-        for mark in () if self.stopped else (*self.stop, self._withhold):
+        for mark in () if self.stopped else self.stop:
             begun = [n for n in range(1, len(mark)) if self.text.endswith(mark[:n])]
             end = min(end, len(self.text) - max(begun, default=0))
-        if self._withhold:
-            end = len(self.text[:end].rstrip())
+        if self._calls is not None:
+            end = min(self._calls.safe(self.text), len(self.text[:end].rstrip()))
         piece = self.text[self.told : max(end, self.told)]
         self.told = max(end, self.told)
         return piece

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -11,8 +11,10 @@ import torch
 
 from kamera.engines import Engine, Spent
 from kamera.patches import weakest
+from kamera.sessions.logprobs import Logprob, Logprobs
 from kamera.sessions.modes import Applied
 from kamera.sessions.stream import FinishReason, Stream
+from kamera.sessions.tool_calls import CallForm, Calls
 from kamera.window import Guarantee, KameraWindow, Report, Slot
 
 
@@ -74,11 +76,11 @@ class Stopwatch:
     """A logits processor that changes nothing, and notes when it was called first, and how often.
 
     ``seconds`` from its construction until then; None before. ``steps``: one for each token of an answer. Its
-    ``stream`` begins behind the prompt.
+    ``stream`` begins behind the prompt, and ``logprobs`` are noted beside it.
     """
 
-    def __init__(self, stream: Stream, engine: Engine) -> None:
-        self.stream, self._engine = stream, engine
+    def __init__(self, stream: Stream, engine: Engine, logprobs: Logprobs | None = None) -> None:
+        self.stream, self._engine, self._logprobs = stream, engine, logprobs
         self._started = time.perf_counter()
         self.seconds: float | None = None
         self.steps = 0
@@ -89,7 +91,20 @@ class Stopwatch:
         if self.seconds is None:
             self.seconds = time.perf_counter() - self._started
             self.stream.begin(self._engine, input_ids.shape[1])
-        return scores
+        return scores if self._logprobs is None else self._logprobs(input_ids, scores)
+
+    def following(self, options: Mapping[str, Any]) -> dict[str, Any]:
+        """Options of an answer that is followed: in front of all that changes its scores."""
+        watched = {
+            "logits_processor": [self, *(options.get("logits_processor") or ())],
+            "stopping_criteria": [*(options.get("stopping_criteria") or ()), self.stream],
+        }
+        return {**options, **watched}
+
+    @property
+    def logprobs(self) -> tuple[Logprob, ...] | None:
+        """Those of the answer, which has ended; None if they were not asked for."""
+        return None if self._logprobs is None else self._logprobs.of(self.stream.ids)
 
 
 class TurnUsage(NamedTuple):
@@ -104,20 +119,44 @@ class TurnUsage(NamedTuple):
 class Turn:
     """An answer: its text, the tool calls in it, the report of its prompt, and its tokens.
 
-    ``content`` is the text outside of the calls. ``token_ids`` are the answer's, closing ones included; none
-    of beam search. ``turn_id`` names the history up to this answer, and no other ever. ``session_id`` names
-    the session of a `SessionPool` that answered.
+    ``content`` is the text outside of the calls, which are in OpenAI's form: arguments are JSON in a text.
+    ``token_ids`` are the answer's, closing ones included; none of beam search. ``turn_id`` names the history
+    up to this answer, and no other ever. ``logprobs`` has an entry for each token, None if they were not
+    asked for. ``session_id`` names the session of a `SessionPool` that answered.
     """
 
     text: str
     content: str
-    tool_calls: tuple[dict[str, Any], ...]
+    tool_calls: Calls
     report: TurnReport
     usage: TurnUsage
     token_ids: tuple[int, ...]
     finish_reason: FinishReason
     turn_id: str
+    logprobs: tuple[Logprob, ...] | None = None
     session_id: str | None = None
+
+
+class Spoken(NamedTuple):
+    """An answer: its text, what of it is no tool call, and the calls; ``message`` is it in the history."""
+
+    text: str
+    content: str
+    calls: Calls
+    message: dict[str, Any]
+
+
+def spoken(text: str, stream: Stream, form: CallForm, tools: Sequence[Any] | None) -> Spoken:
+    """The answer ``text``, up to a stop string. In the history it is as it was said.
+
+    Special tokens cannot be: calls that are written with them are given to the template.
+    """
+    text = stream.finish(text)
+    content, calls = form.parsed(stream.spoken(text, form), tools)
+    text, message = form.plain(text), {"role": "assistant"}
+    if form.special and calls:
+        return Spoken(text, content, calls, {**message, "content": content, "tool_calls": list(calls)})
+    return Spoken(text, content, calls, {**message, "content": text})
 
 
 def turn_report(

@@ -10,6 +10,7 @@ import httpx
 import openai
 import pytest
 
+from kamera import ChatSession, ChunkStore, ReusePolicy
 from tests.serve.rig import SYSTEM, Served, as_chat, backbone, frames, png, said, serving, user
 
 ASK = "What is the value of tag 3?"
@@ -207,3 +208,41 @@ def test_a_client_that_goes_away_frees_the_worker(served: Served):
 def _impatient(served: Served, body: dict) -> None:
     with pytest.raises(httpx.ReadTimeout):
         httpx.post(f"{served.url}/v1/chat/completions", json=body, timeout=0.5)
+
+
+def test_logprobs_are_told_over_both_apis_whole_and_as_a_stream(served: Served):
+    messages, client = [SYSTEM, user(LONG)], served.openai()
+    asked = {**GREEDY, "messages": messages, "logprobs": True, "top_logprobs": 2}
+    answer = client.chat.completions.create(**asked).choices[0]
+    told = answer.logprobs.content
+    assert "".join(one.token for one in told) == answer.message.content == said(messages)
+    assert all(one.top_logprobs[0].token == one.token and len(one.top_logprobs) == 2 for one in told)
+    chunks = list(client.chat.completions.create(stream=True, **asked))
+    streamed = [one for c in chunks if c.choices[0].logprobs for one in c.choices[0].logprobs.content]
+    assert [one.token for one in streamed] == [one.token for one in told]
+    chat = ChatSession(backbone(), ChunkStore.open("memory://"), policy=ReusePolicy.exact())
+    truth = chat.next_token_logits(messages).log_softmax(-1)
+    assert told[0].logprob == pytest.approx(float(truth.max()), abs=1e-3)
+    other = client.responses.create(
+        model="testbed",
+        input=messages,
+        max_output_tokens=6,
+        temperature=0,
+        top_logprobs=1,
+        include=["message.output_text.logprobs"],
+    )
+    part = other.output[0].content[0]
+    assert [one.token for one in part.logprobs] == [one.token for one in told]
+    assert part.logprobs[0].logprob == pytest.approx(told[0].logprob, abs=1e-4)
+    assert (
+        client.chat.completions.create(**{**asked, "logprobs": False, "top_logprobs": 0}).choices[0].logprobs
+        is None
+    )
+
+
+def test_logprobs_end_where_a_stop_string_begins(served: Served):
+    whole = said([user(LONG)])
+    asked = {**GREEDY, "messages": [user(LONG)], "logprobs": True, "stop": [whole[4:7]]}
+    answer = served.openai().chat.completions.create(**asked).choices[0]
+    text = "".join(one.token for one in answer.logprobs.content)
+    assert text.startswith(answer.message.content) and len(answer.logprobs.content) < 6

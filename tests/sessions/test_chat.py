@@ -202,17 +202,6 @@ def test_a_turn_tells_the_time_to_its_first_token():
     assert plain.uncached and plain.first_token > 0
 
 
-def test_tool_calls_are_read_from_the_answer():
-    from kamera.sessions.tool_calls import tool_calls
-
-    text = (
-        'ok <tool_call>\n{"name": "read", "arguments": {"path": "a"}}\n</tool_call><tool_call>no</tool_call>'
-    )
-    rest, (call,) = tool_calls(text)
-    assert call["function"] == {"name": "read", "arguments": {"path": "a"}}
-    assert rest == "ok<tool_call>no</tool_call>"  # what is none stays
-
-
 def test_a_backbone_without_a_processor_is_refused():
     with pytest.raises(ProcessorRequired, match="chat template"):
         ChatSession(tiny.backbone("qwen2_5_vl"), ChunkStore.open("memory://"), policy=EXACT)

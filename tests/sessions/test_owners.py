@@ -8,7 +8,7 @@ import pytest
 
 from kamera import ChunkStore
 from kamera.patches import at_least
-from kamera.sessions import SessionPool, owners
+from kamera.sessions import CallForm, SessionPool, owners
 from kamera.sessions.owners import Tails, tails_of
 from tests.content.templates import picture
 from tests.sessions.rig import FULL, seeing, speaking
@@ -118,33 +118,39 @@ def test_two_agents_with_equal_answers_are_not_taken_for_each_other():
     assert at_least(third.report.guarantee, "orbit") and of.metrics().by_owner == 1
 
 
+def of(owner: tuple, anchor: tuple, messages: list[dict]) -> frozenset[str]:
+    return tails_of(owner, anchor, messages, CallForm())
+
+
 def test_a_tail_is_of_its_tenant_tools_hint_system_prompt_first_words_and_answers():
     said = [TASK, {"role": "assistant", "content": "a"}, shot(1), {"role": "assistant", "content": "b"}]
-    tails = tails_of(("", "", ""), ("x",), said)
-    assert tails == tails_of(("", "", ""), ("x",), [said[0], said[1], shot(2), said[3], TASK])
+    tails = of(("", "", ""), ("x",), said)
+    assert tails == of(("", "", ""), ("x",), [said[0], said[1], shot(2), said[3], TASK])
     others = [
-        tails_of(("t", "", ""), ("x",), said),
-        tails_of(("", "", "hint"), ("x",), said),
-        tails_of(("", "", ""), ("y",), said),
-        tails_of(("", "", ""), ("x",), [shot(1), *said[1:]]),
-        tails_of(("", "", ""), ("x",), said[:-1]),
+        of(("t", "", ""), ("x",), said),
+        of(("", "", "hint"), ("x",), said),
+        of(("", "", ""), ("y",), said),
+        of(("", "", ""), ("x",), [shot(1), *said[1:]]),
+        of(("", "", ""), ("x",), said[:-1]),
     ]
-    assert len(tails.union(*others)) == 12 and tails_of((), (), [TASK]) == frozenset()
+    assert len(tails.union(*others)) == 12 and of((), (), [TASK]) == frozenset()
     long = [TASK, *[said[1]] * 9]
-    assert len(tails_of((), (), long) & tails_of((), (), long[:-1])) == 1  # their number differs
+    assert len(of((), (), long) & of((), (), long[:-1])) == 1  # their number differs
 
 
-def test_calls_in_text_and_apart_are_one_answer():
-    call = {"id": "7", "type": "function", "function": {"name": "go", "arguments": {"to": 1}}}
+@pytest.mark.parametrize("arguments", [{"to": 1}, '{"to":1}'], ids=["object", "text"])
+def test_calls_in_text_and_apart_are_one_answer(arguments):
+    function = {"name": "go", "arguments": arguments}
+    call = {"id": "7", "type": "function", "function": function}
     text = 'on <tool_call>{"name": "go", "arguments": {"to": 1}}</tool_call>'
     apart = {"role": "assistant", "content": "on", "tool_calls": [call]}
-    assert tails_of((), (), [TASK, {"role": "assistant", "content": text}]) == tails_of((), (), [TASK, apart])
+    assert of((), (), [TASK, {"role": "assistant", "content": text}]) == of((), (), [TASK, apart])
 
 
 def test_a_tail_given_twice_is_nobodys_even_when_it_was_let_go_between(monkeypatch):
     monkeypatch.setattr(owners, "HELD", 4)
     tails = Tails()
-    names = [min(tails_of((str(i),), (), [{"role": "assistant", "content": "x"}])) for i in range(9)]
+    names = [min(of((str(i),), (), [{"role": "assistant", "content": "x"}])) for i in range(9)]
     for name in names:
         tails.give([name])
     assert tails.own(names) == set(names[5:])

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kamera.sessions import Stream
+from kamera.sessions import CallForm, Stream
 from kamera.sessions.sampling import Seeded
 from tests.content.templates import TALK
 from tests.sessions.rig import seeing, session, speaking
@@ -80,12 +80,12 @@ def test_bytes_that_never_make_a_character_are_told_at_the_end():
 
 
 def test_what_is_withheld_is_not_told():
-    stream = Told(withhold="<tool")
+    stream = Told(calls=CallForm())
     stream.begin(speaking("headers"), 0)
-    ids = speaking("headers").tokenize("look <b> <tool>x")
+    ids = speaking("headers").tokenize("look <b> <tool_call>x")
     for end in range(1, len(ids) + 1):
         stream(ids[None, :end], None)
-    assert stream.finish("look <b> <tool>x") == "look <b> <tool>x"
+    assert stream.finish("look <b> <tool_call>x") == "look <b> <tool_call>x"
     assert "".join(stream.pieces) == "look <b>" and stream.told == len("look <b>")
 
 
